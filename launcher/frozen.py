@@ -1,0 +1,275 @@
+"""The frozen launch config: one content-addressed decision, and the attestations that lie beside it.
+
+`decision` holds everything the main run computes with and nothing that depends on when, where or how often one ran, so
+an interrupted and an uninterrupted study freeze the same digest. Evidence, environment, parity and rehearsal are
+attestations: files that name the digest and carry their own hash. A hash shows accident and edit, not a forger.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from proxies import canon
+from proxies.schedule import STEP_CONVENTION, lr_table
+from proxies.spec import Dtype, ForwardNumbers, Kind, ParameterNumbers, Parametrization, Schedule, Shape
+
+SCHEMA_VERSION = 1
+NUM_LR_SAMPLES = 64
+LAUNCH_FILE = "launch.json"
+
+
+class FrozenError(ValueError):
+    """A frozen file that is not one, or parameters its groups do not fit. `problems` lists all of it."""
+
+    def __init__(self, what: str, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__(f"{what}: " + "; ".join(problems))
+
+
+class TamperedError(FrozenError):
+    """The content does not have the digest it claims."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterGroup:
+    """Parameters trained with the same numbers. The pattern is a regex matched against whole names."""
+
+    pattern: str
+    kind: Kind
+    learning_rate: float
+    """At the schedule's peak, absolute."""
+    weight_decay: float
+    """torch AdamW's: a step multiplies the weight by 1 - lr * weight_decay."""
+    eps: float
+    beta1: float
+    beta2: float
+    init_std: float
+    """Normal(0, init_std); 0 means ones (norm gains)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningRate:
+    """lr(t) as a function and as numbers, so that a trainer's own scheduler can be held against it."""
+
+    schedule: Schedule
+    step_convention: str
+    samples: tuple[tuple[int, float], ...]
+    """(step, share of the peak), evenly spread, first and last step among them."""
+    table_sha256: str
+    """Content id of the share at every step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """What is trained on, and in which order."""
+
+    data_id: str
+    tokenizer: str
+    vocab_size: int
+    num_train_tokens: int
+    """Unique tokens at hand."""
+    order: Literal["every window once per epoch, keyed by (seed, epoch)"] = (
+        "every window once per epoch, keyed by (seed, epoch)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallelism:
+    """Degrees of the device mesh; their product is the number of ranks."""
+
+    data_parallel_shard: int
+    data_parallel_replicate: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the run."""
+        return self.data_parallel_shard * self.data_parallel_replicate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpointing:
+    """When the run saves, and how many complete checkpoints stay."""
+
+    every_steps: int
+    keep: int = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedLoss:
+    """Validation loss expected at the end of the run, in nats per token, for one new run."""
+
+    loss_nats: float
+    low_nats: float
+    high_nats: float
+    level: float
+    extrapolation: float
+    """Training FLOPs over the largest fitted run's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Abort:
+    """When the run must stop by itself."""
+
+    on_non_finite: bool
+    """Before the optimizer step, the last checkpoint intact."""
+    train_loss_above_nats: float
+    """Past the warmup: ln(vocabulary) + 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Everything the main run computes with. Its content id is the digest."""
+
+    schema_version: int
+    shape: Shape
+    base_shape: Shape
+    parametrization: Parametrization
+    """A label. What counts is the numbers in `groups` and `forward`."""
+    form: Literal["multiplier"]
+    """Forward multipliers stay in the model, as they were when clip was searched."""
+    forward: ForwardNumbers
+    groups: tuple[ParameterGroup, ...]
+    optimizer: Literal["adamw"]
+    learning_rate: LearningRate
+    clip_norm: float | None
+    batch_tokens: int
+    num_tokens: int
+    data: Data
+    seed: int
+    precision: Dtype
+    parallelism: Parallelism
+    checkpointing: Checkpointing
+    predicted: PredictedLoss
+    abort: Abort
+
+    @property
+    def digest(self) -> str:
+        """Sha256 of the canonical JSON."""
+        return canon.content_id(self)
+
+
+def learning_rate_of(schedule: Schedule) -> LearningRate:
+    """The schedule with its sampled and hashed table."""
+    table = lr_table(schedule)
+    last = len(table) - 1
+    steps = sorted({round(i * last / (NUM_LR_SAMPLES - 1)) for i in range(NUM_LR_SAMPLES)})
+    return LearningRate(
+        schedule=schedule,
+        step_convention=STEP_CONVENTION,
+        samples=tuple((step, table[step]) for step in steps),
+        table_sha256=canon.content_id(list(table)),
+    )
+
+
+def groups_of(table: tuple[ParameterNumbers, ...]) -> tuple[ParameterGroup, ...]:
+    """Fold a parameter table into groups: same kind and numbers, layers as one pattern."""
+    members: dict[tuple[object, ...], tuple[ParameterNumbers, dict[str, None]]] = {}
+    for p in table:
+        key = (p.kind, p.learning_rate, p.weight_decay, p.eps, p.beta1, p.beta2, p.init_std)
+        pattern = re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(p.name))
+        members.setdefault(key, (p, {}))[1][pattern] = None
+    return tuple(
+        ParameterGroup(
+            pattern="|".join(patterns),
+            kind=p.kind,
+            learning_rate=p.learning_rate,
+            weight_decay=p.weight_decay,
+            eps=p.eps,
+            beta1=p.beta1,
+            beta2=p.beta2,
+            init_std=p.init_std,
+        )
+        for p, patterns in members.values()
+    )
+
+
+def assign_groups(groups: tuple[ParameterGroup, ...], names: list[str]) -> dict[str, ParameterGroup]:
+    """Each parameter's group.
+
+    Raises:
+        FrozenError: a parameter no group or more than one claims, or a group that claims none; all at once.
+    """
+    claims = {name: [g for g in groups if re.fullmatch(g.pattern, name)] for name in names}
+    problems = [f"no group claims {name}" for name, found in claims.items() if not found]
+    problems += [f"{len(found)} groups claim {name}" for name, found in claims.items() if len(found) > 1]
+    used = {g.pattern for found in claims.values() for g in found}
+    problems += [f"the group {g.pattern!r} claims no parameter" for g in groups if g.pattern not in used]
+    if problems:
+        raise FrozenError("parameter groups", problems)
+    return {name: found[0] for name, found in claims.items()}
+
+
+def write_launch(frozen_dir: Path, decision: Decision) -> Path:
+    """Write `<frozen_dir>/<digest>/launch.json`; the same decision always gives the same bytes."""
+    folder = frozen_dir / decision.digest
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LAUNCH_FILE
+    canon.write_atomic(path, canon.pretty({"digest": decision.digest, "decision": decision}))
+    return path
+
+
+def read_launch(path: Path) -> Decision:
+    """The decision of a launch file, or of the folder it lies in.
+
+    Raises:
+        FrozenError: there is none, or it is not a launch config of a known schema.
+        TamperedError: its content is not the one its digest names.
+    """
+    file = path / LAUNCH_FILE if path.is_dir() else path
+    try:
+        value = canon.parse(file.read_bytes())
+    except OSError as error:
+        raise FrozenError(str(file), [f"cannot be read: {error.strerror}"]) from error
+    except canon.CanonError as error:
+        raise FrozenError(str(file), [str(error)]) from error
+    if not isinstance(value, dict) or set(value) != {"digest", "decision"}:
+        raise FrozenError(str(file), ["a launch config holds `digest` and `decision`"])
+    body, digest = value["decision"], value["digest"]
+    version = body.get("schema_version") if isinstance(body, dict) else None
+    if version != SCHEMA_VERSION:
+        raise FrozenError(str(file), [f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"])
+    actual = canon.content_id(body)
+    if actual != digest:
+        raise TamperedError(
+            str(file), [f"the content has the digest {actual[:16]}..., the file says {str(digest)[:16]}..."]
+        )
+    try:
+        return canon.decode(Decision, body, "decision")
+    except ValueError as error:
+        raise FrozenError(str(file), [str(error)]) from error
+
+
+def attest(folder: Path, kind: str, digest: str, body: dict[str, canon.Json]) -> Path:
+    """Put an attestation beside a launch config: `attestations/<kind>.json`."""
+    created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    content: dict[str, canon.Json] = {"kind": kind, "digest": digest, "created_at": created_at, "body": body}
+    path = folder / "attestations" / f"{kind}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canon.write_atomic(path, canon.pretty({**content, "sha256": canon.content_id(content)}))
+    return path
+
+
+def read_attestation(path: Path, digest: str) -> dict[str, canon.Json]:
+    """The body of an attestation for `digest`.
+
+    Raises:
+        TamperedError: it was edited, or is for another config.
+    """
+    try:
+        value = canon.parse(path.read_bytes())
+    except (OSError, canon.CanonError) as error:
+        raise TamperedError(str(path), [str(error)]) from error
+    if not isinstance(value, dict) or not isinstance(value.get("body"), dict):
+        raise TamperedError(str(path), ["not an attestation"])
+    claimed = value.pop("sha256", None)
+    if canon.content_id(value) != claimed:
+        raise TamperedError(str(path), ["its content does not have its hash"])
+    if value.get("digest") != digest:
+        raise TamperedError(str(path), [f"it is for the digest {str(value.get('digest'))[:16]}..."])
+    body = value["body"]
+    assert isinstance(body, dict)
+    return body

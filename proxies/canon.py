@@ -1,0 +1,190 @@
+"""Canonical JSON and content ids: one value, one text, one sha256. Standard library only.
+
+Two records are the same exactly when their canonical texts are the same bytes. Keys are sorted, there is no
+white space, floats are written in Python's shortest round-trip form, and `1` and `1.0` are different values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import types
+import typing
+from pathlib import Path
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+ID_LENGTH = 64  # hex digits of a sha256
+
+
+class CanonError(ValueError):
+    """A value that has no canonical form, or a text that is not canonical."""
+
+
+def canonical(value: object) -> str:
+    """The canonical JSON text of `value` (a record, or plain JSON data).
+
+    Raises:
+        CanonError: NaN, an infinity, a key that is not a string, or a type JSON does not know; the message
+            names the path to it.
+    """
+    plain = to_json(value)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def content_id(value: object) -> str:
+    """Sha256, in hex, of the canonical text of `value`."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def pretty(value: object) -> bytes:
+    """`value` as strict JSON for people's eyes: sorted keys, indented, a newline at the end."""
+    text = json.dumps(to_json(value), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file so that it is there wholly or not at all, also after a power cut."""
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def file_sha256(path: Path) -> str:
+    """Sha256, in hex, of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def to_json(value: object, path: str = "$") -> Json:
+    """Plain JSON data of `value`: records become objects, tuples become lists.
+
+    Raises:
+        CanonError: as for `canonical`.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise CanonError(f"{path} is {value}: records hold finite numbers only")
+        return value
+    if isinstance(value, list | tuple):
+        return [to_json(item, f"{path}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise CanonError(f"{path} has the key {key!r}: keys are strings")
+        return {key: to_json(item, f"{path}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {f.name: to_json(getattr(value, f.name), f"{path}.{f.name}") for f in fields}
+    raise CanonError(f"{path} is a {type(value).__name__}: not a JSON value")
+
+
+def parse(text: str | bytes) -> Json:
+    """Read JSON strictly: no NaN or infinity (spelled out or by overflow), no key twice.
+
+    Raises:
+        CanonError: the text is not JSON, or not strict.
+    """
+    try:
+        loaded: Json = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_refuse, parse_float=_finite)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CanonError(f"not JSON: {error}") from error
+    return loaded
+
+
+def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    seen = dict(pairs)
+    if len(seen) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise CanonError(f"the key {next(n for n in names if names.count(n) > 1)!r} is there twice")
+    return seen
+
+
+def _refuse(token: str) -> typing.NoReturn:
+    raise CanonError(f"{token} is not a number a record may hold")
+
+
+def _finite(token: str) -> float:
+    value = float(token)
+    return value if math.isfinite(value) else _refuse(token)
+
+
+_Record = typing.TypeVar("_Record")
+
+
+def decode(kind: type[_Record], value: object, path: str = "$") -> _Record:
+    """Build the record `kind` from JSON data, strictly: every field there, none unknown, each of its type.
+
+    An int is accepted where a float is wanted, and becomes one. Records validate themselves on top.
+
+    Raises:
+        CanonError: what is missing, unknown or of another type, with its path.
+    """
+    return typing.cast(_Record, _decode(kind, value, path))
+
+
+def _decode(kind: typing.Any, value: typing.Any, path: str) -> object:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _decode_record(kind, value, path)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in args:
+            return None
+        (inner,) = (a for a in args if a is not type(None))
+        return _decode(inner, value, path)
+    if origin is typing.Literal:
+        if value not in args or isinstance(value, bool):
+            raise CanonError(f"{path} is {value!r}: one of {', '.join(map(repr, args))} is wanted")
+        return value
+    if origin is tuple:
+        return _decode_tuple(args, value, path)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise CanonError(f"{path} is a {type(value).__name__}: an object is wanted")
+        return {key: _decode(args[1], item, f"{path}.{key}") for key, item in value.items()}
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind in (bool, int, float, str) and type(value) is kind:
+        return value
+    if kind is object:
+        return value
+    name = getattr(kind, "__name__", str(kind))
+    raise CanonError(f"{path} is {value!r} ({type(value).__name__}): {name} is wanted")
+
+
+def _decode_tuple(args: tuple[typing.Any, ...], value: object, path: str) -> tuple[object, ...]:
+    if not isinstance(value, list | tuple):
+        raise CanonError(f"{path} is a {type(value).__name__}: a list is wanted")
+    if len(args) == 2 and args[1] is Ellipsis:
+        return tuple(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if len(args) != len(value):
+        raise CanonError(f"{path} has {len(value)} items: {len(args)} are wanted")
+    pairs = zip(args, value, strict=True)
+    return tuple(_decode(a, item, f"{path}[{i}]") for i, (a, item) in enumerate(pairs))
+
+
+def _decode_record(kind: type, value: object, path: str) -> object:
+    if not isinstance(value, dict):
+        raise CanonError(f"{path} is a {type(value).__name__}: an object ({kind.__name__}) is wanted")
+    names = [f.name for f in dataclasses.fields(kind)]
+    missing = [n for n in names if n not in value]
+    unknown = [n for n in value if n not in names]
+    if missing or unknown:
+        parts = [f"lacks {', '.join(missing)}"] if missing else []
+        parts += [f"has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
+        raise CanonError(f"{path} ({kind.__name__}) {' and '.join(parts)}")
+    hints = typing.get_type_hints(kind)
+    return kind(**{n: _decode(hints[n], value[n], f"{path}.{n}") for n in names})

@@ -1,0 +1,77 @@
+"""Parameters and FLOPs of a shape, counted exactly, by named convention. Standard library only.
+
+A multiply-add is two FLOPs; a training step costs three forward passes. Conventions (per token):
+
+- `causal`: 6 per matmul parameter (an untied input embedding is a look-up, so not counted) plus
+  6 * layers * heads * head_dim * seq: only the lower triangle of the attention (Megatron-LM, OLMo-core).
+- `full`: the same with the whole square of the attention, 12 * ... (torchtitan).
+- `palm`: 6 * all parameters plus the whole square (PaLM, arXiv 2204.02311, appendix B).
+- `chinchilla`: embedding look-up as a matmul, and softmax, counted too (arXiv 2203.15556, appendix F).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from proxies.spec import Shape
+
+Convention = Literal["causal", "full", "palm", "chinchilla"]
+CONVENTIONS: tuple[str, ...] = get_args(Convention)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParamCount:
+    """Parameters of a shape by kind; `total` counts a tied matrix once."""
+
+    embedding: int
+    readout: int
+    """0 when tied: the matrix is the embedding's."""
+    hidden: int
+    """Attention and feed-forward matrices."""
+    norm: int
+
+    @property
+    def total(self) -> int:
+        """Every parameter, once."""
+        return self.embedding + self.readout + self.hidden + self.norm
+
+    @property
+    def non_embedding(self) -> int:
+        """All but the input embedding and the readout."""
+        return self.hidden + self.norm
+
+
+def count_params(shape: Shape) -> ParamCount:
+    """Parameters of `shape`, equal to its module's own tensors."""
+    attention = 2 * shape.width * shape.width + 2 * shape.width * shape.kv_width
+    feed_forward = 3 * shape.width * shape.ffn_width
+    table = shape.vocab_size * shape.width
+    return ParamCount(
+        embedding=table,
+        readout=0 if shape.tied else table,
+        hidden=shape.num_layers * (attention + feed_forward),
+        norm=(2 * shape.num_layers + 1) * shape.width,
+    )
+
+
+def flops_per_token(shape: Shape, convention: Convention = "causal") -> int:
+    """Training FLOPs (forward and backward) per token of a full sequence."""
+    params = count_params(shape)
+    table = shape.vocab_size * shape.width  # the readout's matmul, tied or not
+    square = 12 * shape.num_layers * shape.width * shape.seq_len
+    if convention == "causal":
+        return 6 * (params.hidden + table) + square // 2
+    if convention == "full":
+        return 6 * (params.hidden + table) + square
+    if convention == "palm":
+        return 6 * params.total + square
+    if convention == "chinchilla":
+        softmax = 3 * shape.num_heads * shape.seq_len
+        return 6 * (params.hidden + table + table) + square + 3 * shape.num_layers * softmax
+    raise ValueError(f"convention = {convention!r}: one of {', '.join(CONVENTIONS)} is wanted")
+
+
+def six_nd(params: int, tokens: int) -> float:
+    """The rule of thumb 6 * N * D, as a float: in 64-bit integers it overflows."""
+    return 6.0 * params * tokens

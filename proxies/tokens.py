@@ -1,0 +1,293 @@
+"""Token shards: written once with a hashed manifest, read by memory map in an order that is a pure function.
+
+A corpus folder holds `manifest.json` and raw little-endian shards (uint16, or uint32 for large vocabularies; no
+header). A document goes whole to training or to validation, by the hash of its text, so the splits share no document.
+The manifest's content id is the `data_id` of every run on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxies import canon
+
+MANIFEST = "manifest.json"
+SHARD_TOKENS = 2**26
+DOCUMENT_END = 0  # the byte NUL, which text does not hold
+Split = Literal["train", "validation"]
+
+
+class DataError(ValueError):
+    """The corpus cannot be read, or is not what its manifest says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """One file of tokens."""
+
+    file: str
+    num_tokens: int
+    max_id: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a corpus is: everything a run's data depends on, and no path or date."""
+
+    schema_version: int
+    tokenizer: str
+    vocab_size: int
+    dtype: Literal["uint16", "uint32"]
+    num_documents: int
+    train: tuple[Shard, ...]
+    validation: tuple[Shard, ...]
+
+    @property
+    def data_id(self) -> str:
+        """Content id of the corpus."""
+        return canon.content_id(self)
+
+    def num_tokens(self, split: Split) -> int:
+        """Tokens in a split."""
+        return sum(shard.num_tokens for shard in getattr(self, split))
+
+
+def read_documents(sources: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[bytes]:
+    """Texts of the files, or of every file of those suffixes below the folders, in sorted order.
+
+    `.jsonl` files give one document per line, from its `text` field.
+
+    Raises:
+        DataError: a source does not exist, or a file cannot be read or parsed.
+    """
+    for source in sources:
+        if not source.exists():
+            raise DataError(f"{source} does not exist")
+        files = [source]
+        if source.is_dir():
+            files = sorted(f for f in source.rglob("*") if f.suffix in suffixes and f.is_file())
+        for file in files:
+            try:
+                content = file.read_bytes()
+            except OSError as error:
+                raise DataError(f"{file} cannot be read: {error.strerror}") from error
+            yield from _jsonl_texts(file, content) if file.suffix == ".jsonl" else (content,)
+
+
+def _jsonl_texts(file: Path, content: bytes) -> Iterator[bytes]:
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = canon.parse(line)
+        except canon.CanonError as error:
+            raise DataError(f"{file} line {number}: {error}") from error
+        text = value.get("text") if isinstance(value, dict) else None
+        if not isinstance(text, str):
+            raise DataError(f"{file} line {number}: an object with a string `text` is wanted")
+        yield text.encode()
+
+
+def tokenize(
+    sources: Iterable[Path],
+    out: Path,
+    *,
+    suffixes: tuple[str, ...] = (".txt", ".md", ".py", ".jsonl"),
+    validation_fraction: float = 0.02,
+    progress: Callable[[int, int], None] = lambda num_documents, num_tokens: None,
+) -> Manifest:
+    """Write the byte-level shards and the manifest of `sources` into the folder `out`; identical documents count once.
+
+    Bytes, not a learned vocabulary: at proxy sizes the embedding tables would be most of the model.
+
+    Raises:
+        DataError: nothing readable, a corpus already there that is another one, or a split left empty.
+    """
+    if not 0 < validation_fraction < 1:
+        raise DataError(f"validation_fraction = {validation_fraction}: between 0 and 1 is wanted")
+    texts: dict[Split, list[bytes]] = {"train": [], "validation": []}
+    seen: set[bytes] = set()
+    num_tokens = 0
+    for text in read_documents(sources, suffixes):
+        digest = hashlib.sha256(text).digest()
+        if not text.strip() or digest in seen:
+            continue
+        seen.add(digest)
+        split: Split = "validation" if digest[0] / 256 + digest[1] / 65536 < validation_fraction else "train"
+        texts[split].append(text.replace(b"\0", b""))
+        num_tokens += len(text) + 1
+        if len(seen) % 256 == 0:
+            progress(len(seen), num_tokens)
+    for name, held in texts.items():
+        if not held:
+            raise DataError(
+                f"{len(seen)} documents left the {name} split empty: the sources need more documents "
+                f"(ending in {', '.join(suffixes)}), or another validation_fraction than {validation_fraction}"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    manifest = Manifest(
+        schema_version=1,
+        tokenizer="bytes",
+        vocab_size=256,
+        dtype="uint16",
+        num_documents=len(seen),
+        train=_write_split(out, "train", texts["train"]),
+        validation=_write_split(out, "validation", texts["validation"]),
+    )
+    canon.write_atomic(out / MANIFEST, canon.pretty(manifest))
+    progress(len(seen), num_tokens)
+    return manifest
+
+
+def _write_split(out: Path, split: Split, texts: list[bytes]) -> tuple[Shard, ...]:
+    end = bytes([DOCUMENT_END])
+    tokens = np.frombuffer(end.join(texts) + end, dtype=np.uint8).astype("<u2")
+    shards: list[Shard] = []
+    for start in range(0, len(tokens), SHARD_TOKENS):
+        part = tokens[start : start + SHARD_TOKENS]
+        path = out / f"{split}-{len(shards):05d}.bin"
+        canon.write_atomic(path, part.tobytes())
+        shards.append(
+            Shard(file=path.name, num_tokens=len(part), max_id=int(part.max()), sha256=canon.file_sha256(path))
+        )
+    return tuple(shards)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a corpus folder.
+
+    Raises:
+        DataError: it is missing or not one.
+    """
+    path = folder / MANIFEST
+    try:
+        return canon.decode(Manifest, canon.parse(path.read_bytes()))
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist: `forerun tokenize SOURCE... --out {folder}` writes it") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except canon.CanonError as error:
+        raise DataError(f"{path} is not a manifest: {error}") from error
+
+
+class TokenStore:
+    """A verified corpus, mapped into memory.
+
+    Raises:
+        DataError: a shard is missing, truncated or grown, its hash or largest id is not the manifest's, or an id lies
+            outside the vocabulary. All such problems are named at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.manifest = read_manifest(folder)
+        problems: list[str] = []
+        self._splits = {
+            split: [self._open(folder, shard, problems) for shard in getattr(self.manifest, split)]
+            for split in ("train", "validation")
+        }
+        if problems:
+            raise DataError(f"{folder}: " + "; ".join(problems) + "; run `forerun tokenize` again")
+
+    def _open(self, folder: Path, shard: Shard, problems: list[str]) -> NDArray[np.integer]:
+        path = folder / shard.file
+        itemsize = np.dtype(self.manifest.dtype).itemsize
+        empty = np.empty(0, dtype=self.manifest.dtype)
+        if not path.is_file():
+            problems.append(f"{shard.file} is missing")
+            return empty
+        wanted, found = shard.num_tokens * itemsize, path.stat().st_size
+        if wanted != found:
+            problems.append(f"{shard.file} has {found} bytes, the manifest says {wanted}")
+            return empty
+        tokens = np.memmap(path, dtype=np.dtype(self.manifest.dtype).newbyteorder("<"), mode="r")
+        largest = int(tokens.max())
+        if largest >= self.manifest.vocab_size:
+            problems.append(
+                f"{shard.file} holds the id {largest}, outside the vocabulary of {self.manifest.vocab_size}"
+            )
+        elif canon.file_sha256(path) != shard.sha256:
+            problems.append(f"{shard.file} does not have the manifest's hash: its content changed")
+        return tokens
+
+    def num_windows(self, split: Split, seq_len: int) -> int:
+        """Non-overlapping windows of `seq_len` tokens (each with its next token) in a split."""
+        return sum(max(0, (len(tokens) - 1) // seq_len) for tokens in self._splits[split])
+
+    def train_batch(self, *, seed: int, step: int, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
+        """Batch of step `step`: ids [B, T + 1]. Every window once per epoch, in an order of (seed, epoch) alone.
+
+        Raises:
+            DataError: the split holds no window of that length.
+        """
+        num_windows = self.num_windows("train", seq_len)
+        if num_windows == 0:
+            raise DataError(f"the training split is shorter than one window of {seq_len + 1} tokens")
+        first = step * num_sequences
+        indices = [
+            permuted((first + i) % num_windows, num_windows, key=(seed, (first + i) // num_windows))
+            for i in range(num_sequences)
+        ]
+        return self._windows("train", indices, seq_len)
+
+    def validation_batch(self, *, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
+        """The same evenly spread windows for everybody: ids [B, T + 1].
+
+        Raises:
+            DataError: the split holds fewer windows.
+        """
+        num_windows = self.num_windows("validation", seq_len)
+        if num_windows < num_sequences:
+            raise DataError(
+                f"the validation split holds {num_windows} windows of {seq_len} tokens, {num_sequences} are wanted"
+            )
+        return self._windows("validation", [i * num_windows // num_sequences for i in range(num_sequences)], seq_len)
+
+    def _windows(self, split: Split, indices: list[int], seq_len: int) -> NDArray[np.int64]:
+        batch_BT = np.empty((len(indices), seq_len + 1), dtype=np.int64)
+        for row, index in enumerate(indices):
+            tokens, start = self._locate(split, index, seq_len)
+            batch_BT[row] = tokens[start : start + seq_len + 1]
+        return batch_BT
+
+    def _locate(self, split: Split, index: int, seq_len: int) -> tuple[NDArray[np.integer], int]:
+        """The shard that holds a window, and where it starts there: no window crosses shards."""
+        before = 0
+        for tokens in self._splits[split]:
+            count = max(0, (len(tokens) - 1) // seq_len)
+            if index < before + count:
+                return tokens, (index - before) * seq_len
+            before += count
+        raise IndexError(f"window {index} of {before}")
+
+
+def permuted(index: int, size: int, key: tuple[int, int]) -> int:
+    """Where `index` goes under a keyed permutation of range(size): a four-round Feistel network, cycle-walked.
+
+    Nothing is stored, so any step of any epoch is found at once, at any corpus size.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for number, constant in enumerate(_round_keys(key)):
+            mixed = ((right + constant) * 0x9E3779B97F4A7C15 + number) & 0xFFFFFFFFFFFFFFFF
+            mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF  # splitmix64's constants
+            left, right = right, left ^ ((mixed >> 32) & mask)
+        index = left << half | right
+        if index < size:
+            return index
+
+
+@functools.lru_cache(maxsize=1024)
+def _round_keys(key: tuple[int, int]) -> tuple[int, ...]:
+    digest = hashlib.sha256(f"{key[0]}/{key[1]}".encode()).digest()
+    return tuple(int.from_bytes(digest[i : i + 8], "big") for i in range(0, 32, 8))
