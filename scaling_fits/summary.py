@@ -1,0 +1,229 @@
+"""The JSON of the fits: what `fit`, `predict` and `allocate` print, and the file that carries a fit between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from proxies import canon
+from proxies.canon import Json
+from scaling_fits import hindcast, law, uncertainty
+from scaling_fits.allocate import Allocation, Interval, exponents
+from scaling_fits.law import LawFit
+from scaling_fits.solver import NUM_COORDINATES
+from scaling_fits.table import DroppedRow
+from scaling_fits.uncertainty import FittedRuns, Prediction, draw_intervals
+
+FILE_KIND = "forerun.fit/1"
+
+_Pair = tuple[float, float]
+
+
+class FitFileError(ValueError):
+    """A file that is no fit, or no longer one."""
+
+
+def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
+    """What `fit --json` prints. What is not identified is null, never a number."""
+    heaviest = fitted.heaviest
+    intervals = draw_intervals(fitted)
+    growth = exponents(fitted) if heaviest.identified else None
+    empty: dict[str, Json] = {"value": None, "interval": None}
+    return {
+        "form": fitted.form,
+        "status": fitted.status,
+        "parameters": _parameters(heaviest),
+        "members": [
+            {"form": fit.form, "weight": weight, "status": fit.status, "parameters": _parameters(fit)}
+            for fit, weight in zip(fitted.members, fitted.weights, strict=True)
+        ],
+        "intervals": {name: None if intervals is None else list(intervals[name]) for name in heaviest.names},
+        "level": fitted.level,
+        "exponents": {
+            "params_vs_flops": _interval(growth.params_vs_flops) if growth else empty,
+            "tokens_vs_flops": _interval(growth.tokens_vs_flops) if growth else empty,
+        },
+        "num_runs": fitted.span.num_runs,
+        "dropped": [{"row": row.row, "reason": row.reason} for row in fitted.dropped],
+        "backtest": _backtest(fitted.backtest),
+        "warnings": list(fitted.warnings),
+        "objective": heaviest.objective,
+        "residual_sd": heaviest.residual_sd,
+        "interval_inflation": fitted.inflation,
+        "bootstrap": {
+            "draws": fitted.bootstrap,
+            "unconverged": {fit.form: fit.num_unconverged for fit in fitted.members},
+        },
+        "flops_from": "table" if fitted.span.flops_given else "6ND",
+    }
+
+
+def prediction_summary(prediction: Prediction) -> dict[str, Json]:
+    """What `predict --json` prints."""
+    low, high = prediction.low, prediction.high
+    return {
+        "params": prediction.params,
+        "tokens": prediction.tokens,
+        "flops": prediction.flops,
+        "loss": prediction.loss_nats,
+        "interval": None if low is None or high is None else [low, high],
+        "level": prediction.level,
+        "extrapolation": prediction.extrapolation,
+    }
+
+
+def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) -> dict[str, Json]:
+    """What `allocate --json` prints. Runs of one batch size say nothing about it: then `batch_tokens` is null."""
+    return {
+        "flops": allocation.flops,
+        "params": allocation.params,
+        "tokens": allocation.tokens,
+        "tokens_per_param": allocation.tokens_per_param,
+        "batch_tokens": batch_tokens,
+        "loss": allocation.loss_nats,
+        "interval": _pair(allocation.interval),
+        "params_interval": _pair(allocation.params_interval),
+        "tokens_interval": _pair(allocation.tokens_interval),
+        "flat_range": {"params": list(allocation.flat_params)},
+        "level": allocation.level,
+        "extrapolation": allocation.extrapolation,
+        "warnings": list(allocation.warnings),
+    }
+
+
+def _parameters(fit: LawFit) -> dict[str, Json]:
+    values = fit.parameters
+    return {name: values.get(name) for name in fit.names}
+
+
+def _pair(ends: _Pair | None) -> Json:
+    return None if ends is None else list(ends)
+
+
+def _interval(value: Interval) -> dict[str, Json]:
+    return {"value": value.value, "interval": _pair(value.interval)}
+
+
+def _backtest(backtest: hindcast.Backtest | None) -> Json:
+    """Null when the runs below the largest rung are too few; a warning of the fit says so."""
+    if backtest is None:
+        return None
+    return {
+        "num_fitted": backtest.num_fitted,
+        "num_held_out": len(backtest.runs),
+        "extrapolation": backtest.extrapolation,
+        "mean_error": backtest.mean_error,
+        "largest_error": backtest.largest_error,
+        "num_covered": backtest.num_covered,
+        "runs": [
+            {
+                "params": run.params,
+                "tokens": run.tokens,
+                "loss": run.loss_nats,
+                "predicted": run.predicted_nats,
+                "interval": _pair(run.interval_nats),
+                "covered": run.covered,
+            }
+            for run in backtest.runs
+        ],
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _MemberFile:
+    """A `LawFit` as plain data."""
+
+    form: law.Form
+    status: law.FitStatus
+    theta: tuple[float, ...]
+    objective: float | None
+    residual_sd: float | None
+    num_runs: int
+    warnings: tuple[str, ...]
+    draws: tuple[tuple[float, ...], ...]
+    num_unconverged: int
+
+    def __post_init__(self) -> None:
+        identified = self.status != "unidentified"
+        wanted = NUM_COORDINATES if identified else 0
+        if len(self.theta) != wanted or any(len(draw) != NUM_COORDINATES for draw in self.draws):
+            raise FitFileError(f"{self.form}: a law of status {self.status} has {wanted} coordinates")
+        if identified and (self.objective is None or self.residual_sd is None):
+            raise FitFileError(f"{self.form}: a law of status {self.status} has an objective and a residual_sd")
+        if identified and self.num_runs <= law.NUM_PARAMETERS[self.form]:
+            raise FitFileError(f"{self.form}: num_runs = {self.num_runs} cannot identify it")
+        if any(value <= 0 for row in (self.theta, *self.draws) for value in row[3:]):
+            raise FitFileError(f"{self.form}: an exponent is not above zero")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _FitFile:
+    """A `FittedRuns` as plain data."""
+
+    kind: str
+    form: uncertainty.FormChoice
+    members: tuple[_MemberFile, ...]
+    weights: tuple[float, ...]
+    inflation: float
+    bootstrap: int
+    level: float
+    seed: int
+    span: uncertainty.Span
+    backtest: hindcast.Backtest | None
+    dropped: tuple[DroppedRow, ...]
+    warnings: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind != FILE_KIND:
+            raise FitFileError(f"kind = {self.kind!r}: {FILE_KIND!r} is wanted")
+        if not self.members or len(self.members) != len(self.weights) or min(self.weights) < 0:
+            raise FitFileError("members and weights do not go together")
+        given = [w for member, w in zip(self.members, self.weights, strict=True) if member.status == "unidentified"]
+        total = sum(self.weights)
+        if any(given) or (abs(total - 1) > 1e-9 and len(given) < len(self.members)):
+            raise FitFileError(f"the weights of the identified members add up to {total}, not to 1")
+        if not (self.inflation >= 1 and 0 < self.level < 1 and self.seed >= 0 and self.span.six_nd[1] > 0):
+            raise FitFileError("inflation, level, seed or span is out of range")
+
+
+def to_file(fitted: FittedRuns) -> dict[str, Json]:
+    """The fit as plain JSON data, floats in full: `from_file` gives back the same bits."""
+    members = tuple(_member_to_file(fit) for fit in fitted.members)
+    plain = _FitFile(kind=FILE_KIND, members=members, **_shared(fitted))
+    return {field.name: canon.to_json(getattr(plain, field.name)) for field in dataclasses.fields(plain)}
+
+
+def from_file(data: Json) -> FittedRuns:
+    """The fit that `to_file` wrote.
+
+    Raises:
+        FitFileError: not a fit, or one that was changed; the message says what is wrong with it.
+    """
+    if not isinstance(data, dict) or data.get("kind") != FILE_KIND:
+        raise FitFileError("this is no fit: `forerun fit RUNS --out FIT` writes one")
+    try:
+        plain = canon.decode(_FitFile, data)
+    except canon.CanonError as error:
+        raise FitFileError(f"this fit cannot be read: {error}") from error
+    members = tuple(_member_from_file(member) for member in plain.members)
+    return FittedRuns(members=members, **_shared(plain))
+
+
+def _shared(source: FittedRuns | _FitFile) -> dict[str, Any]:
+    """The fields that both forms hold alike."""
+    names = [field.name for field in dataclasses.fields(FittedRuns) if field.name != "members"]
+    return {name: getattr(source, name) for name in names}
+
+
+def _member_to_file(fit: LawFit) -> _MemberFile:
+    plain = {field.name: getattr(fit, field.name) for field in dataclasses.fields(LawFit)}
+    draws = tuple(tuple(row) for row in fit.draws.tolist())
+    return _MemberFile(**plain | {"theta": tuple(fit.theta.tolist()), "draws": draws})
+
+
+def _member_from_file(member: _MemberFile) -> LawFit:
+    plain = {field.name: getattr(member, field.name) for field in dataclasses.fields(LawFit)}
+    draws = np.array(member.draws, dtype=float).reshape(-1, NUM_COORDINATES)
+    return LawFit(**plain | {"theta": np.array(member.theta, dtype=float), "draws": draws})

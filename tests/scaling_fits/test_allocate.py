@@ -1,0 +1,88 @@
+"""The optimum is the closed form's, its range is flat, and its warnings say how far it reaches."""
+
+import math
+
+import numpy as np
+import pytest
+from planted_ladders import CHINCHILLA, COUPLED, ladder, law_loss
+
+from scaling_fits.allocate import allocate, exponents
+from scaling_fits.law import CannotTellError, LawError
+from scaling_fits.uncertainty import fit_runs, predict
+
+WIDE = {"sizes": np.geomspace(1e5, 1e8, 5), "tokens": np.geomspace(1e6, 1e9, 5)}
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return fit_runs(ladder(CHINCHILLA, **WIDE), "chinchilla", bootstrap=0)
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    return fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.01), bootstrap=40)
+
+
+def test_the_optimum_is_the_closed_form(exact):
+    flops = 6e17
+    alpha, beta = CHINCHILLA["alpha"], CHINCHILLA["beta"]
+    g = (alpha * CHINCHILLA["A"] / (beta * CHINCHILLA["B"])) ** (1 / (alpha + beta))
+    params = g * (flops / 6) ** (beta / (alpha + beta))
+    found = allocate(exact, flops)
+    assert found.params == pytest.approx(params, rel=1e-3)
+    assert 6 * found.params * found.tokens == pytest.approx(flops)
+    assert found.tokens_per_param == pytest.approx(found.tokens / found.params)
+    assert found.loss_nats == pytest.approx(law_loss(CHINCHILLA, params, flops / 6 / params), rel=1e-6)
+
+
+@pytest.mark.parametrize("truth", [CHINCHILLA, COUPLED])
+def test_the_pooled_optimum_is_the_least_of_a_dense_grid(truth):
+    fit = fit_runs(ladder(truth, np.random.default_rng(0), 0.01), bootstrap=0)
+    flops = 1e13
+    found = allocate(fit, flops)
+    grid = found.params * np.geomspace(0.1, 10, 401)
+    losses = [predict(fit, n, flops / 6 / n).loss_nats for n in grid]
+    assert found.loss_nats <= min(losses) * (1 + 1e-9)
+
+
+def test_flat_range_ends_at_three_per_mille(noisy):
+    found = allocate(noisy, 1e13)
+    low, high = found.flat_params
+    assert low < found.params < high
+    for end in (low, high):
+        assert predict(noisy, end, 1e13 / 6 / end).loss_nats == pytest.approx(1.003 * found.loss_nats, rel=1e-7)
+
+
+def test_intervals_hold_their_value(noisy):
+    found = allocate(noisy, 1e13)
+    assert found.interval[0] < found.loss_nats < found.interval[1]
+    assert found.params_interval[0] < found.params < found.params_interval[1]
+    assert found.tokens_interval[0] < found.tokens < found.tokens_interval[1]
+
+
+def test_exponents_add_up_to_one_unrounded(noisy):
+    growth = exponents(noisy)
+    total = growth.params_vs_flops.value + growth.tokens_vs_flops.value
+    assert total == pytest.approx(1.0, abs=1e-12)
+    parameters = noisy.heaviest.parameters
+    assert growth.params_vs_flops.value == parameters["beta"] / (parameters["alpha"] + parameters["beta"])
+    low, high = growth.params_vs_flops.interval
+    assert growth.tokens_vs_flops.interval == pytest.approx((1 - high, 1 - low), abs=0.02)
+
+
+def test_warnings_say_how_far(noisy):
+    largest = noisy.span.six_nd[1]
+    assert not any("budget" in warning for warning in allocate(noisy, 20 * largest).warnings)
+    far = allocate(noisy, 1000 * largest)
+    assert any("the budget is 1e+03 times the largest" in warning for warning in far.warnings)
+
+
+def test_no_number_without_a_law(exact):
+    one_size = fit_runs(ladder(CHINCHILLA, sizes=np.array([1e5])), bootstrap=4)
+    with pytest.raises(CannotTellError):
+        allocate(one_size, 1e15)
+    with pytest.raises(CannotTellError):
+        exponents(one_size)
+    for bad in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(LawError, match="flops = "):
+            allocate(exact, bad)

@@ -1,0 +1,115 @@
+"""The JSON contract to the letter, and a file that carries every bit."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from planted_ladders import CHINCHILLA, ladder
+
+from proxies import canon
+from scaling_fits.allocate import allocate
+from scaling_fits.summary import (
+    FitFileError,
+    allocation_summary,
+    fit_summary,
+    from_file,
+    prediction_summary,
+    to_file,
+)
+from scaling_fits.uncertainty import fit_runs, predict
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.01), bootstrap=12)
+
+
+def test_fit_has_every_key(fitted):
+    summary = fit_summary(fitted)
+    wanted = {"form", "status", "parameters", "members", "intervals", "level", "exponents", "num_runs", "dropped",
+              "backtest", "warnings"}  # fmt: skip
+    assert wanted <= set(summary)
+    assert summary["form"] == "auto"
+    assert summary["parameters"] == fitted.heaviest.parameters
+    assert [set(member) for member in summary["members"]] == [{"form", "weight", "status", "parameters"}] * 2
+    assert set(summary["intervals"]) == set(summary["parameters"])
+    assert all(low < high for low, high in summary["intervals"].values())
+    assert set(summary["exponents"]) == {"params_vs_flops", "tokens_vs_flops"}
+    assert set(summary["exponents"]["params_vs_flops"]) == {"value", "interval"}
+    assert summary["flops_from"] == "6ND"
+    canon.canonical(summary)
+
+
+def test_unidentified_is_null_everywhere():
+    summary = fit_summary(fit_runs(ladder(CHINCHILLA, sizes=np.array([1e5])), "chinchilla", bootstrap=8))
+    assert summary["status"] == "unidentified"
+    assert summary["parameters"] == dict.fromkeys(["E", "A", "B", "alpha", "beta"])
+    assert summary["intervals"] == summary["parameters"]
+    assert summary["exponents"]["params_vs_flops"] == {"value": None, "interval": None}
+    assert summary["backtest"] is None
+    assert summary["warnings"]
+    canon.canonical(summary)
+
+
+def test_prediction_and_allocation_have_every_key(fitted):
+    prediction = prediction_summary(predict(fitted, 2e6, 2e6))
+    assert set(prediction) == {"params", "tokens", "flops", "loss", "interval", "level", "extrapolation"}
+    allocation = allocation_summary(allocate(fitted, 1e13))
+    wanted = {"flops", "params", "tokens", "tokens_per_param", "batch_tokens", "loss", "interval", "params_interval",
+              "tokens_interval", "flat_range", "warnings"}  # fmt: skip
+    assert wanted <= set(allocation)
+    assert list(allocation["flat_range"]) == ["params"]
+    assert allocation["batch_tokens"] is None
+    assert allocation_summary(allocate(fitted, 1e13), batch_tokens=1024)["batch_tokens"] == 1024
+
+
+def test_without_draws_intervals_are_null():
+    summary = fit_summary(fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.01), bootstrap=0))
+    assert set(summary["intervals"].values()) == {None}
+    assert summary["exponents"]["params_vs_flops"]["interval"] is None
+    assert summary["parameters"]["E"] is not None
+
+
+def test_the_file_gives_back_the_same_bits(fitted):
+    text = canon.canonical(to_file(fitted))
+    again = from_file(canon.parse(text))
+    assert canon.canonical(to_file(again)) == text
+    assert predict(again, 3e6, 3e6) == predict(fitted, 3e6, 3e6)
+    assert allocate(again, 1e13) == allocate(fitted, 1e13)
+    assert fit_summary(again) == fit_summary(fitted)
+
+
+def test_an_unidentified_fit_travels_too():
+    fit = fit_runs(ladder(CHINCHILLA, sizes=np.array([1e5])), bootstrap=8)
+    again = from_file(canon.parse(canon.canonical(to_file(fit))))
+    assert fit_summary(again) == fit_summary(fit)
+
+
+@pytest.mark.parametrize("data", [None, [], {}, {"kind": "forerun.fit/9"}, {"params": 1}])
+def test_what_is_no_fit_is_refused(data):
+    with pytest.raises(FitFileError, match="this is no fit"):
+        from_file(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d.pop("seed"), "lacks seed"),
+        (lambda d: d.update(extra=1), "unknown 'extra'"),
+        (lambda d: d.update(level="high"), "level"),
+        (lambda d: d.update(weights=[0.9, 0.9]), "add up to 1.8"),
+        (lambda d: d.update(weights=[1.0]), "do not go together"),
+        (lambda d: d.update(inflation=0.5), "out of range"),
+        (lambda d: d["members"][0].update(theta=[1.0]), "6 coordinates"),
+        (lambda d: d["members"][0].update(form="kaplan"), "kaplan"),
+        (lambda d: d["members"][0].update(residual_sd=None), "residual_sd"),
+        (lambda d: d["members"][0].update(num_runs=5), "cannot identify"),
+        (lambda d: d["members"][0]["draws"][0].__setitem__(3, -0.1), "exponent"),
+    ],
+)
+def test_a_changed_file_is_refused(fitted, change, said):
+    data = copy.deepcopy(json.loads(canon.canonical(to_file(fitted))))
+    change(data)
+    with pytest.raises(FitFileError, match=said):
+        from_file(data)

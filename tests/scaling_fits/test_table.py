@@ -1,0 +1,147 @@
+"""The rules of the input contract: what is dropped, what is refused, and where it says it is."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from scaling_fits.table import DroppedRow, TableError, from_columns, read_runs
+
+GOOD = "params,tokens,loss\n1e6,2e7,3.25\n2000000,4e7,3.0\n"
+
+
+def _csv(tmp_path, text, name="runs.csv"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_csv_reads_columns_and_counts_flops(tmp_path):
+    table = read_runs(_csv(tmp_path, GOOD))
+    assert table.params.tolist() == [1e6, 2e6]
+    assert table.loss.tolist() == [3.25, 3.0]
+    assert table.flops.tolist() == [6.0 * 1e6 * 2e7, 6.0 * 2e6 * 4e7]
+    assert table.weight.tolist() == [1.0, 1.0]
+    assert (table.budget, table.seed, table.dropped, table.flops_given) == (None, None, (), False)
+
+
+def test_optional_columns_and_params_column(tmp_path):
+    text = "n_body,params,tokens,loss,flops,budget,weight,seed,note\n9,1,2,3,4,5,6,0,x\n"
+    table = read_runs(_csv(tmp_path, text), params_column="n_body")
+    row = (table.params, table.flops, table.budget, table.weight, table.seed)
+    assert [float(column[0]) for column in row] == [9, 4, 5, 6, 0]
+    assert table.flops_given
+
+
+def test_three_formats_agree(tmp_path):
+    records = [{"params": 1e6, "tokens": 20000000, "loss": 3.25}, {"params": 2e6, "tokens": 40000000, "loss": 3.0}]
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "runs.parquet")
+    tables = [read_runs(_csv(tmp_path, GOOD)), read_runs(tmp_path / "runs.jsonl"), read_runs(tmp_path / "runs.parquet")]
+    for other in tables[1:]:
+        assert np.array_equal(tables[0].params, other.params)
+        assert np.array_equal(tables[0].flops, other.flops)
+
+
+def test_flops_do_not_overflow_int64():
+    """6 * 1e12 * 1e13 is 6e25; as 64-bit integers it wraps to something else."""
+    table = from_columns(np.array([10**12]), np.array([10**13]), [1.5])
+    assert table.flops[0] == 6e25
+    wrapped = (np.array([10**12]) * np.array([10**13]) * 6)[0]
+    assert wrapped != 6e25
+
+
+@pytest.mark.parametrize("cell", ["nan", "inf", "-inf", "NaN"])
+def test_non_finite_loss_is_dropped_with_its_file_line(tmp_path, cell):
+    table = read_runs(_csv(tmp_path, f"params,tokens,loss\n1,1,2\n1,1,{cell}\n2,2,1\n"))
+    assert table.loss.tolist() == [2.0, 1.0]
+    assert [row.row for row in table.dropped] == [3]
+    assert "not finite" in table.dropped[0].reason
+
+
+def test_dropped_rows_of_jsonl_and_parquet(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"params":1,"tokens":1,"loss":NaN}\n\n{"params":1,"tokens":1,"loss":2}\n')
+    assert [row.row for row in read_runs(tmp_path / "a.jsonl").dropped] == [1]
+    pq.write_table(pa.table({"params": [1, 2], "tokens": [1, 2], "loss": [1.0, float("inf")]}), tmp_path / "a.parquet")
+    assert read_runs(tmp_path / "a.parquet").dropped == (DroppedRow(row=3, reason="loss is inf: not finite"),)
+
+
+def test_every_bad_cell_is_told_at_once(tmp_path):
+    text = "params,tokens,loss,weight\n0,1,2,1\n1,-5,2,1\n1,1,abc,1\n1,1,,1\n1,1,2\n1_000,1,0,nan\n1,1,2,1,9\n"
+    with pytest.raises(TableError) as caught:
+        read_runs(_csv(tmp_path, text))
+    said = caught.value.problems
+    wanted = [
+        ("row 2,", "params", "0.0"), ("row 3,", "tokens", "-5"), ("row 4,", "loss", "abc"),
+        ("row 5,", "loss", "missing"),
+        ("row 6,", "weight", "missing"), ("row 7,", "params", "1_000"), ("row 7,", "loss", "0.0"),
+        ("row 7,", "weight", "nan"),
+        ("row 8 ", "5 cells", "4 are wanted"),
+    ]  # fmt: skip
+    for parts in wanted:
+        assert any(all(part in problem for part in parts) for problem in said), (parts, said)
+    assert len(said) == len(wanted)
+
+
+def test_a_bad_cell_beside_a_non_finite_loss_is_still_a_mistake(tmp_path):
+    with pytest.raises(TableError, match="row 2, column 'params': 'x'"):
+        read_runs(_csv(tmp_path, "params,tokens,loss\nx,1,nan\n1,1,2\n"))
+
+
+def test_a_missing_column_does_not_hide_bad_cells(tmp_path):
+    with pytest.raises(TableError) as caught:
+        read_runs(_csv(tmp_path, "params,tokens\n1,-2\n"))
+    assert [("column 'loss'" in text, "row 2" in text) for text in caught.value.problems] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("r.csv", "params,loss\n1,2\n", "no column 'tokens' .it has 'params', 'loss'"),
+        ("r.csv", "params,tokens,loss,loss\n1,1,2,2\n", "the column 'loss' twice"),
+        ("r.csv", "", "has no column 'params' .it has none"),
+        ("r.csv", "params,tokens,loss\n1,1,nan\n", "no run with a finite loss .1 dropped"),
+        ("r.csv", "params,tokens,loss\n", "no run with a finite loss"),
+        ("r.xlsx", "", "one of .csv, .jsonl, .parquet"),
+        ("r.parquet", "hello", "is no Parquet file"),
+        ("r.jsonl", '{"params":1,"tokens":1,"loss":2}\n{"par', "row 2 is not JSON"),
+        ("r.jsonl", '{"params":1,"tokens":1,"loss":2}\n[1]\n', "row 2 is a list"),
+        ("r.jsonl", '{"params":1,"tokens":1,"loss":2,"loss":3}\n', "row 1 has a key twice"),
+        ("r.jsonl", '{"params":1,"tokens":1,"loss":"2"}\n', "row 1, column 'loss': '2'"),
+        ("r.jsonl", '{"params":true,"tokens":1,"loss":2}\n', "row 1, column 'params': True"),
+        ("r.jsonl", '{"params":1,"tokens":1,"loss":2}\n{"params":1,"loss":2}\n', "row 2, column 'tokens': missing"),
+    ],
+)
+def test_refusals_name_the_place(tmp_path, name, text, said):
+    with pytest.raises(TableError, match=said):
+        read_runs(_csv(tmp_path, text, name))
+
+
+def test_duplicate_parquet_column_and_nulls(tmp_path):
+    columns = [pa.array([1.0]), pa.array([1.0]), pa.array([2.0]), pa.array([2.0])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["params", "tokens", "loss", "loss"]), tmp_path / "d.parquet")
+    with pytest.raises(TableError, match="'loss' twice"):
+        read_runs(tmp_path / "d.parquet")
+    pq.write_table(pa.table({"params": [1.0, None], "tokens": [1, 1], "loss": [2.0, 2.0]}), tmp_path / "n.parquet")
+    with pytest.raises(TableError, match="row 3, column 'params': missing"):
+        read_runs(tmp_path / "n.parquet")
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(TableError, match="cannot be read"):
+        read_runs(tmp_path / "absent.csv")
+    (tmp_path / "latin.csv").write_bytes(b"params,tokens,loss\n1,1,\xff\n")
+    with pytest.raises(TableError, match="cannot be read"):
+        read_runs(tmp_path / "latin.csv")
+
+
+def test_columns_in_memory_are_checked():
+    with pytest.raises(TableError, match="different lengths"):
+        from_columns([1, 2], [1], [2, 2])
+    with pytest.raises(TableError, match="row 1 of column 'loss' is nan"):
+        from_columns([1, 2], [1, 2], [2, float("nan")])

@@ -1,0 +1,112 @@
+"""Intervals cover planted truths, and nothing is numbered that is not known."""
+
+import math
+
+import numpy as np
+import pytest
+from planted_ladders import CHINCHILLA, ladder, law_loss
+
+from scaling_fits import law
+from scaling_fits.uncertainty import draw_intervals, fit_runs, predict
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.01), bootstrap=40)
+
+
+def _truth(rng, coupled):
+    law_ = {"E": rng.uniform(0.8, 1.5), "alpha": rng.uniform(0.25, 0.5), "beta": rng.uniform(0.25, 0.5)}
+    law_ |= {"k": rng.uniform(0.4, 1.0)} if coupled else {}
+    near_n, near_d = rng.uniform(0.3, 1.0, 2)
+    return law_ | {"A": near_n * 2e5 ** law_["alpha"], "B": near_d * 4e5 ** law_["beta"]}
+
+
+def _coverage(count, bootstrap, form):
+    """Share of new runs at 3, 10 and 20 times the largest fitted FLOPs within their interval, and mean log width."""
+    covered, widths = [], []
+    for index in range(count):
+        rng = np.random.default_rng([0, index])
+        truth = _truth(rng, coupled=bool(index % 2))
+        fit = fit_runs(ladder(truth, rng, 0.01, int(rng.integers(9, 13))), form, bootstrap=bootstrap, seed=index)
+        for ratio in (3, 10, 20):
+            n, d = 1e6 * math.sqrt(ratio), 8e5 * math.sqrt(ratio)
+            band = predict(fit, n, d)
+            covered.append(band.low <= law_loss(truth, n, d) + rng.normal(0, 0.01) <= band.high)
+            widths.append(math.log(band.high / band.low))
+    return float(np.mean(covered)), float(np.mean(widths))
+
+
+def test_new_runs_are_covered():
+    covered, width = _coverage(40, 24, "chinchilla")
+    assert 0.8 <= covered <= 1.0
+    assert width < 0.25  # an interval of everything covers too
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["auto", "chinchilla", "coupled"])
+def test_new_runs_are_covered_with_more_draws(form):
+    covered, width = _coverage(100, 60, form)
+    assert 0.82 <= covered <= 0.99
+    assert width < 0.25
+
+
+def test_the_same_seed_gives_the_same_interval():
+    table = ladder(CHINCHILLA, np.random.default_rng(2), 0.01)
+    one, same, other = (predict(fit_runs(table, bootstrap=12, seed=seed), 3e6, 3e6) for seed in (4, 4, 5))
+    assert one == same
+    assert one.low != other.low
+
+
+def test_predict_says_how_far_it_reaches(fitted):
+    far = predict(fitted, 4e6, 3.2e6)
+    assert far.extrapolation == pytest.approx(16)
+    assert far.flops == 6.0 * 4e6 * 3.2e6
+    assert far.low < far.loss_nats < far.high
+    near = predict(fitted, 1e6, 8e5)
+    assert math.log(near.high / near.low) < math.log(far.high / far.low)
+
+
+def test_a_wider_level_is_wider():
+    table = ladder(CHINCHILLA, np.random.default_rng(2), 0.01)
+    narrow, wide = (predict(fit_runs(table, "chinchilla", 40, level), 3e6, 3e6) for level in (0.5, 0.95))
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_without_a_bootstrap_there_are_no_intervals():
+    fit = fit_runs(ladder(CHINCHILLA, np.random.default_rng(2), 0.01), bootstrap=0)
+    band = predict(fit, 3e6, 3e6)
+    assert (band.low, band.high) == (None, None)
+    assert draw_intervals(fit) is None
+    assert fit.backtest is not None
+
+
+def test_unidentified_runs_predict_nothing():
+    fit = fit_runs(ladder(CHINCHILLA, sizes=np.array([1e5])), bootstrap=20)
+    assert fit.status == "unidentified"
+    assert fit.weights == (0.0, 0.0)
+    with pytest.raises(law.CannotTellError, match="one size"):
+        predict(fit, 1e6, 1e6)
+
+
+def test_six_runs_pool_only_what_they_identify():
+    fit = fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.005, 6), bootstrap=12)
+    assert fit.weights == (1.0, 0.0)
+    assert [member.status == "unidentified" for member in fit.members] == [False, True]
+    assert predict(fit, 1e6, 1e6).low is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"form": "kaplan"}, "form = 'kaplan'"), ({"bootstrap": -1}, "bootstrap = -1"), ({"level": 1.0}, "level = 1.0"),
+     ({"seed": -3}, "seed = -3")],
+)  # fmt: skip
+def test_bad_options_are_named(options, said):
+    with pytest.raises(law.LawError, match=said):
+        fit_runs(ladder(CHINCHILLA), **options)
+
+
+@pytest.mark.parametrize("size", [0, -1, math.nan, math.inf])
+def test_bad_sizes_are_named(fitted, size):
+    with pytest.raises(law.LawError, match=r"params = .*tokens = "):
+        predict(fitted, size, size)
