@@ -1,0 +1,208 @@
+"""An append-only chain of records in one SQLite file: each carries the hash of itself and of the one before.
+
+A one-row table names the head, so that a shorter chain is noticed as surely as an altered one. A hash chain shows
+accident and edit, not a forger who writes a whole new chain. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxies import canon
+from proxies.canon import Json
+from sweeps.errors import DiskFull, LedgerCorrupt, LedgerTooNew, StaleDriver, SweepError
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x666F7265  # "fore"
+GENESIS = "0" * canon.ID_LENGTH
+"""What the first record names as the hash before it."""
+REPAIR = "copy the study folder, then restore the ledger from a backup or start another study; nothing was changed"
+
+_BUSY_SECONDS = 30.0  # a reader (`status`) may hold the file for as long as it takes to read it
+_SCHEMA = {
+    "records": "CREATE TABLE records (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, "
+    "body TEXT NOT NULL, prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (kind, key)) STRICT",
+    "head": "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "
+    "hash TEXT NOT NULL) STRICT",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One link of the chain."""
+
+    seq: int
+    """Place in the chain, from 0."""
+    kind: str
+    key: str
+    """Unique within the kind."""
+    text: str
+    """Canonical JSON of the body."""
+    prev_hash: str
+    hash: str
+
+    @property
+    def body(self) -> Json:
+        """What was recorded."""
+        return canon.parse(self.text)
+
+
+def link(seq: int, kind: str, key: str, text: str, prev_hash: str) -> Record:
+    """The record that follows the one with `prev_hash`."""
+    digest = canon.content_id([seq, kind, key, text, prev_hash])
+    return Record(seq=seq, kind=kind, key=key, text=text, prev_hash=prev_hash, hash=digest)
+
+
+def connect(path: Path, *, write: bool) -> sqlite3.Connection:
+    """Open in autocommit (transactions are spelled out); recovers a commit that a crash cut short.
+
+    A file that is not there is created when writing.
+
+    Raises:
+        LedgerCorrupt: this is no SQLite file.
+        SweepError: it cannot be opened.
+    """
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'rw'}"
+    with _named_errors("the header"):
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
+        try:
+            if write:
+                connection.execute("PRAGMA journal_mode = DELETE")
+                connection.execute("PRAGMA synchronous = EXTRA")  # also syncs the folder once the journal is gone
+            else:
+                connection.execute("PRAGMA query_only = ON")
+            _pragma(connection, "schema_version")  # reads the header
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def is_empty(connection: sqlite3.Connection) -> bool:
+    """Whether nothing was ever committed to the file. Raises LedgerCorrupt if that cannot be told."""
+    with _named_errors("the header"):
+        return _pragma(connection, "page_count") == 0
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Write the schema and an empty head, in one transaction. Raises DiskFull."""
+    with _named_errors("the schema"), _transaction(connection):
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        for statement in _SCHEMA.values():
+            connection.execute(statement)
+        connection.execute("INSERT INTO head VALUES (1, -1, ?)", (GENESIS,))
+
+
+def load(connection: sqlite3.Connection) -> list[Record]:
+    """Every record, the whole chain verified.
+
+    Raises:
+        LedgerCorrupt: the number of the first record that is not what was written.
+        LedgerTooNew: a later version wrote the file.
+    """
+    records: list[Record] = []
+    try:
+        connection.execute("BEGIN")  # one view of records and head, though a driver may be writing
+        _check_schema(connection)
+        for row in connection.execute("SELECT seq, kind, key, body, prev_hash, hash FROM records ORDER BY seq"):
+            records.append(_verified(row, records))
+        head = connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone()
+        if head != _head(records):
+            raise LedgerCorrupt(f"record {len(records)} is missing: the chain ends before its head; {REPAIR}")
+        if (verdict := _pragma(connection, "integrity_check(1)")) != "ok":
+            raise LedgerCorrupt(f"after record {len(records) - 1}: {verdict}; {REPAIR}")
+        connection.execute("COMMIT")
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise _named(error, f"record {len(records)}") from error
+    return records
+
+
+def write(connection: sqlite3.Connection, record: Record) -> None:
+    """Add `record` to the file, durably, if the chain's head is the one it follows.
+
+    Raises:
+        StaleDriver: the head is another: someone else has written.
+        DiskFull: it does not fit; the file is as before.
+    """
+    with _named_errors(f"record {record.seq}"), _transaction(connection):
+        head = connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone()
+        if head != (record.seq - 1, record.prev_hash):
+            raise StaleDriver(
+                f"record {record.seq} refused: another driver has taken this study over; leave it the study"
+            )
+        row = (record.seq, record.kind, record.key, record.text, record.prev_hash, record.hash)
+        connection.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", row)
+        connection.execute("UPDATE head SET seq = ?, hash = ? WHERE one = 1", (record.seq, record.hash))
+
+
+def _check_schema(connection: sqlite3.Connection) -> None:
+    version = _pragma(connection, "user_version")
+    if _pragma(connection, "application_id") != APPLICATION_ID:
+        raise LedgerCorrupt(f"the header: this is no ledger of forerun; {REPAIR}")
+    if version != SCHEMA_VERSION:
+        raise LedgerTooNew(f"the ledger has schema {version}, this version knows {SCHEMA_VERSION}: update forerun")
+    found = dict(connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall())
+    if found != _SCHEMA:
+        raise LedgerCorrupt(f"the schema is not what was written; {REPAIR}")
+
+
+def _verified(row: tuple[object, ...], before: list[Record]) -> Record:
+    """The record in `row`, if it is the one that follows `before`."""
+    seq, kind, key, text, prev_hash, digest = row
+    expected = None
+    if isinstance(kind, str) and isinstance(key, str) and isinstance(text, str):
+        expected = link(len(before), kind, key, text, _head(before)[1])
+    if expected is None or (expected.seq, expected.prev_hash, expected.hash) != (seq, prev_hash, digest):
+        raise LedgerCorrupt(f"record {len(before)} is not what was written: its hash differs; {REPAIR}")
+    return expected
+
+
+def _head(records: list[Record]) -> tuple[int, str]:
+    return (records[-1].seq, records[-1].hash) if records else (-1, GENESIS)
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> object:
+    row = connection.execute(f"PRAGMA {name}").fetchone()
+    return row[0] if row else None
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # a full disk may have rolled it back already
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def _named_errors(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a damaged text in SQLite's own message
+        raise _named(error, where) from error
+
+
+def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
+    """SQLite's error as ours, by its primary result code."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_write(error)):
+        return DiskFull(f"{where} could not be written ({error}): free some space and resume; the rest stands")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return SweepError(f"the ledger was busy for {_BUSY_SECONDS:g} s ({error}): who else is reading it?")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
+        return SweepError(f"the ledger cannot be opened ({error}): check the folder's permissions")
+    return LedgerCorrupt(f"{where} cannot be read ({error}); {REPAIR}")
+
+
+def _is_write(error: Exception) -> bool:
+    name = getattr(error, "sqlite_errorname", "")
+    return not name.startswith(("SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPT"))

@@ -1,0 +1,109 @@
+"""What each run logged, as one parquet file per run: written whole and durably, or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from proxies import canon
+from proxies.spec import Curve, RunResult, SpecError
+from sweeps.errors import CurveCorrupt, DiskFull
+
+CURVES_DIR = "curves"
+
+_RUN_ID = re.compile(r"[0-9a-f]{64}")
+
+
+def curve_path(study_dir: Path, run_id: str) -> Path:
+    """Where the curve of a run lies: `curves/<run id>.parquet`.
+
+    Raises:
+        ValueError: `run_id` is not a sha256 in hex (and so could name another place).
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise ValueError(f"run_id = {run_id!r}: 64 hex digits are wanted")
+    return study_dir / CURVES_DIR / f"{run_id}.parquet"
+
+
+def store_curve(study_dir: Path, run_id: str, curve: Curve) -> Path:
+    """Write `curve`; on return it survives a power loss. A reader sees the old file or the new, never a part.
+
+    Columns: `step` (int64), `train_loss_nats`, `grad_norm` (float64).
+
+    Raises:
+        DiskFull: it does not fit; an earlier file of this run is untouched.
+        ValueError: `run_id` is no id.
+    """
+    import pyarrow  # only studies with curves pay for it
+    import pyarrow.parquet
+
+    path = curve_path(study_dir, run_id)
+    table = pyarrow.table(
+        {
+            "step": pyarrow.array(curve.steps, pyarrow.int64()),
+            "train_loss_nats": pyarrow.array(curve.train_loss_nats, pyarrow.float64()),
+            "grad_norm": pyarrow.array(curve.grad_norm, pyarrow.float64()),
+        }
+    )
+    buffer = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(table, buffer, write_page_checksum=True)
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            _sync(study_dir)
+        _write_durably(path, buffer.getvalue().to_pybytes())
+    except OSError as error:
+        raise DiskFull(f"{path}: {error.strerror}: free some space and resume; what is recorded stands") from error
+    return path
+
+
+def load_curve(study_dir: Path, result: RunResult) -> Curve:
+    """The curve of `result`, proven to be the one it names.
+
+    Raises:
+        CurveCorrupt: the file is missing, unreadable, or its content id is not `result.curve_id`.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    path = curve_path(study_dir, result.id)
+    advice = "restore it from a copy; the result itself stands in the ledger"
+    try:
+        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+        columns = [tuple(table.column(i).to_pylist()) for i in range(3)]
+        curve = Curve(steps=columns[0], train_loss_nats=columns[1], grad_norm=columns[2])
+        found = canon.content_id(curve)
+    except (OSError, ValueError, TypeError, IndexError, pyarrow.ArrowException, SpecError) as error:
+        raise CurveCorrupt(f"{path} cannot be read ({error}): {advice}") from error
+    if found != result.curve_id:
+        raise CurveCorrupt(f"{path} has content id {found[:12]}, its result {result.curve_id[:12]}: {advice}")
+    return curve
+
+
+def has_curves(study_dir: Path) -> bool:
+    """Whether any run has left a curve here."""
+    return any((study_dir / CURVES_DIR).glob("*.parquet"))
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    """Write beside, sync, rename into place, sync the folder."""
+    beside = path.with_suffix(".tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,61 @@
+"""What this room refuses, each by name: value, limit and what to do are in the message. Standard library only."""
+
+# ruff: noqa: N818  (they are named for what is the case, not `...Error`: the user reads them)
+
+from __future__ import annotations
+
+
+class SweepError(ValueError):
+    """A sweep cannot go on, for a reason the user can act on. Nothing recorded is lost."""
+
+
+class StudyMissing(SweepError):
+    """There is no study in this folder."""
+
+
+class LedgerCorrupt(SweepError):
+    """The ledger's bytes are not what was written; refused as a whole, never guessed at."""
+
+
+class LedgerTooNew(SweepError):
+    """The ledger has a schema that this version does not know."""
+
+
+class PlanChanged(SweepError):
+    """The study was started from another plan. `changes` maps dotted keys to (old, new) as JSON text."""
+
+    def __init__(self, changes: dict[str, tuple[str, str]]) -> None:
+        self.changes = changes
+        lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changes.items()]
+        super().__init__(
+            "the plan differs from the one this study was started with:\n" + "\n".join(lines) +
+            "\nput the old values back, or start another study folder"
+        )  # fmt: skip
+
+
+class StudyHeld(SweepError):
+    """Another driver, alive, holds the study."""
+
+
+class StaleDriver(SweepError):
+    """Another driver has taken the study over: this one's records are refused."""
+
+
+class DuplicateRecord(SweepError):
+    """The ledger has this (kind, key) already; records are never replaced."""
+
+
+class DiskFull(SweepError):
+    """A write did not fit (or the disk failed); what was recorded before stands."""
+
+
+class CurveCorrupt(SweepError):
+    """A curve file is missing, unreadable, or not the one its result names."""
+
+
+class PoolDead(SweepError):
+    """The pool as a whole is gone, not just one of its workers."""
+
+
+class SourceStuck(SweepError):
+    """The source waits for results although nothing is running or queued."""

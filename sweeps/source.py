@@ -1,0 +1,119 @@
+"""What to run: a fixed list of runs, or a search that decides as results come in."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, cast
+
+from proxies.canon import Json
+from proxies.flops import flops_per_token
+from proxies.spec import RunResult, RunSpec
+from sweeps.ledger import Ledger
+from sweeps.space import Params, SearchSpace
+from sweeps.suggest import DEFAULT_NUM_STARTUP, suggest
+
+
+class Signal(enum.Enum):
+    """What a source says when it has no run to give."""
+
+    WAIT = "wait"
+    """More may come once running ones have ended."""
+    DONE = "done"
+    """Nothing more will come."""
+
+
+class Source(Protocol):
+    """Gives out runs one by one, each once. A new source starts over; the driver skips what has an outcome."""
+
+    def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
+        """The next run, given every outcome so far by run id."""
+        ...
+
+
+class StaticSource:
+    """A list of runs. Banks hold runs of one key, so they come key by key, the costliest first: it ends the sooner."""
+
+    def __init__(self, specs: Iterable[RunSpec], bank_key_for: Callable[[RunSpec], str]) -> None:
+        """`bank_key_for` as in `sweeps.drive`."""
+        costs: dict[str, float] = {}
+        runs = list(specs)
+        for spec in runs:
+            key = bank_key_for(spec)
+            costs[key] = max(costs.get(key, 0.0), float(flops_per_token(spec.shape)) * spec.num_tokens)
+        runs.sort(key=lambda spec: (-costs[bank_key_for(spec)], bank_key_for(spec)))  # stable within a key
+        self._runs = iter(runs)
+
+    def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
+        """See `Source`."""
+        return next(self._runs, Signal.DONE)
+
+
+class SearchSource:
+    """A search: each point is suggested from the ledger, recorded in it, and made a run.
+
+    A point is recorded as kind `suggestion`, key `stage/index`, before its run is given out; a recorded point is
+    never suggested anew. A run that failed for other reasons counts as diverged: it must be told something, and
+    always the same.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        make_run: Callable[[Params], RunSpec],
+        ledger: Ledger,
+        *,
+        stage: str,
+        study_seed: int,
+        num_trials: int,
+        parallelism: int,
+        num_startup: int = DEFAULT_NUM_STARTUP,
+    ) -> None:
+        """`parallelism`: trials in flight at once, P of `sweeps.suggest`; from the plan, never from the machine."""
+        self._space = space
+        self._make_run = make_run
+        self._ledger = ledger
+        self._stage = stage
+        self._study_seed = study_seed
+        self._num_trials = num_trials
+        self._parallelism = parallelism
+        self._num_startup = num_startup
+        self._points: list[Params] = []
+        self._run_ids: list[str] = []
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """Run ids of the trials given out so far, by index; two trials may be one run."""
+        return tuple(self._run_ids)
+
+    def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
+        """See `Source`. Raises what `Ledger.append` raises."""
+        index = len(self._points)
+        if index == self._num_trials:
+            return Signal.DONE
+        seen = self._run_ids[: max(index - self._parallelism + 1, 0)]
+        if any(run_id not in results for run_id in seen):
+            return Signal.WAIT
+        point = self._point(index, {i: results[run_id].loss_nats for i, run_id in enumerate(seen)})
+        spec = self._make_run(point)
+        self._points.append(point)
+        self._run_ids.append(spec.id)
+        return spec
+
+    def _point(self, index: int, told: Mapping[int, float | None]) -> Params:
+        """The recorded point of a trial, or a new one, recorded."""
+        key = f"{self._stage}/{index}"
+        recorded = self._ledger.find("suggestion", key)
+        if recorded is not None:
+            return cast(Params, recorded.body)
+        point = suggest(
+            self._space,
+            self._study_seed,
+            index,
+            told,
+            self._parallelism,
+            num_startup=self._num_startup,
+            earlier=self._points,
+        )
+        self._ledger.append("suggestion", key, cast(Json, point))
+        return point

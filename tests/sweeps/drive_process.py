@@ -1,0 +1,39 @@
+"""A driver as a process of its own, to be killed: `python drive_process.py STUDY DIARY STEP_SECONDS`."""
+
+import math
+import signal
+import sys
+from pathlib import Path
+
+from sweep_fakes import FakeHostFactory, bank_key, make_spec, num_slots
+
+from sweeps.drive import drive
+from sweeps.ledger import Ledger
+from sweeps.pool import InlinePool
+from sweeps.source import SearchSource
+from sweeps.space import SearchSpace
+
+SPACE = SearchSpace(learning_rate=(2**-12, 2**-2), warmup_fraction=(0.0, 0.3), clip_norm=(0.25, 4.0))
+NUM_TRIALS = 16
+
+
+def make_run(point):
+    return make_spec(log2_lr=math.log2(point["learning_rate"]), num_steps=6)
+
+
+def main(study, diary, step_seconds):
+    stop = []
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    with Ledger.open(study, {"seed": 5}, create=True) as ledger:
+        source = SearchSource(
+            SPACE, make_run, ledger, stage="sweep", study_seed=5, num_trials=NUM_TRIALS, parallelism=4, num_startup=6
+        )
+        drive(
+            source, InlinePool(FakeHostFactory(str(diary), step_seconds=step_seconds)), ledger, study,
+            num_slots_for=num_slots, bank_key_for=bank_key, steps_per_call=2, should_stop=lambda: bool(stop),
+        )  # fmt: skip
+    return 130 if stop else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])))

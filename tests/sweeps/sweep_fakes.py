@@ -1,0 +1,220 @@
+"""Runs, hosts and pools that cost nothing: losses follow from the spec, faults from a script or a seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+import os
+import random
+import time
+from pathlib import Path
+
+from proxies import canon
+from proxies.spec import Curve, Hparams, Numerics, RunResult, RunSpec, Schedule, Shape
+from sweeps.pool import Advance, Finished, Report
+
+CLIFF_LOG2_LR = -5.5
+
+
+def make_spec(*, log2_lr: float = -8.0, seed: int = 0, width: int = 32, num_steps: int = 4, num_slots: int = 3):
+    shape = Shape(num_layers=1, width=width, num_heads=2, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=8)
+    return RunSpec(
+        shape=shape,
+        base_shape=shape,
+        parametrization="mup",
+        hparams=Hparams(learning_rate=2.0**log2_lr),
+        schedule=Schedule(kind="cosine", num_steps=num_steps),
+        batch_tokens=16,
+        data_id="toy",
+        seed=seed,
+        numerics=Numerics(num_slots=num_slots),
+    )
+
+
+def make_specs(num: int, **kwargs) -> list[RunSpec]:
+    return [make_spec(seed=seed, **kwargs) for seed in range(num)]
+
+
+def bank_key(spec: RunSpec) -> str:
+    return f"width {spec.shape.width}"
+
+
+def num_slots(spec: RunSpec) -> int:
+    return spec.numerics.num_slots
+
+
+def outcome(spec: RunSpec) -> tuple[RunResult, Curve]:
+    """What the run of `spec` gives, wherever and whenever."""
+    log2_lr = math.log2(spec.hparams.learning_rate)
+    diverged = log2_lr > CLIFF_LOG2_LR
+    loss = None if diverged else 2.0 + 0.02 * (log2_lr + 6.0) ** 2 + 1e-4 * spec.seed
+    curve = Curve(steps=(1, 2), train_loss_nats=(5.0, 3.0), grad_norm=(1.0, 1.0 + spec.seed))
+    result = RunResult(
+        id=spec.id, status="diverged" if diverged else "finished", loss_nats=loss, num_steps=spec.schedule.num_steps,
+        last_train_loss_nats=3.0, curve_id=canon.content_id(curve), flops=1.0, tokens=spec.num_tokens, seconds=0.5,
+        environment={}, reason="loss above the cliff" if diverged else "",
+    )  # fmt: skip
+    return result, curve
+
+
+def finished(slot: int, spec: RunSpec) -> Finished:
+    result, curve = outcome(spec)
+    return Finished(slot=slot, result=canon.to_json(result), curve=canon.to_json(curve))
+
+
+@dataclasses.dataclass
+class FakeHost:
+    """A bank of counters. Executions are noted in `diary` (one line per begin and end), faults come from `fault`:
+    `crash SEED` kills the process once, `always-crash SEED` each time, `raise SEED`, `nan SEED`, `hang SEED`."""
+
+    diary: Path
+    fault: str = ""
+    step_seconds: float = 0.0
+    bank_key: str = ""
+    slots: dict = dataclasses.field(default_factory=dict)
+
+    def advance(self, bank_key, num_slots, admit, max_steps):
+        if bank_key != self.bank_key:
+            self.bank_key, self.slots = bank_key, {}
+        for slot, data in admit:
+            assert slot not in self.slots and slot < num_slots, "admitted into an occupied slot"
+            self.slots[slot] = [canon.decode(RunSpec, data), 0]
+            self._note("begin", self.slots[slot][0])
+        done = []
+        for _ in range(max_steps):
+            time.sleep(self.step_seconds)
+            for slot, held in sorted(self.slots.items()):
+                held[1] += 1
+                self._inject(held[0])
+                if held[1] >= held[0].schedule.num_steps:
+                    done.append(self._end(slot))
+            if done:
+                break
+        return done
+
+    def _end(self, slot):
+        spec, _ = self.slots.pop(slot)
+        self._note("end", spec)
+        end = finished(slot, spec)
+        if self.fault == f"nan {spec.seed}":
+            end.result["loss_nats"] = math.nan
+        return end
+
+    def _inject(self, spec):
+        kind, _, seed = self.fault.partition(" ")
+        if not kind or spec.seed != int(seed):
+            return
+        fuse = self.diary.with_suffix(".fuse")
+        if kind == "crash" and not fuse.exists():
+            fuse.touch()
+            os._exit(1)
+        if kind == "always-crash":
+            os._exit(1)
+        if kind == "raise":
+            raise ValueError("the corpus is not there")
+        if kind == "hang" and not fuse.exists():
+            fuse.touch()
+            time.sleep(3600)
+
+    def _note(self, what, spec):
+        with self.diary.open("a") as file:
+            file.write(f"{what} {spec.id}\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeHostFactory:
+    diary: str
+    fault: str = ""
+    step_seconds: float = 0.0
+
+    def __call__(self) -> FakeHost:
+        return FakeHost(Path(self.diary), self.fault, self.step_seconds)
+
+
+def executions(diary: Path, what: str = "end") -> list[str]:
+    """Run ids as noted, in order."""
+    if not diary.exists():
+        return []
+    return [line.split()[1] for line in diary.read_text().splitlines() if line.startswith(what + " ")]
+
+
+class PowerLossError(BaseException):
+    """The machine is gone: nothing may catch this."""
+
+
+class SimPool:
+    """Workers under one seed and one simulated clock: any finishing order, crashes, hangs, duplicates, late and
+    broken results, and now and then the end of the whole driver."""
+
+    def __init__(self, seed: int, num_workers: int, *, faults: float, power_loss: float = 0.0) -> None:
+        self.num_workers = num_workers
+        self.random = random.Random(seed)
+        self.faults, self.power_loss = faults, power_loss
+        self.now = 0.0
+        self.events: list = []  # heap of (time, tie, generation, report)
+        self.slots: list[dict[int, RunSpec]] = [{} for _ in range(num_workers)]
+        self.keys = [""] * num_workers
+        self.generation = [0] * num_workers
+        self.past: list[Finished] = []
+        self.executed: list[str] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def start(self, worker: int, call: Advance) -> None:
+        rng, slots = self.random, self.slots[worker]
+        if call.bank_key != self.keys[worker]:
+            self.keys[worker] = call.bank_key
+            slots.clear()
+        for slot, data in call.admit:
+            assert slot not in slots and slot < call.num_slots, "admitted into an occupied slot"
+            slots[slot] = canon.decode(RunSpec, data)
+        at = self.now + rng.expovariate(1.0)
+        if rng.random() < self.faults / 2:
+            return None  # hangs: never reports
+        if rng.random() < self.faults:
+            lost = [finished(slot, spec) for slot, spec in slots.items()]
+            self.past += [end for end in lost if rng.random() < 0.5]  # ended, but the report was lost: may come late
+            return self._push(at, worker, Report(worker=worker, error="worker lost"))
+        ending = [slot for slot in sorted(slots) if rng.random() < 0.4]
+        done = [self._end(slot, slots.pop(slot)) for slot in ending]
+        held = {spec.id for spec in slots.values()}  # what is still running here is not reported as ended
+        past = [end for end in self.past if end.result["id"] not in held]
+        if past and rng.random() < self.faults:
+            done.append(rng.choice(past))  # a duplicate, or a late one
+        rng.shuffle(done)
+        return self._push(at, worker, Report(worker=worker, finished=tuple(done)))
+
+    def _end(self, slot: int, spec: RunSpec) -> Finished:
+        self.executed.append(spec.id)
+        end = finished(slot, spec)
+        if self.random.random() < self.faults / 4:
+            return dataclasses.replace(end, result=end.result | {"loss_nats": math.nan})
+        self.past.append(end)
+        return end
+
+    def _push(self, at: float, worker: int, report: Report) -> None:
+        heapq.heappush(self.events, (at, self.random.random(), self.generation[worker], report))
+
+    def wait(self, timeout_seconds: float) -> list[Report]:
+        if self.random.random() < self.power_loss:
+            raise PowerLossError
+        deadline = self.now + timeout_seconds
+        reports = []
+        while self.events and (self.events[0][0] <= deadline) and (not reports or self.random.random() < 0.3):
+            at, _, generation, report = heapq.heappop(self.events)
+            self.now = max(self.now, at)
+            if generation == self.generation[report.worker]:
+                reports.append(report)
+        if not reports:
+            self.now = deadline
+        return reports
+
+    def restart(self, worker: int) -> None:
+        self.generation[worker] += 1
+        self.slots[worker].clear()
+        self.keys[worker] = ""
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,78 @@
+import dataclasses
+import os
+
+import pytest
+from sweep_fakes import make_spec, outcome
+
+from proxies import canon
+from proxies.spec import Curve
+from sweeps.curves import curve_path, has_curves, load_curve, store_curve
+from sweeps.errors import CurveCorrupt, DiskFull
+
+RESULT, CURVE = outcome(make_spec())
+
+
+def test_round_trip_is_exact(tmp_path):
+    curve = Curve(steps=(1, 5, 9), train_loss_nats=(0.1, 1 / 3, 5e-324), grad_norm=(1e308, 0.0, 2.0))
+    result = dataclasses.replace(RESULT, curve_id=canon.content_id(curve))
+    assert not has_curves(tmp_path)
+    store_curve(tmp_path, result.id, curve)
+    assert load_curve(tmp_path, result) == curve
+    assert has_curves(tmp_path)
+
+
+def test_an_empty_curve(tmp_path):
+    curve = Curve(steps=(), train_loss_nats=(), grad_norm=())
+    store_curve(tmp_path, RESULT.id, curve)
+    assert load_curve(tmp_path, dataclasses.replace(RESULT, curve_id=canon.content_id(curve))) == curve
+
+
+def test_no_other_curve_is_ever_returned(tmp_path):
+    path = store_curve(tmp_path, RESULT.id, CURVE)
+    whole = path.read_bytes()
+    refused = 0
+    for position in range(0, len(whole), 3):
+        broken = bytearray(whole)
+        broken[position] ^= 0x01
+        path.write_bytes(broken)
+        try:
+            assert load_curve(tmp_path, RESULT) == CURVE
+        except CurveCorrupt:
+            refused += 1
+    assert refused > len(whole) / 12
+    path.write_bytes(whole[:-9])
+    with pytest.raises(CurveCorrupt, match="cannot be read"):
+        load_curve(tmp_path, RESULT)
+
+
+def test_another_runs_curve_is_refused(tmp_path):
+    store_curve(tmp_path, RESULT.id, outcome(make_spec(seed=1))[1])
+    with pytest.raises(CurveCorrupt, match="content id"):
+        load_curve(tmp_path, RESULT)
+
+
+def test_missing_curve(tmp_path):
+    with pytest.raises(CurveCorrupt, match="restore it"):
+        load_curve(tmp_path, RESULT)
+
+
+@pytest.mark.parametrize("run_id", ["../x", "a" * 63, "A" * 64, "a" * 64 + "\n", "a" * 32 + "/" + "b" * 31])
+def test_ids_cannot_leave_the_folder(tmp_path, run_id):
+    with pytest.raises(ValueError, match="64 hex digits"):
+        curve_path(tmp_path, run_id)
+
+
+@pytest.mark.parametrize("call", ["fsync", "open"])
+def test_a_full_disk_leaves_the_earlier_file(tmp_path, monkeypatch, call):
+    path = store_curve(tmp_path, RESULT.id, CURVE)
+    before = path.read_bytes()
+
+    def full(*args, **kwargs):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("pathlib.Path.open" if call == "open" else "os.fsync", full)
+    with pytest.raises(DiskFull, match="No space left"):
+        store_curve(tmp_path, RESULT.id, outcome(make_spec(seed=1))[1])
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]

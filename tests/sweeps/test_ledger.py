@@ -1,0 +1,232 @@
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from sweep_fakes import make_spec, make_specs, outcome
+
+from proxies.canon import CanonError
+from proxies.spec import SpecError
+from sweeps.curves import store_curve
+from sweeps.errors import (
+    DiskFull,
+    DuplicateRecord,
+    LedgerCorrupt,
+    PlanChanged,
+    StaleDriver,
+    StudyHeld,
+    StudyMissing,
+    SweepError,
+)
+from sweeps.ledger import LEDGER_NAME, Ledger
+from sweeps.lock import LOCK_NAME, DriverLock
+
+PLAN = {"seed": 1, "search": {"num_trials": 12, "learning_rate": [1e-4, 0.1]}}
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(tmp_path, PLAN, create=True) as ledger:
+        yield ledger
+
+
+def reopened(ledger, tmp_path):
+    ledger.close()
+    return Ledger.open(tmp_path, PLAN, create=False)
+
+
+def test_record_0_is_the_plan_and_each_driver_leaves_its_name(ledger, tmp_path):
+    assert ledger.records()[0].kind == "plan"
+    assert ledger.plan == PLAN
+    with reopened(ledger, tmp_path) as again:
+        drivers = again.records("driver")
+        assert [record.key for record in drivers] == ["0", "1"]
+        assert drivers[1].body["pid"] == os.getpid()
+
+
+def test_what_was_appended_is_there_again(ledger, tmp_path):
+    specs = make_specs(3)
+    for spec in specs:
+        ledger.commit(spec, outcome(spec)[0])
+    ledger.append("verdict", "transfer", {"outcome": "holds", "regret_nats": 0.01})
+    with reopened(ledger, tmp_path) as again:
+        assert dict(again.results()) == {spec.id: outcome(spec)[0] for spec in specs}
+        assert [run.spec for run in again.runs()] == specs
+        assert again.find("verdict", "transfer").body["outcome"] == "holds"
+        assert again.find("verdict", "other") is None
+
+
+def test_a_reader_sees_a_running_study(ledger, tmp_path):
+    spec = make_spec()
+    before = Ledger.read(tmp_path)
+    ledger.commit(spec, outcome(spec)[0])
+    after = Ledger.read(tmp_path)
+    assert (len(before.results()), len(after.results())) == (0, 1)
+    assert after.head_hash == ledger.head_hash != before.head_hash
+    with pytest.raises(SweepError, match="opened for reading"):
+        after.append("note", "0", "text")
+
+
+def test_nothing_is_recorded_twice(ledger):
+    spec = make_spec()
+    ledger.commit(spec, outcome(spec)[0])
+    with pytest.raises(DuplicateRecord, match="never replaced"):
+        ledger.commit(spec, outcome(spec)[0])
+
+
+def test_what_is_no_record(ledger):
+    head = ledger.head_hash
+    with pytest.raises(CanonError, match="finite"):
+        ledger.append("verdict", "transfer", {"regret_nats": float("nan")})
+    with pytest.raises(ValueError, match="lower-case"):
+        ledger.append("Verdict!", "transfer", {})
+    with pytest.raises(SpecError, match="another spec"):
+        ledger.commit(make_spec(seed=1), outcome(make_spec(seed=2))[0])
+    assert ledger.head_hash == head
+
+
+def test_a_changed_plan_is_refused_key_by_key(ledger, tmp_path):
+    ledger.close()
+    changed = {"seed": 2, "search": {"num_trials": 12, "learning_rate": [1e-4, 0.2]}, "model": {"width": 64}}
+    with pytest.raises(PlanChanged) as caught:
+        Ledger.open(tmp_path, changed, create=True)
+    assert caught.value.changes == {
+        "seed": ("1", "2"),
+        "search.learning_rate": ("[0.0001,0.1]", "[0.0001,0.2]"),
+        "model.width": ("(not there)", "64"),
+    }
+    assert "search.learning_rate: [0.0001,0.1] -> [0.0001,0.2]" in str(caught.value)
+    Ledger.open(tmp_path, PLAN, create=False).close()  # a refusal holds nothing and changes nothing
+
+
+def test_every_single_change_is_noticed(tmp_path):
+    Ledger.open(tmp_path, PLAN, create=True).close()
+    for change in (
+        {"seed": 1.0},
+        {"seed": True},
+        {"search": {}},
+        {"search": None},
+        {"search": PLAN["search"], "x": {}},
+    ):
+        with pytest.raises(PlanChanged):
+            Ledger.open(tmp_path, PLAN | change, create=False)
+
+
+def test_missing_study(tmp_path):
+    for folder in (tmp_path, tmp_path / "deeper"):
+        with pytest.raises(StudyMissing, match="holds no study"):
+            Ledger.open(folder, PLAN, create=False)
+        with pytest.raises(StudyMissing):
+            Ledger.read(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["missing", "empty"])
+@pytest.mark.parametrize("create", [True, False])
+def test_a_lost_ledger_beside_curves_is_refused(ledger, tmp_path, how, create):
+    spec = make_spec()
+    store_curve(tmp_path, spec.id, outcome(spec)[1])
+    ledger.close()
+    path = tmp_path / LEDGER_NAME
+    path.unlink() if how == "missing" else path.write_bytes(b"")
+    with pytest.raises(LedgerCorrupt, match="missing or empty, yet curves/ holds finished runs"):
+        Ledger.open(tmp_path, PLAN, create=create)
+    with pytest.raises(LedgerCorrupt):
+        Ledger.read(tmp_path)
+
+
+def test_a_folder_that_cannot_be_one(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SweepError, match="name another folder"):
+        Ledger.open(tmp_path / "file" / "study", PLAN, create=True)
+    (tmp_path / "study" / LOCK_NAME).mkdir(parents=True)
+    with pytest.raises(SweepError, match="check the folder's permissions"):
+        Ledger.open(tmp_path / "study", PLAN, create=True)
+
+
+def test_an_empty_ledger_alone_is_a_start_cut_short(tmp_path):
+    (tmp_path / LEDGER_NAME).touch()
+    with Ledger.open(tmp_path, PLAN, create=True) as ledger:
+        assert ledger.plan == PLAN
+
+
+def test_a_second_driver_is_told_who_holds_the_study(ledger, tmp_path):
+    script = f"""
+        from pathlib import Path
+        from sweeps.ledger import Ledger
+        Ledger.open(Path({str(tmp_path)!r}), {PLAN!r}, create=False)
+    """
+    second = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert "StudyHeld" in second.stderr
+    assert f"pid {os.getpid()} on {os.uname().nodename}" in second.stderr
+    with pytest.raises(StudyHeld, match=f"pid {os.getpid()}"):  # nor twice in one process
+        Ledger.open(tmp_path, PLAN, create=False)
+
+
+def test_a_dead_drivers_lock_holds_nobody_up(tmp_path):
+    (tmp_path / LOCK_NAME).write_text('{"host":"gone","pid":1,"since":"long ago"}')
+    with DriverLock(tmp_path) as lock:
+        assert lock.holder["pid"] == os.getpid()
+
+
+def test_a_lock_without_a_name_yet(tmp_path):
+    with DriverLock(tmp_path):
+        (tmp_path / LOCK_NAME).write_text("")
+        with pytest.raises(StudyHeld, match="another driver"):
+            DriverLock(tmp_path)
+
+
+def test_a_driver_that_was_taken_over_commits_nothing(ledger, tmp_path):
+    (tmp_path / LOCK_NAME).unlink()  # an operator, or a filesystem without locks
+    with Ledger.open(tmp_path, PLAN, create=False) as other:
+        with pytest.raises(StaleDriver, match="taken this study over"):
+            ledger.append("note", "0", "from the stale one")
+        other.append("note", "0", "from the new one")
+    assert [record.body for record in Ledger.read(tmp_path).records("note")] == ["from the new one"]
+
+
+def test_fencing_is_what_stops_it(ledger, tmp_path, monkeypatch):
+    """The mutation check: had the second driver left no record, the first would still be let in."""
+    (tmp_path / LOCK_NAME).unlink()
+    monkeypatch.setattr(Ledger, "_greet", lambda self, plan, lock: None)
+    with Ledger.open(tmp_path, PLAN, create=False):
+        ledger.append("note", "0", "from the stale one")
+
+
+def test_a_full_database_loses_nothing(ledger, tmp_path):
+    ledger._connection.execute("PRAGMA max_page_count = 12")
+    with pytest.raises(DiskFull, match="free some space and resume"):
+        for index in range(1000):
+            ledger.append("note", str(index), "x" * 500)
+    kept = ledger.records()
+    assert Ledger.read(tmp_path).records() == kept
+    with reopened(ledger, tmp_path) as again:
+        again.append("note", "after", "there is room again")
+
+
+def test_a_full_disk_loses_nothing(tmp_path):
+    """A real limit on file sizes, in a process of its own."""
+    script = f"""
+        import resource, signal, sys
+        from pathlib import Path
+        from sweeps.errors import DiskFull
+        from sweeps.ledger import Ledger
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        ledger = Ledger.open(Path({str(tmp_path)!r}), {PLAN!r}, create=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        try:
+            for index in range(1000):
+                ledger.append("note", str(index), "x" * 500)
+                print(index, flush=True)
+        except DiskFull as error:
+            sys.exit(f"DiskFull: {{error}}")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("DiskFull"), done.stderr
+    with Ledger.open(tmp_path, PLAN, create=False) as ledger:
+        acknowledged = done.stdout.split()
+        assert len(acknowledged) > 20
+        assert [record.key for record in ledger.records("note")] == acknowledged

@@ -1,0 +1,122 @@
+"""Real Ray: one pool, started once (some 5 s); workers crash and hang in it, and at last Ray itself is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from sweep_fakes import FakeHostFactory, bank_key, executions, make_spec, make_specs, num_slots, outcome
+
+from sweeps.drive import drive
+from sweeps.ledger import Ledger
+from sweeps.pool import InlinePool
+from sweeps.pool_ray import RayPool
+from sweeps.source import StaticSource
+
+HERE = Path(__file__).parent
+
+
+def run_all(study, pool, specs, **kwargs):
+    events = []
+    with Ledger.open(study, {}, create=True) as ledger:
+        drive(
+            StaticSource(specs, bank_key), pool, ledger, study, num_slots_for=num_slots, bank_key_for=bank_key,
+            steps_per_call=3, progress=events.append, **kwargs,
+        )  # fmt: skip
+        return dict(ledger.results()), events
+
+
+def test_a_crashed_and_a_hung_worker_cost_nothing_but_time(tmp_path, capfd):
+    handler = signal.getsignal(signal.SIGTERM)
+    specs = [make_spec(seed=seed, width=width) for seed in range(4) for width in (32, 64)]
+    expected = {spec.id: outcome(spec)[0] for spec in specs}
+    crash, hang = tmp_path / "crash", tmp_path / "hang"
+    pool = RayPool(2, SwitchingFactory(str(crash), str(hang), str(tmp_path / "now-hang")))
+    try:
+        results, events = run_all(tmp_path / "study", pool, specs)
+        assert results == expected
+        assert [lost for event in events for lost in event.lost if "worker lost (ActorDiedError)" in lost]
+        assert max(map(executions(crash, "begin").count, expected)) == 2
+
+        (tmp_path / "now-hang").touch()
+        for worker in range(2):
+            pool.restart(worker)
+        results, events = run_all(tmp_path / "other", pool, specs, hang_seconds=5.0, max_attempts=5)
+        assert results == expected
+        assert [lost for event in events for lost in event.lost if "no report for 5 s" in lost]
+    finally:
+        pool.close()
+    assert signal.getsignal(signal.SIGTERM) == handler
+    printed = capfd.readouterr()
+    assert printed.out == "", "stdout is for our JSON"
+    assert "Traceback" not in printed.err
+
+
+class SwitchingFactory:
+    """Hosts that crash at run 1 at first, and hang at run 2 once the switch is there. Threads as told."""
+
+    def __init__(self, crash, hang, switch):
+        self.crash, self.hang, self.switch = crash, hang, switch
+
+    def __call__(self):
+        assert os.environ["OMP_NUM_THREADS"] == "1"
+        if Path(self.switch).exists():
+            return FakeHostFactory(self.hang, "hang 2")()
+        return FakeHostFactory(self.crash, "crash 1")()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
+def test_ray_itself_dies(tmp_path, part):
+    """A part of Ray is killed under a driver: a named error within 30 s, and an inline pool finishes the study."""
+    script = f"""
+        import sys, time
+        sys.path.insert(0, {str(HERE)!r})
+        from pathlib import Path
+        from sweep_fakes import FakeHostFactory, make_specs
+        from test_pool_ray import RayPool, run_all
+        pool = RayPool(1, FakeHostFactory({str(tmp_path / "diary")!r}, step_seconds=1.0))
+        import ray
+        print(ray._private.worker._global_node.all_processes[{part!r}][0].process.pid, file=sys.stderr, flush=True)
+        try:
+            run_all(Path({str(tmp_path / "study")!r}), pool, make_specs(30))
+        finally:
+            print("named", time.monotonic(), file=sys.stderr, flush=True)
+            pool.close()
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE, text=True)
+    with process:
+        pid = int(process.stderr.readline())
+        while not executions(tmp_path / "diary"):
+            time.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+    named = float(errors.split("named ")[1].split()[0])  # the monotonic clock is the machine's
+    assert named - killed < 30
+    assert "PoolDead" in errors
+    assert "run the same command again" in errors
+
+    pool = InlinePool(FakeHostFactory(str(tmp_path / "diary")))
+    finished = set(Ledger.read(tmp_path / "study").results())
+    before = len(executions(tmp_path / "diary"))
+    results, _ = run_all(tmp_path / "study", pool, make_specs(30))
+    assert len(results) == 30
+    assert not finished & set(executions(tmp_path / "diary")[before:])
+
+
+def test_a_pool_that_cannot_start(monkeypatch):
+    from sweeps import pool_ray
+    from sweeps.errors import PoolDead
+
+    def fail(self):
+        raise ConnectionError("no ports left")
+
+    monkeypatch.setattr(pool_ray.RayPool, "_start_ray", fail)
+    with warnings.catch_warnings(), pytest.raises(PoolDead, match=r"no ports left.*--inline"):
+        RayPool(1, FakeHostFactory("nowhere"))
