@@ -15,7 +15,7 @@ from typing import Literal
 
 from proxies import canon
 from proxies.schedule import STEP_CONVENTION, lr_table
-from proxies.spec import Dtype, ForwardNumbers, Kind, ParameterNumbers, Parametrization, Schedule, Shape
+from proxies.spec import Checks, Dtype, ForwardNumbers, Kind, ParameterNumbers, Parametrization, Schedule, Shape
 
 SCHEMA_VERSION = 1
 NUM_LR_SAMPLES = 64
@@ -84,6 +84,11 @@ class Parallelism:
     data_parallel_shard: int
     data_parallel_replicate: int = 1
 
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("data_parallel_shard", "data_parallel_replicate")
+        checks.done()
+
     @property
     def num_ranks(self) -> int:
         """Ranks of the run."""
@@ -96,6 +101,13 @@ class Checkpointing:
 
     every_steps: int
     keep: int = 2
+    """Two at least: the newest may turn out corrupt."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("every_steps")
+        checks.whole("keep", least=2)
+        checks.done()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +157,23 @@ class Decision:
     checkpointing: Checkpointing
     predicted: PredictedLoss
     abort: Abort
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("batch_tokens", "num_tokens")
+        checks.whole("seed", least=0)
+        if checks.fine:
+            steps, sequences = self.learning_rate.schedule.num_steps, self.batch_tokens // self.shape.seq_len
+            checks.that(
+                self.num_tokens == steps * self.batch_tokens,
+                f"num_tokens = {self.num_tokens}: not {steps} steps of {self.batch_tokens} tokens",
+            )
+            checks.that(
+                self.batch_tokens % self.shape.seq_len == 0 and sequences % self.parallelism.num_ranks == 0,
+                f"batch_tokens = {self.batch_tokens}: no whole sequences of {self.shape.seq_len} for each of "
+                f"{self.parallelism.num_ranks} ranks",
+            )
+        checks.done()
 
     @property
     def digest(self) -> str:

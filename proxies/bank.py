@@ -55,7 +55,7 @@ def environment() -> dict[str, str]:
     """What arithmetic depends on besides the spec."""
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "machine": platform.machine(),
         "device": "cpu",
     }
@@ -68,7 +68,15 @@ class Bank:
         ValueError: the vocabulary of the corpus does not fit the shape, or `numerics` asks for bfloat16 on a CPU.
     """
 
-    def __init__(self, shape: Shape, batch_tokens: int, numerics: Numerics, store: TokenStore) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        batch_tokens: int,
+        numerics: Numerics,
+        store: TokenStore,
+        *,
+        diverged_above_nats: float = DIVERGED_ABOVE_NATS,
+    ) -> None:
         if numerics.dtype not in _DTYPES:
             raise ValueError(f"dtype = {numerics.dtype!r}: a CPU bank trains in {' or '.join(_DTYPES)}")
         if store.manifest.vocab_size > shape.vocab_size:
@@ -78,6 +86,7 @@ class Bank:
         torch.set_num_threads(numerics.num_threads)
         torch.set_float32_matmul_precision(numerics.matmul_precision)
         self.shape, self.numerics, self._store = shape, numerics, store
+        self._ceiling_nats = math.log(shape.vocab_size) + diverged_above_nats
         self._num_sequences = batch_tokens // shape.seq_len
         self._dtype = _DTYPES[numerics.dtype]
         num_slots = numerics.num_slots
@@ -98,19 +107,9 @@ class Bank:
         if (spec.shape, spec.batch_sequences, spec.numerics, spec.data_id) != mine:
             raise ValueError(f"run {spec.id[:12]} belongs to another bank: shape, batch, numerics or data differ")
         numbers = parameter_table(spec.parametrization, spec.shape, spec.base_shape, spec.hparams)
-        optimizer = self.optimizer
-        optimizer.clear(index)
-        for parameter in numbers:
-            span = slice(*optimizer.spans[parameter.name])
-            optimizer.weights_KP[index, span] = initial_tensor(parameter, spec.seed).flatten().to(self._dtype)
-            optimizer.peak_lr_KP[index, span] = parameter.learning_rate
-            optimizer.decay_KP[index, span] = parameter.weight_decay
-        hparams = spec.hparams
-        optimizer.beta1_K1[index] = hparams.beta1
-        optimizer.beta2_K1[index] = hparams.beta2
-        optimizer.eps_K1[index] = hparams.eps
-        optimizer.clip_K1[index] = math.inf if hparams.clip_norm is None else hparams.clip_norm
-        forward = forward_numbers(spec.parametrization, spec.shape, spec.base_shape, hparams)
+        weights = {parameter.name: initial_tensor(parameter, spec.seed) for parameter in numbers}
+        self.optimizer.admit(index, numbers, weights, spec.hparams)
+        forward = forward_numbers(spec.parametrization, spec.shape, spec.base_shape, spec.hparams)
         self._slots[index] = _Slot(spec=spec, forward=forward)
         self._set_forward()
 
@@ -209,9 +208,9 @@ class Bank:
     def _diverged(self, slot: _Slot, finite: bool) -> str:
         if not finite:
             return f"loss or gradient not finite at step {slot.step + 1}"
-        ceiling = math.log(self.shape.vocab_size) + DIVERGED_ABOVE_NATS
-        if slot.step > slot.spec.schedule.warmup_steps + 1 and slot.losses_nats[-1] > ceiling:
-            return f"loss {slot.losses_nats[-1]:.3f} over {ceiling:.3f} nats (ln vocabulary + 1) at step {slot.step}"
+        loss, ceiling = slot.losses_nats[-1], self._ceiling_nats
+        if slot.step > slot.spec.schedule.warmup_steps + 1 and loss > ceiling:
+            return f"loss {loss:.3f} over {ceiling:.3f} nats, that of knowing nothing and more, at step {slot.step}"
         return ""
 
     def _set_forward(self) -> None:

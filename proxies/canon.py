@@ -7,6 +7,7 @@ white space, floats are written in Python's shortest round-trip form, and `1` an
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -28,8 +29,8 @@ def canonical(value: object) -> str:
     """The canonical JSON text of `value` (a record, or plain JSON data).
 
     Raises:
-        CanonError: NaN, an infinity, a key that is not a string, or a type JSON does not know; the message
-            names the path to it.
+        CanonError: NaN, an infinity, a key that is not a string, a text UTF-8 cannot write, or a type JSON does not
+            know; the message names the path to it.
     """
     plain = to_json(value)
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -73,8 +74,12 @@ def to_json(value: object, path: str = "$") -> Json:
     Raises:
         CanonError: as for `canonical`.
     """
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        return int(value)  # subclasses (an IntEnum, torch's version string) are not what JSON gives back
+    if isinstance(value, str):
+        return _text(value, path)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise CanonError(f"{path} is {value}: records hold finite numbers only")
@@ -85,11 +90,19 @@ def to_json(value: object, path: str = "$") -> Json:
         for key in value:
             if not isinstance(key, str):
                 raise CanonError(f"{path} has the key {key!r}: keys are strings")
-        return {key: to_json(item, f"{path}.{key}") for key, item in value.items()}
+        return {_text(key, path): to_json(item, f"{path}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         return {f.name: to_json(getattr(value, f.name), f"{path}.{f.name}") for f in fields}
     raise CanonError(f"{path} is a {type(value).__name__}: not a JSON value")
+
+
+def _text(value: str, path: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise CanonError(f"{path} holds half a surrogate pair, which no UTF-8 text can: {error.reason}") from None
+    return str.__str__(value)  # not str(): an enumeration prints its name
 
 
 def parse(text: str | bytes) -> Json:
@@ -100,7 +113,9 @@ def parse(text: str | bytes) -> Json:
     """
     try:
         loaded: Json = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_refuse, parse_float=_finite)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except CanonError:
+        raise
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and integers of absurd length
         raise CanonError(f"not JSON: {error}") from error
     return loaded
 
@@ -156,13 +171,20 @@ def _decode(kind: typing.Any, value: typing.Any, path: str) -> object:
             raise CanonError(f"{path} is a {type(value).__name__}: an object is wanted")
         return {key: _decode(args[1], item, f"{path}.{key}") for key, item in value.items()}
     if kind is float and type(value) is int:
-        return float(value)
+        return _float(value, path)
     if kind in (bool, int, float, str) and type(value) is kind:
         return value
     if kind is object:
         return value
     name = getattr(kind, "__name__", str(kind))
     raise CanonError(f"{path} is {value!r} ({type(value).__name__}): {name} is wanted")
+
+
+def _float(value: int, path: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise CanonError(f"{path} is an integer too large for a float") from None
 
 
 def _decode_tuple(args: tuple[typing.Any, ...], value: object, path: str) -> tuple[object, ...]:
@@ -186,5 +208,11 @@ def _decode_record(kind: type, value: object, path: str) -> object:
         parts = [f"lacks {', '.join(missing)}"] if missing else []
         parts += [f"has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
         raise CanonError(f"{path} ({kind.__name__}) {' and '.join(parts)}")
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     return kind(**{n: _decode(hints[n], value[n], f"{path}.{n}") for n in names})
+
+
+@functools.cache
+def _type_hints(kind: type) -> dict[str, typing.Any]:
+    """Resolving a record's annotations is most of the work of decoding it."""
+    return typing.get_type_hints(kind)

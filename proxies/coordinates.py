@@ -65,6 +65,9 @@ class CoordinateCheck:
     learning_rate: float
     level: float
     layers: tuple[LayerVerdict, ...]
+    """Judged over the widths that stayed finite; none where fewer than two did."""
+    not_finite_width: int | None
+    """The first width at which a run left the finite numbers: a blow-up by itself."""
     outcome: Outcome
     """The worst of the layers'."""
 
@@ -79,19 +82,25 @@ def check_coordinates(
     """Run the check: `specs[i]` holds the runs of one width, alike but for their seeds.
 
     Raises:
-        ValueError: fewer than two widths or two seeds, or widths not increasing.
+        ValueError: fewer than two widths or two seeds, widths not increasing, or no step to take.
     """
-    widths = tuple(runs[0].shape.width for runs in specs)
-    num_seeds = len(specs[0]) if specs else 0
-    if len(widths) < 2 or list(widths) != sorted(set(widths)) or num_seeds < 2:
-        raise ValueError(f"widths = {widths}, {num_seeds} seeds: at least 2 increasing widths and 2 seeds are wanted")
+    widths, num_seeds = _arguments(specs)
     changes: dict[str, list[NDArray[np.float64]]] = {}
+    not_finite_width: int | None = None
     for runs in specs:
-        for layer, change_K in _changes(runs, store).items():
+        at_width = _changes(runs, store)
+        if at_width is None:
+            not_finite_width = runs[0].shape.width
+            break
+        for layer, change_K in at_width.items():
             changes.setdefault(layer, []).append(change_K)
         progress(runs[0].shape.width)
-    layers = tuple(_judge(layer, widths, np.stack(change_WK), level) for layer, change_WK in changes.items())
+    finite = [width for width in widths if not_finite_width is None or width < not_finite_width]
+    judged = changes if len(finite) > 1 else {}
+    layers = tuple(_judge(layer, finite, np.stack(change_WK), level) for layer, change_WK in judged.items())
     order: list[Outcome] = ["blows_up", "vanishes", "cannot_tell", "passes"]
+    outcomes = [layer.outcome for layer in layers]
+    worst = min(outcomes, key=order.index) if not_finite_width is None else "blows_up"
     first = specs[0][0]
     return CoordinateCheck(
         parametrization=first.parametrization,
@@ -101,14 +110,33 @@ def check_coordinates(
         learning_rate=first.hparams.learning_rate,
         level=level,
         layers=layers,
-        outcome=min((layer.outcome for layer in layers), key=order.index),
+        not_finite_width=not_finite_width,
+        outcome=worst,
     )
 
 
-def _changes(runs: Sequence[RunSpec], store: TokenStore) -> dict[str, NDArray[np.float64]]:
-    """Mean absolute change of every layer's output, [K], over all but the last step of the runs' schedule."""
+def _arguments(specs: Sequence[Sequence[RunSpec]]) -> tuple[tuple[int, ...], int]:
+    """The widths and the number of seeds, if they can be judged."""
+    widths = tuple(runs[0].shape.width for runs in specs if runs)
+    counts = sorted({len(runs) for runs in specs})
+    if len(widths) < 2 or list(widths) != sorted(set(widths)) or len(counts) != 1 or counts[0] < 2:
+        raise ValueError(
+            f"widths = {widths}, {counts} seeds: at least 2 increasing widths, and as many seeds at each, at least 2, "
+            "are wanted"
+        )
+    num_steps = min(run.schedule.num_steps for runs in specs for run in runs)
+    if num_steps < 2:
+        raise ValueError(f"num_steps = {num_steps}: at least 2 are wanted, the last of which is not taken")
+    return widths, counts[0]
+
+
+def _changes(runs: Sequence[RunSpec], store: TokenStore) -> dict[str, NDArray[np.float64]] | None:
+    """Mean absolute change of every layer's output, [K], over all but the last step of the runs' schedule.
+
+    None if a run left the finite numbers; a loss that is merely large is what is being measured.
+    """
     spec = runs[0]
-    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
+    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, diverged_above_nats=math.inf)
     for slot, run in enumerate(runs):
         bank.admit(slot, run)
     batch_BT = store.validation_batch(num_sequences=PROBE_SEQUENCES, seq_len=spec.shape.seq_len)
@@ -116,7 +144,7 @@ def _changes(runs: Sequence[RunSpec], store: TokenStore) -> dict[str, NDArray[np
     before = _outputs(bank, ids_KBT)
     # One step short of the end: a finished run would be evicted.
     if bank.advance(spec.schedule.num_steps - 1):
-        raise ValueError(f"a run diverged within {spec.schedule.num_steps - 1} steps at width {spec.shape.width}")
+        return None
     after = _outputs(bank, ids_KBT)
     return {
         layer: (after[layer] - before[layer]).abs().mean(dim=(1, 2))[: len(runs)].double().numpy() for layer in before
@@ -148,7 +176,7 @@ def _watched(name: str) -> bool:
     return name in ("tok_embeddings", "norm", "lm_head") or name.endswith((".attention", ".feed_forward"))
 
 
-def _judge(layer: str, widths: tuple[int, ...], change_WK: NDArray[np.float64], level: float) -> LayerVerdict:
+def _judge(layer: str, widths: Sequence[int], change_WK: NDArray[np.float64], level: float) -> LayerVerdict:
     octaves_W = np.log2(np.array(widths, dtype=float))
     logs_WK = np.log2(np.maximum(change_WK, np.finfo(float).tiny))
     centred_W = octaves_W - octaves_W.mean()
@@ -157,7 +185,9 @@ def _judge(layer: str, widths: tuple[int, ...], change_WK: NDArray[np.float64], 
     half = float(stats.t.ppf(0.5 + level / 2, num_seeds - 1) * slopes_K.std(ddof=1) / math.sqrt(num_seeds))
     slope = float(slopes_K.mean())
     outcome: Outcome = "cannot_tell"
-    if slope - half > TOLERANCE:
+    if not change_WK.all():
+        outcome = "cannot_tell"  # an output that did not move has no slope
+    elif slope - half > TOLERANCE:
         outcome = "blows_up"
     elif slope + half < -TOLERANCE:
         outcome = "vanishes"

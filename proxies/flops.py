@@ -72,6 +72,6 @@ def flops_per_token(shape: Shape, convention: Convention = "causal") -> int:
     raise ValueError(f"convention = {convention!r}: one of {', '.join(CONVENTIONS)} is wanted")
 
 
-def six_nd(params: int, tokens: int) -> float:
+def six_nd(params: float, tokens: float) -> float:
     """The rule of thumb 6 * N * D, as a float: in 64-bit integers it overflows."""
     return 6.0 * params * tokens

@@ -35,14 +35,15 @@ class SpecError(ValueError):
         super().__init__(f"{record}: " + "; ".join(problems))
 
 
-class _Checks:
-    """Collects what is wrong with a record, so that all of it is said at once."""
+class Checks:
+    """Collects what is wrong with a record, so that all of it is said at once. For every room's records."""
 
     def __init__(self, record: object) -> None:
         self.record = record
         self.problems: list[str] = []
 
     def whole(self, *names: str, least: int = 1) -> None:
+        """Fields that must be whole numbers."""
         for name in names:
             value = getattr(self.record, name)
             if type(value) is not int or value < least:
@@ -50,6 +51,7 @@ class _Checks:
 
     def number(self, name: str, *, above: float | None = None, least: float | None = None,
                below: float | None = None, most: float | None = None) -> None:  # fmt: skip
+        """A field that must be a finite number within bounds; a whole number becomes a float."""
         value = getattr(self.record, name)
         wanted = [
             text
@@ -58,31 +60,43 @@ class _Checks:
             )
             if bound is not None
         ]  # fmt: skip
+        try:
+            value = float(value) if type(value) is int else value
+        except OverflowError:
+            value = math.inf
         fine = (
-            type(value) in (int, float)
+            type(value) is float
             and math.isfinite(value)
             and (above is None or value > above)
             and (least is None or value >= least)
             and (below is None or value < below)
             and (most is None or value <= most)
         )
-        if not fine:
-            self.problems.append(f"{name} = {value!r}: a finite number {' and '.join(wanted)} is wanted")
+        if fine:
+            # 1 and 1.0 are one number to a caller but two content ids: a record holds the float it declares.
+            object.__setattr__(self.record, name, value)
+        else:
+            bounds = " and ".join(wanted)
+            self.problems.append(f"{name} = {value!r}: a finite number {bounds} is wanted".replace("  ", " "))
 
     def one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        """A field that must be one of some words."""
         value = getattr(self.record, name)
         if value not in choices:
             self.problems.append(f"{name} = {value!r}: one of {', '.join(choices)} is wanted")
 
     def that(self, holds: bool, problem: str) -> None:
+        """Any condition, with what to say if it does not hold."""
         if not holds:
             self.problems.append(problem)
 
     @property
     def fine(self) -> bool:
+        """Whether nothing is wrong so far: what depends on several fields is checked then."""
         return not self.problems
 
     def done(self) -> None:
+        """Raise SpecError with every problem, if there is one."""
         if self.problems:
             raise SpecError(type(self.record).__name__, self.problems)
 
@@ -105,7 +119,7 @@ class Shape:
     """Embedding and readout share one matrix."""
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.whole("num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "seq_len")
         checks.whole("vocab_size", least=2)
         checks.one_of("family", ("llama",))
@@ -139,7 +153,7 @@ class Shape:
         Raises:
             SpecError: the width does not hold whole heads, or the FFN would not be a whole number.
         """
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.that(width > 0 and width % self.head_dim == 0,
                     f"width = {width} is no multiple of the head dim {self.head_dim}")  # fmt: skip
         checks.that(self.ffn_width * width % self.width == 0,
@@ -178,7 +192,7 @@ class Hparams:
     output_multiplier: float = 1.0
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.number("learning_rate", above=0)
         checks.number("weight_decay", least=0)
         checks.number("beta1", least=0, below=1)
@@ -204,7 +218,7 @@ class Schedule:
     """Where the decay would end, as a share of the peak, one step after the last."""
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.one_of("kind", ("cosine", "linear", "wsd", "constant"))
         checks.whole("num_steps")
         checks.whole("warmup_steps", "decay_steps", least=0)
@@ -236,7 +250,7 @@ class Numerics:
     num_threads: int = 1
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.one_of("dtype", ("float32", "float64", "bfloat16"))
         checks.one_of("matmul_precision", ("highest", "high", "medium"))
         checks.whole("num_slots", "num_threads")
@@ -260,7 +274,7 @@ class RunSpec:
     optimizer: Literal["adamw"] = "adamw"
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.one_of("parametrization", ("sp", "mup"))
         checks.one_of("optimizer", ("adamw",))
         checks.whole("batch_tokens")
@@ -338,7 +352,7 @@ class Curve:
     """Global norm before clipping."""
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         lengths = {len(self.steps), len(self.train_loss_nats), len(self.grad_norm)}
         checks.that(len(lengths) == 1, f"columns of different lengths: {sorted(lengths)}")
         checks.that(list(self.steps) == sorted(set(self.steps)), "steps are not strictly increasing")
@@ -369,7 +383,7 @@ class RunResult:
     """Why it is not finished, in a sentence."""
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.one_of("status", ("finished", "diverged", "pruned", "failed"))
         checks.that(len(self.id) == canon.ID_LENGTH, f"id = {self.id!r} is no sha256")
         checks.that(
@@ -395,6 +409,6 @@ class Run:
     result: RunResult
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.that(self.spec.id == self.result.id, f"result {self.result.id[:12]} is of another spec")
         checks.done()

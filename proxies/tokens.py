@@ -7,7 +7,6 @@ The manifest's content id is the `data_id` of every run on it.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxies import canon
+from proxies.permutation import permuted
 
 MANIFEST = "manifest.json"
 SHARD_TOKENS = 2**26
@@ -61,8 +61,11 @@ class Manifest:
         return sum(shard.num_tokens for shard in getattr(self, split))
 
 
-def read_documents(sources: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[bytes]:
-    """Texts of the files, or of every file of those suffixes below the folders, in sorted order.
+def read_documents(
+    sources: Iterable[Path], suffixes: tuple[str, ...], excluded: tuple[str, ...] = ()
+) -> Iterator[bytes]:
+    """Texts of the files, or of every file of those suffixes below the folders, in sorted order; folders of the
+    `excluded` names are passed over.
 
     `.jsonl` files give one document per line, from its `text` field.
 
@@ -74,13 +77,21 @@ def read_documents(sources: Iterable[Path], suffixes: tuple[str, ...]) -> Iterat
             raise DataError(f"{source} does not exist")
         files = [source]
         if source.is_dir():
-            files = sorted(f for f in source.rglob("*") if f.suffix in suffixes and f.is_file())
+            files = sorted(f for f in _walk(source, excluded) if f.suffix in suffixes and f.is_file())
         for file in files:
             try:
                 content = file.read_bytes()
             except OSError as error:
                 raise DataError(f"{file} cannot be read: {error.strerror}") from error
             yield from _jsonl_texts(file, content) if file.suffix == ".jsonl" else (content,)
+
+
+def _walk(folder: Path, excluded: tuple[str, ...]) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if not entry.is_dir():
+            yield entry
+        elif entry.name not in excluded and not entry.is_symlink():  # a link could lead round in a circle
+            yield from _walk(entry, excluded)
 
 
 def _jsonl_texts(file: Path, content: bytes) -> Iterator[bytes]:
@@ -94,7 +105,10 @@ def _jsonl_texts(file: Path, content: bytes) -> Iterator[bytes]:
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
             raise DataError(f"{file} line {number}: an object with a string `text` is wanted")
-        yield text.encode()
+        try:
+            yield text.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{file} line {number}: `text` holds half a surrogate pair") from None
 
 
 def tokenize(
@@ -102,6 +116,7 @@ def tokenize(
     out: Path,
     *,
     suffixes: tuple[str, ...] = (".txt", ".md", ".py", ".jsonl"),
+    excluded: tuple[str, ...] = (),
     validation_fraction: float = 0.02,
     progress: Callable[[int, int], None] = lambda num_documents, num_tokens: None,
 ) -> Manifest:
@@ -117,13 +132,14 @@ def tokenize(
     texts: dict[Split, list[bytes]] = {"train": [], "validation": []}
     seen: set[bytes] = set()
     num_tokens = 0
-    for text in read_documents(sources, suffixes):
+    for document in read_documents(sources, suffixes, excluded):
+        text = document.replace(bytes([DOCUMENT_END]), b"")
         digest = hashlib.sha256(text).digest()
         if not text.strip() or digest in seen:
             continue
         seen.add(digest)
         split: Split = "validation" if digest[0] / 256 + digest[1] / 65536 < validation_fraction else "train"
-        texts[split].append(text.replace(b"\0", b""))
+        texts[split].append(text)
         num_tokens += len(text) + 1
         if len(seen) % 256 == 0:
             progress(len(seen), num_tokens)
@@ -133,33 +149,39 @@ def tokenize(
                 f"{len(seen)} documents left the {name} split empty: the sources need more documents "
                 f"(ending in {', '.join(suffixes)}), or another validation_fraction than {validation_fraction}"
             )
-    out.mkdir(parents=True, exist_ok=True)
+    train, validation = (_cut(split, held) for split, held in texts.items())
     manifest = Manifest(
         schema_version=1,
         tokenizer="bytes",
         vocab_size=256,
         dtype="uint16",
         num_documents=len(seen),
-        train=_write_split(out, "train", texts["train"]),
-        validation=_write_split(out, "validation", texts["validation"]),
+        train=tuple(train),
+        validation=tuple(validation),
     )
+    if (out / MANIFEST).exists() and read_manifest(out).data_id != manifest.data_id:
+        raise DataError(f"{out} holds another corpus, which runs may be built on: choose another folder or remove it")
+    out.mkdir(parents=True, exist_ok=True)
+    for shard, tokens in (train | validation).items():
+        canon.write_atomic(out / shard.file, tokens.tobytes())
     canon.write_atomic(out / MANIFEST, canon.pretty(manifest))
     progress(len(seen), num_tokens)
     return manifest
 
 
-def _write_split(out: Path, split: Split, texts: list[bytes]) -> tuple[Shard, ...]:
+def _cut(split: Split, texts: list[bytes]) -> dict[Shard, NDArray[np.uint16]]:
     end = bytes([DOCUMENT_END])
     tokens = np.frombuffer(end.join(texts) + end, dtype=np.uint8).astype("<u2")
-    shards: list[Shard] = []
-    for start in range(0, len(tokens), SHARD_TOKENS):
-        part = tokens[start : start + SHARD_TOKENS]
-        path = out / f"{split}-{len(shards):05d}.bin"
-        canon.write_atomic(path, part.tobytes())
-        shards.append(
-            Shard(file=path.name, num_tokens=len(part), max_id=int(part.max()), sha256=canon.file_sha256(path))
-        )
-    return tuple(shards)
+    parts = [tokens[start : start + SHARD_TOKENS] for start in range(0, len(tokens), SHARD_TOKENS)]
+    return {
+        Shard(
+            file=f"{split}-{number:05d}.bin",
+            num_tokens=len(part),
+            max_id=int(part.max()),
+            sha256=hashlib.sha256(part.data).hexdigest(),
+        ): part
+        for number, part in enumerate(parts)
+    }
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -267,27 +289,3 @@ class TokenStore:
                 return tokens, (index - before) * seq_len
             before += count
         raise IndexError(f"window {index} of {before}")
-
-
-def permuted(index: int, size: int, key: tuple[int, int]) -> int:
-    """Where `index` goes under a keyed permutation of range(size): a four-round Feistel network, cycle-walked.
-
-    Nothing is stored, so any step of any epoch is found at once, at any corpus size.
-    """
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    while True:
-        left, right = index >> half, index & mask
-        for number, constant in enumerate(_round_keys(key)):
-            mixed = ((right + constant) * 0x9E3779B97F4A7C15 + number) & 0xFFFFFFFFFFFFFFFF
-            mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF  # splitmix64's constants
-            left, right = right, left ^ ((mixed >> 32) & mask)
-        index = left << half | right
-        if index < size:
-            return index
-
-
-@functools.lru_cache(maxsize=1024)
-def _round_keys(key: tuple[int, int]) -> tuple[int, ...]:
-    digest = hashlib.sha256(f"{key[0]}/{key[1]}".encode()).digest()
-    return tuple(int.from_bytes(digest[i : i + 8], "big") for i in range(0, 32, 8))

@@ -1,0 +1,70 @@
+"""The decision for the embedded trainer: the launch config itself, and the line that starts it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import shlex
+from pathlib import Path
+
+from launcher import assembly
+from launcher.exporters.fidelity import FidelityEntry, FidelityReport
+from launcher.frozen import LAUNCH_FILE, Decision, FrozenError, read_launch
+from launcher.launch import torchrun_command
+from proxies import canon
+from proxies.model import Decoder
+
+RUN_FILE = "run.sh"
+
+_NOTES = {
+    "predicted": "carried along; training does not read it",
+    "base_shape": "carried along; its multipliers are in the numbers of groups and forward",
+    "parametrization": "carried along; its numbers are in groups and forward",
+    "parallelism": "other numbers of ranks are refused",
+}
+
+
+def export(decision: Decision, out_dir: Path) -> FidelityReport:
+    """Write `launch.json` and `run.sh` (`run.sh DATA RUN_DIR`, on one machine) into `out_dir`.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters, the live optimizer would differ from them, or what
+            was written does not read back as the decision.
+    """
+    if problems := parity(decision):
+        raise FrozenError("embedded trainer", problems)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    launch_file = out_dir / LAUNCH_FILE
+    canon.write_atomic(launch_file, canon.pretty({"digest": decision.digest, "decision": decision}))
+    if read_launch(launch_file) != decision:
+        raise FrozenError(str(launch_file), ["does not read back as the decision"])
+    run_file = out_dir / RUN_FILE
+    canon.write_atomic(run_file, _run_script(decision).encode())
+    run_file.chmod(0o755)
+    fields = [field.name for field in dataclasses.fields(Decision)]
+    entries = tuple(FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields)
+    return FidelityReport(trainer="native", version=importlib.metadata.version("forerun"), entries=entries)
+
+
+def _run_script(decision: Decision) -> str:
+    head = shlex.join(torchrun_command("python", decision.parallelism.num_ranks))
+    return (
+        "#!/bin/sh\n"
+        f"# Trains the config {decision.digest}: run.sh DATA RUN_DIR [--stop-after N]\n"
+        "set -eu\n"
+        'config="$(dirname "$0")/' + LAUNCH_FILE + '" data="$1" out="$2"\n'
+        "shift 2\n"
+        f'exec {head} --config "$config" --data "$data" --out "$out" "$@"\n'
+    )
+
+
+def parity(decision: Decision) -> list[str]:
+    """Where the embedded trainer's own optimizer groups, built on the full model, differ from the frozen ones.
+
+    The model is built on the meta device: nothing is allocated, at any size.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    model = Decoder(decision.shape, device="meta")
+    return assembly.mismatches(model, assembly.build_optimizer(model, decision.groups), decision.groups)

@@ -1,0 +1,247 @@
+"""The decision as a torchtitan run: a module with one config function, the corpus reader beside it, a command line.
+
+torchtitan 0.3 takes `--module M --config F`. The module written here states the decision's numbers as literals and
+builds torchtitan's own components from them: its Llama 3 blocks, per-pattern AdamW groups, scheduler, checkpoints. What
+those lack, small subclasses add: forward multipliers, initial values of (seed, name), the data order of (seed, step)
+and the brakes. So the run starts from the embedded trainer's weights, sees its batches and takes its steps.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import proxies
+from launcher.exporters.fidelity import FidelityEntry, FidelityReport, Verdict
+from launcher.exporters.torchtitan_text import IMPORTS, MACHINERY
+from launcher.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
+from proxies import canon, tokens
+from proxies.model import NORM_EPS, ROPE_BASE, parameter_shapes
+from proxies.spec import Schedule, Shape
+
+VERSIONS = ("0.3.0",)
+MODULE = "forerun_torchtitan"
+
+
+class ExportError(ValueError):
+    """A version nobody knows, or a decision torchtitan cannot run. `problems` lists all of it."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("torchtitan export: " + "; ".join(problems))
+
+
+def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
+    """Write `forerun_torchtitan.py`, `run.sh` and the corpus reader (`proxies/`) into `out_dir`.
+
+    Returns what became of every leaf field of the decision.
+
+    Raises:
+        ExportError: an unknown version, or what torchtitan cannot run; every problem at once, and nothing is written.
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    if problems := _problems(decision, version):
+        raise ExportError(problems)
+    reader = out_dir / "proxies"
+    reader.mkdir(parents=True, exist_ok=True)
+    for name, module in (("__init__", proxies), ("canon", canon), ("tokens", tokens)):
+        canon.write_atomic(reader / f"{name}.py", inspect.getsource(module).encode())
+    canon.write_atomic(out_dir / f"{MODULE}.py", _module_text(decision, version).encode())
+    canon.write_atomic(out_dir / "run.sh", _run_text(decision, version).encode())
+    (out_dir / "run.sh").chmod(0o755)
+    entries = tuple(FidelityEntry(field=leaf, verdict=v, note=note) for leaf, (v, note) in _judge(decision))
+    return FidelityReport(trainer="torchtitan", version=version, entries=entries)
+
+
+def parameter_names(shape: Shape) -> dict[str, str]:
+    """Each of our parameters' name in torchtitan."""
+    return {
+        name: re.sub(r"\.attention\.(w[qkv])\.", r".attention.qkv_linear.\1.", name) for name in parameter_shapes(shape)
+    }
+
+
+def group_patterns(decision: Decision) -> list[tuple[str, ParameterGroup]]:
+    """One regex per group over torchtitan's names, each parameter matched by exactly one.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    names = parameter_names(decision.shape)
+    assigned = assign_groups(decision.groups, list(names))
+    return [
+        (_pattern([names[n] for n, claimed in assigned.items() if claimed == group], decision.shape.num_layers), group)
+        for group in decision.groups
+    ]
+
+
+def _pattern(names: list[str], num_layers: int) -> str:
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        match = re.fullmatch(r"layers\.(\d+)(\..+)", name)
+        layers.setdefault(match[2] if match else name, []).append(match[1] if match else "")
+    parts = []
+    for rest, found in layers.items():
+        which = r"\d+" if len(found) == num_layers else f"(?:{'|'.join(found)})"
+        # Activation checkpointing puts `_checkpoint_wrapped_module` into the names the patterns are searched in.
+        wrapped = rf"layers\.{which}(?:\._\w+)*" if rest.startswith(".") else ""
+        parts.append(wrapped + re.escape(rest))
+    return f"^(?:{'|'.join(parts)})$"
+
+
+def _problems(decision: Decision, version: str) -> list[str]:
+    schedule = decision.learning_rate.schedule
+    checks = {
+        f"version {version!r} is unknown: {', '.join(VERSIONS)} is known": version in VERSIONS,
+        "shape.tied = true: this export writes untied matrices only; untie, or use the native trainer": (
+            not decision.shape.tied
+        ),
+        f"precision = {decision.precision}: torchtitan trains in float32 or bfloat16": decision.precision != "float64",
+        "abort.on_non_finite = false: torchtitan always stops at a loss that is not finite": (
+            decision.abort.on_non_finite
+        ),
+        "this version's learning-rate table is not the frozen one": learning_rate_of(schedule)
+        == decision.learning_rate,
+    }
+    return [problem for problem, holds in checks.items() if not holds]
+
+
+def _scheduler(schedule: Schedule) -> tuple[float | None, str]:
+    """The `decay_ratio` and `decay_type` of torchtitan, whose step convention is ours."""
+    if schedule.kind == "constant":
+        return 0.0, "linear"
+    if schedule.kind == "wsd":
+        return schedule.decay_steps / schedule.num_steps, "linear"  # it rounds num_steps * ratio back
+    return None, schedule.kind
+
+
+def _numbers(decision: Decision) -> dict[str, object]:
+    """The literals of the module, in its order."""
+    shape, schedule = decision.shape, decision.learning_rate.schedule
+    decay_ratio, decay_type = _scheduler(schedule)
+    num_sequences = decision.batch_tokens // shape.seq_len
+    return {
+        "DIGEST": decision.digest,
+        "NUM_LAYERS": shape.num_layers,
+        "WIDTH": shape.width,
+        "NUM_HEADS": shape.num_heads,
+        "NUM_KV_HEADS": shape.num_kv_heads,
+        "FFN_WIDTH": shape.ffn_width,
+        "VOCAB_SIZE": shape.vocab_size,
+        "SEQ_LEN": shape.seq_len,
+        "NORM_EPS": NORM_EPS,
+        "ROPE_BASE": ROPE_BASE,
+        "EMBEDDING_MULTIPLIER": decision.forward.embedding,
+        "ATTENTION_SCALE": decision.forward.attention,
+        "OUTPUT_MULTIPLIER": decision.forward.output,
+        "NUM_STEPS": schedule.num_steps,
+        "WARMUP_STEPS": schedule.warmup_steps,
+        "DECAY_RATIO": decay_ratio,
+        "DECAY_TYPE": decay_type,
+        "FINAL_FRACTION": schedule.final_fraction,
+        "CLIP_NORM": decision.clip_norm,
+        "GLOBAL_SEQUENCES": num_sequences,
+        "LOCAL_SEQUENCES": num_sequences // decision.parallelism.num_ranks,
+        "DATA_PARALLEL_SHARD": decision.parallelism.data_parallel_shard,
+        "DATA_PARALLEL_REPLICATE": decision.parallelism.data_parallel_replicate,
+        "PRECISION": decision.precision,
+        "CHECKPOINT_EVERY_STEPS": decision.checkpointing.every_steps,
+        "CHECKPOINT_KEEP": decision.checkpointing.keep,
+        "SEED": decision.seed,
+        "DATA_ID": decision.data.data_id,
+        "ABORT_ABOVE_NATS": decision.abort.train_loss_above_nats,
+    }
+
+
+def _module_text(decision: Decision, version: str) -> str:
+    groups = "".join(
+        f"    {{\n        'pattern': {pattern!r},\n        'init_std': {group.init_std!r},\n"
+        f"        'optimizer_kwargs': {{\n            'lr': {group.learning_rate!r},\n"
+        f"            'weight_decay': {group.weight_decay!r},\n            'eps': {group.eps!r},\n"
+        f"            'betas': ({group.beta1!r}, {group.beta2!r}),\n        }},\n    }},\n"
+        for pattern, group in group_patterns(decision)
+    )
+    header = (
+        f'"""A frozen launch config of forerun, for torchtitan {version}. Generated: an edit makes it another run.\n\n'
+        f'digest {decision.digest}\n"""\n'
+    )
+    numbers = "".join(f"{name} = {value!r}\n" for name, value in _numbers(decision).items())
+    return f"{header}{IMPORTS}\n{numbers}GROUPS = [\n{groups}]\n{MACHINERY}"
+
+
+def _run_text(decision: Decision, version: str) -> str:
+    ranks = decision.parallelism.num_ranks
+    per_node = max(n for n in range(1, 9) if ranks % n == 0)
+    return f"""#!/usr/bin/env bash
+# Launches {decision.digest}
+# with torchtitan {version} on {ranks} ranks; run it once on every node. Needs FORERUN_DATA, the corpus folder whose
+# manifest has data_id {decision.data.data_id[:16]}...
+# If a rank runs out of memory: `run.sh --training.local_batch_size 1` accumulates the same batch in smaller pieces.
+set -euo pipefail
+here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
+export FORERUN_DATA="${{FORERUN_DATA:?the corpus folder}}"
+export PYTHONPATH="$here${{PYTHONPATH:+:$PYTHONPATH}}"
+ranks_per_node="${{RANKS_PER_NODE:-{per_node}}}"
+exec torchrun --nnodes "$(({ranks} / ranks_per_node))" --nproc-per-node "$ranks_per_node" \\
+    --rdzv-backend c10d --rdzv-endpoint "${{RDZV_ENDPOINT:-localhost:0}}" \\
+    -m torchtitan.train --module {MODULE} --config main_run "$@"
+"""
+
+
+_LABEL: tuple[Verdict, str] = (
+    "equivalent",
+    "a label: the trainer needs only the numbers it stands for; the module names the digest",
+)
+_WATCHED: tuple[Verdict, str] = ("equivalent", "torchtitan does not read it: hold the run against it by hand")
+_JUDGEMENTS: dict[str, tuple[Verdict, str]] = {
+    "schema_version": _LABEL,
+    "shape": ("exact", ""),
+    "shape.family": (
+        "equivalent",
+        "Llama 3 blocks; rotary pairs and base, norm eps, no document mask as ours; rotary angles in float32",
+    ),
+    "base_shape": _LABEL,
+    "parametrization": _LABEL,
+    "form": ("exact", "the multipliers are modules of the model"),
+    "forward": ("exact", ""),
+    "forward.attention": ("equivalent", "multiplies q . k in the attention kernel, ours the query: other rounding"),
+    "groups": ("exact", ""),
+    "groups.pattern": ("equivalent", "rewritten for torchtitan's parameter names; one pattern claims each parameter"),
+    "groups.kind": _LABEL,
+    "groups.init_std": ("exact", "each initial value is drawn from (seed, name) as the embedded trainer draws it"),
+    "optimizer": ("exact", "torch.optim.AdamW, foreach"),
+    "learning_rate": ("exact", "torchtitan 0.3's own scheduler gives the table bit for bit"),
+    "clip_norm": ("exact", "torch's clip_grad_norm_; none is an infinite norm"),
+    "batch_tokens": ("exact", "in sequences; a smaller training.local_batch_size accumulates, with other rounding"),
+    "num_tokens": ("exact", "num_steps times batch_tokens"),
+    "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
+    "seed": ("exact", "of initial values and data order; torchtitan's own generator gets it too"),
+    "precision": ("equivalent", "of parameters in products, by FSDP; weights, reductions and moments stay in float32"),
+    "parallelism": ("exact", ""),
+    "checkpointing": ("exact", "torchtitan's own checkpoints, weights and optimizer both"),
+    "predicted": _WATCHED,
+    "abort.on_non_finite": ("exact", "a gradient that is not finite raises before the step"),
+    "abort.train_loss_above_nats": ("equivalent", "raises after that step's update, before anything more is saved"),
+}
+
+
+def _judge(decision: Decision) -> Iterator[tuple[str, tuple[Verdict, str]]]:
+    """Each leaf field with the judgement of its nearest named ancestor; a field without one is our bug, a KeyError."""
+    for leaf in dict.fromkeys(_leaves(canon.to_json(decision))):
+        name = leaf
+        while "." in name and name not in _JUDGEMENTS:
+            name = name.rpartition(".")[0]
+        yield leaf, _JUDGEMENTS[name]
+
+
+def _leaves(value: canon.Json, path: str = "") -> Iterator[str]:
+    """Dotted names of the leaf fields; the records of a list share theirs."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _leaves(child, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for child in value:
+            yield from _leaves(child, path)
+    else:
+        yield path

@@ -1,0 +1,132 @@
+"""The embedded trainer's process: one rank of a frozen config's run, started by torchrun.
+
+    torchrun --nproc-per-node R -m launcher.trainer --config LAUNCH_JSON --data CORPUS --out RUN_DIR [--stop-after N]
+
+Exit codes of a rank: 0 finished, or stopped where asked; 2 refused; 3 stopped by its own brake; 5 corrupt or tampered;
+130 interrupted. torchrun turns every failure into 1, so `RUN_DIR/ending.json` says it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from launcher import metrics
+from launcher.frozen import Decision, assign_groups, learning_rate_of, read_launch
+from launcher.metrics import Ending
+from launcher.ranks import TrainerError, together
+from launcher.training import Trainer
+from proxies import canon
+from proxies.model import parameter_shapes
+from proxies.tokens import TokenStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """The command line."""
+
+    config: Path
+    data: Path
+    out: Path
+    stop_after: int | None = None
+    """Save and stop when so many steps of the whole run are done."""
+    allow_world_size: bool = False
+    """Take the ranks there are (all sharding) instead of the frozen parallelism: the same curve up to rounding."""
+
+
+def run(options: Options, interrupted: Callable[[], bool] = lambda: False) -> Ending:
+    """Train, on every rank of an initialized process group, and say how it ended; a refusal is an ending too."""
+    try:
+        decision, store = together(lambda: _prepare(options))
+        trainer = Trainer(decision, store, options.out, interrupted)
+        ending = trainer.train(options.stop_after)
+    except TrainerError as error:
+        ending = Ending(event="refused", exit_code=error.exit_code, step=0, reason=str(error))
+    if dist.get_rank() == 0:
+        options.out.mkdir(parents=True, exist_ok=True)
+        metrics.write_ending(options.out, ending)
+    return ending
+
+
+def _prepare(options: Options) -> tuple[Decision, TokenStore]:
+    """The decision and the corpus, if they fit each other, the ranks there are, and what this trainer does."""
+    decision = read_launch(options.config)
+    store = TokenStore(options.data)
+    if problems := _problems(decision, store, options, dist.get_world_size()):
+        raise TrainerError(problems)
+    assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
+    return decision, store
+
+
+def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks: int) -> list[str]:
+    shape, schedule, manifest = decision.shape, decision.learning_rate.schedule, store.manifest
+    total_tokens = schedule.num_steps * decision.batch_tokens
+    ranks_fit = num_ranks == decision.parallelism.num_ranks or options.allow_world_size
+    corpus, wanted_corpus = manifest.data_id[:16], decision.data.data_id[:16]
+    expected = {
+        f"the corpus {options.data} is {corpus}..., the config is for {wanted_corpus}...": (
+            manifest.data_id == decision.data.data_id
+        ),
+        f"{num_ranks} ranks: the config is for {decision.parallelism.num_ranks}": ranks_fit,
+        f"batch_tokens = {decision.batch_tokens} does not give {num_ranks} ranks whole sequences of {shape.seq_len}": (
+            decision.batch_tokens % (shape.seq_len * num_ranks) == 0
+        ),
+        f"vocab_size = {shape.vocab_size} is smaller than the corpus's {manifest.vocab_size}": (
+            manifest.vocab_size <= shape.vocab_size
+        ),
+        f"seq_len = {shape.seq_len}: the validation split is shorter": (
+            store.num_windows("validation", shape.seq_len) > 0
+        ),
+        f"num_tokens = {decision.num_tokens}: the schedule's steps take {total_tokens}": (
+            decision.num_tokens == total_tokens
+        ),
+        "this version's learning-rate table is not the frozen one: train with the version that froze it": (
+            decision.learning_rate == learning_rate_of(schedule)
+        ),
+        "precision = float64: float32 or bfloat16 is wanted": decision.precision != "float64",
+        "abort.on_non_finite = false: this trainer never steps on NaN": decision.abort.on_non_finite,
+        f"checkpointing.every_steps = {decision.checkpointing.every_steps}: > 0 is wanted": (
+            decision.checkpointing.every_steps > 0
+        ),
+        f"stop_after = {options.stop_after}: > 0 is wanted": options.stop_after is None or options.stop_after > 0,
+    }
+    return [problem for problem, holds in expected.items() if not holds]
+
+
+def main() -> NoReturn:
+    """One rank's process, as torchrun starts it."""
+    parser = argparse.ArgumentParser(prog="python -m launcher.trainer", description="Train a frozen config.")
+    parser.add_argument("--config", type=Path, required=True, help="launch.json")
+    parser.add_argument("--data", type=Path, required=True, help="corpus folder")
+    parser.add_argument("--out", type=Path, required=True, help="run folder: metrics, checkpoints")
+    parser.add_argument("--stop-after", type=int, help="save and stop when so many steps are done")
+    parser.add_argument("--allow-world-size", action="store_true", help="take the ranks there are")
+    options = Options(**vars(parser.parse_args()))
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group()
+    ending = run(options, told.is_set)
+    if dist.get_rank() == 0:
+        print(canon.canonical(ending), file=sys.stderr)
+    # Tearing gloo down at exit aborts now and then; a barrier and a hard exit never did.
+    dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ending.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""The steps of the main run: what one rank computes, sharded, saved and resumed.
+
+A step: each rank takes its rows of the global batch of (seed, step); FSDP2 averages the gradients; loss and trouble are
+agreed upon by all; only then the clipped update. So a batch that gives NaN is never stepped on, the loss curve depends
+on the number of ranks by rounding only, and a resumed run is the same run.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from launcher import assembly, checkpoints, metrics
+from launcher.frozen import Decision, Parallelism
+from launcher.metrics import Ending
+from launcher.ranks import device, together
+from proxies import canon
+from proxies.bank import VALIDATION_SEQUENCES
+from proxies.model import Multipliers, token_loss
+from proxies.schedule import lr_table
+from proxies.tokens import TokenStore
+
+CHECKPOINTS = "checkpoints"
+PARITY_FILE = "parity.json"
+
+
+class Trainer:
+    """One rank of a run. Every public method is collective: all ranks call it together.
+
+    Shape suffixes: B sequences of this rank, T tokens.
+    """
+
+    def __init__(self, decision: Decision, store: TokenStore, run_dir: Path, interrupted: Callable[[], bool]) -> None:
+        self.decision, self.store, self.run_dir, self.interrupted = decision, store, run_dir, interrupted
+        self.rank, self.num_ranks, self.device = dist.get_rank(), dist.get_world_size(), device()
+        parallelism = decision.parallelism
+        if self.num_ranks != parallelism.num_ranks:
+            parallelism = Parallelism(data_parallel_shard=self.num_ranks)
+        mesh = assembly.device_mesh(parallelism, self.device.type)
+        self.model = assembly.sharded_model(decision.shape, mesh, decision.precision)
+        self.optimizer = assembly.build_optimizer(self.model, decision.groups)
+        forward = decision.forward
+        self.multipliers = Multipliers(embedding=forward.embedding, attention=forward.attention, output=forward.output)
+        self.lr_shares = lr_table(decision.learning_rate.schedule)
+
+    def train(self, stop_after: int | None = None) -> Ending:
+        """Resume or begin; train to the end of the schedule, or until `stop_after` steps are done.
+
+        Raises:
+            TrainerError: nothing good to resume from, or the live optimizer is not the frozen one.
+        """
+        start, num_steps = self._resume(), len(self.lr_shares)
+        target = num_steps if stop_after is None else max(start, min(stop_after, num_steps))
+        for step in range(start, target):
+            began = time.perf_counter()
+            loss_nats, norm, interrupted = self._gradients(step)
+            if trouble := self._trouble(step, loss_nats, norm.item()):
+                return Ending(event="aborted", exit_code=3, step=step, reason=trouble)
+            self._update(step, norm)
+            self._log(step, loss_nats, norm.item(), time.perf_counter() - began)
+            done = step + 1
+            if interrupted or done == target or done % self.decision.checkpointing.every_steps == 0:
+                self._save(done)
+            if interrupted:
+                return Ending(event="interrupted", exit_code=130, step=done, reason="by a signal; saved")
+        loss_nats = self.validation_loss()
+        if not math.isfinite(loss_nats):
+            return Ending(event="aborted", exit_code=3, step=target, reason=f"validation loss is {loss_nats}")
+        event: Literal["finished", "stopped"] = "finished" if target == num_steps else "stopped"
+        return Ending(event=event, exit_code=0, step=target, validation_loss_nats=loss_nats)
+
+    def _resume(self) -> int:
+        """Steps done: the newest good checkpoint's, or 0 with initial weights."""
+        found = torch.tensor(together(self._newest_step), device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)  # only rank 0 has looked
+        start = int(found.item())
+        if start:
+            checkpoints.read_tensors(checkpoints.folder_of(self._root, start), self.model, self.optimizer)
+        else:
+            assembly.initialize(self.model, self.decision.groups, self.decision.seed)
+        self._prove_parity(start)
+        if self.rank == 0:
+            metrics.rewind(self.run_dir, start)
+        return start
+
+    @property
+    def _root(self) -> Path:
+        return self.run_dir / CHECKPOINTS
+
+    def _newest_step(self) -> int:
+        if self.rank != 0:
+            return 0
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        warnings: list[str] = []
+        try:
+            manifest = checkpoints.newest_good(self._root, self.decision.digest, warnings)
+        finally:
+            sys.stderr.writelines(f"{warning}\n" for warning in warnings)
+        return 0 if manifest is None else manifest.step
+
+    def _prove_parity(self, start: int) -> None:
+        """Hold the live optimizer, and at step 0 the weights, against the frozen numbers; keep the table."""
+        model, optimizer, groups = self.model, self.optimizer, self.decision.groups
+        lr_share = self.lr_shares[start - 1] if start else 1.0
+        together(lambda: assembly.prove_groups(model, optimizer, groups, lr_share))
+        if start:
+            return
+        init_stds = together(lambda: assembly.prove_init(model, groups))
+        if self.rank == 0:
+            table = assembly.parity_table(model, optimizer, init_stds)
+            canon.write_atomic(
+                self.run_dir / PARITY_FILE, canon.pretty({"digest": self.decision.digest, "parameters": table})
+            )
+
+    def _gradients(self, step: int) -> tuple[float, Tensor, bool]:
+        """Loss of the global batch in nats per token, norm of its gradient, and whether any rank got a signal."""
+        shape = self.decision.shape
+        num_sequences = self.decision.batch_tokens // shape.seq_len
+        batch = self.store.train_batch(
+            seed=self.decision.seed, step=step, num_sequences=num_sequences, seq_len=shape.seq_len
+        )
+        mine = num_sequences // self.num_ranks
+        ids_BT = torch.from_numpy(batch[self.rank * mine : (self.rank + 1) * mine]).to(self.device)
+        loss = token_loss(self.model(ids_BT[:, :-1], self.multipliers), ids_BT[:, 1:])
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        told = torch.tensor([loss.item() / self.num_ranks, self.interrupted()], dtype=torch.float64)
+        told = told.to(self.device)
+        dist.all_reduce(told)
+        loss_nats, num_interrupted = told.tolist()
+        return loss_nats, norm, num_interrupted > 0
+
+    def _trouble(self, step: int, loss_nats: float, grad_norm: float) -> str:
+        """Why the update of `step` must not be made; the bank calls a run diverged by the same rule."""
+        if not (math.isfinite(loss_nats) and math.isfinite(grad_norm)):
+            return f"loss {loss_nats} or gradient norm {grad_norm} not finite at step {step + 1}, before its update"
+        ceiling = self.decision.abort.train_loss_above_nats
+        if step > self.decision.learning_rate.schedule.warmup_steps and loss_nats > ceiling:
+            return f"loss {loss_nats:.3f} over {ceiling:.3f} nats at step {step + 1}, before its update"
+        return ""
+
+    def _update(self, step: int, norm: Tensor) -> None:
+        """Clip by the full norm and step, every group at its peak rate times the schedule's share."""
+        if self.decision.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.decision.clip_norm, norm)
+        for live, frozen in zip(self.optimizer.param_groups, self.decision.groups, strict=True):
+            live["lr"] = frozen.learning_rate * self.lr_shares[step]
+        self.optimizer.step()
+
+    def _log(self, step: int, loss_nats: float, grad_norm: float, seconds: float) -> None:
+        if self.rank == 0:
+            line = {
+                "step": step + 1,
+                "train_loss_nats": loss_nats,
+                "grad_norm": grad_norm,
+                "lr": self.optimizer.param_groups[0]["lr"],
+                "tokens": (step + 1) * self.decision.batch_tokens,
+                "tokens_per_second": self.decision.batch_tokens / seconds,
+                "seconds": seconds,
+            }
+            metrics.append(self.run_dir, line)
+
+    def _save(self, step: int) -> None:
+        if self.rank == 0:
+            checkpoints.begin(self._root, step)
+        dist.barrier()
+        part = checkpoints.part_of(self._root, step)
+        checkpoints.write_tensors(part, self.model, self.optimizer)
+        if self.rank == 0:
+            keep = self.decision.checkpointing.keep
+            checkpoints.complete(part, digest=self.decision.digest, step=step, keep=keep)
+        dist.barrier()
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        """Loss in nats per token over the bank's validation windows, each rank its share."""
+        seq_len = self.decision.shape.seq_len
+        num_sequences = min(VALIDATION_SEQUENCES, self.store.num_windows("validation", seq_len))
+        held = torch.from_numpy(self.store.validation_batch(num_sequences=num_sequences, seq_len=seq_len))
+        mine = self.decision.batch_tokens // seq_len // self.num_ranks
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for first in range(0, num_sequences, mine * self.num_ranks):
+            # Every rank runs the model equally often, as sharding needs; rows past the end repeat and do not count.
+            rows = torch.arange(mine) + first + self.rank * mine
+            ids_BT = held[rows.clamp(max=num_sequences - 1)].to(self.device)
+            logits_BTV = self.model(ids_BT[:, :-1], self.multipliers).unflatten(0, (mine, seq_len))
+            losses_B = token_loss(logits_BTV, ids_BT[:, 1:])
+            total += losses_B[(rows < num_sequences).to(self.device)].double().sum()
+        dist.all_reduce(total)
+        return total.item() / num_sequences

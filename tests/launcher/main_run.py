@@ -1,0 +1,83 @@
+"""A tiny main run: a corpus of made-up sentences, a spec for the bank, and the decision that says the same."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+from launcher.frozen import (
+    SCHEMA_VERSION,
+    Abort,
+    Checkpointing,
+    Data,
+    Decision,
+    Parallelism,
+    PredictedLoss,
+    groups_of,
+    learning_rate_of,
+)
+from proxies.parametrization import forward_numbers, parameter_table
+from proxies.spec import Hparams, Numerics, RunSpec, Schedule, Shape
+from proxies.tokens import Manifest, read_manifest, tokenize
+
+SENTENCE = "the loss of a small model falls as far as its width and its data let it fall"
+
+
+def write_corpus(folder: Path, seed: int = 0) -> Manifest:
+    draw = random.Random(seed)
+    source = folder / "source"
+    source.mkdir(parents=True)
+    for number in range(60):
+        (source / f"{number:02d}.txt").write_text(" ".join(draw.choices(SENTENCE.split(), k=120)))
+    return tokenize([source], folder / "tokens", validation_fraction=0.3)
+
+
+def spec_of(data_id: str, **hparams: float) -> RunSpec:
+    base = Shape(num_layers=2, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=32)
+    return RunSpec(
+        shape=base.at_width(32),
+        base_shape=base,
+        parametrization="mup",
+        hparams=Hparams(**{"learning_rate": 2**-5, "weight_decay": 0.1, "clip_norm": 0.5, **hparams}),
+        schedule=Schedule(kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1),
+        batch_tokens=8 * 32,
+        data_id=data_id,
+        seed=7,
+        numerics=Numerics(),
+    )
+
+
+def decision_of(spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_steps: int = 4) -> Decision:
+    how = (spec.parametrization, spec.shape, spec.base_shape, spec.hparams)
+    return Decision(
+        schema_version=SCHEMA_VERSION,
+        shape=spec.shape,
+        base_shape=spec.base_shape,
+        parametrization=spec.parametrization,
+        form="multiplier",
+        forward=forward_numbers(*how),
+        groups=groups_of(parameter_table(*how)),
+        optimizer="adamw",
+        learning_rate=learning_rate_of(spec.schedule),
+        clip_norm=spec.hparams.clip_norm,
+        batch_tokens=spec.batch_tokens,
+        num_tokens=spec.num_tokens,
+        data=Data(
+            data_id=spec.data_id,
+            tokenizer=manifest.tokenizer,
+            vocab_size=manifest.vocab_size,
+            num_train_tokens=manifest.num_tokens("train"),
+        ),
+        seed=spec.seed,
+        precision="float32",
+        parallelism=Parallelism(data_parallel_shard=num_ranks),
+        checkpointing=Checkpointing(every_steps=every_steps),
+        predicted=PredictedLoss(loss_nats=2.5, low_nats=2.0, high_nats=3.0, level=0.9, extrapolation=10.0),
+        abort=Abort(on_non_finite=True, train_loss_above_nats=math.log(256) + 1),
+    )
+
+
+def tiny_decision(corpus: Path, *, num_ranks: int = 1, every_steps: int = 4, **hparams: float) -> Decision:
+    manifest = read_manifest(corpus)
+    return decision_of(spec_of(manifest.data_id, **hparams), manifest, num_ranks=num_ranks, every_steps=every_steps)

@@ -1,0 +1,172 @@
+"""The launch file: same decision, same bytes; any leaf changed, refused; groups claim each parameter once."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+
+import pytest
+from main_run import tiny_decision, write_corpus
+
+from launcher.frozen import (
+    Checkpointing,
+    FrozenError,
+    Parallelism,
+    TamperedError,
+    assign_groups,
+    attest,
+    groups_of,
+    learning_rate_of,
+    read_attestation,
+    read_launch,
+    write_launch,
+)
+from proxies.parametrization import parameter_table
+from proxies.schedule import lr_multiplier
+from proxies.spec import Hparams, Schedule, Shape, SpecError
+
+
+@pytest.fixture(scope="module")
+def decision(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return tiny_decision(folder / "tokens")
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, (*path, key))
+    else:
+        yield path, value
+
+
+def changed(value, path):
+    edited = copy.deepcopy(value)
+    *way, last = path
+    holder = edited
+    for key in way:
+        holder = holder[key]
+    old = holder[last]
+    match old:
+        case bool():
+            holder[last] = not old
+        case int() | float():
+            holder[last] = old + 1
+        case None:
+            holder[last] = 0
+        case _:
+            holder[last] = old + "x"
+    return edited
+
+
+def test_writes_and_reads_the_same_decision_with_the_same_bytes(decision, tmp_path):
+    first, second = write_launch(tmp_path / "a", decision), write_launch(tmp_path / "b", decision)
+    assert first.read_bytes() == second.read_bytes()
+    assert first.parent.name == decision.digest
+    assert read_launch(first) == read_launch(first.parent) == decision
+
+
+def test_any_leaf_changed_is_refused(decision, tmp_path):
+    path = write_launch(tmp_path, decision)
+    whole = json.loads(path.read_text())
+    paths = [leaf for leaf, _ in leaves(whole)]
+    assert len(paths) > 100
+    for leaf in paths:
+        path.write_text(json.dumps(changed(whole, leaf)))
+        wanted = FrozenError if leaf == ("decision", "schema_version") else TamperedError
+        with pytest.raises(wanted):
+            read_launch(path)
+    path.write_text(json.dumps(whole))  # only re-spaced: the same content
+    assert read_launch(path) == decision
+
+
+def test_an_added_or_lost_field_is_refused(decision, tmp_path):
+    path = write_launch(tmp_path, decision)
+    whole = json.loads(path.read_text())
+    for edit in ({**whole, "note": ""}, {"digest": whole["digest"]}, [], {**whole, "decision": 1}):
+        path.write_text(json.dumps(edit))
+        with pytest.raises(FrozenError):
+            read_launch(path)
+    path.write_text("{")
+    with pytest.raises(FrozenError, match="not JSON"):
+        read_launch(path)
+    with pytest.raises(FrozenError, match="cannot be read"):
+        read_launch(tmp_path / "absent")
+
+
+def test_every_field_moves_the_digest(decision):
+    others = {"seed": 8, "clip_norm": None, "precision": "bfloat16"}
+    digests = {dataclasses.replace(decision, **{name: value}).digest for name, value in others.items()}
+    assert len(digests | {decision.digest}) == 4
+
+
+def test_a_decision_adds_up(decision):
+    with pytest.raises(SpecError) as caught:
+        dataclasses.replace(decision, num_tokens=7, seed=-1)
+    assert caught.value.problems == ["seed = -1: a whole number >= 0 is wanted"]
+    with pytest.raises(SpecError, match="num_tokens = 7: not 12 steps of 256 tokens"):
+        dataclasses.replace(decision, num_tokens=7)
+    with pytest.raises(SpecError, match="no whole sequences of 32 for each of 3 ranks"):
+        dataclasses.replace(decision, parallelism=Parallelism(data_parallel_shard=3))
+    with pytest.raises(SpecError, match="keep = 1: a whole number >= 2"):
+        Checkpointing(every_steps=5, keep=1)
+
+
+def test_samples_are_the_schedule_with_its_ends():
+    schedule = Schedule(kind="wsd", num_steps=1000, warmup_steps=10, decay_steps=200)
+    learning_rate = learning_rate_of(schedule)
+    assert len(learning_rate.samples) == 64
+    assert (learning_rate.samples[0][0], learning_rate.samples[-1][0]) == (0, 999)
+    assert all(share == lr_multiplier(schedule, step) for step, share in learning_rate.samples)
+    longer = dataclasses.replace(schedule, num_steps=1001)
+    assert learning_rate_of(longer).table_sha256 != learning_rate.table_sha256
+
+
+def test_a_schedule_of_one_step_has_one_sample():
+    assert learning_rate_of(Schedule(kind="constant", num_steps=1)).samples == ((0, 1.0),)
+
+
+@pytest.mark.parametrize("parametrization", ["sp", "mup"])
+@pytest.mark.parametrize("num_layers", [1, 2, 12])
+def test_groups_give_every_parameter_its_own_numbers_back(parametrization, num_layers):
+    base = Shape(num_layers=num_layers, width=32, num_heads=2, num_kv_heads=1, ffn_width=96, vocab_size=64, seq_len=16)
+    hparams = Hparams(learning_rate=0.01, weight_decay=0.1)
+    table = parameter_table(parametrization, base.at_width(128), base, hparams)
+    groups = groups_of(table)
+    assert len(groups) < 10
+    assigned = assign_groups(groups, [p.name for p in table])
+    for p in table:
+        group = assigned[p.name]
+        for name in ("kind", "learning_rate", "weight_decay", "eps", "beta1", "beta2", "init_std"):
+            assert getattr(group, name) == getattr(p, name)
+
+
+def test_groups_that_do_not_fit_are_told_all_at_once(decision):
+    first, second, *others = decision.groups
+    twice = dataclasses.replace(second, pattern=first.pattern + "|" + second.pattern)
+    dead = dataclasses.replace(first, pattern="nobody")
+    with pytest.raises(FrozenError) as caught:
+        assign_groups((first, twice, dead, *others), ["tok_embeddings.weight", "stranger"])
+    problems = caught.value.problems
+    assert "no group claims stranger" in problems
+    assert "2 groups claim tok_embeddings.weight" in problems
+    assert "the group 'nobody' claims no parameter" in problems
+
+
+def test_a_pattern_matches_whole_names_only(decision):
+    with pytest.raises(FrozenError, match=r"no group claims layers\.0\.attention\.wq\.weight_extra"):
+        assign_groups(decision.groups, ["layers.0.attention.wq.weight_extra"])
+
+
+def test_attestations_name_the_digest_and_hold_their_hash(decision, tmp_path):
+    path = attest(tmp_path, "parity", decision.digest, {"mismatches": []})
+    assert read_attestation(path, decision.digest) == {"mismatches": []}
+    with pytest.raises(TamperedError, match="for the digest"):
+        read_attestation(path, "0" * 64)
+    whole = json.loads(path.read_text())
+    for leaf in [leaf for leaf, _ in leaves(whole)]:
+        path.write_text(json.dumps(changed(whole, leaf)))
+        with pytest.raises(TamperedError):
+            read_attestation(path, decision.digest)

@@ -1,0 +1,299 @@
+"""The torchtitan export, read back literal by literal. What torchtitan itself makes of it: test_torchtitan_live.py."""
+
+import ast
+import dataclasses
+import hashlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+import types
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from main_run import write_corpus
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torchtitan_case import SHAPE, wide_decision, wide_spec
+
+from launcher import frozen
+from launcher.exporters import torchtitan
+from launcher.exporters.fidelity import FidelityReport
+from launcher.frozen import Decision
+from proxies.model import parameter_shapes
+from proxies.parametrization import initial_tensor, parameter_table
+from proxies.spec import ParameterNumbers, Schedule
+from proxies.tokens import Manifest, TokenStore, read_manifest
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder / "tokens"
+
+
+@pytest.fixture
+def manifest(corpus) -> Manifest:
+    return read_manifest(corpus)
+
+
+def exported(decision: Decision, folder: Path) -> str:
+    torchtitan.export(decision, folder)
+    return (folder / f"{torchtitan.MODULE}.py").read_text()
+
+
+def literals(text: str) -> dict[str, typing.Any]:
+    return {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign)
+    }
+
+
+def mup_table(manifest: Manifest) -> tuple[ParameterNumbers, ...]:
+    spec = wide_spec(manifest.data_id)
+    return parameter_table("mup", spec.shape, spec.base_shape, spec.hparams)
+
+
+def disagreements(text: str, decision: Decision) -> list[str]:
+    """Where the groups in the text, by torchtitan's rule (search, first match wins), differ from the decision's."""
+    groups = literals(text)["GROUPS"]
+    wanted = frozen.assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
+    problems = []
+    for name, theirs in torchtitan.parameter_names(decision.shape).items():
+        found = [g for g in groups if re.search(g["pattern"], theirs)]
+        if len(found) != 1:
+            problems.append(f"{theirs}: {len(found)} patterns")
+            continue
+        g, frozen_group = found[0], wanted[name]
+        kwargs = g["optimizer_kwargs"]
+        told = (kwargs["lr"], kwargs["weight_decay"], kwargs["eps"], *kwargs["betas"], g["init_std"])
+        numbers = (
+            frozen_group.learning_rate, frozen_group.weight_decay, frozen_group.eps,
+            frozen_group.beta1, frozen_group.beta2, frozen_group.init_std,
+        )  # fmt: skip
+        if told != numbers:
+            problems.append(f"{theirs}: {told} != {numbers}")
+    return problems
+
+
+@pytest.mark.parametrize("parametrization", ["mup", "sp"])
+def test_every_parameter_has_its_frozen_numbers_in_the_module(tmp_path, manifest, parametrization):
+    decision = wide_decision(manifest, parametrization=parametrization)
+    text = exported(decision, tmp_path)
+    compile(text, "module", "exec")
+    assert disagreements(text, decision) == []
+    assert decision.digest in text
+    assert decision.digest in (tmp_path / "run.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r"w2\\.", r"w9\\."),  # nobody claims w2
+        (r"ffn_norm\\.", r".*\\."),  # two claim every weight of a layer
+        ("'lr': 0.015625", "'lr': 0.0156250001"),
+        ("'init_std': 0.125", "'init_std': 0.02"),
+        ("'weight_decay': 0.2", "'weight_decay': 0.1"),
+    ],
+)
+def test_the_comparison_notices_a_changed_module(tmp_path, manifest, old, new):
+    decision = wide_decision(manifest)
+    text = exported(decision, tmp_path)
+    assert old in text
+    assert disagreements(text.replace(old, new), decision)
+
+
+def test_names_are_mapped_one_to_one_and_survive_checkpoint_wrappers(tmp_path, manifest):
+    names = torchtitan.parameter_names(SHAPE)
+    assert list(names) == list(parameter_shapes(SHAPE))
+    assert len(set(names.values())) == len(names)
+    assert names["layers.1.attention.wk.weight"] == "layers.1.attention.qkv_linear.wk.weight"
+    patterns = [pattern for pattern, _ in torchtitan.group_patterns(wide_decision(manifest))]
+    for theirs in names.values():
+        wrapped = re.sub(r"^(layers\.\d+\.)", r"\1_checkpoint_wrapped_module.", theirs)
+        assert [bool(re.search(p, wrapped)) for p in patterns] == [bool(re.search(p, theirs)) for p in patterns]
+    assert not any(re.search(p, "layers.0.attention.qkv_linear.wq.weight_scale") for p in patterns)
+
+
+def test_layers_in_different_groups_get_patterns_of_their_own(tmp_path, manifest):
+    table = mup_table(manifest)
+    split = tuple(
+        dataclasses.replace(
+            g, pattern=g.pattern.replace(r"\d+", str(layer)), learning_rate=g.learning_rate * (layer + 1)
+        )
+        for g in frozen.groups_of(tuple(p for p in table if p.kind == "hidden"))
+        for layer in range(SHAPE.num_layers)
+    )
+    decision = wide_decision(manifest, groups=split + frozen.groups_of(tuple(p for p in table if p.kind != "hidden")))
+    assert disagreements(exported(decision, tmp_path), decision) == []
+
+
+def test_the_other_numbers_are_literals_of_the_module(tmp_path, manifest):
+    numbers = literals(exported(wide_decision(manifest, 4, clip_norm=None), tmp_path))
+    assert numbers["CLIP_NORM"] is None
+    assert (numbers["GLOBAL_SEQUENCES"], numbers["LOCAL_SEQUENCES"], numbers["DATA_PARALLEL_SHARD"]) == (8, 2, 4)
+    assert (numbers["EMBEDDING_MULTIPLIER"], numbers["ATTENTION_SCALE"], numbers["OUTPUT_MULTIPLIER"]) == (
+        2,
+        0.25,
+        0.75,
+    )
+    assert (numbers["NUM_STEPS"], numbers["WARMUP_STEPS"], numbers["FINAL_FRACTION"]) == (12, 3, 0.1)
+    assert (numbers["SEED"], numbers["CHECKPOINT_EVERY_STEPS"], numbers["CHECKPOINT_KEEP"]) == (7, 10, 2)
+    shape = ("NUM_LAYERS", "WIDTH", "NUM_HEADS", "NUM_KV_HEADS", "FFN_WIDTH", "VOCAB_SIZE", "SEQ_LEN")
+    assert tuple(numbers[name] for name in shape) == (2, 64, 4, 2, 160, 256, 32)
+
+
+def test_a_decay_survives_as_a_ratio():
+    for num_steps, decay_steps in itertools.product((7, 1000, 142_857, 10**9 + 7), (1, 3, 6)):
+        schedule = Schedule(kind="wsd", num_steps=num_steps, decay_steps=decay_steps)
+        ratio, _ = torchtitan._scheduler(schedule)
+        assert ratio is not None
+        assert round(num_steps * ratio) == decay_steps
+
+
+def test_unknown_versions_are_refused_naming_the_known(tmp_path, manifest):
+    with pytest.raises(torchtitan.ExportError, match=r"version '0\.2\.2' is unknown: 0\.3\.0 is known"):
+        torchtitan.export(wide_decision(manifest), tmp_path / "out", version="0.2.2")
+    assert not (tmp_path / "out").exists()
+
+
+def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
+    decision = wide_decision(
+        manifest,
+        shape=dataclasses.replace(SHAPE, tied=True),
+        precision="float64",
+        abort=frozen.Abort(on_non_finite=False, train_loss_above_nats=6.0),
+        learning_rate=dataclasses.replace(wide_decision(manifest).learning_rate, table_sha256="0" * 64),
+    )
+    with pytest.raises(torchtitan.ExportError) as caught:
+        torchtitan.export(decision, tmp_path)
+    told = "\n".join(caught.value.problems)
+    for word in ("tied", "float64", "on_non_finite", "table"):
+        assert word in told
+    assert len(caught.value.problems) == 4
+
+
+def leaf_fields(record: type, path: str = "") -> set[str]:
+    leaves: set[str] = set()
+    for field in dataclasses.fields(record):
+        kind = typing.get_type_hints(record)[field.name]
+        inner = [a for a in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(a)]
+        name = f"{path}{field.name}"
+        leaves |= leaf_fields(inner[0], f"{name}.") if inner else {name}
+    return leaves
+
+
+def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
+    report = torchtitan.export(wide_decision(manifest), tmp_path)
+    assert isinstance(report, FidelityReport)
+    fields = [entry.field for entry in report.entries]
+    assert len(fields) == len(set(fields))
+    assert set(fields) == leaf_fields(Decision)
+    assert all(entry.note for entry in report.entries if entry.verdict != "exact")
+    assert not report.lossy
+
+
+def piece(text: str, name: str, namespace: dict[str, typing.Any]) -> typing.Any:
+    """One function or class of the generated module, among its literals and what else is given."""
+    node = next(n for n in ast.parse(text).body if getattr(n, "name", None) == name)
+    scope = {**literals(text), **namespace}
+    exec(compile(ast.Module(body=[node], type_ignores=[]), name, "exec"), scope)
+    return scope[name]
+
+
+def test_initial_values_are_the_embedded_trainers_bit_for_bit(tmp_path, manifest):
+    initial_value = piece(
+        exported(wide_decision(manifest), tmp_path),
+        "initial_value",
+        {"torch": torch, "re": re, "hashlib": hashlib, "DTensor": DTensor, "distribute_tensor": distribute_tensor},
+    )
+    theirs = torchtitan.parameter_names(SHAPE)
+    for numbers in mup_table(manifest):
+        value = initial_value(theirs[numbers.name], torch.empty(numbers.size))
+        assert torch.equal(value, initial_tensor(numbers, seed=7)), numbers.name
+
+
+def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_number(tmp_path, manifest, corpus):
+    store = TokenStore(corpus)
+    text = exported(wide_decision(manifest), tmp_path)
+    base = type("BaseDataLoader", (), {"Config": object})
+    base.Config = dataclasses.make_dataclass("Config", ["dataset_path"], kw_only=True, slots=True)
+    names = {"torch": torch, "Path": Path, "TokenStore": TokenStore, "dataclass": dataclasses.dataclass,
+             "Iterator": typing.Iterator, "BaseDataLoader": base}  # fmt: skip
+    loader = piece(text, "CorpusLoader", names)
+
+    def ranks(number: int, local: int) -> list[typing.Any]:
+        config = types.SimpleNamespace(dataset_path=str(corpus))
+        return [
+            loader(
+                config, dp_world_size=number, dp_rank=r, seq_len=SHAPE.seq_len, local_batch_size=local, tokenizer=None
+            )
+            for r in range(number)
+        ]
+
+    def batch(readers: list[typing.Any]) -> np.ndarray:
+        rows = []
+        while len(rows) < 8:
+            for inputs, labels in [next(iter(r)) for r in readers]:
+                assert torch.equal(inputs["input"][:, 1:], labels[:, :-1])
+                rows += torch.cat((inputs["input"], labels[:, -1:]), dim=1).tolist()
+        return np.array(rows)
+
+    def wanted(step: int) -> np.ndarray:
+        return store.train_batch(seed=7, step=step, num_sequences=8, seq_len=SHAPE.seq_len)
+
+    two = ranks(2, 2)  # two accumulation steps
+    for step in range(3):
+        assert (batch(two) == wanted(step)).all()
+    four = ranks(4, 2)
+    for reader in four:
+        reader.load_state_dict(two[0].state_dict())
+    assert (batch(four) == wanted(3)).all()
+    assert not (batch(four) == wanted(3)).all()
+    with pytest.raises(ValueError, match="no multiple of 10"):
+        ranks(5, 2)[0].load_state_dict(two[0].state_dict())
+    other = dataclasses.replace(wide_decision(manifest).data, data_id="0" * 64)
+    with pytest.raises(ValueError, match="frozen as 0000"):
+        piece(exported(wide_decision(manifest, data=other), tmp_path), "CorpusLoader", names)(
+            types.SimpleNamespace(dataset_path=str(corpus)), dp_world_size=1, dp_rank=0, seq_len=32, local_batch_size=1
+        )
+
+
+def test_the_reader_that_travels_needs_neither_forerun_nor_torch(tmp_path, manifest, corpus):
+    exported(wide_decision(manifest), tmp_path)
+    code = (
+        "import sys; from pathlib import Path; import proxies.tokens as t; "
+        f"t.TokenStore(Path({str(corpus)!r})); print(t.__file__, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(tmp_path / "proxies" / "tokens.py"), "False"]
+
+
+@pytest.mark.parametrize(("num_ranks", "layout"), [(1, ("1", "1")), (8, ("1", "8")), (12, ("2", "6"))])
+def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, num_ranks, layout):
+    decision = wide_decision(
+        manifest,
+        parallelism=frozen.Parallelism(data_parallel_shard=num_ranks),
+        batch_tokens=num_ranks * SHAPE.seq_len,
+        num_tokens=num_ranks * SHAPE.seq_len * 12,
+    )
+    exported(decision, tmp_path)
+    fake = tmp_path / "torchrun"
+    fake.write_text('#!/bin/sh\necho "$@"\n')
+    fake.chmod(0o755)
+    script = str(tmp_path / "run.sh")
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    line = subprocess.run(
+        [script], env={**path, "FORERUN_DATA": "x"}, capture_output=True, text=True, check=True
+    ).stdout
+    words = line.split()
+    assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == layout
+    assert "--module forerun_torchtitan --config main_run" in line
+    refused = subprocess.run([script], env=path, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "the corpus folder" in refused.stderr

@@ -1,0 +1,467 @@
+"""The trainer is held against the bank, against itself resumed, and against every refusal it promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from main_run import decision_of, spec_of, tiny_decision, write_corpus
+
+from launcher import assembly, metrics
+from launcher.exporters import native
+from launcher.frozen import FrozenError, Parallelism, read_launch, write_launch
+from launcher.launch import launch, launch_line
+from launcher.trainer import Options, run
+from launcher.training import Trainer
+from proxies.bank import Bank
+from proxies.model import Decoder
+from proxies.tokens import TokenStore, read_manifest
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder / "tokens"
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    """A process group of this process alone, so that a rank's whole life runs here."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(decision, corpus, out, **options):
+    config = write_launch(out / "frozen", decision)
+    return run(Options(config=config, data=corpus, out=out / "run", **options))
+
+
+def curve(run_dir):
+    return {line["step"]: line for line in metrics.read(run_dir) if "train_loss_nats" in line}
+
+
+def losses(run_dir):
+    return {step: line["train_loss_nats"] for step, line in curve(run_dir).items()}
+
+
+@pytest.fixture(scope="module")
+def bank(corpus):
+    """The bank's result and curve of the same run."""
+    spec = spec_of(read_manifest(corpus).data_id)
+    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, TokenStore(corpus))
+    bank.admit(0, spec)
+    ((_, result, curve),) = bank.advance(100)
+    return result, curve
+
+
+@pytest.fixture(scope="module")
+def alone(one_rank, corpus, tmp_path_factory):
+    """An uninterrupted run of one rank: its folder and ending."""
+    out = tmp_path_factory.mktemp("alone")
+    return out / "run", train(tiny_decision(corpus), corpus, out)
+
+
+@pytest.fixture(scope="module")
+def pair(corpus, tmp_path_factory):
+    """An uninterrupted run of two ranks under torchrun: its folder and outcome."""
+    out = tmp_path_factory.mktemp("pair")
+    config = write_launch(out / "frozen", tiny_decision(corpus, num_ranks=2))
+    return out / "run", launch(config, corpus, out / "run")
+
+
+def assert_is_the_banks(run_dir, validation_loss_nats, bank):
+    result, curve_of_bank = bank
+    mine = curve(run_dir)
+    assert tuple(mine) == curve_of_bank.steps
+    worst = max(
+        abs(a["train_loss_nats"] - b) for a, b in zip(mine.values(), curve_of_bank.train_loss_nats, strict=True)
+    )
+    assert worst < 1e-4
+    for line, norm in zip(mine.values(), curve_of_bank.grad_norm, strict=True):
+        assert line["grad_norm"] == pytest.approx(norm, rel=1e-3)
+    assert validation_loss_nats == pytest.approx(result.loss_nats, abs=1e-4)
+
+
+def test_one_rank_trains_as_the_bank(alone, bank):
+    run_dir, ending = alone
+    assert (ending.event, ending.exit_code, ending.step) == ("finished", 0, 12)
+    assert_is_the_banks(run_dir, ending.validation_loss_nats, bank)
+
+
+def test_two_ranks_train_as_the_bank(pair, bank):
+    run_dir, outcome = pair
+    assert (outcome.event, outcome.exit_code, outcome.step, outcome.num_restarts) == ("finished", 0, 12, 0)
+    assert_is_the_banks(run_dir, outcome.validation_loss_nats, bank)
+
+
+def test_the_run_actually_learns_clips_and_differs_by_seed(alone, one_rank, corpus, tmp_path):
+    """The equalities above would be empty if nothing moved, no clip bit, or seeds did not matter."""
+    lines = curve(alone[0])
+    assert lines[12]["train_loss_nats"] < lines[1]["train_loss_nats"] - 1
+    assert max(line["grad_norm"] for line in lines.values()) > 0.5
+    other = dataclasses.replace(tiny_decision(corpus), seed=8)
+    train(other, corpus, tmp_path, stop_after=1)
+    assert abs(losses(tmp_path / "run")[1] - lines[1]["train_loss_nats"]) > 1e-3
+
+
+def test_metrics_end_with_the_ending(alone):
+    run_dir, ending = alone
+    lines = metrics.read(run_dir)
+    assert lines[-1] == dataclasses.asdict(ending)
+    assert lines[2]["lr"] == 2**-5  # the peak, at the warmup's last step
+    assert lines[2]["tokens"] == 3 * 256
+
+
+def test_parity_table_is_the_frozen_numbers(alone, corpus):
+    table = json.loads((alone[0] / "parity.json").read_text())
+    decision = tiny_decision(corpus)
+    assert table["digest"] == decision.digest
+    assert set(table["parameters"]) == {name for name, _ in Decoder(decision.shape, device="meta").named_parameters()}
+    hidden = table["parameters"]["layers.1.attention.wq.weight"]
+    assert (hidden["learning_rate"], hidden["weight_decay"]) == (2**-6, 0.2)  # mup at twice the base width
+    assert hidden["measured_init_std"] == pytest.approx(32**-0.5, rel=0.1)
+    assert table["parameters"]["norm.weight"]["measured_init_std"] == 0
+
+
+def test_resume_of_two_ranks_is_bitwise_and_one_rank_can_go_on(pair, one_rank, corpus, tmp_path):
+    config = write_launch(tmp_path / "frozen", tiny_decision(corpus, num_ranks=2))
+    first = launch(config, corpus, tmp_path / "run", stop_after=6)
+    assert (first.event, first.step) == ("stopped", 6)
+    assert first.validation_loss_nats is not None
+    shutil.copytree(tmp_path / "run", tmp_path / "narrow")
+
+    second = launch(config, corpus, tmp_path / "run")
+    assert (second.event, second.step) == ("finished", 12)
+    assert losses(tmp_path / "run") == losses(pair[0])
+    assert second.validation_loss_nats == pair[1].validation_loss_nats
+
+    options = Options(config=config, data=corpus, out=tmp_path / "narrow", allow_world_size=True)
+    assert run(options).event == "finished"
+    assert losses(tmp_path / "narrow") == pytest.approx(losses(pair[0]), abs=1e-5)
+    assert losses(tmp_path / "narrow") != losses(pair[0])
+
+
+@pytest.mark.parametrize("cut", [1, 4, 11])
+def test_resume_of_one_rank_is_bitwise(alone, corpus, tmp_path, cut):
+    decision = tiny_decision(corpus)
+    train(decision, corpus, tmp_path, stop_after=cut)
+    ending = train(decision, corpus, tmp_path)
+    assert losses(tmp_path / "run") == losses(alone[0])
+    assert ending == alone[1]
+
+
+def test_a_crash_between_checkpoints_replays_and_supersedes_metrics(alone, corpus, tmp_path):
+    decision = tiny_decision(corpus)
+    train(decision, corpus, tmp_path, stop_after=6)
+    run_dir = tmp_path / "run"
+    shutil.rmtree(run_dir / "checkpoints" / "step-00000006")  # as if killed at step 6: newest is step 4
+    with (run_dir / metrics.METRICS_FILE).open("a") as file:
+        file.write('{"step": 7, "train_lo')
+    train(decision, corpus, tmp_path)
+    steps = [line["step"] for line in metrics.read(run_dir) if "event" not in line]
+    assert steps == list(range(1, 13))
+    assert losses(run_dir) == losses(alone[0])
+
+
+def test_a_finished_run_stays_finished(alone, corpus, tmp_path):
+    shutil.copytree(alone[0], tmp_path / "run")
+    assert train(tiny_decision(corpus), corpus, tmp_path) == alone[1]
+    assert metrics.read(tmp_path / "run") == metrics.read(alone[0])
+
+
+def test_moments_and_not_only_weights_are_resumed(alone, corpus, tmp_path, monkeypatch):
+    """Negative control: a resume that forgets the optimizer parts from the uninterrupted run."""
+    decision = tiny_decision(corpus)
+    train(decision, corpus, tmp_path, stop_after=6)
+    resume = Trainer._resume
+
+    def forgetful(self):
+        start = resume(self)
+        for state in self.optimizer.state.values():
+            state["exp_avg"].zero_()
+        return start
+
+    monkeypatch.setattr(Trainer, "_resume", forgetful)
+    train(decision, corpus, tmp_path)
+    assert losses(tmp_path / "run") != losses(alone[0])
+
+
+def test_keeps_the_last_checkpoints(alone):
+    assert sorted(p.name for p in (alone[0] / "checkpoints").iterdir()) == ["step-00000008", "step-00000012"]
+
+
+def test_a_corrupt_newest_checkpoint_falls_back_one(alone, corpus, tmp_path, capsys):
+    decision = tiny_decision(corpus)
+    train(decision, corpus, tmp_path, stop_after=8)
+    flip(next((tmp_path / "run" / "checkpoints" / "step-00000008").glob("*.distcp")))
+    assert train(decision, corpus, tmp_path).event == "finished"
+    assert losses(tmp_path / "run") == losses(alone[0])
+    assert (tmp_path / "run" / "checkpoints" / "step-00000008.corrupt").is_dir()
+    assert "step-00000008 is corrupt" in capsys.readouterr().err
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_only_corrupt_checkpoints_are_a_named_refusal_and_stay_one(one_rank, corpus, tmp_path):
+    decision = tiny_decision(corpus)
+    train(decision, corpus, tmp_path, stop_after=8)
+    before = losses(tmp_path / "run")
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        flip(folder / ".metadata")
+    for _ in range(2):
+        ending = train(decision, corpus, tmp_path)
+        assert (ending.event, ending.exit_code) == ("refused", 5)
+        assert "holds no good checkpoint, only step-00000004.corrupt, step-00000008.corrupt" in ending.reason
+    assert losses(tmp_path / "run") == before
+
+
+def test_refuses_to_resume_another_config(one_rank, corpus, tmp_path):
+    train(tiny_decision(corpus), corpus, tmp_path, stop_after=4)
+    ending = train(tiny_decision(corpus, weight_decay=0.11), corpus, tmp_path)
+    assert (ending.event, ending.exit_code) == ("refused", 2)
+    assert "is of the launch config" in ending.reason
+    assert metrics.read(tmp_path / "run")[-1]["event"] == "stopped"
+
+
+def test_refuses_a_tampered_config(one_rank, corpus, tmp_path):
+    config = write_launch(tmp_path, tiny_decision(corpus))
+    config.write_text(config.read_text().replace('"seed": 7', '"seed": 8'))
+    ending = run(Options(config=config, data=corpus, out=tmp_path / "run"))
+    assert (ending.event, ending.exit_code) == ("refused", 5)
+
+
+def test_names_everything_that_does_not_fit_at_once(one_rank, corpus, tmp_path):
+    write_corpus(tmp_path / "other", seed=1)
+    decision = dataclasses.replace(
+        tiny_decision(corpus, num_ranks=3), precision="float64", num_tokens=1, abort=no_brake(tiny_decision(corpus))
+    )
+    ending = train(decision, tmp_path / "other" / "tokens", tmp_path, stop_after=0)
+    assert (ending.event, ending.exit_code) == ("refused", 2)
+    for problem in (
+        "the corpus", "1 ranks: the config is for 3", "num_tokens = 1: the schedule's steps take 3072",
+        "precision = float64", "abort.on_non_finite", "stop_after = 0",
+    ):  # fmt: skip
+        assert problem in ending.reason
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def no_brake(decision):
+    return dataclasses.replace(decision.abort, on_non_finite=False)
+
+
+def test_refuses_a_schedule_table_that_this_version_would_not_make(one_rank, corpus, tmp_path):
+    decision = tiny_decision(corpus)
+    frozen = dataclasses.replace(decision.learning_rate, table_sha256="0" * 64)
+    ending = train(dataclasses.replace(decision, learning_rate=frozen), corpus, tmp_path)
+    assert "learning-rate table" in ending.reason
+
+
+def test_groups_that_do_not_fit_the_model_are_refused(one_rank, corpus, tmp_path):
+    decision = tiny_decision(corpus)
+    ending = train(dataclasses.replace(decision, groups=decision.groups[1:]), corpus, tmp_path)
+    assert (ending.event, ending.exit_code) == ("refused", 2)
+    assert "no group claims tok_embeddings.weight" in ending.reason
+
+
+def test_nan_stops_before_the_step_and_leaves_the_checkpoint(one_rank, corpus, tmp_path):
+    """Weights of 1e38 after the first updates overflow the next forward pass."""
+    decision = tiny_decision(corpus, every_steps=1, learning_rate=1e38, weight_decay=0.0)
+    ending = train(decision, corpus, tmp_path)
+    assert (ending.event, ending.exit_code) == ("aborted", 3)
+    assert "not finite" in ending.reason and "before its update" in ending.reason
+    assert metrics.read(tmp_path / "run")[-1]["event"] == "aborted"
+    assert max(curve(tmp_path / "run")) == ending.step
+    assert all(math.isfinite(loss) for loss in losses(tmp_path / "run").values())
+    newest = max(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert newest == f"step-{ending.step:08d}"
+
+
+def test_a_loss_over_the_ceiling_past_warmup_aborts(one_rank, corpus, tmp_path):
+    decision = tiny_decision(corpus)
+    low = dataclasses.replace(decision.abort, train_loss_above_nats=0.1)
+    ending = train(dataclasses.replace(decision, abort=low), corpus, tmp_path)
+    assert (ending.event, ending.exit_code, ending.step) == (
+        "aborted",
+        3,
+        4,
+    )  # as in the bank, from the second step at the peak on
+    assert "over 0.100 nats" in ending.reason
+
+
+def test_a_signal_saves_and_ends(alone, corpus, tmp_path):
+    config = write_launch(tmp_path, tiny_decision(corpus))
+    options = Options(config=config, data=corpus, out=tmp_path / "run")
+    ending = run(options, interrupted=lambda: len(curve(tmp_path / "run")) >= 4)
+    assert (ending.event, ending.exit_code, ending.step) == ("interrupted", 130, 5)
+    assert run(options) == alone[1]
+    assert losses(tmp_path / "run") == losses(alone[0])
+
+
+def test_tied_matrices_stay_one(one_rank, corpus, tmp_path):
+    manifest = read_manifest(corpus)
+    spec = spec_of(manifest.data_id)
+    tied = dataclasses.replace(spec.shape, tied=True)
+    spec = dataclasses.replace(spec, shape=tied, base_shape=tied, parametrization="sp")
+    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, TokenStore(corpus))
+    bank.admit(0, spec)
+    ((_, result, curve_of_bank),) = bank.advance(100)
+    decision = decision_of(spec, manifest)
+    train(decision, corpus, tmp_path, stop_after=6)
+    ending = train(decision, corpus, tmp_path)
+    assert_is_the_banks(tmp_path / "run", ending.validation_loss_nats, (result, curve_of_bank))
+
+
+def test_bfloat16_trains_near_float32(alone, corpus, tmp_path):
+    decision = dataclasses.replace(tiny_decision(corpus), precision="bfloat16")
+    assert train(decision, corpus, tmp_path).event == "finished"
+    assert losses(tmp_path / "run") == pytest.approx(losses(alone[0]), abs=0.05)
+    assert losses(tmp_path / "run") != pytest.approx(losses(alone[0]), abs=1e-5)
+
+
+def test_parity_names_what_a_wrong_optimizer_holds(corpus):
+    decision = tiny_decision(corpus)
+    assert native.parity(decision) == []
+    model = Decoder(decision.shape, device="meta")
+    optimizer = assembly.build_optimizer(model, decision.groups)
+    optimizer.param_groups[1]["lr"] *= 2
+    optimizer.param_groups[1]["eps"] = 1e-7
+    lost = optimizer.param_groups[0]["params"].pop()
+    optimizer.param_groups[0]["maximize"] = True
+    problems = assembly.mismatches(model, optimizer, decision.groups)
+    name = next(n for n, p in model.named_parameters() if p is lost)
+    assert f"the optimizer lacks {name}" in problems
+    assert any("learning_rate is" in p for p in problems) and any("eps is 1e-07" in p for p in problems)
+    assert "the optimizer is AdamW maximize, frozen as plain AdamW" in problems
+
+
+def test_wrong_initial_weights_are_refused(corpus):
+    decision = tiny_decision(corpus)
+    model = Decoder(decision.shape)
+    assembly.initialize(model, decision.groups, decision.seed)
+    assembly.prove_init(model, decision.groups)
+    with torch.no_grad():
+        model.lm_head.weight *= 1.1
+        model.norm.weight[0] = 0.5
+    with pytest.raises(
+        FrozenError, match=r"norm\.weight: a norm gain does not start at 1; lm_head\.weight: init std is 0\.27"
+    ):
+        assembly.prove_init(model, decision.groups)
+
+
+def test_native_export_reads_back_and_starts(corpus, tmp_path):
+    decision = tiny_decision(corpus)
+    report = native.export(decision, tmp_path)
+    assert read_launch(tmp_path) == decision
+    assert {entry.field for entry in report.entries} == {field.name for field in dataclasses.fields(decision)}
+    assert not report.lossy
+    script = (tmp_path / "run.sh").read_text()
+    assert f"--nproc-per-node {decision.parallelism.num_ranks}" in script and decision.digest in script
+    subprocess.run(["sh", "-n", tmp_path / "run.sh"], check=True)
+    line = launch_line(tmp_path, Path("a corpus"), Path("out"), stop_after=3)
+    assert line.startswith("python -m torch.distributed.run") and "--data 'a corpus'" in line
+    assert line.endswith("--stop-after 3")
+
+
+def test_launch_does_not_restart_a_refusal(corpus, tmp_path):
+    config = write_launch(tmp_path, tiny_decision(corpus))
+    write_corpus(tmp_path / "other", seed=1)
+    outcome = launch(config, tmp_path / "other" / "tokens", tmp_path / "run")
+    assert (outcome.event, outcome.exit_code, outcome.num_restarts) == ("refused", 2, 0)
+
+
+def test_launch_gives_up_after_its_restarts(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "launcher.launch.torchrun_command", lambda python, num_ranks: [python, "-c", "raise SystemExit(1)"]
+    )
+    outcome = launch(write_launch(tmp_path, tiny_decision(corpus)), corpus, tmp_path / "run", max_restarts=2)
+    assert (outcome.event, outcome.exit_code, outcome.num_restarts) == ("failed", 1, 2)
+
+
+def test_a_signal_before_the_ranks_listen_is_not_answered_with_a_restart(corpus, tmp_path, monkeypatch):
+    sleep = "import time; time.sleep(60)"
+    monkeypatch.setattr("launcher.launch.torchrun_command", lambda python, num_ranks: [python, "-c", sleep])
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    outcome = launch(write_launch(tmp_path, tiny_decision(corpus)), corpus, tmp_path / "run")
+    assert (outcome.event, outcome.exit_code, outcome.num_restarts) == ("interrupted", 130, 0)
+
+
+@pytest.mark.slow
+def test_replicas_train_as_the_bank(corpus, bank, tmp_path):
+    decision = dataclasses.replace(
+        tiny_decision(corpus), parallelism=Parallelism(data_parallel_shard=1, data_parallel_replicate=2)
+    )
+    outcome = launch(write_launch(tmp_path, decision), corpus, tmp_path / "run")
+    assert outcome.event == "finished"
+    assert_is_the_banks(tmp_path / "run", outcome.validation_loss_nats, bank)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_restarts_the_job_to_the_same_curve(pair, corpus, tmp_path):
+    config = write_launch(tmp_path, tiny_decision(corpus, num_ranks=2))
+    run_dir = tmp_path / "run"
+    killer = threading.Thread(target=kill_a_rank_past_step, args=(run_dir, 4))
+    killer.start()
+    outcome = launch(config, corpus, run_dir)
+    killer.join()
+    assert (outcome.event, outcome.num_restarts) == ("finished", 1)
+    assert losses(run_dir) == losses(pair[0])
+
+
+def kill_a_rank_past_step(run_dir, step):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and step not in curve(run_dir):
+        time.sleep(0.005)
+    os.kill(ranks_of(run_dir)[-1], signal.SIGKILL)
+
+
+def ranks_of(run_dir):
+    """Process ids of the trainer's ranks that write into `run_dir`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(run_dir).encode() in words and b"torch.distributed.run" not in words:
+            found.append(int(process.name))
+    return sorted(found)
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_supervisor_saves_and_ends(corpus, tmp_path):
+    config = write_launch(tmp_path, tiny_decision(corpus, num_ranks=2, every_steps=1))
+    run_dir = tmp_path / "run"
+    code = (
+        "import sys; from pathlib import Path; from launcher.launch import launch;"
+        "c, d, o = map(Path, sys.argv[1:]); print(launch(c, d, o).event)"
+    )
+    job = subprocess.Popen([sys.executable, "-c", code, config, corpus, run_dir], stdout=subprocess.PIPE, text=True)
+    while job.poll() is None and 1 not in curve(run_dir):
+        time.sleep(0.005)
+    job.send_signal(signal.SIGTERM)
+    said, _ = job.communicate(timeout=60)
+    assert said.strip() == "interrupted"
+    assert metrics.read_ending(run_dir).exit_code == 130
+    assert launch(config, corpus, run_dir).event == "finished"
