@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Test processes at a time; files stay whole, so fixtures are made once.
+JOBS ?= 2
 # One arithmetic thread per process: workers and ranks are the parallelism.
 export OMP_NUM_THREADS ?= 1
 
@@ -18,7 +20,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow

@@ -18,8 +18,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from launcher.frozen import FrozenError, Parallelism, ParameterGroup, assign_groups
 from proxies import canon
 from proxies.model import Decoder
+from proxies.numbers import ParameterNumbers
 from proxies.parametrization import initial_tensor
-from proxies.spec import Dtype, ParameterNumbers, Shape
+from proxies.spec import Dtype, Shape
 
 STD_ERRORS = 6.0
 """A measured init std farther from the frozen one than so many standard errors is another distribution."""

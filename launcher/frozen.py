@@ -7,15 +7,16 @@ attestations: files that name the digest and carry their own hash. A hash shows 
 
 from __future__ import annotations
 
-import datetime
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from proxies import canon
+from proxies.checks import Checks
+from proxies.numbers import ForwardNumbers, Kind, ParameterNumbers
 from proxies.schedule import STEP_CONVENTION, lr_table
-from proxies.spec import Checks, Dtype, ForwardNumbers, Kind, ParameterNumbers, Parametrization, Schedule, Shape
+from proxies.spec import Dtype, Parametrization, Schedule, Shape
 
 SCHEMA_VERSION = 1
 NUM_LR_SAMPLES = 64
@@ -270,35 +271,3 @@ def read_launch(path: Path) -> Decision:
         return canon.decode(Decision, body, "decision")
     except ValueError as error:
         raise FrozenError(str(file), [str(error)]) from error
-
-
-def attest(folder: Path, kind: str, digest: str, body: dict[str, canon.Json]) -> Path:
-    """Put an attestation beside a launch config: `attestations/<kind>.json`."""
-    created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    content: dict[str, canon.Json] = {"kind": kind, "digest": digest, "created_at": created_at, "body": body}
-    path = folder / "attestations" / f"{kind}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    canon.write_atomic(path, canon.pretty({**content, "sha256": canon.content_id(content)}))
-    return path
-
-
-def read_attestation(path: Path, digest: str) -> dict[str, canon.Json]:
-    """The body of an attestation for `digest`.
-
-    Raises:
-        TamperedError: it was edited, or is for another config.
-    """
-    try:
-        value = canon.parse(path.read_bytes())
-    except (OSError, canon.CanonError) as error:
-        raise TamperedError(str(path), [str(error)]) from error
-    if not isinstance(value, dict) or not isinstance(value.get("body"), dict):
-        raise TamperedError(str(path), ["not an attestation"])
-    claimed = value.pop("sha256", None)
-    if canon.content_id(value) != claimed:
-        raise TamperedError(str(path), ["its content does not have its hash"])
-    if value.get("digest") != digest:
-        raise TamperedError(str(path), [f"it is for the digest {str(value.get('digest'))[:16]}..."])
-    body = value["body"]
-    assert isinstance(body, dict)
-    return body

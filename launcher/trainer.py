@@ -70,7 +70,6 @@ def _prepare(options: Options) -> tuple[Decision, TokenStore]:
 
 def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks: int) -> list[str]:
     shape, schedule, manifest = decision.shape, decision.learning_rate.schedule, store.manifest
-    total_tokens = schedule.num_steps * decision.batch_tokens
     ranks_fit = num_ranks == decision.parallelism.num_ranks or options.allow_world_size
     corpus, wanted_corpus = manifest.data_id[:16], decision.data.data_id[:16]
     expected = {
@@ -87,17 +86,11 @@ def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks
         f"seq_len = {shape.seq_len}: the validation split is shorter": (
             store.num_windows("validation", shape.seq_len) > 0
         ),
-        f"num_tokens = {decision.num_tokens}: the schedule's steps take {total_tokens}": (
-            decision.num_tokens == total_tokens
-        ),
         "this version's learning-rate table is not the frozen one: train with the version that froze it": (
             decision.learning_rate == learning_rate_of(schedule)
         ),
         "precision = float64: float32 or bfloat16 is wanted": decision.precision != "float64",
         "abort.on_non_finite = false: this trainer never steps on NaN": decision.abort.on_non_finite,
-        f"checkpointing.every_steps = {decision.checkpointing.every_steps}: > 0 is wanted": (
-            decision.checkpointing.every_steps > 0
-        ),
         f"stop_after = {options.stop_after}: > 0 is wanted": options.stop_after is None or options.stop_after > 0,
     }
     return [problem for problem, holds in expected.items() if not holds]

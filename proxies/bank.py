@@ -17,6 +17,7 @@ from torch import Tensor
 
 from proxies import canon, flops
 from proxies.model import Decoder, token_loss
+from proxies.numbers import ForwardNumbers
 from proxies.optimizer import BankAdamW
 from proxies.parametrization import (
     forward_numbers,
@@ -25,7 +26,7 @@ from proxies.parametrization import (
     stack_forward_numbers,
 )
 from proxies.schedule import lr_multiplier
-from proxies.spec import Curve, ForwardNumbers, Numerics, RunResult, RunSpec, Shape
+from proxies.spec import Curve, Numerics, RunResult, RunSpec, Shape
 from proxies.tokens import TokenStore
 
 VALIDATION_SEQUENCES = 256

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from proxies.spec import Hparams, ParameterNumbers
+from proxies.numbers import ParameterNumbers
+from proxies.spec import Hparams
 
 
 class BankAdamW:

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from proxies.model import Multipliers, parameter_shapes
-from proxies.spec import ForwardNumbers, Hparams, Kind, ParameterNumbers, Parametrization, Shape
+from proxies.numbers import ForwardNumbers, Kind, ParameterNumbers
+from proxies.spec import Hparams, Parametrization, Shape
 
 EMBEDDING_STD = 1.0
 

@@ -1,11 +1,9 @@
 """The language of the project: what a run is, and what came of it. Standard library only.
 
-Every record is frozen, keyword-only and slotted, validates itself on creation (all problems at once), and has
-a canonical JSON form (`proxies.canon`). A run's identity is the sha256 of its spec: the same question is never
-paid for twice.
+Every record is frozen, keyword-only and slotted, validates itself on creation (all problems at once), and has a
+canonical JSON form (`proxies.canon`). A run's identity is the sha256 of its spec: nothing is paid for twice.
 
-Units: losses in nats per token, batches and durations in tokens or optimizer steps as named, learning rates
-absolute.
+Units: losses in nats per token, batches in tokens, durations in optimizer steps, learning rates absolute.
 """
 
 from __future__ import annotations
@@ -16,89 +14,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proxies import canon
+from proxies.checks import Checks
 
 Family = Literal["llama"]
 Parametrization = Literal["sp", "mup"]
 ScheduleKind = Literal["cosine", "linear", "wsd", "constant"]
 Status = Literal["finished", "diverged", "pruned", "failed"]
 Dtype = Literal["float32", "float64", "bfloat16"]
-Kind = Literal["embedding", "hidden", "readout", "norm"]
 
 MAX_SEED = 2**31 - 1
-
-
-class SpecError(ValueError):
-    """A record that does not hold together. `problems` lists everything that is wrong with it."""
-
-    def __init__(self, record: str, problems: list[str]) -> None:
-        self.problems = problems
-        super().__init__(f"{record}: " + "; ".join(problems))
-
-
-class Checks:
-    """Collects what is wrong with a record, so that all of it is said at once. For every room's records."""
-
-    def __init__(self, record: object) -> None:
-        self.record = record
-        self.problems: list[str] = []
-
-    def whole(self, *names: str, least: int = 1) -> None:
-        """Fields that must be whole numbers."""
-        for name in names:
-            value = getattr(self.record, name)
-            if type(value) is not int or value < least:
-                self.problems.append(f"{name} = {value!r}: a whole number >= {least} is wanted")
-
-    def number(self, name: str, *, above: float | None = None, least: float | None = None,
-               below: float | None = None, most: float | None = None) -> None:  # fmt: skip
-        """A field that must be a finite number within bounds; a whole number becomes a float."""
-        value = getattr(self.record, name)
-        wanted = [
-            text
-            for bound, text in (
-                (above, f"> {above}"), (least, f">= {least}"), (below, f"< {below}"), (most, f"<= {most}"),
-            )
-            if bound is not None
-        ]  # fmt: skip
-        try:
-            value = float(value) if type(value) is int else value
-        except OverflowError:
-            value = math.inf
-        fine = (
-            type(value) is float
-            and math.isfinite(value)
-            and (above is None or value > above)
-            and (least is None or value >= least)
-            and (below is None or value < below)
-            and (most is None or value <= most)
-        )
-        if fine:
-            # 1 and 1.0 are one number to a caller but two content ids: a record holds the float it declares.
-            object.__setattr__(self.record, name, value)
-        else:
-            bounds = " and ".join(wanted)
-            self.problems.append(f"{name} = {value!r}: a finite number {bounds} is wanted".replace("  ", " "))
-
-    def one_of(self, name: str, choices: tuple[str, ...]) -> None:
-        """A field that must be one of some words."""
-        value = getattr(self.record, name)
-        if value not in choices:
-            self.problems.append(f"{name} = {value!r}: one of {', '.join(choices)} is wanted")
-
-    def that(self, holds: bool, problem: str) -> None:
-        """Any condition, with what to say if it does not hold."""
-        if not holds:
-            self.problems.append(problem)
-
-    @property
-    def fine(self) -> bool:
-        """Whether nothing is wrong so far: what depends on several fields is checked then."""
-        return not self.problems
-
-    def done(self) -> None:
-        """Raise SpecError with every problem, if there is one."""
-        if self.problems:
-            raise SpecError(type(self.record).__name__, self.problems)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,16 +49,12 @@ class Shape:
         checks.one_of("family", ("llama",))
         checks.that(type(self.tied) is bool, f"tied = {self.tied!r}: true or false is wanted")
         if checks.fine:
-            checks.that(
-                self.width % self.num_heads == 0,
-                f"num_heads = {self.num_heads} does not divide width = {self.width}",
-            )
-            checks.that(
-                self.num_heads % self.num_kv_heads == 0,
-                f"num_kv_heads = {self.num_kv_heads} does not divide num_heads = {self.num_heads}",
-            )
+            heads, kv_heads = self.num_heads, self.num_kv_heads
+            checks.that(self.width % heads == 0, f"num_heads = {heads} does not divide width = {self.width}")
+            checks.that(heads % kv_heads == 0, f"num_kv_heads = {kv_heads} does not divide num_heads = {heads}")
         if checks.fine:
-            checks.that(self.head_dim % 2 == 0, f"head_dim = {self.head_dim} is odd: rotary positions turn pairs")
+            odd = f"head_dim = {self.head_dim} is odd: rotary positions turn pairs"
+            checks.that(self.head_dim % 2 == 0, odd)
         checks.done()
 
     @property
@@ -154,17 +74,16 @@ class Shape:
             SpecError: the width does not hold whole heads, or the FFN would not be a whole number.
         """
         checks = Checks(self)
-        checks.that(width > 0 and width % self.head_dim == 0,
-                    f"width = {width} is no multiple of the head dim {self.head_dim}")  # fmt: skip
+        whole = width > 0 and width % self.head_dim == 0
+        checks.that(whole, f"width = {width} is no multiple of the head dim {self.head_dim}")
         checks.that(self.ffn_width * width % self.width == 0,
                     f"width = {width} gives the FFN width {self.ffn_width * width / self.width:g}: "
                     "choose a ratio that stays whole")  # fmt: skip
         checks.done()
-        num_heads = width // self.head_dim
-        ratio = self.num_heads // self.num_kv_heads
-        if num_heads % ratio:
-            checks.that(False, f"width = {width} has {num_heads} heads, not a multiple of {ratio} per kv head")
-            checks.done()
+        num_heads, ratio = width // self.head_dim, self.num_heads // self.num_kv_heads
+        uneven = f"width = {width} has {num_heads} heads, not a multiple of {ratio} per kv head"
+        checks.that(num_heads % ratio == 0, uneven)
+        checks.done()
         return dataclasses.replace(
             self,
             width=width,
@@ -229,11 +148,10 @@ class Schedule:
                 f"warmup_steps = {self.warmup_steps} and decay_steps = {self.decay_steps} "
                 f"exceed num_steps = {self.num_steps}",
             )
+            wanted = "some" if self.kind == "wsd" else "none"
             checks.that(
                 (self.kind == "wsd") == (self.decay_steps > 0),
-                f"decay_steps = {self.decay_steps}: `wsd` needs some, `{self.kind}` has none"
-                if self.kind != "wsd"
-                else "decay_steps = 0: `wsd` needs some",
+                f"decay_steps = {self.decay_steps}: `{self.kind}` needs {wanted}",
             )
         checks.done()
 
@@ -306,38 +224,6 @@ class RunSpec:
     def batch_sequences(self) -> int:
         """Sequences per optimizer step."""
         return self.batch_tokens // self.shape.seq_len
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParameterNumbers:
-    """What one parameter is trained with. Absolute numbers: nothing is left to multiply."""
-
-    name: str
-    size: tuple[int, ...]
-    kind: Kind
-    width_multiplier: float
-    """Against the base shape, from mup's infinite dimensions."""
-    init_std: float
-    """0 for norm gains, which start at 1."""
-    learning_rate: float
-    """At the schedule's peak."""
-    weight_decay: float
-    """AdamW's: a step multiplies the weight by 1 - lr * weight_decay."""
-    eps: float
-    beta1: float
-    beta2: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForwardNumbers:
-    """The three forward multipliers of a model."""
-
-    embedding: float
-    """Of the token embedding's output."""
-    attention: float
-    """Of q . k."""
-    output: float
-    """Of the readout's input."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,7 @@ from proxies import canon
 from proxies.permutation import permuted
 
 MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
 SHARD_TOKENS = 2**26
 DOCUMENT_END = 0  # the byte NUL, which text does not hold
 Split = Literal["train", "validation"]
@@ -151,7 +152,7 @@ def tokenize(
             )
     train, validation = (_cut(split, held) for split, held in texts.items())
     manifest = Manifest(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         tokenizer="bytes",
         vocab_size=256,
         dtype="uint16",
@@ -188,17 +189,20 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a corpus folder.
 
     Raises:
-        DataError: it is missing or not one.
+        DataError: it is missing, not one, or of another schema.
     """
     path = folder / MANIFEST
     try:
-        return canon.decode(Manifest, canon.parse(path.read_bytes()))
+        manifest = canon.decode(Manifest, canon.parse(path.read_bytes()))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: `forerun tokenize SOURCE... --out {folder}` writes it") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except canon.CanonError as error:
         raise DataError(f"{path} is not a manifest: {error}") from error
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise DataError(f"{path} is of schema {manifest.schema_version}: this forerun reads schema {SCHEMA_VERSION}")
+    return manifest
 
 
 class TokenStore:
@@ -227,7 +231,7 @@ class TokenStore:
             problems.append(f"{shard.file} is missing")
             return empty
         wanted, found = shard.num_tokens * itemsize, path.stat().st_size
-        if wanted != found:
+        if wanted != found or not found:
             problems.append(f"{shard.file} has {found} bytes, the manifest says {wanted}")
             return empty
         tokens = np.memmap(path, dtype=np.dtype(self.manifest.dtype).newbyteorder("<"), mode="r")

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from proxies import canon
-from proxies.spec import Curve, RunResult, SpecError
+from proxies.checks import SpecError
+from proxies.spec import Curve, RunResult
 from sweeps.errors import CurveCorrupt, DiskFull
 
 CURVES_DIR = "curves"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import cast
 
 from proxies import canon
-from proxies.spec import Curve, RunResult, RunSpec, SpecError
+from proxies.checks import SpecError
+from proxies.spec import Curve, RunResult, RunSpec
 from sweeps.backlog import Attempt, Backlog
 from sweeps.curves import store_curve
 from sweeps.errors import SourceStuck

@@ -16,7 +16,8 @@ from types import MappingProxyType, TracebackType
 
 from proxies import canon
 from proxies.canon import Json
-from proxies.spec import Run, RunResult, RunSpec, SpecError
+from proxies.checks import SpecError
+from proxies.spec import Run, RunResult, RunSpec
 from sweeps import chain
 from sweeps.chain import Record
 from sweeps.curves import CURVES_DIR, has_curves

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxies.spec import Checks
+from proxies.checks import Checks
 
 Params = dict[str, float]
 """One sampled point: `learning_rate`, `warmup_fraction`, `clip_norm`."""

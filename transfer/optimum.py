@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from proxies.spec import _Checks
+from proxies.checks import Checks
 from transfer.valley import Floats, Runs, Valleys, fit_valleys, rise
 
 OptimumStatus = Literal["ok", "edge", "flat", "too_few"]
@@ -44,7 +44,7 @@ class Point:
     """Runs of one seed share data order and initialisation."""
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.whole("width")
         checks.number("log2_lr")
         if self.loss_nats is not None:
@@ -74,7 +74,7 @@ class Optimum:
     """The fitted valley, (log2_lr, loss in nats), over the window."""
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.whole("width", "num_runs")
         checks.whole("num_diverged", least=0)
         checks.one_of("status", get_args(OptimumStatus))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.spec import _Checks
+from proxies.checks import Checks
 from transfer.drift import Line, extend_curvature, extend_line
 from transfer.optimum import Optima, Optimum, TransferError, interval
 from transfer.valley import Floats, rise
@@ -23,7 +23,7 @@ class Estimate:
     high: float
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         for name in ("value", "low", "high"):
             checks.number(name)
         if checks.fine:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from proxies.spec import _Checks
+from proxies.checks import Checks
 from transfer.next_runs import Suggestion, again, mend, power, sharpen
 from transfer.optimum import Optima, Optimum, Point, TransferError, find_optima
 from transfer.regret import AtTarget, Estimate, cost_of_2x, extrapolate
@@ -52,7 +52,7 @@ class Verdict:
     """The same statistics of a control arm; its outcome is reported, never asserted."""
 
     def __post_init__(self) -> None:
-        checks = _Checks(self)
+        checks = Checks(self)
         checks.one_of("outcome", get_args(Outcome))
         checks.that(bool(self.reasons), "reasons are empty")
         if checks.problems:

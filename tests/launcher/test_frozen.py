@@ -9,22 +9,22 @@ import json
 import pytest
 from main_run import tiny_decision, write_corpus
 
+from launcher.attestations import attest, read_attestation
 from launcher.frozen import (
     Checkpointing,
     FrozenError,
     Parallelism,
     TamperedError,
     assign_groups,
-    attest,
     groups_of,
     learning_rate_of,
-    read_attestation,
     read_launch,
     write_launch,
 )
+from proxies.checks import SpecError
 from proxies.parametrization import parameter_table
 from proxies.schedule import lr_multiplier
-from proxies.spec import Hparams, Schedule, Shape, SpecError
+from proxies.spec import Hparams, Schedule, Shape
 
 
 @pytest.fixture(scope="module")

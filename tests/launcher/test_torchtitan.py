@@ -24,8 +24,9 @@ from launcher.exporters import torchtitan
 from launcher.exporters.fidelity import FidelityReport
 from launcher.frozen import Decision
 from proxies.model import parameter_shapes
+from proxies.numbers import ParameterNumbers
 from proxies.parametrization import initial_tensor, parameter_table
-from proxies.spec import ParameterNumbers, Schedule
+from proxies.spec import Schedule
 from proxies.tokens import Manifest, TokenStore, read_manifest
 
 

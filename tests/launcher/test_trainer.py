@@ -255,13 +255,12 @@ def test_refuses_a_tampered_config(one_rank, corpus, tmp_path):
 def test_names_everything_that_does_not_fit_at_once(one_rank, corpus, tmp_path):
     write_corpus(tmp_path / "other", seed=1)
     decision = dataclasses.replace(
-        tiny_decision(corpus, num_ranks=3), precision="float64", num_tokens=1, abort=no_brake(tiny_decision(corpus))
+        tiny_decision(corpus, num_ranks=4), precision="float64", abort=no_brake(tiny_decision(corpus))
     )
     ending = train(decision, tmp_path / "other" / "tokens", tmp_path, stop_after=0)
     assert (ending.event, ending.exit_code) == ("refused", 2)
     for problem in (
-        "the corpus", "1 ranks: the config is for 3", "num_tokens = 1: the schedule's steps take 3072",
-        "precision = float64", "abort.on_non_finite", "stop_after = 0",
+        "the corpus", "1 ranks: the config is for 4", "precision = float64", "abort.on_non_finite", "stop_after = 0",
     ):  # fmt: skip
         assert problem in ending.reason
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -7,7 +7,7 @@ import pytest
 from sweep_fakes import make_spec, make_specs, outcome
 
 from proxies.canon import CanonError
-from proxies.spec import SpecError
+from proxies.checks import SpecError
 from sweeps.curves import store_curve
 from sweeps.errors import (
     DiskFull,

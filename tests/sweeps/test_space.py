@@ -3,7 +3,7 @@ import math
 import pytest
 
 from proxies import canon
-from proxies.spec import SpecError
+from proxies.checks import SpecError
 from sweeps.space import SearchSpace
 
 SPACE = SearchSpace(learning_rate=(2**-10, 2**-2), warmup_fraction=(0.0, 0.2), clip_norm=(0.25, 4.0))

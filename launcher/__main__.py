@@ -1,0 +1,5 @@
+"""`python -m launcher` is `forerun`."""
+
+from launcher.cli import main
+
+main()

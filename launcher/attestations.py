@@ -1,0 +1,41 @@
+"""What lies beside a frozen config: evidence, exports, launches. Each names the digest and carries its own hash."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from launcher.frozen import TamperedError
+from proxies import canon
+
+
+def attest(folder: Path, kind: str, digest: str, body: dict[str, canon.Json]) -> Path:
+    """Put an attestation beside a launch config: `attestations/<kind>.json`."""
+    created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    content: dict[str, canon.Json] = {"kind": kind, "digest": digest, "created_at": created_at, "body": body}
+    path = folder / "attestations" / f"{kind}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canon.write_atomic(path, canon.pretty({**content, "sha256": canon.content_id(content)}))
+    return path
+
+
+def read_attestation(path: Path, digest: str) -> dict[str, canon.Json]:
+    """The body of an attestation for `digest`.
+
+    Raises:
+        TamperedError: it was edited, or is for another config.
+    """
+    try:
+        value = canon.parse(path.read_bytes())
+    except (OSError, canon.CanonError) as error:
+        raise TamperedError(str(path), [str(error)]) from error
+    if not isinstance(value, dict) or not isinstance(value.get("body"), dict):
+        raise TamperedError(str(path), ["not an attestation"])
+    claimed = value.pop("sha256", None)
+    if canon.content_id(value) != claimed:
+        raise TamperedError(str(path), ["its content does not have its hash"])
+    if value.get("digest") != digest:
+        raise TamperedError(str(path), [f"it is for the digest {str(value.get('digest'))[:16]}..."])
+    body = value["body"]
+    assert isinstance(body, dict)
+    return body

@@ -1,0 +1,162 @@
+"""`forerun VERB [ARGS]`: parsing, exit codes, errors in words. Imports click and nothing heavier."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+import click
+
+ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
+EXIT_BUG, EXIT_INPUT, EXIT_GATE, EXIT_CANNOT_TELL, EXIT_CORRUPT = 1, 2, 3, 4, 5
+EXIT_HELD, EXIT_INTERRUPTED = 75, 130
+
+# Errors of the rooms are bad input (2) unless named here.
+_EXIT_CODES = {
+    "GateError": EXIT_GATE,
+    "CannotTellError": EXIT_CANNOT_TELL,
+    "NoFinishedTrialError": EXIT_CANNOT_TELL,
+    "LedgerCorrupt": EXIT_CORRUPT,
+    "CurveCorrupt": EXIT_CORRUPT,
+    "TamperedError": EXIT_CORRUPT,
+    "CorruptError": EXIT_CORRUPT,
+    "StudyHeld": EXIT_HELD,
+    "StaleDriver": EXIT_HELD,
+    "InterruptedStudyError": EXIT_INTERRUPTED,
+    "PoolDead": EXIT_INTERRUPTED,
+}
+
+# In the order of the story; the module is loaded when its verb is called, or its help asked for.
+_VERBS = {
+    "demo": ("start", "The whole chain on a corpus found on this machine: minutes, CPU, no account."),
+    "init": ("start", "Write a commented plan and its JSON Schema."),
+    "validate": ("start", "Check a plan: every problem at once."),
+    "tokenize": ("start", "Text, folders of text or jsonl into shards with a hashed manifest."),
+    "check": ("study", "Coordinate check: do updates keep their size as width grows?"),
+    "sweep": ("study", "Optuna over Ray at the base width: learning rate, warmup, clip."),
+    "transfer": ("study", "Valleys at every width, and the verdict: holds, drifts or cannot tell."),
+    "ladder": ("study", "The scaling ladder at the transferred hyperparameters."),
+    "run": ("study", "All stages in order, up to the report; resumes, never repeats finished work."),
+    "status": ("study", "What a study has done and found so far; works while it runs."),
+    "fit": ("tables", "Scaling fit of a study or of a table of runs."),
+    "predict": ("tables", "Loss of a run from a fit, with its interval."),
+    "allocate": ("tables", "The best size and tokens for a budget, with intervals."),
+    "flops": ("tables", "Parameters and FLOPs of a shape, by named convention."),
+    "freeze": ("freeze", "Write the frozen launch config, if every gate passed or was accepted."),
+    "verify": ("freeze", "Digest, attestations and exports of a frozen config."),
+    "export": ("freeze", "A frozen config as a trainer's own files, with a fidelity report."),
+    "launch": ("freeze", "Run a frozen config with the embedded trainer, under torchrun."),
+    "report": ("freeze", "report.html and report.json of a study."),
+}
+
+
+class _Verbs(click.Group):
+    """Lists verbs without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        module = importlib.import_module(f"launcher.verbs.{_VERBS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _VERBS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], _VERBS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such verb {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs, in the order of the story"):
+            formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
+
+
+@click.command(
+    cls=_Verbs,
+    epilog="Exit codes: 0 done, 1 our bug, 2 bad input, 3 a gate failed, 4 cannot tell, 5 corrupt or tampered, "
+    "75 another driver holds the study, 130 interrupted (resumable).",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="forerun", prog_name="forerun")
+def cli() -> None:
+    """The runs before the run: tune on small proxies, prove the optimum transfers, predict the big run's loss, freeze
+    what is launched.
+    """
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code an error stands for."""
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return EXIT_INTERRUPTED
+    if isinstance(error, click.ClickException):
+        return EXIT_INPUT
+    if _is_ours(error):
+        code = getattr(error, "exit_code", None)  # of a command that the demo ran
+        if isinstance(code, int):
+            return code
+        return _EXIT_CODES.get(type(error).__name__, EXIT_INPUT)
+    # A path that cannot be read or written is not our bug.
+    return EXIT_INPUT if isinstance(error, OSError) and error.filename is not None else EXIT_BUG
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says to the user."""
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return "interrupted; everything finished is recorded, the same command continues"
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if _is_ours(error):
+        return str(error)
+    return (
+        f"{type(error).__name__}: {error}\nThis is a bug in forerun, not in what you typed; nothing recorded is lost. "
+        "FORERUN_TRACEBACK=1 shows where it happened."
+    )
+
+
+def _is_ours(error: BaseException) -> bool:
+    return type(error).__module__.split(".")[0] in ROOMS
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """Entry point: run a verb, turn errors into words and exit codes."""
+    typed = sys.argv[1:] if args is None else args
+    try:
+        code = cli.main(args=typed, prog_name="forerun", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except BaseException as error:
+        code = _complain(error, as_json="--json" in typed)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(error: BaseException, *, as_json: bool) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else EXIT_BUG
+    code, message = exit_code_of(error), message_of(error)
+    if os.environ.get("FORERUN_TRACEBACK") == "1":
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        click.echo(error.ctx.get_usage(), err=True)
+    click.echo(f"forerun: {message}", err=True)
+    if as_json:
+        problems = getattr(error, "problems", None)
+        body = {"error": type(error).__name__, "exit_code": code, "message": message, "problems": problems or [message]}
+        click.echo(json.dumps(body, sort_keys=True))
+    return code

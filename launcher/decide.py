@@ -1,0 +1,300 @@
+"""From results to a decision: verdict, fit, choice, gates. Pure functions of a study and its ledger's records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from launcher.study import Arm, Study, recorded_points
+from proxies import canon
+from proxies.flops import count_params
+from proxies.spec import RunResult, RunSpec, Shape
+from sweeps.space import Params
+
+if TYPE_CHECKING:
+    from launcher.frozen import Decision
+    from scaling_fits.allocate import Allocation
+    from scaling_fits.table import RunTable
+    from scaling_fits.uncertainty import FittedRuns, Prediction
+    from sweeps.ledger import Ledger
+    from transfer.verdict import Verdict
+
+FIT_KEY = "ladder"
+"""Of the study's one fit in its ledger."""
+
+FARTHEST_REACH = 100.0
+"""Times the largest rung's FLOPs: published ladders were back-tested to 30 and 100 times, with errors of 4 to 6 %."""
+
+GateOutcome = Literal["passed", "failed", "cannot_tell"]
+
+
+class StageMissingError(ValueError):
+    """A decision needs a stage that has not run; the message names the command."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """One condition of freezing."""
+
+    name: str
+    outcome: GateOutcome
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Searched:
+    """What the search found."""
+
+    points: tuple[Params, ...]
+    best: Params
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transferred:
+    """What the transfer stage found."""
+
+    arm: Arm
+    control: Arm | None
+    log2_lr: float
+    """To be used at every width, set at the base."""
+    at_optimum: bool
+    """Whether it is the fitted optimum of the base width, or, where there is none, the search's best rate."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The same as a rate, to four digits."""
+        return float(f"{2.0**self.log2_lr:.4g}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The main run: an integer shape and whole steps near the optimum of the fit."""
+
+    allocation: Allocation
+    shape: Shape
+    num_steps: int
+    prediction: Prediction
+
+    @property
+    def num_tokens(self) -> float:
+        """Tokens the main run trains on."""
+        return self.prediction.tokens
+
+
+def searched(study: Study, ledger: Ledger) -> Searched:
+    """Points and winner of the search.
+
+    Raises:
+        StageMissingError: it has not ended.
+    """
+    suggestions = {record.key: record.body for record in ledger.records("suggestion")}
+    points = recorded_points(suggestions, study.plan.search.num_trials)
+    results = ledger.results()
+    if len(points) < study.plan.search.num_trials or any(study.trial(p).id not in results for p in points):
+        raise StageMissingError("the search has not ended: `forerun sweep PLAN` runs or resumes it")
+    return Searched(points=tuple(points), best=study.best_point(points, results))
+
+
+def transferred(study: Study, ledger: Ledger) -> Transferred:
+    """The transfer runs and the rate they give.
+
+    Raises:
+        StageMissingError: they have not ended.
+    """
+    best = searched(study, ledger).best
+    results = ledger.results()
+    arm = study.arm(best, results, control=False)
+    control = study.arm(best, results, control=True) if study.plan.transfer.control_widths else None
+    if not arm.done(results) or (control is not None and not control.done(results)):
+        raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
+    log2_lr = study.judge(arm, None, results, study.target_width_guess).transferred_log2_lr
+    fallback = math.log2(best["learning_rate"])
+    return Transferred(
+        arm=arm,
+        control=control,
+        log2_lr=fallback if log2_lr is None else log2_lr,
+        at_optimum=log2_lr is not None,
+    )
+
+
+def verdict_at(study: Study, ledger: Ledger, found: Transferred, width: int) -> Verdict:
+    """The verdict for a target width, with the control arm."""
+    return study.judge(found.arm, found.control, ledger.results(), width, found.log2_lr)
+
+
+def ladder_specs(study: Study, ledger: Ledger) -> list[RunSpec]:
+    """The ladder at the transferred rate and the search's warmup and clip."""
+    best = searched(study, ledger).best
+    return study.ladder_runs({**best, "learning_rate": transferred(study, ledger).learning_rate})
+
+
+def ladder_table(specs: list[RunSpec], results: Mapping[str, RunResult]) -> RunTable:
+    """Finished rungs as a table of runs.
+
+    Raises:
+        StageMissingError: rungs without an outcome.
+    """
+    from scaling_fits.table import from_columns
+
+    if any(spec.id not in results for spec in specs):
+        raise StageMissingError("the ladder has not ended: `forerun ladder PLAN` runs or resumes it")
+    rungs = [(spec, loss) for spec in specs if (loss := results[spec.id].loss_nats) is not None]
+    return from_columns(
+        params=[count_params(spec.shape).total for spec, _ in rungs],
+        tokens=[spec.num_tokens for spec, _ in rungs],
+        loss=[loss for _, loss in rungs],
+    )
+
+
+def fitted(study: Study, ledger: Ledger, table: RunTable) -> FittedRuns:
+    """The study's scaling fit: the recorded one, or, where there is none yet, made now (some seconds)."""
+    from scaling_fits.summary import from_file
+    from scaling_fits.uncertainty import fit_runs
+
+    recorded = ledger.find("fit", FIT_KEY)
+    if recorded is not None:
+        return from_file(recorded.body)
+    ladder = study.plan.ladder
+    return fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
+
+
+def choose(study: Study, fit: FittedRuns) -> Choice:
+    """The shape and steps for the plan's budget: the fitted optimum, made whole.
+
+    Raises:
+        CannotTellError: the ladder identifies no law.
+    """
+    from scaling_fits.allocate import allocate
+    from scaling_fits.shapes import shape_near
+    from scaling_fits.uncertainty import predict
+
+    budget_flops = study.plan.target.budget_flops
+    allocation = allocate(fit, budget_flops)
+    shape = shape_near(study.base_shape, allocation.params, study.plan.target.width_multiple).shape
+    params = count_params(shape).total
+    batch_tokens = study.plan.proxy.batch_tokens
+    num_steps = max(1, round(budget_flops / (6.0 * params * batch_tokens)))
+    return Choice(
+        allocation=allocation,
+        shape=shape,
+        num_steps=num_steps,
+        prediction=predict(fit, params, num_steps * batch_tokens),
+    )
+
+
+def gates(
+    study: Study, coordinates: canon.Json | None, verdict: Verdict, fit: FittedRuns, choice: Choice
+) -> tuple[Gate, ...]:
+    """Every condition of freezing, with what was found; `coordinates` is None where the check has not run."""
+    return (
+        coordinate_gate(coordinates),
+        transfer_gate(verdict),
+        _fit_gate(fit, choice),
+        _data_gate(study, choice),
+    )
+
+
+def coordinate_gate(coordinates: canon.Json) -> Gate:
+    """The coordinate check's: every layer's updates are of one size at every width."""
+    if coordinates is None:
+        return Gate(name="coordinates", outcome="cannot_tell", reason="not run yet: `forerun check PLAN` does")
+    assert isinstance(coordinates, dict)
+    layers = coordinates["layers"]
+    assert isinstance(layers, list)
+    said = [
+        f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f})"
+        + (f": {layer['cause']}" if layer["cause"] else "")
+        for layer in layers
+        if isinstance(layer, dict) and isinstance(layer["outcome"], str) and layer["outcome"] != "passes"
+    ]
+    if coordinates["not_finite_width"] is not None:
+        said.insert(0, f"width {coordinates['not_finite_width']} left the finite numbers")
+    outcomes: dict[object, GateOutcome] = {"passes": "passed", "cannot_tell": "cannot_tell"}
+    return Gate(
+        name="coordinates",
+        outcome=outcomes.get(coordinates["outcome"], "failed"),
+        reason="; ".join(said) or f"all {len(layers)} layers' updates keep their size as width grows",
+    )
+
+
+def transfer_gate(verdict: Verdict) -> Gate:
+    """The verdict's: the cost of the transferred rate is under the margin."""
+    outcomes: dict[str, GateOutcome] = {"holds": "passed", "drifts": "failed", "cannot_tell": "cannot_tell"}
+    return Gate(name="transfer", outcome=outcomes[verdict.outcome], reason="; ".join(verdict.reasons))
+
+
+def _fit_gate(fit: FittedRuns, choice: Choice) -> Gate:
+    """The fit's: the largest rung, held out, was predicted, and the target is not out of reach.
+
+    A law at the bound of its search (an irreducible loss of zero, say) may still predict: the back-test says.
+    """
+    backtest, reach = fit.backtest, choice.prediction.extrapolation
+    if fit.status not in ("converged", "at_bound"):
+        return Gate(name="fit", outcome="cannot_tell", reason=f"{fit.status}: {'; '.join(fit.warnings)}")
+    if backtest is None:
+        return Gate(name="fit", outcome="cannot_tell", reason="too few rungs to hold the largest one out")
+    said = [f"held-out largest rung predicted with {backtest.largest_error:.2%} error at most"]
+    covered = backtest.num_covered == len(backtest.runs)
+    said.append(f"{'inside' if covered else 'outside'} its {fit.level:.0%} interval")
+    said.append(f"target at {reach:.3g} times the largest rung's FLOPs")
+    outcome: GateOutcome = "passed" if covered else "failed"
+    if covered and reach > FARTHEST_REACH:
+        outcome = "cannot_tell"
+        said.append(f"beyond {FARTHEST_REACH:g} times no back-test speaks: add larger rungs")
+    return Gate(name="fit", outcome=outcome, reason=", ".join([*said, *fit.warnings]))
+
+
+def _data_gate(study: Study, choice: Choice) -> Gate:
+    have, want = study.manifest.num_tokens("train"), choice.num_tokens
+    outcome: GateOutcome = "passed" if want <= have else "failed"
+    return Gate(name="data", outcome=outcome, reason=f"{want:.3g} tokens wanted, {have:.3g} unique ones at hand")
+
+
+def decision(study: Study, best: Params, learning_rate: float, choice: Choice) -> Decision:
+    """Everything the main run computes with, as plain numbers."""
+    from launcher import frozen
+    from proxies.bank import DIVERGED_ABOVE_NATS
+    from proxies.parametrization import forward_numbers, parameter_table
+
+    plan, shape, base = study.plan, choice.shape, study.base_shape
+    hparams = study.hparams(learning_rate, best["clip_norm"])
+    table = parameter_table(plan.proxy.parametrization, shape, base, hparams)
+    predicted = choice.prediction
+    assert predicted.low is not None and predicted.high is not None  # the plan asks for a bootstrap
+    return frozen.Decision(
+        schema_version=frozen.SCHEMA_VERSION,
+        shape=shape,
+        base_shape=base,
+        parametrization=plan.proxy.parametrization,
+        form="multiplier",
+        forward=forward_numbers(plan.proxy.parametrization, shape, base, hparams),
+        groups=frozen.groups_of(table),
+        optimizer="adamw",
+        learning_rate=frozen.learning_rate_of(plan.schedule(choice.num_steps, best["warmup_fraction"])),
+        clip_norm=hparams.clip_norm,
+        batch_tokens=plan.proxy.batch_tokens,
+        num_tokens=choice.num_steps * plan.proxy.batch_tokens,
+        data=frozen.Data(
+            data_id=study.manifest.data_id,
+            tokenizer=study.manifest.tokenizer,
+            vocab_size=study.manifest.vocab_size,
+            num_train_tokens=study.manifest.num_tokens("train"),
+        ),
+        seed=plan.launch.seed,
+        precision=plan.launch.precision,
+        parallelism=frozen.Parallelism(
+            data_parallel_shard=plan.launch.data_parallel_shard,
+            data_parallel_replicate=plan.launch.data_parallel_replicate,
+        ),
+        checkpointing=frozen.Checkpointing(every_steps=plan.launch.checkpoint_every_steps),
+        predicted=frozen.PredictedLoss(
+            loss_nats=predicted.loss_nats,
+            low_nats=predicted.low,
+            high_nats=predicted.high,
+            level=predicted.level,
+            extrapolation=predicted.extrapolation,
+        ),
+        abort=frozen.Abort(on_non_finite=True, train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS),
+    )

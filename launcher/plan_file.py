@@ -1,0 +1,216 @@
+"""Reading and writing plans: TOML in, every problem at once; a commented plan and its JSON Schema out."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pydantic
+from pydantic import BaseModel
+
+from launcher.plan import Plan
+from proxies.checks import SpecError
+
+
+class PlanError(ValueError):
+    """A plan with problems: `problems` lists every one."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        self.problems = problems
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        super().__init__(f"{source}: {len(problems)} problem{'s' if len(problems) > 1 else ''}{lines}")
+
+
+def load_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
+    """Read and check a plan; `overrides` are `section.key=value`, the value in TOML.
+
+    Raises:
+        PlanError: everything that is wrong, at once.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(str(path), [f"cannot be read: {error.strerror}"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlanError(str(path), [f"is not TOML: {error}"]) from error
+    problems = [problem for override in overrides if (problem := _override(raw, override))]
+    try:
+        plan = Plan.model_validate(_tuples(raw))
+    except pydantic.ValidationError as error:
+        bad = [e for e in error.errors() if not _is_echo(e)]
+        problems += [_say(e) for e in bad] + _cross_checks_of_the_rest(raw, bad)
+        raise PlanError(str(path), problems) from None
+    problems += _cross_checks(plan)
+    if problems:
+        raise PlanError(str(path), problems)
+    return plan
+
+
+def _cross_checks_of_the_rest(raw: dict[str, Any], bad: list[Any]) -> list[str]:
+    """What else is wrong, with the bad keys at their defaults; silent about what a default may have caused."""
+    sections = {str(e["loc"][0]) for e in bad}
+    kept = {name: value for name, value in raw.items() if name not in sections}
+    try:
+        return [p for p in _cross_checks(Plan.model_validate(_tuples(kept))) if not any(s in p for s in sections)]
+    except pydantic.ValidationError:  # a section of the wrong kind altogether: said already
+        return []
+
+
+def _override(raw: dict[str, Any], override: str) -> str:
+    name, equals, text = override.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key):
+        return f"--set {override}: section.key=value is wanted"
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return f"--set {override}: {text!r} is no TOML value (strings need quotes)"
+    table = raw.setdefault(section, {})
+    if not isinstance(table, dict):
+        return f"--set {override}: {section} is no section"
+    table[key] = value
+    return ""
+
+
+def _tuples(value: Any) -> Any:
+    """TOML arrays as tuples, whole numbers where a key wants a float as they are: strict pydantic takes both."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _is_echo(error: Any) -> bool:
+    """Pydantic calls a list too short whose items were refused, and said so already."""
+    return bool(error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"])
+
+
+def _say(error: Any) -> str:
+    """One problem in our words: where, what is there, what is wanted."""
+    path = [str(part) for part in error["loc"]]
+    where = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        known = list(Plan.model_fields)
+        if len(path) > 1 and path[0] in Plan.model_fields:
+            section = Plan.model_fields[path[0]].annotation
+            assert isinstance(section, type) and issubclass(section, BaseModel)
+            known = list(section.model_fields)
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        return f"{where} is unknown: {hint}"
+    value = error["input"]
+    shown = list(value) if isinstance(value, tuple) else value
+    if error["type"] == "missing":  # all keys have defaults: this is the end of a range
+        return f"{'.'.join(path[:-1])} = {shown!r}: one more value is wanted"
+    return f"{where} = {shown!r}: {_wanted(error)} is wanted"
+
+
+def _wanted(error: Any) -> str:
+    """What pydantic would have liked, without its own vocabulary."""
+    words = {"model_type": "a section", "tuple_type": "a list"}
+    if error["type"] == "too_short":
+        return f"a list of at least {error['ctx']['min_length']}"
+    if error["type"] == "too_long":
+        return f"a list of {error['ctx']['max_length']}"
+    if error["type"] == "less_than_equal":
+        return f"less than or equal to {error['ctx']['le']:g}"
+    return words.get(error["type"], str(error["msg"]).removeprefix("Input should be "))
+
+
+def _list_checks(plan: Plan) -> list[str]:
+    """Every width gives a whole shape, and no list names a value twice."""
+    problems: list[str] = []
+    widths = {
+        "proxy.base_width": (plan.proxy.base_width,),
+        "transfer.widths": plan.transfer.widths,
+        "transfer.control_widths": plan.transfer.control_widths,
+        "transfer.check_widths": plan.transfer.check_widths,
+        "ladder.widths": plan.ladder.widths,
+    }
+    for name, values in widths.items():
+        for width in values:
+            try:
+                plan.shape(width, vocab_size=2)
+            except SpecError as error:
+                problems += [f"{name}: {problem}" for problem in error.problems]
+    lists: dict[str, Sequence[float]] = {
+        **widths,
+        "transfer.offsets_octaves": plan.transfer.offsets_octaves,
+        "ladder.num_steps": plan.ladder.num_steps,
+    }
+    return problems + [
+        f"{name} = {list(values)}: each value once" for name, values in lists.items() if len(set(values)) < len(values)
+    ]
+
+
+def _cross_checks(plan: Plan) -> list[str]:
+    """What single keys cannot show."""
+    problems = _list_checks(plan)
+    for name in ("learning_rate", "warmup_fraction", "clip_norm"):
+        low, high = getattr(plan.search, name)
+        if low > high:
+            problems.append(f"search.{name} = [{low}, {high}]: the lower end first")
+    if plan.proxy.base_width not in plan.transfer.widths:
+        problems.append(
+            f"transfer.widths = {list(plan.transfer.widths)}: must hold proxy.base_width = {plan.proxy.base_width}, "
+            "whose optimum is the one transferred"
+        )
+    if plan.proxy.batch_tokens % plan.model.seq_len:
+        problems.append(
+            f"proxy.batch_tokens = {plan.proxy.batch_tokens}: no multiple of model.seq_len = {plan.model.seq_len}"
+        )
+    ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
+    sequences = plan.proxy.batch_tokens // plan.model.seq_len
+    if sequences % ranks:
+        problems.append(f"launch: {ranks} ranks do not divide the {sequences} sequences of a batch")
+    if plan.transfer.check_num_seeds > plan.proxy.num_slots:
+        problems.append(
+            f"transfer.check_num_seeds = {plan.transfer.check_num_seeds}: at most proxy.num_slots = "
+            f"{plan.proxy.num_slots}, one bank holds them all"
+        )
+    if plan.proxy.weight_decay * plan.search.learning_rate[1] >= 1:
+        problems.append(
+            f"proxy.weight_decay = {plan.proxy.weight_decay}: times the highest learning rate "
+            f"{plan.search.learning_rate[1]} it is >= 1, a step would flip weights"
+        )
+    return problems
+
+
+def commented_plan(values: dict[str, dict[str, object]]) -> str:
+    """A plan with every key, its value and its sentence; `values` replace defaults."""
+    lines = [
+        "#:schema ./plan.schema.json",
+        "# A forerun plan. Every key is shown with its value; delete what you leave alone.",
+        "",
+    ]
+    for name, field in Plan.model_fields.items():
+        section = field.annotation
+        assert isinstance(section, type) and issubclass(section, BaseModel)
+        lines += [f"[{name}]  # {(section.__doc__ or '').strip()}"]
+        for key, inner in section.model_fields.items():
+            value = values.get(name, {}).get(key, inner.default)
+            lines += [f"# {inner.description}{_choices(inner.annotation)}", f"{key} = {_toml(value)}"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _choices(annotation: Any) -> str:
+    options = get_args(annotation) if not isinstance(annotation, type) else ()
+    return f" One of: {', '.join(options)}." if options and all(isinstance(o, str) for o in options) else ""
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, float):
+        short = f"{value:g}".replace("e+", "e")
+        return short if "e" in short and float(short) == value else repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML knows no surrogate pairs
+
+
+def plan_schema() -> dict[str, Any]:
+    """JSON Schema of the plan, for editors."""
+    return Plan.model_json_schema()

@@ -1,0 +1,108 @@
+"""The report: `report.json`, and one page that shows it. Static, self-contained; the same body gives the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher import report_html as show
+from launcher import report_sections as sections
+from launcher.report_decision import decision, groups
+from launcher.report_html import Body
+from launcher.report_style import CSS
+from proxies import canon
+
+
+def write_report(study_dir: Path, body: dict[str, canon.Json]) -> None:
+    """Write `report.json` and `report.html`, each wholly or not at all.
+
+    Args:
+        study_dir: the study's folder.
+        body: what `launcher.evidence.report_body` gives; parts that have not run are null, and the page says so.
+    """
+    written = canon.pretty(body)
+    canon.write_atomic(study_dir / "report.json", written)
+    read = canon.parse(written)  # the page is drawn from the file, so that anyone can draw it again
+    assert isinstance(read, dict)
+    canon.write_atomic(study_dir / "report.html", page(read).encode())
+
+
+def page(body: Body) -> str:
+    """The whole page. No number on it that is not in `body`."""
+    parts = [
+        decision(body),
+        sections.valleys(body),
+        sections.drift(body),
+        sections.coordinates(body),
+        sections.search(body),
+        sections.scaling(body),
+        sections.choice(body),
+        groups(body),
+        _main_run(body),
+        _spend(body),
+        _provenance(body),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
+        f'content="light dark"><title>forerun report</title><style>{CSS}</style></head>'
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _main_run(body: Body) -> str:
+    """How far the embedded trainer has come with this config, if it was launched."""
+    run = body.get("main_run")
+    if run is None:
+        return ""
+    losses = list(zip(run["steps"], run["train_loss_nats"], strict=True))
+    rows = [(show.count(step), show.loss(loss)) for step, loss in dict.fromkeys([losses[0], losses[-1]])]
+    after = f"; it ended with: {show.words(run['event'])}" if run["event"] else ""
+    held_out = run["validation_loss_nats"]
+    validation = "" if held_out is None else f" Validation loss {show.loss(held_out)} nats."
+    said = f"<p>The embedded trainer has launched this config{after}.{validation}</p>"
+    return show.section("main-run", "The main run so far", said, show.table(("step", "training loss (nats)"), rows, ()))
+
+
+def _spend(body: Body) -> str:
+    """What the proxies cost."""
+    spend = body["spend"]
+    by_status = ", ".join(f"{show.count(number)} {show.words(status)}" for status, number in spend["by_status"].items())
+    return show.section(
+        "spend",
+        "What it cost",
+        show.facts(
+            [
+                ("Runs", f"{show.count(spend['num_runs'])}{f' ({by_status})' if by_status else ''}"),
+                ("Compute", f"{show.flops(spend['flops_causal'])} FLOPs (causal convention)"),
+                ("Beside the target", f"{show.percent(spend['share_of_target'])} of the main run's budget"),
+                ("Worker time", show.seconds(spend["worker_seconds"])),
+            ]
+        ),
+    )
+
+
+def _provenance(body: Body) -> str:
+    """What identifies this study, and its plan."""
+    corpus = body["corpus"]
+    names = [
+        ("Digest", f"<code>{show.text(body['digest'])}</code>" if body["digest"] else "not frozen: no decision yet"),
+        ("Ledger head", f"<code>{show.text(body['ledger_head'])}</code>"),
+        ("Data", f"<code>{show.text(corpus['data_id'])}</code>"),
+        (
+            "Corpus",
+            (
+                f"{show.count(corpus['num_documents'])} documents, {show.count(corpus['num_train_tokens'])} training "
+                f"and {show.count(corpus['num_validation_tokens'])} validation tokens, tokenizer "
+                f"{show.text(corpus['tokenizer'])}"
+            ),
+        ),
+    ]
+    rows = [(f"<code>{key}</code>", value) for key, value in show.leaves(body["question"])]
+    return show.section(
+        "provenance",
+        "Where this comes from",
+        show.facts(names),
+        "<h3>The plan's question</h3>",
+        show.table(("key", "value"), rows, left=(0, 1)),
+        "<p>Every number here is in <code>report.json</code>, beside this page.</p>",
+    )

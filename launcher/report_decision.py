@@ -1,0 +1,203 @@
+"""The top of the report: what to launch, what to expect, because of which gates, and what nobody knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher import report_html as show
+from launcher.report_html import Body
+
+
+def decision(body: Body) -> str:
+    """Headline, configuration, expectation, gates and the honest rest; or what is missing before there is one."""
+    headline, lead = _standing(body)
+    parts = [
+        '<p class="over">forerun report</p>',
+        f"<h1>{headline}</h1>",
+        f'<p class="lead">{lead}</p>',
+    ]
+    if body["decision"] is not None:
+        beside = f"<div>{_expectation(body)}{_gates(body)}</div>"
+        parts.append(f'<div class="decision">{_configuration(body)}{beside}</div>')
+    parts.append(show.section("unknown", "What is not known", show.bullets(_unknown(body))))
+    return "".join(parts)
+
+
+def _standing(body: Body) -> tuple[str, str]:
+    """Headline and the sentence below it."""
+    if body["decision"] is None:
+        if body["fit"] is not None:
+            return "Nothing to launch yet", "The ladder has run, and fits no law; see the warnings of the fit below."
+        return "Nothing to launch yet", (f"The study has not ended: {show.command('forerun run PLAN')} continues it.")
+    unsettled = [gate for gate in body["gates"] if gate["outcome"] != "passed" and gate["name"] not in body["accepted"]]
+    failed = [show.words(gate["name"]) for gate in unsettled if gate["outcome"] == "failed"]
+    untold = [show.words(gate["name"]) for gate in unsettled if gate["outcome"] != "failed"]
+    if unsettled:
+        headline = f"Do not launch this yet: {_listed(failed)} failed" if failed else (
+            f"Not ready to launch: {_listed(untold)} cannot tell")  # fmt: skip
+        return headline, (
+            "What follows is the candidate. More evidence decides a gate; "
+            f"{show.command('forerun freeze STUDY --accept GATE --reason TEXT')} accepts one as it is, on the record."
+        )
+    by_hand = [show.words(gate["name"]) for gate in body["gates"] if gate["outcome"] != "passed"]
+    if by_hand:
+        return "Launch this, at the risk accepted", (
+            f"The gates {_listed(by_hand)} did not pass and were accepted by hand; the reasons are below."
+        )
+    return "Launch this", (
+        f"Every gate passed. {show.command('forerun freeze STUDY')} writes the config, to be launched with "
+        f"{show.command('forerun launch FROZEN')}."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _configuration(body: Body) -> str:
+    config, choice = body["decision"], body["choice"]
+    schedule, shape = config["learning_rate"]["schedule"], config["shape"]
+    kind = f"{show.text(schedule['kind'])}, ends at {show.number(schedule['final_fraction'], 'g')} of the peak"
+    clip = "none" if config["clip_norm"] is None else f"global gradient norm {show.number(config['clip_norm'])}"
+    tied = "tied" if shape["tied"] else "untied"
+    parallel = config["parallelism"]
+    rows = [
+        ("Shape", (f"{shape['num_layers']} layers, width {shape['width']}, {shape['num_heads']} heads "
+                  f"({shape['num_kv_heads']} KV), feed-forward {shape['ffn_width']}")),
+        ("Vocabulary", f"{show.count(shape['vocab_size'])}, {tied}; sequences of {show.count(shape['seq_len'])}"),
+        ("Parameters", (f"{show.count(choice['params'])} ({show.count(choice['params_non_embedding'])} "
+                       "without embeddings)")),
+        ("Tokens", (f"{show.count(config['num_tokens'])} in {show.count(schedule['num_steps'])} steps of "
+                   f"{show.count(config['batch_tokens'])}")),
+        ("Compute", f"{show.flops(choice['prediction']['flops'])} FLOPs (6ND)"),
+        ("Learning rate", "<br>".join(_rates(config))),
+        ("Warmup", f"{show.count(schedule['warmup_steps'])} steps"),
+        ("Schedule", kind),
+        ("Clip", clip),
+        ("Precision", (f"{show.text(config['precision'])}, AdamW, parametrization "
+                      f"{show.text(config['parametrization'])}")),
+        ("Ranks", f"{parallel['data_parallel_shard']} sharded × {parallel['data_parallel_replicate']} replicated"),
+        ("Digest", f"<code>{show.text(body['digest'])}</code>"),
+    ]  # fmt: skip
+    return f'<div class="card"><h2>The launch</h2>{show.facts(rows)}</div>'
+
+
+def _rates(config: Any) -> list[str]:
+    """Peak learning rate of every kind of parameter; a kind that has several is there several times."""
+    rates = dict.fromkeys((group["kind"], group["learning_rate"]) for group in config["groups"])
+    return [f"{show.number(rate)} {show.words(kind)}" for kind, rate in rates]
+
+
+def _expectation(body: Body) -> str:
+    config = body["decision"]
+    predicted, allocation = config["predicted"], body["choice"]["allocation"]
+    ends = (predicted["low_nats"], predicted["high_nats"])
+    rows = [
+        ("Interval", f"{show.interval(ends)} at level {show.percent(predicted['level'])}, for one new run"),
+        ("Beyond the ladder", f"{show.number(predicted['extrapolation'], '.3g')} times its largest rung's compute"),
+        ("About as good", f"{_range(allocation['flat_range']['params'])} parameters, on the same compute"),
+        ("Stop if", (f"a loss is not finite, or training loss exceeds "
+                    f"{show.loss(config['abort']['train_loss_above_nats'])} nats")),
+        ("Spent on proxies", (f"{show.flops(body['spend']['flops_causal'])} FLOPs, "
+                             f"{show.percent(body['spend']['share_of_target'])} of the main run's budget")),
+    ]  # fmt: skip
+    return (
+        '<div class="card"><h2>Expect this validation loss</h2>'
+        f'<p class="big">{show.loss(predicted["loss_nats"])} nats per token</p>{show.facts(rows)}</div>'
+    )
+
+
+def _range(ends: Any) -> str:
+    return f"{show.count(ends[0])} to {show.count(ends[1])}"
+
+
+def groups(body: Body) -> str:
+    """Numbers per parameter group; the patterns are the launch config's own."""
+    config = body["decision"]
+    if config is None:
+        return ""
+    head = ("group", "matches", "peak learning rate", "weight decay", "initial sd", "betas", "eps")
+    rows = [
+        (show.words(group["kind"]), "<br>".join(f"<code>{show.text(p)}</code>" for p in group["pattern"].split("|")),
+         show.number(group["learning_rate"]), show.number(group["weight_decay"]), show.number(group["init_std"]),
+         f"{show.number(group['beta1'])}, {show.number(group['beta2'])}", show.number(group["eps"]))
+        for group in config["groups"]
+    ]  # fmt: skip
+    forward = ", ".join(f"{show.words(name)} {show.number(value)}" for name, value in config["forward"].items())
+    note = f"<p>Multipliers in the forward pass: {forward}.</p>"
+    return show.section("groups", "Numbers per parameter group", show.table(head, rows, left=(0, 1)), note)
+
+
+def _gates(body: Body) -> str:
+    items = []
+    for gate in body["gates"]:
+        given = body["accepted"].get(gate["name"])
+        accepted = "" if given is None else f"<p><b>Accepted by hand:</b> {show.text(given)}</p>"
+        items.append(
+            f"<li><b>{show.words(gate['name'])}</b>{show.chip(gate['outcome'])}"
+            f"<p>{show.text(gate['reason'])}</p>{accepted}</li>"
+        )
+    return f'<div class="card" id="gates"><h2>Because</h2><ul class="gates">{"".join(items)}</ul></div>'
+
+
+def _unknown(body: Body) -> list[str]:
+    """What the evidence does not reach, in the order in which it could hurt."""
+    return [*_unknown_of_config(body), *_unknown_of_loss(body)]
+
+
+def _unknown_of_config(body: Body) -> list[str]:
+    proxy, search = body["question"]["proxy"], body["question"]["search"]
+    steps = show.count(proxy["num_steps"])
+    launched = f"; the launch takes {show.count(body['choice']['num_steps'])}" if body["choice"] else ""
+    said = [
+        (
+            f"<b>Duration.</b> Learning rates were measured on runs of {steps} steps{launched}. Length of training is "
+            "not a tested axis of transfer: the best rate of a longer run may well be lower."
+        )
+    ]
+    if body["transfer"] is not None:
+        verdict = body["transfer"]["verdict"]
+        widest, target = max(optimum["width"] for optimum in verdict["optima"]), verdict["target_width"]
+        reach = "within the widths tested" if target <= widest else "an extrapolation beyond them"
+        said.append(
+            f"<b>Width.</b> Valleys were measured up to width {widest}; at width {target} the optimum is {reach}. "
+            "Depth was not varied."
+        )
+        if not body["transfer"]["at_base_optimum"]:
+            said.append("<b>Rate.</b> No optimum was fitted at the base width; the rate is the search's best trial's.")
+    said.append(
+        f"<b>Warmup and clip</b> were searched at width {proxy['base_width']} only (seed {search['seed']}); "
+        "whether their best values move with width or length was not tested."
+    )
+    return said
+
+
+def _unknown_of_loss(body: Body) -> list[str]:
+    fit, choice = body["fit"], body["choice"]
+    if fit is None:
+        return ["<b>Loss.</b> No law is fitted yet, so nothing is said about the main run's loss."]
+    said = []
+    if choice is not None:
+        predicted = choice["prediction"]
+        said.append(
+            f"<b>Extrapolation.</b> The prediction lies {show.number(predicted['extrapolation'], '.3g')} times beyond "
+            "the largest compute fitted; no run checks the law there."
+        )
+    said.append(_coverage(fit))
+    if choice is not None and choice["allocation"]["warnings"]:
+        said.append(f"<b>Choice.</b> {show.text('; '.join(choice['allocation']['warnings']))}.")
+    return said
+
+
+def _coverage(fit: Any) -> str:
+    backtest = fit["backtest"]
+    if backtest is None or backtest["num_covered"] is None:
+        tested = "no held-out rung tested it"
+    else:
+        tested = f"it held {backtest['num_covered']} of {backtest['num_held_out']} held-out rungs"
+    inflation = fit["interval_inflation"]
+    widened = f"Past misses widened its arms {show.number(inflation, '.3g')} times." if inflation > 1 else ""
+    return (
+        f"<b>Coverage.</b> The interval says {show.percent(fit['level'])}; {tested}, which shows little about how "
+        f"often it is right. {widened}"
+    )

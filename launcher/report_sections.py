@@ -1,0 +1,282 @@
+"""The report's sections: each figure with its numbers, or what is missing and the command that runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher import figures
+from launcher import report_html as show
+from launcher.report_html import Body
+
+_NUM_TOP_TRIALS = 8
+_NUM_BUDGETS = 6
+_NO_OPTIMUM = {
+    "edge": "best at the edge of the rates tried",
+    "flat": "flat within the noise",
+    "too_few": "too few runs",
+}
+
+
+def _missing(body: Body, stage: str, what: str) -> str:
+    return show.missing(what, "sweep" if stage == "search" else stage, body["progress"].get(stage))
+
+
+def valleys(body: Body) -> str:
+    """Learning-rate valleys of both arms, the optima as a table, and what would decide an open verdict."""
+    heading = "Does the learning rate transfer?"
+    if body["transfer"] is None:
+        return show.section("transfer", heading, _missing(body, "transfer", "The transfer runs have not ended."))
+    verdict, main = body["transfer"]["verdict"], figures.main_arm(body)
+    arms = {main: verdict} | ({"sp": verdict["control"]} if verdict["control"] else {})
+    panels = [show.figure(figures.valleys(body, arm), _valley_caption(of), _arm_name(arm)) for arm, of in arms.items()]
+    head = ("arm", "status", "width", "optimal rate", "as a power", "interval", "loss (nats)", "runs", "diverged")
+    rows = [
+        (show.text(show.arm_name(arm)), show.chip(optimum["status"]), show.text(optimum["width"]),
+         show.number(optimum["lr"]), show.power_of_two(optimum["log2_lr"]), _powers(optimum["interval_log2"]),
+         show.loss(optimum["loss_nats"]), show.text(optimum["num_runs"]), show.text(optimum["num_diverged"]))
+        for arm, of in arms.items() for optimum in of["optima"]
+    ]  # fmt: skip
+    said = f"<p>{show.chip(verdict['outcome'])} {show.text('; '.join(verdict['reasons']))}.</p>"
+    asked = [show.text(item["text"]) for item in verdict["what_to_run"]]
+    more = f"<h3>What would decide it</h3>{show.bullets(asked)}" if asked else ""
+    legend = (
+        '<p class="over">Dots: one run each, one per seed. Curves: fitted valleys. Large marks with bars: minima with '
+        "their intervals. Dashed line: the optimum of the base width, used everywhere. "
+        "A cross at the top: diverged. A triangle there: above the axis.</p>"
+    )
+    return show.section("transfer", heading, said, show.pair(*panels), legend, show.table(head, rows, (0, 1)), more)
+
+
+def _arm_name(arm: str) -> str:
+    return "Standard parametrization (SP)" if arm == "sp" else show.text(show.arm_name(arm))
+
+
+def _powers(ends: Any) -> str:
+    return "–" if ends is None else f"{show.power_of_two(ends[0])} to {show.power_of_two(ends[1])}"
+
+
+def _valley_caption(verdict: Any) -> str:
+    found = [
+        f"{show.power_of_two(optimum['log2_lr'])} at width {optimum['width']}"
+        for optimum in verdict["optima"]
+        if optimum["log2_lr"] is not None
+    ]
+    lost = [
+        f"{_NO_OPTIMUM.get(optimum['status'], show.words(optimum['status']))} at width {optimum['width']}"
+        for optimum in verdict["optima"]
+        if optimum["log2_lr"] is None
+    ]
+    minima = f"The optimum lies at {', '.join(found)}" if found else "No optimum is found"
+    return f"{minima}{'; ' if lost else ''}{', '.join(lost)}; intervals at level {show.percent(verdict['level'])}."
+
+
+def drift(body: Body) -> str:
+    """The optimum against width, and what the transferred rate costs at the target."""
+    if body["transfer"] is None:
+        return ""
+    verdict = body["transfer"]["verdict"]
+    control = verdict["control"]
+    units = (("drift_octaves_per_doubling", "octaves per doubling of width", "+.2f"),
+             ("offset_octaves", "octaves between rate and optimum", "+.2f"),
+             ("regret_nats", "nats lost by transferring", ".4f"))  # fmt: skip
+    arms = [(figures.main_arm(body), verdict)] + ([("control", control)] if control else [])
+    rows = [
+        (
+            label,
+            *(_estimate(of[key], spec) for _, of in arms),
+        )
+        for key, label, spec in units
+    ]
+    facts = show.facts([
+        ("Margin", f"{show.number(verdict['margin_nats'])} nats may be lost"),
+        ("Noise", f"{show.number(verdict['noise_nats'], '.4f')} nats between seeds"),
+        ("Twice off", (f"a rate off by a factor of two costs {show.number(verdict['cost_of_2x_off_nats'], '.4f')} nats "
+                      f"{show.interval(verdict['cost_of_2x_off_interval'], '.4f')}")),
+    ])  # fmt: skip
+    caption = f"Octaves per doubling of width: {_estimate(verdict['drift_octaves_per_doubling'], '+.2f')}"
+    if control:
+        caption += f", in the control {_estimate(control['drift_octaves_per_doubling'], '+.2f')}"
+    caption += f"; dotted, the width to launch, {verdict['target_width']}."
+    names = [show.text(show.arm_name(name)) for name, _ in arms]
+    beside = f"<div>{show.table(('', *names), rows)}{facts}</div>"
+    return show.section("drift", "Drift of the optimum", show.pair(show.figure(figures.drift(body), caption), beside))
+
+
+def _estimate(found: Any, spec: str) -> str:
+    if found["value"] is None:
+        return "not estimated"
+    return f"{show.number(found['value'], spec)} {show.interval(found['interval'], spec)}"
+
+
+def coordinates(body: Body) -> str:
+    """The coordinate check of both parametrizations."""
+    heading, checks = "Do updates keep their size as width grows?", body["coordinates"]
+    if not checks:
+        return show.section("coordinates", heading, show.missing("The coordinate check has not run.", "check"))
+    arms = sorted(checks, key=lambda arm: arm != figures.main_arm(body))
+    panels = [show.figure(figures.coordinates(body, arm), _check_caption(checks[arm]), _arm_name(arm)) for arm in arms]
+    head = ["layer"] + [
+        cell for arm in arms for cell in (f"{show.text(show.arm_name(arm))}: slope", "interval", "outcome")
+    ]
+    by_arm = {arm: {layer["layer"]: layer for layer in checks[arm]["layers"]} for arm in arms}
+    names = list(dict.fromkeys(name for layers in by_arm.values() for name in layers))
+    rows = [
+        [show.text(name), *(cell for arm in arms for cell in _layer_cells(by_arm[arm].get(name)))] for name in names
+    ]
+    note = (
+        '<p class="over">Slope: log2 of the change per doubling of width; about none when updates keep their size. '
+        "Drawn bold: blows up or vanishes. Dashed: cannot tell.</p>"
+    )
+    return show.section(
+        "coordinates", heading, show.pair(*panels), note, show.table(head, rows, (0, *range(3, len(head), 3)))
+    )
+
+
+def _layer_cells(layer: Any) -> tuple[str, str, str]:
+    if layer is None:
+        return ("–", "–", "–")
+    return show.number(layer["slope"], "+.2f"), show.interval(layer["interval"], "+.2f"), show.chip(layer["outcome"])
+
+
+def _check_caption(check: Any) -> str:
+    diverged = check.get("not_finite_width")
+    ended = "" if diverged is None else f" At width {diverged} a run left the finite numbers."
+    causes = list(dict.fromkeys(show.text(layer["cause"]) for layer in check["layers"] if layer["cause"]))
+    why = f": {'; '.join(causes)}" if causes else ""
+    return (
+        f"{show.chip(check['outcome'])}{why}. Widths {', '.join(map(str, check['widths']))}, {check['num_steps']} "
+        f"steps at learning rate {show.number(check['learning_rate'])}, {check['num_seeds']} seeds.{ended}"
+    )
+
+
+def search(body: Body) -> str:
+    """The search at the base width: every trial, and the best as a table."""
+    heading = "Search at the base width"
+    if body["search"] is None:
+        return show.section("search", heading, _missing(body, "search", "The search has not ended."))
+    asked, best = body["question"]["search"], body["search"]["best"]
+    finished = sorted((t for t in body["search"]["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
+    head = ("trial", "learning rate", "warmup (share)", "clip", "loss (nats)")
+    rows = [
+        (show.text(trial["index"]), show.number(trial["learning_rate"]), show.number(trial["warmup_fraction"], ".3f"),
+         show.number(trial["clip_norm"], ".3g"), show.number(trial["loss_nats"], ".4f"))
+        for trial in finished[:_NUM_TOP_TRIALS]
+    ]  # fmt: skip
+    caption = (
+        f"{asked['num_trials']} trials at width {body['question']['proxy']['base_width']}; best learning rate "
+        f"{show.number(best['learning_rate'])}, warmup {show.number(best['warmup_fraction'], '.3f')} of the steps, "
+        f"clip {show.number(best['clip_norm'])}. Colour: clip, from {show.number(asked['clip_norm'][0])} to "
+        f"{show.number(asked['clip_norm'][1])}."
+    )
+    beside = f"<div><h3>The best trials</h3>{show.table(head, rows)}</div>"
+    return show.section("search", heading, show.pair(show.figure(figures.search(body), caption), beside))
+
+
+def scaling(body: Body) -> str:
+    """Ladder, fit, frontier and residuals."""
+    heading = "What will the main run's loss be?"
+    if body["ladder"] is None or body["fit"] is None:
+        return show.section("scaling", heading, _missing(body, "ladder", "The scaling ladder has not ended."))
+    fit = body["fit"]
+    panels = [show.figure(figures.scaling(body), _scaling_caption(body), "Loss against compute")]
+    if fit["residual_sd"] is not None:
+        caption = (
+            f"The fit misses its {fit['num_runs']} rungs by {show.percent(fit['residual_sd'])} of the loss (one "
+            "standard deviation, shaded)."
+        )
+        panels.append(show.figure(figures.residuals(body), caption, "What the fit misses"))
+    warnings = f"<h3>Warnings of the fit</h3>{show.bullets([show.text(w) for w in fit['warnings']])}"
+    return show.section("scaling", heading, show.pair(*panels), show.pair(_law(fit), _backtest(fit)),
+                        warnings if fit["warnings"] else "")  # fmt: skip
+
+
+def _scaling_caption(body: Body) -> str:
+    if body["choice"] is None:
+        return f"The ladder's {body['fit']['num_runs']} rungs identify no law, so there is no frontier to draw."
+    predicted = body["choice"]["prediction"]
+    return (
+        f"Rungs by width, the best loss for each compute with its {show.percent(predicted['level'])} band, and the "
+        f"main run at {show.flops(predicted['flops'])} FLOPs: {show.loss(predicted['loss'])} nats "
+        f"{show.interval(predicted['interval'])}."
+    )
+
+
+def _law(fit: Any) -> str:
+    rows = [
+        (show.text(name), show.number(value), show.interval(fit["intervals"][name], ".3g"))
+        for name, value in fit["parameters"].items()
+    ]
+    growth = [
+        (show.words(name), show.number(found["value"], ".3f"), show.interval(found["interval"]))
+        for name, found in fit["exponents"].items()
+    ]
+    members = ", ".join(
+        f"{show.text(member['form'])} {show.percent(member['weight'])} ({show.words(member['status'])})"
+        for member in fit["members"]
+    )
+    return (
+        f"<div><h3>The law {show.chip(fit['status'])}</h3><p>Pooled forms: {members}; the heaviest "
+        f"one's parameters.</p>{show.table(('parameter', 'value', 'interval'), rows + growth)}</div>"
+    )
+
+
+def _backtest(fit: Any) -> str:
+    backtest = fit["backtest"]
+    if backtest is None:
+        return "<div><h3>Back-test</h3><p>Too few rungs to hold the largest ones out.</p></div>"
+    head = ("params", "tokens", "measured", "predicted", "interval", "covered")
+    rows = [
+        (show.count(run["params"]), show.count(run["tokens"]), show.loss(run["loss"]), show.loss(run["predicted"]),
+         show.interval(run["interval"]), {True: "yes", False: "no", None: "–"}[run["covered"]])
+        for run in backtest["runs"]
+    ]  # fmt: skip
+    said = (
+        f"<p>{backtest['num_held_out']} of the rungs, up to {show.number(backtest['extrapolation'], '.3g')} times the "
+        f"compute of those left in, predicted from the other {backtest['num_fitted']}: at most "
+        f"{show.percent(backtest['largest_error'])} off.</p>"
+    )
+    return f"<div><h3>Back-test</h3>{said}{show.table(head, rows)}</div>"
+
+
+def choice(body: Body) -> str:
+    """The fitted optimum beside the whole shape chosen, the flat range, and other budgets."""
+    chosen = body["choice"]
+    if chosen is None:
+        if body["fit"] is None:
+            return ""
+        return show.section("choice", "The choice", '<p class="missing">The fit identifies no law to choose by.</p>')
+    best, predicted = chosen["allocation"], chosen["prediction"]
+    head = ("", "params", "tokens", "loss (nats)", "interval")
+    rows = [
+        ("fitted optimum", show.count(best["params"]), show.count(best["tokens"]), show.loss(best["loss"]),
+         show.interval(best["interval"])),
+        ("chosen shape", show.count(chosen["params"]), show.count(chosen["tokens"]), show.loss(predicted["loss"]),
+         show.interval(predicted["interval"])),
+    ]  # fmt: skip
+    flat = best["flat_range"]["params"]
+    said = (
+        f"<p>For {show.flops(chosen['budget_flops'])} FLOPs. The optimum is flat: from {show.count(flat[0])} to "
+        f"{show.count(flat[1])} parameters the predicted loss stays about the same. Interval of the optimum: "
+        f"{_counts(best['params_interval'])} parameters, {_counts(best['tokens_interval'])} tokens; "
+        f"{show.number(best['tokens_per_param'], '.3g')} tokens per parameter.</p>"
+    )
+    return show.section(
+        "choice", "The choice, and what else was possible", said, show.table(head, rows), _budgets(body)
+    )
+
+
+def _counts(ends: Any) -> str:
+    return "unknown" if ends is None else f"{show.count(ends[0])} to {show.count(ends[1])}"
+
+
+def _budgets(body: Body) -> str:
+    frontier = body["frontier"]
+    if not frontier:
+        return ""
+    last = len(frontier) - 1
+    picked = [frontier[round(i * last / (_NUM_BUDGETS - 1))] for i in range(_NUM_BUDGETS)] if last else frontier
+    rows = [
+        (show.flops(p["flops"]), show.count(p["params"]), show.loss(p["loss_nats"]), show.interval(p["interval"]))
+        for p in picked
+    ]
+    return f"<h3>At other budgets</h3>{show.table(('FLOPs', 'best params', 'loss (nats)', 'interval'), rows)}"

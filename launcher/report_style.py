@@ -1,0 +1,67 @@
+"""The report's style sheet: system fonts, light and dark, one column on a phone, and paper."""
+
+from __future__ import annotations
+
+from launcher.svg import DARK_VARIABLES, LIGHT_VARIABLES
+
+_LIGHT = (
+    "--ink:#1b1f24;--soft:#57606a;--page:#fff;--card:#f6f7f9;--line:#d9dde3;--good:#0a6b4b;--bad:#b3261e;--open:#8a5a00"
+)
+_DARK = (
+    "--ink:#e8eaed;--soft:#a3abb8;--page:#14171b;--card:#1c2026;--line:#343a43;"
+    "--good:#4fd1a1;--bad:#ff8a80;--open:#f0b93a"
+)
+
+CSS = f"""
+:root{{color-scheme:light dark;{_LIGHT};{LIGHT_VARIABLES}}}
+@media screen and (prefers-color-scheme:dark){{:root{{{_DARK};{DARK_VARIABLES}}}}}
+*{{box-sizing:border-box}}
+body{{margin:0;background:var(--page);color:var(--ink);
+font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
+font-variant-numeric:tabular-nums;-webkit-text-size-adjust:100%}}
+main{{max-width:70rem;margin:0 auto;padding:2rem 1rem 4rem}}
+h1{{font-size:clamp(1.6rem,4.5vw,2.4rem);line-height:1.15;letter-spacing:-.02em;margin:.2rem 0 .6rem;text-wrap:balance}}
+h2{{font-size:1.35rem;letter-spacing:-.01em;margin:3.2rem 0 .8rem;padding-top:1rem;border-top:1px solid var(--line)}}
+h3{{font-size:1rem;margin:1.4rem 0 .4rem}}
+p,ul{{max-width:46rem}} p{{margin:.6rem 0}} ul{{padding-left:1.2rem;margin:.4rem 0}} li{{margin:.35rem 0}}
+.over{{color:var(--soft);font-size:.85rem;margin:0}}
+.lead{{font-size:1.08rem}}
+.w{{white-space:nowrap}}
+code{{font:.86em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}}
+.card{{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:1rem 1.2rem;min-width:0}}
+.card+.card{{margin-top:1.2rem}}
+.card h2{{border:0;margin:0 0 .5rem;padding:0;font-size:1.05rem}}
+.big{{font-size:2rem;font-weight:650;letter-spacing:-.02em;line-height:1.2;margin:.1rem 0}}
+.facts{{margin:0;display:grid;gap:.15rem;max-width:46rem}}
+.facts div{{display:grid;grid-template-columns:minmax(7.5rem,34%) 1fr;gap:.8rem;padding:.22rem 0}}
+dt{{color:var(--soft)}} dd{{margin:0;overflow-wrap:anywhere;min-width:0}}
+.gates{{list-style:none;padding:0;margin:0;max-width:none}}
+.gates li{{padding:.55rem 0;border-top:1px solid var(--line);margin:0}} .gates li:first-child{{border:0}}
+.gates b{{margin-right:.5rem}} .gates p{{margin:.2rem 0 0;color:var(--soft);font-size:.92rem;overflow-wrap:anywhere}}
+.chip{{display:inline-block;border:1px solid currentColor;border-radius:1rem;padding:0 .55rem;font-size:.78rem;
+line-height:1.45;white-space:nowrap;font-weight:600}}
+.good{{color:var(--good)}} .bad{{color:var(--bad)}} .open{{color:var(--open)}}
+.pair,.decision{{display:grid;gap:1.2rem 2rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr))}}
+.pair{{align-items:start}} .decision{{margin:1.4rem 0;align-items:start}}
+#unknown ul{{columns:2 24rem;column-gap:2rem;max-width:none}} #unknown li{{break-inside:avoid;margin:0 0 .6rem}}
+.pair>*{{min-width:0}}
+figure{{margin:.6rem 0;max-width:36rem}} figure h3{{margin:.2rem 0}}
+figure svg{{display:block;width:100%;height:auto;font-family:inherit}}
+figcaption{{color:var(--soft);font-size:.9rem;line-height:1.45;margin-top:.4rem}}
+.scroll{{overflow-x:auto;margin:.8rem 0}}
+table{{border-collapse:collapse;font-size:.9rem;min-width:min(100%,20rem)}}
+th{{text-align:left;font-weight:600;color:var(--soft);border-bottom:1px solid var(--line);vertical-align:bottom}}
+th,td{{padding:.3rem 1.1rem .3rem 0}} td{{border-bottom:1px solid var(--line);vertical-align:top}}
+th:last-child,td:last-child{{padding-right:0}}
+td.n,th.n{{text-align:right}} td.n{{white-space:nowrap}}
+td code{{overflow-wrap:normal;white-space:nowrap}}
+.missing{{border-left:3px solid var(--open);padding:.3rem 0 .3rem .9rem}}
+footer{{margin-top:3rem;color:var(--soft);font-size:.85rem}}
+sup{{line-height:0;font-size:.72em}}
+@media print{{
+body{{font-size:10.5pt}} main{{max-width:none;padding:0}}
+.pair,.decision{{grid-template-columns:1fr 1fr}} figure,.card,tr,.gates li{{break-inside:avoid}}
+h2,h3{{break-after:avoid}}
+.scroll{{overflow:visible}} table{{font-size:8.5pt}} th,td{{padding-right:.6rem}}
+}}
+"""

@@ -1,0 +1,271 @@
+"""The stages of a study: what is run, through which pool, until the ledger holds it. Each resumes where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, cast
+
+from launcher.decide import (
+    FIT_KEY,
+    Searched,
+    StageMissingError,
+    Transferred,
+    fitted,
+    ladder_specs,
+    ladder_table,
+    searched,
+    transferred,
+)
+from launcher.plan_file import commented_plan, load_plan
+from launcher.study import PLAN_FILE, SEARCH_STAGE, Study
+from launcher.talk import Meter, say
+from proxies import canon
+from proxies.flops import flops_per_token
+from proxies.spec import Parametrization, RunSpec
+from proxies.tokens import TokenStore, read_manifest
+from sweeps.drive import Progress, drive
+from sweeps.ledger import Ledger
+from sweeps.pool import Pool
+from sweeps.source import SearchSource, Source, StaticSource
+
+if TYPE_CHECKING:
+    from proxies.coordinates import CoordinateCheck
+
+STEPS_PER_CALL = 50
+"""Optimizer steps between a worker's reports: under a second to some seconds for a proxy of this kind."""
+
+
+class InterruptedStudyError(Exception):
+    """The user, or the system, asked to stop; everything finished is recorded."""
+
+
+def bank_key(spec: RunSpec) -> str:
+    """What runs must agree on to share a bank."""
+    return canon.content_id([spec.shape, spec.batch_tokens, spec.data_id, spec.numerics])
+
+
+def plan_study(plan_path: Path, study_dir: Path, overrides: tuple[str, ...] = ()) -> Study:
+    """A study as a plan file asks for it.
+
+    Raises:
+        PlanError, DataError: what is wrong with the plan or its corpus.
+    """
+    plan = load_plan(plan_path, overrides)
+    corpus = (plan_path.parent / plan.data.path).resolve()
+    return Study(plan=plan, study_dir=study_dir, corpus=corpus, manifest=read_manifest(corpus))
+
+
+def recorded_study(study_dir: Path) -> Study:
+    """The study of a folder, from the plan kept in it.
+
+    Raises:
+        PlanError: there is none.
+    """
+    return plan_study(study_dir / PLAN_FILE, study_dir)
+
+
+def verify_corpus(study: Study) -> None:
+    """Read the corpus through once, before a worker does.
+
+    Raises:
+        DataError: it is not what its manifest says, or too short for one window.
+    """
+    store = TokenStore(study.corpus)
+    seq_len = study.plan.model.seq_len
+    store.train_batch(seed=0, step=0, num_sequences=1, seq_len=seq_len)
+    store.validation_batch(num_sequences=1, seq_len=seq_len)
+
+
+def open_ledger(study: Study) -> Ledger:
+    """The study's ledger, for writing; a new one gets the plan beside it.
+
+    Raises:
+        SweepError: see `Ledger.open`.
+    """
+    ledger = Ledger.open(study.study_dir, study.question, create=True)
+    values = cast(dict[str, dict[str, object]], study.plan.model_dump())
+    values["data"]["path"] = str(study.corpus)
+    canon.write_atomic(study.study_dir / PLAN_FILE, commented_plan(values).encode())
+    return ledger
+
+
+class Runner:
+    """Runs stages of one study; the pool starts when there is something to run, and is shared by the stages."""
+
+    def __init__(self, study: Study, ledger: Ledger) -> None:
+        self.study, self.ledger = study, ledger
+        self._pool: Pool | None = None
+        self._stopping = False
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Runner]:
+        """Signals caught, pool closed at the end. A second signal ends at once."""
+        caught = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, self._on_signal) for number in caught]
+        try:
+            yield self
+        finally:
+            if self._pool is not None:
+                self._pool.close()
+            for number, handler in zip(caught, before, strict=True):
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            raise KeyboardInterrupt
+        self._stopping = True
+        say("\nstopping: recording what has finished (once more to abort)")
+
+    def _interrupted(self) -> InterruptedStudyError:
+        done = len(self.ledger.results())
+        folder = self.study.study_dir
+        return InterruptedStudyError(
+            f"stopped with {done} runs recorded; `forerun run {folder / PLAN_FILE} --study {folder}` continues"
+        )
+
+    def drive(self, label: str, source: Source, specs: Sequence[RunSpec]) -> None:
+        """Run a source until it is done; `specs` are the runs it will give, for the estimate of the time left.
+
+        Raises:
+            InterruptedStudyError: a signal came.
+        """
+        if self._pool is None:
+            self._pool = _start_pool(self.study, self._check_stop)
+        done = self.ledger.results()
+        work = {spec.id: flops_per_token(spec.shape) * spec.num_tokens for spec in specs if spec.id not in done}
+        with Meter(label, sum(work.values())) as meter:
+
+            def progress(event: Progress) -> None:
+                for lost in event.lost:
+                    say(f"{label}: {lost}")
+                mean_work = sum(work.values()) / max(1, len(work))
+                fresh = sum(work.get(outcome.id, mean_work) for outcome in event.outcomes)
+                meter.add(fresh, f"{event.num_running} running")
+
+            drive(
+                source,
+                self._pool,
+                self.ledger,
+                self.study.study_dir,
+                num_slots_for=lambda spec: spec.numerics.num_slots,
+                bank_key_for=bank_key,
+                steps_per_call=STEPS_PER_CALL,
+                max_attempts=self.study.plan.cluster.max_attempts,
+                progress=progress,
+                should_stop=lambda: self._stopping,
+            )
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if self._stopping:
+            raise self._interrupted()
+
+    def check(self) -> dict[str, canon.Json]:
+        """Coordinate checks of the plan's parametrization and, beside it, the standard one; by parametrization."""
+        names: tuple[Parametrization, ...] = (self.study.plan.proxy.parametrization, "sp")
+        for name in dict.fromkeys(names):
+            if self.ledger.find("coordinates", name) is None:
+                self.ledger.append("coordinates", name, self._check_one(name))
+        return {record.key: record.body for record in self.ledger.records("coordinates")}
+
+    def _check_one(self, parametrization: Parametrization) -> CoordinateCheck:
+        from proxies.coordinates import check_coordinates
+
+        runs = [
+            [dataclasses.replace(run, parametrization=parametrization) for run in row]
+            for row in self.study.check_runs()
+        ]
+        work = {row[0].shape.width: float(flops_per_token(row[0].shape)) for row in runs}
+        with Meter(f"coordinate check ({parametrization})", sum(work.values())) as meter:
+
+            def progress(width: int) -> None:
+                meter.add(work[width], f"width {width}")
+                self._check_stop()
+
+            store = TokenStore(self.study.corpus)
+            return check_coordinates(runs, store, level=self.study.plan.transfer.level, progress=progress)
+
+    def sweep(self) -> Searched:
+        """The search at the base width."""
+        search = self.study.plan.search
+        source = SearchSource(
+            self.study.space,
+            self.study.trial,
+            self.ledger,
+            stage=SEARCH_STAGE,
+            study_seed=search.seed,
+            num_trials=search.num_trials,
+            parallelism=search.parallelism,
+            num_startup=search.num_startup,
+        )
+        # Which points the search will ask for is not known; what each costs is.
+        alike = [
+            self.study.trial(self.study.space.at((i / search.num_trials, 0.5, 0.5))) for i in range(search.num_trials)
+        ]
+        if not self._has(lambda: searched(self.study, self.ledger)):
+            self.drive("search", source, alike)
+        return searched(self.study, self.ledger)
+
+    def transfer(self) -> Transferred:
+        """Valleys at every width, and what their verdict asks for in addition."""
+        best = self.sweep().best
+        asked: set[str] = set()
+        while True:
+            results = self.ledger.results()
+            arms = [self.study.arm(best, results, control=False)]
+            if self.study.plan.transfer.control_widths:
+                arms.append(self.study.arm(best, results, control=True))
+            specs = {spec.id: spec for arm in arms for spec, _ in arm.specs if spec.id not in results}
+            if not specs:
+                return transferred(self.study, self.ledger)
+            if asked:
+                say(f"transfer: {len(specs)} more runs, asked for by the verdict")
+            asked |= set(specs)
+            self.drive("transfer", StaticSource(specs.values(), bank_key), list(specs.values()))
+
+    def ladder(self) -> list[RunSpec]:
+        """The scaling ladder at the transferred hyperparameters."""
+        self.transfer()
+        specs = ladder_specs(self.study, self.ledger)
+        missing = [spec for spec in specs if spec.id not in self.ledger.results()]
+        if missing:
+            self.drive("ladder", StaticSource(missing, bank_key), missing)
+        if self.ledger.find("fit", FIT_KEY) is None:
+            from scaling_fits.summary import to_file
+
+            table = ladder_table(specs, self.ledger.results())
+            self.ledger.append("fit", FIT_KEY, to_file(fitted(self.study, self.ledger, table)))
+        return specs
+
+    @staticmethod
+    def _has(found: Callable[[], object]) -> bool:
+        try:
+            found()
+        except StageMissingError:
+            return False
+        return True
+
+
+def _start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
+    from launcher.host import BankHostFactory
+    from proxies.tokens import TokenStore
+
+    TokenStore(study.corpus)  # a damaged corpus is refused here; in a worker it would fail run after run
+    cluster = study.plan.cluster
+    factory = BankHostFactory(corpus=str(study.corpus))
+    if cluster.backend == "inline":
+        from sweeps.pool import InlinePool
+
+        return InlinePool(factory)
+    from sweeps.pool_ray import RayPool
+
+    num_workers = cluster.num_workers or len(os.sched_getaffinity(0))
+    say(f"starting Ray with {num_workers} workers")
+    check_stop()
+    return RayPool(num_workers, factory)

@@ -1,0 +1,233 @@
+"""A study: a plan, a corpus and a folder, and the runs that each stage asks for. No torch, no Ray.
+
+Every list of runs is a pure function of the plan and of earlier results, so a resumed study asks for exactly the runs
+an uninterrupted one would have asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from launcher.plan import Plan, target_width_guess
+from proxies import canon
+from proxies.spec import Hparams, Parametrization, RunResult, RunSpec, Shape
+from sweeps.space import Params, SearchSpace
+from transfer.optimum import Point
+
+if TYPE_CHECKING:
+    from proxies.tokens import Manifest
+    from transfer.verdict import Verdict
+
+PLAN_FILE = "plan.toml"
+SEARCH_STAGE = "search"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """The runs of a transfer arm, each with the point it gives the verdict."""
+
+    specs: tuple[tuple[RunSpec, float], ...]
+    """With the log2 of its learning rate at the base width, exact."""
+
+    def points(self, results: Mapping[str, RunResult]) -> list[Point]:
+        """A point for every run that has an outcome; diverged ones count, failed ones do not."""
+        return [
+            Point(width=spec.shape.width, log2_lr=log2_lr, loss_nats=result.loss_nats, seed=spec.seed)
+            for spec, log2_lr in self.specs
+            if (result := results.get(spec.id)) is not None and result.status != "failed"
+        ]
+
+    def done(self, results: Mapping[str, RunResult]) -> bool:
+        """Whether every run has an outcome."""
+        return all(spec.id in results for spec, _ in self.specs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """What is asked, of what, and where its records lie."""
+
+    plan: Plan
+    study_dir: Path
+    corpus: Path
+    manifest: Manifest
+
+    @property
+    def question(self) -> dict[str, canon.Json]:
+        """Record 0 of the ledger: the plan without machine matters, and the data."""
+        return {**self.plan.question(), "data_id": self.manifest.data_id}
+
+    def shape(self, width: int) -> Shape:
+        """The shape at a width, with the corpus's vocabulary."""
+        return self.plan.shape(width, self.manifest.vocab_size)
+
+    @property
+    def base_shape(self) -> Shape:
+        """Where hyperparameters are searched."""
+        return self.shape(self.plan.proxy.base_width)
+
+    @property
+    def space(self) -> SearchSpace:
+        """What the search varies."""
+        search = self.plan.search
+        return SearchSpace(
+            learning_rate=search.learning_rate, warmup_fraction=search.warmup_fraction, clip_norm=search.clip_norm
+        )
+
+    @property
+    def target_width_guess(self) -> int:
+        """The target's width before any fit."""
+        return target_width_guess(self.plan, self.manifest.vocab_size)
+
+    def hparams(self, learning_rate: float, clip_norm: float) -> Hparams:
+        """Base-width hyperparameters: the searched ones given, the others the plan's."""
+        proxy = self.plan.proxy
+        return Hparams(
+            learning_rate=learning_rate,
+            weight_decay=proxy.weight_decay,
+            beta1=proxy.beta1,
+            beta2=proxy.beta2,
+            eps=proxy.eps,
+            clip_norm=clip_norm,
+        )
+
+    def run(
+        self, *, width: int, point: Params, seed: int, num_steps: int, parametrization: Parametrization | None = None
+    ) -> RunSpec:
+        """One proxy run of this study."""
+        return RunSpec(
+            shape=self.shape(width),
+            base_shape=self.base_shape,
+            parametrization=parametrization or self.plan.proxy.parametrization,
+            hparams=self.hparams(point["learning_rate"], point["clip_norm"]),
+            schedule=self.plan.schedule(num_steps, point["warmup_fraction"]),
+            batch_tokens=self.plan.proxy.batch_tokens,
+            data_id=self.manifest.data_id,
+            seed=seed,
+            numerics=self.plan.numerics,
+        )
+
+    def trial(self, point: Params) -> RunSpec:
+        """A trial of the search."""
+        proxy = self.plan.proxy
+        return self.run(width=proxy.base_width, point=point, seed=self.plan.search.seed, num_steps=proxy.num_steps)
+
+    def check_runs(self) -> list[list[RunSpec]]:
+        """The coordinate check's runs, by width: constant rate, no warmup, no clipping that could hide a blow-up."""
+        transfer = self.plan.transfer
+        schedule = dataclasses.replace(
+            self.plan.schedule(transfer.check_num_steps + 1, 0.0),
+            kind="constant", warmup_steps=0, decay_steps=0, final_fraction=0.0,
+        )  # fmt: skip
+        point: Params = {"learning_rate": transfer.check_learning_rate, "clip_norm": 1.0, "warmup_fraction": 0.0}
+        runs = [
+            [self.run(width=width, point=point, seed=seed, num_steps=1) for seed in range(transfer.check_num_seeds)]
+            for width in transfer.check_widths
+        ]
+        free = [[dataclasses.replace(r.hparams, clip_norm=None) for r in row] for row in runs]
+        return [
+            [dataclasses.replace(r, schedule=schedule, hparams=h) for r, h in zip(row, hparams, strict=True)]
+            for row, hparams in zip(runs, free, strict=True)
+        ]
+
+    def best_point(self, points: list[Params], results: Mapping[str, RunResult]) -> Params:
+        """Warmup, clip and learning rate of the best finished trial, to three digits: what the next stages use.
+
+        Raises:
+            NoFinishedTrialError: every trial diverged or failed.
+        """
+        losses = [(results[self.trial(point).id].loss_nats, index) for index, point in enumerate(points)]
+        finished = [(loss, index) for loss, index in losses if loss is not None]
+        if not finished:
+            last = results[self.trial(points[-1]).id]
+            raise NoFinishedTrialError(
+                f"none of {len(points)} trials finished; the last: {last.status}, {last.reason}. "
+                f"If they diverged, lower search.learning_rate = {list(self.plan.search.learning_rate)}"
+            )
+        best = points[min(finished)[1]]
+        return {name: float(f"{value:.3g}") for name, value in best.items()}
+
+    def arm(self, best: Params, results: Mapping[str, RunResult], *, control: bool) -> Arm:
+        """The transfer runs of one arm, as far as results tell: the grid, then what its verdict asks for."""
+        transfer = self.plan.transfer
+        base = self.plan.proxy.base_width
+        # At the base width both parametrizations are the same function: those runs serve both arms.
+        widths = tuple(dict.fromkeys((base, *transfer.control_widths))) if control else transfer.widths
+        num_seeds = transfer.control_num_seeds if control else transfer.num_seeds
+        centre = float(round(math.log2(best["learning_rate"])))
+        cells = {
+            (width, centre + offset): transfer.num_seeds if width == base else num_seeds
+            for width in widths
+            for offset in transfer.offsets_octaves
+        }
+        for _ in range(transfer.max_extensions):
+            arm = self._arm(cells, best, control)
+            if not arm.done(results):
+                break
+            verdict = self.judge(arm, None, results, self.target_width_guess)
+            # The control arm must be bracketed to be shown; it need not be decided.
+            enough = control and all(optimum.status != "edge" for optimum in verdict.optima)
+            if enough or not verdict.what_to_run:
+                break
+            for suggestion in verdict.what_to_run:
+                cell = (suggestion.width, suggestion.log2_lr)
+                cells[cell] = cells.get(cell, 0) + suggestion.num_seeds
+        return self._arm(cells, best, control)
+
+    def _arm(self, cells: Mapping[tuple[int, float], int], best: Params, control: bool) -> Arm:
+        specs = []
+        for (width, log2_lr), num_seeds in sorted(cells.items()):
+            standard = control and width != self.plan.proxy.base_width
+            for seed in range(num_seeds):
+                spec = self.run(
+                    width=width,
+                    point={**best, "learning_rate": 2.0**log2_lr},
+                    seed=seed,
+                    num_steps=self.plan.proxy.num_steps,
+                    parametrization="sp" if standard else None,
+                )
+                specs.append((spec, log2_lr))
+        return Arm(specs=tuple(specs))
+
+    def judge(
+        self, arm: Arm, control: Arm | None, results: Mapping[str, RunResult], target_width: int,
+        transferred_log2_lr: float | None = None,
+    ) -> Verdict:  # fmt: skip
+        """The verdict on an arm at a target width."""
+        from transfer.verdict import judge  # numpy and scipy are not for `--help`
+
+        return judge(
+            arm.points(results),
+            target_width=target_width,
+            base_width=self.plan.proxy.base_width,
+            transferred_log2_lr=transferred_log2_lr,
+            margin_nats=self.plan.transfer.margin_nats,
+            level=self.plan.transfer.level,
+            control_points=control.points(results) if control else (),
+        )
+
+    def ladder_runs(self, point: Params) -> list[RunSpec]:
+        """The scaling ladder at the transferred hyperparameters."""
+        ladder = self.plan.ladder
+        numerics = dataclasses.replace(self.plan.numerics, num_slots=ladder.num_slots)
+        return [
+            dataclasses.replace(
+                self.run(width=width, point=point, seed=ladder.seed, num_steps=num_steps), numerics=numerics
+            )
+            for width in ladder.widths
+            for num_steps in ladder.num_steps
+        ]
+
+
+class NoFinishedTrialError(ValueError):
+    """A search in which nothing finished."""
+
+
+def recorded_points(records: Mapping[str, canon.Json], num_trials: int) -> list[Params]:
+    """The search's points by index, from the ledger's suggestions."""
+    keys = [f"{SEARCH_STAGE}/{index}" for index in range(num_trials)]
+    return [cast(Params, records[key]) for key in keys if key in records]

@@ -1,0 +1,54 @@
+"""What the command line says while it works: on stderr, a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+PLAIN_EVERY_SECONDS = 15.0
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 42 s, 3 min 05 s, 2 h 10 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class Meter:
+    """Progress of one stage in any unit of work, with the time left at the rate so far."""
+
+    def __init__(self, label: str, total: float) -> None:
+        self._label, self._total, self._done = label, total, 0.0
+        self._started = self._said = time.monotonic()
+        self._live = sys.stderr.isatty()
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def add(self, work: float, note: str = "") -> None:
+        """Count finished work, and say so if it is time."""
+        self._done += work
+        now = time.monotonic()
+        elapsed = now - self._started
+        share = min(self._done / self._total, 1.0) if self._total else 1.0
+        left = f", {duration(elapsed / share * (1 - share))} left" if 0 < share < 1 else ""
+        line = f"{self._label}: {share:4.0%} in {duration(elapsed)}{left}{'  ' + note if note else ''}"
+        if self._live:
+            print(f"\r\033[K{line[:150]}", end="", file=sys.stderr, flush=True)
+        elif now - self._said > PLAIN_EVERY_SECONDS or share == 1:
+            say(line)
+            self._said = now

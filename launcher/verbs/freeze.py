@@ -1,0 +1,243 @@
+"""Verbs from the decision to the main run: freeze, verify, export, launch, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from launcher.talk import say
+from launcher.verbs.options import answer, json_option, study_argument
+from proxies import canon
+from proxies.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.decide import Gate
+    from launcher.frozen import Decision
+
+TRAINERS = ("native", "torchtitan")
+GATES = ("coordinates", "transfer", "fit", "data")
+
+frozen_argument = click.argument("frozen", metavar="FROZEN", type=click.Path(path_type=Path))
+
+
+class GateError(ValueError):
+    """A gate failed and nobody accepted it."""
+
+
+class CannotTellError(ValueError):
+    """A gate could not be decided, and nobody accepted that."""
+
+
+@click.command()
+@study_argument
+@click.option("--accept", "accepts", multiple=True, type=click.Choice(GATES), help="Freeze although this gate failed.")
+@click.option("--reason", default="", help="Why; recorded, and shown wherever the config is.")
+@json_option
+def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
+    """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
+    from launcher.attestations import attest
+    from launcher.evidence import accepted, decision_of, gather, report_body
+    from launcher.frozen import write_launch
+    from launcher.report import write_report
+    from launcher.stages import open_ledger, recorded_study
+    from sweeps.ledger import Ledger
+
+    if bool(accepts) != bool(reason.strip()):
+        raise click.UsageError("--accept GATE and --reason TEXT go together")
+    Ledger.read(study_dir)  # refuses a folder that holds no study, before anything is written
+    study = recorded_study(study_dir)
+    with open_ledger(study) as ledger:
+        found = gather(study, ledger)
+        decision = decision_of(study, found)
+        for gate in accepts:
+            number = len(ledger.records("accepted"))
+            ledger.append("accepted", f"{gate}/{number}", {"gate": gate, "reason": reason.strip()})
+        given = accepted(ledger)
+        _refuse(found.gates, given, study_dir)
+        path = write_launch(study_dir / "frozen", decision)
+        body = report_body(study, ledger, found)
+        evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
+        evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
+        evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]
+        attest(path.parent, "evidence", decision.digest, evidence)
+        write_report(study_dir, body)
+    lines = [f"frozen {decision.digest}", f"  {path}", *_decision_lines(decision)]
+    lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
+    lines += [f"next: forerun launch {path.parent} --steps 20"]
+    answer(as_json, {"digest": decision.digest, "path": str(path), "accepted": given}, "\n".join(lines))
+
+
+def _refuse(gates: tuple[Gate, ...], given: dict[str, Json], study_dir: Path) -> None:
+    closed = [gate for gate in gates if gate.outcome != "passed" and gate.name not in given]
+    if not closed:
+        return
+    lines = [f"gate {gate.name} {gate.outcome.replace('_', ' ')}: {gate.reason}" for gate in closed]
+    accept = " ".join(f"--accept {gate.name}" for gate in closed)
+    lines.append(f"mend it, or freeze all the same: forerun freeze {study_dir} {accept} --reason TEXT")
+    failed = any(gate.outcome == "failed" for gate in closed)
+    raise (GateError if failed else CannotTellError)("\n".join(lines))
+
+
+def _decision_lines(decision: Decision) -> list[str]:
+    shape, schedule, predicted = decision.shape, decision.learning_rate.schedule, decision.predicted
+    return [
+        f"  width {shape.width}, {shape.num_layers} layers",
+        (
+            f"  {schedule.num_steps} steps of {decision.batch_tokens} tokens, {schedule.kind}, "
+            f"warmup {schedule.warmup_steps} steps, clip {decision.clip_norm}"
+        ),
+        *(f"  {g.kind}: lr {g.learning_rate:.4g}, init std {g.init_std:.4g}" for g in decision.groups),
+        (
+            f"  expected loss {predicted.loss_nats:.4f} nats [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}] "
+            f"at level {predicted.level:g}"
+        ),
+    ]
+
+
+def _folder(frozen: Path) -> Path:
+    return frozen if frozen.is_dir() else frozen.parent
+
+
+@click.command()
+@frozen_argument
+@json_option
+def verify(frozen: Path, as_json: bool) -> None:
+    """Check a FROZEN config (its folder, or launch.json): digest, attestations, exports, optimizer groups. Exit 5 if
+    anything was changed.
+    """
+    from launcher.attestations import read_attestation
+    from launcher.exporters import native
+    from launcher.frozen import TamperedError, read_launch
+
+    decision = read_launch(frozen)
+    folder = _folder(frozen)
+    done: list[Json] = [f"digest {decision.digest}"]
+    if mismatches := native.parity(decision):
+        raise GateError("\n".join([f"{folder}: the embedded trainer's groups are not the frozen ones:", *mismatches]))
+    done.append("optimizer groups of the embedded trainer equal the frozen numbers")
+    for path in sorted((folder / "attestations").glob("*.json")):
+        body = read_attestation(path, decision.digest)
+        done.append(f"attestation {path.stem}")
+        files = body.get("files")
+        if isinstance(files, dict):
+            out = folder / str(body["out"])
+            wrong = [
+                name for name, digest in files.items()
+                if not (out / name).is_file() or canon.file_sha256(out / name) != digest
+            ]  # fmt: skip
+            if wrong:
+                raise TamperedError(str(out), [f"{name} is missing or was changed" for name in wrong])
+            done.append(f"files of {path.stem}: {len(files)} unchanged")
+    answer(as_json, {"digest": decision.digest, "verified": done}, "\n".join(f"ok  {line}" for line in done))
+
+
+@click.command()
+@frozen_argument
+@click.option("--to", "trainer", required=True, metavar="TRAINER[@VERSION]", help=f"One of: {', '.join(TRAINERS)}.")
+@click.option("--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config.")
+@click.option("--allow-lossy", is_flag=True, help="Export although something cannot be expressed.")
+@json_option
+def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_json: bool) -> None:
+    """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
+    from launcher.attestations import attest
+    from launcher.exporters import native, torchtitan
+    from launcher.frozen import read_launch
+
+    name, _, version = trainer.partition("@")
+    if name not in TRAINERS:
+        raise click.BadParameter(f"--to {trainer}: one of {', '.join(TRAINERS)} is wanted")
+    decision = read_launch(frozen)
+    folder = _folder(frozen).resolve()
+    target = (out or folder / "exports" / name).resolve()
+    if name == "native" and version:
+        raise click.BadParameter(f"--to {trainer}: the embedded trainer has this version only")
+    if name == "native":
+        report = native.export(decision, target)
+    else:
+        report = torchtitan.export(decision, target, version or torchtitan.VERSIONS[-1])
+    entries = cast(list[Json], canon.to_json(report.entries))
+    canon.write_atomic(target / "fidelity.json", canon.pretty(report))
+    files: dict[str, Json] = {
+        str(path.relative_to(target)): canon.file_sha256(path) for path in sorted(target.rglob("*")) if path.is_file()
+    }
+    if target.is_relative_to(folder):
+        body: dict[str, Json] = {
+            "trainer": name, "version": report.version, "out": str(target.relative_to(folder)), "files": files,
+        }  # fmt: skip
+        attest(folder, f"export-{name}", decision.digest, body)
+    lost = [entry for entry in report.entries if entry.verdict == "not_expressible"]
+    lines = [f"{name} {report.version}: {len(files)} files in {target}"]
+    for verdict in ("exact", "equivalent", "not_expressible"):
+        count = sum(entry.verdict == verdict for entry in report.entries)
+        lines.append(f"  {count} fields {verdict.replace('_', ' ')}")
+    lines += [f"  lost: {entry.field}: {entry.note}" for entry in lost]
+    lines.append(f"  field by field: {target / 'fidelity.json'}")
+    answer(
+        as_json, {"trainer": name, "version": report.version, "out": str(target), "entries": entries}, "\n".join(lines)
+    )
+    if lost and not allow_lossy:
+        say(f"forerun: {len(lost)} fields cannot be expressed in {name}: --allow-lossy accepts that")
+        raise SystemExit(3)  # the answer is out already
+
+
+@click.command()
+@frozen_argument
+@click.option("--data", "data_dir", type=click.Path(path_type=Path), help="Corpus folder; default: the study's.")
+@click.option("--out", "out_dir", type=click.Path(path_type=Path), help="Run folder; default: run/ beside the config.")
+@click.option("--steps", "stop_after", type=click.IntRange(min=1), help="Save and stop after this step of the run.")
+@click.option("--dry-run", is_flag=True, help="Print the exact launch line and stop.")
+@json_option
+def launch(
+    frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool, as_json: bool
+) -> None:
+    """Train a FROZEN config with the embedded trainer under torchrun; resumes from its newest good checkpoint."""
+    from launcher.attestations import attest
+    from launcher.frozen import read_launch
+    from launcher.launch import launch as start
+    from launcher.launch import launch_line
+    from launcher.stages import recorded_study
+
+    decision = read_launch(frozen)
+    folder = _folder(frozen)
+    corpus = data_dir or recorded_study(folder.resolve().parents[1]).corpus
+    out = out_dir or folder / "run"
+    line = launch_line(frozen, corpus, out, stop_after)
+    if dry_run:
+        answer(as_json, {"line": line}, line)
+        return
+    outcome = start(frozen, corpus, out, stop_after)
+    body = cast(dict[str, Json], canon.to_json(outcome))
+    attest(folder, "launch", decision.digest, {"outcome": body, "line": line, "parity": _parity(out)})
+    loss = outcome.validation_loss_nats
+    text = f"{outcome.event} at step {outcome.step} of {decision.learning_rate.schedule.num_steps}"
+    text += f", validation loss {loss:.4f} nats" if loss is not None else ""
+    text += f" after {outcome.num_restarts} restarts" if outcome.num_restarts else ""
+    text += f": {outcome.reason}" if outcome.reason else ""
+    answer(as_json, {**body, "out": str(out)}, text)
+    if outcome.exit_code:
+        raise SystemExit(outcome.exit_code)
+
+
+def _parity(run_dir: Path) -> Json:
+    """What the ranks found in their live optimizer groups; None if they did not come so far."""
+    path = run_dir / "parity.json"
+    return canon.parse(path.read_bytes()) if path.exists() else None
+
+
+@click.command()
+@study_argument
+@json_option
+def report(study_dir: Path, as_json: bool) -> None:
+    """Write report.html and report.json of STUDY, as far as it has come; works while a driver runs."""
+    from launcher.evidence import gather, report_body
+    from launcher.report import write_report
+    from launcher.stages import recorded_study
+    from sweeps.ledger import Ledger
+
+    ledger = Ledger.read(study_dir)
+    study = recorded_study(study_dir)
+    body = report_body(study, ledger, gather(study, ledger))
+    write_report(study_dir, body)
+    answer(as_json, body, f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}")

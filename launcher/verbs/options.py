@@ -1,0 +1,49 @@
+"""Options that verbs share, and how a verb answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from proxies import canon
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value (TOML); repeatable."
+)
+study_option = click.option(
+    "--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
+    help="Study folder; made if need be.",
+)  # fmt: skip
+study_argument = click.argument("study_dir", type=click.Path(path_type=Path), default=Path("study"))
+plan_argument = click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path))
+
+
+def plan_verb(command: _Command) -> _Command:
+    """PLAN, --study, --set and --json."""
+    for option in (json_option, set_option, study_option, plan_argument):
+        command = option(command)
+    return command
+
+
+def answer(as_json: bool, body: object, text: str) -> None:
+    """The one answer of a verb on stdout: JSON, or text for people."""
+    click.echo(canon.pretty(body).decode().rstrip("\n") if as_json else text)
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns aligned by width, the first left, the others right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+
+    def line(row: tuple[str, ...]) -> str:
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(head), *(line(row) for row in rows)])

@@ -1,0 +1,112 @@
+"""Verbs that begin: demo, init, validate, tokenize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from launcher.talk import say
+from launcher.verbs.options import answer, json_option, plan_argument, set_option
+from proxies import canon
+
+
+@click.command()
+@click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
+@click.option("--budget-flops", type=float, default=2e13, show_default=True, help="Training FLOPs of the main run.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("plan.toml"), show_default=True,
+              help="Plan to write.")  # fmt: skip
+@json_option
+def init(data: str, budget_flops: float, out: Path, as_json: bool) -> None:
+    """Write a commented plan, and its JSON Schema beside it. An existing plan is left alone."""
+    from launcher.plan_file import commented_plan, load_plan, plan_schema
+
+    if out.exists():
+        raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    text = commented_plan({"data": {"path": data}, "target": {"budget_flops": budget_flops}})
+    canon.write_atomic(out, text.encode())
+    try:
+        load_plan(out)
+    except ValueError:
+        out.unlink()  # a plan that does not load is of no use to anyone
+        raise
+    schema = out.with_name("plan.schema.json")
+    canon.write_atomic(schema, canon.pretty(plan_schema()))
+    answer(
+        as_json,
+        {"plan": str(out), "schema": str(schema)},
+        f"wrote {out} and {schema}\nnext: forerun validate {out}",
+    )
+
+
+@click.command()
+@plan_argument
+@set_option
+@json_option
+def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check PLAN: every problem at once. The corpus is looked for, not read."""
+    from launcher.plan_file import PlanError, load_plan
+    from proxies.tokens import MANIFEST
+
+    plan = load_plan(plan_path, overrides)
+    corpus = plan_path.parent / plan.data.path
+    if not (corpus / MANIFEST).is_file():
+        problem = (
+            f"data.path = {plan.data.path!r}: no corpus there; `forerun tokenize SOURCE... --out {corpus}` makes it"
+        )
+        raise PlanError(str(plan_path), [problem])
+    answer(as_json, {"valid": True, "plan": plan.question()}, f"{plan_path} is valid\nnext: forerun run {plan_path}")
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Corpus folder to write.")
+@click.option("--suffix", "suffixes", multiple=True, default=(".txt", ".md", ".py", ".jsonl"), show_default=True,
+              help="Files taken from folders; repeatable.")  # fmt: skip
+@click.option("--exclude", "excluded", multiple=True, help="Folder name to pass over; repeatable.")
+@click.option("--validation-fraction", type=float, default=0.02, show_default=True, help="Share of documents held out.")
+@json_option
+def tokenize(
+    sources: tuple[Path, ...], out: Path, suffixes: tuple[str, ...], excluded: tuple[str, ...],
+    validation_fraction: float, as_json: bool,
+) -> None:  # fmt: skip
+    """Write SOURCES (text files, .jsonl with a `text` field, folders of them) as byte-level shards with a manifest."""
+    from proxies import tokens
+
+    manifest = tokens.tokenize(
+        sources,
+        out,
+        suffixes=suffixes,
+        excluded=excluded,
+        validation_fraction=validation_fraction,
+        progress=lambda documents, count: say(f"{documents} documents, {count:,} tokens"),
+    )
+    body = {
+        "data_id": manifest.data_id,
+        "num_documents": manifest.num_documents,
+        "num_train_tokens": manifest.num_tokens("train"),
+        "num_validation_tokens": manifest.num_tokens("validation"),
+        "vocab_size": manifest.vocab_size,
+        "out": str(out),
+    }
+    text = (
+        f"{manifest.num_documents} documents, {body['num_train_tokens']:,} training and "
+        f"{body['num_validation_tokens']:,} validation tokens in {out}\nnext: forerun init --data {out}"
+    )
+    answer(as_json, body, text)
+
+
+@click.command()
+@click.option("--dir", "folder", type=click.Path(path_type=Path), default=Path("demo"), show_default=True,
+              help="Where everything goes.")  # fmt: skip
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a value of its plan.")
+@json_option
+def demo(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """The whole chain, each stage through its own command: corpus, check, sweep, transfer, ladder, fit, choice, frozen
+    config, export, first steps of the main run, report. Interrupt it, run it again: it continues.
+    """
+    from launcher.demo import run_demo
+
+    body, text = run_demo(folder, overrides)
+    answer(as_json, body, text)

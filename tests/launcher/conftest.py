@@ -1,0 +1,22 @@
+"""One finished tiny study for every test of this room that only reads it."""
+
+import shutil
+
+import pytest
+from tiny_study import ask, write_plan
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """Folder of `plan.toml`, `corpus/` and the finished `study/`; nobody writes into it."""
+    folder = tmp_path_factory.mktemp("finished")
+    code, _ = ask("run", write_plan(folder), "--study", folder / "study")
+    assert code == 0
+    return folder
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished study, to be written into; its plan names the shared corpus."""
+    shutil.copytree(finished / "study", tmp_path / "study")
+    return tmp_path / "study"

@@ -1,0 +1,256 @@
+"""The command line itself: exit codes, one JSON object, near names, and no traceback whatever is typed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from tiny_study import ask, forerun, write_corpus
+
+from launcher import cli, demo
+from launcher.checkpoints import CorruptError
+from launcher.cli import exit_code_of, main, message_of
+from launcher.decide import StageMissingError
+from launcher.frozen import FrozenError, TamperedError
+from launcher.plan_file import PlanError
+from launcher.stages import InterruptedStudyError
+from launcher.study import NoFinishedTrialError
+from launcher.verbs import freeze
+from proxies.checks import SpecError
+from proxies.tokens import DataError
+from scaling_fits import law
+from sweeps import errors
+
+CODES = [
+    (KeyboardInterrupt(), 130),
+    (click.Abort(), 130),
+    (InterruptedStudyError("stopped"), 130),
+    (errors.PoolDead("gone"), 130),
+    (click.UsageError("usage"), 2),
+    (PlanError("plan.toml", ["bad"]), 2),
+    (SpecError("Shape", ["bad"]), 2),
+    (DataError("bad"), 2),
+    (StageMissingError("not yet"), 2),
+    (FrozenError("launch.json", ["bad"]), 2),
+    (errors.StudyMissing("none"), 2),
+    (errors.PlanChanged({"a.b": ("1", "2")}), 2),
+    (errors.DiskFull("full"), 2),
+    (errors.LedgerTooNew("new"), 2),
+    (FileNotFoundError(2, "No such file or directory", "nowhere"), 2),
+    (PermissionError(13, "Permission denied", "shut"), 2),
+    (freeze.GateError("shut"), 3),
+    (freeze.CannotTellError("who knows"), 4),
+    (law.CannotTellError(("who knows",)), 4),
+    (NoFinishedTrialError("none"), 4),
+    (errors.LedgerCorrupt("bad"), 5),
+    (errors.CurveCorrupt("bad"), 5),
+    (CorruptError("bad"), 5),
+    (TamperedError("launch.json", ["edited"]), 5),
+    (errors.StudyHeld("held"), 75),
+    (errors.StaleDriver("stale"), 75),
+    (demo.DemoError(("run",), 5), 5),
+    (demo.DemoError(("run",), 1), 1),
+    (ValueError("ours"), 1),
+    (AssertionError(), 1),
+    (OSError("no path"), 1),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), CODES, ids=lambda value: type(value).__name__)
+def test_every_error_has_its_exit_code(error, code):
+    assert exit_code_of(error) == code
+    assert ("This is a bug in forerun" in message_of(error)) == (code == 1 and not isinstance(error, demo.DemoError))
+
+
+def test_the_codes_named_in_the_table_are_classes_that_exist():
+    """A class renamed would fall back to exit 2 without a word."""
+    assert set(cli._EXIT_CODES) <= {type(error).__name__ for error, _ in CODES}
+
+
+@pytest.mark.parametrize("verb", cli._VERBS)
+def test_every_verb_has_help_and_json(verb):
+    code, out, err = forerun(verb, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: forerun {verb} ")
+    assert "--json" in out
+    command = cli.cli.get_command(click.Context(cli.cli), verb)
+    assert all(
+        option.help for option in command.params if isinstance(option, click.Option) and option.name != "study_dir"
+    )
+
+
+def test_help_tells_the_story_in_order():
+    code, out, _ = forerun("--help")
+    assert code == 0
+    listed = out[out.index("Verbs, in the order of the story:") :]
+    places = [listed.index(f"\n  {verb} ") for verb in cli._VERBS]
+    assert places == sorted(places)
+    assert "75 another driver holds the study" in " ".join(out.split())
+
+
+def test_no_arguments_shows_the_help():
+    code, out, err = forerun()
+    assert code == 2
+    assert "Verbs, in the order of the story" in out + err
+
+
+def test_the_version():
+    code, out, _ = forerun("--version")
+    assert code == 0
+    assert out.startswith("forerun, version ")
+
+
+BAD_LINES = """
+frobnicate|2|No such verb 'frobnicate'.
+statsu|2|No such verb 'statsu'. Did you mean 'status'?
+ladde plan.toml|2|No such verb 'ladde'. Did you mean 'ladder'?
+run|2|Missing argument 'PLAN'.
+run nowhere.toml|2|nowhere.toml: 1 problem
+run plan.toml extra|2|Got unexpected extra argument (extra)
+run plan.toml --studdy x|2|No such option '--studdy'.
+run plan.toml --set x|2|--set x: section.key=value is wanted
+run plan.toml --set proxy.num_steps=0|2|proxy.num_steps = 0: greater than or equal to 1 is wanted
+run plan.toml --study /dev/null/x|2|/dev/null/x cannot be made (Not a directory): name another folder
+run plan.toml --study plan.toml|2|plan.toml cannot be made (File exists): name another folder
+run .|2|cannot be read: Is a directory
+validate nowhere.toml|2|cannot be read: No such file or directory
+validate plan.toml --set data.path="nowhere"|2|data.path = 'nowhere': no corpus there; `forerun tokenize
+init --out plan.toml|2|plan.toml exists: name another file with --out, or remove it
+init --out /dev/null/p/plan.toml|2|/dev/null/p: Not a directory
+init --out x.toml --budget-flops nan|2|target.budget_flops = nan: a finite number is wanted
+init --out x.toml --budget-flops inf|2|target.budget_flops = inf: a finite number is wanted
+init --out x.toml --budget-flops -1|2|target.budget_flops = -1.0: greater than 0 is wanted
+init --budget-flops x|2|'x' is not a valid float
+tokenize --out x|2|Missing argument 'SOURCES...'
+tokenize plan.toml|2|Missing option '--out'
+tokenize nowhere --out x|2|nowhere does not exist
+tokenize plan.toml --out x|2|1 documents left the
+tokenize plan.toml --out x --validation-fraction 2|2|between 0 and 1 is wanted
+tokenize plan.toml --out x --validation-fraction nan|2|between 0 and 1 is wanted
+tokenize bad.jsonl --out x|2|bad.jsonl line 1:
+check nowhere.toml|2|nowhere.toml: 1 problem
+sweep|2|Missing argument 'PLAN'.
+ladder|2|Missing argument 'PLAN'.
+transfer|2|name a PLAN, or a table with --runs FILE
+transfer plan.toml --runs runs.csv|2|name a PLAN, or a table with --runs FILE
+transfer --runs nowhere.csv|2|nowhere.csv
+transfer --runs plan.toml|2|the suffix '.toml' is unknown
+transfer --runs .|2|suffix
+transfer --runs empty.csv|2|no rows: nothing to judge
+transfer --runs runs.csv --level 2|2|level = 2.0: a number between 0 and 1 is wanted
+transfer --runs runs.csv --margin-nats -1|2|margin_nats = -1.0: a number > 0 is wanted
+transfer --runs runs.csv --margin-nats nan|2|margin_nats = nan: a number > 0 is wanted
+transfer --runs runs.csv --target-width 0|2|target_width = 0: a whole number >= 1 is wanted
+transfer --runs runs.csv --base-width 7|2|base_width = 7 has no runs
+status nowhere|2|nowhere holds no study
+status .|2|holds no study
+status plan.toml|2|plan.toml holds no study
+status a b|2|Got unexpected extra argument (b)
+fit nowhere.csv|2|nowhere.csv cannot be read
+fit .|2|holds no study
+fit plan.toml|2|a table of runs is one of .csv, .jsonl, .parquet
+fit empty.csv|2|has no column 'params'
+fit bad.csv|2|row 2
+fit runs.csv|2|has no column 'params'
+fit runs.csv --bootstrap x|2|'x' is not a valid integer
+fit good.csv --bootstrap -1|2|bootstrap = -1
+fit good.csv --level nan|2|level = nan: a number between 0 and 1 is wanted
+fit good.csv --seed -1|2|seed = -1: a whole number >= 0 is wanted
+fit good.csv --form best|2|'best' is not one of 'auto', 'chinchilla', 'coupled'
+fit good.csv --params-column n|2|has no column 'n'
+fit good.csv --bootstrap 0 --out /dev/null/f|2|/dev/null/f.part: Not a directory
+fit good.csv --bootstrap 0 --out .|2|'.' is a directory
+predict plan.toml --params 1 --tokens 1|2|plan.toml is no fit
+predict nowhere --params 1 --tokens 1|2|nowhere cannot be read: No such file or directory
+predict . --params 1 --tokens 1|2|cannot be read: Is a directory
+predict list.json --params 1 --tokens 1|2|this is no fit
+predict plan.toml --params 1|2|Missing option '--tokens'
+allocate plan.toml|2|Missing option '--flops'
+allocate nowhere --flops 1e18|2|nowhere cannot be read
+flops|2|Missing option '--layers'
+flops --layers 0 --width 64 --heads 4 --ffn 1 --vocab 2 --seq-len 1|2|num_layers = 0: a whole number >= 1 is wanted
+flops --layers 1 --width 65 --heads 4 --ffn 1 --vocab 2 --seq-len 1|2|num_heads = 4 does not divide width = 65
+flops --layers 1 --width 64 --heads 4 --ffn 1 --vocab 2 --seq-len 1 --tokens nan|2|--tokens nan: a finite number >= 0
+flops --layers 1 --width 64 --heads 4 --ffn 1 --vocab 2 --seq-len 1 --convention x|2|'x' is not one of 'causal'
+freeze nowhere|2|nowhere holds no study
+freeze nowhere --accept fit|2|--accept GATE and --reason TEXT go together
+freeze nowhere --accept all --reason x|2|'all' is not one of 'coordinates', 'transfer', 'fit', 'data'
+verify nowhere|2|nowhere: cannot be read: No such file or directory
+verify .|2|launch.json: cannot be read: No such file or directory
+verify list.json|2|a launch config holds `digest` and `decision`
+export nowhere --to native|2|nowhere: cannot be read
+export nowhere --to jax|2|--to jax: one of native, torchtitan is wanted
+export nowhere|2|Missing option '--to'
+launch nowhere|2|nowhere: cannot be read
+launch nowhere --steps 0|2|0 is not in the range x>=1
+report nowhere|2|nowhere holds no study
+"""
+LINES = [line.split("|") for line in BAD_LINES.strip().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("typed")
+    write_corpus(folder)
+    losses = [f"{n},{d},{1.2 + 40 * n**-0.34 + 60 * d**-0.37}" for n in (1e5, 2e5, 4e5) for d in (1e6, 3e6)]
+    rates = [f"{width},{2.0**octave},{3 + 0.1 * octave**2}" for width in (32, 64) for octave in range(-3, 3)]
+    files = {
+        "plan.toml": "# a plan",
+        "empty.csv": "",
+        "good.csv": "\n".join(["params,tokens,loss", *losses]),
+        "bad.csv": "params,tokens,loss\n0,1e6,3.0\n",
+        "runs.csv": "\n".join(["width,lr,loss", *rates]),
+        "bad.jsonl": "{oops\n",
+        "list.json": "[1]",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(("line", "code", "said"), LINES, ids=[line for line, _, _ in LINES])
+def test_bad_command_lines(folder, monkeypatch, line, code, said):
+    monkeypatch.chdir(folder)
+    before = sorted(Path().iterdir())
+    got, out, err = forerun(*line.split())
+    assert (got, out) == (int(code), "")
+    assert said in err
+    assert "Traceback" not in err
+    assert "forerun: " in err
+    assert sorted(Path().iterdir()) == before, "a refused command leaves nothing behind"
+    body = ask(*line.split())[1]
+    assert set(body) == {"error", "exit_code", "message", "problems"}
+    assert body["exit_code"] == got
+    assert said in body["message"]
+    assert body["problems"]
+
+
+def test_our_own_bug_is_called_one(monkeypatch):
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(cli.cli, "main", broken)
+    code, body = ask("status")
+    assert (code, body["error"]) == (1, "ZeroDivisionError")
+    assert "This is a bug in forerun, not in what you typed; nothing recorded is lost." in body["message"]
+    assert "Traceback" not in forerun("status")[2]
+    monkeypatch.setenv("FORERUN_TRACEBACK", "1")
+    assert "Traceback" in forerun("status")[2]
+
+
+def test_a_reader_that_hangs_up_is_no_error():
+    command = f"{sys.executable} -m launcher flops --help | head -c 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert (done.stdout.splitlines()[-1][-1], done.stderr) == ("0", "")
+
+
+def test_the_installed_command_and_the_module_are_one():
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "status", "nowhere", "--json"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, json.loads(done.stdout)["error"]) == (2, "StudyMissing")

@@ -1,0 +1,200 @@
+"""Gates and the decision: what closes each gate, and what the digest does and does not depend on."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from tiny_study import replay
+
+from launcher import decide
+from launcher.decide import StageMissingError
+from launcher.evidence import decision_of, gather
+from launcher.stages import recorded_study
+from sweeps.ledger import Ledger
+
+LAYER = {"layer": "lm_head", "slope": -0.83, "interval": [-1.0, -0.7], "cause": "too small", "outcome": "vanishes"}
+
+
+@pytest.fixture(scope="module")
+def study(finished):
+    return recorded_study(finished / "study")
+
+
+@pytest.fixture(scope="module")
+def ledger(finished):
+    return Ledger.read(finished / "study")
+
+
+@pytest.fixture(scope="module")
+def found(study, ledger):
+    return gather(study, ledger)
+
+
+def coordinates(outcome, *layers, not_finite_width=None):
+    return {"outcome": outcome, "layers": list(layers), "not_finite_width": not_finite_width}
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "reason"),
+    [
+        (coordinates("passes", {**LAYER, "outcome": "passes"}), "passed", "all 1 layers' updates keep their size"),
+        (coordinates("cannot_tell", {**LAYER, "outcome": "cannot_tell"}), "cannot_tell", "lm_head cannot tell"),
+        (coordinates("vanishes", LAYER), "failed", "lm_head vanishes (slope -0.83): too small"),
+        (coordinates("blows_up", not_finite_width=64), "failed", "width 64 left the finite numbers"),
+        (None, "cannot_tell", "not run yet: `forerun check PLAN` does"),
+    ],
+)
+def test_the_coordinate_gate(body, outcome, reason):
+    gate = decide.coordinate_gate(body)
+    assert (gate.name, gate.outcome) == ("coordinates", outcome)
+    assert gate.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcome"), [("holds", "passed"), ("drifts", "failed"), ("cannot_tell", "cannot_tell")]
+)
+def test_the_transfer_gate(verdict, outcome):
+    gate = decide.transfer_gate(SimpleNamespace(outcome=verdict, reasons=("a", "b")))
+    assert (gate.outcome, gate.reason) == (outcome, "a; b")
+
+
+def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True):
+    tested = SimpleNamespace(largest_error=0.0123, num_covered=num_covered, runs=[None] * num_held_out)
+    return SimpleNamespace(status=status, warnings=("w",), level=0.9, backtest=tested if backtest else None)
+
+
+@pytest.mark.parametrize(
+    ("fit", "outcome", "reason"),
+    [
+        (fit_of(), "passed", "held-out largest rung predicted with 1.23% error at most, inside its 90% interval"),
+        (fit_of(num_covered=2), "failed", "held-out largest rung predicted with 1.23% error at most, outside its 90%"),
+        (fit_of(num_covered=None), "failed", "held-out largest rung"),
+        (fit_of(status="at_bound"), "passed", "held-out largest rung"),
+        (fit_of(status="unidentified"), "cannot_tell", "unidentified: w"),
+        (fit_of(backtest=False), "cannot_tell", "too few rungs to hold the largest one out"),
+    ],
+)
+def test_the_fit_gate(study, found, fit, outcome, reason):
+    gate = decide.gates(study, None, found.verdict, fit, found.choice)[2]
+    assert (gate.name, gate.outcome) == ("fit", outcome)
+    assert gate.reason.startswith(reason)
+
+
+def test_no_back_test_speaks_for_a_target_far_away(study, found):
+    outcomes = []
+    for reach in (decide.FARTHEST_REACH, 1.01 * decide.FARTHEST_REACH):
+        prediction = dataclasses.replace(found.choice.prediction, extrapolation=reach)
+        choice = dataclasses.replace(found.choice, prediction=prediction)
+        outcomes.append(decide.gates(study, None, found.verdict, fit_of(), choice)[2].outcome)
+    assert outcomes == ["passed", "cannot_tell"]
+
+
+def test_the_data_gate(study, found):
+    have = study.manifest.num_tokens("train")
+    for wanted, outcome in ((have, "passed"), (have + 1, "failed")):
+        prediction = dataclasses.replace(found.choice.prediction, tokens=float(wanted))
+        choice = dataclasses.replace(found.choice, prediction=prediction)
+        gate = decide.gates(study, None, found.verdict, found.fit, choice)[3]
+        assert (gate.name, gate.outcome) == ("data", outcome)
+
+
+def test_the_gates_have_the_names_that_freeze_knows(found):
+    from launcher.verbs.freeze import GATES
+
+    assert tuple(gate.name for gate in found.gates) == GATES
+
+
+def test_the_choice_spends_the_budget_on_a_whole_shape(study, found):
+    choice, plan = found.choice, study.plan
+    params = decide.count_params(choice.shape).total
+    assert choice.shape.width % plan.target.width_multiple == 0
+    assert choice.num_tokens == choice.num_steps * plan.proxy.batch_tokens
+    step_flops = 6 * params * plan.proxy.batch_tokens
+    assert abs(choice.num_steps * step_flops - plan.target.budget_flops) <= step_flops / 2
+
+
+def test_the_decision_says_what_was_found(study, found):
+    decision = decision_of(study, found)
+    assert decision.learning_rate.schedule.num_steps == found.choice.num_steps
+    assert decision.clip_norm == found.searched.best["clip_norm"]
+    hidden = next(group for group in decision.groups if group.kind == "hidden")
+    scale = study.plan.proxy.base_width / decision.shape.width
+    assert hidden.learning_rate == pytest.approx(found.transferred.learning_rate * scale)
+    assert decision.predicted.low_nats < decision.predicted.loss_nats < decision.predicted.high_nats
+    assert decision.data.data_id == study.manifest.data_id
+
+
+def test_the_transferred_rate_is_the_base_optimum_to_four_digits(found):
+    assert found.transferred.learning_rate == float(f"{2.0**found.transferred.log2_lr:.4g}")
+    if found.transferred.at_optimum:
+        assert found.transferred.log2_lr == found.verdict.transferred_log2_lr
+
+
+def test_the_recorded_fit_is_the_fit_made_anew(finished, tmp_path, study, ledger):
+    other, without = replay(finished / "study", tmp_path / "study", lambda record: record.kind != "fit")
+    assert decision_of(other, gather(other, without)).digest == decision_of(study, gather(study, ledger)).digest
+
+
+def test_the_digest_follows_a_result_and_not_its_time(finished, tmp_path, study, found):
+    """The mutation that makes `same digest` mean something: one loss of the ladder, a thousandth higher."""
+    rung = found.ladder[-1].id
+
+    def edited(**changes):
+        def edit(record):
+            if (record.kind, record.key) != ("result", rung):
+                return record.body
+            return {**record.body, "result": {**record.body["result"], **changes}}
+
+        other, records = replay(
+            finished / "study", tmp_path / str(len(changes)), lambda record: record.kind != "fit", edit
+        )
+        return decision_of(other, gather(other, records)).digest
+
+    digest = decision_of(study, found).digest
+    loss = Ledger.read(finished / "study").results()[rung].loss_nats
+    assert edited(seconds=1e6, environment={}) == digest
+    assert edited(loss_nats=loss + 0.001) != digest
+
+
+def test_the_digest_does_not_depend_on_the_order_of_results(finished, tmp_path, study, found):
+    records = Ledger.read(finished / "study").records("result")
+    backwards = iter(records[::-1])
+    other, shuffled = replay(
+        finished / "study", tmp_path / "study", lambda record: record.kind not in ("result", "fit")
+    )
+    with Ledger.open(tmp_path / "study", other.question, create=False) as ledger:
+        for record in backwards:
+            ledger.append("result", record.key, record.body)
+    shuffled = Ledger.read(tmp_path / "study")
+    assert decision_of(other, gather(other, shuffled)).digest == decision_of(study, found).digest
+
+
+@pytest.mark.parametrize(
+    ("kinds", "ask", "said"),
+    [
+        ((), decide.searched, "the search has not ended: `forerun sweep PLAN` runs or resumes it"),
+        (("suggestion",), decide.searched, "the search has not ended: `forerun sweep PLAN` runs or resumes it"),
+    ],
+)
+def test_a_stage_that_is_missing_is_named_with_its_command(finished, tmp_path, kinds, ask, said):
+    study, ledger = replay(finished / "study", tmp_path / "study", lambda record: record.kind in kinds)
+    with pytest.raises(StageMissingError) as caught:
+        ask(study, ledger)
+    assert str(caught.value) == said
+
+
+def test_a_missing_rung_or_valley_point_is_missed(finished, tmp_path, study, ledger, found):
+    rung, point = found.ladder[0].id, found.transferred.arm.specs[0][0].id
+    _, no_rung = replay(finished / "study", tmp_path / "a", lambda record: record.key != rung)
+    _, no_point = replay(finished / "study", tmp_path / "b", lambda record: record.key != point)
+    with pytest.raises(StageMissingError, match="the ladder has not ended: `forerun ladder PLAN` runs or resumes it"):
+        decide.ladder_table(decide.ladder_specs(study, no_rung), no_rung.results())
+    with pytest.raises(StageMissingError, match="the transfer runs have not ended: `forerun transfer PLAN`"):
+        decide.transferred(study, no_point)
+
+
+def test_a_diverged_rung_is_left_out_of_the_fit(study, ledger, found):
+    results = dict(ledger.results())
+    last = found.ladder[-1].id
+    results[last] = dataclasses.replace(results[last], status="diverged", loss_nats=None, reason="planted")
+    assert len(decide.ladder_table(list(found.ladder), results).loss) == len(found.ladder) - 1

@@ -1,0 +1,102 @@
+"""The demo: the order of its steps, how it takes a refusal, and (slow) the whole of it."""
+
+import json
+
+import click
+import pytest
+from tiny_study import PLAN, ask
+
+from launcher import cli, demo
+from launcher.demo import DemoError, run_demo
+from launcher.plan import Plan
+from launcher.plan_file import commented_plan, load_plan
+
+DIGEST = "f" * 64
+
+
+class Steps:
+    """Stands for the commands; `codes` gives the exit codes of a verb, one for each time it is called."""
+
+    def __init__(self, monkeypatch, study, **codes):
+        self.lines, self.codes, self.study = [], codes, study
+        monkeypatch.setattr(demo, "_call", self)
+
+    def __call__(self, *arguments):
+        verb = arguments[0]
+        self.lines.append(arguments)
+        left = self.codes.get(verb, [])
+        code = left.pop(0) if left else 0
+        if verb == "run":
+            self.study.mkdir(parents=True, exist_ok=True)
+            gates = [{"name": "transfer", "outcome": "cannot_tell"}, {"name": "fit", "outcome": "passed"}]
+            (self.study / "report.json").write_text(json.dumps({"gates": gates}))
+        return code, json.dumps({"digest": DIGEST})
+
+
+def test_the_chain_in_order(tmp_path, monkeypatch):
+    steps = Steps(monkeypatch, tmp_path / "study")
+    body, text = run_demo(tmp_path, ("search.num_trials=4",))
+    verbs = [line[0] for line in steps.lines]
+    assert verbs == [
+        "tokenize", "init", "validate", "run", "freeze", "export", "export", "launch", "launch", "verify", "report",
+    ]  # fmt: skip
+    assert body["frozen"] == str(tmp_path / "study" / "frozen" / DIGEST)
+    assert str(tmp_path / "study" / "report.html") in text
+    run = next(line for line in steps.lines if line[0] == "run")
+    assert run[-2:] == ("--set", "search.num_trials=4")
+    assert not any("--accept" in line for line in steps.lines)
+
+
+def test_every_step_is_a_line_a_user_could_type(tmp_path, monkeypatch):
+    steps = Steps(monkeypatch, tmp_path / "study", freeze=[4])
+    run_demo(tmp_path, ())
+    for verb, *arguments in steps.lines:
+        command = cli.cli.get_command(click.Context(cli.cli), verb)
+        command.make_context(verb, list(arguments))
+
+
+def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "manifest.json").touch()
+    (tmp_path / "plan.toml").touch()
+    steps = Steps(monkeypatch, tmp_path / "study")
+    run_demo(tmp_path, ())
+    assert [line[0] for line in steps.lines][:2] == ["validate", "run"]
+
+
+@pytest.mark.parametrize("code", [3, 4])
+def test_shut_gates_are_accepted_by_name_and_with_a_reason(tmp_path, monkeypatch, code):
+    steps = Steps(monkeypatch, tmp_path / "study", freeze=[code, 0])
+    run_demo(tmp_path, ())
+    again = [line for line in steps.lines if line[0] == "freeze"][1]
+    assert again[again.index("--accept") :] == ("--accept", "transfer", "--reason", demo.ACCEPT_REASON)
+
+
+@pytest.mark.parametrize(("verb", "code"), [("tokenize", 2), ("run", 130), ("freeze", 5), ("verify", 5), ("launch", 1)])
+def test_a_step_that_fails_ends_the_demo_with_its_exit_code(tmp_path, monkeypatch, verb, code):
+    steps = Steps(monkeypatch, tmp_path / "study", **{verb: [code]})
+    with pytest.raises(DemoError, match=f"^forerun {verb} .* ended with exit code {code}$"):
+        run_demo(tmp_path, ())
+    assert steps.lines[-1][0] == verb
+    steps.codes[verb] = [code]
+    got, body = ask("demo", "--dir", tmp_path)
+    assert (got, body["error"]) == (code, "DemoError")
+
+
+def test_the_demo_asks_a_valid_question(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(commented_plan({"data": {"path": "corpus"}, "target": {"budget_flops": demo.BUDGET_FLOPS}}))
+    assert load_plan(path).target.budget_flops == demo.BUDGET_FLOPS
+    assert demo.FIRST_STEPS % Plan().launch.checkpoint_every_steps == 0
+
+
+@pytest.mark.slow
+def test_the_whole_demo(tmp_path):
+    """Every step for real, on the tiny plan; run again, it only looks on."""
+    (tmp_path / "plan.toml").write_text(PLAN.replace("2e9", "2e10"))
+    code, body = ask("demo", "--dir", tmp_path)
+    assert code == 0
+    assert (tmp_path / "study" / "report.html").is_file()
+    assert ask("verify", body["frozen"])[0] == 0
+    again, second = ask("demo", "--dir", tmp_path)
+    assert (again, second["frozen"]) == (0, body["frozen"])

@@ -1,0 +1,126 @@
+"""What is gathered from a ledger, at every moment of a study's life."""
+
+import itertools
+import json
+
+import pytest
+from tiny_study import ask, replay
+
+from launcher.evidence import accepted, decision_of, gather, main_run, report_body
+from launcher.stages import recorded_study
+from proxies import canon
+from scaling_fits.law import CannotTellError
+from sweeps.ledger import Ledger
+
+
+@pytest.fixture(scope="module")
+def study(finished):
+    return recorded_study(finished / "study")
+
+
+@pytest.fixture(scope="module")
+def body(study, finished):
+    ledger = Ledger.read(finished / "study")
+    return report_body(study, ledger, gather(study, ledger))
+
+
+def test_a_report_at_every_moment(finished, tmp_path):
+    """Stage after stage appears, nothing that was said disappears, and nothing crashes between."""
+    total = len(Ledger.read(finished / "study").records())
+    reached = []
+    for number in sorted({*range(2, total, 5), total}):
+        study, ledger = replay(finished / "study", tmp_path / str(number), lambda r, most=number: r.seq < most)
+        body = report_body(study, ledger, gather(study, ledger))
+        canon.canonical(body)
+        reached.append([key for key in ("search", "transfer", "ladder", "fit", "choice", "digest") if body[key]])
+    assert reached[0] == []
+    assert reached[-1] == ["search", "transfer", "ladder", "fit", "choice", "digest"]
+    assert all(set(before) <= set(after) for before, after in itertools.pairwise(reached))
+    assert len({len(stages) for stages in reached}) >= 3, "some moments lie between stages"
+
+
+def test_the_report_of_the_run_is_the_report_of_its_records(finished, body):
+    assert json.loads((finished / "study" / "report.json").read_text()) == json.loads(canon.pretty(body))
+
+
+def test_the_report_names_no_path_and_no_time(finished, body):
+    text = canon.canonical(body)
+    assert str(finished) not in text
+    assert "created_at" not in text
+
+
+def test_the_report_adds_up(study, body):
+    spend, ledger = body["spend"], Ledger.read(study.study_dir)
+    assert spend["num_runs"] == len(ledger.results()) == sum(spend["by_status"].values())
+    assert spend["flops_causal"] == sum(result.flops for result in ledger.results().values())
+    assert len(body["search"]["trials"]) == study.plan.search.num_trials
+    assert min(t["loss_nats"] for t in body["search"]["trials"]) == next(
+        t["loss_nats"]
+        for t in body["search"]["trials"]
+        if float(f"{t['learning_rate']:.3g}") == body["search"]["best"]["learning_rate"]
+    )
+    assert {run["arm"] for run in body["transfer"]["runs"]} == {"mup", "sp"}
+    assert len(body["ladder"]["rungs"]) == len(study.plan.ladder.widths) * len(study.plan.ladder.num_steps)
+    frontier = [point["flops"] for point in body["frontier"]]
+    assert frontier == sorted(frontier)
+    assert frontier[-1] == pytest.approx(study.plan.target.budget_flops)
+    assert body["digest"] == canon.content_id(body["decision"])
+
+
+def test_without_the_coordinate_check_its_gate_stays_shut(finished, tmp_path):
+    """A ladder run without a check must not freeze as if every gate had passed."""
+    study, ledger = replay(finished / "study", tmp_path / "study", lambda record: record.kind != "coordinates")
+    gates = {gate.name: gate.outcome for gate in gather(study, ledger).gates}
+    assert gates["coordinates"] == "cannot_tell"
+    assert set(gates) == {"coordinates", "transfer", "fit", "data"}
+    code, refused = ask("freeze", tmp_path / "study")
+    assert code in (3, 4)
+    assert "gate coordinates cannot tell: not run yet: `forerun check PLAN` does" in refused["message"]
+
+
+def test_a_ladder_that_fits_no_law_cannot_tell(finished, tmp_path, study):
+    """All but two rungs diverged: there is an end, and no number."""
+    ladder = [spec.id for spec in gather(study, Ledger.read(finished / "study")).ladder]
+
+    def edit(record):
+        if record.key not in ladder[2:]:
+            return record.body
+        lost = {"status": "diverged", "loss_nats": None, "reason": "planted"}
+        return {**record.body, "result": {**record.body["result"], **lost}}
+
+    other, ledger = replay(finished / "study", tmp_path / "study", lambda record: record.kind != "fit", edit)
+    found = gather(other, ledger)
+    assert found.fit is not None
+    assert found.choice is None
+    body = report_body(other, ledger, found)
+    assert body["digest"] is None
+    with pytest.raises(CannotTellError):
+        decision_of(other, found)
+    code, refused = ask("freeze", tmp_path / "study")
+    assert (code, refused["error"]) == (4, "CannotTellError")
+
+
+def test_a_search_without_a_winner(finished, tmp_path):
+    def edit(record):
+        if record.kind != "result":
+            return record.body
+        lost = {"status": "diverged", "loss_nats": None, "reason": "planted"}
+        return {**record.body, "result": {**record.body["result"], **lost}}
+
+    replay(finished / "study", tmp_path / "study", lambda record: record.seq < 12, edit)
+    code, body = ask("sweep", finished / "plan.toml", "--study", tmp_path / "study")
+    assert (code, body["error"]) == (4, "NoFinishedTrialError")
+    assert "none of 4 trials finished; the last: diverged, planted." in body["message"]
+
+
+def test_the_latest_reason_counts(finished, tmp_path):
+    study, _ = replay(finished / "study", tmp_path / "study", lambda record: False)
+    with Ledger.open(tmp_path / "study", study.question, create=False) as ledger:
+        for number, (gate, reason) in enumerate((("fit", "a"), ("data", "b"), ("fit", "c"))):
+            ledger.append("accepted", f"{gate}/{number}", {"gate": gate, "reason": reason})
+        assert accepted(ledger) == {"fit": "c", "data": "b"}
+
+
+def test_no_main_run_yet(study, body):
+    assert body["main_run"] is None
+    assert main_run(study, "0" * 64) is None

@@ -1,0 +1,97 @@
+"""Plans as records: shapes, schedules, identity, the first guess of a width."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.plan import Plan, target_width_guess
+from proxies.checks import SpecError
+from proxies.flops import count_params
+
+PLAN = Plan()
+
+
+def planned(**sections):
+    return Plan.model_validate(sections)
+
+
+def test_defaults_are_a_plan_and_each_key_has_a_sentence():
+    for section in Plan.model_fields.values():
+        assert section.annotation.__doc__
+        for name, field in section.annotation.model_fields.items():
+            assert field.description.endswith("."), name
+            assert not field.is_required(), name
+
+
+def test_only_width_scales_a_shape():
+    small, large = PLAN.shape(32, 256), PLAN.shape(128, 256)
+    assert small == dataclasses.replace(large, width=32, num_heads=2, num_kv_heads=2, ffn_width=64)
+    assert small.head_dim == large.head_dim == PLAN.model.head_dim
+    assert planned(model={"query_heads_per_kv_head": 2}).shape(64, 256).num_kv_heads == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({}, "width = 40 is no multiple of head_dim = 16"),
+        ({"head_dim": 8, "ffn_ratio": 2.01}, "width = 40 times ffn_ratio = 2.01 is not whole"),
+        ({"head_dim": 8, "query_heads_per_kv_head": 2}, "width = 40 has 5 heads, not 2 for every kv head"),
+    ],
+)
+def test_a_shape_that_does_not_add_up(model, said):
+    with pytest.raises(SpecError, match=said):
+        planned(model=model).shape(40, 256)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    kind=st.sampled_from(["cosine", "linear", "wsd", "constant"]),
+    num_steps=st.integers(1, 10_000),
+    warmup=st.floats(0, 1, exclude_max=True),
+    decay=st.floats(0, 1, exclude_max=True),
+)
+def test_any_fractions_make_a_schedule(kind, num_steps, warmup, decay):
+    schedule = planned(proxy={"schedule": kind, "decay_fraction": decay}).schedule(num_steps, warmup)
+    assert schedule.num_steps == num_steps
+    assert (schedule.decay_steps > 0) == (kind == "wsd")
+    assert schedule.warmup_steps + schedule.decay_steps <= num_steps
+    if kind != "wsd":
+        assert abs(schedule.warmup_steps - max(1, warmup * num_steps)) <= 0.5
+
+
+def test_the_question_leaves_out_where_it_runs():
+    other = planned(cluster={"backend": "inline", "num_workers": 7}, data={"path": "elsewhere"})
+    assert other.question() == PLAN.question()
+    assert planned(search={"seed": 1}).question() != PLAN.question()
+    assert planned(proxy={"num_slots": 5}).question() != PLAN.question(), "K changes how sums round"
+
+
+def test_numerics_do_not_follow_the_machine():
+    assert planned(cluster={"num_workers": 7}).numerics == PLAN.numerics
+    assert PLAN.numerics.num_threads == 1
+
+
+def slow_guess(plan, vocab_size):
+    """The same by trying every width, for whole feed-forward ratios."""
+    wanted = math.sqrt(plan.target.budget_flops / 120)
+    step = math.lcm(plan.target.width_multiple, plan.model.head_dim * plan.model.query_heads_per_kv_head)
+    width = step
+    while count_params(plan.shape(width + step, vocab_size)).total <= wanted:
+        width += step
+    return width
+
+
+@pytest.mark.parametrize("budget_flops", [1.0, 1e9, 1e12, 1e13, 2e13, 1e15, 1e18, 1e21])
+@pytest.mark.parametrize("model", [{}, {"num_layers": 12, "head_dim": 64, "query_heads_per_kv_head": 4}])
+def test_the_guess_is_the_largest_width_that_fits(budget_flops, model):
+    base = {"base_width": 256, "num_steps": 10} if model else {}
+    plan = planned(target={"budget_flops": budget_flops}, model=model, proxy=base)
+    assert target_width_guess(plan, 256) == slow_guess(plan, 256)
+
+
+def test_the_guess_keeps_the_feed_forward_whole_and_ends_for_any_budget():
+    plan = planned(model={"ffn_ratio": 2.6875, "head_dim": 8}, target={"width_multiple": 8, "budget_flops": 1e30})
+    assert target_width_guess(plan, 256) % 16 == 0

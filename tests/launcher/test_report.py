@@ -1,0 +1,320 @@
+"""The page says what the body says: every number, at every moment of a study, safely, and the same each time."""
+
+import copy
+import html
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+from example_report import finished_body
+
+from launcher import figures
+from launcher.report import page, write_report
+from launcher.report_decision import decision
+from proxies import canon
+
+HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+STAGES = ("search", "transfer", "ladder", "fit", "frontier", "choice", "decision", "digest")
+
+
+@pytest.fixture
+def body():
+    return finished_body()
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return page(finished_body())
+
+
+class _Text(HTMLParser):
+    """What a reader reads: no style, no axis ticks; a superscript as ^."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts, self.silent = [], []
+
+    def handle_starttag(self, tag, attrs):
+        if self.silent or tag == "style" or ("class", "tick") in attrs:
+            self.silent.append(tag)
+        elif tag == "sup":
+            self.parts.append("^")
+        elif tag != "span":
+            self.parts.append(" ")
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        if self.silent and self.silent[-1] == tag:
+            self.silent.pop()
+
+    def handle_data(self, data):
+        if not self.silent:
+            self.parts.append(data)
+
+
+def text_of(source):
+    reader = _Text()
+    # Void elements open nothing that ends.
+    reader.feed(re.sub(r"<(br|meta)[^>]*>", " ", source))
+    return "".join(reader.parts).replace("\u00a0", " ").replace("−", "-")
+
+
+def leaves_of(value):
+    if isinstance(value, dict):
+        value = [*value.values(), *value]
+    return [leaf for item in value for leaf in leaves_of(item)] if isinstance(value, list) else [value]
+
+
+NUMBER = re.compile(
+    r"(?<![\w.])[+-]?(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?:\.(?P<decimals>\d+))?"
+    r"(?: × 10\^(?P<power>-?\d+)|(?P<suffix> [MBT])\b)?(?![\w])"
+)
+
+
+def unknown_numbers(source, body):
+    """Numbers of a page that no number of the body, as it is, in percent, minutes or hours, rounds to."""
+    leaves, shown = leaves_of(body), text_of(source).replace("2^", " ")
+    known = [abs(leaf) for leaf in leaves if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
+    known += [value * factor for value in known for factor in (100, 1 / 60, 1 / 3600)]
+    for said in sorted({leaf for leaf in leaves if isinstance(leaf, str) and re.search(r"\d", leaf)}, key=len)[::-1]:
+        shown = shown.replace(said.replace("−", "-"), " ")
+    missing = []
+    for match in NUMBER.finditer(shown):
+        scale = 10.0 ** int(match["power"] or 0) * {" M": 1e6, " B": 1e9, " T": 1e12}.get(match["suffix"], 1)
+        value = float(f"{match['digits'].replace(',', '')}.{match['decimals'] or 0}") * scale
+        # Four digits at most are shown of a large plain number's mantissa, so a zero at the end may be dropped.
+        rounding = 0.5001 * scale * 10.0 ** -len(match["decimals"] or "") + 1e-9 * value
+        if not any(abs(value - candidate) <= rounding for candidate in known):
+            missing.append(match.group())
+    return missing
+
+
+def test_every_number_on_the_page_is_in_the_json(whole, body):
+    assert unknown_numbers(whole, body) == []
+
+
+def test_a_number_from_nowhere_is_noticed(whole, body):
+    planted = whole.replace("</h1>", " 0.31337</h1>")
+    assert unknown_numbers(planted, body) == ["0.31337"]
+    body["choice"]["prediction"]["loss"] += 0.01
+    body["decision"]["predicted"]["loss_nats"] += 0.01
+    assert unknown_numbers(whole, body), "a loss that is not the body's"
+
+
+@pytest.mark.parametrize("missing", [STAGES[i:] for i in range(len(STAGES) - 1)], ids=STAGES[:-1])
+def test_a_half_done_study_says_what_is_missing_and_how_to_run_it(body, missing):
+    body |= dict.fromkeys(missing)
+    body["gates"] = []
+    shown = text_of(page(body))
+    for stage, verb in (("search", "sweep"), ("transfer", "transfer"), ("ladder", "ladder")):
+        assert (f"forerun {verb} PLAN" in shown) == (body[stage] is None or (stage == "ladder" and body["fit"] is None))
+    assert "Nothing to launch yet" in shown
+    assert unknown_numbers(page(body), body) == []
+
+
+def test_an_empty_study_has_a_page(body):
+    body |= dict.fromkeys(STAGES)
+    body |= {"coordinates": {}, "gates": [], "progress": {"search": [3, 12]}}
+    body["spend"] |= {"num_runs": 0, "by_status": {}, "flops_causal": 0, "worker_seconds": 0, "share_of_target": 0.0}
+    shown = text_of(page(body))
+    assert "forerun check PLAN" in shown and "forerun run PLAN" in shown
+    assert "3 of 12 runs are done" in shown
+
+
+def test_the_tiny_study_of_this_room_has_a_page(finished):
+    body = canon.parse((finished / "study" / "report.json").read_bytes())
+    source = (finished / "study" / "report.html").read_text()
+    assert source == page(body)
+    assert unknown_numbers(source, body) == []
+
+
+def test_evidence_that_decides_nothing_still_shows(body):
+    """No law, no optimum, runs that all diverged, a check that blew up at once: each is said, none crashes."""
+    body |= dict.fromkeys(("frontier", "choice", "decision", "digest"))
+    body["gates"] = []
+    body["fit"] |= {"status": "unidentified", "residual_sd": None, "backtest": None}
+    body["fit"]["parameters"] = dict.fromkeys(body["fit"]["parameters"])
+    body["fit"]["intervals"] = dict.fromkeys(body["fit"]["intervals"])
+    for rung in body["ladder"]["rungs"]:
+        rung["fitted_nats"] = None
+    body["ladder"]["rungs"][0]["loss_nats"] = None
+    nothing = {"log2_lr": None, "lr": None, "interval_log2": None, "loss_nats": None, "curve": [], "status": "too_few"}
+    for verdict in (body["transfer"]["verdict"], body["transfer"]["verdict"]["control"]):
+        for optimum in verdict["optima"]:
+            optimum.update(nothing)
+        verdict |= {"outcome": "cannot_tell", "transferred_lr": None, "cost_of_2x_off_nats": None,
+                    "cost_of_2x_off_interval": None, "noise_nats": None}  # fmt: skip
+        for key in ("drift_octaves_per_doubling", "offset_octaves", "regret_nats"):
+            verdict[key] = {"value": None, "interval": None}
+    for run in [*body["transfer"]["runs"], *body["search"]["trials"]]:
+        run |= {"loss_nats": None, "status": "diverged"}
+    body["coordinates"]["sp"] |= {"layers": [], "not_finite_width": 64}
+    shown = text_of(page(body))
+    for said in ("fits no law", "too few runs at width 32", "At width 64 a run left the finite numbers"):
+        assert said in shown
+
+
+def test_the_headline_follows_the_gates(body):
+    assert "<h1>Launch this</h1>" in decision(body)
+    body["gates"][1] |= {"outcome": "failed", "reason": "it drifts"}
+    body["gates"][2] |= {"outcome": "cannot_tell", "reason": "too few rungs"}
+    assert "<h1>Do not launch this yet: transfer failed</h1>" in decision(body)
+    body["accepted"] = {"transfer": "the cost is small"}
+    assert "<h1>Not ready to launch: fit cannot tell</h1>" in decision(body)
+    body["accepted"]["fit"] = "a rehearsal follows"
+    shown = text_of(decision(body))
+    assert "Launch this, at the risk accepted" in shown
+    assert "Accepted by hand:" in shown and "the cost is small" in shown and "a rehearsal follows" in shown
+
+
+def test_the_decision_is_on_top(whole, body):
+    top = text_of(whole).split("What is not known")[0]
+    config = body["decision"]
+    for said in (
+        f"width {config['shape']['width']}", "123,456", body["digest"],
+        f"{config['learning_rate']['schedule']['warmup_steps']} steps", f"gradient norm {config['clip_norm']:g}",
+        f"{config['predicted']['loss_nats']:.3f} nats per token",
+        f"[{config['predicted']['low_nats']:.3f}, {config['predicted']['high_nats']:.3f}]",
+    ):  # fmt: skip
+        assert said in top
+    for group in config["groups"]:
+        assert f"{group['learning_rate']:.4g} {group['kind']}" in top
+
+
+def test_the_unknown_is_told(whole, body):
+    told = text_of(whole).split("What is not known")[1].split("Does the learning rate transfer?")[0]
+    for said in ("Duration.", "runs of 200 steps; the launch takes 13,184", "not a tested axis", "Extrapolation."):
+        assert said in told
+
+
+def test_the_main_run_is_shown_once_there_is_one(whole, body):
+    assert "The main run so far" not in whole
+    body["main_run"] = {"steps": [1, 40], "train_loss_nats": [5.61, 3.204], "validation_loss_nats": 3.111,
+                        "event": "stopped_early"}  # fmt: skip
+    shown = text_of(page(body))
+    for said in ("5.610", "3.204", "3.111", "stopped early"):
+        assert said in shown
+    assert unknown_numbers(page(body), body) == []
+
+
+def test_what_a_study_says_is_escaped(body):
+    body["gates"][0] |= {"reason": HOSTILE, "outcome": "failed", "name": HOSTILE}
+    body["accepted"] = {HOSTILE: HOSTILE}
+    body["question"]["note"] = HOSTILE
+    body["fit"]["warnings"] = [HOSTILE]
+    body["transfer"]["verdict"]["reasons"] = [HOSTILE]
+    body["transfer"]["verdict"]["optima"][0] |= {"log2_lr": None, "lr": None, "interval_log2": None, "status": HOSTILE}
+    body["coordinates"]["sp"]["layers"][0] |= {"layer": HOSTILE, "cause": HOSTILE}
+    source = page(body)
+    assert "<script" not in source
+    assert html.escape(HOSTILE) in source
+    for svg in re.findall(r"<svg.*?</svg>", source, flags=re.DOTALL):
+        ET.fromstring(svg)
+
+
+def test_the_page_needs_nothing_from_anywhere(whole):
+    bare = whole.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    for banned in ("http", "<script", "<link", "<img", "@import", "javascript:", "src="):
+        assert banned not in bare
+    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', bare))
+    assert len(whole) < 500_000
+
+
+def drawings(body):
+    return {
+        "valleys-mup": figures.valleys(body, "mup"), "valleys-sp": figures.valleys(body, "sp"),
+        "drift": figures.drift(body), "coordinates-mup": figures.coordinates(body, "mup"),
+        "coordinates-sp": figures.coordinates(body, "sp"), "search": figures.search(body),
+        "scaling": figures.scaling(body), "residuals": figures.residuals(body),
+    }  # fmt: skip
+
+
+def test_every_figure_is_small_sound_and_titled(body, whole):
+    for name, svg in drawings(body).items():
+        root = ET.fromstring(svg)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.get("aria-labelledby") == f"{name}-title"
+        assert root.find("{http://www.w3.org/2000/svg}title").text
+        assert len(svg) < 60_000
+        assert svg in whole
+
+
+def test_ids_do_not_clash_and_references_hold(whole):
+    ids = re.findall(r'\bid="([^"]*)"', whole)
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'href="#([^"]*)"', whole) + re.findall(r"url\(#([^)]*)\)", whole)
+    used += re.findall(r'aria-labelledby="([^"]*)"', whole)
+    assert used and set(used) <= set(ids)
+
+
+def test_figures_follow_the_colours_of_the_page(body):
+    for svg in drawings(body).values():
+        assert "currentColor" in svg
+        assert not re.search(r": #(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
+        assert all("fill:" in style for style in re.findall(r'<text style="([^"]*)"', svg))
+
+
+def test_a_diverged_run_is_marked(body):
+    before = figures.valleys(body, "mup")
+    for run in body["transfer"]["runs"]:
+        if run["log2_lr"] == -9 and run["arm"] == "mup":
+            run |= {"loss_nats": None, "status": "diverged"}
+    assert figures.valleys(body, "mup").count("<use") == before.count("<use"), "moved to the edge, not dropped"
+    assert figures.valleys(body, "mup") != before
+
+
+def test_both_arms_have_the_same_axes(body):
+    ticks = [re.findall(r'<g class="tick">.*?</g></g>', figures.valleys(body, arm)) for arm in ("mup", "sp")]
+    shown = [[re.search(r'x="[^"]*"[^>]*>([^<]*)</text>', tick) for tick in arm] for arm in ticks]
+    assert [m and m.group() for m in shown[0]] == [m and m.group() for m in shown[1]]
+
+
+def test_the_same_body_gives_the_same_bytes(whole, body):
+    assert page(copy.deepcopy(body)) == whole
+    body["spend"]["num_runs"] += 1
+    assert page(body) != whole
+
+
+def test_a_users_matplotlib_settings_change_nothing(body):
+    import matplotlib
+
+    before = figures.search(body)
+    with matplotlib.rc_context({"font.size": 30, "xtick.direction": "in", "ytick.labelsize": 20}):
+        assert figures.search(body) == before
+        assert matplotlib.rcParams["font.size"] == 30, "and they are left as they were"
+
+
+def test_both_files_are_written(tmp_path, body, whole):
+    write_report(tmp_path, body)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
+    assert json.loads((tmp_path / "report.json").read_text()) == body
+    assert (tmp_path / "report.html").read_text() == whole
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@pytest.mark.parametrize("width", [400, 1200])
+def test_a_browser_shows_it_without_sideways_scrolling(tmp_path, whole, width):
+    # A window of Chromium's is never as narrow as a phone; a frame in it may be.
+    measure = "<script>parent.document.title=[document.documentElement.scrollWidth,innerWidth]</script>"
+    framed = html.escape(whole.replace("</body>", f"{measure}</body>"))
+    wrapper = f'<!doctype html><iframe srcdoc="{framed}" style="border:0;width:{width}px;height:900px"></iframe>'
+    (tmp_path / "wrapper.html").write_text(wrapper)
+    quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+             "--disable-background-networking", "--disable-component-update", "--hide-scrollbars")  # fmt: skip
+    shown = subprocess.run(
+        [CHROMIUM, *quiet, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1300,900", "--dump-dom",
+         f"file://{tmp_path / 'wrapper.html'}"],
+        capture_output=True, text=True, timeout=120, check=True,
+    ).stdout  # fmt: skip
+    measured = re.search(r"<title>([\d,]+)</title>", shown)
+    assert measured, "the page's own script ran"
+    page_width, frame_width = map(int, measured[1].split(","))
+    assert page_width == frame_width == width

@@ -1,0 +1,288 @@
+"""A study in one go, stopped and killed at many moments, refused, damaged: in the end always the same decision."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tiny_study import PLAN, ask, forerun, write_plan
+
+from launcher.host import BankHost
+from launcher.plan_file import load_plan
+from launcher.stages import bank_key, open_ledger, plan_study, recorded_study
+from sweeps.errors import StudyMissing
+from sweeps.ledger import Ledger
+from sweeps.lock import DriverLock
+
+
+def outcomes(study):
+    try:
+        return set(Ledger.read(study).results())
+    except StudyMissing:
+        return set()
+
+
+def digest_of(study):
+    code, body = ask("status", study)
+    assert code == 0
+    return body["digest"]
+
+
+def start(plan, study, *arguments):
+    """`forerun run` as a process of its own."""
+    command = [sys.executable, "-m", "launcher", "run", str(plan), "--study", str(study), "--json", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def await_outcomes(process, study, num_done, seconds=90):
+    deadline = time.monotonic() + seconds
+    while len(outcomes(study)) < num_done and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+
+
+def losses(study):
+    return {run.spec.id: run.result.loss_nats for run in Ledger.read(study).runs()}
+
+
+def no_bank(*_):
+    raise AssertionError("a finished study trained something")
+
+
+@pytest.fixture(scope="module")
+def num_runs(finished):
+    return len(outcomes(finished / "study"))
+
+
+def test_a_run_goes_through_every_stage(finished, num_runs):
+    ledger = Ledger.read(finished / "study")
+    kinds = Counter(record.kind for record in ledger.records())
+    assert kinds == {"plan": 1, "driver": 1, "coordinates": 2, "suggestion": 4, "result": num_runs, "fit": 1}
+    assert {result.status for result in ledger.results().values()} == {"finished"}
+    assert (finished / "study" / "report.json").is_file()
+    assert len(list((finished / "study" / "curves").iterdir())) == num_runs
+
+
+def test_a_second_run_repeats_nothing(finished, copied, monkeypatch):
+    monkeypatch.setattr(BankHost, "advance", no_bank)
+    code, body = ask("run", finished / "plan.toml", "--study", copied)
+    before, after = Ledger.read(finished / "study").records(), Ledger.read(copied).records()
+    assert code == 0
+    assert [record.kind for record in after[len(before) :]] == ["driver"]
+    assert after[: len(before)] == before
+    assert body["digest"] == digest_of(finished / "study")
+
+
+def test_the_recorded_plan_is_the_plan_with_the_corpus_found(finished):
+    mine, theirs = recorded_study(finished / "study"), plan_study(finished / "plan.toml", finished / "study")
+    assert mine.corpus == theirs.corpus == finished / "corpus"
+    assert mine.question == theirs.question
+    assert load_plan(finished / "study" / "plan.toml").cluster.backend == "inline"
+
+
+def test_an_awkward_number_and_name_survive_the_recorded_plan(tmp_path):
+    """The plan kept in the study must ask the very same question, or no later verb could open the ledger."""
+    folder = tmp_path / 'a "b" \U0001f600'
+    plan = write_plan(folder, PLAN.replace("2e9", "2123456789.0"))
+    study = plan_study(plan, tmp_path / "study")
+    open_ledger(study).close()
+    assert recorded_study(tmp_path / "study").question == study.question
+    open_ledger(recorded_study(tmp_path / "study")).close()
+
+
+class Interrupt:
+    """Sends real SIGINTs once so many more outcomes are recorded."""
+
+    def __init__(self, monkeypatch, left=-1, num_signals=1):
+        self.left, commit = left, Ledger.commit
+
+        def counted(ledger, spec, result):
+            commit(ledger, spec, result)
+            self.left -= 1
+            if self.left == 0:
+                for _ in range(num_signals):
+                    signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(Ledger, "commit", counted)
+
+
+def test_interrupted_again_and_again(finished, num_runs, tmp_path, monkeypatch):
+    study, plan, interrupt = tmp_path / "study", finished / "plan.toml", Interrupt(monkeypatch)
+    for num_more in (1, 3, 5, 8, 7):
+        interrupt.left = num_more
+        before = outcomes(study)
+        code, body = ask("run", plan, "--study", study)
+        assert code == 130
+        assert body["error"] == "InterruptedStudyError"
+        done = outcomes(study)
+        assert before < done
+        assert f"stopped with {len(done)} runs recorded; `forerun run " in body["message"]
+    assert len(done) < num_runs
+    code, body = ask("run", plan, "--study", study)
+    assert code == 0
+    assert losses(study) == losses(finished / "study")
+    assert body["digest"] == digest_of(finished / "study")
+    assert Counter(r.kind for r in Ledger.read(study).records())["result"] == num_runs
+
+
+def test_a_signal_during_the_coordinate_check(finished, tmp_path, monkeypatch):
+    from proxies import coordinates
+
+    whole = coordinates.check_coordinates
+
+    def signalled(runs, store, *, level, progress):
+        signal.raise_signal(signal.SIGTERM)
+        return whole(runs, store, level=level, progress=progress)
+
+    monkeypatch.setattr(coordinates, "check_coordinates", signalled)
+    code, body = ask("check", finished / "plan.toml", "--study", tmp_path / "study")
+    assert code == 130
+    assert "stopped with 0 runs recorded" in body["message"]
+    assert Ledger.read(tmp_path / "study").records("coordinates") == ()
+
+
+def test_a_second_signal_ends_at_once(finished, tmp_path, monkeypatch):
+    Interrupt(monkeypatch, left=2, num_signals=2)
+    code, body = ask("run", finished / "plan.toml", "--study", tmp_path / "study")
+    assert (code, body["error"]) == (130, "Abort")
+    assert len(outcomes(tmp_path / "study")) == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_killed_at_random_moments(finished, num_runs, tmp_path):
+    rng, study = random.Random(), tmp_path / "study"  # truly random: whatever the moment, it must hold
+    for least in (2, 14):
+        moment = rng.randrange(least, least + 10)
+        process = start(finished / "plan.toml", study)
+        await_outcomes(process, study, moment)
+        time.sleep(rng.uniform(0, 0.1))
+        process.kill()
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == -signal.SIGKILL, errors
+        assert least <= len(outcomes(study)) < num_runs, errors
+    settled = Ledger.read(study).records("result")
+    code, body = ask("run", finished / "plan.toml", "--study", study)
+    assert code == 0
+    assert Ledger.read(study).records("result")[: len(settled)] == settled
+    assert losses(study) == losses(finished / "study")
+    assert body["digest"] == digest_of(finished / "study")
+
+
+def workers_of(pid):
+    """Ray's worker processes among the descendants of a process."""
+    parents, names = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            names[int(folder.name)] = (folder / "cmdline").read_text()
+
+    def descends(child):
+        return child == pid or (child in parents and descends(parents[child]))
+
+    return [child for child, name in names.items() if name.startswith("ray::_Worker") and descends(child)]
+
+
+def test_ray_loses_its_driver_and_then_a_worker(finished, num_runs, tmp_path):
+    """The real pool: Ctrl-C in the first process, a worker killed under the second; the decision is inline's."""
+    study, ray = tmp_path / "study", ("--set", 'cluster.backend="ray"', "--set", "cluster.num_workers=2")
+    process = start(finished / "plan.toml", study, *ray)
+    await_outcomes(process, study, 3)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert '"error": "InterruptedStudyError"' in out
+    assert 3 <= len(outcomes(study)) < num_runs
+
+    process = start(finished / "plan.toml", study, *ray)
+    await_outcomes(process, study, len(outcomes(study)) + 2)
+    victims = workers_of(process.pid)
+    os.kill(victims[0], signal.SIGKILL)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "worker lost (ActorDiedError)" in errors, "the worker was killed for nothing"
+    assert losses(study) == losses(finished / "study")
+    assert digest_of(study) == digest_of(finished / "study")
+
+
+def test_a_changed_plan_is_refused_with_the_field(finished, copied, monkeypatch):
+    monkeypatch.setattr(BankHost, "advance", no_bank)
+    code, body = ask("run", finished / "plan.toml", "--study", copied, "--set", "search.num_trials=5")
+    assert (code, body["error"]) == (2, "PlanChanged")
+    assert "\n  search.num_trials: 4 -> 5\n" in body["message"]
+    code, _ = ask("run", finished / "plan.toml", "--study", copied, "--set", "cluster.num_workers=5")
+    assert code == 0, "where it runs may change"
+
+
+def test_another_corpus_is_another_question(finished, copied, tmp_path):
+    corpus = tmp_path / "corpus"
+    (tmp_path / "text").mkdir()
+    for number in range(40):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"text {number} " * 50)
+    assert forerun("tokenize", tmp_path / "text", "--out", corpus, "--validation-fraction", 0.3)[0] == 0
+    code, body = ask("run", finished / "plan.toml", "--study", copied, "--set", f'data.path="{corpus}"')
+    assert (code, body["error"]) == (2, "PlanChanged")
+    assert "\n  data_id: " in body["message"]
+
+
+def test_a_second_driver_is_sent_away_and_status_works_meanwhile(finished, copied):
+    with DriverLock(copied):
+        code, body = ask("run", finished / "plan.toml", "--study", copied)
+        assert (code, body["error"]) == (75, "StudyHeld")
+        assert f"is held by pid {os.getpid()} on " in body["message"]
+        assert ask("status", copied)[0] == 0
+        assert ask("freeze", copied)[0] == 75
+    assert ask("sweep", finished / "plan.toml", "--study", copied)[0] == 0
+
+
+@pytest.mark.parametrize("verb", ["run", "status", "freeze", "report", "fit"])
+def test_an_edited_ledger_is_refused_by_everyone(finished, copied, verb):
+    with sqlite3.connect(copied / "ledger.db") as connection:
+        connection.execute("UPDATE records SET body = replace(body, 'finished', 'diverged') WHERE seq = 20")
+    arguments = (finished / "plan.toml", "--study", copied) if verb == "run" else (copied,)
+    code, body = ask(verb, *arguments)
+    assert (code, body["error"]) == (5, "LedgerCorrupt")
+    assert body["message"].startswith("record 20 is not what was written: its hash differs")
+
+
+def test_a_missing_corpus_is_named_with_the_command_that_makes_it(tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN)
+    code, body = ask("run", tmp_path / "plan.toml", "--study", tmp_path / "study")
+    manifest = tmp_path / "corpus" / "manifest.json"
+    said = f"{manifest} does not exist: `forerun tokenize SOURCE... --out {tmp_path / 'corpus'}` writes it"
+    assert (code, body["message"]) == (2, said)
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_a_damaged_corpus_fails_the_study_and_not_its_runs(finished, tmp_path, verb):
+    """Workers that each refuse the corpus would make every run `failed`, for ever."""
+    shutil.copytree(finished / "corpus", tmp_path / "corpus")
+    shutil.copy(finished / "plan.toml", tmp_path)
+    shard = tmp_path / "corpus" / "train-00000.bin"
+    content = shard.read_bytes()
+    for damaged, said in ((content[:-2], "bytes, the manifest says"), (b"\1" + content[1:], "its content changed")):
+        shard.write_bytes(damaged)
+        code, body = ask(verb, tmp_path / "plan.toml", "--study", tmp_path / "study")
+        assert (code, body["error"]) == (2, "DataError")
+        assert said in body["message"]
+        assert outcomes(tmp_path / "study") == set()
+    shard.write_bytes(content)
+    assert ask("sweep", tmp_path / "plan.toml", "--study", tmp_path / "study")[0] == 0
+
+
+def test_runs_share_a_bank_where_all_but_hyperparameters_is_alike(finished):
+    study = recorded_study(finished / "study")
+    best = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
+    keys = {
+        bank_key(study.run(width=8, point={**best, "learning_rate": rate}, seed=seed, num_steps=steps))
+        for rate in (0.01, 0.02) for seed in (0, 1) for steps in (3, 6)
+    }  # fmt: skip
+    assert len(keys) == 1
+    assert bank_key(study.run(width=16, point=best, seed=0, num_steps=6)) not in keys

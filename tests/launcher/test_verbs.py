@@ -1,0 +1,201 @@
+"""The verbs around a study: what they write, refuse and answer. Their keys are a contract."""
+
+import json
+import shutil
+
+import pytest
+from tiny_study import ask, forerun
+
+from launcher import decide
+from launcher.decide import Gate
+from launcher.exporters import native
+from launcher.exporters.fidelity import FidelityEntry, FidelityReport
+
+OUTCOMES = {"coordinates": "failed", "transfer": "cannot_tell", "fit": "passed", "data": "passed"}
+ACCEPTED = ("--accept", "coordinates", "--accept", "transfer", "--reason", "planted")
+
+
+def set_gates(monkeypatch, outcomes):
+    gates = tuple(Gate(name=name, outcome=outcome, reason=f"{name} says") for name, outcome in outcomes.items())
+    monkeypatch.setattr(decide, "gates", lambda *_: gates)
+
+
+@pytest.fixture
+def shut(monkeypatch):
+    """Two gates shut, one of each kind, whatever the tiny study found."""
+    set_gates(monkeypatch, OUTCOMES)
+
+
+@pytest.fixture
+def frozen(copied, shut):
+    code, body = ask("freeze", copied, *ACCEPTED)
+    assert code == 0
+    return copied / "frozen" / body["digest"]
+
+
+def test_freeze_refuses_a_shut_gate_and_lists_every_one(copied, shut):
+    code, body = ask("freeze", copied)
+    assert (code, body["error"]) == (3, "GateError")
+    assert body["message"] == (
+        "gate coordinates failed: coordinates says\n"
+        "gate transfer cannot tell: transfer says\n"
+        f"mend it, or freeze all the same: forerun freeze {copied} --accept coordinates --accept transfer --reason TEXT"
+    )
+    assert not (copied / "frozen").exists()
+
+
+def test_freeze_cannot_tell_where_no_gate_failed(copied, monkeypatch):
+    set_gates(monkeypatch, {**OUTCOMES, "coordinates": "passed"})
+    code, body = ask("freeze", copied)
+    assert (code, body["error"]) == (4, "CannotTellError")
+    assert body["message"].startswith("gate transfer cannot tell: transfer says\nmend it")
+
+
+def test_one_accepted_gate_does_not_open_another(copied, shut):
+    assert ask("freeze", copied, "--accept", "coordinates", "--reason", "planted")[0] == 4
+    assert ask("freeze", copied, "--accept", "transfer", "--reason", "planted")[0] == 0, "the first is on record"
+
+
+def test_accepting_takes_a_reason_and_a_reason_a_gate(copied, shut):
+    for arguments in (("--accept", "fit"), ("--reason", "x"), ("--accept", "fit", "--reason", "  ")):
+        code, body = ask("freeze", copied, *arguments)
+        assert (code, body["message"]) == (2, "--accept GATE and --reason TEXT go together")
+
+
+def test_an_accepted_gate_is_told_wherever_the_config_is(frozen, copied):
+    given = {"coordinates": "planted", "transfer": "planted"}
+    attestation = json.loads((frozen / "attestations" / "evidence.json").read_text())
+    assert attestation["digest"] == frozen.name
+    assert attestation["body"]["accepted"] == given
+    assert len(attestation["body"]["run_ids"]) == attestation["body"]["spend"]["num_runs"]
+    assert json.loads((copied / "report.json").read_text())["accepted"] == given
+    assert ask("status", copied)[1]["accepted"] == given
+
+
+def test_the_digest_knows_nothing_of_gates(frozen, finished, tmp_path, monkeypatch):
+    shutil.copytree(finished / "study", tmp_path / "other")
+    set_gates(monkeypatch, dict.fromkeys(OUTCOMES, "passed"))
+    code, body = ask("freeze", tmp_path / "other")
+    assert (code, body["accepted"], body["digest"]) == (0, {}, frozen.name)
+    launch = tmp_path / "other" / "frozen" / body["digest"] / "launch.json"
+    assert launch.read_bytes() == (frozen / "launch.json").read_bytes()
+
+
+def test_verify_a_config_and_its_export(frozen):
+    assert ask("export", frozen, "--to", "native")[0] == 0
+    code, body = ask("verify", frozen)
+    assert code == 0
+    assert body["verified"][0] == f"digest {frozen.name}"
+    assert {"attestation evidence", "attestation export-native"} <= set(body["verified"])
+    assert any(line.startswith("files of export-native: ") for line in body["verified"])
+
+
+EDITS = {
+    "launch.json": ('"seed": 1000', '"seed": 1001'),
+    "attestations/evidence.json": ("planted", "a better reason"),
+    "attestations/export-native.json": ('"trainer": "native"', '"trainer": "other"'),
+    "exports/native/fidelity.json": ("exact", "fine"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_verify_catches_an_edit(frozen, name):
+    assert ask("export", frozen, "--to", "native")[0] == 0
+    path, (before, after) = frozen / name, EDITS[name]
+    content = path.read_text()
+    assert before in content
+    path.write_text(content.replace(before, after, 1))
+    code, body = ask("verify", frozen)
+    assert (code, body["error"]) == (5, "TamperedError")
+    path.write_text(content)
+    assert ask("verify", frozen)[0] == 0
+
+
+def test_verify_catches_a_missing_export_and_a_foreign_attestation(frozen):
+    assert ask("export", frozen, "--to", "native")[0] == 0
+    (frozen / "exports" / "native" / "fidelity.json").unlink()
+    code, body = ask("verify", frozen)
+    assert (code, body["problems"]) == (5, ["fidelity.json is missing or was changed"])
+    other = frozen.with_name("0" * 64)
+    shutil.copytree(frozen, other)
+    launch = json.loads((other / "launch.json").read_text())
+    (other / "launch.json").write_text(json.dumps({**launch, "digest": "0" * 64}))
+    assert ask("verify", other)[0] == 5
+
+
+def test_broken_parity_is_a_failed_gate(frozen, monkeypatch):
+    monkeypatch.setattr(native, "parity", lambda decision: ["lm_head.weight: lr 1, not 2"])
+    code, body = ask("verify", frozen)
+    assert (code, body["error"]) == (3, "GateError")
+    assert "lm_head.weight: lr 1, not 2" in body["message"]
+
+
+def test_a_lossy_export_answers_once_and_fails(frozen, monkeypatch, tmp_path):
+    lost = FidelityEntry(field="clip_norm", verdict="not_expressible", note="planted")
+    report = FidelityReport(trainer="native", version="0", entries=(lost,))
+
+    def lossy(decision, out):
+        out.mkdir(exist_ok=True)
+        return report
+
+    monkeypatch.setattr(native, "export", lossy)
+    arguments = ("export", frozen, "--to", "native", "--out", tmp_path / "lossy")
+    code, body = ask(*arguments)
+    assert (code, body["entries"][0]["verdict"]) == (3, "not_expressible")
+    assert "1 fields cannot be expressed in native: --allow-lossy accepts that" in forerun(*arguments)[2]
+    assert ask(*arguments, "--allow-lossy")[0] == 0
+
+
+def test_the_launch_line(frozen, finished):
+    code, body = ask("launch", frozen, "--steps", 20, "--dry-run")
+    assert code == 0
+    assert " -m torch.distributed.run " in body["line"]
+    assert f"--config {frozen / 'launch.json'} --data {finished / 'corpus'} " in body["line"]
+    assert body["line"].endswith(f"--out {frozen / 'run'} --stop-after 20")
+
+
+def test_report_writes_what_status_answers(copied):
+    (copied / "report.json").unlink()
+    assert forerun("report", copied)[0] == 0
+    assert json.loads((copied / "report.json").read_text()) == ask("status", copied)[1]
+
+
+def test_each_stage_answers_from_its_records(finished, copied):
+    plan, study = finished / "plan.toml", ("--study", copied)
+    code, body = ask("check", plan, *study)
+    assert code == {"passed": 0, "failed": 3, "cannot_tell": 4}[body["outcome"]]
+    assert set(body) == {"coordinates", "outcome", "reason"}
+    assert set(ask("sweep", plan, *study)[1]) == {"trials", "best"}
+    code, body = ask("transfer", plan, *study)
+    assert code == {"holds": 0, "drifts": 3, "cannot_tell": 4}[body["verdict"]["outcome"]]
+    code, body = ask("ladder", plan, *study)
+    assert (code, set(body)) == (0, {"ladder", "fit"})
+    for verb in ("check", "sweep", "transfer", "ladder", "run"):
+        _, out, _ = forerun(verb, plan, *study)
+        assert "next: forerun " in out
+
+
+def test_a_new_plan_is_valid_and_an_old_one_left_alone(tmp_path, finished):
+    plan = tmp_path / "new" / "plan.toml"
+    code, body = ask("init", "--data", finished / "corpus", "--budget-flops", "1.5e13", "--out", plan)
+    assert (code, body) == (0, {"plan": str(plan), "schema": str(plan.with_name("plan.schema.json"))})
+    code, body = ask("validate", plan)
+    assert (code, body["valid"], body["plan"]["target"]["budget_flops"]) == (0, True, 1.5e13)
+    assert json.loads(plan.with_name("plan.schema.json").read_text())["type"] == "object"
+    content = plan.read_bytes()
+    assert ask("init", "--out", plan)[0] == 2
+    assert plan.read_bytes() == content
+    bad = tmp_path / "bad.toml"
+    assert ask("init", "--budget-flops", "nan", "--out", bad)[0] == 2
+    assert not bad.exists()
+
+
+def test_the_keys_of_tokenize(tmp_path):
+    for number in range(50):
+        (tmp_path / f"{number}.txt").write_text(f"document {number}")
+    code, body = ask("tokenize", tmp_path, "--out", tmp_path / "corpus", "--validation-fraction", 0.3)
+    assert code == 0
+    assert set(body) == {
+        "data_id", "num_documents", "num_train_tokens", "num_validation_tokens", "vocab_size", "out",
+    }  # fmt: skip
+    assert body["num_documents"] == 50

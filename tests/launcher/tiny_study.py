@@ -1,0 +1,99 @@
+"""The smallest study the plan's rules allow: 37 runs of some steps, about 5 s; and the command line in this process."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import random
+import shutil
+
+from launcher.cli import main
+from launcher.stages import recorded_study
+from proxies.tokens import tokenize
+from sweeps.ledger import Ledger
+
+PLAN = """
+[model]
+num_layers = 1
+head_dim = 8
+seq_len = 16
+[proxy]
+base_width = 8
+batch_tokens = 64
+num_steps = 6
+[search]
+num_trials = 4
+parallelism = 2
+num_startup = 2
+[transfer]
+widths = [8, 16]
+offsets_octaves = [-1.0, 0.0, 1.0, 2.0]
+num_seeds = 2
+max_extensions = 1
+control_widths = [16]
+control_num_seeds = 1
+check_widths = [8, 16]
+check_num_steps = 2
+check_num_seeds = 2
+[ladder]
+widths = [8, 16, 24]
+num_steps = [4, 8, 16]
+form = "chinchilla"
+bootstrap = 50
+[target]
+budget_flops = 2e9
+width_multiple = 8
+[cluster]
+backend = "inline"
+"""
+SENTENCE = "the run before the run tells what the large model will lose and how sure of it we are"
+
+
+def write_corpus(folder):
+    """Sixty texts of common words, as shards."""
+    rng, words = random.Random(0), SENTENCE.split()
+    source = folder / "source"
+    source.mkdir(parents=True)
+    for number in range(60):
+        (source / f"{number:02}.txt").write_text(" ".join(rng.choice(words) for _ in range(250)))
+    return tokenize([source], folder / "corpus", validation_fraction=0.3)
+
+
+def write_plan(folder, text=PLAN):
+    """The plan, and its corpus beside it."""
+    write_corpus(folder)
+    path = folder / "plan.toml"
+    path.write_text(text)
+    return path
+
+
+def forerun(*arguments):
+    """A command line in this process: exit code, stdout, stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code
+    return code, out.getvalue(), err.getvalue()
+
+
+def ask(*arguments):
+    """The same with --json: exit code and the one object on stdout."""
+    code, out, err = forerun(*arguments, "--json")
+    assert "Traceback" not in err
+    body = json.loads(out)
+    assert isinstance(body, dict)
+    return code, body
+
+
+def replay(study_dir, to, keep, edit=lambda record: record.body):
+    """A study that has recorded only what `keep` lets through, as `edit` gives it; its ledger, open for reading."""
+    to.mkdir()
+    shutil.copy(study_dir / "plan.toml", to)
+    study = dataclasses.replace(recorded_study(to), study_dir=to)
+    with Ledger.open(to, study.question, create=True) as ledger:
+        for record in Ledger.read(study_dir).records():
+            if record.kind not in ("plan", "driver") and keep(record):
+                ledger.append(record.kind, record.key, edit(record))
+    return study, Ledger.read(to)

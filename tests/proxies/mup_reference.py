@@ -1,0 +1,97 @@
+"""The same decoder written the plain way, on torch's own modules and mup's readout; what ours is compared with."""
+
+import math
+
+import mup
+import torch
+from torch import nn
+
+from proxies.model import NORM_EPS, ROPE_BASE
+
+
+def rotated(x_BTHE):
+    """Rotary positions as complex numbers: component j is paired with j + E / 2."""
+    seq_len, head_dim = x_BTHE.shape[1], x_BTHE.shape[3]
+    low, high = x_BTHE.chunk(2, dim=-1)
+    angles = torch.tensor(
+        [[t / ROPE_BASE ** (2 * j / head_dim) for j in range(head_dim // 2)] for t in range(seq_len)],
+        dtype=torch.float64,
+    )
+    turned = torch.complex(low, high) * torch.polar(torch.ones_like(angles), angles)[:, None, :]
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+class ReferenceAttention(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+        self.wq = nn.Linear(shape.width, shape.width, bias=False)
+        self.wk = nn.Linear(shape.width, shape.kv_width, bias=False)
+        self.wv = nn.Linear(shape.width, shape.kv_width, bias=False)
+        self.wo = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, x_BTD, scale):
+        shape, (num_sequences, seq_len, _) = self.shape, x_BTD.shape
+        q = rotated(self.wq(x_BTD).view(num_sequences, seq_len, shape.num_heads, shape.head_dim))
+        k = rotated(self.wk(x_BTD).view(num_sequences, seq_len, shape.num_kv_heads, shape.head_dim))
+        v = self.wv(x_BTD).view(num_sequences, seq_len, shape.num_kv_heads, shape.head_dim)
+        heads = []
+        for head in range(shape.num_heads):
+            group = head // (shape.num_heads // shape.num_kv_heads)
+            scores = scale * q[:, :, head] @ k[:, :, group].mT
+            future = torch.ones(seq_len, seq_len, dtype=torch.bool).triu(1)
+            heads.append(scores.masked_fill(future, -torch.inf).softmax(-1) @ v[:, :, group])
+        return self.wo(torch.cat(heads, dim=-1))
+
+
+class ReferenceFeedForward(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.w1 = nn.Linear(shape.width, shape.ffn_width, bias=False)
+        self.w2 = nn.Linear(shape.ffn_width, shape.width, bias=False)
+        self.w3 = nn.Linear(shape.width, shape.ffn_width, bias=False)
+
+    def forward(self, x):
+        gate = self.w1(x)
+        return self.w2(gate * gate.sigmoid() * self.w3(x))
+
+
+class ReferenceBlock(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(shape.width, eps=NORM_EPS)
+        self.attention = ReferenceAttention(shape)
+        self.ffn_norm = nn.RMSNorm(shape.width, eps=NORM_EPS)
+        self.feed_forward = ReferenceFeedForward(shape)
+
+    def forward(self, x, scale):
+        x = x + self.attention(self.attention_norm(x), scale)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Reference(nn.Module):
+    """Parameters named as `proxies.model.Decoder`'s; `readout` is `nn.Linear` or mup's `MuReadout`."""
+
+    def __init__(self, shape, *, base_head_dim=None, readout=nn.Linear, **options):
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(shape.vocab_size, shape.width)
+        self.layers = nn.ModuleList(ReferenceBlock(shape) for _ in range(shape.num_layers))
+        self.norm = nn.RMSNorm(shape.width, eps=NORM_EPS)
+        self.lm_head = readout(shape.width, shape.vocab_size, bias=False, **options)
+        self.scale = math.sqrt(base_head_dim or shape.head_dim) / shape.head_dim
+
+    def forward(self, ids_BT):
+        x = self.tok_embeddings(ids_BT)
+        for block in self.layers:
+            x = block(x, self.scale)
+        return self.lm_head(self.norm(x))
+
+
+def mup_model(shape, base_shape, *, output_mult=1.0, delta_shape=None):
+    """`Reference` as a user of mup sets it up: base, delta and target models, initial values rescaled."""
+    delta_shape = delta_shape or base_shape.at_width(2 * base_shape.width)
+    base, delta, target = (
+        Reference(s, base_head_dim=base_shape.head_dim, readout=mup.MuReadout, output_mult=output_mult)
+        for s in (base_shape, delta_shape, shape)
+    )
+    return mup.set_base_shapes(target, base, delta=delta)

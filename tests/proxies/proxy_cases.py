@@ -1,0 +1,53 @@
+"""Tiny shapes, runs and a structured corpus, small enough that a training run takes a fraction of a second."""
+
+import random
+
+from proxies.spec import Hparams, Numerics, RunSpec, Schedule, Shape
+from proxies.tokens import tokenize
+
+TINY = Shape(num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=16)
+BASE = Shape(num_layers=2, width=16, num_heads=2, num_kv_heads=1, ffn_width=48, vocab_size=23, seq_len=12)
+
+WORDS = (
+    "run", "loss", "width", "batch", "token", "model", "layer", "scale", "proxy", "sweep",
+    "the", "a", "of", "is", "and", "grows", "falls", "with",
+)  # fmt: skip
+
+
+def documents(num_documents=120, num_words=430):
+    """Texts in which each word has two likely followers: there is something to learn."""
+    rng = random.Random(1)
+    for _ in range(num_documents):
+        word, text = rng.randrange(len(WORDS)), []
+        for _ in range(num_words):
+            text.append(WORDS[word] + (".\n" if rng.random() < 0.1 else ""))
+            word = (word * 7 + rng.choice((1, 5))) % len(WORDS) if rng.random() < 0.9 else rng.randrange(len(WORDS))
+        yield " ".join(text)
+
+
+def write_corpus(folder, *, validation_fraction=0.1, **options):
+    """A tokenized corpus in `folder / "tokens"`; returns that folder."""
+    source = folder / "texts"
+    source.mkdir(parents=True)
+    for number, text in enumerate(documents(**options)):
+        (source / f"{number:03d}.txt").write_text(text)
+    tokenize([source], folder / "tokens", validation_fraction=validation_fraction)
+    return folder / "tokens"
+
+
+def run_spec(data_id, *, shape=TINY, base_shape=None, num_steps=12, seed=0, num_slots=4, **changes):
+    """A run of `shape`; `changes` go to Hparams, or to Numerics or RunSpec for `dtype` and `parametrization`."""
+    numerics = Numerics(dtype=changes.pop("dtype", "float32"), num_slots=num_slots)
+    parametrization = changes.pop("parametrization", "mup")
+    schedule = changes.pop("schedule", None) or Schedule(kind="cosine", num_steps=num_steps, warmup_steps=2)
+    return RunSpec(
+        shape=shape,
+        base_shape=base_shape or shape,
+        parametrization=parametrization,
+        hparams=Hparams(**{"learning_rate": 0.01, **changes}),
+        schedule=schedule,
+        batch_tokens=4 * shape.seq_len,
+        data_id=data_id,
+        seed=seed,
+        numerics=numerics,
+    )

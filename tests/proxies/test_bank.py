@@ -1,0 +1,273 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from proxy_cases import TINY, run_spec
+
+from proxies import canon
+from proxies.bank import Bank, bank_key
+from proxies.flops import flops_per_token
+from proxies.model import token_loss
+from proxies.optimizer import BankAdamW
+from proxies.spec import Numerics, Schedule
+
+WIDE = TINY.at_width(32)
+
+
+def bank_for(spec, store, **options):
+    return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, **options)
+
+
+def finish(bank):
+    """Train until every slot is empty; (result, curve) by run id, in the order of their ends."""
+    ended = {}
+    while len(bank.free_slots) < bank.numerics.num_slots:
+        ended.update({result.id: (result, curve) for _, result, curve in bank.advance(7)})
+    return ended
+
+
+def alone(spec, store, slot=0):
+    bank = bank_for(spec, store)
+    bank.admit(slot, spec)
+    return finish(bank)[spec.id]
+
+
+def outcome(result, curve):
+    """All of a run but the time it took."""
+    return dataclasses.replace(result, seconds=0.0), curve
+
+
+@pytest.fixture
+def subject(store):
+    return run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, seed=11, weight_decay=0.1)
+
+
+def neighbours(store, **changes):
+    """Runs unlike the subject in everything a slot may choose."""
+    common = {"shape": WIDE, "base_shape": TINY, **changes}
+    return [
+        run_spec(store.manifest.data_id, seed=1, learning_rate=0.3, num_steps=5, **common),
+        run_spec(store.manifest.data_id, seed=2, parametrization="sp", num_steps=9, clip_norm=None, **common),
+        run_spec(store.manifest.data_id, seed=3, beta1=0.5, output_multiplier=4.0, eps=1e-3, num_steps=14, **common),
+    ]
+
+
+def test_a_run_does_not_see_its_neighbours(subject, store):
+    bank = bank_for(subject, store)
+    bank.admit(2, subject)
+    for slot, spec in zip((0, 1, 3), neighbours(store), strict=True):
+        bank.admit(slot, spec)
+    assert outcome(*finish(bank)[subject.id]) == outcome(*alone(subject, store))
+
+
+@pytest.mark.parametrize("slot", [1, 3])
+def test_a_run_does_not_see_its_slot(subject, store, slot):
+    assert outcome(*alone(subject, store, slot)) == outcome(*alone(subject, store))
+
+
+def test_a_run_admitted_into_a_used_slot_is_the_same(subject, store):
+    bank = bank_for(subject, store)
+    for slot, spec in enumerate(neighbours(store)):
+        bank.admit(slot, spec)
+    ((slot, result, _),) = bank.advance(100)
+    assert (slot, result.num_steps, bank.free_slots) == (0, 5, [0, 3])
+    bank.admit(slot, subject)
+    later = run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, seed=4)
+    bank.admit(3, later)
+    bank.advance(2)
+    bank.evict(3)
+    ended = finish(bank)
+    assert outcome(*ended[subject.id]) == outcome(*alone(subject, store))
+    assert later.id not in ended
+
+
+def test_the_comparison_can_fail(subject, store, monkeypatch):
+    """Planted: moments left in a slot by the run before it."""
+    wanted = outcome(*alone(subject, store))
+
+    def careless(optimizer, trial):
+        optimizer.weights_KP[trial] = 0
+
+    monkeypatch.setattr(BankAdamW, "clear", careless)
+    bank = bank_for(subject, store)
+    bank.admit(0, neighbours(store)[0])
+    finish(bank)
+    bank.admit(0, subject)
+    assert outcome(*finish(bank)[subject.id]) != wanted
+
+
+@pytest.mark.parametrize("learning_rate", [1e3, 1e30])
+def test_a_diverging_neighbour_does_not_show(subject, store, learning_rate):
+    wild = run_spec(
+        store.manifest.data_id, shape=WIDE, base_shape=TINY, learning_rate=learning_rate, clip_norm=None, num_steps=20
+    )
+    bank = bank_for(subject, store)
+    bank.admit(0, wild)
+    bank.admit(1, subject)
+    ended = finish(bank)
+    result, curve = ended[wild.id]
+    assert list(ended) == [wild.id, subject.id]
+    assert result.status == "diverged" and result.loss_nats is None and result.num_steps < 20
+    assert ("not finite" if learning_rate > 1e9 else "over 6.545 nats") in result.reason
+    assert len(curve.steps) == result.num_steps and curve.train_loss_nats[-1] == result.last_train_loss_nats
+    assert canon.content_id(result)  # holds no NaN
+    assert outcome(*ended[subject.id]) == outcome(*alone(subject, store))
+
+
+def test_a_run_that_leaves_the_finite_numbers_with_its_last_step_has_diverged(store):
+    spec = run_spec(
+        store.manifest.data_id, learning_rate=1e38, clip_norm=None, schedule=Schedule(kind="constant", num_steps=1)
+    )
+    result, curve = alone(spec, store)
+    assert (result.status, result.reason) == ("diverged", "validation loss not finite")
+    assert curve.steps == (1,) and result.last_train_loss_nats == curve.train_loss_nats[0]
+
+
+def test_the_ceiling_is_the_callers(store):
+    spec = run_spec(store.manifest.data_id, learning_rate=1e3, num_steps=8)
+    bank = bank_for(spec, store, diverged_above_nats=math.inf)
+    bank.admit(0, spec)
+    result, _ = finish(bank)[spec.id]
+    assert result.status == "finished" and result.loss_nats > math.log(256) + 1
+
+
+@pytest.mark.parametrize("parametrization", ["sp", "mup"])
+def test_a_bank_of_four_is_a_bank_of_one(store, parametrization):
+    changes = {"dtype": "float64", "parametrization": parametrization}
+    specs = [
+        neighbours(store, dtype="float64")[0],
+        run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, seed=9, weight_decay=0.2, **changes),
+    ]
+    bank = bank_for(specs[0], store)
+    for slot, spec in enumerate(specs):
+        bank.admit(slot, spec)
+    ended = finish(bank)
+    for spec in specs:
+        single = dataclasses.replace(spec, numerics=Numerics(dtype="float64", num_slots=1))
+        result, curve = alone(single, store)
+        together, their_curve = ended[spec.id]
+        assert together.loss_nats == pytest.approx(result.loss_nats, abs=1e-9)
+        assert their_curve.train_loss_nats == pytest.approx(curve.train_loss_nats, abs=1e-9)
+        assert their_curve.grad_norm == pytest.approx(curve.grad_norm, abs=1e-9)
+
+
+def test_at_the_base_shape_sp_and_mup_train_alike(store):
+    curves = [
+        alone(run_spec(store.manifest.data_id, shape=WIDE, parametrization=name), store)[1] for name in ("sp", "mup")
+    ]
+    assert curves[0] == curves[1]
+    wide = [
+        alone(run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, parametrization=name), store)[1]
+        for name in ("sp", "mup")
+    ]
+    assert wide[0] != wide[1]
+
+
+def test_what_a_result_holds(subject, store):
+    result, curve = alone(subject, store)
+    assert (result.id, result.status, result.reason) == (subject.id, "finished", "")
+    assert (result.num_steps, result.tokens) == (12, subject.num_tokens)
+    assert result.flops == flops_per_token(WIDE) * subject.num_tokens
+    assert result.curve_id == canon.content_id(curve)
+    assert curve.steps == tuple(range(1, 13))
+    assert result.last_train_loss_nats == curve.train_loss_nats[-1]
+    assert result.seconds > 0
+    assert set(result.environment) == {"python", "torch", "machine", "device"}
+    assert type(result.environment["torch"]) is str
+
+
+def test_each_slot_trains_on_the_batches_of_its_own_seed(store):
+    specs = [run_spec(store.manifest.data_id, seed=seed, learning_rate=1e-30) for seed in (5, 6)]
+    bank = bank_for(specs[0], store)
+    for slot, spec in enumerate(specs):
+        bank.admit(slot, spec)
+    wanted = {}
+    for slot, spec in enumerate(specs):
+        losses = []
+        for step in range(12):
+            batch = store.train_batch(seed=spec.seed, step=step, num_sequences=4, seq_len=16)
+            ids = torch.from_numpy(batch).expand(4, -1, -1)
+            with torch.no_grad():
+                losses.append(token_loss(bank.predict(ids[..., :-1]), ids[..., 1:])[slot].item())
+        wanted[spec.id] = losses
+    for run_id, (_, curve) in finish(bank).items():
+        assert curve.train_loss_nats == pytest.approx(wanted[run_id], rel=1e-6)
+
+
+def test_the_validation_loss_is_that_of_a_model_at_the_same_weights(store):
+    """One step at a rate of nearly nothing: the loss of the initial weights, computed here by hand."""
+    spec = run_spec(store.manifest.data_id, learning_rate=1e-30, schedule=Schedule(kind="constant", num_steps=1))
+    bank = bank_for(spec, store)
+    bank.admit(0, spec)
+    ids = torch.from_numpy(store.validation_batch(num_sequences=256, seq_len=16))
+    with torch.no_grad():
+        logits = bank.predict(ids[:, :-1].expand(4, -1, -1))[0]
+    wanted = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).item()
+    assert finish(bank)[spec.id][0].loss_nats == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_validation_loss_does_not_depend_on_the_batch(store):
+    """At a rate of nearly nothing, the same weights are judged on the same windows however they were batched."""
+    losses = []
+    for batch_tokens in (32, 64, 80):
+        spec = run_spec(store.manifest.data_id, learning_rate=1e-30, num_steps=4)
+        losses.append(alone(dataclasses.replace(spec, batch_tokens=batch_tokens), store)[0].loss_nats)
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
+def test_training_learns(store):
+    """From about ln 256 to well below the entropy of single characters."""
+    spec = run_spec(store.manifest.data_id, shape=WIDE, num_steps=150, learning_rate=0.02)
+    result, curve = alone(spec, store)
+    ids = store.validation_batch(num_sequences=256, seq_len=16)
+    counts = torch.bincount(torch.from_numpy(ids).flatten()).double()
+    shares = counts[counts > 0] / counts.sum()
+    unigram_nats = -(shares * shares.log()).sum().item()
+    assert curve.train_loss_nats[0] == pytest.approx(math.log(256) + 0.5, abs=0.4)
+    assert result.loss_nats < unigram_nats - 0.5
+
+
+def test_time_is_shared_between_the_slots(store, subject):
+    bank = bank_for(subject, store)
+    pair = [subject, dataclasses.replace(subject, seed=12)]
+    for slot, spec in enumerate(pair):
+        bank.admit(slot, spec)
+    first, second = (result.seconds for result, _ in finish(bank).values())
+    assert first == pytest.approx(second)
+
+
+def test_a_slot_that_is_taken_and_runs_of_another_bank_are_refused(subject, store):
+    bank = bank_for(subject, store)
+    bank.admit(0, subject)
+    with pytest.raises(ValueError, match="slot 0 is taken"):
+        bank.admit(0, subject)
+    others = [
+        dataclasses.replace(subject, shape=TINY),
+        dataclasses.replace(subject, batch_tokens=16),
+        dataclasses.replace(subject, data_id="f" * 64),
+        dataclasses.replace(subject, numerics=Numerics(num_slots=5)),
+    ]
+    for other in others:
+        assert bank_key(other) != bank_key(subject)
+        with pytest.raises(ValueError, match="belongs to another bank"):
+            bank.admit(1, other)
+    assert bank_key(dataclasses.replace(subject, seed=5, parametrization="sp", base_shape=WIDE)) == bank_key(subject)
+    assert bank.free_slots == [1, 2, 3]
+
+
+def test_a_refused_run_leaves_its_slot_free(subject, store):
+    bank = bank_for(subject, store)
+    tied = dataclasses.replace(WIDE, tied=True)
+    with pytest.raises(ValueError, match="tied"):
+        tied_bank = Bank(tied, subject.batch_tokens, subject.numerics, store)
+        tied_bank.admit(0, dataclasses.replace(subject, shape=tied, base_shape=dataclasses.replace(TINY, tied=True)))
+    assert tied_bank.free_slots == [0, 1, 2, 3]
+    assert bank.advance(3) == []
+
+
+def test_banks_that_cannot_be_are_refused(subject, store):
+    with pytest.raises(ValueError, match=r"dtype = 'bfloat16': a CPU bank trains in float32 or float64"):
+        Bank(WIDE, subject.batch_tokens, Numerics(dtype="bfloat16"), store)
+    with pytest.raises(ValueError, match=r"vocab_size = 100 is smaller than the corpus's 256"):
+        Bank(dataclasses.replace(WIDE, vocab_size=100), subject.batch_tokens, Numerics(), store)

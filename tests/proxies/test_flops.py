@@ -1,0 +1,120 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from proxies.flops import CONVENTIONS, count_params, flops_per_token, six_nd
+from proxies.model import Decoder, Multipliers, token_loss
+from proxies.parametrization import kind_of
+from proxies.spec import Shape
+
+LLAMA = {"vocab_size": 128_256, "num_kv_heads": 8, "seq_len": 8192}
+MODELS = {
+    "8B": (Shape(num_layers=32, width=4096, num_heads=32, ffn_width=14_336, **LLAMA), 15e12),
+    "70B": (Shape(num_layers=80, width=8192, num_heads=64, ffn_width=28_672, **LLAMA), 15e12),
+    "405B": (Shape(num_layers=126, width=16_384, num_heads=128, ffn_width=53_248, **LLAMA), 15.6e12),
+}
+SMALL = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=80, vocab_size=64, seq_len=16)
+
+
+@pytest.mark.parametrize(
+    "name, params, six, full, causal, chinchilla",
+    [
+        # Parameters; then FLOPs of the whole training run, from the trainers' own code.
+        ("8B", 8.030e9, 7.227e23, 8.687e23, 7.721e23, 9.171e23),
+        ("70B", 70.554e9, 6.350e24, 7.222e24, 6.738e24, 7.322e24),
+        ("405B", 405.853e9, 3.799e25, 4.096e25, 3.937e25, 4.117e25),
+    ],
+)
+def test_worked_totals(name, params, six, full, causal, chinchilla):
+    shape, tokens = MODELS[name]
+    total = count_params(shape).total
+    assert f"{total:.3e}" == f"{params:.3e}"
+    found = [six_nd(total, tokens), *(flops_per_token(shape, c) * tokens for c in ("full", "causal", "chinchilla"))]
+    assert [f"{x:.3e}" for x in found] == [f"{x:.3e}" for x in (six, full, causal, chinchilla)]
+
+
+@pytest.mark.parametrize(
+    "name, convention, per_token",
+    [
+        ("8B", "full", 5.7914e10), ("70B", "full", 4.8144e11), ("405B", "full", 2.6254e12),  # torchtitan
+        ("8B", "causal", 5.1470e10), ("70B", "causal", 4.4922e11), ("405B", "causal", 2.5240e12),  # Megatron-LM
+    ],
+)  # fmt: skip
+def test_flops_per_token_of_the_trainers(name, convention, per_token):
+    assert flops_per_token(MODELS[name][0], convention) == pytest.approx(per_token, rel=5e-5)
+
+
+def test_palm_is_six_n_and_the_square():
+    shape = MODELS["8B"][0]
+    assert flops_per_token(shape, "palm") == 6 * 8_030_261_248 + 12 * 32 * 32 * 128 * 8192
+
+
+shapes = st.builds(
+    lambda layers, heads, groups, half, ffn, vocab, seq, tied: Shape(
+        num_layers=layers, width=heads * groups * 2 * half, num_heads=heads * groups, num_kv_heads=groups,
+        ffn_width=ffn, vocab_size=vocab, seq_len=seq, tied=tied,
+    ),
+    *(st.integers(1, 4) for _ in range(4)), st.integers(1, 40), st.integers(2, 50), st.integers(1, 30), st.booleans(),
+)  # fmt: skip
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=40)
+@given(shapes)
+def test_parameters_are_the_modules_own_tensors(shape):
+    found = dict.fromkeys(("embedding", "readout", "hidden", "norm"), 0)
+    for name, parameter in Decoder(shape, device="meta").named_parameters():
+        found[kind_of(name)] += parameter.numel()
+    params = count_params(shape)
+    assert found == {kind: getattr(params, kind) for kind in found}
+    assert params.total == sum(found.values())
+    assert params.non_embedding == found["hidden"] + found["norm"]
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=40)
+@given(shapes)
+def test_the_conventions_differ_by_what_they_say(shape):
+    causal, full, palm, chinchilla = (flops_per_token(shape, c) for c in CONVENTIONS)
+    params, table = count_params(shape), shape.vocab_size * shape.width
+    square = 12 * shape.num_layers * shape.num_heads * shape.head_dim * shape.seq_len
+    assert all(type(x) is int for x in (causal, full, palm, chinchilla))
+    assert full - causal == square / 2
+    assert palm - full == 6 * (params.norm + (0 if shape.tied else table))
+    assert chinchilla - full == 6 * table + 9 * shape.num_layers * shape.num_heads * shape.seq_len
+
+
+def counted_flops(shape, backend):
+    model = Decoder(shape)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    ids = torch.randint(shape.vocab_size, (3, shape.seq_len + 1))
+    with sdpa_kernel(backend), FlopCounterMode(display=False) as counter:
+        token_loss(model(ids[:, :-1], Multipliers(attention=0.3)), ids[:, 1:]).backward()
+    return counter.get_total_flops(), 3 * shape.seq_len
+
+
+@pytest.mark.parametrize("shape", [SMALL, dataclasses.replace(SMALL, tied=True, num_kv_heads=4)])
+def test_full_is_what_torch_counts(shape):
+    """Attention written out as two products forward and four backward is exactly the `full` convention.
+
+    `causal` counts half of that square, which only a kernel that skips the upper triangle saves; and the fused CPU
+    kernel is unknown to torch's counter, which then counts no attention at all.
+    """
+    counted, num_tokens = counted_flops(shape, SDPBackend.MATH)
+    assert counted == flops_per_token(shape, "full") * num_tokens
+
+
+def test_no_integer_overflows():
+    tokens = np.int64(15_600_000_000_000)
+    assert six_nd(np.int64(405_853_388_800), tokens) == pytest.approx(3.799e25, rel=1e-3)
+    assert flops_per_token(MODELS["405B"][0]) * int(tokens) > 2**63
+
+
+def test_an_unknown_convention_is_refused():
+    with pytest.raises(ValueError, match=r"'half'.*causal, full, palm, chinchilla"):
+        flops_per_token(SMALL, "half")

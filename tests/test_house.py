@@ -1,0 +1,325 @@
+"""The house's own rules, held against its source; each rule is shown a planted violation that it must catch."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
+HEARTH = {f"proxies.{name}" for name in ("spec", "checks", "numbers", "canon", "flops", "schedule")}
+DOORS = {
+    "mup": {"proxies.parametrization"},
+    "optuna": {"sweeps.suggest"},
+    "ray": {"sweeps.pool_ray"},
+    "matplotlib": {"launcher.figures"},
+    "wandb": set(),
+}
+TORCH_ROOMS = {"proxies", "launcher"}
+HEAVY = ("torch", "ray", "optuna", "wandb", "mup", "matplotlib", "scipy")
+UNPICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml"}
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 59
+
+
+class House:
+    """The rooms below a folder, parsed: module name to text and tree."""
+
+    def __init__(self, root):
+        self.texts, self.trees, self.packages = {}, {}, []
+        for room in ROOMS:
+            for path in sorted((root / room).rglob("*.py")):
+                parts = path.relative_to(root).with_suffix("").parts
+                name = ".".join(parts).removesuffix(".__init__")
+                self.packages += [name] if parts[-1] == "__init__" else []
+                self.texts[name] = path.read_text(encoding="utf-8")
+                self.trees[name] = ast.parse(self.texts[name])
+
+    def imports(self, name, *, type_checking=True):
+        """Modules a module imports, anywhere in it; of our own, the very submodule."""
+        skipped = set()
+        if not type_checking:
+            for node in ast.walk(self.trees[name]):
+                if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                    skipped.update(map(id, ast.walk(node)))
+        found = set()
+        for node in ast.walk(self.trees[name]):
+            if id(node) in skipped:
+                continue
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{name}: relative import"
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {module if module in self.trees else node.module for module in inner}
+        return found
+
+
+def room_of(name):
+    return name.split(".")[0]
+
+
+def import_law(house):
+    problems = []
+    for name in house.trees:
+        for target in house.imports(name):
+            room, other = room_of(name), room_of(target)
+            if name in HEARTH:
+                fine = target in HEARTH or other in sys.stdlib_module_names
+            elif other not in ROOMS or room in (other, "launcher"):
+                fine = True
+            else:
+                fine = room != "proxies" and target in HEARTH
+            if other == "torch" and room not in TORCH_ROOMS:
+                fine = False
+            if not fine:
+                problems.append(f"{name} imports {target}")
+    return problems
+
+
+def doors(house):
+    return [
+        f"{name} imports {target}"
+        for name in house.trees
+        for target in house.imports(name)
+        if name not in DOORS.get(room_of(target), {name})
+    ]
+
+
+def cycles(house):
+    """Modules that reach themselves; function-local imports count, those for type checkers do not."""
+    edges = {name: house.imports(name, type_checking=False) & set(house.trees) for name in house.trees}
+
+    def reach(start):
+        seen, todo = set(), list(edges[start])
+        while todo:
+            here = todo.pop()
+            if here not in seen:
+                seen.add(here)
+                todo += edges[here]
+        return seen
+
+    return [f"{name} imports itself in the end" for name in edges if name in reach(name)]
+
+
+def banned(house):
+    problems = []
+    for name, tree in house.trees.items():
+        problems += [f"{name} imports {t}" for t in house.imports(name) if room_of(t) in UNPICKLERS]
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            called = ast.unparse(call.func)
+            keywords = {k.arg: ast.unparse(k.value) for k in call.keywords}
+            bad = (
+                called in ("eval", "exec", "__import__", "os.system")
+                or (called == "torch.load" and keywords.get("weights_only") != "True")
+                or keywords.get("weights_only") == "False"
+                or keywords.get("allow_pickle") == "True"
+                or keywords.get("shell") == "True"
+            )
+            if bad:
+                problems.append(f"{name}:{call.lineno} {ast.unparse(call)}")
+    return problems
+
+
+def functions(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def sizes(house):
+    problems = []
+    for name, tree in house.trees.items():
+        num_lines = len(house.texts[name].splitlines())
+        if num_lines > MAX_FILE_LINES:
+            problems.append(f"{name} has {num_lines} lines")
+        for node in functions(tree):
+            length = node.end_lineno - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                problems.append(f"{name}.{node.name} has {length} lines")
+    return problems
+
+
+def docstrings(house):
+    """Modules, public classes and public functions; not what lies inside functions or private classes."""
+    problems = []
+
+    def look(node, name):
+        if not ast.get_docstring(node):
+            problems.append(f"{name} has no docstring")
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for inner in node.body:
+                if isinstance(inner, ast.ClassDef | ast.FunctionDef) and not inner.name.startswith("_"):
+                    look(inner, f"{name}.{inner.name}")
+
+    for name, tree in house.trees.items():
+        look(tree, name)
+    return problems
+
+
+def types(house):
+    problems = []
+    for name, tree in house.trees.items():
+        for node in functions(tree):
+            spec = node.args
+            arguments = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg]
+            bare = [a.arg for a in arguments if a and not a.annotation and a.arg not in ("self", "cls")]
+            bare += [] if node.returns else ["return"]
+            problems += [f"{name}.{node.name}: {what} has no type" for what in bare]
+    return problems
+
+
+def machine_paths(house):
+    pattern = re.compile(r"(?<![\w.:/])/(?:home|root|work|Users|private)/[\w.]")
+    return [f"{name} names a path of one machine" for name, text in house.texts.items() if pattern.search(text)]
+
+
+def thresholds(house):
+    """What stands at a room's door: four promises, and no code."""
+    problems = []
+    for name in house.packages:
+        said = ast.get_docstring(house.trees[name]) or ""
+        problems += [f"{name} lacks {w}" for w in ("Enters", "Leaves", "Promises", "Refuses") if f"{w}:" not in said]
+        problems += [f"{name} holds code"] if len(house.trees[name].body) > 1 else []
+    return problems
+
+
+RULES = (import_law, doors, cycles, banned, sizes, docstrings, types, machine_paths, thresholds)
+DOOR_STEP = '"""A room.\n\nEnters: a\nLeaves: b\nPromises: c\nRefuses: d\n"""\n'
+
+
+@pytest.fixture(scope="module")
+def house():
+    return House(ROOT)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_house_keeps(house, rule):
+    assert rule(house) == []
+
+
+def test_every_room_is_looked_at(house):
+    assert {room_of(name) for name in house.trees} == set(ROOMS)
+    assert len(house.trees) > 50
+
+
+def planted(tmp_path, files):
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text(DOOR_STEP)
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text if text.startswith('"""') else f'"""A module."""\n{text}')
+    return House(tmp_path)
+
+
+def test_a_clean_house_breaks_no_rule(tmp_path):
+    fine = {
+        "proxies/spec.py": "import json",
+        "sweeps/a.py": "from proxies import spec\ndef f(x: int) -> int:\n    'Doc.'\n    return x\n",
+        "launcher/b.py": "import sweeps.a\nfrom transfer import c\n",
+        "transfer/c.py": "import numpy\n",
+    }
+    house = planted(tmp_path, fine)
+    assert {rule.__name__: rule(house) for rule in RULES if rule(house)} == {}
+
+
+def long_function(num_lines):
+    body = "\n".join("    x = 1" for _ in range(num_lines - 2))
+    return f"def f() -> None:\n    'Doc.'\n{body}\n"
+
+
+VIOLATIONS = [
+    (import_law, {"sweeps/a.py": "from transfer import b", "transfer/b.py": ""}, "sweeps.a imports transfer.b"),
+    (import_law, {"transfer/a.py": "def f() -> None:\n    import launcher.cli"}, "transfer.a imports launcher.cli"),
+    (import_law, {"scaling_fits/a.py": "from proxies import tokens", "proxies/tokens.py": ""}, "proxies.tokens"),
+    (import_law, {"scaling_fits/a.py": "import torch.nn"}, "scaling_fits.a imports torch.nn"),
+    (import_law, {"proxies/a.py": "from sweeps.pool import Finished"}, "proxies.a imports sweeps.pool"),
+    (import_law, {"proxies/canon.py": "import numpy"}, "proxies.canon imports numpy"),
+    (doors, {"launcher/a.py": "import optuna"}, "launcher.a imports optuna"),
+    (doors, {"proxies/a.py": "def f() -> None:\n    from mup import init"}, "proxies.a imports mup"),
+    (doors, {"sweeps/pool.py": "import ray.exceptions"}, "sweeps.pool imports ray.exceptions"),
+    (doors, {"launcher/report.py": "import matplotlib.pyplot"}, "launcher.report imports matplotlib.pyplot"),
+    (doors, {"launcher/a.py": "import wandb"}, "launcher.a imports wandb"),
+    (cycles, {"sweeps/a.py": "import sweeps.b", "sweeps/b.py": "from sweeps import c", "sweeps/c.py":
+              "def f() -> None:\n    from sweeps.a import x"}, "sweeps.c imports itself"),
+    (banned, {"launcher/a.py": "import pickle"}, "launcher.a imports pickle"),
+    (banned, {"launcher/a.py": "from yaml import safe_load"}, "launcher.a imports yaml"),
+    (banned, {"launcher/a.py": "eval('1')"}, "eval('1')"),
+    (banned, {"launcher/a.py": "import torch\ntorch.load('f')"}, "torch.load('f')"),
+    (banned, {"launcher/a.py": "import torch\ntorch.load('f', weights_only=False)"}, "weights_only=False"),
+    (banned, {"launcher/a.py": "import numpy\nnumpy.load('f', allow_pickle=True)"}, "allow_pickle=True"),
+    (banned, {"launcher/a.py": "import subprocess\nsubprocess.run('ls', shell=True)"}, "shell=True"),
+    (sizes, {"launcher/a.py": "x = 1\n" * 300}, "launcher.a has 301 lines"),
+    (sizes, {"launcher/a.py": long_function(60)}, "launcher.a.f has 60 lines"),
+    (docstrings, {"launcher/a.py": "def f() -> None: ..."}, "launcher.a.f has no docstring"),
+    (docstrings, {"launcher/a.py": "class C:\n    'Doc.'\n    def f(self) -> None: ..."}, "launcher.a.C.f has"),
+    (docstrings, {"launcher/a.py": "class C:\n    x = 1"}, "launcher.a.C has no docstring"),
+    (types, {"launcher/a.py": "def f(x) -> None:\n    'Doc.'"}, "launcher.a.f: x has no type"),
+    (types, {"launcher/a.py": "def f(*, x: int):\n    'Doc.'"}, "launcher.a.f: return has no type"),
+    (machine_paths, {"launcher/a.py": "P = '/" + "home/jane/corpus'"}, "launcher.a names a path"),
+    (machine_paths, {"launcher/a.py": "# see /" + "work/notes.md"}, "launcher.a names a path"),
+    (thresholds, {"transfer/__init__.py": '"""A room.\n\nEnters: a\nLeaves: b\nPromises: c\n"""\n'}, "lacks Refuses"),
+    (thresholds, {"transfer/__init__.py": DOOR_STEP + "from transfer import verdict\n"}, "transfer holds code"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "files", "said"), VIOLATIONS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_violation_is_caught(tmp_path, rule, files, said):
+    assert any(said in problem for problem in rule(planted(tmp_path, files)))
+
+
+def test_imports_for_type_checkers_make_no_cycle(tmp_path):
+    guarded = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sweeps.b import x\n"
+    assert cycles(planted(tmp_path, {"sweeps/a.py": guarded, "sweeps/b.py": "import sweeps.a"})) == []
+
+
+def loaded(code, *arguments):
+    """Heavy packages loaded once `code` has run in a fresh interpreter, and the exit status of its main."""
+    script = f"import sys\ncode = None\ntry:\n    {code}\nexcept SystemExit as stop:\n    code = stop.code\n"
+    script += f"found = {{name.split('.')[0] for name in sys.modules}} & set({HEAVY!r})\n"
+    script += "print('loaded', code, *sorted(found), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+    return done.stderr.splitlines()[-1].split()[1:]
+
+
+MAIN = "from launcher.cli import main; main(sys.argv[1:])"
+
+
+def test_help_and_validate_load_nothing_heavy(tmp_path):
+    (tmp_path / "plan.toml").write_text("")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "manifest.json").write_text("{}")
+    assert loaded(MAIN, "--help") == ["0"]
+    assert loaded(MAIN, "validate", str(tmp_path / "plan.toml")) == ["0"]
+    assert loaded(MAIN, "flops", "--help") == ["0"]
+    assert loaded("import torch.version") == ["None", "torch"], "the check itself must be able to fail"
+
+
+def test_the_hearth_loads_nothing_and_the_pure_rooms_neither_torch_nor_ray(house):
+    assert loaded(f"import {', '.join(sorted(HEARTH))}") == ["None"]
+    pure = [name for name in house.trees if room_of(name) in ("transfer", "scaling_fits")]
+    assert set(loaded(f"import {', '.join(pure)}")) <= {"None", "scipy"}
+
+
+def test_help_answers_in_three_tenths_of_a_second():
+    """Processor time, not the clock: other work on the machine must not fail it."""
+    spent = []
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-m", "launcher", "--help"], stdout=subprocess.DEVNULL, cwd=ROOT)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        spent.append(usage.ru_utime + usage.ru_stime)
+    assert min(spent) < 0.3
+
+
+def test_the_rooms_names_are_ours_alone():
+    """`sweeps` is also a package of W&B's; installed together, one overwrites the other."""
+    owners = importlib.metadata.packages_distributions()
+    assert {room: set(owners[room]) for room in ROOMS} == {room: {"forerun"} for room in ROOMS}
