@@ -18,8 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from launcher.frozen import FrozenError, Parallelism, ParameterGroup, assign_groups
 from proxies import canon
 from proxies.model import Decoder
-from proxies.numbers import ParameterNumbers
-from proxies.parametrization import initial_tensor
+from proxies.parametrization import drawn
 from proxies.spec import Dtype, Shape
 
 STD_ERRORS = 6.0
@@ -59,26 +58,12 @@ def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) 
     """
     assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
     for name, parameter in model.named_parameters():
-        full = initial_tensor(_numbers(name, tuple(parameter.shape), assigned[name]), seed).to(parameter.device)
+        group = assigned[name]
+        full = drawn(name, tuple(parameter.shape), group.kind, group.init_std, seed).to(parameter.device)
         if isinstance(parameter, DTensor):
             # No source rank: every rank has drawn the same full tensor, so nothing is sent.
             full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
         parameter.copy_(full)
-
-
-def _numbers(name: str, size: tuple[int, ...], group: ParameterGroup) -> ParameterNumbers:
-    return ParameterNumbers(
-        name=name,
-        size=size,
-        kind=group.kind,
-        width_multiplier=1.0,  # already in the group's absolute numbers
-        init_std=group.init_std,
-        learning_rate=group.learning_rate,
-        weight_decay=group.weight_decay,
-        eps=group.eps,
-        beta1=group.beta1,
-        beta2=group.beta2,
-    )
 
 
 def build_optimizer(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> torch.optim.AdamW:

@@ -249,7 +249,7 @@ def _fit_gate(fit: FittedRuns, choice: Choice) -> Gate:
 def _data_gate(study: Study, choice: Choice) -> Gate:
     have, want = study.manifest.num_tokens("train"), choice.num_tokens
     outcome: GateOutcome = "passed" if want <= have else "failed"
-    return Gate(name="data", outcome=outcome, reason=f"{want:.3g} tokens wanted, {have:.3g} unique ones at hand")
+    return Gate(name="data", outcome=outcome, reason=f"{want:,.0f} tokens wanted, {have:,} unique ones at hand")
 
 
 def decision(study: Study, best: Params, learning_rate: float, choice: Choice) -> Decision:

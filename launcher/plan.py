@@ -91,6 +91,9 @@ class TransferSection(_Section):
         2, description="How often the rates may grow by an octave where an optimum lies at their edge."
     )
     control_widths: tuple[Count, ...] = Field((64,), description="Widths of the control arm, in standard form.")
+    control_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
+        (-3.0, -2.0, -1.0, 0.0, 1.0), description="Its rates: its optimum is expected lower, by an octave a doubling."
+    )
     control_num_seeds: Count = Field(2, description="Seeds per rate in the control arm.")
     margin_nats: Positive = Field(0.01, description="The loss a wrong transfer may cost.")
     level: Annotated[float, Field(gt=0.5, lt=1)] = Field(0.9, description="Of every interval.")

@@ -139,6 +139,7 @@ def _list_checks(plan: Plan) -> list[str]:
     lists: dict[str, Sequence[float]] = {
         **widths,
         "transfer.offsets_octaves": plan.transfer.offsets_octaves,
+        "transfer.control_offsets_octaves": plan.transfer.control_offsets_octaves,
         "ladder.num_steps": plan.ladder.num_steps,
     }
     return problems + [

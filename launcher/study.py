@@ -157,13 +157,12 @@ class Study:
         base = self.plan.proxy.base_width
         # At the base width both parametrizations are the same function: those runs serve both arms.
         widths = tuple(dict.fromkeys((base, *transfer.control_widths))) if control else transfer.widths
-        num_seeds = transfer.control_num_seeds if control else transfer.num_seeds
         centre = float(round(math.log2(best["learning_rate"])))
-        cells = {
-            (width, centre + offset): transfer.num_seeds if width == base else num_seeds
-            for width in widths
-            for offset in transfer.offsets_octaves
-        }
+        cells: dict[tuple[int, float], int] = {}
+        for width in widths:
+            own = control and width != base
+            for offset in transfer.control_offsets_octaves if own else transfer.offsets_octaves:
+                cells[width, centre + offset] = transfer.control_num_seeds if own else transfer.num_seeds
         for _ in range(transfer.max_extensions):
             arm = self._arm(cells, best, control)
             if not arm.done(results):

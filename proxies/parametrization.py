@@ -126,10 +126,14 @@ def name_seed(seed: int, name: str) -> int:
 
 def initial_tensor(numbers: ParameterNumbers, seed: int) -> Tensor:
     """The parameter's initial value, float32 on the CPU: ones for gains, else normal(0, init_std)."""
-    if numbers.kind == "norm":
-        return torch.ones(numbers.size)
-    generator = torch.Generator().manual_seed(name_seed(seed, numbers.name))
-    return torch.randn(numbers.size, generator=generator) * numbers.init_std
+    return drawn(numbers.name, numbers.size, numbers.kind, numbers.init_std, seed)
+
+
+def drawn(name: str, size: tuple[int, ...], kind: Kind, init_std: float, seed: int) -> Tensor:
+    """An initial value from the numbers it depends on, for those who have no whole `ParameterNumbers`."""
+    if kind == "norm":
+        return torch.ones(size)
+    return torch.randn(size, generator=torch.Generator().manual_seed(name_seed(seed, name))) * init_std
 
 
 def stack_forward_numbers(numbers: list[ForwardNumbers], dtype: torch.dtype) -> Multipliers:

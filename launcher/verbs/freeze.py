@@ -117,6 +117,8 @@ def verify(frozen: Path, as_json: bool) -> None:
     if mismatches := native.parity(decision):
         raise GateError("\n".join([f"{folder}: the embedded trainer's groups are not the frozen ones:", *mismatches]))
     done.append("optimizer groups of the embedded trainer equal the frozen numbers")
+    if not (folder / "attestations" / "evidence.json").is_file():
+        raise TamperedError(str(folder), ["attestations/evidence.json is missing: `forerun freeze` writes it again"])
     for path in sorted((folder / "attestations").glob("*.json")):
         body = read_attestation(path, decision.digest)
         done.append(f"attestation {path.stem}")

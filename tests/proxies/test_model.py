@@ -90,16 +90,15 @@ def test_sequences_do_not_see_each_other():
 
 def test_rotary_positions_are_complex_turns():
     generator = torch.Generator().manual_seed(4)
-    x_BHTE = torch.randn(2, 3, 7, 8, generator=generator, dtype=torch.float64)
-    wanted = rotated(x_BHTE.transpose(1, 2)).transpose(1, 2)
-    torch.testing.assert_close(rotate(x_BHTE), wanted, rtol=1e-13, atol=1e-13)
-    assert torch.equal(rotate(x_BHTE)[:, :, 0], x_BHTE[:, :, 0])
+    x_BTHE = torch.randn(2, 7, 3, 8, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(rotate(x_BTHE), rotated(x_BTHE), rtol=1e-13, atol=1e-13)
+    assert torch.equal(rotate(x_BTHE)[:, 0], x_BTHE[:, 0])
 
 
 def test_rotary_scores_depend_on_distance_alone():
     generator = torch.Generator().manual_seed(5)
-    q, k = (torch.randn(8, generator=generator, dtype=torch.float64).expand(1, 1, 12, 8) for _ in range(2))
-    scores = (rotate(q) @ rotate(k).mT)[0, 0]
+    q, k = (torch.randn(8, generator=generator, dtype=torch.float64).expand(1, 12, 1, 8) for _ in range(2))
+    scores = rotate(q)[0, :, 0] @ rotate(k)[0, :, 0].T
     for offset in range(-3, 4):
         diagonal = torch.diagonal(scores, offset)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-12, atol=1e-12)
