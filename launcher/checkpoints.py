@@ -12,7 +12,6 @@ checkpoints whose folder you trust.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -99,7 +98,7 @@ def complete(part: Path, *, digest: str, step: int, keep: int) -> Path:
     canon.write_atomic(part / MANIFEST, canon.pretty({"manifest": content, "sha256": canon.content_id(content)}))
     final = part.with_suffix("")
     part.rename(final)
-    _sync(final.parent)
+    canon.sync_folder(final.parent)
     for old in _complete_folders(final.parent)[max(keep, 1) :]:
         # Renamed first: a deletion that is cut short must not leave half a checkpoint under a good name.
         shutil.rmtree(old.rename(old.with_suffix(".part")))
@@ -172,12 +171,3 @@ def _quarantine(folder: Path) -> Path:
         number += 1
         target = folder.with_suffix(f".corrupt{number}")
     return folder.rename(target)
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename in `folder` outlast a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,19 +1,16 @@
-"""Everything a study found so far, gathered once: what `report.json`, `freeze` and the verbs' answers are made of."""
+"""Everything a study found so far, gathered once: what the report, `freeze` and the verbs' answers are made of."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher import decide
-from launcher.decide import Choice, Gate, Searched, StageMissingError, Transferred
-from launcher.study import Study, recorded_points
-from proxies import canon
+from launcher.decide import Choice, Searched, StageMissingError, Transferred
+from launcher.gates import Gate, gates
+from launcher.study import Study
 from proxies.canon import Json
-from proxies.flops import count_params, flops_per_token
-from proxies.spec import RunResult, RunSpec
+from proxies.spec import RunSpec
 from sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -72,10 +69,9 @@ def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, f
     except CannotTellError:
         return found
     verdict = decide.verdict_at(study, ledger, moved, choice.shape.width)
-    gates = decide.gates(study, mine, verdict, fit, choice)
     return Findings(
         coordinates=found.coordinates, searched=found.searched, transferred=moved, ladder=found.ladder,
-        table=found.table, fit=fit, choice=choice, verdict=verdict, gates=gates,
+        table=found.table, fit=fit, choice=choice, verdict=verdict, gates=gates(study, mine, verdict, fit, choice),
     )  # fmt: skip
 
 
@@ -93,206 +89,3 @@ def decision_of(study: Study, found: Findings) -> Decision:
     if found.searched is None or found.transferred is None or found.choice is None:
         raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
     return decide.decision(study, found.searched.best, found.transferred.learning_rate, found.choice)
-
-
-def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
-    """`report.json`: every number the report shows. No clock, no path."""
-    results = ledger.results()
-    decision = decision_of(study, found) if found.choice is not None else None
-    return {
-        "schema_version": 1,
-        "question": study.question,
-        "corpus": {
-            "data_id": study.manifest.data_id,
-            "tokenizer": study.manifest.tokenizer,
-            "num_documents": study.manifest.num_documents,
-            "num_train_tokens": study.manifest.num_tokens("train"),
-            "num_validation_tokens": study.manifest.num_tokens("validation"),
-        },
-        "progress": progress(study, ledger, found),
-        "coordinates": found.coordinates,
-        "search": _search(study, found, results),
-        "transfer": _transfer(study, found, results),
-        "ladder": _ladder(found, results),
-        "fit": _fit(found),
-        "frontier": _frontier(study, found),
-        "choice": _choice(study, found),
-        "gates": canon.to_json(found.gates),
-        "accepted": accepted(ledger),
-        "decision": None if decision is None else canon.to_json(decision),
-        "digest": None if decision is None else decision.digest,
-        "main_run": None if decision is None else main_run(study, decision.digest),
-        "spend": _spend(study, ledger),
-        "ledger_head": ledger.head_hash,
-    }
-
-
-def progress(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
-    """Runs with an outcome, of runs asked for so far, by stage; a stage that is not reached yet is not there."""
-    results = ledger.results()
-    search = study.plan.search
-    points = recorded_points({r.key: r.body for r in ledger.records("suggestion")}, search.num_trials)
-    stages: dict[str, Json] = {"search": [sum(study.trial(p).id in results for p in points), search.num_trials]}
-    if found.searched is not None:
-        best = found.searched.best
-        arms = [study.arm(best, results, control=False)]
-        arms += [study.arm(best, results, control=True)] if study.plan.transfer.control_widths else []
-        ids = {spec.id for arm in arms for spec, _ in arm.specs}
-        stages["transfer"] = [len(ids & results.keys()), len(ids)]
-    if found.transferred is not None:
-        ids = {spec.id for spec in decide.ladder_specs(study, ledger)}
-        stages["ladder"] = [len(ids & results.keys()), len(ids)]
-    return stages
-
-
-def accepted(ledger: Ledger) -> dict[str, Json]:
-    """Gates accepted by someone, with the reason given; the latest counts."""
-    given: dict[str, Json] = {}
-    for record in ledger.records("accepted"):
-        assert isinstance(record.body, dict)
-        given[str(record.body["gate"])] = record.body["reason"]
-    return given
-
-
-def _search(study: Study, found: Findings, results: Mapping[str, RunResult]) -> Json:
-    if found.searched is None:
-        return None
-    trials: list[Json] = []
-    for index, point in enumerate(found.searched.points):
-        result = results[study.trial(point).id]
-        trials.append({"index": index, **point, "loss_nats": result.loss_nats, "status": result.status})
-    return {"trials": trials, "best": canon.to_json(found.searched.best)}
-
-
-def _transfer(study: Study, found: Findings, results: Mapping[str, RunResult]) -> Json:
-    if found.transferred is None or found.verdict is None:
-        return None
-    from transfer.summary import verdict_summary
-
-    arms = {study.plan.proxy.parametrization: found.transferred.arm}
-    if found.transferred.control is not None:
-        arms["sp"] = found.transferred.control
-    runs: list[Json] = [
-        {
-            "arm": name,
-            "width": spec.shape.width,
-            "log2_lr": log2_lr,
-            "seed": spec.seed,
-            "loss_nats": results[spec.id].loss_nats,
-            "status": results[spec.id].status,
-        }
-        for name, arm in arms.items()
-        for spec, log2_lr in arm.specs
-    ]
-    return {
-        "verdict": verdict_summary(found.verdict),
-        "runs": runs,
-        "learning_rate": found.transferred.learning_rate,
-        "at_base_optimum": found.transferred.at_optimum,
-    }
-
-
-def _ladder(found: Findings, results: Mapping[str, RunResult]) -> Json:
-    if found.table is None or found.fit is None:
-        return None
-    from scaling_fits.law import CannotTellError
-    from scaling_fits.uncertainty import predict
-
-    rungs: list[Json] = []
-    for spec in found.ladder:
-        params = count_params(spec.shape).total
-        try:
-            expected = predict(found.fit, params, spec.num_tokens).loss_nats
-        except CannotTellError:
-            expected = None
-        rungs.append(
-            {
-                "width": spec.shape.width,
-                "params": params,
-                "tokens": spec.num_tokens,
-                "flops": 6.0 * params * spec.num_tokens,
-                "loss_nats": results[spec.id].loss_nats,
-                "fitted_nats": expected,
-            }
-        )
-    return {"rungs": rungs}
-
-
-NUM_FRONTIER_POINTS = 24
-
-
-def _frontier(study: Study, found: Findings) -> Json:
-    """Best loss against compute, from the smallest rung to the budget, each for one new run of the optimal size."""
-    if found.table is None or found.fit is None or found.choice is None:
-        return None
-    from scaling_fits.allocate import allocate
-
-    low, high = math.log(min(found.fit.span.six_nd)), math.log(study.plan.target.budget_flops)
-    points: list[Json] = []
-    for i in range(NUM_FRONTIER_POINTS):
-        at = allocate(found.fit, math.exp(low + (high - low) * i / (NUM_FRONTIER_POINTS - 1)))
-        points.append(
-            {"flops": at.flops, "params": at.params, "loss_nats": at.loss_nats, "interval": canon.to_json(at.interval)}
-        )
-    return points
-
-
-def _fit(found: Findings) -> Json:
-    if found.fit is None:
-        return None
-    from scaling_fits.summary import fit_summary
-
-    return fit_summary(found.fit)
-
-
-def _choice(study: Study, found: Findings) -> Json:
-    if found.choice is None:
-        return None
-    from scaling_fits.summary import allocation_summary, prediction_summary
-
-    choice = found.choice
-    params = count_params(choice.shape)
-    return {
-        "budget_flops": study.plan.target.budget_flops,
-        "allocation": allocation_summary(choice.allocation, study.plan.proxy.batch_tokens),
-        "shape": canon.to_json(choice.shape),
-        "params": params.total,
-        "params_non_embedding": params.non_embedding,
-        "num_steps": choice.num_steps,
-        "tokens": choice.num_tokens,
-        "flops_causal": float(flops_per_token(choice.shape)) * choice.num_tokens,
-        "prediction": prediction_summary(choice.prediction),
-    }
-
-
-def main_run(study: Study, digest: str) -> Json:
-    """What the embedded trainer logged so far, if it was launched into its usual place."""
-    from launcher import metrics
-
-    folder = study.study_dir / "frozen" / digest / "run"
-    lines = [line for line in metrics.read(folder) if "train_loss_nats" in line] if folder.is_dir() else []
-    if not lines:
-        return None
-    ending = metrics.read_ending(folder)
-    return {
-        "steps": [line["step"] for line in lines],
-        "train_loss_nats": [line["train_loss_nats"] for line in lines],
-        "validation_loss_nats": None if ending is None else ending.validation_loss_nats,
-        "event": None if ending is None else ending.event,
-    }
-
-
-def _spend(study: Study, ledger: Ledger) -> dict[str, Json]:
-    """What the runs cost, beside what the main run will."""
-    results = list(ledger.results().values())
-    flops = sum(result.flops for result in results)
-    by_status: dict[str, int] = {}
-    for result in results:
-        by_status[result.status] = by_status.get(result.status, 0) + 1
-    return {
-        "num_runs": len(results),
-        "by_status": canon.to_json(by_status),
-        "flops_causal": flops,
-        "worker_seconds": sum(result.seconds for result in results),
-        "share_of_target": flops / study.plan.target.budget_flops,
-    }

@@ -47,11 +47,6 @@ class _Slot:
     grad_norms: list[float] = field(default_factory=list)
 
 
-def bank_key(spec: RunSpec) -> str:
-    """What runs must agree on to share a bank."""
-    return canon.content_id([spec.shape, spec.batch_tokens, spec.data_id, spec.numerics])
-
-
 def environment() -> dict[str, str]:
     """What arithmetic depends on besides the spec."""
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -52,8 +51,8 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve) -> Path:
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
-            _sync(study_dir)
-        _write_durably(path, buffer.getvalue().to_pybytes())
+            canon.sync_folder(study_dir)
+        canon.write_atomic(path, buffer.getvalue().to_pybytes())
     except OSError as error:
         raise DiskFull(f"{path}: {error.strerror}: free some space and resume; what is recorded stands") from error
     return path
@@ -85,26 +84,3 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
 def has_curves(study_dir: Path) -> bool:
     """Whether any run has left a curve here."""
     return any((study_dir / CURVES_DIR).glob("*.parquet"))
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    """Write beside, sync, rename into place, sync the folder."""
-    beside = path.with_suffix(".tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,8 +13,8 @@ from proxies import canon
 from proxies.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.decide import Gate
     from launcher.frozen import Decision
+    from launcher.gates import Gate
 
 TRAINERS = ("native", "torchtitan")
 GATES = ("coordinates", "transfer", "fit", "data")
@@ -38,9 +38,10 @@ class CannotTellError(ValueError):
 def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
     from launcher.attestations import attest
-    from launcher.evidence import accepted, decision_of, gather, report_body
+    from launcher.evidence import decision_of, gather
     from launcher.frozen import write_launch
     from launcher.report import write_report
+    from launcher.report_body import accepted, report_body
     from launcher.stages import open_ledger, recorded_study
     from sweeps.ledger import Ledger
 
@@ -233,13 +234,9 @@ def _parity(run_dir: Path) -> Json:
 @json_option
 def report(study_dir: Path, as_json: bool) -> None:
     """Write report.html and report.json of STUDY, as far as it has come; works while a driver runs."""
-    from launcher.evidence import gather, report_body
     from launcher.report import write_report
-    from launcher.stages import recorded_study
-    from sweeps.ledger import Ledger
+    from launcher.report_body import recorded_body
 
-    ledger = Ledger.read(study_dir)
-    study = recorded_study(study_dir)
-    body = report_body(study, ledger, gather(study, ledger))
+    body = recorded_body(study_dir)
     write_report(study_dir, body)
     answer(as_json, body, f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}")

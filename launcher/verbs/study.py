@@ -30,7 +30,7 @@ def _with_runner(
 @plan_verb
 def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Coordinate check of PLAN: do updates keep their size as width grows? Exit 3 if not, 4 if it cannot tell."""
-    from launcher.decide import coordinate_gate
+    from launcher.gates import coordinate_gate
 
     outcome = ""
 
@@ -53,7 +53,8 @@ def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
     """Search learning rate, warmup and clip at PLAN's base width."""
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.evidence import gather, report_body
+        from launcher.evidence import gather
+        from launcher.report_body import report_body
 
         runner.sweep()
         body = report_body(runner.study, runner.ledger, gather(runner.study, runner.ledger))["search"]
@@ -95,7 +96,8 @@ def transfer(
 
     def work(runner: Runner) -> tuple[Json, str]:
         nonlocal outcome
-        from launcher.evidence import gather, report_body
+        from launcher.evidence import gather
+        from launcher.report_body import report_body
 
         runner.transfer()
         body = report_body(runner.study, runner.ledger, gather(runner.study, runner.ledger))["transfer"]
@@ -133,7 +135,8 @@ def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json
     """The scaling ladder of PLAN at the transferred hyperparameters, and its fit."""
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.evidence import gather, report_body
+        from launcher.evidence import gather
+        from launcher.report_body import report_body
 
         runner.ladder()
         body = report_body(runner.study, runner.ledger, gather(runner.study, runner.ledger))
@@ -150,8 +153,9 @@ def run(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: b
     """All stages of PLAN in order, up to the report. Resumes; finished work is never repeated."""
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.evidence import gather, report_body
+        from launcher.evidence import gather
         from launcher.report import write_report
+        from launcher.report_body import report_body
 
         runner.check()
         runner.ladder()
@@ -168,13 +172,9 @@ def run(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: b
 @json_option
 def status(study_dir: Path, as_json: bool) -> None:
     """What STUDY has done and found so far; works while a driver runs."""
-    from launcher.evidence import gather, report_body
-    from launcher.stages import recorded_study
-    from sweeps.ledger import Ledger
+    from launcher.report_body import recorded_body
 
-    ledger = Ledger.read(study_dir)
-    study = recorded_study(study_dir)
-    body = report_body(study, ledger, gather(study, ledger))
+    body = recorded_body(study_dir)
     answer(as_json, body, study_text(body))
 
 

@@ -6,7 +6,8 @@ import json
 import pytest
 from tiny_study import ask, replay
 
-from launcher.evidence import accepted, decision_of, gather, main_run, report_body
+from launcher.evidence import decision_of, gather
+from launcher.report_body import accepted, main_run, report_body
 from launcher.stages import recorded_study
 from proxies import canon
 from scaling_fits.law import CannotTellError

@@ -6,10 +6,10 @@ import shutil
 import pytest
 from tiny_study import ask, forerun
 
-from launcher import decide
-from launcher.decide import Gate
+from launcher import evidence
 from launcher.exporters import native
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport
+from launcher.gates import Gate
 
 OUTCOMES = {"coordinates": "failed", "transfer": "cannot_tell", "fit": "passed", "data": "passed"}
 ACCEPTED = ("--accept", "coordinates", "--accept", "transfer", "--reason", "planted")
@@ -17,7 +17,7 @@ ACCEPTED = ("--accept", "coordinates", "--accept", "transfer", "--reason", "plan
 
 def set_gates(monkeypatch, outcomes):
     gates = tuple(Gate(name=name, outcome=outcome, reason=f"{name} says") for name, outcome in outcomes.items())
-    monkeypatch.setattr(decide, "gates", lambda *_: gates)
+    monkeypatch.setattr(evidence, "gates", lambda *_: gates)
 
 
 @pytest.fixture

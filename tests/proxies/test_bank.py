@@ -6,7 +6,7 @@ import torch
 from proxy_cases import TINY, run_spec
 
 from proxies import canon
-from proxies.bank import Bank, bank_key
+from proxies.bank import Bank
 from proxies.flops import flops_per_token
 from proxies.model import token_loss
 from proxies.optimizer import BankAdamW
@@ -249,10 +249,8 @@ def test_a_slot_that_is_taken_and_runs_of_another_bank_are_refused(subject, stor
         dataclasses.replace(subject, numerics=Numerics(num_slots=5)),
     ]
     for other in others:
-        assert bank_key(other) != bank_key(subject)
         with pytest.raises(ValueError, match="belongs to another bank"):
             bank.admit(1, other)
-    assert bank_key(dataclasses.replace(subject, seed=5, parametrization="sp", base_shape=WIDE)) == bank_key(subject)
     assert bank.free_slots == [1, 2, 3]
 
 
