@@ -20,6 +20,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from proxies.bank import Bank
+from proxies.model import linear
 from proxies.spec import RunSpec
 from proxies.tokens import TokenStore
 
@@ -30,6 +31,7 @@ MISTAKE = 0.5
 TOLERANCE = 0.25
 """A slope surely beyond this is a mistake; a layer passes once its interval is surely inside `MISTAKE`."""
 PROBE_SEQUENCES = 8
+READOUT = "lm_head"
 _CAUSES = {
     ("blows_up", "readout"): "the readout's output multiplier does not shrink with width",
     ("blows_up", "hidden"): "hidden matrices' learning rate does not shrink with width",
@@ -141,24 +143,28 @@ def _changes(runs: Sequence[RunSpec], store: TokenStore) -> dict[str, NDArray[np
         bank.admit(slot, run)
     batch_BT = store.validation_batch(num_sequences=PROBE_SEQUENCES, seq_len=spec.shape.seq_len)
     ids_KBT = torch.from_numpy(batch_BT[:, :-1]).expand(spec.numerics.num_slots, -1, -1)
-    before = _outputs(bank, ids_KBT)
+    before, readout_KVD = _outputs(bank, ids_KBT)[0], bank.model.lm_head.weight.detach().clone()
     # One step short of the end: a finished run would be evicted.
     if bank.advance(spec.schedule.num_steps - 1):
         return None
-    after = _outputs(bank, ids_KBT)
-    return {
-        layer: (after[layer] - before[layer]).abs().mean(dim=(1, 2))[: len(runs)].double().numpy() for layer in before
-    }
+    after, normed_KND = _outputs(bank, ids_KBT)
+    changes = {layer: after[layer] - before[layer] for layer in before}
+    # The readout's random start turns a change of its input into one that fades with the root of the width in every
+    # right parametrization, so its own update alone is judged.
+    changes[READOUT] = linear(normed_KND, bank.model.lm_head.weight.detach() - readout_KVD)
+    return {layer: change.abs().mean(dim=(1, 2))[: len(runs)].double().numpy() for layer, change in changes.items()}
 
 
 @torch.no_grad()
-def _outputs(bank: Bank, ids_KBT: Tensor) -> dict[str, Tensor]:
-    """Every layer's output on the probe batch, [K, N, width of the layer]."""
+def _outputs(bank: Bank, ids_KBT: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Every layer's output on the probe batch, [K, N, width of the layer], and the readout's input, [K, N, D]."""
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
             found[name] = output
+            if name == READOUT:
+                found["input"] = inputs[0]
 
         return hook
 
@@ -169,11 +175,11 @@ def _outputs(bank: Bank, ids_KBT: Tensor) -> dict[str, Tensor]:
     finally:
         for handle in handles:
             handle.remove()
-    return {name: found[name] for name in watched}
+    return {name: found[name] for name in watched}, found["input"]
 
 
 def _watched(name: str) -> bool:
-    return name in ("tok_embeddings", "norm", "lm_head") or name.endswith((".attention", ".feed_forward"))
+    return name in ("tok_embeddings", "norm", READOUT) or name.endswith((".attention", ".feed_forward"))
 
 
 def _judge(layer: str, widths: Sequence[int], change_WK: NDArray[np.float64], level: float) -> LayerVerdict:
@@ -193,7 +199,7 @@ def _judge(layer: str, widths: Sequence[int], change_WK: NDArray[np.float64], le
         outcome = "vanishes"
     elif abs(slope) + half < MISTAKE:
         outcome = "passes"
-    kind = {"tok_embeddings": "embedding", "lm_head": "readout"}.get(layer, "hidden")
+    kind = {"tok_embeddings": "embedding", READOUT: "readout"}.get(layer, "hidden")
     return LayerVerdict(
         layer=layer,
         change=tuple(float(x) for x in 2 ** logs_WK.mean(axis=1)),

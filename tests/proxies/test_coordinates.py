@@ -54,6 +54,14 @@ def test_mup_passes(store):
     assert canon.decode(CoordinateCheck, canon.parse(canon.canonical(found))) == found
 
 
+@pytest.mark.parametrize(("learning_rate", "num_steps"), [(0.002, 3), (0.005, 5), (0.01, 5)])
+def test_a_short_or_slow_check_is_no_false_alarm(store, learning_rate, num_steps):
+    """The whole change of the logits would be found to vanish here (slope -0.3): the random readout's part fades."""
+    found = check(store, learning_rate=learning_rate, num_steps=num_steps, widths=(16, 64, 256))
+    assert flagged(found) == {}
+    assert abs(next(layer.slope for layer in found.layers if layer.layer == "lm_head")) < 0.2
+
+
 def test_the_standard_parametrization_blows_up(store):
     found = check(store, parametrization="sp")
     assert found.outcome == "blows_up"
