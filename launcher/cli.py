@@ -28,7 +28,11 @@ _EXIT_CODES = {
     "StaleDriver": EXIT_HELD,
     "InterruptedStudyError": EXIT_INTERRUPTED,
     "PoolDead": EXIT_INTERRUPTED,
+    "CorruptCorpusError": EXIT_CORRUPT,
+    "SourceStuck": EXIT_BUG,
+    "DuplicateRecord": EXIT_BUG,
 }
+_OUR_BUGS = {"SourceStuck", "DuplicateRecord"}
 
 # In the order of the story; the module is loaded when its verb is called, or its help asked for.
 _VERBS = {
@@ -119,7 +123,7 @@ def message_of(error: BaseException) -> str:
         return error.format_message()
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    if _is_ours(error):
+    if _is_ours(error) and type(error).__name__ not in _OUR_BUGS:
         return str(error)
     return (
         f"{type(error).__name__}: {error}\nThis is a bug in forerun, not in what you typed; nothing recorded is lost. "
@@ -149,6 +153,9 @@ def main(args: list[str] | None = None) -> NoReturn:
 def _complain(error: BaseException, *, as_json: bool) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_BUG
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return EXIT_INPUT
     code, message = exit_code_of(error), message_of(error)
     if os.environ.get("FORERUN_TRACEBACK") == "1":
         traceback.print_exception(error, file=sys.stderr)

@@ -91,7 +91,7 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
     best = searched(study, ledger).best
     results = ledger.results()
     arm = study.arm(best, results, control=False)
-    control = study.arm(best, results, control=True) if study.plan.transfer.control_widths else None
+    control = study.arm(best, results, control=True) if study.has_control else None
     if not arm.done(results) or (control is not None and not control.done(results)):
         raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
     log2_lr = study.judge(arm, None, results, study.target_width_guess).transferred_log2_lr

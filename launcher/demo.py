@@ -67,9 +67,7 @@ def _freeze(study: Path) -> str:
     """Freeze, and give the digest; a gate that is not passed is accepted for show, with the reason recorded."""
     command = ("freeze", str(study), "--json")
     code, out = _call(*command)
-    if code in (3, 4):
-        answer = canon.parse(out)
-        assert isinstance(answer, dict)
+    if code in (3, 4) and _closed_gates(study):
         accepts = [part for gate in _closed_gates(study) for part in ("--accept", gate)]
         say("the gates hold this config back, as they should; the demo accepts that, on the record, to go on")
         code, out = _call(*command, *accepts, "--reason", ACCEPT_REASON)

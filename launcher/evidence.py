@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,10 +70,10 @@ def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, f
     except CannotTellError:
         return found
     verdict = decide.verdict_at(study, ledger, moved, choice.shape.width)
-    return Findings(
-        coordinates=found.coordinates, searched=found.searched, transferred=moved, ladder=found.ladder,
-        table=found.table, fit=fit, choice=choice, verdict=verdict, gates=gates(study, mine, verdict, fit, choice),
-    )  # fmt: skip
+    outcomes = [ledger.results()[spec.id] for spec in found.ladder]
+    lost = [outcome for outcome in outcomes if outcome.loss_nats is None]
+    closed = gates(study, mine, verdict, fit, choice, lost)
+    return dataclasses.replace(found, transferred=moved, fit=fit, choice=choice, verdict=verdict, gates=closed)
 
 
 def decision_of(study: Study, found: Findings) -> Decision:

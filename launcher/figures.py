@@ -1,7 +1,6 @@
 """The report's figures, each a pure function from the report's body to one SVG. The only door to matplotlib.
 
-One panel each, so that panels stand side by side on a wide page and below each other on a narrow one; panels that are
-to be compared (muP and its control) share their axes. The same body gives the same bytes.
+One panel each, side by side or stacked; panels to be compared share their axes. The same body gives the same bytes.
 """
 
 from __future__ import annotations
@@ -275,6 +274,9 @@ def scaling(body: Body) -> str:
             axes.errorbar([math.log10(predicted["flops"])], [at], yerr=[[at - low_end], [high_end - at]], fmt="*",
                           markersize=12, color=KINDS[1], elinewidth=1.8, capsize=5, label="main run")  # fmt: skip
         _flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
+        seen = [r["loss_nats"] for r in rungs] + ([predicted["loss"]] if predicted else []) or [0.0]
+        room = max(seen) - min(seen) + 0.5  # a band that explodes must not flatten what was measured
+        axes.set_ylim(max(axes.get_ylim()[0], min(seen) - room, 0), min(axes.get_ylim()[1], max(seen) + room))
 
     return _draw("scaling", "Loss against training compute", ("training compute, 6ND (FLOPs)",
                  "validation loss (nats per token)"), paint)  # fmt: skip

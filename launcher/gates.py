@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from launcher.study import Study
 from proxies import canon
+from proxies.spec import RunResult
 
 if TYPE_CHECKING:
     from launcher.decide import Choice
+    from scaling_fits.hindcast import Backtest
     from scaling_fits.uncertainty import FittedRuns
     from transfer.verdict import Verdict
 
 FARTHEST_REACH = 100.0
 """Times the largest rung's FLOPs: published ladders were back-tested to 30 and 100 times, with errors of 4 to 6 %."""
+
+LARGEST_ERROR = 0.05
+"""Of a held-out rung's loss: twice the median that public ladders show at 10 times the compute."""
+
+SHAPE_EXCESS = 0.01
+"""Of the predicted loss, for rounding the size to a shape."""
+
+WIDEST_HALF = 0.25
+"""Half the predicted loss's interval over the loss: a wider one predicts nothing."""
 
 GateOutcome = Literal["passed", "failed", "cannot_tell"]
 
@@ -29,13 +42,29 @@ class Gate:
 
 
 def gates(
-    study: Study, coordinates: canon.Json | None, verdict: Verdict, fit: FittedRuns, choice: Choice
+    study: Study,
+    coordinates: canon.Json | None,
+    verdict: Verdict,
+    fit: FittedRuns,
+    choice: Choice,
+    lost_rungs: Sequence[RunResult] = (),
 ) -> tuple[Gate, ...]:
-    """Every condition of freezing, with what was found; `coordinates` is None where the check has not run."""
+    """Every condition of freezing, with what was found.
+
+    Args:
+        study: what was asked.
+        coordinates: the check's record, None where it has not run.
+        verdict: at the chosen width.
+        fit: of the ladder.
+        choice: what would be launched.
+        lost_rungs: outcomes of the ladder without a loss.
+    """
+    moved = transfer_gate(verdict)
+    steps = f"measured at {study.plan.proxy.num_steps} steps, launched for {choice.num_steps}: duration is not tested"
     return (
         coordinate_gate(coordinates),
-        transfer_gate(verdict),
-        _fit_gate(fit, choice),
+        dataclasses.replace(moved, reason=f"{moved.reason}; {steps}"),
+        _fit_gate(fit, choice, lost_rungs),
         _data_gate(study, choice),
     )
 
@@ -69,25 +98,51 @@ def transfer_gate(verdict: Verdict) -> Gate:
     return Gate(name="transfer", outcome=outcomes[verdict.outcome], reason="; ".join(verdict.reasons))
 
 
-def _fit_gate(fit: FittedRuns, choice: Choice) -> Gate:
-    """The fit's: the largest rung, held out, was predicted, and the target is not out of reach.
-
-    A law at the bound of its search (an irreducible loss of zero, say) may still predict: the back-test says.
-    """
-    backtest, reach = fit.backtest, choice.prediction.extrapolation
-    if fit.status not in ("converged", "at_bound"):
+def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) -> Gate:
+    """The fit's: every rung trained, the largest, held out, were predicted, and the target is within reach."""
+    if lost_rungs:
+        diverged = any(rung.status == "diverged" for rung in lost_rungs)
+        told = "; ".join(f"a rung {rung.status}: {rung.reason}" for rung in lost_rungs)
+        return Gate(name="fit", outcome="failed" if diverged else "cannot_tell", reason=told)
+    if fit.status != "converged":
         return Gate(name="fit", outcome="cannot_tell", reason=f"{fit.status}: {'; '.join(fit.warnings)}")
-    if backtest is None:
+    if fit.backtest is None:
         return Gate(name="fit", outcome="cannot_tell", reason="too few rungs to hold the largest one out")
-    said = [f"held-out largest rung predicted with {backtest.largest_error:.2%} error at most"]
-    covered = backtest.num_covered == len(backtest.runs)
-    said.append(f"{'inside' if covered else 'outside'} its {fit.level:.0%} interval")
-    said.append(f"target at {reach:.3g} times the largest rung's FLOPs")
-    outcome: GateOutcome = "passed" if covered else "failed"
-    if covered and reach > FARTHEST_REACH:
-        outcome = "cannot_tell"
-        said.append(f"beyond {FARTHEST_REACH:g} times no back-test speaks: add larger rungs")
-    return Gate(name="fit", outcome=outcome, reason=", ".join([*said, *fit.warnings]))
+    said, wrong = _backtested(fit.backtest, fit.level)
+    doubts = _reach_doubts(choice)
+    outcome: GateOutcome = "failed" if wrong else "cannot_tell" if doubts else "passed"
+    return Gate(name="fit", outcome=outcome, reason=", ".join([*said, *doubts, *fit.warnings]))
+
+
+def _backtested(backtest: Backtest, level: float) -> tuple[list[str], bool]:
+    """What the held-out rungs say, and whether it is against the fit: too far off, or too few inside."""
+    from scipy import stats
+
+    num_runs, covered = len(backtest.runs), backtest.num_covered or 0
+    # As few as chance would allow once in twenty times, if the intervals were right.
+    least = max(1, int(stats.binom.ppf(0.05, num_runs, level)))
+    said = [
+        f"largest rungs held out ({num_runs}) predicted with {backtest.largest_error:.2%} error at most",
+        f"{covered} of {num_runs} inside the {level:.0%} interval",
+    ]
+    return said, covered < least or backtest.largest_error > LARGEST_ERROR
+
+
+def _reach_doubts(choice: Choice) -> list[str]:
+    """Why the prediction at the target may say little."""
+    prediction = choice.prediction
+    doubts = list(choice.allocation.warnings)
+    excess = prediction.loss_nats / choice.allocation.loss_nats - 1
+    if excess > SHAPE_EXCESS:
+        doubts.append(f"the nearest width allowed costs {excess:.1%} over the best size: lower target.width_multiple")
+    if prediction.extrapolation > FARTHEST_REACH:
+        reach = f"target at {prediction.extrapolation:.3g} times the largest rung's FLOPs"
+        doubts.append(f"{reach}: beyond {FARTHEST_REACH:g} no back-test speaks, add larger rungs")
+    if prediction.low is not None and prediction.high is not None:
+        half = (prediction.high - prediction.low) / 2 / prediction.loss_nats
+        if half > WIDEST_HALF:
+            doubts.append(f"the predicted loss is known to {half:.0%} only: add rungs")
+    return doubts
 
 
 def _data_gate(study: Study, choice: Choice) -> Gate:

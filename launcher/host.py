@@ -64,5 +64,5 @@ class BankHost:
         from proxies.bank import Bank
         from proxies.tokens import TokenStore
 
-        self._store = self._store or TokenStore(self._corpus)
+        self._store = self._store or TokenStore(self._corpus, trusted=True)
         self._bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, self._store)

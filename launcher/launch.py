@@ -21,6 +21,7 @@ from typing import Literal
 
 from launcher import metrics
 from launcher.frozen import LAUNCH_FILE, Decision, read_launch
+from sweeps.lock import DriverLock
 
 LOG_FILE = "torchrun.log"
 POLL_SECONDS = 0.1
@@ -78,10 +79,16 @@ def launch(
     Raises:
         FrozenError: the config cannot be read, or was tampered with.
         OSError: `out_dir` cannot be written.
+        StudyHeld: another supervisor is at work in `out_dir`.
     """
     decision = read_launch(frozen)
     command = _command(sys.executable, frozen, decision, data_dir, out_dir, stop_after)
     out_dir.mkdir(parents=True, exist_ok=True)
+    with DriverLock(out_dir):
+        return _supervise(command, decision, out_dir, max_restarts)
+
+
+def _supervise(command: list[str], decision: Decision, out_dir: Path, max_restarts: int) -> LaunchOutcome:
     for attempt in range(max_restarts + 1):
         ending = _attempt(command, decision, out_dir)
         if ending is not None:

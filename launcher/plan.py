@@ -59,9 +59,6 @@ class ProxySection(_Section):
     beta2: Fraction = Field(0.95, description="AdamW's.")
     eps: Positive = Field(1e-8, description="AdamW's.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Arithmetic of the proxies.")
-    matmul_precision: Literal["highest", "high", "medium"] = Field(
-        "highest", description="torch.set_float32_matmul_precision; medium uses bf16 units where there are some."
-    )
     num_slots: Count = Field(4, description="Trials a bank trains side by side; part of every run's identity.")
 
 
@@ -88,7 +85,7 @@ class TransferSection(_Section):
     )
     num_seeds: Count = Field(3, description="Seeds per rate.")
     max_extensions: Annotated[int, Field(ge=0)] = Field(
-        2, description="How often the rates may grow by an octave where an optimum lies at their edge."
+        2, description="How often runs that the verdict asks for are added: rates beyond an edge, seeds, widths."
     )
     control_widths: tuple[Count, ...] = Field((64,), description="Widths of the control arm, in standard form.")
     control_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
@@ -197,14 +194,17 @@ class Plan(_Section):
         """How every proxy computes: one thread a worker, so that the number of workers changes nothing."""
         return Numerics(
             dtype=self.proxy.dtype,
-            matmul_precision=self.proxy.matmul_precision,
             num_slots=self.proxy.num_slots,
             num_threads=1,
         )
 
     def question(self) -> dict[str, canon.Json]:
-        """What may not change on resume: all of the plan but where and on how many workers it runs."""
-        plain: dict[str, canon.Json] = json.loads(self.model_dump_json(exclude={"cluster": True, "data": True}))
+        """What may not change on resume: all that decides what finished runs mean, or which are asked for first."""
+        plain: dict[str, canon.Json] = json.loads(
+            self.model_dump_json(
+                exclude={"cluster": True, "data": True, "launch": True, "transfer": {"max_extensions"}}
+            )
+        )
         return plain
 
 

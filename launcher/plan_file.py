@@ -15,6 +15,8 @@ from pydantic import BaseModel
 from launcher.plan import Plan
 from proxies.checks import SpecError
 
+MIN_RUNGS = 6
+
 
 class PlanError(ValueError):
     """A plan with problems: `problems` lists every one."""
@@ -167,6 +169,14 @@ def _cross_checks(plan: Plan) -> list[str]:
     sequences = plan.proxy.batch_tokens // plan.model.seq_len
     if sequences % ranks:
         problems.append(f"launch: {ranks} ranks do not divide the {sequences} sequences of a batch")
+    num_rungs = len(plan.ladder.widths) * len(plan.ladder.num_steps)
+    if len(plan.ladder.widths) < 2 or len(plan.ladder.num_steps) < 2 or num_rungs < MIN_RUNGS:
+        problems.append(
+            f"ladder: {len(plan.ladder.widths)} widths, {len(plan.ladder.num_steps)} durations, {num_rungs} rungs: "
+            f"a law has five parameters, so at least 2 of each and {MIN_RUNGS} rungs are wanted"
+        )
+    if list(plan.transfer.check_widths) != sorted(plan.transfer.check_widths):
+        problems.append(f"transfer.check_widths = {list(plan.transfer.check_widths)}: increasing widths are wanted")
     if plan.transfer.check_num_seeds > plan.proxy.num_slots:
         problems.append(
             f"transfer.check_num_seeds = {plan.transfer.check_num_seeds}: at most proxy.num_slots = "

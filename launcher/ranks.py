@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from launcher.checkpoints import CheckpointError, CorruptError
 from launcher.frozen import FrozenError, TamperedError
-from proxies.tokens import DataError
+from proxies.documents import DataError
 
 _Value = TypeVar("_Value")
 

@@ -17,7 +17,7 @@ def write_report(study_dir: Path, body: dict[str, canon.Json]) -> None:
 
     Args:
         study_dir: the study's folder.
-        body: what `launcher.evidence.report_body` gives; parts that have not run are null, and the page says so.
+        body: what `launcher.report_body.report_body` gives; parts that have not run are null, and the page says so.
     """
     written = canon.pretty(body)
     canon.write_atomic(study_dir / "report.json", written)

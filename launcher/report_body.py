@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher import decide
+from launcher.decide import Choice
 from launcher.evidence import Findings, decision_of, gather
+from launcher.gates import Gate
 from launcher.study import Study, recorded_points
 from proxies import canon
 from proxies.canon import Json
@@ -52,11 +54,11 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         "frontier": _frontier(study, found),
         "choice": _choice(study, found),
         "gates": canon.to_json(found.gates),
-        "accepted": accepted(ledger),
+        "accepted": accepted(ledger, found.gates),
         "decision": None if decision is None else canon.to_json(decision),
         "digest": None if decision is None else decision.digest,
         "main_run": None if decision is None else main_run(study, decision.digest),
-        "spend": _spend(study, ledger),
+        "spend": _spend(study, ledger, found.choice),
         "ledger_head": ledger.head_hash,
     }
 
@@ -70,7 +72,7 @@ def progress(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
     if found.searched is not None:
         best = found.searched.best
         arms = [study.arm(best, results, control=False)]
-        arms += [study.arm(best, results, control=True)] if study.plan.transfer.control_widths else []
+        arms += [study.arm(best, results, control=True)] if study.has_control else []
         ids = {spec.id for arm in arms for spec, _ in arm.specs}
         stages["transfer"] = [len(ids & results.keys()), len(ids)]
     if found.transferred is not None:
@@ -79,12 +81,15 @@ def progress(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
     return stages
 
 
-def accepted(ledger: Ledger) -> dict[str, Json]:
-    """Gates accepted by someone, with the reason given; the latest counts."""
+def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
+    """Closed gates that someone accepted, with the reason given: an acceptance is of what the gate found then."""
     given: dict[str, Json] = {}
     for record in ledger.records("accepted"):
         assert isinstance(record.body, dict)
-        given[str(record.body["gate"])] = record.body["reason"]
+        what = (record.body["gate"], record.body["outcome"], record.body["found"])
+        for gate in gates:
+            if what == (gate.name, gate.outcome, gate.reason):
+                given[gate.name] = record.body["reason"]
     return given
 
 
@@ -194,7 +199,7 @@ def _choice(study: Study, found: Findings) -> Json:
         "params_non_embedding": params.non_embedding,
         "num_steps": choice.num_steps,
         "tokens": choice.num_tokens,
-        "flops_causal": float(flops_per_token(choice.shape)) * choice.num_tokens,
+        "flops_causal": _causal_flops(choice),
         "prediction": prediction_summary(choice.prediction),
     }
 
@@ -216,8 +221,8 @@ def main_run(study: Study, digest: str) -> Json:
     }
 
 
-def _spend(study: Study, ledger: Ledger) -> dict[str, Json]:
-    """What the runs cost, beside what the main run will."""
+def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
+    """What the runs cost, beside what the main run will; the coordinate check and lost attempts are not counted."""
     results = list(ledger.results().values())
     flops = sum(result.flops for result in results)
     by_status: dict[str, int] = {}
@@ -228,5 +233,9 @@ def _spend(study: Study, ledger: Ledger) -> dict[str, Json]:
         "by_status": canon.to_json(by_status),
         "flops_causal": flops,
         "worker_seconds": sum(result.seconds for result in results),
-        "share_of_target": flops / study.plan.target.budget_flops,
+        "share_of_target": flops / (study.plan.target.budget_flops if choice is None else _causal_flops(choice)),
     }
+
+
+def _causal_flops(choice: Choice) -> float:
+    return float(flops_per_token(choice.shape)) * choice.num_tokens

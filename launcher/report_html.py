@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 Body = Mapping[str, Any]
-"""What `launcher.evidence.report_body` gives."""
+"""What `launcher.report_body.report_body` gives."""
 
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 
@@ -35,6 +35,7 @@ def number(value: float | None, spec: str = ".4g") -> str:
     """A number by its format spec, with a true minus sign and ten's powers written out; None is a dash."""
     if value is None:
         return "–"
+    spec = ".4g" if abs(value) >= 1e6 and spec.endswith("f") else spec
     shown = format(value, f"+z{spec[1:]}" if spec[0] == "+" else f"z{spec}")  # z: what rounds to nothing has no sign
     if "e" not in shown:
         return _signed(shown)

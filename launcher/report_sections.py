@@ -89,7 +89,7 @@ def drift(body: Body) -> str:
     ]
     facts = show.facts([
         ("Margin", f"{show.number(verdict['margin_nats'])} nats may be lost"),
-        ("Noise", f"{show.number(verdict['noise_nats'], '.4f')} nats between seeds"),
+        ("Noise", f"{show.number(verdict['noise_nats'], '.4f')} nats, of one run about its valley"),
         ("Twice off", (f"a rate off by a factor of two costs {show.number(verdict['cost_of_2x_off_nats'], '.4f')} nats "
                       f"{show.interval(verdict['cost_of_2x_off_interval'], '.4f')}")),
     ])  # fmt: skip

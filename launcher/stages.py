@@ -171,7 +171,9 @@ class Runner:
         names: tuple[Parametrization, ...] = (self.study.plan.proxy.parametrization, "sp")
         for name in dict.fromkeys(names):
             if self.ledger.find("coordinates", name) is None:
-                self.ledger.append("coordinates", name, self._check_one(name))
+                found = self._check_one(name)
+                self.ledger.append("coordinates", name, found)
+                say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}")
         return {record.key: record.body for record in self.ledger.records("coordinates")}
 
     def _check_one(self, parametrization: Parametrization) -> CoordinateCheck:
@@ -219,7 +221,7 @@ class Runner:
         while True:
             results = self.ledger.results()
             arms = [self.study.arm(best, results, control=False)]
-            if self.study.plan.transfer.control_widths:
+            if self.study.has_control:
                 arms.append(self.study.arm(best, results, control=True))
             specs = {spec.id: spec for arm in arms for spec, _ in arm.specs if spec.id not in results}
             if not specs:

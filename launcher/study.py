@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from transfer.verdict import Verdict
 
 PLAN_FILE = "plan.toml"
+SEMANTICS = 1
+"""What a spec's numbers mean: model, initial values, data order, validation windows. A version that trains another
+model from the same spec raises it, so that no study mixes the two.
+"""
 SEARCH_STAGE = "search"
 
 
@@ -58,8 +62,8 @@ class Study:
 
     @property
     def question(self) -> dict[str, canon.Json]:
-        """Record 0 of the ledger: the plan without machine matters, and the data."""
-        return {**self.plan.question(), "data_id": self.manifest.data_id}
+        """Record 0 of the ledger: the plan without machine matters, the data, and what a run means."""
+        return {**self.plan.question(), "data_id": self.manifest.data_id, "semantics": SEMANTICS}
 
     def shape(self, width: int) -> Shape:
         """The shape at a width, with the corpus's vocabulary."""
@@ -77,6 +81,11 @@ class Study:
         return SearchSpace(
             learning_rate=search.learning_rate, warmup_fraction=search.warmup_fraction, clip_norm=search.clip_norm
         )
+
+    @property
+    def has_control(self) -> bool:
+        """Whether a control arm runs: a study in standard form is its own."""
+        return self.plan.proxy.parametrization != "sp" and bool(self.plan.transfer.control_widths)
 
     @property
     def target_width_guess(self) -> int:

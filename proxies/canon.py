@@ -6,6 +6,7 @@ white space, floats are written in Python's shortest round-trip form, and `1` an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -49,16 +50,17 @@ def pretty(value: object) -> bytes:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that it is there wholly or not at all, also after a power cut."""
-    beside = path.with_name(path.name + ".part")
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same report
     try:
         with beside.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
     sync_folder(path.parent)
 
 

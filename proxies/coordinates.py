@@ -141,7 +141,8 @@ def _changes(runs: Sequence[RunSpec], store: TokenStore) -> dict[str, NDArray[np
     bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, diverged_above_nats=math.inf)
     for slot, run in enumerate(runs):
         bank.admit(slot, run)
-    batch_BT = store.validation_batch(num_sequences=PROBE_SEQUENCES, seq_len=spec.shape.seq_len)
+    num_sequences = min(PROBE_SEQUENCES, store.num_windows("validation", spec.shape.seq_len))
+    batch_BT = store.validation_batch(num_sequences=num_sequences, seq_len=spec.shape.seq_len)
     ids_KBT = torch.from_numpy(batch_BT[:, :-1]).expand(spec.numerics.num_slots, -1, -1)
     before, readout_KVD = _outputs(bank, ids_KBT)[0], bank.model.lm_head.weight.detach().clone()
     # One step short of the end: a finished run would be evicted.

@@ -94,7 +94,8 @@ class RayPool:
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             self.close()
             reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]  # Ray's tracebacks end in it
-            raise PoolDead(f"Ray did not start ({reason[0].strip()}): try `--inline`") from error
+            without = """`--set 'cluster.backend="inline"'` does without it"""
+            raise PoolDead(f"Ray did not start ({reason[0].strip()}): {without}") from error
 
     def start(self, worker: int, call: Advance) -> None:
         """See `Pool`."""

@@ -20,6 +20,8 @@ MIN_OPTIMA = 3
 """Two lie on a line whatever they are."""
 TOLERANCE_OCTAVES = 0.5
 """An offset under half an octave costs about 0.01 nats or less in the valleys we know (0.06 nats / octave**2)."""
+ROUNDING_OCTAVES = 0.01
+"""Optima closer than this are one grid point, written with other digits."""
 USUAL_STEP_OCTAVES = 1.0
 """Grid step assumed when all optima are equal."""
 
@@ -89,7 +91,8 @@ def _line(optima: Sequence[tuple[int, float]], target_width: int, level: float) 
     covariance = np.linalg.inv(design.T @ design)
     coefficients = covariance @ design.T @ y
     free = len(y) - 2
-    gaps = np.diff(np.unique(np.round(y, 6)))
+    gaps = np.diff(np.unique(y))
+    gaps = gaps[gaps > ROUNDING_OCTAVES]
     step = float(gaps.min()) if gaps.size else USUAL_STEP_OCTAVES
     scatter = float(((y - design @ coefficients) ** 2).sum()) / free
     variance = max(scatter, min(step, USUAL_STEP_OCTAVES) ** 2 / 12)

@@ -22,6 +22,8 @@ from transfer.regret import AtTarget, Estimate, cost_of_2x, extrapolate
 
 Outcome = Literal["holds", "drifts", "cannot_tell"]
 MIN_DRAWS = 200
+CLIFF_OCTAVES = 1.0
+"""Divergence nearer than this to the transferred rate leaves no room for a cliff that moves with width."""
 MOST_SEEDS_IN_DOUBT = 2
 """Rates with more runs than this are not suspected of resting on one of them."""
 
@@ -152,6 +154,9 @@ def _judge_arm(points: Sequence[Point], q: _Question, control: Verdict | None, d
             todo = [again(culprit)]
         elif outcome == "cannot_tell":
             todo = _sharpen(points, found, at_target, q)
+        elif outcome == "holds" and (near := _cliff_near(found.optima, transferred)):
+            outcome = "cannot_tell"
+            reasons.append(near)
     usable = [o for o in found.optima if o.status == "ok"]
     reasons += _about_cliffs(usable, q, transferred)
     return Verdict(
@@ -221,10 +226,25 @@ def _explain(outcome: Outcome, regret: Estimate, offset: Estimate, q: _Question)
     where = {"holds": "all of it under", "drifts": "all of it over", "cannot_tell": "on both sides of"}[outcome]
     cost = f"{regret.value:.4f} nats [{regret.low:.4f}, {regret.high:.4f}] at level {q.level:g}"
     reach = f"{offset.value:+.2f} octaves [{offset.low:+.2f}, {offset.high:+.2f}]"
-    return [
+    said = [
         f"at width {q.target_width} the transferred rate costs {cost}: {where} the margin of {q.margin_nats:g}",
         f"it lies {reach} from the optimum there",
     ]
+    return said if q.target_width > q.base_width else [*said, "no wider than the base: nothing is transferred"]
+
+
+def _cliff_near(optima: Sequence[Optimum], transferred: float | None) -> str:
+    """A sentence if runs of the widest width diverged too near the transferred rate; else nothing."""
+    widest = max(optima, key=lambda optimum: optimum.width)
+    if widest.cliff_octaves is None or widest.log2_lr is None or transferred is None:
+        return ""
+    distance = widest.log2_lr + widest.cliff_octaves - transferred
+    if distance >= CLIFF_OCTAVES:
+        return ""
+    return (
+        f"but at width {widest.width} runs diverged {distance:.1f} octaves above it, under {CLIFF_OCTAVES:g}: "
+        "a wider one may diverge at the rate itself"
+    )
 
 
 def _about_cliffs(usable: Sequence[Optimum], q: _Question, transferred: float | None) -> list[str]:

@@ -28,6 +28,6 @@ class FidelityReport:
     entries: tuple[FidelityEntry, ...]
 
     @property
-    def lossy(self) -> bool:
-        """Whether something of the decision got lost."""
-        return any(entry.verdict == "not_expressible" for entry in self.entries)
+    def lost(self) -> tuple[FidelityEntry, ...]:
+        """What of the decision the trainer cannot express."""
+        return tuple(entry for entry in self.entries if entry.verdict == "not_expressible")

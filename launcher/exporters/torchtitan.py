@@ -17,7 +17,7 @@ import proxies
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport, Verdict
 from launcher.exporters.torchtitan_text import IMPORTS, MACHINERY
 from launcher.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
-from proxies import canon, permutation, tokens
+from proxies import canon, documents, permutation, tokens
 from proxies.model import NORM_EPS, ROPE_BASE, parameter_shapes
 from proxies.spec import Schedule, Shape
 
@@ -46,8 +46,9 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         raise ExportError(problems)
     reader = out_dir / "proxies"
     reader.mkdir(parents=True, exist_ok=True)
-    for name, module in (("__init__", proxies), ("canon", canon), ("permutation", permutation), ("tokens", tokens)):
-        canon.write_atomic(reader / f"{name}.py", inspect.getsource(module).encode())
+    canon.write_atomic(reader / "__init__.py", inspect.getsource(proxies).encode())
+    for module in (canon, documents, permutation, tokens):
+        canon.write_atomic(out_dir / f"{module.__name__.replace('.', '/')}.py", inspect.getsource(module).encode())
     canon.write_atomic(out_dir / f"{MODULE}.py", _module_text(decision, version).encode())
     canon.write_atomic(out_dir / "run.sh", _run_text(decision, version).encode())
     (out_dir / "run.sh").chmod(0o755)

@@ -15,6 +15,7 @@ from proxies.canon import Json
 if TYPE_CHECKING:
     from launcher.frozen import Decision
     from launcher.gates import Gate
+    from sweeps.ledger import Ledger
 
 TRAINERS = ("native", "torchtitan")
 GATES = ("coordinates", "transfer", "fit", "data")
@@ -52,11 +53,10 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     with open_ledger(study) as ledger:
         found = gather(study, ledger)
         decision = decision_of(study, found)
-        for gate in accepts:
-            number = len(ledger.records("accepted"))
-            ledger.append("accepted", f"{gate}/{number}", {"gate": gate, "reason": reason.strip()})
-        given = accepted(ledger)
+        _check_accepts(found.gates, accepts)
+        given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
         _refuse(found.gates, given, study_dir)
+        _record(ledger, found.gates, accepts, reason.strip())
         path = write_launch(study_dir / "frozen", decision)
         body = report_body(study, ledger, found)
         evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
@@ -68,6 +68,21 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
     lines += [f"next: forerun launch {path.parent} --steps 20"]
     answer(as_json, {"digest": decision.digest, "path": str(path), "accepted": given}, "\n".join(lines))
+
+
+def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...]) -> None:
+    passed = {gate.name for gate in gates if gate.outcome == "passed"}
+    if idle := [name for name in accepts if name in passed]:
+        raise click.UsageError(f"--accept {', '.join(idle)}: passed, there is nothing to accept")
+
+
+def _record(ledger: Ledger, gates: tuple[Gate, ...], accepts: tuple[str, ...], reason: str) -> None:
+    """Record that someone accepts what these gates found; of that alone, not of what they may find later."""
+    by_name = {gate.name: gate for gate in gates}
+    for name in dict.fromkeys(accepts):
+        gate = by_name[name]
+        body = {"gate": name, "outcome": gate.outcome, "found": gate.reason, "reason": reason}
+        ledger.append("accepted", f"{name}/{len(ledger.records('accepted'))}", body)
 
 
 def _refuse(gates: tuple[Gate, ...], given: dict[str, Json], study_dir: Path) -> None:
@@ -117,7 +132,7 @@ def verify(frozen: Path, as_json: bool) -> None:
     done: list[Json] = [f"digest {decision.digest}"]
     if mismatches := native.parity(decision):
         raise GateError("\n".join([f"{folder}: the embedded trainer's groups are not the frozen ones:", *mismatches]))
-    done.append("optimizer groups of the embedded trainer equal the frozen numbers")
+    done.append("the embedded trainer builds the frozen optimizer groups, each parameter in exactly one")
     if not (folder / "attestations" / "evidence.json").is_file():
         raise TamperedError(str(folder), ["attestations/evidence.json is missing: `forerun freeze` writes it again"])
     for path in sorted((folder / "attestations").glob("*.json")):
@@ -170,7 +185,7 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
             "trainer": name, "version": report.version, "out": str(target.relative_to(folder)), "files": files,
         }  # fmt: skip
         attest(folder, f"export-{name}", decision.digest, body)
-    lost = [entry for entry in report.entries if entry.verdict == "not_expressible"]
+    lost = report.lost
     lines = [f"{name} {report.version}: {len(files)} files in {target}"]
     for verdict in ("exact", "equivalent", "not_expressible"):
         count = sum(entry.verdict == verdict for entry in report.entries)

@@ -164,7 +164,10 @@ def run(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: b
         return body, study_text(body)
 
     body, text = _with_runner(plan_path, study_dir, overrides, work)
-    answer(as_json, body, f"{text}\n\nreport: {study_dir / 'report.html'}\nnext: forerun freeze {study_dir}")
+    assert isinstance(body, dict) and isinstance(body["gates"], list)
+    closed = [str(g["name"]) for g in body["gates"] if isinstance(g, dict) and g["outcome"] != "passed"]
+    after = f"{len(closed)} gates closed ({', '.join(closed)})" if closed else f"next: forerun freeze {study_dir}"
+    answer(as_json, body, f"{text}\n\nreport: {study_dir / 'report.html'}\n{after}")
 
 
 @click.command()

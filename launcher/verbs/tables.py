@@ -54,6 +54,8 @@ def fit(
         canon.write_atomic(out, canon.canonical(summary.to_file(found)).encode())
     body = summary.fit_summary(found)
     answer(as_json, body, fit_text(body))
+    if found.status == "unidentified":
+        raise SystemExit(4)
 
 
 def fit_text(body: dict[str, Json]) -> str:

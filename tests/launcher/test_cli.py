@@ -19,7 +19,8 @@ from launcher.stages import InterruptedStudyError
 from launcher.study import NoFinishedTrialError
 from launcher.verbs import freeze
 from proxies.checks import SpecError
-from proxies.tokens import DataError
+from proxies.documents import DataError
+from proxies.tokens import CorruptCorpusError
 from scaling_fits import law
 from sweeps import errors
 
@@ -32,6 +33,9 @@ CODES = [
     (PlanError("plan.toml", ["bad"]), 2),
     (SpecError("Shape", ["bad"]), 2),
     (DataError("bad"), 2),
+    (CorruptCorpusError("bad"), 5),
+    (errors.SourceStuck("bad"), 1),
+    (errors.DuplicateRecord("bad"), 1),
     (StageMissingError("not yet"), 2),
     (FrozenError("launch.json", ["bad"]), 2),
     (errors.StudyMissing("none"), 2),
@@ -126,7 +130,7 @@ init --budget-flops x|2|'x' is not a valid float
 tokenize --out x|2|Missing argument 'SOURCES...'
 tokenize plan.toml|2|Missing option '--out'
 tokenize nowhere --out x|2|nowhere does not exist
-tokenize plan.toml --out x|2|1 documents left the
+tokenize plan.toml --out x|2|1 documents with text found
 tokenize plan.toml --out x --validation-fraction 2|2|between 0 and 1 is wanted
 tokenize plan.toml --out x --validation-fraction nan|2|between 0 and 1 is wanted
 tokenize bad.jsonl --out x|2|bad.jsonl line 1:
@@ -160,7 +164,7 @@ fit good.csv --level nan|2|level = nan: a number between 0 and 1 is wanted
 fit good.csv --seed -1|2|seed = -1: a whole number >= 0 is wanted
 fit good.csv --form best|2|'best' is not one of 'auto', 'chinchilla', 'coupled'
 fit good.csv --params-column n|2|has no column 'n'
-fit good.csv --bootstrap 0 --out /dev/null/f|2|/dev/null/f.part: Not a directory
+fit good.csv --bootstrap 0 --out /dev/null/f|2|/dev/null/f: Not a directory
 fit good.csv --bootstrap 0 --out .|2|'.' is a directory
 predict plan.toml --params 1 --tokens 1|2|plan.toml is no fit
 predict nowhere --params 1 --tokens 1|2|nowhere cannot be read: No such file or directory

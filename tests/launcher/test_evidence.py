@@ -7,6 +7,7 @@ import pytest
 from tiny_study import ask, replay
 
 from launcher.evidence import decision_of, gather
+from launcher.gates import Gate
 from launcher.report_body import accepted, main_run, report_body
 from launcher.stages import recorded_study
 from proxies import canon
@@ -117,9 +118,13 @@ def test_a_search_without_a_winner(finished, tmp_path):
 def test_the_latest_reason_counts(finished, tmp_path):
     study, _ = replay(finished / "study", tmp_path / "study", lambda record: False)
     with Ledger.open(tmp_path / "study", study.question, create=False) as ledger:
-        for number, (gate, reason) in enumerate((("fit", "a"), ("data", "b"), ("fit", "c"))):
-            ledger.append("accepted", f"{gate}/{number}", {"gate": gate, "reason": reason})
-        assert accepted(ledger) == {"fit": "c", "data": "b"}
+        given = (("fit", "x", "a"), ("data", "y", "b"), ("fit", "x", "c"), ("fit", "other", "d"))
+        for number, (gate, found, reason) in enumerate(given):
+            body = {"gate": gate, "outcome": "failed", "found": found, "reason": reason}
+            ledger.append("accepted", f"{gate}/{number}", body)
+        closed = tuple(Gate(name=name, outcome="failed", reason=found) for name, found in (("fit", "x"), ("data", "y")))
+        assert accepted(ledger, closed) == {"fit": "c", "data": "b"}
+        assert accepted(ledger, (Gate(name="fit", outcome="failed", reason="found something else"),)) == {}
 
 
 def test_no_main_run_yet(study, body):

@@ -56,35 +56,64 @@ def test_the_transfer_gate(verdict, outcome):
     assert (gate.outcome, gate.reason) == (outcome, "a; b")
 
 
-def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True):
-    tested = SimpleNamespace(largest_error=0.0123, num_covered=num_covered, runs=[None] * num_held_out)
+def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, error=0.0123):
+    tested = SimpleNamespace(largest_error=error, num_covered=num_covered, runs=[None] * num_held_out)
     return SimpleNamespace(status=status, warnings=("w",), level=0.9, backtest=tested if backtest else None)
 
 
 @pytest.mark.parametrize(
     ("fit", "outcome", "reason"),
     [
-        (fit_of(), "passed", "held-out largest rung predicted with 1.23% error at most, inside its 90% interval"),
-        (fit_of(num_covered=2), "failed", "held-out largest rung predicted with 1.23% error at most, outside its 90%"),
-        (fit_of(num_covered=None), "failed", "held-out largest rung"),
-        (fit_of(status="at_bound"), "passed", "held-out largest rung"),
+        (fit_of(), "passed", "largest rungs held out (3) predicted with 1.23% error at most, 3 of 3 inside the 90%"),
+        (fit_of(num_covered=2), "passed", "largest rungs held out (3)"),
+        (fit_of(num_covered=1), "failed", "largest rungs held out (3)"),
+        (fit_of(num_covered=None), "failed", "largest rungs held out (3)"),
+        (fit_of(num_covered=0, num_held_out=1), "failed", "largest rungs held out (1)"),
+        (fit_of(error=0.06), "failed", "largest rungs held out (3) predicted with 6.00% error"),
+        (fit_of(status="at_bound"), "cannot_tell", "at_bound: w"),
         (fit_of(status="unidentified"), "cannot_tell", "unidentified: w"),
         (fit_of(backtest=False), "cannot_tell", "too few rungs to hold the largest one out"),
     ],
 )
 def test_the_fit_gate(study, found, fit, outcome, reason):
-    gate = gates.gates(study, None, found.verdict, fit, found.choice)[2]
+    gate = gates.gates(study, None, found.verdict, fit, sure(found))[2]
     assert (gate.name, gate.outcome) == ("fit", outcome)
     assert gate.reason.startswith(reason)
 
 
-def test_no_back_test_speaks_for_a_target_far_away(study, found):
-    outcomes = []
-    for reach in (gates.FARTHEST_REACH, 1.01 * gates.FARTHEST_REACH):
-        prediction = dataclasses.replace(found.choice.prediction, extrapolation=reach)
-        choice = dataclasses.replace(found.choice, prediction=prediction)
-        outcomes.append(gates.gates(study, None, found.verdict, fit_of(), choice)[2].outcome)
-    assert outcomes == ["passed", "cannot_tell"]
+def sure(found, warnings=(), **prediction):
+    """The choice, as a good ladder would have made it, with the prediction changed."""
+    best = found.choice.allocation.loss_nats
+    good = {"loss_nats": best, "low": 0.9 * best, "high": 1.1 * best, "extrapolation": 10.0}
+    return dataclasses.replace(
+        found.choice,
+        allocation=dataclasses.replace(found.choice.allocation, warnings=warnings),
+        prediction=dataclasses.replace(found.choice.prediction, **{**good, **prediction}),
+    )
+
+
+def test_what_leaves_the_prediction_in_doubt(study, found):
+    best = found.choice.allocation.loss_nats
+    for choice, said in (
+        (sure(found, extrapolation=1.01 * gates.FARTHEST_REACH), "times the largest rung's FLOPs"),
+        (sure(found, low=0.7 * best, high=1.3 * best), "is known to 30% only"),
+        (sure(found, loss_nats=1.02 * best), "the nearest width allowed costs 2.0%"),
+        (sure(found, warnings=("far from the ladder",)), "far from the ladder"),
+    ):
+        gate = gates.gates(study, None, found.verdict, fit_of(), choice)[2]
+        assert gate.outcome == "cannot_tell" and said in gate.reason
+
+
+@pytest.mark.parametrize(("status", "outcome"), [("diverged", "failed"), ("failed", "cannot_tell")])
+def test_a_rung_without_a_loss_closes_the_fit_gate(study, found, status, outcome):
+    rung = SimpleNamespace(status=status, reason="loss 9 at step 3")
+    gate = gates.gates(study, None, found.verdict, fit_of(), sure(found), [rung])[2]
+    assert (gate.outcome, gate.reason) == (outcome, f"a rung {status}: loss 9 at step 3")
+
+
+def test_the_transfer_gate_says_what_duration_it_speaks_for(study, found):
+    gate = gates.gates(study, None, found.verdict, fit_of(), sure(found))[1]
+    assert f"measured at {study.plan.proxy.num_steps} steps, launched for {found.choice.num_steps}" in gate.reason
 
 
 def test_the_data_gate(study, found):

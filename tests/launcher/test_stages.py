@@ -270,7 +270,7 @@ def test_a_damaged_corpus_fails_the_study_and_not_its_runs(finished, tmp_path, v
     for damaged, said in ((content[:-2], "bytes, the manifest says"), (b"\1" + content[1:], "its content changed")):
         shard.write_bytes(damaged)
         code, body = ask(verb, tmp_path / "plan.toml", "--study", tmp_path / "study")
-        assert (code, body["error"]) == (2, "DataError")
+        assert (code, body["error"]) == (5, "CorruptCorpusError")
         assert said in body["message"]
         assert outcomes(tmp_path / "study") == set()
     shard.write_bytes(content)

@@ -374,7 +374,7 @@ def test_native_export_reads_back_and_starts(corpus, tmp_path):
     report = native.export(decision, tmp_path)
     assert read_launch(tmp_path) == decision
     assert {entry.field for entry in report.entries} == {field.name for field in dataclasses.fields(decision)}
-    assert not report.lossy
+    assert report.lost == ()
     script = (tmp_path / "run.sh").read_text()
     assert f"--nproc-per-node {decision.parallelism.num_ranks}" in script and decision.digest in script
     subprocess.run(["sh", "-n", tmp_path / "run.sh"], check=True)

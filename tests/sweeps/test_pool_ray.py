@@ -118,5 +118,5 @@ def test_a_pool_that_cannot_start(monkeypatch):
         raise ConnectionError("no ports left")
 
     monkeypatch.setattr(pool_ray.RayPool, "_start_ray", fail)
-    with warnings.catch_warnings(), pytest.raises(PoolDead, match=r"no ports left.*--inline"):
+    with warnings.catch_warnings(), pytest.raises(PoolDead, match=r"no ports left.*cluster.backend"):
         RayPool(1, FakeHostFactory("nowhere"))

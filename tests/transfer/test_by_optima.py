@@ -42,6 +42,12 @@ def test_fine_and_equal_optima_hold():
     assert judge(fine).outcome == "holds"
 
 
+def test_a_rate_written_with_fewer_digits_is_no_finer_grid():
+    exact, rounded = ([(w, math.log2(lr)) for w, lr in zip((128, 256, 512), rates, strict=True)]
+                      for rates in ((2**-6,) * 3, (2**-6, 0.0156, 2**-6)))  # fmt: skip
+    assert judge(exact).outcome == judge(rounded).outcome == "cannot_tell"
+
+
 def test_equal_optima_on_an_unknown_grid_are_only_known_to_half_a_step():
     found = judge(tuple((width, -6.0) for width in WIDTHS))
     assert found.drift.high > 0.1
