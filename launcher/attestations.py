@@ -34,6 +34,8 @@ def read_attestation(path: Path, digest: str) -> dict[str, canon.Json]:
     claimed = value.pop("sha256", None)
     if canon.content_id(value) != claimed:
         raise TamperedError(str(path), ["its content does not have its hash"])
+    if value.get("kind") != path.stem:
+        raise TamperedError(str(path), [f"it is of the kind {value.get('kind')!r}"])
     if value.get("digest") != digest:
         raise TamperedError(str(path), [f"it is for the digest {str(value.get('digest'))[:16]}..."])
     body = value["body"]

@@ -255,7 +255,7 @@ def read_launch(path: Path) -> Decision:
     except OSError as error:
         raise FrozenError(str(file), [f"cannot be read: {error.strerror}"]) from error
     except canon.CanonError as error:
-        raise FrozenError(str(file), [str(error)]) from error
+        raise TamperedError(str(file), [str(error)]) from error
     if not isinstance(value, dict) or set(value) != {"digest", "decision"}:
         raise FrozenError(str(file), ["a launch config holds `digest` and `decision`"])
     body, digest = value["decision"], value["digest"]
@@ -267,6 +267,8 @@ def read_launch(path: Path) -> Decision:
         raise TamperedError(
             str(file), [f"the content has the digest {actual[:16]}..., the file says {str(digest)[:16]}..."]
         )
+    if file.parent.parent.name == "frozen" and file.parent.name != digest:
+        raise TamperedError(str(file), [f"it has the digest {actual[:16]}..., its folder is another's"])
     try:
         return canon.decode(Decision, body, "decision")
     except ValueError as error:

@@ -21,6 +21,7 @@ from typing import Literal
 
 from launcher import metrics
 from launcher.frozen import LAUNCH_FILE, Decision, read_launch
+from launcher.lifeline import die_with_parent
 from sweeps.lock import DriverLock
 
 LOG_FILE = "torchrun.log"
@@ -89,6 +90,7 @@ def launch(
 
 
 def _supervise(command: list[str], decision: Decision, out_dir: Path, max_restarts: int) -> LaunchOutcome:
+    """Attempt after attempt, until one comes to an end of its own."""
     for attempt in range(max_restarts + 1):
         ending = _attempt(command, decision, out_dir)
         if ending is not None:
@@ -122,7 +124,14 @@ def _attempt(command: list[str], decision: Decision, out_dir: Path) -> metrics.E
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with (out_dir / LOG_FILE).open("ab") as log, _signals() as told:
         # Its own session: Ctrl-C reaches the supervisor alone, which passes it on once.
-        job = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        job = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
+        )
         _follow(job, told, decision, out_dir)
     ending = metrics.read_ending(out_dir)
     if ending is None and told.is_set():

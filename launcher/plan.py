@@ -17,9 +17,10 @@ from proxies.checks import SpecError
 from proxies.flops import count_params
 from proxies.spec import Numerics, Schedule, ScheduleKind, Shape
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Width = Annotated[int, Field(ge=1, le=2**17)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Range = tuple[Positive, Positive]
 
@@ -40,7 +41,9 @@ class ModelSection(_Section):
     num_layers: Count = Field(2, description="Transformer blocks, at every width.")
     head_dim: Annotated[int, Field(ge=2, multiple_of=2)] = Field(16, description="Width of one head, at every width.")
     query_heads_per_kv_head: Count = Field(1, description="Grouped-query attention; 1 is plain attention.")
-    ffn_ratio: Positive = Field(2.0, description="Feed-forward width over model width (SwiGLU).")
+    ffn_ratio: Annotated[float, Field(gt=0, le=64)] = Field(
+        2.0, description="Feed-forward width over model width (SwiGLU)."
+    )
     seq_len: Count = Field(64, description="Tokens per sequence.")
 
 
@@ -48,7 +51,7 @@ class ProxySection(_Section):
     """How every proxy is trained, unless a later section varies it."""
 
     parametrization: Literal["mup", "sp"] = Field("mup", description="How numbers scale with width.")
-    base_width: Count = Field(32, description="Where hyperparameters are searched; all else is relative to it.")
+    base_width: Width = Field(32, description="Where hyperparameters are searched; all else is relative to it.")
     batch_tokens: Count = Field(1024, description="Tokens per optimizer step, of proxies and main run alike.")
     num_steps: Count = Field(200, description="Optimizer steps of a proxy.")
     schedule: ScheduleKind = Field("cosine", description="The main run's schedule too: another one moves the optimum.")
@@ -57,9 +60,11 @@ class ProxySection(_Section):
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's, at the base width.")
     beta1: Fraction = Field(0.9, description="AdamW's.")
     beta2: Fraction = Field(0.95, description="AdamW's.")
-    eps: Positive = Field(1e-8, description="AdamW's.")
+    eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="AdamW's.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Arithmetic of the proxies.")
-    num_slots: Count = Field(4, description="Trials a bank trains side by side; part of every run's identity.")
+    num_slots: Annotated[int, Field(ge=1, le=4096)] = Field(
+        4, description="Trials a bank trains side by side; part of every run's identity."
+    )
 
 
 class SearchSection(_Section):
@@ -77,7 +82,7 @@ class SearchSection(_Section):
 class TransferSection(_Section):
     """Whether the optimum stays put as width grows."""
 
-    widths: Annotated[tuple[Count, ...], Field(min_length=2)] = Field(
+    widths: Annotated[tuple[Width, ...], Field(min_length=2)] = Field(
         (32, 64, 128), description="Widths whose learning-rate valley is measured."
     )
     offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
@@ -87,27 +92,29 @@ class TransferSection(_Section):
     max_extensions: Annotated[int, Field(ge=0)] = Field(
         2, description="How often runs that the verdict asks for are added: rates beyond an edge, seeds, widths."
     )
-    control_widths: tuple[Count, ...] = Field((64,), description="Widths of the control arm, in standard form.")
+    control_widths: tuple[Width, ...] = Field((64,), description="Widths of the control arm, in standard form.")
     control_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
         (-3.0, -2.0, -1.0, 0.0, 1.0), description="Its rates: its optimum is expected lower, by an octave a doubling."
     )
     control_num_seeds: Count = Field(2, description="Seeds per rate in the control arm.")
     margin_nats: Positive = Field(0.01, description="The loss a wrong transfer may cost.")
     level: Annotated[float, Field(gt=0.5, lt=1)] = Field(0.9, description="Of every interval.")
-    check_widths: Annotated[tuple[Count, ...], Field(min_length=2)] = Field(
+    check_widths: Annotated[tuple[Width, ...], Field(min_length=2)] = Field(
         (32, 64, 128, 256), description="Widths of the coordinate check."
     )
     check_num_steps: Count = Field(10, description="Optimizer steps of the coordinate check.")
     check_num_seeds: Annotated[int, Field(ge=2)] = Field(4, description="Seeds of the coordinate check.")
-    check_learning_rate: Positive = Field(2.0**-7, description="Constant rate of the coordinate check.")
+    check_learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
+        2.0**-7, description="Constant rate of the coordinate check."
+    )
 
 
 class LadderSection(_Section):
     """The scaling ladder: every width at every duration."""
 
-    widths: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((32, 48, 64, 96), description="Sizes.")
+    widths: Annotated[tuple[Width, ...], Field(min_length=1)] = Field((32, 48, 64, 96), description="Sizes.")
     num_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((150, 400, 1000), description="Durations.")
-    num_slots: Count = Field(
+    num_slots: Annotated[int, Field(ge=1, le=4096)] = Field(
         1, description="Rungs a bank trains side by side; they end at different times, and empty slots cost theirs."
     )
     seed: Seed = Field(100, description="Of every rung.")

@@ -24,10 +24,9 @@ def recorded_body(study_dir: Path) -> dict[str, Json]:
     Raises:
         SweepError, PlanError, DataError: it holds no study, or not a sound one.
     """
-    from launcher.stages import recorded_study
+    from launcher.stages import recorded
 
-    ledger = Ledger.read(study_dir)
-    study = recorded_study(study_dir)
+    study, ledger = recorded(study_dir)
     return report_body(study, ledger, gather(study, ledger))
 
 

@@ -70,6 +70,18 @@ def recorded_study(study_dir: Path) -> Study:
     return plan_study(study_dir / PLAN_FILE, study_dir)
 
 
+def recorded(study_dir: Path) -> tuple[Study, Ledger]:
+    """The study of a folder and its ledger, for reading; works while a driver runs.
+
+    Raises:
+        SweepError, PlanError, DataError: no study, not a sound one, or a plan that is not the recorded one.
+    """
+    ledger = Ledger.read(study_dir)
+    study = recorded_study(study_dir)
+    ledger.check_plan(study.question)
+    return study, ledger
+
+
 def verify_corpus(study: Study) -> None:
     """Read the corpus through once, before a worker does.
 
@@ -106,11 +118,13 @@ class Runner:
     @contextlib.contextmanager
     def running(self) -> Iterator[Runner]:
         """Signals caught, pool closed at the end. A second signal ends at once."""
-        caught = (signal.SIGINT, signal.SIGTERM)
+        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = [signal.signal(number, self._on_signal) for number in caught]
         try:
             yield self
         finally:
+            for number in caught:
+                signal.signal(number, signal.SIG_IGN)  # closing takes a second, and leaves processes if cut short
             if self._pool is not None:
                 self._pool.close()
             for number, handler in zip(caught, before, strict=True):

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from launcher import metrics
 from launcher.frozen import Decision, assign_groups, learning_rate_of, read_launch
+from launcher.lifeline import die_with_parent
 from launcher.metrics import Ending
 from launcher.ranks import TrainerError, together
 from launcher.training import Trainer
@@ -105,6 +106,7 @@ def main() -> NoReturn:
     parser.add_argument("--stop-after", type=int, help="save and stop when so many steps are done")
     parser.add_argument("--allow-world-size", action="store_true", help="take the ranks there are")
     options = Options(**vars(parser.parse_args()))
+    die_with_parent()  # torchrun's agent: killed, it would leave its ranks training
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())

@@ -49,7 +49,14 @@ def pretty(value: object) -> bytes:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that it is there wholly or not at all, also after a power cut."""
+    """Write a file so that it is there wholly or not at all, also after a power cut.
+
+    A link is followed; what is no regular file (a device, a pipe) is written to, never replaced.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     beside = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same report
     try:
         with beside.open("wb") as file:

@@ -157,6 +157,11 @@ class Ledger:
         """Hash of the last record: names everything recorded so far."""
         return self._records[-1].hash if self._records else chain.GENESIS
 
+    def check_plan(self, plan: Mapping[str, Json]) -> None:
+        """Hold a plan against record 0; raises PlanChanged with every changed key."""
+        if changes := _changes(_flat(self.plan), _flat(canon.to_json(dict(plan)))):
+            raise PlanChanged(changes)
+
     def close(self) -> None:
         """Close the file and let the study go."""
         if self._connection is not None:
@@ -176,9 +181,7 @@ class Ledger:
         """Record the plan, or hold it against the recorded one; then record this driver."""
         if not self._records:
             self.append("plan", "plan", plan)
-        changes = _changes(_flat(self.plan), _flat(canon.to_json(dict(plan))))
-        if changes:
-            raise PlanChanged(changes)
+        self.check_plan(plan)
         self.append("driver", str(len(self.records("driver"))), lock.holder)
 
     def _take_in(self, record: Record) -> None:

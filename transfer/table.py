@@ -88,10 +88,16 @@ def _rows(path: Path) -> list[_Row]:
         raise TableError(path, [f"not UTF-8 text: {error.reason} at byte {error.start}"]) from error
 
 
+_COLUMNS = ("width", "lr", "loss", "seed", "lr_optimum")
+
+
 def _csv_rows(path: Path) -> list[_Row]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, restkey="", restval="", skipinitialspace=True, strict=True)
         try:
+            names = [name.strip() for name in reader.fieldnames or ()]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise TableError(path, [f"the column {name!r} is there twice" for name in twice])
             return [(reader.line_num, {k.strip(): v for k, v in cells.items()}) for cells in reader]
         except csv.Error as error:
             raise TableError(path, [f"row {reader.line_num}: {error}"]) from error
@@ -100,7 +106,7 @@ def _csv_rows(path: Path) -> list[_Row]:
 def _jsonl_rows(path: Path) -> list[_Row]:
     rows: list[_Row] = []
     problems = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -127,8 +133,9 @@ def _quote_not_finite(line: str) -> str:
 def _parquet_rows(path: Path) -> list[_Row]:
     parquet = importlib.import_module("pyarrow.parquet")  # slow to load, and few tables need it
     try:
-        cells = parquet.read_table(path).to_pylist()
-    except ValueError as error:  # pyarrow.ArrowInvalid is one
+        there = parquet.read_schema(path).names
+        cells = parquet.read_table(path, columns=[name for name in _COLUMNS if name in there]).to_pylist()
+    except (ValueError, OSError, OverflowError) as error:  # pyarrow's own errors are of these
         raise TableError(path, [f"not a parquet file: {error}"]) from error
     return list(enumerate(cells, start=2))
 

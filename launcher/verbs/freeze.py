@@ -138,17 +138,30 @@ def verify(frozen: Path, as_json: bool) -> None:
     for path in sorted((folder / "attestations").glob("*.json")):
         body = read_attestation(path, decision.digest)
         done.append(f"attestation {path.stem}")
-        files = body.get("files")
-        if isinstance(files, dict):
-            out = folder / str(body["out"])
-            wrong = [
-                name for name, digest in files.items()
-                if not (out / name).is_file() or canon.file_sha256(out / name) != digest
-            ]  # fmt: skip
-            if wrong:
-                raise TamperedError(str(out), [f"{name} is missing or was changed" for name in wrong])
-            done.append(f"files of {path.stem}: {len(files)} unchanged")
+        if isinstance(body.get("files"), dict):
+            done.append(_verify_export(folder, body))
+    attested = {path.stem for path in (folder / "attestations").glob("export-*.json")}
+    for export_dir in sorted((folder / "exports").glob("*")):
+        if f"export-{export_dir.name}" not in attested:
+            raise TamperedError(str(export_dir), ["no attestation names it: `forerun export` makes it anew"])
     answer(as_json, {"digest": decision.digest, "verified": done}, "\n".join(f"ok  {line}" for line in done))
+
+
+def _verify_export(folder: Path, body: dict[str, Json]) -> str:
+    """The export an attestation names, file by file: none changed, missing or added."""
+    from launcher.frozen import TamperedError
+
+    files, out = body["files"], folder / str(body.get("out"))
+    assert isinstance(files, dict)
+    there = {
+        str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    }
+    wrong = [f"{name} is missing" for name in files if name not in there]
+    wrong += [f"{name} was added" for name in sorted(there) if name not in files]
+    wrong += [f"{name} was changed" for name in files if name in there and canon.file_sha256(out / name) != files[name]]
+    if wrong:
+        raise TamperedError(str(out), wrong)
+    return f"files of {out.name}: {len(files)} unchanged"
 
 
 @click.command()
@@ -169,6 +182,8 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
     decision = read_launch(frozen)
     folder = _folder(frozen).resolve()
     target = (out or folder / "exports" / name).resolve()
+    if target == folder or folder.is_relative_to(target):
+        raise click.BadParameter(f"--out {target}: it holds the frozen config itself; choose another folder")
     if name == "native" and version:
         raise click.BadParameter(f"--to {trainer}: the embedded trainer has this version only")
     if name == "native":

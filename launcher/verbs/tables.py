@@ -21,11 +21,10 @@ def _runs(path: Path, params_column: str) -> RunTable:
     """The table of a study folder's ladder, or of a file."""
     if path.is_dir():
         from launcher import decide
-        from launcher.stages import recorded_study
-        from sweeps.ledger import Ledger
+        from launcher.stages import recorded
 
-        ledger = Ledger.read(path)
-        return decide.ladder_table(decide.ladder_specs(recorded_study(path), ledger), ledger.results())
+        study, ledger = recorded(path)
+        return decide.ladder_table(decide.ladder_specs(study, ledger), ledger.results())
     from scaling_fits.table import read_runs
 
     return read_runs(path, params_column)

@@ -10,6 +10,7 @@ from launcher import evidence
 from launcher.exporters import native
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport
 from launcher.gates import Gate
+from sweeps.lock import DriverLock
 
 OUTCOMES = {"coordinates": "failed", "transfer": "cannot_tell", "fit": "passed", "data": "passed"}
 ACCEPTED = ("--accept", "coordinates", "--accept", "transfer", "--reason", "planted")
@@ -90,7 +91,7 @@ def test_verify_a_config_and_its_export(frozen):
     assert code == 0
     assert body["verified"][0] == f"digest {frozen.name}"
     assert {"attestation evidence", "attestation export-native"} <= set(body["verified"])
-    assert any(line.startswith("files of export-native: ") for line in body["verified"])
+    assert any(line.startswith("files of native: ") for line in body["verified"])
 
 
 EDITS = {
@@ -118,12 +119,57 @@ def test_verify_catches_a_missing_export_and_a_foreign_attestation(frozen):
     assert ask("export", frozen, "--to", "native")[0] == 0
     (frozen / "exports" / "native" / "fidelity.json").unlink()
     code, body = ask("verify", frozen)
-    assert (code, body["problems"]) == (5, ["fidelity.json is missing or was changed"])
+    assert (code, body["problems"]) == (5, ["fidelity.json is missing"])
     other = frozen.with_name("0" * 64)
     shutil.copytree(frozen, other)
     launch = json.loads((other / "launch.json").read_text())
     (other / "launch.json").write_text(json.dumps({**launch, "digest": "0" * 64}))
     assert ask("verify", other)[0] == 5
+
+
+def test_verify_catches_what_is_hidden_or_added(frozen):
+    assert ask("export", frozen, "--to", "native")[0] == 0
+    added = frozen / "exports" / "native" / "sitecustomize.py"
+    added.write_text("")
+    assert ask("verify", frozen)[1]["problems"] == ["sitecustomize.py was added"]
+    added.unlink()
+    attestations = frozen / "attestations"
+    hidden = (attestations / "export-native.json").rename(attestations / "aside")
+    assert ask("verify", frozen)[1]["problems"] == ["no attestation names it: `forerun export` makes it anew"]
+    shutil.copy(attestations / "evidence.json", attestations / "export-native.json")
+    assert ask("verify", frozen)[1]["problems"] == ["it is of the kind 'evidence'"]
+    hidden.rename(attestations / "export-native.json")
+    assert ask("verify", frozen)[0] == 0
+
+
+def test_a_config_in_the_folder_of_another_is_refused(frozen):
+    other = frozen.with_name("0" * 64)
+    shutil.copytree(frozen, other)
+    for verb in (("verify", other), ("launch", other, "--dry-run")):
+        code, body = ask(*verb)
+        assert (code, body["error"]) == (5, "TamperedError")
+
+
+def test_an_export_onto_the_config_itself_is_refused(frozen):
+    assert ask("export", frozen, "--to", "native", "--out", frozen)[0] == 2
+    assert ask("export", frozen, "--to", "native", "--out", frozen.parent)[0] == 2
+
+
+def test_what_looks_on_refuses_an_edited_plan(copied):
+    plan = copied / "plan.toml"
+    plan.write_text(plan.read_text().replace("budget_flops = ", "budget_flops = 9"))
+    for verb in ("status", "report", "fit"):
+        code, body = ask(verb, copied)
+        assert (code, body["error"]) == (2, "PlanChanged")
+        assert "target.budget_flops" in body["message"]
+
+
+def test_a_second_launch_into_one_run_folder_is_refused(frozen, copied):
+    run_dir = copied / "run"
+    run_dir.mkdir()
+    with DriverLock(run_dir):
+        code, body = ask("launch", frozen, "--out", run_dir)
+    assert (code, body["error"]) == (75, "StudyHeld")
 
 
 def test_broken_parity_is_a_failed_gate(frozen, monkeypatch):
