@@ -18,7 +18,7 @@ from launcher.talk import duration, say
 from proxies import canon
 from proxies.canon import Json
 
-BUDGET_FLOPS = 2e13
+BUDGET_FLOPS = 1e13
 FIRST_STEPS, MORE_STEPS = 20, 40
 ACCEPT_REASON = "demo: to show the rest of the chain; a real study would run what the gate asks for"
 

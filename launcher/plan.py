@@ -96,7 +96,7 @@ class TransferSection(_Section):
     control_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
         (-3.0, -2.0, -1.0, 0.0, 1.0), description="Its rates: its optimum is expected lower, by an octave a doubling."
     )
-    control_num_seeds: Count = Field(2, description="Seeds per rate in the control arm.")
+    control_num_seeds: Count = Field(3, description="Seeds per rate in the control arm.")
     margin_nats: Positive = Field(0.01, description="The loss a wrong transfer may cost.")
     level: Annotated[float, Field(gt=0.5, lt=1)] = Field(0.9, description="Of every interval.")
     check_widths: Annotated[tuple[Width, ...], Field(min_length=2)] = Field(
@@ -112,7 +112,7 @@ class TransferSection(_Section):
 class LadderSection(_Section):
     """The scaling ladder: every width at every duration."""
 
-    widths: Annotated[tuple[Width, ...], Field(min_length=1)] = Field((32, 48, 64, 96), description="Sizes.")
+    widths: Annotated[tuple[Width, ...], Field(min_length=1)] = Field((32, 48, 64, 96, 128), description="Sizes.")
     num_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((150, 400, 1000), description="Durations.")
     num_slots: Annotated[int, Field(ge=1, le=4096)] = Field(
         1, description="Rungs a bank trains side by side; they end at different times, and empty slots cost theirs."

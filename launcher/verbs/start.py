@@ -13,7 +13,7 @@ from proxies import canon
 
 @click.command()
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
-@click.option("--budget-flops", type=float, default=2e13, show_default=True, help="Training FLOPs of the main run.")
+@click.option("--budget-flops", type=float, default=1e13, show_default=True, help="Training FLOPs of the main run.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("plan.toml"), show_default=True,
               help="Plan to write.")  # fmt: skip
 @json_option
