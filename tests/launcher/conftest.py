@@ -5,6 +5,10 @@ import shutil
 import pytest
 from tiny_study import ask, write_plan
 
+from launcher.evidence import gather
+from launcher.stages import recorded_study
+from sweeps.ledger import Ledger
+
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
@@ -20,3 +24,18 @@ def copied(finished, tmp_path):
     """A copy of the finished study, to be written into; its plan names the shared corpus."""
     shutil.copytree(finished / "study", tmp_path / "study")
     return tmp_path / "study"
+
+
+@pytest.fixture(scope="module")
+def study(finished):
+    return recorded_study(finished / "study")
+
+
+@pytest.fixture(scope="module")
+def ledger(finished):
+    return Ledger.read(finished / "study")
+
+
+@pytest.fixture(scope="module")
+def found(study, ledger):
+    return gather(study, ledger)

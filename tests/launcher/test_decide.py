@@ -8,23 +8,7 @@ from tiny_study import replay
 from launcher import decide
 from launcher.decide import StageMissingError
 from launcher.evidence import decision_of, gather
-from launcher.stages import recorded_study
 from sweeps.ledger import Ledger
-
-
-@pytest.fixture(scope="module")
-def study(finished):
-    return recorded_study(finished / "study")
-
-
-@pytest.fixture(scope="module")
-def ledger(finished):
-    return Ledger.read(finished / "study")
-
-
-@pytest.fixture(scope="module")
-def found(study, ledger):
-    return gather(study, ledger)
 
 
 def test_the_choice_spends_the_budget_on_a_whole_shape(study, found):

@@ -6,26 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from launcher import gates
-from launcher.evidence import gather
-from launcher.stages import recorded_study
-from sweeps.ledger import Ledger
 
 LAYER = {"layer": "lm_head", "slope": -0.83, "interval": [-1.0, -0.7], "cause": "too small", "outcome": "vanishes"}
-
-
-@pytest.fixture(scope="module")
-def study(finished):
-    return recorded_study(finished / "study")
-
-
-@pytest.fixture(scope="module")
-def ledger(finished):
-    return Ledger.read(finished / "study")
-
-
-@pytest.fixture(scope="module")
-def found(study, ledger):
-    return gather(study, ledger)
 
 
 def coordinates(outcome, *layers, not_finite_width=None):
