@@ -82,8 +82,8 @@ def recorded(study_dir: Path) -> tuple[Study, Ledger]:
     return study, ledger
 
 
-def verify_corpus(study: Study) -> None:
-    """Read the corpus through once, before a worker does.
+def verified_corpus(study: Study) -> TokenStore:
+    """The corpus, read through once and for all: in a worker, damage would fail run after run.
 
     Raises:
         DataError: it is not what its manifest says, or too short for one window.
@@ -92,6 +92,7 @@ def verify_corpus(study: Study) -> None:
     seq_len = study.plan.model.seq_len
     store.train_batch(seed=0, step=0, num_sequences=1, seq_len=seq_len)
     store.validation_batch(num_sequences=1, seq_len=seq_len)
+    return store
 
 
 def open_ledger(study: Study) -> Ledger:
@@ -110,8 +111,9 @@ def open_ledger(study: Study) -> Ledger:
 class Runner:
     """Runs stages of one study; the pool starts when there is something to run, and is shared by the stages."""
 
-    def __init__(self, study: Study, ledger: Ledger) -> None:
-        self.study, self.ledger = study, ledger
+    def __init__(self, study: Study, ledger: Ledger, store: TokenStore) -> None:
+        """`store` is the study's corpus, verified: workers trust it."""
+        self.study, self.ledger, self.store = study, ledger, store
         self._pool: Pool | None = None
         self._stopping = False
 
@@ -204,8 +206,7 @@ class Runner:
                 meter.add(work[width], f"width {width}")
                 self._check_stop()
 
-            store = TokenStore(self.study.corpus)
-            return check_coordinates(runs, store, level=self.study.plan.transfer.level, progress=progress)
+            return check_coordinates(runs, self.store, level=self.study.plan.transfer.level, progress=progress)
 
     def sweep(self) -> Searched:
         """The search at the base width."""
@@ -270,9 +271,7 @@ class Runner:
 
 def _start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
     from launcher.host import BankHostFactory
-    from proxies.tokens import TokenStore
 
-    TokenStore(study.corpus)  # a damaged corpus is refused here; in a worker it would fail run after run
     cluster = study.plan.cluster
     factory = BankHostFactory(corpus=str(study.corpus))
     if cluster.backend == "inline":

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def _with_runner(
     plan_path: Path, study_dir: Path, overrides: tuple[str, ...], work: Callable[[Runner], tuple[Json, str]]
 ) -> tuple[Json, str]:
-    from launcher.stages import Runner, open_ledger, plan_study, verify_corpus
+    from launcher.stages import Runner, open_ledger, plan_study, verified_corpus
 
     study = plan_study(plan_path, study_dir, overrides)
-    verify_corpus(study)
-    with open_ledger(study) as ledger, Runner(study, ledger).running() as runner:
+    store = verified_corpus(study)  # before the study folder is touched
+    with open_ledger(study) as ledger, Runner(study, ledger, store).running() as runner:
         return work(runner)
 
 

@@ -7,20 +7,9 @@ import sys
 import pytest
 
 from launcher.host import BankHost, BankHostFactory
-from launcher.stages import bank_key, recorded_study
+from launcher.stages import bank_key
 from proxies import canon
 from proxies.spec import Curve, RunResult
-from sweeps.ledger import Ledger
-
-
-@pytest.fixture(scope="module")
-def study(finished):
-    return recorded_study(finished / "study")
-
-
-@pytest.fixture(scope="module")
-def ledger(finished):
-    return Ledger.read(finished / "study")
 
 
 def trained(host, specs, max_steps=50):
