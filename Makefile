@@ -34,6 +34,8 @@ $(VENV)/.installed: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt torch
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	# mup asks for torchvision and never imports it; a build that does not fit this torch breaks `import transformers`.
+	$(BIN)/python -m pip uninstall --disable-pip-version-check -q -y torchvision
 	touch $@
 
 clean:

@@ -18,8 +18,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from launcher.frozen import FrozenError, Parallelism, ParameterGroup, assign_groups
 from proxies import canon
 from proxies.model import Decoder
+from proxies.optimizer import adamw
 from proxies.parametrization import drawn
-from proxies.spec import Dtype, Shape
+from proxies.shape import Shape
+from proxies.spec import Dtype
 
 STD_ERRORS = 6.0
 """A measured init std farther from the frozen one than so many standard errors is another distribution."""
@@ -74,19 +76,7 @@ def build_optimizer(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> tor
     """
     named = dict(model.named_parameters())
     assigned = assign_groups(groups, list(named))
-    return torch.optim.AdamW(
-        [
-            {
-                "params": [named[name] for name, claimed in assigned.items() if claimed == group],
-                "lr": group.learning_rate,
-                "weight_decay": group.weight_decay,
-                "eps": group.eps,
-                "betas": (group.beta1, group.beta2),
-            }
-            for group in groups
-        ],
-        foreach=True,
-    )
+    return adamw([(group, [named[name] for name in assigned if assigned[name] == group]) for group in groups])
 
 
 def _optimizer_numbers(group: ParameterGroup) -> dict[str, canon.Json]:
@@ -153,7 +143,8 @@ def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> dict[str
     """Each parameter's std, measured on the gathered weights; collective.
 
     Raises:
-        FrozenError: a weight's std is not the frozen one within its sampling error, or a gain is not one.
+        FrozenError: a weight's std is not the frozen one within its sampling error, a gain is not one, or a bias is
+            not zero.
     """
     assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
     measured, problems = {}, []
@@ -161,9 +152,10 @@ def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> dict[str
         full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         measured[name] = float(full.std(correction=0))
         wanted = assigned[name].init_std
-        if assigned[name].kind == "norm":
-            if not bool((full == 1).all()):
-                problems.append(f"{name}: a norm gain does not start at 1")
+        start = {"gain": 1, "bias": 0}.get(assigned[name].kind.rpartition("_")[2])
+        if start is not None:
+            if not bool((full == start).all()):
+                problems.append(f"{name}: a {assigned[name].kind} does not start at {start}")
         # The standard error of a normal sample's std is std / sqrt(2 n).
         elif abs(measured[name] - wanted) > STD_ERRORS * wanted / math.sqrt(2 * full.numel()):
             problems.append(f"{name}: init std is {measured[name]:.6g}, frozen as {wanted:.6g}")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from launcher.study import Arm, Study, recorded_points
 from proxies.flops import count_params
-from proxies.spec import RunResult, RunSpec, Shape
+from proxies.shape import Shape
+from proxies.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
 from sweeps.space import Params
 
 if TYPE_CHECKING:
@@ -160,44 +161,60 @@ def choose(study: Study, fit: FittedRuns) -> Choice:
     shape = shape_near(study.base_shape, allocation.params, study.plan.target.width_multiple).shape
     params = count_params(shape).total
     batch_tokens = study.plan.proxy.batch_tokens
-    num_steps = max(1, round(budget_flops / (6.0 * params * batch_tokens)))
+    num_steps = _steps_for(study, budget_flops / (6.0 * params * batch_tokens))
+    num_tokens = int(batch_tokens * study.plan.schedule(num_steps, 0.0).num_full_batches)
     return Choice(
         allocation=allocation,
         shape=shape,
         num_steps=num_steps,
-        prediction=predict(fit, params, num_steps * batch_tokens),
+        prediction=predict(fit, params, num_tokens),
     )
+
+
+def _steps_for(study: Study, num_full_batches: float) -> int:
+    """Steps that train on so many full batches: more of them where the batch warms up."""
+    num_steps = max(1, round(num_full_batches))
+    if study.plan.proxy.batch_warmup_fraction:
+        num_steps = max(num_steps, study.plan.proxy.batch_warmup_stages)
+        share = float(study.plan.schedule(num_steps, 0.0).num_full_batches) / num_steps
+        num_steps = max(num_steps, round(num_full_batches / share))
+    return num_steps
+
+
+def main_spec(study: Study, best: Params, learning_rate: float, choice: Choice) -> RunSpec:
+    """The main run, as a run of this study."""
+    point: Params = {**best, "learning_rate": learning_rate}
+    return study.run(shape=choice.shape, point=point, seed=study.plan.launch.seed, num_steps=choice.num_steps)
 
 
 def decision(study: Study, best: Params, learning_rate: float, choice: Choice) -> Decision:
     """Everything the main run computes with, as plain numbers."""
     from launcher import frozen
-    from proxies.bank import DIVERGED_ABOVE_NATS
     from proxies.parametrization import forward_numbers, parameter_table
 
     plan, shape, base = study.plan, choice.shape, study.base_shape
-    hparams = study.hparams(learning_rate, best["clip_norm"])
-    table = parameter_table(plan.proxy.parametrization, shape, base, hparams)
+    run = main_spec(study, best, learning_rate, choice)
+    table = parameter_table(run)
     predicted = choice.prediction
     assert predicted.low is not None and predicted.high is not None  # the plan asks for a bootstrap
     return frozen.Decision(
         schema_version=frozen.SCHEMA_VERSION,
         shape=shape,
         base_shape=base,
-        parametrization=plan.proxy.parametrization,
-        form="multiplier",
-        forward=forward_numbers(plan.proxy.parametrization, shape, base, hparams),
+        parametrization=run.parametrization,
+        forward=forward_numbers(run),
         groups=frozen.groups_of(table),
         optimizer="adamw",
-        learning_rate=frozen.learning_rate_of(plan.schedule(choice.num_steps, best["warmup_fraction"])),
-        clip_norm=hparams.clip_norm,
+        learning_rate=frozen.learning_rate_of(run.schedule),
+        clip_norm=run.hparams.clip_norm,
         batch_tokens=plan.proxy.batch_tokens,
-        num_tokens=choice.num_steps * plan.proxy.batch_tokens,
+        num_tokens=run.num_tokens,
         data=frozen.Data(
             data_id=study.manifest.data_id,
             tokenizer=study.manifest.tokenizer,
             vocab_size=study.manifest.vocab_size,
             num_train_tokens=study.manifest.num_tokens("train"),
+            weights=tuple(sorted(study.plan.data.weights.items())),
         ),
         seed=plan.launch.seed,
         precision=plan.launch.precision,

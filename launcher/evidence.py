@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher import decide
 from launcher.decide import Choice, Searched, StageMissingError, Transferred
 from launcher.gates import Gate, gates
+from launcher.own import OwnProgramError, is_own
 from launcher.study import Study
 from proxies.canon import Json
 from proxies.spec import RunSpec
@@ -64,7 +65,6 @@ def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, f
     """The same with choice, verdict at the chosen width, and gates; as it is where the fit identifies nothing."""
     from scaling_fits.law import CannotTellError
 
-    mine = found.coordinates.get(study.plan.proxy.parametrization)
     try:
         choice = decide.choose(study, fit)
     except CannotTellError:
@@ -72,7 +72,7 @@ def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, f
     verdict = decide.verdict_at(study, ledger, moved, choice.shape.width)
     outcomes = [ledger.results()[spec.id] for spec in found.ladder]
     lost = [outcome for outcome in outcomes if outcome.loss_nats is None]
-    closed = gates(study, mine, verdict, fit, choice, lost)
+    closed = gates(study, found.coordinates, verdict, fit, choice, lost)
     return dataclasses.replace(found, transferred=moved, fit=fit, choice=choice, verdict=verdict, gates=closed)
 
 
@@ -81,6 +81,7 @@ def decision_of(study: Study, found: Findings) -> Decision:
 
     Raises:
         StageMissingError: something is still to run.
+        OwnProgramError: it is not one of our models that trains.
         CannotTellError: all has run, and the ladder fits no law.
     """
     if found.fit is not None and found.choice is None:
@@ -89,4 +90,6 @@ def decision_of(study: Study, found: Findings) -> Decision:
         raise CannotTellError(found.fit.warnings)
     if found.searched is None or found.transferred is None or found.choice is None:
         raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
+    if is_own(study):
+        raise OwnProgramError(study)
     return decide.decision(study, found.searched.best, found.transferred.learning_rate, found.choice)

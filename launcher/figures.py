@@ -16,6 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from launcher.coordinate_view import by_role, points
 from launcher.report_html import Body, arm_name
 from launcher.svg import INK, KINDS, SEQUENCE, finish, raised, shade
 
@@ -189,14 +190,14 @@ def _drifting(axes: Axes, optima: Sequence[Any], name: str, rank: int) -> None:
 
 
 def coordinates(body: Body, arm: str) -> str:
-    """Size of every layer's change against width, log-log; a layer that does not pass is drawn bold or dashed."""
+    """Size of the change of each role's worst layer against width, or depth, log-log; bold or dashed if not passing."""
     check = body["coordinates"][arm]
-    everything = [c for of in body["coordinates"].values() for layer in of["layers"] for c in layer["change"]]
+    shown = {name: [layers[0] for _, layers in by_role(of)] for name, of in body["coordinates"].items()}
+    everything = [change for layers in shown.values() for layer in layers for change in layer["change"] if change > 0]
     styles = {"passes": ("-", 1.2), "cannot_tell": ((0, (3, 2)), 1.2), "blows_up": ("-", 2.8), "vanishes": ("-", 2.8)}
-    kinds = list(dict.fromkeys(layer["layer"].rsplit(".")[-1] for layer in check["layers"]))
 
     def paint(axes: Axes) -> None:
-        _width_axis(axes, check["widths"])
+        _width_axis(axes, points(check))
         axes.set_yscale("log")
         if everything:
             axes.set_ylim(min(everything) / 1.3, max(everything) * 1.3)
@@ -204,17 +205,14 @@ def coordinates(body: Body, arm: str) -> str:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_minor_locator(NullLocator())
-        seen: set[str] = set()
-        for layer in check["layers"]:
-            kind, (dashes, weight) = layer["layer"].rsplit(".")[-1], styles[layer["outcome"]]
-            rank = kinds.index(kind)
-            axes.plot(check["widths"][: len(layer["change"])], layer["change"], marker=_MARKERS[rank % len(_MARKERS)],
+        for rank, layer in enumerate(shown[arm]):
+            dashes, weight = styles[layer["outcome"]]
+            axes.plot(points(check)[: len(layer["change"])], layer["change"], marker=_MARKERS[rank % len(_MARKERS)],
                       markersize=4, linewidth=weight, linestyle=dashes, color=KINDS[rank % len(KINDS)],
-                      label=None if kind in seen else kind)  # fmt: skip
-            seen.add(kind)
+                      label=layer["role"].replace("_", " "))  # fmt: skip
 
-    title = f"Coordinate check, {arm_name(arm)}: change of each layer's output against width"
-    return _draw(f"coordinates-{arm}", title, ("width", "mean absolute change of output"), paint)
+    title = f"Coordinate check, {arm_name(arm)}: change of each role's worst layer against {check['axis']}"
+    return _draw(f"coordinates-{arm}", title, (check["axis"], "mean absolute change of output"), paint)
 
 
 def search(body: Body) -> str:

@@ -15,10 +15,12 @@ from typing import Literal
 from proxies import canon
 from proxies.checks import Checks
 from proxies.numbers import ForwardNumbers, Kind, ParameterNumbers
-from proxies.schedule import STEP_CONVENTION, lr_table
-from proxies.spec import Dtype, Parametrization, Schedule, Shape
+from proxies.rules import Parametrization
+from proxies.schedule import STEP_CONVENTION, Schedule, lr_table
+from proxies.shape import Shape
+from proxies.spec import Dtype
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 NUM_LR_SAMPLES = 64
 LAUNCH_FILE = "launch.json"
 
@@ -49,7 +51,7 @@ class ParameterGroup:
     beta1: float
     beta2: float
     init_std: float
-    """Normal(0, init_std); 0 means ones (norm gains)."""
+    """Normal(0, init_std); gains start at one, biases at zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +75,8 @@ class Data:
     vocab_size: int
     num_train_tokens: int
     """Unique tokens at hand."""
+    weights: tuple[tuple[str, float], ...]
+    """Shares of the corpus's sources, where the plan changes them."""
     order: Literal["every window once per epoch, keyed by (seed, epoch)"] = (
         "every window once per epoch, keyed by (seed, epoch)"
     )
@@ -142,9 +146,8 @@ class Decision:
     base_shape: Shape
     parametrization: Parametrization
     """A label. What counts is the numbers in `groups` and `forward`."""
-    form: Literal["multiplier"]
-    """Forward multipliers stay in the model, as they were when clip was searched."""
     forward: ForwardNumbers
+    """Multipliers stay in the model, as they were when clip was searched."""
     groups: tuple[ParameterGroup, ...]
     optimizer: Literal["adamw"]
     learning_rate: LearningRate
@@ -164,15 +167,17 @@ class Decision:
         checks.whole("batch_tokens", "num_tokens")
         checks.whole("seed", least=0)
         if checks.fine:
-            steps, sequences = self.learning_rate.schedule.num_steps, self.batch_tokens // self.shape.seq_len
+            schedule, ranks = self.learning_rate.schedule, self.parallelism.num_ranks
             checks.that(
-                self.num_tokens == steps * self.batch_tokens,
-                f"num_tokens = {self.num_tokens}: not {steps} steps of {self.batch_tokens} tokens",
+                self.num_tokens == schedule.num_full_batches * self.batch_tokens,
+                f"num_tokens = {self.num_tokens}: not {schedule.num_steps} steps of {self.batch_tokens} tokens"
+                + (f", {schedule.batch_warmup_steps} of them warming up" if schedule.batch_warmup_steps else ""),
             )
+            smallest, rest = divmod(self.batch_tokens, schedule.batch_warmup_stages)
             checks.that(
-                self.batch_tokens % self.shape.seq_len == 0 and sequences % self.parallelism.num_ranks == 0,
-                f"batch_tokens = {self.batch_tokens}: no whole sequences of {self.shape.seq_len} for each of "
-                f"{self.parallelism.num_ranks} ranks",
+                rest == 0 and smallest % (self.shape.seq_len * ranks) == 0,
+                f"batch_tokens = {self.batch_tokens}: no whole sequences of {self.shape.seq_len} for each of {ranks} "
+                "ranks" + (f" at its smallest, {smallest}" if schedule.batch_warmup_stages > 1 else ""),
             )
         checks.done()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from launcher.coordinate_view import findings
 from launcher.study import Study
-from proxies import canon
 from proxies.spec import RunResult
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ WIDEST_HALF = 0.25
 GateOutcome = Literal["passed", "failed", "cannot_tell"]
 
 
+class GateError(ValueError):
+    """A gate is closed: the message says which, why, and what to do."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
     """One condition of freezing."""
@@ -43,7 +47,7 @@ class Gate:
 
 def gates(
     study: Study,
-    coordinates: canon.Json | None,
+    coordinates: Mapping[str, Any],
     verdict: Verdict,
     fit: FittedRuns,
     choice: Choice,
@@ -53,7 +57,7 @@ def gates(
 
     Args:
         study: what was asked.
-        coordinates: the check's record, None where it has not run.
+        coordinates: the checks' records, by name; empty where none has run.
         verdict: at the chosen width.
         fit: of the ladder.
         choice: what would be launched.
@@ -61,35 +65,33 @@ def gates(
     """
     moved = transfer_gate(verdict)
     steps = f"measured at {study.plan.proxy.num_steps} steps, launched for {choice.num_steps}: duration is not tested"
+    own = "your own trainer's activations cannot be seen: check its coordinates there"
+    unseen = Gate(name="coordinates", outcome="cannot_tell", reason=own)
     return (
-        coordinate_gate(coordinates),
+        coordinate_gate(coordinates, study.plan.proxy.parametrization) if study.plan.command is None else unseen,
         dataclasses.replace(moved, reason=f"{moved.reason}; {steps}"),
         _fit_gate(fit, choice, lost_rungs),
         _data_gate(study, choice),
     )
 
 
-def coordinate_gate(coordinates: canon.Json) -> Gate:
-    """The coordinate check's: every layer's updates are of one size at every width."""
-    if coordinates is None:
+DEPTH = "depth"
+"""The coordinate check over depths; those over widths bear their parametrization's name."""
+
+
+def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
+    """The coordinate check's: every layer keeps its size at every width, and at every depth if there is a rule."""
+    mine = [checks[name] for name in (parametrization, DEPTH) if name in checks]
+    if parametrization not in checks:
         return Gate(name="coordinates", outcome="cannot_tell", reason="not run yet: `forerun check PLAN` does")
-    assert isinstance(coordinates, dict)
-    layers = coordinates["layers"]
-    assert isinstance(layers, list)
+    outcomes: dict[str, GateOutcome] = {"passes": "passed", "cannot_tell": "cannot_tell"}
+    found = [outcomes.get(check["outcome"], "failed") for check in mine]
     said = [
-        f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f})"
-        + (f": {layer['cause']}" if layer["cause"] else "")
-        for layer in layers
-        if isinstance(layer, dict) and isinstance(layer["outcome"], str) and layer["outcome"] != "passes"
+        "; ".join(findings(check)) or f"all {len(check['layers'])} layers keep their size as {check['axis']} grows"
+        for check in mine
     ]
-    if coordinates["not_finite_width"] is not None:
-        said.insert(0, f"width {coordinates['not_finite_width']} left the finite numbers")
-    outcomes: dict[object, GateOutcome] = {"passes": "passed", "cannot_tell": "cannot_tell"}
-    return Gate(
-        name="coordinates",
-        outcome=outcomes.get(coordinates["outcome"], "failed"),
-        reason="; ".join(said) or f"all {len(layers)} layers' updates keep their size as width grows",
-    )
+    worst: GateOutcome = "failed" if "failed" in found else "cannot_tell" if "cannot_tell" in found else "passed"
+    return Gate(name="coordinates", outcome=worst, reason="; ".join(said))
 
 
 def transfer_gate(verdict: Verdict) -> Gate:
@@ -147,5 +149,8 @@ def _reach_doubts(choice: Choice) -> list[str]:
 
 def _data_gate(study: Study, choice: Choice) -> Gate:
     have, want = study.manifest.num_tokens("train"), choice.num_tokens
+    if study.corpus is None:
+        unseen = f"{want:,.0f} tokens wanted; how many unique ones {study.plan.data.external} has, its owner knows"
+        return Gate(name="data", outcome="cannot_tell", reason=unseen)
     outcome: GateOutcome = "passed" if want <= have else "failed"
     return Gate(name="data", outcome=outcome, reason=f"{want:,.0f} tokens wanted, {have:,} unique ones at hand")

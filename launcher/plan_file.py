@@ -13,6 +13,8 @@ import pydantic
 from pydantic import BaseModel
 
 from launcher.plan import Plan
+from launcher.plan_proxy import proxy_problems
+from launcher.plan_sections import RuleChoices
 from proxies.checks import SpecError
 
 MIN_RUNGS = 6
@@ -100,6 +102,8 @@ def _say(error: Any) -> str:
             section = Plan.model_fields[path[0]].annotation
             assert isinstance(section, type) and issubclass(section, BaseModel)
             known = list(section.model_fields)
+        if path[:2] == ["proxy", "rules"] and len(path) == 3:
+            known = list(RuleChoices.model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
         return f"{where} is unknown: {hint}"
@@ -129,7 +133,7 @@ def _list_checks(plan: Plan) -> list[str]:
         "proxy.base_width": (plan.proxy.base_width,),
         "transfer.widths": plan.transfer.widths,
         "transfer.control_widths": plan.transfer.control_widths,
-        "transfer.check_widths": plan.transfer.check_widths,
+        "transfer.check_widths": () if plan.proxy.command else plan.transfer.check_widths,
         "ladder.widths": plan.ladder.widths,
     }
     for name, values in widths.items():
@@ -151,7 +155,7 @@ def _list_checks(plan: Plan) -> list[str]:
 
 def _cross_checks(plan: Plan) -> list[str]:
     """What single keys cannot show."""
-    problems = _list_checks(plan)
+    problems = _list_checks(plan) + proxy_problems(plan)
     for name in ("learning_rate", "warmup_fraction", "clip_norm"):
         low, high = getattr(plan.search, name)
         if low > high:
@@ -161,14 +165,6 @@ def _cross_checks(plan: Plan) -> list[str]:
             f"transfer.widths = {list(plan.transfer.widths)}: must hold proxy.base_width = {plan.proxy.base_width}, "
             "whose optimum is the one transferred"
         )
-    if plan.proxy.batch_tokens % plan.model.seq_len:
-        problems.append(
-            f"proxy.batch_tokens = {plan.proxy.batch_tokens}: no multiple of model.seq_len = {plan.model.seq_len}"
-        )
-    ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
-    sequences = plan.proxy.batch_tokens // plan.model.seq_len
-    if sequences % ranks:
-        problems.append(f"launch: {ranks} ranks do not divide the {sequences} sequences of a batch")
     num_rungs = len(plan.ladder.widths) * len(plan.ladder.num_steps)
     if len(plan.ladder.widths) < 2 or len(plan.ladder.num_steps) < 2 or num_rungs < MIN_RUNGS:
         problems.append(
@@ -177,16 +173,6 @@ def _cross_checks(plan: Plan) -> list[str]:
         )
     if list(plan.transfer.check_widths) != sorted(plan.transfer.check_widths):
         problems.append(f"transfer.check_widths = {list(plan.transfer.check_widths)}: increasing widths are wanted")
-    if plan.transfer.check_num_seeds > plan.proxy.num_slots:
-        problems.append(
-            f"transfer.check_num_seeds = {plan.transfer.check_num_seeds}: at most proxy.num_slots = "
-            f"{plan.proxy.num_slots}, one bank holds them all"
-        )
-    if plan.proxy.weight_decay * plan.search.learning_rate[1] >= 1:
-        problems.append(
-            f"proxy.weight_decay = {plan.proxy.weight_decay}: times the highest learning rate "
-            f"{plan.search.learning_rate[1]} it is >= 1, a step would flip weights"
-        )
     return problems
 
 
@@ -214,6 +200,11 @@ def _choices(annotation: Any) -> str:
 
 
 def _toml(value: object) -> str:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_none=True)
+    if isinstance(value, dict):
+        pairs = [f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items() if item is not None]
+        return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, float):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from launcher.checkpoints import CheckpointError, CorruptError
 from launcher.frozen import FrozenError, TamperedError
-from proxies.documents import DataError
+from proxies.data.tokens import DataError
 
 _Value = TypeVar("_Value")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from launcher import report_html as show
 from launcher import report_sections as sections
+from launcher.report_coordinates import coordinates
 from launcher.report_decision import decision, groups
 from launcher.report_html import Body
 from launcher.report_style import CSS
@@ -32,7 +33,7 @@ def page(body: Body) -> str:
         decision(body),
         sections.valleys(body),
         sections.drift(body),
-        sections.coordinates(body),
+        coordinates(body),
         sections.search(body),
         sections.scaling(body),
         sections.choice(body),

@@ -10,6 +10,7 @@ from launcher import decide
 from launcher.decide import Choice
 from launcher.evidence import Findings, decision_of, gather
 from launcher.gates import Gate
+from launcher.own import is_own, own_run
 from launcher.study import Study, recorded_points
 from proxies import canon
 from proxies.canon import Json
@@ -24,7 +25,7 @@ def recorded_body(study_dir: Path) -> dict[str, Json]:
     Raises:
         SweepError, PlanError, DataError: it holds no study, or not a sound one.
     """
-    from launcher.stages import recorded
+    from launcher.opening import recorded
 
     study, ledger = recorded(study_dir)
     return report_body(study, ledger, gather(study, ledger))
@@ -33,7 +34,8 @@ def recorded_body(study_dir: Path) -> dict[str, Json]:
 def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
     """`report.json`: every number the report shows. No clock, no path."""
     results = ledger.results()
-    decision = decision_of(study, found) if found.choice is not None else None
+    own = is_own(study)
+    decision = decision_of(study, found) if found.choice is not None and not own else None
     return {
         "schema_version": 1,
         "question": study.question,
@@ -56,6 +58,7 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         "accepted": accepted(ledger, found.gates),
         "decision": None if decision is None else canon.to_json(decision),
         "digest": None if decision is None else decision.digest,
+        "own_run": _own_run(study, found) if own else None,
         "main_run": None if decision is None else main_run(study, decision.digest),
         "spend": _spend(study, ledger, found.choice),
         "ledger_head": ledger.head_hash,
@@ -201,6 +204,12 @@ def _choice(study: Study, found: Findings) -> Json:
         "flops_causal": _causal_flops(choice),
         "prediction": prediction_summary(choice.prediction),
     }
+
+
+def _own_run(study: Study, found: Findings) -> Json:
+    if found.searched is None or found.transferred is None or found.choice is None:
+        return None
+    return own_run(study, found.searched.best, found.transferred.learning_rate, found.choice)
 
 
 def main_run(study: Study, digest: str) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher import report_html as show
+from launcher.own import own_text
 from launcher.report_html import Body
 
 
@@ -19,12 +20,21 @@ def decision(body: Body) -> str:
     if body["decision"] is not None:
         beside = f"<div>{_expectation(body)}{_gates(body)}</div>"
         parts.append(f'<div class="decision">{_configuration(body)}{beside}</div>')
+    if body["own_run"] is not None:
+        parts.append(f"<pre>{show.text(own_text(body['own_run']))}</pre>{_gates(body)}")
     parts.append(show.section("unknown", "What is not known", show.bullets(_unknown(body))))
     return "".join(parts)
 
 
 def _standing(body: Body) -> tuple[str, str]:
     """Headline and the sentence below it."""
+    if body["own_run"] is not None:
+        closed = [show.words(gate["name"]) for gate in body["gates"] if gate["outcome"] != "passed"]
+        held = f"These gates did not pass: {_listed(closed)}." if closed else "Every gate passed."
+        return (
+            "Not ready to launch" if closed else "Launch this",
+            f"{held} Your own code trains; what to start it with:",
+        )
     if body["decision"] is None:
         if body["fit"] is not None:
             return "Nothing to launch yet", "The ladder has run, and fits no law; see the warnings of the fit below."
@@ -75,7 +85,7 @@ def _configuration(body: Body) -> str:
         ("Schedule", kind),
         ("Clip", clip),
         ("Precision", (f"{show.text(config['precision'])}, AdamW, parametrization "
-                      f"{show.text(config['parametrization'])}")),
+                      f"{show.text(config['parametrization']['name'])}")),
         ("Ranks", f"{parallel['data_parallel_shard']} sharded × {parallel['data_parallel_replicate']} replicated"),
         ("Digest", f"<code>{show.text(body['digest'])}</code>"),
     ]  # fmt: skip

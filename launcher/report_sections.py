@@ -108,47 +108,6 @@ def _estimate(found: Any, spec: str) -> str:
     return f"{show.number(found['value'], spec)} {show.interval(found['interval'], spec)}"
 
 
-def coordinates(body: Body) -> str:
-    """The coordinate check of both parametrizations."""
-    heading, checks = "Do updates keep their size as width grows?", body["coordinates"]
-    if not checks:
-        return show.section("coordinates", heading, show.missing("The coordinate check has not run.", "check"))
-    arms = sorted(checks, key=lambda arm: arm != figures.main_arm(body))
-    panels = [show.figure(figures.coordinates(body, arm), _check_caption(checks[arm]), _arm_name(arm)) for arm in arms]
-    head = ["layer"] + [
-        cell for arm in arms for cell in (f"{show.text(show.arm_name(arm))}: slope", "interval", "outcome")
-    ]
-    by_arm = {arm: {layer["layer"]: layer for layer in checks[arm]["layers"]} for arm in arms}
-    names = list(dict.fromkeys(name for layers in by_arm.values() for name in layers))
-    rows = [
-        [show.text(name), *(cell for arm in arms for cell in _layer_cells(by_arm[arm].get(name)))] for name in names
-    ]
-    note = (
-        '<p class="over">Slope: log2 of the change per doubling of width; about none when updates keep their size. '
-        "Drawn bold: blows up or vanishes. Dashed: cannot tell.</p>"
-    )
-    return show.section(
-        "coordinates", heading, show.pair(*panels), note, show.table(head, rows, (0, *range(3, len(head), 3)))
-    )
-
-
-def _layer_cells(layer: Any) -> tuple[str, str, str]:
-    if layer is None:
-        return ("–", "–", "–")
-    return show.number(layer["slope"], "+.2f"), show.interval(layer["interval"], "+.2f"), show.chip(layer["outcome"])
-
-
-def _check_caption(check: Any) -> str:
-    diverged = check.get("not_finite_width")
-    ended = "" if diverged is None else f" At width {diverged} a run left the finite numbers."
-    causes = list(dict.fromkeys(show.text(layer["cause"]) for layer in check["layers"] if layer["cause"]))
-    why = f": {'; '.join(causes)}" if causes else ""
-    return (
-        f"{show.chip(check['outcome'])}{why}. Widths {', '.join(map(str, check['widths']))}, {check['num_steps']} "
-        f"steps at learning rate {show.number(check['learning_rate'])}, {check['num_seeds']} seeds.{ended}"
-    )
-
-
 def search(body: Body) -> str:
     """The search at the base width: every trial, and the best as a table."""
     heading = "Search at the base width"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from launcher.decide import (
     FIT_KEY,
@@ -22,20 +20,19 @@ from launcher.decide import (
     searched,
     transferred,
 )
-from launcher.plan_file import commented_plan, load_plan
 from launcher.study import PLAN_FILE, SEARCH_STAGE, Study
 from launcher.talk import Meter, say
 from proxies import canon
+from proxies.data.tokens import TokenStore
 from proxies.flops import flops_per_token
-from proxies.spec import Parametrization, RunSpec
-from proxies.tokens import TokenStore, read_manifest
+from proxies.spec import RunSpec
 from sweeps.drive import Progress, drive
 from sweeps.ledger import Ledger
 from sweeps.pool import Pool
 from sweeps.source import SearchSource, Source, StaticSource
 
 if TYPE_CHECKING:
-    from proxies.coordinates import CoordinateCheck
+    pass
 
 STEPS_PER_CALL = 50
 """Optimizer steps between a worker's reports: under a second to some seconds for a proxy of this kind."""
@@ -47,72 +44,14 @@ class InterruptedStudyError(Exception):
 
 def bank_key(spec: RunSpec) -> str:
     """What runs must agree on to share a bank."""
-    return canon.content_id([spec.shape, spec.batch_tokens, spec.data_id, spec.numerics])
-
-
-def plan_study(plan_path: Path, study_dir: Path, overrides: tuple[str, ...] = ()) -> Study:
-    """A study as a plan file asks for it.
-
-    Raises:
-        PlanError, DataError: what is wrong with the plan or its corpus.
-    """
-    plan = load_plan(plan_path, overrides)
-    corpus = (plan_path.parent / plan.data.path).resolve()
-    return Study(plan=plan, study_dir=study_dir, corpus=corpus, manifest=read_manifest(corpus))
-
-
-def recorded_study(study_dir: Path) -> Study:
-    """The study of a folder, from the plan kept in it.
-
-    Raises:
-        PlanError: there is none.
-    """
-    return plan_study(study_dir / PLAN_FILE, study_dir)
-
-
-def recorded(study_dir: Path) -> tuple[Study, Ledger]:
-    """The study of a folder and its ledger, for reading; works while a driver runs.
-
-    Raises:
-        SweepError, PlanError, DataError: no study, not a sound one, or a plan that is not the recorded one.
-    """
-    ledger = Ledger.read(study_dir)
-    study = recorded_study(study_dir)
-    ledger.check_plan(study.question)
-    return study, ledger
-
-
-def verified_corpus(study: Study) -> TokenStore:
-    """The corpus, read through once and for all: in a worker, damage would fail run after run.
-
-    Raises:
-        DataError: it is not what its manifest says, or too short for one window.
-    """
-    store = TokenStore(study.corpus)
-    seq_len = study.plan.model.seq_len
-    store.train_batch(seed=0, step=0, num_sequences=1, seq_len=seq_len)
-    store.validation_batch(num_sequences=1, seq_len=seq_len)
-    return store
-
-
-def open_ledger(study: Study) -> Ledger:
-    """The study's ledger, for writing; a new one gets the plan beside it.
-
-    Raises:
-        SweepError: see `Ledger.open`.
-    """
-    ledger = Ledger.open(study.study_dir, study.question, create=True)
-    values = cast(dict[str, dict[str, object]], study.plan.model_dump())
-    values["data"]["path"] = str(study.corpus)
-    canon.write_atomic(study.study_dir / PLAN_FILE, commented_plan(values).encode())
-    return ledger
+    return canon.content_id([spec.shape, spec.batch_tokens, spec.data_id, spec.numerics, spec.factory, spec.command])
 
 
 class Runner:
     """Runs stages of one study; the pool starts when there is something to run, and is shared by the stages."""
 
-    def __init__(self, study: Study, ledger: Ledger, store: TokenStore) -> None:
-        """`store` is the study's corpus, verified: workers trust it."""
+    def __init__(self, study: Study, ledger: Ledger, store: TokenStore | None) -> None:
+        """`store` is the study's corpus, verified: workers trust it; None where a command brings its own data."""
         self.study, self.ledger, self.store = study, ledger, store
         self._pool: Pool | None = None
         self._stopping = False
@@ -183,33 +122,25 @@ class Runner:
             raise self._interrupted()
 
     def check(self) -> dict[str, canon.Json]:
-        """Coordinate checks of the plan's parametrization and, beside it, the standard one; by parametrization."""
-        names: tuple[Parametrization, ...] = (self.study.plan.proxy.parametrization, "sp")
-        for name in dict.fromkeys(names):
-            if self.ledger.find("coordinates", name) is None:
-                found = self._check_one(name)
-                self.ledger.append("coordinates", name, found)
-                say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}")
-        return {record.key: record.body for record in self.ledger.records("coordinates")}
+        """The study's coordinate checks, by name; what has not been checked yet is.
 
-    def _check_one(self, parametrization: Parametrization) -> CoordinateCheck:
-        from proxies.coordinates import check_coordinates
+        Raises:
+            UnseenError: a command trains, whose activations nobody sees.
+        """
+        from launcher.checking import checks_of
 
-        runs = [
-            [dataclasses.replace(run, parametrization=parametrization) for run in row]
-            for row in self.study.check_runs()
-        ]
-        work = {row[0].shape.width: float(flops_per_token(row[0].shape)) for row in runs}
-        with Meter(f"coordinate check ({parametrization})", sum(work.values())) as meter:
-
-            def progress(width: int) -> None:
-                meter.add(work[width], f"width {width}")
-                self._check_stop()
-
-            return check_coordinates(runs, self.store, level=self.study.plan.transfer.level, progress=progress)
+        return checks_of(self.study, self.ledger, self.store, self._check_stop)
 
     def sweep(self) -> Searched:
-        """The search at the base width."""
+        """The search at the base width; of a model that is not ours, once its coordinates are checked.
+
+        Raises:
+            GateError: the user's own model fails the check.
+        """
+        if self.study.factory is not None:
+            from launcher.checking import refuse_failed
+
+            refuse_failed(self.study, self.check())
         search = self.study.plan.search
         source = SearchSource(
             self.study.space,
@@ -270,10 +201,16 @@ class Runner:
 
 
 def _start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
-    from launcher.host import BankHostFactory
+    from launcher.host import HostFactory
 
-    cluster = study.plan.cluster
-    factory = BankHostFactory(corpus=str(study.corpus))
+    plan, cluster = study.plan, study.plan.cluster
+    factory = HostFactory(
+        corpus=str(study.corpus or ""),
+        weights=plan.data.weights or None,
+        code_dir=str(study.code_dir),
+        study_dir=str(study.study_dir.resolve()),
+        timeout_seconds=plan.proxy.timeout_seconds,
+    )
     if cluster.backend == "inline":
         from sweeps.pool import InlinePool
 

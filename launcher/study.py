@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, cast
 
 from launcher.plan import Plan, target_width_guess
 from proxies import canon
-from proxies.spec import Hparams, Parametrization, RunResult, RunSpec, Shape
+from proxies.programs import Factory
+from proxies.rules import Parametrization, named
+from proxies.schedule import Schedule
+from proxies.shape import Shape
+from proxies.spec import Hparams, RunResult, RunSpec
 from sweeps.space import Params, SearchSpace
 from transfer.optimum import Point
 
 if TYPE_CHECKING:
-    from proxies.tokens import Manifest
+    from proxies.data.tokens import Manifest
     from transfer.verdict import Verdict
 
 PLAN_FILE = "plan.toml"
-SEMANTICS = 1
+SEMANTICS = 2
 """What a spec's numbers mean: model, initial values, data order, validation windows. A version that trains another
 model from the same spec raises it, so that no study mixes the two.
 """
@@ -57,13 +61,22 @@ class Study:
 
     plan: Plan
     study_dir: Path
-    corpus: Path
+    corpus: Path | None
+    """None: a command's own data."""
     manifest: Manifest
+    code_dir: Path
+    """Where the factory's module lies, or the command runs."""
+    factory: Factory | None = None
 
     @property
     def question(self) -> dict[str, canon.Json]:
         """Record 0 of the ledger: the plan without machine matters, the data, and what a run means."""
-        return {**self.plan.question(), "data_id": self.manifest.data_id, "semantics": SEMANTICS}
+        return {
+            **self.plan.question(),
+            "data_id": self.manifest.data_id,
+            "factory_sha256": self.factory.source_sha256 if self.factory else "",
+            "semantics": SEMANTICS,
+        }
 
     def shape(self, width: int) -> Shape:
         """The shape at a width, with the corpus's vocabulary."""
@@ -85,7 +98,10 @@ class Study:
     @property
     def has_control(self) -> bool:
         """Whether a control arm runs: a study in standard form is its own."""
-        return self.plan.proxy.parametrization != "sp" and bool(self.plan.transfer.control_widths)
+        proxy = self.plan.proxy
+        command = self.plan.command  # a trainer that scales by itself has no other form
+        told = command is None or command.reaches("parametrization")
+        return proxy.parametrization != "sp" and told and bool(self.plan.transfer.control_widths)
 
     @property
     def target_width_guess(self) -> int:
@@ -104,43 +120,70 @@ class Study:
             clip_norm=clip_norm,
         )
 
+    @property
+    def control(self) -> Parametrization:
+        """The same as the plan's at the base shape, and scaled by nothing."""
+        mine = self.plan.parametrization
+        return dataclasses.replace(
+            named("sp"), decayed=mine.decayed,
+            weight_decay="independent" if mine.weight_decay == "independent" else "unscaled",
+        )  # fmt: skip
+
     def run(
-        self, *, width: int, point: Params, seed: int, num_steps: int, parametrization: Parametrization | None = None
+        self, *, shape: Shape, point: Params, seed: int, num_steps: int, parametrization: Parametrization | None = None
     ) -> RunSpec:
-        """One proxy run of this study."""
+        """One run of this study."""
+        proxy, rules = self.plan.proxy, parametrization or self.plan.parametrization
+        # The base run is a trial of the search, whatever its learning rate's warmup.
+        base_tokens = proxy.batch_tokens * self.plan.schedule(proxy.num_steps, 0.0).num_full_batches
         return RunSpec(
-            shape=self.shape(width),
+            shape=shape,
             base_shape=self.base_shape,
-            parametrization=parametrization or self.plan.proxy.parametrization,
+            parametrization=rules,
             hparams=self.hparams(point["learning_rate"], point["clip_norm"]),
             schedule=self.plan.schedule(num_steps, point["warmup_fraction"]),
-            batch_tokens=self.plan.proxy.batch_tokens,
+            batch_tokens=proxy.batch_tokens,
             data_id=self.manifest.data_id,
             seed=seed,
             numerics=self.plan.numerics,
+            base_batch_tokens=proxy.batch_tokens if rules.needs_tokens else None,
+            base_num_tokens=int(base_tokens) if rules.needs_tokens else None,
+            factory=self.factory,
+            command=self.plan.command,
         )
 
     def trial(self, point: Params) -> RunSpec:
         """A trial of the search."""
         proxy = self.plan.proxy
-        return self.run(width=proxy.base_width, point=point, seed=self.plan.search.seed, num_steps=proxy.num_steps)
+        return self.run(shape=self.base_shape, point=point, seed=self.plan.search.seed, num_steps=proxy.num_steps)
 
-    def check_runs(self) -> list[list[RunSpec]]:
-        """The coordinate check's runs, by width: constant rate, no warmup, no clipping that could hide a blow-up."""
+    def check_runs(self, parametrization: Parametrization) -> list[list[RunSpec]]:
+        """The coordinate check's runs, by width."""
+        return self._check_runs(parametrization, [self.shape(width) for width in self.plan.transfer.check_widths])
+
+    def depth_runs(self) -> list[list[RunSpec]]:
+        """The check's second part, by depth at the base width; empty where the parametrization has no depth rule."""
+        rules, depths = self.plan.parametrization, self.plan.transfer.check_depths
+        if rules.depth_alpha is None or len(depths) < 2:
+            return []
+        return self._check_runs(rules, [self.base_shape.at_depth(depth) for depth in depths])
+
+    def _check_runs(self, parametrization: Parametrization, shapes: list[Shape]) -> list[list[RunSpec]]:
+        """Constant rate, no warmup, no clipping that could hide a blow-up; each run alone."""
         transfer = self.plan.transfer
-        schedule = dataclasses.replace(
-            self.plan.schedule(transfer.check_num_steps + 1, 0.0),
-            kind="constant", warmup_steps=0, decay_steps=0, final_fraction=0.0,
-        )  # fmt: skip
         point: Params = {"learning_rate": transfer.check_learning_rate, "clip_norm": 1.0, "warmup_fraction": 0.0}
-        runs = [
-            [self.run(width=width, point=point, seed=seed, num_steps=1) for seed in range(transfer.check_num_seeds)]
-            for width in transfer.check_widths
-        ]
-        free = [[dataclasses.replace(r.hparams, clip_norm=None) for r in row] for row in runs]
+        constant, steps = Schedule(kind="constant", num_steps=transfer.check_num_steps + 1), self.plan.proxy.num_steps
+        numerics = dataclasses.replace(self.plan.numerics, num_slots=1)
+        rules = dataclasses.replace(parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0)
         return [
-            [dataclasses.replace(r, schedule=schedule, hparams=h) for r, h in zip(row, hparams, strict=True)]
-            for row, hparams in zip(runs, free, strict=True)
+            [
+                dataclasses.replace(
+                    run, schedule=constant, numerics=numerics, hparams=dataclasses.replace(run.hparams, clip_norm=None)
+                )
+                for seed in range(transfer.check_num_seeds)
+                for run in [self.run(shape=shape, point=point, seed=seed, num_steps=steps, parametrization=rules)]
+            ]
+            for shape in shapes
         ]
 
     def best_point(self, points: list[Params], results: Mapping[str, RunResult]) -> Params:
@@ -192,11 +235,11 @@ class Study:
             standard = control and width != self.plan.proxy.base_width
             for seed in range(num_seeds):
                 spec = self.run(
-                    width=width,
+                    shape=self.shape(width),
                     point={**best, "learning_rate": 2.0**log2_lr},
                     seed=seed,
                     num_steps=self.plan.proxy.num_steps,
-                    parametrization="sp" if standard else None,
+                    parametrization=self.control if standard else None,
                 )
                 specs.append((spec, log2_lr))
         return Arm(specs=tuple(specs))
@@ -221,10 +264,10 @@ class Study:
     def ladder_runs(self, point: Params) -> list[RunSpec]:
         """The scaling ladder at the transferred hyperparameters."""
         ladder = self.plan.ladder
-        numerics = dataclasses.replace(self.plan.numerics, num_slots=ladder.num_slots)
+        numerics = dataclasses.replace(self.plan.numerics, num_slots=1 if self.plan.alone else ladder.num_slots)
         return [
             dataclasses.replace(
-                self.run(width=width, point=point, seed=ladder.seed, num_steps=num_steps), numerics=numerics
+                self.run(shape=self.shape(width), point=point, seed=ladder.seed, num_steps=num_steps), numerics=numerics
             )
             for width in ladder.widths
             for num_steps in ladder.num_steps

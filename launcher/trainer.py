@@ -28,8 +28,8 @@ from launcher.metrics import Ending
 from launcher.ranks import TrainerError, together
 from launcher.training import Trainer
 from proxies import canon
+from proxies.data.tokens import TokenStore
 from proxies.model import parameter_shapes
-from proxies.tokens import TokenStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ def run(options: Options, interrupted: Callable[[], bool] = lambda: False) -> En
 def _prepare(options: Options) -> tuple[Decision, TokenStore]:
     """The decision and the corpus, if they fit each other, the ranks there are, and what this trainer does."""
     decision = read_launch(options.config)
-    store = TokenStore(options.data)
+    store = TokenStore(options.data, weights=dict(decision.data.weights) or None)
     if problems := _problems(decision, store, options, dist.get_world_size()):
         raise TrainerError(problems)
     assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
@@ -72,14 +72,16 @@ def _prepare(options: Options) -> tuple[Decision, TokenStore]:
 def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks: int) -> list[str]:
     shape, schedule, manifest = decision.shape, decision.learning_rate.schedule, store.manifest
     ranks_fit = num_ranks == decision.parallelism.num_ranks or options.allow_world_size
+    stages = schedule.batch_warmup_stages
     corpus, wanted_corpus = manifest.data_id[:16], decision.data.data_id[:16]
     expected = {
         f"the corpus {options.data} is {corpus}..., the config is for {wanted_corpus}...": (
             manifest.data_id == decision.data.data_id
         ),
         f"{num_ranks} ranks: the config is for {decision.parallelism.num_ranks}": ranks_fit,
-        f"batch_tokens = {decision.batch_tokens} does not give {num_ranks} ranks whole sequences of {shape.seq_len}": (
-            decision.batch_tokens % (shape.seq_len * num_ranks) == 0
+        f"batch_tokens = {decision.batch_tokens} does not give {num_ranks} ranks whole sequences of {shape.seq_len}"
+        + (f" in each of batch_warmup_stages = {stages}" if stages > 1 else ""): (
+            decision.batch_tokens % (shape.seq_len * num_ranks * stages) == 0
         ),
         f"vocab_size = {shape.vocab_size} is smaller than the corpus's {manifest.vocab_size}": (
             manifest.vocab_size <= shape.vocab_size

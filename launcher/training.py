@@ -24,10 +24,11 @@ from launcher.frozen import Decision, Parallelism
 from launcher.metrics import Ending
 from launcher.ranks import device, together
 from proxies import canon
-from proxies.bank import VALIDATION_SEQUENCES
+from proxies.data.tokens import TokenStore
 from proxies.model import Multipliers, token_loss
+from proxies.optimizer import set_rates
+from proxies.outcome import validation_ids
 from proxies.schedule import lr_table
-from proxies.tokens import TokenStore
 
 CHECKPOINTS = "checkpoints"
 PARITY_FILE = "parity.json"
@@ -49,7 +50,9 @@ class Trainer:
         self.model = assembly.sharded_model(decision.shape, mesh, decision.precision)
         self.optimizer = assembly.build_optimizer(self.model, decision.groups)
         forward = decision.forward
-        self.multipliers = Multipliers(embedding=forward.embedding, attention=forward.attention, output=forward.output)
+        self.multipliers = Multipliers(
+            embedding=forward.embedding, attention=forward.attention, residual=forward.residual, output=forward.output
+        )
         self.lr_shares = lr_table(decision.learning_rate.schedule)
 
     def train(self, stop_after: int | None = None) -> Ending:
@@ -123,13 +126,15 @@ class Trainer:
 
     def _gradients(self, step: int) -> tuple[float, Tensor, bool]:
         """Loss of the global batch in nats per token, norm of its gradient, and whether any rank got a signal."""
-        shape = self.decision.shape
-        num_sequences = self.decision.batch_tokens // shape.seq_len
+        first, count = self._sequences(step)
+        mine = count // self.num_ranks
         batch = self.store.train_batch(
-            seed=self.decision.seed, step=step, num_sequences=num_sequences, seq_len=shape.seq_len
+            seed=self.decision.seed,
+            first_sequence=first + self.rank * mine,
+            num_sequences=mine,
+            seq_len=self.decision.shape.seq_len,
         )
-        mine = num_sequences // self.num_ranks
-        ids_BT = torch.from_numpy(batch[self.rank * mine : (self.rank + 1) * mine]).to(self.device)
+        ids_BT = torch.from_numpy(batch).to(self.device)
         loss = token_loss(self.model(ids_BT[:, :-1], self.multipliers), ids_BT[:, 1:])
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -142,8 +147,13 @@ class Trainer:
         loss_nats, num_interrupted = told.tolist()
         return loss_nats, norm, num_interrupted > 0
 
+    def _sequences(self, step: int) -> tuple[int, int]:
+        """Where the global batch of `step` stands in the data: its first sequence, and how many it takes."""
+        decision = self.decision
+        return decision.learning_rate.schedule.sequences(step, decision.batch_tokens // decision.shape.seq_len)
+
     def _trouble(self, step: int, loss_nats: float, grad_norm: float) -> str:
-        """Why the update of `step` must not be made; the bank calls a run diverged by the same rule."""
+        """Why the update of `step` must not be made; proxies are called diverged by the same rule."""
         if not (math.isfinite(loss_nats) and math.isfinite(grad_norm)):
             return f"loss {loss_nats} or gradient norm {grad_norm} not finite at step {step + 1}, before its update"
         ceiling = self.decision.abort.train_loss_above_nats
@@ -155,19 +165,20 @@ class Trainer:
         """Clip by the full norm and step, every group at its peak rate times the schedule's share."""
         if self.decision.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.decision.clip_norm, norm)
-        for live, frozen in zip(self.optimizer.param_groups, self.decision.groups, strict=True):
-            live["lr"] = frozen.learning_rate * self.lr_shares[step]
+        set_rates(self.optimizer, self.decision.groups, self.lr_shares[step])
         self.optimizer.step()
 
     def _log(self, step: int, loss_nats: float, grad_norm: float, seconds: float) -> None:
         if self.rank == 0:
+            first, count = self._sequences(step)
+            seq_len = self.decision.shape.seq_len
             line = {
                 "step": step + 1,
                 "train_loss_nats": loss_nats,
                 "grad_norm": grad_norm,
                 "lr": self.optimizer.param_groups[0]["lr"],
-                "tokens": (step + 1) * self.decision.batch_tokens,
-                "tokens_per_second": self.decision.batch_tokens / seconds,
+                "tokens": (first + count) * seq_len,
+                "tokens_per_second": count * seq_len / seconds,
                 "seconds": seconds,
             }
             metrics.append(self.run_dir, line)
@@ -185,10 +196,10 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """Loss in nats per token over the bank's validation windows, each rank its share."""
+        """Loss in nats per token over the proxies' validation windows, each rank its share."""
         seq_len = self.decision.shape.seq_len
-        num_sequences = min(VALIDATION_SEQUENCES, self.store.num_windows("validation", seq_len))
-        held = torch.from_numpy(self.store.validation_batch(num_sequences=num_sequences, seq_len=seq_len))
+        held = validation_ids(self.store, seq_len)
+        num_sequences = len(held)
         mine = self.decision.batch_tokens // seq_len // self.num_ranks
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for first in range(0, num_sequences, mine * self.num_ranks):

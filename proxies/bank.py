@@ -8,17 +8,17 @@ counter. Every operation works row by row, so a slot's curve is bitwise the same
 from __future__ import annotations
 
 import math
-import platform
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from proxies import canon, flops
+from proxies.data.tokens import TokenStore
 from proxies.model import Decoder, token_loss
 from proxies.numbers import ForwardNumbers
 from proxies.optimizer import BankAdamW
+from proxies.outcome import Progress, validation_ids
 from proxies.parametrization import (
     forward_numbers,
     initial_tensor,
@@ -26,42 +26,26 @@ from proxies.parametrization import (
     stack_forward_numbers,
 )
 from proxies.schedule import lr_multiplier
-from proxies.spec import Curve, Numerics, RunResult, RunSpec, Shape
-from proxies.tokens import TokenStore
-
-VALIDATION_SEQUENCES = 256
-DIVERGED_ABOVE_NATS = 1.0
-"""Over ln(vocabulary), the loss of knowing nothing, a run past its warmup counts as diverged."""
+from proxies.shape import Shape
+from proxies.spec import DIVERGED_ABOVE_NATS, Curve, Numerics, RunResult, RunSpec
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_EMPTY = ForwardNumbers(embedding=0.0, attention=0.0, output=0.0)
+_CPU = torch.device("cpu")
+_EMPTY = ForwardNumbers(embedding=0.0, attention=0.0, residual=0.0, output=0.0)
 
 
 @dataclass(slots=True)
 class _Slot:
-    spec: RunSpec
+    progress: Progress
     forward: ForwardNumbers
-    step: int = 0
-    seconds: float = 0.0
-    losses_nats: list[float] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
-
-
-def environment() -> dict[str, str]:
-    """What arithmetic depends on besides the spec."""
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "machine": platform.machine(),
-        "device": "cpu",
-    }
 
 
 class Bank:
     """K slots for runs of one bank key.
 
     Raises:
-        ValueError: the vocabulary of the corpus does not fit the shape, or `numerics` asks for bfloat16 on a CPU.
+        ValueError: the vocabulary of the corpus does not fit the shape, or `numerics` asks for what `proxies.solo`
+            does: bfloat16, accumulation, checkpointing, compilation.
     """
 
     def __init__(
@@ -75,6 +59,8 @@ class Bank:
     ) -> None:
         if numerics.dtype not in _DTYPES:
             raise ValueError(f"dtype = {numerics.dtype!r}: a CPU bank trains in {' or '.join(_DTYPES)}")
+        if numerics.microbatch_tokens or numerics.activation_checkpointing or numerics.compiled:
+            raise ValueError("microbatch_tokens, activation_checkpointing and compiled want one trial at a time")
         if store.manifest.vocab_size > shape.vocab_size:
             raise ValueError(
                 f"vocab_size = {shape.vocab_size} is smaller than the corpus's {store.manifest.vocab_size}"
@@ -82,7 +68,7 @@ class Bank:
         torch.set_num_threads(numerics.num_threads)
         torch.set_float32_matmul_precision(numerics.matmul_precision)
         self.shape, self.numerics, self._store = shape, numerics, store
-        self._ceiling_nats = math.log(shape.vocab_size) + diverged_above_nats
+        self._diverged_above_nats = diverged_above_nats
         self._num_sequences = batch_tokens // shape.seq_len
         self._dtype = _DTYPES[numerics.dtype]
         num_slots = numerics.num_slots
@@ -102,11 +88,12 @@ class Bank:
         mine = (self.shape, self._num_sequences, self.numerics, self._store.manifest.data_id)
         if (spec.shape, spec.batch_sequences, spec.numerics, spec.data_id) != mine:
             raise ValueError(f"run {spec.id[:12]} belongs to another bank: shape, batch, numerics or data differ")
-        numbers = parameter_table(spec.parametrization, spec.shape, spec.base_shape, spec.hparams)
+        if spec.factory or spec.command or spec.schedule.batch_warmup_steps:
+            raise ValueError(f"run {spec.id[:12]}: a factory, a command or batch warmup wants one trial at a time")
+        numbers = parameter_table(spec)
         weights = {parameter.name: initial_tensor(parameter, spec.seed) for parameter in numbers}
-        self.optimizer.admit(index, numbers, weights, spec.hparams)
-        forward = forward_numbers(spec.parametrization, spec.shape, spec.base_shape, spec.hparams)
-        self._slots[index] = _Slot(spec=spec, forward=forward)
+        self.optimizer.admit(index, numbers, weights, spec.hparams.clip_norm)
+        self._slots[index] = _Slot(progress=Progress(spec), forward=forward_numbers(spec))
         self._set_forward()
 
     def evict(self, index: int) -> None:
@@ -137,52 +124,46 @@ class Bank:
     def _advance_once(self) -> list[tuple[int, RunResult, Curve]]:
         started = time.perf_counter()
         losses_K = self._forward_backward()
-        busy = [(i, slot) for i, slot in enumerate(self._slots) if slot is not None]
+        busy = [(i, slot.progress) for i, slot in enumerate(self._slots) if slot is not None]
         norms_K = self.optimizer.gather_gradients()
         finite_K = (losses_K.isfinite() & norms_K.isfinite()).tolist()
         multiplier_K1 = torch.zeros(len(self._slots), 1, dtype=self._dtype)
         active_K1 = torch.zeros(len(self._slots), 1, dtype=torch.bool)
-        for i, slot in busy:
-            multiplier_K1[i] = lr_multiplier(slot.spec.schedule, slot.step)
+        for i, run in busy:
+            multiplier_K1[i] = lr_multiplier(run.spec.schedule, run.step)
             active_K1[i] = finite_K[i]
         self.optimizer.step(multiplier_K1, active_K1, norms_K[:, None])
         losses, norms = losses_K.tolist(), norms_K.tolist()
-        for i, slot in busy:
+        for i, run in busy:
             if finite_K[i]:
-                slot.losses_nats.append(losses[i])
-                slot.grad_norms.append(norms[i])
-                slot.step += 1
-        trouble = {i: reason for i, slot in busy if (reason := self._diverged(slot, finite_K[i]))}
-        done = [i for i, slot in busy if i not in trouble and slot.step == slot.spec.schedule.num_steps]
+                run.record(losses[i], norms[i])
+        trouble = {i: why for i, run in busy if (why := run.trouble(finite_K[i], self._diverged_above_nats))}
+        done = [i for i, run in busy if i not in trouble and run.finished]
         validation = self._validate() if done else []
         spent = (time.perf_counter() - started) / len(busy)
         ended = []
-        for i, slot in busy:
-            slot.seconds += spent
+        for i, run in busy:
+            run.seconds += spent
             if i in trouble or i in done:
-                ended.append((i, *_outcome(slot, trouble.get(i, ""), validation[i] if i in done else math.nan)))
+                validation_nats = validation[i] if i in done else math.nan
+                ended.append((i, *run.outcome(trouble.get(i, ""), validation_nats, _CPU)))
                 self.evict(i)
         return ended
 
     def _forward_backward(self) -> Tensor:
-        batches = [
-            self._zeros()
-            if slot is None
-            else torch.from_numpy(
-                self._store.train_batch(
-                    seed=slot.spec.seed,
-                    step=slot.step,
-                    num_sequences=self._num_sequences,
-                    seq_len=self.shape.seq_len,
-                )
-            )
-            for slot in self._slots
-        ]
-        ids_KBT = torch.stack(batches)
+        ids_KBT = torch.stack([self._zeros() if slot is None else self._batch(slot.progress) for slot in self._slots])
         losses_K = token_loss(self.predict(ids_KBT[..., :-1]), ids_KBT[..., 1:])
         # The gradient of a sum of independent losses is each one's own.
         losses_K.sum().backward()  # type: ignore[no-untyped-call]
         return losses_K.detach()
+
+    def _batch(self, run: Progress) -> Tensor:
+        first, count = run.sequences
+        return torch.from_numpy(
+            self._store.train_batch(
+                seed=run.spec.seed, first_sequence=first, num_sequences=count, seq_len=self.shape.seq_len
+            )
+        )
 
     def _zeros(self) -> Tensor:
         return torch.zeros(self._num_sequences, self.shape.seq_len + 1, dtype=torch.int64)
@@ -190,51 +171,14 @@ class Bank:
     @torch.no_grad()
     def _validate(self) -> list[float]:
         """Validation loss of every slot, [K] nats, on the same windows for all."""
-        num_sequences = min(VALIDATION_SEQUENCES, self._store.num_windows("validation", self.shape.seq_len))
-        held_BT = torch.from_numpy(
-            self._store.validation_batch(num_sequences=num_sequences, seq_len=self.shape.seq_len)
-        )
+        held_BT = validation_ids(self._store, self.shape.seq_len)
         total_K = torch.zeros(len(self._slots), dtype=torch.float64)
         for part_BT in torch.split(held_BT, self._num_sequences):
             ids_KBT = part_BT.expand(len(self._slots), -1, -1)
             loss_K = token_loss(self.predict(ids_KBT[..., :-1]), ids_KBT[..., 1:])
             total_K += loss_K.double() * len(part_BT)
-        return (total_K / num_sequences).tolist()
-
-    def _diverged(self, slot: _Slot, finite: bool) -> str:
-        if not finite:
-            return f"loss or gradient not finite at step {slot.step + 1}"
-        loss, ceiling = slot.losses_nats[-1], self._ceiling_nats
-        if slot.step > slot.spec.schedule.warmup_steps + 1 and loss > ceiling:
-            return f"loss {loss:.3f} over {ceiling:.3f} nats, that of knowing nothing and more, at step {slot.step}"
-        return ""
+        return (total_K / len(held_BT)).tolist()
 
     def _set_forward(self) -> None:
         numbers = [_EMPTY if slot is None else slot.forward for slot in self._slots]
         self._forward = stack_forward_numbers(numbers, self._dtype)
-
-
-def _outcome(slot: _Slot, reason: str, validation_nats: float) -> tuple[RunResult, Curve]:
-    spec = slot.spec
-    if not reason and not math.isfinite(validation_nats):
-        reason = "validation loss not finite"
-    curve = Curve(
-        steps=tuple(range(1, slot.step + 1)),
-        train_loss_nats=tuple(slot.losses_nats),
-        grad_norm=tuple(slot.grad_norms),
-    )
-    tokens = slot.step * spec.batch_tokens
-    result = RunResult(
-        id=spec.id,
-        status="diverged" if reason else "finished",
-        loss_nats=None if reason else validation_nats,
-        num_steps=slot.step,
-        last_train_loss_nats=slot.losses_nats[-1] if slot.losses_nats else None,
-        curve_id=canon.content_id(curve),
-        flops=float(flops.flops_per_token(spec.shape)) * tokens,
-        tokens=tokens,
-        seconds=slot.seconds,
-        environment=environment(),
-        reason=reason,
-    )
-    return result, curve

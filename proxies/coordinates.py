@@ -1,211 +1,244 @@
-"""Coordinate check: does each layer move by the same amount at every width?
+"""Coordinate check: does each layer's output, and its change, keep its size as width (or depth) grows?
 
-For some steps at a constant rate, every layer's output on a probe batch is compared with what it was at the start. The
-change's mean absolute size against width, as a slope in log2 per doubling, is about 0 in a right parametrization
-(Tensor Programs V, arXiv 2203.03466, appendix D.1), positive where updates blow up with width, negative where they
-vanish. Seeds train side by side in one bank, and give the slope its interval.
+Models of several widths train for some steps at a constant rate, seed by seed, and every layer's output on a probe
+batch is measured at steps 0, 1, 2, 4, ... and the last (Tensor Programs V, arXiv 2203.03466, appendix D.1). In a right
+parametrization slopes of log2(size) per doubling of width are about 0; where updates blow up they are positive, where
+they vanish negative. The same over depths checks a depth rule (arXiv 2505.01618). `docs/coordinate-check.md` has the
+measured rates of false alarms and of mistakes found.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
-from torch import Tensor, nn
 
-from proxies.bank import Bank
-from proxies.model import linear
+from proxies.activations import Probe, Reading, probe_ids
+from proxies.built import BuiltModel
+from proxies.coordinate_causes import attributed, left_finite, named_mistakes, notes_of, structural_mistakes
+from proxies.coordinate_verdict import ORDER, Axis, CheckOutcome, LayerVerdict, Measured, Setting, judged
+from proxies.data.tokens import TokenStore
+from proxies.numbers import Kind
+from proxies.parametrization import parameter_table
+from proxies.shape import Shape
+from proxies.solo import Solo
 from proxies.spec import RunSpec
-from proxies.tokens import TokenStore
-
-Outcome = Literal["passes", "blows_up", "vanishes", "cannot_tell"]
-
-MISTAKE = 0.5
-"""The smallest slope, in octaves per doubling of width, of a classic mistake (a root of the width too much)."""
-TOLERANCE = 0.25
-"""A slope surely beyond this is a mistake; a layer passes once its interval is surely inside `MISTAKE`."""
-PROBE_SEQUENCES = 8
-READOUT = "lm_head"
-_CAUSES = {
-    ("blows_up", "readout"): "the readout's output multiplier does not shrink with width",
-    ("blows_up", "hidden"): "hidden matrices' learning rate does not shrink with width",
-    ("blows_up", "embedding"): "the embedding's learning rate grows with width",
-    ("vanishes", "readout"): "the readout is scaled down more than its input grows",
-    ("vanishes", "hidden"): "hidden matrices' learning rate shrinks too fast with width",
-    ("vanishes", "embedding"): "the embedding's learning rate shrinks with width",
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerVerdict:
-    """One layer: mean size of its output's change per width (over seeds), and the slope."""
-
-    layer: str
-    change: tuple[float, ...]
-    """Mean absolute change of the output, one per width, geometric mean over seeds."""
-    slope: float
-    """Of log2(change) per doubling of width."""
-    interval: tuple[float, float]
-    outcome: Outcome
-    cause: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinateCheck:
-    """The check of one parametrization over some widths."""
+    """The check of one parametrization over some widths, or some depths."""
 
     parametrization: str
+    axis: Axis
     widths: tuple[int, ...]
+    """Of the models compared; all alike where the axis is depth."""
+    depths: tuple[int, ...]
+    """Their numbers of blocks."""
     num_steps: int
     num_seeds: int
     learning_rate: float
     level: float
     layers: tuple[LayerVerdict, ...]
-    """Judged over the widths that stayed finite; none where fewer than two did."""
+    """In order of the calls, judged over the models that stayed finite; none where fewer than two did."""
     not_finite_width: int | None
-    """The first width at which a run left the finite numbers: a blow-up by itself."""
-    outcome: Outcome
-    """The worst of the layers'."""
+    """Of the first model of which a run left the finite numbers: a blow-up by itself."""
+    not_finite_depth: int | None
+    not_finite_step: int | None
+    """The optimizer step, counted from 1, whose loss, gradient or outputs were not finite."""
+    mistakes: tuple[str, ...]
+    """What is wrong, in words: first what the runs' base shapes show, then what was measured."""
+    notes: tuple[str, ...]
+    """What is by choice, and what could not be looked at."""
+    outcome: CheckOutcome
+    """The worst of the layers'; `mistaken` where they pass (or cannot tell), yet the base shapes are wrong."""
+
+
+class _NotFiniteError(Exception):
+    """A run left the finite numbers at `step`."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"step {step}")
+        self.step = step
 
 
 def check_coordinates(
     specs: Sequence[Sequence[RunSpec]],
     store: TokenStore,
     *,
+    axis: Axis = "width",
     level: float = 0.9,
-    progress: Callable[[int], None] = lambda width: None,
+    build: Callable[[RunSpec], BuiltModel] | None = None,
+    progress: Callable[[int], None] = lambda point: None,
 ) -> CoordinateCheck:
-    """Run the check: `specs[i]` holds the runs of one width, alike but for their seeds.
+    """Run the check: `specs[i]` holds the runs of one width (or depth), alike but for their seeds.
+
+    Args:
+        specs: at least two widths (or depths), increasing, and two seeds; all but the last step of their schedule is
+            taken, best at a constant rate, without warmup or clipping.
+        store: the corpus.
+        axis: what the runs differ in.
+        level: of the intervals over seeds.
+        build: makes the model of runs that name a factory.
+        progress: called with each width (or depth) that is done.
 
     Raises:
         ValueError: fewer than two widths or two seeds, widths not increasing, or no step to take.
     """
-    widths, num_seeds = _arguments(specs)
-    changes: dict[str, list[NDArray[np.float64]]] = {}
-    not_finite_width: int | None = None
-    for runs in specs:
-        at_width = _changes(runs, store)
-        if at_width is None:
-            not_finite_width = runs[0].shape.width
-            break
-        for layer, change_K in at_width.items():
-            changes.setdefault(layer, []).append(change_K)
-        progress(runs[0].shape.width)
-    finite = [width for width in widths if not_finite_width is None or width < not_finite_width]
-    judged = changes if len(finite) > 1 else {}
-    layers = tuple(_judge(layer, finite, np.stack(change_WK), level) for layer, change_WK in judged.items())
-    order: list[Outcome] = ["blows_up", "vanishes", "cannot_tell", "passes"]
-    outcomes = [layer.outcome for layer in layers]
-    worst = min(outcomes, key=order.index) if not_finite_width is None else "blows_up"
+    points = _arguments(specs, axis)
+    steps = recorded_steps(specs[0][0].schedule.num_steps - 1)
+    found, lost = _all_readings(specs, lambda run: _readings(run, store, steps, axis, build), progress, points)
     first = specs[0][0]
-    return CoordinateCheck(
+    setting = Setting(
+        axis=axis,
+        points=points[: len(found)],
+        steps=steps,
+        level=level,
         parametrization=first.parametrization,
-        widths=widths,
-        num_steps=first.schedule.num_steps - 1,
-        num_seeds=num_seeds,
+        head_dim_power=_head_dim_power([runs[0].shape for runs in specs]),
+    )
+    layers = attributed([judged(m, setting) for m in _measured(found)] if len(found) > 1 else [], setting)
+    structural = structural_mistakes(specs)
+    return CoordinateCheck(
+        parametrization=str(first.parametrization),
+        axis=axis,
+        widths=tuple(runs[0].shape.width for runs in specs),
+        depths=tuple(runs[0].shape.num_layers for runs in specs),
+        num_steps=steps[-1],
+        num_seeds=len(specs[0]),
         learning_rate=first.hparams.learning_rate,
         level=level,
-        layers=layers,
-        not_finite_width=not_finite_width,
-        outcome=worst,
+        layers=tuple(layers),
+        not_finite_width=lost[0].shape.width if lost else None,
+        not_finite_depth=lost[0].shape.num_layers if lost else None,
+        not_finite_step=lost[1] if lost else None,
+        mistakes=(*structural, *left_finite(lost), *named_mistakes(layers)),
+        notes=notes_of(layers, setting),
+        outcome=_outcome(layers, bool(structural), lost is not None),
     )
 
 
-def _arguments(specs: Sequence[Sequence[RunSpec]]) -> tuple[tuple[int, ...], int]:
-    """The widths and the number of seeds, if they can be judged."""
-    widths = tuple(runs[0].shape.width for runs in specs if runs)
+def recorded_steps(num_steps: int) -> tuple[int, ...]:
+    """0, 1, 2, 4, ... and the last."""
+    return (*(0, *(2**i for i in range(num_steps.bit_length()) if 2**i < num_steps)), num_steps)
+
+
+def _head_dim_power(shapes: Sequence[Shape]) -> float:
+    """The power of the width that the head dim goes as, from the first model to the last; 0 for less than a fifth."""
+    first, last = shapes[0], shapes[-1]
+    if first.width == last.width:
+        return 0.0
+    power = math.log(last.head_dim / first.head_dim) / math.log(last.width / first.width)
+    return power if power >= 0.2 else 0.0
+
+
+def _arguments(specs: Sequence[Sequence[RunSpec]], axis: Axis) -> tuple[int, ...]:
+    """The widths or depths, if the runs can be judged over them."""
+    points = tuple(getattr(runs[0].shape, "width" if axis == "width" else "num_layers") for runs in specs if runs)
     counts = sorted({len(runs) for runs in specs})
-    if len(widths) < 2 or list(widths) != sorted(set(widths)) or len(counts) != 1 or counts[0] < 2:
+    if len(points) < 2 or list(points) != sorted(set(points)) or len(counts) != 1 or counts[0] < 2:
         raise ValueError(
-            f"widths = {widths}, {counts} seeds: at least 2 increasing widths, and as many seeds at each, at least 2, "
-            "are wanted"
+            f"{axis}s = {points}, {counts} seeds: at least 2 increasing {axis}s, and as many seeds at each, at least "
+            "2, are wanted"
         )
-    num_steps = min(run.schedule.num_steps for runs in specs for run in runs)
-    if num_steps < 2:
-        raise ValueError(f"num_steps = {num_steps}: at least 2 are wanted, the last of which is not taken")
-    return widths, counts[0]
+    lengths = {run.schedule.num_steps for runs in specs for run in runs}
+    if min(lengths) < 2 or len(lengths) > 1:
+        raise ValueError(
+            f"num_steps = {', '.join(map(str, sorted(lengths)))}: at least 2 are wanted, the last of which is not "
+            "taken, and as many of every run"
+        )
+    return points
 
 
-def _changes(runs: Sequence[RunSpec], store: TokenStore) -> dict[str, NDArray[np.float64]] | None:
-    """Mean absolute change of every layer's output, [K], over all but the last step of the runs' schedule.
-
-    None if a run left the finite numbers; a loss that is merely large is what is being measured.
-    """
-    spec = runs[0]
-    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, diverged_above_nats=math.inf)
-    for slot, run in enumerate(runs):
-        bank.admit(slot, run)
-    num_sequences = min(PROBE_SEQUENCES, store.num_windows("validation", spec.shape.seq_len))
-    batch_BT = store.validation_batch(num_sequences=num_sequences, seq_len=spec.shape.seq_len)
-    ids_KBT = torch.from_numpy(batch_BT[:, :-1]).expand(spec.numerics.num_slots, -1, -1)
-    before, readout_KVD = _outputs(bank, ids_KBT)[0], bank.model.lm_head.weight.detach().clone()
-    # One step short of the end: a finished run would be evicted.
-    if bank.advance(spec.schedule.num_steps - 1):
-        return None
-    after, normed_KND = _outputs(bank, ids_KBT)
-    changes = {layer: after[layer] - before[layer] for layer in before}
-    # The readout's random start turns a change of its input into one that fades with the root of the width in every
-    # right parametrization, so its own update alone is judged.
-    changes[READOUT] = linear(normed_KND, bank.model.lm_head.weight.detach() - readout_KVD)
-    return {layer: change.abs().mean(dim=(1, 2))[: len(runs)].double().numpy() for layer, change in changes.items()}
+def _all_readings(
+    specs: Sequence[Sequence[RunSpec]],
+    readings: Callable[[RunSpec], list[dict[str, Reading]]],
+    progress: Callable[[int], None],
+    points: Sequence[int],
+) -> tuple[list[list[list[dict[str, Reading]]]], tuple[RunSpec, int] | None]:
+    """Readings by width (or depth), seed and step, up to the first run that left the finite numbers, and its step."""
+    found: list[list[list[dict[str, Reading]]]] = []
+    for point, runs in zip(points, specs, strict=True):
+        at_point = []
+        for run in runs:
+            try:
+                at_point.append(readings(run))
+            except _NotFiniteError as error:
+                return found, (run, error.step)
+        found.append(at_point)
+        progress(point)
+    return found, None
 
 
-@torch.no_grad()
-def _outputs(bank: Bank, ids_KBT: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Every layer's output on the probe batch, [K, N, width of the layer], and the readout's input, [K, N, D]."""
-    found: dict[str, Tensor] = {}
+def _readings(
+    run: RunSpec,
+    store: TokenStore,
+    steps: Sequence[int],
+    axis: Axis,
+    build: Callable[[RunSpec], BuiltModel] | None,
+) -> list[dict[str, Reading]]:
+    """What is recorded of one run, by step; raises `_NotFiniteError`."""
+    # Hooks do not see into a compiled model; and a run of a bank's is measured alone.
+    spec = dataclasses.replace(run, numerics=dataclasses.replace(run.numerics, compiled=False, num_slots=1))
+    kinds: dict[str, Kind] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            found[name] = output
-            if name == READOUT:
-                found["input"] = inputs[0]
+    def built(wanted: RunSpec) -> BuiltModel:
+        assert build is not None
+        model = build(wanted)
+        kinds.update({numbers.name: numbers.kind for numbers in model.numbers})
+        return model
 
-        return hook
-
-    watched = [name for name, _ in bank.model.named_modules() if _watched(name)]
-    handles = [bank.model.get_submodule(name).register_forward_hook(keep(name)) for name in watched]
-    try:
-        bank.predict(ids_KBT)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {name: found[name] for name in watched}, found["input"]
-
-
-def _watched(name: str) -> bool:
-    return name in ("tok_embeddings", "norm", READOUT) or name.endswith((".attention", ".feed_forward"))
-
-
-def _judge(layer: str, widths: Sequence[int], change_WK: NDArray[np.float64], level: float) -> LayerVerdict:
-    octaves_W = np.log2(np.array(widths, dtype=float))
-    logs_WK = np.log2(np.maximum(change_WK, np.finfo(float).tiny))
-    centred_W = octaves_W - octaves_W.mean()
-    slopes_K = centred_W @ logs_WK / (centred_W @ centred_W)
-    num_seeds = len(slopes_K)
-    half = float(stats.t.ppf(0.5 + level / 2, num_seeds - 1) * slopes_K.std(ddof=1) / math.sqrt(num_seeds))
-    slope = float(slopes_K.mean())
-    outcome: Outcome = "cannot_tell"
-    if not change_WK.all():
-        outcome = "cannot_tell"  # an output that did not move has no slope
-    elif slope - half > TOLERANCE:
-        outcome = "blows_up"
-    elif slope + half < -TOLERANCE:
-        outcome = "vanishes"
-    elif abs(slope) + half < MISTAKE:
-        outcome = "passes"
-    kind = {"tok_embeddings": "embedding", READOUT: "readout"}.get(layer, "hidden")
-    return LayerVerdict(
-        layer=layer,
-        change=tuple(float(x) for x in 2 ** logs_WK.mean(axis=1)),
-        slope=slope,
-        interval=(slope - half, slope + half),
-        outcome=outcome,
-        cause=_CAUSES.get((outcome, kind), ""),
+    # A loss that is merely large is what is being measured.
+    solo = Solo(store, build=None if build is None else built, diverged_above_nats=math.inf)
+    solo.admit(0, spec)
+    if not kinds:
+        kinds.update({numbers.name: numbers.kind for numbers in parameter_table(spec)})
+    seq_len = spec.shape.seq_len
+    ids_BT = probe_ids(
+        lambda count: torch.from_numpy(store.validation_batch(num_sequences=count, seq_len=seq_len)),
+        seq_len,
+        store.num_windows("validation", seq_len),
     )
+    probe = Probe(solo.model, kinds, by_depth=axis == "depth")
+    found: list[dict[str, Reading]] = []
+    for before, step in zip((0, *steps), steps, strict=False):
+        if ended := solo.advance(step - before):
+            raise _NotFiniteError(ended[0][1].num_steps + 1)
+        found.append(probe.record(solo.predict, ids_BT))
+        if not all(reading.finite for reading in found[-1].values()):
+            raise _NotFiniteError(max(step, 1))
+    return found
+
+
+def _measured(found: list[list[list[dict[str, Reading]]]]) -> list[Measured]:
+    """Readings [P][K][S] by layer, in the order of the first model's calls; layers that only some have are left out."""
+    everywhere = set.intersection(*(set(at) for runs in found for run in runs for at in run))
+
+    def column(layer: str, name: str) -> NDArray[np.float64]:
+        values_PKS = [[[getattr(at[layer], name) for at in run] for run in runs] for runs in found]
+        return np.array(values_PKS, dtype=float).transpose(2, 0, 1)
+
+    return [
+        Measured(
+            layer=layer,
+            role=reading.role,
+            size=column(layer, "size"),
+            change=column(layer, "change"),
+            update=column(layer, "update"),
+            gain=column(layer, "gain"),
+        )
+        for layer, reading in found[0][0][0].items()
+        if layer in everywhere
+    ]
+
+
+def _outcome(layers: Sequence[LayerVerdict], structural: bool, lost: bool) -> CheckOutcome:
+    if lost:
+        return "blows_up"
+    worst = min((layer.outcome for layer in layers), key=ORDER.index)
+    return "mistaken" if structural and worst in ("passes", "cannot_tell") else worst

@@ -1,7 +1,7 @@
-"""Decoder transformer whose every tensor may carry a leading trial axis.
+"""Decoder transformers (llama-like and gpt2-like) whose every tensor may carry a leading trial axis.
 
-One definition serves the bank (K trials as one batched model) and the distributed trainer (one model, sharded):
-with `num_trials = None` no tensor has the K axis.
+The bank trains K trials as one batched model; with `num_trials = None`, for one model, no tensor has the K axis.
+Under autocast or with bfloat16 parameters norms, rotary positions and the loss are still computed in float32.
 
 Shape suffixes: K trials, N = B * T tokens (B sequences of T), D width, H query heads, G key/value heads,
 E head dim, F feed-forward width, V vocabulary.
@@ -10,13 +10,14 @@ E head dim, F feed-forward width, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from proxies.spec import Shape
+from proxies.shape import Shape
 
 NORM_EPS = 1e-5
 ROPE_BASE = 10_000.0  # arXiv 2104.09864
@@ -27,8 +28,11 @@ class Multipliers:
     """Forward multipliers: a number, or one per trial as a tensor of shape [K, 1, 1]."""
 
     embedding: float | Tensor = 1.0
+    """Of tokens and positions together."""
     attention: float | Tensor
     """Scale of the attention logits q . k."""
+    residual: float | Tensor = 1.0
+    """Of each branch, attention and feed-forward, before it joins the residual stream."""
     output: float | Tensor = 1.0
 
 
@@ -37,21 +41,36 @@ def linear(x_KND: Tensor, weight_KFD: Tensor) -> Tensor:
     return x_KND @ weight_KFD.mT
 
 
-class Weight(nn.Module):
-    """One parameter named `weight`, with or without the trial axis."""
+def _wide(x: Tensor) -> Tensor:
+    """In float32 where it has fewer bits."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
-    def __init__(self, *size: int, num_trials: int | None, device: torch.device | None) -> None:
+
+def _scaled(x_KND: Tensor, factor: float | Tensor) -> Tensor:
+    """The product, left out where the factor is the number one."""
+    return x_KND if isinstance(factor, float) and factor == 1.0 else x_KND * factor
+
+
+class Weight(nn.Module):
+    """A parameter named `weight` and, if asked for, a `bias` along its first dimension; with or without trials."""
+
+    def __init__(self, *size: int, num_trials: int | None, device: torch.device | None, bias: bool = False) -> None:
         super().__init__()
         lead = () if num_trials is None else (num_trials,)
         self.weight = nn.Parameter(torch.empty(*lead, *size, device=device))
+        self.bias = nn.Parameter(torch.empty(*lead, size[0], device=device)) if bias else None
+
+    def _biased(self, x_KND: Tensor) -> Tensor:
+        # Under autocast a product is bfloat16; a float32 bias would widen it again.
+        return x_KND if self.bias is None else x_KND + self.bias.unsqueeze(-2).to(x_KND.dtype)
 
 
 class Linear(Weight):
-    """A bias-free linear map; weight [K, out, in]."""
+    """A linear map; weight [K, out, in], bias [K, out]."""
 
     def forward(self, x_KND: Tensor) -> Tensor:
         """[K, N, in] to [K, N, out]."""
-        return linear(x_KND, self.weight)
+        return self._biased(linear(x_KND, self.weight))
 
 
 class Embedding(Weight):
@@ -66,53 +85,85 @@ class Embedding(Weight):
         return functional.embedding(ids_KN + offsets_K1, self.weight.flatten(0, 1))
 
 
+class Positions(Weight):
+    """Learned positions; weight [K, T, D]."""
+
+    def forward(self, x_KND: Tensor) -> Tensor:
+        """[K, B * T, D] to the same, each token's position added."""
+        x_KBTD = x_KND.reshape(*x_KND.shape[:-2], -1, *self.weight.shape[-2:])
+        return (x_KBTD + self.weight.unsqueeze(-3)).flatten(-3, -2)
+
+
 class RMSNorm(Weight):
     """Root-mean-square norm (arXiv 1910.07467); gain [K, D]."""
 
     def forward(self, x_KND: Tensor) -> Tensor:
         """[K, N, D] to the same."""
-        normed = functional.rms_norm(x_KND, (x_KND.shape[-1],), eps=NORM_EPS)
-        return normed * self.weight.unsqueeze(-2)
+        normed = functional.rms_norm(_wide(x_KND), (x_KND.shape[-1],), eps=NORM_EPS)
+        return (normed * self.weight.unsqueeze(-2)).to(x_KND.dtype)
+
+
+class LayerNorm(Weight):
+    """Layer norm (arXiv 1607.06450); gain and bias [K, D]."""
+
+    def forward(self, x_KND: Tensor) -> Tensor:
+        """[K, N, D] to the same."""
+        normed = functional.layer_norm(_wide(x_KND), (x_KND.shape[-1],), eps=NORM_EPS)
+        return self._biased(normed * self.weight.unsqueeze(-2)).to(x_KND.dtype)
 
 
 @lru_cache(maxsize=8)
-def _rotary_tables(seq_len: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines, [T, 1, E] each."""
-    frequencies_E = ROPE_BASE ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float64) / head_dim)
-    angles_TE = torch.arange(seq_len, device=device, dtype=torch.float64)[:, None] * frequencies_E
-    cos_TE, sin_TE = angles_TE.cos().to(dtype), angles_TE.sin().to(dtype)
-    return torch.cat((cos_TE, cos_TE), dim=-1)[:, None], torch.cat((-sin_TE, sin_TE), dim=-1)[:, None]
+def _rotary_tables(seq_len: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Cosines and signed sines, [2, T, 1, E]: no buffer, which `to_empty` would leave unset."""
+    with torch.inference_mode(False):  # the cache outlives the mode, and its tensors could not enter a backward pass
+        frequencies_E = ROPE_BASE ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float64) / head_dim)
+        angles_TE = torch.arange(seq_len, device=device, dtype=torch.float64)[:, None] * frequencies_E
+        cos_TE, sin_TE = angles_TE.cos().to(dtype), angles_TE.sin().to(dtype)
+        return torch.stack((torch.cat((cos_TE, cos_TE), dim=-1), torch.cat((-sin_TE, sin_TE), dim=-1)))[:, :, None]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant_tables(seq_len: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    # Compiled, the tables are a constant of the graph: no float64 cosines at every step.
+    return _rotary_tables(seq_len, head_dim, device, dtype)
 
 
 def rotate(x_BTHE: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv 2104.09864), halves paired: [B, T, H, E] to the same.
+    """Rotary position embedding (arXiv 2104.09864), halves paired: [B, T, H, E] to the same, in float32 at least.
 
     Whole rows at a time, halves swapped by a roll: half rows of a few floats cost a CPU ten times as much.
     """
+    x_BTHE = _wide(x_BTHE)
     _, seq_len, _, head_dim = x_BTHE.shape
-    cos_T1E, sin_T1E = _rotary_tables(seq_len, head_dim, x_BTHE.device, x_BTHE.dtype)
+    cos_T1E, sin_T1E = _constant_tables(seq_len, head_dim, x_BTHE.device, x_BTHE.dtype).unbind()
     return torch.addcmul(x_BTHE * cos_T1E, x_BTHE.roll(head_dim // 2, -1), sin_T1E)
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped key/value heads (arXiv 2305.13245)."""
+    """Causal self-attention with grouped key/value heads (arXiv 2305.13245) and optional QK-norm (arXiv 2505.09388)."""
 
     def __init__(self, shape: Shape, num_trials: int | None, device: torch.device | None) -> None:
         super().__init__()
         self.shape = shape
-        self.wq = Linear(shape.width, shape.width, num_trials=num_trials, device=device)
-        self.wk = Linear(shape.kv_width, shape.width, num_trials=num_trials, device=device)
-        self.wv = Linear(shape.kv_width, shape.width, num_trials=num_trials, device=device)
-        self.wo = Linear(shape.width, shape.width, num_trials=num_trials, device=device)
+        make = partial(Linear, num_trials=num_trials, device=device, bias=shape.family == "gpt2")
+        self.wq = make(shape.width, shape.width)
+        self.wk = make(shape.kv_width, shape.width)
+        self.wv = make(shape.kv_width, shape.width)
+        self.wo = make(shape.width, shape.width)
+        head_norm = partial(RMSNorm, shape.head_dim, num_trials=num_trials, device=device)
+        self.q_norm = head_norm() if shape.qk_norm else None
+        self.k_norm = head_norm() if shape.qk_norm else None
 
     def forward(self, x_KND: Tensor, scale: float | Tensor) -> Tensor:
         """[K, N, D] to the same; `scale` multiplies q . k."""
-        q_BTHE = rotate(self._heads(self.wq(x_KND) * scale, self.shape.num_heads))
-        k_BTGE = rotate(self._heads(self.wk(x_KND), self.shape.num_kv_heads))
+        q_BTHE = self._heads(self._normed(self.wq(x_KND), self.q_norm) * scale, self.shape.num_heads)
+        k_BTGE = self._heads(self._normed(self.wk(x_KND), self.k_norm), self.shape.num_kv_heads)
         v_BTGE = self._heads(self.wv(x_KND), self.shape.num_kv_heads)
+        if self.shape.family == "llama":
+            q_BTHE, k_BTGE = rotate(q_BTHE), rotate(k_BTGE)
         mixed_BHTE = functional.scaled_dot_product_attention(
-            q_BTHE.transpose(1, 2),
-            k_BTGE.transpose(1, 2),
+            q_BTHE.to(v_BTGE.dtype).transpose(1, 2),
+            k_BTGE.to(v_BTGE.dtype).transpose(1, 2),
             v_BTGE.transpose(1, 2),
             is_causal=True,
             scale=1.0,
@@ -121,72 +172,123 @@ class Attention(nn.Module):
         out_KND: Tensor = self.wo(mixed_BHTE.transpose(1, 2).reshape(x_KND.shape))
         return out_KND
 
+    def _normed(self, x_KND: Tensor, norm: RMSNorm | None) -> Tensor:
+        # Heads join the tokens: all share one gain.
+        if norm is None:
+            return x_KND
+        heads_KNE = x_KND.reshape(*x_KND.shape[:-2], -1, self.shape.head_dim)
+        normed_KNE: Tensor = norm(heads_KNE)
+        return normed_KNE.view(x_KND.shape)
+
     def _heads(self, x_KND: Tensor, num_heads: int) -> Tensor:
         # Trials join the batch axis: attention has no weights of its own.
         return x_KND.reshape(-1, self.shape.seq_len, num_heads, self.shape.head_dim)
 
 
 class FeedForward(nn.Module):
-    """SwiGLU (arXiv 2002.05202)."""
+    """llama: SwiGLU (arXiv 2002.05202). gpt2: GELU (arXiv 1606.08415) by tanh, with biases and without w3."""
 
     def __init__(self, shape: Shape, num_trials: int | None, device: torch.device | None) -> None:
         super().__init__()
-        self.w1 = Linear(shape.ffn_width, shape.width, num_trials=num_trials, device=device)
-        self.w2 = Linear(shape.width, shape.ffn_width, num_trials=num_trials, device=device)
-        self.w3 = Linear(shape.ffn_width, shape.width, num_trials=num_trials, device=device)
+        gated = shape.family == "llama"
+        make = partial(Linear, num_trials=num_trials, device=device, bias=not gated)
+        self.w1 = make(shape.ffn_width, shape.width)
+        self.w2 = make(shape.width, shape.ffn_width)
+        self.w3 = make(shape.ffn_width, shape.width) if gated else None
 
     def forward(self, x_KND: Tensor) -> Tensor:
         """[K, N, D] to the same."""
-        out_KND: Tensor = self.w2(functional.silu(self.w1(x_KND)) * self.w3(x_KND))
+        if self.w3 is None:
+            hidden_KNF = functional.gelu(self.w1(x_KND), approximate="tanh")
+        else:
+            hidden_KNF = functional.silu(self.w1(x_KND)) * self.w3(x_KND)
+        out_KND: Tensor = self.w2(hidden_KNF)
         return out_KND
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block."""
+    """Pre-norm transformer block; `checkpointing` recomputes it in the backward pass rather than keep its insides."""
 
-    def __init__(self, shape: Shape, num_trials: int | None, device: torch.device | None) -> None:
+    def __init__(
+        self, shape: Shape, num_trials: int | None, device: torch.device | None, checkpointing: bool = False
+    ) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(shape.width, num_trials=num_trials, device=device)
+        self.checkpointing = checkpointing
+        self.attention_norm = _norm(shape, num_trials, device)
         self.attention = Attention(shape, num_trials, device)
-        self.ffn_norm = RMSNorm(shape.width, num_trials=num_trials, device=device)
+        self.ffn_norm = _norm(shape, num_trials, device)
         self.feed_forward = FeedForward(shape, num_trials, device)
 
-    def forward(self, x_KND: Tensor, attention_scale: float | Tensor) -> Tensor:
-        """[K, N, D] to the same."""
-        x_KND = x_KND + self.attention(self.attention_norm(x_KND), attention_scale)
-        out_KND: Tensor = x_KND + self.feed_forward(self.ffn_norm(x_KND))
-        return out_KND
+    def forward(self, x_KND: Tensor, attention_scale: float | Tensor, residual: float | Tensor = 1.0) -> Tensor:
+        """[K, N, D] to the same; `residual` multiplies what each branch adds."""
+        if self.checkpointing and torch.is_grad_enabled():
+            # Inside the block, so that FSDP's gathering of its weights is not part of what is recomputed.
+            out_KND: Tensor = checkpoint(
+                self._branches, x_KND, attention_scale, residual, use_reentrant=False, preserve_rng_state=False
+            )
+            return out_KND
+        return self._branches(x_KND, attention_scale, residual)
+
+    def _branches(self, x_KND: Tensor, attention_scale: float | Tensor, residual: float | Tensor) -> Tensor:
+        x_KND = x_KND + _scaled(self.attention(self.attention_norm(x_KND), attention_scale), residual)
+        return x_KND + _scaled(self.feed_forward(self.ffn_norm(x_KND)), residual)
+
+
+def _norm(shape: Shape, num_trials: int | None, device: torch.device | None) -> RMSNorm | LayerNorm:
+    if shape.family == "llama":
+        return RMSNorm(shape.width, num_trials=num_trials, device=device)
+    return LayerNorm(shape.width, num_trials=num_trials, device=device, bias=True)
 
 
 class Decoder(nn.Module):
-    """The model of `shape`, or `num_trials` of them side by side. Weights are left uninitialized."""
+    """The model of `shape`, or `num_trials` of them side by side. Weights are left uninitialized.
+
+    `checkpointing` trades about a third more time for memory; gradients stay the same, bit by bit.
+    """
 
     def __init__(
-        self, shape: Shape, *, num_trials: int | None = None, device: torch.device | str | None = None
+        self,
+        shape: Shape,
+        *,
+        num_trials: int | None = None,
+        device: torch.device | str | None = None,
+        checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        place = None if device is None else torch.device(device)
         self.shape = shape
+        place = None if device is None else torch.device(device)
         self.tok_embeddings = Embedding(shape.vocab_size, shape.width, num_trials=num_trials, device=place)
-        self.layers = nn.ModuleList(Block(shape, num_trials, place) for _ in range(shape.num_layers))
-        self.norm = RMSNorm(shape.width, num_trials=num_trials, device=place)
+        self.pos_embeddings: Positions | None = None
+        if shape.family == "gpt2":
+            self.pos_embeddings = Positions(shape.seq_len, shape.width, num_trials=num_trials, device=place)
+        self.layers = nn.ModuleList(Block(shape, num_trials, place, checkpointing) for _ in range(shape.num_layers))
+        self.norm = _norm(shape, num_trials, place)
         self.lm_head = Linear(shape.vocab_size, shape.width, num_trials=num_trials, device=place)
         if shape.tied:
             self.lm_head.weight = self.tok_embeddings.weight
 
     def forward(self, ids_KBT: Tensor, multipliers: Multipliers) -> Tensor:
-        """Token ids [K, B, T] (or [B, T]) to logits [K, N, V] (or [N, V]), N = B * T."""
-        x_KND = self.tok_embeddings(ids_KBT.flatten(-2)) * multipliers.embedding
+        """Token ids [K, B, T] (or [B, T]) to logits [K, N, V] (or [N, V]), N = B * T.
+
+        Raises:
+            ValueError: the sequences are not of the shape's length.
+        """
+        if ids_KBT.shape[-1] != self.shape.seq_len:
+            raise ValueError(f"sequences of {ids_KBT.shape[-1]} tokens: the model's have {self.shape.seq_len}")
+        x_KND = self.tok_embeddings(ids_KBT.flatten(-2))
+        if self.pos_embeddings is not None:
+            x_KND = self.pos_embeddings(x_KND)
+        x_KND = x_KND * multipliers.embedding
         for block in self.layers:
-            x_KND = block(x_KND, multipliers.attention)
+            x_KND = block(x_KND, multipliers.attention, multipliers.residual)
         logits_KNV: Tensor = self.lm_head(self.norm(x_KND) * multipliers.output)
         return logits_KNV
 
 
 def token_loss(logits_KNV: Tensor, targets_KBT: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per token: one number per trial, [K], or a scalar without trials."""
+    """Mean cross-entropy in nats per token, in float32 at least: one number per trial, [K], or a scalar without."""
     losses_KN = functional.cross_entropy(
-        logits_KNV.flatten(0, -2).float() if logits_KNV.dtype == torch.bfloat16 else logits_KNV.flatten(0, -2),
+        _wide(logits_KNV.flatten(0, -2)),
         targets_KBT.flatten(),
         reduction="none",
     )

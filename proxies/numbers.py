@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Kind = Literal["embedding", "hidden", "readout", "norm"]
+Kind = Literal["embedding", "hidden", "readout", "block_gain", "block_bias", "qk_gain", "final_gain", "final_bias"]
+"""What a parameter is. `embedding`: token and position tables (one infinite dimension, the output). `hidden`: matrices
+between infinite dimensions. Gains start at one, biases at zero; `block_` inside the residual blocks, `qk_gain` those of
+the norm over a head's queries and keys, `final_` outside the blocks."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +22,7 @@ class ParameterNumbers:
     width_multiplier: float
     """Against the base shape, from mup's infinite dimensions."""
     init_std: float
-    """0 for norm gains, which start at 1."""
+    """Normal(0, init_std); 0 for gains, which start at one, and biases, which start at zero."""
     learning_rate: float
     """At the schedule's peak."""
     weight_decay: float
@@ -30,11 +34,13 @@ class ParameterNumbers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardNumbers:
-    """The three forward multipliers of a model."""
+    """The forward multipliers of a model."""
 
     embedding: float
-    """Of the token embedding's output."""
+    """Of the embeddings' output (tokens and positions together)."""
     attention: float
     """Of q . k."""
+    residual: float
+    """Of each branch (attention, feed-forward) before it joins the residual stream."""
     output: float
     """Of the readout's input."""

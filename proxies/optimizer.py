@@ -1,18 +1,76 @@
-"""AdamW over a flat [K, P] buffer: each trial its own learning rate, betas, eps, clip and step count.
+"""AdamW (arXiv 1711.05101), from the numbers of a parametrization: torch's own, and one over a flat [K, P] buffer.
 
-All parameters of a bank are views into one buffer, so a step is a dozen operations whatever the depth, and each row
-sees only itself.
+The only file that knows the optimizer's rule. In the bank all parameters are views into one buffer, so a step is a
+dozen operations whatever the depth, and each row sees only itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from proxies.numbers import ParameterNumbers
-from proxies.spec import Hparams
+
+
+class Rates(Protocol):
+    """AdamW's numbers, of one parameter or of a group that shares them."""
+
+    @property
+    def learning_rate(self) -> float:
+        """At the schedule's peak."""
+
+    @property
+    def weight_decay(self) -> float:
+        """A step multiplies the weight by 1 - lr * weight_decay."""
+
+    @property
+    def eps(self) -> float:
+        """Added to the root of the second moment."""
+
+    @property
+    def beta1(self) -> float:
+        """Of the first moment."""
+
+    @property
+    def beta2(self) -> float:
+        """Of the second moment."""
+
+
+def adamw(groups: Iterable[tuple[Rates, Sequence[nn.Parameter]]]) -> torch.optim.AdamW:
+    """The AdamW of torch, with one parameter group per entry, in that order, at the peak rates."""
+    return torch.optim.AdamW(
+        [
+            {
+                "params": list(parameters),
+                "lr": rates.learning_rate,
+                "weight_decay": rates.weight_decay,
+                "eps": rates.eps,
+                "betas": (rates.beta1, rates.beta2),
+            }
+            for rates, parameters in groups
+        ],
+        foreach=True,
+    )
+
+
+def grouped(
+    numbers: Iterable[ParameterNumbers], parameters: Mapping[str, nn.Parameter]
+) -> list[tuple[ParameterNumbers, list[nn.Parameter]]]:
+    """Parameters by their AdamW numbers: those that share them all are one group, under the first one's."""
+    groups: dict[tuple[float, ...], tuple[ParameterNumbers, list[nn.Parameter]]] = {}
+    for n in numbers:
+        key = (n.learning_rate, n.weight_decay, n.eps, n.beta1, n.beta2)
+        groups.setdefault(key, (n, []))[1].append(parameters[n.name])
+    return list(groups.values())
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: Iterable[Rates], share: float) -> None:
+    """Every group's learning rate: its peak times the schedule's `share`."""
+    for live, group in zip(optimizer.param_groups, rates, strict=True):
+        live["lr"] = group.learning_rate * share
 
 
 class BankAdamW:
@@ -30,9 +88,9 @@ class BankAdamW:
         self.second_KP = torch.zeros_like(self.weights_KP)
         self.peak_lr_KP = torch.zeros_like(self.weights_KP)
         self.decay_KP = torch.zeros_like(self.weights_KP)
+        self.eps_KP = torch.ones_like(self.weights_KP)
         self.beta1_K1 = torch.zeros(num_trials, 1, dtype=dtype)
         self.beta2_K1 = torch.zeros(num_trials, 1, dtype=dtype)
-        self.eps_K1 = torch.ones(num_trials, 1, dtype=dtype)
         self.clip_K1 = torch.full((num_trials, 1), torch.inf, dtype=dtype)
         self.updates_K1 = torch.zeros(num_trials, 1, dtype=dtype)
         self._decays = False
@@ -46,19 +104,28 @@ class BankAdamW:
             start = stop
 
     def admit(
-        self, trial: int, numbers: Sequence[ParameterNumbers], weights: Mapping[str, Tensor], hparams: Hparams
+        self,
+        trial: int,
+        numbers: Sequence[ParameterNumbers],
+        weights: Mapping[str, Tensor],
+        clip_norm: float | None,
     ) -> None:
-        """Give a trial its weights and rates, by parameter name, with fresh moments."""
+        """Give a trial its weights and rates, by parameter name, with fresh moments.
+
+        Raises:
+            ValueError: betas that differ between parameters, which no parametrization asks for.
+        """
+        if len(betas := {(parameter.beta1, parameter.beta2) for parameter in numbers}) != 1:
+            raise ValueError(f"betas = {sorted(betas)}: one pair for all parameters of a trial is wanted")
         self.clear(trial)
         for parameter in numbers:
             span = slice(*self.spans[parameter.name])
             self.weights_KP[trial, span] = weights[parameter.name].flatten().to(self.weights_KP.dtype)
             self.peak_lr_KP[trial, span] = parameter.learning_rate
             self.decay_KP[trial, span] = parameter.weight_decay
-        self.beta1_K1[trial] = hparams.beta1
-        self.beta2_K1[trial] = hparams.beta2
-        self.eps_K1[trial] = hparams.eps
-        self.clip_K1[trial] = torch.inf if hparams.clip_norm is None else hparams.clip_norm
+            self.eps_KP[trial, span] = parameter.eps
+        self.beta1_K1[trial], self.beta2_K1[trial] = numbers[0].beta1, numbers[0].beta2
+        self.clip_K1[trial] = torch.inf if clip_norm is None else clip_norm
         self._decays = bool((self.decay_KP != 0).any())
 
     def clear(self, trial: int) -> None:
@@ -68,7 +135,7 @@ class BankAdamW:
             self.beta1_K1, self.beta2_K1, self.updates_K1,
         ):  # fmt: skip
             tensor[trial] = 0
-        self.eps_K1[trial] = 1
+        self.eps_KP[trial] = 1
         self.clip_K1[trial] = torch.inf
 
     def gather_gradients(self) -> Tensor:
@@ -97,6 +164,6 @@ class BankAdamW:
         share_K1 = lr_multiplier_K1 * active_K1
         if self._decays:  # multiplying by one changes nothing, but takes its time
             self.weights_KP.mul_(1 - self.peak_lr_KP * share_K1 * self.decay_KP)
-        denominator_KP = (self.second_KP / correction2_K1).sqrt_().add_(self.eps_K1)
+        denominator_KP = (self.second_KP / correction2_K1).sqrt_().add_(self.eps_KP)
         step_KP = (self.peak_lr_KP * (share_K1 / correction1_K1)).mul_(self.first_KP).div_(denominator_KP)
         self.weights_KP.sub_(step_KP)

@@ -8,89 +8,24 @@ Units: losses in nats per token, batches in tokens, durations in optimizer steps
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 from proxies import canon
 from proxies.checks import Checks
+from proxies.powers import Ratios
+from proxies.programs import Command, Factory
+from proxies.rules import Parametrization, refusals
+from proxies.schedule import Schedule
+from proxies.shape import Shape
 
-Family = Literal["llama"]
-Parametrization = Literal["sp", "mup"]
-ScheduleKind = Literal["cosine", "linear", "wsd", "constant"]
 Status = Literal["finished", "diverged", "pruned", "failed"]
 Dtype = Literal["float32", "float64", "bfloat16"]
 
 MAX_SEED = 2**31 - 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """A decoder transformer's shape. `llama`: RMSNorm, SwiGLU, rotary positions, no biases."""
-
-    num_layers: int
-    width: int
-    """Residual stream, d_model."""
-    num_heads: int
-    num_kv_heads: int
-    ffn_width: int
-    vocab_size: int
-    seq_len: int
-    """Tokens per training sequence."""
-    family: Family = "llama"
-    tied: bool = False
-    """Embedding and readout share one matrix."""
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.whole("num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "seq_len")
-        checks.whole("vocab_size", least=2)
-        checks.one_of("family", ("llama",))
-        checks.that(type(self.tied) is bool, f"tied = {self.tied!r}: true or false is wanted")
-        if checks.fine:
-            heads, kv_heads = self.num_heads, self.num_kv_heads
-            checks.that(self.width % heads == 0, f"num_heads = {heads} does not divide width = {self.width}")
-            checks.that(heads % kv_heads == 0, f"num_kv_heads = {kv_heads} does not divide num_heads = {heads}")
-        if checks.fine:
-            odd = f"head_dim = {self.head_dim} is odd: rotary positions turn pairs"
-            checks.that(self.head_dim % 2 == 0, odd)
-        checks.done()
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.width // self.num_heads
-
-    @property
-    def kv_width(self) -> int:
-        """Width of all key (or value) heads together."""
-        return self.num_kv_heads * self.head_dim
-
-    def at_width(self, width: int) -> Shape:
-        """This shape at another width: same depth, head dim, GQA ratio and FFN ratio.
-
-        Raises:
-            SpecError: the width does not hold whole heads, or the FFN would not be a whole number.
-        """
-        checks = Checks(self)
-        whole = width > 0 and width % self.head_dim == 0
-        checks.that(whole, f"width = {width} is no multiple of the head dim {self.head_dim}")
-        checks.that(self.ffn_width * width % self.width == 0,
-                    f"width = {width} gives the FFN width {self.ffn_width * width / self.width:g}: "
-                    "choose a ratio that stays whole")  # fmt: skip
-        checks.done()
-        num_heads, ratio = width // self.head_dim, self.num_heads // self.num_kv_heads
-        uneven = f"width = {width} has {num_heads} heads, not a multiple of {ratio} per kv head"
-        checks.that(num_heads % ratio == 0, uneven)
-        checks.done()
-        return dataclasses.replace(
-            self,
-            width=width,
-            num_heads=num_heads,
-            num_kv_heads=num_heads // ratio,
-            ffn_width=self.ffn_width * width // self.width,
-        )
+DIVERGED_ABOVE_NATS = 1.0
+"""Over ln(vocabulary), the loss of knowing nothing, a run past its warmup counts as diverged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,53 +60,34 @@ class Hparams:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Schedule:
-    """Learning rate over steps, as a share of the peak (`proxies.schedule.lr_multiplier`)."""
-
-    kind: ScheduleKind
-    num_steps: int
-    warmup_steps: int = 0
-    decay_steps: int = 0
-    """Length of the final decay; only `wsd` has one."""
-    final_fraction: float = 0.0
-    """Where the decay would end, as a share of the peak, one step after the last."""
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.one_of("kind", ("cosine", "linear", "wsd", "constant"))
-        checks.whole("num_steps")
-        checks.whole("warmup_steps", "decay_steps", least=0)
-        checks.number("final_fraction", least=0, most=1)
-        if checks.fine:
-            checks.that(
-                self.warmup_steps + self.decay_steps <= self.num_steps,
-                f"warmup_steps = {self.warmup_steps} and decay_steps = {self.decay_steps} "
-                f"exceed num_steps = {self.num_steps}",
-            )
-            wanted = "some" if self.kind == "wsd" else "none"
-            checks.that(
-                (self.kind == "wsd") == (self.decay_steps > 0),
-                f"decay_steps = {self.decay_steps}: `{self.kind}` needs {wanted}",
-            )
-        checks.done()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Numerics:
     """How the arithmetic is done. Part of a run's identity: other numerics are another run."""
 
     dtype: Dtype = "float32"
+    """`bfloat16` is autocast: weights, gradients' sums and moments stay float32."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """`torch.set_float32_matmul_precision`."""
     num_slots: int = 1
     """K, the trials a bank holds at once; a batched product may round differently at another K."""
     num_threads: int = 1
+    microbatch_tokens: int | None = None
+    """Tokens per forward and backward pass, gradients accumulated; None: the whole batch at once."""
+    activation_checkpointing: bool = False
+    """Recompute blocks in the backward pass: less memory, a third more time."""
+    compiled: bool = False
+    """`torch.compile`."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.one_of("dtype", ("float32", "float64", "bfloat16"))
         checks.one_of("matmul_precision", ("highest", "high", "medium"))
         checks.whole("num_slots", "num_threads")
+        if self.microbatch_tokens is not None:
+            checks.whole("microbatch_tokens")
+        if self.num_slots != 1:
+            alone = [n for n in ("microbatch_tokens", "activation_checkpointing", "compiled") if getattr(self, n)]
+            alone += ["dtype = bfloat16"] if self.dtype == "bfloat16" else []
+            checks.that(not alone, f"num_slots = {self.num_slots}: {', '.join(alone)} wants one trial at a time")
         checks.done()
 
 
@@ -190,25 +106,59 @@ class RunSpec:
     seed: int
     numerics: Numerics
     optimizer: Literal["adamw"] = "adamw"
+    base_batch_tokens: int | None = None
+    """The base run's, where the parametrization scales with batch or duration; else None."""
+    base_num_tokens: int | None = None
+    factory: Factory | None = None
+    """Builds the model, where it is not `proxies.model`'s."""
+    command: Command | None = None
+    """Trains, where it is not us who do."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.one_of("parametrization", ("sp", "mup"))
         checks.one_of("optimizer", ("adamw",))
         checks.whole("batch_tokens")
         checks.whole("seed", least=0)
         checks.that(type(self.seed) is not int or self.seed <= MAX_SEED, f"seed = {self.seed} > {MAX_SEED}")
         checks.that(bool(self.data_id), "data_id is empty")
+        named = isinstance(self.parametrization, Parametrization)
+        checks.that(named, f"parametrization = {self.parametrization!r}: a record is wanted, `proxies.rules.named`")
+        base = (self.base_batch_tokens, self.base_num_tokens)
+        if named and self.parametrization.needs_tokens:
+            checks.whole("base_batch_tokens", "base_num_tokens")
+        elif base != (None, None):
+            checks.that(False, f"base tokens = {base}: {self.parametrization} does not scale with them")
+        checks.that(self.factory is None or self.command is None, "factory and command: one or the other")
+        own = "a factory's model" if self.factory is not None else "a command" if self.command is not None else ""
+        several = f"num_slots = {self.numerics.num_slots}: {own} trains one trial at a time"
+        checks.that(not own or self.numerics.num_slots == 1, several)
         if checks.fine:
-            checks.that(
-                self.batch_tokens % self.shape.seq_len == 0,
-                f"batch_tokens = {self.batch_tokens} is no multiple of seq_len = {self.shape.seq_len}",
-            )
-            checks.that(
-                (self.shape.vocab_size, self.shape.family) == (self.base_shape.vocab_size, self.base_shape.family),
-                "shape and base_shape differ in family or vocab_size: width (and depth) are what scales",
-            )
+            self._check_batch(checks)
+            fixed = ("family", "vocab_size", "tied", "qk_norm", *(("seq_len",) if self.shape.family == "gpt2" else ()))
+            unlike = [name for name in fixed if getattr(self.shape, name) != getattr(self.base_shape, name)]
+            said = f"shape and base_shape differ in {', '.join(unlike)}: width (and depth) are what scales"
+            checks.that(not unlike, said)
+        if checks.fine:
+            hparams, tied = self.hparams, self.shape.tied
+            checks.problems += refusals(self.parametrization, self.ratios, hparams.beta1, hparams.beta2, tied=tied)
         checks.done()
+
+    def _check_batch(self, checks: Checks) -> None:
+        seq_len, stages = self.shape.seq_len, self.schedule.batch_warmup_stages
+        checks.that(
+            self.batch_tokens % (seq_len * stages) == 0,
+            f"batch_tokens = {self.batch_tokens} is no multiple of seq_len = {seq_len}"
+            + (f" times batch_warmup_stages = {stages}" if stages > 1 else ""),
+        )
+        checks.that(
+            stages == 1 or self.numerics.num_slots == 1,
+            f"num_slots = {self.numerics.num_slots}: batch warmup wants one trial at a time",
+        )
+        micro, smallest = self.numerics.microbatch_tokens, self.batch_tokens // stages
+        checks.that(
+            micro is None or (micro % seq_len == 0 and smallest % micro == 0),
+            f"microbatch_tokens = {micro}: whole sequences of {seq_len}, dividing {smallest}, are wanted",
+        )
 
     @property
     def id(self) -> str:
@@ -218,12 +168,22 @@ class RunSpec:
     @property
     def num_tokens(self) -> int:
         """Tokens the run trains on."""
-        return self.batch_tokens * self.schedule.num_steps
+        return int(self.batch_tokens * self.schedule.num_full_batches)
 
     @property
     def batch_sequences(self) -> int:
-        """Sequences per optimizer step."""
+        """Sequences per optimizer step, the batch at its full size."""
         return self.batch_tokens // self.shape.seq_len
+
+    @property
+    def ratios(self) -> Ratios:
+        """Against the base run."""
+        return Ratios(
+            width=self.shape.width / self.base_shape.width,
+            depth=self.shape.num_layers / self.base_shape.num_layers,
+            batch=self.batch_tokens / (self.base_batch_tokens or self.batch_tokens),
+            duration=self.num_tokens / (self.base_num_tokens or self.num_tokens),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,11 +195,11 @@ class Curve:
     train_loss_nats: tuple[float, ...]
     """Loss of that step's batch, before its update."""
     grad_norm: tuple[float, ...]
-    """Global norm before clipping."""
+    """Global norm before clipping; empty where a trainer logs none."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        lengths = {len(self.steps), len(self.train_loss_nats), len(self.grad_norm)}
+        lengths = {len(self.steps), len(self.train_loss_nats), len(self.grad_norm or self.steps)}
         checks.that(len(lengths) == 1, f"columns of different lengths: {sorted(lengths)}")
         checks.that(list(self.steps) == sorted(set(self.steps)), "steps are not strictly increasing")
         checks.that(all(map(math.isfinite, self.train_loss_nats + self.grad_norm)), "a value is not finite")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from proxies.flops import ParamCount, count_params, flops_per_token
-from proxies.spec import Shape
+from proxies.shape import Shape
 
 
 class ShapeError(ValueError):

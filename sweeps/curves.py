@@ -29,7 +29,7 @@ def curve_path(study_dir: Path, run_id: str) -> Path:
 def store_curve(study_dir: Path, run_id: str, curve: Curve) -> Path:
     """Write `curve`; on return it survives a power loss. A reader sees the old file or the new, never a part.
 
-    Columns: `step` (int64), `train_loss_nats`, `grad_norm` (float64).
+    Columns: `step` (int64), `train_loss_nats` and, if the trainer logs it, `grad_norm` (float64).
 
     Raises:
         DiskFull: it does not fit; an earlier file of this run is untouched.
@@ -39,13 +39,13 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve) -> Path:
     import pyarrow.parquet
 
     path = curve_path(study_dir, run_id)
-    table = pyarrow.table(
-        {
-            "step": pyarrow.array(curve.steps, pyarrow.int64()),
-            "train_loss_nats": pyarrow.array(curve.train_loss_nats, pyarrow.float64()),
-            "grad_norm": pyarrow.array(curve.grad_norm, pyarrow.float64()),
-        }
-    )
+    columns = {
+        "step": pyarrow.array(curve.steps, pyarrow.int64()),
+        "train_loss_nats": pyarrow.array(curve.train_loss_nats, pyarrow.float64()),
+    }
+    if curve.grad_norm or not curve.steps:
+        columns["grad_norm"] = pyarrow.array(curve.grad_norm, pyarrow.float64())
+    table = pyarrow.table(columns)
     buffer = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(table, buffer, write_page_checksum=True)
     try:
@@ -71,8 +71,8 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     advice = "restore it from a copy; the result itself stands in the ledger"
     try:
         table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
-        columns = [tuple(table.column(i).to_pylist()) for i in range(3)]
-        curve = Curve(steps=columns[0], train_loss_nats=columns[1], grad_norm=columns[2])
+        columns = [tuple(table.column(i).to_pylist()) for i in range(table.num_columns)]
+        curve = Curve(steps=columns[0], train_loss_nats=columns[1], grad_norm=columns[2] if len(columns) > 2 else ())
         found = canon.content_id(curve)
     except (OSError, ValueError, TypeError, IndexError, pyarrow.ArrowException, SpecError) as error:
         raise CurveCorrupt(f"{path} cannot be read ({error}): {advice}") from error

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 from tiny_study import PLAN, forerun, write_corpus
 
-from launcher.stages import open_ledger, plan_study
+from launcher.opening import open_ledger, plan_study
 from sweeps.lock import DriverLock
 
 FOLDER = "<folder>"

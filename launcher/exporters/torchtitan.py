@@ -14,15 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import proxies
+import proxies.data
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport, Verdict
 from launcher.exporters.torchtitan_text import IMPORTS, MACHINERY
 from launcher.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
-from proxies import canon, documents, permutation, tokens
+from proxies import canon, checks
+from proxies.data import mixture, permutation, tokens, windows
 from proxies.model import NORM_EPS, ROPE_BASE, parameter_shapes
-from proxies.spec import Schedule, Shape
+from proxies.schedule import Schedule
+from proxies.shape import Shape
 
 VERSIONS = ("0.3.0",)
 MODULE = "forerun_torchtitan"
+READER = (proxies, proxies.data, canon, checks, mixture, permutation, tokens, windows)
+"""What reads a corpus, with numpy and the standard library alone."""
 
 
 class ExportError(ValueError):
@@ -44,11 +49,11 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     """
     if problems := _problems(decision, version):
         raise ExportError(problems)
-    reader = out_dir / "proxies"
-    reader.mkdir(parents=True, exist_ok=True)
-    canon.write_atomic(reader / "__init__.py", inspect.getsource(proxies).encode())
-    for module in (canon, documents, permutation, tokens):
-        canon.write_atomic(out_dir / f"{module.__name__.replace('.', '/')}.py", inspect.getsource(module).encode())
+    for module in READER:
+        path = out_dir / module.__name__.replace(".", "/")
+        path = path / "__init__.py" if hasattr(module, "__path__") else path.with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        canon.write_atomic(path, inspect.getsource(module).encode())
     canon.write_atomic(out_dir / f"{MODULE}.py", _module_text(decision, version).encode())
     canon.write_atomic(out_dir / "run.sh", _run_text(decision, version).encode())
     (out_dir / "run.sh").chmod(0o755)
@@ -102,6 +107,16 @@ def _problems(decision: Decision, version: str) -> list[str]:
         "abort.on_non_finite = false: torchtitan always stops at a loss that is not finite": (
             decision.abort.on_non_finite
         ),
+        f"shape.family = {decision.shape.family!r}: this export writes Llama 3 blocks": (
+            decision.shape.family == "llama"
+        ),
+        "shape.qk_norm = true: this export writes blocks without it": not decision.shape.qk_norm,
+        f"forward.residual = {decision.forward.residual:g}: torchtitan's blocks have no residual multiplier": (
+            decision.forward.residual == 1.0
+        ),
+        f"batch_warmup_stages = {schedule.batch_warmup_stages}: torchtitan's batch has one size": (
+            schedule.batch_warmup_stages == 1
+        ),
         "this version's learning-rate table is not the frozen one": learning_rate_of(schedule)
         == decision.learning_rate,
     }
@@ -151,6 +166,7 @@ def _numbers(decision: Decision) -> dict[str, object]:
         "CHECKPOINT_KEEP": decision.checkpointing.keep,
         "SEED": decision.seed,
         "DATA_ID": decision.data.data_id,
+        "DATA_WEIGHTS": dict(decision.data.weights),
         "ABORT_ABOVE_NATS": decision.abort.train_loss_above_nats,
     }
 
@@ -204,8 +220,7 @@ _JUDGEMENTS: dict[str, tuple[Verdict, str]] = {
     ),
     "base_shape": _LABEL,
     "parametrization": _LABEL,
-    "form": ("exact", "the multipliers are modules of the model"),
-    "forward": ("exact", ""),
+    "forward": ("exact", "the multipliers are modules of the model"),
     "forward.attention": ("equivalent", "multiplies q . k in the attention kernel, ours the query: other rounding"),
     "groups": ("exact", ""),
     "groups.pattern": ("equivalent", "rewritten for torchtitan's parameter names; one pattern claims each parameter"),

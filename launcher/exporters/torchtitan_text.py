@@ -28,7 +28,7 @@ from torchtitan.models.llama3.model import Llama3TransformerBlock
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
-from proxies.tokens import TokenStore
+from proxies.data.tokens import TokenStore
 """
 
 MACHINERY = '''
@@ -114,7 +114,7 @@ class CorpusLoader(BaseDataLoader):
                  **unused: object) -> None:
         if not config.dataset_path:
             raise ValueError("FORERUN_DATA is not set: the corpus folder is wanted")
-        self.store = TokenStore(Path(config.dataset_path))
+        self.store = TokenStore(Path(config.dataset_path), weights=DATA_WEIGHTS or None)
         if self.store.manifest.data_id != DATA_ID:
             raise ValueError(f"{config.dataset_path} has data_id {self.store.manifest.data_id}, frozen as {DATA_ID}")
         self.num_ranks, self.rank, self.seq_len = dp_world_size, dp_rank, seq_len
@@ -125,7 +125,8 @@ class CorpusLoader(BaseDataLoader):
         while True:
             part = self.num_batches * self.num_ranks + self.rank
             ids = torch.from_numpy(self.store.train_batch(
-                seed=SEED, step=part, num_sequences=self.num_sequences, seq_len=self.seq_len))
+                seed=SEED, first_sequence=part * self.num_sequences, num_sequences=self.num_sequences,
+                seq_len=self.seq_len))
             self.num_batches += 1
             yield {"input": ids[:, :-1].contiguous()}, ids[:, 1:].contiguous()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from launcher.gates import GateError
 from launcher.talk import say
 from launcher.verbs.options import answer, json_option, study_argument
 from proxies import canon
@@ -23,10 +24,6 @@ GATES = ("coordinates", "transfer", "fit", "data")
 frozen_argument = click.argument("frozen", metavar="FROZEN", type=click.Path(path_type=Path))
 
 
-class GateError(ValueError):
-    """A gate failed and nobody accepted it."""
-
-
 class CannotTellError(ValueError):
     """A gate could not be decided, and nobody accepted that."""
 
@@ -41,9 +38,9 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.attestations import attest
     from launcher.evidence import decision_of, gather
     from launcher.frozen import write_launch
+    from launcher.opening import open_ledger, recorded_study
     from launcher.report import write_report
     from launcher.report_body import accepted, report_body
-    from launcher.stages import open_ledger, recorded_study
     from sweeps.ledger import Ledger
 
     if bool(accepts) != bool(reason.strip()):
@@ -230,11 +227,13 @@ def launch(
     from launcher.frozen import read_launch
     from launcher.launch import launch as start
     from launcher.launch import launch_line
-    from launcher.stages import recorded_study
+    from launcher.opening import recorded_study
 
     decision = read_launch(frozen)
     folder = _folder(frozen)
     corpus = data_dir or recorded_study(folder.resolve().parents[1]).corpus
+    if corpus is None:
+        raise click.UsageError("the study has no corpus: name one with --data")
     out = out_dir or folder / "run"
     line = launch_line(frozen, corpus, out, stop_after)
     if dry_run:

@@ -1,12 +1,12 @@
-"""Verbs that begin: demo, init, validate, tokenize."""
+"""Verbs that begin: demo, init, validate."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
-from launcher.talk import say
 from launcher.verbs.options import answer, json_option, plan_argument, set_option
 from proxies import canon
 
@@ -47,54 +47,24 @@ def init(data: str, budget_flops: float, out: Path, as_json: bool) -> None:
 def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check PLAN: every problem at once. The corpus is looked for, not read."""
     from launcher.plan_file import PlanError, load_plan
-    from proxies.tokens import MANIFEST
+    from proxies.data.tokens import MANIFEST
 
     plan = load_plan(plan_path, overrides)
-    corpus = plan_path.parent / plan.data.path
-    if not (corpus / MANIFEST).is_file():
-        problem = (
+    corpus, problems = plan_path.parent / plan.data.path, []
+    if plan.data.path and not (corpus / MANIFEST).is_file():
+        problems.append(
             f"data.path = {plan.data.path!r}: no corpus there; `forerun tokenize SOURCE... --out {corpus}` makes it"
         )
-        raise PlanError(str(plan_path), [problem])
+    if plan.command is not None:
+        from proxies.external.command import CommandError, find_program
+
+        try:
+            find_program(shlex.split(plan.command.template)[0], plan_path.parent / plan.proxy.code_path)
+        except CommandError as error:
+            problems.append(f"proxy.command: {error}")
+    if problems:
+        raise PlanError(str(plan_path), problems)
     answer(as_json, {"valid": True, "plan": plan.question()}, f"{plan_path} is valid\nnext: forerun run {plan_path}")
-
-
-@click.command()
-@click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Corpus folder to write.")
-@click.option("--suffix", "suffixes", multiple=True, default=(".txt", ".md", ".py", ".jsonl"), show_default=True,
-              help="Files taken from folders; repeatable.")  # fmt: skip
-@click.option("--exclude", "excluded", multiple=True, help="Folder name to pass over; repeatable.")
-@click.option("--validation-fraction", type=float, default=0.02, show_default=True, help="Share of documents held out.")
-@json_option
-def tokenize(
-    sources: tuple[Path, ...], out: Path, suffixes: tuple[str, ...], excluded: tuple[str, ...],
-    validation_fraction: float, as_json: bool,
-) -> None:  # fmt: skip
-    """Write SOURCES (text files, .jsonl with a `text` field, folders of them) as byte-level shards with a manifest."""
-    from proxies import tokens
-
-    manifest = tokens.tokenize(
-        sources,
-        out,
-        suffixes=suffixes,
-        excluded=excluded,
-        validation_fraction=validation_fraction,
-        progress=lambda documents, count: say(f"{documents} documents, {count:,} tokens"),
-    )
-    body = {
-        "data_id": manifest.data_id,
-        "num_documents": manifest.num_documents,
-        "num_train_tokens": manifest.num_tokens("train"),
-        "num_validation_tokens": manifest.num_tokens("validation"),
-        "vocab_size": manifest.vocab_size,
-        "out": str(out),
-    }
-    text = (
-        f"{manifest.num_documents} documents, {body['num_train_tokens']:,} training and "
-        f"{body['num_validation_tokens']:,} validation tokens in {out}\nnext: forerun init --data {out}"
-    )
-    answer(as_json, body, text)
 
 
 @click.command()

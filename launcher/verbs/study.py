@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.coordinate_view import by_role, findings, points
 from launcher.verbs.options import answer, json_option, plan_verb, study_argument, table
 from proxies.canon import Json
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 def _with_runner(
     plan_path: Path, study_dir: Path, overrides: tuple[str, ...], work: Callable[[Runner], tuple[Json, str]]
 ) -> tuple[Json, str]:
-    from launcher.stages import Runner, open_ledger, plan_study, verified_corpus
+    from launcher.opening import open_ledger, plan_study, verified_corpus
+    from launcher.stages import Runner
 
     study = plan_study(plan_path, study_dir, overrides)
     store = verified_corpus(study)  # before the study folder is touched
@@ -37,8 +39,7 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
     def work(runner: Runner) -> tuple[Json, str]:
         nonlocal outcome
         found = runner.check()
-        mine = found[runner.study.plan.proxy.parametrization]
-        gate = coordinate_gate(mine)
+        gate = coordinate_gate(found, runner.study.plan.proxy.parametrization)
         outcome = gate.outcome
         return {"coordinates": found, "outcome": gate.outcome, "reason": gate.reason}, coordinate_text(found)
 
@@ -157,7 +158,8 @@ def run(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: b
         from launcher.report import write_report
         from launcher.report_body import report_body
 
-        runner.check()
+        if runner.study.plan.command is None:  # else nobody sees activations
+            runner.check()
         runner.ladder()
         body = report_body(runner.study, runner.ledger, gather(runner.study, runner.ledger))
         write_report(study_dir, body)
@@ -167,6 +169,8 @@ def run(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: b
     assert isinstance(body, dict) and isinstance(body["gates"], list)
     closed = [str(g["name"]) for g in body["gates"] if isinstance(g, dict) and g["outcome"] != "passed"]
     after = f"{len(closed)} gates closed ({', '.join(closed)})" if closed else f"next: forerun freeze {study_dir}"
+    if isinstance(body["own_run"], dict) and not closed:
+        after = "every gate passed: start your main run as shown above"
     answer(as_json, body, f"{text}\n\nreport: {study_dir / 'report.html'}\n{after}")
 
 
@@ -186,20 +190,24 @@ def _exit_by(outcome: str) -> None:
         raise SystemExit(3 if outcome == "failed" else 4)
 
 
-def coordinate_text(found: dict[str, Json]) -> str:
-    """The coordinate checks as tables."""
+def coordinate_text(found: dict[str, Any]) -> str:
+    """The checks of a study as tables, one row a role."""
     parts = []
-    for name, body in found.items():
-        assert isinstance(body, dict) and isinstance(body["layers"], list)
+    for name, check in found.items():
         rows = []
-        for layer in body["layers"]:
-            assert isinstance(layer, dict) and isinstance(layer["interval"], list)
-            low, high = layer["interval"]
+        for role, layers in by_role(check):
+            worst, passing = layers[0], sum(layer["outcome"] == "passes" for layer in layers)
+            low, high = worst["interval"]
             rows.append(
-                (str(layer["layer"]), f"{layer['slope']:+.2f}", f"[{low:+.2f}, {high:+.2f}]", str(layer["outcome"]))
-            )
-        head = ("layer", "slope", f"{body['level']:.0%} interval", "outcome")
-        parts.append(f"{name}: {body['outcome']} over widths {body['widths']}\n{table(head, rows)}")
+                (role.replace("_", " "), f"{passing} of {len(layers)}", worst["layer"], f"{worst['slope']:+.2f}",
+                 f"[{low:+.2f}, {high:+.2f}]", worst["outcome"].replace("_", " "))
+            )  # fmt: skip
+        head = ("role", "pass", "worst layer", "slope", f"{check['level']:.0%} interval", "outcome")
+        said = [f"{name}: {check['outcome'].replace('_', ' ')} over {check['axis']}s {points(check)}"]
+        said += [table(head, rows)] if rows else []
+        said += [f"- {sentence}" for sentence in findings(check)]
+        said += [f"- note: {note}" for note in check["notes"]]
+        parts.append("\n".join(said))
     return "\n\n".join(parts)
 
 
@@ -282,6 +290,10 @@ def study_text(body: dict[str, Json]) -> str:
             f"choice: width {choice['shape']['width']}, {choice['params']:.4g} params, {choice['tokens']:.4g} tokens, "
             f"{choice['num_steps']} steps; loss {choice['prediction']['loss']:.4f} nats [{low:.4f}, {high:.4f}]"
         )
+    if isinstance(body["own_run"], dict):
+        from launcher.own import own_text
+
+        parts.append(own_text(body["own_run"]))
     rows = [(f"gate {g['name']}: {g['outcome']}", str(g["reason"])) for g in gates if isinstance(g, dict)]
     parts += [f"{head}\n  {reason}" for head, reason in rows]
     return "\n\n".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -11,6 +11,7 @@ from launcher.verbs.options import answer, json_option, table
 from proxies import canon
 from proxies.canon import Json
 from proxies.flops import CONVENTIONS
+from proxies.shape import Family, Shape
 
 if TYPE_CHECKING:
     from scaling_fits.table import RunTable
@@ -21,7 +22,7 @@ def _runs(path: Path, params_column: str) -> RunTable:
     """The table of a study folder's ladder, or of a file."""
     if path.is_dir():
         from launcher import decide
-        from launcher.stages import recorded
+        from launcher.opening import recorded
 
         study, ledger = recorded(path)
         return decide.ladder_table(decide.ladder_specs(study, ledger), ledger.results())
@@ -145,25 +146,27 @@ def allocate(fit_path: Path, flops: float, as_json: bool) -> None:
 @click.option("--width", type=int, required=True, help="Model width, d_model.")
 @click.option("--heads", type=int, required=True, help="Query heads of a block.")
 @click.option("--kv-heads", type=int, help="Default: as many as heads.")
-@click.option("--ffn", type=int, required=True, help="Feed-forward width (SwiGLU).")
+@click.option("--ffn", type=int, required=True, help="Feed-forward width.")
 @click.option("--vocab", type=int, required=True, help="Vocabulary size.")
 @click.option("--seq-len", type=int, required=True, help="Tokens per sequence.")
 @click.option("--tokens", type=float, default=0, help="Tokens trained on, for the totals.")
+@click.option("--family", type=click.Choice(get_args(Family)), default="llama", show_default=True,
+              help="llama: RMSNorm, SwiGLU, rotary positions; gpt2: LayerNorm, GELU, positions, biases.")  # fmt: skip
 @click.option("--tied", is_flag=True, help="Embedding and readout share one matrix.")
+@click.option("--qk-norm", is_flag=True, help="RMSNorm over each head's queries and keys.")
 @click.option("--convention", type=click.Choice(CONVENTIONS), default="causal", show_default=True,
               help="How FLOPs are counted.")  # fmt: skip
 @json_option
 def flops(
     layers: int, width: int, heads: int, kv_heads: int | None, ffn: int, vocab: int, seq_len: int, tokens: float,
-    tied: bool, convention: str, as_json: bool,
+    family: Family, tied: bool, qk_norm: bool, convention: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Parameters and training FLOPs of a llama-like shape (SwiGLU, RMSNorm, no biases), by named convention."""
+    """Parameters and training FLOPs of a decoder's shape, by named convention."""
     from proxies import flops as count
-    from proxies.spec import Shape
 
     shape = Shape(
         num_layers=layers, width=width, num_heads=heads, num_kv_heads=heads if kv_heads is None else kv_heads,
-        ffn_width=ffn, vocab_size=vocab, seq_len=seq_len, tied=tied,
+        ffn_width=ffn, vocab_size=vocab, seq_len=seq_len, family=family, tied=tied, qk_norm=qk_norm,
     )  # fmt: skip
     if not 0 <= tokens < float("inf"):
         raise click.BadParameter(f"--tokens {tokens}: a finite number >= 0 is wanted")

@@ -6,7 +6,7 @@ import pytest
 from tiny_study import ask, write_plan
 
 from launcher.evidence import gather
-from launcher.stages import recorded_study
+from launcher.opening import recorded_study
 from sweeps.ledger import Ledger
 
 

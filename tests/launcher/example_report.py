@@ -57,6 +57,7 @@ def _finished_text():
         "accepted": {},
         "decision": decision,
         "digest": decision.digest,
+        "own_run": None,
         "main_run": None,
         "spend": {
             "num_runs": 79, "by_status": {"finished": 77, "diverged": 2}, "flops_causal": 1.18e13,
@@ -69,14 +70,18 @@ def _finished_text():
 
 def _check(name, grows):
     layers = [
-        {"layer": layer, "change": [size * (w / WIDTHS[0]) ** grows for w in WIDTHS], "slope": grows,
+        {"layer": layer, "role": role, "expected": [0.0, 0.0],
+         "change": [size * (w / WIDTHS[0]) ** grows for w in WIDTHS], "slope": grows,
          "interval": [grows - 0.1, grows + 0.1], "outcome": "blows_up" if grows else "passes",
          "cause": "hidden matrices' learning rate does not shrink with width" if grows else ""}
-        for layer, size in (("tok_embeddings", 0.04), ("layers.0.attention", 0.5), ("norm", 0.9), ("lm_head", 1.4))
+        for layer, role, size in (("tok_embeddings", "embedding", 0.04), ("layers.0.attention.wq", "hidden", 0.5),
+                                  ("norm", "norm", 0.9), ("lm_head", "readout", 1.4))
     ]  # fmt: skip
     return {
         "parametrization": name, "widths": list(WIDTHS), "num_steps": 10, "num_seeds": 4, "learning_rate": 2**-7,
-        "level": 0.9, "layers": layers, "not_finite_width": None, "outcome": "blows_up" if grows else "passes",
+        "level": 0.9, "layers": layers, "axis": "width", "depths": [2] * len(WIDTHS), "mistakes": [], "notes": [],
+        "not_finite_width": None, "not_finite_depth": None, "not_finite_step": None,
+        "outcome": "blows_up" if grows else "passes",
     }  # fmt: skip
 
 

@@ -17,9 +17,13 @@ from launcher.frozen import (
     groups_of,
     learning_rate_of,
 )
+from proxies.data.corpus import tokenize
+from proxies.data.tokens import Manifest, read_manifest
 from proxies.parametrization import forward_numbers, parameter_table
-from proxies.spec import Hparams, Numerics, RunSpec, Schedule, Shape
-from proxies.tokens import Manifest, read_manifest, tokenize
+from proxies.rules import named
+from proxies.schedule import Schedule
+from proxies.shape import Shape
+from proxies.spec import Hparams, Numerics, RunSpec
 
 SENTENCE = "the loss of a small model falls as far as its width and its data let it fall"
 
@@ -38,7 +42,7 @@ def spec_of(data_id: str, **hparams: float) -> RunSpec:
     return RunSpec(
         shape=base.at_width(32),
         base_shape=base,
-        parametrization="mup",
+        parametrization=named("mup"),
         hparams=Hparams(**{"learning_rate": 2**-5, "weight_decay": 0.1, "clip_norm": 0.5, **hparams}),
         schedule=Schedule(kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1),
         batch_tokens=8 * 32,
@@ -49,15 +53,13 @@ def spec_of(data_id: str, **hparams: float) -> RunSpec:
 
 
 def decision_of(spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_steps: int = 4) -> Decision:
-    how = (spec.parametrization, spec.shape, spec.base_shape, spec.hparams)
     return Decision(
         schema_version=SCHEMA_VERSION,
         shape=spec.shape,
         base_shape=spec.base_shape,
         parametrization=spec.parametrization,
-        form="multiplier",
-        forward=forward_numbers(*how),
-        groups=groups_of(parameter_table(*how)),
+        forward=forward_numbers(spec),
+        groups=groups_of(parameter_table(spec)),
         optimizer="adamw",
         learning_rate=learning_rate_of(spec.schedule),
         clip_norm=spec.hparams.clip_norm,
@@ -68,6 +70,7 @@ def decision_of(spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_
             tokenizer=manifest.tokenizer,
             vocab_size=manifest.vocab_size,
             num_train_tokens=manifest.num_tokens("train"),
+            weights=(),
         ),
         seed=spec.seed,
         precision="float32",

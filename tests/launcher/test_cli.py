@@ -9,7 +9,7 @@ import click
 import pytest
 from tiny_study import ask, forerun, write_corpus
 
-from launcher import cli, demo
+from launcher import checking, cli, demo
 from launcher.checkpoints import CorruptError
 from launcher.cli import exit_code_of, main, message_of
 from launcher.decide import StageMissingError
@@ -19,8 +19,7 @@ from launcher.stages import InterruptedStudyError
 from launcher.study import NoFinishedTrialError
 from launcher.verbs import freeze
 from proxies.checks import SpecError
-from proxies.documents import DataError
-from proxies.tokens import CorruptCorpusError
+from proxies.data.tokens import CorruptCorpusError, DataError
 from scaling_fits import law
 from sweeps import errors
 
@@ -46,6 +45,7 @@ CODES = [
     (PermissionError(13, "Permission denied", "shut"), 2),
     (freeze.GateError("shut"), 3),
     (freeze.CannotTellError("who knows"), 4),
+    (checking.UnseenError("who sees"), 4),
     (law.CannotTellError(("who knows",)), 4),
     (NoFinishedTrialError("none"), 4),
     (errors.LedgerCorrupt("bad"), 5),

@@ -8,8 +8,8 @@ from tiny_study import ask, replay
 
 from launcher.evidence import decision_of, gather
 from launcher.gates import Gate
+from launcher.opening import recorded_study
 from launcher.report_body import accepted, main_run, report_body
-from launcher.stages import recorded_study
 from proxies import canon
 from scaling_fits.law import CannotTellError
 from sweeps.ledger import Ledger

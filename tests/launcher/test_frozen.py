@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 import pytest
-from main_run import tiny_decision, write_corpus
+from main_run import spec_of, tiny_decision, write_corpus
 
 from launcher.attestations import attest, read_attestation
 from launcher.frozen import (
@@ -23,8 +23,10 @@ from launcher.frozen import (
 )
 from proxies.checks import SpecError
 from proxies.parametrization import parameter_table
-from proxies.schedule import lr_multiplier
-from proxies.spec import Hparams, Schedule, Shape
+from proxies.rules import named
+from proxies.schedule import Schedule, lr_multiplier
+from proxies.shape import Shape
+from proxies.spec import Hparams
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +130,15 @@ def test_a_schedule_of_one_step_has_one_sample():
     assert learning_rate_of(Schedule(kind="constant", num_steps=1)).samples == ((0, 1.0),)
 
 
-@pytest.mark.parametrize("parametrization", ["sp", "mup"])
+@pytest.mark.parametrize("parametrization", ["sp", "mup", "completep", "umup"])
 @pytest.mark.parametrize("num_layers", [1, 2, 12])
 def test_groups_give_every_parameter_its_own_numbers_back(parametrization, num_layers):
     base = Shape(num_layers=num_layers, width=32, num_heads=2, num_kv_heads=1, ffn_width=96, vocab_size=64, seq_len=16)
-    hparams = Hparams(learning_rate=0.01, weight_decay=0.1)
-    table = parameter_table(parametrization, base.at_width(128), base, hparams)
+    run = dataclasses.replace(
+        spec_of("data"), shape=base.at_width(128), base_shape=base, parametrization=named(parametrization),
+        hparams=Hparams(learning_rate=0.01, weight_decay=0.1),
+    )  # fmt: skip
+    table = parameter_table(run)
     groups = groups_of(table)
     assert len(groups) < 10
     assigned = assign_groups(groups, [p.name for p in table])

@@ -7,25 +7,35 @@ import pytest
 
 from launcher import gates
 
-LAYER = {"layer": "lm_head", "slope": -0.83, "interval": [-1.0, -0.7], "cause": "too small", "outcome": "vanishes"}
+LAYER = {"layer": "lm_head", "role": "readout", "slope": -0.83, "interval": [-1.0, -0.7], "expected": [0.0, 0.0],
+         "cause": "too small", "outcome": "vanishes"}  # fmt: skip
 
 
-def coordinates(outcome, *layers, not_finite_width=None):
-    return {"outcome": outcome, "layers": list(layers), "not_finite_width": not_finite_width}
+def coordinates(outcome, *layers, lost=None, mistakes=(), axis="width"):
+    check = {"outcome": outcome, "layers": list(layers), "mistakes": list(mistakes), "axis": axis,
+             "not_finite_width": lost, "not_finite_depth": lost, "not_finite_step": lost and 3}  # fmt: skip
+    return {"depth" if axis == "depth" else "mup": check}
+
+
+PASSING = coordinates("passes", {**LAYER, "outcome": "passes"})
 
 
 @pytest.mark.parametrize(
     ("body", "outcome", "reason"),
     [
-        (coordinates("passes", {**LAYER, "outcome": "passes"}), "passed", "all 1 layers' updates keep their size"),
+        (PASSING, "passed", "all 1 layers keep their size as width grows"),
         (coordinates("cannot_tell", {**LAYER, "outcome": "cannot_tell"}), "cannot_tell", "lm_head cannot tell"),
         (coordinates("vanishes", LAYER), "failed", "lm_head vanishes (slope -0.83): too small"),
-        (coordinates("blows_up", not_finite_width=64), "failed", "width 64 left the finite numbers"),
-        (None, "cannot_tell", "not run yet: `forerun check PLAN` does"),
+        (coordinates("blows_up", lost=64), "failed", "width 64 left the finite numbers at step 3"),
+        (coordinates("mistaken", mistakes=["every model is its own base"]), "failed", "every model is its own base"),
+        (PASSING | coordinates("vanishes", LAYER, axis="depth"), "failed", "all 1 layers keep their size as width"),
+        (coordinates("cannot_tell") | coordinates("vanishes", LAYER, axis="depth"), "failed", "all 0"),
+        (coordinates("passes", axis="depth"), "cannot_tell", "not run yet"),
+        ({}, "cannot_tell", "not run yet: `forerun check PLAN` does"),
     ],
 )
 def test_the_coordinate_gate(body, outcome, reason):
-    gate = gates.coordinate_gate(body)
+    gate = gates.coordinate_gate(body, "mup")
     assert (gate.name, gate.outcome) == ("coordinates", outcome)
     assert gate.reason.startswith(reason)
 
@@ -58,7 +68,7 @@ def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, 
     ],
 )
 def test_the_fit_gate(study, found, fit, outcome, reason):
-    gate = gates.gates(study, None, found.verdict, fit, sure(found))[2]
+    gate = gates.gates(study, {}, found.verdict, fit, sure(found))[2]
     assert (gate.name, gate.outcome) == ("fit", outcome)
     assert gate.reason.startswith(reason)
 
@@ -82,19 +92,19 @@ def test_what_leaves_the_prediction_in_doubt(study, found):
         (sure(found, loss_nats=1.02 * best), "the nearest width allowed costs 2.0%"),
         (sure(found, warnings=("far from the ladder",)), "far from the ladder"),
     ):
-        gate = gates.gates(study, None, found.verdict, fit_of(), choice)[2]
+        gate = gates.gates(study, {}, found.verdict, fit_of(), choice)[2]
         assert gate.outcome == "cannot_tell" and said in gate.reason
 
 
 @pytest.mark.parametrize(("status", "outcome"), [("diverged", "failed"), ("failed", "cannot_tell")])
 def test_a_rung_without_a_loss_closes_the_fit_gate(study, found, status, outcome):
     rung = SimpleNamespace(status=status, reason="loss 9 at step 3")
-    gate = gates.gates(study, None, found.verdict, fit_of(), sure(found), [rung])[2]
+    gate = gates.gates(study, {}, found.verdict, fit_of(), sure(found), [rung])[2]
     assert (gate.outcome, gate.reason) == (outcome, f"a rung {status}: loss 9 at step 3")
 
 
 def test_the_transfer_gate_says_what_duration_it_speaks_for(study, found):
-    gate = gates.gates(study, None, found.verdict, fit_of(), sure(found))[1]
+    gate = gates.gates(study, {}, found.verdict, fit_of(), sure(found))[1]
     assert f"measured at {study.plan.proxy.num_steps} steps, launched for {found.choice.num_steps}" in gate.reason
 
 
@@ -103,7 +113,7 @@ def test_the_data_gate(study, found):
     for wanted, outcome in ((have, "passed"), (have + 1, "failed")):
         prediction = dataclasses.replace(found.choice.prediction, tokens=float(wanted))
         choice = dataclasses.replace(found.choice, prediction=prediction)
-        gate = gates.gates(study, None, found.verdict, found.fit, choice)[3]
+        gate = gates.gates(study, {}, found.verdict, found.fit, choice)[3]
         assert (gate.name, gate.outcome) == ("data", outcome)
 
 

@@ -155,9 +155,9 @@ def test_evidence_that_decides_nothing_still_shows(body):
             verdict[key] = {"value": None, "interval": None}
     for run in [*body["transfer"]["runs"], *body["search"]["trials"]]:
         run |= {"loss_nats": None, "status": "diverged"}
-    body["coordinates"]["sp"] |= {"layers": [], "not_finite_width": 64}
+    body["coordinates"]["sp"] |= {"layers": [], "not_finite_width": 64, "not_finite_step": 3}
     shown = text_of(page(body))
-    for said in ("fits no law", "too few runs at width 32", "At width 64 a run left the finite numbers"):
+    for said in ("fits no law", "too few runs at width 32", "width 64 left the finite numbers at step 3"):
         assert said in shown
 
 
@@ -185,7 +185,7 @@ def test_the_decision_is_on_top(whole, body):
     ):  # fmt: skip
         assert said in top
     for group in config["groups"]:
-        assert f"{group['learning_rate']:.4g} {group['kind']}" in top
+        assert f"{group['learning_rate']:.4g} {group['kind'].replace('_', ' ')}" in top
 
 
 def test_the_unknown_is_told(whole, body):

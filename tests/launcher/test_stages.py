@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 from tiny_study import PLAN, ask, forerun, write_plan
 
-from launcher.host import BankHost
+from launcher import checking
+from launcher.host import Host
+from launcher.opening import open_ledger, plan_study, recorded_study
 from launcher.plan_file import load_plan
-from launcher.stages import bank_key, open_ledger, plan_study, recorded_study
+from launcher.stages import bank_key
 from sweeps.errors import StudyMissing
 from sweeps.ledger import Ledger
 from sweeps.lock import DriverLock
@@ -71,7 +73,7 @@ def test_a_run_goes_through_every_stage(finished, num_runs):
 
 
 def test_a_second_run_repeats_nothing(finished, copied, monkeypatch):
-    monkeypatch.setattr(BankHost, "advance", no_bank)
+    monkeypatch.setattr(Host, "advance", no_bank)
     code, body = ask("run", finished / "plan.toml", "--study", copied)
     before, after = Ledger.read(finished / "study").records(), Ledger.read(copied).records()
     assert code == 0
@@ -133,15 +135,13 @@ def test_interrupted_again_and_again(finished, num_runs, tmp_path, monkeypatch):
 
 
 def test_a_signal_during_the_coordinate_check(finished, tmp_path, monkeypatch):
-    from proxies import coordinates
+    whole = checking.check_coordinates
 
-    whole = coordinates.check_coordinates
-
-    def signalled(runs, store, *, level, progress):
+    def signalled(runs, store, **options):
         signal.raise_signal(signal.SIGTERM)
-        return whole(runs, store, level=level, progress=progress)
+        return whole(runs, store, **options)
 
-    monkeypatch.setattr(coordinates, "check_coordinates", signalled)
+    monkeypatch.setattr(checking, "check_coordinates", signalled)
     code, body = ask("check", finished / "plan.toml", "--study", tmp_path / "study")
     assert code == 130
     assert "stopped with 0 runs recorded" in body["message"]
@@ -212,7 +212,7 @@ def test_ray_loses_its_driver_and_then_a_worker(finished, num_runs, tmp_path):
 
 
 def test_a_changed_plan_is_refused_with_the_field(finished, copied, monkeypatch):
-    monkeypatch.setattr(BankHost, "advance", no_bank)
+    monkeypatch.setattr(Host, "advance", no_bank)
     code, body = ask("run", finished / "plan.toml", "--study", copied, "--set", "search.num_trials=5")
     assert (code, body["error"]) == (2, "PlanChanged")
     assert "\n  search.num_trials: 4 -> 5\n" in body["message"]
@@ -281,8 +281,8 @@ def test_runs_share_a_bank_where_all_but_hyperparameters_is_alike(finished):
     study = recorded_study(finished / "study")
     best = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
     keys = {
-        bank_key(study.run(width=8, point={**best, "learning_rate": rate}, seed=seed, num_steps=steps))
+        bank_key(study.run(shape=study.shape(8), point={**best, "learning_rate": rate}, seed=seed, num_steps=steps))
         for rate in (0.01, 0.02) for seed in (0, 1) for steps in (3, 6)
     }  # fmt: skip
     assert len(keys) == 1
-    assert bank_key(study.run(width=16, point=best, seed=0, num_steps=6)) not in keys
+    assert bank_key(study.run(shape=study.shape(16), point=best, seed=0, num_steps=6)) not in keys

@@ -6,8 +6,9 @@ import math
 import pytest
 from tiny_study import write_plan
 
-from launcher.stages import plan_study
+from launcher.opening import plan_study
 from launcher.study import NoFinishedTrialError, recorded_points
+from proxies.rules import named
 from proxies.spec import RunResult
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
@@ -55,7 +56,7 @@ def test_the_question_holds_the_data_and_not_the_place(study):
 
 
 def test_the_coordinate_check_hides_nothing(study):
-    rows = study.check_runs()
+    rows = study.check_runs(study.plan.parametrization)
     assert [row[0].shape.width for row in rows] == [8, 16]
     for spec in (spec for row in rows for spec in row):
         assert spec.hparams.clip_norm is None
@@ -76,7 +77,7 @@ def test_both_arms_share_the_runs_at_the_base_width(study):
     mine, control = study.arm(BEST, {}, control=False), study.arm(BEST, {}, control=True)
     shared = {spec.id for spec, _ in mine.specs} & {spec.id for spec, _ in control.specs}
     assert shared == {spec.id for spec, _ in mine.specs if spec.shape.width == 8}
-    assert {spec.parametrization for spec, _ in control.specs if spec.shape.width == 16} == {"sp"}
+    assert {spec.parametrization for spec, _ in control.specs if spec.shape.width == 16} == {named("sp")}
 
 
 def test_an_optimum_at_the_edge_asks_for_more_as_often_as_the_plan_allows(study):

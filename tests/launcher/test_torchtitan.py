@@ -23,11 +23,12 @@ from launcher import frozen
 from launcher.exporters import torchtitan
 from launcher.exporters.fidelity import FidelityReport
 from launcher.frozen import Decision
+from proxies.data.tokens import Manifest, TokenStore, read_manifest
 from proxies.model import parameter_shapes
 from proxies.numbers import ParameterNumbers
 from proxies.parametrization import initial_tensor, parameter_table
-from proxies.spec import Schedule
-from proxies.tokens import Manifest, TokenStore, read_manifest
+from proxies.rules import named
+from proxies.schedule import Schedule
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +57,7 @@ def literals(text: str) -> dict[str, typing.Any]:
 
 
 def mup_table(manifest: Manifest) -> tuple[ParameterNumbers, ...]:
-    spec = wide_spec(manifest.data_id)
-    return parameter_table("mup", spec.shape, spec.base_shape, spec.hparams)
+    return parameter_table(wide_spec(manifest.data_id))
 
 
 def disagreements(text: str, decision: Decision) -> list[str]:
@@ -84,7 +84,7 @@ def disagreements(text: str, decision: Decision) -> list[str]:
 
 @pytest.mark.parametrize("parametrization", ["mup", "sp"])
 def test_every_parameter_has_its_frozen_numbers_in_the_module(tmp_path, manifest, parametrization):
-    decision = wide_decision(manifest, parametrization=parametrization)
+    decision = wide_decision(manifest, parametrization=named(parametrization))
     text = exported(decision, tmp_path)
     compile(text, "module", "exec")
     assert disagreements(text, decision) == []
@@ -246,7 +246,7 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
         return np.array(rows)
 
     def wanted(step: int) -> np.ndarray:
-        return store.train_batch(seed=7, step=step, num_sequences=8, seq_len=SHAPE.seq_len)
+        return store.train_batch(seed=7, first_sequence=8 * step, num_sequences=8, seq_len=SHAPE.seq_len)
 
     two = ranks(2, 2)  # two accumulation steps
     for step in range(3):
@@ -268,11 +268,11 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
 def test_the_reader_that_travels_needs_neither_forerun_nor_torch(tmp_path, manifest, corpus):
     exported(wide_decision(manifest), tmp_path)
     code = (
-        "import sys; from pathlib import Path; import proxies.tokens as t; "
+        "import sys; from pathlib import Path; import proxies.data.tokens as t; "
         f"t.TokenStore(Path({str(corpus)!r})); print(t.__file__, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(tmp_path / "proxies" / "tokens.py"), "False"]
+    assert done.stdout.split() == [str(tmp_path / "proxies" / "data" / "tokens.py"), "False"]
 
 
 @pytest.mark.parametrize(("num_ranks", "layout"), [(1, ("1", "1")), (8, ("1", "8")), (12, ("2", "6"))])

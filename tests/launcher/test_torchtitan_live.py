@@ -19,10 +19,10 @@ from torchtitan_case import SCHEDULES, SHAPE, wide_decision, wide_spec
 
 from launcher.exporters import torchtitan
 from proxies.bank import Bank
+from proxies.data.tokens import TokenStore, read_manifest
 from proxies.model import Decoder, Multipliers
 from proxies.parametrization import initial_tensor, parameter_table
 from proxies.schedule import lr_table
-from proxies.tokens import TokenStore, read_manifest
 
 PROBE = """
 import json, sys
@@ -148,7 +148,7 @@ def test_torchtitans_own_groups_scheduler_weights_and_logits_are_the_frozen_ones
     found = json.loads(done.stdout.splitlines()[-1])
     theirs = torchtitan.parameter_names(SHAPE)
     spec = wide_spec(decision.data.data_id)
-    table = parameter_table("mup", spec.shape, spec.base_shape, spec.hparams)
+    table = parameter_table(spec)
     assert found["numbers"] == {
         theirs[p.name]: [p.learning_rate, p.weight_decay, p.eps, p.beta1, p.beta2] for p in table
     }

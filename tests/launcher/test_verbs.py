@@ -237,14 +237,3 @@ def test_a_new_plan_is_valid_and_an_old_one_left_alone(tmp_path, finished):
     bad = tmp_path / "bad.toml"
     assert ask("init", "--budget-flops", "nan", "--out", bad)[0] == 2
     assert not bad.exists()
-
-
-def test_the_keys_of_tokenize(tmp_path):
-    for number in range(50):
-        (tmp_path / f"{number}.txt").write_text(f"document {number}")
-    code, body = ask("tokenize", tmp_path, "--out", tmp_path / "corpus", "--validation-fraction", 0.3)
-    assert code == 0
-    assert set(body) == {
-        "data_id", "num_documents", "num_train_tokens", "num_validation_tokens", "vocab_size", "out",
-    }  # fmt: skip
-    assert body["num_documents"] == 50

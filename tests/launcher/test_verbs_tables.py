@@ -107,3 +107,17 @@ def test_the_keys_of_flops():
     assert body["six_nd"] == 6 * body["params"] * 1000
     assert body["flops_total"] == body["flops_per_token"] * 1000
     assert body["convention"] == "causal"
+
+
+def test_flops_of_every_family():
+    sizes = {"layers": 12, "width": 768, "heads": 12, "ffn": 3072, "vocab": 50_257, "seq-len": 1024}
+    gpt2 = ["flops", *(part for name, size in sizes.items() for part in (f"--{name}", size)), "--tied"]
+    gpt2 += ["--family", "gpt2"]
+    code, body = ask(*gpt2)
+    assert (code, body["params"]) == (0, 124_439_808)
+    normed = ask(*gpt2, "--qk-norm")[1]
+    assert normed["params"] == body["params"] + 12 * 2 * 64
+    assert normed["flops_per_token"] == body["flops_per_token"]
+    assert ask(*gpt2[:-1], "llama")[1]["params"] == ask(*gpt2[:-2])[1]["params"] != body["params"]
+    code, *said = forerun(*gpt2[:-1], "bert")
+    assert code == 2 and "llama" in "".join(said)

@@ -8,8 +8,8 @@ import random
 import shutil
 
 from launcher.cli import main
-from launcher.stages import recorded_study
-from proxies.tokens import tokenize
+from launcher.opening import recorded_study
+from proxies.data.corpus import tokenize
 from sweeps.ledger import Ledger
 
 PLAN = """

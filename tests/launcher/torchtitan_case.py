@@ -8,8 +8,10 @@ from typing import Any
 from main_run import decision_of, spec_of
 
 from launcher.frozen import Decision
-from proxies.spec import RunSpec, Schedule, Shape
-from proxies.tokens import Manifest
+from proxies.data.tokens import Manifest
+from proxies.schedule import Schedule
+from proxies.shape import Shape
+from proxies.spec import RunSpec
 
 SHAPE = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=160, vocab_size=256, seq_len=32)
 SCHEDULES = (

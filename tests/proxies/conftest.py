@@ -1,7 +1,7 @@
 import pytest
 from proxy_cases import write_corpus
 
-from proxies.tokens import TokenStore
+from proxies.data.tokens import TokenStore
 
 
 @pytest.fixture(scope="session")

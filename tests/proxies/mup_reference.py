@@ -1,4 +1,4 @@
-"""The same decoder written the plain way, on torch's own modules and mup's readout; what ours is compared with."""
+"""The same decoders written the plain way, on torch's own modules and mup's readout; what ours are compared with."""
 
 import math
 
@@ -21,20 +21,32 @@ def rotated(x_BTHE):
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
+def norm_of(shape):
+    return (nn.LayerNorm if shape.family == "gpt2" else nn.RMSNorm)(shape.width, eps=NORM_EPS)
+
+
 class ReferenceAttention(nn.Module):
     def __init__(self, shape):
         super().__init__()
         self.shape = shape
-        self.wq = nn.Linear(shape.width, shape.width, bias=False)
-        self.wk = nn.Linear(shape.width, shape.kv_width, bias=False)
-        self.wv = nn.Linear(shape.width, shape.kv_width, bias=False)
-        self.wo = nn.Linear(shape.width, shape.width, bias=False)
+        bias = shape.family == "gpt2"
+        self.wq = nn.Linear(shape.width, shape.width, bias=bias)
+        self.wk = nn.Linear(shape.width, shape.kv_width, bias=bias)
+        self.wv = nn.Linear(shape.width, shape.kv_width, bias=bias)
+        self.wo = nn.Linear(shape.width, shape.width, bias=bias)
+        if shape.qk_norm:
+            self.q_norm = nn.RMSNorm(shape.head_dim, eps=NORM_EPS)
+            self.k_norm = nn.RMSNorm(shape.head_dim, eps=NORM_EPS)
 
     def forward(self, x_BTD, scale):
         shape, (num_sequences, seq_len, _) = self.shape, x_BTD.shape
-        q = rotated(self.wq(x_BTD).view(num_sequences, seq_len, shape.num_heads, shape.head_dim))
-        k = rotated(self.wk(x_BTD).view(num_sequences, seq_len, shape.num_kv_heads, shape.head_dim))
+        q = self.wq(x_BTD).view(num_sequences, seq_len, shape.num_heads, shape.head_dim)
+        k = self.wk(x_BTD).view(num_sequences, seq_len, shape.num_kv_heads, shape.head_dim)
         v = self.wv(x_BTD).view(num_sequences, seq_len, shape.num_kv_heads, shape.head_dim)
+        if shape.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if shape.family == "llama":
+            q, k = rotated(q), rotated(k)
         heads = []
         for head in range(shape.num_heads):
             group = head // (shape.num_heads // shape.num_kv_heads)
@@ -47,26 +59,30 @@ class ReferenceAttention(nn.Module):
 class ReferenceFeedForward(nn.Module):
     def __init__(self, shape):
         super().__init__()
-        self.w1 = nn.Linear(shape.width, shape.ffn_width, bias=False)
-        self.w2 = nn.Linear(shape.ffn_width, shape.width, bias=False)
-        self.w3 = nn.Linear(shape.width, shape.ffn_width, bias=False)
+        self.gated = shape.family == "llama"
+        self.w1 = nn.Linear(shape.width, shape.ffn_width, bias=not self.gated)
+        self.w2 = nn.Linear(shape.ffn_width, shape.width, bias=not self.gated)
+        if self.gated:
+            self.w3 = nn.Linear(shape.width, shape.ffn_width, bias=False)
 
     def forward(self, x):
-        gate = self.w1(x)
-        return self.w2(gate * gate.sigmoid() * self.w3(x))
+        y = self.w1(x)
+        if self.gated:
+            return self.w2(y * y.sigmoid() * self.w3(x))
+        return self.w2(0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))))
 
 
 class ReferenceBlock(nn.Module):
     def __init__(self, shape):
         super().__init__()
-        self.attention_norm = nn.RMSNorm(shape.width, eps=NORM_EPS)
+        self.attention_norm = norm_of(shape)
         self.attention = ReferenceAttention(shape)
-        self.ffn_norm = nn.RMSNorm(shape.width, eps=NORM_EPS)
+        self.ffn_norm = norm_of(shape)
         self.feed_forward = ReferenceFeedForward(shape)
 
-    def forward(self, x, scale):
-        x = x + self.attention(self.attention_norm(x), scale)
-        return x + self.feed_forward(self.ffn_norm(x))
+    def forward(self, x, scale, residual=1.0):
+        x = x + residual * self.attention(self.attention_norm(x), scale)
+        return x + residual * self.feed_forward(self.ffn_norm(x))
 
 
 class Reference(nn.Module):
@@ -75,16 +91,23 @@ class Reference(nn.Module):
     def __init__(self, shape, *, base_head_dim=None, readout=nn.Linear, **options):
         super().__init__()
         self.tok_embeddings = nn.Embedding(shape.vocab_size, shape.width)
+        if shape.family == "gpt2":
+            self.pos_embeddings = nn.Embedding(shape.seq_len, shape.width)
         self.layers = nn.ModuleList(ReferenceBlock(shape) for _ in range(shape.num_layers))
-        self.norm = nn.RMSNorm(shape.width, eps=NORM_EPS)
+        self.norm = norm_of(shape)
         self.lm_head = readout(shape.width, shape.vocab_size, bias=False, **options)
+        if shape.tied:
+            self.lm_head.weight = self.tok_embeddings.weight
         self.scale = math.sqrt(base_head_dim or shape.head_dim) / shape.head_dim
 
-    def forward(self, ids_BT):
+    def forward(self, ids_BT, *, embedding=1.0, residual=1.0, output=1.0):
         x = self.tok_embeddings(ids_BT)
+        if hasattr(self, "pos_embeddings"):
+            x = x + self.pos_embeddings(torch.arange(ids_BT.shape[1]))
+        x = x * embedding
         for block in self.layers:
-            x = block(x, self.scale)
-        return self.lm_head(self.norm(x))
+            x = block(x, self.scale, residual)
+        return self.lm_head(self.norm(x) * output)
 
 
 def mup_model(shape, base_shape, *, output_mult=1.0, delta_shape=None):

@@ -2,8 +2,11 @@
 
 import random
 
-from proxies.spec import Hparams, Numerics, RunSpec, Schedule, Shape
-from proxies.tokens import tokenize
+from proxies.data.corpus import tokenize
+from proxies.rules import named
+from proxies.schedule import Schedule
+from proxies.shape import Shape
+from proxies.spec import Hparams, Numerics, RunSpec
 
 TINY = Shape(num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=16)
 BASE = Shape(num_layers=2, width=16, num_heads=2, num_kv_heads=1, ffn_width=48, vocab_size=23, seq_len=12)
@@ -36,18 +39,25 @@ def write_corpus(folder, *, validation_fraction=0.1, **options):
 
 
 def run_spec(data_id, *, shape=TINY, base_shape=None, num_steps=12, seed=0, num_slots=4, **changes):
-    """A run of `shape`; `changes` go to Hparams, or to Numerics or RunSpec for `dtype` and `parametrization`."""
-    numerics = Numerics(dtype=changes.pop("dtype", "float32"), num_slots=num_slots)
-    parametrization = changes.pop("parametrization", "mup")
-    schedule = changes.pop("schedule", None) or Schedule(kind="cosine", num_steps=num_steps, warmup_steps=2)
+    """A run of `shape` and four sequences a step; `changes` go to the record that has a field of that name."""
+
+    def taken(record):
+        return {name: changes.pop(name) for name in list(changes) if name in record.__dataclass_fields__}
+
+    hparams = Hparams(**{"learning_rate": 0.01, **taken(Hparams)})
+    numerics = Numerics(num_slots=num_slots, **taken(Numerics))
+    name = changes.pop("parametrization", "mup")
     return RunSpec(
-        shape=shape,
-        base_shape=base_shape or shape,
-        parametrization=parametrization,
-        hparams=Hparams(**{"learning_rate": 0.01, **changes}),
-        schedule=schedule,
-        batch_tokens=4 * shape.seq_len,
-        data_id=data_id,
-        seed=seed,
-        numerics=numerics,
+        **{
+            "shape": shape,
+            "base_shape": base_shape or shape,
+            "parametrization": named(name) if isinstance(name, str) else name,
+            "hparams": hparams,
+            "schedule": Schedule(kind="cosine", num_steps=num_steps, warmup_steps=2),
+            "batch_tokens": 4 * shape.seq_len,
+            "data_id": data_id,
+            "seed": seed,
+            "numerics": numerics,
+            **changes,
+        }
     )

@@ -10,7 +10,9 @@ from proxies.bank import Bank
 from proxies.flops import flops_per_token
 from proxies.model import token_loss
 from proxies.optimizer import BankAdamW
-from proxies.spec import Numerics, Schedule
+from proxies.rules import named
+from proxies.schedule import Schedule
+from proxies.spec import Numerics
 
 WIDE = TINY.at_width(32)
 
@@ -49,8 +51,11 @@ def neighbours(store, **changes):
     return [
         run_spec(store.manifest.data_id, seed=1, learning_rate=0.3, num_steps=5, **common),
         run_spec(store.manifest.data_id, seed=2, parametrization="sp", num_steps=9, clip_norm=None, **common),
-        run_spec(store.manifest.data_id, seed=3, beta1=0.5, output_multiplier=4.0, eps=1e-3, num_steps=14, **common),
-    ]
+        run_spec(
+            store.manifest.data_id, seed=3, parametrization="completep", beta1=0.5, output_multiplier=4.0, eps=1e-3,
+            num_steps=14, **common,
+        ),
+    ]  # fmt: skip
 
 
 def test_a_run_does_not_see_its_neighbours(subject, store):
@@ -132,12 +137,12 @@ def test_the_ceiling_is_the_callers(store):
     assert result.status == "finished" and result.loss_nats > math.log(256) + 1
 
 
-@pytest.mark.parametrize("parametrization", ["sp", "mup"])
+@pytest.mark.parametrize("parametrization", ["sp", "mup", "completep"])
 def test_a_bank_of_four_is_a_bank_of_one(store, parametrization):
-    changes = {"dtype": "float64", "parametrization": parametrization}
+    deep = {"shape": WIDE.at_depth(2), "dtype": "float64"}
     specs = [
-        neighbours(store, dtype="float64")[0],
-        run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, seed=9, weight_decay=0.2, **changes),
+        neighbours(store, **deep)[0],
+        run_spec(store.manifest.data_id, base_shape=TINY, seed=9, parametrization=parametrization, **deep),
     ]
     bank = bank_for(specs[0], store)
     for slot, spec in enumerate(specs):
@@ -186,7 +191,7 @@ def test_each_slot_trains_on_the_batches_of_its_own_seed(store):
     for slot, spec in enumerate(specs):
         losses = []
         for step in range(12):
-            batch = store.train_batch(seed=spec.seed, step=step, num_sequences=4, seq_len=16)
+            batch = store.train_batch(seed=spec.seed, first_sequence=4 * step, num_sequences=4, seq_len=16)
             ids = torch.from_numpy(batch).expand(4, -1, -1)
             with torch.no_grad():
                 losses.append(token_loss(bank.predict(ids[..., :-1]), ids[..., 1:])[slot].item())
@@ -255,13 +260,31 @@ def test_a_slot_that_is_taken_and_runs_of_another_bank_are_refused(subject, stor
 
 
 def test_a_refused_run_leaves_its_slot_free(subject, store):
+    """Scaled betas that leave [0, 1) are found out when the numbers are made."""
     bank = bank_for(subject, store)
-    tied = dataclasses.replace(WIDE, tied=True)
-    with pytest.raises(ValueError, match="tied"):
-        tied_bank = Bank(tied, subject.batch_tokens, subject.numerics, store)
-        tied_bank.admit(0, dataclasses.replace(subject, shape=tied, base_shape=dataclasses.replace(TINY, tied=True)))
-    assert tied_bank.free_slots == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="outside \\[0, 1\\)"):
+        bank.admit(
+            0,
+            dataclasses.replace(
+                subject, parametrization=named("completedp"), base_batch_tokens=1, base_num_tokens=subject.num_tokens
+            ),
+        )
+    assert bank.free_slots == [0, 1, 2, 3]
     assert bank.advance(3) == []
+
+
+def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
+    with pytest.raises(ValueError, match="want one trial at a time"):
+        Bank(WIDE, subject.batch_tokens, Numerics(compiled=True), store)
+    alone_only = dataclasses.replace(
+        subject,
+        numerics=Numerics(),
+        schedule=Schedule(kind="cosine", num_steps=12, batch_warmup_steps=4, batch_warmup_stages=2),
+    )
+    bank = bank_for(alone_only, store)
+    with pytest.raises(ValueError, match="batch warmup wants one trial at a time"):
+        bank.admit(0, alone_only)
+    assert bank.free_slots == [0]
 
 
 def test_banks_that_cannot_be_are_refused(subject, store):

@@ -3,14 +3,15 @@ import math
 
 import pytest
 import torch
+from model_cases import FAMILIES, SHAPE, filled, token_ids
 from mup_reference import Reference, ReferenceFeedForward, rotated
-from proxy_cases import BASE
 from torch.nn import functional
 
 from proxies.model import (
     Attention,
     Decoder,
     FeedForward,
+    LayerNorm,
     Multipliers,
     RMSNorm,
     linear,
@@ -18,30 +19,19 @@ from proxies.model import (
     rotate,
     token_loss,
 )
+from proxies.parametrization import kind_of
 
 K = 3
-SHAPE = dataclasses.replace(BASE, width=32, num_heads=4, num_kv_heads=2)
 MULTIPLIERS = Multipliers(
     embedding=torch.tensor([1.0, 0.5, 2.0]).double()[:, None, None],
     attention=torch.tensor([0.3, 0.2, 0.1]).double()[:, None, None],
+    residual=torch.tensor([1.0, 0.5, 0.0]).double()[:, None, None],
     output=torch.tensor([1.0, 4.0, 0.25]).double()[:, None, None],
 )
 
 
 def multipliers_of(trial):
     return Multipliers(**{f.name: getattr(MULTIPLIERS, f.name)[trial].item() for f in dataclasses.fields(Multipliers)})
-
-
-def filled(model, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.double().parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3
-    return model
-
-
-def token_ids(*size, shape=SHAPE, seed=1):
-    return torch.randint(shape.vocab_size, (*size, shape.seq_len), generator=torch.Generator().manual_seed(seed))
 
 
 def single(bank, trial):
@@ -51,8 +41,9 @@ def single(bank, trial):
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
-def test_a_bank_of_models_is_the_models_one_by_one(num_kv_heads):
-    shape = dataclasses.replace(SHAPE, num_kv_heads=num_kv_heads)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_bank_of_models_is_the_models_one_by_one(family, num_kv_heads):
+    shape = dataclasses.replace(FAMILIES[family], num_kv_heads=num_kv_heads)
     bank, ids = filled(Decoder(shape, num_trials=K)), token_ids(K, 2)
     targets = token_ids(K, 2, seed=2)
     losses = token_loss(bank(ids, MULTIPLIERS), targets)
@@ -69,8 +60,9 @@ def test_a_bank_of_models_is_the_models_one_by_one(num_kv_heads):
             torch.testing.assert_close(ours.grad[trial], alone.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_no_token_sees_a_later_one():
-    model, ids = filled(Decoder(SHAPE)), token_ids(1)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_token_sees_a_later_one(family):
+    model, ids = filled(Decoder(FAMILIES[family])), token_ids(1)
     before = model(ids, multipliers_of(0))
     for position in (0, 5, SHAPE.seq_len - 1):
         changed = ids.clone()
@@ -78,6 +70,64 @@ def test_no_token_sees_a_later_one():
         after = model(changed, multipliers_of(0))
         assert torch.equal(before[:position], after[:position])
         assert not torch.isclose(before[position:], after[position:]).all(dim=-1).any()
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 4])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_gradients_are_the_plain_models(family, tied, num_kv_heads):
+    shape = dataclasses.replace(FAMILIES[family], tied=tied, num_kv_heads=num_kv_heads)
+    ours, theirs = filled(Decoder(shape)), Reference(shape).double()
+    theirs.load_state_dict(ours.state_dict())
+    ids, targets, forward = token_ids(2), token_ids(2, seed=2), {"embedding": 2.0, "residual": 0.7, "output": 0.5}
+    logits, wanted = ours(ids, Multipliers(attention=theirs.scale, **forward)), theirs(ids, **forward).flatten(0, 1)
+    torch.testing.assert_close(logits, wanted, rtol=1e-12, atol=1e-12)
+    token_loss(logits, targets).backward()
+    functional.cross_entropy(wanted, targets.flatten()).backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    assert {name for name, _ in ours.named_parameters()} == set(gradients)
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_qk_norm_forgets_the_size_of_queries_and_keys(family):
+    def change(qk_norm, factor, *names):
+        """Largest change of a logit when some of the attention's parameters grow by a factor."""
+        model = filled(Decoder(dataclasses.replace(SHAPE, family=family, qk_norm=qk_norm)))
+        grown = [model.get_parameter(f"layers.0.attention.{name}") for name in names]
+        before = model(token_ids(1), Multipliers(attention=0.3))
+        with torch.no_grad():
+            torch._foreach_mul_(grown, factor)
+        return (model(token_ids(1), Multipliers(attention=0.3)) - before).abs().max().item()
+
+    queries, keys = (("wq.weight", "wq.bias"), ("wk.weight", "wk.bias"))
+    if family == "llama":
+        queries, keys = queries[:1], keys[:1]
+    # Not quite nothing: the norm's eps is 1e-5.
+    assert change(True, 10, *queries, *keys) < 1e-4 < 1e-1 < change(True, 10, "q_norm.weight")
+    assert change(False, 10, *queries) > 1e-1 < change(False, 10, *keys)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_its_branches_a_model_is_its_embeddings(family):
+    model, ids = filled(Decoder(FAMILIES[family])), token_ids(2)
+    x_ND = model.tok_embeddings.weight[ids.flatten()]
+    if family.startswith("gpt2"):
+        x_ND = x_ND + model.pos_embeddings.weight.repeat(2, 1)
+    wanted = model.norm(3 * x_ND) @ model.lm_head.weight.T
+    torch.testing.assert_close(model(ids, Multipliers(embedding=3.0, attention=1.0, residual=0.0)), wanted)
+    halves = model(ids, Multipliers(attention=0.3, residual=0.5))
+    assert not torch.allclose(halves, model(ids, Multipliers(attention=0.3)))
+    assert torch.equal(
+        model(ids, Multipliers(attention=0.3, residual=torch.ones(1, dtype=torch.float64))),
+        model(ids, Multipliers(attention=0.3)),
+    )
+
+
+def test_sequences_of_another_length_are_refused():
+    with pytest.raises(ValueError, match=r"sequences of 24 tokens: the model's have 12"):
+        Decoder(SHAPE)(token_ids(1).repeat(1, 2), multipliers_of(0))
 
 
 def test_sequences_do_not_see_each_other():
@@ -115,8 +165,10 @@ def test_attention_is_the_naive_one(num_kv_heads):
     )
 
 
-def test_the_feed_forward_is_the_naive_one():
-    ours, theirs = filled(FeedForward(SHAPE, None, None)), ReferenceFeedForward(SHAPE).double()
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_feed_forward_is_the_naive_one(family):
+    shape = FAMILIES[family]
+    ours, theirs = filled(FeedForward(shape, None, None)), ReferenceFeedForward(shape).double()
     theirs.load_state_dict(ours.state_dict())
     x_ND = torch.randn(5, SHAPE.width, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     torch.testing.assert_close(ours(x_ND), theirs(x_ND), rtol=1e-12, atol=1e-12)
@@ -127,13 +179,18 @@ def test_norm_and_linear():
     norm = filled(RMSNorm(8, num_trials=K, device=None))
     wanted = x_KND / (x_KND.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight[:, None]
     torch.testing.assert_close(norm(x_KND), wanted)
+    layer_norm = filled(LayerNorm(8, num_trials=K, device=None, bias=True))
+    for trial in range(K):
+        wanted = functional.layer_norm(x_KND[trial], (8,), layer_norm.weight[trial], layer_norm.bias[trial])
+        torch.testing.assert_close(layer_norm(x_KND)[trial], wanted)
     weight_KFD = torch.randn(K, 3, 8, dtype=torch.float64)
     torch.testing.assert_close(linear(x_KND, weight_KFD), torch.einsum("knd,kfd->knf", x_KND, weight_KFD))
 
 
-def test_gradients_are_right():
-    shape = dataclasses.replace(SHAPE, num_layers=1, width=8, num_heads=2, num_kv_heads=1, ffn_width=8, vocab_size=5,
-                                seq_len=3)  # fmt: skip
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_are_right(family):
+    sizes = {"num_layers": 1, "width": 8, "num_heads": 2, "num_kv_heads": 1, "ffn_width": 8, "vocab_size": 5}
+    shape = dataclasses.replace(FAMILIES[family], seq_len=3, **sizes)
     model, ids, targets = filled(Decoder(shape)), token_ids(1, shape=shape), token_ids(1, shape=shape, seed=8)
     names, weights = zip(*model.named_parameters(), strict=True)
 
@@ -158,15 +215,42 @@ def test_the_loss_is_the_mean_surprise():
     assert halves.dtype == torch.float32 and halves[0].item() == pytest.approx(wanted.item(), rel=1e-6)
 
 
-def test_tied_matrices_are_one():
-    tied = dataclasses.replace(SHAPE, tied=True)
-    model = Decoder(tied)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tied_matrices_are_one(family):
+    shape = FAMILIES[family]
+    tied = dataclasses.replace(shape, tied=True)
+    model, apart, ids = filled(Decoder(tied)), Decoder(shape).double(), token_ids(2)
     assert model.lm_head.weight is model.tok_embeddings.weight
-    assert set(parameter_shapes(SHAPE)) - set(parameter_shapes(tied)) == {"lm_head.weight"}
+    assert set(parameter_shapes(shape)) - set(parameter_shapes(tied)) == {"lm_head.weight"}
+    apart.load_state_dict(model.state_dict())
+    for each in (model, apart):
+        token_loss(each(ids, multipliers_of(0)), token_ids(2, seed=2)).backward()
+    wanted = apart.lm_head.weight.grad + apart.tok_embeddings.weight.grad
+    torch.testing.assert_close(model.tok_embeddings.weight.grad, wanted, rtol=1e-12, atol=1e-14)
 
 
-def test_the_trial_axis_leads_every_parameter():
-    bank = Decoder(SHAPE, num_trials=K, device="meta")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_trial_axis_leads_every_parameter(family):
+    shape = FAMILIES[family]
+    bank = Decoder(shape, num_trials=K, device="meta")
     assert {n: tuple(p.shape) for n, p in bank.named_parameters()} == {
-        name: (K, *size) for name, size in parameter_shapes(SHAPE).items()
+        name: (K, *size) for name, size in parameter_shapes(shape).items()
     }
+
+
+def test_every_parameter_of_every_family_is_of_its_kind():
+    kinds = {name: kind_of(name) for shape in FAMILIES.values() for name in parameter_shapes(shape)}
+    in_block = {name.removeprefix("layers.0."): kind for name, kind in kinds.items() if name.startswith("layers.0.")}
+    outside = {name: kind for name, kind in kinds.items() if not name.startswith("layers.")}
+    matrices = [f"attention.w{x}" for x in "qkvo"] + [f"feed_forward.w{i}" for i in (1, 2, 3)]
+    norms = ["attention_norm", "ffn_norm"]
+    assert in_block == {
+        **{f"{name}.weight": "hidden" for name in matrices},
+        **{f"{name}.bias": "block_bias" for name in [*matrices[:-1], *norms]},
+        **{f"{name}.weight": "block_gain" for name in norms},
+        **{f"attention.{x}_norm.weight": "qk_gain" for x in "qk"},
+    }
+    assert outside == {
+        "tok_embeddings.weight": "embedding", "pos_embeddings.weight": "embedding", "lm_head.weight": "readout",
+        "norm.weight": "final_gain", "norm.bias": "final_bias",
+    }  # fmt: skip

@@ -2,16 +2,16 @@ import dataclasses
 
 import pytest
 import torch
-from proxy_cases import TINY
+from proxy_cases import TINY, run_spec
 from torch import nn
 
 from proxies.model import Decoder
-from proxies.optimizer import BankAdamW
+from proxies.optimizer import BankAdamW, adamw, grouped, set_rates
 from proxies.parametrization import initial_tensor, parameter_table
 from proxies.spec import Hparams
 
 SHAPE = dataclasses.replace(TINY, vocab_size=7)
-WIDE = SHAPE.at_width(32)
+WIDE = SHAPE.at_width(32).at_depth(2)
 TRIALS = (
     Hparams(learning_rate=0.1, weight_decay=0.5, beta1=0.9, beta2=0.95, eps=1e-8, clip_norm=1.0),
     Hparams(learning_rate=0.01, weight_decay=0.0, beta1=0.0, beta2=0.0, eps=1e-3, clip_norm=None),
@@ -29,9 +29,16 @@ def bank_of(trials, dtype=torch.float64):
     return model, optimizer
 
 
+def table(hparams):
+    """CompleteP at twice the width and depth: rates, decays and eps that differ from parameter to parameter."""
+    changes = {field.name: getattr(hparams, field.name) for field in dataclasses.fields(hparams)}
+    return parameter_table(run_spec("data", shape=WIDE, base_shape=SHAPE, parametrization="completep", **changes))
+
+
 def admit(optimizer, trial, hparams):
-    numbers = parameter_table("mup", WIDE, SHAPE, hparams)
-    optimizer.admit(trial, numbers, {n.name: initial_tensor(n, trial) for n in numbers}, hparams)
+    numbers = table(hparams)
+    weights = {n.name: initial_tensor(n, trial) for n in numbers}
+    optimizer.admit(trial, numbers, weights, hparams.clip_norm)
 
 
 def gradients_at(step, model, scale=3.0):
@@ -52,24 +59,24 @@ def step_bank(model, optimizer, gradients, multiplier=1.0, active=None):
 
 def torch_trial(trial, hparams, shares):
     """The same trial on torch's own AdamW, one group per parameter, after `clip_grad_norm_`."""
-    numbers = parameter_table("mup", WIDE, SHAPE, hparams)
+    numbers = table(hparams)
     weights = [nn.Parameter(initial_tensor(n, trial).double()) for n in numbers]
     groups = [
         {"params": [weight], "lr": n.learning_rate, "weight_decay": n.weight_decay, "eps": n.eps,
          "betas": (n.beta1, n.beta2)}
         for weight, n in zip(weights, numbers, strict=True)
     ]  # fmt: skip
-    adamw = torch.optim.AdamW(groups)
+    optimizer = torch.optim.AdamW(groups)
     bank = Decoder(WIDE, num_trials=len(TRIALS), device="meta")
     for step, share in enumerate(shares):
         for group, n, weight, gradient in zip(
-            adamw.param_groups, numbers, weights, gradients_at(step, bank), strict=True
+            optimizer.param_groups, numbers, weights, gradients_at(step, bank), strict=True
         ):
             group["lr"] = n.learning_rate * share
             weight.grad = gradient[trial].clone()
         if hparams.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(weights, hparams.clip_norm)
-        adamw.step()
+        optimizer.step()
     return torch.cat([weight.detach().flatten() for weight in weights])
 
 
@@ -152,3 +159,41 @@ def test_a_trial_admitted_later_counts_its_own_updates():
     torch.testing.assert_close(
         optimizer.weights_KP[0], torch_trial(0, TRIALS[0], [1.0] * NUM_STEPS), rtol=1e-12, atol=1e-12
     )
+
+
+def test_every_parameter_has_its_own_eps():
+    """Planted: the base run's eps for all, where CompleteP divides the blocks' by width and depth."""
+    numbers = table(TRIALS[1])
+    assert {n.eps for n in numbers} == {1e-3, 1e-3 / 4}
+    model, optimizer = bank_of(TRIALS)
+    optimizer.eps_KP[1] = TRIALS[1].eps
+    for step in range(3):
+        step_bank(model, optimizer, gradients_at(step, model))
+    assert not torch.allclose(optimizer.weights_KP[1], torch_trial(1, TRIALS[1], [1.0] * 3), rtol=1e-6, atol=1e-6)
+    assert torch.allclose(optimizer.weights_KP[0], torch_trial(0, TRIALS[0], [1.0] * 3), rtol=1e-9, atol=1e-9)
+
+
+def test_betas_are_the_trials_not_the_parameters():
+    numbers = list(table(TRIALS[0]))
+    numbers[3] = dataclasses.replace(numbers[3], beta2=0.5)
+    _, optimizer = bank_of(TRIALS)
+    with pytest.raises(ValueError, match="one pair for all parameters"):
+        optimizer.admit(0, numbers, {n.name: initial_tensor(n, 0) for n in numbers}, None)
+
+
+def test_torchs_own_groups_are_the_table():
+    """What a trial alone trains with: few groups, every parameter in one of them, under its own numbers."""
+    numbers = table(TRIALS[0])
+    parameters = dict(Decoder(WIDE, device="meta").named_parameters())
+    groups = grouped(numbers, parameters)
+    optimizer = adamw(groups)
+    set_rates(optimizer, [rates for rates, _ in groups], 0.25)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    live = {
+        names[id(parameter)]: (group["lr"], group["weight_decay"], group["eps"], *group["betas"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    assert live == {n.name: (n.learning_rate * 0.25, n.weight_decay, n.eps, n.beta1, n.beta2) for n in numbers}
+    assert len(groups) == 4 < len(numbers)
+    assert type(optimizer) is torch.optim.AdamW

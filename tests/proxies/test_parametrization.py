@@ -5,11 +5,23 @@ import statistics
 import mup
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mup_reference import Reference, mup_model
-from proxy_cases import BASE
+from parametrization_cases import (
+    BASE,
+    FAMILIES,
+    HPARAMS,
+    Model,
+    completedp_is_completep,
+    grown,
+    is_mups,
+    spec_of,
+    table,
+    token_ids,
+)
 from torch import nn
 
-from proxies import parametrization
 from proxies.canon import canonical
 from proxies.checks import SpecError
 from proxies.model import Decoder, Multipliers, parameter_shapes
@@ -19,237 +31,282 @@ from proxies.parametrization import (
     kind_of,
     name_seed,
     parameter_table,
+    parameters_of,
     stack_forward_numbers,
     width_multipliers,
 )
+from proxies.rules import NAMES, named
+from proxies.shape import Shape
 from proxies.spec import Hparams
 
-HPARAMS = Hparams(learning_rate=0.01, weight_decay=0.1, beta1=0.85, eps=1e-9, output_multiplier=3.0)
-WIDTHS = (16, 32, 64, 112)
+GROWTHS = [{"heads": 2}, {"heads": 7}, {"head_dim": 2}, {"heads": 3, "head_dim": 2, "ffn": 2}]
+QUERY = "layers.0.attention.wq.weight"
 
 
-def table(name, shape, base_shape=BASE, hparams=HPARAMS):
-    return {numbers.name: numbers for numbers in parameter_table(name, shape, base_shape, hparams)}
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_sizes_and_order_are_the_modules_own(family):
+    shape = grown(FAMILIES[family], heads=2)
+    rows = parameter_table(spec_of(shape, FAMILIES[family]))
+    assert [(row.name, row.size) for row in rows] == [(n, tuple(p.shape)) for n, p in Decoder(shape).named_parameters()]
+    assert {row.name for row in rows} == {name for name, _ in Reference(shape).named_parameters()}
 
 
-def decoder(shape, numbers, seed=0, dtype=torch.float32):
-    model = Decoder(shape)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_tensor(numbers[name], seed))
-    return model.to(dtype)
+def test_kinds():
+    kinds = {
+        "tok_embeddings.weight": "embedding", "pos_embeddings.weight": "embedding", "lm_head.weight": "readout",
+        "layers.0.attention_norm.weight": "block_gain", "layers.10.ffn_norm.bias": "block_bias",
+        "layers.3.attention.wq.weight": "hidden", "layers.3.attention.wq.bias": "block_bias",
+        "layers.3.attention.k_norm.weight": "qk_gain", "layers.3.feed_forward.w2.bias": "block_bias",
+        "norm.weight": "final_gain", "norm.bias": "final_bias",
+    }  # fmt: skip
+    assert {name: kind_of(name) for name in kinds} == kinds
+    for shape in FAMILIES.values():
+        assert {kind_of(name) for name in parameter_shapes(shape)} <= set(kinds.values())
 
 
-def test_names_sizes_and_order_are_the_modules_own():
-    shape = BASE.at_width(32)
-    rows = parameter_table("mup", shape, BASE, HPARAMS)
-    assert {row.name: row.size for row in rows} == parameter_shapes(shape)
-    assert [row.name for row in rows] == [name for name, _ in Decoder(shape, device="meta").named_parameters()]
-    assert parameter_shapes(shape) == {name: tuple(p.shape) for name, p in Reference(shape).named_parameters()}
-    assert {row.kind for row in rows} == {"embedding", "hidden", "readout", "norm"}
-    assert [kind_of(name) for name in ("layers.0.attention_norm.weight", "norm.weight")] == ["norm", "norm"]
+@pytest.mark.parametrize("growth", GROWTHS, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mup_is_mups(family, growth):
+    is_mups(grown(FAMILIES[family], **growth), FAMILIES[family])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_rates_and_decays_are_mups(width):
-    """Tensor by tensor against MuAdamW's own groups on a model that mup itself set up."""
-    model = mup_model(BASE.at_width(width), BASE)
-    decayed, kept = [], []
-    for name, parameter in model.named_parameters():
-        (decayed if kind_of(name) in ("hidden", "readout") else kept).append(parameter)
-    groups = [
-        {"params": decayed, "lr": HPARAMS.learning_rate, "weight_decay": HPARAMS.weight_decay},
-        {"params": kept, "lr": HPARAMS.learning_rate, "weight_decay": 0.0},
-    ]
-    optimizer = mup.MuAdamW(groups, lr=HPARAMS.learning_rate, eps=HPARAMS.eps, betas=(HPARAMS.beta1, HPARAMS.beta2))
-    theirs = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    ours = table("mup", BASE.at_width(width))
-    for name, parameter in model.named_parameters():
-        group, numbers = theirs[id(parameter)], ours[name]
-        assert numbers.learning_rate == pytest.approx(group["lr"], rel=1e-15), name
-        assert numbers.weight_decay == pytest.approx(group["weight_decay"], rel=1e-15), name
-        assert (numbers.eps, (numbers.beta1, numbers.beta2)) == (group["eps"], group["betas"])
-        assert numbers.width_multiplier == parameter.infshape.width_mult()
-    if width > BASE.width:
-        assert len({row.learning_rate for row in ours.values()}) == 2
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_forward_multipliers_are_mups(width):
-    shape = BASE.at_width(width)
-    model = mup_model(shape, BASE, output_mult=HPARAMS.output_multiplier)
-    forward = forward_numbers("mup", shape, BASE, HPARAMS)
-    assert forward.output == pytest.approx(model.lm_head.output_mult / model.lm_head.width_mult(), rel=1e-15)
-    assert forward.attention == pytest.approx(model.scale, rel=1e-15)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("family", ["llama", "gpt2 with QK-norm"])
 @pytest.mark.parametrize("name", ["mup", "sp"])
-def test_logits_are_the_reference_models(name, width):
-    shape, torch_seed = BASE.at_width(width), torch.manual_seed(width)
-    if name == "mup":
-        theirs = mup_model(shape, BASE, output_mult=HPARAMS.output_multiplier)
-    else:
-        theirs = Reference(shape)
-    ours, hparams = Decoder(shape), HPARAMS if name == "mup" else Hparams(learning_rate=1.0)
+def test_logits_are_the_reference_models(name, family):
+    base, shape = FAMILIES[family], grown(FAMILIES[family], heads=4)
+    torch.manual_seed(1)
+    theirs = mup_model(shape, base, output_mult=HPARAMS.output_multiplier) if name == "mup" else Reference(shape)
+    ours = Decoder(shape)
     ours.load_state_dict(theirs.state_dict())
-    ours, theirs = ours.double(), theirs.double()
-    ids = torch.randint(shape.vocab_size, (3, shape.seq_len), generator=torch_seed)
-    forward = forward_numbers(name, shape, BASE, hparams)
-    logits = ours(ids, Multipliers(**dataclasses.asdict(forward)))
-    difference = (logits - theirs(ids).flatten(0, 1)).abs().max()
+    hparams = HPARAMS if name == "mup" else Hparams(learning_rate=1.0)
+    forward = forward_numbers(spec_of(shape, base, name, hparams))
+    logits = ours.double()(token_ids(shape), Multipliers(**dataclasses.asdict(forward)))
+    difference = (logits - theirs.double()(token_ids(shape)).flatten(0, 1)).abs().max()
     assert difference < 1e-12 * max(1.0, logits.abs().max().item())
 
 
 def test_initial_sizes_scale_as_mups_rescaled_default():
     """Against the base, a hidden std falls as the root of the multiplier; embedding and readout keep theirs."""
-    wide = BASE.at_width(8 * BASE.width)
+    wide = grown(BASE, heads=8)
     torch.manual_seed(0)
-    theirs = {
-        width: {name: p.std().item() for name, p in mup_model(shape, BASE).named_parameters()}
-        for width, shape in ((1, BASE), (8, wide))
-    }
-    base, ours = table("mup", BASE), table("mup", wide)
+    theirs = [{n: p.std().item() for n, p in mup_model(shape, BASE).named_parameters()} for shape in (BASE, wide)]
+    base, ours = table(BASE), table(wide)
     for name, numbers in ours.items():
-        if numbers.kind == "norm":
-            continue
-        ratio = numbers.init_std / base[name].init_std
-        assert ratio == pytest.approx(1 if numbers.kind != "hidden" else 8**-0.5)
-        assert ratio == pytest.approx(theirs[8][name] / theirs[1][name], rel=0.1), name
+        if numbers.init_std:
+            ratio = numbers.init_std / base[name].init_std
+            assert ratio == pytest.approx(1 if numbers.kind != "hidden" else 8**-0.5)
+            assert ratio == pytest.approx(theirs[1][name] / theirs[0][name], rel=0.1), name
 
 
-def test_initial_sizes_are_those_of_mups_own_normal():
-    """`mup.init.normal_` given the base's std draws with our std at every width."""
-    shape = BASE.at_width(64)
-    model, base, ours = mup_model(shape, BASE), table("mup", BASE), table("mup", shape)
-    torch.manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if ours[name].kind != "norm":
-            mup.init.normal_(parameter, std=base[name].init_std)
-            assert parameter.std().item() == pytest.approx(ours[name].init_std, rel=0.06), name
+def test_biases_start_at_zero_whose_size_mup_keeps_too():
+    base = FAMILIES["gpt2"]
+    torch.manual_seed(0)
+    sizes = [
+        statistics.mean(p.abs().mean().item() for n, p in mup_model(s, base).named_parameters() if ".w1.bias" in n)
+        for s in (base, grown(base, heads=16))
+    ]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.2)
+    for row in table(grown(base, heads=2), base).values():
+        if row.kind.endswith(("gain", "bias")):
+            assert row.init_std == 0
+            assert initial_tensor(row, 0).eq(1 if row.kind.endswith("gain") else 0).all()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_tied_matrices_keep_their_std_where_mups_grows(family):
+    """microsoft/mup#55: `set_base_shapes` rescales the shared matrix as a readout, by the root of the width."""
+    base = dataclasses.replace(FAMILIES[family], tied=True)
+    stds = {}
+    for heads in (1, 4, 16):
+        torch.manual_seed(0)
+        shape = grown(base, heads=heads)
+        model, rows = mup_model(shape, base), table(shape, base)
+        assert "lm_head.weight" not in rows
+        shared, forward = rows["tok_embeddings.weight"], forward_numbers(spec_of(shape, base))
+        stds[heads] = (model.tok_embeddings.weight.std().item(), shared.init_std)
+        assert (shared.kind, shared.learning_rate) == ("embedding", HPARAMS.learning_rate)
+        assert forward.output == HPARAMS.output_multiplier / heads
+    assert stds[16][0] / stds[1][0] == pytest.approx(4, rel=0.1)
+    assert {ours for _, ours in stds.values()} == {1 / math.sqrt(base.width)}
 
 
 def test_drawn_values_have_the_tables_std():
-    for numbers in table("mup", BASE.at_width(64)).values():
+    for numbers in table(grown(BASE, heads=4)).values():
         values = initial_tensor(numbers, 3)
         assert values.dtype == torch.float32 and tuple(values.shape) == numbers.size
-        if numbers.kind == "norm":
-            assert values.eq(1).all() and numbers.init_std == 0
-        else:
+        if numbers.init_std:
             assert values.std().item() == pytest.approx(numbers.init_std, rel=0.06)
             assert abs(values.mean().item()) < 5 * numbers.init_std / math.sqrt(values.numel())
 
 
-def test_standard_parametrization():
-    shape = BASE.at_width(64)
-    for numbers in table("sp", shape).values():
-        assert numbers.learning_rate == HPARAMS.learning_rate
-        assert numbers.weight_decay == (0.1 if numbers.kind in ("hidden", "readout") else 0)
-        wanted = {"norm": 0.0, "embedding": 1.0}.get(numbers.kind, 1 / math.sqrt(numbers.size[-1]))
-        assert numbers.init_std == wanted
-    forward = forward_numbers("sp", shape, BASE, HPARAMS)
-    assert (forward.attention, forward.output) == (pytest.approx(8**-0.5, rel=1e-15), 3.0)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_standard_parametrization(family):
+    shape = grown(FAMILIES[family], heads=4)
+    for numbers in table(shape, FAMILIES[family], "sp").values():
+        assert (numbers.learning_rate, numbers.eps) == (HPARAMS.learning_rate, HPARAMS.eps)
+        matrix = numbers.kind in ("hidden", "readout")
+        assert numbers.weight_decay == (0.1 if matrix else 0)
+        embeddings = {"tok_embeddings.weight": 1.0, "pos_embeddings.weight": 0.5}
+        assert numbers.init_std == (1 / math.sqrt(numbers.size[-1]) if matrix else embeddings.get(numbers.name, 0.0))
+    forward = forward_numbers(spec_of(shape, FAMILIES[family], "sp"))
+    wanted = {"embedding": 1, "attention": 1 / math.sqrt(8), "residual": 1, "output": 3}
+    assert dataclasses.asdict(forward) == wanted
 
 
-def test_at_the_base_both_are_the_same_function():
-    sp, mu = table("sp", BASE), table("mup", BASE)
-    assert canonical(list(sp.values())) == canonical(list(mu.values()))
-    forwards = [forward_numbers(name, BASE, BASE, HPARAMS) for name in ("sp", "mup")]
-    ids = torch.arange(2 * BASE.seq_len).view(2, -1) % BASE.vocab_size
-    logits = [
-        decoder(BASE, numbers)(ids, Multipliers(**dataclasses.asdict(forward)))
-        for numbers, forward in zip((sp, mu), forwards, strict=True)
-    ]
-    assert torch.equal(*logits)
-    wide = [table(name, BASE.at_width(32)) for name in ("sp", "mup")]
-    assert canonical(list(wide[0].values())) != canonical(list(wide[1].values()))
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_at_the_base_every_parametrization_is_the_same_function(family, tied):
+    base = dataclasses.replace(FAMILIES[family], tied=tied)
+    ids, first = token_ids(base), Model.of(spec_of(base, base, "sp"))
+    start = first.logits(ids)
+    first.step(ids, clip_norm=1.0)
+    for name in NAMES:
+        spec = spec_of(base, base, name, output="multiplier")
+        model = Model.of(spec)
+        assert torch.equal(model.logits(ids), start), name
+        model.step(ids, clip_norm=1.0)
+        part = max((a - b).abs().max().item() for a, b in zip(model.decoder.parameters(), first.decoder.parameters(),
+                                                              strict=True))  # fmt: skip
+        if spec.parametrization.weight_decay == "independent":
+            # By definition: the decay given is the share itself, not what is multiplied by the rate.
+            assert part > 1e-3
+            assert {row.weight_decay for row in model.rows} == {0.0, 0.1 / 0.01}
+            assert canonical([dataclasses.replace(row, weight_decay=0.0) for row in model.rows]) == canonical(
+                [dataclasses.replace(row, weight_decay=0.0) for row in first.rows]
+            )
+        else:
+            assert part < 1e-12, name
+            assert canonical(list(model.rows)) == canonical(list(first.rows))
 
 
-def test_logits_at_the_start_shrink_with_width_only_under_mup():
-    """mup's readout keeps its std and divides its input: logits fall as the root of width, at standard they stay."""
-    sizes = {}
-    for name in ("sp", "mup"):
-        for width in (16, 256):
-            shape = BASE.at_width(width)
-            forward = forward_numbers(name, shape, BASE, Hparams(learning_rate=1.0))
-            ids = torch.arange(4 * BASE.seq_len).view(4, -1) % BASE.vocab_size
-            stds = [
-                decoder(shape, table(name, shape), seed)(ids, Multipliers(**dataclasses.asdict(forward))).std().item()
-                for seed in range(3)
-            ]
-            sizes[name, width] = statistics.mean(stds)
-    assert sizes["sp", 256] / sizes["sp", 16] == pytest.approx(1, rel=0.15)
-    assert sizes["mup", 256] / sizes["mup", 16] == pytest.approx(1 / 4, rel=0.15)
+def test_away_from_the_base_they_are_not():
+    shape = grown(BASE, heads=2).at_depth(4)
+    rows = {canonical(list(parameter_table(spec_of(shape, BASE, name, duration_ratio=2)))) for name in NAMES}
+    assert len(rows) == len(NAMES)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2 with QK-norm"])
+def test_completedp_at_the_base_batch_is_completep_with_its_multiplier_absorbed(family):
+    completedp_is_completep(grown(FAMILIES[family], heads=4).at_depth(4), FAMILIES[family])
+
+
+def test_completedp_with_batch_and_duration():
+    """One row in numbers: width 4, depth 2, batch 4, tokens 9 times the base's."""
+    shape, ratios = grown(BASE, heads=4).at_depth(4), {"batch_ratio": 4, "duration_ratio": 9}
+    rows = table(shape, BASE, "completedp", **ratios)
+    root = math.sqrt(4 / 9)
+    row = rows[QUERY]
+    assert row.init_std == pytest.approx(1 / 8)
+    assert row.learning_rate == pytest.approx(0.01 / 4 * root)
+    assert row.weight_decay == pytest.approx(0.1 * 4 * root)
+    assert row.eps == pytest.approx(1e-9 / 4 / 2 / root)
+    assert (1 - row.beta1, 1 - row.beta2) == pytest.approx((0.15 * 4 / 9, 0.05 * 4 / 9))
+    assert rows["lm_head.weight"].init_std == pytest.approx(1 / 16)
+    assert forward_numbers(spec_of(shape, BASE, "completedp", **ratios)).residual == 0.5
+    independent = table(shape, BASE, "completedp", weight_decay="independent", **ratios)[QUERY]
+    assert independent.learning_rate * independent.weight_decay == pytest.approx(0.1 * 4 / 9)
+
+
+def test_independent_decay_takes_the_share_given_whatever_the_rate():
+    for row in table(grown(BASE, heads=4).at_depth(4), BASE, "umup", decayed="all").values():
+        assert row.learning_rate * row.weight_decay == pytest.approx(0.1)
 
 
 def test_initial_values_depend_on_seed_and_name_alone():
-    numbers = table("mup", BASE)
+    numbers = table(BASE)
     forward = {name: initial_tensor(row, 5) for name, row in numbers.items()}
     torch.manual_seed(99)
     backward = {name: initial_tensor(row, 5) for name, row in reversed(numbers.items())}
     assert all(torch.equal(forward[name], backward[name]) for name in numbers)
-    query = "layers.0.attention.wq.weight"
-    assert not torch.equal(forward[query], initial_tensor(numbers[query], 6))
-    assert not torch.equal(forward[query], forward["layers.0.attention.wo.weight"])
+    assert not torch.equal(forward[QUERY], initial_tensor(numbers[QUERY], 6))
+    assert not torch.equal(forward[QUERY], forward["layers.0.attention.wo.weight"])
     assert len({name_seed(seed, name) for seed in range(20) for name in numbers}) == 20 * len(numbers)
     assert name_seed(1, "a") == 53794261220561053
 
 
 def test_a_wrong_base_shows_in_the_table():
     """mup says nothing about a wrong base; here every multiplier is in the table that is frozen with the run."""
-    wide, wrong = BASE.at_width(64), BASE.at_width(32)
-    query = "layers.0.attention.wq.weight"
-    assert [table("mup", wide, base)[query].width_multiplier for base in (BASE, wrong, wide)] == [4.0, 2.0, 1.0]
-    fat = dataclasses.replace(wide, ffn_width=2 * wide.ffn_width)
-    rows = table("mup", fat)
-    assert (rows["layers.0.feed_forward.w2.weight"].width_multiplier, rows[query].width_multiplier) == (8.0, 4.0)
+    wide, wrong = grown(BASE, heads=4), grown(BASE, heads=2)
+    assert [table(wide, base)[QUERY].width_multiplier for base in (BASE, wrong, wide)] == [4.0, 2.0, 1.0]
+    rows = table(grown(BASE, heads=4, ffn=2))
+    assert (rows["layers.0.feed_forward.w2.weight"].width_multiplier, rows[QUERY].width_multiplier) == (8.0, 4.0)
+
+
+def sizes_of(shape):
+    return parameter_shapes(shape)
 
 
 @pytest.mark.parametrize("delta", ["the base itself", "none"])
-def test_the_delta_is_ours_so_that_no_dimension_is_missed(delta):
-    """With the base as delta (or none) mup holds every dimension for finite, silently; ours cannot."""
-    shape, query = BASE.at_width(64), "layers.0.attention.wq.weight"
+def test_what_mup_does_in_silence_is_refused(delta):
+    """With the base as delta (or none) mup holds every dimension for finite: the standard form, unsaid."""
+    shape = grown(BASE, heads=4)
     if delta == "none":
         silent = mup.set_base_shapes(Reference(shape, readout=mup.MuReadout), None)
-        assert silent.lm_head.width_mult() == 1
-        assert dict(silent.named_parameters())[query].infshape.ninf() == 0
     else:
         silent = mup_model(BASE, BASE, delta_shape=BASE)
-        assert dict(silent.named_parameters())[query].infshape.ninf() == 0
-    assert width_multipliers(BASE, BASE)[query] == (1.0, 2)
-    assert width_multipliers(shape, BASE)[query] == (4.0, 2)
+    assert silent.lm_head.width_mult() == 1
+    assert dict(silent.named_parameters())[QUERY].infshape.ninf() == 0
+    with pytest.raises(SpecError, match="base and delta are of equal width: nothing would count as infinite"):
+        width_multipliers(sizes_of(shape), sizes_of(BASE), sizes_of(BASE))
 
 
-@pytest.mark.parametrize("changes", [{"num_layers": 3}, {"num_heads": 4, "num_kv_heads": 2}])
-def test_a_base_that_differs_in_more_than_width_is_refused(changes):
-    with pytest.raises(ValueError, match="differ in more than width"):
-        parameter_table("mup", BASE.at_width(32), dataclasses.replace(BASE, **changes), HPARAMS)
+def test_sizes_that_cannot_be_compared_are_all_named():
+    sizes = {"a": (8, 4), "b": (8,), "c": (8, 4), "d": (3,)}
+    base, delta = {"a": (4, 2), "b": (4,), "c": (4,), "e": (3,)}, {"a": (8, 2), "b": (8,), "c": (8,), "d": (3,)}
+    with pytest.raises(SpecError) as caught:
+        width_multipliers(sizes, base, delta)
+    assert caught.value.problems == [
+        "d is not in all of model, base and delta",
+        "e is not in all of model, base and delta",
+        "a: dimension 1 is 4 here and 2 at the base, but does not vary between base and delta",
+        "c has 2 dimensions, 1 at the base and 1 in delta",
+    ]
 
 
-def test_tied_matrices_are_refused_under_mup():
+heads, head_dims, layers = st.integers(1, 4), st.sampled_from([2, 4, 6]), st.integers(1, 3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_two_shapes_of_a_family_can_be_compared(data):
+    """No base is too odd to be widened, and a matrix's multiplier is its fan-in over the base's."""
+    family, qk_norm = data.draw(st.sampled_from(["llama", "gpt2"])), data.draw(st.booleans())
+
+    def drawn_shape():
+        head_dim, kv_heads, group = data.draw(head_dims), data.draw(heads), data.draw(heads)
+        return Shape(
+            num_layers=data.draw(layers), width=head_dim * kv_heads * group, num_heads=kv_heads * group,
+            num_kv_heads=kv_heads, ffn_width=data.draw(st.integers(1, 40)), vocab_size=5, seq_len=3, family=family,
+            qk_norm=qk_norm,
+        )  # fmt: skip
+
+    shape, base = drawn_shape(), drawn_shape()
+    at_base = parameter_shapes(base.at_depth(shape.num_layers))
+    for parameter in parameters_of(named("mup"), shape, base):
+        if parameter.kind in ("hidden", "readout", "embedding"):
+            assert parameter.width_multiplier == parameter.size[-1] / at_base[parameter.name][-1]
+
+
+def test_what_a_parametrization_cannot_do_is_refused_with_the_run():
     tied = dataclasses.replace(BASE, tied=True)
-    with pytest.raises(ValueError, match="tied = true under mup"):
-        parameter_table("mup", tied.at_width(32), tied, HPARAMS)
-    assert "lm_head.weight" not in table("sp", tied, tied)
+    with pytest.raises(SpecError) as caught:
+        spec_of(grown(tied, heads=2), tied, "completedp", batch_ratio=32)
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "tied = True under completedp",
+        "1 - beta times m_B / m_D = 32 gives betas -3.8, -0.6, outside [0, 1)",
+    ]
 
 
-def test_an_unfit_width_is_refused():
-    with pytest.raises(SpecError):
-        parameter_table("mup", BASE.at_width(20), BASE, HPARAMS)
-
-
-def test_the_comparison_can_fail(monkeypatch):
-    """Planted: a readout whose rate is divided too, as in papers' table 3, is not mup 1.0.0."""
-    real = parametrization.width_multipliers
-    monkeypatch.setattr(
-        parametrization, "width_multipliers", lambda *shapes: {n: (m, 2) for n, (m, _) in real(*shapes).items()}
-    )
-    with pytest.raises(AssertionError, match=r"tok_embeddings|norm|lm_head"):
-        test_rates_and_decays_are_mups(32)
+def test_a_base_of_another_model_is_refused_with_the_run():
+    gpt2 = FAMILIES["gpt2"]
+    other = dataclasses.replace(gpt2, tied=True, qk_norm=True, seq_len=24)
+    with pytest.raises(SpecError, match="shape and base_shape differ in tied, qk_norm, seq_len: width"):
+        spec_of(grown(gpt2, heads=2), other)
+    assert spec_of(BASE, dataclasses.replace(BASE, seq_len=6))  # no parameter of this family has that dimension
 
 
 def test_multipliers_are_stacked_per_trial():
-    numbers = [forward_numbers(name, BASE.at_width(32), BASE, HPARAMS) for name in ("sp", "mup")]
+    numbers = [forward_numbers(spec_of(grown(BASE, heads=2), BASE, name)) for name in ("sp", "mup")]
     stacked = stack_forward_numbers(numbers, torch.float64)
     assert stacked.output.shape == (2, 1, 1) and stacked.output.dtype == torch.float64
     assert stacked.output.flatten().tolist() == [3.0, 1.5]

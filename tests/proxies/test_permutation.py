@@ -1,12 +1,43 @@
+import hashlib
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxies.permutation import permuted
+from proxies.data.permutation import permuted
 
 
-def order(size, key):
-    return [permuted(index, size, key) for index in range(size)]
+def order(size, seed_and_epoch):
+    return permuted(np.arange(size), size, "{}/{}".format(*seed_and_epoch)).tolist()
+
+
+def one_by_one(index, size, key):
+    """The same network in Python's integers, an index at a time."""
+    digest = hashlib.sha256(key.encode()).digest()
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for number in range(4):
+            constant = int.from_bytes(digest[8 * number : 8 * number + 8], "big")
+            mixed = ((right + constant) * 0x9E3779B97F4A7C15 + number) % 2**64
+            mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) % 2**64
+            left, right = right, left ^ ((mixed >> 32) & mask)
+        index = left << half | right
+        if index < size:
+            return index
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 257, 2**20, 10**9 + 7, 2**40 + 3, 2**62])
+def test_it_is_the_network_bit_for_bit(size):
+    indices = np.random.default_rng(0).integers(0, size, 100)
+    for key in ("0/0", "7/3", "7/3/code"):
+        assert permuted(indices, size, key).tolist() == [one_by_one(int(i), size, key) for i in indices]
+
+
+def test_no_index_gives_none():
+    assert permuted(np.empty(0, dtype=np.int64), 10, "0/0").tolist() == []
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 4095, 4097])
@@ -24,7 +55,7 @@ def test_it_is_a_permutation_for_any_key(size, seed, epoch):
 @given(st.integers(1, 2**62), st.data())
 def test_it_stays_in_range_at_any_size(size, data):
     index = data.draw(st.integers(0, size - 1))
-    assert 0 <= permuted(index, size, (1, 2)) < size
+    assert 0 <= permuted(np.array([index]), size, "1/2")[0] < size
 
 
 def test_seeds_and_epochs_order_differently():
@@ -37,13 +68,14 @@ def test_seeds_and_epochs_order_differently():
 def test_neighbours_are_torn_apart():
     """Across keys a pair's images are as far apart as random ones: a third of the range on average."""
     size = 1000
-    gaps = [abs(permuted(10, size, (seed, 0)) - permuted(11, size, (seed, 0))) for seed in range(300)]
+    pairs = (permuted(np.array([10, 11]), size, f"{seed}/0").tolist() for seed in range(300))
+    gaps = [abs(one - other) for one, other in pairs]
     assert sum(gaps) / len(gaps) == pytest.approx(size / 3, rel=0.15)
 
 
 def test_the_first_window_is_uniform_over_seeds():
     counts = [0] * 10
     for seed in range(2000):
-        counts[permuted(0, 10, (seed, 0))] += 1
+        counts[permuted(np.array([0]), 10, f"{seed}/0")[0]] += 1
     chi_squared = sum((count - 200) ** 2 / 200 for count in counts)
     assert chi_squared < 27.9  # 0.1 % of a chi-squared of 9 degrees

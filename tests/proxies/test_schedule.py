@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxies.schedule import lr_multiplier, lr_table
-from proxies.spec import Schedule
+from proxies.checks import SpecError
+from proxies.schedule import Schedule, lr_multiplier, lr_table
 
 KINDS = ("cosine", "linear", "wsd", "constant")
 
@@ -91,3 +91,49 @@ def test_exact_values_at_the_edges():
 def test_steps_outside_are_refused(step):
     with pytest.raises(ValueError, match=f"step {step} is outside a schedule of 4 steps"):
         lr_multiplier(Schedule(kind="linear", num_steps=4), step)
+
+
+@pytest.mark.parametrize(
+    "changes, problem",
+    [
+        ({"kind": "step"}, "kind = 'step': one of cosine, linear, wsd, constant is wanted"),
+        ({"num_steps": 0}, "num_steps = 0: a whole number >= 1"),
+        ({"warmup_steps": -1}, "warmup_steps = -1"),
+        ({"warmup_steps": 11}, "warmup_steps = 11 and decay_steps = 0 exceed num_steps = 10"),
+        ({"kind": "wsd", "warmup_steps": 5, "decay_steps": 6}, "warmup_steps = 5 and decay_steps = 6 exceed"),
+        ({"kind": "wsd"}, "decay_steps = 0: `wsd` needs some"),
+        ({"decay_steps": 2}, "decay_steps = 2: `cosine` needs none"),
+        ({"final_fraction": 1.1}, "final_fraction = 1.1: a finite number >= 0 and <= 1"),
+        ({"final_fraction": math.nan}, "final_fraction = nan"),
+        ({"batch_warmup_steps": 4}, "batch_warmup_steps = 4 with batch_warmup_stages = 1"),
+        ({"batch_warmup_stages": 2}, "batch_warmup_steps = 0 with batch_warmup_stages = 2"),
+        ({"batch_warmup_steps": 2, "batch_warmup_stages": 4}, "batch_warmup_steps = 2 with batch_warmup_stages = 4"),
+        ({"batch_warmup_steps": 11, "batch_warmup_stages": 2}, "batch_warmup_steps = 11 with"),
+    ],
+)
+def test_schedules_that_do_not_hold_together(changes, problem):
+    with pytest.raises(SpecError) as caught:
+        Schedule(**{"kind": "cosine", "num_steps": 10, **changes})
+    (found,) = caught.value.problems
+    assert found.startswith(problem)
+
+
+def test_a_batch_warms_up_in_equal_stages():
+    schedule = Schedule(kind="cosine", num_steps=8, batch_warmup_steps=6, batch_warmup_stages=4)
+    assert [schedule.batch_share(step) * 4 for step in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert schedule.num_full_batches == 5
+    assert [schedule.sequences(step, 8) for step in range(4)] == [(0, 2), (2, 2), (4, 4), (8, 4)]
+
+
+@given(st.integers(1, 12), st.integers(0, 40), st.integers(1, 60))
+def test_no_sequence_is_skipped_or_seen_twice(stages, steps, num_steps):
+    if steps > num_steps or (steps == 0) != (stages == 1) or stages > steps + 1:
+        return
+    schedule = Schedule(kind="constant", num_steps=num_steps, batch_warmup_steps=steps, batch_warmup_stages=stages)
+    wanted = 0
+    for step in range(num_steps):
+        first, count = schedule.sequences(step, 3 * stages)
+        assert first == wanted
+        assert count >= 3
+        wanted += count
+    assert wanted == schedule.num_full_batches * 3 * stages

@@ -1,15 +1,20 @@
 import dataclasses
 import hashlib
-import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from proxy_cases import documents, write_corpus
+from proxy_cases import write_corpus
 
-from proxies import canon, tokens
-from proxies.documents import DataError, read_documents
-from proxies.tokens import DOCUMENT_END, Manifest, TokenStore, read_manifest, tokenize
+from proxies import canon
+from proxies.checks import SpecError
+from proxies.data import shards, tokens
+from proxies.data.corpus import tokenize
+from proxies.data.permutation import permuted
+from proxies.data.tokens import CorruptCorpusError, DataError, Manifest, TokenStore, read_manifest
 
 
 @pytest.fixture
@@ -20,16 +25,17 @@ def small(tmp_path):
 
 def ids_of(folder, split):
     manifest = read_manifest(folder)
-    return np.concatenate([np.fromfile(folder / s.file, dtype="<u2") for s in getattr(manifest, split)])
+    files = [shard.file for source in manifest.sources for shard in getattr(source, split)]
+    return np.concatenate([np.fromfile(folder / file, dtype=manifest.dtype) for file in files])
 
 
-def texts_of(folder, split):
-    return bytes(ids_of(folder, split).astype(np.uint8)).rstrip(b"\0").split(b"\0")
-
-
-def rewrite(folder, **changes):
-    manifest = dataclasses.replace(read_manifest(folder), **changes)
-    (folder / "manifest.json").write_bytes(canon.pretty(manifest))
+def rewrite(folder, *, train=None, **changes):
+    """Change the manifest; `train` replaces the first source's shards."""
+    manifest = read_manifest(folder)
+    if train is not None:
+        first = dataclasses.replace(manifest.sources[0], train=train)
+        changes["sources"] = (first, *manifest.sources[1:])
+    (folder / "manifest.json").write_bytes(canon.pretty(dataclasses.replace(manifest, **changes)))
 
 
 def problem(folder):
@@ -48,105 +54,6 @@ def test_the_manifest_comes_back(corpus):
     assert str(corpus) not in (corpus / "manifest.json").read_text()
 
 
-def test_every_text_is_there_once_and_the_splits_share_none(corpus):
-    train, validation = texts_of(corpus, "train"), texts_of(corpus, "validation")
-    assert len(train) + len(validation) == 120
-    assert {text.decode() for text in train + validation} == set(documents())
-    assert not set(train) & set(validation)
-    assert ids_of(corpus, "train")[-1] == DOCUMENT_END
-
-
-def test_a_documents_split_does_not_depend_on_its_company(corpus, tmp_path):
-    held = set(texts_of(corpus, "validation"))
-    fewer = write_corpus(tmp_path, num_documents=60)
-    assert set(texts_of(fewer, "validation")) == held & {text.encode() for text in documents(60)}
-
-
-def test_tokenizing_again_gives_the_same_corpus_and_another_is_refused(small, tmp_path):
-    before = read_manifest(small)
-    assert tokenize([tmp_path / "texts"], small, validation_fraction=0.2).data_id == before.data_id
-    (tmp_path / "texts" / "more.txt").write_text("one more text")
-    with pytest.raises(DataError, match="holds another corpus"):
-        tokenize([tmp_path / "texts"], small, validation_fraction=0.2)
-    assert TokenStore(small).manifest == before
-
-
-def test_identical_documents_count_once(tmp_path):
-    source = tmp_path / "texts"
-    source.mkdir()
-    for number in range(40):
-        (source / f"{number}.txt").write_text(f"text {number % 20}")
-    (source / "blank.txt").write_text(" \n")
-    # NUL marks a document's end: with or without it, this is the same text.
-    (source / "nul.txt").write_bytes(b"text\0 3")
-    (source / "nuls.txt").write_bytes(b"\0\0")
-    manifest = tokenize([source], tmp_path / "out", validation_fraction=0.3)
-    assert manifest.num_documents == 20
-    found = texts_of(tmp_path / "out", "train") + texts_of(tmp_path / "out", "validation")
-    assert sorted(found) == sorted(f"text {number}".encode() for number in range(20))
-
-
-def test_folders_suffixes_and_exclusions(tmp_path):
-    for name in ("a.txt", "b.md", "c.bin", "sub/d.txt", "sub/.venv/e.txt", "node_modules/f.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    (tmp_path / "sub" / "round").symlink_to(tmp_path)
-    found = read_documents([tmp_path], (".txt", ".md"), (".venv", "node_modules"))
-    assert [text.decode() for text in found] == ["a.txt", "b.md", "sub/d.txt"]
-    assert len(list(read_documents([tmp_path], (".txt",)))) == 4
-    assert list(read_documents([tmp_path / "c.bin"], (".txt",))) == [b"c.bin"]
-
-
-def test_jsonl_gives_a_document_per_line(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "one"}\n\n{"id": 5, "text": "zw\\u00f6lf\\n"}\n')
-    assert list(read_documents([path], ())) == [b"one", "zwölf\n".encode()]
-
-
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        ("{", "line 3: not JSON"),
-        ('{"text": NaN}', "line 3: NaN is not a number"),
-        ('{"text": "a", "text": "b"}', "line 3: the key 'text' is there twice"),
-        ('{"body": "a"}', "line 3: an object with a string `text`"),
-        ('["text"]', "line 3: an object"),
-        ('{"text": 5}', "line 3: an object with a string"),
-        ('{"text": "\\ud83d"}', "line 3: `text` holds half a surrogate pair"),
-        (b'{"text": "\xff"}', "line 3: not JSON"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path, line, message):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "one"}\n\n' + (line if isinstance(line, bytes) else line.encode()) + b"\n")
-    with pytest.raises(DataError, match=f"a.jsonl {message}"):
-        list(read_documents([path], ()))
-
-
-def test_sources_that_give_nothing_are_refused(tmp_path):
-    with pytest.raises(DataError, match="nowhere does not exist"):
-        tokenize([tmp_path / "nowhere"], tmp_path / "out")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="0 documents with text found: at least 2"):
-        tokenize([tmp_path / "empty"], tmp_path / "out")
-    (tmp_path / "empty" / "one.txt").write_text("one text alone")
-    with pytest.raises(DataError, match="1 documents with text found: at least 2"):
-        tokenize([tmp_path / "empty"], tmp_path / "out")
-    for fraction in (0.0, 1.0, -0.1, float("nan")):
-        with pytest.raises(DataError, match="validation_fraction = "):
-            tokenize([tmp_path / "empty"], tmp_path / "out", validation_fraction=fraction)
-    assert not (tmp_path / "out").exists()
-
-
-def test_progress_is_told(tmp_path):
-    told = []
-    source = tmp_path / "a.jsonl"
-    source.write_text("".join(json.dumps({"text": f"number {i}"}) + "\n" for i in range(600)))
-    manifest = tokenize([source], tmp_path / "out", progress=lambda *numbers: told.append(numbers))
-    assert [documents for documents, _ in told] == [256, 512, 600]
-    assert told[-1][1] == manifest.num_tokens("train") + manifest.num_tokens("validation")
-
-
 @pytest.mark.parametrize(
     "content, message",
     [(None, "forerun tokenize"), (b"{", "is not a manifest: not JSON"), (b"{}", "is not a manifest: .* lacks")],
@@ -159,13 +66,22 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path, content, message):
 
 
 def test_a_manifest_of_another_schema_is_refused(small):
-    rewrite(small, schema_version=2)
-    assert "is of schema 2: this forerun reads schema 1" in problem(small)
+    rewrite(small, schema_version=3)
+    assert "is of schema 3, this forerun reads schema 2: remove the folder" in problem(small)
+
+
+def test_a_corpus_of_the_first_schema_is_told_to_be_written_again(tmp_path):
+    first = {"schema_version": 1, "tokenizer": "bytes", "vocab_size": 256, "train": [], "validation": []}
+    (tmp_path / "manifest.json").write_bytes(canon.pretty(first))
+    with pytest.raises(DataError, match=r"is of schema 1, .* write it again with `forerun tokenize SOURCE"):
+        read_manifest(tmp_path)
+    with pytest.raises(DataError, match=r"cannot be written: .* of schema 1.*; or name another --out"):
+        tokenize([tmp_path / "manifest.json"], tmp_path)
 
 
 def test_an_empty_shard_is_refused(small):
     (small / "train-00000.bin").write_bytes(b"")
-    (shard,) = read_manifest(small).train
+    (shard,) = read_manifest(small).sources[0].train
     rewrite(small, train=(dataclasses.replace(shard, num_tokens=0),))
     assert "train-00000.bin has 0 bytes" in problem(small)
 
@@ -196,10 +112,10 @@ def test_an_id_outside_the_vocabulary_is_refused_though_its_hash_is_right(small)
     ids = np.fromfile(path, dtype="<u2")
     ids[7] = 256
     path.write_bytes(ids.tobytes())
-    (shard,) = read_manifest(small).train
+    (shard,) = read_manifest(small).sources[0].train
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     rewrite(small, train=(dataclasses.replace(shard, sha256=sha256, max_id=256),))
-    assert "train-00000.bin holds the id 256, outside the vocabulary of 256" in problem(small)
+    assert "train-00000.bin holds the id 256 at token 7, outside the vocabulary of 256" in problem(small)
 
 
 def test_all_problems_are_said_at_once(small, monkeypatch):
@@ -219,7 +135,7 @@ def test_every_window_comes_once_per_epoch(small):
     rows = [
         tuple(row)
         for step in range(num_windows)  # batches of two: one of them may span the epochs
-        for row in store.train_batch(seed=3, step=step, num_sequences=2, seq_len=seq_len)
+        for row in store.train_batch(seed=3, first_sequence=2 * step, num_sequences=2, seq_len=seq_len)
     ]
     first, second = rows[:num_windows], rows[num_windows:]
     assert sorted(first) == sorted(second) == windows
@@ -227,33 +143,66 @@ def test_every_window_comes_once_per_epoch(small):
 
 
 def test_a_sequence_depends_on_its_place_in_the_run_alone(store):
-    whole = store.train_batch(seed=5, step=0, num_sequences=24, seq_len=16)
+    whole = store.train_batch(seed=5, first_sequence=0, num_sequences=24, seq_len=16)
     for num_sequences in (1, 3, 8):
         steps = [
-            store.train_batch(seed=5, step=step, num_sequences=num_sequences, seq_len=16)
+            store.train_batch(seed=5, first_sequence=num_sequences * step, num_sequences=num_sequences, seq_len=16)
             for step in range(24 // num_sequences)
         ]
         assert np.array_equal(np.concatenate(steps), whole)
     assert whole.dtype == np.int64 and whole.shape == (24, 17)
-    assert not np.array_equal(whole, store.train_batch(seed=6, step=0, num_sequences=24, seq_len=16))
+    assert not np.array_equal(whole, store.train_batch(seed=6, first_sequence=0, num_sequences=24, seq_len=16))
+
+
+def test_the_order_of_a_single_source_is_of_seed_and_epoch_alone(small):
+    """Curves that were recorded depend on it."""
+    store, seq_len = TokenStore(small), 32
+    num_windows, flat = store.num_windows("train", seq_len), ids_of(small, "train")
+    batch = store.train_batch(seed=3, first_sequence=num_windows, num_sequences=num_windows, seq_len=seq_len)
+    for row, window in zip(batch, permuted(np.arange(num_windows), num_windows, "3/1"), strict=True):
+        assert np.array_equal(row, flat[window * seq_len : (window + 1) * seq_len + 1])
+
+
+EXPORTED = ("__init__", "canon", "checks", "data/__init__", "data/mixture", "data/permutation", "data/tokens",
+            "data/windows")  # fmt: skip
+READ = """
+import sys
+from pathlib import Path
+from proxies.data.tokens import TokenStore
+batch = TokenStore(Path(sys.argv[1])).train_batch(seed=0, first_sequence=5, num_sequences=3, seq_len=16)
+print(batch.sum(), *sorted({name.split(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)))
+"""
+
+
+def test_a_corpus_is_read_with_numpy_and_these_modules_alone(small, tmp_path):
+    (tmp_path / "proxies" / "data").mkdir(parents=True)
+    for name in EXPORTED:
+        shutil.copy(Path(tokens.__file__).parents[1] / f"{name}.py", tmp_path / "proxies" / f"{name}.py")
+    done = subprocess.run(
+        [sys.executable, "-c", READ, small], cwd=tmp_path, capture_output=True, text=True, check=True
+    )  # fmt: skip
+    total, *loaded = done.stdout.split()
+    batch = TokenStore(small).train_batch(seed=0, first_sequence=5, num_sequences=3, seq_len=16)
+    assert int(total) == batch.sum()
+    assert {name for name in loaded if not name.startswith("_")} <= {"numpy", "proxies"}
 
 
 def test_windows_do_not_cross_shards(tmp_path, monkeypatch):
     whole = write_corpus(tmp_path / "one", num_documents=40, num_words=30, validation_fraction=0.2)
-    monkeypatch.setattr(tokens, "SHARD_TOKENS", 304)  # the last token of a shard is a target only
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 304)  # the last token of a shard is a target only
     folder = write_corpus(tmp_path / "many", num_documents=40, num_words=30, validation_fraction=0.2)
     store, seq_len = TokenStore(folder), 16
-    shards = [np.fromfile(folder / s.file, dtype="<u2") for s in store.manifest.train]
-    assert np.array_equal(np.concatenate(shards), ids_of(whole, "train"))
-    assert len(shards) > 5 and all(len(shard) == 304 for shard in shards[:-1])
+    parts = [np.fromfile(folder / s.file, dtype="<u2") for s in store.manifest.sources[0].train]
+    assert np.array_equal(np.concatenate(parts), ids_of(whole, "train"))
+    assert len(parts) > 5 and all(len(shard) == 304 for shard in parts[:-1])
     inside = {
         tuple(shard[start : start + seq_len + 1])
-        for shard in shards
+        for shard in parts
         for start in range(0, (len(shard) - 1) // seq_len * seq_len, seq_len)
     }
     num_windows = store.num_windows("train", seq_len)
-    assert num_windows == sum((len(shard) - 1) // seq_len for shard in shards)
-    batch = store.train_batch(seed=0, step=0, num_sequences=num_windows, seq_len=seq_len)
+    assert num_windows == sum((len(shard) - 1) // seq_len for shard in parts)
+    batch = store.train_batch(seed=0, first_sequence=0, num_sequences=num_windows, seq_len=seq_len)
     assert {tuple(row) for row in batch} == inside
 
 
@@ -269,26 +218,154 @@ def test_validation_windows_are_the_same_spread_for_everybody(store):
 
 def test_a_split_shorter_than_a_window_is_refused(small):
     with pytest.raises(DataError, match="shorter than one window of 1000001 tokens"):
-        TokenStore(small).train_batch(seed=0, step=0, num_sequences=1, seq_len=10**6)
-
-
-def test_wide_ids_are_read(small):
-    for shard in (manifest := read_manifest(small)).train + manifest.validation:
-        path = small / shard.file
-        path.write_bytes((np.fromfile(path, dtype="<u2").astype("<u4") + 70_000).tobytes())
-    widened = {
-        split: tuple(
-            dataclasses.replace(s, sha256=canon.file_sha256(small / s.file), max_id=s.max_id + 70_000)
-            for s in getattr(manifest, split)
-        )
-        for split in ("train", "validation")
-    }
-    rewrite(small, dtype="uint32", vocab_size=70_256, **widened)
-    batch = TokenStore(small).train_batch(seed=0, step=0, num_sequences=4, seq_len=8)
-    assert batch.min() >= 70_000 and batch.max() < 70_256
+        TokenStore(small).train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=10**6)
 
 
 def test_paths_are_no_part_of_the_identity(tmp_path):
     folders = [write_corpus(tmp_path / name, num_documents=20, validation_fraction=0.3) for name in ("x", "y")]
     assert len({read_manifest(folder).data_id for folder in folders}) == 1
     assert isinstance(folders[0], Path)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Three sources that share no character, so that a token tells where it came from."""
+    folder = tmp_path_factory.mktemp("mixed")
+    rng = np.random.default_rng(0)
+    for name, letters, size in (("web", "abc", 4000), ("code", "xyz", 900), ("math", "123", 2500)):
+        (folder / name).mkdir()
+        for number in range(12):
+            (folder / name / f"{number}.txt").write_text("".join(rng.choice(list(letters), size)))
+    named = {name: [folder / name] for name in ("web", "code", "math")}
+    tokenize(named, folder / "out", validation_fraction=0.3, weights={"web": 0.5, "code": 0.3, "math": 0.2})
+    return folder / "out"
+
+
+def origins(batch_BT):
+    """The source of each row; its first token may be the end of a document."""
+    letters = {**dict.fromkeys(b"abc", "web"), **dict.fromkeys(b"xyz", "code"), **dict.fromkeys(b"123", "math")}
+    return [{letters[token] for token in row if token}.pop() for row in batch_BT.tolist()]
+
+
+def test_a_mixture_keeps_its_weights_at_every_prefix(mixed):
+    store = TokenStore(mixed)
+    assert store.manifest.weights == {"web": 0.5, "code": 0.3, "math": 0.2}
+    rows = origins(store.train_batch(seed=1, first_sequence=0, num_sequences=400, seq_len=16))
+    for name, weight in store.manifest.weights.items():
+        had = np.cumsum([row == name for row in rows])
+        assert np.abs(had - weight * np.arange(1, 401)).max() < 2
+
+
+def test_a_mixture_goes_on_at_any_position_without_replay(mixed):
+    store = TokenStore(mixed, trusted=True)
+    whole = store.train_batch(seed=1, first_sequence=0, num_sequences=300, seq_len=16)
+    for first, count in ((0, 1), (7, 13), (123, 177)):
+        part = store.train_batch(seed=1, first_sequence=first, num_sequences=count, seq_len=16)
+        assert np.array_equal(part, whole[first : first + count])
+
+
+def test_of_each_source_every_window_comes_once_per_epoch(mixed):
+    store, seq_len = TokenStore(mixed), 16
+    batch = store.train_batch(seed=1, first_sequence=0, num_sequences=9000, seq_len=seq_len)
+    rows, epochs = np.array(origins(batch)), store.epochs(9000, seq_len)
+    for source in store.manifest.sources:
+        (shard,) = source.train
+        flat = np.fromfile(mixed / shard.file, dtype="<u2")
+        there = (len(flat) - 1) // seq_len
+        windows = sorted(tuple(flat[i * seq_len : (i + 1) * seq_len + 1].tolist()) for i in range(there))
+        mine = [tuple(row) for row in batch[rows == source.name].tolist()]
+        assert epochs[source.name] == len(mine) / there > 1
+        assert sorted(mine[:there]) == windows
+        if len(mine) >= 2 * there:
+            assert sorted(mine[there : 2 * there]) == windows and mine[there : 2 * there] != mine[:there]
+
+
+def test_sources_of_equal_size_have_orders_of_their_own(tmp_path):
+    for number, name in enumerate("ab"):
+        parts = [[*range(start, start + 999), 50_256] for start in range(number * 20_000, number * 20_000 + 8000, 1000)]
+        (tmp_path / f"{name}.bin").write_bytes(np.array(parts, dtype="<u2").tobytes())
+    named = {name: [tmp_path / f"{name}.bin"] for name in "ab"}
+    tokenize(named, tmp_path / "out", vocab_size=50_257, validation_fraction=1e-5)
+    store = TokenStore(tmp_path / "out")
+    assert [source.num_tokens("train") for source in store.manifest.sources] == [7000, 7000]
+    batch = store.train_batch(seed=0, first_sequence=0, num_sequences=100, seq_len=10)
+    starts = [np.fromfile(tmp_path / "out" / f"{name}-train-00000.bin", dtype="<u2")[::10].tolist() for name in "ab"]
+    orders = [[starts[number].index(token) for token in batch[number::2, 0].tolist()] for number in (0, 1)]
+    assert orders[0] != orders[1]
+
+
+def test_validation_has_the_same_weights_and_no_window_twice(mixed):
+    store = TokenStore(mixed)
+    num_windows = store.num_windows("validation", 16)
+    batch = store.validation_batch(num_sequences=num_windows, seq_len=16)
+    rows = origins(batch)
+    assert num_windows > 50
+    for name, weight in store.manifest.weights.items():
+        assert abs(rows.count(name) - weight * num_windows) < 2
+    assert len({tuple(row) for row in batch.tolist()}) == num_windows
+    with pytest.raises(DataError, match=f"holds {num_windows} windows"):
+        store.validation_batch(num_sequences=num_windows + 1, seq_len=16)
+
+
+def test_other_weights_are_another_corpus(mixed):
+    stored = read_manifest(mixed)
+    store = TokenStore(mixed, weights={"web": 0, "code": 1, "math": 3})
+    assert store.manifest.weights == {"web": 0.0, "code": 0.25, "math": 0.75}
+    assert store.manifest.data_id != stored.data_id
+    assert store.manifest == stored.reweighted({"math": 30, "code": 10, "web": 0})
+    assert stored.reweighted(stored.weights).data_id == stored.data_id
+    thirds = stored.reweighted({"web": 1 / 3, "code": 1 / 3, "math": 1 / 3})
+    assert thirds == thirds.reweighted(thirds.weights) == stored.reweighted(dict.fromkeys(stored.names, 7))
+    rows = origins(store.train_batch(seed=1, first_sequence=0, num_sequences=40, seq_len=16))
+    assert (rows.count("web"), rows.count("code"), rows.count("math")) == (0, 10, 30)
+    with pytest.raises(DataError) as caught:
+        TokenStore(mixed, weights={"wbe": 1, "web": -1, "code": float("inf")})
+    assert len(caught.value.problems) == 4
+    with pytest.raises(DataError, match="add up to nothing"):
+        stored.reweighted(dict.fromkeys(stored.names, 0.0))
+
+
+def test_a_source_shorter_than_a_window_is_named(mixed):
+    store = TokenStore(mixed)
+    assert store.num_windows("train", 12000) == 0
+    with pytest.raises(DataError, match="training split of source 'code' is shorter than one window of 12001 tokens"):
+        store.train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=12000)
+    without = TokenStore(mixed, weights={"web": 1, "code": 0, "math": 0})
+    assert without.train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=12000).shape == (1, 12001)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 2**16 + 1}, "vocab_size = 65537: shards of uint16 hold 65536 ids at most"),
+        ({"end_id": 256}, "end_id = 256: outside the vocabulary of 256"),
+        ({"sources": ()}, "sources is empty"),
+    ],
+)
+def test_a_manifest_that_does_not_hold_together_is_refused(small, changes, said):
+    manifest = read_manifest(small)
+    with pytest.raises(SpecError, match=said):
+        dataclasses.replace(manifest, **changes)
+    value = canon.parse((small / "manifest.json").read_bytes())
+    value.update({key: list(v) if isinstance(v, tuple) else v for key, v in changes.items()})
+    (small / "manifest.json").write_bytes(canon.pretty(value))
+    assert said in problem(small) and "is not a manifest" in problem(small)
+
+
+@pytest.mark.parametrize("file", ["../train.bin", "/etc/passwd", "a/b.bin", "train"])
+def test_a_shard_lies_in_the_corpus_folder(small, file):
+    text = (small / "manifest.json").read_text().replace("train-00000.bin", file)
+    (small / "manifest.json").write_text(text)
+    assert "the name of a .bin file in the corpus folder is wanted" in problem(small)
+
+
+def test_a_tokenizer_that_is_gone_or_another_is_refused(small):
+    manifest = dataclasses.replace(read_manifest(small), tokenizer="sha256:" + hashlib.sha256(b"{}").hexdigest())
+    (small / "manifest.json").write_bytes(canon.pretty(manifest))
+    with pytest.raises(CorruptCorpusError, match=r"tokenizer\.json is missing; run `forerun tokenize` again"):
+        TokenStore(small)
+    (small / "tokenizer.json").write_bytes(b"{ }")
+    with pytest.raises(CorruptCorpusError, match=r"tokenizer\.json does not have the manifest's hash"):
+        TokenStore(small)
+    (small / "tokenizer.json").write_bytes(b"{}")
+    assert TokenStore(small).manifest == manifest

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from proxies.flops import count_params, flops_per_token
-from proxies.spec import Shape
+from proxies.shape import Shape
 from scaling_fits.shapes import ShapeError, shape_near
 
 TEMPLATE = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=168, vocab_size=256, seq_len=64)

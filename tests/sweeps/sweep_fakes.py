@@ -11,7 +11,10 @@ import time
 from pathlib import Path
 
 from proxies import canon
-from proxies.spec import Curve, Hparams, Numerics, RunResult, RunSpec, Schedule, Shape
+from proxies.rules import named
+from proxies.schedule import Schedule
+from proxies.shape import Shape
+from proxies.spec import Curve, Hparams, Numerics, RunResult, RunSpec
 from sweeps.pool import Advance, Finished, Report
 
 CLIFF_LOG2_LR = -5.5
@@ -22,7 +25,7 @@ def make_spec(*, log2_lr: float = -8.0, seed: int = 0, width: int = 32, num_step
     return RunSpec(
         shape=shape,
         base_shape=shape,
-        parametrization="mup",
+        parametrization=named("mup"),
         hparams=Hparams(learning_rate=2.0**log2_lr),
         schedule=Schedule(kind="cosine", num_steps=num_steps),
         batch_tokens=16,

@@ -1,0 +1,83 @@
+"""A trainer that knows nothing of forerun: a small byte model in muP (arXiv 2203.03466), metrics as JSON lines."""
+
+import argparse
+import json
+import math
+import random
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, a):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(128, a.width), nn.Embedding(a.seq_len, a.width)
+        block = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True, "bias": False}
+        heads, layers = a.width // a.head_dim, range(a.num_layers)
+        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(a.width, heads, 4 * a.width, **block) for _ in layers])
+        self.norm, self.readout = nn.LayerNorm(a.width), nn.Linear(a.width, 128, bias=False)
+        self.scale = 1.0 if a.parametrization == "sp" else a.base_width / a.width
+        self.hidden = [p for p in self.blocks.parameters() if p.ndim == 2]  # their rate falls with width
+        for matrix in self.hidden:
+            nn.init.normal_(matrix, std=matrix.shape[1] ** -0.5)
+        nn.init.zeros_(self.readout.weight)
+
+    def loss(self, ids):
+        x = self.tokens(ids[:, :-1]) + self.places.weight
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        for block in self.blocks:
+            x = block(x, src_mask=mask, is_causal=True)
+        logits = self.readout(self.norm(x)) * self.scale
+        return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def synthetic(num_words=20_000):
+    """Every word has two likely followers: there is something to learn."""
+    words, place, chance = [f"w{i * i % 97}" for i in range(40)], 0, random.Random(0)
+    return " ".join(words[place := (place * 7 + chance.choice((1, 5))) % 40] for _ in range(num_words)).encode()
+
+
+def main(a):
+    torch.manual_seed(a.seed)
+    text = Path(a.text).read_bytes() if a.text else synthetic()
+    data = torch.tensor([byte & 127 for byte in text])
+    train, held = data.tensor_split([int(0.9 * len(data))])
+    held = held[: 64 * a.seq_len]
+    model = Model(a)
+    rest = [p for p in model.parameters() if all(p is not h for h in model.hidden)]
+    groups = [{"params": model.hidden, "lr": a.lr * model.scale}, {"params": rest, "lr": a.lr}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def windows(source, starts):
+        return torch.stack([source[i : i + a.seq_len + 1] for i in starts])
+
+    def share(t):
+        done = (t - a.warmup_steps) / max(1, a.num_steps - a.warmup_steps)
+        return (t + 1) / a.warmup_steps if t < a.warmup_steps else 0.5 + 0.5 * math.cos(math.pi * done)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    with Path(a.out).open("w") as log:
+        for step in range(1, a.num_steps + 1):
+            loss = model.loss(windows(train, torch.randint(len(train) - a.seq_len, (a.batch_sequences,)).tolist()))
+            optimizer.zero_grad()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), a.clip_norm)
+            optimizer.step()
+            schedule.step()
+            print(json.dumps({"step": step, "train_loss": loss.item(), "grad_norm": norm.item()}), file=log, flush=True)
+        with torch.no_grad():
+            loss = model.loss(windows(held, range(0, len(held) - a.seq_len, a.seq_len)))
+        print(json.dumps({"step": step, "val_loss": loss.item()}), file=log)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    whole = "width base-width head-dim num-layers seq-len batch-sequences num-steps warmup-steps seed"
+    for name in (*whole.split(), "lr", "clip-norm"):
+        parser.add_argument(f"--{name}", type=int if name in whole.split() else float, required=True)
+    parser.add_argument("--parametrization", default="mup")
+    parser.add_argument("--text", help="a file to train on; without it a synthetic text")
+    parser.add_argument("--out", required=True)
+    main(parser.parse_args())

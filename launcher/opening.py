@@ -1,0 +1,107 @@
+"""Opening studies: a plan with its corpus and its user's code, the ledger beside it. No torch but for own models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from launcher.plan import Plan
+from launcher.plan_file import commented_plan, load_plan
+from launcher.study import PLAN_FILE, Study
+from proxies import canon
+from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
+from proxies.programs import Factory
+from sweeps.ledger import Ledger
+
+
+def plan_study(plan_path: Path, study_dir: Path, overrides: tuple[str, ...] = ()) -> Study:
+    """A study as a plan file asks for it.
+
+    Raises:
+        PlanError, DataError: what is wrong with the plan or its corpus.
+    """
+    plan = load_plan(plan_path, overrides)
+    here = plan_path.parent
+    code_dir = (here / plan.proxy.code_path).resolve()
+    corpus = (here / plan.data.path).resolve() if plan.data.path else None
+    return Study(
+        plan=plan,
+        study_dir=study_dir,
+        corpus=corpus,
+        manifest=_manifest(plan, corpus),
+        code_dir=code_dir,
+        factory=_factory(plan, code_dir),
+    )
+
+
+def _manifest(plan: Plan, corpus: Path | None) -> Manifest:
+    """What is trained on: a corpus, in the plan's proportions, or the name of a command's own data."""
+    if corpus is None:
+        return Manifest(
+            schema_version=SCHEMA_VERSION,
+            tokenizer="unnamed",
+            vocab_size=plan.data.vocab_size,
+            dtype="uint32",
+            end_id=None,
+            sources=(Source(name=plan.data.external, weight=1.0, num_documents=0, train=(), validation=()),),
+        )
+    manifest = read_manifest(corpus)
+    return manifest.reweighted(plan.data.weights) if plan.data.weights else manifest
+
+
+def _factory(plan: Plan, code_dir: Path) -> Factory | None:
+    if not plan.proxy.factory:
+        return None
+    from proxies.external.factory import load  # imports the user's module, and torch with it
+
+    return load(plan.proxy.factory, code_dir)[1]
+
+
+def recorded_study(study_dir: Path) -> Study:
+    """The study of a folder, from the plan kept in it.
+
+    Raises:
+        PlanError: there is none.
+    """
+    return plan_study(study_dir / PLAN_FILE, study_dir)
+
+
+def recorded(study_dir: Path) -> tuple[Study, Ledger]:
+    """The study of a folder and its ledger, for reading; works while a driver runs.
+
+    Raises:
+        SweepError, PlanError, DataError: no study, not a sound one, or a plan that is not the recorded one.
+    """
+    ledger = Ledger.read(study_dir)
+    study = recorded_study(study_dir)
+    ledger.check_plan(study.question)
+    return study, ledger
+
+
+def verified_corpus(study: Study) -> TokenStore | None:
+    """The corpus, read through once and for all: in a worker, damage would fail run after run. None if there is none.
+
+    Raises:
+        DataError: it is not what its manifest says, or too short for one window.
+    """
+    if study.corpus is None:
+        return None
+    store = TokenStore(study.corpus, weights=study.plan.data.weights or None)
+    seq_len = study.plan.model.seq_len
+    store.train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=seq_len)
+    store.validation_batch(num_sequences=1, seq_len=seq_len)
+    return store
+
+
+def open_ledger(study: Study) -> Ledger:
+    """The study's ledger, for writing; a new one gets the plan beside it.
+
+    Raises:
+        SweepError: see `Ledger.open`.
+    """
+    ledger = Ledger.open(study.study_dir, study.question, create=True)
+    values = cast(dict[str, dict[str, object]], study.plan.model_dump())
+    values["data"]["path"] = str(study.corpus or "")
+    values["proxy"]["code_path"] = str(study.code_dir)
+    canon.write_atomic(study.study_dir / PLAN_FILE, commented_plan(values).encode())
+    return ledger

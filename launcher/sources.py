@@ -1,0 +1,79 @@
+"""Who answers what: the sources behind each choice of a parametrization, in words. `*` marks what is quoted at second
+hand: the paper's body was not read, but its abstract or other people's transcriptions of it.
+"""
+
+from __future__ import annotations
+
+SECOND_HAND = "* at second hand: from the abstract, or from others' transcriptions; docs/parametrizations.md says which"
+
+PRESETS = {
+    "sp": "standard: init std 1/sqrt(fan_in), one learning rate at every size; the control arm",
+    "mup": "the mup package 1.0.0 (Tensor Programs V, arXiv 2203.03466, Table 8): hidden rates 1/width, decay x width",
+    "mup_no_wd_scaling": "mup with the weight decay as given: Megatron-LM, Cerebras modelzoo, nanoGPT-mup",
+    "completep": "mup, branches times 1/depth, eps scaled inside blocks (arXiv 2505.01618)",
+    "completedp": "CompleteP with batch and duration rules, the readout's multiplier absorbed (arXiv 2512.22382*)",
+    "umup": "u-muP's rates, depth rule and independent decay (arXiv 2407.17465), without its unit scaling",
+}
+
+CHOICES: dict[str, dict[str, str]] = {
+    "width": {
+        "none": "nothing scales with width",
+        "mup": "hidden init std m_N^-1/2, learning rate m_N^-1 (mup, CompleteP, Complete(d)P*, u-muP, Megatron-LM)",
+    },
+    "attention": {
+        "inverse_head_dim": "sqrt(base head_dim)/head_dim (mup's README, CompleteP's code, u-muP, Megatron-LM)",
+        "inverse_sqrt_head_dim": "1/sqrt(head_dim) (standard); the same where head_dim stays",
+    },
+    "output": {
+        "multiplier": "logits times 1/m_N (mup, CompleteP, Megatron-LM)",
+        "absorbed": "in the readout's init std, rate and decay (Complete(d)P*, Lingle arXiv 2404.05728)",
+    },
+    "depth_alpha": {
+        "None": "no depth rule (mup, Megatron-LM)",
+        "1.0": "branches m_L^-1, block rates unchanged (CompleteP, Complete(d)P*)",
+        "0.5": "branches m_L^-1/2, block rates m_L^-1/2 (u-muP, ArchScale)",
+    },
+    "weight_decay": {
+        "scaled": "hidden matrices times m_N, so that lr*wd stays (mup, CompleteP, Complete(d)P*)",
+        "unscaled": "as given, so that lr*wd falls as 1/m_N (mup's GitHub head with decoupled_wd, Megatron-LM, "
+        "Cerebras modelzoo, nanoGPT-mup, Lingle)",
+        "root": "times m_N^1/2 (arXiv 2510.15262*)",
+        "independent": "lr*wd is the share given, whatever the rate (u-muP, ArchScale)",
+    },
+    "decayed": {
+        "matrices": "hidden matrices and readout (ours, in every preset)",
+        "two_dimensional": "those and the embeddings (nanoGPT)",
+        "all": "gains and biases too (mup given one group, Complete(d)P*)",
+    },
+    "embedding_rate": {
+        "constant": "the same at every width (mup, CompleteP, Complete(d)P*)",
+        "inverse_root": "m_N^-1/2 (u-muP, nanochat)",
+    },
+    "eps": {
+        "unscaled": "as given (mup)",
+        "blocks": "m_N^-1 m_L^-alpha inside blocks (CompleteP's Table 1)",
+        "all": "that for everything (CompleteP's code)",
+        "completedp": "blocks so, QK-norm gains without m_N, embeddings m_N^-1, a multiplied readout m_N^-1 "
+        "(Complete(d)P*)",
+    },
+    "rate_batch_power": {
+        "0.0": "no rule (mup, CompleteP)",
+        "0.5": "learning rates times m_B^1/2 (Complete(d)P*, nanochat)",
+    },
+    "rate_duration_power": {
+        "0.0": "no rule (mup, CompleteP; StepLaw's runs give +0.03 [-0.01, 0.11])",
+        "-0.5": "learning rates times m_D^-1/2 (Complete(d)P*)",
+        "-0.32": "learning rates times m_D^-0.32 (arXiv 2603.28743*, for a Muon)",
+        "-0.3": "learning rates times m_D^-0.3 (Marin, for an Adam on the hyperball; -0.28 in another of its fits)",
+    },
+    "moments": {
+        "fixed": "betas as given (mup, CompleteP)",
+        "scaled": "1 - beta times m_B/m_D, eps times (m_D/m_B)^1/2, decay times (m_B/m_D)^1/2 (Complete(d)P*)",
+    },
+}
+"""Of every choice, the answers and who gives them."""
+
+
+def answer_in_words(choice: str, value: object) -> str:
+    """What an answer means, and whose it is; one's own where no source gives it."""
+    return CHOICES[choice].get(str(value), "one's own")

@@ -1,0 +1,142 @@
+"""The verb that makes a corpus: tokenize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.talk import Meter, say
+from launcher.verbs.options import answer, json_option
+
+if TYPE_CHECKING:
+    from proxies.data.splitting import Progress
+    from proxies.data.tokens import Manifest
+
+_SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Corpus folder to write.")
+@click.option("--tokenizer", default="bytes", show_default=True, metavar="bytes|FILE",
+              help="FILE: a tokenizer.json of Hugging Face's tokenizers.")  # fmt: skip
+@click.option("--end-token", help="The token of FILE that ends a document, if it is none of the usual ones.")
+@click.option("--text-key", default="text", show_default=True,
+              help="Key of the text in .jsonl, its column in .parquet.")  # fmt: skip
+@click.option("--vocab-size", type=click.IntRange(min=1), help="Of pre-tokenized .bin files; llm.c's imply it.")
+@click.option("--end-id", type=click.IntRange(min=0), help="Id that ends a document in pre-tokenized .bin files.")
+@click.option("--weight", "weights", multiple=True, metavar="NAME=SHARE",
+              help="Share of a named source in training, for each; else by their tokens.")  # fmt: skip
+@click.option("--suffix", "suffixes", multiple=True, default=_SUFFIXES, show_default=True,
+              help="Files taken from folders; repeatable.")  # fmt: skip
+@click.option("--exclude", "excluded", multiple=True, help="Folder name to pass over; repeatable.")
+@click.option("--validation-fraction", type=float, default=0.02, show_default=True, help="Share of documents held out.")
+@json_option
+def tokenize(
+    sources: tuple[str, ...], out: Path, tokenizer: str, end_token: str | None, text_key: str, vocab_size: int | None,
+    end_id: int | None, weights: tuple[str, ...], suffixes: tuple[str, ...], excluded: tuple[str, ...],
+    validation_fraction: float, as_json: bool,
+) -> None:  # fmt: skip
+    """Write SOURCES ([NAME=]PATH...) as shards of token ids with a hashed manifest.
+
+    A source is a file or a folder: text, .jsonl (also .gz, .zst), .parquet, or ids as nanoGPT and llm.c write them
+    (.bin). Several named ones are mixed: web=crawl/ code=repos/ --weight web=0.7 --weight code=0.3.
+    """
+    from proxies.data import corpus
+
+    manifest = corpus.tokenize(
+        _sources(sources),
+        out,
+        suffixes=suffixes,
+        excluded=excluded,
+        text_key=text_key,
+        tokenizer=tokenizer,
+        end_token=end_token,
+        vocab_size=vocab_size,
+        end_id=end_id,
+        validation_fraction=validation_fraction,
+        weights=_weights(weights),
+        progress=_Teller(),
+        say=say,
+    )
+    _answer(manifest, out, as_json=as_json)
+
+
+class _Teller:
+    """Turns progress into a live line with the time left."""
+
+    def __init__(self) -> None:
+        self._meter: Meter | None = None
+        self._total_bytes = self._bytes_told = 0
+
+    def __call__(self, progress: Progress) -> None:
+        if self._meter is None or progress.total_bytes != self._total_bytes:  # a source is gone through again
+            self._meter, self._total_bytes = Meter("tokenize", progress.total_bytes), progress.total_bytes
+            self._bytes_told = 0
+        note = f"{progress.num_documents:,} documents, {progress.num_tokens:,} tokens"
+        self._meter.add(progress.bytes_read - self._bytes_told, note)
+        self._bytes_told = progress.bytes_read
+
+
+def _sources(given: tuple[str, ...]) -> list[Path] | dict[str, list[Path]]:
+    """Paths, or paths by name. What exists as it stands is a path, whatever `=` is in it."""
+    named: dict[str, list[Path]] = {}
+    bare: list[Path] = []
+    for text in given:
+        name, sign, path = text.partition("=")
+        if not text or (sign and not path):
+            raise click.BadParameter(f"{text!r} names no file or folder")
+        if sign and "/" not in name and not Path(text).exists():
+            named.setdefault(name, []).append(Path(path))
+        else:
+            bare.append(Path(text))
+    if named and bare:
+        raise click.BadParameter(f"{bare[0]} has no name: give every source one (NAME={bare[0]}), or none")
+    return named or bare
+
+
+def _weights(given: tuple[str, ...]) -> dict[str, float] | None:
+    weights: dict[str, float] = {}
+    for text in given:
+        name, _, share = text.partition("=")
+        try:
+            weight = float(share)
+        except ValueError:
+            raise click.BadParameter(f"--weight {text}: NAME=SHARE is wanted, such as web=0.7") from None
+        if name in weights:
+            raise click.BadParameter(f"--weight {text}: {name} has the weight {weights[name]:g} already")
+        weights[name] = weight
+    return weights or None
+
+
+def _answer(manifest: Manifest, out: Path, *, as_json: bool) -> None:
+    parts = [
+        {
+            "name": source.name,
+            "weight": source.weight,
+            "num_documents": source.num_documents,
+            "num_train_tokens": source.num_tokens("train"),
+            "num_validation_tokens": source.num_tokens("validation"),
+        }
+        for source in manifest.sources
+    ]
+    body = {
+        "data_id": manifest.data_id,
+        "tokenizer": manifest.tokenizer,
+        "num_documents": manifest.num_documents,
+        "num_train_tokens": manifest.num_tokens("train"),
+        "num_validation_tokens": manifest.num_tokens("validation"),
+        "vocab_size": manifest.vocab_size,
+        "end_id": manifest.end_id,
+        "sources": parts,
+        "out": str(out),
+    }
+    text = (
+        f"{manifest.num_documents} documents, {body['num_train_tokens']:,} training and "
+        f"{body['num_validation_tokens']:,} validation tokens in {out}\n"
+    )
+    if len(parts) > 1:
+        text += "".join(f"  {part['name']}: weight {part['weight']:.4g}\n" for part in parts)
+    answer(as_json, body, f"{text}next: forerun init --data {out}")

@@ -1,0 +1,147 @@
+"""Making a corpus: documents out of files of any known kind into hashed shards and a manifest, in one pass.
+
+Memory does not grow with the corpus, but for the hashes of its documents.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from proxies.data.documents import TEXT_SUFFIXES, Reading, SourceFile, find_files, told
+from proxies.data.mixture import weight_problems
+from proxies.data.pretokenized import check_range, vocabulary_of
+from proxies.data.shards import publish, unfinished
+from proxies.data.splitting import Job, Progress, write_source
+from proxies.data.tokenizer import FileTokenizer, Tokenizer, load_tokenizer
+from proxies.data.tokens import SCHEMA_VERSION, DataError, Manifest, Source
+
+UNNAMED = "text"
+"""The name of a corpus's only source, if it was given none."""
+
+
+def tokenize(
+    sources: Iterable[Path] | Mapping[str, Sequence[Path]],
+    out: Path,
+    *,
+    suffixes: tuple[str, ...] = TEXT_SUFFIXES,
+    excluded: tuple[str, ...] = (),
+    text_key: str = "text",
+    tokenizer: str = "bytes",
+    end_token: str | None = None,
+    vocab_size: int | None = None,
+    end_id: int | None = None,
+    validation_fraction: float = 0.02,
+    weights: Mapping[str, float] | None = None,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Manifest:
+    """Write the shards and the manifest of `sources` into the folder `out`; identical documents count once.
+
+    Args:
+        sources: files and folders, or several such lists by name, to be mixed.
+        out: the corpus folder.
+        suffixes: files taken from folders.
+        excluded: names of folders that are passed over.
+        text_key: key of jsonl objects, or column of parquet files.
+        tokenizer: `bytes`, or the path of a `tokenizer.json`.
+        end_token: the token of that file that ends a document; None: found among the usual names.
+        vocab_size: of pre-tokenized files that do not imply it; else at least the tokenizer's.
+        end_id: of pre-tokenized files, the id that ends a document.
+        validation_fraction: share of the documents that is held out.
+        weights: share of each source in training; None: its share of the training tokens.
+        progress: told now and then.
+        say: told what was recognised, and what became of the documents.
+
+    Raises:
+        DataError: nothing readable, a corpus already there that is another one, a source of fewer than two documents,
+            or a full disk.
+    """
+    by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
+    named = {name: list(paths) for name, paths in by_name.items()}
+    _check(named, validation_fraction, weights)
+    files = {
+        name: _found(name, find_files(paths, suffixes, excluded, out), suffixes, say) for name, paths in named.items()
+    }
+    every = [file for found in files.values() for file in found]
+    chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), text_key, vocab_size, end_id)
+    with unfinished(out) as folder:
+        job = Job(
+            folder=folder, tokenizer=chosen, reading=reading,
+            dtype="uint16" if reading.vocab_size <= 2**16 else "uint32",
+            validation_fraction=validation_fraction, progress=progress, say=say,
+            total_bytes=sum(file.num_bytes for file in every),
+        )  # fmt: skip
+        stems = {name: f"{name}-" if isinstance(sources, Mapping) else "" for name in files}
+        written = [write_source(job, name, found, stems[name]) for name, found in files.items()]
+        manifest = _manifest(job, written, weights)
+        publish(folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None)
+    return manifest
+
+
+def _found(
+    name: str, files: list[SourceFile], suffixes: tuple[str, ...], say: Callable[[str], None]
+) -> list[SourceFile]:
+    say(f"{name}: {told(files)}; {sum(file.num_bytes for file in files):,} bytes")
+    if not files:
+        raise DataError(
+            f"source {name!r}: 0 documents with text found: in folders, files ending in {', '.join(suffixes)} are "
+            "taken; --suffix names others, also .bin"
+        )
+    return files
+
+
+def _check(named: Mapping[str, list[Path]], validation_fraction: float, weights: Mapping[str, float] | None) -> None:
+    problems = [
+        f"{name!r} is no name of a source: letters, digits, _ and - are wanted"
+        for name in named
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name)
+    ]
+    if not any(named.values()):
+        problems.append("no source was named: files or folders are wanted")
+    if not 0 < validation_fraction < 1:
+        problems.append(f"validation_fraction = {validation_fraction}: between 0 and 1 is wanted")
+    if weights is not None:
+        problems += weight_problems(tuple(named), weights)
+    if problems:
+        raise DataError(*problems)
+
+
+def _vocabulary(
+    files: Sequence[SourceFile], tokenizer: Tokenizer, text_key: str, vocab_size: int | None, end_id: int | None
+) -> tuple[Tokenizer | None, Reading]:
+    """The tokenizer, None if every file is ids without one, and what readers must be told."""
+    ids = [file for file in files if file.ids_dtype]
+    texts = [file for file in files if not file.ids_dtype]
+    unnamed = bool(ids) and not isinstance(tokenizer, FileTokenizer)
+    if unnamed and texts:
+        raise DataError(
+            f"{ids[0].path} holds ids, {texts[0].path} text: give the ids' own tokenizer with --tokenizer, or "
+            "tokenize them apart"
+        )
+    if unnamed:
+        size, end = vocabulary_of(ids, vocab_size, end_id)
+        return None, Reading(text_key=text_key, vocab_size=size, end_id=end)
+    if end_id is not None and end_id != tokenizer.end_id:
+        raise DataError(
+            f"--end-id {end_id}: the tokenizer ends documents with {tokenizer.end_id}; --end-token names another token"
+        )
+    if vocab_size is not None and vocab_size < tokenizer.vocab_size:
+        raise DataError(f"--vocab-size {vocab_size}: the tokenizer has {tokenizer.vocab_size} ids")
+    size = vocab_size or tokenizer.vocab_size
+    check_range(ids, size, None)
+    return tokenizer, Reading(text_key=text_key, vocab_size=size, end_id=tokenizer.end_id)
+
+
+def _manifest(job: Job, sources: Sequence[Source], weights: Mapping[str, float] | None) -> Manifest:
+    shares = {source.name: float(source.num_tokens("train")) for source in sources}
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        tokenizer="unnamed" if job.tokenizer is None else job.tokenizer.name,
+        vocab_size=job.reading.vocab_size,
+        dtype=job.dtype,
+        end_id=job.reading.end_id,
+        sources=tuple(sources),
+    )
+    return manifest.reweighted(shares if weights is None else weights)

@@ -1,0 +1,149 @@
+"""Files with documents in them: found in folders, recognised by their first bytes and their names. Stdlib only."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxies.data.tokens import DataError
+
+TEXT_SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
+LLMC_MAGICS = {20240520: "uint16", 20240801: "uint32"}
+_LLMC_EVAL_MAGIC = 20240522
+_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
+_JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """A file and what it was recognised as."""
+
+    path: Path
+    format: str
+    """A key of the table of readers: `text`, `jsonl`, `parquet`, `nanogpt`, `llm.c`."""
+    compression: str | None
+    num_bytes: int
+
+    @property
+    def ids_dtype(self) -> str | None:
+        """What the ids of a pre-tokenized file are stored as; None for text."""
+        if self.format == "llm.c":
+            with self.path.open("rb") as file:
+                return LLMC_MAGICS[struct.unpack("<i", file.read(4))[0]]
+        return "uint16" if self.format == "nanogpt" else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What a reader must be told."""
+
+    text_key: str
+    """Key of a jsonl object, or column of a parquet file, that holds the text."""
+    vocab_size: int
+    end_id: int | None
+    """For pre-tokenized files: ids lie below `vocab_size`, and `end_id` parts documents."""
+
+
+class Document(NamedTuple):
+    """What a reader gives: a text in UTF-8 or token ids, and how many bytes of the file have been read by now."""
+
+    content: bytes | NDArray[np.uint32]
+    bytes_read: int
+
+
+def find_files(
+    paths: Iterable[Path], suffixes: tuple[str, ...], excluded: tuple[str, ...] = (), out: Path | None = None
+) -> list[SourceFile]:
+    """The files, and every file of those suffixes below the folders, in sorted order, each recognised.
+
+    Folders of the `excluded` names are passed over, and so is the folder `out`, which may lie inside a source.
+
+    Raises:
+        DataError: every path that does not exist or is no file or folder, and every file that cannot be read or is not
+            what its name says.
+    """
+    found: list[SourceFile] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            files = [path]
+            if path.is_dir():
+                files = sorted(f for f in _walk(path, excluded, out) if f.name.endswith(suffixes) and f.is_file())
+            elif not path.is_file():
+                problems.append(f"{path} is no file or folder" if path.exists() else f"{path} does not exist")
+                continue
+        except OSError as error:
+            problems.append(f"{error.filename or path} cannot be read: {error.strerror}")
+            continue
+        for file in files:
+            try:
+                found.append(recognise(file))
+            except DataError as error:
+                problems += error.problems
+    if problems:
+        raise DataError(*problems)
+    return found
+
+
+def _walk(folder: Path, excluded: tuple[str, ...], out: Path | None) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if not entry.is_dir():
+            yield entry
+            continue
+        passed_over = entry.name in excluded or (out is not None and out.exists() and out.samefile(entry))
+        if not passed_over and not entry.is_symlink():  # a link could lead round in a circle
+            yield from _walk(entry, excluded, out)
+
+
+def recognise(path: Path) -> SourceFile:
+    """What a file is, by its first bytes and its name.
+
+    Raises:
+        DataError: it cannot be read, is not what its name says, or is of a kind that holds no corpus.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+            num_bytes = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    compression = next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
+    named = _COMPRESSED_SUFFIXES.get(path.suffix)
+    if named and named != compression:
+        raise DataError(f"{path} is named {path.suffix} but does not begin as {named} does: it is cut off or misnamed")
+    inner = path.stem if named else path.name
+    magic = struct.unpack("<i", start)[0] if len(start) == 4 else 0
+    if start == b"PAR1":
+        kind = "parquet"
+    elif inner.endswith(".parquet"):
+        raise DataError(f"{path} is named .parquet but does not begin as parquet does: it is empty, cut or misnamed")
+    elif inner.endswith(".bin"):
+        kind = _recognise_bin(path, magic, num_bytes, compression)
+    else:
+        kind = "jsonl" if inner.endswith(_JSONL_SUFFIXES) else "text"
+    return SourceFile(path=path, format=kind, compression=compression, num_bytes=num_bytes)
+
+
+def _recognise_bin(path: Path, magic: int, num_bytes: int, compression: str | None) -> str:
+    if not num_bytes:
+        raise DataError(f"{path} is empty: a .bin file holds token ids; remove it, or make it again")
+    if compression and magic not in LLMC_MAGICS and path.suffix != ".bin":
+        raise DataError(f"{path} is a compressed .bin file, which is not read: decompress it first")
+    if magic == _LLMC_EVAL_MAGIC:
+        raise DataError(f"{path} is llm.c's file of an evaluation (magic {magic}), not of text: leave it out")
+    return "llm.c" if magic in LLMC_MAGICS else "nanogpt"
+
+
+def told(files: Iterable[SourceFile]) -> str:
+    """What the files were recognised as, in words: `12 parquet, 1 jsonl (zstd)`."""
+    kinds = Counter(f"{file.format} ({file.compression})" if file.compression else file.format for file in files)
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no files"

@@ -1,0 +1,149 @@
+"""Readers of token ids that another program wrote: nanoGPT's raw uint16 `.bin`, and llm.c's `.bin` with a header.
+
+llm.c (dev/data/data_common.py): 256 int32, of which magic 20240520 (uint16, GPT-2) or 20240801 (uint32, Llama 3),
+version 1 or 7, and the number of tokens; the ids begin at byte 1024. nanoGPT's file is ids and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxies.data.documents import LLMC_MAGICS, Document, Reading, SourceFile
+from proxies.data.tokens import DataError
+
+PIECE_TOKENS = 2**16
+"""A document's length where no id tells where one ends."""
+LONGEST_TOKENS = 2**20
+"""A document that is longer is cut."""
+_HEADER_BYTES = 1024
+_CHUNK_TOKENS = 2**20
+_GPT2_END_ID = 50256
+# What llm.c's magic numbers stand for: vocabulary, and the id it puts between documents.
+_IMPLIED = {"uint16": (50257, _GPT2_END_ID), "uint32": (128_256, 128_000)}
+
+
+def vocabulary_of(files: Sequence[SourceFile], vocab_size: int | None, end_id: int | None) -> tuple[int, int | None]:
+    """Vocabulary size and end id of pre-tokenized files: as said, else what llm.c's headers imply; GPT-2's end id for
+    nanoGPT's files if the vocabulary holds it, else none.
+
+    Raises:
+        DataError: every file whose vocabulary nobody said, or whose ids cannot be of that vocabulary.
+    """
+    implied = {_IMPLIED[dtype] for file in files if file.format == "llm.c" and (dtype := file.ids_dtype)}
+    if vocab_size is None:
+        bare = [file for file in files if file.format == "nanogpt"]
+        if bare and not implied:
+            raise DataError(
+                f"{bare[0].path} holds ids and no word of their vocabulary: say --vocab-size (50257 for GPT-2's)"
+            )
+        if len(implied) > 1:
+            raise DataError(f"{files[0].path} and others are of GPT-2 and of Llama 3: tokenize them apart")
+        vocab_size = next(iter(implied))[0]
+    if end_id is None:
+        ends = {end for _, end in implied} or {_GPT2_END_ID}
+        end_id = next((end for end in ends if len(ends) == 1 and end < vocab_size), None)
+    check_range(files, vocab_size, end_id)
+    return vocab_size, end_id
+
+
+def check_range(files: Iterable[SourceFile], vocab_size: int, end_id: int | None) -> None:
+    """Whether ids of a vocabulary fit the files they are said to be in.
+
+    Raises:
+        DataError: every file that cannot hold that vocabulary, and an end id outside it.
+    """
+    problems = []
+    if end_id is not None and not 0 <= end_id < vocab_size:
+        problems.append(f"--end-id {end_id} is outside the vocabulary of {vocab_size}")
+    for file in files:
+        limit = int(np.iinfo(file.ids_dtype or "uint32").max) + 1
+        if vocab_size > limit:
+            problems.append(
+                f"{file.path} holds {file.ids_dtype} ids, {limit} at most: a vocabulary of {vocab_size} does not fit, "
+                "so another --vocab-size, or another file, is meant"
+            )
+    if problems:
+        raise DataError(*problems)
+
+
+def read_nanogpt(file: SourceFile, reading: Reading) -> Iterator[Document]:
+    """Documents of a raw uint16 file, each with its end id.
+
+    Raises:
+        DataError: half an id at the end, or an id outside the vocabulary.
+    """
+    if file.num_bytes % 2:
+        raise DataError(f"{file.path} has {file.num_bytes:,} bytes, no whole number of uint16 ids: it is cut off")
+    yield from _read_ids(file, reading, "<u2", 0)
+
+
+def read_llm_c(file: SourceFile, reading: Reading) -> Iterator[Document]:
+    """Documents of an llm.c file, each with its end id.
+
+    Raises:
+        DataError: a header that is cut off, of another version or of another size than the file, or an id outside the
+            vocabulary.
+    """
+    with _opened(file) as stream:
+        header = stream.read(_HEADER_BYTES)
+    if len(header) < _HEADER_BYTES:
+        raise DataError(f"{file.path} has {len(header)} bytes, llm.c's header alone has {_HEADER_BYTES}: it is cut off")
+    magic, version, num_tokens = (int(number) for number in np.frombuffer(header, dtype="<i4")[:3])
+    dtype = np.dtype(LLMC_MAGICS[magic]).newbyteorder("<")
+    wanted = {2: 1, 4: 7}[dtype.itemsize]
+    if version != wanted:
+        raise DataError(f"{file.path} is of llm.c's version {version}, {wanted} is read for magic {magic}")
+    num_bytes = _HEADER_BYTES + num_tokens * dtype.itemsize
+    if num_bytes != file.num_bytes:
+        raise DataError(
+            f"{file.path} has {file.num_bytes:,} bytes, its header says {num_tokens:,} ids, which take {num_bytes:,}: "
+            "it is cut off or was added to"
+        )
+    yield from _read_ids(file, reading, dtype.str, _HEADER_BYTES)
+
+
+def _read_ids(file: SourceFile, reading: Reading, dtype: str, start: int) -> Iterator[Document]:
+    end_id = -1 if reading.end_id is None else reading.end_id  # no id is -1
+    has_ends = any((ids == end_id).any() for ids in _chunks(file, dtype, start))
+    longest = LONGEST_TOKENS if has_ends else PIECE_TOKENS
+    pending, position = np.empty(0, dtype=np.uint32), 0
+    for ids in _chunks(file, dtype, start):
+        if int(ids.max()) >= reading.vocab_size:
+            place = int(np.argmax(ids >= reading.vocab_size))
+            raise DataError(
+                f"{file.path} token {position + place:,} is the id {int(ids[place])}, outside the vocabulary of "
+                f"{reading.vocab_size}: another --vocab-size is meant, or the file is damaged or of another kind"
+            )
+        position += len(ids)
+        bytes_read = start + position * np.dtype(dtype).itemsize
+        pending = np.concatenate([pending, ids])
+        done = 0
+        for end in [*(np.flatnonzero(pending == end_id) + 1).tolist(), None]:
+            stop = len(pending) if end is None else end
+            while stop - done > longest:
+                yield Document(pending[done : done + longest], bytes_read)
+                done += longest
+            if end is not None:
+                yield Document(pending[done:end], bytes_read)
+                done = end
+        pending = pending[done:]
+    yield Document(pending, file.num_bytes)
+
+
+def _chunks(file: SourceFile, dtype: str, start: int) -> Iterator[NDArray[np.uint32]]:
+    num_bytes = _CHUNK_TOKENS * np.dtype(dtype).itemsize
+    with _opened(file) as stream:
+        stream.seek(start)
+        while content := stream.read(num_bytes):
+            yield np.frombuffer(content, dtype=dtype).astype(np.uint32)
+
+
+def _opened(file: SourceFile) -> BinaryIO:
+    try:
+        return file.path.open("rb")
+    except OSError as error:
+        raise DataError(f"{file.path} cannot be read: {error.strerror}") from error

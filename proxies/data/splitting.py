@@ -1,0 +1,224 @@
+"""Documents of one source into its two splits: known by their hash, each once, each whole into one split.
+
+The hash of a document's content decides its split, whatever else is in the corpus; identical documents count once. So
+the splits share none. The hashes are all that grows with the corpus: some hundred bytes a document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from proxies.data.documents import Document, Reading, SourceFile
+from proxies.data.pretokenized import LONGEST_TOKENS, PIECE_TOKENS, read_llm_c, read_nanogpt
+from proxies.data.readers import read_jsonl, read_parquet, read_text
+from proxies.data.shards import ShardWriter
+from proxies.data.tokenizer import FileTokenizer, Tokenizer
+from proxies.data.tokens import SPLITS, DataError, Dtype, Source, Split
+
+READERS: dict[str, Callable[[SourceFile, Reading], Iterator[Document]]] = {
+    "text": read_text,
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+    "nanogpt": read_nanogpt,
+    "llm.c": read_llm_c,
+}
+_BATCH_BYTES = 2**22
+_TELL_EVERY = 256
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far the writing of a corpus has come; documents and tokens are the present source's."""
+
+    bytes_read: int
+    total_bytes: int
+    num_documents: int
+    num_tokens: int
+
+
+@dataclass(kw_only=True, slots=True)
+class Job:
+    """What the sources of one corpus share, and how far it has come."""
+
+    folder: Path
+    tokenizer: Tokenizer | None
+    """None where every source is pre-tokenized."""
+    reading: Reading
+    dtype: Dtype
+    validation_fraction: float
+    progress: Callable[[Progress], None]
+    say: Callable[[str], None]
+    total_bytes: int
+    bytes_done: int = 0
+    seen: set[bytes] = field(default_factory=set)
+    """Digests of the documents of the sources that are done."""
+
+
+def write_source(job: Job, name: str, files: Sequence[SourceFile], stem: str) -> Source:
+    """Write the shards of one source; its weight is left at one.
+
+    A source too small for one of its splits is gone through again, and the document of the smallest hash held out (or
+    that of the largest trained on).
+
+    Args:
+        job: folder, tokenizer and what else the sources share.
+        name: the source's.
+        files: its files.
+        stem: what the names of its shards begin with.
+
+    Raises:
+        DataError: a file cannot be read, fewer than two documents are found, or the disk is full.
+    """
+
+    def by_hash(digest: bytes) -> bool:
+        return digest[0] / 256 + digest[1] / 65536 < job.validation_fraction
+
+    with _Pass(job, stem, by_hash) as taken:
+        taken.take_all(files)
+        if len(taken.fresh) < 2:
+            known = f" ({taken.num_known} more occur in sources before it)" if taken.num_known else ""
+            raise DataError(
+                f"source {name!r}: {len(taken.fresh)} documents with text found{known}: at least 2 are wanted, one to "
+                "train on and one to hold out"
+            )
+        if all(taken.num_documents.values()):
+            return taken.source(name)
+        taken.remove()
+    smallest, largest, few = taken.smallest, taken.largest, taken.num_documents["validation"] == 0
+    job.total_bytes += sum(file.num_bytes for file in files)
+    with _Pass(job, stem, lambda digest: digest == smallest if few else digest != largest) as again:
+        again.take_all(files)
+        return again.source(name)
+
+
+class _Pass:
+    """One pass over the files of a source."""
+
+    def __init__(self, job: Job, stem: str, held_out: Callable[[bytes], bool]) -> None:
+        self._job, self._held_out = job, held_out
+        self.writers = {split: ShardWriter(job.folder, f"{stem}{split}", job.dtype) for split in SPLITS}
+        self.num_documents: dict[Split, int] = dict.fromkeys(SPLITS, 0)
+        self.fresh: set[bytes] = set()
+        self.smallest, self.largest = b"\xff" * 32, b""
+        self.num_blank = self.num_again = self.num_known = self.num_cut = 0
+        self._texts: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
+        self._num_taken = self._num_waiting = 0
+
+    def __enter__(self) -> _Pass:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self.writers.values():
+            writer.abandon()
+
+    def take_all(self, files: Iterable[SourceFile]) -> None:
+        """Read the files to their ends and write what is new in them."""
+        for file in files:
+            for document in READERS[file.format](file, self._job.reading):
+                self._take(file, document)
+                self._num_taken += 1
+                if self._num_waiting >= _BATCH_BYTES:
+                    self._write_texts()
+                    self._tell(document.bytes_read)
+                elif self._num_taken % _TELL_EVERY == 0:
+                    self._tell(document.bytes_read)
+            self._job.bytes_done += file.num_bytes
+        self._write_texts()
+        self._tell(0)
+
+    def source(self, name: str) -> Source:
+        """End the shards: the source that was written."""
+        self._job.seen |= self.fresh
+        shards = {split: writer.close() for split, writer in self.writers.items()}
+        self._job.say(f"{name}: {self._told()}")
+        num_documents = len(self.fresh)
+        return Source(name=name, weight=1.0, num_documents=num_documents, **shards)
+
+    def remove(self) -> None:
+        """End the shards, and delete them."""
+        for writer in self.writers.values():
+            for shard in writer.close():
+                (self._job.folder / shard.file).unlink()
+
+    def _told(self) -> str:
+        left_out = [
+            f"{count:,} {what}"
+            for count, what in (
+                (self.num_blank, "without text"),
+                (self.num_again, "identical to one before"),
+                (self.num_known, "of a source before"),
+            )
+            if count
+        ]
+        tokens = {split: writer.num_tokens for split, writer in self.writers.items()}
+        return (
+            f"{len(self.fresh):,} documents, {tokens['train']:,} training and {tokens['validation']:,} validation "
+            f"tokens{'; left out: ' + ', '.join(left_out) if left_out else ''}"
+            + (f"; {self.num_cut:,} are pieces, cut where no end id was found" if self.num_cut else "")
+        )
+
+    def _take(self, file: SourceFile, document: Document) -> None:
+        content, end_id = document.content, self._job.reading.end_id
+        if isinstance(content, bytes):
+            content = content.replace(b"\0", b"")  # the byte tokenizer's end of a document
+            known_by, blank = content, not content or content.isspace()
+        else:
+            ended = content.size > 0 and content[-1] == end_id
+            body = content[:-1] if ended else content
+            known_by, blank = body.astype("<u4").tobytes(), body.size == 0
+            self.num_cut += not ended and body.size in (PIECE_TOKENS, LONGEST_TOKENS)
+        if blank:
+            self.num_blank += 1
+            return
+        digest = hashlib.sha256(known_by).digest()
+        key = digest[:_DIGEST_BYTES]
+        if key in self.fresh or key in self._job.seen:
+            self.num_again += key in self.fresh
+            self.num_known += key not in self.fresh
+            return
+        self.fresh.add(key)
+        self.smallest, self.largest = min(self.smallest, digest), max(self.largest, digest)
+        split: Split = "validation" if self._held_out(digest) else "train"
+        self.num_documents[split] += 1
+        if isinstance(content, bytes):
+            self._add_text(split, content, file, document.bytes_read)
+        else:
+            self._write_texts()
+            end = [] if end_id is None or content[-1] == end_id else [end_id]
+            self.writers[split].write(np.append(content, np.array(end, dtype=np.uint32)))
+
+    def _add_text(self, split: Split, text: bytes, file: SourceFile, bytes_read: int) -> None:
+        if isinstance(self._job.tokenizer, FileTokenizer):
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{file.path}: the byte 0x{text[error.start]:02x}, before byte {bytes_read:,} of the file, is not "
+                    f"UTF-8 ({text[max(0, error.start - 20) : error.start + 5]!r}): convert the file, or leave it out"
+                ) from None
+        self._texts[split].append(text)
+        self._num_waiting += len(text)
+
+    def _write_texts(self) -> None:
+        for split, texts in self._texts.items():
+            if texts and self._job.tokenizer is not None:
+                self.writers[split].write(self._job.tokenizer.encode(texts))
+                texts.clear()
+        self._num_waiting = 0
+
+    def _tell(self, bytes_read: int) -> None:
+        job = self._job
+        job.progress(
+            Progress(
+                bytes_read=job.bytes_done + bytes_read,
+                total_bytes=job.total_bytes,
+                num_documents=len(self.fresh),
+                num_tokens=sum(writer.num_tokens for writer in self.writers.values()),
+            )
+        )

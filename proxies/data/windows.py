@@ -1,0 +1,45 @@
+"""Windows of `seq_len` tokens over the shards of one source. numpy and the standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxies.data.permutation import permuted
+
+
+class Windows:
+    """Non-overlapping windows of `seq_len` tokens, each with its next token; none crosses shards.
+
+    Args:
+        shards: ids, one array per shard.
+        seq_len: tokens of a window.
+        key: tells this source's order from the others' of the same seed.
+    """
+
+    def __init__(self, shards: Sequence[NDArray[np.integer]], seq_len: int, key: str = "") -> None:
+        self._shards, self._seq_len, self._key = shards, seq_len, key
+        counts = (max(0, (len(tokens) - 1) // seq_len) for tokens in shards)
+        self._before = np.cumsum([0, *counts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._before[-1])
+
+    def shuffled(self, index_B: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+        """The windows [B] that the draws of these numbers [B] are: each once per epoch, in an order of its own."""
+        window_B = np.empty_like(index_B)
+        epoch_B = index_B // max(1, len(self))
+        for epoch in np.unique(epoch_B):
+            rows = epoch_B == epoch
+            window_B[rows] = permuted(index_B[rows] % len(self), len(self), f"{seed}/{epoch}{self._key}")
+        return window_B
+
+    def copy_into(self, batch_BT: NDArray[np.int64], rows: NDArray[np.int64], window_B: NDArray[np.int64]) -> None:
+        """Copy windows into rows of a batch [B, T + 1]: a slice each, which beats an index per token."""
+        num_tokens = self._seq_len + 1
+        shard_B = np.searchsorted(self._before, window_B, side="right") - 1
+        start_B = (window_B - self._before[shard_B]) * self._seq_len
+        for row, shard, start in zip(rows.tolist(), shard_B.tolist(), start_B.tolist(), strict=True):
+            batch_BT[row] = self._shards[shard][start : start + num_tokens]

@@ -1,0 +1,288 @@
+"""The user's own trainer as an engine: a command per run, its metrics, and what came of it. No torch.
+
+The engine has a bank's interface with one slot: `admit` begins a run, `advance` looks after it for a second or so.
+The command is no child of a shell; `proxies.external.keeper` sees that nothing of it outlives its run or its
+worker. Every attempt has a folder of its own, `RUNS_DIR/RUN_ID/attempt-N`, with `run.json`, `log.txt` and the metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import shlex
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxies import canon
+from proxies.external.growing import MetricsError
+from proxies.external.judging import Ending, judge, trouble
+from proxies.external.kept import Kept
+from proxies.external.metric_files import MetricFiles
+from proxies.spec import Curve, RunResult, RunSpec
+
+LOG_FILE, RUN_FILE = "log.txt", "run.json"
+RUN_DIR_VARIABLE = "FORERUN_RUN_DIR"
+_POLL_SECONDS = 1.0
+_READ_SECONDS = 2.0  # of metrics, at one go
+_GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+_NUM_LOG_LINES, _LOG_LINE_CHARS, _LOG_TAIL_BYTES = 8, 200, 16384
+_MAX_HASHED_BYTES = 2**24
+
+
+class CommandError(ValueError):
+    """A command that could not begin, or gave nothing to judge. The message says why, and where to look."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workplace:
+    """Where commands run."""
+
+    runs_dir: Path
+    """Every attempt's folder is made below it."""
+    code_dir: Path
+    """The commands' working folder."""
+    corpus: Path | None
+    """What `{data}` says; None: the trainer has its own."""
+    timeout_seconds: float
+    """Longest time of one run."""
+    python_path: str | None = None
+    """The commands' PYTHONPATH; a worker's own serves our code, and may hide the trainer's."""
+
+
+class CommandEngine:
+    """One slot, number 0, for runs whose spec has a command."""
+
+    def __init__(self, workplace: Workplace) -> None:
+        self._place = workplace
+        self._run: _Running | None = None
+
+    @property
+    def free_slots(self) -> list[int]:
+        """[0] or []."""
+        return [] if self._run else [0]
+
+    def admit(self, index: int, spec: RunSpec) -> None:
+        """Begin a run.
+
+        Raises:
+            CommandError: the slot is taken, the run is none of a command, or its program cannot begin.
+        """
+        if index or self._run:
+            raise CommandError(f"slot {index} is taken: a worker runs one command at a time (num_slots = 1)")
+        self._run = _Running(spec, self._place)
+
+    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
+        """Look after the run for a second, or until it ends: (slot, result, curve) then.
+
+        However many steps `num_steps` are, it returns within a few seconds, whatever the command does.
+
+        Raises:
+            CommandError: the run gave nothing to judge; the slot is free, its processes are gone.
+        """
+        if self._run is None:
+            return []
+        try:
+            outcome = self._run.advance(_POLL_SECONDS)
+        except BaseException:
+            self.evict(0)
+            raise
+        if outcome is None:
+            return []
+        self._run = None
+        return [(0, *outcome)]
+
+    def evict(self, index: int) -> None:
+        """Stop what runs, in order, and free the slot."""
+        run, self._run = self._run, None
+        if run is not None and index == 0:
+            run.kept.stop()
+
+
+class _Running:
+    """One attempt at one run."""
+
+    def __init__(self, spec: RunSpec, place: Workplace) -> None:
+        if spec.command is None:
+            raise CommandError(f"run {spec.id[:12]} has no command")
+        self.spec = spec
+        self._timeout_seconds = place.timeout_seconds
+        self.run_dir = _fresh_folder(place.runs_dir / spec.id)
+        values = placeholder_values(spec, self.run_dir, place.corpus)
+        argv = filled(spec.command.template, values)
+        find_program(argv[0], place.code_dir)
+        canon.write_atomic(self.run_dir / RUN_FILE, canon.pretty({"spec": spec, "values": values, "argv": argv}))
+        self._metrics = MetricFiles(spec.command, self.run_dir / _fill(spec.command.metrics_path, values))
+        self._environment = {"machine": platform.machine(), **_hashes(spec.command.template, place.code_dir)}
+        self._began = time.monotonic()
+        self.kept = Kept(
+            argv,
+            folder=place.code_dir,
+            environment=_environment(spec, self.run_dir, place.python_path),
+            log=self.run_dir / LOG_FILE,
+            grace_seconds=_GRACE_SECONDS,
+        )
+        self._seconds: float | None = None  # how long it ran, once it has ended
+
+    def advance(self, seconds: float) -> tuple[RunResult, Curve] | None:
+        """See `CommandEngine.advance`."""
+        if self._seconds is None and self.kept.wait(seconds):
+            self._seconds = time.monotonic() - self._began
+        try:
+            more = self._read()
+            if self._seconds is None or more:
+                return self._still_running()
+            self._metrics.end(self.spec.schedule.num_steps)
+            return judge(self.spec, self._metrics, self._ending(self._said()))
+        except (MetricsError, OSError) as error:
+            raise CommandError(f"{self._where()}: {error}{self._tail()}") from error
+
+    def _said(self) -> str:
+        """How the command ended, where it did not end well."""
+        ended = self.kept.ended
+        if ended == 0 or ended is None:
+            return ""
+        if isinstance(ended, str):
+            return ended
+        number = -ended if ended < 0 else ended - 128
+        names = {one.value: one.name for one in signal.Signals}
+        name = names.get(number, f"signal {number}")
+        if ended < 0:
+            return f"it was killed by {name}"
+        return f"it ended with exit code {ended}" + (f" (as a shell says {name})" if number in names else "")
+
+    def _still_running(self) -> tuple[RunResult, Curve] | None:
+        """Nothing yet; but NaN ends a run, and so does its time."""
+        if trouble(self.spec, self._metrics.logged(), ended=False):
+            self.kept.stop()
+            self._seconds = self._seconds or time.monotonic() - self._began
+            return judge(self.spec, self._metrics, self._ending(""), ended=False)
+        if self._seconds is None and time.monotonic() - self._began > self._timeout_seconds:
+            self.kept.stop()
+            said = f"it was stopped after timeout_seconds = {self._timeout_seconds:g}"
+            last = self._metrics.logged().last_step
+            said += "; it had logged no loss" if last is None else f"; it had logged step {last}"
+            raise CommandError(f"{self._where()}: {said}; {self._metrics.hint()}{self._tail()}")
+        return None
+
+    def _read(self) -> bool:
+        until = time.monotonic() + _READ_SECONDS
+        while more := self._metrics.read(self.spec.schedule.num_steps):
+            if time.monotonic() > until:
+                break
+        return more
+
+    def _ending(self, said: str) -> Ending:
+        return Ending(said=said, seconds=self._seconds or 0.0, environment=self._environment)
+
+    def _where(self) -> str:
+        return f"run {self.spec.id[:12]}, {self.run_dir.name} in {self.run_dir.parent}"
+
+    def _tail(self) -> str:
+        """The last lines of the log, as a part of a sentence."""
+        with contextlib.suppress(OSError):
+            with (self.run_dir / LOG_FILE).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+                text = file.read().decode("utf-8", errors="replace")
+            lines = ["".join(c for c in line if c.isprintable())[:_LOG_LINE_CHARS] for line in text.splitlines()]
+            if lines := [line for line in lines if line.strip()][-_NUM_LOG_LINES:]:
+                return f"; {LOG_FILE} ends: " + " | ".join(lines)
+        return f"; {LOG_FILE} is empty"
+
+
+def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dict[str, canon.Json]:
+    """What a template's placeholders stand for; a clip norm of None stays None.
+
+    Keys are those of `proxies.programs.PLACEHOLDERS`, but for `data` where there is no corpus.
+    """
+    shape, base, hparams, schedule = spec.shape, spec.base_shape, spec.hparams, spec.schedule
+    values: dict[str, canon.Json] = {
+        "lr": hparams.learning_rate, "weight_decay": hparams.weight_decay,
+        "beta1": hparams.beta1, "beta2": hparams.beta2, "eps": hparams.eps, "clip_norm": hparams.clip_norm,
+        "num_steps": schedule.num_steps, "warmup_steps": schedule.warmup_steps, "decay_steps": schedule.decay_steps,
+        "schedule": schedule.kind, "final_fraction": schedule.final_fraction,
+        "num_layers": shape.num_layers, "width": shape.width, "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "ffn_width": shape.ffn_width,
+        "vocab_size": shape.vocab_size, "seq_len": shape.seq_len,
+        "base_width": base.width, "base_num_layers": base.num_layers, "width_multiplier": shape.width / base.width,
+        "parametrization": spec.parametrization.name,
+        "batch_tokens": spec.batch_tokens, "batch_sequences": spec.batch_sequences,
+        "batch_warmup_steps": schedule.batch_warmup_steps, "batch_warmup_stages": schedule.batch_warmup_stages,
+        "seed": spec.seed, "run_dir": str(run_dir), "run_json": str(run_dir / RUN_FILE),
+    }  # fmt: skip
+    return values if corpus is None else {**values, "data": str(corpus)}
+
+
+def filled(template: str, values: dict[str, canon.Json]) -> list[str]:
+    """The words of a command, placeholders filled in after splitting: a value is never split, nor read by a shell.
+
+    Raises:
+        CommandError: it names what has no value here.
+    """
+    return [_fill(word, values) for word in shlex.split(template)]
+
+
+def _fill(word: str, values: dict[str, canon.Json]) -> str:
+    """Numbers exactly, as Python writes them; None, which is a clip norm's alone, as inf."""
+    texts = {name: repr(math.inf) if value is None else str(value) for name, value in values.items()}
+    try:
+        return word.format_map(texts)
+    except KeyError as error:
+        raise CommandError(f"the command names {{{error.args[0]}}}, and the plan has no corpus: data.path") from error
+
+
+def find_program(name: str, code_dir: Path) -> Path:
+    """The program that a command's first word names.
+
+    Raises:
+        CommandError: there is none, or it may not be run; says which of the two.
+    """
+    if "/" in name:
+        path = code_dir / name
+        if not path.is_file():
+            raise CommandError(f"the program {name!r} is not there: {path}")
+        if not os.access(path, os.X_OK):
+            raise CommandError(f"the program {path} may not be run: chmod +x, or name its interpreter before it")
+        return path
+    found = shutil.which(name)
+    if found is None:
+        here = f"; ./{name} would be the one beside the plan" if (code_dir / name).is_file() else ""
+        raise CommandError(f"the program {name!r} is not on the PATH{here}")
+    return Path(found)
+
+
+def _fresh_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:  # another worker may hold an earlier attempt of the same run
+        with contextlib.suppress(FileExistsError):
+            (attempt := folder.resolve() / f"attempt-{number}").mkdir()
+            return attempt
+        number += 1
+
+
+def _environment(spec: RunSpec, run_dir: Path, python_path: str | None) -> dict[str, str]:
+    """The worker's own, but for what it needs itself; a W&B run is written into the run's folder, without network."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment[RUN_DIR_VARIABLE] = str(run_dir)
+    if python_path is not None:
+        environment["PYTHONPATH"] = python_path
+    if spec.command is not None and spec.command.metrics_format == "wandb":
+        environment["WANDB_DIR"] = str(run_dir)
+        environment.setdefault("WANDB_MODE", "offline")
+    return environment
+
+
+def _hashes(template: str, code_dir: Path) -> dict[str, str]:
+    """Sha256 of the files that a template's words name: a trainer changed halfway through a study shows."""
+    found = {}
+    for word in shlex.split(template):
+        with contextlib.suppress(OSError, ValueError):
+            file = code_dir / word
+            if file.is_file() and file.stat().st_size <= _MAX_HASHED_BYTES:
+                found[f"sha256 of {word}"] = canon.file_sha256(file)
+    return found

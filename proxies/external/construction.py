@@ -1,0 +1,141 @@
+"""A user's model factory, called: what it may be, what it returns, and what went wrong, in words.
+
+A factory is `build(shape) -> nn.Module`, or `build(shape, forward)` where it applies the attention scale and the
+residual multiplier of `forward` itself. The module takes ids [B, T] (int64) and returns logits [B, T, V], or an object
+with `.logits`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxies.numbers import ForwardNumbers
+from proxies.shape import Shape
+
+Build = Callable[..., nn.Module]
+
+
+class FactoryError(ValueError):
+    """A factory that cannot be used. `problems` lists all that is wrong with it."""
+
+    def __init__(self, target: str, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__(f"{target}: " + "; ".join(problems))
+
+
+class FactoryChangedError(ValueError):
+    """The factory's source is no longer what the run was named after."""
+
+
+def neutral(shape: Shape) -> ForwardNumbers:
+    """The forward multipliers of a plain model: 1 / sqrt(head_dim) in the attention, nothing else."""
+    return ForwardNumbers(embedding=1.0, attention=1 / math.sqrt(shape.head_dim), residual=1.0, output=1.0)
+
+
+def name_of(build: Build) -> str:
+    """`module:function`, for messages."""
+    return f"{getattr(build, '__module__', '?')}:{getattr(build, '__qualname__', repr(build))}"
+
+
+def takes_forward(build: Build) -> bool:
+    """Whether the factory takes the forward multipliers too.
+
+    Raises:
+        FactoryError: it takes neither `(shape)` nor `(shape, forward)`.
+    """
+    wanted = "build(shape) or build(shape, forward) is wanted"
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):
+        raise FactoryError(name_of(build), [f"its arguments cannot be read: {wanted}"]) from None
+    second = "forward" in signature.parameters
+    try:
+        signature.bind(None, **({"forward": None} if second else {}))
+    except TypeError as error:
+        raise FactoryError(name_of(build), [f"takes {signature} ({error}): {wanted}"]) from None
+    return second
+
+
+def construct(
+    build: Build, shape: Shape, forward: ForwardNumbers | None = None, *, seed: int = 0, device: str = "cpu"
+) -> nn.Module:
+    """The factory's model of a shape, drawn from `seed`; torch's own generator is left as it was.
+
+    Embedding and output multipliers are never handed on: hooks apply them, and twice would be once too often.
+
+    Args:
+        build: the factory.
+        shape: of the model.
+        forward: its attention scale and residual multiplier; None: a plain model's.
+        seed: of torch's generator on the CPU.
+        device: torch's default device meanwhile.
+
+    Raises:
+        FactoryError: wrong signature; it raised; what it returned is no module.
+    """
+    target, given = name_of(build), {}
+    if takes_forward(build):
+        given["forward"] = dataclasses.replace(forward or neutral(shape), embedding=1.0, output=1.0)
+    # What it prints belongs to nobody's standard output: `--json` promises one object there.
+    quiet = contextlib.redirect_stdout(sys.stderr)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device(device), quiet:
+            torch.default_generator.manual_seed(seed)
+            module = build(shape, **given)
+    except Exception as error:
+        said = f"fails at width {shape.width} with {shape.num_layers} layers: {quoted(error)}"
+        raise FactoryError(target, [said]) from error
+    if not isinstance(module, nn.Module):
+        raise FactoryError(target, [f"returns a {type(module).__name__} at width {shape.width}: no torch.nn.Module"])
+    return module
+
+
+def outline(build: Build, shape: Shape) -> nn.Module:
+    """The model without its numbers, on the meta device; on the CPU where that fails."""
+    try:
+        return construct(build, shape, device="meta")
+    except FactoryError:
+        return construct(build, shape)
+
+
+def logits_of(module: nn.Module, ids_BT: Tensor) -> Tensor:
+    """Logits [B, T, V] of token ids [B, T]: what the module returns, or its `.logits`."""
+    out: Any = module(ids_BT)
+    logits_BTV: Tensor = getattr(out, "logits", out)
+    return logits_BTV
+
+
+def quoted(error: BaseException, folder: Path | None = None) -> str:
+    """An error with the line of the user's code it came from: the innermost that is no installed package's."""
+    said = f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, SyntaxError):
+        return f"{Path(error.filename or '?').name}, line {error.lineno}: `{(error.text or '').strip()}`: {said}"
+    frames = _user_frames(error.__traceback__, folder)
+    if not frames:
+        return said
+    last = frames[-1]
+    return f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`: {said}"
+
+
+def _user_frames(trace: TracebackType | None, folder: Path | None) -> list[traceback.FrameSummary]:
+    own = Path(__file__).parents[1]
+    frames = [frame for frame in traceback.extract_tb(trace) if Path(frame.filename).is_file()]
+    theirs = [f for f in frames if folder is not None and Path(f.filename).is_relative_to(folder)]
+    installed = ("site-packages", "importlib")
+    return theirs or [
+        f
+        for f in frames
+        if not Path(f.filename).is_relative_to(own) and not any(part in Path(f.filename).parts for part in installed)
+    ]

@@ -1,0 +1,160 @@
+"""A factory's model described for a run: its parameters, the factors that bring their initial values to the
+parametrization's law, and where the forward multipliers go. Base shapes come from the same factory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxies.external.construction import Build, FactoryError, name_of, neutral, outline, takes_forward
+from proxies.external.roles import Role, Roles, roles_of
+from proxies.external.spreads import Spread, own_ratio, spreads
+from proxies.numbers import ForwardNumbers, ParameterNumbers
+from proxies.parametrization import Parameter, forward_numbers, table_of
+from proxies.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitialScale:
+    """What becomes of one parameter's initial values."""
+
+    name: str
+    base_std: float
+    """Measured at the base shape; 0 for a constant. In the standard form, which has no base: at the run's own shape."""
+    own_std: float
+    """What the factory draws at the run's shape, measured."""
+    factor: float
+    """What the drawn values are multiplied by; 1.0 at the base shape, and in the standard form."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """All that is known of a factory's model before it trains."""
+
+    parameters: tuple[Parameter, ...]
+    """In the module's own order; a tied matrix once."""
+    numbers: tuple[ParameterNumbers, ...]
+    forward: ForwardNumbers
+    scales: tuple[InitialScale, ...]
+    embeddings: tuple[str, ...]
+    """Modules whose output the embedding multiplier scales."""
+    readouts: tuple[str, ...]
+    """Modules whose input the output multiplier scales."""
+    notes: tuple[str, ...]
+    """What is allowed, and yet worth knowing."""
+
+
+def describe(build: Build, spec: RunSpec) -> Description:
+    """Describe the factory's model of a run.
+
+    Raises:
+        FactoryError: everything that stands in the way of training it under the run's parametrization.
+        SpecError: scaled betas that leave [0, 1).
+    """
+    base = spec.base_shape.at_depth(spec.shape.num_layers)  # depth is no dimension of a tensor
+    roles, forward = roles_of(build, spec.shape, base), forward_numbers(spec)
+    problems = _multiplier_problems(build, spec, roles, forward) + _depth_problems(build, spec)
+    # With a rule for depth the base's own numbers are meant; without, what the factory does with depth stays.
+    origin = spec.base_shape if spec.parametrization.depth_alpha is not None else base
+    here = spreads(build, spec.shape)
+    at_base = spreads(build, origin) if spec.parametrization.width == "mup" else here
+    problems += _start_problems(roles, here, at_base)
+    if problems:
+        raise FactoryError(name_of(build), problems)
+    parameters = tuple(
+        Parameter(
+            name=role.name,
+            size=role.size,
+            kind=role.kind,
+            width_multiplier=role.width_multiplier,
+            base_std=_random_std(at_base[role.group]),
+        )
+        for role in roles.parameters
+    )
+    numbers = table_of(spec.parametrization, parameters, spec.ratios, spec.hparams)
+    return Description(
+        parameters=parameters,
+        numbers=numbers,
+        forward=forward,
+        scales=tuple(
+            _scale(spec, role, numbers_of, here[role.group], at_base[role.group])
+            for role, numbers_of in zip(roles.parameters, numbers, strict=True)
+        ),
+        embeddings=roles.embeddings,
+        readouts=roles.readouts,
+        notes=roles.notes + _attention_notes(build, spec, forward),
+    )
+
+
+def _random_std(start: Spread) -> float:
+    return start.std if start.random else 0.0
+
+
+def _scale(spec: RunSpec, role: Role, numbers: ParameterNumbers, here: Spread, base: Spread) -> InitialScale:
+    factor = 1.0
+    if base.random and spec.parametrization.width == "mup" and here is not base:
+        ratios = (role.width_multiplier, spec.ratios.width, spec.ratios.depth)
+        factor = numbers.init_std / base.std / own_ratio(here, base, ratios)
+    return InitialScale(name=role.name, base_std=_random_std(base), own_std=_random_std(here), factor=factor)
+
+
+def _multiplier_problems(build: Build, spec: RunSpec, roles: Roles, forward: ForwardNumbers) -> list[str]:
+    """Forward multipliers that nothing would apply."""
+    problems = []
+    if forward.residual != 1 and not takes_forward(build):
+        problems.append(
+            f"{spec.parametrization} multiplies the branches by {forward.residual:.4g} at {spec.shape.num_layers} "
+            f"layers (base {spec.base_shape.num_layers}), which only the model can do: build(shape, forward) is "
+            "wanted, and forward.residual applied"
+        )
+    if forward.embedding != 1 and (roles.unscaled_embeddings or not roles.embeddings):
+        what = ", ".join(roles.unscaled_embeddings) or "no embedding module is found"
+        problems.append(
+            f"embedding_multiplier = {forward.embedding:g} cannot be applied ({what}): keep tables in nn.Embedding"
+        )
+    absorbed = spec.parametrization.output == "absorbed" and spec.ratios.width != 1
+    if absorbed and not any(role.kind == "readout" for role in roles.parameters):
+        problems.append(
+            f"{spec.parametrization} puts the output multiplier into the readout's init and rate, and the model has no "
+            'readout of its own (is it tied?): output = "multiplier" is wanted'
+        )
+    if forward.output != 1 and not roles.readouts:
+        problems.append(
+            f"the output multiplier {forward.output:.4g} cannot be applied: no module is found that maps the width to "
+            f"the {spec.shape.vocab_size} tokens; keep the readout (tied or not) in an nn.Linear that is called"
+        )
+    return problems
+
+
+def _depth_problems(build: Build, spec: RunSpec) -> list[str]:
+    depths = spec.shape.num_layers, spec.base_shape.num_layers
+    if depths[0] == depths[1]:
+        return []
+    names = [{name for name, _ in outline(build, spec.base_shape.at_depth(d)).named_parameters()} for d in depths]
+    same = f"has the same parameters with {depths[0]} layers as with {depths[1]}: does the factory read num_layers?"
+    return [same] if names[0] == names[1] else []
+
+
+def _start_problems(roles: Roles, here: Mapping[str, Spread], base: Mapping[str, Spread]) -> list[str]:
+    """Initial values that cannot be compared with the base's."""
+    problems = []
+    for group in dict.fromkeys(role.group for role in roles.parameters):
+        if group not in base:
+            problems.append(f"{group} is not at the base depth: keep the blocks, and only them, in an nn.ModuleList")
+        elif here[group].random != base[group].random:
+            words = {True: "drawn at random", False: "constant"}
+            problems.append(
+                f"{group} starts {words[here[group].random]} here and {words[base[group].random]} at the base"
+            )
+    return problems
+
+
+def _attention_notes(build: Build, spec: RunSpec, forward: ForwardNumbers) -> tuple[str, ...]:
+    plain = neutral(spec.shape).attention
+    if math.isclose(forward.attention, plain) or takes_forward(build):
+        return ()
+    head_dims = f"head_dim {spec.shape.head_dim} (base {spec.base_shape.head_dim})"
+    said = f"the attention scale {forward.attention:.4g} is wanted at {head_dims}, and is for the model to apply"
+    return (f"{said}: build(shape) leaves it at its own, as a rule {plain:.4g}",)

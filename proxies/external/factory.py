@@ -1,0 +1,209 @@
+"""A user's own model as a proxy: `[proxy] factory = "package.module:function"`.
+
+The module is imported from the plan's folder or the installed packages, never from a study folder. What it builds is
+described against base shapes from the same factory, started by the parametrization's law, and hooked for the forward
+multipliers; at the base shape it is what the factory builds, value by value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.machinery
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxies.canon import file_sha256
+from proxies.external.construction import (
+    Build,
+    FactoryChangedError,
+    FactoryError,
+    construct,
+    logits_of,
+    outline,
+    quoted,
+    takes_forward,
+)
+from proxies.external.description import describe
+from proxies.flops import count_params
+from proxies.numbers import ParameterNumbers
+from proxies.programs import Factory
+from proxies.spec import RunSpec
+
+_loaded: dict[str, tuple[Path, str]] = {}
+"""Modules asked for here: their file, and its sha256 when they were imported."""
+_ours: set[str] = set()
+"""Top-level names that nobody had imported before: ours to forget."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FactoryModel:
+    """A factory's model, initialised and hooked, with the numbers it is trained with."""
+
+    module: nn.Module
+    numbers: tuple[ParameterNumbers, ...]
+
+    def __call__(self, ids_BT: Tensor) -> Tensor:
+        """Logits [N, V] of token ids [B, T], N = B * T."""
+        return logits_of(self.module, ids_BT).flatten(0, 1)
+
+
+def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
+    """The model of a run, its factory found from `folder`.
+
+    Raises:
+        FactoryChangedError: the source is not the one the run names.
+        FactoryError: everything that stands in the way of training it.
+        ValueError: the run names no factory.
+    """
+    if spec.factory is None:
+        raise ValueError(f"run {spec.id[:12]} names no factory")
+    build, found = load(spec.factory.target, folder)
+    if found != spec.factory:
+        raise FactoryChangedError(
+            f"{spec.factory.target} has changed: its source's sha256 was {spec.factory.source_sha256[:12]} and is "
+            f"{found.source_sha256[:12]}; another model is another study: put the source back, or start a new one"
+        )
+    description = describe(build, spec)
+    module = construct(build, spec.shape, description.forward, seed=spec.seed)
+    module.to(torch.float64 if spec.numerics.dtype == "float64" else torch.float32).train()
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for scale in description.scales:
+            if scale.factor != 1:
+                parameters[scale.name].mul_(scale.factor)
+    for name in description.embeddings if description.forward.embedding != 1 else ():
+        module.get_submodule(name).register_forward_hook(_scale_output(description.forward.embedding))
+    for name in description.readouts if description.forward.output != 1 else ():
+        module.get_submodule(name).register_forward_pre_hook(_scale_input(description.forward.output))
+    return FactoryModel(module=module, numbers=description.numbers)
+
+
+def _scale_output(factor: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+    return lambda module, inputs, output: output * factor
+
+
+def _scale_input(factor: float) -> Callable[[nn.Module, Any], tuple[Any, ...]]:
+    return lambda module, inputs: (inputs[0] * factor, *inputs[1:])
+
+
+def size_note(spec: RunSpec, folder: Path) -> str:
+    """A sentence where the factory's model and its family's count differ in parameters; else nothing.
+
+    Raises:
+        FactoryError: the factory cannot be found or fails.
+    """
+    if spec.factory is None:
+        return ""
+    module = outline(load(spec.factory.target, folder)[0], spec.shape)
+    own, counted = sum(p.numel() for p in module.parameters()), count_params(spec.shape).total
+    if own == counted:
+        return ""
+    return (
+        f"{spec.factory.target} has {own:,} parameters at width {spec.shape.width}, a {spec.shape.family} of that "
+        f"shape {counted:,}: fits and FLOPs follow the latter"
+    )
+
+
+def load(target: str, folder: Path) -> tuple[Build, Factory]:
+    """Import `package.module:function` from `folder` (first on `sys.path` from now on) or what is installed.
+
+    Raises:
+        FactoryError: no such module or function, an error in it, or arguments other than `(shape)` and
+            `(shape, forward)`.
+        SpecError: the target is not of that form.
+    """
+    Factory(target=target, source_sha256="0" * 64)  # the form of the target
+    name, _, function = target.partition(":")
+    module = _imported(target, name, folder.resolve())
+    build = getattr(module, function, None)
+    if build is None:
+        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        raise FactoryError(target, [f"{module.__file__} has no {function}{_nearest(function, known)}"])
+    if not callable(build):
+        raise FactoryError(target, [f"{function} is a {type(build).__name__}: a function of a shape is wanted"])
+    takes_forward(build)
+    return build, Factory(target=target, source_sha256=_loaded[name][1])
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f": did you mean {near[0]}?" if near else f": it has {', '.join(known) or 'none'}"
+
+
+def _imported(target: str, name: str, folder: Path) -> ModuleType:
+    if not folder.is_dir():
+        raise FactoryError(target, [f"{folder} is no folder: it is where {name} is looked for first"])
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    _make_room(target, name, folder)
+    if name in _loaded and name in sys.modules:
+        return sys.modules[name]
+    if (top := name.partition(".")[0]) not in sys.modules:
+        _ours.add(top)
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the folder is the user's, and its files change
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise FactoryError(target, [_import_problem(name, folder, error)]) from error
+    finally:
+        sys.dont_write_bytecode = before
+    if module.__file__ is None:
+        raise FactoryError(target, [f"{name} has no source file: the module itself is wanted, not a folder of them"])
+    _loaded[name] = (Path(module.__file__), file_sha256(Path(module.__file__)))
+    return module
+
+
+def _import_problem(name: str, folder: Path, error: BaseException) -> str:
+    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    if missing and f"{name}.".startswith(f"{missing}."):
+        path = folder.joinpath(*name.split(".")).with_suffix(".py")
+        known = [entry.stem for entry in sorted(folder.iterdir()) if entry.suffix == ".py"]
+        return f"no module {missing}: neither {path} nor an installed package{_nearest(missing, known)}"
+    return f"{name} cannot be imported: {quoted(error, folder)}{_torchvision(error)}"
+
+
+def _torchvision(error: BaseException | None) -> str:
+    """What to do where mup's torchvision, which nothing here uses, was built for another torch."""
+    while error is not None:
+        if "torchvision" in str(error):
+            return "; torchvision does not fit this torch: install the one that does, or uninstall it"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def _make_room(target: str, name: str, folder: Path) -> None:
+    """Forget what an edit or another plan's folder left under this name; refuse to hide what others use."""
+    top = name.partition(".")[0]
+    held = sys.modules.get(top)
+    local = importlib.machinery.PathFinder.find_spec(top, [str(folder)])
+    if held is None:
+        return
+    place = _place(held)
+    elsewhere = local is not None and local.loader is not None and not (place and place.is_relative_to(folder))
+    edited = name in _loaded and (not _loaded[name][0].is_file() or file_sha256(_loaded[name][0]) != _loaded[name][1])
+    if (elsewhere or edited) and top not in _ours:
+        said = "has the name of" if elsewhere else "was edited since another module imported"
+        raise FactoryError(target, [f"{top} in {folder} {said} {place or 'a built-in module'}: rename it"])
+    if elsewhere or edited:
+        for each in [each for each in sys.modules if each.partition(".")[0] == top]:
+            del sys.modules[each]
+            _loaded.pop(each, None)
+
+
+def _place(module: ModuleType) -> Path | None:
+    """Where a module or package lies: its file, or the folder of one without."""
+    if module.__file__ is not None:
+        return Path(module.__file__)
+    return next((Path(path) for path in getattr(module, "__path__", ())), None)

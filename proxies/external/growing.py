@@ -1,0 +1,77 @@
+"""A file that somebody else is still writing, read on in portions. Standard library only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+MAX_PENDING_BYTES = 64 * 2**20
+"""A line or record longer than this is none."""
+
+
+class MetricsError(ValueError):
+    """A trainer's metrics that cannot be read, or are not those of the run asked for."""
+
+
+class Rows(Protocol):
+    """A metrics file as rows of what was logged together, in the order of the file."""
+
+    names: set[str]
+    """Names seen in it, for the message that a wanted one is missing."""
+    complaint: str
+    """What in the file could not be read so far."""
+
+    def read(self, max_bytes: int) -> list[dict[str, object]]:
+        """The next rows, wanted names only, from up to that many bytes.
+
+        Raises:
+            MetricsError, OSError: the file is not what it should be, or cannot be read.
+        """
+        ...
+
+    def end(self) -> list[dict[str, object]]:
+        """The rows that only a file nobody writes any more gives."""
+        ...
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all that was there has been read."""
+        ...
+
+
+class Growing:
+    """Reads on where it stopped; begins again when the file was replaced or cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.at_end = False
+        """Whether the last read reached the end the file had then."""
+        self._offset = 0
+        self._inode = 0
+
+    def read(self, max_bytes: int) -> tuple[bytes, bool]:
+        """Up to `max_bytes` more, and whether they are the file's first: of a new file, what was pending is void.
+
+        Raises:
+            OSError: it cannot be read; a file that is not there yet is empty.
+        """
+        try:
+            with self.path.open("rb") as file:
+                size, inode = _size_and_inode(file.fileno())
+                if inode != self._inode or size < self._offset:
+                    self._offset, self._inode = 0, inode
+                begins = self._offset == 0
+                file.seek(self._offset)
+                data = file.read(max_bytes)
+        except FileNotFoundError:
+            self.at_end = True
+            return b"", False
+        self._offset += len(data)
+        self.at_end = self._offset >= size
+        return data, begins
+
+
+def _size_and_inode(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_size, found.st_ino

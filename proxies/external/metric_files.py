@@ -1,0 +1,190 @@
+"""What a trainer has logged so far, from wherever it logs: losses by step, and the first that is not a number.
+
+Several files are one run's (ranks, restarts, writers): they are read in the order of their names, and of a step that
+was logged twice, as after a trainer's own resume, the last value counts. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxies.external.event_files import EventFile
+from proxies.external.growing import MetricsError, Rows
+from proxies.external.json_lines import JsonLines
+from proxies.external.wandb_run import WandbRun
+from proxies.programs import Command
+
+READ_BYTES = 2**22
+"""Of one file at a time: some 0.1 s of parsing."""
+_PATTERNS = {"wandb": "*.wandb", "tensorboard": "*tfevents*"}
+_WORDS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
+
+
+@dataclass(kw_only=True, slots=True)
+class Logged:
+    """Metrics by the trainer's own step."""
+
+    train_loss: dict[int, float] = field(default_factory=dict)
+    validation_loss: dict[int, float] = field(default_factory=dict)
+    grad_norm: dict[int, float] = field(default_factory=dict)
+    bad: tuple[int, str] | None = None
+    """The first loss that is NaN or infinite: its step, and a sentence."""
+    null: tuple[int, str] | None = None
+    """A loss that is null, no loss being a number from there on: how strict JSON writes NaN, but also how a column
+    without a value is written, so it says something at the end only."""
+    num_rows: int = 0
+
+    def merge(self, later: Logged) -> None:
+        """Take in a later file's."""
+        self.train_loss |= later.train_loss
+        self.validation_loss |= later.validation_loss
+        self.grad_norm |= later.grad_norm
+        self.bad = self.bad or later.bad
+        numbers = later.train_loss or later.validation_loss
+        self.null = later.null if later.null or numbers else self.null
+        self.num_rows += later.num_rows
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step with a loss."""
+        return max((*self.train_loss, *self.validation_loss), default=None)
+
+
+class MetricFiles:
+    """A run's metrics, read on whenever asked."""
+
+    def __init__(self, command: Command, path: Path) -> None:
+        """`path` is the JSONL file, or the folder below which the others lie; it need not exist yet."""
+        self.path = path
+        self._command = command
+        keys = (command.step_key, command.train_loss_key, command.validation_loss_key, command.grad_norm_key)
+        self._wanted = frozenset(key for key in keys if key)
+        self._files: dict[Path, tuple[Rows, Logged]] = {}
+        self._steps: dict[Path, int] = {}
+
+    def read(self, max_step: int) -> bool:
+        """Read a portion of every file; whether there is more.
+
+        Raises:
+            MetricsError: a file is damaged, a value no number, or a step beyond `max_step`.
+            OSError: a file cannot be read.
+        """
+        more = False
+        for path in self._found():
+            rows, logged = self._open(path)
+            try:
+                for row in rows.read(READ_BYTES):
+                    self._take(path, row, logged, max_step)
+            except MetricsError as error:
+                raise MetricsError(f"{path.name}: {error}") from error
+            more |= not rows.at_end
+        return more
+
+    def end(self, max_step: int) -> None:
+        """Read what only a finished file gives. Raises as `read`."""
+        for path, (rows, logged) in self._files.items():
+            for row in rows.end():
+                self._take(path, row, logged, max_step)
+
+    def logged(self) -> Logged:
+        """All files as one."""
+        whole = Logged()
+        for path in sorted(self._files):
+            whole.merge(self._files[path][1])
+        return whole
+
+    def hint(self) -> str:
+        """What there is instead, for the message that something is missing."""
+        if not self._files:
+            what = "file" if self._command.metrics_format == "jsonl" else f"{_PATTERNS[self._command.metrics_format]}"
+            return f"there is no {what} at {self.path}"
+        names = sorted({name for rows, _ in self._files.values() for name in rows.names})
+        complaints = [rows.complaint for rows, _ in self._files.values() if rows.complaint]
+        return "; ".join([f"{self.path} holds {', '.join(names[:20]) or 'nothing'}", *complaints])
+
+    def _found(self) -> list[Path]:
+        if self._command.metrics_format == "jsonl":
+            return [self.path] if self.path.is_file() else []
+        return sorted(path for path in self.path.rglob(_PATTERNS[self._command.metrics_format]) if path.is_file())
+
+    def _open(self, path: Path) -> tuple[Rows, Logged]:
+        if path not in self._files:
+            rows: Rows
+            if self._command.metrics_format == "jsonl":
+                rows = JsonLines(path, self._wanted)
+            elif self._command.metrics_format == "wandb":
+                rows = WandbRun(path, self._wanted)
+            else:
+                rows = EventFile(path, self._wanted, self._command.step_key)
+            self._files[path] = (rows, Logged())
+        return self._files[path]
+
+    def _take(self, path: Path, row: dict[str, object], logged: Logged, max_step: int) -> None:
+        """One row; a loss without a step is of the last step seen."""
+        command = self._command
+        if command.step_key in row:
+            self._steps[path] = _step(row[command.step_key], command.step_key, max_step)
+        losses = {key: row[key] for key in (command.train_loss_key, command.validation_loss_key) if key in row}
+        if not losses and command.grad_norm_key not in row:
+            return
+        if path not in self._steps:
+            raise MetricsError(f"{', '.join(row)} without a step: {command.step_key!r} is not in it")
+        step = self._steps[path]
+        logged.num_rows += 1
+        _take_losses(logged, command, losses, step)
+        norm = _number(row.get(command.grad_norm_key), command.grad_norm_key, step)
+        if norm is not None and math.isfinite(norm):
+            logged.grad_norm[step] = norm
+
+
+def _take_losses(logged: Logged, command: Command, losses: dict[str, object], step: int) -> None:
+    finite, null = False, None
+    for key, raw in losses.items():
+        value = _number(raw, key, step)
+        if value is None:
+            null = null or (step, f"{key} is null at step {step} and no loss is a number from there on")
+        elif not math.isfinite(value):
+            logged.bad = logged.bad or (step, f"{key} is {_spelled(value)} at step {step}")
+        elif value < 0:
+            raise MetricsError(f"{key} is {value:g} at step {step}: a loss in nats per token is not below 0")
+        else:
+            finite = True
+            series = logged.train_loss if key == command.train_loss_key else logged.validation_loss
+            series[step] = value
+    if finite:
+        logged.null = None
+    elif null:
+        logged.null = logged.null or null
+
+
+def _spelled(value: float) -> str:
+    return "NaN" if math.isnan(value) else str(value)
+
+
+def _step(value: object, key: str, max_step: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value != value // 1:
+        raise MetricsError(f"{key} is {value!r:.80}: a whole number is wanted")
+    if value < 0:
+        raise MetricsError(f"{key} is {value}: steps are not below 0")
+    if value > max_step:
+        raise MetricsError(
+            f"{key} is {value:.0f}, and {max_step} optimizer steps were asked for: does it count something else, or "
+            "does the trainer not obey {num_steps}?"
+        )
+    return int(value)
+
+
+def _number(value: object, key: str, step: int) -> float | None:
+    """A float, or None for null; NaN and infinities also as words."""
+    if value is None:
+        return None
+    if isinstance(value, str) and value.strip().lower() in _WORDS:
+        return _WORDS[value.strip().lower()]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MetricsError(f"{key} is {value!r:.80} at step {step}: a number is wanted")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

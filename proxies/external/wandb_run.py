@@ -1,0 +1,117 @@
+"""The file a W&B run writes, read without wandb: what was logged, row by row. Standard library only.
+
+After a header of 7 bytes it is LevelDB's log format (blocks of 32 kB; frames of crc32, length and kind; a record may
+span frames), and every record a protocol buffer message. Field numbers are those of wandb 0.31's
+`wandb_internal.proto`: Record.history = 2, HistoryRecord.item = 1, HistoryItem.key = 1, nested_key = 2,
+value_json = 16. wandb's crc is the plain CRC-32 of kind and data.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+
+from proxies.external import wire
+from proxies.external.growing import MAX_PENDING_BYTES, Growing, MetricsError
+
+_MAGIC = b":W&B"
+_HEADER_BYTES, _FRAME_BYTES, _BLOCK_BYTES = 7, 7, 32768
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_MAX_NAMES = 40
+
+
+class WandbRun:
+    """A `run-*.wandb` file, offline or online alike."""
+
+    def __init__(self, path: Path, wanted: frozenset[str]) -> None:
+        self.names: set[str] = set()
+        self.complaint = ""
+        self._file, self._wanted = Growing(path), wanted
+        self._pending, self._at, self._record = b"", 0, b""  # bytes not read yet, the file's offset of the first
+
+    def read(self, max_bytes: int) -> list[dict[str, object]]:
+        """See `Rows`; a frame that is not whole waits for its rest."""
+        data, begins = self._file.read(max_bytes)
+        if begins:
+            self._pending, self._at, self._record = b"", 0, b""
+        self._pending += data
+        rows = []
+        for record in self._records():
+            try:
+                rows += [row for number, part in wire.fields(record) if number == 2 and (row := self._row(part))]
+            except (wire.WireError, ValueError) as error:
+                raise MetricsError(f"a record before byte {self._at} is no W&B record: {error}") from error
+        return rows
+
+    def end(self) -> list[dict[str, object]]:
+        """See `Rows`: what is torn holds nothing."""
+        return []
+
+    @property
+    def at_end(self) -> bool:
+        """See `Rows`."""
+        return self._file.at_end
+
+    def _records(self) -> list[bytes]:
+        """The records that are whole by now."""
+        found, used, data = [], 0, self._pending
+        if self._at == 0 and len(data) >= _HEADER_BYTES:
+            if not data.startswith(_MAGIC):
+                raise MetricsError("this is no W&B run: it does not begin as one")
+            used = _HEADER_BYTES
+        while self._at or used:
+            left = _BLOCK_BYTES - (self._at + used) % _BLOCK_BYTES
+            if left < _FRAME_BYTES:
+                if len(data) < used + left:
+                    break
+                used += left
+                continue
+            if len(data) < used + _FRAME_BYTES:
+                break
+            crc, size, kind = struct.unpack_from("<IHB", data, used)
+            if len(data) < used + _FRAME_BYTES + size:
+                break
+            part = data[used + _FRAME_BYTES : used + _FRAME_BYTES + size]
+            if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or zlib.crc32(part, zlib.crc32(bytes([kind]))) != crc:
+                if kind == 0 and size == 0 and len(data) >= used + left:
+                    used += left  # the rest of the block was left empty
+                    continue
+                raise MetricsError(f"the frame at byte {self._at + used} is damaged (its checksum does not fit)")
+            used += _FRAME_BYTES + size
+            self._record = part if kind in (_FULL, _FIRST) else self._record + part
+            if kind in (_FULL, _LAST):
+                found.append(self._record)
+                self._record = b""
+            elif len(self._record) > MAX_PENDING_BYTES:
+                raise MetricsError(f"a record before byte {self._at + used} is longer than {MAX_PENDING_BYTES} bytes")
+        self._pending, self._at = data[used:], self._at + used
+        return found
+
+    def _row(self, history: int | bytes) -> dict[str, object]:
+        """What one call of `log` gave, the wanted names only."""
+        row: dict[str, object] = {}
+        for number, item in wire.fields(_bytes(history)):
+            if number != 1:
+                continue
+            key, nested, text = "", [], b""
+            for field, value in wire.fields(_bytes(item)):
+                if field == 1:
+                    key = _bytes(value).decode("utf-8", errors="replace")
+                elif field == 2:
+                    nested.append(_bytes(value).decode("utf-8", errors="replace"))
+                elif field == 16:
+                    text = _bytes(value)
+            name = ".".join(nested) or key
+            if len(self.names) < _MAX_NAMES:
+                self.names.add(name)
+            if name in self._wanted:
+                row[name] = json.loads(text)
+        return row
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise wire.WireError("a number where a message is wanted")
+    return value

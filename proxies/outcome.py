@@ -1,0 +1,102 @@
+"""What every engine holds of a run while it trains, and what it says when the run ends.
+
+One rule of divergence, one validation set, one form of result: a bank and a trial alone are told apart by nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from proxies import canon, flops
+from proxies.data.tokens import TokenStore
+from proxies.spec import Curve, RunResult, RunSpec
+
+VALIDATION_SEQUENCES = 256
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What arithmetic depends on besides the spec."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "machine": platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }
+
+
+def validation_ids(store: TokenStore, seq_len: int) -> Tensor:
+    """The windows every run is judged on: ids [B, T + 1], at most `VALIDATION_SEQUENCES` of them.
+
+    Raises:
+        DataError: the split holds no window of that length.
+    """
+    num_sequences = max(1, min(VALIDATION_SEQUENCES, store.num_windows("validation", seq_len)))
+    return torch.from_numpy(store.validation_batch(num_sequences=num_sequences, seq_len=seq_len))
+
+
+@dataclass(slots=True)
+class Progress:
+    """A run under way: how far it is, and what it has logged."""
+
+    spec: RunSpec
+    step: int = 0
+    """Optimizer steps done."""
+    seconds: float = 0.0
+    losses_nats: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> tuple[int, int]:
+        """Where the next step stands in the data: its first sequence, and how many it takes."""
+        return self.spec.schedule.sequences(self.step, self.spec.batch_sequences)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step of the schedule is done."""
+        return self.step == self.spec.schedule.num_steps
+
+    def record(self, loss_nats: float, grad_norm: float) -> None:
+        """One more step done: its batch's loss before the update, and its gradient's norm before clipping."""
+        self.losses_nats.append(loss_nats)
+        self.grad_norms.append(grad_norm)
+        self.step += 1
+
+    def trouble(self, finite: bool, diverged_above_nats: float) -> str:
+        """Why the run has diverged, after a step whose loss and gradient were `finite` or not; empty if it has not."""
+        if not finite:
+            return f"loss or gradient not finite at step {self.step + 1}"
+        loss, ceiling = self.losses_nats[-1], math.log(self.spec.shape.vocab_size) + diverged_above_nats
+        if self.step > self.spec.schedule.warmup_steps + 1 and loss > ceiling:
+            return f"loss {loss:.3f} over {ceiling:.3f} nats, that of knowing nothing and more, at step {self.step}"
+        return ""
+
+    def outcome(self, reason: str, validation_nats: float, device: torch.device) -> tuple[RunResult, Curve]:
+        """The result and the curve of a run that ends here: diverged for a `reason`, else finished."""
+        spec = self.spec
+        if not reason and not math.isfinite(validation_nats):
+            reason = "validation loss not finite"
+        curve = Curve(
+            steps=tuple(range(1, self.step + 1)),
+            train_loss_nats=tuple(self.losses_nats),
+            grad_norm=tuple(self.grad_norms),
+        )
+        tokens = self.sequences[0] * spec.shape.seq_len
+        result = RunResult(
+            id=spec.id,
+            status="diverged" if reason else "finished",
+            loss_nats=None if reason else validation_nats,
+            num_steps=self.step,
+            last_train_loss_nats=self.losses_nats[-1] if self.losses_nats else None,
+            curve_id=canon.content_id(curve),
+            flops=float(flops.flops_per_token(spec.shape)) * tokens,
+            tokens=tokens,
+            seconds=self.seconds,
+            environment=environment(device),
+            reason=reason,
+        )
+        return result, curve

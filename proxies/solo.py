@@ -1,0 +1,229 @@
+"""One trial alone: our decoder or a user's own model, at any size that a device holds.
+
+The bank's interface with one slot, and what a batched model cannot do: bfloat16 autocast over float32 weights, gradient
+accumulation, activation checkpointing, `torch.compile`, batch warmup. The same trial in a bank gives the same curve up
+to rounding. On a CPU a run repeats bit by bit; on a GPU up to the order of its atomic additions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from proxies.built import BuiltModel, checkpoint_blocks, our_model
+from proxies.data.tokens import TokenStore
+from proxies.model import token_loss
+from proxies.numbers import ParameterNumbers
+from proxies.optimizer import adamw, grouped, set_rates
+from proxies.outcome import Progress, validation_ids
+from proxies.prefetch import Prefetch
+from proxies.schedule import lr_multiplier
+from proxies.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trial:
+    progress: Progress
+    built: BuiltModel
+    optimizer: torch.optim.AdamW
+    rates: tuple[ParameterNumbers, ...]
+    """One per group of the optimizer."""
+    batches: Prefetch
+
+
+class Solo:
+    """One slot for one run at a time.
+
+    Args:
+        store: the corpus.
+        diverged_above_nats: over ln(vocabulary), the loss at which a run past its warmup has diverged.
+        build: makes the model of a run that names a factory.
+        device: where to train; None: the GPU if there is one.
+        compile_backend: of `torch.compile`, for runs whose numerics ask for it.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        diverged_above_nats: float = DIVERGED_ABOVE_NATS,
+        build: Callable[[RunSpec], BuiltModel] | None = None,
+        device: torch.device | str | None = None,
+        compile_backend: str = "inductor",
+    ) -> None:
+        self._store, self._diverged_above_nats, self._build = store, diverged_above_nats, build
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._compile_backend = compile_backend
+        self._trial: _Trial | None = None
+
+    def admit(self, index: int, spec: RunSpec) -> None:
+        """Start a run from its own initial weights.
+
+        Raises:
+            ValueError: the slot is taken or is not slot 0, the run is not one for this engine or this corpus, or a
+                built model's numbers are not those of its parameters.
+        """
+        self._refuse(index, spec)
+        numerics = spec.numerics
+        torch.set_num_threads(numerics.num_threads)
+        torch.set_float32_matmul_precision(numerics.matmul_precision)
+        build = None if spec.factory is None else self._build
+        built = our_model(spec) if build is None else build(spec)
+        torch.manual_seed(spec.seed)  # what a model of yours may draw as it trains, as dropout does
+        module = built.module.train().to(self.device, torch.float64 if numerics.dtype == "float64" else torch.float32)
+        parameters = dict(module.named_parameters())
+        if unlike := sorted(parameters.keys() ^ {n.name for n in built.numbers}):
+            raise ValueError(f"the model's parameters and their numbers differ in {', '.join(unlike)}")
+        if numerics.activation_checkpointing and build is not None:
+            checkpoint_blocks(module)
+        if numerics.compiled:
+            self._compile(module, whole=build is None)
+        groups = grouped(built.numbers, parameters)
+        self._trial = _Trial(
+            progress=Progress(spec),
+            built=built,
+            optimizer=adamw(groups),
+            rates=tuple(rates for rates, _ in groups),
+            batches=Prefetch(self._store, spec, self.device),
+        )
+
+    def _refuse(self, index: int, spec: RunSpec) -> None:
+        refusals = {
+            f"slot {index}: a trial alone has slot 0": index == 0,
+            f"slot {index} is taken": self._trial is None,
+            f"num_slots = {spec.numerics.num_slots}: 1 is wanted": spec.numerics.num_slots == 1,
+            "a command trains by itself": spec.command is None,
+            "its factory's model has nobody to build it": spec.factory is None or self._build is not None,
+            f"run {spec.id[:12]} is of another corpus": spec.data_id == self._store.manifest.data_id,
+            f"vocab_size = {spec.shape.vocab_size} is smaller than the corpus's {self._store.manifest.vocab_size}": (
+                spec.shape.vocab_size >= self._store.manifest.vocab_size
+            ),
+        }
+        if problems := [problem for problem, holds in refusals.items() if not holds]:
+            raise ValueError("; ".join(problems))
+
+    def _compile(self, module: nn.Module, *, whole: bool) -> None:
+        # Past a limit on recompilations torch would quietly run uncompiled. A new trial is a new model, and what was
+        # compiled for the last one must not count against it.
+        torch.compiler.config.fail_on_recompile_limit_hit = True
+        torch.compiler.reset()
+        module.compile(backend=self._compile_backend, fullgraph=whole)
+
+    def evict(self, index: int) -> None:
+        """Free the slot, whatever it is doing."""
+        self._trial = None
+
+    @property
+    def seconds_waited(self) -> float:
+        """Of the present run, for batches that had not been read ahead in time."""
+        return self._held().batches.seconds_waited
+
+    @property
+    def free_slots(self) -> list[int]:
+        """[0], or nothing while a run is in it."""
+        return [] if self._trial else [0]
+
+    @property
+    def model(self) -> nn.Module:
+        """The run's module.
+
+        Raises:
+            ValueError: the slot is empty.
+        """
+        return self._held().built.module
+
+    def _held(self) -> _Trial:
+        if self._trial is None:
+            raise ValueError("no run is admitted")
+        return self._trial
+
+    def predict(self, ids_BT: Tensor) -> Tensor:
+        """Logits [N, V] of token ids [B, T], in the arithmetic of training, without its dropout.
+
+        Raises:
+            ValueError: the slot is empty.
+        """
+        trial = self._held()
+        trial.built.module.eval()
+        try:
+            return self._logits(trial, ids_BT.to(self.device))
+        finally:
+            trial.built.module.train()
+
+    def _logits(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
+        bfloat16 = trial.progress.spec.numerics.dtype == "bfloat16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16):
+            return trial.built(ids_BT)
+
+    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
+        """Up to `num_steps` optimizer steps; returns early, with (0, result, curve), when the run ends."""
+        for _ in range(num_steps):
+            if self._trial is None:
+                break
+            if ended := self._advance_once(self._trial):
+                return [ended]
+        return []
+
+    def _advance_once(self, trial: _Trial) -> tuple[int, RunResult, Curve] | None:
+        started, run = time.perf_counter(), trial.progress
+        loss, norm = self._forward_backward(trial)
+        loss_nats, grad_norm = torch.stack([loss, norm.double()]).tolist()  # the step's one wait for the device
+        finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
+        if finite:
+            _update(trial, norm)
+            run.record(loss_nats, grad_norm)
+        reason = run.trouble(finite, self._diverged_above_nats)
+        done = not reason and run.finished
+        validation_nats = self._validation_loss(trial) if done else math.nan
+        run.seconds += time.perf_counter() - started
+        if not (reason or done):
+            return None
+        self.evict(0)
+        return (0, *run.outcome(reason, validation_nats, self.device))
+
+    def _forward_backward(self, trial: _Trial) -> tuple[Tensor, Tensor]:
+        """The batch's loss in nats per token and its gradient's norm; the gradients are left in the parameters."""
+        ids_BT = trial.batches.take(trial.progress.step)
+        trial.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for part_BT in torch.split(ids_BT, _part_sequences(trial, len(ids_BT))):
+            # The mean over the whole batch is the parts' means weighted by their tokens.
+            loss = self._loss(trial, part_BT) * (len(part_BT) / len(ids_BT))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        gradients = [p.grad for p in trial.built.module.parameters() if p.grad is not None]
+        return total, torch.nn.utils.get_total_norm(gradients)
+
+    def _loss(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
+        return token_loss(self._logits(trial, ids_BT[:, :-1]), ids_BT[:, 1:])
+
+    @torch.no_grad()
+    def _validation_loss(self, trial: _Trial) -> float:
+        spec, module = trial.progress.spec, trial.built.module.eval()
+        held_BT = validation_ids(self._store, spec.shape.seq_len).to(self.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for part_BT in torch.split(held_BT, _part_sequences(trial, spec.batch_sequences)):
+            total += self._loss(trial, part_BT).double() * len(part_BT)
+        module.train()
+        return total.item() / len(held_BT)
+
+
+def _part_sequences(trial: _Trial, batch_sequences: int) -> int:
+    """Sequences per forward pass."""
+    spec = trial.progress.spec
+    tokens = spec.numerics.microbatch_tokens
+    return batch_sequences if tokens is None else tokens // spec.shape.seq_len
+
+
+def _update(trial: _Trial, norm: Tensor) -> None:
+    """Clip by the norm and step, every group at its peak rate times the schedule's share."""
+    spec = trial.progress.spec
+    if spec.hparams.clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(trial.built.module.parameters(), spec.hparams.clip_norm, norm)
+    set_rates(trial.optimizer, trial.rates, lr_multiplier(spec.schedule, trial.progress.step))
+    trial.optimizer.step()

@@ -1,0 +1,122 @@
+import json
+import struct
+
+import numpy as np
+import pytest
+from tiny_study import forerun
+
+from launcher.verbs import data
+from proxies.data.documents import TEXT_SUFFIXES
+from proxies.data.splitting import Progress
+
+
+def ask(*arguments):
+    code, out, err = forerun(*arguments, "--json")
+    return code, json.loads(out), err
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two folders of texts."""
+    for name in ("web", "code"):
+        (tmp_path / name).mkdir()
+        for number in range(40):
+            (tmp_path / name / f"{number}.txt").write_text(f"{name} document {number}")
+    return tmp_path
+
+
+def test_the_keys_of_tokenize(folder):
+    code, body, err = ask("tokenize", folder / "web", "--out", folder / "corpus", "--validation-fraction", 0.3)
+    assert code == 0
+    assert set(body) == {
+        "data_id", "tokenizer", "num_documents", "num_train_tokens", "num_validation_tokens", "vocab_size", "end_id",
+        "sources", "out",
+    }  # fmt: skip
+    assert (body["num_documents"], body["tokenizer"], body["end_id"]) == (40, "bytes", 0)
+    (part,) = body["sources"]
+    assert set(part) == {"name", "weight", "num_documents", "num_train_tokens", "num_validation_tokens"}
+    assert (part["name"], part["weight"]) == ("text", 1.0)
+    assert "text: 40 text; " in err and "tokenize: 100%" in err, "what was recognised, and progress"
+
+
+def test_a_mixture_by_name_and_weight(folder):
+    named = [f"web={folder / 'web'}", f"code={folder / 'code'}"]
+    shares = ["--weight", "web=0.7", "--weight", "code=0.3"]
+    code, body, _ = ask("tokenize", *named, *shares, "--out", folder / "out", "--validation-fraction", 0.3)
+    assert code == 0
+    assert [(part["name"], part["weight"]) for part in body["sources"]] == [("web", 0.7), ("code", 0.3)]
+    code, out, _ = forerun("tokenize", *named, *shares, "--out", folder / "out", "--validation-fraction", 0.3)
+    assert code == 0
+    assert out.splitlines()[1:] == [
+        "  web: weight 0.7",
+        "  code: weight 0.3",
+        f"next: forerun init --data {folder}/out",
+    ]
+
+
+def test_a_path_that_exists_is_no_name(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "web").rename(folder / "date=2026")
+    code, body, _ = ask("tokenize", "date=2026", "--out", "out", "--validation-fraction", 0.3)
+    assert (code, body["sources"][0]["name"]) == (0, "text")
+
+
+def test_options_reach_the_readers(folder):
+    ids = np.random.default_rng(0).integers(0, 300, 2000).astype("<u2")
+    (folder / "train.bin").write_bytes(ids.tobytes())
+    options = ["--vocab-size", 300, "--end-id", 7, "--validation-fraction", 0.3]
+    code, body, err = ask("tokenize", folder / "train.bin", "--out", folder / "out", *options)
+    assert (code, body["vocab_size"], body["end_id"], body["tokenizer"]) == (0, 300, 7, "unnamed")
+    assert "text: 1 nanogpt; 4,000 bytes" in err
+    (folder / "a.jsonl").write_text("".join(json.dumps({"body": f"text {i}"}) + "\n" for i in range(9)))
+    code, body, _ = ask("tokenize", folder / "a.jsonl", "--out", folder / "out2", "--text-key", "body")
+    assert (code, body["num_documents"]) == (0, 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["web=web", "code"], "code has no name: give every source one (NAME=code), or none"),
+        (["web=web", "code=code", "--weight", "web=0.7"], "source 'code' has no weight"),
+        (["web="], "'web=' names no file or folder"),
+        ([""], "'' names no file or folder"),
+        (["web=web", "--weight", "web"], "--weight web: NAME=SHARE is wanted, such as web=0.7"),
+        (["web=web", "--weight", "web=1", "--weight", "web=2"], "web has the weight 1 already"),
+        (["web=web", "--weight", "web=nan"], "weight of 'web' is nan: a finite number >= 0 is wanted"),
+        (["web", "--weight", "crawl=1"], "no source is named 'crawl': there are text"),
+        (["web", "--tokenizer", "gone.json"], "gone.json cannot be read: No such file or directory"),
+        (["web", "--end-token", "</s>"], "--end-token </s>: the byte tokenizer ends documents by NUL"),
+        (["half.bin", "--vocab-size", "9"], "half.bin has 5 bytes, no whole number of uint16 ids: it is cut off"),
+        (["cut.bin"], "cut.bin has 1,028 bytes, its header says 9 ids, which take 1,042"),
+        (["ids.bin"], "ids.bin holds ids and no word of their vocabulary: say --vocab-size"),
+        (["ids.bin", "--vocab-size", "70000"], "ids.bin holds uint16 ids, 65536 at most: a vocabulary of 70000 does"),
+        (["ids.bin", "--vocab-size", "5"], "ids.bin token 1 is the id 7, outside the vocabulary of 5"),
+        (["empty.bin"], "empty.bin is empty: a .bin file holds token ids"),
+    ],
+)
+def test_bad_input_is_two_and_says_what_to_do(folder, monkeypatch, arguments, said):
+    monkeypatch.chdir(folder)
+    (folder / "half.bin").write_bytes(b"12345")
+    (folder / "ids.bin").write_bytes(struct.pack("<3H", 1, 7, 2))
+    (folder / "cut.bin").write_bytes(struct.pack("<256i", 20240520, 1, 9, *[0] * 253) + b"1234")
+    (folder / "empty.bin").touch()
+    code, body, _ = ask("tokenize", *arguments, "--out", "out")
+    assert (code, said in body["message"]) == (2, True), body["message"]
+    assert not (folder / "out").exists()
+
+
+def test_the_suffixes_are_those_of_the_readers():
+    """Written out in the verb, which must load nothing."""
+    assert data._SUFFIXES == TEXT_SUFFIXES
+
+
+def test_progress_says_the_time_left(capsys, monkeypatch):
+    clock = iter([0.0, 0.0, 20.0, 40.0])
+    monkeypatch.setattr("launcher.talk.time.monotonic", lambda: next(clock))
+    tell = data._Teller()
+    for done in (0, 250, 500):
+        tell(Progress(bytes_read=done, total_bytes=1000, num_documents=done, num_tokens=7 * done))
+    assert capsys.readouterr().err.splitlines() == [
+        "tokenize:  25% in 20 s, 1 min 00 s left  250 documents, 1,750 tokens",
+        "tokenize:  50% in 40 s, 40 s left  500 documents, 3,500 tokens",
+    ]

@@ -1,0 +1,187 @@
+"""`forerun explain`: the numbers it shows are those that are trained with, and every answer has its source."""
+
+import re
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+from tiny_study import ask, forerun
+
+from launcher import sources
+from proxies.parametrization import forward_numbers, parameter_table
+from proxies.rules import CHOICES, NAMES, named
+from proxies.schedule import Schedule
+from proxies.shape import Family, Shape
+from proxies.spec import Hparams, Numerics, RunSpec
+
+SHAPE = "layers=24,width=2048,heads=16,kv_heads=16,ffn=5504,vocab=50304,seq_len=2048"
+BIG = Shape(num_layers=24, width=2048, num_heads=16, num_kv_heads=16, ffn_width=5504, vocab_size=50304, seq_len=2048)
+SMALL = ("--shape", "layers=4,width=64,heads=8,kv_heads=4,ffn=96,vocab=50,seq_len=16", "--base", "width=16,layers=2")
+
+
+def test_all_parametrizations_are_listed():
+    for arguments in (("explain",), ("explain", "--parametrization")):
+        code, out, _ = forerun(*arguments)
+        assert code == 0
+        assert [line.split()[0] for line in out.splitlines()] == list(NAMES)
+    assert ask("explain")[1] == {"parametrizations": sources.PRESETS}
+
+
+def test_a_wrong_name_says_the_nearest_and_lists_all():
+    code, _, err = forerun("explain", "--parametrization", "complete_p")
+    assert code == 2
+    assert "--parametrization complete_p: did you mean completep?" in err
+    assert all(f"  {name} " in err for name in NAMES)
+    code, _, err = forerun("explain", *SMALL)
+    assert code == 2 and "--parametrization: one of these is wanted" in err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_numbers_are_those_of_a_run(name):
+    """Against the table of a run of that shape, parameter by parameter."""
+    batch, duration = (4, 8) if name == "completedp" else (1, 1)
+    ratios = ("--batch-ratio", batch, "--duration-ratio", duration)
+    code, body = ask("explain", "--parametrization", name, "--shape", SHAPE, "--base", "width=256,layers=4", *ratios)
+    assert code == 0
+    rules = named(name)
+    steps = 16
+    tokens = {"base_batch_tokens": 2048, "base_num_tokens": 2048 * batch * steps // duration}
+    spec = RunSpec(
+        shape=BIG, base_shape=BIG.at_width(256).at_depth(4), parametrization=rules, batch_tokens=2048 * batch, seed=0,
+        hparams=Hparams(learning_rate=0.01, weight_decay=0.1), schedule=Schedule(kind="cosine", num_steps=steps),
+        data_id="none", numerics=Numerics(), **(tokens if rules.needs_tokens else {}),
+    )  # fmt: skip
+    assert body["forward"] == pytest.approx(
+        {part: getattr(forward_numbers(spec), part) for part in ("embedding", "attention", "residual", "output")}
+    )
+    table = parameter_table(spec)
+    claims = {row.name: [g for g in body["groups"] if re.fullmatch(g["pattern"], row.name)] for row in table}
+    for row in table:
+        (group,) = claims[row.name]
+        for number in ("kind", "width_multiplier", "init_std", "learning_rate", "weight_decay", "eps"):
+            assert group[number] == pytest.approx(getattr(row, number)), (row.name, number)
+        assert group["weight_decay_share"] == pytest.approx(row.learning_rate * row.weight_decay)
+    assert body["betas"] == pytest.approx([table[0].beta1, table[0].beta2])
+
+
+def test_a_table_to_read():
+    code, out, _ = forerun(
+        "explain", "--parametrization", "completep", "--shape", SHAPE, "--base", "width=256,layers=4"
+    )
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == ("completep at width 2048, 24 layers, against the base of width 256, 4 layers: m_N = 8, m_L = 6")
+    (where,) = (i for i, line in enumerate(lines) if "layers.*.attention.wq wk wv wo, feed_forward.w1 w3" in line)
+    assert lines[where].split()[-6:] == ["8", "0.0221", "0.00125", "0.8", "0.001", "2.083e-10"]
+    assert lines[where + 1].split() == ["hidden", "0.0625", "m_N^-1/2", "m_N^-1", "m_N", "1", "m_N^-1", "m_L^-1"]
+    assert any(line.split() == ["residual", "0.166667", "m_L^-1"] for line in lines)
+    assert "  depth_alpha = 1.0: branches m_L^-1, block rates unchanged (CompleteP, Complete(d)P*)" in lines
+    assert lines[-1].startswith("* at second hand")
+
+
+def test_laws_without_a_shape():
+    code, out, _ = forerun("explain", "--parametrization", "completedp")
+    assert code == 0
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line and line[0] != " "}
+    assert rows["readout"] == "m_N^-1 m_N^-1 m_N 1 1"
+    assert rows["hidden"] == "m_N^-1/2 m_N^-1 m_N 1 m_N^-1 m_L^-1"
+    assert "weight decay times m_B^1/2 m_D^-1/2; eps times m_B^-1/2 m_D^1/2; 1 - beta times m_B m_D^-1" in out
+    assert ask("explain", "--parametrization", "sp")[1]["laws"]["hidden"]["init_std"] == "1/sqrt(fan_in)"
+
+
+def test_independent_decay_is_shown_as_a_share():
+    _, body = ask("explain", "--parametrization", "umup", *SMALL, "--weight-decay", "0.002")
+    hidden = next(group for group in body["groups"] if group["kind"] == "hidden")
+    assert hidden["weight_decay_share"] == pytest.approx(0.002)
+    assert (hidden["laws"]["weight_decay"], hidden["laws"]["weight_decay_share"]) == ("share / lr", "1")
+
+
+@pytest.mark.parametrize("family", get_args(Family))
+def test_families_and_choices(family):
+    options = ("--family", family, "--qk-norm", "--tied", "--set", "depth_alpha=0.5", "--set", "decayed=all")
+    code, body = ask("explain", "--parametrization", "completep", *SMALL, *options)
+    assert code == 0
+    assert body["parametrization"] == "completep(depth_alpha=0.5, decayed=all)"
+    assert {group["kind"] for group in body["groups"]} >= {"embedding", "hidden", "block_gain", "qk_gain", "final_gain"}
+    assert body["choices"]["depth_alpha"]["value"] == 0.5
+    assert "u-muP" in body["choices"]["depth_alpha"]["source"]
+    code, out, _ = forerun("explain", "--parametrization", "completep", *SMALL, "--set", "depth_alpha=none")
+    assert "depth_alpha = None (changed): no depth rule" in out
+    assert code == 0
+
+
+def test_the_base_keeps_head_dim_and_ratios_unless_told():
+    def base_of(*base):
+        shape = "layers=4,width=64,heads=8,kv_heads=4,ffn=96,vocab=50,seq_len=16"
+        return ask("explain", "--parametrization", "mup", "--shape", shape, "--base", *base)
+
+    def multipliers(code, body):
+        assert code == 0
+        return body["forward"]["attention"] * 8**0.5, {g["width_multiplier"] for g in body["groups"]}
+
+    assert multipliers(*base_of("width=16")) == (pytest.approx(1), {4.0})
+    assert multipliers(*base_of("width=16,heads=8,kv_heads=4")) == (pytest.approx(0.5), {4.0})
+    assert multipliers(*base_of("width=16,heads=4")) == (pytest.approx(0.5**0.5), {4.0})
+    assert multipliers(*base_of("width=32,ffn=96")) == (pytest.approx(1), {2.0, 1.0})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--parametrization", "mup", "--shape", SHAPE), "--base: mup scales against the shape its numbers were tuned"),
+        (("--parametrization", "mup", "--base", "width=4"), "--base: of which --shape?"),
+        (("--parametrization", "mup", "--shape", "width=8"), "layers is missing; heads is missing; ffn is missing"),
+        (("--parametrization", "mup", "--shape", "widht=8,layers=x,a=1"),
+         "widht=8: did you mean width?; layers=x: a whole number is wanted; a=1: one of layers, width"),
+        (("--parametrization", "mup", "--shape", SHAPE, "--base", "vocab=3"), "vocab=3: one of layers, width, heads"),
+        (("--parametrization", "mup", *SMALL[:3], "width=20"), "width = 20 is no multiple of the head dim 8"),
+        (("--parametrization", "mup", "--shape", SHAPE, "--base", "width=3"), "is no whole number: say ffn"),
+        (("--parametrization", "mup", *SMALL, "--set", "depth_alfa=1"), "depth_alfa is no choice: did you mean"),
+        (("--parametrization", "mup", *SMALL, "--set", "eps"), "--set eps: CHOICE=VALUE is wanted"),
+        (("--parametrization", "sp", *SMALL, "--set", "output=absorbed"), "sp has no width rule to scale with"),
+        (("--parametrization", "completedp", *SMALL, "--tied", "--batch-ratio", "40"),
+         "tied = True under completedp: a matrix shared with the embedding has no init and rate"),
+        (("--parametrization", "completedp", *SMALL, "--batch-ratio", "40"), "outside [0, 1): a smaller batch"),
+        (("--parametrization", "mup", *SMALL, "--lr", "-1"), "learning_rate = -1.0: a finite number > 0 is wanted"),
+        (("--parametrization", "mup", *SMALL, "--batch-ratio", "0"), "batch = 0.0: a finite number > 0 is wanted"),
+        (("launch.json", "shape"), "unexpected extra arguments"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_words(options, said):
+    code, _, err = forerun("explain", *options)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_the_standard_form_needs_no_base():
+    code, out, _ = forerun("explain", "--parametrization", "sp", "--shape", SHAPE)
+    assert code == 0
+    assert out.startswith("sp at its base (width 2048, 24 layers): nothing scales with width or depth")
+    assert "1/sqrt(fan_in)" in out
+
+
+def test_every_choice_and_answer_has_its_source():
+    assert tuple(sources.PRESETS) == NAMES
+    rules = named("mup")
+    fields = [name for name in type(rules).__dataclass_fields__ if name != "name"]
+    assert list(sources.CHOICES) == fields
+    for choice, words in CHOICES.items():
+        if choice != "name":
+            assert tuple(sources.CHOICES[choice]) == words
+    for name in NAMES:  # what the presets answer is somebody's
+        for choice in fields:
+            assert sources.answer_in_words(choice, getattr(named(name), choice)) != "one's own"
+    assert sources.answer_in_words("rate_duration_power", -0.4) == "one's own"
+
+
+def test_the_list_and_the_help_load_nothing_heavy():
+    script = (
+        "import sys\nfrom launcher.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('torch', 'mup', 'ray', 'scipy') if name in sys.modules], file=sys.stderr)\n"
+    )
+    for arguments in (["explain"], ["explain", "--help"], ["explain", "--parametrization", "completedp"]):
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+        assert done.stderr.strip().endswith("[]")

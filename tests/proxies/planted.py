@@ -1,0 +1,152 @@
+"""Classic mistakes of parametrizations, planted into the tables our models are built from; small models to check."""
+
+import dataclasses
+import math
+
+import torch
+from proxy_cases import TINY, run_spec
+from torch import nn
+from torch.nn import functional
+
+from proxies import built
+from proxies.coordinates import check_coordinates
+from proxies.numbers import ParameterNumbers
+from proxies.parametrization import drawn
+from proxies.programs import Factory
+from proxies.rules import named
+from proxies.schedule import Schedule
+
+WIDTHS = (16, 32, 64, 128)
+BASE = dataclasses.replace(TINY, num_kv_heads=2)
+SOMEBODYS = Factory(target="somebody.models:build", source_sha256="0" * 64)
+
+
+def runs_of(store, *, widths=WIDTHS, depths=(), num_seeds=3, num_steps=4, bases=(), grow_head=False, **changes):
+    """A check's runs by width (or depth); `bases`: a base shape for each width."""
+    if depths:
+        shapes = [BASE.at_depth(depth) for depth in depths]
+    elif grow_head:
+        shapes = [dataclasses.replace(BASE, width=width, ffn_width=2 * width) for width in widths]
+    else:
+        shapes = [BASE.at_width(width) for width in widths]
+    chosen = changes.pop("parametrization", "mup")
+    chosen = named(chosen) if isinstance(chosen, str) else chosen
+    tokens = {"base_batch_tokens": 64, "base_num_tokens": 64 * num_steps} if chosen.needs_tokens else {}
+    return [
+        [
+            run_spec(
+                store.manifest.data_id,
+                shape=shape,
+                base_shape=bases[index] if bases else shapes[0],
+                seed=seed,
+                schedule=Schedule(kind="constant", num_steps=num_steps + 1),
+                parametrization=chosen,
+                num_slots=1,
+                **{"learning_rate": 0.01, "clip_norm": None, **tokens, **changes},
+            )
+            for seed in range(num_seeds)
+        ]
+        for index, shape in enumerate(shapes)
+    ]
+
+
+def check(store, *, level=0.9, build=None, **changes):
+    axis = "depth" if changes.get("depths") else "width"
+    return check_coordinates(runs_of(store, **changes), store, axis=axis, level=level, build=build)
+
+
+def flagged(found):
+    return {layer.layer: layer.outcome for layer in found.layers if layer.outcome in ("blows_up", "vanishes")}
+
+
+def planted_table(monkeypatch, kind, **changes):
+    """Change the numbers of one kind: each of `changes` takes the row and the width ratio."""
+    real = built.parameter_table
+
+    def planted(spec):
+        return tuple(
+            dataclasses.replace(row, **{name: f(row, spec.ratios.width) for name, f in changes.items()})
+            if row.kind == kind
+            else row
+            for row in real(spec)
+        )
+
+    monkeypatch.setattr(built, "parameter_table", planted)
+
+
+def planted_output(monkeypatch):
+    """The readout without its 1 / m_N."""
+    real = built.forward_numbers
+    monkeypatch.setattr(built, "forward_numbers", lambda spec: dataclasses.replace(real(spec), output=1.0))
+
+
+class PlainBlock(nn.Module):
+    """A block as users write them: gives a tuple, takes keywords, scales attention the usual way."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.heads = shape.num_heads
+        self.norm = nn.LayerNorm(shape.width)
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def forward(self, *, x):
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, dim=-1))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(-2)), None
+
+
+class Plain(nn.Module):
+    """Embedding, blocks, norm, readout: none of our own modules."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.embed = nn.Embedding(shape.vocab_size, shape.width)
+        self.blocks = nn.ModuleList(PlainBlock(shape) for _ in range(shape.num_layers))
+        self.last = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
+
+    def forward(self, ids_BT):
+        x = self.embed(ids_BT)
+        for block in self.blocks:
+            x, _ = block(x=x)
+        return self.head(self.last(x))
+
+
+@dataclasses.dataclass
+class Handmade:
+    """A `BuiltModel` whose numbers are mup's, worked out by hand; the readout's multiplier comes after it."""
+
+    module: nn.Module
+    numbers: tuple
+    output: float
+
+    def __call__(self, ids_BT):
+        logits = self.module(ids_BT)
+        return getattr(logits, "logits", logits).flatten(0, 1) * self.output
+
+
+def handmade(module, spec):
+    """`module` with mup's numbers, initialised for the run's seed."""
+    ratio = spec.ratios.width
+    rows = tuple(_row(name, tuple(p.shape), spec, ratio) for name, p in module.named_parameters())
+    with torch.no_grad():
+        for row, parameter in zip(rows, module.parameters(), strict=True):
+            parameter.copy_(drawn(row.name, row.size, row.kind, row.init_std, spec.seed))
+    return Handmade(module=module, numbers=rows, output=1 / ratio)
+
+
+def _row(name, size, spec, ratio):
+    if len(size) == 1:
+        kind, std = ("final_bias" if name.endswith("bias") else "final_gain"), 0.0
+    elif "embed" in name:
+        kind, std = "embedding", 1.0
+    elif "head" in name:
+        kind, std = "readout", 1 / math.sqrt(spec.base_shape.width)
+    else:
+        kind, std = "hidden", 1 / math.sqrt(size[1])
+    rate, h = spec.hparams.learning_rate / (ratio if kind == "hidden" else 1), spec.hparams
+    return ParameterNumbers(
+        name=name, size=size, kind=kind, width_multiplier=ratio, init_std=std, learning_rate=rate, weight_decay=0.0,
+        eps=h.eps, beta1=h.beta1, beta2=h.beta2,
+    )  # fmt: skip

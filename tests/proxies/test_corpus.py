@@ -1,0 +1,428 @@
+import errno
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus_cases import (
+    compressed,
+    documents_of,
+    ids_of,
+    jsonl,
+    llm_c,
+    nanogpt,
+    parquet,
+    texts_of,
+    word_tokenizer,
+)
+from proxy_cases import documents, write_corpus
+
+from proxies import canon
+from proxies.data import pretokenized, shards, splitting
+from proxies.data.corpus import tokenize
+from proxies.data.tokens import DataError, TokenStore, read_manifest
+
+END = 50256
+
+
+def refusal(*arguments, **options):
+    with pytest.raises(DataError) as caught:
+        tokenize(*arguments, **options)
+    return str(caught.value)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def held(folder):
+    return set(texts_of(folder, "validation"))
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Sixty short texts in a folder."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(60):
+        (folder / f"{number}.txt").write_text(f"text {number}")
+    return folder
+
+
+def test_every_text_is_there_once_and_the_splits_share_none(corpus):
+    train, validation = texts_of(corpus, "train"), texts_of(corpus, "validation")
+    assert len(train) + len(validation) == 120
+    assert set(train + validation) == set(documents())
+    assert not set(train) & set(validation)
+    assert ids_of(corpus, "train")[-1] == read_manifest(corpus).end_id == 0
+
+
+def test_a_documents_split_does_not_depend_on_its_company(corpus, tmp_path):
+    fewer = write_corpus(tmp_path, num_documents=60)
+    assert held(fewer) == held(corpus) & set(documents(60))
+
+
+def test_tokenizing_again_gives_the_same_corpus_and_another_is_refused(texts, tmp_path):
+    out = tmp_path / "out"
+    before = tokenize([texts], out, validation_fraction=0.2)
+    (out / "train-00000.bin").write_bytes(b"damaged")
+    assert tokenize([texts], out, validation_fraction=0.2) == before
+    (texts / "more.txt").write_text("one more text")
+    assert "holds another corpus" in refusal([texts], out, validation_fraction=0.2)
+    assert TokenStore(out).manifest == before
+    assert names(out) == ["manifest.json", "train-00000.bin", "validation-00000.bin"]
+
+
+def test_identical_documents_count_once(tmp_path):
+    source = tmp_path / "texts"
+    source.mkdir()
+    for number in range(40):
+        (source / f"{number}.txt").write_text(f"text {number % 20}")
+    (source / "blank.txt").write_text(" \n")
+    # NUL marks a document's end: with or without it, this is the same text.
+    (source / "nul.txt").write_bytes(b"text\0 3")
+    (source / "nuls.txt").write_bytes(b"\0\0")
+    said = []
+    manifest = tokenize([source], tmp_path / "out", validation_fraction=0.3, say=said.append)
+    assert manifest.num_documents == 20
+    found = texts_of(tmp_path / "out", "train") + texts_of(tmp_path / "out", "validation")
+    assert sorted(found) == sorted(f"text {number}" for number in range(20))
+    assert said[0] == f"text: 43 text; {sum(f.stat().st_size for f in source.iterdir())} bytes"
+    assert said[-1].endswith("left out: 2 without text, 21 identical to one before")
+
+
+def test_a_few_documents_still_have_both_splits(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["first", "second", "third"]))
+    tokenize([tmp_path / "a.jsonl"], tmp_path / "few", validation_fraction=1e-5)
+    assert len(texts_of(tmp_path / "few", "validation")) == 1
+    assert len(texts_of(tmp_path / "few", "train")) == 2
+    tokenize([tmp_path / "a.jsonl"], tmp_path / "many", validation_fraction=1 - 1e-5)
+    assert len(texts_of(tmp_path / "many", "validation")) == 2
+    assert len(texts_of(tmp_path / "many", "train")) == 1
+
+
+def test_every_kind_of_text_gives_the_same_corpus(tmp_path):
+    texts = [f"document {number}\nof lines\n" for number in range(50)]
+    made = [
+        compressed(tmp_path / "a.jsonl.zst", jsonl(texts), "zstd"),
+        compressed(tmp_path / "a.jsonl.gz", jsonl(texts), "gzip"),
+        parquet(tmp_path / "a.parquet", texts),
+        parquet(tmp_path / "b.parquet", texts, "content"),
+    ]
+    keys = ["text", "text", "text", "content"]
+    manifests = [
+        tokenize([path], tmp_path / f"out{i}", text_key=key, validation_fraction=0.2)
+        for i, (path, key) in enumerate(zip(made, keys, strict=True))
+    ]
+    assert len({manifest.data_id for manifest in manifests}) == 1
+    assert set(texts_of(tmp_path / "out0", "train")) | held(tmp_path / "out0") == set(texts)
+
+
+def test_sources_that_give_nothing_are_refused(tmp_path):
+    assert "nowhere does not exist" in refusal([tmp_path / "nowhere"], tmp_path / "out")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "0 documents with text found: in folders, files ending in .txt" in refusal([empty], tmp_path / "out")
+    (empty / "one.txt").write_text("")
+    assert "0 documents with text found: at least 2" in refusal([empty], tmp_path / "out")
+    (empty / "one.txt").write_text("one text alone")
+    assert "1 documents with text found: at least 2" in refusal([empty], tmp_path / "out")
+    for fraction in (0.0, 1.0, -0.1, float("nan")):
+        assert "validation_fraction = " in refusal([empty], tmp_path / "out", validation_fraction=fraction)
+    assert "no source was named" in refusal([], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_runs_to_the_end_of_the_bytes(tmp_path):
+    told = []
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(jsonl(f"number {i}" for i in range(600)))
+    manifest = tokenize([source], tmp_path / "out", progress=told.append)
+    assert [progress.num_documents for progress in told][-3:] == [256, 512, 600]
+    assert told[-1].bytes_read == told[-1].total_bytes == source.stat().st_size
+    assert told[-1].num_tokens == manifest.num_tokens("train") + manifest.num_tokens("validation")
+
+
+# Tokenizers by file
+
+
+def test_a_tokenizer_travels_with_its_corpus(tmp_path):
+    path = word_tokenizer(tmp_path / "tokens.json")
+    texts = [f"{a} {b} {c}" for a in ("one", "two") for b in ("red", "blue", "three") for c in ("one", "three")]
+    (tmp_path / "a.jsonl").write_bytes(jsonl(texts))
+    manifest = tokenize([tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=str(path), validation_fraction=0.3)
+    assert (manifest.vocab_size, manifest.dtype, manifest.end_id) == (11, "uint16", 10)
+    assert manifest.tokenizer == f"sha256:{canon.file_sha256(path)}"
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == path.read_bytes()
+    words = ["[UNK]", "one", "two", "three", "red", "blue"]
+    found = documents_of(tmp_path / "out", "train") + documents_of(tmp_path / "out", "validation")
+    assert sorted(" ".join(words[i] for i in document) for document in found) == sorted(texts)
+    TokenStore(tmp_path / "out")
+
+
+def test_a_large_vocabulary_takes_wide_shards(tmp_path):
+    path = word_tokenizer(tmp_path / "tokens.json")
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["one", "two", "three"]))
+    options = {"tokenizer": str(path), "validation_fraction": 0.3}
+    manifest = tokenize([tmp_path / "a.jsonl"], tmp_path / "out", vocab_size=2**16 + 1, **options)
+    assert (manifest.vocab_size, manifest.dtype) == (65537, "uint32")
+    batch = TokenStore(tmp_path / "out").train_batch(seed=0, first_sequence=0, num_sequences=2, seq_len=1)
+    assert batch.max() == manifest.end_id == 10
+    said = refusal([tmp_path / "a.jsonl"], tmp_path / "other", vocab_size=10, **options)
+    assert said == "--vocab-size 10: the tokenizer has 11 ids"
+
+
+def test_text_that_is_not_utf8_is_named_for_a_tokenizer_and_plain_bytes_for_bytes(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"all is well")
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9 latin")
+    path = word_tokenizer(tmp_path / "tokens.json")
+    said = refusal([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out", tokenizer=str(path))
+    assert f"{tmp_path / 'b.txt'}: the byte 0xe9, before byte 10 of the file, is not UTF-8" in said
+    assert tokenize([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out").num_documents == 2
+
+
+# Pre-tokenized files
+
+
+def some_ids(num_documents=80, seed=0):
+    rng = np.random.default_rng(seed)
+    return [tuple(rng.integers(0, END, rng.integers(3, 40)).tolist()) for _ in range(num_documents)]
+
+
+@pytest.mark.parametrize("trailing", [True, False])
+@pytest.mark.parametrize("write", [nanogpt, llm_c])
+def test_pretokenized_documents_go_whole_to_one_split(tmp_path, write, trailing):
+    made = some_ids()
+    given = [*made, made[0]]
+    flat = [i for document in given for i in ((*document, END) if trailing else (END, *document))]
+    path = write(tmp_path / "a.bin", flat)
+    options = {} if write is llm_c else {"vocab_size": 50257}
+    manifest = tokenize([path], tmp_path / "out", validation_fraction=0.3, **options)
+    train, validation = documents_of(tmp_path / "out", "train"), documents_of(tmp_path / "out", "validation")
+    assert sorted(train + validation) == sorted(made) and len(validation) > 5
+    assert (manifest.tokenizer, manifest.vocab_size, manifest.end_id) == ("unnamed", 50257, END)
+    assert manifest.num_documents == 80
+    TokenStore(tmp_path / "out")
+
+
+def test_the_same_ids_in_another_file_are_the_same_documents(tmp_path):
+    made = some_ids()
+    flat = [i for document in made for i in (*document, END)]
+    narrow, wide = nanogpt(tmp_path / "a.bin", flat), llm_c(tmp_path / "b.bin", flat, 20240801, 7)
+    options = {"vocab_size": 50257, "end_id": END, "validation_fraction": 0.3}
+    manifests = [tokenize([path], tmp_path / f"{i}", **options) for i, path in enumerate((narrow, wide))]
+    assert manifests[0] == manifests[1]
+    both = tokenize([narrow, wide], tmp_path / "both", **options)
+    assert both == manifests[0]
+
+
+def test_without_an_end_id_pieces_are_split_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretokenized, "PIECE_TOKENS", 64)
+    monkeypatch.setattr(splitting, "PIECE_TOKENS", 64)
+    path = nanogpt(tmp_path / "a.bin", np.random.default_rng(0).integers(0, 65, 6400))
+    said = []
+    manifest = tokenize([path], tmp_path / "out", vocab_size=65, validation_fraction=0.3, say=said.append)
+    assert (manifest.end_id, manifest.num_documents) == (None, 100)
+    assert manifest.num_tokens("train") + manifest.num_tokens("validation") == 6400
+    assert "100 are pieces, cut where no end id was found" in said[-1]
+
+
+def test_ids_and_text_go_together_under_the_ids_own_tokenizer(tmp_path):
+    tokenizer = str(word_tokenizer(tmp_path / "tokens.json"))
+    ids = nanogpt(tmp_path / "a.bin", [1, 2, 10, 3, 4, 10])
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["red", "blue red"]))
+    given = [ids, tmp_path / "a.jsonl"]
+    assert "a.bin holds ids, " in refusal(given, tmp_path / "out")
+    tokenize(given, tmp_path / "out", tokenizer=tokenizer, validation_fraction=0.3)
+    found = documents_of(tmp_path / "out", "train") + documents_of(tmp_path / "out", "validation")
+    assert sorted(found) == [(1, 2), (3, 4), (4,), (5, 4)]
+    assert "--end-id 3: the tokenizer ends documents with 10" in refusal(
+        given, tmp_path / "x", tokenizer=tokenizer, end_id=3
+    )
+    nanogpt(ids, [1, 11, 10])
+    assert "token 1 is the id 11, outside the vocabulary of 11" in refusal(given, tmp_path / "x", tokenizer=tokenizer)
+
+
+# Mixtures
+
+
+def test_a_document_of_two_sources_counts_in_the_first(tmp_path):
+    for name, numbers in (("web", range(40)), ("code", range(20, 70))):
+        (tmp_path / f"{name}.jsonl").write_bytes(jsonl(f"document {i}" for i in numbers))
+    said = []
+    named = {name: [tmp_path / f"{name}.jsonl"] for name in ("web", "code")}
+    manifest = tokenize(named, tmp_path / "out", validation_fraction=0.2, say=said.append)
+    web, code = (
+        {*texts_of(tmp_path / "out", "train", i), *texts_of(tmp_path / "out", "validation", i)} for i in (0, 1)
+    )
+    assert web == {f"document {i}" for i in range(40)} and code == {f"document {i}" for i in range(40, 70)}
+    assert [source.num_documents for source in manifest.sources] == [40, 30]
+    assert said[-1].endswith("left out: 20 of a source before")
+    assert {shard.file for source in manifest.sources for shard in source.train} == {
+        "web-train-00000.bin", "code-train-00000.bin",
+    }  # fmt: skip
+    tokens = [source.num_tokens("train") for source in manifest.sources]
+    assert manifest.weights == {"web": tokens[0] / sum(tokens), "code": tokens[1] / sum(tokens)}
+    alone = {"web": named["code"], "code": named["code"]}
+    assert "'code': 0 documents with text found (50 more occur in sources before it)" in refusal(alone, tmp_path / "x")
+
+
+def test_weights_are_kept_and_checked_before_anything_is_read(texts, tmp_path):
+    named = {"web": [texts], "code": [tmp_path / "gone"]}
+    said = refusal(named, tmp_path / "out", weights={"web": -1.0, "math": 1.0}, validation_fraction=2)
+    for part in ("validation_fraction = 2", "no source is named 'math'", "'code' has no weight", "'web' is -1.0"):
+        assert part in said
+    assert "'we b' is no name of a source" in refusal({"we b": [texts]}, tmp_path / "out")
+    (tmp_path / "b.jsonl").write_bytes(jsonl(["x", "y", "z"]))
+    manifest = tokenize({"a": [texts], "b": [tmp_path / "b.jsonl"]}, tmp_path / "out", weights={"a": 3, "b": 1})
+    assert manifest.weights == {"a": 0.75, "b": 0.25}
+
+
+# Interruptions and disks
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(texts, tmp_path, monkeypatch):
+    real = Path.open
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self):
+            self.file.close()
+
+    def opened(path, mode="r", *arguments, **options):
+        file = real(path, mode, *arguments, **options)
+        return Full(file) if mode == "wb" and path.suffix == ".bin" else file
+
+    monkeypatch.setattr(Path, "open", opened)
+    said = refusal([texts], tmp_path / "out")
+    assert "train-00000.bin cannot be written: No space left on device" in said and "make room" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_leaves_nothing_and_the_same_command_works(texts, tmp_path, monkeypatch):
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenize([texts], tmp_path / "out", progress=interrupt)
+    assert not (tmp_path / "out").exists()
+    tokenize([texts], tmp_path / "out")
+    TokenStore(tmp_path / "out")
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_disk_that_fills_up_at_the_last_byte_leaves_what_was_there(texts, tmp_path, monkeypatch, before):
+    out = tmp_path / "out"
+    if before:
+        tokenize([texts], out)
+    there = names(out) if before else None
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(canon, "write_atomic", full)
+        assert "manifest.json cannot be written: No space left on device" in refusal([texts], out)
+    assert names(out) == there if before else not out.exists()
+    assert TokenStore(out).manifest == tokenize([texts], out) if before else tokenize([texts], out)
+
+
+def test_the_manifest_comes_last(texts, tmp_path, monkeypatch):
+    """Stopped after the first of the files has moved, there is no corpus; a manifest first would be one."""
+    real, calls = Path.replace, []
+
+    def stopped(path, target):
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(path, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "replace", stopped)
+        tokenize([texts], tmp_path / "out")
+    assert len(calls) == 2 and not (tmp_path / "out").exists()
+    tokenize([texts], tmp_path / "out")
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from proxies.data import shards
+from proxies.data.corpus import tokenize
+shards.SHARD_TOKENS = 50
+def slow(progress):
+    if progress.num_documents > 200:
+        print("written", flush=True)
+        time.sleep(60)
+tokenize([Path(sys.argv[1])], Path(sys.argv[2]), progress=slow)
+"""
+
+
+def test_a_killed_run_leaves_no_corpus_and_is_replaced(tmp_path):
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes(jsonl(f"document {i} of several" * 20 for i in range(600)))
+    command = [sys.executable, "-c", KILLED, str(source), str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "written\n"
+        assert "is being written by another process" in refusal([source], out)
+        process.send_signal(signal.SIGKILL)
+    assert names(out) == [".unfinished"]
+    with pytest.raises(DataError, match="does not exist"):
+        TokenStore(out)
+    (out / ".unfinished" / "train-00099.bin").write_bytes(b"left")
+    manifest = tokenize([source], out)
+    assert TokenStore(out).manifest == manifest
+    assert names(out) == ["manifest.json", "train-00000.bin", "validation-00000.bin"]
+
+
+def test_files_of_somebody_else_are_not_overwritten(texts, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.md").write_text("mine")
+    (out / "train-00000.bin").write_bytes(b"mine")
+    assert "holds no manifest.json but train-00000.bin, which would be overwritten" in refusal([texts], out)
+    (out / "train-00000.bin").unlink()
+    tokenize([texts], out)
+    assert (out / "notes.md").read_text() == "mine"
+    (tmp_path / "file").touch()
+    assert "file is a file: name a folder with --out" in refusal([texts], tmp_path / "file")
+
+
+def test_out_may_lie_inside_the_source(texts):
+    first = tokenize([texts], texts / "out", suffixes=(".txt", ".json", ".bin"))
+    assert tokenize([texts], texts / "out", suffixes=(".txt", ".json", ".bin")) == first
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
+    """Sixteen times the text, at the same number of documents' hashes, in the same memory."""
+    monkeypatch.setattr(splitting, "_BATCH_BYTES", 2**16)
+    peaks = []
+    for number, size in enumerate((1000, 16_000)):
+        source = tmp_path / f"{number}.jsonl"
+        source.write_bytes(jsonl(f"{i:06d}" + "x" * size for i in range(1000)))
+        tracemalloc.start()
+        tokenize([source], tmp_path / f"out{number}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 2**21
+
+
+def test_shards_are_cut_where_they_are_full(texts, tmp_path, monkeypatch):
+    whole = tokenize([texts], tmp_path / "one", validation_fraction=0.2)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 17)
+    manifest = tokenize([texts], tmp_path / "many", validation_fraction=0.2)
+    sizes = [shard.num_tokens for shard in manifest.sources[0].train]
+    assert set(sizes[:-1]) == {17} and sum(sizes) == whole.num_tokens("train")
+    for split in ("train", "validation"):
+        assert np.array_equal(ids_of(tmp_path / "one", split), ids_of(tmp_path / "many", split))
+    largest = [int(np.fromfile(tmp_path / "many" / s.file, dtype="<u2").max()) for s in manifest.sources[0].train]
+    assert [shard.max_id for shard in manifest.sources[0].train] == largest
+    assert manifest == TokenStore(tmp_path / "many").manifest

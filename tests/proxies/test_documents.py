@@ -1,0 +1,100 @@
+import errno
+import gzip
+import struct
+from pathlib import Path
+
+import pytest
+from corpus_cases import compressed, llm_c, nanogpt, parquet
+
+from proxies.data.documents import find_files, recognise, told
+from proxies.data.tokens import DataError
+
+
+def names(folder, found):
+    return [str(file.path.relative_to(folder)) for file in found]
+
+
+def test_folders_suffixes_and_exclusions(tmp_path):
+    for name in ("a.txt", "b.md", "c.bin", "d.jsonl.zst.part", "sub/d.txt", "sub/.venv/e.txt", "node_modules/f.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "sub" / "round").symlink_to(tmp_path)
+    (tmp_path / "itself.txt").symlink_to(tmp_path / "itself.txt")
+    found = find_files([tmp_path], (".txt", ".md"), (".venv", "node_modules"))
+    assert names(tmp_path, found) == ["a.txt", "b.md", "sub/d.txt"]
+    assert len(find_files([tmp_path], (".txt",))) == 4
+    assert names(tmp_path, find_files([tmp_path / "c.bin"], (".txt",))) == ["c.bin"]
+    assert names(tmp_path, find_files([tmp_path], (".txt",), out=tmp_path / "sub")) == ["a.txt", "node_modules/f.txt"]
+
+
+def test_kinds_are_told_apart(tmp_path):
+    content = b'{"text": "a"}\n'
+    made = [
+        (compressed(tmp_path / "a.jsonl.zst", content, "zstd"), "jsonl", "zstd"),
+        (compressed(tmp_path / "a.json.gz", content, "gzip"), "jsonl", "gzip"),
+        (compressed(tmp_path / "a.txt.zst", content, "zstd"), "text", "zstd"),
+        (parquet(tmp_path / "a.parquet", ["a"]), "parquet", None),
+        (parquet(tmp_path / "no_suffix", ["a"]), "parquet", None),
+        (nanogpt(tmp_path / "train.bin", [1, 2]), "nanogpt", None),
+        (nanogpt(tmp_path / "odd.bin", [0x8B1F, 2, 3]), "nanogpt", None),
+        (llm_c(tmp_path / "gpt2.bin", [1]), "llm.c", None),
+        (llm_c(tmp_path / "llama.bin", [1], 20240801, 7), "llm.c", None),
+    ]
+    for name in ("a.txt", "a.jsonl", "README"):
+        (tmp_path / name).write_bytes(content)
+        made.append((tmp_path / name, "jsonl" if name == "a.jsonl" else "text", None))
+    for path, kind, compression in made:
+        file = recognise(path)
+        assert (file.format, file.num_bytes) == (kind, path.stat().st_size), path
+        assert file.compression == compression or kind == "nanogpt", path
+    assert [recognise(tmp_path / f"{name}.bin").ids_dtype for name in ("train", "gpt2", "llama")] == [
+        "uint16", "uint16", "uint32",
+    ]  # fmt: skip
+    assert told([recognise(path) for path, *_ in made[:3]]) == "1 jsonl (zstd), 1 jsonl (gzip), 1 text (zstd)"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl.zst", b"", "is named .zst but does not begin as zstd does"),
+        ("a.jsonl.gz", b'{"text": 1}', "is named .gz but does not begin as gzip does"),
+        ("a.parquet", b"", "is named .parquet but does not begin as parquet does"),
+        ("a.bin", b"", "is empty: a .bin file holds token ids"),
+        ("a.bin", struct.pack("<256i", 20240522, 1, *[0] * 254), "is llm.c's file of an evaluation (magic 20240522)"),
+        (
+            "a.bin.gz",
+            gzip.compress(b"1234", mtime=0),
+            "is a compressed .bin file, which is not read: decompress it",
+        ),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        recognise(tmp_path / name)
+    assert f"{tmp_path / name} {said}" in str(caught.value)
+
+
+def test_every_file_that_cannot_be_used_is_said_at_once(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").touch()
+    (tmp_path / "b.parquet").touch()
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "c.txt").write_text("c")
+    (tmp_path / "pipe").symlink_to("/dev/null")
+    opened, listed = Path.open, Path.iterdir
+
+    def deny(path, *arguments, **options):
+        if path.name in ("c.txt", "locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return (opened if arguments else listed)(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", deny)
+    monkeypatch.setattr(Path, "iterdir", deny)
+    given = [tmp_path / name for name in ("gone", "pipe", "locked", "a.parquet", "b.parquet", "c.txt")]
+    with pytest.raises(DataError) as caught:
+        find_files(given, ())
+    problems = caught.value.problems
+    assert len(problems) == 6
+    assert problems[0].endswith("gone does not exist") and problems[1].endswith("pipe is no file or folder")
+    assert problems[2] == f"{tmp_path / 'locked'} cannot be read: Permission denied"
+    assert problems[5] == f"{tmp_path / 'c.txt'} cannot be read: Permission denied"

@@ -1,0 +1,405 @@
+import copy
+import dataclasses
+import hashlib
+import sys
+from pathlib import Path
+
+import factory_cases as cases
+import pytest
+import torch
+from factory_cases import SMALL, factory_spec
+from torch.nn import functional
+
+from proxies.checks import SpecError
+from proxies.external.construction import FactoryChangedError, FactoryError, construct
+from proxies.external.description import describe
+from proxies.external.factory import build_model, load, size_note
+from proxies.external.spreads import Spread, own_ratio
+from proxies.flops import count_params
+from proxies.parametrization import forward_numbers, parameter_table
+from proxies.rules import named
+
+WIDE = SMALL.at_width(128)
+MODELS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.embed = nn.Embedding(shape.vocab_size, shape.width)
+        self.blocks = nn.ModuleList(nn.Linear(shape.width, shape.width) for _ in range(shape.num_layers))
+        self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return self.head(x)
+
+
+def build(shape):
+    print("building")
+    return Model(shape)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A plan's folder with a module in it; what was imported is forgotten afterwards."""
+    path, held = list(sys.path), set(sys.modules)
+    (tmp_path / "my_models.py").write_text(MODELS)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - held:
+        if name.startswith("my_"):
+            del sys.modules[name]
+
+
+def said(problem):
+    return str(problem.value)
+
+
+# ---- the numbers ----
+
+
+@pytest.mark.parametrize("name", ["sp", "mup", "mup_no_wd_scaling", "completep", "completedp", "umup"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_our_decoder_as_a_factory_has_the_tables_own_numbers(name, family):
+    base = dataclasses.replace(SMALL, family=family, qk_norm=True, num_kv_heads=4)
+    spec = factory_spec(base.at_width(64).at_depth(4), base, name)
+    if name == "completedp":
+        spec = dataclasses.replace(spec, base_num_tokens=spec.num_tokens // 2)
+    described, table = describe(cases.ours, spec), parameter_table(spec)
+    for mine, theirs, scale in zip(described.numbers, table, described.scales, strict=True):
+        assert mine.name == f"decoder.{theirs.name}"
+        assert (mine.size, mine.kind, mine.width_multiplier) == (theirs.size, theirs.kind, theirs.width_multiplier)
+        numbers = ("learning_rate", "weight_decay", "eps", "beta1", "beta2")
+        assert [getattr(mine, n) for n in numbers] == [getattr(theirs, n) for n in numbers]
+        if theirs.kind in ("hidden", "readout"):  # the law of both is 1 / sqrt(fan-in)
+            assert mine.init_std == pytest.approx(theirs.init_std, rel=0.02)
+            assert scale.factor * theirs.size[-1] ** -0.5 == pytest.approx(theirs.init_std, rel=1e-12)
+    assert described.forward == forward_numbers(spec)
+
+
+def test_tied_matrices_are_one_embedding_with_a_readout_to_hook():
+    base = dataclasses.replace(SMALL, tied=True)
+    spec = factory_spec(base.at_width(64), base)
+    described = describe(cases.ours, spec)
+    assert [n.kind for n in described.numbers] == [n.kind for n in parameter_table(spec)]
+    assert described.embeddings == ("decoder.tok_embeddings",)
+    assert described.readouts == ("decoder.lm_head",)
+
+
+def test_vectors_and_scalars_of_every_kind():
+    kinds = {p.name: p.kind for p in describe(cases.gains, factory_spec()).parameters}
+    wanted = {"proj.weight": "hidden", "proj.bias": "block_bias", "scale": "block_gain", "shift": "block_bias",
+              "temper": "qk_gain", "head_gain": "qk_gain"}  # fmt: skip
+    assert {name: kinds[f"blocks.1.{name}"] for name in wanted} == wanted
+    assert (kinds["norm.weight"], kinds["norm.bias"]) == ("final_gain", "final_bias")
+    assert (kinds["embed.weight"], kinds["head.weight"]) == ("embedding", "readout")
+
+
+def test_a_fixed_inner_width_is_allowed_and_each_side_follows_its_own_fan_in():
+    described = describe(cases.fixed_ffn, factory_spec(WIDE))
+    numbers = {n.name: n for n in described.numbers}
+    up, down = numbers["blocks.0.up.weight"], numbers["blocks.0.down.weight"]
+    assert (up.kind, up.width_multiplier, up.learning_rate) == ("hidden", 4.0, 0.01 / 4)
+    assert (down.kind, down.width_multiplier, down.learning_rate) == ("hidden", 1.0, 0.01)
+    assert any("blocks.*.up.weight: its fan-out stays 40" in note for note in described.notes)
+    assert any("blocks.*.down.weight: its fan-in stays 40" in note for note in described.notes)
+    assert len(described.notes) == 2
+
+
+# ---- initial values ----
+
+
+def test_at_the_base_shape_the_model_is_what_the_factory_builds(folder):
+    _, factory = load("my_models:build", folder)
+    spec = factory_spec(factory=factory, seed=5)
+    before = torch.random.get_rng_state()
+    built = build_model(spec, folder)
+    assert torch.equal(before, torch.random.get_rng_state()), "nothing else is disturbed"
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        own = sys.modules["my_models"].Model(SMALL)
+    assert all(torch.equal(p, q) for p, q in zip(built.module.parameters(), own.parameters(), strict=True))
+    assert {scale.factor for scale in describe(sys.modules["my_models"].build, spec).scales} == {1.0}
+    ids = torch.randint(SMALL.vocab_size, (3, SMALL.seq_len))
+    assert torch.equal(built(ids), own(ids).flatten(0, 1))
+    assert built.module.training
+
+
+def test_elsewhere_every_tensor_is_multiplied_by_its_factor_and_the_standard_form_by_none(folder):
+    build, factory = load("my_models:build", folder)
+    own = dict(construct(build, WIDE, seed=3).named_parameters())
+    for name in ("mup", "sp"):
+        spec = factory_spec(WIDE, parametrization=name, factory=factory, seed=3, dtype="float64")
+        built = dict(build_model(spec, folder).module.named_parameters())
+        for scale in describe(build, spec).scales:
+            wanted = {"sp": 1.0, "mup": 2.0 if scale.name.endswith("bias") or "head" in scale.name else 1.0}
+            assert scale.factor == wanted[name], "biases and readout keep the base's std, hidden ones have their law"
+            assert torch.equal(built[scale.name], own[scale.name].double() * scale.factor)
+
+
+def test_zeros_stay_zero_and_a_law_that_is_no_power_is_measured_within_one_percent():
+    described = describe(cases.starts_at_zero, factory_spec(WIDE))
+    scales = {scale.name: scale for scale in described.scales}
+    assert (scales["blocks.0.weight"].base_std, scales["blocks.0.weight"].factor) == (0.0, 1.0)
+    assert scales["embed.weight"].factor == pytest.approx(5 / 7, rel=0.01)  # log 32 over log 128
+    assert scales["embed.weight"].factor != 5 / 7
+
+
+@pytest.mark.parametrize(("name", "factor"), [("mup", 0.5), ("completep", 1.0)])
+def test_a_factorys_own_depth_law_stays_unless_the_parametrization_has_one(name, factor):
+    """Constant in width, 1 / sqrt(2 layers) in depth: at width 128 and 8 layers against 32 and 2."""
+
+    def build(shape, forward):
+        return cases.shrinks_with_depth(shape)
+
+    scales = describe(build, factory_spec(WIDE.at_depth(8), SMALL, name)).scales
+    assert {scale.name: scale.factor for scale in scales}["blocks.7.weight"] == pytest.approx(factor, rel=1e-12)
+
+
+def test_a_measured_ratio_becomes_a_power_only_within_its_error():
+    def of(std, num_elements):
+        return Spread(mean=0.0, std=std, num_elements=num_elements, constant=False)
+
+    assert own_ratio(of(0.501, 50_000), of(1.0, 50_000), (4.0,)) == 0.5
+    assert own_ratio(of(0.501, 10**9), of(1.0, 10**9), (4.0,)) == 0.501, "surely not a half"
+    assert own_ratio(of(0.2502, 10**6), of(1.0, 10**6), (4.0, 4.0, 4.0)) == 0.25
+    assert own_ratio(of(1.0, 100), of(1.0, 100), (1.0,)) == 1.0
+
+
+# ---- forward multipliers ----
+
+
+def test_a_step_with_multipliers_is_the_one_by_hand():
+    """SGD on the wrapped model against the same model with the multipliers written into its forward."""
+    spec = factory_spec(SMALL.at_width(64), SMALL, embedding_multiplier=3.0, output_multiplier=5.0, dtype="float64")
+    model = build_by(cases.mixer, spec)
+    own = cases.Mixer(spec.shape).double()
+    own.load_state_dict(model.module.state_dict())
+    ids, targets = torch.randint(SMALL.vocab_size, (2, 2, SMALL.seq_len))
+    by_hand = own.head(own.body(own.embed(ids) * 3.0) * (5.0 / 2)).flatten(0, 1)
+    logits = model(ids)
+    assert torch.allclose(logits, by_hand, rtol=1e-12)
+    for out, parameters in ((logits, model.module), (by_hand, own)):
+        functional.cross_entropy(out, targets.flatten()).backward()
+        torch.optim.SGD(parameters.parameters(), lr=0.5).step()
+    for (name, mine), theirs in zip(model.module.named_parameters(), own.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-15), name
+    plain = cases.Mixer(spec.shape).double()
+    plain.load_state_dict(own.state_dict())
+    assert not torch.allclose(plain(ids).flatten(0, 1), model(ids)), "without them it is another model"
+
+
+def build_by(build, spec):
+    """The model of a factory in factory_cases."""
+    folder = Path(cases.__file__).parent
+    factory = load(f"factory_cases:{build.__name__}", folder)[1]
+    return build_model(dataclasses.replace(spec, factory=factory), folder)
+
+
+def test_residual_and_attention_go_to_a_factory_that_asks_and_are_never_applied_twice():
+    spec = factory_spec(SMALL.at_depth(4), SMALL, "completep", embedding_multiplier=2.0, output_multiplier=3.0)
+    given = []
+
+    def build(shape, forward):
+        given.append(forward)
+        return cases.ours(shape, forward)
+
+    wanted = forward_numbers(spec)
+    construct(build, spec.shape, wanted)
+    assert (given[-1].residual, given[-1].attention) == (0.5, wanted.attention)
+    assert (given[-1].embedding, given[-1].output) == (1.0, 1.0)
+    assert describe(build, spec).forward == wanted
+    with pytest.raises(FactoryError) as problem:
+        describe(cases.ours_alone, spec)
+    assert "multiplies the branches by 0.5 at 4 layers (base 2)" in said(problem)
+    assert "build(shape, forward)" in said(problem)
+
+
+def test_growing_heads_are_noted_for_a_factory_that_cannot_be_told():
+    grown = dataclasses.replace(SMALL, width=64, ffn_width=128)
+    (note,) = describe(cases.ours_alone, factory_spec(grown)).notes
+    assert "attention scale 0.1768 is wanted at head_dim 16 (base 8)" in note
+    assert describe(cases.ours, factory_spec(grown)).notes == ()
+    assert describe(cases.ours_alone, factory_spec(SMALL.at_width(64))).notes == ()
+
+
+# ---- refusals ----
+
+PLANTED = [
+    (cases.ignores_width, "no parameter grows from width 32 to 64"),
+    (cases.varies_late, "blocks.0.up.weight: dimension 0 is 80 here and 40 at the base, but does not vary"),
+    (cases.extra_when_wide, "extra is not in all of model, base and delta"),
+    (cases.dropped, "blocks.*.1.p = 0.1: a proxy repeats exactly; set it to 0"),
+    (cases.dropped_by_number, "attn_dropout = 0.25"),
+    (cases.noisy, "other logits at every call"),
+    (cases.looks_ahead, "looks ahead"),
+    (cases.unseeded, "head.weight from other values at every call"),
+    (cases.own_seed, "the same values whatever the seed"),
+    (cases.kept, "the same module at every call"),
+    (cases.convolved, "conv.weight has the dimensions [128, 128, 3]: there are rules for vectors and matrices only"),
+    (cases.tied_by_hand, "the output multiplier 0.25 cannot be applied"),
+    (cases.loose_head, "out [96, 128]: whether it is an embedding, a readout or hidden does not show"),
+    (cases.frozen_head, "head.weight is frozen"),
+    (cases.whole_numbers, "counts is int64"),
+    (cases.unused, "spare.weight, spare.bias: no part in the logits"),
+    (cases.lazy, "late.weight has no size"),
+    (cases.wrong_vocabulary, "returns [2, 12, 128] for ids [2, 12]: logits [2, 12, 96] are wanted"),
+    (cases.no_module, "returns a dict at width 128: no torch.nn.Module"),
+    (cases.fails, "factory_cases.py, line"),
+    (cases.fails, "no recipe for width 128"),
+    (lambda shape, size: None, "build(shape) or build(shape, forward) is wanted"),
+    (lambda: None, "build(shape) or build(shape, forward) is wanted"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "words"), PLANTED, ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_mistake_is_named(build, words):
+    with pytest.raises(FactoryError) as problem:
+        describe(build, factory_spec(WIDE))
+    assert words in said(problem)
+
+
+def test_a_model_without_mistakes_passes():
+    assert describe(cases.mixer, factory_spec(WIDE)).notes == ()
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    def build(shape):
+        model = cases.ignores_width(shape)
+        model.blocks.append(torch.nn.Dropout(0.1))
+        model.head.weight.requires_grad_(False)
+        return model
+
+    with pytest.raises(FactoryError) as problem:
+        describe(build, factory_spec(WIDE))
+    found = problem.value.problems
+    for words in ("blocks.*.p = 0.1", "head.weight is frozen", "no parameter grows", "other logits"):
+        assert any(words in each for each in found), words
+
+
+@pytest.mark.parametrize("build", [cases.no_embedding, cases.loose_positions], ids=lambda build: build.__name__)
+def test_an_embedding_is_missed_only_where_its_multiplier_is_wanted(build):
+    assert describe(build, factory_spec(WIDE)).parameters
+    with pytest.raises(FactoryError, match=r"embedding_multiplier = 2 cannot be applied"):
+        describe(build, factory_spec(WIDE, embedding_multiplier=2.0))
+    assert describe(cases.tied_by_hand, factory_spec()).readouts == (), "no multiplier at the base width"
+
+
+def test_a_tied_readout_cannot_absorb_its_multiplier():
+    """The family's shape does not say that this model ties its matrices."""
+    with pytest.raises(FactoryError, match=r'the model has no readout of its own .*: output = "multiplier" is wanted'):
+        describe(cases.tied_by_hand, factory_spec(WIDE, parametrization=named("mup", output="absorbed")))
+    assert describe(cases.mixer, factory_spec(WIDE, parametrization=named("mup", output="absorbed"))).parameters
+
+
+def test_a_transposed_map_scales_with_its_own_fan_in():
+    numbers = {n.name: n for n in describe(cases.transposed, factory_spec(WIDE)).numbers}
+    up, down = numbers["blocks.0.up.weight"], numbers["blocks.0.down.weight"]
+    assert (up.size, up.width_multiplier) == ((128, 40), 4.0)
+    assert (down.size, down.width_multiplier) == ((40, 128), 1.0)
+
+
+def test_packed_attention_of_torchs_own_is_hidden():
+    numbers = {n.name: n for n in describe(cases.packed, factory_spec(WIDE)).numbers}
+    packed = numbers["blocks.0.in_proj_weight"]
+    assert (packed.size, packed.kind, packed.width_multiplier) == ((384, 128), "hidden", 4.0)
+
+
+def test_a_model_that_ignores_depth_is_named():
+    with pytest.raises(FactoryError, match="the same parameters with 4 layers as with 2"):
+        describe(cases.ignores_depth, factory_spec(SMALL.at_depth(4)))
+
+
+# ---- where it is found ----
+
+
+def test_loading_names_the_source_and_says_nothing_on_stdout(folder, capsys):
+    build, factory = load("my_models:build", folder)
+    assert factory.target == "my_models:build"
+    assert factory.source_sha256 == hashlib.sha256((folder / "my_models.py").read_bytes()).hexdigest()
+    assert load("my_models:build", folder) == (build, factory)
+    construct(build, SMALL)
+    assert capsys.readouterr().out == "", "stdout is the JSON's"
+    assert not (folder / "__pycache__").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "words"),
+    [
+        ("my_modles:build", "", "nor an installed package: did you mean my_models?"),
+        ("my_models.deep:build", "", "no module my_models.deep"),
+        ("my_models:biuld", "", "has no biuld: did you mean build?"),
+        ("my_models:torch", "", "torch is a module: a function of a shape is wanted"),
+        ("my_text:build", "import nothing_of_that_name", "line 1: `import nothing_of_that_name`: ModuleNotFoundError"),
+        ("my_text:build", "x = 1\ny = x / 0", "my_text.py, line 2: `y = x / 0`: ZeroDivisionError"),
+        ("my_text:build", "def build(:", "my_text.py, line 1: `def build(:`: SyntaxError"),
+        ("my_text:build", "import sys\nsys.exit(3)", "my_text.py, line 2: `sys.exit(3)`: SystemExit: 3"),
+        ("my_text:build", "def build(a, b): ...", "takes (a, b) (missing a required argument: 'b')"),
+        ("my_text:build", "build = 3", "build is a int"),
+        ("random:build", "", "random has no build"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_loaded_is_said_in_words(folder, target, text, words):
+    (folder / "my_text.py").write_text(text)
+    with pytest.raises(FactoryError) as problem:
+        load(target, folder)
+    found = said(problem).replace("random.py", "random") if target.startswith("random") else said(problem)
+    assert words.format(folder=folder) in found
+
+
+def test_a_target_of_another_form_and_a_name_that_is_taken(folder):
+    with pytest.raises(SpecError, match="module:function is wanted"):
+        load("my_models.build", folder)
+    (folder / "factory_cases.py").write_text("def build(shape): ...")
+    with pytest.raises(FactoryError, match=r"has the name of .*factory_cases.py: rename it"):
+        load("factory_cases:build", folder)
+    with pytest.raises(FactoryError, match="is no folder"):
+        load("my_models:build", folder / "gone")
+
+
+def test_two_folders_may_use_one_name(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    (other / "my_models.py").write_text(MODELS.replace(".tanh()", ".sin()"))
+    first, here = load("my_models:build", folder)
+    second, there = load("my_models:build", other)
+    assert here != there
+    assert first is not second
+    assert load("my_models:build", folder)[1] == here
+
+
+def test_a_changed_source_is_refused_by_name(folder):
+    _, factory = load("my_models:build", folder)
+    spec = factory_spec(factory=factory)
+    build_model(spec, folder)
+    source = folder / "my_models.py"
+    source.write_text(source.read_text().replace("tanh", "sin "))  # as long as it was, within the same second
+    with pytest.raises(FactoryChangedError, match="my_models:build has changed: its source's sha256 was"):
+        build_model(spec, folder)
+    changed = dataclasses.replace(spec, factory=load("my_models:build", folder)[1])
+    assert changed.id != spec.id
+    ids = torch.randint(SMALL.vocab_size, (2, SMALL.seq_len))
+    new = build_model(changed, folder)(ids)
+    source.write_text(MODELS)
+    assert not torch.equal(build_model(spec, folder)(ids), new), "it was the new code that ran"
+
+
+def test_the_size_note(folder):
+    _, factory = load("my_models:build", folder)
+    spec = factory_spec(factory=factory)
+    own = sum(p.numel() for p in sys.modules["my_models"].Model(SMALL).parameters())
+    note = size_note(spec, folder)
+    assert f"has {own:,} parameters at width 32, a llama of that shape {count_params(SMALL).total:,}" in note
+    assert size_note(dataclasses.replace(spec, factory=None), folder) == ""
+
+
+def test_a_model_can_be_copied_with_its_multipliers(folder):
+    _, factory = load("my_models:build", folder)
+    built = build_model(factory_spec(WIDE, factory=factory), folder)
+    ids = torch.randint(SMALL.vocab_size, (2, SMALL.seq_len))
+    assert torch.equal(copy.deepcopy(built.module)(ids).flatten(0, 1), built(ids))

@@ -1,0 +1,241 @@
+"""The model under autocast, checkpointing, torch.compile and inference mode; and against other people's code."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from model_cases import FAMILIES, filled, token_ids
+from torch.nn import functional
+
+from proxies import model as model_module
+from proxies.model import Decoder, LayerNorm, Linear, Multipliers, RMSNorm, rotate, token_loss
+
+K = 3
+NUMBERS = Multipliers(embedding=2.0, attention=0.3, residual=0.5, output=0.5)
+PER_TRIAL = Multipliers(
+    **{field.name: torch.full((K, 1, 1), getattr(NUMBERS, field.name)) for field in dataclasses.fields(Multipliers)}
+)
+CASES = [(family, num_trials) for family in FAMILIES for num_trials in (None, K)]
+
+
+def case(family, num_trials, **options):
+    """A float32 model, its multipliers, token ids and targets."""
+    model = filled(Decoder(FAMILIES[family], num_trials=num_trials, **options), dtype=torch.float32)
+    size = (2,) if num_trials is None else (num_trials, 2)
+    return model, NUMBERS if num_trials is None else PER_TRIAL, token_ids(*size), token_ids(*size, seed=2)
+
+
+def loss_and_gradients(model, forward, multipliers, ids, targets):
+    loss = token_loss(forward(ids, multipliers), targets)
+    loss.sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return loss.detach(), gradients
+
+
+@pytest.mark.parametrize(("family", "num_trials"), CASES)
+def test_autocast_stays_close_to_float32(family, num_trials):
+    model, multipliers, ids, targets = case(family, num_trials)
+    full, wanted = loss_and_gradients(model, model, multipliers, ids, targets)
+    norms, products = set(), set()
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            module.register_forward_hook(lambda module, inputs, out: products.add(out.dtype))
+        elif isinstance(module, RMSNorm | LayerNorm) and "attention." not in name:
+            module.register_forward_hook(lambda module, inputs, out: norms.add(out.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = token_loss(model(ids, multipliers), targets)
+    rounded.sum().backward()
+    assert (norms, products, rounded.dtype) == ({torch.float32}, {torch.bfloat16}, torch.float32)
+    torch.testing.assert_close(rounded.detach(), full, rtol=0, atol=0.02)
+    assert not torch.equal(rounded.detach(), full)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.dtype == torch.float32
+        cosine = functional.cosine_similarity(parameter.grad.flatten(), wanted[name].flatten(), dim=0)
+        # A key's bias moves every score of a query alike: without a norm its gradient is rounding and nothing else.
+        assert cosine > 0.98 or (name.endswith("wk.bias") and wanted[name].abs().max() < 1e-6), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_parameters_widen_nothing(family):
+    """As under FSDP's mixed precision: parameters and activations in bfloat16, no product of two precisions."""
+    model, multipliers, ids, targets = case(family, None)
+    full = token_loss(model(ids, multipliers), targets)
+    logits = model.bfloat16()(ids, multipliers)
+    assert logits.dtype == torch.bfloat16
+    assert token_loss(logits, targets).item() == pytest.approx(full.item(), abs=0.03)
+
+
+def test_positions_are_turned_in_float32():
+    """At bfloat16's eight bits the angles of late positions would be noise."""
+    x_BTHE = torch.randn(1, 2048, 2, 16, generator=torch.Generator().manual_seed(3)).bfloat16()
+    turned, wanted = rotate(x_BTHE), rotate(x_BTHE.double())
+    assert turned.dtype == torch.float32
+    torch.testing.assert_close(turned.double(), wanted, rtol=0, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(rotate(x_BTHE), turned)
+
+
+def test_norms_of_bfloat16_are_taken_in_float32():
+    x_ND = (torch.randn(4, 512, generator=torch.Generator().manual_seed(3)) * 3 + 1).bfloat16()
+    for norm in (RMSNorm(512, num_trials=None, device=None), LayerNorm(512, num_trials=None, device=None, bias=True)):
+        filled(norm, dtype=torch.float32)
+        # One rounding, at the end.
+        assert torch.equal(norm(x_ND), norm(x_ND.float()).bfloat16())
+
+
+@pytest.mark.parametrize(("family", "num_trials"), CASES)
+def test_checkpointing_changes_no_bit(family, num_trials):
+    plain, multipliers, ids, targets = case(family, num_trials)
+    saving, *_ = case(family, num_trials, checkpointing=True)
+    loss, gradients = loss_and_gradients(plain, plain, multipliers, ids, targets)
+    same_loss, same_gradients = loss_and_gradients(saving, saving, multipliers, ids, targets)
+    assert list(plain.state_dict()) == list(saving.state_dict())
+    assert torch.equal(loss, same_loss)
+    assert all(torch.equal(gradient, same_gradients[name]) for name, gradient in gradients.items())
+    with torch.no_grad():
+        assert torch.equal(plain(ids, multipliers), saving(ids, multipliers))
+
+
+def test_checkpointing_keeps_less():
+    def kept(checkpointing):
+        """Values saved for the backward pass of a forward pass."""
+        model, multipliers, ids, _ = case("llama-qk", None, checkpointing=checkpointing)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+            model(ids, multipliers)
+        return sum(sizes)
+
+    assert kept(True) < kept(False) / 3
+
+
+@pytest.mark.parametrize(
+    ("family", "num_trials", "checkpointing"),
+    [("llama", None, False), ("llama-qk", K, True), ("gpt2", None, True), ("gpt2-qk", K, False)],
+)
+def test_one_graph_is_compiled_and_gives_the_same(family, num_trials, checkpointing):
+    torch.compiler.reset()
+    model, multipliers, ids, targets = case(family, num_trials, checkpointing=checkpointing)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    loss, gradients = loss_and_gradients(model, model, multipliers, ids, targets)
+    same_loss, same_gradients = loss_and_gradients(model, compiled, multipliers, ids, targets)
+    torch.testing.assert_close(same_loss, loss, rtol=1e-6, atol=1e-6)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(same_gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_other_multipliers_need_no_other_break():
+    torch.compiler.reset()
+    model, _, ids, _ = case("llama", None)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        for residual in (1.0, 0.5, 0.25):
+            multipliers = Multipliers(attention=0.3, residual=residual)
+            torch.testing.assert_close(compiled(ids, multipliers), model(ids, multipliers))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize(("family", "num_trials"), [("llama-qk", None), ("gpt2", K)])
+def test_inductor_gives_the_same(family, num_trials):
+    torch.compiler.reset()
+    model, multipliers, ids, targets = case(family, num_trials)
+    compiled = torch.compile(model, fullgraph=True)
+    loss, gradients = loss_and_gradients(model, model, multipliers, ids, targets)
+    same_loss, same_gradients = loss_and_gradients(model, compiled, multipliers, ids, targets)
+    torch.testing.assert_close(same_loss, loss, rtol=1e-5, atol=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(same_gradients[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(token_loss(compiled(ids, multipliers), targets), loss, rtol=0, atol=0.03)
+
+
+def test_a_pass_in_inference_mode_leaves_training_alone():
+    model_module._rotary_tables.cache_clear()
+    model, multipliers, ids, targets = case("llama", None)
+    with torch.inference_mode():
+        before = token_loss(model(ids, multipliers), targets)
+    loss, _ = loss_and_gradients(model, model, multipliers, ids, targets)
+    assert loss.item() == before.item()
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    package = pytest.importorskip("transformers")
+    # Its models import torchvision where there is one; beside a CPU torch, mup's may be of another build and fail.
+    for module in (package.utils, package.utils.import_utils):
+        monkeypatch.setattr(module, "is_torchvision_available", lambda: False)
+    return package
+
+
+def huggingface(transformers, family, shape):
+    """The same shape by the authors of transformers."""
+    sizes = {"vocab_size": shape.vocab_size, "tie_word_embeddings": shape.tied, "attn_implementation": "eager"}
+    if family == "gpt2":
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+            n_layer=shape.num_layers, n_embd=shape.width, n_head=shape.num_heads, n_inner=shape.ffn_width,
+            n_positions=shape.seq_len, **sizes,
+        ))  # fmt: skip
+    kind, config = {
+        "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig),
+        "llama-qk": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config),
+    }[family]
+    return kind(config(
+        num_hidden_layers=shape.num_layers, hidden_size=shape.width, num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim, intermediate_size=shape.ffn_width,
+        max_position_embeddings=shape.seq_len, rms_norm_eps=model_module.NORM_EPS, **sizes,
+    ))  # fmt: skip
+
+
+LLAMA_NAMES = {
+    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attention.q": "self_attn.q",
+    "attention.k": "self_attn.k", "attention.w": "self_attn.", "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj", "feed_forward.w3": "mlp.up_proj", "tok_embeddings": "embed_tokens",
+}  # fmt: skip
+GPT2_NAMES = {
+    "attention_norm": "ln_1", "ffn_norm": "ln_2", "attention.wo": "attn.c_proj", "feed_forward.w1": "mlp.c_fc",
+    "feed_forward.w2": "mlp.c_proj",
+}  # fmt: skip
+GPT2_OUTSIDE = {"tok_embeddings": "wte", "pos_embeddings": "wpe", "norm": "ln_f"}
+
+
+def llama_state(state):
+    """Our tensors under transformers' names."""
+    found = {}
+    for ours, tensor in state.items():
+        name = ours if ours.startswith("lm_head") else f"model.{ours}"
+        for old, new in LLAMA_NAMES.items():
+            name = name.replace(old, new)
+        found[re.sub(r"self_attn\.([qkvo])\.", r"self_attn.\1_proj.", name)] = tensor
+    return found
+
+
+def gpt2_state(state):
+    """Likewise; its blocks have one matrix for queries, keys and values, and every matrix [in, out]."""
+    found = {"lm_head.weight": state["lm_head.weight"]}
+    for ours, tensor in state.items():
+        module, part = ours.rsplit(".", 1)
+        if module in GPT2_OUTSIDE:
+            found[f"transformer.{GPT2_OUTSIDE[module]}.{part}"] = tensor
+        elif match := re.fullmatch(r"layers\.(\d+)\.(.+)", module):
+            number, inner = match.groups()
+            if inner in GPT2_NAMES:
+                found[f"transformer.h.{number}.{GPT2_NAMES[inner]}.{part}"] = tensor.T
+            elif inner == "attention.wq":
+                parts = [state[f"layers.{number}.attention.w{x}.{part}"].T for x in "qkv"]
+                found[f"transformer.h.{number}.attn.c_attn.{part}"] = torch.cat(parts, dim=-1)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["llama", "llama-qk", "gpt2"])
+def test_logits_are_those_of_transformers(transformers, family):
+    shape = dataclasses.replace(FAMILIES[family], num_kv_heads=4 if family == "gpt2" else 2)
+    ours, theirs = filled(Decoder(shape)), huggingface(transformers, family, shape).double().eval()
+    theirs.load_state_dict((gpt2_state if family == "gpt2" else llama_state)(ours.state_dict()), strict=True)
+    ids = token_ids(2)
+    logits = ours(ids, Multipliers(attention=shape.head_dim**-0.5))
+    # Its rotary angles are float32.
+    torch.testing.assert_close(logits, theirs(ids).logits.flatten(0, 1), rtol=1e-5, atol=1e-5)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())

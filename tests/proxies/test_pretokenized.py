@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+from corpus_cases import READING, contents, llm_c, nanogpt
+
+from proxies.data import pretokenized
+from proxies.data.documents import Reading, recognise
+from proxies.data.pretokenized import vocabulary_of
+from proxies.data.tokens import DataError
+
+END = 50256
+
+
+def refusal(call, *arguments):
+    with pytest.raises(DataError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+def vocabulary(paths, vocab_size=None, end_id=None):
+    return vocabulary_of([recognise(path) for path in paths], vocab_size, end_id)
+
+
+@pytest.mark.parametrize("write", [nanogpt, llm_c])
+def test_documents_end_at_the_end_id(tmp_path, write):
+    trailing = write(tmp_path / "trailing.bin", [1, 2, END, 3, END])
+    assert contents(trailing) == [[1, 2, END], [3, END], []]
+    leading = write(tmp_path / "leading.bin", [END, 1, 2, END, 3])  # as llm.c puts them
+    assert contents(leading) == [[END], [1, 2, END], [3]]
+
+
+def test_llama_ids_are_wide(tmp_path):
+    path = llm_c(tmp_path / "a.bin", [128_000, 70_000, 128_000, 5], 20240801, 7)
+    reading = Reading(text_key="text", vocab_size=128_256, end_id=128_000)
+    assert contents(path, reading) == [[128_000], [70_000, 128_000], [5]]
+
+
+def test_documents_do_not_depend_on_how_the_file_is_read(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 100, 5000)
+    ids[rng.integers(0, 5000, 60)] = END
+    path = nanogpt(tmp_path / "a.bin", ids)
+    whole = contents(path)
+    for num_tokens in (1, 7, 1000, 5000):
+        monkeypatch.setattr(pretokenized, "_CHUNK_TOKENS", num_tokens)
+        assert contents(path) == whole
+    assert np.concatenate(whole).tolist() == ids.tolist()
+
+
+def test_without_an_end_id_pieces_are_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretokenized, "PIECE_TOKENS", 100)
+    path = nanogpt(tmp_path / "a.bin", np.arange(250))
+    for reading in (READING, Reading(text_key="text", vocab_size=300, end_id=None)):
+        assert [len(piece) for piece in contents(path, reading)] == [100, 100, 50]
+    monkeypatch.setattr(pretokenized, "LONGEST_TOKENS", 120)
+    nanogpt(path, [*range(250), END, 7])
+    assert [len(piece) for piece in contents(path)] == [120, 120, 11, 1]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 1023, 1024, 1029])
+def test_a_file_cut_by_bytes_is_refused(tmp_path, cut):
+    path = llm_c(tmp_path / "a.bin", [1, 2, 3])
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert f"{path} h" in refusal(contents, path) and "cut off" in refusal(contents, path)
+
+
+def test_headers_that_do_not_fit_the_file_are_refused(tmp_path):
+    path = llm_c(tmp_path / "a.bin", [1, 2, 3], num_tokens=4)
+    assert "has 1,030 bytes, its header says 4 ids, which take 1,032" in refusal(contents, path)
+    path = llm_c(tmp_path / "a.bin", [1, 2, 3], num_tokens=-1)
+    assert "its header says -1 ids" in refusal(contents, path)
+    path = llm_c(tmp_path / "a.bin", [1, 2, 3], version=2)
+    assert "is of llm.c's version 2, 1 is read for magic 20240520" in refusal(contents, path)
+    path = nanogpt(tmp_path / "b.bin", [1, 2, 3])
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "has 5 bytes, no whole number of uint16 ids" in refusal(contents, path)
+    path.write_bytes(b"\0")
+    assert "has 1 bytes" in refusal(contents, path)
+    assert contents(llm_c(tmp_path / "empty.bin", [])) == [[]]
+
+
+@pytest.mark.parametrize("write", [nanogpt, llm_c])
+def test_an_id_out_of_range_is_named_with_its_place(tmp_path, monkeypatch, write):
+    monkeypatch.setattr(pretokenized, "_CHUNK_TOKENS", 1000)
+    ids = np.zeros(2500, dtype=np.int64)
+    ids[1700] = 50257
+    path = write(tmp_path / "a.bin", ids)
+    said = f"{path} token 1,700 is the id 50257, outside the vocabulary of 50257"
+    assert said in refusal(contents, path)
+    ids[1700] = 50256
+    write(path, ids)
+    contents(path)
+
+
+def test_the_vocabulary_is_said_or_implied(tmp_path):
+    gpt2, llama = llm_c(tmp_path / "g.bin", [1]), llm_c(tmp_path / "l.bin", [1], 20240801, 7)
+    raw = nanogpt(tmp_path / "r.bin", [1])
+    assert vocabulary([gpt2]) == (50257, 50256)
+    assert vocabulary([llama]) == (128_256, 128_000)
+    assert vocabulary([raw], 50304) == (50304, 50256)
+    assert vocabulary([raw], 65) == (65, None)
+    assert vocabulary([raw], 65, 3) == (65, 3)
+    assert vocabulary([gpt2], 50304, 7) == (50304, 7)
+    assert "holds ids and no word of their vocabulary: say --vocab-size" in refusal(vocabulary, [raw])
+    assert "are of GPT-2 and of Llama 3: tokenize them apart" in refusal(vocabulary, [gpt2, llama])
+    assert "--end-id 65 is outside the vocabulary of 65" in refusal(vocabulary, [raw], 65, 65)
+    said = refusal(vocabulary, [raw, gpt2], 65537)
+    assert f"{raw} holds uint16 ids, 65536 at most: a vocabulary of 65537 does not fit" in said and str(gpt2) in said
+    assert vocabulary([raw], 65536)[0] == 65536

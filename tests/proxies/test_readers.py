@@ -1,0 +1,159 @@
+import gzip
+import tracemalloc
+
+import pyarrow as pa
+import pytest
+from corpus_cases import READING, compressed, contents, jsonl, parquet
+
+from proxies.data import readers
+from proxies.data.documents import Reading, recognise
+from proxies.data.tokens import DataError
+
+
+def refusal(path, reading=READING):
+    with pytest.raises(DataError) as caught:
+        contents(path, reading)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_jsonl_gives_a_document_per_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'\xef\xbb\xbf{"text": "one"}\n\n \r\n{"id": 5, "text": "zw\\u00f6lf\\n"}\r\n{"text": null}\n{"text": ""}'
+    )
+    assert contents(path) == [b"one", "zwölf\n".encode(), b"", b""]
+    path.write_bytes(b"\n\n\n" + jsonl(["a"], "content"))
+    assert contents(path, Reading(text_key="content", vocab_size=1, end_id=None)) == [b"a"]
+    path.write_bytes(b"")
+    assert contents(path) == []
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{", "line 3: not JSON"),
+        ('{"text": NaN}', "line 3: NaN is not a number"),
+        ('{"text": "a", "text": "b"}', "line 3: the key 'text' is there twice"),
+        ('{"body": "a"}', "line 3: an object with a string `text` is wanted (--text-key names another key)"),
+        ('["text"]', "line 3: an object"),
+        ('{"text": 5}', "line 3: an object with a string"),
+        ('{"text": "\\ud83d"}', "line 3: `text` holds half a surrogate pair"),
+        (b'{"text": "\xff"}', "line 3: not JSON"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.zst"])
+def test_a_bad_line_is_named(tmp_path, name, line, message):
+    content = b'{"text": "one"}\n\n' + (line if isinstance(line, bytes) else line.encode()) + b"\n"
+    path = tmp_path / name
+    path.write_bytes(content) if name == "a.jsonl" else compressed(path, content, "zstd")
+    assert f"{path} {message}" in refusal(path)
+
+
+def test_a_line_without_end_is_not_read_into_memory(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl(["x" * 5000]))
+    assert len(contents(path)[0]) == 5000
+    monkeypatch.setattr(readers, "LINE_BYTES", 4000)
+    assert "line 1 is longer than 4,000 bytes" in refusal(path)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "gzip"])
+def test_compressed_files_of_several_parts_are_read_whole(tmp_path, codec):
+    suffix = {"zstd": "zst", "gzip": "gz"}[codec]
+    one, other = (compressed(tmp_path / f"{i}.jsonl.{suffix}", jsonl([f"text {i}"] * 3), codec) for i in (1, 2))
+    both = tmp_path / f"both.jsonl.{suffix}"
+    both.write_bytes(one.read_bytes() + other.read_bytes())
+    assert contents(both) == [b"text 1"] * 3 + [b"text 2"] * 3
+
+
+@pytest.mark.parametrize("cut", [0.05, 0.5, 0.99])
+def test_a_compressed_file_that_is_cut_or_damaged_is_refused(tmp_path, cut):
+    whole = jsonl([f"text number {i * i}" for i in range(3000)])
+    for path in (
+        compressed(tmp_path / "a.jsonl.zst", whole, "zstd"),
+        compressed(tmp_path / "a.jsonl.gz", whole, "gzip"),
+        compressed(tmp_path / "a.txt.zst", whole, "zstd"),
+    ):
+        content = path.read_bytes()
+        place = int(len(content) * cut)
+        path.write_bytes(content[:place])
+        assert "cannot be read beyond byte" in refusal(path) and "Truncated" in refusal(path)
+    gz = tmp_path / "a.jsonl.gz"
+    gz.write_bytes(gzip.compress(whole)[:100] + bytes(200) + gzip.compress(whole)[300:])
+    assert "a.jsonl.gz" in refusal(gz)
+
+
+def test_a_huge_text_is_cut_after_lines_and_nothing_is_lost(tmp_path):
+    path = tmp_path / "a.txt"
+    text = "".join(f"line {i} of many\n" for i in range(150_000)).encode()
+    path.write_bytes(text)
+    pieces = contents(path)
+    assert b"".join(pieces) == text and len(pieces) > 8
+    assert all(len(piece) <= readers.PIECE_BYTES and piece.endswith(b"\n") for piece in pieces)
+    assert contents(compressed(tmp_path / "a.txt.zst", text, "zstd")) == pieces
+
+
+def test_a_text_without_lines_is_cut_between_characters(tmp_path):
+    path = tmp_path / "a.txt"
+    text = "a" + "€𝄞" * 200_000
+    path.write_text(text)
+    pieces = contents(path)
+    assert len(pieces) > 4 and "".join(piece.decode() for piece in pieces) == text
+
+
+def test_marks_at_the_start(tmp_path):
+    path = tmp_path / "a.txt"
+    for content, found in ((b"\xef\xbb\xbfabc", b"abc"), (b"", b""), (b"a", b"a"), (b"\xef\xbb\xbf", b"")):
+        path.write_bytes(content)
+        assert contents(path) == [found]
+    path.write_bytes("text".encode("utf-16"))
+    assert "is UTF-16, by its byte order mark: convert it to UTF-8" in refusal(path)
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """A mutation that reads the file whole needs 30 MB and more."""
+    path = tmp_path / "a.jsonl"
+    line = jsonl(["x" * 1000])
+    path.write_bytes(line * 30_000)
+    file = recognise(path)
+    tracemalloc.start()
+    count = sum(1 for _ in readers.read_jsonl(file, READING))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 30_000 and peak < 2**22
+
+
+def test_progress_is_in_bytes_of_the_file_as_it_is(tmp_path):
+    texts = [f"text number {i * i} of some length" for i in range(40_000)]
+    for path in (
+        compressed(tmp_path / "a.jsonl.zst", jsonl(texts), "zstd"),
+        compressed(tmp_path / "a.txt.gz", jsonl(texts), "gzip"),
+        parquet(tmp_path / "a.parquet", texts),
+    ):
+        file = recognise(path)
+        read = {"jsonl": readers.read_jsonl, "text": readers.read_text, "parquet": readers.read_parquet}[file.format]
+        told = [document.bytes_read for document in read(file, READING)]
+        assert told == sorted(told) and told[-1] == file.num_bytes
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
+def test_parquet_gives_a_document_per_row(tmp_path, kind):
+    texts = ["one", None, "zwölf", ""] * 200
+    given = [t.encode() if t is not None and kind == pa.binary() else t for t in texts]
+    path = parquet(tmp_path / "a.parquet", given, kind=kind)
+    assert contents(path) == [b"one", b"", "zwölf".encode(), b""] * 200
+
+
+def test_parquet_that_is_not_as_wanted_is_refused(tmp_path):
+    path = parquet(tmp_path / "a.parquet", ["a", "b"], "content")
+    assert "has no column 'text': name one of id, content with --text-key" in refusal(path)
+    id_key = Reading(text_key="id", vocab_size=1, end_id=None)
+    assert "column 'id' is of int64, not of texts" in refusal(path, id_key)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    assert "cannot be read as parquet" in refusal(path)
+    path.write_bytes(b"PAR1")
+    assert "cannot be read as parquet" in refusal(path)
+    parquet(path, [])
+    assert contents(path) == []

@@ -1,0 +1,75 @@
+import dataclasses
+
+import pytest
+from proxy_cases import BASE, TINY
+
+from proxies.checks import SpecError
+from proxies.shape import Shape
+
+
+def problems(build):
+    with pytest.raises(SpecError) as caught:
+        build()
+    return caught.value.problems
+
+
+def test_a_shape_says_every_problem_at_once():
+    found = problems(
+        lambda: Shape(
+            num_layers=0,
+            width=-1,
+            num_heads=2.0,
+            num_kv_heads=True,
+            ffn_width="8",
+            vocab_size=1,
+            seq_len=0,
+            family="gpt",
+            tied=1,
+            qk_norm="no",
+        )
+    )
+    assert [text.split(" ")[0] for text in found] == [
+        "num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "seq_len", "vocab_size", "family", "tied",
+        "qk_norm",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes, problem",
+    [
+        ({"num_heads": 3}, "num_heads = 3 does not divide width = 16"),
+        ({"num_heads": 4, "num_kv_heads": 3}, "num_kv_heads = 3 does not divide num_heads = 4"),
+        ({"num_heads": 16}, "head_dim = 1 is odd"),
+    ],
+)
+def test_a_shape_must_add_up(changes, problem):
+    assert [text[: len(problem)] for text in problems(lambda: dataclasses.replace(TINY, **changes))] == [problem]
+
+
+def test_another_width_keeps_the_ratios():
+    wide = BASE.at_width(64)
+    assert wide == dataclasses.replace(BASE, width=64, num_heads=8, num_kv_heads=4, ffn_width=192)
+    assert wide.at_width(16) == BASE
+    assert (wide.head_dim, wide.num_heads // wide.num_kv_heads) == (BASE.head_dim, 2)
+
+
+@pytest.mark.parametrize(
+    "shape, width, problem",
+    [
+        (BASE, 20, "width = 20 is no multiple of the head dim 8"),
+        (BASE, 0, "width = 0 is no multiple"),
+        (BASE, -16, "width = -16 is no multiple"),
+        (BASE, 24, "width = 24 has 3 heads, not a multiple of 2 per kv head"),
+        (dataclasses.replace(BASE, ffn_width=45), 24, "width = 24 gives the FFN width 67.5"),
+    ],
+)
+def test_a_width_that_does_not_fit_is_refused(shape, width, problem):
+    assert problem in problems(lambda: shape.at_width(width))[0]
+
+
+def test_another_depth_changes_nothing_else():
+    assert BASE.at_depth(7) == dataclasses.replace(BASE, num_layers=7)
+
+
+def test_learned_positions_take_odd_heads():
+    assert dataclasses.replace(TINY, num_heads=16, family="gpt2").head_dim == 1

@@ -1,0 +1,450 @@
+"""A trial alone is held against the same trial in a bank, and against a training loop written out by hand."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from proxy_cases import TINY, run_spec
+from torch import nn
+
+from proxies import canon
+from proxies.bank import Bank
+from proxies.built import our_model
+from proxies.model import Decoder
+from proxies.numbers import ParameterNumbers
+from proxies.outcome import validation_ids
+from proxies.parametrization import forward_numbers, initial_tensor, parameter_table
+from proxies.programs import Factory
+from proxies.schedule import Schedule, lr_multiplier
+from proxies.solo import Solo
+from proxies.spec import Numerics
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler calls it
+
+BASE = TINY.at_depth(2)
+DEEP = TINY.at_width(32).at_depth(4)
+FACTORY = Factory(target="mine:build", source_sha256="0" * 64)
+WARMING = Schedule(kind="cosine", num_steps=10, warmup_steps=2, batch_warmup_steps=5, batch_warmup_stages=4)
+
+
+@pytest.fixture(autouse=True)
+def arithmetic(monkeypatch):
+    """Engines set these for their process; and fewer windows are enough to judge tiny models by."""
+    monkeypatch.setattr("proxies.outcome.VALIDATION_SEQUENCES", 32)
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+def spec_of(store, name="mup", **changes):
+    """Twice the width and depth of its base; what scales with tokens runs at twice the batch and 4/3 the duration."""
+    tokens = {"base_batch_tokens": 32, "base_num_tokens": 576} if name == "completedp" else {}
+    wanted = {"shape": DEEP, "base_shape": BASE, "num_slots": 1, "weight_decay": 0.1, "clip_norm": 0.5, "seed": 3}
+    return run_spec(store.manifest.data_id, parametrization=name, **{**wanted, **tokens, **changes})
+
+
+def train(spec, store, **options):
+    solo = Solo(store, **{"device": "cpu", **options})
+    solo.admit(0, spec)
+    ((slot, result, curve),) = solo.advance(10**6)
+    assert (slot, solo.free_slots, result.id) == (0, [0], spec.id)
+    return result, curve
+
+
+def in_bank(spec, store, num_slots=4):
+    """The same trial among empty neighbours."""
+    spec = dataclasses.replace(spec, numerics=dataclasses.replace(spec.numerics, num_slots=num_slots))
+    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
+    bank.admit(num_slots - 1, spec)
+    ((_, result, curve),) = bank.advance(10**6)
+    return result, curve
+
+
+def by_hand(spec, store):
+    """torch.optim.AdamW with a group per parameter and clip_grad_norm_: losses, norms and the validation loss."""
+    model, numbers, forward = Decoder(spec.shape).double(), parameter_table(spec), forward_numbers(spec)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for n in numbers:
+            parameters[n.name].copy_(initial_tensor(n, spec.seed))
+    adamw = torch.optim.AdamW(
+        [{"params": [parameters[n.name]], "lr": 0.0, "weight_decay": n.weight_decay, "eps": n.eps,
+          "betas": (n.beta1, n.beta2)} for n in numbers]
+    )  # fmt: skip
+
+    def loss_of(ids):
+        return nn.functional.cross_entropy(model(ids[:, :-1], forward), ids[:, 1:].flatten())
+
+    losses, norms, first = [], [], 0
+    for step in range(spec.schedule.num_steps):
+        count = int(spec.schedule.batch_share(step) * spec.batch_sequences)
+        batch = store.train_batch(seed=spec.seed, first_sequence=first, num_sequences=count, seq_len=spec.shape.seq_len)
+        first += count
+        loss = loss_of(torch.from_numpy(batch))
+        adamw.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), spec.hparams.clip_norm or math.inf)
+        for group, n in zip(adamw.param_groups, numbers, strict=True):
+            group["lr"] = n.learning_rate * lr_multiplier(spec.schedule, step)
+        adamw.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    with torch.no_grad():
+        return losses, norms, loss_of(validation_ids(store, spec.shape.seq_len)).item()
+
+
+def distance(one, other):
+    """Largest difference of losses, validation's among them, in nats."""
+    (result, curve), (their_result, their_curve) = one, other
+    pairs = zip(curve.train_loss_nats, their_curve.train_loss_nats, strict=True)
+    return max(abs(result.loss_nats - their_result.loss_nats), *(abs(a - b) for a, b in pairs))
+
+
+@pytest.mark.parametrize("name", ["sp", "mup", "mup_no_wd_scaling", "completep", "completedp", "umup"])
+def test_it_is_the_loop_written_by_hand_and_the_bank(store, name):
+    spec = spec_of(store, name, dtype="float64")
+    assert spec.ratios.width == spec.ratios.depth == 2
+    assert (spec.ratios.batch, spec.ratios.duration) == ((2, 4 / 3) if name == "completedp" else (1, 1))
+    result, curve = train(spec, store)
+    losses, norms, validation_nats = by_hand(spec, store)
+    assert curve.train_loss_nats == pytest.approx(losses, abs=1e-9)
+    assert curve.grad_norm == pytest.approx(norms, rel=1e-9)
+    assert result.loss_nats == pytest.approx(validation_nats, abs=1e-9)
+    assert distance((result, curve), in_bank(spec, store)) < 1e-12
+    assert losses[-1] < losses[0] - 0.1 and max(norms) > 0.5  # it learns, and the clip is at work
+
+
+@pytest.mark.parametrize("changes", [{"family": "gpt2"}, {"tied": True}, {"qk_norm": True}], ids=str)
+def test_every_kind_of_model_trains_as_in_the_bank(store, changes):
+    shape, base = (dataclasses.replace(s, **changes) for s in (DEEP, BASE))
+    spec = spec_of(store, "completep", shape=shape, base_shape=base, dtype="float64")
+    assert distance(train(spec, store), in_bank(spec, store)) < 1e-12
+
+
+def test_in_float32_it_is_the_bank_up_to_rounding(store):
+    spec = spec_of(store)
+    assert distance(train(spec, store), in_bank(spec, store)) < 1e-5
+
+
+@pytest.mark.parametrize("spoil", ["eps", "beta2", "weight_decay", "clip_norm"])
+def test_the_comparison_can_fail(store, spoil):
+    spec = spec_of(store, "completep", dtype="float64", eps=1e-3)
+    other = getattr(spec.hparams, spoil) * 0.5
+    spoiled = dataclasses.replace(spec, hparams=dataclasses.replace(spec.hparams, **{spoil: other}))
+    assert distance(train(spec, store), train(spoiled, store)) > 1e-5
+
+
+def test_a_run_repeats_bit_by_bit_however_it_is_cut(store):
+    spec = spec_of(store)
+    once = train(spec, store)
+    solo = Solo(store, device="cpu")
+    solo.admit(0, spec)
+    ended = []
+    while not ended:
+        ended = solo.advance(5)
+    assert dataclasses.replace(ended[0][1], seconds=0.0) == dataclasses.replace(once[0], seconds=0.0)
+    assert ended[0][2] == once[1]
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_accumulated_gradients_are_the_batchs(store, num_parts):
+    spec = spec_of(store, dtype="float64")
+    micro = dataclasses.replace(spec.numerics, microbatch_tokens=spec.batch_tokens // num_parts)
+    parts, whole = train(dataclasses.replace(spec, numerics=micro), store), train(spec, store)
+    assert distance(parts, whole) < 1e-12
+    assert parts[1].grad_norm == pytest.approx(whole[1].grad_norm, rel=1e-12)
+
+
+def test_each_part_counts_its_tokens(store, monkeypatch):
+    """Parts of three sequences and of one: a plain mean of their losses would be another number."""
+    spec = spec_of(store, dtype="float64")
+    whole = train(spec, store)
+    monkeypatch.setattr("proxies.solo._part_sequences", lambda trial, count: 3)
+    assert distance(train(spec, store), whole) < 1e-12
+
+
+def test_recomputed_blocks_change_nothing(store, monkeypatch):
+    spec = spec_of(store)
+    passes = []
+    forward = nn.functional.silu
+    monkeypatch.setattr(nn.functional, "silu", lambda x: passes.append(len(x)) or forward(x))
+    kept = train(spec, store)
+    num_kept = len(passes)
+    passes.clear()
+    numerics = dataclasses.replace(spec.numerics, activation_checkpointing=True)
+    recomputed = train(dataclasses.replace(spec, numerics=numerics), store)
+    assert distance(recomputed, kept) == 0 and recomputed[1].grad_norm == kept[1].grad_norm
+    assert len(passes) == num_kept + 12 * DEEP.num_layers
+
+
+def test_bfloat16_rounds_products_alone(store):
+    """Near float32's curve; weights, moments and sums stay float32, or small updates would be lost."""
+    spec = spec_of(store, num_steps=30)
+    numerics = dataclasses.replace(spec.numerics, dtype="bfloat16")
+    solo = Solo(store, device="cpu")
+    solo.admit(0, dataclasses.replace(spec, numerics=numerics))
+    assert {p.dtype for p in solo.model.parameters()} == {torch.float32}
+    ((_, result, curve),) = solo.advance(30)
+    assert result.status == "finished"
+    assert 1e-5 < distance((result, curve), train(spec, store)) < 0.02
+
+
+def compiled(spec, **numerics):
+    return dataclasses.replace(spec, numerics=dataclasses.replace(spec.numerics, compiled=True, **numerics))
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def test_compiled_it_is_the_same_function(store, fresh_compiler):
+    spec = spec_of(store, shape=DEEP.at_depth(1), num_steps=4)
+    assert distance(train(compiled(spec), store, compile_backend="eager"), train(spec, store)) < 1e-5
+
+
+def test_what_cannot_be_compiled_is_an_error(store):
+    spec = spec_of(store, compiled=True)
+    with pytest.raises(Exception, match="no_such_backend"):
+        train(spec, store, compile_backend="no_such_backend")
+
+
+def test_a_model_that_is_another_at_every_step_is_never_run_uncompiled_in_silence(store, fresh_compiler):
+    class Counting(Bigrams):
+        steps = 0
+
+        def forward(self, ids):
+            self.steps += 1
+            return super().forward(ids) * (1 + self.steps / 100)
+
+    def build(spec):
+        built = users_model(spec)
+        built.module.__class__ = Counting
+        return built
+
+    spec = dataclasses.replace(spec_of(store, compiled=True), factory=FACTORY)
+    with pytest.raises(Exception, match="recompile_limit"):
+        train(spec, store, build=build, compile_backend="eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [WARMING, Schedule(kind="cosine", num_steps=12)], ids=["warming", "steady"])
+@pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True}, {"microbatch_tokens": 16}], ids=str)
+def test_compiled_for_the_device_it_is_the_same_function(store, fresh_compiler, options, schedule):
+    spec = spec_of(store, schedule=schedule)
+    assert distance(train(compiled(spec, **options), store), train(spec, store)) < 1e-5
+
+
+def test_a_warming_batch_is_the_loop_written_by_hand(store):
+    spec = spec_of(store, dtype="float64", schedule=WARMING)
+    counts = [WARMING.sequences(step, 4)[1] for step in range(10)]
+    assert counts == [1, 1, 2, 2, 3, 4, 4, 4, 4, 4]
+    result, curve = train(spec, store)
+    losses, norms, validation_nats = by_hand(spec, store)
+    assert curve.train_loss_nats == pytest.approx(losses, abs=1e-9)
+    assert curve.grad_norm == pytest.approx(norms, rel=1e-9)
+    assert result.loss_nats == pytest.approx(validation_nats, abs=1e-9)
+    assert (result.tokens, result.num_steps) == (sum(counts) * 16, 10) == (spec.num_tokens, 10)
+    parts = dataclasses.replace(spec.numerics, microbatch_tokens=16)
+    assert distance(train(dataclasses.replace(spec, numerics=parts), store), (result, curve)) < 1e-12
+
+
+@pytest.mark.parametrize("schedule", [WARMING, Schedule(kind="constant", num_steps=5)], ids=lambda s: s.kind)
+def test_what_is_trained_on_is_the_corpus_in_order(store, schedule):
+    """Row by row the run's own sequence of windows: none left out, none twice."""
+    spec = spec_of(store, schedule=schedule)
+    solo, seen = Solo(store, device="cpu"), []
+    solo.admit(0, spec)
+    solo.model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]) if module.training else None)
+    solo.advance(100)
+    num_sequences = spec.num_tokens // 16
+    assert num_sequences < store.num_windows("train", 16)
+    wanted = store.train_batch(seed=3, first_sequence=0, num_sequences=num_sequences, seq_len=16)
+    assert torch.equal(torch.cat(seen), torch.from_numpy(wanted[:, :-1]))
+
+
+@pytest.mark.parametrize(("learning_rate", "said"), [(1e3, "over 6.545 nats"), (1e30, "not finite at step")])
+def test_a_diverging_run_is_data(store, learning_rate, said):
+    spec = spec_of(store, learning_rate=learning_rate, clip_norm=None, weight_decay=0.0, num_steps=20)
+    result, curve = train(spec, store)
+    assert (result.status, result.loss_nats) == ("diverged", None) and said in result.reason
+    assert result.num_steps == len(curve.steps) < 20
+    assert result.tokens == result.num_steps * spec.batch_tokens
+    theirs, _ = in_bank(spec, store)
+    assert (theirs.num_steps, said in theirs.reason) == (result.num_steps, True)
+    assert canon.content_id(result)  # holds no NaN
+
+
+def test_nan_at_a_step_is_named_and_never_stepped_on(store):
+    spec = spec_of(store)
+    solo = Solo(store, device="cpu")
+    solo.admit(0, spec)
+    assert solo.advance(4) == []
+    held, model = {name: p.detach().clone() for name, p in solo.model.named_parameters()}, solo.model
+    with torch.no_grad():
+        model.norm.weight[0] = torch.nan
+    ((_, result, curve),) = solo.advance(8)
+    assert (result.status, result.reason) == ("diverged", "loss or gradient not finite at step 5")
+    assert (result.num_steps, curve.steps) == (4, (1, 2, 3, 4))
+    assert all(torch.equal(p, held[name]) for name, p in model.named_parameters() if name != "norm.weight")
+
+
+def test_a_run_that_leaves_the_finite_numbers_with_its_last_step_has_diverged(store):
+    once = Schedule(kind="constant", num_steps=1)
+    result, _ = train(spec_of(store, learning_rate=1e37, clip_norm=None, weight_decay=0.0, schedule=once), store)
+    assert (result.status, result.reason) == ("diverged", "validation loss not finite")
+
+
+def test_a_slot_is_emptied_and_used_again(store):
+    spec = spec_of(store)
+    solo = Solo(store, device="cpu")
+    assert solo.free_slots == [0] and solo.advance(3) == []
+    solo.admit(0, spec_of(store, "sp"))
+    assert solo.free_slots == [] and solo.advance(3) == []
+    with pytest.raises(ValueError, match="slot 0 is taken"):
+        solo.admit(0, spec)
+    solo.evict(0)
+    with pytest.raises(ValueError, match="no run is admitted"):
+        _ = solo.model
+    solo.admit(0, spec)
+    ((_, _, curve),) = solo.advance(100)
+    assert curve == train(spec, store)[1]
+
+
+def test_what_a_result_holds(store):
+    spec = spec_of(store)
+    result, curve = train(spec, store)
+    assert (result.status, result.reason, result.num_steps, result.tokens) == ("finished", "", 12, spec.num_tokens)
+    assert result.curve_id == canon.content_id(curve) and result.seconds > 0
+    assert set(result.environment) == {"python", "torch", "machine", "device"}
+    assert result.environment["device"] == "cpu"
+
+
+def test_runs_that_are_not_for_it_are_refused_all_at_once(store):
+    spec = spec_of(store)
+    other = dataclasses.replace(
+        spec,
+        data_id="f" * 64,
+        factory=FACTORY,
+        shape=dataclasses.replace(DEEP, vocab_size=100),
+        base_shape=dataclasses.replace(BASE, vocab_size=100),
+    )
+    with pytest.raises(ValueError, match="slot 1") as refusal:
+        Solo(store, device="cpu").admit(1, other)
+    for said in ("nobody to build it", "is of another corpus", "vocab_size = 100 is smaller than the corpus's 256"):
+        assert said in str(refusal.value)
+    with pytest.raises(ValueError, match="num_slots = 4: 1 is wanted"):
+        Solo(store, device="cpu").admit(0, dataclasses.replace(spec, numerics=Numerics(num_slots=4)))
+
+
+@dataclasses.dataclass
+class Users:
+    """A model as a user's factory hands it over: a lookup table with blocks and dropout of its own."""
+
+    module: nn.Module
+    numbers: tuple[ParameterNumbers, ...]
+
+    def __call__(self, ids):
+        return self.module(ids).flatten(0, 1)
+
+
+class Residual(nn.Module):
+    def __init__(self, width, dropout):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.dropout(torch.tanh(self.inner(x)))
+
+
+class Bigrams(nn.Module):
+    def __init__(self, shape, dropout=0.0):
+        super().__init__()
+        self.table = nn.Embedding(shape.vocab_size, shape.width)
+        self.blocks = nn.ModuleList(Residual(shape.width, dropout) for _ in range(shape.num_layers))
+        self.head = nn.Linear(shape.width, shape.vocab_size)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def users_model(spec, dropout=0.0):
+    torch.manual_seed(spec.seed)
+    module = Bigrams(spec.shape, dropout)
+    first = parameter_table(spec)[0]
+    numbers = tuple(
+        dataclasses.replace(first, name=name, size=tuple(p.shape), learning_rate=spec.hparams.learning_rate)
+        for name, p in module.named_parameters()
+    )
+    return Users(module, numbers)
+
+
+def test_a_users_model_is_trained_like_ours(store):
+    """Ours through the factory's door is ours; another one learns, recomputed or not."""
+    spec = spec_of(store)
+    theirs = dataclasses.replace(spec, factory=FACTORY)
+    assert train(theirs, store, build=our_model)[1] == train(spec, store, build=users_model)[1]
+    result, curve = train(theirs, store, build=users_model)
+    assert result.id == theirs.id and curve.train_loss_nats[-1] < curve.train_loss_nats[0] - 0.3
+    recomputed = dataclasses.replace(theirs.numerics, activation_checkpointing=True)
+    assert train(dataclasses.replace(theirs, numerics=recomputed), store, build=users_model)[1] == curve
+
+
+def test_dropout_repeats_and_is_not_judged_with(store):
+    spec = dataclasses.replace(spec_of(store), factory=FACTORY)
+    build = lambda spec: users_model(spec, dropout=0.5)  # noqa: E731
+    one, other = train(spec, store, build=build), train(spec, store, build=build)
+    assert distance(one, other) == 0
+    assert one[1] != train(spec, store, build=users_model)[1]
+    solo = Solo(store, build=build, device="cpu")
+    solo.admit(0, spec)
+    ids = torch.zeros(2, 16, dtype=torch.int64)
+    assert torch.equal(solo.predict(ids), solo.predict(ids)) and solo.model.training
+
+
+def test_a_users_model_that_does_not_fit_is_refused(store):
+    spec = dataclasses.replace(spec_of(store, activation_checkpointing=True), factory=FACTORY)
+
+    def without_blocks(spec):
+        built = users_model(spec)
+        built.module.blocks = nn.Sequential(*built.module.blocks)
+        return built
+
+    def without_numbers(spec):
+        built = users_model(spec)
+        return Users(built.module, built.numbers[1:])
+
+    with pytest.raises(ValueError, match=r"no torch\.nn\.ModuleList of blocks"):
+        train(spec, store, build=without_blocks)
+    with pytest.raises(ValueError, match=r"their numbers differ in table\.weight"):
+        train(spec, store, build=without_numbers)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "options", [{}, {"microbatch_tokens": 16}, {"activation_checkpointing": True}, {"compiled": True}]
+)
+def test_a_gpu_trains_as_the_cpu(store, dtype, options):
+    spec = spec_of(store, dtype=dtype, **options)
+    plain = dataclasses.replace(spec, numerics=Numerics(dtype="float64" if dtype == "float64" else "float32"))
+    near = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.05}[dtype]
+    result, curve = train(spec, store, device="cuda")
+    assert distance((result, curve), train(plain, store)) < near
+    assert result.environment["device"] != "cpu"
+
+
+@pytest.mark.gpu
+def test_a_gpu_names_nan_and_warms_up_the_batch(store):
+    spec = spec_of(store, schedule=WARMING)
+    assert distance(train(spec, store, device="cuda"), train(spec, store)) < 1e-3
+    wild = spec_of(store, learning_rate=1e30, clip_norm=None, weight_decay=0.0)
+    assert "not finite at step" in train(wild, store, device="cuda")[0].reason

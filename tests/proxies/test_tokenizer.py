@@ -1,0 +1,47 @@
+import hashlib
+
+import pytest
+from corpus_cases import word_tokenizer
+
+from proxies.data.tokenizer import BytesTokenizer, load_tokenizer
+from proxies.data.tokens import DataError
+
+
+def test_bytes_end_with_nul():
+    assert BytesTokenizer().encode([b"ab", "ö".encode()]).tolist() == [97, 98, 0, 195, 182, 0]
+
+
+def test_a_file_says_vocabulary_end_and_name(tmp_path):
+    path = word_tokenizer(tmp_path / "tokenizer.json")
+    tokenizer = load_tokenizer(str(path))
+    assert (tokenizer.vocab_size, tokenizer.end_id) == (11, 10)
+    assert tokenizer.name == "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    assert tokenizer.encode([b"one two three red", b"blue"]).tolist() == [1, 2, 3, 4, 10, 5, 10], "not cut to 2 ids"
+
+
+def test_text_that_spells_a_special_token_is_text(tmp_path):
+    tokenizer = load_tokenizer(str(word_tokenizer(tmp_path / "tokenizer.json")))
+    ids = tokenizer.encode([b"one <|endoftext|> two"]).tolist()
+    assert ids.count(tokenizer.end_id) == 1 and ids[-1] == tokenizer.end_id
+
+
+def test_the_end_token_is_found_or_named(tmp_path):
+    several = word_tokenizer(tmp_path / "a.json", ("<pad>", "</s>", "<|im_end|>"))
+    assert load_tokenizer(str(several)).end_id == 11
+    assert load_tokenizer(str(several), "<|im_end|>").end_id == 12
+    with pytest.raises(DataError, match=r"a.json knows no token <eot>: say with --end-token which"):
+        load_tokenizer(str(several), "<eot>")
+    none = word_tokenizer(tmp_path / "b.json", ())
+    with pytest.raises(DataError, match=r"b.json knows no token <|endoftext|> or .*: say with --end-token"):
+        load_tokenizer(str(none))
+    with pytest.raises(DataError, match="the byte tokenizer ends documents by NUL"):
+        load_tokenizer("bytes", "</s>")
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"gone.json cannot be read: No such file"):
+        load_tokenizer(str(tmp_path / "gone.json"))
+    for content in (b"", b"{}", b"\xff\xfe", b'{"version": "1.0"}'):
+        (tmp_path / "bad.json").write_bytes(content)
+        with pytest.raises(DataError, match=r"bad.json is no tokenizer.json"):
+            load_tokenizer(str(tmp_path / "bad.json"))
