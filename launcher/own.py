@@ -63,6 +63,26 @@ def _plain(record: object) -> dict[str, Json]:
     return value
 
 
+def own_model(study: Study) -> dict[str, Json]:
+    """A factory's model at the largest width of the check: what is known of it before it trains.
+
+    Raises:
+        FactoryError: it cannot be trained under the plan's parametrization.
+    """
+    from proxies.external.description import describe
+    from proxies.external.factory import load, size_note
+
+    spec = study.check_runs(study.plan.parametrization)[-1][0]
+    found = describe(load(study.plan.proxy.factory, study.code_dir)[0], spec)
+    kinds = {parameter.name: parameter.kind for parameter in found.parameters}
+    scales: list[Json] = [
+        {"name": s.name, "kind": kinds[s.name], "base_std": s.base_std, "own_std": s.own_std, "factor": s.factor}
+        for s in found.scales
+    ]
+    notes: list[Json] = [*found.notes, *filter(None, [size_note(spec, study.code_dir)])]
+    return {"width": spec.shape.width, "parameters": scales, "notes": notes}
+
+
 def own_text(body: Json) -> str:
     """The main run in words, for the terminal."""
     assert isinstance(body, dict)
