@@ -91,7 +91,8 @@ def _batch_problems(plan: Plan) -> list[str]:
             "smallest batch, are wanted"
         )
     ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
-    if not problems and smallest // seq_len % ranks:
+    ours = not (proxy.command or proxy.factory)
+    if ours and not problems and smallest // seq_len % ranks:
         problems.append(f"launch: {ranks} ranks do not divide the {smallest // seq_len} sequences of a batch")
     shortest = min(proxy.num_steps, *plan.ladder.num_steps)
     if proxy.batch_warmup_fraction and stages - 1 > shortest:

@@ -1,0 +1,184 @@
+"""Studies of somebody else's code, through every stage: a planted trainer as a command, a planted model by factory."""
+
+import json
+import sys
+
+import pytest
+from tiny_study import PLAN, ask, forerun, write_corpus
+
+# Its valley lies at 2^-6 at every width, its losses follow a law: the study must find both.
+TRAINER = """
+import json, math, os, sys
+run = json.load(open(os.path.join(sys.argv[1], "run.json")))["values"]
+n, lr, seed = run["num_steps"], math.log2(run["lr"]), run["seed"]
+moved = lr + 6 + (0 if run["parametrization"] == "mup" else math.log2(run["width_multiplier"]))
+loss = 1 + 8 / run["width"] + 3 / n ** 0.5 + 0.05 * moved * moved + 1e-3 * math.sin(1000 * seed + 77 * lr)
+with open(os.path.join(sys.argv[1], "metrics.jsonl"), "w") as out:
+    for step in range(1, n + 1):
+        print(json.dumps({"step": step, "train_loss": loss + 1 / step}), file=out)
+    print(json.dumps({"step": n, "val_loss": loss}), file=out)
+"""
+COMMAND = '''
+[data]
+path = ""
+external = "planted"
+vocab_size = 256
+[proxy]
+command = """%s -S trainer.py {run_dir} --lr {lr} --width {width} --num-steps {num_steps} --seed {seed}
+  --clip {clip_norm} --warmup {warmup_steps} --form {parametrization}"""
+'''
+FACTORY = '[proxy]\nfactory = "mine:build"\n'
+MODEL = """
+from torch import nn
+from proxies.model import Decoder, Multipliers
+
+class Model(nn.Module):
+    def __init__(self, shape, scale):
+        super().__init__()
+        self.shape, self.decoder = shape, Decoder(shape)
+        self.multipliers = Multipliers(attention=shape.head_dim**-0.5, output=scale)
+        for name, p in self.named_parameters():
+            nn.init.ones_(p) if "norm" in name else nn.init.normal_(p, std=p.shape[-1] ** -0.5)
+
+    def forward(self, ids):
+        return self.decoder(ids, self.multipliers).view(*ids.shape, -1)
+
+def build(shape):
+    return Model(shape, 1.0)
+
+def unscaled(shape):
+    return Model(shape, shape.width / 8)  # undoes what the wrapper does to the readout
+"""
+
+
+def plan_with(folder, part):
+    """The tiny plan, its sections merged with `part`."""
+    section, lines = "", {}
+    for line in [*PLAN.splitlines(), *part.splitlines()]:
+        if line.startswith("["):
+            section = line
+        elif section:
+            lines.setdefault(section, []).append(line)
+    path = folder / "plan.toml"
+    path.write_text("\n".join(f"{name}\n" + "\n".join(body) for name, body in lines.items()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("commanded")
+    (folder / "trainer.py").write_text(TRAINER)
+    plan = plan_with(folder, COMMAND % sys.executable)
+    code, body = ask("run", plan, "--study", folder / "study")
+    assert code == 0, body
+    return folder, body
+
+
+def test_a_planted_trainer_is_swept_transferred_and_fitted(commanded):
+    folder, body = commanded
+    assert body["progress"]["ladder"] == [9, 9]
+    assert 2**-7 < body["transfer"]["learning_rate"] < 2**-5
+    assert all(abs(optimum["log2_lr"] + 6) < 0.3 for optimum in body["transfer"]["verdict"]["optima"])
+    control = body["transfer"]["verdict"]["control"]
+    assert control["drift_octaves_per_doubling"]["value"] == pytest.approx(-1, abs=0.3)
+    assert {gate["name"]: gate["outcome"] for gate in body["gates"]}["coordinates"] == "cannot_tell"
+    line = body["own_run"]["line"]
+    assert f"--width {body['choice']['shape']['width']}" in line
+    assert f"--num-steps {body['choice']['num_steps']}" in line
+    assert "Your own code trains" in (folder / "study" / "report.html").read_text()
+
+
+def test_nothing_of_a_command_runs_twice(commanded):
+    folder, body = commanded
+    (folder / "trainer.py").unlink()  # what would run again, would fail
+    code, again = ask("run", folder / "plan.toml", "--study", folder / "study")
+    assert code == 0
+    assert again["spend"] == body["spend"]
+    (folder / "trainer.py").write_text(TRAINER)
+
+
+def test_what_a_command_cannot_have_is_said(commanded):
+    folder, _ = commanded
+    code, body = ask("check", folder / "plan.toml", "--study", folder / "study")
+    assert (code, body["error"]) == (4, "UnseenError")
+    code, body = ask("freeze", folder / "study")
+    assert (code, body["error"]) == (2, "OwnProgramError")
+    assert "own_run" in body["message"]
+    assert ask("status", folder / "study")[0] == 0
+
+
+def test_a_trainer_that_fails_is_recorded_as_failed(tmp_path):
+    (tmp_path / "trainer.py").write_text("import sys; sys.exit('out of memory')")
+    plan = plan_with(tmp_path, COMMAND % sys.executable)
+    code, body = ask("sweep", plan, "--study", tmp_path / "study", "--set", "cluster.max_attempts=1")
+    assert (code, body["error"]) == (4, "NoFinishedTrialError")
+    assert "out of memory" in body["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("data.external=''", 'data.external = "": a name for the data'),
+        ("data.vocab_size=0", "data.vocab_size = 0"),
+        ("data.path='corpus'", "data.external = 'planted': for data without a corpus"),
+        ("data.weights={a=1.0}", "data.weights: only a corpus has sources"),
+        ("proxy.factory='mine:build'", "proxy.factory and proxy.command"),
+        ("proxy.command='nothing {run_json}'", "the program 'nothing' is not on the PATH"),
+        ("proxy.command='true --lr {lr} --width {width} --num-steps {num_steps} --seed {seed}'",
+         "proxy.command lacks {clip_norm}: search.clip_norm varies it"),
+        ("proxy.batch_warmup_fraction=0.5", "proxy.command lacks {batch_warmup_steps}"),
+        ("proxy.command='true {run_json} {data}'", "names {data}, and data.path is empty"),
+        ("proxy.metrics_path='/tmp/metrics.jsonl'", "outside {run_dir}"),
+    ],
+)  # fmt: skip
+def test_plans_of_commands_that_do_not_hold_together(commanded, change, said):
+    folder, _ = commanded
+    code, body = ask("validate", folder / "plan.toml", "--set", change)
+    assert code == 2
+    assert any(said in problem for problem in body["problems"]), body["problems"]
+
+
+@pytest.fixture
+def modelled(tmp_path):
+    write_corpus(tmp_path)
+    (tmp_path / "mine.py").write_text(MODEL)
+    yield plan_with(tmp_path, FACTORY)
+    sys.modules.pop("mine", None)
+
+
+def test_a_model_of_ones_own_goes_through_every_stage(modelled, tmp_path):
+    widths = "transfer.check_widths=[8, 16, 32]"
+    code, body = ask("run", modelled, "--study", tmp_path / "study", "--set", widths)
+    assert code == 0, body
+    own = body["own_run"]
+    assert own["factory"] == "mine:build"
+    rates = {group["kind"]: group["learning_rate"] for group in own["groups"]}
+    assert rates["hidden"] == pytest.approx(rates["readout"] * 8 / body["choice"]["shape"]["width"])
+    assert ask("freeze", tmp_path / "study")[1]["error"] == "OwnProgramError"
+    assert "mine:build" in (tmp_path / "study" / "report.html").read_text()
+
+    (tmp_path / "mine.py").write_text(MODEL + "\n# another model, for all one knows\n")
+    sys.modules.pop("mine", None)
+    code, body = ask("run", modelled, "--study", tmp_path / "study", "--set", widths)
+    assert code != 0 and "factory" in body["message"]
+
+
+def test_a_model_that_fails_its_check_is_not_swept(modelled, tmp_path):
+    changes = ["--set", "proxy.factory='mine:unscaled'", "--set", "transfer.check_widths=[8, 16, 32, 64]",
+               "--set", "transfer.check_num_steps=4", "--set", "transfer.check_num_seeds=3"]  # fmt: skip
+    code, body = ask("sweep", modelled, "--study", tmp_path / "study", *changes)
+    assert (code, body["error"]) == (3, "GateError")
+    assert "readout" in body["message"]
+    code, out, _ = forerun("check", modelled, "--study", tmp_path / "study", *changes, "--json")
+    assert code == 3
+    assert [p["kind"] for p in json.loads(out)["own_model"]["parameters"]].count("readout") == 1
+
+
+def test_depth_is_checked_where_there_is_a_rule(modelled, tmp_path):
+    """By our own model: a factory that takes no `forward` cannot scale its branches, and is refused by name."""
+    rule = ["--set", "proxy.parametrization='completep'", "--set", "transfer.check_depths=[1, 2, 4]"]
+    code, body = ask("check", modelled, "--study", tmp_path / "own", *rule)
+    assert code == 2 and "residual" in body["message"]
+    code, body = ask("check", modelled, "--study", tmp_path / "study", *rule, "--set", "proxy.factory=''")
+    assert set(body["coordinates"]) == {"completep", "sp", "depth"}
+    assert body["coordinates"]["depth"]["depths"] == [1, 2, 4]
