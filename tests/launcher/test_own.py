@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from tiny_study import PLAN, ask, forerun, write_corpus
+from tiny_study import ask, forerun, plan_with, write_corpus
 
 # Its valley lies at 2^-6 at every width, its losses follow a law: the study must find both.
 TRAINER = """
@@ -49,19 +49,6 @@ def build(shape):
 def unscaled(shape):
     return Model(shape, shape.width / 8)  # undoes what the wrapper does to the readout
 """
-
-
-def plan_with(folder, part):
-    """The tiny plan, its sections merged with `part`."""
-    section, lines = "", {}
-    for line in [*PLAN.splitlines(), *part.splitlines()]:
-        if line.startswith("["):
-            section = line
-        elif section:
-            lines.setdefault(section, []).append(line)
-    path = folder / "plan.toml"
-    path.write_text("\n".join(f"{name}\n" + "\n".join(body) for name, body in lines.items()))
-    return path
 
 
 @pytest.fixture(scope="module")

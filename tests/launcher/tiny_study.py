@@ -67,6 +67,22 @@ def write_plan(folder, text=PLAN):
     return path
 
 
+def plan_with(folder, part):
+    """The tiny plan, keys of `part` in place of its own or beside them."""
+    section, key, sections = {}, "", {}
+    for line in [*PLAN.splitlines(), *part.splitlines()]:
+        if line.startswith("["):
+            section = sections.setdefault(line, {})
+        elif line.startswith(" "):  # of a string over several lines
+            section[key] += "\n" + line
+        elif line:
+            key = line.split(" = ")[0]
+            section[key] = line
+    path = folder / "plan.toml"
+    path.write_text("\n".join("\n".join([name, *lines.values()]) for name, lines in sections.items()))
+    return path
+
+
 def forerun(*arguments):
     """A command line in this process: exit code, stdout, stderr."""
     out, err = io.StringIO(), io.StringIO()
