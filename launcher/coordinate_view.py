@@ -40,13 +40,16 @@ def findings(check: Any) -> list[str]:
     if not said and check["not_finite_step"] is not None:
         said.append(f"{check['axis']} {_lost(check)} left the finite numbers at step {check['not_finite_step']}")
     flagged = [layer for layer in check["layers"] if layer["outcome"] != "passes"]
-    roots = [layer for layer in flagged if not layer["cause"].startswith("follows from")] or flagged
-    said += [
-        f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f})"
-        + (f": {layer['cause']}" if layer["cause"] else "")
-        for layer in worst_first(roots)[:NUM_NAMED]
-    ]
-    if len(flagged) > NUM_NAMED:
+    said += (
+        []
+        if check["mistakes"]
+        else [
+            f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f})"
+            + (f": {layer['cause']}" if layer["cause"] else "")
+            for layer in worst_first(flagged)[:NUM_NAMED]
+        ]
+    )
+    if len(flagged) > NUM_NAMED or (flagged and check["mistakes"]):
         said.append(f"{len(flagged)} of {len(check['layers'])} layers do not pass")
     return said
 

@@ -12,9 +12,9 @@ SEQUENCE = ("#c97700", "#c9552f", "#b4326b", "#852a93", "#4b2f9e", "#12246e")
 """Ordered things, narrow to wide: hue and lightness both move, so order survives colour blindness and grey print."""
 _SEQUENCE_DARK = ("#9a7bea", "#c272d4", "#e0709f", "#f28b6e", "#f7b24d", "#f8e67a")
 
-KINDS = ("#0072b2", "#d55e00", "#007a5a", "#a87000", "#6b7280")
+KINDS = ("#0072b2", "#d55e00", "#007a5a", "#a87000", "#6b7280", "#9a3fa5")
 """Unordered things: after Okabe and Ito's palette for colour-blind readers, darkened to three to one on white."""
-_KINDS_DARK = ("#56b4e9", "#f08a4b", "#35c99b", "#f0b93a", "#a3abb8")
+_KINDS_DARK = ("#56b4e9", "#f08a4b", "#35c99b", "#f0b93a", "#a3abb8", "#d48fe0")
 
 
 def _variables(sequence: tuple[str, ...], kinds: tuple[str, ...]) -> str:
