@@ -11,7 +11,8 @@ from proxies import canon
 from proxies.coordinate_verdict import Axis
 from proxies.coordinates import CoordinateCheck, check_coordinates
 from proxies.data.tokens import TokenStore
-from proxies.external.factory import build_model
+from proxies.external.description import describe
+from proxies.external.factory import build_model, load
 from proxies.flops import flops_per_token
 from proxies.rules import named
 from proxies.spec import RunSpec
@@ -33,12 +34,20 @@ def checks_of(
     if store is None or study.plan.command is not None:
         raise UnseenError("a command's activations cannot be seen: its coordinates are for its own trainer to check")
     mine = study.plan.parametrization
-    wanted = {mine.name: study.check_runs(mine), "sp": study.check_runs(named("sp")), DEPTH: study.depth_runs()}
+    wanted: dict[str, list[list[RunSpec]]] = {mine.name: study.check_runs(mine)}
+    if mine.name != "sp":
+        wanted["sp"] = study.check_runs(named("sp"))
+    wanted[DEPTH] = study.depth_runs()
+    if study.factory is not None:  # what cannot be built is said before anything trains
+        for runs in wanted.values():
+            if runs:
+                describe(load(study.plan.proxy.factory, study.code_dir)[0], runs[-1][0])
     for name, runs in wanted.items():
         if runs and ledger.find("coordinates", name) is None:
             found = _check(study, name, runs, store, check_stop)
             ledger.append("coordinates", name, found)
-            say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}")
+            expected = ", as it should" if name == "sp" and mine.name != "sp" and found.outcome == "blows_up" else ""
+            say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}{expected}")
     return {record.key: record.body for record in ledger.records("coordinates")}
 
 

@@ -10,7 +10,7 @@ from launcher import decide
 from launcher.decide import Choice, Searched, StageMissingError, Transferred
 from launcher.gates import Gate, gates
 from launcher.own import OwnProgramError, is_own
-from launcher.study import Study
+from launcher.study import NoFinishedTrialError, Study
 from proxies.canon import Json
 from proxies.spec import RunSpec
 from sweeps.ledger import Ledger
@@ -51,7 +51,7 @@ def gather(study: Study, ledger: Ledger) -> Findings:
         found = Findings(coordinates=coordinates, searched=searched, transferred=moved, verdict=verdict)
         specs = decide.ladder_specs(study, ledger)
         table = decide.ladder_table(specs, ledger.results())
-    except StageMissingError:
+    except (StageMissingError, NoFinishedTrialError):
         return found
     fit = decide.fitted(study, ledger, table)
     fitted = Findings(

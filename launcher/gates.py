@@ -64,7 +64,9 @@ def gates(
         lost_rungs: outcomes of the ladder without a loss.
     """
     moved = transfer_gate(verdict)
-    steps = f"measured at {study.plan.proxy.num_steps} steps, launched for {choice.num_steps}: duration is not tested"
+    steps = f"measured at {study.plan.proxy.num_steps} steps, launched for {choice.num_steps}: "
+    rule = study.plan.parametrization.needs_tokens
+    steps += "the parametrization's own rule for duration is applied, not tested" if rule else "duration is not tested"
     own = "your own trainer's activations cannot be seen: check its coordinates there"
     unseen = Gate(name="coordinates", outcome="cannot_tell", reason=own)
     return (
@@ -90,6 +92,10 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
         "; ".join(findings(check)) or f"all {len(check['layers'])} layers keep their size as {check['axis']} grows"
         for check in mine
     ]
+    control = checks.get("sp")
+    if parametrization != "sp" and control is not None and control["outcome"] == "passes":
+        found.append("cannot_tell")
+        said.append("the standard form passes too: this check sees no mistake, more widths or steps are wanted")
     worst: GateOutcome = "failed" if "failed" in found else "cannot_tell" if "cannot_tell" in found else "passed"
     return Gate(name="coordinates", outcome=worst, reason="; ".join(said))
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 from launcher.plan import Plan
-from launcher.plan_file import commented_plan, load_plan
+from launcher.plan_file import PlanError, commented_plan, load_plan
 from launcher.study import PLAN_FILE, Study
 from proxies import canon
+from proxies.checks import SpecError
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
 from proxies.programs import Factory
 from sweeps.ledger import Ledger
+from sweeps.space import Params
 
 
-def plan_study(plan_path: Path, study_dir: Path, overrides: tuple[str, ...] = ()) -> Study:
+def plan_study(
+    plan_path: Path, study_dir: Path, overrides: tuple[str, ...] = (), *, source_sha256: str | None = None
+) -> Study:
     """A study as a plan file asks for it.
 
     Raises:
@@ -24,14 +29,42 @@ def plan_study(plan_path: Path, study_dir: Path, overrides: tuple[str, ...] = ()
     here = plan_path.parent
     code_dir = (here / plan.proxy.code_path).resolve()
     corpus = (here / plan.data.path).resolve() if plan.data.path else None
-    return Study(
+    study = Study(
         plan=plan,
         study_dir=study_dir,
         corpus=corpus,
         manifest=_manifest(plan, corpus),
         code_dir=code_dir,
-        factory=_factory(plan, code_dir),
+        factory=_factory(plan, code_dir, source_sha256),
     )
+    if problems := _implied_problems(study):
+        raise PlanError(str(plan_path), problems)
+    return study
+
+
+def _implied_problems(study: Study) -> list[str]:
+    """What is wrong with the runs that the plan will ask for: better said before the first than after the search."""
+    search, transfer = study.plan.search, study.plan.transfer
+    points: list[Params] = [
+        {"learning_rate": rate, "warmup_fraction": warmup, "clip_norm": search.clip_norm[0]}
+        for rate, warmup in zip(search.learning_rate, search.warmup_fraction, strict=True)
+    ]
+    makers: dict[str, Callable[[Params], object]] = {
+        "search": study.trial,
+        "transfer": lambda point: [
+            study.run(shape=study.shape(width), point=point, seed=0, num_steps=study.plan.proxy.num_steps)
+            for width in transfer.widths
+        ],
+        "ladder": study.ladder_runs,
+    }
+    problems: dict[str, None] = {}
+    for stage, make in makers.items():
+        for point in points:
+            try:
+                make(point)
+            except SpecError as error:
+                problems.update(dict.fromkeys(f"{stage}: {problem}" for problem in error.problems))
+    return list(problems)
 
 
 def _manifest(plan: Plan, corpus: Path | None) -> Manifest:
@@ -49,9 +82,11 @@ def _manifest(plan: Plan, corpus: Path | None) -> Manifest:
     return manifest.reweighted(plan.data.weights) if plan.data.weights else manifest
 
 
-def _factory(plan: Plan, code_dir: Path) -> Factory | None:
+def _factory(plan: Plan, code_dir: Path, source_sha256: str | None) -> Factory | None:
     if not plan.proxy.factory:
         return None
+    if source_sha256 is not None:
+        return Factory(target=plan.proxy.factory, source_sha256=source_sha256)
     from proxies.external.factory import load  # imports the user's module, and torch with it
 
     return load(plan.proxy.factory, code_dir)[1]
@@ -73,7 +108,9 @@ def recorded(study_dir: Path) -> tuple[Study, Ledger]:
         SweepError, PlanError, DataError: no study, not a sound one, or a plan that is not the recorded one.
     """
     ledger = Ledger.read(study_dir)
-    study = recorded_study(study_dir)
+    # To read a study takes its records, not its user's code.
+    sha = str(cast(dict[str, canon.Json], ledger.plan).get("factory_sha256", ""))
+    study = plan_study(study_dir / PLAN_FILE, study_dir, source_sha256=sha)
     ledger.check_plan(study.question)
     return study, ledger
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import shlex
 from pathlib import Path
 
@@ -28,6 +30,29 @@ def is_own(study: Study) -> bool:
     return study.factory is not None or study.plan.command is not None
 
 
+def module_problems(target: str, code_dir: Path) -> list[str]:
+    """Why a factory's module or function is not there, as far as that shows without running its code."""
+    name, _, function = target.partition(":")
+    if not target:
+        return []
+    parts = name.split(".")
+    places = code_dir.joinpath(*parts[:-1], f"{parts[-1]}.py"), code_dir.joinpath(*parts, "__init__.py")
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        there = (code_dir / parts[0]).exists() or importlib.util.find_spec(parts[0]) is not None
+        return [] if there else [f"proxy.factory = {target!r}: no module {parts[0]} in {code_dir}, nor installed"]
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        return [f"proxy.factory = {target!r}: {file} does not parse: {error}"]
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    # What is assigned or imported by other means shows only when the module runs.
+    certain = all(isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Import | ast.Expr) for n in tree.body)
+    if function in defined or not certain:
+        return []
+    return [f"proxy.factory = {target!r}: {file} has no {function}; it has {', '.join(sorted(defined)) or 'nothing'}"]
+
+
 def own_run(study: Study, best: Params, learning_rate: float, choice: Choice) -> Json:
     """The main run's command line, or the numbers that a factory's parameters are to be trained with."""
     spec = main_spec(study, best, learning_rate, choice)
@@ -37,19 +62,21 @@ def own_run(study: Study, best: Params, learning_rate: float, choice: Choice) ->
         values = placeholder_values(spec, Path("RUN_DIR"), study.corpus)
         return {"kind": "command", "line": shlex.join(filled(spec.command.template, values))}
     from launcher.frozen import groups_of
-    from proxies.external.description import describe
+    from proxies.external.construction import FactoryError
+    from proxies.external.description import trained_with
     from proxies.external.factory import load
+    from proxies.parametrization import forward_numbers
 
-    found = describe(load(study.plan.proxy.factory, study.code_dir)[0], spec)
-    groups = [
-        {key: value for key, value in _plain(group).items() if key != "init_std"} for group in groups_of(found.numbers)
-    ]
+    try:
+        numbers = trained_with(load(study.plan.proxy.factory, study.code_dir)[0], spec)
+    except FactoryError as error:  # the study stands without its code
+        return {"kind": "factory", "factory": study.plan.proxy.factory, "groups": [], "problem": str(error)}
+    groups = [{key: value for key, value in _plain(group).items() if key != "init_std"} for group in groups_of(numbers)]
     return {
         "kind": "factory",
         "factory": study.plan.proxy.factory,
-        "forward": canon.to_json(found.forward),
+        "forward": canon.to_json(forward_numbers(spec)),
         "groups": canon.to_json(groups),
-        "init_factors": {scale.name: scale.factor for scale in found.scales},
         "schedule": canon.to_json(spec.schedule),
         "clip_norm": spec.hparams.clip_norm,
         "batch_tokens": spec.batch_tokens,
@@ -88,6 +115,8 @@ def own_text(body: Json) -> str:
     assert isinstance(body, dict)
     if body["kind"] == "command":
         return f"the main run, your own trainer's (a fresh folder for RUN_DIR):\n  {body['line']}"
+    if "problem" in body:
+        return f"the main run's numbers want the code of {body['factory']}: {body['problem']}"
     groups = body["groups"]
     assert isinstance(groups, list)
     lines = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,9 @@ def _override(raw: dict[str, Any], override: str) -> str:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return f"--set {override}: {text!r} is no TOML value (strings need quotes)"
+        if not re.fullmatch(r"[A-Za-z_][\w.:-]*", text):
+            return f"--set {override}: {text!r} is no TOML value (strings need quotes)"
+        value = text  # a word needs none
     table = raw.setdefault(section, {})
     if not isinstance(table, dict):
         return f"--set {override}: {section} is no section"
@@ -173,6 +176,9 @@ def _cross_checks(plan: Plan) -> list[str]:
         )
     if list(plan.transfer.check_widths) != sorted(plan.transfer.check_widths):
         problems.append(f"transfer.check_widths = {list(plan.transfer.check_widths)}: increasing widths are wanted")
+    depths = plan.transfer.check_depths
+    if list(depths) != sorted(set(depths)) or len(depths) == 1:
+        problems.append(f"transfer.check_depths = {list(depths)}: two or more increasing depths, or none, are wanted")
     return problems
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from launcher.plan import Plan
+from launcher.plan_sections import ProxySection
 from proxies.checks import SpecError
 from proxies.programs import Factory
 
@@ -52,12 +53,34 @@ def _told_problems(plan: Plan) -> list[str]:
         "clip_norm": plan.search.clip_norm[0] != plan.search.clip_norm[1] and "search.clip_norm varies it",
         "warmup_steps": plan.search.warmup_fraction[0] != plan.search.warmup_fraction[1]
         and "search.warmup_fraction varies it",
-        "batch_warmup_steps": plan.proxy.batch_warmup_fraction > 0 and "proxy.batch_warmup_fraction asks for it",
     }
     problems = [
         f"proxy.command lacks {{{name}}}: {why}; name it, or set both ends alike"
         for name, why in varied.items()
         if why and not command.reaches(name)
+    ]
+    plain = ProxySection()
+    set_here = {
+        name: f"proxy.{name} = {getattr(plan.proxy, name)!r}"
+        for name in ("weight_decay", "beta1", "beta2", "eps", "schedule", "final_fraction")
+        if getattr(plan.proxy, name) != getattr(plain, name)
+    }
+    if plan.proxy.batch_warmup_fraction:
+        set_here["batch_warmup_steps"] = f"proxy.batch_warmup_fraction = {plan.proxy.batch_warmup_fraction}"
+    problems += [
+        f"proxy.command lacks {{{name}}}: the trainer is not told {said}"
+        for name, said in set_here.items()
+        if not command.reaches(name)
+    ]
+    unsaid = {
+        "proxy.rules": plan.proxy.rules != plain.rules, "proxy.dtype": plan.proxy.dtype != plain.dtype,
+        "proxy.compiled": plan.proxy.compiled, "proxy.microbatch_tokens": plan.proxy.microbatch_tokens > 0,
+        "proxy.activation_checkpointing": plan.proxy.activation_checkpointing,
+    }  # fmt: skip
+    problems += [
+        f"{name} is set, and only {{run_json}} tells a trainer of it: name that, or leave {name} alone"
+        for name, here in unsaid.items()
+        if here and not command.reaches("run_json")
     ]
     if "{data}" in plan.proxy.command and not plan.data.path:
         problems.append("proxy.command names {data}, and data.path is empty: there is no corpus folder")

@@ -27,6 +27,7 @@ def coordinates(body: Body) -> str:
          show.text(layers[0]["layer"]), *_cells(layers[0]))
         for arm in arms for role, layers in by_role(checks[arm])
     ]  # fmt: skip
+    panels += ["<div></div>"] * (len(panels) % 2)
     pairs = [show.pair(*panels[i : i + 2]) for i in range(0, len(panels), 2)]
     return show.section("coordinates", heading, *pairs, note, show.table(head, rows, (0, 1, 3, 6)))
 
@@ -45,7 +46,7 @@ def _caption(check: Any) -> str:
     said = "; ".join(show.text(sentence) for sentence in findings(check))
     over = ", ".join(map(str, points(check)))
     return (
-        f"{show.chip(check['outcome'])}{': ' if said else ''}{said}. {show.text(check['axis']).capitalize()}s {over}, "
+        f"{show.chip(check['outcome'])}{f': {said}.' if said else ''} {show.text(check['axis']).capitalize()}s {over}, "
         f"{check['num_steps']} steps at learning rate {show.number(check['learning_rate'])}, "
         f"{check['num_seeds']} seeds." + "".join(f" {show.text(note)}." for note in check["notes"])
     )

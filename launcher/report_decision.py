@@ -81,6 +81,8 @@ def _configuration(body: Body) -> str:
                    f"{show.count(config['batch_tokens'])}")),
         ("Compute", f"{show.flops(choice['prediction']['flops'])} FLOPs (6ND)"),
         ("Learning rate", "<br>".join(_rates(config))),
+        ("Weight decay", "<br>".join(_decays(config))),
+        ("Betas", ", ".join(show.number(config["groups"][0][beta]) for beta in ("beta1", "beta2"))),
         ("Warmup", f"{show.count(schedule['warmup_steps'])} steps"),
         ("Schedule", kind),
         ("Clip", clip),
@@ -96,6 +98,12 @@ def _rates(config: Any) -> list[str]:
     """Peak learning rate of every kind of parameter; a kind that has several is there several times."""
     rates = dict.fromkeys((group["kind"], group["learning_rate"]) for group in config["groups"])
     return [f"{show.number(rate)} {show.words(kind)}" for kind, rate in rates]
+
+
+def _decays(config: Any) -> list[str]:
+    """Weight decay of every kind of parameter that has one."""
+    decays = dict.fromkeys((group["kind"], group["weight_decay"]) for group in config["groups"])
+    return [f"{show.number(decay)} {show.words(kind)}" for kind, decay in decays if decay] or ["none"]
 
 
 def _expectation(body: Body) -> str:

@@ -197,8 +197,8 @@ class Study:
         if not finished:
             last = results[self.trial(points[-1]).id]
             raise NoFinishedTrialError(
-                f"none of {len(points)} trials finished; the last: {last.status}, {last.reason}. "
-                f"If they diverged, lower search.learning_rate = {list(self.plan.search.learning_rate)}"
+                f"none of {len(points)} trials finished; the last: {last.status}, {last.reason}. If they diverged, "
+                f"lower search.learning_rate = {list(self.plan.search.learning_rate)}, in a study folder of its own"
             )
         best = points[min(finished)[1]]
         return {name: float(f"{value:.3g}") for name, value in best.items()}

@@ -44,6 +44,8 @@ class Reading:
     itself, whatever the other layers do; NaN for other roles."""
     gain: float
     """Of the output over that of the input; NaN without parameters."""
+    head_dim: int = 0
+    """Of attention logits: the width of a query."""
 
     @property
     def finite(self) -> bool:
@@ -123,11 +125,12 @@ class Probe:
         if shown and (out := _tensor(output)) is not None:
             self._keep(f"{shown}.stream", "stream", _rows(out))
 
-    def _keep_logits(self, logits_X: Tensor) -> None:
+    def _keep_logits(self, logits_X: Tensor, head_dim: int) -> None:
         name = self._within[-1] if self._within else ""
         shown = self._blocks.get(name, "")
         if shown or not name:
-            self._keep(f"{shown}.attention_logits" if shown else "attention_logits", "attention_logits", logits_X)
+            where = f"{shown}.attention_logits" if shown else "attention_logits"
+            self._keep(where, "attention_logits", logits_X, head_dim=head_dim)
 
     def _called(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         out, shown = _tensor(output), self._shown(name)
@@ -158,11 +161,13 @@ class Probe:
         return _size(rows_NF - start.gave), start.entering
 
     def _keep(self, name: str, role: Role, rows: Tensor, *, update: float = math.nan, gain: float = math.nan,
-              change: float | None = None) -> None:  # fmt: skip
+              change: float | None = None, head_dim: int = 0) -> None:  # fmt: skip
         name = self._key(name)
         first = self._first.setdefault(name, rows)
         moved = _size(rows - first) if change is None else change
-        self._found[name] = Reading(role=role, size=_size(rows), change=moved, update=update, gain=gain)
+        self._found[name] = Reading(
+            role=role, size=_size(rows), change=moved, update=update, gain=gain, head_dim=head_dim
+        )
 
     def _key(self, name: str) -> str:
         """The name of this call: a module called again in one pass is another layer."""
@@ -236,13 +241,14 @@ def _size(x: Tensor) -> float:
 class _AttentionLogits(TorchFunctionMode):
     """Hands on the logits of every attention that is computed while it is entered."""
 
-    def __init__(self, keep: Callable[[Tensor], None]) -> None:
+    def __init__(self, keep: Callable[[Tensor, int], None]) -> None:
         super().__init__()
         self._keep = keep
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
-            self._keep(attention_logits(*args, **(kwargs or {})))
+            query = args[0] if args else (kwargs or {})["query"]
+            self._keep(attention_logits(*args, **(kwargs or {})), query.shape[-1])
         return func(*args, **(kwargs or {}))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from proxies.checks import SpecError
 from proxies.model import Decoder, Multipliers
 from proxies.numbers import ParameterNumbers
 from proxies.parametrization import forward_numbers, initial_tensor, parameter_table
@@ -63,12 +64,13 @@ def checkpoint_blocks(module: nn.Module) -> None:
     """Recompute the members of the outermost module lists in the backward pass.
 
     Raises:
-        ValueError: there are no such lists.
+        SpecError: there are no such lists.
     """
     lists = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList)]
     outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     if not outer:
-        raise ValueError("activation_checkpointing: the model has no torch.nn.ModuleList of blocks to recompute")
+        said = "activation_checkpointing: the model has no torch.nn.ModuleList of blocks to recompute: set it to false"
+        raise SpecError("model", [said])
     for name in outer:
         for block in module.get_submodule(name).children():
             # On the instance: parameters keep their names, which a wrapping module would change.

@@ -25,7 +25,6 @@ from proxies.coordinate_verdict import ORDER, Axis, CheckOutcome, LayerVerdict, 
 from proxies.data.tokens import TokenStore
 from proxies.numbers import Kind
 from proxies.parametrization import parameter_table
-from proxies.shape import Shape
 from proxies.solo import Solo
 from proxies.spec import RunSpec
 
@@ -100,7 +99,7 @@ def check_coordinates(
         steps=steps,
         level=level,
         parametrization=first.parametrization,
-        head_dim_power=_head_dim_power([runs[0].shape for runs in specs]),
+        head_dim_power=_head_dim_power(points, found) if axis == "width" else 0.0,
     )
     layers = attributed([judged(m, setting) for m in _measured(found)] if len(found) > 1 else [], setting)
     structural = structural_mistakes(specs)
@@ -128,12 +127,15 @@ def recorded_steps(num_steps: int) -> tuple[int, ...]:
     return (*(0, *(2**i for i in range(num_steps.bit_length()) if 2**i < num_steps)), num_steps)
 
 
-def _head_dim_power(shapes: Sequence[Shape]) -> float:
-    """The power of the width that the head dim goes as, from the first model to the last; 0 for less than a fifth."""
-    first, last = shapes[0], shapes[-1]
-    if first.width == last.width:
+def _head_dim_power(points: Sequence[int], found: Sequence[Sequence[Sequence[dict[str, Reading]]]]) -> float:
+    """The power of the width that the head dim of the attention seen goes as; 0 for less than a fifth, or none seen.
+
+    Of the queries themselves: a model of the user's own may have other heads than its plan says.
+    """
+    head_dims = [max((reading.head_dim for reading in runs[0][0].values()), default=0) for runs in found]
+    if len(found) < 2 or min(head_dims) < 1:
         return 0.0
-    power = math.log(last.head_dim / first.head_dim) / math.log(last.width / first.width)
+    power = math.log(head_dims[-1] / head_dims[0]) / math.log(points[len(found) - 1] / points[0])
     return power if power >= 0.2 else 0.0
 
 

@@ -158,9 +158,9 @@ def _command_problems(template: str) -> list[str]:
 def _path_problems(path: str) -> list[str]:
     """Two runs must never write, nor an attempt find, the same metrics."""
     names = _names(path)
-    if "run_dir" in names:
-        return []
     pure = PurePosixPath(path)
+    if "run_dir" in names and ".." not in pure.parts:
+        return []
     inside = not pure.is_absolute() and not path.startswith("~") and "data" not in names and "run_json" not in names
     if inside and ".." not in pure.parts:
         return []

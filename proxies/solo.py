@@ -25,6 +25,9 @@ from proxies.prefetch import Prefetch
 from proxies.schedule import lr_multiplier
 from proxies.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
 
+CALL_SECONDS = 60.0
+"""The longest that one `advance` goes on beginning steps."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trial:
@@ -161,9 +164,13 @@ class Solo:
             return trial.built(ids_BT)
 
     def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
-        """Up to `num_steps` optimizer steps; returns early, with (0, result, curve), when the run ends."""
+        """Up to `num_steps` optimizer steps; returns early, with (0, result, curve), when the run ends.
+
+        After `CALL_SECONDS` it returns empty-handed: who calls must hear from a large model too.
+        """
+        until = time.monotonic() + CALL_SECONDS
         for _ in range(num_steps):
-            if self._trial is None:
+            if self._trial is None or time.monotonic() > until:
                 break
             if ended := self._advance_once(self._trial):
                 return [ended]

@@ -18,7 +18,7 @@ from proxies.checks import SpecError
 from proxies.spec import Curve, RunResult, RunSpec
 from sweeps.backlog import Attempt, Backlog
 from sweeps.curves import store_curve
-from sweeps.errors import SourceStuck
+from sweeps.errors import RunsFail, SourceStuck
 from sweeps.ledger import Ledger
 from sweeps.pool import Advance, Finished, Pool
 from sweeps.source import Signal, Source
@@ -85,6 +85,7 @@ def drive(
 
     Raises:
         SourceStuck: the source waits for what is not running.
+        RunsFail: a run failed for good before any other had ended, or cannot be run at all; it is not recorded.
         PoolDead, DiskFull, StaleDriver: as named; what was recorded stands.
     """
     driver = _Driver(
@@ -179,6 +180,8 @@ class _Driver:
             worker.busy_since = None
             for finished in report.finished:
                 self._settle(worker, finished)
+            if report.error is not None and report.refused:
+                raise RunsFail(f"{report.error}. What has ended is recorded; mend it, and the same command goes on")
             if report.error is not None:
                 self._lose_worker(report.worker, report.error)
         now = self._clock()
@@ -232,6 +235,11 @@ class _Driver:
             self._backlog.put_back(attempt)
             return
         reason = f"lost {attempt.num_lost} times, the last: {reason}"
+        if not any(result.status != "failed" for result in self._ledger.results().values()):
+            raise RunsFail(
+                f"run {attempt.spec.id[:12]} was {reason}. No run of this study has ended well yet, so nothing was "
+                "recorded: mend what fails, and the same command begins again"
+            )
         self._commit(attempt, _failed(attempt.spec.id, reason), NO_CURVE)
 
     def _commit(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:

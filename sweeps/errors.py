@@ -59,3 +59,7 @@ class PoolDead(SweepError):
 
 class SourceStuck(SweepError):
     """The source waits for results although nothing is running or queued."""
+
+
+class RunsFail(SweepError):
+    """A run failed as often as it may, and nothing has ended yet: what fails is likely not that run."""

@@ -61,6 +61,8 @@ class Report:
     finished: tuple[Finished, ...] = ()
     error: str | None = None
     """Why the call failed; the worker has lost every slot and must be restarted."""
+    refused: bool = False
+    """The error says of itself, by `refuses_study = True`, that no attempt can mend it."""
 
 
 class Pool(Protocol):
@@ -112,7 +114,8 @@ class InlinePool:
             self._host = self._host or self._factory()
             finished = self._host.advance(call.bank_key, call.num_slots, list(call.admit), call.max_steps)
         except Exception as error:  # whatever user code raises is the run's, not the driver's
-            return [Report(worker=0, error=f"{type(error).__name__}: {error}")]
+            refused = bool(getattr(error, "refuses_study", False))
+            return [Report(worker=0, error=f"{type(error).__name__}: {error}", refused=refused)]
         return [Report(worker=0, finished=tuple(finished))]
 
     def restart(self, worker: int) -> None:

@@ -173,7 +173,8 @@ class RayPool:
         try:
             finished = self._ray.get(reference, timeout=RESTART_SECONDS)
         except exceptions.RayTaskError as error:  # raised by the host
-            return Report(worker=worker, error=f"{type(error.cause).__name__}: {error.cause}")
+            refused = bool(getattr(error.cause, "refuses_study", False))
+            return Report(worker=worker, error=f"{type(error.cause).__name__}: {error.cause}", refused=refused)
         except exceptions.RayError as error:
             return Report(worker=worker, error=f"worker lost ({type(error).__name__})")
         return Report(worker=worker, finished=tuple(finished))

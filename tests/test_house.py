@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
@@ -299,7 +300,11 @@ MAIN = "from launcher.cli import main; main(sys.argv[1:])"
 def test_help_and_validate_load_nothing_heavy(tmp_path):
     (tmp_path / "plan.toml").write_text("")
     (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "manifest.json").write_text("{}")
+    manifest = {
+        "schema_version": 2, "tokenizer": "bytes", "vocab_size": 256, "dtype": "uint16", "end_id": 0,
+        "sources": [{"name": "text", "weight": 1.0, "num_documents": 2, "train": [], "validation": []}],
+    }  # fmt: skip
+    (tmp_path / "corpus" / "manifest.json").write_text(json.dumps(manifest))
     assert loaded(MAIN, "--help") == ["0"]
     assert loaded(MAIN, "validate", str(tmp_path / "plan.toml")) == ["0"]
     assert loaded(MAIN, "flops", "--help") == ["0"]

@@ -69,9 +69,6 @@ def explain(
             raise click.BadParameter("--base: of which --shape?")
         return answer(as_json, *explained.laws(rules))
     shape = _shape(shape_text, family, tied=tied, qk_norm=qk_norm)
-    if base_text is None and rules.width != "none":
-        said = f"--base: {rules} scales against the shape its numbers were tuned at: --base width=256, for one"
-        raise click.BadParameter(said)
     base = shape if base_text is None else _base(base_text, shape)
     hparams = Hparams(learning_rate=lr, weight_decay=weight_decay, eps=eps, beta1=beta1, beta2=beta2)
     return answer(as_json, *explained.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio))

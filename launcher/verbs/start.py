@@ -46,6 +46,8 @@ def init(data: str, budget_flops: float, out: Path, as_json: bool) -> None:
 @json_option
 def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check PLAN: every problem at once. The corpus is looked for, not read."""
+    from launcher.opening import plan_study
+    from launcher.own import module_problems
     from launcher.plan_file import PlanError, load_plan
     from proxies.data.tokens import MANIFEST
 
@@ -62,8 +64,10 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
             find_program(shlex.split(plan.command.template)[0], plan_path.parent / plan.proxy.code_path)
         except CommandError as error:
             problems.append(f"proxy.command: {error}")
+    problems += module_problems(plan.proxy.factory, plan_path.parent / plan.proxy.code_path)
     if problems:
         raise PlanError(str(plan_path), problems)
+    plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
     answer(as_json, {"valid": True, "plan": plan.question()}, f"{plan_path} is valid\nnext: forerun run {plan_path}")
 
 

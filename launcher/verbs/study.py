@@ -51,7 +51,8 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
         return body, text
 
     body, text = _with_runner(plan_path, study_dir, overrides, work)
-    answer(as_json, body, f"{text}\n\nnext: forerun sweep {plan_path} --study {study_dir}")
+    after = f"\n\nnext: forerun sweep {plan_path} --study {study_dir}" if outcome == "passed" else ""
+    answer(as_json, body, f"{text}{after}")
     _exit_by(outcome)
 
 
@@ -114,7 +115,8 @@ def transfer(
         return body, verdict_text(body["verdict"])
 
     found, text = _with_runner(plan_path, study_dir, overrides, work)
-    answer(as_json, found, f"{text}\n\nnext: forerun ladder {plan_path} --study {study_dir}")
+    after = f"\n\nnext: forerun ladder {plan_path} --study {study_dir}" if outcome == "passed" else ""
+    answer(as_json, found, f"{text}{after}")
     _exit_by(outcome)
 
 

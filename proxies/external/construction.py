@@ -30,13 +30,21 @@ Build = Callable[..., nn.Module]
 class FactoryError(ValueError):
     """A factory that cannot be used. `problems` lists all that is wrong with it."""
 
+    refuses_study = True
+
     def __init__(self, target: str, problems: list[str]) -> None:
-        self.problems = problems
+        self.target, self.problems = target, problems
         super().__init__(f"{target}: " + "; ".join(problems))
+
+    def __reduce__(self) -> tuple[type[FactoryError], tuple[str, list[str]]]:
+        """As it was made: it travels from workers."""
+        return FactoryError, (self.target, self.problems)
 
 
 class FactoryChangedError(ValueError):
     """The factory's source is no longer what the run was named after."""
+
+    refuses_study = True
 
 
 def neutral(shape: Shape) -> ForwardNumbers:
@@ -94,7 +102,7 @@ def construct(
         with torch.random.fork_rng(devices=[]), torch.device(device), quiet:
             torch.default_generator.manual_seed(seed)
             module = build(shape, **given)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = f"fails at width {shape.width} with {shape.num_layers} layers: {quoted(error)}"
         raise FactoryError(target, [said]) from error
     if not isinstance(module, nn.Module):

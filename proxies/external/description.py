@@ -46,6 +46,21 @@ class Description:
     """What is allowed, and yet worth knowing."""
 
 
+def trained_with(build: Build, spec: RunSpec) -> tuple[ParameterNumbers, ...]:
+    """What the parameters of a run's model are trained with. Nothing of that shape is allocated, however large it is.
+
+    Raises:
+        FactoryError, SpecError: as `describe`.
+    """
+    base = spec.base_shape.at_depth(spec.shape.num_layers)
+    roles = roles_of(build, spec.shape, base)
+    if problems := _multiplier_problems(build, spec, roles, forward_numbers(spec)) + _depth_problems(build, spec):
+        raise FactoryError(name_of(build), problems)
+    origin = spec.base_shape if spec.parametrization.depth_alpha is not None else base
+    at_base = spreads(build, origin) if spec.parametrization.width == "mup" else {}
+    return table_of(spec.parametrization, _parameters(roles, at_base), spec.ratios, spec.hparams)
+
+
 def describe(build: Build, spec: RunSpec) -> Description:
     """Describe the factory's model of a run.
 
@@ -63,16 +78,7 @@ def describe(build: Build, spec: RunSpec) -> Description:
     problems += _start_problems(roles, here, at_base)
     if problems:
         raise FactoryError(name_of(build), problems)
-    parameters = tuple(
-        Parameter(
-            name=role.name,
-            size=role.size,
-            kind=role.kind,
-            width_multiplier=role.width_multiplier,
-            base_std=_random_std(at_base[role.group]),
-        )
-        for role in roles.parameters
-    )
+    parameters = _parameters(roles, at_base)
     numbers = table_of(spec.parametrization, parameters, spec.ratios, spec.hparams)
     return Description(
         parameters=parameters,
@@ -85,6 +91,19 @@ def describe(build: Build, spec: RunSpec) -> Description:
         embeddings=roles.embeddings,
         readouts=roles.readouts,
         notes=roles.notes + _attention_notes(build, spec, forward),
+    )
+
+
+def _parameters(roles: Roles, at_base: Mapping[str, Spread]) -> tuple[Parameter, ...]:
+    return tuple(
+        Parameter(
+            name=role.name,
+            size=role.size,
+            kind=role.kind,
+            width_multiplier=role.width_multiplier,
+            base_std=_random_std(at_base[role.group]) if role.group in at_base else 0.0,
+        )
+        for role in roles.parameters
     )
 
 
@@ -129,11 +148,13 @@ def _multiplier_problems(build: Build, spec: RunSpec, roles: Roles, forward: For
 
 
 def _depth_problems(build: Build, spec: RunSpec) -> list[str]:
-    depths = spec.shape.num_layers, spec.base_shape.num_layers
-    if depths[0] == depths[1]:
-        return []
+    # Blocks in a plain list have no parameters: the model would train without them, and pass for a small one.
+    depths = spec.shape.num_layers, spec.shape.num_layers + 1
     names = [{name for name, _ in outline(build, spec.base_shape.at_depth(d)).named_parameters()} for d in depths]
-    same = f"has the same parameters with {depths[0]} layers as with {depths[1]}: does the factory read num_layers?"
+    same = (
+        f"has the same parameters with {depths[0]} layers as with {depths[1]}: does the factory read num_layers, and "
+        "are the blocks in an nn.ModuleList?"
+    )
     return [same] if names[0] == names[1] else []
 
 

@@ -240,7 +240,8 @@ class _Finder:
         grows, size = self._grows(name), self.here[name]
         if len(size) == 2 and all(grows):
             return "hidden"
-        if self._in_block(name) or self.vocab_size in size or not any(grows):
+        fixed = [dim for dim, grown in zip(size, grows, strict=True) if not grown]
+        if self._in_block(name) or self.vocab_size in fixed or not any(grows):
             self.problems.append(
                 f"{name} {list(size)}: whether it is an embedding, a readout or hidden does not show; keep it in an "
                 "nn.Embedding or nn.Linear that is called"

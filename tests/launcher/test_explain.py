@@ -129,7 +129,6 @@ def test_the_base_keeps_head_dim_and_ratios_unless_told():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--parametrization", "mup", "--shape", SHAPE), "--base: mup scales against the shape its numbers were tuned"),
         (("--parametrization", "mup", "--base", "width=4"), "--base: of which --shape?"),
         (("--parametrization", "mup", "--shape", "width=8"), "layers is missing; heads is missing; ffn is missing"),
         (("--parametrization", "mup", "--shape", "widht=8,layers=x,a=1"),

@@ -70,12 +70,14 @@ class Theirs(nn.Module):
     def __init__(self, shape):
         super().__init__()
         self.table = nn.Embedding(shape.vocab_size, shape.width)
-        self.hidden = nn.Linear(shape.width, shape.width)
+        self.hidden = nn.ModuleList(nn.Linear(shape.width, shape.width) for _ in range(shape.num_layers))
         self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
 
     def forward(self, ids):
         x = self.table(ids)
-        return self.head(x + self.hidden(x).tanh())
+        for hidden in self.hidden:
+            x = x + hidden(x).tanh()
+        return self.head(x)
 
 def build(shape):
     return Theirs(shape)

@@ -94,12 +94,16 @@ def test_what_a_command_cannot_have_is_said(commanded):
     assert ask("status", folder / "study")[0] == 0
 
 
-def test_a_trainer_that_fails_is_recorded_as_failed(tmp_path):
+def test_a_trainer_that_never_works_spoils_nothing(tmp_path):
     (tmp_path / "trainer.py").write_text("import sys; sys.exit('out of memory')")
     plan = plan_with(tmp_path, COMMAND % sys.executable)
     code, body = ask("sweep", plan, "--study", tmp_path / "study", "--set", "cluster.max_attempts=1")
-    assert (code, body["error"]) == (4, "NoFinishedTrialError")
+    assert (code, body["error"]) == (2, "RunsFail")
     assert "out of memory" in body["message"]
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    code, body = ask("sweep", plan, "--study", tmp_path / "study")
+    assert code == 0
+    assert {trial["status"] for trial in body["trials"]} == {"finished"}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,9 @@ def test_a_model_of_ones_own_goes_through_every_stage(modelled, tmp_path):
     (tmp_path / "mine.py").write_text(MODEL + "\n# another model, for all one knows\n")
     sys.modules.pop("mine", None)
     code, body = ask("run", modelled, "--study", tmp_path / "study", "--set", widths)
-    assert code != 0 and "factory" in body["message"]
+    assert (code, body["error"]) == (2, "PlanChanged") and "factory" in body["message"]
+    (tmp_path / "mine.py").unlink()
+    assert ask("status", tmp_path / "study")[0] == 0  # what is recorded stands without the code
 
 
 def test_a_model_that_fails_its_check_is_not_swept(modelled, tmp_path):

@@ -101,10 +101,10 @@ def test_many_mistakes_are_said_at_once(tmp_path):
         seq_len = 100
     """
     assert problems_of(tmp_path, text, "ladder.form=best", "nodot=1", "ladder.bootstrap=1") == [
-        "--set ladder.form=best: 'best' is no TOML value (strings need quotes)",
         "--set nodot=1: section.key=value is wanted",
         "proxy.num_steps = 0: greater than or equal to 1 is wanted",
         "proxy.beta1 = 'x': a valid number is wanted",
+        "ladder.form = 'best': 'auto', 'chinchilla' or 'coupled' is wanted",
         "ladder.bootstrap = 1: greater than or equal to 50 is wanted",
         "serach is unknown: did you mean search?",
         "transfer.widths: width = 33 is no multiple of head_dim = 16",
@@ -142,7 +142,8 @@ def test_a_file_that_cannot_be_read(tmp_path):
         ("=1", "--set =1: section.key=value is wanted"),
         (".seed=1", "--set .seed=1: section.key=value is wanted"),
         ("search.seed=", "--set search.seed=: '' is no TOML value (strings need quotes)"),
-        ("proxy.schedule=wsd", "--set proxy.schedule=wsd: 'wsd' is no TOML value (strings need quotes)"),
+        ("proxy.schedule=w s d", "--set proxy.schedule=w s d: 'w s d' is no TOML value (strings need quotes)"),
+        ("search.seed=x", "search.seed = 'x': a valid integer is wanted"),
         ("search.a.b=1", "search.a.b is unknown: known: num_trials, "),
     ],
 )
@@ -203,3 +204,9 @@ def test_the_schema_knows_every_key_and_holds_the_defaults():
             if "minimum" in told:
                 assert told["minimum"] <= default
     assert schema["additionalProperties"] is False
+
+
+def test_a_word_needs_no_quotes(tmp_path):
+    (tmp_path / "plan.toml").write_text("")
+    plan = load_plan(tmp_path / "plan.toml", ("proxy.schedule=wsd", "proxy.factory=mine.models:build"))
+    assert (plan.proxy.schedule, plan.proxy.factory) == ("wsd", "mine.models:build")

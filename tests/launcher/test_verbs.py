@@ -220,8 +220,8 @@ def test_each_stage_answers_from_its_records(finished, copied):
     code, body = ask("ladder", plan, *study)
     assert (code, set(body)) == (0, {"ladder", "fit"})
     for verb in ("check", "sweep", "transfer", "ladder", "run"):
-        _, out, _ = forerun(verb, plan, *study)
-        assert "next: forerun " in out or "gates closed" in out
+        code, out, _ = forerun(verb, plan, *study)
+        assert "next: forerun " in out or "gates closed" in out or code in (3, 4)
 
 
 def test_a_new_plan_is_valid_and_an_old_one_left_alone(tmp_path, finished):

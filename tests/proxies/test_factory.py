@@ -312,7 +312,7 @@ def test_packed_attention_of_torchs_own_is_hidden():
 
 
 def test_a_model_that_ignores_depth_is_named():
-    with pytest.raises(FactoryError, match="the same parameters with 4 layers as with 2"):
+    with pytest.raises(FactoryError, match="the same parameters with 4 layers as with 5"):
         describe(cases.ignores_depth, factory_spec(SMALL.at_depth(4)))
 
 

@@ -6,7 +6,7 @@ from sweep_fakes import FakeHostFactory, bank_key, executions, make_spec, make_s
 
 from sweeps.curves import load_curve
 from sweeps.drive import drive
-from sweeps.errors import SourceStuck
+from sweeps.errors import RunsFail, SourceStuck
 from sweeps.ledger import Ledger
 from sweeps.pool import InlinePool, Report
 from sweeps.source import Signal, StaticSource
@@ -91,7 +91,9 @@ def test_an_error_costs_an_attempt_and_not_the_neighbours(faulty):
 def test_without_the_lone_attempt_neighbours_would_fail(faulty, monkeypatch):
     """The mutation check of the test above."""
     monkeypatch.setattr("sweeps.backlog.Attempt.alone", property(lambda self: False, lambda self, value: None))
-    results = faulty("raise 1").drive(make_specs(5))
+    study, specs = faulty("raise 1"), make_specs(5)
+    study.drive(specs[3:])  # something has ended well before
+    results = study.drive(specs)
     assert sum(result.status == "failed" for result in results.values()) > 1
 
 
@@ -106,8 +108,10 @@ def test_a_result_that_is_none_is_not_believed(faulty):
 
 def test_one_attempt_means_one(faulty):
     study = faulty("raise 0")
-    study.drive(make_specs(1), max_attempts=1)
+    with pytest.raises(RunsFail, match="nothing was recorded"):
+        study.drive(make_specs(1), max_attempts=1)
     assert len(executions(study.diary, "begin")) == 1
+    assert study.ledger.results() == {}
 
 
 def test_a_stop_gives_out_nothing_more_and_a_resume_finishes(study):
