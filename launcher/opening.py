@@ -12,7 +12,10 @@ from launcher.study import PLAN_FILE, Study
 from proxies import canon
 from proxies.checks import SpecError
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
+from proxies.numbers import KINDS
 from proxies.programs import Factory
+from proxies.rules import decay_share, decays
+from proxies.spec import RunSpec
 from sweeps.ledger import Ledger
 from sweeps.space import Params
 
@@ -49,8 +52,8 @@ def _implied_problems(study: Study) -> list[str]:
         {"learning_rate": rate, "warmup_fraction": warmup, "clip_norm": search.clip_norm[0]}
         for rate, warmup in zip(search.learning_rate, search.warmup_fraction, strict=True)
     ]
-    makers: dict[str, Callable[[Params], object]] = {
-        "search": study.trial,
+    makers: dict[str, Callable[[Params], list[RunSpec]]] = {
+        "search": lambda point: [study.trial(point)],
         "transfer": lambda point: [
             study.run(shape=study.shape(width), point=point, seed=0, num_steps=study.plan.proxy.num_steps)
             for width in transfer.widths
@@ -61,10 +64,27 @@ def _implied_problems(study: Study) -> list[str]:
     for stage, make in makers.items():
         for point in points:
             try:
-                make(point)
+                found = [problem for run in make(point) for problem in _decay_problems(run)]
             except SpecError as error:
-                problems.update(dict.fromkeys(f"{stage}: {problem}" for problem in error.problems))
+                found = error.problems
+            problems.update(dict.fromkeys(f"{stage}: {problem}" for problem in found))
     return list(problems)
+
+
+def _decay_problems(run: RunSpec) -> list[str]:
+    """A step must leave something of a weight, at every size and duration."""
+    rate, decay = run.hparams.learning_rate, run.hparams.weight_decay
+    shares = {
+        kind: decay_share(run.parametrization, kind, run.ratios, rate, decay)
+        for kind in KINDS
+        if decays(run.parametrization, kind)
+    }
+    return [
+        f"weight_decay = {decay} at learning rate {rate}: a step would take {share:.3g} of a {kind} weight at width "
+        f"{run.shape.width} and {run.schedule.num_steps} steps"
+        for kind, share in shares.items()
+        if share >= 1
+    ][:1]
 
 
 def _manifest(plan: Plan, corpus: Path | None) -> Manifest:

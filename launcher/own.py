@@ -46,9 +46,12 @@ def module_problems(target: str, code_dir: Path) -> list[str]:
     except (SyntaxError, ValueError) as error:
         return [f"proxy.factory = {target!r}: {file} does not parse: {error}"]
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {alias.asname or alias.name.split(".")[0] for node in imports for alias in node.names}
     # What is assigned or imported by other means shows only when the module runs.
-    certain = all(isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Import | ast.Expr) for n in tree.body)
-    if function in defined or not certain:
+    plain = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Expr
+    certain = all(isinstance(node, plain) for node in tree.body) and "*" not in imported
+    if function in defined | imported or not certain:
         return []
     return [f"proxy.factory = {target!r}: {file} has no {function}; it has {', '.join(sorted(defined)) or 'nothing'}"]
 

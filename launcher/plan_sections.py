@@ -146,7 +146,7 @@ class TransferSection(Section):
     offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
         (-2.0, -1.0, 0.0, 1.0, 2.0), description="Rates tried, as powers of 2 around the search's best."
     )
-    num_seeds: Count = Field(3, description="Seeds per rate.")
+    num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate.")
     max_extensions: Annotated[int, Field(ge=0)] = Field(
         2, description="How often runs that the verdict asks for are added: rates beyond an edge, seeds, widths."
     )
@@ -154,7 +154,7 @@ class TransferSection(Section):
     control_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
         (-3.0, -2.0, -1.0, 0.0, 1.0), description="Its rates: its optimum is expected lower, by an octave a doubling."
     )
-    control_num_seeds: Count = Field(3, description="Seeds per rate in the control arm.")
+    control_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate in the control arm.")
     margin_nats: Positive = Field(0.01, description="The loss a wrong transfer may cost.")
     level: Annotated[float, Field(gt=0.5, lt=1)] = Field(0.9, description="Of every interval.")
     check_widths: Annotated[tuple[Width, ...], Field(min_length=2)] = Field(
@@ -164,7 +164,7 @@ class TransferSection(Section):
     check_depths: tuple[Count, ...] = Field(
         (2, 4, 8), description="Depths of its second part, where the parametrization has a depth rule."
     )
-    check_num_seeds: Annotated[int, Field(ge=2)] = Field(4, description="Seeds of the coordinate check.")
+    check_num_seeds: Annotated[int, Field(ge=2, le=1000)] = Field(4, description="Seeds of the coordinate check.")
     check_learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
         2.0**-7, description="Constant rate of the coordinate check."
     )

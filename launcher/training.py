@@ -158,7 +158,7 @@ class Trainer:
             return f"loss {loss_nats} or gradient norm {grad_norm} not finite at step {step + 1}, before its update"
         ceiling = self.decision.abort.train_loss_above_nats
         if step > self.decision.learning_rate.schedule.warmup_steps and loss_nats > ceiling:
-            return f"loss {loss_nats:.3f} over {ceiling:.3f} nats at step {step + 1}, before its update"
+            return f"loss {loss_nats:.6g} over {ceiling:.3f} nats at step {step + 1}, before its update"
         return ""
 
     def _update(self, step: int, norm: Tensor) -> None:

@@ -72,7 +72,7 @@ class Progress:
             return f"loss or gradient not finite at step {self.step + 1}"
         loss, ceiling = self.losses_nats[-1], math.log(self.spec.shape.vocab_size) + diverged_above_nats
         if self.step > self.spec.schedule.warmup_steps + 1 and loss > ceiling:
-            return f"loss {loss:.3f} over {ceiling:.3f} nats, that of knowing nothing and more, at step {self.step}"
+            return f"loss {loss:.6g} over {ceiling:.3f} nats, that of knowing nothing and more, at step {self.step}"
         return ""
 
     def outcome(self, reason: str, validation_nats: float, device: torch.device) -> tuple[RunResult, Curve]:

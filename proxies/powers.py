@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
-from proxies.checks import Checks
+from proxies.checks import Checks, SpecError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +39,23 @@ class Powers:
     duration: float = 0.0
 
     def at(self, ratios: Ratios) -> float:
-        """The factor; exactly 1.0 at the base."""
-        return float(
-            ratios.width**self.width
-            * ratios.depth**self.depth
-            * ratios.batch**self.batch
-            * ratios.duration**self.duration
-        )
+        """The factor; exactly 1.0 at the base.
+
+        Raises:
+            SpecError: it is no number that a float holds.
+        """
+        try:
+            factor = float(
+                ratios.width**self.width
+                * ratios.depth**self.depth
+                * ratios.batch**self.batch
+                * ratios.duration**self.duration
+            )
+        except OverflowError:
+            factor = math.inf
+        if not 0 < factor < math.inf:
+            raise SpecError("Ratios", [f"{self} of {ratios} is {factor}: ratios nearer to 1 are wanted"])
+        return factor
 
     def times(self, other: Powers) -> Powers:
         """The product of two factors."""

@@ -221,6 +221,13 @@ def _noise(p: Parametrization) -> tuple[Powers, Powers]:
     return Powers(batch=half, duration=-half), Powers(batch=-0.5, duration=0.5)
 
 
+def decay_share(parametrization: Parametrization, kind: Kind, ratios: Ratios, rate: float, decay: float) -> float:
+    """The share of a weight that a step takes at the peak: the decay times the rate, or the decay itself."""
+    rule = kind_rule(parametrization, kind)
+    share = decay * rule.weight_decay.at(ratios)
+    return share if parametrization.weight_decay == "independent" else share * rate * rule.learning_rate.at(ratios)
+
+
 def _eps(p: Parametrization, kind: Kind) -> Powers:
     """Adam's eps follows the size of the gradients it is added to."""
     width, depth = -1.0 if p.width == "mup" else 0.0, -(p.depth_alpha or 0.0)

@@ -24,6 +24,10 @@ def _with_runner(
 
     study = plan_study(plan_path, study_dir, overrides)
     store = verified_corpus(study)  # before the study folder is touched
+    if study.factory is not None:  # so that a model which cannot be built yet pins nothing
+        from launcher.own import own_model
+
+        own_model(study)
     with open_ledger(study) as ledger, Runner(study, ledger, store).running() as runner:
         return work(runner)
 

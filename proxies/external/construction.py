@@ -98,13 +98,17 @@ def construct(
         given["forward"] = dataclasses.replace(forward or neutral(shape), embedding=1.0, output=1.0)
     # What it prints belongs to nobody's standard output: `--json` promises one object there.
     quiet = contextlib.redirect_stdout(sys.stderr)
+    dtype = torch.get_default_dtype()
     try:
-        with torch.random.fork_rng(devices=[]), torch.device(device), quiet:
+        # What it sets for all of torch ends with the call.
+        with torch.random.fork_rng(devices=[]), torch.device(device), quiet, torch.enable_grad():
             torch.default_generator.manual_seed(seed)
             module = build(shape, **given)
     except (Exception, SystemExit) as error:
         said = f"fails at width {shape.width} with {shape.num_layers} layers: {quoted(error)}"
         raise FactoryError(target, [said]) from error
+    finally:
+        torch.set_default_dtype(dtype)
     if not isinstance(module, nn.Module):
         raise FactoryError(target, [f"returns a {type(module).__name__} at width {shape.width}: no torch.nn.Module"])
     return module

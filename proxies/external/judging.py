@@ -33,7 +33,7 @@ def trouble(spec: RunSpec, logged: Logged, *, ended: bool) -> tuple[int, str] | 
     above = list(logged.train_loss.items())
     above += [(last, logged.validation_loss[last])] if ended and last is not None else []
     found += [
-        (step, f"loss {loss:.3f} over {ceiling:.3f} nats, that of knowing nothing and more, at step {step}")
+        (step, f"loss {loss:.6g} over {ceiling:.3f} nats, that of knowing nothing and more, at step {step}")
         for step, loss in above
         if loss > ceiling and step > spec.schedule.warmup_steps + 1
     ]

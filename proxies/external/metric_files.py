@@ -170,7 +170,7 @@ def _step(value: object, key: str, max_step: int) -> int:
         raise MetricsError(f"{key} is {value}: steps are not below 0")
     if value > max_step:
         raise MetricsError(
-            f"{key} is {value:.0f}, and {max_step} optimizer steps were asked for: does it count something else, or "
+            f"{key} is {value!s:.20}, and {max_step} optimizer steps were asked for: does it count something else, or "
             "does the trainer not obey {num_steps}?"
         )
     return int(value)

@@ -6,6 +6,8 @@ import sys
 import pytest
 from tiny_study import ask, forerun, plan_with, write_corpus
 
+from launcher import stages
+
 # Its valley lies at 2^-6 at every width, its losses follow a law: the study must find both.
 TRAINER = """
 import json, math, os, sys
@@ -175,3 +177,48 @@ def test_depth_is_checked_where_there_is_a_rule(modelled, tmp_path):
     code, body = ask("check", modelled, "--study", tmp_path / "study", *rule, "--set", "proxy.factory=''")
     assert set(body["coordinates"]) == {"completep", "sp", "depth"}
     assert body["coordinates"]["depth"]["depths"] == [1, 2, 4]
+
+
+def test_a_model_that_cannot_be_built_yet_pins_nothing(modelled, tmp_path):
+    good = (tmp_path / "mine.py").read_text()
+    (tmp_path / "mine.py").write_text(good.replace("return Model(shape, 1.0)", "raise SystemExit(3)"))
+    code, body = ask("sweep", modelled, "--study", tmp_path / "study")
+    assert (code, body["error"]) == (2, "FactoryError")
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_model_edited_while_it_is_swept_ends_the_sweep_and_spoils_nothing(modelled, tmp_path, monkeypatch):
+    source, text = tmp_path / "mine.py", (tmp_path / "mine.py").read_text()
+    changes = ("--set", "transfer.check_widths=[8, 16, 32]")
+    drive = stages.drive
+
+    def edited(*arguments, **options):
+        source.write_text(text + "# edited")
+        return drive(*arguments, **options)
+
+    monkeypatch.setattr(stages, "drive", edited)
+    code, body = ask("sweep", modelled, "--study", tmp_path / "study", *changes)
+    assert (code, body["error"]) == (2, "RunsFail") and "FactoryChangedError" in body["message"]
+    source.write_text(text)
+    monkeypatch.setattr(stages, "drive", drive)
+    code, body = ask("sweep", modelled, "--study", tmp_path / "study", *changes)
+    assert code == 0 and {trial["status"] for trial in body["trials"]} == {"finished"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["proxy.factory=mine:buidl"], "has no buidl; it has Model, build, unscaled"),
+        (["proxy.factory=nothing_there:build"], "no module nothing_there in"),
+        (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=100"], "ladder: 1 - beta times"),
+        (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=24", "proxy.beta1=0.99",
+          "proxy.beta2=0.99", "proxy.weight_decay=7.9"], "ladder: weight_decay = 7.9 at learning rate 0.125: a step"),
+        (["transfer.check_depths=[4, 2]"], "transfer.check_depths = [4, 2]: two or more increasing"),
+        (["data.weights={web = 1.0}"], "web"),
+        (['proxy.code_path="a\\u0000b"'], "a path holds no zero byte"),
+    ],
+)  # fmt: skip
+def test_what_would_stop_a_study_later_is_said_by_validate(modelled, changes, said):
+    code, body = ask("validate", modelled, *(part for change in changes for part in ("--set", change)))
+    assert code == 2
+    assert said in body["message"], body["message"]

@@ -93,8 +93,8 @@ DIVERGED = {
         "train(last=2)\nfor s in (3, 4, 5, 6): log(step=s, train_loss=None)\nlog(step=6, val_loss=None)",
                         "train_loss is null at step 3 and no loss is a number from there on", 2),
     "too high": ("train(last=3)\nlog(step=4, train_loss=6.6)\ntime.sleep(60)",
-                 "loss 6.600 over 6.545 nats, that of knowing nothing and more, at step 4", 4),
-    "validation too high": ("train()\nlog(step=N, val_loss=6.6)", "loss 6.600 over 6.545 nats", 6),
+                 "loss 6.6 over 6.545 nats, that of knowing nothing and more, at step 4", 4),
+    "validation too high": ("train()\nlog(step=N, val_loss=6.6)", "loss 6.6 over 6.545 nats", 6),
 }  # fmt: skip
 
 
