@@ -167,12 +167,13 @@ def _unknown_of_config(body: Body) -> list[str]:
     proxy, search = body["question"]["proxy"], body["question"]["search"]
     steps = show.count(proxy["num_steps"])
     launched = f"; the launch takes {show.count(body['choice']['num_steps'])}" if body["choice"] else ""
-    said = [
-        (
-            f"<b>Duration.</b> Learning rates were measured on runs of {steps} steps{launched}. Length of training is "
-            "not a tested axis of transfer: the best rate of a longer run may well be lower."
-        )
-    ]
+    scaled = bool(body["decision"] and body["decision"]["parametrization"]["rate_duration_power"])
+    rule = (
+        "The parametrization's own rule for duration is applied, and not tested."
+        if scaled
+        else "Length of training is not a tested axis of transfer: the best rate of a longer run may well be lower."
+    )
+    said = [f"<b>Duration.</b> Learning rates were measured on runs of {steps} steps{launched}. {rule}"]
     if body["transfer"] is not None:
         verdict = body["transfer"]["verdict"]
         widest, target = max(optimum["width"] for optimum in verdict["optima"]), verdict["target_width"]

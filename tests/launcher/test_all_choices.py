@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from tiny_study import SENTENCE, ask, plan_with
+from tiny_study import SENTENCE, ask, plan_with, write_corpus
 
 from launcher.frozen import read_launch
 from launcher.opening import recorded_study
@@ -91,3 +91,33 @@ def test_torchtitan_refuses_what_its_blocks_lack(frozen):
     said = " ".join(body["problems"])
     for word in ("gpt2", "qk_norm", "tied", "batch_warmup_stages"):
         assert word in said
+
+
+TIMED = """
+[proxy]
+parametrization = "completedp"
+rules = { rate_duration_power = -0.3 }
+schedule = "wsd"
+decay_fraction = 0.4
+dtype = "bfloat16"
+weight_decay = 0.1
+"""
+
+
+def test_rules_of_duration_reach_the_frozen_numbers(tmp_path):
+    write_corpus(tmp_path)
+    plan = plan_with(tmp_path, TIMED)
+    code, body = ask("run", plan, "--study", tmp_path / "study")
+    assert code == 0, body
+    assert "own rule for duration is applied" in str(body["gates"])
+    closed = [part for gate in body["gates"] if gate["outcome"] != "passed" for part in ("--accept", gate["name"])]
+    code, body = ask("freeze", tmp_path / "study", *closed, "--reason", "a toy")
+    assert code == 0, body
+    decision = read_launch(tmp_path / "study" / "frozen" / body["digest"])
+    ratio = decision.learning_rate.schedule.num_steps / 6  # over the steps of a trial
+    group = next(group for group in decision.groups if group.kind == "block_gain")
+    assert ratio > 2
+    assert group.beta1 == pytest.approx(1 - 0.1 / ratio)
+    assert group.eps == pytest.approx(1e-8 * ratio**0.5 * 8 / decision.shape.width)
+    assert decision.learning_rate.schedule.decay_steps == round(0.4 * decision.learning_rate.schedule.num_steps)
+    assert decision.forward.output == 1.0  # absorbed
