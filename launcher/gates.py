@@ -158,5 +158,10 @@ def _data_gate(study: Study, choice: Choice) -> Gate:
     if study.corpus is None:
         unseen = f"{want:,.0f} tokens wanted; how many unique ones {study.plan.data.external} has, its owner knows"
         return Gate(name="data", outcome="cannot_tell", reason=unseen)
-    outcome: GateOutcome = "passed" if want <= have else "failed"
-    return Gate(name="data", outcome=outcome, reason=f"{want:,.0f} tokens wanted, {have:,} unique ones at hand")
+    sources = study.manifest.sources
+    epochs = {s.name: s.weight * want / max(1, s.num_tokens("train")) for s in sources if s.weight}
+    repeated = [f"{name} {times:.3g} times" for name, times in epochs.items() if times > 1]
+    reason = f"{want:,.0f} tokens wanted, {have:,} unique ones at hand"
+    if repeated and len(sources) > 1:
+        reason += f"; by its weight the run goes through {', '.join(repeated)}"
+    return Gate(name="data", outcome="failed" if repeated else "passed", reason=reason)

@@ -42,13 +42,15 @@ _LIST = "*"
 @click.option("--family", type=click.Choice(get_args(Family)), default="llama", show_default=True, help="Of models.")
 @click.option("--tied", is_flag=True, help="Embedding and readout share one matrix.")
 @click.option("--qk-norm", is_flag=True, help="RMSNorm over each head's queries and keys.")
+@click.option("--absorbed", "moved", is_flag=True,
+              help="For a trainer without multipliers: moved into the weights.")  # fmt: skip
 @click.option("--set", "choices", multiple=True, metavar="CHOICE=VALUE",
               help="Another answer than the source's own, such as depth_alpha=0.5; repeatable.")  # fmt: skip
 @json_option
 def explain(
     name: str, shape_text: str | None, base_text: str | None, batch_ratio: float, duration_ratio: float, lr: float,
     weight_decay: float, eps: float, beta1: float, beta2: float, family: Family, tied: bool, qk_norm: bool,
-    choices: tuple[str, ...], as_json: bool,
+    moved: bool, choices: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """A parametrization as numbers: per group of parameters init std, learning rate, weight decay and eps at a shape,
     the forward multipliers, and for each choice whose it is and what others do.
@@ -71,7 +73,7 @@ def explain(
     shape = _shape(shape_text, family, tied=tied, qk_norm=qk_norm)
     base = shape if base_text is None else _base(base_text, shape)
     hparams = Hparams(learning_rate=lr, weight_decay=weight_decay, eps=eps, beta1=beta1, beta2=beta2)
-    return answer(as_json, *explained.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio))
+    return answer(as_json, *explained.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio, moved=moved))
 
 
 def _list() -> str:

@@ -249,12 +249,6 @@ class TokenStore:
 
         return bisect.bisect_left(range(sum(there) + 1), True, key=comes_again) - 1
 
-    def epochs(self, first_sequence: int, seq_len: int) -> dict[str, float]:
-        """How often a run has gone through each source before its sequence `first_sequence`."""
-        counts, windows = self._mixture.counts(first_sequence), self._windows("train", seq_len)
-        shares = (count / max(1, len(there)) for count, there in zip(counts, windows, strict=True))
-        return dict(zip(self.manifest.names, shares, strict=True))
-
     def train_batch(self, *, seed: int, first_sequence: int, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
         """The batch after the first `first_sequence` sequences of a run: ids [B, T + 1].
 

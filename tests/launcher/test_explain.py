@@ -184,3 +184,18 @@ def test_the_list_and_the_help_load_nothing_heavy():
     for arguments in (["explain"], ["explain", "--help"], ["explain", "--parametrization", "completedp"]):
         done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
         assert done.stderr.strip().endswith("[]")
+
+
+def test_multipliers_can_be_moved_into_the_weights():
+    asked = ("explain", "--parametrization", "completep", "--shape", SHAPE, "--base", "width=256,layers=6")
+    _, apart = ask(*asked)
+    code, moved = ask(*asked, "--absorbed")
+    assert code == 0
+    assert [moved["forward"][name] for name in ("embedding", "residual", "output")] == [1.0, 1.0, 1.0]
+    assert moved["forward"]["attention"] == apart["forward"]["attention"]
+    rate = {
+        which: next(g["learning_rate"] for g in body["groups"] if g["kind"] == "readout")
+        for which, body in (("apart", apart), ("moved", moved))
+    }
+    assert rate["moved"] == pytest.approx(rate["apart"] * apart["forward"]["output"])
+    assert "only without clipping" in forerun(*asked, "--absorbed")[1]

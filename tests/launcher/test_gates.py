@@ -117,6 +117,18 @@ def test_the_data_gate(study, found):
         assert (gate.name, gate.outcome) == ("data", outcome)
 
 
+def test_a_source_whose_weight_is_more_than_its_share_runs_out_first(study, found):
+    (source,) = study.manifest.sources
+    parts = tuple(dataclasses.replace(source, name=name, weight=weight) for name, weight in (("a", 0.75), ("b", 0.25)))
+    mixed = dataclasses.replace(study, manifest=dataclasses.replace(study.manifest, sources=parts))
+    wanted = 1.6 * source.num_tokens("train")  # of two such sources there is enough, of three quarters of one not
+    choice = dataclasses.replace(
+        found.choice, prediction=dataclasses.replace(found.choice.prediction, tokens=float(wanted))
+    )
+    gate = gates.gates(mixed, {}, found.verdict, found.fit, choice)[3]
+    assert gate.outcome == "failed" and "goes through a 1.2 times" in gate.reason
+
+
 def test_the_gates_have_the_names_that_freeze_knows(found):
     from launcher.verbs.freeze import GATES
 
