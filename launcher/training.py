@@ -7,6 +7,7 @@ on the number of ranks by rounding only, and a resumed run is the same run.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -49,10 +50,7 @@ class Trainer:
         mesh = assembly.device_mesh(parallelism, self.device.type)
         self.model = assembly.sharded_model(decision.shape, mesh, decision.precision)
         self.optimizer = assembly.build_optimizer(self.model, decision.groups)
-        forward = decision.forward
-        self.multipliers = Multipliers(
-            embedding=forward.embedding, attention=forward.attention, residual=forward.residual, output=forward.output
-        )
+        self.multipliers = Multipliers(**dataclasses.asdict(decision.forward))
         self.lr_shares = lr_table(decision.learning_rate.schedule)
 
     def train(self, stop_after: int | None = None) -> Ending:

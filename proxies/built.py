@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Protocol
@@ -54,9 +55,7 @@ def our_model(spec: RunSpec) -> OurModel:
     parameters = dict(module.named_parameters())
     for parameter in numbers:
         parameters[parameter.name].copy_(initial_tensor(parameter, spec.seed))
-    multipliers = Multipliers(
-        embedding=forward.embedding, attention=forward.attention, residual=forward.residual, output=forward.output
-    )
+    multipliers = Multipliers(**dataclasses.asdict(forward))
     return OurModel(module=module, numbers=numbers, multipliers=multipliers)
 
 

@@ -3,26 +3,17 @@
 import math
 import os
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from launcher.host import HostFactory
+from launcher.opening import plan_study
 from launcher.stages import bank_key
 from proxies import canon
-from proxies.programs import Command
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.spec import Hparams, Numerics, RunResult, RunSpec
+from proxies.spec import RunResult
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-@pytest.fixture
-def plan():
-    return tomllib.loads((EXAMPLES / "own_trainer" / "plan.toml").read_text())
 
 
 @pytest.fixture
@@ -31,40 +22,16 @@ def own_python(monkeypatch):
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 
 
-def own_spec(plan, width, learning_rate):
-    proxy, model = plan["proxy"], plan["model"]
-    command = Command(
-        template=proxy["command"], metrics_format=proxy["metrics_format"], metrics_path=proxy["metrics_path"],
-        step_key="step", train_loss_key="train_loss", validation_loss_key="val_loss",
-        grad_norm_key=proxy["metrics_grad_norm_key"],
-    )  # fmt: skip
-    base = Shape(
-        num_layers=model["num_layers"], width=16, num_heads=2, num_kv_heads=2, ffn_width=64,
-        vocab_size=plan["data"]["vocab_size"], seq_len=model["seq_len"],
-    )  # fmt: skip
-    return RunSpec(
-        shape=base.at_width(width),
-        base_shape=base,
-        parametrization=named("mup"),
-        hparams=Hparams(learning_rate=learning_rate, clip_norm=None),
-        schedule=Schedule(kind="cosine", num_steps=proxy["num_steps"], warmup_steps=4),
-        batch_tokens=proxy["batch_tokens"],
-        data_id=plan["data"]["external"],
-        seed=0,
-        numerics=Numerics(),
-        command=command,
-    )
-
-
 @pytest.mark.usefixtures("own_python")
-def test_own_trainer(plan, tmp_path):
-    """Two trials for real: both widths learn, and log what they should."""
-    host = HostFactory(
-        study_dir=str(tmp_path), code_dir=str(EXAMPLES / "own_trainer"), corpus="", timeout_seconds=120.0
-    )()
+def test_own_trainer(tmp_path):
+    """Two runs of the plan for real: both widths learn, and log what they should."""
+    study = plan_study(EXAMPLES / "own_trainer" / "plan.toml", tmp_path)
+    seconds = study.plan.proxy.timeout_seconds
+    host = HostFactory(study_dir=str(tmp_path), code_dir=str(study.code_dir), corpus="", timeout_seconds=seconds)()
+    point = {"learning_rate": 2**-6, "warmup_fraction": 0.1, "clip_norm": 1.0}
     losses = []
-    for width in (16, 32):
-        spec = own_spec(plan, width, 2**-6)
+    for width in study.plan.transfer.widths:
+        spec = study.run(shape=study.shape(width), point=point, seed=0, num_steps=study.plan.proxy.num_steps)
         admit, finished = [(0, canon.to_json(spec))], []
         while not finished:
             finished, admit = host.advance(bank_key(spec), 1, admit, 50), []
