@@ -28,6 +28,7 @@ p,ul{{max-width:46rem}} p{{margin:.6rem 0}} ul{{padding-left:1.2rem;margin:.4rem
 .lead{{font-size:1.08rem}}
 .w{{white-space:nowrap}}
 code{{font:.86em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}}
+pre{{font:.86em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}}
 .card{{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:1rem 1.2rem;min-width:0}}
 .card+.card{{margin-top:1.2rem}}
 .card h2{{border:0;margin:0 0 .5rem;padding:0;font-size:1.05rem}}
