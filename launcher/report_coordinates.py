@@ -16,26 +16,20 @@ def coordinates(body: Body) -> str:
     if not checks:
         return show.section("coordinates", heading, show.missing("The coordinate check has not run.", "check"))
     arms = sorted(checks, key=lambda arm: (arm != figures.main_arm(body), arm != "depth"))
-    panels = [show.figure(figures.coordinates(body, arm), _caption(checks[arm]), _name(arm)) for arm in arms]
+    panels = [show.figure(figures.coordinates(body, arm), _caption(checks[arm]), show.arm_title(arm)) for arm in arms]
     note = (
         '<p class="over">Slope: log2 of the change per doubling; about none when updates keep their size. Drawn: the '
         "worst layer of every role; bold: blows up or vanishes; dashed: cannot tell.</p>"
     )
     head = ("", "role", "layers that pass", "the worst", "slope", "interval", "outcome")
     rows = [
-        (_name(arm), show.words(role), f"{sum(x['outcome'] == 'passes' for x in layers)} of {len(layers)}",
+        (show.arm_title(arm), show.words(role), f"{sum(x['outcome'] == 'passes' for x in layers)} of {len(layers)}",
          show.text(layers[0]["layer"]), *_cells(layers[0]))
         for arm in arms for role, layers in by_role(checks[arm])
     ]  # fmt: skip
     panels += ["<div></div>"] * (len(panels) % 2)
     pairs = [show.pair(*panels[i : i + 2]) for i in range(0, len(panels), 2)]
     return show.section("coordinates", heading, *pairs, note, show.table(head, rows, (0, 1, 3, 6)))
-
-
-def _name(arm: str) -> str:
-    if arm == "sp":
-        return "Standard parametrization (SP)"
-    return "Over depths" if arm == "depth" else show.text(show.arm_name(arm))
 
 
 def _cells(layer: Any) -> tuple[str, str, str]:

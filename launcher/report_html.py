@@ -31,6 +31,12 @@ def arm_name(arm: str) -> str:
     return {"mup": "muP", "sp": "SP"}.get(arm, arm)
 
 
+def arm_title(arm: str) -> str:
+    """The heading of an arm's figure; `depth` is the coordinate check over depths."""
+    titles = {"sp": "Standard parametrization (SP)", "depth": "Over depths"}
+    return titles.get(arm) or text(arm_name(arm))
+
+
 def number(value: float | None, spec: str = ".4g") -> str:
     """A number by its format spec, with a true minus sign and ten's powers written out; None is a dash."""
     if value is None:

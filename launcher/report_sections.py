@@ -28,7 +28,9 @@ def valleys(body: Body) -> str:
         return show.section("transfer", heading, _missing(body, "transfer", "The transfer runs have not ended."))
     verdict, main = body["transfer"]["verdict"], figures.main_arm(body)
     arms = {main: verdict} | ({"sp": verdict["control"]} if verdict["control"] else {})
-    panels = [show.figure(figures.valleys(body, arm), _valley_caption(of), _arm_name(arm)) for arm, of in arms.items()]
+    panels = [
+        show.figure(figures.valleys(body, arm), _valley_caption(of), show.arm_title(arm)) for arm, of in arms.items()
+    ]
     head = ("arm", "status", "width", "optimal rate", "as a power", "interval", "loss (nats)", "runs", "diverged")
     rows = [
         (show.text(show.arm_name(arm)), show.chip(optimum["status"]), show.text(optimum["width"]),
@@ -45,10 +47,6 @@ def valleys(body: Body) -> str:
         "A cross at the top: diverged. A triangle there: above the axis.</p>"
     )
     return show.section("transfer", heading, said, show.pair(*panels), legend, show.table(head, rows, (0, 1)), more)
-
-
-def _arm_name(arm: str) -> str:
-    return "Standard parametrization (SP)" if arm == "sp" else show.text(show.arm_name(arm))
 
 
 def _powers(ends: Any) -> str:

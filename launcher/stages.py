@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from launcher.decide import (
     FIT_KEY,
@@ -30,9 +29,6 @@ from sweeps.drive import Progress, drive
 from sweeps.ledger import Ledger
 from sweeps.pool import Pool
 from sweeps.source import SearchSource, Source, StaticSource
-
-if TYPE_CHECKING:
-    pass
 
 STEPS_PER_CALL = 50
 """Optimizer steps between a worker's reports: under a second to some seconds for a proxy of this kind."""

@@ -77,7 +77,6 @@ class Solo:
         torch.set_float32_matmul_precision(numerics.matmul_precision)
         build = None if spec.factory is None else self._build
         built = our_model(spec) if build is None else build(spec)
-        torch.manual_seed(spec.seed)  # what a model of yours may draw as it trains, as dropout does
         module = built.module.train().to(self.device, torch.float64 if numerics.dtype == "float64" else torch.float32)
         parameters = dict(module.named_parameters())
         if unlike := sorted(parameters.keys() ^ {n.name for n in built.numbers}):

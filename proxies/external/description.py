@@ -13,6 +13,7 @@ from proxies.external.roles import Role, Roles, roles_of
 from proxies.external.spreads import Spread, own_ratio, spreads
 from proxies.numbers import ForwardNumbers, ParameterNumbers
 from proxies.parametrization import Parameter, forward_numbers, table_of
+from proxies.shape import Shape
 from proxies.spec import RunSpec
 
 
@@ -56,8 +57,7 @@ def trained_with(build: Build, spec: RunSpec) -> tuple[ParameterNumbers, ...]:
     roles = roles_of(build, spec.shape, base)
     if problems := _multiplier_problems(build, spec, roles, forward_numbers(spec)) + _depth_problems(build, spec):
         raise FactoryError(name_of(build), problems)
-    origin = spec.base_shape if spec.parametrization.depth_alpha is not None else base
-    at_base = spreads(build, origin) if spec.parametrization.width == "mup" else {}
+    at_base = spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else {}
     return table_of(spec.parametrization, _parameters(roles, at_base), spec.ratios, spec.hparams)
 
 
@@ -71,10 +71,8 @@ def describe(build: Build, spec: RunSpec) -> Description:
     base = spec.base_shape.at_depth(spec.shape.num_layers)  # depth is no dimension of a tensor
     roles, forward = roles_of(build, spec.shape, base), forward_numbers(spec)
     problems = _multiplier_problems(build, spec, roles, forward) + _depth_problems(build, spec)
-    # With a rule for depth the base's own numbers are meant; without, what the factory does with depth stays.
-    origin = spec.base_shape if spec.parametrization.depth_alpha is not None else base
     here = spreads(build, spec.shape)
-    at_base = spreads(build, origin) if spec.parametrization.width == "mup" else here
+    at_base = spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else here
     problems += _start_problems(roles, here, at_base)
     if problems:
         raise FactoryError(name_of(build), problems)
@@ -92,6 +90,14 @@ def describe(build: Build, spec: RunSpec) -> Description:
         readouts=roles.readouts,
         notes=roles.notes + _attention_notes(build, spec, forward),
     )
+
+
+def _origin(spec: RunSpec) -> Shape:
+    """Where initial values are meant: with a rule for depth at the base's own, else what the factory does with depth
+    stays.
+    """
+    ruled = spec.parametrization.depth_alpha is not None
+    return spec.base_shape if ruled else spec.base_shape.at_depth(spec.shape.num_layers)
 
 
 def _parameters(roles: Roles, at_base: Mapping[str, Spread]) -> tuple[Parameter, ...]:
