@@ -43,7 +43,7 @@ _VERBS = {
     "tokenize": ("data", "Text, jsonl, parquet or .bin files into shards with a hashed manifest."),
     "check": ("study", "Coordinate check: do updates keep their size as width grows?"),
     "sweep": ("study", "Optuna over Ray at the base width: learning rate, warmup, clip."),
-    "transfer": ("study", "Valleys at every width, and the verdict: holds, drifts or cannot tell."),
+    "transfer": ("transfer", "Valleys over width and other axes, and the verdict: holds, drifts or cannot tell."),
     "ladder": ("study", "The scaling ladder at the transferred hyperparameters."),
     "run": ("study", "All stages in order, up to the report; resumes, never repeats finished work."),
     "status": ("study", "What a study has done and found so far; works while it runs."),
@@ -57,6 +57,7 @@ _VERBS = {
     "export": ("freeze", "A frozen config as a trainer's own files, with a fidelity report."),
     "launch": ("freeze", "Run a frozen config with the embedded trainer, under torchrun."),
     "report": ("freeze", "report.html and report.json of a study."),
+    "dashboards": ("dashboards", "A study as one W&B run: tables, pictures, verdicts; offline unless told."),
 }
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.study import Arm, Study, recorded_points
+from launcher.arms import Sizes, base_sizes
+from launcher.study import Study
+from launcher.transferred import StageMissingError, Transferred, Verdicts
+from proxies import canon
 from proxies.flops import count_params
 from proxies.shape import Shape
 from proxies.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
-from sweeps.space import Params
 
 if TYPE_CHECKING:
     from launcher.frozen import Decision
@@ -19,39 +21,6 @@ if TYPE_CHECKING:
     from scaling_fits.table import RunTable
     from scaling_fits.uncertainty import FittedRuns, Prediction
     from sweeps.ledger import Ledger
-    from transfer.verdict import Verdict
-
-FIT_KEY = "ladder"
-"""Of the study's one fit in its ledger."""
-
-
-class StageMissingError(ValueError):
-    """A decision needs a stage that has not run; the message names the command."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Searched:
-    """What the search found."""
-
-    points: tuple[Params, ...]
-    best: Params
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Transferred:
-    """What the transfer stage found."""
-
-    arm: Arm
-    control: Arm | None
-    log2_lr: float
-    """To be used at every width, set at the base."""
-    at_optimum: bool
-    """Whether it is the fitted optimum of the base width, or, where there is none, the search's best rate."""
-
-    @property
-    def learning_rate(self) -> float:
-        """The same as a rate, to four digits."""
-        return float(f"{2.0**self.log2_lr:.4g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,60 +32,30 @@ class Choice:
     num_steps: int
     prediction: Prediction
 
+    batch_tokens: int
+
     @property
     def num_tokens(self) -> float:
         """Tokens the main run trains on."""
         return self.prediction.tokens
 
-
-def searched(study: Study, ledger: Ledger) -> Searched:
-    """Points and winner of the search.
-
-    Raises:
-        StageMissingError: it has not ended.
-    """
-    suggestions = {record.key: record.body for record in ledger.records("suggestion")}
-    points = recorded_points(suggestions, study.plan.search.num_trials)
-    results = ledger.results()
-    if len(points) < study.plan.search.num_trials or any(study.trial(p).id not in results for p in points):
-        raise StageMissingError("the search has not ended: `forerun sweep PLAN` runs or resumes it")
-    return Searched(points=tuple(points), best=study.best_point(points, results))
+    @property
+    def sizes(self) -> Sizes:
+        """The same as sizes along the axes of transfer."""
+        return Sizes(
+            width=self.shape.width,
+            depth=self.shape.num_layers,
+            batch=self.batch_tokens,
+            duration=int(self.num_tokens),
+        )
 
 
-def transferred(study: Study, ledger: Ledger) -> Transferred:
-    """The transfer runs and the rate they give.
-
-    Raises:
-        StageMissingError: they have not ended.
-    """
-    best = searched(study, ledger).best
-    results = ledger.results()
-    arm = study.arm(best, results, control=False)
-    control = study.arm(best, results, control=True) if study.has_control else None
-    if not arm.done(results) or (control is not None and not control.done(results)):
-        raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
-    log2_lr = study.judge(arm, None, results, study.target_width_guess).transferred_log2_lr
-    fallback = math.log2(best["learning_rate"])
-    return Transferred(
-        arm=arm,
-        control=control,
-        log2_lr=fallback if log2_lr is None else log2_lr,
-        at_optimum=log2_lr is not None,
-    )
-
-
-def verdict_at(study: Study, ledger: Ledger, found: Transferred, width: int) -> Verdict:
-    """The verdict for a target width, with the control arm."""
-    return study.judge(found.arm, found.control, ledger.results(), width, found.log2_lr)
-
-
-def ladder_specs(study: Study, ledger: Ledger) -> list[RunSpec]:
+def ladder_specs(study: Study, found: Transferred) -> list[RunSpec]:
     """The ladder at the transferred rate and the search's warmup and clip."""
-    best = searched(study, ledger).best
-    return study.ladder_runs({**best, "learning_rate": transferred(study, ledger).learning_rate})
+    return study.ladder_runs(found.point, found.powers.get("duration", 0.0))
 
 
-def ladder_table(specs: list[RunSpec], results: Mapping[str, RunResult]) -> RunTable:
+def ladder_table(specs: Sequence[RunSpec], results: Mapping[str, RunResult]) -> RunTable:
     """Finished rungs as a table of runs.
 
     Raises:
@@ -134,14 +73,20 @@ def ladder_table(specs: list[RunSpec], results: Mapping[str, RunResult]) -> RunT
     )
 
 
-def fitted(study: Study, ledger: Ledger, table: RunTable) -> FittedRuns:
-    """The study's scaling fit: the recorded one, or, where there is none yet, made now (some seconds)."""
+def fit_key(specs: Sequence[RunSpec]) -> str:
+    """Of the fit of these rungs in the ledger: other rungs, after more runs moved the rate, have a fit of their own."""
+    return f"ladder/{canon.content_id([spec.id for spec in specs])[:16]}"
+
+
+def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns:
+    """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet, made now (seconds)."""
     from scaling_fits.summary import from_file
     from scaling_fits.uncertainty import fit_runs
 
-    recorded = ledger.find("fit", FIT_KEY)
+    recorded = ledger.find("fit", fit_key(specs))
     if recorded is not None:
         return from_file(recorded.body)
+    table = ladder_table(specs, ledger.results())
     ladder = study.plan.ladder
     return fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
 
@@ -158,42 +103,40 @@ def choose(study: Study, fit: FittedRuns) -> Choice:
 
     budget_flops = study.plan.target.budget_flops
     allocation = allocate(fit, budget_flops)
-    shape = shape_near(study.base_shape, allocation.params, study.plan.target.width_multiple).shape
+    template = study.base_shape.at_depth(study.plan.target_num_layers)
+    shape = shape_near(template, allocation.params, study.plan.target.width_multiple).shape
     params = count_params(shape).total
-    batch_tokens = study.plan.proxy.batch_tokens
-    num_steps = _steps_for(study, budget_flops / (6.0 * params * batch_tokens))
+    batch_tokens = study.plan.target_batch_tokens
+    num_steps = study.plan.steps_for(budget_flops / (6.0 * params * batch_tokens))
     num_tokens = int(batch_tokens * study.plan.schedule(num_steps, 0.0).num_full_batches)
     return Choice(
         allocation=allocation,
         shape=shape,
         num_steps=num_steps,
+        batch_tokens=batch_tokens,
         prediction=predict(fit, params, num_tokens),
     )
 
 
-def _steps_for(study: Study, num_full_batches: float) -> int:
-    """Steps that train on so many full batches: more of them where the batch warms up."""
-    num_steps = max(1, round(num_full_batches))
-    if study.plan.proxy.batch_warmup_fraction:
-        num_steps = max(num_steps, study.plan.proxy.batch_warmup_stages)
-        share = float(study.plan.schedule(num_steps, 0.0).num_full_batches) / num_steps
-        num_steps = max(num_steps, round(num_full_batches / share))
-    return num_steps
-
-
-def main_spec(study: Study, best: Params, learning_rate: float, choice: Choice) -> RunSpec:
+def main_spec(study: Study, found: Transferred, choice: Choice) -> RunSpec:
     """The main run, as a run of this study."""
-    point: Params = {**best, "learning_rate": learning_rate}
-    return study.run(shape=choice.shape, point=point, seed=study.plan.launch.seed, num_steps=choice.num_steps)
+    return study.run(
+        shape=choice.shape,
+        point={**found.point, "learning_rate": found.rate_at(base_sizes(study), choice.sizes)},
+        seed=study.plan.launch.seed,
+        num_steps=choice.num_steps,
+        batch_tokens=choice.batch_tokens,
+    )
 
 
-def decision(study: Study, best: Params, learning_rate: float, choice: Choice) -> Decision:
+def decision(study: Study, found: Transferred, verdicts: Verdicts, choice: Choice) -> Decision:
     """Everything the main run computes with, as plain numbers."""
     from launcher import frozen
     from proxies.parametrization import forward_numbers, parameter_table
+    from transfer.rules import rule_of
 
     plan, shape, base = study.plan, choice.shape, study.base_shape
-    run = main_spec(study, best, learning_rate, choice)
+    run = main_spec(study, found, choice)
     table = parameter_table(run)
     predicted = choice.prediction
     assert predicted.low is not None and predicted.high is not None  # the plan asks for a bootstrap
@@ -202,12 +145,13 @@ def decision(study: Study, best: Params, learning_rate: float, choice: Choice) -
         shape=shape,
         base_shape=base,
         parametrization=run.parametrization,
+        transfer=tuple(rule_of(judged.verdict) for _, judged in verdicts.tests),
         forward=forward_numbers(run),
         groups=frozen.groups_of(table),
         optimizer="adamw",
         learning_rate=frozen.learning_rate_of(run.schedule),
         clip_norm=run.hparams.clip_norm,
-        batch_tokens=plan.proxy.batch_tokens,
+        batch_tokens=run.batch_tokens,
         num_tokens=run.num_tokens,
         data=frozen.Data(
             data_id=study.manifest.data_id,

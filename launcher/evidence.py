@@ -7,10 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher import decide
-from launcher.decide import Choice, Searched, StageMissingError, Transferred
+from launcher.decide import Choice
 from launcher.gates import Gate, gates
 from launcher.own import OwnProgramError, is_own
 from launcher.study import NoFinishedTrialError, Study
+from launcher.transferred import (
+    Searched,
+    StageMissingError,
+    Transferred,
+    Verdicts,
+    searched,
+    target_guess,
+    transferred,
+    verdicts_at,
+)
 from proxies.canon import Json
 from proxies.spec import RunSpec
 from sweeps.ledger import Ledger
@@ -19,7 +29,6 @@ if TYPE_CHECKING:
     from launcher.frozen import Decision
     from scaling_fits.table import RunTable
     from scaling_fits.uncertainty import FittedRuns
-    from transfer.verdict import Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,8 +42,8 @@ class Findings:
     table: RunTable | None = None
     fit: FittedRuns | None = None
     choice: Choice | None = None
-    verdict: Verdict | None = None
-    """For the chosen shape, or, before the choice, for the width the budget suggests."""
+    verdicts: Verdicts | None = None
+    """For the chosen shape and steps, or, before the choice, for what the budget suggests."""
     gates: tuple[Gate, ...] = ()
     """All of them, once there is a choice."""
 
@@ -44,36 +53,33 @@ def gather(study: Study, ledger: Ledger) -> Findings:
     coordinates = {record.key: record.body for record in ledger.records("coordinates")}
     found = Findings(coordinates=coordinates)
     try:
-        searched = decide.searched(study, ledger)
-        found = Findings(coordinates=coordinates, searched=searched)
-        moved = decide.transferred(study, ledger)
-        verdict = decide.verdict_at(study, ledger, moved, study.target_width_guess)
-        found = Findings(coordinates=coordinates, searched=searched, transferred=moved, verdict=verdict)
-        specs = decide.ladder_specs(study, ledger)
+        won = searched(study, ledger)
+        found = Findings(coordinates=coordinates, searched=won)
+        moved = transferred(study, ledger)
+        verdicts = verdicts_at(study, ledger, moved, target_guess(study))
+        found = dataclasses.replace(found, transferred=moved, verdicts=verdicts)
+        specs = decide.ladder_specs(study, moved)
         table = decide.ladder_table(specs, ledger.results())
     except (StageMissingError, NoFinishedTrialError):
         return found
-    fit = decide.fitted(study, ledger, table)
-    fitted = Findings(
-        coordinates=coordinates, searched=searched, transferred=moved, verdict=verdict,
-        ladder=tuple(specs), table=table, fit=fit,
-    )  # fmt: skip
-    return _chosen(study, ledger, fitted, moved, fit)
+    fit = decide.fitted(study, ledger, specs)
+    found = dataclasses.replace(found, ladder=tuple(specs), table=table, fit=fit)
+    return _chosen(study, ledger, found, moved, fit)
 
 
 def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, fit: FittedRuns) -> Findings:
-    """The same with choice, verdict at the chosen width, and gates; as it is where the fit identifies nothing."""
+    """The same with choice, verdicts at the chosen sizes, and gates; as it is where the fit identifies nothing."""
     from scaling_fits.law import CannotTellError
 
     try:
         choice = decide.choose(study, fit)
     except CannotTellError:
         return found
-    verdict = decide.verdict_at(study, ledger, moved, choice.shape.width)
+    verdicts = verdicts_at(study, ledger, moved, choice.sizes)
     outcomes = [ledger.results()[spec.id] for spec in found.ladder]
     lost = [outcome for outcome in outcomes if outcome.loss_nats is None]
-    closed = gates(study, found.coordinates, verdict, fit, choice, lost)
-    return dataclasses.replace(found, transferred=moved, fit=fit, choice=choice, verdict=verdict, gates=closed)
+    closed = gates(study, found.coordinates, verdicts, fit, choice, lost)
+    return dataclasses.replace(found, choice=choice, verdicts=verdicts, gates=closed)
 
 
 def decision_of(study: Study, found: Findings) -> Decision:
@@ -88,8 +94,8 @@ def decision_of(study: Study, found: Findings) -> Decision:
         from scaling_fits.law import CannotTellError
 
         raise CannotTellError(found.fit.warnings)
-    if found.searched is None or found.transferred is None or found.choice is None:
+    if found.transferred is None or found.verdicts is None or found.choice is None:
         raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
     if is_own(study):
         raise OwnProgramError(study)
-    return decide.decision(study, found.searched.best, found.transferred.learning_rate, found.choice)
+    return decide.decision(study, found.transferred, found.verdicts, found.choice)

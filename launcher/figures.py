@@ -1,4 +1,6 @@
-"""The report's figures, each a pure function from the report's body to one SVG. The only door to matplotlib.
+"""The report's figures, each a pure function from the report's body to one SVG.
+
+With `figures_transfer` and `figures_cost`, which draw the transfer tests, the only door to matplotlib.
 
 One panel each, side by side or stacked; panels to be compared share their axes. The same body gives the same bytes.
 """
@@ -28,23 +30,34 @@ _STYLE: Any = {
     "axes.grid": True, "grid.color": INK, "grid.alpha": 0.1, "grid.linewidth": 0.6, "axes.axisbelow": True,
     "path.simplify": False, "text.parse_math": False,
 }  # fmt: skip
-_INCHES = (4.8, 3.5)
-_MARKERS = "osD^vP"
+INCHES = (4.8, 3.5)
+MARKERS = "osD^vP"
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
-def _draw(name: str, title: str, labels: tuple[str, str], paint: Callable[[Axes], None]) -> str:
+def draw(
+    name: str, title: str, labels: tuple[str, str], paint: Callable[[Axes], None], inches: tuple[float, float] = INCHES
+) -> str:
+    """One panel as SVG, its legend above it.
+
+    Args:
+        name: unique on the page.
+        title: what a screen reader says.
+        labels: of both axes.
+        paint: draws into the axes.
+        inches: width and height.
+    """
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change a report
         matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": name})
-        figure = Figure(figsize=_INCHES, layout="constrained")
+        figure = Figure(figsize=inches, layout="constrained")
         axes = figure.add_subplot()
         axes.set_xlabel(labels[0])
         axes.set_ylabel(labels[1])
         paint(axes)
-        handles, _ = axes.get_legend_handles_labels()
+        handles, names = axes.get_legend_handles_labels()
         if handles:
-            columns = min(len(handles), 4)  # filled column by column; read row by row
+            columns = _legend_columns(names, inches[0])  # filled column by column; read row by row
             handles = [handles[j] for i in range(columns) for j in range(i, len(handles), columns)]
             figure.legend(handles=handles, loc="outside upper left", ncols=columns)
         buffer = io.StringIO()
@@ -52,7 +65,16 @@ def _draw(name: str, title: str, labels: tuple[str, str], paint: Callable[[Axes]
     return finish(buffer.getvalue(), name, title)
 
 
-def _octaves(axis: Axis, low: float, high: float) -> None:
+def _legend_columns(names: Sequence[str], inches: float) -> int:
+    """As many columns as fit, four at most, by the usual width of a letter."""
+    for columns in range(min(len(names), 4), 1, -1):
+        longest = [max(map(len, names[i::columns])) for i in range(columns)]
+        if sum(27 + 4.6 * length for length in longest) <= 72 * inches:
+            return columns
+    return 1
+
+
+def octaves(axis: Axis, low: float, high: float) -> None:
     """Whole powers of two, on an axis that holds log2(rate); two octaves at least, or noise would look like drift."""
     pad = max(0.4, (2.2 - (high - low)) / 2)
     first, last = math.ceil(low - pad), math.floor(high + pad)
@@ -82,7 +104,7 @@ def _flops_axis(axes: Axes, values: Iterable[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ticks[value]))
 
 
-def _ceiling(losses: Sequence[float]) -> tuple[float, float]:
+def ceiling(losses: Sequence[float]) -> tuple[float, float]:
     """Loss limits that show the valleys: a few runs near divergence must not flatten all others."""
     low, middle = min(losses), sorted(losses)[len(losses) // 2]
     crowd = low + 4 * (middle - low)
@@ -91,7 +113,7 @@ def _ceiling(losses: Sequence[float]) -> tuple[float, float]:
     return low - pad, high + pad
 
 
-def _edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], colour: str) -> None:
+def edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], colour: str) -> None:
     """A cross at the top for a run without a loss, a triangle for one above the axis."""
     bottom, top = axes.get_ylim()
     at = top - 0.03 * (top - bottom)
@@ -102,91 +124,8 @@ def _edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], colour
 
 
 def main_arm(body: Body) -> str:
-    """The name of the arm that the study is about, as in `transfer.runs`."""
+    """The name of the arm that the study is about, as in the runs of a transfer test."""
     return str(body["question"]["proxy"]["parametrization"])
-
-
-def verdict_of(body: Body, arm: str) -> Any:
-    """The verdict on one arm, or None where there is no such arm."""
-    verdict = body["transfer"]["verdict"]
-    return verdict if arm == main_arm(body) else verdict["control"]
-
-
-def valleys(body: Body, arm: str) -> str:
-    """Loss against learning rate at every width of one arm: runs as dots, fitted valleys, minima with intervals.
-
-    The axes hold both arms' runs.
-    """
-    everything, verdict = body["transfer"]["runs"], verdict_of(body, arm)
-    widths = sorted({run["width"] for run in everything})
-    rates = [run["log2_lr"] for run in everything]
-    losses = [run["loss_nats"] for run in everything if run["loss_nats"] is not None]
-    set_rate = verdict["transferred_lr"]
-
-    def paint(axes: Axes) -> None:
-        _octaves(axes.xaxis, min(rates), max(rates))
-        if losses:
-            axes.set_ylim(*_ceiling(losses))
-        if set_rate is not None:
-            axes.axvline(math.log2(set_rate), color=INK, alpha=0.55, linewidth=0.9, linestyle=(0, (4, 3)))
-        for optimum in verdict["optima"]:
-            rank = widths.index(optimum["width"])
-            points = [(run["log2_lr"], run["loss_nats"]) for run in everything
-                      if run["arm"] == arm and run["width"] == optimum["width"]]  # fmt: skip
-            _valley(axes, optimum, points, shade(rank, len(widths)), _MARKERS[rank % len(_MARKERS)])
-
-    title = f"Loss against learning rate at each width, {arm_name(arm)}"
-    return _draw(f"valleys-{arm}", title, ("learning rate", "validation loss (nats per token)"), paint)
-
-
-def _valley(axes: Axes, optimum: Any, points: list[tuple[float, float | None]], colour: str, marker: str) -> None:
-    top = axes.get_ylim()[1]
-    inside = [(x, loss) for x, loss in points if loss is not None and loss <= top]
-    axes.plot([x for x, _ in inside], [y for _, y in inside], marker, color=colour, markersize=3.6, alpha=0.75,
-              markeredgewidth=0, label=f"width {optimum['width']}")  # fmt: skip
-    axes.plot([x for x, _ in optimum["curve"]], [y for _, y in optimum["curve"]], color=colour, linewidth=1.5)
-    _edge_marks(axes, points, colour)
-    if optimum["log2_lr"] is not None:
-        at, (low, high) = optimum["log2_lr"], optimum["interval_log2"]
-        axes.errorbar([at], [optimum["loss_nats"]], xerr=[[at - low], [high - at]], fmt=marker, color=colour,
-                      markersize=6.5, markeredgecolor=INK, markeredgewidth=0.7, elinewidth=2.2, capsize=4,
-                      capthick=1.4)  # fmt: skip
-
-
-def drift(body: Body) -> str:
-    """Optimal learning rate against width, with intervals, for the study's parametrization and its control."""
-    verdict = body["transfer"]["verdict"]
-    arms = [(arm_name(main_arm(body)), verdict)] + ([("control: SP", verdict["control"])] if verdict["control"] else [])
-    widths = {optimum["width"] for _, of in arms for optimum in of["optima"]} | {verdict["target_width"]}
-
-    def paint(axes: Axes) -> None:
-        _width_axis(axes, widths)
-        axes.axvline(verdict["target_width"], color=INK, alpha=0.55, linewidth=0.9, linestyle=(0, (1, 2)),
-                     label=f"target, {verdict['target_width']}")  # fmt: skip
-        axes.axhline(math.log2(body["transfer"]["learning_rate"]), color=INK, alpha=0.55, linewidth=0.9,
-                     linestyle=(0, (4, 3)), label="rate to launch with")  # fmt: skip
-        for i, (name, of) in enumerate(arms):
-            _drifting(axes, of["optima"], name, i)
-        _octaves(axes.yaxis, *axes.dataLim.intervaly)
-
-    return _draw("drift", "Optimal learning rate against width", ("width", "optimal learning rate"), paint)
-
-
-def _drifting(axes: Axes, optima: Sequence[Any], name: str, rank: int) -> None:
-    shift = 2.0 ** (0.06 * rank)  # so that two intervals at one width do not lie on each other
-    found = [o for o in optima if o["log2_lr"] is not None]
-    at = [o["log2_lr"] for o in found]
-    arms = [
-        [o["log2_lr"] - o["interval_log2"][0] for o in found],
-        [o["interval_log2"][1] - o["log2_lr"] for o in found],
-    ]
-    axes.errorbar([o["width"] * shift for o in found], at, yerr=arms, fmt=f"{_MARKERS[rank]}-", color=KINDS[rank],
-                  markersize=5.5, linewidth=1.5, elinewidth=1.5, capsize=4, label=name)  # fmt: skip
-    for optimum in optima:
-        if optimum["log2_lr"] is None:
-            at_bottom = (optimum["width"] / 1.04, 0.02 + 0.06 * rank)
-            axes.annotate(f"{name}: {optimum['status'].replace('_', ' ')}", at_bottom, fontsize=8.5, color=KINDS[rank],
-                          xycoords=("data", "axes fraction"), ha="right")  # fmt: skip
 
 
 def coordinates(body: Body, arm: str) -> str:
@@ -207,12 +146,12 @@ def coordinates(body: Body, arm: str) -> str:
         axes.yaxis.set_minor_locator(NullLocator())
         for rank, layer in enumerate(shown[arm]):
             dashes, weight = styles[layer["outcome"]]
-            axes.plot(points(check)[: len(layer["change"])], layer["change"], marker=_MARKERS[rank % len(_MARKERS)],
+            axes.plot(points(check)[: len(layer["change"])], layer["change"], marker=MARKERS[rank % len(MARKERS)],
                       markersize=4, linewidth=weight, linestyle=dashes, color=KINDS[rank % len(KINDS)],
                       label=layer["role"].replace("_", " "))  # fmt: skip
 
     title = f"Coordinate check, {arm_name(arm)}: change of each role's worst layer against {check['axis']}"
-    return _draw(f"coordinates-{arm}", title, (check["axis"], "mean absolute change of output"), paint)
+    return draw(f"coordinates-{arm}", title, (check["axis"], "mean absolute change of output"), paint)
 
 
 def search(body: Body) -> str:
@@ -223,9 +162,9 @@ def search(body: Body) -> str:
     low, high = (math.log2(end) for end in asked["clip_norm"])
 
     def paint(axes: Axes) -> None:
-        _octaves(axes.xaxis, min(rates), max(rates))
+        octaves(axes.xaxis, min(rates), max(rates))
         if losses:
-            axes.set_ylim(*_ceiling(losses))
+            axes.set_ylim(*ceiling(losses))
         axes.axvline(math.log2(body["search"]["best"]["learning_rate"]), color=INK, alpha=0.55, linewidth=0.9,
                      linestyle=(0, (4, 3)), label="best")  # fmt: skip
         for trial, rate in zip(trials, rates, strict=True):
@@ -235,11 +174,11 @@ def search(body: Body) -> str:
             if loss is not None and loss <= axes.get_ylim()[1]:
                 axes.plot([rate], [loss], "o", color=colour, markersize=6, markeredgecolor=INK, markeredgewidth=0.4)
             else:
-                _edge_marks(axes, [(rate, loss)], colour)
+                edge_marks(axes, [(rate, loss)], colour)
         for colour, end in ((SEQUENCE[0], asked["clip_norm"][0]), (SEQUENCE[-1], asked["clip_norm"][1])):
             axes.plot([], [], "o", color=colour, markersize=6, label=f"clip {end:g}")
 
-    return _draw("search", "Loss of every trial against learning rate, coloured by gradient clip",
+    return draw("search", "Loss of every trial against learning rate, coloured by gradient clip",
                  ("learning rate", "validation loss (nats per token)"), paint)  # fmt: skip
 
 
@@ -249,7 +188,7 @@ def _rungs(axes: Axes, rungs: Sequence[Any], height: Callable[[Any], float]) -> 
     for rank, width in enumerate(widths):
         mine = [rung for rung in rungs if rung["width"] == width]
         at = [math.log10(rung["flops"]) for rung in mine], [height(rung) for rung in mine]
-        axes.plot(*at, _MARKERS[rank % len(_MARKERS)], color=shade(rank, len(widths)), markersize=5,
+        axes.plot(*at, MARKERS[rank % len(MARKERS)], color=shade(rank, len(widths)), markersize=5,
                   label=f"width {width}")  # fmt: skip
 
 
@@ -276,7 +215,7 @@ def scaling(body: Body) -> str:
         room = max(seen) - min(seen) + 0.5  # a band that explodes must not flatten what was measured
         axes.set_ylim(max(axes.get_ylim()[0], min(seen) - room, 0), min(axes.get_ylim()[1], max(seen) + room))
 
-    return _draw("scaling", "Loss against training compute", ("training compute, 6ND (FLOPs)",
+    return draw("scaling", "Loss against training compute", ("training compute, 6ND (FLOPs)",
                  "validation loss (nats per token)"), paint)  # fmt: skip
 
 
@@ -294,5 +233,5 @@ def residuals(body: Body) -> str:
         widest = max(abs(end) for end in axes.get_ylim())
         axes.set_ylim(-widest, widest)
 
-    return _draw("residuals", "Measured loss against fitted loss, rung by rung",
+    return draw("residuals", "Measured loss against fitted loss, rung by rung",
                  ("training compute, 6ND (FLOPs)", "measured above fitted (% of loss)"), paint)  # fmt: skip

@@ -19,8 +19,9 @@ from proxies.rules import Parametrization
 from proxies.schedule import STEP_CONVENTION, Schedule, lr_table
 from proxies.shape import Shape
 from proxies.spec import Dtype
+from transfer.rules import TransferRule
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 NUM_LR_SAMPLES = 64
 LAUNCH_FILE = "launch.json"
 
@@ -146,6 +147,8 @@ class Decision:
     base_shape: Shape
     parametrization: Parametrization
     """A label. What counts is the numbers in `groups` and `forward`."""
+    transfer: tuple[TransferRule, ...]
+    """Evidence. What counts is the numbers in `groups`."""
     forward: ForwardNumbers
     """Multipliers stay in the model, as they were when clip was searched."""
     groups: tuple[ParameterGroup, ...]

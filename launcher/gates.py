@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,9 +12,9 @@ from proxies.spec import RunResult
 
 if TYPE_CHECKING:
     from launcher.decide import Choice
+    from launcher.transferred import Verdicts
     from scaling_fits.hindcast import Backtest
     from scaling_fits.uncertainty import FittedRuns
-    from transfer.verdict import Verdict
 
 FARTHEST_REACH = 100.0
 """Times the largest rung's FLOPs: published ladders were back-tested to 30 and 100 times, with errors of 4 to 6 %."""
@@ -48,7 +47,7 @@ class Gate:
 def gates(
     study: Study,
     coordinates: Mapping[str, Any],
-    verdict: Verdict,
+    verdicts: Verdicts,
     fit: FittedRuns,
     choice: Choice,
     lost_rungs: Sequence[RunResult] = (),
@@ -58,20 +57,16 @@ def gates(
     Args:
         study: what was asked.
         coordinates: the checks' records, by name; empty where none has run.
-        verdict: at the chosen width.
+        verdicts: at the chosen sizes.
         fit: of the ladder.
         choice: what would be launched.
         lost_rungs: outcomes of the ladder without a loss.
     """
-    moved = transfer_gate(verdict)
-    steps = f"measured at {study.plan.proxy.num_steps} steps, launched for {choice.num_steps}: "
-    rule = study.plan.parametrization.needs_tokens
-    steps += "the parametrization's own rule for duration is applied, not tested" if rule else "duration is not tested"
     own = "your own trainer's activations cannot be seen: check its coordinates there"
     unseen = Gate(name="coordinates", outcome="cannot_tell", reason=own)
     return (
         coordinate_gate(coordinates, study.plan.proxy.parametrization) if study.plan.command is None else unseen,
-        dataclasses.replace(moved, reason=f"{moved.reason}; {steps}"),
+        transfer_gate(verdicts),
         _fit_gate(fit, choice, lost_rungs),
         _data_gate(study, choice),
     )
@@ -96,14 +91,22 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     if parametrization != "sp" and control is not None and control["outcome"] == "passes":
         found.append("cannot_tell")
         said.append("the standard form passes too: this check sees no mistake, more widths or steps are wanted")
-    worst: GateOutcome = "failed" if "failed" in found else "cannot_tell" if "cannot_tell" in found else "passed"
-    return Gate(name="coordinates", outcome=worst, reason="; ".join(said))
+    return Gate(name="coordinates", outcome=_worst(found), reason="; ".join(said))
 
 
-def transfer_gate(verdict: Verdict) -> Gate:
-    """The verdict's: the cost of the transferred rate is under the margin."""
+def _worst(outcomes: Sequence[GateOutcome]) -> GateOutcome:
+    return "failed" if "failed" in outcomes else "cannot_tell" if "cannot_tell" in outcomes else "passed"
+
+
+def transfer_gate(verdicts: Verdicts) -> Gate:
+    """The verdicts': the learning rate over all axes at once, and every other hyperparameter that is tested."""
     outcomes: dict[str, GateOutcome] = {"holds": "passed", "drifts": "failed", "cannot_tell": "cannot_tell"}
-    return Gate(name="transfer", outcome=outcomes[verdict.outcome], reason="; ".join(verdict.reasons))
+    found, said = [outcomes[verdicts.together.outcome]], [f"learning rate: {'; '.join(verdicts.together.reasons)}"]
+    for test, judged in verdicts.tests:
+        if test.hyperparameter != "learning_rate":
+            found.append(outcomes[judged.verdict.outcome])
+            said.append(f"{test.name}: {judged.verdict.reasons[0]}")
+    return Gate(name="transfer", outcome=_worst(found), reason="; ".join(said))
 
 
 def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) -> Gate:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from launcher.arms import axis_sizes, run_at
 from launcher.plan import Plan
 from launcher.plan_file import PlanError, commented_plan, load_plan
 from launcher.study import PLAN_FILE, Study
@@ -18,6 +19,7 @@ from proxies.rules import decay_share, decays
 from proxies.spec import RunSpec
 from sweeps.ledger import Ledger
 from sweeps.space import Params
+from transfer.question import AXES
 
 
 def plan_study(
@@ -47,7 +49,7 @@ def plan_study(
 
 def _implied_problems(study: Study) -> list[str]:
     """What is wrong with the runs that the plan will ask for: better said before the first than after the search."""
-    search, transfer = study.plan.search, study.plan.transfer
+    search = study.plan.search
     points: list[Params] = [
         {"learning_rate": rate, "warmup_fraction": warmup, "clip_norm": search.clip_norm[0]}
         for rate, warmup in zip(search.learning_rate, search.warmup_fraction, strict=True)
@@ -55,8 +57,7 @@ def _implied_problems(study: Study) -> list[str]:
     makers: dict[str, Callable[[Params], list[RunSpec]]] = {
         "search": lambda point: [study.trial(point)],
         "transfer": lambda point: [
-            study.run(shape=study.shape(width), point=point, seed=0, num_steps=study.plan.proxy.num_steps)
-            for width in transfer.widths
+            run_at(study, axis, size, point, 0) for axis in AXES if axis != "params" for size in axis_sizes(study, axis)
         ],
         "ladder": study.ladder_runs,
     }

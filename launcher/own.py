@@ -9,9 +9,9 @@ from pathlib import Path
 
 from launcher.decide import Choice, main_spec
 from launcher.study import Study
+from launcher.transferred import Transferred
 from proxies import canon
 from proxies.canon import Json
-from sweeps.space import Params
 
 
 class OwnProgramError(ValueError):
@@ -56,9 +56,9 @@ def module_problems(target: str, code_dir: Path) -> list[str]:
     return [f"proxy.factory = {target!r}: {file} has no {function}; it has {', '.join(sorted(defined)) or 'nothing'}"]
 
 
-def own_run(study: Study, best: Params, learning_rate: float, choice: Choice) -> Json:
+def own_run(study: Study, found: Transferred, choice: Choice) -> Json:
     """The main run's command line, or the numbers that a factory's parameters are to be trained with."""
-    spec = main_spec(study, best, learning_rate, choice)
+    spec = main_spec(study, found, choice)
     if spec.command is not None:
         from proxies.external.command import filled, placeholder_values
 

@@ -95,7 +95,7 @@ class Plan(Section):
         """The schedule over `num_steps`, its fractions turned into steps."""
         proxy = self.proxy
         decay = max(1, round(proxy.decay_fraction * num_steps)) if proxy.schedule == "wsd" else 0
-        stages = proxy.batch_warmup_stages if proxy.batch_warmup_fraction else 1
+        stages = self.batch_stages
         ramp = max(stages - 1, round(proxy.batch_warmup_fraction * num_steps)) if stages > 1 else 0
         return Schedule(
             kind=proxy.schedule,
@@ -106,6 +106,39 @@ class Plan(Section):
             batch_warmup_steps=ramp,
             batch_warmup_stages=stages,
         )
+
+    @property
+    def batch_stages(self) -> int:
+        """Equal stages in which the batch reaches its size."""
+        return self.proxy.batch_warmup_stages if self.proxy.batch_warmup_fraction else 1
+
+    def steps_for(self, num_full_batches: float) -> int:
+        """Steps that train on so many full batches: more of them where the batch warms up."""
+        num_steps = max(1, round(num_full_batches))
+        if self.proxy.batch_warmup_fraction:
+            num_steps = max(num_steps, self.proxy.batch_warmup_stages)
+            share = float(self.schedule(num_steps, 0.0).num_full_batches) / num_steps
+            num_steps = max(num_steps, round(num_full_batches / share))
+        return num_steps
+
+    @property
+    def hyperparameter_widths(self) -> tuple[int, ...]:
+        """Widths at which hyperparameters other than the learning rate are tested, ascending."""
+        base, given = self.proxy.base_width, self.transfer.hyperparameter_widths
+        if given:
+            return tuple(sorted(given))
+        farthest = max(self.transfer.widths, key=lambda width: abs(math.log2(width / base)))
+        return tuple(sorted([base, farthest]))
+
+    @property
+    def target_batch_tokens(self) -> int:
+        """Tokens per step of the main run."""
+        return self.target.batch_tokens or self.proxy.batch_tokens
+
+    @property
+    def target_num_layers(self) -> int:
+        """Layers of the main run."""
+        return self.target.num_layers or self.model.num_layers
 
     @property
     def alone(self) -> bool:
@@ -149,13 +182,13 @@ class Plan(Section):
 def target_width_guess(plan: Plan, vocab_size: int) -> int:
     """The width a budget suggests before any fit, at 20 tokens per parameter (Chinchilla, arXiv 2203.15556)."""
     wanted = math.sqrt(plan.target.budget_flops / 120)
-    base = plan.shape(plan.proxy.base_width, vocab_size)
+    base, depth = plan.shape(plan.proxy.base_width, vocab_size), plan.target_num_layers
     whole_ffn = base.width // math.gcd(base.width, base.ffn_width)
     heads = plan.model.head_dim * plan.model.query_heads_per_kv_head
     step = math.lcm(plan.target.width_multiple, heads, whole_ffn)
 
     def too_large(count: int) -> bool:
-        return count_params(plan.shape(count * step, vocab_size)).total > wanted
+        return count_params(plan.shape(count * step, vocab_size).at_depth(depth)).total > wanted
 
     beyond = 1
     while not too_large(beyond):

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from launcher.plan import Plan
 from launcher.plan_proxy import proxy_problems
 from launcher.plan_sections import RuleChoices
+from launcher.plan_transfer import transfer_lists, transfer_problems
 from proxies.checks import SpecError
 
 MIN_RUNGS = 6
@@ -110,6 +111,8 @@ def _say(error: Any) -> str:
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
         return f"{where} is unknown: {hint}"
+    if path[-1] == "[key]":
+        return f"{'.'.join(path[:-1])} is unknown: {_wanted(error)} is wanted"
     value = error["input"]
     shown = list(value) if isinstance(value, tuple) else value
     if error["type"] == "missing":  # all keys have defaults: this is the end of a range
@@ -135,6 +138,7 @@ def _list_checks(plan: Plan) -> list[str]:
     widths = {
         "proxy.base_width": (plan.proxy.base_width,),
         "transfer.widths": plan.transfer.widths,
+        "transfer.hyperparameter_widths": plan.transfer.hyperparameter_widths,
         "transfer.control_widths": plan.transfer.control_widths,
         "transfer.check_widths": () if plan.proxy.command else plan.transfer.check_widths,
         "ladder.widths": plan.ladder.widths,
@@ -147,8 +151,7 @@ def _list_checks(plan: Plan) -> list[str]:
                 problems += [f"{name}: {problem}" for problem in error.problems]
     lists: dict[str, Sequence[float]] = {
         **widths,
-        "transfer.offsets_octaves": plan.transfer.offsets_octaves,
-        "transfer.control_offsets_octaves": plan.transfer.control_offsets_octaves,
+        **transfer_lists(plan),
         "ladder.num_steps": plan.ladder.num_steps,
     }
     return problems + [
@@ -163,22 +166,13 @@ def _cross_checks(plan: Plan) -> list[str]:
         low, high = getattr(plan.search, name)
         if low > high:
             problems.append(f"search.{name} = [{low}, {high}]: the lower end first")
-    if plan.proxy.base_width not in plan.transfer.widths:
-        problems.append(
-            f"transfer.widths = {list(plan.transfer.widths)}: must hold proxy.base_width = {plan.proxy.base_width}, "
-            "whose optimum is the one transferred"
-        )
+    problems += transfer_problems(plan)
     num_rungs = len(plan.ladder.widths) * len(plan.ladder.num_steps)
     if len(plan.ladder.widths) < 2 or len(plan.ladder.num_steps) < 2 or num_rungs < MIN_RUNGS:
         problems.append(
             f"ladder: {len(plan.ladder.widths)} widths, {len(plan.ladder.num_steps)} durations, {num_rungs} rungs: "
             f"a law has five parameters, so at least 2 of each and {MIN_RUNGS} rungs are wanted"
         )
-    if list(plan.transfer.check_widths) != sorted(plan.transfer.check_widths):
-        problems.append(f"transfer.check_widths = {list(plan.transfer.check_widths)}: increasing widths are wanted")
-    depths = plan.transfer.check_depths
-    if list(depths) != sorted(set(depths)) or len(depths) == 1:
-        problems.append(f"transfer.check_depths = {list(depths)}: two or more increasing depths, or none, are wanted")
     return problems
 
 

@@ -45,12 +45,12 @@ class DataSection(Section):
 
 
 class ModelSection(Section):
-    """The family of shapes; only width scales."""
+    """The family of shapes at the base."""
 
     family: Family = Field("llama", description="llama: RMSNorm, SwiGLU, rotary; gpt2: LayerNorm, GELU, biases.")
     tied: bool = Field(False, description="Embedding and readout share one matrix.")
     qk_norm: bool = Field(False, description="RMSNorm over each head's queries and keys.")
-    num_layers: Count = Field(2, description="Transformer blocks, at every width.")
+    num_layers: Count = Field(2, description="Transformer blocks.")
     head_dim: Annotated[int, Field(ge=2, multiple_of=2)] = Field(16, description="Width of one head, at every width.")
     query_heads_per_kv_head: Count = Field(1, description="Grouped-query attention; 1 is plain attention.")
     ffn_ratio: Annotated[float, Field(gt=0, le=64)] = Field(2.0, description="Feed-forward width over model width.")
@@ -98,7 +98,7 @@ class ProxySection(Section):
     metrics_grad_norm_key: str = Field("", description="Gradient norm before clipping; empty: not logged.")
     timeout_seconds: Annotated[float, Field(gt=0, le=1e7)] = Field(3600.0, description="Longest time of one command.")
     base_width: Width = Field(32, description="Where hyperparameters are searched; all else is relative to it.")
-    batch_tokens: Count = Field(1024, description="Tokens per optimizer step, of proxies and main run alike.")
+    batch_tokens: Count = Field(1024, description="Tokens per optimizer step.")
     batch_warmup_fraction: Fraction = Field(0.0, description="Share of the steps before the batch is full.")
     batch_warmup_stages: Annotated[int, Field(ge=2, le=1024)] = Field(
         4, description="In so many equal stages; used where that share is not 0."
@@ -130,15 +130,22 @@ class SearchSection(Section):
 
     num_trials: Count = Field(24, description="Trials in all.")
     learning_rate: Range = Field((2.0**-9, 2.0**-3), description="Lowest and highest peak learning rate.")
-    warmup_fraction: tuple[Fraction, Fraction] = Field((0.02, 0.3), description="Warmup as a share of the steps.")
+    warmup_fraction: tuple[Fraction, Fraction] = Field((0.02, 0.5), description="Warmup as a share of the steps.")
     clip_norm: Range = Field((0.25, 4.0), description="Largest gradient norm.")
     parallelism: Count = Field(8, description="P: suggestion k uses the outcomes of trials 0 ... k-P alone.")
     num_startup: Count = Field(12, description="Trials spread evenly before TPE begins.")
     seed: Seed = Field(0, description="Of the search, and of the trials' weights and data order.")
 
 
+Measured = Literal["duration", "batch"]
+TestAxis = Literal["width", "depth", "batch", "duration"]
+Tested = Literal[
+    "warmup_fraction", "clip_norm", "weight_decay", "beta1", "beta2", "embedding_multiplier", "output_multiplier"
+]
+
+
 class TransferSection(Section):
-    """Whether the optimum stays put as width grows."""
+    """Whether the optimum stays put as width, duration, depth or batch grow."""
 
     widths: Annotated[tuple[Width, ...], Field(min_length=2)] = Field(
         (32, 64, 128), description="Widths whose learning-rate valley is measured."
@@ -146,9 +153,34 @@ class TransferSection(Section):
     offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
         (-2.0, -1.0, 0.0, 1.0, 2.0), description="Rates tried, as powers of 2 around the search's best."
     )
+    narrow_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
+        (-1.5, -0.5, 0.5, 1.5), description="The same from the third size on, around what the smaller ones predict."
+    )
     num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate.")
+    durations: tuple[Positive, ...] = Field(
+        (1.0, 2.0, 4.0, 8.0), description="The same over duration, as multiples of proxy.num_steps; empty: not tested."
+    )
+    depths: tuple[Count, ...] = Field((), description="The same over depth, in layers; empty: not tested.")
+    batches: tuple[Positive, ...] = Field(
+        (), description="The same over batch, as multiples of proxy.batch_tokens at equal tokens; empty: not tested."
+    )
+    axis_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="Seeds per rate over those.")
+    measured_rules: tuple[Measured, ...] = Field(
+        ("duration", "batch"),
+        description="Where the exponent of the learning rate that was measured is the rule; else the plan's own is.",
+    )
+    hyperparameters: dict[Tested, tuple[TestAxis, ...]] = Field(
+        {"warmup_fraction": ("width",), "clip_norm": ("width",)},
+        description="Others whose transfer is tested, and over what.",
+    )
+    hyperparameter_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=3)] = Field(
+        (-2.0, -1.0, 0.0, 1.0), description="Their values, as powers of 2 around the search's best."
+    )
+    hyperparameter_widths: tuple[Width, ...] = Field(
+        (), description="Widths of those over width; empty: the base's and the farthest of transfer.widths."
+    )
     max_extensions: Annotated[int, Field(ge=0)] = Field(
-        2, description="How often runs that the verdict asks for are added: rates beyond an edge, seeds, widths."
+        2, description="How often runs that a verdict asks for are added: rates beyond an edge, seeds, larger sizes."
     )
     control_widths: tuple[Width, ...] = Field((64,), description="Widths of the control arm, in standard form.")
     control_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
@@ -184,12 +216,14 @@ class LadderSection(Section):
 
 
 class TargetSection(Section):
-    """What the main run may cost."""
+    """What the main run may cost, and how it differs from the proxies."""
 
     budget_flops: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = Field(
         1e13, description="Training FLOPs of the main run, counted as 6 * N * D."
     )
     width_multiple: Count = Field(32, description="The chosen width is a multiple of this (and of the head dim).")
+    num_layers: Annotated[int, Field(ge=0, le=10**4)] = Field(0, description="Of the main run; 0: as the proxies.")
+    batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(0, description="Per step; 0: as the proxies.")
 
 
 class ClusterSection(Section):

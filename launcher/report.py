@@ -10,6 +10,7 @@ from launcher.report_coordinates import coordinates
 from launcher.report_decision import decision, groups
 from launcher.report_html import Body
 from launcher.report_style import CSS
+from launcher.report_transfer import transfer
 from proxies import canon
 
 
@@ -28,11 +29,10 @@ def write_report(study_dir: Path, body: dict[str, canon.Json]) -> None:
 
 
 def page(body: Body) -> str:
-    """The whole page. No number on it that is not in `body`."""
+    """The whole page. No number on it that does not come from `body`."""
     parts = [
         decision(body),
-        sections.valleys(body),
-        sections.drift(body),
+        transfer(body),
         coordinates(body),
         sections.search(body),
         sections.scaling(body),

@@ -12,6 +12,7 @@ from launcher.evidence import Findings, decision_of, gather
 from launcher.gates import Gate
 from launcher.own import is_own, own_run
 from launcher.study import Study, recorded_points
+from launcher.transferred import asked
 from proxies import canon
 from proxies.canon import Json
 from proxies.flops import count_params, flops_per_token
@@ -72,13 +73,10 @@ def progress(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
     points = recorded_points({r.key: r.body for r in ledger.records("suggestion")}, search.num_trials)
     stages: dict[str, Json] = {"search": [sum(study.trial(p).id in results for p in points), search.num_trials]}
     if found.searched is not None:
-        best = found.searched.best
-        arms = [study.arm(best, results, control=False)]
-        arms += [study.arm(best, results, control=True)] if study.has_control else []
-        ids = {spec.id for arm in arms for spec, _ in arm.specs}
+        ids = {spec.id for test in asked(study, ledger) for spec in test.specs}
         stages["transfer"] = [len(ids & results.keys()), len(ids)]
     if found.transferred is not None:
-        ids = {spec.id for spec in decide.ladder_specs(study, ledger)}
+        ids = {spec.id for spec in decide.ladder_specs(study, found.transferred)}
         stages["ladder"] = [len(ids & results.keys()), len(ids)]
     return stages
 
@@ -106,31 +104,11 @@ def _search(study: Study, found: Findings, results: Mapping[str, RunResult]) -> 
 
 
 def _transfer(study: Study, found: Findings, results: Mapping[str, RunResult]) -> Json:
-    if found.transferred is None or found.verdict is None:
+    if found.transferred is None or found.verdicts is None:
         return None
-    from transfer.summary import verdict_summary
+    from launcher.carried import transfer_body
 
-    arms = {study.plan.proxy.parametrization: found.transferred.arm}
-    if found.transferred.control is not None:
-        arms["sp"] = found.transferred.control
-    runs: list[Json] = [
-        {
-            "arm": name,
-            "width": spec.shape.width,
-            "log2_lr": log2_lr,
-            "seed": spec.seed,
-            "loss_nats": results[spec.id].loss_nats,
-            "status": results[spec.id].status,
-        }
-        for name, arm in arms.items()
-        for spec, log2_lr in arm.specs
-    ]
-    return {
-        "verdict": verdict_summary(found.verdict),
-        "runs": runs,
-        "learning_rate": found.transferred.learning_rate,
-        "at_base_optimum": found.transferred.at_optimum,
-    }
+    return transfer_body(study, found.transferred, found.verdicts, results)
 
 
 def _ladder(found: Findings, results: Mapping[str, RunResult]) -> Json:
@@ -195,7 +173,7 @@ def _choice(study: Study, found: Findings) -> Json:
     params = count_params(choice.shape)
     return {
         "budget_flops": study.plan.target.budget_flops,
-        "allocation": allocation_summary(choice.allocation, study.plan.proxy.batch_tokens),
+        "allocation": allocation_summary(choice.allocation, choice.batch_tokens),
         "shape": canon.to_json(choice.shape),
         "params": params.total,
         "params_non_embedding": params.non_embedding,
@@ -207,9 +185,9 @@ def _choice(study: Study, found: Findings) -> Json:
 
 
 def _own_run(study: Study, found: Findings) -> Json:
-    if found.searched is None or found.transferred is None or found.choice is None:
+    if found.transferred is None or found.choice is None:
         return None
-    return own_run(study, found.searched.best, found.transferred.learning_rate, found.choice)
+    return own_run(study, found.transferred, found.choice)
 
 
 def main_run(study: Study, digest: str) -> Json:

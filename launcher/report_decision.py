@@ -164,30 +164,32 @@ def _unknown(body: Body) -> list[str]:
 
 
 def _unknown_of_config(body: Body) -> list[str]:
-    proxy, search = body["question"]["proxy"], body["question"]["search"]
-    steps = show.count(proxy["num_steps"])
-    launched = f"; the launch takes {show.count(body['choice']['num_steps'])}" if body["choice"] else ""
-    scaled = bool(body["decision"] and body["decision"]["parametrization"]["rate_duration_power"])
-    rule = (
-        "The parametrization's own rule for duration is applied, and not tested."
-        if scaled
-        else "Length of training is not a tested axis of transfer: the best rate of a longer run may well be lower."
-    )
-    said = [f"<b>Duration.</b> Learning rates were measured on runs of {steps} steps{launched}. {rule}"]
-    if body["transfer"] is not None:
-        verdict = body["transfer"]["verdict"]
-        widest, target = max(optimum["width"] for optimum in verdict["optima"]), verdict["target_width"]
-        reach = "within the widths tested" if target <= widest else "an extrapolation beyond them"
+    transfer = body["transfer"]
+    if transfer is None:
+        return ["<b>Transfer.</b> Nothing is known yet of other sizes than the base's."]
+    said = []
+    if not transfer["at_base_optimum"]:
+        said.append("<b>Rate.</b> No optimum was fitted at the base width; the rate is the search's best trial's.")
+    rates = [test["verdict"] for test in transfer["tests"] if test["hyperparameter"] == "learning_rate"]
+    for verdict in rates:
+        largest, target = max(optimum["size"] for optimum in verdict["optima"]), verdict["target_size"]
+        if target > largest:
+            axis = show.words(verdict["axis"])
+            said.append(
+                f"<b>{axis.capitalize()}.</b> Valleys were measured up to {show.count(largest)}; the launch is at "
+                f"{show.count(target)}, {show.number(target / largest, '.3g')} times beyond: the power law is "
+                "extrapolated."
+            )
+    if len(rates) > 1:
         said.append(
-            f"<b>Width.</b> Valleys were measured up to width {widest}; at width {target} the optimum is {reach}. "
-            "Depth was not varied."
+            "<b>Axes together.</b> Each axis was measured at the base of the others; that their shifts of the learning "
+            "rate add up is assumed."
         )
-        if not body["transfer"]["at_base_optimum"]:
-            said.append("<b>Rate.</b> No optimum was fitted at the base width; the rate is the search's best trial's.")
-    said.append(
-        f"<b>Warmup and clip</b> were searched at width {proxy['base_width']} only (seed {search['seed']}); "
-        "whether their best values move with width or length was not tested."
-    )
+    for value in transfer["values"]:
+        if value["untested"] and value["base_value"]:
+            over = _listed([show.words(axis) for axis in value["untested"]])
+            name = show.words(value["hyperparameter"])
+            said.append(f"<b>{name.capitalize()}.</b> Whether it stays put over {over} was not tested.")
     return said
 
 

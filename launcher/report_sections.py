@@ -10,100 +10,10 @@ from launcher.report_html import Body
 
 _NUM_TOP_TRIALS = 8
 _NUM_BUDGETS = 6
-_NO_OPTIMUM = {
-    "edge": "best at the edge of the rates tried",
-    "flat": "flat within the noise",
-    "too_few": "too few runs",
-}
 
 
 def _missing(body: Body, stage: str, what: str) -> str:
     return show.missing(what, "sweep" if stage == "search" else stage, body["progress"].get(stage))
-
-
-def valleys(body: Body) -> str:
-    """Learning-rate valleys of both arms, the optima as a table, and what would decide an open verdict."""
-    heading = "Does the learning rate transfer?"
-    if body["transfer"] is None:
-        return show.section("transfer", heading, _missing(body, "transfer", "The transfer runs have not ended."))
-    verdict, main = body["transfer"]["verdict"], figures.main_arm(body)
-    arms = {main: verdict} | ({"sp": verdict["control"]} if verdict["control"] else {})
-    panels = [
-        show.figure(figures.valleys(body, arm), _valley_caption(of), show.arm_title(arm)) for arm, of in arms.items()
-    ]
-    head = ("arm", "status", "width", "optimal rate", "as a power", "interval", "loss (nats)", "runs", "diverged")
-    rows = [
-        (show.text(show.arm_name(arm)), show.chip(optimum["status"]), show.text(optimum["width"]),
-         show.number(optimum["lr"]), show.power_of_two(optimum["log2_lr"]), _powers(optimum["interval_log2"]),
-         show.loss(optimum["loss_nats"]), show.text(optimum["num_runs"]), show.text(optimum["num_diverged"]))
-        for arm, of in arms.items() for optimum in of["optima"]
-    ]  # fmt: skip
-    said = f"<p>{show.chip(verdict['outcome'])} {show.text('; '.join(verdict['reasons']))}.</p>"
-    asked = [show.text(item["text"]) for item in verdict["what_to_run"]]
-    more = f"<h3>What would decide it</h3>{show.bullets(asked)}" if asked else ""
-    legend = (
-        '<p class="over">Dots: one run each, one per seed. Curves: fitted valleys. Large marks with bars: minima with '
-        "their intervals. Dashed line: the optimum of the base width, used everywhere. "
-        "A cross at the top: diverged. A triangle there: above the axis.</p>"
-    )
-    return show.section("transfer", heading, said, show.pair(*panels), legend, show.table(head, rows, (0, 1)), more)
-
-
-def _powers(ends: Any) -> str:
-    return "–" if ends is None else f"{show.power_of_two(ends[0])} to {show.power_of_two(ends[1])}"
-
-
-def _valley_caption(verdict: Any) -> str:
-    found = [
-        f"{show.power_of_two(optimum['log2_lr'])} at width {optimum['width']}"
-        for optimum in verdict["optima"]
-        if optimum["log2_lr"] is not None
-    ]
-    lost = [
-        f"{_NO_OPTIMUM.get(optimum['status'], show.words(optimum['status']))} at width {optimum['width']}"
-        for optimum in verdict["optima"]
-        if optimum["log2_lr"] is None
-    ]
-    minima = f"The optimum lies at {', '.join(found)}" if found else "No optimum is found"
-    return f"{minima}{'; ' if lost else ''}{', '.join(lost)}; intervals at level {show.percent(verdict['level'])}."
-
-
-def drift(body: Body) -> str:
-    """The optimum against width, and what the transferred rate costs at the target."""
-    if body["transfer"] is None:
-        return ""
-    verdict = body["transfer"]["verdict"]
-    control = verdict["control"]
-    units = (("drift_octaves_per_doubling", "octaves per doubling of width", "+.2f"),
-             ("offset_octaves", "octaves between rate and optimum", "+.2f"),
-             ("regret_nats", "nats lost by transferring", ".4f"))  # fmt: skip
-    arms = [(figures.main_arm(body), verdict)] + ([("control", control)] if control else [])
-    rows = [
-        (
-            label,
-            *(_estimate(of[key], spec) for _, of in arms),
-        )
-        for key, label, spec in units
-    ]
-    facts = show.facts([
-        ("Margin", f"{show.number(verdict['margin_nats'])} nats may be lost"),
-        ("Noise", f"{show.number(verdict['noise_nats'], '.4f')} nats, of one run about its valley"),
-        ("Twice off", (f"a rate off by a factor of two costs {show.number(verdict['cost_of_2x_off_nats'], '.4f')} nats "
-                      f"{show.interval(verdict['cost_of_2x_off_interval'], '.4f')}")),
-    ])  # fmt: skip
-    caption = f"Octaves per doubling of width: {_estimate(verdict['drift_octaves_per_doubling'], '+.2f')}"
-    if control:
-        caption += f", in the control {_estimate(control['drift_octaves_per_doubling'], '+.2f')}"
-    caption += f"; dotted, the width to launch, {verdict['target_width']}."
-    names = [show.text(show.arm_name(name)) for name, _ in arms]
-    beside = f"<div>{show.table(('', *names), rows)}{facts}</div>"
-    return show.section("drift", "Drift of the optimum", show.pair(show.figure(figures.drift(body), caption), beside))
-
-
-def _estimate(found: Any, spec: str) -> str:
-    if found["value"] is None:
-        return "not estimated"
-    return f"{show.number(found['value'], spec)} {show.interval(found['interval'], spec)}"
 
 
 def search(body: Body) -> str:

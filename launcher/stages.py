@@ -8,19 +8,21 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-from launcher.decide import (
-    FIT_KEY,
+from launcher.decide import fit_key, fitted, ladder_specs
+from launcher.gates import transfer_gate
+from launcher.study import PLAN_FILE, SEARCH_STAGE, Study
+from launcher.talk import Meter, say
+from launcher.transferred import (
+    SPEND,
     Searched,
     StageMissingError,
     Transferred,
-    fitted,
-    ladder_specs,
-    ladder_table,
+    asked,
     searched,
+    target_guess,
     transferred,
+    verdicts_at,
 )
-from launcher.study import PLAN_FILE, SEARCH_STAGE, Study
-from launcher.talk import Meter, say
 from proxies import canon
 from proxies.data.tokens import TokenStore
 from proxies.flops import flops_per_token
@@ -30,6 +32,8 @@ from sweeps.ledger import Ledger
 from sweeps.pool import Pool
 from sweeps.source import SearchSource, Source, StaticSource
 
+SPEND_ROUNDS = 3
+"""Of what verdicts ask for, each time that `--spend` is given."""
 STEPS_PER_CALL = 50
 """Optimizer steps between a worker's reports: under a second to some seconds for a proxy of this kind."""
 
@@ -156,35 +160,55 @@ class Runner:
             self.drive("search", source, alike)
         return searched(self.study, self.ledger)
 
-    def transfer(self) -> Transferred:
-        """Valleys at every width, and what their verdict asks for in addition."""
-        best = self.sweep().best
-        asked: set[str] = set()
+    def transfer(self, *, spend: bool = False) -> Transferred:
+        """Every test's valleys, larger sizes after smaller ones, and what their verdicts ask for in addition.
+
+        Args:
+            spend: go on asking where verdicts cannot tell, `SPEND_ROUNDS` times more at most; each time is recorded, so
+                that a resumed study asks for the same runs.
+        """
+        self.sweep()
+        self._transfer_runs()
+        for _ in range(SPEND_ROUNDS if spend else 0):
+            found = transferred(self.study, self.ledger)
+            verdicts = verdicts_at(self.study, self.ledger, found, target_guess(self.study))
+            if transfer_gate(verdicts).outcome != "cannot_tell":
+                break
+            self.ledger.append(SPEND, str(len(self.ledger.records(SPEND))), {"together": verdicts.together.outcome})
+            if not self._transfer_runs():
+                say("transfer: the verdicts ask for no more runs")
+                break
+        return transferred(self.study, self.ledger)
+
+    def _transfer_runs(self) -> int:
+        """Run what the tests want until they want nothing; how many that were."""
+        num_runs = 0
         while True:
             results = self.ledger.results()
-            arms = [self.study.arm(best, results, control=False)]
-            if self.study.has_control:
-                arms.append(self.study.arm(best, results, control=True))
-            specs = {spec.id: spec for arm in arms for spec, _ in arm.specs if spec.id not in results}
+            tests = asked(self.study, self.ledger)
+            wanted = {test.name: [spec for spec in test.specs if spec.id not in results] for test in tests}
+            specs = {spec.id: spec for missing in wanted.values() for spec in missing}
             if not specs:
-                return transferred(self.study, self.ledger)
-            if asked:
-                say(f"transfer: {len(specs)} more runs, asked for by the verdict")
-            asked |= set(specs)
+                return num_runs
+            flops = sum(flops_per_token(spec.shape) * spec.num_tokens for spec in specs.values())
+            share = flops / self.study.plan.target.budget_flops
+            said = ", ".join(f"{len(missing)} for {name}" for name, missing in wanted.items() if missing)
+            said += ", some for both" if sum(map(len, wanted.values())) > len(specs) else ""
+            say(f"transfer: {len(specs)} runs ({said}), {share:.2g} of the target's FLOPs")
             self.drive("transfer", StaticSource(specs.values(), bank_key), list(specs.values()))
+            num_runs += len(specs)
 
     def ladder(self) -> list[RunSpec]:
         """The scaling ladder at the transferred hyperparameters."""
-        self.transfer()
-        specs = ladder_specs(self.study, self.ledger)
+        specs = ladder_specs(self.study, self.transfer())
         missing = [spec for spec in specs if spec.id not in self.ledger.results()]
         if missing:
             self.drive("ladder", StaticSource(missing, bank_key), missing)
-        if self.ledger.find("fit", FIT_KEY) is None:
+        if self.ledger.find("fit", fit_key(specs)) is None:
             from scaling_fits.summary import to_file
 
-            table = ladder_table(specs, self.ledger.results())
-            self.ledger.append("fit", FIT_KEY, to_file(fitted(self.study, self.ledger, table)))
+            found = fitted(self.study, self.ledger, specs)
+            self.ledger.append("fit", fit_key(specs), to_file(found))
         return specs
 
     @staticmethod

@@ -7,7 +7,6 @@ an uninterrupted one would have asked for.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,9 @@ from proxies.schedule import Schedule
 from proxies.shape import Shape
 from proxies.spec import Hparams, RunResult, RunSpec
 from sweeps.space import Params, SearchSpace
-from transfer.optimum import Point
 
 if TYPE_CHECKING:
     from proxies.data.tokens import Manifest
-    from transfer.verdict import Verdict
 
 PLAN_FILE = "plan.toml"
 SEMANTICS = 2
@@ -33,26 +30,6 @@ SEMANTICS = 2
 model from the same spec raises it, so that no study mixes the two.
 """
 SEARCH_STAGE = "search"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arm:
-    """The runs of a transfer arm, each with the point it gives the verdict."""
-
-    specs: tuple[tuple[RunSpec, float], ...]
-    """With the log2 of its learning rate at the base width, exact."""
-
-    def points(self, results: Mapping[str, RunResult]) -> list[Point]:
-        """A point for every run that has an outcome; diverged ones count, failed ones do not."""
-        return [
-            Point(width=spec.shape.width, log2_lr=log2_lr, loss_nats=result.loss_nats, seed=spec.seed)
-            for spec, log2_lr in self.specs
-            if (result := results.get(spec.id)) is not None and result.status != "failed"
-        ]
-
-    def done(self, results: Mapping[str, RunResult]) -> bool:
-        """Whether every run has an outcome."""
-        return all(spec.id in results for spec, _ in self.specs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,17 +85,13 @@ class Study:
         """The target's width before any fit."""
         return target_width_guess(self.plan, self.manifest.vocab_size)
 
-    def hparams(self, learning_rate: float, clip_norm: float) -> Hparams:
-        """Base-width hyperparameters: the searched ones given, the others the plan's."""
+    def hparams(self, point: Params) -> Hparams:
+        """Base-width hyperparameters: those of the point, the others the plan's."""
         proxy = self.plan.proxy
-        return Hparams(
-            learning_rate=learning_rate,
-            weight_decay=proxy.weight_decay,
-            beta1=proxy.beta1,
-            beta2=proxy.beta2,
-            eps=proxy.eps,
-            clip_norm=clip_norm,
-        )
+        names = [field.name for field in dataclasses.fields(Hparams)]
+        given = {name: value for name, value in point.items() if name in names}
+        plain = {"weight_decay": proxy.weight_decay, "beta1": proxy.beta1, "beta2": proxy.beta2, "eps": proxy.eps}
+        return Hparams(**{**plain, **given})
 
     @property
     def control(self) -> Parametrization:
@@ -130,9 +103,10 @@ class Study:
         )  # fmt: skip
 
     def run(
-        self, *, shape: Shape, point: Params, seed: int, num_steps: int, parametrization: Parametrization | None = None
-    ) -> RunSpec:
-        """One run of this study."""
+        self, *, shape: Shape, point: Params, seed: int, num_steps: int, batch_tokens: int | None = None,
+        parametrization: Parametrization | None = None,
+    ) -> RunSpec:  # fmt: skip
+        """One run of this study; the batch is the proxies' unless another is given."""
         proxy, rules = self.plan.proxy, parametrization or self.plan.parametrization
         # The base run is a trial of the search, whatever its learning rate's warmup.
         base_tokens = proxy.batch_tokens * self.plan.schedule(proxy.num_steps, 0.0).num_full_batches
@@ -140,9 +114,9 @@ class Study:
             shape=shape,
             base_shape=self.base_shape,
             parametrization=rules,
-            hparams=self.hparams(point["learning_rate"], point["clip_norm"]),
+            hparams=self.hparams(point),
             schedule=self.plan.schedule(num_steps, point["warmup_fraction"]),
-            batch_tokens=proxy.batch_tokens,
+            batch_tokens=batch_tokens or proxy.batch_tokens,
             data_id=self.manifest.data_id,
             seed=seed,
             numerics=self.plan.numerics,
@@ -203,75 +177,35 @@ class Study:
         best = points[min(finished)[1]]
         return {name: float(f"{value:.3g}") for name, value in best.items()}
 
-    def arm(self, best: Params, results: Mapping[str, RunResult], *, control: bool) -> Arm:
-        """The transfer runs of one arm, as far as results tell: the grid, then what its verdict asks for."""
-        transfer = self.plan.transfer
-        base = self.plan.proxy.base_width
-        # At the base width both parametrizations are the same function: those runs serve both arms.
-        widths = tuple(dict.fromkeys((base, *transfer.control_widths))) if control else transfer.widths
-        centre = float(round(math.log2(best["learning_rate"])))
-        cells: dict[tuple[int, float], int] = {}
-        for width in widths:
-            own = control and width != base
-            for offset in transfer.control_offsets_octaves if own else transfer.offsets_octaves:
-                cells[width, centre + offset] = transfer.control_num_seeds if own else transfer.num_seeds
-        for _ in range(transfer.max_extensions):
-            arm = self._arm(cells, best, control)
-            if not arm.done(results):
-                break
-            verdict = self.judge(arm, None, results, self.target_width_guess)
-            # The control arm must be bracketed to be shown; it need not be decided.
-            enough = control and all(optimum.status != "edge" for optimum in verdict.optima)
-            if enough or not verdict.what_to_run:
-                break
-            for suggestion in verdict.what_to_run:
-                cell = (suggestion.width, suggestion.log2_lr)
-                cells[cell] = cells.get(cell, 0) + suggestion.num_seeds
-        return self._arm(cells, best, control)
-
-    def _arm(self, cells: Mapping[tuple[int, float], int], best: Params, control: bool) -> Arm:
-        specs = []
-        for (width, log2_lr), num_seeds in sorted(cells.items()):
-            standard = control and width != self.plan.proxy.base_width
-            for seed in range(num_seeds):
-                spec = self.run(
-                    shape=self.shape(width),
-                    point={**best, "learning_rate": 2.0**log2_lr},
-                    seed=seed,
-                    num_steps=self.plan.proxy.num_steps,
-                    parametrization=self.control if standard else None,
-                )
-                specs.append((spec, log2_lr))
-        return Arm(specs=tuple(specs))
-
-    def judge(
-        self, arm: Arm, control: Arm | None, results: Mapping[str, RunResult], target_width: int,
-        transferred_log2_lr: float | None = None,
-    ) -> Verdict:  # fmt: skip
-        """The verdict on an arm at a target width."""
-        from transfer.verdict import judge  # numpy and scipy are not for `--help`
-
-        return judge(
-            arm.points(results),
-            target_width=target_width,
-            base_width=self.plan.proxy.base_width,
-            transferred_log2_lr=transferred_log2_lr,
-            margin_nats=self.plan.transfer.margin_nats,
-            level=self.plan.transfer.level,
-            control_points=control.points(results) if control else (),
-        )
-
-    def ladder_runs(self, point: Params) -> list[RunSpec]:
-        """The scaling ladder at the transferred hyperparameters."""
+    def ladder_runs(self, point: Params, power: float = 0.0) -> list[RunSpec]:
+        """The scaling ladder at a point set at the base; its rate moves with duration to this power, if to any."""
         ladder = self.plan.ladder
         numerics = dataclasses.replace(self.plan.numerics, num_slots=1 if self.plan.alone else ladder.num_slots)
         return [
             dataclasses.replace(
-                self.run(shape=self.shape(width), point=point, seed=ladder.seed, num_steps=num_steps), numerics=numerics
+                self.run(
+                    shape=self.shape(width),
+                    point={**point, "learning_rate": moved(point["learning_rate"], self.duration(num_steps), power)},
+                    seed=ladder.seed,
+                    num_steps=num_steps,
+                ),
+                numerics=numerics,
             )
             for width in ladder.widths
             for num_steps in ladder.num_steps
         ]
+
+    def duration(self, num_steps: int) -> float:
+        """Tokens of a run of so many steps over those of the base run."""
+        schedule = self.plan.schedule
+        return float(
+            schedule(num_steps, 0.0).num_full_batches / schedule(self.plan.proxy.num_steps, 0.0).num_full_batches
+        )
+
+
+def moved(rate: float, ratio: float, power: float) -> float:
+    """A rate carried along a power law, to four digits; as it is where nothing moves it."""
+    return rate if power == 0 or ratio == 1 else float(f"{rate * ratio**power:.4g}")
 
 
 class NoFinishedTrialError(ValueError):

@@ -12,6 +12,10 @@ _ATTENTION = (
     "attention logits blow up with the head dim: q . k is scaled by 1 / sqrt(head_dim), or by less, where 1 / head_dim "
     "is wanted (random queries and keys hide it at first; trained ones align)"
 )
+_LATER = (
+    "its own first update keeps its size: look at the multipliers before it, and whether a scheduler overwrites the "
+    "groups' rates after the first step"
+)
 _NO_DEPTH_RULE = "no depth rule: the residual stream's updates grow with depth; completep has one"
 
 
@@ -35,7 +39,7 @@ def attributed(layers: list[LayerVerdict], setting: Setting) -> list[LayerVerdic
         if setting.axis == "depth" and layer.outcome == "blows_up":
             ruleless = setting.parametrization.depth_alpha is None
             return _NO_DEPTH_RULE if ruleless else "the branches' multiplier does not shrink with depth"
-        return "its own weights keep their size: look at the multipliers before it"
+        return _LATER
 
     return [dataclasses.replace(layer, cause=cause(layer)) for layer in layers]
 

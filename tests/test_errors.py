@@ -104,7 +104,7 @@ def test_tables_name_row_and_column(folder):
     assert "loss" in message, "every bad cell at once"
     code, message = said(folder, "transfer", "--runs", "<folder>/rates.csv")
     assert code == 2
-    assert "no column loss" in message
+    assert "no column for loss" in message
 
 
 def test_a_held_study_names_its_holder(folder):

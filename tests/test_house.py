@@ -23,9 +23,9 @@ DOORS = {
     "mup": {"proxies.parametrization"},
     "optuna": {"sweeps.suggest"},
     "ray": {"sweeps.pool_ray"},
-    "matplotlib": {"launcher.figures"},
+    "matplotlib": {"launcher.figures", "launcher.figures_transfer", "launcher.figures_cost"},
     "tokenizers": {"proxies.data.tokenizer"},
-    "wandb": set(),
+    "wandb": {"launcher.dashboards"},
 }
 TORCH_ROOMS = {"proxies", "launcher"}
 HEAVY = ("torch", "ray", "optuna", "wandb", "mup", "matplotlib", "scipy")

@@ -1,7 +1,7 @@
 """Does the optimum stay put as the model grows, how sure are we, and what would being wrong cost?
 
-Enters:   losses of proxy runs over width, learning rate and seed (or a table of them), and the width to launch.
-Leaves:   a `Verdict`: optimum per width, drift per doubling, regret of transferring in nats, each with an interval.
+Enters:   losses of proxy runs over an axis of size, a hyperparameter and seeds (or a table of them), and the target.
+Leaves:   a `Verdict`: optimum per size, drift per doubling, regret of transferring in nats, each with an interval.
 Promises: pure functions of their arguments; the same points and seed give the same verdict; `holds` only on evidence.
-Refuses:  an optimum at the grid's edge, a valley flat within its noise, fewer than four rates: and says what to run.
+Refuses:  an optimum at the grid's edge, a valley flat within its noise, too few rates: and says what to run.
 """

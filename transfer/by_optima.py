@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from transfer.optimum import TransferError
+from transfer.question import Question, TransferError, at_size
 from transfer.regret import Estimate
 from transfer.verdict import Outcome, Verdict
 
@@ -26,67 +26,57 @@ USUAL_STEP_OCTAVES = 1.0
 """Grid step assumed when all optima are equal."""
 
 
-def judge_optima(
-    optima: Sequence[tuple[int, float]],
-    *,
-    target_width: int,
-    base_width: int,
-    transferred_log2_lr: float | None = None,
-    margin_nats: float = 0.01,
-    level: float = 0.9,
-) -> Verdict:
-    """Judge (width, log2 of the optimal learning rate) pairs.
+def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Verdict:
+    """Judge (size, log2 of the optimal value) pairs.
 
-    `holds` when the transferred rate lies within half an octave of the target's extrapolated optimum with
+    `holds` when the transferred value lies within half an octave of the target's extrapolated optimum with
     its whole interval, `drifts` when beyond with its whole interval and the drift's interval excludes 0; else
-    `cannot_tell`. The regret is None; `margin_nats` is only handed on.
+    `cannot_tell`. The regret is None; the margin is only handed on.
 
     Raises:
-        TransferError: arguments that make no question; all of them are named.
+        TransferError: optima that answer no question; everything wrong with them is named.
     """
-    transferred = transferred_log2_lr
-    if transferred is None:
-        transferred = next((log2_lr for width, log2_lr in optima if width == base_width), None)
-    _check(optima, target_width, base_width, transferred, level)
-    assert transferred is not None
-    drift, at_target = _line(optima, target_width, level)
-    offset = Estimate(
-        value=transferred - at_target.value, low=transferred - at_target.high, high=transferred - at_target.low
-    )
+    q, base = question, question.transferred_log2
+    if base is None:
+        base = next((log2_value for size, log2_value in optima if size == q.base_size), None)
+    _check(optima, q, base)
+    assert base is not None
+    drift, at_target = _line(optima, q.target_size, q.level)
+    power = drift.value if q.power is None else q.power
+    value = base + power * q.doublings
+    offset = Estimate(value=value - at_target.value, low=value - at_target.high, high=value - at_target.low)
     outcome = _decide(drift, offset)
     moved, reach = (f"{e.value:+.2f} octaves [{e.low:+.2f}, {e.high:+.2f}]" for e in (drift, offset))
+    there = at_size(q.axis, q.target_size)
     reasons = (
         f"per doubling the optimum moves by {moved}",
-        f"at width {target_width} the transferred rate lies {reach} from it; {TOLERANCE_OCTAVES:g} are tolerated",
+        f"at {there} the transferred value lies {reach} from it; {TOLERANCE_OCTAVES:g} are tolerated",
         "no losses were given, so the cost in nats is not known: the outcome is by octaves",
     )
     return Verdict(
-        outcome=outcome, drift=drift, offset=offset, regret_nats=None, margin_nats=margin_nats, level=level,
-        target_width=target_width, base_width=base_width, transferred_log2_lr=transferred,
-        cost_of_2x_off_nats=None, noise_nats=None, optima=(), reasons=reasons, what_to_run=(), control=None,
+        question=q, outcome=outcome, drift=drift, power=power, offset=offset, regret_nats=None,
+        transferred_log2=value, cost_of_2x_off_nats=None, noise_nats=None, optima=(), alternatives=(), bounded=None,
+        reasons=reasons, what_to_run=(), control=None,
     )  # fmt: skip
 
 
-def _check(
-    optima: Sequence[tuple[int, float]], target_width: int, base_width: int, transferred: float | None, level: float
-) -> None:
-    num_widths = len({width for width, _ in optima})
-    whole = target_width >= 1 and all(width >= 1 and math.isfinite(log2_lr) for width, log2_lr in optima)
+def _check(optima: Sequence[tuple[int, float]], q: Question, base: float | None) -> None:
+    num_sizes = len({size for size, _ in optima})
+    whole = all(size >= 1 and math.isfinite(log2_value) for size, log2_value in optima)
     wanted = [
-        (num_widths >= MIN_OPTIMA, f"optima at {num_widths} widths: {MIN_OPTIMA} are needed to see their scatter"),
-        (whole, "widths >= 1 and finite rates are wanted"),
-        (transferred is not None, f"base_width = {base_width} has no optimum: give the rate to transfer"),
-        (0 < level < 1, f"level = {level}: a number between 0 and 1 is wanted"),
+        (num_sizes >= MIN_OPTIMA, f"optima at {num_sizes} sizes: {MIN_OPTIMA} are needed to see their scatter"),
+        (whole, "sizes >= 1 and finite values are wanted"),
+        (base is not None, f"{at_size(q.axis, q.base_size)} has no optimum: give the value to transfer"),
     ]
     problems = [problem for holds, problem in wanted if not holds]
     if problems:
         raise TransferError(problems)
 
 
-def _line(optima: Sequence[tuple[int, float]], target_width: int, level: float) -> tuple[Estimate, Estimate]:
+def _line(optima: Sequence[tuple[int, float]], target_size: int, level: float) -> tuple[Estimate, Estimate]:
     """Slope, and the line's value at the target: ordinary least squares, log2 against log2."""
-    x = np.log2([width for width, _ in optima]) - math.log2(target_width)
-    y = np.array([log2_lr for _, log2_lr in optima])
+    x = np.log2([size for size, _ in optima]) - math.log2(target_size)
+    y = np.array([log2_value for _, log2_value in optima])
     design = np.stack([np.ones_like(x), x], axis=1)
     covariance = np.linalg.inv(design.T @ design)
     coefficients = covariance @ design.T @ y

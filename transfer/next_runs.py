@@ -2,120 +2,288 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from transfer.optimum import MIN_RATES, Optimum, Point, best_rate, finite_rates
+from transfer.bounded import Bounded
+from transfer.optimum import HALF_WINDOW_OCTAVES, MIN_RATES, Optimum, best_rate, finite_rates
+from transfer.purchase import MOST_SEEDS, Offer, cheapest
+from transfer.question import Axis, Hyperparameter, Point, Question, at_size, written
+from transfer.regret import AtTarget, Estimate, estimate
 
-MOST_SEEDS = 8
-"""Beyond this many seeds at a width another width is the better purchase."""
-COST_EXPONENT = 2.0
-"""A run's FLOPs grow with the square of width, steps being equal."""
+LARGER = (2, 4, 8)
+"""Times the largest size: proxies that may be proposed."""
+GRID_STEPS = (-2, -1, 0, 1, 2)
+"""Of a new size, about where the others put its optimum."""
+MOST_NARROWING, LEAST_NARROWING = 0.4, 0.9
+"""A round of runs aims at an interval of at least two fifths, at most nine tenths of today's width."""
+SD_LEVEL = 0.6827
+"""Of the interval of one standard deviation to either side."""
+LEAST_WIDTH = 1e-9
+"""Nothing is known so well."""
+MOST_SPENT = 2.0
+"""A round costs at most so many times what all runs so far did: the next one knows better what is worth buying."""
+RESERVE = 0.6
+"""Estimates move when runs are added: a plan aims at this share of the width that would just decide."""
+COST_EXPONENTS: dict[Axis, float] = {"width": 2.0, "depth": 1.0, "batch": 0.0, "duration": 1.0, "params": 1.0}
+"""A run's FLOPs grow with size to this power, all else being equal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """Runs to add: one width, one rate, some seeds that were not run there yet."""
+    """Runs to add: one size, one value, some seeds that were not run there yet."""
 
-    width: int
-    log2_lr: float
+    axis: Axis
+    hyperparameter: Hyperparameter
+    size: int
+    log2_value: float
     num_seeds: int
     reason: str
+    relative_cost: float
+    """Of all its runs, in runs at the base size."""
 
     def __str__(self) -> str:
         """As a person would say it: `run width 128 at 2^-3 (2 seeds): ...`."""
         seeds = "1 seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
-        return f"run width {self.width} at {power(self.log2_lr)} ({seeds}): {self.reason}"
+        value = written(self.hyperparameter, self.log2_value)
+        what = value if self.hyperparameter == "learning_rate" else f"{self.hyperparameter} = {value}"
+        return f"run {at_size(self.axis, self.size)} at {what} ({seeds}): {self.reason}"
 
 
-def power(log2_lr: float) -> str:
-    """`2^-6`, or `2^-5.58` between whole powers."""
-    return f"2^{round(log2_lr, 2):g}"
-
-
-def mend(optimum: Optimum, points: Sequence[Point]) -> list[Suggestion]:
-    """What makes the optimum of one width usable. `points` are the runs of that width."""
-    seeds, rates, best = len({p.seed for p in points}), finite_rates(points), best_rate(points)
+def mend(optimum: Optimum, points: Sequence[Point], q: Question) -> list[Suggestion]:
+    """What makes the optimum of one size usable. `points` are the runs of that size."""
+    seeds, rates, best, size = len({p.seed for p in points}), finite_rates(points), best_rate(points), optimum.size
     if best is None:
-        low = min(p.log2_lr for p in points)
-        return [_run(optimum.width, low - k, seeds, "every rate here diverged") for k in range(2, 2 + MIN_RATES)]
-    step = float(np.median(np.diff(rates))) if len(rates) > 1 else 1.0
+        low = min(p.log2_value for p in points)
+        return [_run(q, size, low - k, seeds, "every run here diverged") for k in range(2, 2 + MIN_RATES)]
+    step = _step(rates)
+    below, above = _beyond(points, rates, best, step)
     if optimum.status == "flat":
-        core = sorted(rates, key=lambda rate: abs(rate - best))[:MIN_RATES]
         why = "the valley is no deeper than the noise"
-        ends = [_run(optimum.width, rates[0] - step, seeds, why)]
-        return ends + [_run(optimum.width, rate, 2, why) for rate in sorted(core)]
-    above = _above(points, rates, step)
+        core = sorted(sorted(rates, key=lambda rate: abs(rate - best))[:MIN_RATES])
+        return [_run(q, size, rate, seeds, why) for rate in (below[0], above[0])] + [
+            _run(q, size, rate, max(seeds, 2), why) for rate in core
+        ]
     if optimum.status == "too_few":
         wanted = [x for k in (1, 2, 3) for x in (best - k * step, best + k * step)]
-        new = [x for x in wanted if x not in rates and rates[0] - 3 * step <= x <= above + 1e-9]
-        why = f"{len(rates)} finished rates, {MIN_RATES} are needed"
-        return [_run(optimum.width, x, seeds, why) for x in new[: MIN_RATES - len(rates)]]
-    middle = (rates[0] + rates[-1]) / 2
-    where, end = (above, "upper") if best > middle else (rates[0] - step, "lower")
-    return [_run(optimum.width, where, seeds, f"the optimum lies at or beyond the {end} end of the rates run")]
+        new = [x for x in wanted if x not in rates and rates[0] - 3 * step <= x <= above[0] + 1e-9]
+        why = f"{len(rates)} finished values, {MIN_RATES} are needed"
+        return [_run(q, size, x, seeds, why) for x in new[: MIN_RATES + 1 - len(rates)]]
+    outside, end = (above, "upper") if best > (rates[0] + rates[-1]) / 2 else (below, "lower")
+    return [_run(q, size, x, seeds, f"the optimum lies at or beyond the {end} end of the values run") for x in outside]
 
 
-def again(point: Point) -> Suggestion:
+def again(point: Point, q: Question) -> Suggestion:
     """Repeat one run with other seeds: does it stand?"""
-    return _run(point.width, point.log2_lr, 2, "the verdict rests on a single run here")
+    return _run(q, point.size, point.log2_value, 2, "the verdict rests on a single run here")
 
 
-def _above(points: Sequence[Point], rates: Sequence[float], step: float) -> float:
-    """The next rate above the grid: halfway to the cliff where there is one."""
-    cliff = min((p.log2_lr for p in points if p.loss_nats is None and p.log2_lr > rates[-1]), default=None)
-    return rates[-1] + step if cliff is None else (rates[-1] + cliff) / 2
+def _beyond(
+    points: Sequence[Point], rates: Sequence[float], best: float, step: float
+) -> tuple[list[float], list[float]]:
+    """The next values below and above the grid, two beyond an end that is itself the best one.
+
+    Where runs above it diverged there is but one: halfway to that cliff.
+    """
+    cliff = min((p.log2_value for p in points if p.loss_nats is None and p.log2_value > rates[-1]), default=None)
+    below = [rates[0] - k * step for k in ((1, 2) if best == rates[0] else (1,))]
+    above = [rates[-1] + k * step for k in ((1, 2) if best == rates[-1] else (1,))]
+    return below, above if cliff is None else [(rates[-1] + cliff) / 2]
 
 
-def _run(width: int, log2_lr: float, num_seeds: int, reason: str) -> Suggestion:
-    return Suggestion(width=width, log2_lr=float(log2_lr), num_seeds=num_seeds, reason=reason)
+def _run(q: Question, size: int, log2_value: float, num_seeds: int, reason: str) -> Suggestion:
+    return Suggestion(
+        axis=q.axis, hyperparameter=q.hyperparameter, size=size, log2_value=float(log2_value), num_seeds=num_seeds,
+        reason=reason, relative_cost=num_seeds * _price(size, q),
+    )  # fmt: skip
+
+
+def sharpen_optima(
+    points: Sequence[Point], optima: Sequence[Optimum], q: Question, at_target: AtTarget
+) -> list[Suggestion]:
+    """The cheapest runs that narrow the interval of the target's optimum enough to decide, if estimates stay.
+
+    Args:
+        points: All runs of the arm.
+        optima: The usable optima, those of `at_target`.
+        q: What is asked; the target's own size is never suggested.
+        at_target: The extrapolation, with a value to transfer.
+    """
+    offers = [
+        _seeds(points, optimum.size, q, _core(points, optimum), sd)
+        for optimum, sd in zip(optima, at_target.sds, strict=True)
+    ]
+    last, line = offers[-1], at_target.line
+    step = _step(finite_rates([p for p in points if p.size == last.size]))
+    larger = []
+    for size in _larger(last.size, q):
+        optimum_there = float(line.at_target[0] + line.slope[0] * math.log2(size / q.target_size))
+        centre = round(optimum_there / step) * step
+        larger.append(_new_size(size, q, [centre + k * step for k in GRID_STEPS], last.variance))
+    scatter = estimate(line.target_scatter, SD_LEVEL)
+    return _buy(
+        points, offers, larger, q, narrowing=_allowed_share(at_target, q), scatter=(scatter.high - scatter.low) / 2,
+        reason="it sharpens the optimum at the target",
+    )  # fmt: skip
+
+
+def sharpen_bounded(points: Sequence[Point], bounded: Bounded, q: Question) -> list[Suggestion]:
+    """The cheapest runs that narrow the regret's interval enough to decide, where there need be no optimum.
+
+    Seeds are bought at the transferred value, at the ends of those tried and at the best of them.
+
+    Args:
+        points: All runs of the arm.
+        bounded: What they gave.
+        q: What is asked; the target's own size is never suggested.
+    """
+    assert q.power is not None
+    sizes = sorted({p.size for p in points})
+    wanted = (bounded.transferred_log2, bounded.low_log2, bounded.high_log2, bounded.best_log2)
+    offers = []
+    for size in sizes:
+        values = finite_rates([p for p in points if p.size == size])
+        here = [at_target - q.power * math.log2(q.target_size / size) for at_target in wanted]
+        nearest = {min(values, key=lambda value: abs(value - x)) for x in here}
+        offers.append(_seeds(points, size, q, sorted(nearest), 1.0))
+    last = sizes[-1]
+    values = finite_rates([p for p in points if p.size == last])
+    larger = [
+        _new_size(size, q, [value + q.power * math.log2(size / last) for value in values], offers[-1].variance)
+        for size in _larger(last, q)
+    ]
+    regret = bounded.regret_nats
+    reach = regret.high - regret.value if regret.value < q.margin_nats else regret.value - regret.low
+    return _buy(
+        points, offers, larger, q, narrowing=abs(q.margin_nats - regret.value) / max(reach, LEAST_WIDTH), scatter=0.0,
+        reason="it sharpens the cost at the target",
+    )  # fmt: skip
+
+
+def _allowed_share(at_target: AtTarget, q: Question) -> float:
+    """The standard deviation of the offset that would decide, as a share of today's, if the estimates stay."""
+    assert at_target.transferred_log2 is not None
+    allowed = math.sqrt(2 * q.margin_nats / float(at_target.curvature.at_target[0]))  # a parabola will do for planning
+    offset = estimate(at_target.transferred_log2 - at_target.line.at_target, q.level)
+    return abs(allowed - abs(offset.value)) / max((offset.high - offset.low) / 2, LEAST_WIDTH)
+
+
+def _seeds(points: Sequence[Point], size: int, q: Question, values: Sequence[float], sd: float) -> Offer:
+    """More seeds at some values of a size; `sd` is of what they sharpen, now."""
+    own = [p for p in points if p.size == size]
+    have = len({p.seed for p in own})
+    worth = _spread(values) / max(_spread(finite_rates(own)), LEAST_WIDTH)
+    return Offer(
+        size=size, doublings=math.log2(size / q.target_size), values=tuple(values), have=have, worth=worth,
+        price=len(values) * _price(size, q), variance=max(sd, LEAST_WIDTH) ** 2 * have,
+    )  # fmt: skip
+
+
+def _new_size(size: int, q: Question, values: Sequence[float], variance: float) -> Offer:
+    return Offer(
+        size=size, doublings=math.log2(size / q.target_size), values=tuple(values), have=0, worth=1.0,
+        price=len(values) * _price(size, q), variance=variance,
+    )  # fmt: skip
+
+
+def _larger(largest: int, q: Question) -> list[int]:
+    return [by * largest for by in LARGER if by * largest < q.target_size]
+
+
+def _buy(
+    points: Sequence[Point], offers: Sequence[Offer], larger: Sequence[Offer], q: Question, *, narrowing: float,
+    scatter: float, reason: str,
+) -> list[Suggestion]:  # fmt: skip
+    """A round of runs, cheapest first; `narrowing` would just decide."""
+    found = cheapest(
+        offers, larger, scatter=scatter, narrowing=min(max(RESERVE * narrowing, MOST_NARROWING), LEAST_NARROWING),
+        budget=MOST_SPENT * sum(_price(p.size, q) for p in points),
+    )  # fmt: skip
+    runs = [
+        _run(q, offer.size, value, seeds, reason if offer.have else f"a larger proxy: {reason}")
+        for offer, seeds in zip(found.offers, found.seeds, strict=True)
+        if seeds
+        for value in offer.values
+    ]
+    return sorted(runs, key=lambda run: (run.relative_cost, run.size, run.log2_value))
+
+
+def _price(size: int, q: Question) -> float:
+    """Of one run, in base runs."""
+    return float((size / q.base_size) ** COST_EXPONENTS[q.axis])
+
+
+def _core(points: Sequence[Point], optimum: Optimum) -> list[float]:
+    """The values about an optimum, four or more."""
+    centre = optimum.log2_value
+    assert centre is not None
+    values = finite_rates([p for p in points if p.size == optimum.size])
+    near = [value for value in values if abs(value - centre) <= HALF_WINDOW_OCTAVES]
+    return near if len(near) >= MIN_RATES else sorted(sorted(values, key=lambda value: abs(value - centre))[:MIN_RATES])
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Squares about the mean: what one seed says of a slope, and so of an optimum."""
+    return float(np.var(values)) * len(values)
+
+
+def _step(values: Sequence[float]) -> float:
+    return float(np.median(np.diff(values))) if len(values) > 1 else 1.0
+
+
+def allowed_share(offset: Estimate, at_target: AtTarget, margin_nats: float) -> float:
+    """The standard deviation of the offset that would decide, as a share of today's, if the estimates stay."""
+    allowed = math.sqrt(2 * margin_nats / float(at_target.curvature.at_target[0]))  # the parabola will do for planning
+    half_width = max(offset.high - offset.low, 1e-9) / 2
+    return min(abs(allowed - abs(offset.value)) / half_width, 0.9)
 
 
 def sharpen(
     points: Sequence[Point],
     optima: Sequence[Optimum],
+    q: Question,
     *,
     pull: Sequence[float],
     sds: Sequence[float],
     share: float,
-    target_width: int,
 ) -> list[Suggestion]:
     """What narrows the interval of the target's optimum, cheapest first.
 
     Args:
         points: All runs of the arm.
         optima: Usable optima, as many as `pull` and `sds`.
-        pull: How far the target's optimum moves with each width's.
-        sds: Standard deviation of each width's optimum, octaves.
+        q: What is asked; the target's own size is never suggested.
+        pull: How far the target's optimum moves with each size's.
+        sds: Standard deviation of each size's optimum, octaves.
         share: The standard deviation that would decide, as a share of today's.
-        target_width: Never suggested itself.
-    """  # fmt: skip
-    counts = [len({p.seed for p in points if p.width == o.width}) for o in optima]
+    """
+    counts = [len({p.seed for p in points if p.size == o.size}) for o in optima]
     variance = (np.asarray(pull) * np.asarray(sds)) ** 2
     have, now = np.array(counts, dtype=float), np.array(counts, dtype=float)
-    cost = np.array([o.width for o in optima], dtype=float) ** COST_EXPONENT
+    cost = np.array([o.size for o in optima], dtype=float) ** COST_EXPONENTS[q.axis]
     while (variance * have / now).sum() > share**2 * variance.sum() and now.max() < MOST_SEEDS:
         now[int(np.argmax(variance * have * (1 / now - 1 / (now + 1)) / cost))] += 1
     enough = bool((variance * have / now).sum() <= share**2 * variance.sum())
     found = [
-        _run(o.width, rate, int(more), "more seeds sharpen the optimum at the target")
+        _run(q, o.size, rate, int(more), "more seeds sharpen the optimum at the target")
         for o, more in zip(optima, now - have, strict=True)
         if more > 0
-        for rate in _core(points, o)
+        for rate in _core_of(points, o)
     ]
-    wider = 2 * max(o.width for o in optima)
-    if enough or wider >= target_width:
+    larger = 2 * max(o.size for o in optima)
+    if enough or larger >= q.target_size:
         return found
-    why = f"seeds alone would take more than {MOST_SEEDS}; a wider proxy shortens the extrapolation"
-    last = max(optima, key=lambda o: o.width)
-    return [_run(wider, rate, max(counts), why) for rate in _core(points, last)] + found
+    why = f"seeds alone would take more than {MOST_SEEDS}; a larger proxy shortens the extrapolation"
+    last = max(optima, key=lambda o: o.size)
+    return [_run(q, larger, rate, max(counts), why) for rate in _core_of(points, last)] + found
 
 
-def _core(points: Sequence[Point], optimum: Optimum) -> list[float]:
+def _core_of(points: Sequence[Point], optimum: Optimum) -> list[float]:
     """The four rates nearest to an optimum."""
-    rates = finite_rates([p for p in points if p.width == optimum.width])
-    assert optimum.log2_lr is not None
-    centre = optimum.log2_lr
+    rates = finite_rates([p for p in points if p.size == optimum.size])
+    assert optimum.log2_value is not None
+    centre = optimum.log2_value
     return sorted(sorted(rates, key=lambda rate: abs(rate - centre))[:MIN_RATES])

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxies.checks import Checks
-from transfer.drift import Line, extend_curvature, extend_line
-from transfer.optimum import Optima, Optimum, TransferError, interval
-from transfer.valley import Floats, rise
+from transfer.drift import Curvature, Line, extend_curvature, extend_line
+from transfer.optimum import Optima, Optimum, interval
+from transfer.published import Rule, rules_for
+from transfer.question import Question, TransferError
+from transfer.shapes import Floats, Ints, rise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,47 +35,91 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """What somebody's rule would have cost at the target, by these runs."""
+
+    power: float
+    """Absolute: the value moves as (target / base)^power."""
+    source: str
+    regret_nats: Estimate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AtTarget:
-    """The extrapolation to the target; offset and regret are None when there is no rate to transfer."""
+    """The extrapolation to the target, as rows: row 0 the point estimate, the others draws of the posterior."""
 
     line: Line
-    drift: Estimate
-    """Octaves per doubling."""
-    offset: Estimate | None
-    """Transferred rate above the target's optimum, octaves."""
-    regret_nats: Estimate | None
+    curvature: Curvature
+    shape: Ints
+    """(rows,) of the valley (`transfer.valley.rise`)."""
     sds: tuple[float, ...]
     """Of each usable optimum, octaves."""
-    curvature: float
-    """Of the target's valley, nats per octave squared."""
+    drift: Estimate
+    """Octaves per doubling."""
+    power: float
+    """Used for the transferred value, beyond what is built in."""
+    transferred_log2: float | None
+    """At the target; None when there is no value to transfer."""
+
+    def cost(self, log2_value: float) -> Floats:
+        """Nats lost at the target by a value: one entry per row."""
+        return rise(log2_value - self.line.at_target, self.curvature.at_target, self.shape)
 
 
-def extrapolate(
-    found: Optima, *, target_width: int, transferred: float | None, level: float, rng: np.random.Generator
-) -> AtTarget | None:
-    """Extend optimum and valley to the target width; None with fewer than two usable optima."""
+def extrapolate(found: Optima, question: Question, *, rng: np.random.Generator) -> AtTarget | None:
+    """Extend optimum and valley to the target; None with fewer than two usable optima."""
     usable = [o for o in found.optima if o.status == "ok"]
     if len(usable) < 2 or found.valleys is None:
         return None
-    valleys, columns, log2_target = found.valleys, _columns(found, usable), math.log2(target_width)
-    log2_width = np.log2([o.width for o in usable])
-    line = extend_line(valleys.optimum[:, columns], log2_width, log2_target, rng)
-    curvature = extend_curvature(valleys.curvature[:, columns], log2_width, log2_target, rng)
-    offset, regret = None, None
-    if transferred is not None:
-        octaves = transferred - line.at_target  # the shape error is second order in a loss, and left out
-        offset = estimate(octaves, level)
-        regret = estimate(rise(octaves, curvature, valleys.asymmetry), level)
-        if offset.low <= 0 <= offset.high:  # this very rate may be the target's optimum: nothing is lost then
-            regret = Estimate(value=regret.value, low=0.0, high=regret.high)
+    valleys, columns, log2_target = found.valleys, columns_of(found, usable), math.log2(question.target_size)
+    log2_size = np.log2([o.size for o in usable])
+    line = extend_line(valleys.optimum[:, columns], log2_size, log2_target, rng)
+    curvature = extend_curvature(valleys.curvature[:, columns], log2_size, log2_target, rng)
+    power = float(line.slope[0]) if question.power is None else question.power
+    base = question.transferred_log2
+    if base is None:
+        base = next((o.log2_value for o in usable if o.size == question.base_size), None)
     return AtTarget(
         line=line,
-        drift=estimate(line.slope, level),
-        offset=offset,
-        regret_nats=regret,
+        curvature=curvature,
+        shape=valleys.shape,
         sds=tuple(np.std(valleys.optimum[1:, columns], axis=0).tolist()),
-        curvature=float(curvature[0]),
+        drift=estimate(line.slope, question.level),
+        power=power,
+        transferred_log2=None if base is None else base + power * question.doublings,
     )
+
+
+def offset_of(at_target: AtTarget, level: float) -> Estimate:
+    """Octaves from the target's optimum up to the transferred value."""
+    assert at_target.transferred_log2 is not None
+    return estimate(at_target.transferred_log2 - at_target.line.at_target, level)
+
+
+def regret_of(at_target: AtTarget, log2_value: float, level: float) -> Estimate:
+    """Nats that a value costs at the target."""
+    return regret(at_target.cost(log2_value), log2_value - at_target.line.at_target, level)
+
+
+def regret(cost: Floats, offset: Floats, level: float) -> Estimate:
+    """A cost's interval, down to nothing where that of the offset says that this may be the very optimum."""
+    found, reach = estimate(cost, level), estimate(offset, level)
+    return Estimate(value=found.value, low=0.0, high=found.high) if reach.low <= 0 <= reach.high else found
+
+
+def alternatives(at_target: AtTarget, question: Question) -> tuple[Alternative, ...]:
+    """The published rules for this hyperparameter and axis, beside the one that is used."""
+    if at_target.transferred_log2 is None or question.doublings == 0:
+        return ()
+    base = at_target.transferred_log2 - at_target.power * question.doublings
+
+    def judged(rule: Rule) -> Alternative:
+        there = base + (rule.power - question.built_in) * question.doublings
+        return Alternative(
+            power=rule.power, source=rule.source, regret_nats=regret_of(at_target, there, question.level)
+        )
+
+    return tuple(judged(rule) for rule in rules_for(question.hyperparameter, question.axis))
 
 
 def estimate(rows: Floats, level: float) -> Estimate:
@@ -83,14 +129,15 @@ def estimate(rows: Floats, level: float) -> Estimate:
 
 
 def cost_of_2x(found: Optima, level: float) -> Estimate | None:
-    """Nats lost by a rate twice or half the optimum, whichever is worse, at the largest usable width."""
+    """Nats lost by a value twice or half the optimum, whichever is worse, at the largest usable size."""
     usable = [o for o in found.optima if o.status == "ok"]
     if not usable or found.valleys is None:
         return None
-    curvature, asymmetry = found.valleys.curvature[:, _columns(found, usable)[-1]], found.valleys.asymmetry
+    curvature, shape = found.valleys.curvature[:, columns_of(found, usable)[-1]], found.valleys.shape
     octave = np.ones_like(curvature)
-    return estimate(np.maximum(rise(octave, curvature, asymmetry), rise(-octave, curvature, asymmetry)), level)
+    return estimate(np.maximum(rise(octave, curvature, shape), rise(-octave, curvature, shape)), level)
 
 
-def _columns(found: Optima, usable: Sequence[Optimum]) -> list[int]:
-    return [found.fitted.index(o.width) for o in usable]
+def columns_of(found: Optima, usable: Sequence[Optimum]) -> list[int]:
+    """Where these optima are in the posterior."""
+    return [found.fitted.index(o.size) for o in usable]

@@ -1,173 +1,101 @@
-"""Tables of runs people already have: `width, lr, loss[, seed]`, or `width, lr_optimum`.
-
-Read from .csv and .jsonl by the standard library, from .parquet by pyarrow. Other columns are left alone.
-"""
+"""Tables of runs people already have: a loss, sizes and hyperparameters; or sizes and their optimal learning rate."""
 
 from __future__ import annotations
 
-import csv
-import importlib
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxies import canon
-from transfer.optimum import Point
+from transfer import cells
+from transfer.alike import Run, largest_alike
+from transfer.columns import KNOWN, Columns, find_columns, what_to_judge
+from transfer.question import Axis, Hyperparameter, Point
+from transfer.sheet import Sheet, TableError, read_sheet
 
-_Row = tuple[int, Mapping[str, object]]
-"""Row number as an editor shows it (a table's header is line 1), and its cells."""
-MOST_PROBLEMS = 50
-"""Listed one by one; of further ones the number is said."""
-
-
-class TableError(ValueError):
-    """A table that cannot be read. `problems` lists every bad cell by row and column."""
-
-    def __init__(self, path: Path, problems: Sequence[str]) -> None:
-        self.problems = list(problems)
-        shown = self.problems[:MOST_PROBLEMS]
-        rest = len(self.problems) - len(shown)
-        shown += [f"and {rest} more"] if rest else []
-        super().__init__(f"{path.name}: " + "; ".join(shown))
+OWN_UNITS = ("batch", "batch_size", "duration", "steps", "num_steps")
+"""Columns that may count something other than the tokens of which a verdict speaks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunTable:
     """What a table holds: runs, or optima that somebody else has read off theirs. The other one is empty."""
 
+    axis: Axis
+    hyperparameter: Hyperparameter
     points: tuple[Point, ...]
     optima: tuple[tuple[int, float], ...]
-    """(width, log2 of the optimal learning rate)."""
+    """(size, log2 of the optimal learning rate)."""
+    notes: tuple[str, ...]
+    """What is judged, and what was left aside."""
 
 
-def read_runs(path: Path) -> RunTable:
-    """Read a table of runs.
+def read_runs(path: Path, *, axis: Axis | None = None, hyperparameter: Hyperparameter | None = None) -> RunTable:
+    """Read a table, and choose the runs of one drift from it.
 
-    A loss that is not finite (NaN, inf) is a run that diverged; an empty one may be a run that never was, so it
-    is refused. Without a `seed` column all runs count as one seed, and runs of one width and rate as replicates.
+    Columns are a `loss` (nats per token), sizes and hyperparameters (`transfer.columns`) and optionally a `seed`; or
+    sizes and `lr_optimum`. A loss that is not finite, or the word `diverged`, is a run that diverged; an empty one
+    may be a run that never was, so it is refused. Without a `seed` column all runs count as one seed, and runs alike
+    in everything as replicates. Where the hyperparameter to judge is weight decay, warmup or clip, its 0 has no
+    octave: nothing is wrong with such runs, so they are left aside with a note. Any other 0 is refused.
+
+    Args:
+        path: .csv, .jsonl or .parquet.
+        axis: What grows; None: the only size that varies.
+        hyperparameter: None: the learning rate if it varies, else the only one that does.
 
     Raises:
-        TableError: an unknown kind of file, a missing column, or bad cells, all of them with row and column.
+        TableError: an unknown kind of file, a missing column, bad cells (all of them with row and column), an axis
+            or hyperparameter that must be named, or no two sizes that agree in the rest.
         OSError: the file cannot be opened.
     """
-    rows = _rows(path)
-    if not rows:
-        raise TableError(path, ["no rows: nothing to judge"])
-    names = set().union(*(cells.keys() for _, cells in rows))
-    wanted = ("width", "lr", "loss") if {"lr", "loss"} & names else ("width", "lr_optimum")
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        found = ", ".join(sorted(names)) or "none"
-        layouts = "`width, lr, loss[, seed]` or `width, lr_optimum` is wanted"
-        raise TableError(path, [f"no column {', '.join(missing)} (found: {found}): {layouts}"])
+    sheet = read_sheet(path, KNOWN)
+    columns = find_columns(path, sheet.names)
+    axis, hyperparameter = what_to_judge(path, sheet, columns, axis, hyperparameter)
+    runs = _runs(path, sheet, columns, axis, hyperparameter)
+    if not runs:
+        raise TableError(path, [f"every {columns.values[hyperparameter]} is 0: nothing to judge"])
+    kept, said = largest_alike(path, runs, axis, columns.judgeable)
+    points = [Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed) for r in kept]
+    optima = [(run.size, run.log2_value) for run in kept]
+    return RunTable(
+        axis=axis,
+        hyperparameter=hyperparameter,
+        points=() if columns.loss is None else tuple(points),
+        optima=tuple(optima) if columns.loss is None else (),
+        notes=(*_notes(sheet, columns, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)), *said),
+    )
+
+
+def _notes(sheet: Sheet, columns: Columns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
+    size, value = columns.sizes[axis], columns.values[hyperparameter]
+    notes = [f"judged: {hyperparameter} (column {value}) over {axis} (column {size})"]
+    if size in OWN_UNITS:
+        notes.append(f"sizes are what the column {size} counts, in its own unit")
+    if ignored := [name for name in sheet.names if name not in columns.used]:
+        notes.append(f"columns ignored: {', '.join(ignored)}")
+    if num_off:
+        notes.append(f"{num_off} runs left aside: {value} 0 is off, and at no octave")
+    return notes
+
+
+def _runs(path: Path, sheet: Sheet, columns: Columns, axis: Axis, hyperparameter: Hyperparameter) -> list[Run]:
+    """All rows but those where the hyperparameter is off."""
     problems: list[str] = []
-    points, optima = [], []
-    for number, cells in rows:
-        width = _whole(cells.get("width"), f"row {number}, column width", 1, problems)
-        lr = _positive(cells.get(wanted[1]), f"row {number}, column {wanted[1]}", problems)
-        if wanted[-1] == "lr_optimum":
-            optima.append((width, math.log2(lr)))
-            continue
-        loss = _loss(cells.get("loss"), f"row {number}, column loss", problems)
-        seed = _whole(cells["seed"], f"row {number}, column seed", 0, problems) if "seed" in cells else 0
-        points.append(Point(width=width, log2_lr=math.log2(lr), loss_nats=loss, seed=seed))
+    rest = {what: name for what, name in columns.judgeable.items() if what not in (axis, hyperparameter)}
+    runs = []
+    for number, row in sheet.rows:
+
+        def at(name: str, number: int = number) -> str:
+            return f"row {number}, column {name}"
+
+        name = columns.sizes[axis]
+        size = cells.whole(row.get(name), at(name), 1, problems)
+        name = columns.values[hyperparameter]
+        value = cells.octaves(row.get(name), hyperparameter, at(name), problems)
+        loss = None if columns.loss is None else cells.loss(row.get(columns.loss), at(columns.loss), problems)
+        seed = 0 if columns.seed is None else cells.whole(row.get(columns.seed), at(columns.seed), 0, problems)
+        others = {what: cells.plain(row.get(name)) for what, name in rest.items()}
+        if value is not None:
+            runs.append(Run(size=size, log2_value=value, loss_nats=loss, seed=seed, others=others))
     if problems:
         raise TableError(path, problems)
-    return RunTable(points=tuple(points), optima=tuple(optima))
-
-
-def _rows(path: Path) -> list[_Row]:
-    readers = {".csv": _csv_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise TableError(path, [f"the suffix {path.suffix!r} is unknown: one of {', '.join(readers)} is wanted"])
-    try:
-        return reader(path)
-    except UnicodeDecodeError as error:
-        raise TableError(path, [f"not UTF-8 text: {error.reason} at byte {error.start}"]) from error
-
-
-_COLUMNS = ("width", "lr", "loss", "seed", "lr_optimum")
-
-
-def _csv_rows(path: Path) -> list[_Row]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, restkey="", restval="", skipinitialspace=True, strict=True)
-        try:
-            names = [name.strip() for name in reader.fieldnames or ()]
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise TableError(path, [f"the column {name!r} is there twice" for name in twice])
-            return [(reader.line_num, {k.strip(): v for k, v in cells.items()}) for cells in reader]
-        except csv.Error as error:
-            raise TableError(path, [f"row {reader.line_num}: {error}"]) from error
-
-
-def _jsonl_rows(path: Path) -> list[_Row]:
-    rows: list[_Row] = []
-    problems = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            cells = canon.parse(_quote_not_finite(line))
-        except canon.CanonError as error:
-            problems.append(f"row {number}: {error}")
-            continue
-        if isinstance(cells, dict):
-            rows.append((number, cells))
-        else:
-            problems.append(f"row {number}: a {type(cells).__name__}, an object is wanted")
-    if problems:
-        raise TableError(path, problems)
-    return rows
-
-
-def _quote_not_finite(line: str) -> str:
-    """Python's own json writes a diverged loss as a bare NaN; strict JSON knows it as text only."""
-    for token in ("NaN", "-Infinity", "Infinity"):
-        line = line.replace(f": {token}", f': "{token}"').replace(f":{token}", f':"{token}"')
-    return line
-
-
-def _parquet_rows(path: Path) -> list[_Row]:
-    parquet = importlib.import_module("pyarrow.parquet")  # slow to load, and few tables need it
-    try:
-        there = parquet.read_schema(path).names
-        cells = parquet.read_table(path, columns=[name for name in _COLUMNS if name in there]).to_pylist()
-    except (ValueError, OSError, OverflowError) as error:  # pyarrow's own errors are of these
-        raise TableError(path, [f"not a parquet file: {error}"]) from error
-    return list(enumerate(cells, start=2))
-
-
-def _number(cell: object) -> float | None:
-    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
-        return None
-    try:
-        return float(cell)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _positive(cell: object, where: str, problems: list[str]) -> float:
-    value = _number(cell)
-    if value is None or not math.isfinite(value) or value <= 0:
-        problems.append(f"{where}: {cell!r} is not a number > 0")
-        return 1.0
-    return value
-
-
-def _whole(cell: object, where: str, least: int, problems: list[str]) -> int:
-    value = _number(cell)
-    if value is None or not math.isfinite(value) or value != int(value) or value < least:
-        problems.append(f"{where}: {cell!r} is not a whole number >= {least}")
-        return least
-    return int(value)
-
-
-def _loss(cell: object, where: str, problems: list[str]) -> float | None:
-    value = _number(cell)
-    if value is None or (value <= 0 and math.isfinite(value)):
-        problems.append(f"{where}: {cell!r} is not a loss > 0 in nats (write NaN for a run that diverged)")
-        return None
-    return value if math.isfinite(value) else None
+    return runs

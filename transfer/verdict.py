@@ -1,14 +1,14 @@
-"""The verdict: does the learning rate tuned at the base width still serve at the target, and if not, at what cost?
+"""The verdict: does the value tuned at the base size still serve at the target, and if not, at what cost?
 
-The regret is that of one fixed number, the rate that would actually be launched with, at the target width against
+The regret is that of one fixed number, the value that would actually be launched with, at the target against
 the target's own optimum. How uncertain the base optimum was therefore does not enter it: whether tuned luckily
-or not, that rate is what the main run would get. All uncertainty is that of the target's valley, extrapolated from
-the widths that were run.
+or not, that value is what the main run would get. All uncertainty is that of the target's valley, extrapolated from
+the sizes that were run.
 """
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,14 +16,26 @@ from typing import Literal, get_args
 import numpy as np
 
 from proxies.checks import Checks
-from transfer.next_runs import Suggestion, again, mend, power, sharpen
-from transfer.optimum import Optima, Optimum, Point, TransferError, find_optima
-from transfer.regret import AtTarget, Estimate, cost_of_2x, extrapolate
+from transfer import reasons as say
+from transfer.bounded import Bounded, judge_bounded
+from transfer.next_runs import Suggestion, again, allowed_share, mend, sharpen
+from transfer.optimum import Optima, Optimum, find_optima
+from transfer.question import Point, Question, TransferError
+from transfer.regret import (
+    Alternative,
+    AtTarget,
+    Estimate,
+    alternatives,
+    cost_of_2x,
+    extrapolate,
+    offset_of,
+    regret_of,
+)
 
 Outcome = Literal["holds", "drifts", "cannot_tell"]
 MIN_DRAWS = 200
 CLIFF_OCTAVES = 1.0
-"""Divergence nearer than this to the transferred rate leaves no room for a cliff that moves with width."""
+"""Divergence nearer than this to the transferred rate leaves no room for a cliff that moves with size."""
 MOST_SEEDS_IN_DOUBT = 2
 """Rates with more runs than this are not suspected of resting on one of them."""
 
@@ -32,22 +44,26 @@ MOST_SEEDS_IN_DOUBT = 2
 class Verdict:
     """What the runs say about transfer. An estimate that could not be made is None, and `reasons` says why."""
 
+    question: Question
     outcome: Outcome
     drift: Estimate | None
-    """Octaves of learning rate per doubling of width."""
+    """Octaves of the hyperparameter per doubling of size, beyond what is built in: the exponent that was measured."""
+    power: float | None
+    """Used for the transferred value, beyond what is built in: the question's, or, where that is None, the drift."""
     offset: Estimate | None
-    """Transferred rate above the target's own optimum, octaves."""
+    """Transferred value above the target's own optimum, octaves."""
     regret_nats: Estimate | None
-    margin_nats: float
-    level: float
-    target_width: int
-    base_width: int
-    transferred_log2_lr: float | None
+    transferred_log2: float | None
+    """At the target."""
     cost_of_2x_off_nats: Estimate | None
-    """At the largest usable width, to the worse side."""
+    """At the largest usable size, to the worse side."""
     noise_nats: float | None
     """Standard deviation of one run about its valley."""
     optima: tuple[Optimum, ...]
+    alternatives: tuple[Alternative, ...]
+    """Published rules."""
+    bounded: Bounded | None
+    """Where the regret is against the best of the values tried, since nobody needs an optimum among them."""
     reasons: tuple[str, ...]
     what_to_run: tuple[Suggestion, ...]
     control: Verdict | None
@@ -61,31 +77,29 @@ class Verdict:
             raise TransferError(checks.problems)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A verdict with what it was drawn from, for `transfer.together`."""
+
+    verdict: Verdict
+    at_target: AtTarget | None
+    """None without two usable optima."""
+
+
 def judge(
-    points: Sequence[Point],
-    *,
-    target_width: int,
-    base_width: int,
-    transferred_log2_lr: float | None = None,
-    margin_nats: float = 0.01,
-    level: float = 0.9,
-    seed: int = 0,
-    control_points: Sequence[Point] = (),
+    points: Sequence[Point], question: Question, *, seed: int = 0, control_points: Sequence[Point] = (),
     draws: int = 2000,
-) -> Verdict:
-    """Judge whether the base width's learning rate may be used at the target width.
+) -> Verdict:  # fmt: skip
+    """Judge whether a value set at the base size may be used at the target's.
 
     `holds` when the regret's upper bound is under the margin, `drifts` when its lower bound is over it, else
-    `cannot_tell`, which also is the answer whenever fewer than two widths, or not all of them, have a
-    usable optimum.
+    `cannot_tell`. Of the learning rate every size needs an optimum inside its rates. Of other hyperparameters many
+    have none (more clipping than none is never wanted): there the regret is against the best of the values tried
+    (`transfer.bounded`), wherever not all sizes have an optimum of their own.
 
     Args:
-        points: Runs of the arm to judge, learning rates as they are set at the base width.
-        target_width: Width of the main run.
-        base_width: Width the rate was tuned at.
-        transferred_log2_lr: The rate to launch with; by default the fitted optimum of the base width.
-        margin_nats: The largest loss one is ready to give away.
-        level: Of all intervals, equal-tailed: each bound is one-sided at (1 + level) / 2.
+        points: Runs of the arm to judge.
+        question: What is asked of them.
         seed: Of the posterior draws.
         control_points: Runs of a control arm (standard parametrization), judged alike from its own base optimum.
         draws: Posterior draws.
@@ -93,176 +107,156 @@ def judge(
     Raises:
         TransferError: arguments that make no question; all of them are named.
     """
-    _check_question(points, target_width, base_width, transferred_log2_lr, margin_nats, level, draws)
-    question = _Question(target_width, base_width, transferred_log2_lr, margin_nats, level)
+    return examine(points, question, seed=seed, control_points=control_points, draws=draws).verdict
+
+
+def examine(
+    points: Sequence[Point], question: Question, *, seed: int = 0, control_points: Sequence[Point] = (),
+    draws: int = 2000,
+) -> Judged:  # fmt: skip
+    """The same as `judge`, with the extrapolation the verdict rests on."""
+    sizes = sorted({p.size for p in points})
+    problems = [] if points else ["no runs: give at least two sizes of four values each"]
+    if draws < MIN_DRAWS:
+        problems.append(f"draws = {draws}: at least {MIN_DRAWS} are wanted")
+    if points and question.transferred_log2 is None and question.base_size not in sizes:
+        listed = ", ".join(map(str, sizes))
+        advice = "run it, or give the value to transfer"
+        problems.append(f"base_size = {question.base_size} has no runs ({question.axis}: {listed}): {advice}")
+    if problems:
+        raise TransferError(problems)
     control = None
     if control_points:
-        own = _Question(target_width, base_width, None, margin_nats, level)
-        control = _judge_arm(control_points, own, None, draws, seed)
+        own = dataclasses.replace(question, transferred_log2=None)
+        control = _judge_arm(control_points, own, None, draws, seed).verdict
     return _judge_arm(points, question, control, draws, seed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    target_width: int
-    base_width: int
-    transferred: float | None
-    margin_nats: float
-    level: float
-
-
-def _check_question(
-    points: Sequence[Point], target_width: int, base_width: int, transferred: float | None,
-    margin_nats: float, level: float, draws: int,
-) -> None:  # fmt: skip
-    fine = transferred is None or math.isfinite(transferred)
-    wanted = [
-        (len(points) > 0, "no runs: give at least two widths of four learning rates each"),
-        (target_width >= 1, f"target_width = {target_width}: a whole number >= 1 is wanted"),
-        (base_width >= 1, f"base_width = {base_width}: a whole number >= 1 is wanted"),
-        (fine, f"transferred_log2_lr = {transferred}: a finite number is wanted"),
-        (0 < margin_nats < math.inf, f"margin_nats = {margin_nats}: a number > 0 is wanted"),
-        (0 < level < 1, f"level = {level}: a number between 0 and 1 is wanted"),
-        (draws >= MIN_DRAWS, f"draws = {draws}: at least {MIN_DRAWS} are wanted"),
-    ]
-    widths = sorted({p.width for p in points})
-    if points and transferred is None and base_width not in widths:
-        listed = ", ".join(map(str, widths))
-        advice = "run it, or give the rate to transfer"
-        wanted.append((False, f"base_width = {base_width} has no runs (widths: {listed}): {advice}"))
-    problems = [problem for holds, problem in wanted if not holds]
-    if problems:
-        raise TransferError(problems)
-
-
-def _judge_arm(points: Sequence[Point], q: _Question, control: Verdict | None, draws: int, seed: int) -> Verdict:
-    found, at_target, transferred = _measure(points, q, draws, seed)
-    bad = [o for o in found.optima if o.status != "ok"]
-    reasons = [_why_unusable(o) for o in bad]
-    todo = [s for o in bad for s in mend(o, [p for p in points if p.width == o.width])]
-    reasons += [] if len(found.optima) > 1 else ["one width only: drift needs two or more"]
-    reasons += [] if transferred is not None else [f"base width {q.base_width} gives no rate to transfer"]
-    outcome: Outcome = "cannot_tell"
-    if not reasons and at_target and at_target.regret_nats and at_target.offset:
-        outcome = _decide(at_target.regret_nats, q.margin_nats)
-        reasons = _explain(outcome, at_target.regret_nats, at_target.offset, q)
-        culprit = _lone_culprit(points, q, seed) if outcome == "drifts" else None
-        if culprit is not None:
-            outcome = "cannot_tell"
-            reasons.append(f"but without one run (width {culprit.width}, {power(culprit.log2_lr)}, seed "
-                           f"{culprit.seed}) the cost is within the margin: a single run proves no drift")  # fmt: skip
-            todo = [again(culprit)]
-        elif outcome == "cannot_tell":
-            todo = _sharpen(points, found, at_target, q)
-        elif outcome == "holds" and (near := _cliff_near(found.optima, transferred)):
-            outcome = "cannot_tell"
-            reasons.append(near)
-    usable = [o for o in found.optima if o.status == "ok"]
-    reasons += _about_cliffs(usable, q, transferred)
-    return Verdict(
-        outcome=outcome,
+def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, draws: int, seed: int) -> Judged:
+    found, at_target = _measure(points, q, draws, seed)
+    plain = _judge_optima(points, q, found, at_target, seed)
+    bounded = None
+    if q.hyperparameter != "learning_rate" and any(o.status != "ok" for o in found.optima):
+        bounded = judge_bounded(points, q, draws=draws, rng=np.random.default_rng(seed))
+        if bounded is not None:
+            plain = _judge_bounded(bounded, q, plain.todo)
+    there = at_target is not None and at_target.transferred_log2 is not None and bounded is None
+    verdict = Verdict(
+        question=q,
+        outcome=plain.outcome,
         drift=at_target.drift if at_target else None,
-        offset=at_target.offset if at_target else None,
-        regret_nats=at_target.regret_nats if at_target else None,
-        margin_nats=q.margin_nats,
-        level=q.level,
-        target_width=q.target_width,
-        base_width=q.base_width,
-        transferred_log2_lr=transferred,
+        power=at_target.power if at_target else q.power,
+        offset=offset_of(at_target, q.level) if at_target and there else None,
+        regret_nats=plain.regret_nats,
+        transferred_log2=at_target.transferred_log2 if at_target else _set_at_target(q),
         cost_of_2x_off_nats=cost_of_2x(found, q.level),
         noise_nats=None if found.valleys is None else found.valleys.noise_nats,
         optima=found.optima,
-        reasons=tuple(reasons),
-        what_to_run=tuple(todo),
+        alternatives=alternatives(at_target, q) if at_target and there else (),
+        bounded=bounded,
+        reasons=tuple(plain.reasons),
+        what_to_run=tuple(plain.todo),
         control=control,
+    )
+    return Judged(verdict=verdict, at_target=at_target)
+
+
+def _set_at_target(q: Question) -> float | None:
+    """The transferred value, where no optimum is needed to know it."""
+    if q.transferred_log2 is None or q.power is None:
+        return None
+    return q.transferred_log2 + q.power * q.doublings
+
+
+@dataclass(kw_only=True, slots=True)
+class _Judgement:
+    """An outcome in the making."""
+
+    outcome: Outcome = "cannot_tell"
+    regret_nats: Estimate | None = None
+    reasons: list[str]
+    todo: list[Suggestion]
+
+
+def _judge_optima(
+    points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget | None, seed: int
+) -> _Judgement:
+    bad = [o for o in found.optima if o.status != "ok"]
+    judged = _Judgement(
+        reasons=[say.why_unusable(o, q) for o in bad],
+        todo=[s for o in bad for s in mend(o, [p for p in points if p.size == o.size], q)],
+    )
+    value = at_target.transferred_log2 if at_target else None
+    judged.reasons += [] if len(found.optima) > 1 else [f"one {q.axis} only: drift needs two or more"]
+    known = q.transferred_log2 is not None or any(o.size == q.base_size for o in found.optima)
+    judged.reasons += [] if known else [f"{say.base(q)} gives no value to transfer"]
+    if at_target and value is not None:
+        judged.regret_nats = regret_of(at_target, value, q.level)
+    if not judged.reasons and at_target and judged.regret_nats:
+        _decide_and_explain(judged, points, q, found, at_target, seed)
+    usable = [o for o in found.optima if o.status == "ok"]
+    judged.reasons += say.about_cliffs(usable, q, value)
+    return judged
+
+
+def _decide_and_explain(
+    judged: _Judgement, points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget, seed: int
+) -> None:
+    """Outcome and reasons where every size has an optimum."""
+    assert judged.regret_nats is not None and at_target.transferred_log2 is not None
+    offset = offset_of(at_target, q.level)
+    judged.outcome = decide(judged.regret_nats, q.margin_nats)
+    judged.reasons = say.explain(judged.outcome, judged.regret_nats, offset, q)
+    if judged.outcome == "drifts" and (culprit := _lone_culprit(points, q, seed)) is not None:
+        judged.outcome = "cannot_tell"
+        judged.reasons.append(say.rests_on(culprit, q))
+        judged.todo = [again(culprit, q)]
+    elif judged.outcome == "cannot_tell":
+        share = allowed_share(offset, at_target, q.margin_nats)
+        usable = [o for o in found.optima if o.status == "ok"]
+        pull = at_target.line.pull.tolist()
+        judged.todo = sharpen(points, usable, q, pull=pull, sds=at_target.sds, share=share)
+    elif judged.outcome == "holds" and (near := say.cliff_near(found.optima, q, at_target, CLIFF_OCTAVES)):
+        judged.outcome = "cannot_tell"
+        judged.reasons.append(near)
+
+
+def _judge_bounded(bounded: Bounded, q: Question, todo: list[Suggestion]) -> _Judgement:
+    outcome = decide(bounded.regret_nats, q.margin_nats)
+    return _Judgement(
+        outcome=outcome,
+        regret_nats=bounded.regret_nats,
+        reasons=say.explain_bounded(outcome, bounded, q),
+        todo=todo if outcome == "cannot_tell" else [],
     )
 
 
-def _measure(
-    points: Sequence[Point], q: _Question, draws: int, seed: int
-) -> tuple[Optima, AtTarget | None, float | None]:
-    """Optima, what they say about the target, and the rate that is transferred."""
+def _measure(points: Sequence[Point], q: Question, draws: int, seed: int) -> tuple[Optima, AtTarget | None]:
+    """Optima, and what they say about the target."""
     rng = np.random.default_rng(seed)
     found = find_optima(points, level=q.level, draws=draws, rng=rng)
-    transferred = q.transferred
-    if transferred is None:
-        transferred = next((o.log2_lr for o in found.optima if o.width == q.base_width), None)
-    at_target = extrapolate(found, target_width=q.target_width, transferred=transferred, level=q.level, rng=rng)
-    return found, at_target, transferred
+    return found, extrapolate(found, q, rng=rng)
 
 
-def _lone_culprit(points: Sequence[Point], q: _Question, seed: int) -> Point | None:
+def _lone_culprit(points: Sequence[Point], q: Question, seed: int) -> Point | None:
     """The run without which the estimated regret is within the margin, if there is one.
 
     One gradient spike can move an optimum by an octave; three seeds of a rate outvote it, fewer may not.
     """
     for index, left_out in enumerate(points):
-        cell = [p for p in points if (p.width, p.log2_lr) == (left_out.width, left_out.log2_lr)]
+        cell = [p for p in points if (p.size, p.log2_value) == (left_out.size, left_out.log2_value)]
         if left_out.loss_nats is None or len(cell) > MOST_SEEDS_IN_DOUBT:
             continue
-        _, at_target, _ = _measure([*points[:index], *points[index + 1 :]], q, MIN_DRAWS, seed)
-        regret = at_target and at_target.regret_nats
-        if regret and regret.value <= q.margin_nats:
+        _, at_target = _measure([*points[:index], *points[index + 1 :]], q, MIN_DRAWS, seed)
+        if at_target is None or at_target.transferred_log2 is None:
+            continue
+        if regret_of(at_target, at_target.transferred_log2, q.level).value <= q.margin_nats:
             return left_out
     return None
 
 
-def _decide(regret: Estimate, margin_nats: float) -> Outcome:
+def decide(regret: Estimate, margin_nats: float) -> Outcome:
+    """The outcome that a regret's interval allows."""
     if regret.high < margin_nats:
         return "holds"
     return "drifts" if regret.low > margin_nats else "cannot_tell"
-
-
-def _why_unusable(optimum: Optimum) -> str:
-    runs = f"width {optimum.width}: {optimum.num_runs} runs, {optimum.num_diverged} diverged; "
-    if optimum.status == "too_few":
-        return runs + "fewer than four rates at which every run finished"
-    if optimum.status == "flat":
-        return runs + "the valley is flat within the noise"
-    return runs + "the optimum may lie outside the rates that were run"
-
-
-def _explain(outcome: Outcome, regret: Estimate, offset: Estimate, q: _Question) -> list[str]:
-    where = {"holds": "all of it under", "drifts": "all of it over", "cannot_tell": "on both sides of"}[outcome]
-    cost = f"{regret.value:.4f} nats [{regret.low:.4f}, {regret.high:.4f}] at level {q.level:g}"
-    reach = f"{offset.value:+.2f} octaves [{offset.low:+.2f}, {offset.high:+.2f}]"
-    said = [
-        f"at width {q.target_width} the transferred rate costs {cost}: {where} the margin of {q.margin_nats:g}",
-        f"it lies {reach} from the optimum there",
-    ]
-    return said if q.target_width > q.base_width else [*said, "no wider than the base: nothing is transferred"]
-
-
-def _cliff_near(optima: Sequence[Optimum], transferred: float | None) -> str:
-    """A sentence if runs of the widest width diverged too near the transferred rate; else nothing."""
-    widest = max(optima, key=lambda optimum: optimum.width)
-    if widest.cliff_octaves is None or widest.log2_lr is None or transferred is None:
-        return ""
-    distance = widest.log2_lr + widest.cliff_octaves - transferred
-    if distance >= CLIFF_OCTAVES:
-        return ""
-    return (
-        f"but at width {widest.width} runs diverged {distance:.1f} octaves above it, under {CLIFF_OCTAVES:g}: "
-        "a wider one may diverge at the rate itself"
-    )
-
-
-def _about_cliffs(usable: Sequence[Optimum], q: _Question, transferred: float | None) -> list[str]:
-    """One sentence where divergence is near the rate that would be launched."""
-    return [
-        f"width {o.width}: runs diverged {o.cliff_octaves:.1f} octaves above the optimum, "
-        f"{o.log2_lr + o.cliff_octaves - transferred:+.1f} from the transferred rate {power(transferred)}"
-        for o in usable[-1:]
-        if o.cliff_octaves is not None and o.log2_lr is not None and transferred is not None
-    ]
-
-
-def _sharpen(points: Sequence[Point], found: Optima, at_target: AtTarget, q: _Question) -> list[Suggestion]:
-    """Runs that would decide, if the estimates stay where they are."""
-    assert at_target.offset is not None
-    allowed = math.sqrt(2 * q.margin_nats / at_target.curvature)  # octaves; the parabola will do for planning
-    half_width = max(at_target.offset.high - at_target.offset.low, 1e-9) / 2
-    share = min(abs(allowed - abs(at_target.offset.value)) / half_width, 0.9)
-    usable = [o for o in found.optima if o.status == "ok"]
-    pull = at_target.line.pull.tolist()
-    return sharpen(points, usable, pull=pull, sds=at_target.sds, share=share, target_width=q.target_width)

@@ -20,6 +20,7 @@ _NOTES = {
     "predicted": "carried along; training does not read it",
     "base_shape": "carried along; its multipliers are in the numbers of groups and forward",
     "parametrization": "carried along; its numbers are in groups and forward",
+    "transfer": "carried along: evidence; its numbers are in groups",
     "parallelism": "other numbers of ranks are refused",
 }
 

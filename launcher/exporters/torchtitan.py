@@ -220,6 +220,7 @@ _JUDGEMENTS: dict[str, tuple[Verdict, str]] = {
     ),
     "base_shape": _LABEL,
     "parametrization": _LABEL,
+    "transfer": ("equivalent", "evidence: its numbers are in groups"),
     "forward": ("exact", "the multipliers are modules of the model"),
     "forward.attention": ("equivalent", "multiplies q . k in the attention kernel, ours the query: other rounding"),
     "groups": ("exact", ""),

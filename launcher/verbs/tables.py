@@ -23,9 +23,11 @@ def _runs(path: Path, params_column: str) -> RunTable:
     if path.is_dir():
         from launcher import decide
         from launcher.opening import recorded
+        from launcher.transferred import transferred
 
         study, ledger = recorded(path)
-        return decide.ladder_table(decide.ladder_specs(study, ledger), ledger.results())
+        specs = decide.ladder_specs(study, transferred(study, ledger))
+        return decide.ladder_table(specs, ledger.results())
     from scaling_fits.table import read_runs
 
     return read_runs(path, params_column)

@@ -6,8 +6,10 @@ from typing import Any
 
 from launcher.coordinate_view import by_role, findings, points
 from launcher.own import own_text
+from launcher.transfer_view import axis_name, exponent, name_of, short_size, size_name, wanted
 from launcher.verbs.options import table
 from proxies.canon import Json
+from transfer.question import from_log2, written
 
 
 def model_text(model: Any) -> str:
@@ -60,30 +62,124 @@ def search_text(body: dict[str, Json]) -> str:
 
 
 def verdict_text(body: dict[str, Json]) -> str:
-    """A verdict in words and a table."""
-    optima, reasons = body["optima"], body["reasons"]
-    assert isinstance(optima, list) and isinstance(reasons, list)
-    rows = []
-    for optimum in optima:
-        assert isinstance(optimum, dict)
-        ends = optimum["interval_log2"]
-        shown = f"2^{optimum['log2_lr']:.2f}" if optimum["log2_lr"] is not None else "-"
-        span = f"[{ends[0]:.2f}, {ends[1]:.2f}]" if isinstance(ends, list) else str(optimum["status"])
-        loss = f"{optimum['loss_nats']:.4f}" if optimum["loss_nats"] is not None else "-"
-        rows.append((str(optimum["width"]), shown, span, loss, str(optimum["num_runs"]), str(optimum["num_diverged"])))
-    head = ("width", "optimal lr", "log2 interval", "loss (nats)", "runs", "diverged")
-    parts = [f"verdict: {str(body['outcome']).replace('_', ' ')}", table(head, rows)]
-    parts += [f"- {reason}" for reason in reasons]
-    asked = body["what_to_run"]
-    assert isinstance(asked, list)
-    parts += [f"- to decide: {item['text']}" for item in asked if isinstance(item, dict)]
-    if isinstance(body["control"], dict):
-        control = body["control"]
-        drift = control["drift_octaves_per_doubling"]
-        assert isinstance(drift, dict)
-        moved = f"{drift['value']:+.2f} octaves per doubling" if drift["value"] is not None else "no drift estimate"
-        parts.append(f"- control (standard parametrization): {str(control['outcome']).replace('_', ' ')}, {moved}")
-    return "\n".join(parts)
+    """One verdict (`transfer.summary.verdict_summary`) in words and tables."""
+    verdict: Any = body
+    rows = [_optimum_row(verdict, optimum) for optimum in verdict["optima"]]
+    head = (axis_name(verdict["axis"]), "optimum", "interval", "loss (nats)", "runs", "diverged")
+    parts = [f"verdict: {_words(verdict['outcome'])} ({name_of(verdict)})"]
+    if rows:  # else optima were given, and the reasons have the drift
+        drift = verdict["drift_octaves_per_doubling"]
+        parts.append(table(head, rows))
+        parts += [f"- {_moved(verdict)}"] if drift["value"] is not None else []
+    parts += [f"- {reason}" for reason in verdict["reasons"]]
+    parts += [f"- to decide: {sentence}" for sentence in wanted(verdict)]
+    if verdict["control"] is not None:
+        parts.append(f"- {_control(verdict['control'])}")
+    parts += [f"- note: {note}" for note in verdict.get("notes", ())]
+    return "\n".join(parts + _rules(verdict))
+
+
+def _moved(verdict: Any) -> str:
+    """How the optimum moves, in a sentence."""
+    drift = _estimate(verdict["drift_octaves_per_doubling"], "+.2f")
+    return f"the optimum moves by {drift} octaves per doubling of {verdict['axis']}"
+
+
+def _control(control: Any) -> str:
+    known = control["drift_octaves_per_doubling"]["value"] is not None
+    why = _moved(control) if known else control["reasons"][0]
+    return f"control (standard parametrization): {_words(control['outcome'])}; {why}"
+
+
+def _optimum_row(verdict: Any, optimum: Any) -> tuple[str, ...]:
+    name, ends = verdict["hyperparameter"], optimum["interval_log2"]
+    found = optimum["log2_value"] is not None
+    low, high = sorted(ends, key=lambda end: from_log2(name, end)) if found else (0.0, 0.0)
+    return (
+        short_size(optimum["size"]),
+        written(name, optimum["log2_value"]) if found else "-",
+        f"[{written(name, low)}, {written(name, high)}]" if found else _words(optimum["status"]),
+        "-" if optimum["loss_nats"] is None else f"{optimum['loss_nats']:.4f}",
+        str(optimum["num_runs"]),
+        str(optimum["num_diverged"]),
+    )
+
+
+def _rules(verdict: Any) -> list[str]:
+    """The exponent that is used and published ones, with their cost at the target."""
+    if not verdict["alternatives"]:
+        return []
+    used = "measured here" if verdict["power_is_measured"] else "used here"
+    every = [{"power": verdict["power"], "source": used, "regret_nats": verdict["regret_nats"]}]
+    every += verdict["alternatives"]
+    rows = [(exponent(r["power"]), r["source"], _estimate(r["regret_nats"], ".4f")) for r in every]
+    there = size_name(verdict["axis"], verdict["target_size"])
+    return [f"{name_of(verdict)}, exponents and what they cost at {there}:",
+            table(("exponent", "source", "nats lost"), rows)]  # fmt: skip
+
+
+def transfer_text(body: dict[str, Json]) -> str:
+    """The transfer tests of a study (a report's `transfer`): outcomes, what does not hold and why, values."""
+    transfer: Any = body
+    tests, together = transfer["tests"], transfer["together"]
+    rows = [_test_row(name_of(test), test["verdict"]) for test in tests]
+    rows.append(_test_row("learning rate, all axes", together))
+    head = ("test", "outcome", "octaves per doubling", "nats lost", "set to")
+    parts = [table(head, rows)]
+    for name, of in [("learning rate, all axes", together), *((name_of(test), test["verdict"]) for test in tests)]:
+        if of["outcome"] != "holds":
+            said = [f"{name}: {_words(of['outcome'])}", *(f"- {reason}" for reason in of["reasons"])]
+            asked = [] if of is together else [f"- to decide: {sentence}" for sentence in wanted(of)]
+            parts.append("\n".join(said + asked))
+    for test in tests:
+        control = test["verdict"]["control"]
+        if control is not None:
+            parts.append(f"{name_of(test)}, {_control(control)}")
+        parts += ["\n".join(_rules(test["verdict"]))] if test["verdict"]["alternatives"] else []
+    return "\n\n".join([*parts, _values(transfer["values"])])
+
+
+def _test_row(name: str, of: Any) -> tuple[str, ...]:
+    drift = of.get("drift_octaves_per_doubling")
+    value = of["transferred_value"]
+    return (
+        name,
+        _words(of["outcome"]),
+        "" if drift is None else _estimate(drift, "+.2f"),
+        _estimate(of["regret_nats"], ".4f"),
+        "-" if value is None else f"{value:.4g}",
+    )
+
+
+def _values(values: Any) -> str:
+    rows = [
+        (value["hyperparameter"].replace("_", " "), *(_number(value[key]) for key in ("base_value", "target_value")),
+         ", ".join(value["tested"]) or "not tested", "-" if value["outcome"] is None else _words(value["outcome"]),
+         _estimate(value["regret_nats"], ".4f"), _number(value["cost_of_2x_off_nats"], ".4f"))
+        for value in values
+    ]  # fmt: skip
+    head = ("value", "at the base", "at the target", "tested over", "outcome", "nats lost", "if 2x off")
+    rules = [f"- {value['hyperparameter'].replace('_', ' ')}: {value['rule']}" for value in values]
+    rules = [
+        rule + (f"; not tested over {', '.join(value['untested'])}" if value["untested"] else "")
+        for rule, value in zip(rules, values, strict=True)
+    ]
+    return "\n".join([table(head, rows), *rules])
+
+
+def _number(value: float | None, spec: str = ".4g") -> str:
+    return "-" if value is None else f"{value:{spec}}"
+
+
+def _estimate(found: Any, spec: str) -> str:
+    if found["value"] is None:
+        return "-"
+    low, high = found["interval"]
+    return f"{found['value']:{spec}} [{low:{spec}}, {high:{spec}}]"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def ladder_text(body: dict[str, Json]) -> str:
@@ -99,20 +195,25 @@ def ladder_text(body: dict[str, Json]) -> str:
     return table(("width", "params", "tokens", "loss (nats)", "fitted"), rows)
 
 
+def spend_text(body: dict[str, Json]) -> str:
+    """What all runs of a study cost, beside the main run."""
+    spend = body["spend"]
+    assert isinstance(spend, dict)
+    return f"{spend['num_runs']} runs: {spend['share_of_target']:.2%} of the main run's FLOPs"
+
+
 def study_text(body: dict[str, Json]) -> str:
     """A whole study, as far as it has come."""
-    spend, gates, choice = body["spend"], body["gates"], body["choice"]
-    assert isinstance(spend, dict) and isinstance(gates, list)
-    parts = [
-        f"{spend['num_runs']} runs: {spend['share_of_target']:.1%} of the main run's FLOPs",
-    ]
+    gates, choice = body["gates"], body["choice"]
+    assert isinstance(gates, list)
+    parts = [spend_text(body)]
     stages = body["progress"]
     assert isinstance(stages, dict)
     parts += [f"{name}: {count[0]} of {count[1]} runs" for name, count in stages.items() if isinstance(count, list)]
     if isinstance(body["search"], dict):
         parts.append(search_text(body["search"]))
-    if isinstance(body["transfer"], dict) and isinstance(body["transfer"]["verdict"], dict):
-        parts.append(verdict_text(body["transfer"]["verdict"]))
+    if isinstance(body["transfer"], dict):
+        parts.append(transfer_text(body["transfer"]))
     if isinstance(body["ladder"], dict):
         parts.append(ladder_text(body["ladder"]))
     if isinstance(choice, dict) and isinstance(choice["shape"], dict) and isinstance(choice["prediction"], dict):

@@ -13,11 +13,17 @@ from scaling_fits.allocate import allocate
 from scaling_fits.summary import allocation_summary, fit_summary, prediction_summary
 from scaling_fits.table import from_columns
 from scaling_fits.uncertainty import fit_runs, predict
-from transfer.optimum import Point
-from transfer.summary import verdict_summary
-from transfer.verdict import judge
+from transfer.question import Point, Question, from_log2
+from transfer.summary import estimate_summary, together_summary, verdict_summary
+from transfer.together import judge_together
+from transfer.verdict import examine
 
 WIDTHS, OPTIMUM, BUDGET_FLOPS, DATA_ID = (32, 64, 128), -5.4, 1e13, "0123456789abcdef" * 4
+TARGET_WIDTH, TARGET_TOKENS, BASE_TOKENS = 96, 13_500_416, 204_800
+DURATIONS = tuple(int(BASE_TOKENS * ratio) for ratio in (0.5, 1, 2, 4))
+CLIP, WARMUP = 0.572, 0.2
+RATES = tuple(float(rate) for rate in range(-9, -2))
+DURATION_POWER = -0.25
 
 
 def finished_body():
@@ -95,26 +101,79 @@ def _search(rng):
     return {"trials": trials, "best": {"learning_rate": 0.0238, "clip_norm": 0.572, "warmup_fraction": 0.293}}
 
 
-def _transfer(rng):
+def valley_runs(rng, *, arm="mup", sizes, base, values, num_seeds=3, optimum, drift=0.0, curvature=0.03):
+    """Runs of one arm over an axis; a value four octaves above its optimum diverges."""
     runs = []
-    for arm, drift in (("mup", 0.0), ("sp", -1.0)):
-        for width in WIDTHS:
-            doublings = math.log2(width / WIDTHS[0])
-            for log2_lr in (-9.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0):
-                for seed in (0, 1, 2):
-                    off = log2_lr - OPTIMUM - drift * doublings
-                    lost = off > 4
-                    loss = 2.2 - 0.1 * doublings + 0.03 * off**2 + float(rng.normal(0, 0.004))
-                    runs.append({"arm": arm, "width": width, "log2_lr": log2_lr, "seed": seed,
-                                 "loss_nats": None if lost else loss,
-                                 "status": "diverged" if lost else "finished"})  # fmt: skip
+    for size in sizes:
+        doublings = math.log2(size / base)
+        for log2_value in values:
+            for seed in range(num_seeds):
+                off = log2_value - optimum - drift * doublings
+                lost = off > 4
+                loss = 2.2 - 0.1 * doublings + curvature * off**2 + float(rng.normal(0, 0.004))
+                ended = {"loss_nats": None if lost else loss, "status": "diverged" if lost else "finished"}
+                runs.append({"arm": arm, "size": size, "log2_value": log2_value, "seed": seed, **ended})
+    return runs
 
-    points = {
-        arm: [Point(**{k: r[k] for k in ("width", "log2_lr", "loss_nats", "seed")}) for r in runs if r["arm"] == arm]
-        for arm in ("mup", "sp")
-    }
-    verdict = judge(points["mup"], target_width=96, base_width=32, control_points=points["sp"])
-    return {"verdict": verdict_summary(verdict), "runs": runs, "learning_rate": 0.02368, "at_base_optimum": True}
+
+def points_of(runs, arm="mup"):
+    return [Point(**{k: run[k] for k in ("size", "log2_value", "loss_nats", "seed")}) for run in runs
+            if run["arm"] == arm]  # fmt: skip
+
+
+def judged_test(runs, **question):
+    """One entry of a report's tests, and what `judge_together` wants."""
+    asked = Question(**question)
+    judged = examine(points_of(runs), asked, control_points=points_of(runs, "sp"))
+    test = {"axis": asked.axis, "hyperparameter": asked.hyperparameter, "verdict": verdict_summary(judged.verdict),
+            "runs": runs}  # fmt: skip
+    return json.loads(canon.canonical(test)), judged
+
+
+def _tests(rng):
+    width = {"sizes": WIDTHS, "base": WIDTHS[0]}
+    over_width = {"axis": "width", "base_size": WIDTHS[0], "target_size": TARGET_WIDTH}
+    runs = valley_runs(rng, **width, values=RATES, optimum=OPTIMUM)
+    runs += valley_runs(rng, **width, values=RATES, optimum=OPTIMUM, arm="sp", drift=-1.0)
+    first = judged_test(runs, **over_width)
+    rate = first[0]["verdict"]["optima"][0]["log2_value"]
+    longer = valley_runs(rng, sizes=DURATIONS, base=BASE_TOKENS, values=RATES, num_seeds=2, optimum=OPTIMUM,
+                         drift=DURATION_POWER)  # fmt: skip
+    second = judged_test(longer, axis="duration", base_size=BASE_TOKENS, target_size=TARGET_TOKENS, power=None,
+                         transferred_log2=rate)  # fmt: skip
+    others = []
+    for name, value, bend in (("clip_norm", CLIP, 0.0), ("warmup_fraction", WARMUP, 0.008)):
+        here = math.log2(value)
+        tried = [here + offset for offset in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+        runs = valley_runs(rng, **width, values=tried, num_seeds=4, optimum=here + 0.2, curvature=bend)
+        others.append(judged_test(runs, hyperparameter=name, transferred_log2=here, **over_width)[0])
+    return [first[0], second[0], *others], (first[1], second[1])
+
+
+def _transfer(rng):
+    tests, judged = _tests(rng)
+    doublings = {"width": math.log2(TARGET_WIDTH / WIDTHS[0]), "duration": math.log2(TARGET_TOKENS / BASE_TOKENS),
+                 "depth": 0.0, "batch": 0.0}  # fmt: skip
+    together = judge_together(judged, doublings)
+    base = judged[0].verdict.transferred_log2
+    values = [_value("learning_rate", tests[:2], base, together.transferred_log2, "the base's, times (tokens / tokens "
+                     "at the base)^power as measured; width by the parametrization's rule", together.outcome,
+                     estimate_summary(together.regret_nats), [])]  # fmt: skip
+    for test in tests[2:]:
+        of = test["verdict"]
+        values.append(_value(test["hyperparameter"], [test], of["transferred_log2"], of["transferred_log2"],
+                             "unchanged", of["outcome"], of["regret_nats"], ["duration"]))  # fmt: skip
+    return {"tests": tests, "together": together_summary(together), "values": values,
+            "learning_rate": 2.0**base, "at_base_optimum": True}  # fmt: skip
+
+
+def _value(name, tests, base, there, rule, outcome, regret, untested):
+    return {
+        "hyperparameter": name, "base_value": from_log2(name, base), "target_value": from_log2(name, there),
+        "rule": rule, "tested": [test["axis"] for test in tests], "untested": untested, "outcome": outcome,
+        "drifts": {test["axis"]: test["verdict"]["drift_octaves_per_doubling"] for test in tests},
+        "regret_nats": regret, "cost_of_2x_off_nats": tests[0]["verdict"]["cost_of_2x_off_nats"],
+    }  # fmt: skip
 
 
 def _scaling(rng):

@@ -24,6 +24,7 @@ from proxies.rules import named
 from proxies.schedule import Schedule
 from proxies.shape import Shape
 from proxies.spec import Hparams, Numerics, RunSpec
+from transfer.rules import TransferRule
 
 SENTENCE = "the loss of a small model falls as far as its width and its data let it fall"
 
@@ -58,6 +59,22 @@ def decision_of(spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_
         shape=spec.shape,
         base_shape=spec.base_shape,
         parametrization=spec.parametrization,
+        transfer=(
+            TransferRule(
+                hyperparameter="learning_rate",
+                axis="width",
+                power=0.0,
+                source="parametrization",
+                outcome="holds",
+                measured_power=0.01,
+                measured_low=-0.05,
+                measured_high=0.07,
+                regret_nats=0.0004,
+                regret_low_nats=0.0,
+                regret_high_nats=0.002,
+                level=0.9,
+            ),
+        ),
         forward=forward_numbers(spec),
         groups=groups_of(parameter_table(spec)),
         optimizer="adamw",

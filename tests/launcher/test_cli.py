@@ -143,11 +143,11 @@ transfer --runs nowhere.csv|2|nowhere.csv
 transfer --runs plan.toml|2|the suffix '.toml' is unknown
 transfer --runs .|2|suffix
 transfer --runs empty.csv|2|no rows: nothing to judge
-transfer --runs runs.csv --level 2|2|level = 2.0: a number between 0 and 1 is wanted
-transfer --runs runs.csv --margin-nats -1|2|margin_nats = -1.0: a number > 0 is wanted
-transfer --runs runs.csv --margin-nats nan|2|margin_nats = nan: a number > 0 is wanted
-transfer --runs runs.csv --target-width 0|2|target_width = 0: a whole number >= 1 is wanted
-transfer --runs runs.csv --base-width 7|2|base_width = 7 has no runs
+transfer --runs runs.csv --level 2|2|level = 2.0: a number from
+transfer --runs runs.csv --margin-nats -1|2|margin_nats = -1.0: a number from
+transfer --runs runs.csv --margin-nats nan|2|margin_nats = nan: a number from
+transfer --runs runs.csv --target-width 0|2|target_size = 0: a whole number from 1
+transfer --runs runs.csv --base-width 7|2|base_size = 7 has no runs
 status nowhere|2|nowhere holds no study
 status .|2|holds no study
 status plan.toml|2|plan.toml holds no study

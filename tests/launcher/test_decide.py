@@ -6,8 +6,9 @@ import pytest
 from tiny_study import replay
 
 from launcher import decide
-from launcher.decide import StageMissingError
+from launcher.arms import base_sizes
 from launcher.evidence import decision_of, gather
+from launcher.transferred import StageMissingError, searched, transferred
 from sweeps.ledger import Ledger
 
 
@@ -26,7 +27,11 @@ def test_the_decision_says_what_was_found(study, found):
     assert decision.clip_norm == found.searched.best["clip_norm"]
     hidden = next(group for group in decision.groups if group.kind == "hidden")
     scale = study.plan.proxy.base_width / decision.shape.width
-    assert hidden.learning_rate == pytest.approx(found.transferred.learning_rate * scale)
+    rate = found.transferred.rate_at(base_sizes(study), found.choice.sizes)
+    assert hidden.learning_rate == pytest.approx(rate * scale)
+    duration = found.choice.num_tokens / base_sizes(study).duration
+    power = found.transferred.powers["duration"]
+    assert rate == pytest.approx(found.transferred.learning_rate * duration**power, rel=1e-3) and power != 0
     assert decision.predicted.low_nats < decision.predicted.loss_nats < decision.predicted.high_nats
     assert decision.data.data_id == study.manifest.data_id
 
@@ -34,7 +39,8 @@ def test_the_decision_says_what_was_found(study, found):
 def test_the_transferred_rate_is_the_base_optimum_to_four_digits(found):
     assert found.transferred.learning_rate == float(f"{2.0**found.transferred.log2_lr:.4g}")
     if found.transferred.at_optimum:
-        assert found.transferred.log2_lr == found.verdict.transferred_log2_lr
+        base = found.verdicts.width.optima[0]
+        assert found.transferred.log2_lr == base.log2_value
 
 
 def test_the_recorded_fit_is_the_fit_made_anew(finished, tmp_path, study, ledger):
@@ -79,8 +85,8 @@ def test_the_digest_does_not_depend_on_the_order_of_results(finished, tmp_path, 
 @pytest.mark.parametrize(
     ("kinds", "ask", "said"),
     [
-        ((), decide.searched, "the search has not ended: `forerun sweep PLAN` runs or resumes it"),
-        (("suggestion",), decide.searched, "the search has not ended: `forerun sweep PLAN` runs or resumes it"),
+        ((), searched, "the search has not ended: `forerun sweep PLAN` runs or resumes it"),
+        (("suggestion",), searched, "the search has not ended: `forerun sweep PLAN` runs or resumes it"),
     ],
 )
 def test_a_stage_that_is_missing_is_named_with_its_command(finished, tmp_path, kinds, ask, said):
@@ -91,13 +97,13 @@ def test_a_stage_that_is_missing_is_named_with_its_command(finished, tmp_path, k
 
 
 def test_a_missing_rung_or_valley_point_is_missed(finished, tmp_path, study, ledger, found):
-    rung, point = found.ladder[0].id, found.transferred.arm.specs[0][0].id
+    rung, point = found.ladder[0].id, found.transferred.tests[0].specs[0].id
     _, no_rung = replay(finished / "study", tmp_path / "a", lambda record: record.key != rung)
     _, no_point = replay(finished / "study", tmp_path / "b", lambda record: record.key != point)
     with pytest.raises(StageMissingError, match="the ladder has not ended: `forerun ladder PLAN` runs or resumes it"):
-        decide.ladder_table(decide.ladder_specs(study, no_rung), no_rung.results())
+        decide.ladder_table(found.ladder, no_rung.results())
     with pytest.raises(StageMissingError, match="the transfer runs have not ended: `forerun transfer PLAN`"):
-        decide.transferred(study, no_point)
+        transferred(study, no_point)
 
 
 def test_a_diverged_rung_is_left_out_of_the_fit(study, ledger, found):

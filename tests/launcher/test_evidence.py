@@ -61,7 +61,7 @@ def test_the_report_adds_up(study, body):
         for t in body["search"]["trials"]
         if float(f"{t['learning_rate']:.3g}") == body["search"]["best"]["learning_rate"]
     )
-    assert {run["arm"] for run in body["transfer"]["runs"]} == {"mup", "sp"}
+    assert {run["arm"] for run in body["transfer"]["tests"][0]["runs"]} == {"mup", "sp"}
     assert len(body["ladder"]["rungs"]) == len(study.plan.ladder.widths) * len(study.plan.ladder.num_steps)
     frontier = [point["flops"] for point in body["frontier"]]
     assert frontier == sorted(frontier)

@@ -40,12 +40,33 @@ def test_the_coordinate_gate(body, outcome, reason):
     assert gate.reason.startswith(reason)
 
 
+def verdicts_of(together, **others):
+    judged = [
+        (SimpleNamespace(hyperparameter=name, name=f"{name} over width"),
+         SimpleNamespace(verdict=SimpleNamespace(outcome=outcome, reasons=(f"{name} reason", "more"))))
+        for name, outcome in others.items()
+    ]  # fmt: skip
+    return SimpleNamespace(together=SimpleNamespace(outcome=together, reasons=("a", "b")), tests=tuple(judged))
+
+
 @pytest.mark.parametrize(
-    ("verdict", "outcome"), [("holds", "passed"), ("drifts", "failed"), ("cannot_tell", "cannot_tell")]
+    ("verdict", "others", "outcome"),
+    [
+        ("holds", {}, "passed"),
+        ("drifts", {}, "failed"),
+        ("cannot_tell", {}, "cannot_tell"),
+        ("holds", {"learning_rate": "drifts"}, "passed"),  # one axis by itself: what counts is all of them together
+        ("holds", {"clip_norm": "holds"}, "passed"),
+        ("holds", {"clip_norm": "drifts", "warmup_fraction": "cannot_tell"}, "failed"),
+        ("holds", {"clip_norm": "cannot_tell"}, "cannot_tell"),
+        ("drifts", {"clip_norm": "cannot_tell"}, "failed"),
+    ],
 )
-def test_the_transfer_gate(verdict, outcome):
-    gate = gates.transfer_gate(SimpleNamespace(outcome=verdict, reasons=("a", "b")))
-    assert (gate.outcome, gate.reason) == (outcome, "a; b")
+def test_the_transfer_gate(verdict, others, outcome):
+    gate = gates.transfer_gate(verdicts_of(verdict, **others))
+    assert gate.outcome == outcome
+    assert gate.reason.startswith("learning rate: a; b")
+    assert ("clip_norm over width: clip_norm reason" in gate.reason) == ("clip_norm" in others)
 
 
 def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, error=0.0123):
@@ -68,7 +89,7 @@ def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, 
     ],
 )
 def test_the_fit_gate(study, found, fit, outcome, reason):
-    gate = gates.gates(study, {}, found.verdict, fit, sure(found))[2]
+    gate = gates.gates(study, {}, found.verdicts, fit, sure(found))[2]
     assert (gate.name, gate.outcome) == ("fit", outcome)
     assert gate.reason.startswith(reason)
 
@@ -92,20 +113,20 @@ def test_what_leaves_the_prediction_in_doubt(study, found):
         (sure(found, loss_nats=1.02 * best), "the nearest width allowed costs 2.0%"),
         (sure(found, warnings=("far from the ladder",)), "far from the ladder"),
     ):
-        gate = gates.gates(study, {}, found.verdict, fit_of(), choice)[2]
+        gate = gates.gates(study, {}, found.verdicts, fit_of(), choice)[2]
         assert gate.outcome == "cannot_tell" and said in gate.reason
 
 
 @pytest.mark.parametrize(("status", "outcome"), [("diverged", "failed"), ("failed", "cannot_tell")])
 def test_a_rung_without_a_loss_closes_the_fit_gate(study, found, status, outcome):
     rung = SimpleNamespace(status=status, reason="loss 9 at step 3")
-    gate = gates.gates(study, {}, found.verdict, fit_of(), sure(found), [rung])[2]
+    gate = gates.gates(study, {}, found.verdicts, fit_of(), sure(found), [rung])[2]
     assert (gate.outcome, gate.reason) == (outcome, f"a rung {status}: loss 9 at step 3")
 
 
-def test_the_transfer_gate_says_what_duration_it_speaks_for(study, found):
-    gate = gates.gates(study, {}, found.verdict, fit_of(), sure(found))[1]
-    assert f"measured at {study.plan.proxy.num_steps} steps, launched for {found.choice.num_steps}" in gate.reason
+def test_the_transfer_gate_speaks_for_the_choice(study, found):
+    gate = gates.gates(study, {}, found.verdicts, fit_of(), sure(found))[1]
+    assert f"at width {found.choice.shape.width}, {int(found.choice.num_tokens):,} tokens together" in gate.reason
 
 
 def test_the_data_gate(study, found):
@@ -113,7 +134,7 @@ def test_the_data_gate(study, found):
     for wanted, outcome in ((have, "passed"), (have + 1, "failed")):
         prediction = dataclasses.replace(found.choice.prediction, tokens=float(wanted))
         choice = dataclasses.replace(found.choice, prediction=prediction)
-        gate = gates.gates(study, {}, found.verdict, found.fit, choice)[3]
+        gate = gates.gates(study, {}, found.verdicts, found.fit, choice)[3]
         assert (gate.name, gate.outcome) == ("data", outcome)
 
 
@@ -125,7 +146,7 @@ def test_a_source_whose_weight_is_more_than_its_share_runs_out_first(study, foun
     choice = dataclasses.replace(
         found.choice, prediction=dataclasses.replace(found.choice.prediction, tokens=float(wanted))
     )
-    gate = gates.gates(mixed, {}, found.verdict, found.fit, choice)[3]
+    gate = gates.gates(mixed, {}, found.verdicts, found.fit, choice)[3]
     assert gate.outcome == "failed" and "goes through a 1.2 times" in gate.reason
 
 

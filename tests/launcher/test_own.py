@@ -67,8 +67,9 @@ def test_a_planted_trainer_is_swept_transferred_and_fitted(commanded):
     folder, body = commanded
     assert body["progress"]["ladder"] == [9, 9]
     assert 2**-7 < body["transfer"]["learning_rate"] < 2**-5
-    assert all(abs(optimum["log2_lr"] + 6) < 0.3 for optimum in body["transfer"]["verdict"]["optima"])
-    control = body["transfer"]["verdict"]["control"]
+    verdict = body["transfer"]["tests"][0]["verdict"]
+    assert all(abs(optimum["log2_value"] + 6) < 0.3 for optimum in verdict["optima"])
+    control = verdict["control"]
     assert control["drift_octaves_per_doubling"]["value"] == pytest.approx(-1, abs=0.3)
     assert {gate["name"]: gate["outcome"] for gate in body["gates"]}["coordinates"] == "cannot_tell"
     line = body["own_run"]["line"]

@@ -1,5 +1,6 @@
 """Plans as files: every mistake is named with value and limit, all of them at once; what is written reads back."""
 
+import json
 import re
 import tomllib
 
@@ -30,7 +31,7 @@ BAD = [
     ("search.num_trials = 1979-05-27", "search.num_trials = datetime.date(1979, 5, 27): a valid integer is wanted"),
     ("search.num_trails = 24", "search.num_trails is unknown: did you mean num_trials?"),
     ("serach.num_trials = 24", "serach is unknown: did you mean search?"),
-    ("target.usd = 5", "target.usd is unknown: known: budget_flops, width_multiple"),
+    ("target.usd = 5", "target.usd is unknown: known: budget_flops, width_multiple, num_layers, batch_tokens"),
     ("zzz.a = 1", "zzz is unknown: known: data, model, proxy, search, transfer, ladder, target, cluster, launch"),
     ("search.seed = -1", "greater than or equal to 0 is wanted"),
     ("search.seed = 2147483648", "less than 2147483648 is wanted"),
@@ -64,6 +65,25 @@ BAD = [
     ("transfer.widths = [32, 72]", "transfer.widths: width = 72 is no multiple of head_dim = 16"),
     ("transfer.offsets_octaves = [-1.0, 0.0, 1.0]", "a list of at least 4 is wanted"),
     ("transfer.offsets_octaves = [0.0, 0.0, 0.0, 0.0]", "each value once"),
+    ("transfer.durations = [2.0, 4.0]", "must hold 1, the proxies' own, and at least one more"),
+    ("transfer.durations = [1.0]", "must hold 1, the proxies' own, and at least one more"),
+    ("transfer.durations = [1.0, 1.0]", "each value once"),
+    ("transfer.durations = [0.001, 1.0]", "transfer: a run of 0.2 steps is too short"),
+    ("transfer.depths = [3, 4]", "must hold 2, the proxies' own, and at least one more"),
+    ("transfer.batches = [1.0, 1.03]",
+     "transfer.batches: 1.03 times proxy.batch_tokens = 1054.72 tokens, no multiple of 64"),
+    ("transfer.hyperparameter_widths = [64, 128]",
+     "must hold proxy.base_width = 32, whose optimum is the one transferred"),
+    ("transfer.narrow_offsets_octaves = [-30.0, 0.0, 1.0, 2.0]", "offsets of at most 20 octaves are wanted"),
+    ('transfer.measured_rules = ["width"]', "transfer.measured_rules.0 = 'width': 'duration' or 'batch' is wanted"),
+    ('transfer.hyperparameters = { weight_decay = ["width"] }',
+     "transfer.hyperparameters.weight_decay: tested by factors of 2, and proxy.weight_decay is 0"),
+    ('transfer.hyperparameters = { clip_norm = ["width", "width"] }',
+     "transfer.hyperparameters.clip_norm = ['width', 'width']: each axis once"),
+    ('transfer.hyperparameters = { clipnorm = ["width"] }',
+     ("transfer.hyperparameters.clipnorm is unknown: 'warmup_fraction', 'clip_norm', 'weight_decay', 'beta1', 'beta2', "
+      "'embedding_multiplier' or 'output_multiplier' is wanted")),
+    ("target.batch_tokens = 100", "no multiple of 64 tokens"),
     ("transfer.margin_nats = 0", "greater than 0 is wanted"),
     ("transfer.level = 1.0", "less than 1 is wanted"),
     ("transfer.level = 0.5", "greater than 0.5 is wanted"),
@@ -200,7 +220,7 @@ def test_the_schema_knows_every_key_and_holds_the_defaults():
             assert told["description"], (section, key)
             default = getattr(getattr(Plan(), section), key)
             default = default.model_dump() if isinstance(default, BaseModel) else default
-            assert told["default"] == (list(default) if isinstance(default, tuple) else default)
+            assert told["default"] == json.loads(json.dumps(default))
             if "minimum" in told:
                 assert told["minimum"] <= default
     assert schema["additionalProperties"] is False

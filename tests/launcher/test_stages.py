@@ -19,7 +19,7 @@ from launcher import checking
 from launcher.host import Host
 from launcher.opening import open_ledger, plan_study, recorded_study
 from launcher.plan_file import load_plan
-from launcher.stages import bank_key
+from launcher.stages import SPEND_ROUNDS, bank_key
 from sweeps.errors import StudyMissing
 from sweeps.ledger import Ledger
 from sweeps.lock import DriverLock
@@ -67,7 +67,7 @@ def test_a_run_goes_through_every_stage(finished, num_runs):
     ledger = Ledger.read(finished / "study")
     kinds = Counter(record.kind for record in ledger.records())
     assert kinds == {"plan": 1, "driver": 1, "coordinates": 2, "suggestion": 4, "result": num_runs, "fit": 1}
-    assert {result.status for result in ledger.results().values()} == {"finished"}
+    assert {result.status for result in ledger.results().values()} <= {"finished", "diverged"}
     assert (finished / "study" / "report.json").is_file()
     assert len(list((finished / "study" / "curves").iterdir())) == num_runs
 
@@ -287,3 +287,30 @@ def test_runs_share_a_bank_where_all_but_hyperparameters_is_alike(finished):
     }  # fmt: skip
     assert len(keys) == 1
     assert bank_key(study.run(shape=study.shape(16), point=best, seed=0, num_steps=6)) not in keys
+
+
+def test_spending_on_an_open_verdict_adds_runs_and_is_remembered(finished, copied, monkeypatch):
+    code, before = ask("transfer", finished / "plan.toml", "--study", copied)
+    assert (code, before["outcome"]) == (4, "cannot_tell")
+    assert "--spend" in forerun("transfer", finished / "plan.toml", "--study", copied)[1]
+    code, after = ask("transfer", finished / "plan.toml", "--study", copied, "--spend")
+    rounds = len(Ledger.read(copied).records("spend"))
+    assert code in (0, 3, 4) and 1 <= rounds <= SPEND_ROUNDS
+    assert after["spend"]["num_runs"] > before["spend"]["num_runs"]
+    monkeypatch.setattr(Host, "advance", no_bank)
+    code_again, again = ask("transfer", finished / "plan.toml", "--study", copied)
+    assert (code_again, again) == (code, after)
+
+
+def test_more_runs_that_move_the_rate_give_the_ladder_a_fit_of_its_own(finished, copied):
+    """The fit recorded for the old ladder must not be taken for the new one's."""
+    ask("transfer", finished / "plan.toml", "--study", copied, "--spend")
+    code, body = ask("run", finished / "plan.toml", "--study", copied)
+    assert code == 0
+    fits = {record.key: record.body for record in Ledger.read(copied).records("fit")}
+    rates = {body["transfer"]["learning_rate"], digest_rate(finished / "study")}
+    assert len(fits) == len(rates)
+
+
+def digest_rate(study):
+    return ask("status", study)[1]["transfer"]["learning_rate"]

@@ -216,7 +216,7 @@ def test_each_stage_answers_from_its_records(finished, copied):
     assert set(body) == {"coordinates", "outcome", "reason"}
     assert set(ask("sweep", plan, *study)[1]) == {"trials", "best"}
     code, body = ask("transfer", plan, *study)
-    assert code == {"holds": 0, "drifts": 3, "cannot_tell": 4}[body["verdict"]["outcome"]]
+    assert code == {"holds": 0, "drifts": 3, "cannot_tell": 4}[body["outcome"]]
     code, body = ask("ladder", plan, *study)
     assert (code, set(body)) == (0, {"ladder", "fit"})
     for verb in ("check", "sweep", "transfer", "ladder", "run"):

@@ -1,4 +1,4 @@
-"""The smallest study the plan's rules allow: 37 runs of some steps, about 5 s; and the command line in this process."""
+"""About the smallest study the plan's rules allow, some 70 runs of some steps; the command line in this process."""
 
 import contextlib
 import dataclasses
@@ -29,6 +29,11 @@ num_startup = 2
 widths = [8, 16]
 offsets_octaves = [-1.0, 0.0, 1.0, 2.0]
 num_seeds = 2
+narrow_offsets_octaves = [-1.0, -0.5, 0.5, 1.0]
+durations = [1.0, 2.0, 4.0]
+axis_num_seeds = 1
+hyperparameters = { clip_norm = ["width"] }
+hyperparameter_offsets_octaves = [-1.0, 0.0, 1.0]
 max_extensions = 1
 control_widths = [16]
 control_num_seeds = 1

@@ -3,38 +3,30 @@ import math
 import pytest
 
 from transfer.by_optima import judge_optima
-from transfer.optimum import TransferError
+from transfer.question import Question, TransferError
 
 WIDTHS = (128, 256, 512, 1024, 2048)
-# Megatron-LM PR 3058: optima by width.
-MEGATRON_SP = tuple(zip(WIDTHS, map(math.log2, (9.77e-4, 4.88e-4, 2.44e-4, 1.22e-4, 6.10e-5)), strict=True))
-MEGATRON_MUP = tuple(zip(WIDTHS, map(math.log2, (9.77e-4, 9.77e-4, 9.77e-4, 9.77e-4, 1.95e-3)), strict=True))
-# microsoft/mup issue 66: nanoGPT on a broken set-up.
-BROKEN = ((96, -9.0), (192, -10.0), (384, -11.0), (768, -11.0))
 
 
-def judge(optima):
-    return judge_optima(optima, target_width=optima[-1][0] * 2, base_width=optima[0][0])
+def judge(optima, **question):
+    sizes = [size for size, _ in optima]
+    return judge_optima(optima, Question(**{"target_size": 2 * sizes[-1], "base_size": sizes[0], **question}))
 
 
-def test_megatron_in_standard_parametrization_drifts_an_octave_per_doubling():
-    found = judge(MEGATRON_SP)
+def test_a_steady_drift_is_measured_and_costs_octaves_at_the_target():
+    found = judge([(width, -6 - math.log2(width / 128)) for width in WIDTHS])
     assert found.outcome == "drifts"
-    assert found.drift.value == pytest.approx(-1, abs=0.01)
-    assert found.drift.low < -1 < found.drift.high < -0.5
-    assert found.regret_nats is None
+    assert found.drift.value == pytest.approx(-1)
+    assert found.offset.value == pytest.approx(5)
+    assert (found.transferred_log2, found.regret_nats) == (-6, None)
 
 
-def test_megatron_in_mup_is_near_no_drift():
-    found = judge(MEGATRON_MUP)
+def test_with_the_measured_power_a_steady_drift_is_followed():
+    """The same optima: what drifts under no rule lies on the optimum under its own."""
+    found = judge([(width, -6 - math.log2(width / 128)) for width in WIDTHS], power=None)
+    assert found.power == pytest.approx(-1)
+    assert found.offset.value == pytest.approx(0, abs=1e-6)
     assert found.outcome != "drifts"
-    assert found.drift.low <= 0 <= found.drift.high and found.drift.low > -1
-
-
-def test_a_broken_set_up_drifts():
-    found = judge(BROKEN)
-    assert found.outcome == "drifts"
-    assert found.drift.value == pytest.approx(-0.7)
 
 
 def test_fine_and_equal_optima_hold():
@@ -53,7 +45,19 @@ def test_equal_optima_on_an_unknown_grid_are_only_known_to_half_a_step():
     assert found.drift.high > 0.1
 
 
+def test_any_axis_is_named_as_itself():
+    found = judge([(layers, -6.0) for layers in (4, 8, 16)], axis="depth")
+    assert "at 32 layers" in found.reasons[1]
+
+
 def test_two_optima_or_no_base_are_refused():
     with pytest.raises(TransferError) as caught:
-        judge_optima([(64, -6.0), (128, -7.0)], target_width=256, base_width=32)
+        judge([(64, -6.0), (128, -7.0)], base_size=32)
     assert len(caught.value.problems) == 2
+
+
+def test_a_value_far_off_optima_that_stay_put_is_no_drift():
+    found = judge([(w, -6.0) for w in WIDTHS], base_size=32, transferred_log2=-2.0)
+    assert found.offset.value == pytest.approx(4) and found.offset.low > 1
+    assert found.drift.low <= 0 <= found.drift.high
+    assert found.outcome == "cannot_tell"

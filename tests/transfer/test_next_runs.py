@@ -1,60 +1,166 @@
-import pytest
+import dataclasses
+import statistics
 
-from transfer.next_runs import mend, power, sharpen
-from transfer.optimum import Optimum, Point
+import pytest
+from planted_losses import HARMFUL, HARMLESS
+from planted_market import clips, play, rates, wanted
+
+from transfer.next_runs import MOST_SPENT, Suggestion, again, mend, sharpen_bounded, sharpen_optima
+from transfer.optimum import Optimum
+from transfer.question import Point, Question
+from transfer.verdict import examine
+
+WIDTH = Question(target_size=1024, base_size=32)
 
 
 def unusable(status):
-    return Optimum(width=64, status=status, log2_lr=None, interval_log2=None, loss_nats=None, num_runs=1,
+    return Optimum(size=64, status=status, log2_value=None, interval_log2=None, loss_nats=None, num_runs=1,
                    num_diverged=0, cliff_octaves=None, curve=())  # fmt: skip
 
 
-def usable(width):
-    return Optimum(width=width, status="ok", log2_lr=-6.0, interval_log2=(-6.1, -5.9), loss_nats=2.0, num_runs=5,
-                   num_diverged=0, cliff_octaves=None, curve=())  # fmt: skip
-
-
-def points(losses, width=64, seeds=1):
+def points(losses, size=64, seeds=1):
     return [
-        Point(width=width, log2_lr=-8.0 + i, loss_nats=x, seed=s) for i, x in enumerate(losses) for s in range(seeds)
+        Point(size=size, log2_value=-8.0 + i, loss_nats=x, seed=s) for i, x in enumerate(losses) for s in range(seeds)
     ]
 
 
-@pytest.mark.parametrize(("losses", "rates"), [
-    ([2.0, 2.1, 2.2, 2.3], [-9]), ([2.3, 2.2, 2.1, 2.0], [-4]), ([2.3, 2.2, 2.1, 2.0, None], [-4.5]),
+def mended(status, losses, seeds=1):
+    return [s.log2_value for s in mend(unusable(status), points(losses, seeds=seeds), WIDTH)]
+
+
+@pytest.mark.parametrize(("losses", "values"), [
+    ([2.0, 2.1, 2.2, 2.3], [-9, -10]), ([2.3, 2.2, 2.1, 2.0], [-4, -3]), ([2.2, 2.1, 2.0, 2.01], [-4]),
+    ([2.3, 2.2, 2.1, 2.0, None], [-4.5]),
 ])  # fmt: skip
-def test_an_edge_is_extended_on_its_side_but_not_over_the_cliff(losses, rates):
-    assert [s.log2_lr for s in mend(unusable("edge"), points(losses))] == rates
+def test_an_edge_is_extended_on_its_side_but_not_over_the_cliff(losses, values):
+    assert mended("edge", losses) == values
 
 
-def test_too_few_rates_are_filled_up_round_the_best():
-    assert [s.log2_lr for s in mend(unusable("too_few"), points([2.2, 2.1, 2.2]))] == [-9]
-    assert len(mend(unusable("too_few"), points([2.0]))) == 3
+def test_too_few_values_are_filled_up_round_the_best():
+    assert mended("too_few", [2.2, 2.1, 2.2]) == [-9, -5]
+    assert len(mended("too_few", [2.0])) == 4
 
 
-def test_a_flat_valley_gets_seeds_and_a_wider_range():
-    found = mend(unusable("flat"), points([2.1, 2.0, 2.1, 2.05, 2.1], seeds=2))
-    assert [s.log2_lr for s in found] == [-9, -8, -7, -6, -5]
+def test_a_flat_valley_gets_as_many_seeds_again_and_a_wider_range():
+    found = mend(unusable("flat"), points([2.1, 2.0, 2.1, 2.05, 2.1], seeds=3), WIDTH)
+    assert [s.log2_value for s in found] == [-9, -3, -8, -7, -6, -5]
+    assert {s.num_seeds for s in found} == {3}
 
 
-def test_where_everything_diverged_lower_rates_are_asked_for():
-    assert [s.log2_lr for s in mend(unusable("too_few"), points([None, None]))] == [-10, -11, -12, -13]
+def test_where_everything_diverged_lower_values_are_asked_for():
+    assert mended("too_few", [None, None]) == [-10, -11, -12, -13]
 
 
-def test_seeds_are_bought_where_they_are_cheap():
-    runs = [p for w in (32, 64) for p in points([2.2, 2.1, 2.0, 2.1, 2.2], w, seeds=2)]
-    found = sharpen(runs, [usable(32), usable(64)], pull=(1, 1), sds=(0.1, 0.1), share=0.9, target_width=128)
-    assert {s.width for s in found} == {32}
-    assert sorted({s.log2_lr for s in found}) == [-8, -7, -6, -5]
+def test_a_suggestion_says_what_it_costs_and_reads_well():
+    found = mend(unusable("edge"), points([2.2, 2.1, 2.0, 2.01], seeds=2), WIDTH)[0]
+    assert str(found).startswith("run width 64 at 2^-4 (2 seeds): the optimum lies at or beyond the upper end")
+    assert found.relative_cost == 8.0  # two runs of four times the base's FLOPs
+    batch = dataclasses.replace(WIDTH, axis="batch", hyperparameter="clip_norm")
+    assert again(points([2.0])[0], batch).relative_cost == 2.0
+    assert str(again(points([2.0])[0], batch)).startswith("run 64 tokens a step at clip_norm = 0.00391 (2 seeds): ")
 
 
-def test_when_seeds_do_not_suffice_a_wider_proxy_is_named_first():
-    runs = [p for w in (32, 64) for p in points([2.2, 2.1, 2.0, 2.1, 2.2], w, seeds=2)]
-    found = sharpen(runs, [usable(32), usable(64)], pull=(1, 1), sds=(0.1, 0.1), share=0.05, target_width=1024)
-    assert found[0].width == 128
+def asked(market, runs, q):
+    outcome, found = wanted(runs, q)
+    assert outcome == "cannot_tell"
+    return found
 
 
-def test_rates_are_written_as_powers_of_two():
-    assert (power(-3.0), power(-5.5849625)) == ("2^-3", "2^-5.58")
-    text = str(mend(unusable("edge"), points([2.3, 2.2, 2.1, 2.0], seeds=2))[0])
-    assert text.startswith("run width 64 at 2^-4 (2 seeds): ")
+def test_a_round_is_bought_where_it_is_cheap_and_costs_no_more_than_it_may():
+    market, runs, q = rates(0.02, 0.0, 0)
+    found = asked(market, runs, q)
+    prices = [s.relative_cost / s.num_seeds for s in found]
+    assert all(isinstance(s, Suggestion) for s in found)
+    assert [s.relative_cost for s in found] == sorted(s.relative_cost for s in found)
+    spent = sum((p.size / 32) ** 2 for p in runs)
+    assert sum(s.relative_cost for s in found) <= MOST_SPENT * spent
+    seeds = {s.size: s.num_seeds for s in found}
+    assert prices and seeds[min(seeds)] >= seeds[max(seeds)]
+    assert max(seeds) < q.target_size
+
+
+def test_along_the_batch_all_runs_cost_the_same_and_the_largest_gets_most_seeds():
+    market, runs, q = rates(0.03, 0.0, 2, axis="batch", sizes=(1024, 2048, 4096), target=16384)
+    found = asked(market, runs, q)
+    seeds = {s.size: s.num_seeds for s in found}
+    assert seeds[max(seeds)] >= max(seeds.values())
+    assert {s.relative_cost / s.num_seeds for s in found} == {1.0}
+
+
+def test_a_target_far_away_asks_for_a_longer_proxy_about_the_predicted_optimum():
+    _, runs, q = rates(0.01, 0.0, 0, axis="duration", sizes=(50, 100, 200), target=51200, measured=True)
+    judged = examine(runs, q, draws=400)
+    found = sharpen_optima(runs, judged.verdict.optima, q, judged.at_target)
+    new = [s for s in found if s.size > 200]
+    assert new and "a larger proxy" in new[0].reason
+    centre = statistics.mean({s.log2_value for s in new})
+    there = judged.verdict.optima[0].log2_value + judged.verdict.power * 3
+    assert abs(centre - there) < 1.0
+
+
+def test_of_a_clip_seeds_are_asked_for_at_the_value_and_the_ends():
+    _, runs, q = clips(HARMLESS["flat"], 0.01, 0)
+    judged = examine(runs, q, draws=400)
+    found = sharpen_bounded(runs, judged.verdict.bounded, q)
+    assert {s.log2_value for s in found if s.size <= 128} <= {-2.0, -1.0, 0.0, 1.0, 2.0}
+    assert {-2.0, 0.0, 2.0} <= {s.log2_value for s in found}
+    assert all(s.hyperparameter == "clip_norm" for s in found)
+
+
+def test_a_rule_shifts_the_values_that_are_asked_for():
+    market, runs, q = clips(lambda x, d: 0.0 * x, 0.01, 0, target=256)
+    moved = [dataclasses.replace(p, log2_value=p.log2_value + {32: 0, 64: 1, 128: 2}[p.size]) for p in runs]
+    q = dataclasses.replace(q, power=1.0)
+    judged = examine(moved, q, draws=400)
+    assert judged.verdict.bounded.transferred_log2 == 3.0
+    ends = {(s.size, s.log2_value) for s in sharpen_bounded(moved, judged.verdict.bounded, q)}
+    assert ends & {(32, 0.0), (64, 1.0), (128, 2.0)}
+    assert market.noise_nats == 0.01
+
+
+OPEN = [  # what is planted, how it ends
+    ("width", lambda seed: rates(0.01, 0.0, seed), "holds"),
+    ("width", lambda seed: rates(0.01, 0.03, seed), "drifts"),
+    ("duration", lambda seed: rates(0.02, 0.0, seed, axis="duration", sizes=(50, 100, 200, 400), target=3200), "holds"),
+    ("duration, measured", lambda seed: rates(0.02, 0.0, seed, axis="duration", sizes=(50, 100, 200, 400),
+                                              target=3200, measured=True), "holds"),
+    ("batch", lambda seed: rates(0.02, 0.0, seed, axis="batch", sizes=(1024, 2048, 4096), target=16384), "holds"),
+    ("batch, lost", lambda seed: rates(0.02, 0.03, seed, axis="batch", sizes=(1024, 2048, 4096), target=16384),
+     "drifts"),
+    ("off the grid", lambda seed: rates(0.005, 0.0, seed, off=2.5, target=512), "holds"),
+    ("off the grid, lost", lambda seed: rates(0.005, 0.03, seed, off=-2, target=512), "drifts"),
+    ("too few", lambda seed: rates(0.005, 0.0, seed, offsets=(-1, 0, 1), target=512), "holds"),
+    ("clip", lambda seed: clips(HARMLESS["flat"], 0.005, seed), "holds"),
+    ("clip, a kink", lambda seed: clips(HARMLESS["kink"], 0.005, seed), "holds"),
+    ("clip, lost", lambda seed: clips(HARMFUL["falling to the edge"], 0.01, seed), "drifts"),
+]  # fmt: skip
+
+
+def shares(make, right, num):
+    """Of the designs that are open at first: decided after two rounds and three, wrong; and the median cost."""
+    ends, costs = [], []
+    for seed in range(num):
+        outcomes, cost = play(*make(seed))
+        if outcomes[0] == "cannot_tell":
+            ends.append(outcomes)
+            costs.append(cost)
+    two = sum(len(o) <= 3 and o[-1] != "cannot_tell" for o in ends)
+    three = sum(o[-1] != "cannot_tell" for o in ends)
+    wrong = sum(o[-1] not in (right, "cannot_tell") for o in ends)
+    return len(ends), two, three, wrong, statistics.median(costs) if costs else 0.0
+
+
+def test_what_is_asked_for_decides_within_three_rounds():
+    found = [shares(make, right, 2) for _, make, right in OPEN]
+    num, _, three, wrong = (sum(column) for column in list(zip(*found, strict=True))[:4])
+    print(f"{num} open designs, {three} decided, {wrong} wrong")
+    assert num >= 10 and three >= 0.8 * num and wrong == 0
+
+
+@pytest.mark.slow
+def test_what_is_asked_for_decides_in_each_kind_of_design():
+    for name, make, right in OPEN:
+        num, two, three, wrong, cost = shares(make, right, 16)
+        print(f"{name}: {num} of 16 open; decided after two rounds {two}, three {three}; wrong {wrong}; "
+              f"median cost {cost:.0f} base runs")  # fmt: skip
+        assert three >= 0.8 * num and wrong <= 0.1 * num

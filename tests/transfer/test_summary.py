@@ -1,28 +1,66 @@
 import json
 
+import pytest
 from planted_valleys import cpu_grid
 
+from transfer.by_optima import judge_optima
+from transfer.question import Point, Question
 from transfer.summary import verdict_summary
 from transfer.verdict import judge
+
+QUESTION = Question(target_size=256, base_size=64)
 
 
 def test_the_summary_is_json_with_the_promised_keys():
     mup, sp = cpu_grid("mup", (32, 64, 128)), cpu_grid("sp", (64, 128, 256))
-    found = verdict_summary(judge(mup, target_width=256, base_width=64, control_points=sp))
+    found = verdict_summary(judge(mup, QUESTION, control_points=sp))
     json.dumps(found, allow_nan=False)
     promised = {
-        "outcome", "drift_octaves_per_doubling", "regret_nats", "margin_nats", "level", "target_width", "base_width",
-        "transferred_lr", "cost_of_2x_off_nats", "optima", "control", "reasons", "what_to_run",
+        "axis", "hyperparameter", "outcome", "drift_octaves_per_doubling", "offset_octaves", "regret_nats",
+        "margin_nats", "level", "target_size", "base_size", "power", "power_is_measured", "transferred_value",
+        "transferred_log2", "cost_of_2x_off_nats", "noise_nats", "optima", "alternatives", "values_tried", "control",
+        "reasons", "what_to_run",
     }  # fmt: skip
     assert promised <= found.keys()
     assert found["control"].keys() == found.keys()
     first = found["optima"][0]
-    assert first["lr"] == 2 ** first["log2_lr"]
+    assert first["value"] == 2 ** first["log2_value"]
     lowest = min(first["curve"], key=lambda sample: sample[1])
-    assert abs(lowest[0] - first["log2_lr"]) < 0.2 and abs(lowest[1] - first["loss_nats"]) < 1e-3
+    assert abs(lowest[0] - first["log2_value"]) < 0.2 and abs(lowest[1] - first["loss_nats"]) < 0.01
 
 
 def test_what_is_not_known_is_null():
-    found = verdict_summary(judge(cpu_grid("mup", (64,)), target_width=256, base_width=64))
+    found = verdict_summary(judge(cpu_grid("mup", (64,)), QUESTION))
     assert found["drift_octaves_per_doubling"] == {"value": None, "interval": None}
     assert found["regret_nats"] == {"value": None, "interval": None}
+
+
+def test_powers_are_absolute_and_say_whether_they_were_measured():
+    points = cpu_grid("mup", (32, 64, 128, 256))
+    plain = Question(target_size=512, base_size=64, axis="batch", built_in=0.5)
+    found = verdict_summary(judge(points, plain))
+    assert (found["power"], found["power_is_measured"]) == (0.5, False)
+    assert {a["power"] for a in found["alternatives"]} == {0.0, 0.5, 1.0}
+    measured = Question(target_size=512, base_size=64, axis="batch", built_in=0.5, power=None)
+    found = verdict_summary(judge(points, measured))
+    assert found["power_is_measured"]
+    assert found["power"] == pytest.approx(0.5 + found["drift_octaves_per_doubling"]["value"])
+
+
+def test_a_beta_is_written_as_itself():
+    points = [
+        Point(size=size, log2_value=float(octave), loss_nats=3 + 0.05 * (octave + 4) ** 2 + 0.001 * (octave % 2))
+        for size in (32, 64, 128)
+        for octave in range(-7, -1)
+    ]
+    q = Question(target_size=256, base_size=32, hyperparameter="beta2")
+    found = verdict_summary(judge(points, q))
+    assert found["transferred_value"] == pytest.approx(1 - 2 ** found["transferred_log2"])
+    assert 0.9 < found["transferred_value"] < 0.97
+
+
+def test_optima_alone_have_no_cost():
+    found = verdict_summary(judge_optima([(64, -6.0), (128, -6.5), (256, -6.0)], QUESTION))
+    json.dumps(found, allow_nan=False)
+    assert found["regret_nats"] == {"value": None, "interval": None}
+    assert (found["noise_nats"], found["optima"], found["values_tried"]) == (None, [], None)

@@ -1,43 +1,50 @@
 import numpy as np
 import pytest
 
-from transfer.valley import Runs, fit_valleys, rise
+from transfer import noise
+from transfer.noise import Runs
+from transfer.shapes import POWER, SLANT, STEEPNESS, rise
+from transfer.valley import fit_valleys
+
+
+def linex(s):
+    return np.flatnonzero((POWER == 0) & (STEEPNESS == 0))[np.abs(SLANT[(POWER == 0) & (STEEPNESS == 0)] - s).argmin()]
+
+
+def powers(t, p):
+    return np.flatnonzero(p == POWER)[np.abs(SLANT[p == POWER] - t).argmin()]
+
+
+def valley(x, centre, shape, curvature=0.06):
+    return 2 + rise(x - centre, np.array(curvature), np.array(shape))
 
 
 def runs(loss_nats, rates, seeds=1):
     x = np.repeat(np.asarray(rates, dtype=float), seeds)
     group = np.tile(np.arange(seeds), len(rates))
-    return Runs(log2_lr=x, loss_nats=np.asarray(loss_nats(x, group), dtype=float), group=group)
+    return Runs(log2_value=x, loss_nats=np.asarray(loss_nats(x, group), dtype=float), group=group)
 
 
-def fit(*widths):
-    return fit_valleys(list(widths), draws=400, rng=np.random.default_rng(0))
+def fit(*sizes):
+    return fit_valleys(list(sizes), draws=400, rng=np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("s", [-0.275, 0.225, 0.625])
-def test_a_valley_without_noise_is_found_exactly(s):
+@pytest.mark.parametrize("shape", [linex(-0.3), linex(0.3), linex(0.6), powers(0.33, 2.0), powers(-0.2, 1.5)])
+def test_a_valley_without_noise_is_found_exactly(shape):
     rates = np.arange(-9, -2)
-    found = fit(*(runs(lambda x, _, c=c: 2 + rise(x - c, 0.06, s), rates) for c in (-6.3, -5.6)))
+    found = fit(*(runs(lambda x, _, c=c: valley(x, c, shape), rates) for c in (-6.3, -5.6)))
     assert found.optimum[0] == pytest.approx([-6.3, -5.6], abs=0.02)
     assert found.curvature[0] == pytest.approx([0.06, 0.06], rel=0.05)
     assert found.minimum_nats == pytest.approx([2, 2], abs=2e-3)
-    assert found.asymmetry[0] == pytest.approx(s, abs=1e-6)
-
-
-def test_a_parabola_is_the_limit_of_no_asymmetry():
-    assert rise(np.array([-2.0, 1.5]), 0.1, 1e-3) == pytest.approx([0.2, 0.1125], rel=2e-3)
-
-
-def test_the_valley_is_steeper_towards_divergence_for_a_positive_asymmetry():
-    below, above = rise(np.array([-2.0, 2.0]), 0.1, 0.4)
-    assert 0 < below < above
+    assert POWER[found.shape[0]] == POWER[shape]
+    assert SLANT[found.shape[0]] == pytest.approx(SLANT[shape], abs=0.02)
 
 
 def test_what_a_seed_adds_to_all_its_runs_is_no_noise():
     offsets = np.array([0.0, 0.3, -0.2])
-    found = fit(runs(lambda x, g: 2 + rise(x + 6, 0.06, 0.225) + offsets[g], range(-8, -3), seeds=3))
+    found = fit(runs(lambda x, g: valley(x, -6, linex(0.225)) + offsets[g], range(-8, -3), seeds=3))
     assert found.noise_nats < 1e-3
-    assert found.optimum[0, 0] == pytest.approx(-6, abs=0.02)
+    assert found.optimum[0, 0] == pytest.approx(-6, abs=0.1)  # of five rates alone many shapes fit
 
 
 def test_a_monotone_or_upturned_loss_has_its_optimum_outside():
@@ -48,19 +55,49 @@ def test_a_monotone_or_upturned_loss_has_its_optimum_outside():
         (lambda x, _: -0.05 * (x + 6.4) ** 2),
     )
     found = fit(runs(falling, rates), runs(rising, rates), runs(hill, rates))
-    assert found.side[0].tolist() == [1, -1, 1]
-    assert (found.optimum >= -9).all() and (found.optimum <= -3).all()
+    assert found.side[0].tolist()[:2] == [1, -1]
+    assert (found.side[1:] != 0).mean(axis=0).min() > 0.5
+    assert (found.optimum >= -9.1).all() and (found.optimum <= -2.9).all()
 
 
-def test_a_shape_the_model_misses_counts_as_noise_however_many_the_seeds():
-    few, many = (
-        fit(runs(lambda x, g: 2 + 0.06 * np.abs(x + 6) + 1e-4 * np.sin(7 * x + g), range(-8, -3), seeds=n))
-        for n in (2, 12)
-    )
-    assert np.std(many.optimum[1:]) > 0.4 * np.std(few.optimum[1:])
+def narrowing_by_seeds():
+    """Of an optimum whose valley no shape fits, as two seeds become twelve; and the noise that is found."""
+    missed = np.random.default_rng(3).normal(0, 0.01, (3, 7))
+
+    def bent(size):
+        return lambda x, g: valley(x, -6, linex(0.3)) + missed[size, x.astype(int) + 9] + 1e-3 * np.sin(9 * x + g)
+
+    few, many = (fit(*(runs(bent(size), range(-9, -2), seeds=n) for size in range(3))) for n in (2, 12))
+    return np.std(many.optimum[1:, 0]) / np.std(few.optimum[1:, 0]), many.noise_nats
+
+
+def test_a_shape_the_model_misses_counts_as_noise_however_many_the_seeds(monkeypatch):
+    narrowing, noise_nats = narrowing_by_seeds()
+    assert narrowing > 0.5
+    assert noise_nats > 3e-3  # seeds differ by 1e-3 at most
+    monkeypatch.setattr(noise, "MISFIT_SHARE", 0.0)
+    assert narrowing_by_seeds()[0] < 0.5
+
+
+def test_rates_far_up_a_wall_do_not_move_the_minimum():
+    def walled(x, group):
+        return valley(x, -6, linex(0.01)) + np.where(x > -4, 0.4, 0.0) + 0.003 * np.sin(5 * x + 3 * group)
+
+    found = fit(*(runs(walled, range(-9, -2), seeds=3) for _ in range(3)))
+    assert found.optimum[0] == pytest.approx([-6] * 3, abs=0.15)
+
+
+def test_three_rates_will_do_where_another_size_says_what_the_noise_is():
+    def noisy(x, group):
+        return valley(x, -6, linex(0.2)) + 0.005 * np.sin(9 * x + group)
+
+    found = fit(runs(noisy, range(-9, -2), seeds=2), runs(noisy, range(-7, -4), seeds=2))
+    assert found.optimum[0] == pytest.approx([-6, -6], abs=0.15)
+    assert 0.01 < np.std(found.optimum[1:, 1]) < 0.2
 
 
 def test_the_same_generator_gives_the_same_draws():
-    one = fit(runs(lambda x, _: 2 + rise(x + 6, 0.06, 0.2) + 0.01 * np.sin(9 * x), range(-8, -3)))
-    two = fit(runs(lambda x, _: 2 + rise(x + 6, 0.06, 0.2) + 0.01 * np.sin(9 * x), range(-8, -3)))
+    one, two = (
+        fit(runs(lambda x, _: valley(x, -6, linex(0.2)) + 0.01 * np.sin(9 * x), range(-8, -3))) for _ in range(2)
+    )
     assert np.array_equal(one.optimum, two.optimum)

@@ -1,12 +1,27 @@
 import dataclasses
 import statistics
+import time
 
 import pytest
-from planted_valleys import SMALL, WIDE, cpu_grid, linex, rng, two_parabolas
+from planted_valleys import (
+    SMALL,
+    WIDE,
+    cliff,
+    cpu_grid,
+    hyperbola,
+    linex_of,
+    parabola,
+    power_of,
+    rng,
+    tally,
+    two_parabolas,
+    wall,
+)
 
 from proxies import canon
+from transfer import valley
 from transfer import verdict as verdict_room
-from transfer.optimum import Point, TransferError
+from transfer.question import Point, Question, TransferError
 from transfer.verdict import Verdict, judge
 
 MARGIN = 0.01
@@ -15,80 +30,155 @@ MARGIN = 0.01
 def verdicts(world, num, **spike):
     for seed in range(num):
         points, base = world.draw(rng(1000 + seed), **spike)
-        yield base, judge(points, target_width=world.target_width, base_width=world.widths[0], seed=seed, draws=600)
+        yield base, judge(points, world.question, seed=seed, draws=400)
 
 
-@pytest.mark.parametrize(("world", "decided"), [(WIDE, 0.95), (SMALL, 0.65)])
 @pytest.mark.parametrize("regret_nats", [0.0, 3 * MARGIN])
-def test_planted_transfer_is_judged_rightly(world, decided, regret_nats):
-    world = dataclasses.replace(world, regret_nats=regret_nats)
-    outcomes, covered = [], []
-    for _, verdict in verdicts(world, 80):
-        outcomes.append(verdict.outcome)
-        covered.append(verdict.drift.low <= world.drift <= verdict.drift.high)
-    right, wrong = ("drifts", "holds") if regret_nats else ("holds", "drifts")
-    print(f"{len(world.widths)} widths, {regret_nats} nats: {outcomes.count(right) / 80:.2f} right, "
-          f"{outcomes.count(wrong) / 80:.2f} wrong, drift covered {statistics.mean(covered):.2f}")  # fmt: skip
-    assert outcomes.count(wrong) < 0.05 * len(outcomes)
-    assert outcomes.count(right) >= decided * len(outcomes)
-    assert statistics.mean(covered) >= 0.85
+def test_the_promise(regret_nats):
+    """4 widths, 7 rates, 3 seeds, noise of 0.005 nats: judged rightly, covered, and hardly wider than need be."""
+    world = dataclasses.replace(WIDE, regret_nats=regret_nats)
+    found = tally(world, 60)
+    print(f"regret {regret_nats}: {found}")
+    assert found.wrong(world) < 0.05
+    assert found.right(world) >= 0.8
+    assert min(found.optimum_covered, found.drift_covered, found.regret_covered) >= 0.87
+    assert found.optimum_ratio < 2 and found.drift_ratio < 2
 
 
-@pytest.mark.parametrize("valley", [linex, two_parabolas])
-@pytest.mark.parametrize("world", [WIDE, SMALL])
-def test_the_regret_interval_covers_what_the_rate_really_costs(world, valley):
-    world, covered = dataclasses.replace(world, regret_nats=3 * MARGIN, valley=valley), []
-    for base, verdict in verdicts(world, 80):
-        off = verdict.transferred_log2_lr - world.optimum(world.target_width, base)
-        covered.append(verdict.regret_nats.low <= world.valley(off, world.curvature) <= verdict.regret_nats.high)
-    print(f"{valley.__name__}, {len(world.widths)} widths: regret covered {statistics.mean(covered):.2f}")
-    assert statistics.mean(covered) >= 0.85
+def test_with_half_the_noise_the_promise_is_broken(monkeypatch):
+    honest = valley._log_weight
+    monkeypatch.setattr(valley, "_log_weight", lambda grid, depth, variance: honest(grid, depth, variance / 4))
+    found = tally(WIDE, 60)
+    print(f"half the noise: {found}")
+    assert found.optimum_covered < 0.87
+
+
+@pytest.mark.parametrize("regret_nats", [0.0, 3 * MARGIN])
+def test_few_noisy_runs_are_judged_rightly_or_not_at_all(regret_nats, monkeypatch):
+    world = dataclasses.replace(SMALL, regret_nats=regret_nats)
+    with monkeypatch.context() as patch:
+        patch.setattr(verdict_room, "_lone_culprit", lambda *_: None)  # no run is spiked here, and to ask takes long
+        found = tally(world, 50, draws=300)
+    print(f"regret {regret_nats}: {found}")
+    assert found.wrong(world) < 0.05
+    assert found.right(world) >= 0.6
+    assert min(found.optimum_covered, found.drift_covered, found.regret_covered) >= 0.85
+
+
+LONG = dataclasses.replace(WIDE, sizes=(100, 200, 400, 800), target_size=7000, drift_octaves=-0.3)
+OTHERS = {
+    "linex -0.3": (WIDE, {"valley": linex_of(-0.3)}),
+    "parabola": (WIDE, {"valley": parabola}),
+    "linex 0.6": (WIDE, {"valley": linex_of(0.6)}),
+    "two parabolas": (WIDE, {"valley": two_parabolas}),
+    "power 1.6": (WIDE, {"valley": power_of(1.6)}),
+    "power 2.5": (WIDE, {"valley": power_of(2.5)}),
+    "noise 0.02": (WIDE, {"noise_nats": 0.02}),
+    "noise grows": (WIDE, {"noise_growth": 10.0}),
+    "scatter 0.05": (WIDE, {"scatter": 0.05}),
+    "curvature grows": (WIDE, {"curvature_trend": 0.15, "curvature_scatter": 0.1}),
+    "four rates": (WIDE, {"rates": (-8, -7, -6, -5)}),
+    "half octaves": (WIDE, {"rates": tuple(x / 2 for x in range(-16, -7))}),
+    "two sizes": (WIDE, {"sizes": (32, 64), "target_size": 128}),
+    "widths to 8192": (WIDE, {"sizes": (256, 512, 1024, 2048), "target_size": 8192}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("regret_nats", [0.0, 3 * MARGIN])
+def test_other_truths(name, regret_nats):
+    plain, changes = OTHERS[name]
+    world = dataclasses.replace(plain, regret_nats=regret_nats, **changes)
+    found = tally(world, 100)
+    print(f"{name}, regret {regret_nats}: {found}")
+    assert found.wrong(world) < 0.05
+    assert found.optimum_covered >= 0.8  # the four optima of a draw share the error of their shape
+    assert min(found.drift_covered, found.regret_covered) >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [cliff, wall, hyperbola])
+@pytest.mark.parametrize("noise_nats", [0.005, 0.002])
+def test_shapes_that_no_family_has_misplace_the_optimum_by_little_and_alike(shape, noise_nats):
+    world, errors = dataclasses.replace(WIDE, valley=shape, noise_nats=noise_nats, regret_nats=3 * MARGIN), []
+    found = tally(world, 60)
+    print(f"{shape.__name__}: {found}")
+    assert found.wrong(world) < 0.05 and found.drift_covered >= 0.85
+    assert found.regret_covered >= 0.7  # what a shape far from ours charges is misread by a few percent
+    for seed in range(30):
+        points, _, optima = world.draw_all(rng(seed))
+        of_draw = [
+            o.log2_value - optima[o.size] for o in judge(points, world.question, draws=300).optima if o.log2_value
+        ]
+        errors.append(statistics.mean(of_draw))
+    assert statistics.median(map(abs, errors)) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scatter", [0.0, 0.05])
+def test_a_long_way_to_the_target(scatter):
+    """Durations of 100 to 800 steps say what 7,000 want, when the measured exponent is used."""
+    world, covered, regrets = dataclasses.replace(LONG, scatter=scatter), [], []
+    question = dataclasses.replace(world.question, power=None, axis="duration")
+    for seed in range(100):
+        points, _, optima = world.draw_all(rng(seed))
+        found = judge(points, question, seed=seed, draws=600)
+        covered.append(found.drift.low <= -0.3 <= found.drift.high)
+        true = world.valley(found.transferred_log2 - optima[7000], world.curvature)
+        regrets.append(found.regret_nats.low - 1e-12 <= true <= found.regret_nats.high)
+        assert found.outcome != "drifts" or true > MARGIN
+    print(f"scatter {scatter}: drift covered {statistics.mean(covered):.2f}, regret {statistics.mean(regrets):.2f}")
+    assert statistics.mean(covered) >= 0.83 and statistics.mean(regrets) >= 0.83
 
 
 @pytest.mark.parametrize("spike", [0.05, 0.15, 0.4])
 @pytest.mark.parametrize("num_seeds", [1, 3])
 def test_one_spiked_run_never_makes_a_drift(spike, num_seeds):
     for plain in (WIDE, SMALL):
-        world = dataclasses.replace(plain, num_seeds=num_seeds, noise_nats=0.005, target_width=1024)
-        assert "drifts" not in {verdict.outcome for _, verdict in verdicts(world, 30, spike=spike)}
+        world = dataclasses.replace(plain, num_seeds=num_seeds, noise_nats=0.005, target_size=1024)
+        assert "drifts" not in {verdict.outcome for _, verdict in verdicts(world, 15, spike=spike)}
 
 
-def test_without_the_check_for_a_lone_culprit_spikes_do_make_drifts(monkeypatch):
+def test_without_the_check_for_a_lone_culprit_a_spike_may_make_a_drift(monkeypatch):
+    """Rarely: where a spike leaves no shape that fits, the noise is large. This is one draw of thirty."""
+    world = dataclasses.replace(SMALL, num_seeds=1, noise_nats=0.005, target_size=1024, regret_nats=0.007)
+    points, _ = world.draw(rng(1004), spike=0.2)
+    assert judge(points, world.question, seed=4, draws=400).outcome == "cannot_tell"
     monkeypatch.setattr(verdict_room, "_lone_culprit", lambda *_: None)
-    world = dataclasses.replace(SMALL, num_seeds=1, noise_nats=0.005, target_width=1024)
-    assert "drifts" in {verdict.outcome for _, verdict in verdicts(world, 60, spike=0.4)}
+    assert judge(points, world.question, seed=4, draws=400).outcome == "drifts"
 
 
 def test_real_mup_does_not_drift_and_real_sp_does():
     mup, sp = cpu_grid("mup", (32, 64, 128)), cpu_grid("sp", (64, 128, 256))
-    found = judge(mup, target_width=256, base_width=32, control_points=sp, transferred_log2_lr=-5.5)
+    found = judge(mup, Question(target_size=256, base_size=32, transferred_log2=-5.5), control_points=sp)
     assert found.outcome in {"holds", "cannot_tell"}
     assert abs(found.drift.value) < 0.25
-    control = judge(sp, target_width=512, base_width=64)
+    control = judge(sp, Question(target_size=512, base_size=64))
     assert control.outcome == "drifts"
     assert control.drift.high < -0.5
-    two = judge(cpu_grid("sp", (64, 128)), target_width=256, base_width=64)
+    two = judge(cpu_grid("sp", (64, 128)), Question(target_size=256, base_size=64))
     assert two.outcome != "holds"
 
 
 def test_the_control_arm_is_reported_and_changes_nothing():
     mup, sp = cpu_grid("mup", (32, 64, 128)), cpu_grid("sp", (64, 128, 256))
-    plain = judge(mup, target_width=256, base_width=64)
-    both = judge(mup, target_width=256, base_width=64, control_points=sp)
+    plain = judge(mup, Question(target_size=256, base_size=64))
+    both = judge(mup, Question(target_size=256, base_size=64), control_points=sp)
     assert plain.control is None and both.control.control is None
     assert both.control.drift.value == pytest.approx(-1.1, abs=0.3)
     assert dataclasses.replace(both, control=None) == plain
 
 
 def test_one_width_cannot_tell():
-    found = judge(cpu_grid("mup", (64,)), target_width=256, base_width=64)
+    found = judge(cpu_grid("mup", (64,)), Question(target_size=256, base_size=64))
     assert found.outcome == "cannot_tell" and found.drift is None and found.regret_nats is None
-    assert "one width" in " ".join(found.reasons)
+    assert "one width only" in " ".join(found.reasons)
 
 
 def test_an_unusable_width_forbids_a_verdict_and_is_mended():
-    points = [*cpu_grid("mup", (32, 64)), *(p for p in cpu_grid("mup", (128,)) if p.log2_lr <= -6)]
-    found = judge(points, target_width=256, base_width=32)
+    points = [*cpu_grid("mup", (32, 64)), *(p for p in cpu_grid("mup", (128,)) if p.log2_value <= -6)]
+    found = judge(points, Question(target_size=256, base_size=32))
     assert found.outcome == "cannot_tell"
     assert [o.status for o in found.optima] == ["ok", "ok", "edge"]
     assert found.drift is not None
@@ -96,36 +186,52 @@ def test_an_unusable_width_forbids_a_verdict_and_is_mended():
 
 
 def test_an_open_verdict_says_what_would_decide():
-    world = dataclasses.replace(SMALL, num_seeds=1, noise_nats=0.02, target_width=4096)
+    world = dataclasses.replace(SMALL, num_seeds=1, noise_nats=0.02, target_size=4096)
     points, _ = world.draw(rng(4))
-    found = judge(points, target_width=4096, base_width=32)
+    found = judge(points, Question(target_size=4096, base_size=32))
     assert found.outcome == "cannot_tell" and found.what_to_run
 
 
 def test_a_wrong_rate_given_by_hand_is_charged_for():
-    found = judge(cpu_grid("mup", (32, 64, 128)), target_width=256, base_width=32, transferred_log2_lr=-8.0)
+    found = judge(cpu_grid("mup", (32, 64, 128)), Question(target_size=256, base_size=32, transferred_log2=-8.0))
     assert found.outcome == "drifts"
     assert found.offset.value == pytest.approx(-2.4, abs=0.3)
     assert 0.1 < found.regret_nats.value < 0.4  # measured at 256: 2.185 - 1.957
 
 
 def test_cliff_and_cost_are_said():
-    diverged = [Point(width=128, log2_lr=-2.0, loss_nats=None)]
-    found = judge([*cpu_grid("mup", (32, 64, 128)), *diverged], target_width=256, base_width=32)
-    assert any("diverged 3.6 octaves above" in reason for reason in found.reasons)
+    diverged = [Point(size=128, log2_value=-2.0, loss_nats=None)]
+    found = judge([*cpu_grid("mup", (32, 64, 128)), *diverged], Question(target_size=256, base_size=32))
+    octaves = -2 - found.optima[-1].log2_value
+    assert any(f"diverged {octaves:.1f} octaves above" in reason for reason in found.reasons)
     assert 0.01 < found.cost_of_2x_off_nats.value < 0.08
 
 
 def test_same_question_same_verdict_and_a_canonical_form():
     points, _ = SMALL.draw(rng(0))
-    one, two = (judge(points, target_width=256, base_width=32, control_points=points) for _ in range(2))
+    one, two = (judge(points, Question(target_size=256, base_size=32), control_points=points) for _ in range(2))
     assert canon.canonical(one) == canon.canonical(two)
     assert canon.decode(Verdict, canon.parse(canon.canonical(one))) == one
 
 
 def test_everything_wrong_with_the_question_is_said_at_once():
     with pytest.raises(TransferError) as caught:
-        judge([], target_width=0, base_width=0, transferred_log2_lr=float("nan"), margin_nats=0, level=1, draws=1)
+        Question(
+            target_size=0, base_size=0, transferred_log2=float("nan"), margin_nats=0, level=1, axis="height",
+            hyperparameter="luck",
+        )  # fmt: skip
     assert len(caught.value.problems) == 7
-    with pytest.raises(TransferError, match="base_width = 48 has no runs"):
-        judge(cpu_grid("mup", (32, 64)), target_width=256, base_width=48)
+    with pytest.raises(TransferError) as caught:
+        judge([], Question(target_size=256, base_size=32), draws=1)
+    assert len(caught.value.problems) == 2
+    with pytest.raises(TransferError, match="base_size = 48 has no runs"):
+        judge(cpu_grid("mup", (32, 64)), Question(target_size=256, base_size=48))
+
+
+def test_a_verdict_of_84_runs_takes_a_moment():
+    points, _ = WIDE.draw(rng(0))
+    judge(points, WIDE.question)
+    started = time.process_time()
+    for seed in range(5):
+        judge(points, WIDE.question, seed=seed)
+    assert (time.process_time() - started) / 5 < 0.1  # 0.025 s measured; a planner asks hundreds of times

@@ -1,0 +1,131 @@
+"""What transfer found, as plain data for report and verbs: every test, every value carried to the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.arms import Sizes, TransferTest, base_sizes, base_value
+from launcher.study import Study
+from launcher.transferred import Transferred, Verdicts
+from proxies.canon import Json
+from proxies.powers import Ratios
+from proxies.rules import betas, kind_rule
+from proxies.spec import RunResult
+from transfer.question import Axis, Hyperparameter
+from transfer.summary import estimate_summary, together_summary, verdict_summary
+from transfer.together import differs
+from transfer.verdict import Verdict
+
+_AXES: tuple[Axis, ...] = ("width", "depth", "batch", "duration")
+_ALWAYS: tuple[Hyperparameter, ...] = (
+    "learning_rate",
+    "warmup_fraction",
+    "clip_norm",
+    "weight_decay",
+    "beta1",
+    "beta2",
+)
+
+
+def transfer_body(
+    study: Study, found: Transferred, verdicts: Verdicts, results: Mapping[str, RunResult]
+) -> dict[str, Json]:
+    """Tests with their verdicts and runs, the learning rate over all axes, and the table of values."""
+    return {
+        "tests": [
+            {
+                "axis": test.axis,
+                "hyperparameter": test.hyperparameter,
+                "verdict": verdict_summary(judged.verdict),
+                "runs": _runs(study, test, results),
+            }
+            for test, judged in verdicts.tests
+        ],
+        "together": together_summary(verdicts.together),
+        "values": _values(study, found, verdicts),
+        "learning_rate": found.learning_rate,
+        "at_base_optimum": found.at_optimum,
+    }
+
+
+def _runs(study: Study, test: TransferTest, results: Mapping[str, RunResult]) -> list[Json]:
+    arms = {study.plan.proxy.parametrization: test.arm} | ({"sp": test.control} if test.control else {})
+    return [
+        {
+            "arm": name,
+            "size": arm.size(spec),
+            "log2_value": log2_value,
+            "seed": spec.seed,
+            "loss_nats": results[spec.id].loss_nats,
+            "status": results[spec.id].status,
+        }
+        for name, arm in arms.items()
+        for spec, log2_value in arm.specs
+    ]
+
+
+def _values(study: Study, found: Transferred, verdicts: Verdicts) -> list[Json]:
+    """One row a hyperparameter: at the base, at the target, by which rule, and how far that was tested."""
+    tested = [test.hyperparameter for test, _ in verdicts.tests]
+    names = dict.fromkeys((*_ALWAYS, *tested))
+    return [_value(study, found, verdicts, name) for name in names]
+
+
+def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperparameter) -> dict[str, Json]:
+    base, target = base_sizes(study), verdicts.target
+    mine = [judged.verdict for test, judged in verdicts.tests if test.hyperparameter == name]
+    axes = [verdict.question.axis for verdict in mine]
+    value, rule = _carried(study, found, target, name)
+    rate = name == "learning_rate"
+    worst = max(mine, key=_regret, default=None)
+    regret = verdicts.together.regret_nats if rate else worst.regret_nats if worst else None
+    outcome = verdicts.together.outcome if rate else worst.outcome if worst else None
+    twice = [cost for verdict in mine if (cost := verdict_summary(verdict)["cost_of_2x_off_nats"]) is not None]
+    return {
+        "hyperparameter": name,
+        "base_value": found.learning_rate if rate else base_value(study, name, found.point),
+        "target_value": value,
+        "rule": rule,
+        "tested": list(axes),
+        "untested": [a for a in _AXES if a not in axes and differs(target.along(a), base.along(a))],
+        "outcome": outcome,
+        "drifts": {v.question.axis: estimate_summary(v.drift) for v in mine},
+        "regret_nats": estimate_summary(regret),
+        "cost_of_2x_off_nats": twice[0] if twice else None,
+    }
+
+
+def _regret(verdict: Verdict) -> tuple[bool, float]:
+    """Failures first, then by cost."""
+    return verdict.outcome != "holds", verdict.regret_nats.high if verdict.regret_nats else 0.0
+
+
+def _carried(study: Study, found: Transferred, target: Sizes, name: Hyperparameter) -> tuple[Json, str]:
+    """A value at the target, and the rule that puts it there in words."""
+    base, rules = base_sizes(study), study.plan.parametrization
+    ratios = Ratios(**{axis: target.along(axis) / base.along(axis) for axis in _AXES})
+    if name == "learning_rate":
+        said = [f"set at the base width; each kind of parameter as {rules.name} scales it"]
+        said += [
+            f"times {ratio:.3g}^{power:+.3f} over {axis}, as measured"
+            for axis, power in found.powers.items()
+            if (ratio := target.along(axis) / base.along(axis)) != 1
+        ]
+        return found.rate_at(base, target), "; ".join(said)
+    value = base_value(study, name, found.point)
+    searched = base_value(study, name, found.best)
+    better = (
+        f"; repeated runs at the base found it better than the search's {searched:.3g}" if value != searched else ""
+    )
+    if name == "warmup_fraction":
+        return value, f"the same share of the steps{better}"
+    if name == "weight_decay" and value:
+        rule = kind_rule(rules, "hidden").weight_decay
+        return value * rule.at(ratios), f"of hidden matrices, times {rule}{better}"
+    if name in ("beta1", "beta2"):
+        scaled = betas(rules, ratios, *(base_value(study, beta, found.point) for beta in _BETAS))
+        return scaled[_BETAS.index(name)], "as it is" if rules.moments == "fixed" else "1 - beta times m_B / m_D"
+    return value, f"as it is{better}"
+
+
+_BETAS: tuple[Hyperparameter, Hyperparameter] = ("beta1", "beta2")

@@ -1,0 +1,210 @@
+"""What the search and the transfer tests found: values set at the base, and how they move. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.arms import Sizes, TransferTest, base_sizes, base_value, measured, wanted_tests
+from launcher.grids import Setting, judged, learning_rate_test, other_test, refined
+from launcher.study import Study, moved, recorded_points
+from proxies.flops import count_params
+from sweeps.space import Params
+from transfer.question import Axis, from_log2, to_log2
+from transfer.rules import POWER_DIGITS
+
+if TYPE_CHECKING:
+    from sweeps.ledger import Ledger
+    from transfer.together import Together
+    from transfer.verdict import Judged, Verdict
+
+TOKENS_PER_PARAM = 20
+"""Of a target before any fit (Chinchilla, arXiv 2203.15556)."""
+SPEND = "spend"
+"""Kind of record: someone asked for one more round of what verdicts want."""
+
+
+class StageMissingError(ValueError):
+    """A decision needs a stage that has not run; the message names the command."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Searched:
+    """What the search found."""
+
+    points: tuple[Params, ...]
+    best: Params
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transferred:
+    """What the transfer stage found."""
+
+    tests: tuple[TransferTest, ...]
+    """The learning rate's first, over width first of all."""
+    best: Params
+    """Of the search."""
+    refined: Params
+    """The same, with values that repeated runs at the base found clearly better."""
+    log2_lr: float
+    """Set at the base, to be used everywhere."""
+    at_optimum: bool
+    """Whether it is the fitted optimum of the base width, or, where there is none, the search's best rate."""
+    powers: Mapping[Axis, float]
+    """Measured exponents of the learning rate, beyond what the parametrization does; where there are none, none."""
+
+    @property
+    def learning_rate(self) -> float:
+        """At the base, to four digits."""
+        return float(f"{2.0**self.log2_lr:.4g}")
+
+    @property
+    def point(self) -> Params:
+        """What is launched with, as set at the base."""
+        return {**self.refined, "learning_rate": self.learning_rate}
+
+    def rate_at(self, base: Sizes, target: Sizes) -> float:
+        """The learning rate set at the base of width and depth, carried to the target's batch and duration."""
+        rate = self.learning_rate
+        for axis, power in self.powers.items():
+            rate = moved(rate, target.along(axis) / base.along(axis), power)
+        return rate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Verdicts:
+    """Every test judged at one target."""
+
+    target: Sizes
+    tests: tuple[tuple[TransferTest, Judged], ...]
+    together: Together
+    """The learning rate over all axes at once."""
+
+    @property
+    def width(self) -> Verdict:
+        """The learning rate over width, with the control arm."""
+        return self.tests[0][1].verdict
+
+
+def searched(study: Study, ledger: Ledger) -> Searched:
+    """Points and winner of the search.
+
+    Raises:
+        StageMissingError: it has not ended.
+    """
+    suggestions = {record.key: record.body for record in ledger.records("suggestion")}
+    points = recorded_points(suggestions, study.plan.search.num_trials)
+    results = ledger.results()
+    if len(points) < study.plan.search.num_trials or any(study.trial(p).id not in results for p in points):
+        raise StageMissingError("the search has not ended: `forerun sweep PLAN` runs or resumes it")
+    return Searched(points=tuple(points), best=study.best_point(points, results))
+
+
+def target_guess(study: Study) -> Sizes:
+    """The target before any fit: the width that the budget suggests, and the tokens it leaves."""
+    plan, width = study.plan, study.target_width_guess
+    params = count_params(study.shape(width).at_depth(plan.target_num_layers)).total
+    batch = plan.target_batch_tokens
+    num_steps = plan.steps_for(plan.target.budget_flops / (6.0 * params * batch))
+    tokens = batch * plan.schedule(num_steps, 0.0).num_full_batches
+    return Sizes(width=width, depth=plan.target_num_layers, batch=batch, duration=int(tokens))
+
+
+def _setting(study: Study, ledger: Ledger, target: Sizes | None = None) -> Setting:
+    best = searched(study, ledger).best
+    return Setting(
+        study=study,
+        results=ledger.results(),
+        best=best,
+        point=best,
+        target=target or target_guess(study),
+        rounds=study.plan.transfer.max_extensions + len(ledger.records(SPEND)),
+    )
+
+
+def _tests(setting: Setting) -> tuple[Setting, tuple[TransferTest, ...]]:
+    """The tests as far as results tell, and the setting at the point that those of other hyperparameters found."""
+    study, wanted = setting.study, wanted_tests(setting.study)
+    others = [(n, a) for n, a in wanted if n != "learning_rate" and base_value(study, n, setting.best) > 0]
+    # What is spent later must not move the point: every run of the learning rate would be for nothing.
+    plain = dataclasses.replace(setting, rounds=min(setting.rounds, study.plan.transfer.max_extensions))
+    first = tuple(other_test(plain, name, axis) for name, axis in others)
+    if not all(test.done(setting.results) for test in first):
+        return setting, first
+    there = dataclasses.replace(setting, point=_refined_point(plain, first))
+    rates = tuple(learning_rate_test(there, axis) for name, axis in wanted if name == "learning_rate")
+    return there, rates + tuple(other_test(there, name, axis) for name, axis in others)
+
+
+def _refined_point(setting: Setting, tests: Sequence[TransferTest]) -> Params:
+    """The search's best trial, with the values that its repeated runs found better."""
+    point: Params = {}
+    for test in tests:
+        name = test.hyperparameter
+        value = refined(setting, name, test.axis, test.arm)
+        if value != to_log2(name, base_value(setting.study, name, setting.best)):
+            point.setdefault(name, float(f"{from_log2(name, value):.3g}"))  # the first axis to find one is heard
+    return {**setting.best, **point}
+
+
+def asked(study: Study, ledger: Ledger) -> tuple[TransferTest, ...]:
+    """The tests, with the runs they want as far as results tell: the learning rate's last, at the point found.
+
+    Raises:
+        StageMissingError: the search has not ended.
+    """
+    return _tests(_setting(study, ledger))[1]
+
+
+def transferred(study: Study, ledger: Ledger) -> Transferred:
+    """The transfer tests and the rate they give.
+
+    Raises:
+        StageMissingError: their runs have not ended.
+    """
+    setting, tests = _tests(_setting(study, ledger))
+    if not all(test.done(setting.results) for test in tests):
+        raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
+    return _rates_found(setting, tests)
+
+
+def _rates_found(setting: Setting, tests: Sequence[TransferTest]) -> Transferred:
+    """The base's optimum, and the measured exponents."""
+    study, base = setting.study, base_sizes(setting.study)
+    first = judged(setting, tests[0], None)
+    log2_lr = next((o.log2_value for o in first.verdict.optima if o.size == base.width), None)
+    at_optimum = log2_lr is not None
+    if log2_lr is None:
+        log2_lr = math.log2(setting.best["learning_rate"])
+    powers: dict[Axis, float] = {}
+    for test in tests:
+        if test.hyperparameter == "learning_rate" and measured(study, test.axis):
+            found = judged(setting, test, None)
+            if found.at_target is not None:
+                powers[test.axis] = round(found.at_target.power, POWER_DIGITS)
+    return Transferred(
+        tests=tuple(tests), best=setting.best, refined=setting.point, log2_lr=log2_lr, at_optimum=at_optimum,
+        powers=powers,
+    )  # fmt: skip
+
+
+def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes) -> Verdicts:
+    """Every test judged at a target, and the learning rate over all axes at once."""
+    from transfer.together import judge_together
+
+    setting, base = _setting(study, ledger, target), base_sizes(study)
+    tests = []
+    for test in found.tests:
+        name = test.hyperparameter
+        if name == "learning_rate":  # over other axes, what is asked is whether the rule carries their own base optimum
+            value = found.log2_lr if test.axis == "width" else None
+        else:
+            value = to_log2(name, base_value(study, name, found.point))
+        tests.append((test, judged(setting, test, value)))
+    rates = [judgement for test, judgement in tests if test.hyperparameter == "learning_rate"]
+    axes: tuple[Axis, ...] = ("width", "depth", "batch", "duration")
+    together = judge_together(rates, {axis: math.log2(target.along(axis) / base.along(axis)) for axis in axes})
+    return Verdicts(target=target, tests=tuple(tests), together=together)

@@ -1,0 +1,39 @@
+"""How verbs run the stages of a study, and end by what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxies.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.stages import Runner
+
+
+def with_runner(
+    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], work: Callable[[Runner], tuple[Json, str]]
+) -> tuple[Json, str]:
+    """Do some work on a plan's study, opened for writing.
+
+    Raises:
+        PlanError, DataError, SweepError, GateError: what keeps it from being done.
+    """
+    from launcher.opening import open_ledger, plan_study, verified_corpus
+    from launcher.stages import Runner
+
+    study = plan_study(plan_path, study_dir, overrides)
+    store = verified_corpus(study)  # before the study folder is touched
+    if study.factory is not None:  # so that a model which cannot be built yet pins nothing
+        from launcher.own import own_model
+
+        own_model(study)
+    with open_ledger(study) as ledger, Runner(study, ledger, store).running() as runner:
+        return work(runner)
+
+
+def exit_by(outcome: str) -> None:
+    """End with 3 if a gate failed, with 4 if it cannot tell."""
+    if outcome != "passed":
+        raise SystemExit(3 if outcome == "failed" else 4)

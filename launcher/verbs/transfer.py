@@ -1,0 +1,102 @@
+"""The verb that asks for verdicts: of a study's tests, or of a table of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.verbs.judged import judge_table, table_options
+from launcher.verbs.options import answer, json_option
+from launcher.verbs.runner import exit_by, with_runner
+from launcher.verbs.texts import spend_text, transfer_text, verdict_text
+from proxies.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.stages import Runner
+
+_OUTCOMES = {"holds": "passed", "drifts": "failed"}
+
+
+@click.command()
+@click.argument("plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), required=False)
+@click.option("--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
+              help="Study folder; made if need be.")  # fmt: skip
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value.")
+@click.option("--spend", is_flag=True, help="Run what would decide a verdict that cannot tell.")
+@click.option(
+    "--dry-run", is_flag=True, help="Say what would be run, what it costs and how sharp the verdicts will be."
+)
+@table_options
+@json_option
+def transfer(
+    plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool, dry_run: bool,
+    runs_path: Path | None, as_json: bool, **table: object,
+) -> None:  # fmt: skip
+    """Valleys of PLAN over width and every other axis, and their verdicts; or, with --runs, the verdict on a table.
+
+    A table (.csv, .jsonl, .parquet) has the columns width, lr, loss and optionally seed, or width and lr_optimum; other
+    axes and hyperparameters by their names. Exit 3 if the optimum drifts, 4 if it cannot tell.
+    """
+    if (plan_path is None) == (runs_path is None):
+        raise click.UsageError("name a PLAN, or a table with --runs FILE")
+    if runs_path is not None:
+        if spend or dry_run:
+            raise click.UsageError("--spend and --dry-run are for a PLAN: a table is judged as it is")
+        body = judge_table(runs_path, **table)  # type: ignore[arg-type]
+        answer(as_json, body, verdict_text(body))
+        exit_by(_OUTCOMES.get(str(body["outcome"]), "cannot_tell"))
+        return
+    if given := ["--" + name.replace("_", "-") for name in table if _is_given(name)]:
+        raise click.UsageError(f"{', '.join(given)}: only with --runs")
+    if spend and dry_run:
+        raise click.UsageError("--spend or --dry-run, not both")
+    assert plan_path is not None
+    if dry_run:
+        from launcher.verbs.expected import expected, expected_text
+
+        found = expected(plan_path, study_dir, overrides)
+        answer(as_json, found, expected_text(found))
+        return
+    study_body, text = with_runner(plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend))
+    assert isinstance(study_body, dict)
+    outcome = _OUTCOMES.get(str(study_body["outcome"]), "cannot_tell")
+    answer(as_json, study_body, f"{text}\n\n{_next(outcome, plan_path, study_dir, spend=spend)}".rstrip())
+    exit_by(outcome)
+
+
+def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
+    """Run what is missing, and say what the verdicts are."""
+    from launcher.evidence import gather
+    from launcher.gates import transfer_gate
+    from launcher.report_body import report_body
+
+    runner.transfer(spend=spend)
+    found = gather(runner.study, runner.ledger)
+    assert found.verdicts is not None
+    gate = transfer_gate(found.verdicts).outcome
+    outcome = next((word for word, of in _OUTCOMES.items() if of == gate), gate)
+    body = report_body(runner.study, runner.ledger, found)
+    assert isinstance(body["transfer"], dict)
+    said = f"{transfer_text(body['transfer'])}\n\n{spend_text(body)}"
+    return {**body["transfer"], "outcome": outcome, "spend": body["spend"]}, said
+
+
+def _next(outcome: str, plan_path: Path, study_dir: Path, *, spend: bool) -> str:
+    """What to do after a verdict."""
+    if outcome == "passed":
+        return f"next: forerun ladder {plan_path} --study {study_dir}"
+    if outcome == "failed":
+        return ""
+    if spend:
+        return (
+            "still open: --spend once more, where runs are named above; else larger sizes in a new plan, or a wider "
+            "transfer.margin_nats"
+        )
+    return f"to run what would decide it: forerun transfer {plan_path} --study {study_dir} --spend"
+
+
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")

@@ -1,0 +1,245 @@
+"""Which runs each test of transfer asks for: a pure function of the plan and of what is known so far."""
+
+import dataclasses
+import math
+
+import pytest
+from tiny_study import plan_with, write_corpus
+
+from launcher.arms import Sizes, axis_sizes, base_sizes, base_value, run_at, wanted_tests
+from launcher.grids import Setting, judged, learning_rate_test, other_test, refined
+from launcher.opening import plan_study
+from proxies.rules import named
+from proxies.spec import RunResult
+from transfer.question import to_log2
+
+BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
+TARGET = Sizes(width=64, depth=1, batch=64, duration=40 * 64 * 16)
+EVERYTHING = """
+[proxy]
+num_steps = 40
+weight_decay = 0.1
+[transfer]
+widths = [8, 16, 32, 64]
+durations = [0.5, 1.0, 2.0]
+depths = [1, 2, 4]
+batches = [0.5, 1.0, 2.0]
+axis_num_seeds = 2
+hyperparameters = { clip_norm = ["width", "duration"], weight_decay = ["width"], beta2 = ["batch"] }
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grids")
+    write_corpus(folder)
+    return plan_study(plan_with(folder, EVERYTHING), folder / "study")
+
+
+def with_transfer(study, **changes):
+    transfer = study.plan.transfer.model_copy(update=changes)
+    return dataclasses.replace(study, plan=study.plan.model_copy(update={"transfer": transfer}))
+
+
+def setting(study, results=(), rounds=0, **changes):
+    best = {**BEST, **changes}
+    return Setting(study=study, results=dict(results), best=best, point=best, target=TARGET, rounds=rounds)
+
+
+def outcome(spec, loss_nats):
+    status = "diverged" if loss_nats is None else "finished"
+    return RunResult(
+        id=spec.id, status=status, loss_nats=loss_nats, num_steps=6, last_train_loss_nats=None, curve_id="0" * 64,
+        flops=0.0, tokens=0, seconds=0.0, environment={}, reason="" if loss_nats else "planted",
+    )  # fmt: skip
+
+
+def valley(arm, optimum, drift=0.0):
+    """Losses of a planted parabola whose optimum moves by `drift` octaves per doubling, a little noisy."""
+    smallest = min(arm.size(spec) for spec, _ in arm.specs)
+    return {
+        spec.id: outcome(
+            spec,
+            3.0 + 0.05 * (x - optimum - drift * math.log2(arm.size(spec) / smallest)) ** 2
+            + 0.001 * math.sin(7 * spec.seed + 3 * x + arm.size(spec)),
+        )
+        for spec, x in arm.specs
+    }  # fmt: skip
+
+
+def grown(study, axis, optimum, drift=0.0, rounds=0):
+    """A test as it stands when nothing is left to ask, and its results."""
+    results = {}
+    while not (test := learning_rate_test(setting(study, results, rounds), axis)).arm.done(results):
+        results |= valley(test.arm, optimum, drift)
+    return test, results
+
+
+def offsets(arm, size):
+    return sorted({x for spec, x in arm.specs if arm.size(spec) == size})
+
+
+def test_the_first_sizes_have_the_whole_grid_around_the_search(study):
+    arm = learning_rate_test(setting(study), "width").arm
+    assert {arm.size(spec) for spec, _ in arm.specs} == {8, 16}
+    assert offsets(arm, 8) == offsets(arm, 16) == [-7.0, -6.0, -5.0, -4.0]
+    assert all(spec.hparams.learning_rate == 2.0**x for spec, x in arm.specs)
+    assert {spec.seed for spec, _ in arm.specs} == {0, 1}
+    assert not arm.done({}) and arm.points({}) == []
+
+
+@pytest.mark.parametrize("drift", [0.0, -0.5])
+def test_larger_sizes_are_narrowed_around_what_smaller_ones_predict(study, drift):
+    arm = grown(study, "width", -5.5, drift)[0].arm
+    narrow = study.plan.transfer.narrow_offsets_octaves
+    for size, doublings in ((32, 2), (64, 3)):
+        found = offsets(arm, size)
+        centre = found[0] - min(narrow)
+        assert found == [centre + offset for offset in narrow]
+        assert abs(centre - (-5.5 + drift * doublings)) <= 0.26 and centre % 0.25 == 0
+
+
+def test_without_an_optimum_to_go_by_a_larger_size_gets_the_whole_grid(study):
+    arm = grown(study, "width", 5.0)[0].arm
+    assert offsets(arm, 64) == offsets(arm, 8)
+
+
+def test_every_axis_varies_itself_and_nothing_else(study):
+    base = base_sizes(study)
+    point = {**BEST, "learning_rate": 0.01}
+    assert base == Sizes(width=8, depth=1, batch=64, duration=40 * 64)
+    assert axis_sizes(study, "duration") == (20 * 64, 40 * 64, 80 * 64)
+    assert axis_sizes(study, "batch") == (32, 64, 128)
+    for axis in ("width", "depth", "batch", "duration"):
+        for size in axis_sizes(study, axis):
+            spec = run_at(study, axis, size, point, 0)
+            found = Sizes(width=spec.shape.width, depth=spec.shape.num_layers, batch=spec.batch_tokens,
+                          duration=spec.num_tokens)  # fmt: skip
+            assert found == dataclasses.replace(base, **{axis: size})
+    assert len({run_at(study, axis, base.along(axis), point, 0).id for axis in ("width", "depth", "batch")}) == 1
+
+
+def test_runs_at_the_base_are_shared_by_all_axes(study):
+    tests = [learning_rate_test(setting(study), axis) for axis in ("width", "duration", "batch", "depth")]
+    at_base = [
+        {spec.id for spec, _ in t.arm.specs if t.arm.size(spec) == base_sizes(study).along(t.axis)} for t in tests
+    ]
+    assert all(found == at_base[0] and found for found in at_base)
+
+
+def test_both_arms_share_the_runs_at_the_base_width(study):
+    test = learning_rate_test(setting(study), "width")
+    shared = {spec.id for spec, _ in test.arm.specs} & {spec.id for spec, _ in test.control.specs}
+    assert shared == {spec.id for spec, _ in test.arm.specs if spec.shape.width == 8}
+    rules = {spec.parametrization for spec, _ in test.control.specs if spec.shape.width == 16}
+    assert {dataclasses.replace(rule, decayed="matrices") for rule in rules} == {named("sp")}
+    assert learning_rate_test(setting(study), "depth").control is None
+
+
+def test_an_optimum_at_the_edge_asks_for_more_as_often_as_it_may(study):
+    two = with_transfer(study, widths=(8, 16))
+    sizes = [len(grown(two, "width", -1.0, rounds=rounds)[0].arm.specs) for rounds in (0, 1, 2)]
+    assert sizes[0] == 16
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+def test_an_optimum_inside_asks_for_nothing_more(study):
+    """The mutation of the test above: only where the optimum lies differs."""
+    calm = with_transfer(study, widths=(8, 16), margin_nats=0.5)
+    assert len(grown(calm, "width", -5.5, rounds=2)[0].arm.specs) == 16
+
+
+def test_runs_are_asked_for_all_axes_together(study):
+    """A cost that holds by itself may not hold beside others': each of four axes may have a quarter of the margin."""
+    calm = with_transfer(study, widths=(8, 16), max_extensions=0)
+    _, results = grown(calm, "width", -5.5)
+    test = learning_rate_test(setting(calm, results), "width")
+    verdict = judged(setting(calm, results), test, None).verdict
+    margin = 1.2 * verdict.regret_nats.high  # holds, and not by a factor of two
+    tight = with_transfer(calm, margin_nats=margin)
+    assert judged(setting(tight, results), test, None).verdict.outcome == "holds"
+    more = learning_rate_test(setting(tight, results, rounds=1), "width")
+    assert len(more.arm.specs) > len(test.arm.specs)
+
+
+def test_the_control_arm_grows_to_bracket_its_optimum_and_no_further(study):
+    narrow = with_transfer(study, margin_nats=1e-6, widths=(8, 16))
+    for optimum, grows in ((-1.0, True), (-5.5, False)):
+        first = learning_rate_test(setting(narrow), "width")
+        results = valley(first.arm, optimum) | valley(first.control, optimum)
+        again = learning_rate_test(setting(narrow, results, rounds=1), "width")
+        assert (again.control != first.control) == grows
+
+
+def test_failed_runs_are_no_points_diverged_ones_are(study):
+    arm = learning_rate_test(setting(study), "width").arm
+    results = valley(arm, -5.5)
+    first, second = (spec for spec, _ in arm.specs[:2])
+    results[first.id] = outcome(first, None)
+    results[second.id] = dataclasses.replace(outcome(second, None), status="failed")
+    points = arm.points(results)
+    assert arm.done(results)
+    assert len(points) == len(arm.specs) - 1
+    assert [point.loss_nats for point in points].count(None) == 1
+
+
+def test_other_hyperparameters_run_around_the_searchs_best_trial(study):
+    for name, axis in (
+        ("clip_norm", "width"),
+        ("weight_decay", "width"),
+        ("beta2", "batch"),
+        ("clip_norm", "duration"),
+    ):
+        arm = other_test(setting(study), name, axis).arm
+        assert {spec.hparams.learning_rate for spec, _ in arm.specs} == {BEST["learning_rate"]}
+        own = base_value(study, name, BEST)
+        assert {getattr(spec.hparams, name) for spec, x in arm.specs if x == to_log2(name, own)} == {own}
+        for spec, x in arm.specs:
+            assert to_log2(name, getattr(spec.hparams, name)) == pytest.approx(x, abs=1e-4)
+    assert {spec.shape.width for spec, _ in other_test(setting(study), "clip_norm", "width").arm.specs} == {8, 64}
+
+
+def test_a_value_that_is_clearly_better_at_the_base_takes_the_searchs_place(study):
+    """A trial may have won by luck; one that repeated runs leave in doubt stays."""
+    arm = other_test(setting(study), "clip_norm", "width").arm
+    for optimum, found in ((0.0, 0.0), (-1.0, -1.0), (1.0, 1.0), (0.1, 0.0)):
+        results = valley(arm, optimum)
+        assert refined(setting(study, results), "clip_norm", "width", arm) == pytest.approx(found, abs=0.25)
+    assert refined(setting(study), "clip_norm", "width", arm) == 0.0
+
+
+def test_the_rates_run_at_the_point_that_was_found(study):
+    there = dataclasses.replace(setting(study), point={**BEST, "clip_norm": 0.3})
+    assert {spec.hparams.clip_norm for spec in learning_rate_test(there, "width").specs} == {0.3}
+
+
+def test_warmups_that_round_to_the_same_steps_are_one_point(study):
+    arm = other_test(setting(study, warmup_fraction=0.03), "warmup_fraction", "width").arm
+    ids = [spec.id for spec, _ in arm.specs]
+    assert len(ids) == len(set(ids))
+    assert {spec.schedule.warmup_steps for spec, _ in arm.specs} == {1, 2}
+
+
+def test_a_warmup_that_would_fill_the_run_is_left_out(study):
+    arm = other_test(setting(study, warmup_fraction=0.6), "warmup_fraction", "width").arm
+    assert max(spec.schedule.warmup_steps for spec, _ in arm.specs) <= 0.95 * 40
+
+
+def test_the_wanted_tests_begin_with_the_rate_over_width(study):
+    assert wanted_tests(study) == (
+        ("learning_rate", "width"), ("learning_rate", "duration"), ("learning_rate", "batch"),
+        ("learning_rate", "depth"), ("clip_norm", "width"), ("clip_norm", "duration"), ("weight_decay", "width"),
+        ("beta2", "batch"),
+    )  # fmt: skip
+
+
+def test_the_exponent_over_duration_is_measured_and_over_width_is_not(study):
+    for axis, drift in (("duration", -0.4), ("width", -0.4)):
+        test, results = grown(study, axis, -5.5, drift)
+        verdict = judged(setting(study, results), test, None).verdict
+        assert verdict.drift.value == pytest.approx(-0.4, abs=0.05)
+        assert (verdict.question.power is None) == (axis == "duration")
+        assert verdict.outcome == ("holds" if axis == "duration" else "drifts")
+    plain = with_transfer(study, measured_rules=())
+    test, results = grown(plain, "duration", -5.5, -0.4)
+    assert judged(setting(plain, results), test, None).verdict.outcome == "drifts"

@@ -1,0 +1,208 @@
+"""A table of runs, judged as the command does: numbers however absurd end in a sentence, never in a traceback."""
+
+import json
+import math
+import random
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from launcher.verbs.judged import judge_table, table_options
+from transfer.question import TransferError
+from transfer.sheet import TableError
+
+
+@pytest.fixture
+def judged(tmp_path):
+    def judged(text, **options):
+        path = tmp_path / "runs.csv"
+        path.write_text(text)
+        found = judge_table(path, **options)
+        json.dumps(found, allow_nan=False)
+        return found
+
+    return judged
+
+
+def table(loss, *, sizes=(32, 64, 128), octaves=range(-9, -3), columns="width,lr,loss"):
+    rows = [f"{size},{2.0**octave},{loss(size, octave)}" for size in sizes for octave in octaves]
+    return "\n".join([columns, *rows])
+
+
+def valley(drift):
+    """Noise is what a sine of everything makes of it, so that the test is one and the same every time."""
+    return lambda size, o: 3 + 0.06 * (o + 6.2 - drift * math.log2(size / 32)) ** 2 + 0.003 * math.sin(size * o)
+
+
+STEADY, MOVING = table(valley(0)), table(valley(-1))
+
+
+def test_the_defaults_are_the_smallest_size_and_twice_the_largest(judged):
+    found = judged(STEADY)
+    assert (found["outcome"], found["base_size"], found["target_size"]) == ("holds", 32, 256)
+    assert (found["power"], found["margin_nats"], found["level"]) == (0.0, 0.01, 0.9)
+    assert found["notes"] == [
+        "judged: learning_rate (column lr) over width (column width)",
+        "--target-size not given: taken to be width 256, twice the largest",
+        "--base-size not given: taken to be width 32, the smallest",
+    ]
+
+
+def test_a_drift_is_followed_by_the_measured_power_only(judged):
+    assert judged(MOVING)["outcome"] == "drifts"
+    found = judged(MOVING, power="measured")
+    assert found["power_is_measured"] and found["outcome"] != "drifts"
+    assert found["power"] == pytest.approx(-1, abs=0.2)
+    assert judged(MOVING, power=-1.0)["outcome"] != "drifts"
+
+
+def test_another_axis_and_hyperparameter(judged):
+    text = table(valley(0), columns="tokens,wd,loss")
+    found = judged(text, target_size=256, base_size=64)
+    assert (found["axis"], found["hyperparameter"], found["outcome"]) == ("duration", "weight_decay", "holds")
+
+
+def test_optima_are_judged_by_octaves(judged):
+    found = judged("params,lr_optimum\n" + "".join(f"{2**k * 10**6},{2.0**-k}\n" for k in range(5)))
+    assert (found["outcome"], found["axis"]) == ("drifts", "params")
+    assert found["regret_nats"] == {"value": None, "interval": None}
+
+
+BAD = [
+    ({"target_size": 0}, "target_size = 0: a whole number from 1 to"),
+    ({"target_size": -3, "base_size": 0, "margin_nats": -1.0}, "target_size = -3.*base_size = 0.*margin_nats = -1.0"),
+    ({"target_size": 10**400}, "target_size = ...: a whole number"),
+    ({"base_size": 7}, "base_size = 7 has no runs"),
+    ({"margin_nats": 1e-320}, "margin_nats = 1e-320: a number from"),
+    ({"margin_nats": math.nan}, "margin_nats = nan"),
+    ({"margin_nats": math.inf}, "margin_nats = inf"),
+    ({"level": 0.0}, "level = 0.0"),
+    ({"level": 1 - 1e-16}, "level = 0.9999999999999999"),
+    ({"power": math.nan}, "power = nan"),
+    ({"power": 1e300}, r"power = 1e\+300"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), BAD, ids=[said for _, said in BAD])
+def test_absurd_options_are_refused_in_a_sentence(judged, options, said):
+    with pytest.raises(TransferError, match=said):
+        judged(STEADY, **options)
+
+
+ABSURD = [
+    table(lambda *_: 1e-300), table(lambda *_: 1e300), table(lambda *_: "1e400" * 2),
+    "width,lr,loss\n32,1e305,3\n64,1e-305,3\n",
+    f"width,lr,loss\n{'9' * 400},0.1,3\n64,0.1,3\n",
+    f"width,lr,loss\n{'9' * 5000},0.1,3\n64,0.1,3\n",
+    "width,lr,loss\n0,0.1,3\n-64,0.1,3\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ABSURD)
+def test_absurd_cells_are_refused_in_a_sentence(judged, text):
+    with pytest.raises(TableError, match="row 2, column ") as caught:
+        judged(text)
+    assert len(caught.value.problems[0]) < 200
+
+
+def test_what_overflows_on_the_way_is_refused_in_a_sentence(judged):
+    """Each number is allowed; the power they make is 100 octaves per doubling, and the target 60 doublings away."""
+    text = "width,lr_optimum\n1,1e-30\n2,1\n4,1e30\n"
+    assert judged(text, power="measured")["outcome"] in ("holds", "drifts", "cannot_tell")
+    with pytest.raises(TransferError, match="numbers too far apart"):
+        judged(text, power="measured", target_size=10**18)
+
+
+def test_sizes_that_hardly_differ_are_refused(judged):
+    with pytest.raises(TransferError, match="hardly differ"):
+        judged(table(valley(0), sizes=(10**15, 10**15 + 1, 10**15 + 2)))
+    with pytest.raises(TransferError, match="hardly differ"):
+        judged("width,lr_optimum\n1000,0.1\n1001,0.1\n1002,0.2\n")
+
+
+DULL = {
+    "all alike": table(lambda *_: 3.0),
+    "all diverged": table(lambda *_: "diverged"),
+    "one run": "width,lr,loss\n32,0.1,3\n",
+    "one width": table(valley(0), sizes=(32,)),
+    "one rate": table(valley(0), octaves=(-6,)),
+    "two rates": table(valley(0), octaves=(-6, -5)),
+    "rates a rounding apart": "\n".join(
+        ["width,lr,loss", *(f"{w},{0.01 * (1 + k * 1e-15)},{3 + k * 0.1}" for w in (32, 64) for k in range(6))]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DULL)
+def test_runs_that_say_nothing_cannot_tell(judged, what):
+    assert judged(DULL[what])["outcome"] == "cannot_tell"
+
+
+def _wild(seed):
+    """A table of numbers that are allowed one by one, and options likewise."""
+    draw = random.Random(seed)
+    losses = [
+        lambda: draw.choice([1e-6, 1e6]), lambda: 10 ** draw.uniform(-6, 6), lambda: 3 + 1e-16 * draw.random(),
+        lambda: "nan" if draw.random() < 0.3 else draw.uniform(2, 4),
+    ]  # fmt: skip
+    values = [lambda: 2.0 ** draw.uniform(-99, 99), lambda: 2.0 ** draw.randint(-8, -2)]
+    loss, value, name = draw.choice(losses), draw.choice(values), draw.choice(["lr", "clip", "wd"])
+    sizes = sorted({int(2 ** draw.uniform(0, 59)) for _ in range(draw.randint(2, 4))})
+    rates = [value() for _ in range(draw.randint(3, 7))]
+    rows = [f"{size},{rate},{loss()}" for size in sizes for rate in rates for _ in range(draw.randint(1, 2))]
+    options = {
+        "target_size": draw.choice([None, 1, 10**18]), "power": draw.choice([0.0, 10.0, "measured"]),
+        "margin_nats": draw.choice([1e-6, 1e3]), "level": draw.choice([0.5, 0.999]),
+    }  # fmt: skip
+    return "\n".join([f"width,{name},loss", *rows]), options
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_wild_tables_end_in_a_verdict_or_a_sentence(judged, seed):
+    """Numpy warnings are errors here, and a traceback is any other exception."""
+    text, options = _wild(seed)
+    try:
+        assert judged(text, **options)["outcome"] in ("holds", "drifts", "cannot_tell")
+    except (TransferError, TableError) as error:
+        assert error.problems
+
+
+def _said(arguments):
+    seen = {}
+
+    @click.command()
+    @table_options
+    def verb(**given):
+        seen.update(given)
+
+    return CliRunner().invoke(verb, arguments), seen
+
+
+def test_the_options_are_the_functions_own():
+    done, seen = _said([])
+    assert done.exit_code == 0
+    assert seen == {
+        "runs_path": None, "axis": None, "hyperparameter": None, "target_size": None, "base_size": None, "power": 0.0,
+        "margin_nats": 0.01, "level": 0.9,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "name", "value"), [
+    ("--target-width 512", "target_size", 512), ("--target-size 512", "target_size", 512),
+    ("--base-width 64", "base_size", 64), ("--base-size 64", "base_size", 64),
+    ("--power measured", "power", "measured"), ("--power -0.5", "power", -0.5), ("--axis depth", "axis", "depth"),
+    ("--hyperparameter clip_norm", "hyperparameter", "clip_norm"),
+])  # fmt: skip
+def test_options_are_read(typed, name, value):
+    assert _said(typed.split())[1][name] == value
+
+
+@pytest.mark.parametrize(("typed", "said"), [
+    ("--power much", "'much' is neither a number nor `measured`"),
+    ("--axis height", "'height': one of width"),
+    (f"--target-size {'9' * 5000}", "is not a valid integer"),
+])  # fmt: skip
+def test_what_is_no_option_is_a_usage_error(typed, said):
+    done, _ = _said(typed.split())
+    assert done.exit_code == 2 and said in done.output

@@ -1,0 +1,87 @@
+"""What the terminal says of a study's transfer tests."""
+
+import json
+
+import pytest
+from example_report import finished_body
+from odd_transfer import odd_body
+
+from launcher.verbs.texts import spend_text, study_text, transfer_text, verdict_text
+
+
+@pytest.fixture
+def transfer():
+    return finished_body()["transfer"]
+
+
+def line_with(text, start):
+    return next(line for line in text.splitlines() if line.startswith(start))
+
+
+def test_one_table_holds_every_test_and_all_axes(transfer):
+    said = transfer_text(transfer)
+    table = said.split("\n\n")[0].splitlines()
+    assert [line.split("  ")[0] for line in table] == [
+        "test", "learning rate over width", "learning rate over duration", "clip norm over width",
+        "warmup fraction over width", "learning rate, all axes",
+    ]  # fmt: skip
+    verdict = transfer["tests"][1]["verdict"]
+    drift, regret = verdict["drift_octaves_per_doubling"], verdict["regret_nats"]
+    for part in ("holds", f"{drift['value']:+.2f} [{drift['interval'][0]:+.2f}", f"{regret['value']:.4f} [",
+                 f"{verdict['transferred_value']:.4g}"):  # fmt: skip
+        assert part in table[2]
+    moved = transfer["tests"][0]["verdict"]["control"]["drift_octaves_per_doubling"]["value"]
+    assert moved == pytest.approx(-1.0, abs=0.1)
+    assert f"control (standard parametrization): drifts; the optimum moves by {moved:+.2f} [" in said
+    assert "to decide" not in said
+
+
+def test_values_have_their_rules_and_what_was_not_tested(transfer):
+    said = transfer_text(transfer).split("\n\n")[-1]
+    value = transfer["values"][0]
+    row = line_with(said, "learning rate").split()
+    assert {f"{value['base_value']:.4g}", f"{value['target_value']:.4g}", "width,", "duration"} <= set(row)
+    assert f"- learning rate: {value['rule']}" in said.splitlines()
+    assert "- clip norm: unchanged; not tested over duration" in said.splitlines()
+    assert "not tested" in line_with(transfer_text(odd_body("undecided")["transfer"]), "weight decay")
+
+
+def test_published_exponents_stand_under_the_measured_one(transfer):
+    said = transfer_text(transfer)
+    lines = said[said.index("exponents and what they cost at 13.5M tokens") :].split("\n\n")[0].splitlines()[2:]
+    assert [line.split()[0] for line in lines][1:] == ["0", "-0.28", "-0.3", "-0.32", "-0.5"]
+    assert "measured here" in lines[0]
+
+
+def test_what_does_not_hold_says_why_and_what_would_decide_it():
+    transfer = odd_body("undecided")["transfer"]
+    said = transfer_text(transfer)
+    part = next(part for part in said.split("\n\n") if part.startswith("learning rate over width: cannot tell"))
+    for reason in transfer["tests"][0]["verdict"]["reasons"]:
+        assert f"- {reason}" in part.splitlines()
+    assert "- to decide: run width 128 at 2^-5, 2^-4 (3 seeds each): " in part
+    assert "learning rate, all axes: cannot tell\n- " in said
+    assert all(f"- {reason}" in said.splitlines() for reason in transfer["together"]["reasons"])
+    assert "control (standard parametrization): cannot tell; " in f"{said}\n"
+
+
+def test_one_verdict_by_itself(transfer):
+    said = verdict_text(transfer["tests"][1]["verdict"] | {"notes": ["loss is in nats"]})
+    assert said.startswith("verdict: holds (learning rate over duration)\ntokens")
+    assert line_with(said, "205k").split()[1].startswith("2^-5.")
+    assert "- note: loss is in nats" in said.splitlines()
+    flat = verdict_text(transfer["tests"][2]["verdict"])
+    assert line_with(flat, "64").split() == ["64", "-", "flat", "-", "20", "0"]
+    odd = verdict_text(odd_body("six sizes")["transfer"]["tests"][2]["verdict"])
+    low, high = json.loads(line_with(odd, "64").partition("  ")[2].strip().split("  ")[1])
+    assert 0.9 < low < high < 1, "of a beta, in the order of its values"
+
+
+def test_a_study_says_its_share_of_the_target_and_its_tests():
+    body = finished_body()
+    body["spend"] |= {"num_runs": 7, "share_of_target": 0.00456}
+    assert spend_text(body) == "7 runs: 0.46% of the main run's FLOPs"
+    body["choice"]["shape"] = body["decision"]["shape"]
+    said = study_text(body)
+    assert said.startswith(spend_text(body))
+    assert transfer_text(body["transfer"]) in said

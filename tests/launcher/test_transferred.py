@@ -1,0 +1,104 @@
+"""From transfer tests to the values that are launched: base optimum, measured exponents, verdicts at a target."""
+
+import dataclasses
+import math
+
+import pytest
+from tiny_study import replay
+
+from launcher.arms import Sizes, base_sizes
+from launcher.carried import transfer_body
+from launcher.transferred import SPEND, Transferred, asked, target_guess, verdicts_at
+from sweeps.ledger import Ledger
+
+BASE = Sizes(width=8, depth=1, batch=64, duration=384)
+
+
+def found_with(powers):
+    best = {"clip_norm": 1.0, "warmup_fraction": 0.1, "learning_rate": 0.5}
+    return Transferred(tests=(), best=best, refined=best, log2_lr=-5.0, at_optimum=True, powers=powers)
+
+
+def test_the_rate_follows_every_measured_exponent():
+    target = Sizes(width=64, depth=4, batch=256, duration=384 * 16)
+    assert found_with({}).rate_at(BASE, target) == 2**-5
+    both = found_with({"duration": -0.25, "batch": 0.5})
+    assert both.rate_at(BASE, target) == pytest.approx(2**-5 * 16**-0.25 * 4**0.5, rel=1e-3)
+    assert both.rate_at(BASE, BASE) == 2**-5
+    assert both.point == {"clip_norm": 1.0, "warmup_fraction": 0.1, "learning_rate": 2**-5}
+
+
+def test_the_rates_wait_for_the_values_they_run_at(finished, tmp_path, study, ledger, found):
+    other = next(test for test in found.transferred.tests if test.hyperparameter == "clip_norm")
+    assert {spec.hparams.learning_rate for spec, _ in other.arm.specs} == {found.searched.best["learning_rate"]}
+    rates = found.transferred.tests[0]
+    assert {spec.hparams.clip_norm for spec in rates.specs} == {found.transferred.point["clip_norm"]}
+    _, without = replay(finished / "study", tmp_path / "study", lambda record: record.key != other.specs[0].id)
+    assert {test.hyperparameter for test in asked(study, without)} == {"clip_norm"}
+    assert {test.hyperparameter for test in asked(study, ledger)} == {"learning_rate", "clip_norm"}
+
+
+def test_the_guess_spends_the_budget(study):
+    guess = target_guess(study)
+    assert guess.width == study.target_width_guess
+    params = study.plan.target.budget_flops / 6 / guess.duration
+    assert 0.5 < params / (study.plan.target.budget_flops / 120) ** 0.5 < 2
+
+
+def test_a_wider_longer_target_is_judged_anew(study, ledger, found):
+    near = verdicts_at(study, ledger, found.transferred, base_sizes(study))
+    far = verdicts_at(study, ledger, found.transferred, Sizes(width=4096, depth=1, batch=64, duration=10**9))
+    assert far.width.question.target_size == 4096 and near.width.question.target_size == 8
+    assert far.together.regret_nats.high > near.together.regret_nats.high
+    assert far.together.untested == ()
+
+
+def test_an_axis_without_a_test_leaves_the_verdict_open(study, ledger, found):
+    deeper = dataclasses.replace(found.verdicts.target, depth=4, batch=256)
+    together = verdicts_at(study, ledger, found.transferred, deeper).together
+    assert together.outcome == "cannot_tell"
+    assert set(together.untested) == {"depth", "batch"}
+
+
+def test_spending_asks_for_more_and_is_remembered(finished, tmp_path, study):
+    def rates(study, ledger):
+        tests = [test for test in asked(study, ledger) if test.hyperparameter == "learning_rate"]
+        return {spec.id for test in tests for spec in test.specs}
+
+    other, before = replay(finished / "study", tmp_path / "a", lambda record: True)
+    with Ledger.open(tmp_path / "a", other.question, create=False) as ledger:
+        ledger.append(SPEND, "0", {"together": "cannot_tell"})
+        after = rates(other, ledger)
+    assert rates(other, before) < after, "the tiny study cannot tell, and wants more"
+    assert rates(other, Ledger.read(tmp_path / "a")) == after
+
+
+def test_the_body_says_what_every_value_becomes(study, ledger, found):
+    body = transfer_body(study, found.transferred, found.verdicts, ledger.results())
+    assert [(t["hyperparameter"], t["axis"]) for t in body["tests"]] == [
+        ("learning_rate", "width"), ("learning_rate", "duration"), ("clip_norm", "width"),
+    ]  # fmt: skip
+    assert {run["arm"] for run in body["tests"][0]["runs"]} == {"mup", "sp"}
+    values = {value["hyperparameter"]: value for value in body["values"]}
+    rate = values["learning_rate"]
+    power = found.transferred.powers["duration"]
+    ratio = found.choice.num_tokens / base_sizes(study).duration
+    assert rate["target_value"] == pytest.approx(rate["base_value"] * ratio**power, rel=1e-3)
+    assert f"^{power:+.3f} over duration, as measured" in rate["rule"]
+    assert rate["tested"] == ["width", "duration"] and rate["untested"] == []
+    assert values["clip_norm"]["tested"] == ["width"] and values["clip_norm"]["untested"] == ["duration"]
+    assert values["warmup_fraction"]["tested"] == [] and values["warmup_fraction"]["outcome"] is None
+    assert rate["outcome"] == body["together"]["outcome"] == found.verdicts.together.outcome
+    assert math.isclose(2**found.verdicts.together.transferred_log2, rate["target_value"], rel_tol=1e-3)
+
+
+def test_the_decision_holds_each_rule_with_its_evidence(study, found):
+    from launcher.evidence import decision_of
+
+    decision = decision_of(study, found)
+    rules = {(rule.hyperparameter, rule.axis): rule for rule in decision.transfer}
+    duration = rules["learning_rate", "duration"]
+    assert (duration.source, duration.power) == ("measured", found.transferred.powers["duration"])
+    assert duration.measured_low < duration.power < duration.measured_high
+    assert rules["learning_rate", "width"].source == "parametrization" and rules["learning_rate", "width"].power == 0
+    assert rules["clip_norm", "width"].measured_power is None

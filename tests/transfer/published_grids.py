@@ -1,0 +1,133 @@
+"""Grids of runs that others published, as numbers with their source; each is a table as a user would type it in.
+
+GPT-speedrun-TPU (github.com/honglu2875/GPT-speedrun-TPU): docs/HYPERPARAMETER_TRANSFER.md, docs/GRADIENT_SPIKES.md,
+docs/LR_TRANSFER.md of August 2026, docs/reports/duration-ablation.md. Sizes are parameters; the rate is its
+`base LR`, which the trainer multiplies by sqrt(batch / 128 * 60M / parameters); clipping is off. A cell given there as
+a mean of three seeds is one row here; where single seeds are printed, they are the rows. Where only mean and sample
+standard deviation are known, the rows are mean - sd, mean, mean + sd, whose mean and standard deviation are just
+those; nobody knows which seed had which, so they carry no seed.
+Megatron-LM, pull request 3058 (github.com/NVIDIA/Megatron-LM/pull/3058): optima by width.
+microsoft/mup, issue 66: nanoGPT under muP, in a set-up that is broken somewhere; one seed.
+"""
+
+from __future__ import annotations
+
+import math
+
+# params, width, layers
+SMALL, MIDDLE, LARGE, HUGE = (
+    (59_918_208, 384, 12), (123_456_640, 640, 12), (244_444_032, 896, 16), (502_602_240, 1280, 19),
+)  # fmt: skip
+
+# 5 tokens per parameter, batch 128: log2 of the rate, and the mean of three seeds.
+MEANS = {
+    SMALL: {-6: 4.1161, -7: 4.1469, -8: 4.0143, -9: 4.0546, -10: 4.2304},
+    MIDDLE: {-7: 3.7135, -8: 3.6823, -9: 3.7269},
+    LARGE: {-6: 3.48843, -7: 3.44372, -8: 3.42985, -9: 3.47398},
+}
+# The same by seed (1337, 1338, 1339), where printed. 125M, 2^-7: the second one follows from the mean.
+SEEDS = {
+    (SMALL, -6): (4.0956, 4.1239, 4.1289),
+    (SMALL, -7): (4.1611, 4.1285, 4.1510),
+    (MIDDLE, -7): (3.7230, 3.6784, 3.7391),
+    (LARGE, -6): (3.48473, 3.50071, 3.47985),
+    (LARGE, -7): (3.41767, 3.43316, 3.48032),
+    (LARGE, -8): (3.44069, 3.42441, 3.42447),
+    (LARGE, -9): (3.47342, 3.47682, 3.47172),
+}
+# 60M and 250M, 5 tokens per parameter, means of three seeds: batch, then by rate.
+BATCHES = {
+    SMALL: {
+        32: {-6: 4.1081, -7: 4.1274, -8: 4.0664, -9: 4.0792, -10: 4.1915},
+        64: {-6: 4.1106, -7: 4.0641, -8: 4.0264, -9: 4.0596, -10: 4.1938},
+        128: MEANS[SMALL],
+        256: {-6: 4.4324, -7: 4.4725, -8: 4.4638, -9: 4.3343, -10: 4.5049},
+        512: {-6: 5.5062, -7: 5.2964, -8: 5.2473, -9: 5.4108, -10: 5.6684},
+    },
+    LARGE: {
+        64: {-7: 3.4872, -8: 3.4831, -9: 3.5113},
+        128: {-7: 3.4437, -8: 3.4299, -9: 3.4740},
+        256: {-7: 3.4897, -8: 3.4457, -9: 3.5099},
+        512: {-7: 3.6029, -8: 3.4895, -9: 3.5631},
+    },
+}
+# 20 tokens per parameter, batch 128: mean and sample standard deviation of three seeds.
+LONG = {
+    SMALL: {-7: (3.71733, 0.00167), -8: (3.70294, 0.00446), -9: (3.70922, 0.00740)},
+    MIDDLE: {-7: (3.41684, 0.00147), -8: (3.40848, 0.00100), -9: (3.42462, 0.00100)},
+}
+# The same with the sqrt(1 / duration) package: rate and weight decay / 2, epsilon x 2, each 1 - beta / 4.
+PACKAGE = {
+    SMALL: {-7: (3.71935, 0.01171), -8: (3.70921, 0.01018), -9: (3.74885, 0.00367)},
+    MIDDLE: {-7: (3.47495, 0.00428), -8: (3.44812, 0.00858), -9: (3.48800, 0.00361)},
+}
+# 20 tokens per parameter, one seed.
+LONG_HUGE = {-7: 2.9766, -8: 2.9759, -9: 2.9961}
+
+MEGATRON_WIDTHS = (128, 256, 512, 1024, 2048)
+MEGATRON_SP = (9.77e-4, 4.88e-4, 2.44e-4, 1.22e-4, 6.10e-5)
+MEGATRON_MUP = (9.77e-4, 9.77e-4, 9.77e-4, 9.77e-4, 1.95e-3)
+
+BROKEN_MUP = {
+    96: {-8: 4.1291, -9: 4.1184, -10: 4.1627, -11: 4.2398, -12: 4.3393},
+    192: {-8: 3.7287, -9: 3.7086, -10: 3.7074, -11: 3.7363, -12: 3.8111},
+    384: {-8: 3.4713, -9: 3.4041, -10: 3.3809, -11: 3.3776, -12: 3.4135},
+    768: {-8: math.nan, -10: 3.1226, -11: 3.1009, -12: 3.1074},
+}
+
+
+def speedrun(*, seeds: tuple[int, ...] = (), sizes=(SMALL, MIDDLE, LARGE)):
+    """The 5-token grid: means, or these seeds (1337 ...) in the cells where they are known one by one."""
+    lines = ["params,d_model,num_layers,lr,seed,loss"]
+    for size in sizes:
+        for octave, mean in MEANS[size].items():
+            known = SEEDS.get((size, octave), ())
+            rows = [(seed, known[seed - 1337]) for seed in seeds] if known and seeds else [(1337, mean)]
+            lines += [_line(*size, 2.0**octave, seed, loss) for seed, loss in rows]
+    return "\n".join(lines)
+
+
+def batches(size):
+    """The grid of batch sizes at one size, in sequences of 1,024 tokens."""
+    cells = BATCHES[size].items()
+    rows = [_line(batch, 2.0**octave, loss) for batch, row in cells for octave, loss in row.items()]
+    return "\n".join(["batch_size,lr,loss", *rows])
+
+
+def long(sizes):
+    """The 20-token grid over size; the largest has one seed."""
+    lines = ["N,lr,loss"]
+    for size in sizes:
+        cells = LONG_HUGE if size == HUGE else LONG[size]
+        lines += [_line(size[0], 2.0**octave, loss) for octave, cell in cells.items() for loss in spread(cell)]
+    return "\n".join(lines)
+
+
+def durations(size):
+    """5 and 20 tokens per parameter at one size. The corpora differ, which shifts losses and, one hopes, no optimum."""
+    short = [_line(5 * size[0], 2.0**octave, loss) for octave, loss in MEANS[size].items()]
+    long = [_line(20 * size[0], 2.0**octave, loss) for octave, cell in LONG[size].items() for loss in spread(cell)]
+    return "\n".join(["tokens,lr,loss", *short, *long])
+
+
+def spread(cell):
+    """Three losses of this mean and sample standard deviation; a bare loss is itself."""
+    if isinstance(cell, float):
+        return (cell,)
+    mean, sd = cell
+    return tuple(round(loss, 5) for loss in (mean - sd, mean, mean + sd))
+
+
+def by_width(grid):
+    """A table from {width: {log2 of the rate: loss}}."""
+    rows = [_line(width, 2.0**octave, loss) for width, row in grid.items() for octave, loss in row.items()]
+    return "\n".join(["width,lr,loss", *rows])
+
+
+def optima(sizes, rates):
+    """A table of optima."""
+    return "\n".join(["width,lr_optimum", *map(_line, sizes, rates)])
+
+
+def _line(*cells):
+    return ",".join(map(str, cells))

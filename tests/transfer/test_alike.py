@@ -1,0 +1,102 @@
+import itertools
+
+import pytest
+
+from transfer.sheet import TableError
+from transfer.table import read_runs
+
+
+def read(tmp_path, columns, rows, **kwargs):
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([columns, *(",".join(map(str, row)) for row in rows)]))
+    return read_runs(path, hyperparameter="learning_rate", **kwargs)
+
+
+def grid(*values):
+    return [(*cells, 3.0) for cells in itertools.product(*values)]
+
+
+def test_the_largest_slice_is_judged_and_the_rest_is_said(tmp_path):
+    rows = grid((32, 64), (0.1, 0.2), (1,)) + grid((32, 64, 128), (0.1, 0.2), (0.5,)) + grid((256,), (0.1,), (4,))
+    found = read(tmp_path, "width,lr,clip,loss", rows)
+    assert sorted({p.size for p in found.points}) == [32, 64, 128] and len(found.points) == 6
+    assert found.notes[-1] == (
+        "6 of 11 runs are judged, those at clip 0.5; left aside are, with the number of runs: clip 1 (4); clip 4 (1)"
+    )
+
+
+def test_of_equal_slices_the_first_is_judged(tmp_path):
+    found = read(tmp_path, "width,lr,clip,loss", grid((32, 64), (0.1, 0.2), (2, 1)))
+    assert "at clip 2;" in found.notes[-1] and len(found.points) == 4
+
+
+def test_a_large_slice_of_one_size_gives_way_to_a_smaller_one_of_two(tmp_path):
+    rows = grid((32,), range(1, 9), (1,)) + grid((32, 64), (1, 2), (2,))
+    assert len(read(tmp_path, "width,lr,clip,loss", rows).points) == 4
+
+
+def test_seeds_of_several_depths_stay_together(tmp_path):
+    rows = [(w, d, s, 0.1, 3) for w in (32, 64) for d in (2, 4) for s in (0, 1, 2)]
+    found = read(tmp_path, "width,depth,seed,lr,loss", rows, axis="width")
+    assert sorted(p.seed for p in found.points) == [0, 0, 1, 1, 2, 2]
+    assert "6 of 12 runs are judged, those at depth 2" in found.notes[-1]
+
+
+def test_empty_cells_are_a_value_of_their_own(tmp_path):
+    rows = [(32, 0.1, "", 3), (64, 0.1, "", 3), (64, 0.1, 1, 3)]
+    assert "those at clip empty" in read(tmp_path, "width,lr,clip,loss", rows).notes[-1]
+
+
+def test_no_two_sizes_alike_are_refused(tmp_path):
+    rows = [(w, 0.1, 1 + i, 3) for i, w in enumerate((32, 64, 32, 64))]
+    with pytest.raises(TableError, match="no two sizes agree in clip: "):
+        read(tmp_path, "width,lr,clip,loss", rows)
+
+
+def test_what_changes_with_the_size_goes_along_and_is_said(tmp_path):
+    """Weight decay as 1/width, and parameters of a shape: with them held there would be one width a slice."""
+    rows = [(w, w * w * d, d, 3.2 / w, lr, 3) for w in (32, 64, 128) for d in (2, 4) for lr in (1, 2)]
+    found = read(tmp_path, "width,params,depth,wd,lr,loss", rows, axis="width")
+    assert len(found.points) == 6
+    assert "those at depth 2" in found.notes[-2]
+    assert found.notes[-1].startswith("along with the width goes params, wd: ")
+
+
+def test_a_whole_family_grows_in_parameters(tmp_path):
+    family = ((60, 384, 12), (125, 640, 12), (250, 896, 16))
+    rows = [(*shape, 5 * shape[0], lr, 3) for shape in family for lr in (1, 2)]
+    columns = "params,width,depth,tokens,lr,loss"
+    assert len(read(tmp_path, columns, rows, axis="params").points) == 6
+    # Depth is no consequence of width: at 12 layers there are two sizes, and the third is left aside.
+    assert len(read(tmp_path, columns, rows, axis="width").points) == 4
+
+
+def test_what_changes_at_one_size_only_does_not_go_along(tmp_path):
+    """Falling, but not at every step: then the sizes that agree are judged."""
+    rows = grid((32, 64, 128), (1, 2), (1.0,)) + grid((256,), (1, 2), (0.5,))
+    assert len(read(tmp_path, "width,lr,clip,loss", rows).points) == 6
+
+
+def test_a_confounded_duration_is_not_taken_for_one_axis(tmp_path):
+    """Two models at 5 and 20 tokens a parameter: parameters do not follow from tokens, so one model is judged."""
+    rows = [(n, per * n, lr, 3) for n in (60, 125) for per in (5, 20) for lr in (1, 2)]
+    found = read(tmp_path, "params,tokens,lr,loss", rows, axis="duration")
+    assert [p.size for p in found.points] == [300, 300, 1200, 1200]
+    rows = [(n, n // 2, per * n, lr, 3) for n in (60, 125) for per in (5, 20) for lr in (1, 2)]
+    assert len(read(tmp_path, "params,width,tokens,lr,loss", rows, axis="duration").points) == 4
+
+
+def test_one_size_is_left_to_the_verdict(tmp_path):
+    found = read(tmp_path, "width,tokens,lr,loss", [*grid((32,), (5, 6), (1, 2)), (32, 6, 4, 3)], axis="width")
+    assert len(found.points) == 3 and "those at tokens 6" in found.notes[-1]
+
+
+def test_text_never_follows_a_size(tmp_path):
+    rows = [(32, 1, "none", 3), (64, 1, 2, 3), (128, 1, 3, 3)]
+    with pytest.raises(TableError, match="no two sizes agree in clip"):
+        read(tmp_path, "width,lr,clip,loss", rows)
+
+
+def test_of_many_slices_only_some_are_listed(tmp_path):
+    found = read(tmp_path, "width,lr,clip,loss", grid((32, 64), (1,), range(1, 21)))
+    assert found.notes[-1].endswith("; clip 6 (2); 14 more")

@@ -1,0 +1,84 @@
+import math
+
+import numpy as np
+import pytest
+
+from transfer.noise import Runs, distrust, noise_grid, noise_growth, reduce_runs
+
+SEEDS, RATES = 3, np.arange(-8.0, -3.0)
+
+
+def runs(noise_nats=0.0, extra=None):
+    rng = np.random.default_rng(0)
+    x, group = np.repeat(RATES, SEEDS), np.tile(np.arange(SEEDS), len(RATES))
+    loss = 2 + 0.05 * (x + 6) ** 2 + np.array([0.0, 0.3, -0.2])[group] + noise_nats * rng.standard_normal(len(x))
+    if extra is not None:
+        loss = loss + np.repeat(extra, SEEDS)
+    return Runs(log2_value=x, loss_nats=loss, group=group)
+
+
+def test_squares_are_those_of_the_runs():
+    size = reduce_runs(runs(0.01))
+    y = runs(0.01).loss_nats.reshape(len(RATES), SEEDS)
+    pure = y - y.mean(axis=0) - y.mean(axis=1, keepdims=True) + y.mean()
+    assert size.pure_squares == pytest.approx((pure**2).sum())
+    assert size.num_pure == (len(RATES) - 1) * (SEEDS - 1)
+    assert size.squares == pytest.approx(SEEDS * ((y.mean(axis=1) - y.mean()) ** 2).sum())
+
+
+def test_what_seeds_share_at_a_rate_is_no_pure_noise():
+    bent = reduce_runs(runs(extra=np.array([0.0, 0.02, -0.03, 0.01, 0.0])))
+    assert bent.pure_squares == pytest.approx(0, abs=1e-20)
+
+
+def test_distrust_leaves_the_bottom_and_forgets_the_far_rates():
+    size = reduce_runs(runs(0.01))
+    far = int(size.excess_nats.argmax())
+    doubtful = distrust(size, 0.03)
+    assert doubtful.information[far, far] < 0.1 * size.information[far, far]
+    assert doubtful.log_trust < 0 == size.log_trust
+    assert distrust(size, 1e6).information == pytest.approx(size.information)
+    assert distrust(size, 1e6).squares == pytest.approx(size.squares)
+
+
+def test_the_noise_is_that_of_the_seeds_and_larger_where_no_shape_fits():
+    def median(misfit):
+        noise = noise_grid(56 * 25e-6, 56, misfit, 16)
+        weight = np.exp(noise.log_prior - 0.5 * (16 * np.log(noise.variance) + misfit / noise.variance))
+        return np.sqrt(np.interp(0.5, np.cumsum(weight) / weight.sum(), noise.variance))
+
+    assert median(16 * 25e-6) == pytest.approx(0.005, rel=0.1)
+    assert median(16 * 400e-6) == pytest.approx(0.02, rel=0.25)
+
+
+def test_hardly_any_runs_leave_the_noise_open():
+    noise = noise_grid(0.0, 0, 1e-9, 1)
+    assert np.sqrt(noise.variance[-1]) > 0.015
+    assert noise.log_prior.argmax() not in (0,)
+
+
+def seeds_of(rng, spread):
+    """Four seeds at seven rates about a parabola; `spread`: noise by nats above the minimum."""
+    rates = np.arange(-3.0, 4.0)
+    height = 0.05 * rates**2
+    loss = 2 + height + rng.normal(size=(4, 7)) * [spread(h) for h in height]
+    return Runs(log2_value=np.tile(rates, 4), loss_nats=loss.ravel(), group=np.repeat(np.arange(4), 7).astype(np.int64))
+
+
+def test_noise_that_grows_up_the_valley_is_seen_and_other_noise_is_not():
+    rng, found = np.random.default_rng(0), {"even": [], "growing": []}
+    for _ in range(40):
+        found["even"].append(noise_growth([seeds_of(rng, lambda _: 0.01) for _ in range(3)]))
+        found["growing"].append(
+            noise_growth([seeds_of(rng, lambda h: 0.005 * (1 + (h / 0.1) ** 2) ** 0.5) for _ in range(3)])
+        )
+    assert found["even"].count(math.inf) >= 36
+    assert found["growing"].count(0.1) >= 34 and math.inf not in found["growing"]
+
+
+def test_a_chaotic_rate_weighs_little_where_noise_grows():
+    rng = np.random.default_rng(1)
+    runs = seeds_of(rng, lambda h: 0.3 if h > 0.4 else 0.005)
+    plain, weighed = reduce_runs(runs), reduce_runs(runs, 0.1)
+    assert weighed.pure_squares < 0.2 * plain.pure_squares
+    assert weighed.num_pure == plain.num_pure

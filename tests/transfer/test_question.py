@@ -1,0 +1,76 @@
+import math
+
+import pytest
+
+from transfer.question import (
+    AXES,
+    HYPERPARAMETERS,
+    Point,
+    Question,
+    TransferError,
+    at_size,
+    from_log2,
+    to_log2,
+    written,
+)
+
+
+@pytest.mark.parametrize("name", HYPERPARAMETERS)
+@pytest.mark.parametrize("value", [1e-5, 0.02, 0.5, 0.95])
+def test_octaves_and_back(name, value):
+    assert from_log2(name, to_log2(name, value)) == pytest.approx(value, rel=1e-9)
+
+
+def test_octaves_of_a_beta_are_of_its_memory():
+    assert to_log2("beta2", 0.95) == pytest.approx(math.log2(0.05))
+    assert to_log2("beta2", 0.975) == pytest.approx(to_log2("beta2", 0.95) - 1)  # twice the memory, an octave less
+    assert from_log2("beta1", -1) == 0.5
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("weight_decay", 0.0), ("warmup_fraction", 0.0), ("clip_norm", -1.0), ("clip_norm", math.inf),
+    ("learning_rate", math.nan), ("beta1", 1.0), ("beta2", 1.5),
+])  # fmt: skip
+def test_a_value_without_a_logarithm_is_named(name, value):
+    with pytest.raises(TransferError) as caught:
+        to_log2(name, value)
+    assert str(caught.value) == f"{name} = {value}: it has no octaves"
+
+
+@pytest.mark.parametrize(("axis", "size", "said"), [
+    ("width", 2048, "width 2048"), ("depth", 12, "12 layers"), ("batch", 524288, "524,288 tokens a step"),
+    ("duration", 204800, "204,800 tokens"), ("params", 1000000, "1,000,000 parameters"),
+])  # fmt: skip
+def test_sizes_are_said_in_their_own_words(axis, size, said):
+    assert at_size(axis, size) == said
+
+
+def test_every_axis_has_words():
+    assert all(at_size(axis, 3) for axis in AXES)
+
+
+@pytest.mark.parametrize(("name", "log2_value", "said"), [
+    ("learning_rate", -6.0, "2^-6"), ("learning_rate", -5.5849625, "2^-5.58"), ("clip_norm", 0.0, "1"),
+    ("warmup_fraction", -5.0, "0.0312"), ("beta2", -4.0, "0.938"),
+])  # fmt: skip
+def test_values_are_written_as_people_write_them(name, log2_value, said):
+    assert written(name, log2_value) == said
+
+
+def test_doublings_are_from_the_base():
+    assert Question(target_size=256, base_size=32).doublings == 3.0
+    assert Question(target_size=96, base_size=32, axis="duration").doublings == pytest.approx(math.log2(3))
+
+
+def test_everything_wrong_is_said_at_once():
+    with pytest.raises(TransferError) as caught:
+        Question(target_size=0, base_size=1.5, axis="time", hyperparameter="lr", power=math.inf,
+                 transferred_log2=math.nan, built_in=math.nan, margin_nats=0.0, level=1.0)  # fmt: skip
+    assert len(caught.value.problems) == 9
+    with pytest.raises(TransferError) as caught:
+        Point(size=0, log2_value=math.nan, loss_nats=math.inf, seed=-1)
+    assert len(caught.value.problems) == 4
+
+
+def test_a_diverged_run_is_a_point():
+    assert Point(size=8, log2_value=-6.0, loss_nats=None).loss_nats is None

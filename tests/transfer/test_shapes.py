@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+
+from transfer.shapes import LOG_PRIOR, POWER, SLANT, STEEPNESS, rise, unit_rises
+
+ALL = np.arange(len(SLANT))
+
+
+def test_every_shape_has_its_one_minimum_at_nothing():
+    x = np.linspace(-4, 4, 801)
+    h = unit_rises(x, ALL[::7])
+    assert (h.argmin(axis=1) == 400).all()
+    assert np.abs(h[:, 400]).max() < 1e-12
+    assert (np.diff(h[:, :401], axis=1) < 0).all() and (np.diff(h[:, 400:], axis=1) > 0).all()
+
+
+def test_all_are_scaled_alike():
+    sides = rise(np.array([[-1.0], [1.0]]), np.array(0.06), ALL)
+    assert sides.mean(axis=0) == pytest.approx(0.03)
+
+
+def test_rows_and_tables_agree():
+    x = np.array([-2.0, -0.3, 0.0, 1.7])
+    assert unit_rises(x, ALL[::50]) == pytest.approx(rise(x, np.array(1.0), ALL[::50, None]))
+
+
+def test_the_prior_adds_up_and_leans_to_a_steeper_side_of_divergence():
+    prior = np.exp(LOG_PRIOR)
+    assert prior.sum() == pytest.approx(1)
+    below, above = rise(np.array([[-2.0], [2.0]]), np.array(1.0), ALL)
+    assert prior[above > below].sum() > 0.6
+
+
+def test_the_families_are_what_they_say():
+    def nearest(slant, power, steepness):
+        family = (power == POWER) & (steepness == STEEPNESS)
+        return ALL[family][np.abs(SLANT[family] - slant).argmin()]
+
+    x = np.array([-2.0, 1.5])
+    s = SLANT[nearest(0.3, 0, 0)]
+    linex = (np.expm1(s * x) - s * x) / s**2
+    assert rise(x, np.array(1.0), nearest(0.3, 0, 0)) == pytest.approx(linex, rel=0.02)
+    assert rise(x, np.array(1.0), nearest(0.0, 2.0, 0)) == pytest.approx(x**2 / 2, rel=1e-2)
+    left, right = rise(np.array([-2.0, 2.0]), np.array(1.0), nearest(1 / 3, 2.0, 0))
+    assert right / left == pytest.approx(2, rel=0.02)
+    left, right = rise(np.array([-2.0, 3.0]), np.array(1.0), nearest(-8, 0, 3.0))
+    assert left == pytest.approx(2, rel=0.02) and right > 5

@@ -1,0 +1,83 @@
+"""Cells of a table as sizes, octaves and losses; what is wrong with one is added to a list, with its place."""
+
+from __future__ import annotations
+
+import math
+
+from transfer.question import Hyperparameter, TransferError, to_log2
+
+LARGEST_SIZE = 10**18
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Of a hyperparameter: beyond them a cell is a slip, and arithmetic would overflow. So too of a loss beyond these:"""
+LOSSES = (1e-6, 1e6)
+CAN_BE_OFF = ("weight_decay", "warmup_fraction", "clip_norm")
+"""A 0 says that there is none of it: a run like others, but at no octave."""
+MOST_SHOWN = 40
+"""Letters of a bad cell."""
+
+
+def plain(cell: object) -> object:
+    """A cell as it is compared with others: a number where it is one (1e-3 and 0.001 are the same), else text."""
+    value = _number(cell)
+    if value is None or math.isnan(value):
+        return "" if cell is None else str(cell).strip()
+    return value
+
+
+def shown(cell: object) -> str:
+    """A cell for a message."""
+    text = f"{cell:.10g}" if isinstance(cell, float) else str(cell)
+    return (text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...") or "empty"
+
+
+def octaves(cell: object, hyperparameter: Hyperparameter, where: str, problems: list[str]) -> float | None:
+    """The log2 of a hyperparameter's value (`transfer.question.to_log2`); None where a 0 says that it is off."""
+    value = _number(cell)
+    if value == 0 and hyperparameter in CAN_BE_OFF:
+        return None
+    beta = hyperparameter in ("beta1", "beta2")
+    low, high = (0.0, 1.0) if beta else (SMALLEST, LARGEST)
+    try:
+        if value is not None and low <= value <= high:
+            return to_log2(hyperparameter, value)
+    except TransferError:
+        pass  # a beta of 1
+    wanted = "from 0 up to, not including, 1" if beta else f"> 0 (from {SMALLEST:g} to {LARGEST:g})"
+    problems.append(f"{where}: {_quoted(cell)} is not a number {wanted}")
+    return None
+
+
+def whole(cell: object, where: str, least: int, problems: list[str]) -> int:
+    """A whole number, also if written as 1e6."""
+    value = _number(cell)
+    if value is None or not least <= value <= LARGEST_SIZE or value != int(value):
+        problems.append(f"{where}: {_quoted(cell)} is not a whole number >= {least} (up to {LARGEST_SIZE:.0e})")
+        return least
+    return int(value)
+
+
+def loss(cell: object, where: str, problems: list[str]) -> float | None:
+    """A loss in nats; None for a run that diverged: a number that is not finite, or the word."""
+    if isinstance(cell, str) and cell.strip().lower() == "diverged":
+        return None
+    value = _number(cell)
+    low, high = LOSSES
+    if value is None or (math.isfinite(value) and not low <= value <= high):
+        wanted = f"a loss > 0 in nats (from {low:g} to {high:g})"
+        problems.append(f"{where}: {_quoted(cell)} is not {wanted}; write NaN for a run that diverged")
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _number(cell: object) -> float | None:
+    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
+        return None
+    try:
+        return float(cell)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _quoted(cell: object) -> str:
+    text = repr(cell)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
