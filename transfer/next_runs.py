@@ -10,9 +10,9 @@ import numpy as np
 
 from transfer.bounded import Bounded
 from transfer.optimum import HALF_WINDOW_OCTAVES, MIN_RATES, Optimum, best_rate, finite_rates
-from transfer.purchase import MOST_SEEDS, Offer, cheapest
+from transfer.purchase import Offer, cheapest
 from transfer.question import Axis, Hyperparameter, Point, Question, at_size, written
-from transfer.regret import AtTarget, Estimate, estimate
+from transfer.regret import AtTarget, estimate
 
 LARGER = (2, 4, 8)
 """Times the largest size: proxies that may be proposed."""
@@ -232,58 +232,3 @@ def _spread(values: Sequence[float]) -> float:
 
 def _step(values: Sequence[float]) -> float:
     return float(np.median(np.diff(values))) if len(values) > 1 else 1.0
-
-
-def allowed_share(offset: Estimate, at_target: AtTarget, margin_nats: float) -> float:
-    """The standard deviation of the offset that would decide, as a share of today's, if the estimates stay."""
-    allowed = math.sqrt(2 * margin_nats / float(at_target.curvature.at_target[0]))  # the parabola will do for planning
-    half_width = max(offset.high - offset.low, 1e-9) / 2
-    return min(abs(allowed - abs(offset.value)) / half_width, 0.9)
-
-
-def sharpen(
-    points: Sequence[Point],
-    optima: Sequence[Optimum],
-    q: Question,
-    *,
-    pull: Sequence[float],
-    sds: Sequence[float],
-    share: float,
-) -> list[Suggestion]:
-    """What narrows the interval of the target's optimum, cheapest first.
-
-    Args:
-        points: All runs of the arm.
-        optima: Usable optima, as many as `pull` and `sds`.
-        q: What is asked; the target's own size is never suggested.
-        pull: How far the target's optimum moves with each size's.
-        sds: Standard deviation of each size's optimum, octaves.
-        share: The standard deviation that would decide, as a share of today's.
-    """
-    counts = [len({p.seed for p in points if p.size == o.size}) for o in optima]
-    variance = (np.asarray(pull) * np.asarray(sds)) ** 2
-    have, now = np.array(counts, dtype=float), np.array(counts, dtype=float)
-    cost = np.array([o.size for o in optima], dtype=float) ** COST_EXPONENTS[q.axis]
-    while (variance * have / now).sum() > share**2 * variance.sum() and now.max() < MOST_SEEDS:
-        now[int(np.argmax(variance * have * (1 / now - 1 / (now + 1)) / cost))] += 1
-    enough = bool((variance * have / now).sum() <= share**2 * variance.sum())
-    found = [
-        _run(q, o.size, rate, int(more), "more seeds sharpen the optimum at the target")
-        for o, more in zip(optima, now - have, strict=True)
-        if more > 0
-        for rate in _core_of(points, o)
-    ]
-    larger = 2 * max(o.size for o in optima)
-    if enough or larger >= q.target_size:
-        return found
-    why = f"seeds alone would take more than {MOST_SEEDS}; a larger proxy shortens the extrapolation"
-    last = max(optima, key=lambda o: o.size)
-    return [_run(q, larger, rate, max(counts), why) for rate in _core_of(points, last)] + found
-
-
-def _core_of(points: Sequence[Point], optimum: Optimum) -> list[float]:
-    """The four rates nearest to an optimum."""
-    rates = finite_rates([p for p in points if p.size == optimum.size])
-    assert optimum.log2_value is not None
-    centre = optimum.log2_value
-    return sorted(sorted(rates, key=lambda rate: abs(rate - centre))[:MIN_RATES])

@@ -73,9 +73,9 @@ class Expectation:
     """Share of each outcome where the rule is right: `holds` is the right one."""
     margins_lost: dict[str, float] | None
     """The same where it costs three margins: `drifts` is right. None where the rule is measured, not given."""
-    regret_high_nats: float
+    regret_high_nats: float | None
     """Median upper bound of the regret where nothing is lost: under the margin is decided."""
-    drift_width_octaves: float
+    drift_width_octaves: float | None
     """Median width of the drift's interval."""
 
     @property
@@ -139,8 +139,8 @@ def expect(
         num_simulations=num_simulations,
         nothing_lost=_shares([v.outcome for v in nothing]),
         margins_lost=_shares([v.outcome for v in lost]) if wrong != right else None,
-        regret_high_nats=float(np.median(bounds)) if bounds else math.inf,
-        drift_width_octaves=float(np.median(widths)) if widths else math.inf,
+        regret_high_nats=float(np.median(bounds)) if bounds else None,
+        drift_width_octaves=float(np.median(widths)) if widths else None,
     )
 
 

@@ -120,5 +120,6 @@ def _suggestion(suggestion: Suggestion) -> Json:
         "log2_value": suggestion.log2_value,
         "num_seeds": suggestion.num_seeds,
         "reason": suggestion.reason,
+        "relative_cost": suggestion.relative_cost,
         "text": str(suggestion),
     }

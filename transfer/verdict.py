@@ -17,8 +17,8 @@ import numpy as np
 
 from proxies.checks import Checks
 from transfer import reasons as say
-from transfer.bounded import Bounded, judge_bounded
-from transfer.next_runs import Suggestion, again, allowed_share, mend, sharpen
+from transfer.bounded import Bounded, judge_bounded, obstacle
+from transfer.next_runs import Suggestion, again, mend, sharpen_bounded, sharpen_optima
 from transfer.optimum import Optima, Optimum, find_optima
 from transfer.question import Point, Question, TransferError
 from transfer.regret import (
@@ -139,7 +139,9 @@ def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, dr
     if q.hyperparameter != "learning_rate" and any(o.status != "ok" for o in found.optima):
         bounded = judge_bounded(points, q, draws=draws, rng=np.random.default_rng(seed))
         if bounded is not None:
-            plain = _judge_bounded(bounded, q, plain.todo)
+            plain = _judge_bounded(points, bounded, q)
+        elif (why := obstacle(points, q)) is not None:
+            plain.reasons.append(why)
     there = at_target is not None and at_target.transferred_log2 is not None and bounded is None
     verdict = Verdict(
         question=q,
@@ -212,22 +214,19 @@ def _decide_and_explain(
         judged.reasons.append(say.rests_on(culprit, q))
         judged.todo = [again(culprit, q)]
     elif judged.outcome == "cannot_tell":
-        share = allowed_share(offset, at_target, q.margin_nats)
-        usable = [o for o in found.optima if o.status == "ok"]
-        pull = at_target.line.pull.tolist()
-        judged.todo = sharpen(points, usable, q, pull=pull, sds=at_target.sds, share=share)
+        judged.todo = sharpen_optima(points, found.optima, q, at_target)
     elif judged.outcome == "holds" and (near := say.cliff_near(found.optima, q, at_target, CLIFF_OCTAVES)):
         judged.outcome = "cannot_tell"
         judged.reasons.append(near)
 
 
-def _judge_bounded(bounded: Bounded, q: Question, todo: list[Suggestion]) -> _Judgement:
+def _judge_bounded(points: Sequence[Point], bounded: Bounded, q: Question) -> _Judgement:
     outcome = decide(bounded.regret_nats, q.margin_nats)
     return _Judgement(
         outcome=outcome,
         regret_nats=bounded.regret_nats,
         reasons=say.explain_bounded(outcome, bounded, q),
-        todo=todo if outcome == "cannot_tell" else [],
+        todo=sharpen_bounded(points, bounded, q) if outcome == "cannot_tell" else [],
     )
 
 

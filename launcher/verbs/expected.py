@@ -129,7 +129,7 @@ def expected_text(body: dict[str, Json]) -> str:
 
 def _row(test: Any) -> tuple[str, ...]:
     found = [
-        " to ".join(f"{case[key]:{spec}}" for case in test["expectations"]) or "-"
+        " to ".join("unknown" if case[key] is None else f"{case[key]:{spec}}" for case in test["expectations"]) or "-"
         for key, spec in (("decided", ".0%"), ("regret_high_nats", ".4f"), ("drift_width_octaves", ".2f"))
     ]
     name = f"{test['hyperparameter'].replace('_', ' ')} over {test['axis']}"
