@@ -158,8 +158,11 @@ def refined(setting: Setting, name: Hyperparameter, axis: Axis, arm: Arm) -> flo
 def _extended(
     setting: Setting, name: Hyperparameter, axis: Axis, cells: dict[tuple[int, float], int], *, control: bool = False
 ) -> Arm:  # fmt: skip
-    """The grid with what its verdict asks for, as often as it may."""
-    for _ in range(setting.rounds):
+    """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, which mend what no verdict
+    can be made from, for runs that sharpen it too.
+    """
+    plain = setting.study.plan.transfer.max_extensions
+    for number in range(setting.rounds):
         arm = _arm(setting, name, axis, cells, control=control)
         if not arm.done(setting.results) or not arm.points(setting.results):
             break
@@ -169,7 +172,7 @@ def _extended(
         asked = [
             (s.size, s.log2_value, s.num_seeds)
             for s in verdict.what_to_run
-            if _fits(setting.study, name, axis, s.size, s.log2_value)
+            if (s.mends or number >= plain) and _fits(setting.study, name, axis, s.size, s.log2_value)
         ]
         if enough or not asked:
             break

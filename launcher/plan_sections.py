@@ -180,7 +180,8 @@ class TransferSection(Section):
         (), description="Widths of those over width; empty: the base's and the farthest of transfer.widths."
     )
     max_extensions: Annotated[int, Field(ge=0)] = Field(
-        2, description="How often runs that a verdict asks for are added: rates beyond an edge, seeds, larger sizes."
+        2,
+        description="How often runs are added without which there is no verdict, as beyond an edge; --spend sharpens.",
     )
     control_widths: tuple[Width, ...] = Field((64,), description="Widths of the control arm, in standard form.")
     control_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(

@@ -44,6 +44,9 @@ class Suggestion:
     reason: str
     relative_cost: float
     """Of all its runs, in runs at the base size."""
+    mends: bool
+    """Whether something is wanting without which there is no verdict, or one that rests on a single run; else they
+    sharpen one that is to be had."""
 
     def __str__(self) -> str:
         """As a person would say it: `run width 128 at 2^-3 (2 seeds): ...`."""
@@ -94,10 +97,10 @@ def _beyond(
     return below, above if cliff is None else [(rates[-1] + cliff) / 2]
 
 
-def _run(q: Question, size: int, log2_value: float, num_seeds: int, reason: str) -> Suggestion:
+def _run(q: Question, size: int, log2_value: float, num_seeds: int, reason: str, *, mends: bool = True) -> Suggestion:
     return Suggestion(
         axis=q.axis, hyperparameter=q.hyperparameter, size=size, log2_value=float(log2_value), num_seeds=num_seeds,
-        reason=reason, relative_cost=num_seeds * _price(size, q),
+        reason=reason, relative_cost=num_seeds * _price(size, q), mends=mends,
     )  # fmt: skip
 
 
@@ -203,7 +206,7 @@ def _buy(
         budget=MOST_SPENT * sum(_price(p.size, q) for p in points),
     )  # fmt: skip
     runs = [
-        _run(q, offer.size, value, seeds, reason if offer.have else f"a larger proxy: {reason}")
+        _run(q, offer.size, value, seeds, reason if offer.have else f"a larger proxy: {reason}", mends=False)
         for offer, seeds in zip(found.offers, found.seeds, strict=True)
         if seeds
         for value in offer.values

@@ -123,9 +123,12 @@ def _value(verdicts: Sequence[Verdict]) -> float | None:
 def _combined(value: float, rows: Sequence[AtTarget], verdicts: Sequence[Verdict]) -> tuple[Floats, Floats]:
     """Octaves above the optimum, and cost in nats: one entry per row."""
     first = rows[0]
-    octaves, log_growth = value - first.line.at_target, np.zeros_like(first.line.at_target)
+    # The target has one optimum, which lies off what power laws say once, and not once for every axis.
+    scatter = max((there.line.target_scatter for there in rows), key=lambda octaves: float(np.std(octaves)))
+    octaves = value - (first.line.at_target - first.line.target_scatter) - scatter
+    log_growth = np.zeros_like(octaves)
     for there, verdict in zip(rows[1:], verdicts[1:], strict=True):
         doublings = verdict.question.doublings
-        octaves = octaves - there.line.slope * doublings - there.line.target_scatter
+        octaves = octaves - there.line.slope * doublings
         log_growth = log_growth + there.curvature.trend * doublings
     return octaves, rise(octaves, first.curvature.at_target * np.exp(log_growth), first.shape)
