@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.study import Study
-from proxies.rules import Parametrization
+from proxies.rules import Parametrization, kind_rule
 from proxies.spec import RunResult, RunSpec
 from sweeps.space import Params
 from transfer.question import Axis, Hyperparameter, Point
@@ -112,8 +112,7 @@ def axis_sizes(study: Study, axis: Axis) -> tuple[int, ...]:
     elif axis == "batch":
         found = tuple(round(ratio * base.batch) for ratio in transfer.batches)
     else:
-        steps = [max(1, round(ratio * plan.proxy.num_steps)) for ratio in transfer.durations]
-        found = tuple(int(base.batch * plan.schedule(count, 0.0).num_full_batches) for count in steps)
+        found = tuple(int(base.batch * plan.schedule(count, 0.0).num_full_batches) for count in _counts(study))
     return tuple(sorted(found))
 
 
@@ -145,19 +144,42 @@ def run_at(
         shape = study.shape(size)
     elif axis == "depth":
         shape = study.base_shape.at_depth(size)
+    elif size == base.along(axis):
+        pass  # where the batch warms up, `steps_for` need not come back to the base's own steps
     elif axis == "batch":
         batch, num_steps = size, plan.steps_for(batches * base.batch / size)
     else:
-        num_steps = plan.steps_for(size / base.batch)
+        num_steps = _steps(study, size)
     return study.run(
         shape=shape, point=point, seed=seed, num_steps=num_steps, batch_tokens=batch, parametrization=parametrization
     )
 
 
-def built_in(study: Study, axis: Axis) -> float:
-    """The power by which the plan's parametrization moves every learning rate along an axis."""
+def _steps(study: Study, tokens: int) -> int:
+    """Steps of a duration: the plan's own where it is one of the plan's."""
+    plan, batch = study.plan, study.plan.proxy.batch_tokens
+    for count in _counts(study):
+        if int(batch * plan.schedule(count, 0.0).num_full_batches) == tokens:
+            return count
+    return plan.steps_for(tokens / batch)
+
+
+def _counts(study: Study) -> list[int]:
+    """Steps of the plan's durations."""
+    return [max(1, round(ratio * study.plan.proxy.num_steps)) for ratio in study.plan.transfer.durations]
+
+
+def built_in(study: Study, name: Hyperparameter, axis: Axis) -> float:
+    """The power by which the plan's parametrization moves a value, of every kind of parameter, along an axis."""
     rules = study.plan.parametrization
-    return {"batch": rules.rate_batch_power, "duration": rules.rate_duration_power}.get(axis, 0.0)
+    if name == "learning_rate":
+        return {"batch": rules.rate_batch_power, "duration": rules.rate_duration_power}.get(axis, 0.0)
+    if name == "weight_decay":
+        decay = kind_rule(rules, "hidden").weight_decay
+        return {"batch": decay.batch, "duration": decay.duration}.get(axis, 0.0)
+    if name in ("beta1", "beta2") and rules.moments == "scaled":  # of 1 - beta
+        return {"batch": 1.0, "duration": -1.0}.get(axis, 0.0)
+    return 0.0
 
 
 def measured(study: Study, axis: Axis) -> bool:

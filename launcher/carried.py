@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.arms import Sizes, TransferTest, base_sizes, base_value
+from launcher.arms import Sizes, TransferTest, axis_sizes, base_sizes, base_value
 from launcher.study import Study
 from launcher.transferred import Transferred, Verdicts
 from proxies.canon import Json
@@ -95,9 +95,10 @@ def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperpara
     }
 
 
-def _regret(verdict: Verdict) -> tuple[bool, float]:
-    """Failures first, then by cost."""
-    return verdict.outcome != "holds", verdict.regret_nats.high if verdict.regret_nats else 0.0
+def _regret(verdict: Verdict) -> tuple[int, float]:
+    """What drifts first, then what cannot tell, then by cost."""
+    rank = ("holds", "cannot_tell", "drifts").index(verdict.outcome)
+    return rank, verdict.regret_nats.high if verdict.regret_nats else 0.0
 
 
 def _carried(study: Study, found: Transferred, target: Sizes, name: Hyperparameter) -> tuple[Json, str]:
@@ -110,6 +111,11 @@ def _carried(study: Study, found: Transferred, target: Sizes, name: Hyperparamet
             f"times {ratio:.3g}^{power:+.3f} over {axis}, as measured"
             for axis, power in found.powers.items()
             if (ratio := target.along(axis) / base.along(axis)) != 1
+        ]
+        said += [
+            f"no exponent over {axis} could be measured: none is used"
+            for axis in study.plan.transfer.measured_rules
+            if axis_sizes(study, axis) and axis not in found.powers
         ]
         return found.rate_at(base, target), "; ".join(said)
     value = base_value(study, name, found.point)

@@ -103,6 +103,9 @@ def transfer_gate(verdicts: Verdicts) -> Gate:
     outcomes: dict[str, GateOutcome] = {"holds": "passed", "drifts": "failed", "cannot_tell": "cannot_tell"}
     found, said = [outcomes[verdicts.together.outcome]], [f"learning rate: {'; '.join(verdicts.together.reasons)}"]
     for test, judged in verdicts.tests:
+        if num_failed := verdicts.num_failed(test):  # their worker died; what they would have said is not known
+            found.append("cannot_tell")
+            said.append(f"{test.name}: {num_failed} runs failed, and say nothing")
         if test.hyperparameter != "learning_rate":
             found.append(outcomes[judged.verdict.outcome])
             said.append(f"{test.name}: {judged.verdict.reasons[0]}")

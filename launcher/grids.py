@@ -166,7 +166,7 @@ def _extended(
         arm = _arm(setting, name, axis, cells, control=control)
         if not arm.done(setting.results) or not arm.points(setting.results):
             break
-        verdict = _judge_arm(setting, name, axis, arm)
+        verdict = _judge_arm(setting, name, axis, arm, spent=number >= plain)
         # The control arm must be bracketed to be shown; it need not be decided.
         enough = control and all(optimum.status != "edge" for optimum in verdict.optima)
         asked = [
@@ -181,20 +181,30 @@ def _extended(
     return _arm(setting, name, axis, cells, control=control)
 
 
-def _judge_arm(setting: Setting, name: Hyperparameter, axis: Axis, arm: Arm) -> Verdict:
+def value_at(study: Study, name: Hyperparameter, start: Params, log2_value: float) -> float:
+    """A value by its octaves, as it is run: the point's own exactly, others to some digits."""
+    own = base_value(study, name, start)
+    if log2_value == to_log2(name, own):
+        return own
+    if name in ("beta1", "beta2"):
+        return 1 - float(f"{2.0**log2_value:.{DIGITS}g}")
+    return float(f"{from_log2(name, log2_value):.{DIGITS}g}")
+
+
+def _judge_arm(setting: Setting, name: Hyperparameter, axis: Axis, arm: Arm, *, spent: bool) -> Verdict:
     """The verdict that says which runs are still wanted."""
     from transfer.verdict import judge  # numpy and scipy are not for `--help`
 
     if name != "learning_rate":
-        found = setting.point != setting.best
-        value = to_log2(name, base_value(setting.study, name, setting.point)) if found else None
-        value = refined(setting, name, axis, arm) if value is None else value
+        # The plan's rounds find the value to launch with; what is spent later is about that value.
+        own = to_log2(name, base_value(setting.study, name, setting.point))
+        value = own if spent else refined(setting, name, axis, arm)
         return judge(arm.points(setting.results), question_of(setting, name, axis, value))
-    # What the axes cost adds up, and must be under the margin together.
+    # What the axes cost adds up, and must be under the margin together: each may have its share, and no more.
     num_axes = sum(tested == name for tested, _ in wanted_tests(setting.study))
-    question = question_of(setting, name, axis, None)
-    shared = dataclasses.replace(question, margin_nats=question.margin_nats / num_axes)
-    return judge(arm.points(setting.results), shared)
+    question, points = question_of(setting, name, axis, None), arm.points(setting.results)
+    found = judge(points, dataclasses.replace(question, margin_nats=question.margin_nats / num_axes))
+    return judge(points, question) if found.outcome == "drifts" else found
 
 
 def question_of(setting: Setting, name: Hyperparameter, axis: Axis, transferred: float | None) -> Question:
@@ -208,7 +218,7 @@ def question_of(setting: Setting, name: Hyperparameter, axis: Axis, transferred:
         target_size=setting.target.along(axis),
         transferred_log2=transferred,
         power=None if rate and measured(study, axis) else 0.0,
-        built_in=built_in(study, axis) if rate else 0.0,
+        built_in=built_in(study, name, axis),
         margin_nats=study.plan.transfer.margin_nats,
         level=study.plan.transfer.level,
     )
@@ -233,10 +243,7 @@ def _arm(
     for (size, log2_value), num_seeds in sorted(cells.items()):
         if not _fits(study, name, axis, size, log2_value):
             continue
-        value = 2.0**log2_value
-        if name != "learning_rate":
-            own = base_value(study, name, start)
-            value = own if log2_value == to_log2(name, own) else float(f"{from_log2(name, log2_value):.{DIGITS}g}")
+        value = 2.0**log2_value if name == "learning_rate" else value_at(study, name, start, log2_value)
         rules = study.control if control and size != base else None
         runs = [run_at(study, axis, size, {**start, name: value}, seed, rules) for seed in range(num_seeds)]
         # Two warmups may round to the same number of steps: one run is one point.

@@ -172,7 +172,6 @@ class Plan(Section):
                     "data": True,
                     "launch": True,
                     "proxy": {"code_path", "timeout_seconds"},
-                    "transfer": {"max_extensions"},
                 }
             )
         )

@@ -119,6 +119,10 @@ def _batch_problems(plan: Plan) -> list[str]:
     ours = not (proxy.command or proxy.factory)
     if ours and not problems and smallest // seq_len % ranks:
         problems.append(f"launch: {ranks} ranks do not divide the {smallest // seq_len} sequences of a batch")
+    target = plan.target_batch_tokens // stages // seq_len
+    whole = plan.target_batch_tokens % (stages * seq_len) == 0
+    if ours and not problems and whole and target % ranks:
+        problems.append(f"target.batch_tokens: {ranks} ranks do not divide the {target} sequences of a batch")
     shortest = min(proxy.num_steps, *plan.ladder.num_steps)
     if proxy.batch_warmup_fraction and stages - 1 > shortest:
         problems.append(f"proxy.batch_warmup_stages = {stages}: more than the {shortest} steps of the shortest run")

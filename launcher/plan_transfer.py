@@ -74,24 +74,42 @@ def _axis_problems(plan: Plan) -> list[str]:
         for ratio in (*transfer.durations, *(1 / ratio for ratio in transfer.batches))
         if round(ratio * proxy.num_steps) < max(1, plan.batch_stages - 1)
     ]
+    steps = [round(ratio * proxy.num_steps) for ratio in transfer.durations]
+    if len(set(steps)) < len(steps) == len(set(transfer.durations)):
+        problems.append(
+            f"transfer.durations = {list(transfer.durations)}: of {proxy.num_steps} steps, {steps}: each once"
+        )
     if plan.target.batch_tokens % whole:
         problems.append(f"target.batch_tokens = {plan.target.batch_tokens}: no multiple of {whole} tokens")
     return problems
 
 
 def _value_problems(plan: Plan) -> list[str]:
-    """Hyperparameters that are tested have octaves."""
+    """Hyperparameters that are tested have octaves, and sizes to be tested at."""
+    transfer = plan.transfer
     zero = {
         "weight_decay": plan.proxy.weight_decay == 0,
         "beta1": plan.proxy.beta1 == 0,
         "beta2": plan.proxy.beta2 == 0,
     }
-    return [
-        f"transfer.hyperparameters.{name}: tested by factors of 2, and proxy.{name} is 0"
-        for name in plan.transfer.hyperparameters
-        if zero.get(name)
-    ] + [
-        f"transfer.hyperparameters.{name} = {list(axes)}: each axis once"
-        for name, axes in plan.transfer.hyperparameters.items()
-        if len(set(axes)) < len(axes)
+    sizes = {"depth": ("depths", transfer.depths), "batch": ("batches", transfer.batches)}
+    sizes |= {"duration": ("durations", transfer.durations)}
+    nowhere = [
+        f"transfer.hyperparameters.{name}: over {axis}, and transfer.{sizes[axis][0]} is empty"
+        for name, axes in transfer.hyperparameters.items()
+        for axis in axes
+        if axis in sizes and not sizes[axis][1]
     ]
+    return (
+        nowhere
+        + [
+            f"transfer.hyperparameters.{name}: tested by factors of 2, and proxy.{name} is 0"
+            for name in plan.transfer.hyperparameters
+            if zero.get(name)
+        ]
+        + [
+            f"transfer.hyperparameters.{name} = {list(axes)}: each axis once"
+            for name, axes in plan.transfer.hyperparameters.items()
+            if len(set(axes)) < len(axes)
+        ]
+    )

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import cast
 
 from launcher.decide import fit_key, fitted, ladder_specs
 from launcher.gates import transfer_gate
@@ -14,6 +15,7 @@ from launcher.study import PLAN_FILE, SEARCH_STAGE, Study
 from launcher.talk import Meter, say
 from launcher.transferred import (
     SPEND,
+    SPENT,
     Searched,
     StageMissingError,
     Transferred,
@@ -169,7 +171,14 @@ class Runner:
         """
         self.sweep()
         self._transfer_runs()
-        for _ in range(SPEND_ROUNDS if spend else 0):
+        if spend:
+            self._spend()
+        return transferred(self.study, self.ledger)
+
+    def _spend(self) -> None:
+        """Go on asking, from where an interrupted spending stopped."""
+        before = sum(int(cast(dict[str, int], record.body)["rounds"]) for record in self.ledger.records(SPENT))
+        for _ in range(len(self.ledger.records(SPEND)) - before, SPEND_ROUNDS):
             found = transferred(self.study, self.ledger)
             verdicts = verdicts_at(self.study, self.ledger, found, target_guess(self.study))
             if transfer_gate(verdicts).outcome != "cannot_tell":
@@ -178,7 +187,8 @@ class Runner:
             if not self._transfer_runs():
                 say("transfer: the verdicts ask for no more runs")
                 break
-        return transferred(self.study, self.ledger)
+        rounds = len(self.ledger.records(SPEND)) - before
+        self.ledger.append(SPENT, str(len(self.ledger.records(SPENT))), {"rounds": rounds})
 
     def _transfer_runs(self) -> int:
         """Run what the tests want until they want nothing; how many that were."""

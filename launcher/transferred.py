@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.arms import Sizes, TransferTest, base_sizes, base_value, measured, wanted_tests
-from launcher.grids import Setting, judged, learning_rate_test, other_test, refined
+from launcher.grids import Setting, judged, learning_rate_test, other_test, refined, value_at
 from launcher.study import Study, moved, recorded_points
 from proxies.flops import count_params
 from sweeps.space import Params
-from transfer.question import Axis, from_log2, to_log2
+from transfer.question import Axis, to_log2
 from transfer.rules import POWER_DIGITS
 
 if TYPE_CHECKING:
     from sweeps.ledger import Ledger
     from transfer.together import Together
-    from transfer.verdict import Judged, Verdict
+    from transfer.verdict import Judged
 
-TOKENS_PER_PARAM = 20
-"""Of a target before any fit (Chinchilla, arXiv 2203.15556)."""
-SPEND = "spend"
-"""Kind of record: someone asked for one more round of what verdicts want."""
+SPEND, SPENT = "spend", "spent"
+"""Kinds of records: one more round of what verdicts want, and the end of such rounds, so that an interrupted spending
+goes on where it stopped and buys what it would have bought.
+"""
 
 
 class StageMissingError(ValueError):
@@ -83,10 +83,12 @@ class Verdicts:
     together: Together
     """The learning rate over all axes at once."""
 
-    @property
-    def width(self) -> Verdict:
-        """The learning rate over width, with the control arm."""
-        return self.tests[0][1].verdict
+    failed: frozenset[str]
+    """Ids of runs that failed, and did not diverge."""
+
+    def num_failed(self, test: TransferTest) -> int:
+        """Runs of a test's own arm that failed."""
+        return sum(spec.id in self.failed for spec, _ in test.arm.specs)
 
 
 def searched(study: Study, ledger: Ledger) -> Searched:
@@ -146,7 +148,8 @@ def _refined_point(setting: Setting, tests: Sequence[TransferTest]) -> Params:
         name = test.hyperparameter
         value = refined(setting, name, test.axis, test.arm)
         if value != to_log2(name, base_value(setting.study, name, setting.best)):
-            point.setdefault(name, float(f"{from_log2(name, value):.3g}"))  # the first axis to find one is heard
+            # The first axis to find one is heard.
+            point.setdefault(name, value_at(setting.study, name, setting.best, value))
     return {**setting.best, **point}
 
 
@@ -207,4 +210,5 @@ def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes)
     rates = [judgement for test, judgement in tests if test.hyperparameter == "learning_rate"]
     axes: tuple[Axis, ...] = ("width", "depth", "batch", "duration")
     together = judge_together(rates, {axis: math.log2(target.along(axis) / base.along(axis)) for axis in axes})
-    return Verdicts(target=target, tests=tuple(tests), together=together)
+    failed = frozenset(id for id, result in setting.results.items() if result.status == "failed")
+    return Verdicts(target=target, tests=tuple(tests), together=together, failed=failed)

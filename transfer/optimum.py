@@ -126,9 +126,10 @@ def _window(points: Sequence[Point], least_rates: int) -> list[Point]:
         return []
     limit = mean[best] + MOST_EXCESS_NATS
     near = [r for r, loss in mean.items() if abs(r - best) <= HALF_WINDOW_OCTAVES + 1e-9 and loss <= limit]
-    if len(near) < MIN_RATES:
-        near = sorted(mean, key=lambda rate: abs(rate - best))[:MIN_RATES]
-    return [p for p in points if p.log2_value in near]
+    if len(near) < least_rates:
+        near = [rate for rate in sorted(mean, key=lambda rate: abs(rate - best))[:MIN_RATES] if mean[rate] <= limit]
+    # A curve through rates that lose more than that fits them exactly, and may put its minimum anywhere between.
+    return [p for p in points if p.log2_value in near] if len(near) >= least_rates else []
 
 
 def _runs(window: Sequence[Point]) -> Runs:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from transfer.bounded import Bounded
 from transfer.optimum import Optimum
@@ -74,10 +77,29 @@ def cliff_near(optima: Sequence[Optimum], q: Question, at_target: AtTarget, near
         return ""
     distance = largest.log2_value + largest.cliff_octaves - value
     if distance >= nearest_octaves:
-        return ""
+        return _cliff_moves(optima, q, value, nearest_octaves)
     return (
         f"but at {at_size(q.axis, largest.size)} runs diverged {distance:.1f} octaves above it, under "
         f"{nearest_octaves:g}: a larger one may diverge at the value itself"
+    )
+
+
+def _cliff_moves(optima: Sequence[Optimum], q: Question, value: float, nearest_octaves: float) -> str:
+    """A sentence if the lowest diverged values fall from size to size, and would reach the value at the target."""
+    cliffs = [
+        (math.log2(o.size), o.log2_value + o.cliff_octaves)
+        for o in optima
+        if o.log2_value is not None and o.cliff_octaves is not None
+    ]
+    if len(cliffs) < 2:
+        return ""
+    slope, there = np.polyfit([size - math.log2(q.target_size) for size, _ in cliffs], [at for _, at in cliffs], 1)
+    if slope >= 0 or there - value >= nearest_octaves:
+        return ""
+    return (
+        f"but the values at which runs diverge fall by {-slope:.1f} octaves per doubling: at "
+        f"{at_size(q.axis, q.target_size)} they would lie {there - value:+.1f} octaves from it, "
+        f"and {nearest_octaves:g} are wanted"
     )
 
 

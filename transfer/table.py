@@ -54,7 +54,11 @@ def read_runs(path: Path, *, axis: Axis | None = None, hyperparameter: Hyperpara
     if not runs:
         raise TableError(path, [f"every {columns.values[hyperparameter]} is 0: nothing to judge"])
     kept, said = largest_alike(path, runs, axis, columns.judgeable)
-    points = [Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed) for r in kept]
+    read = [Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed) for r in kept]
+    # To the last digit the same loss is the same run, copied: as evidence it counts once. Divergence has no digits.
+    points = [*dict.fromkeys(p for p in read if p.loss_nats is not None), *(p for p in read if p.loss_nats is None)]
+    if copies := len(read) - len(points):
+        said = [*said, f"{copies} rows repeat another to the last digit, and count once"]
     optima = [(run.size, run.log2_value) for run in kept]
     return RunTable(
         axis=axis,

@@ -126,9 +126,11 @@ def _combined(value: float, rows: Sequence[AtTarget], verdicts: Sequence[Verdict
     # The target has one optimum, which lies off what power laws say once, and not once for every axis.
     scatter = max((there.line.target_scatter for there in rows), key=lambda octaves: float(np.std(octaves)))
     octaves = value - (first.line.at_target - first.line.target_scatter) - scatter
-    log_growth = np.zeros_like(octaves)
+    log_growth, rng = np.zeros_like(octaves), np.random.default_rng(0)
     for there, verdict in zip(rows[1:], verdicts[1:], strict=True):
         doublings = verdict.question.doublings
-        octaves = octaves - there.line.slope * doublings
-        log_growth = log_growth + there.curvature.trend * doublings
+        # Axes were judged with the same random numbers: only shuffled are their draws those of independent evidence.
+        row = np.concatenate([[0], 1 + rng.permutation(len(octaves) - 1)])
+        octaves = octaves - there.line.slope[row] * doublings
+        log_growth = log_growth + there.curvature.trend[row] * doublings
     return octaves, rise(octaves, first.curvature.at_target * np.exp(log_growth), first.shape)

@@ -55,7 +55,7 @@ def _question(study: Study, axis: Axis) -> Question:
         base_size=base_sizes(study).along(axis),
         target_size=target_guess(study).along(axis),
         power=None if measured(study, axis) else 0.0,
-        built_in=built_in(study, axis),
+        built_in=built_in(study, "learning_rate", axis),
         margin_nats=transfer.margin_nats,
         level=transfer.level,
     )

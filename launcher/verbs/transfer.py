@@ -91,8 +91,8 @@ def _next(outcome: str, plan_path: Path, study_dir: Path, *, spend: bool) -> str
         return ""
     if spend:
         return (
-            "still open: --spend once more, where runs are named above; else larger sizes in a new plan, or a wider "
-            "transfer.margin_nats"
+            "still open: --spend once more, where runs are named above; else a new plan: larger sizes, axes not tested "
+            "yet, or a wider transfer.margin_nats"
         )
     return f"to run what would decide it: forerun transfer {plan_path} --study {study_dir} --spend"
 

@@ -39,7 +39,7 @@ def test_the_decision_says_what_was_found(study, found):
 def test_the_transferred_rate_is_the_base_optimum_to_four_digits(found):
     assert found.transferred.learning_rate == float(f"{2.0**found.transferred.log2_lr:.4g}")
     if found.transferred.at_optimum:
-        base = found.verdicts.width.optima[0]
+        base = found.verdicts.tests[0][1].verdict.optima[0]
         assert found.transferred.log2_lr == base.log2_value
 
 

@@ -40,13 +40,14 @@ def test_the_coordinate_gate(body, outcome, reason):
     assert gate.reason.startswith(reason)
 
 
-def verdicts_of(together, **others):
+def verdicts_of(together, failed=0, **others):
     judged = [
         (SimpleNamespace(hyperparameter=name, name=f"{name} over width"),
          SimpleNamespace(verdict=SimpleNamespace(outcome=outcome, reasons=(f"{name} reason", "more"))))
         for name, outcome in others.items()
     ]  # fmt: skip
-    return SimpleNamespace(together=SimpleNamespace(outcome=together, reasons=("a", "b")), tests=tuple(judged))
+    together = SimpleNamespace(outcome=together, reasons=("a", "b"))
+    return SimpleNamespace(together=together, tests=tuple(judged), num_failed=lambda _: failed)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,11 @@ def test_the_transfer_gate(verdict, others, outcome):
     assert gate.outcome == outcome
     assert gate.reason.startswith("learning rate: a; b")
     assert ("clip_norm over width: clip_norm reason" in gate.reason) == ("clip_norm" in others)
+
+
+def test_runs_that_failed_leave_the_transfer_gate_in_doubt():
+    gate = gates.transfer_gate(verdicts_of("holds", failed=2, clip_norm="holds"))
+    assert gate.outcome == "cannot_tell" and "2 runs failed, and say nothing" in gate.reason
 
 
 def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, error=0.0123):
@@ -125,8 +131,9 @@ def test_a_rung_without_a_loss_closes_the_fit_gate(study, found, status, outcome
 
 
 def test_the_transfer_gate_speaks_for_the_choice(study, found):
+    assert found.verdicts.target == found.choice.sizes
     gate = gates.gates(study, {}, found.verdicts, fit_of(), sure(found))[1]
-    assert f"at width {found.choice.shape.width}, {int(found.choice.num_tokens):,} tokens together" in gate.reason
+    assert gate == gates.transfer_gate(found.verdicts)
 
 
 def test_the_data_gate(study, found):

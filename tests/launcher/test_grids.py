@@ -204,7 +204,8 @@ def test_a_value_that_is_clearly_better_at_the_base_takes_the_searchs_place(stud
     arm = other_test(setting(study), "clip_norm", "width").arm
     for optimum, found in ((0.0, 0.0), (-1.0, -1.0), (1.0, 1.0), (0.1, 0.0)):
         results = valley(arm, optimum)
-        assert refined(setting(study, results), "clip_norm", "width", arm) == pytest.approx(found, abs=0.25)
+        value = refined(setting(study, results), "clip_norm", "width", arm)
+        assert value == pytest.approx(found, abs=0.25) and (found != 0 or value == 0), "in doubt it stays as it is"
     assert refined(setting(study), "clip_norm", "width", arm) == 0.0
 
 

@@ -30,8 +30,8 @@ widths = [8, 16]
 offsets_octaves = [-1.0, 0.0, 1.0, 2.0]
 num_seeds = 2
 narrow_offsets_octaves = [-1.0, -0.5, 0.5, 1.0]
-durations = [1.0, 2.0, 4.0]
-axis_num_seeds = 1
+durations = [1.0, 2.0, 3.0]
+axis_num_seeds = 2
 hyperparameters = { clip_norm = ["width"] }
 hyperparameter_offsets_octaves = [-1.0, 0.0, 1.0]
 max_extensions = 1

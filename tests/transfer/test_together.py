@@ -6,9 +6,10 @@ import pytest
 from planted_axes import DOUBLINGS, SIZES, Axes
 from planted_valleys import linex
 
-from transfer.question import Point, TransferError
+from transfer.question import Point, Question, TransferError
 from transfer.summary import together_summary
 from transfer.together import differs, judge_together
+from transfer.verdict import examine
 
 MARGIN = 0.01
 EVEN = {"width": 0.0, "duration": -0.3, "depth": 0.0}
@@ -149,3 +150,26 @@ def test_wrong_questions_are_refused(one):
     alone = judge_together(one[:1], {"width": 3.0})
     with pytest.raises(TransferError, match="drifts without"):
         dataclasses.replace(alone, outcome="drifts", untested=("depth",))
+
+
+def test_axes_are_independent_evidence_though_judged_with_the_same_random_numbers():
+    """A target smaller on one axis: equal draws would cancel, and the rate would look surer than either axis is."""
+
+    def doubled(target):
+        first, second = (judged_axis(axis, target if axis == "duration" else 256) for axis in ("width", "duration"))
+        by = {q.axis: q.doublings for q in (first.verdict.question, second.verdict.question)}
+        together = judge_together([first, second], by)
+        apart = [f.at_target.line for f in (first, second)]
+        spread = np.hypot(np.std(apart[0].at_target), np.std(apart[1].slope * by["duration"]))
+        return (together.offset.high - together.offset.low) / (2 * 1.645 * spread)
+
+    assert 0.8 < doubled(16) < 1.3 and 0.8 < doubled(256) < 1.3
+
+
+def judged_axis(axis, target):
+    rng = np.random.default_rng(len(axis))
+    points = [
+        Point(size=size, log2_value=float(x), loss_nats=float(2 + 0.05 * (x + 5) ** 2 + rng.normal(0, 0.01)), seed=seed)
+        for size in (64, 128, 256) for x in range(-7, -2) for seed in range(3)
+    ]  # fmt: skip
+    return examine(points, Question(axis=axis, base_size=64, target_size=target))

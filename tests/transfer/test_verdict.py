@@ -2,6 +2,7 @@ import dataclasses
 import statistics
 import time
 
+import numpy as np
 import pytest
 from planted_valleys import (
     SMALL,
@@ -235,3 +236,28 @@ def test_a_verdict_of_84_runs_takes_a_moment():
     for seed in range(5):
         judge(points, WIDE.question, seed=seed)
     assert (time.process_time() - started) / 5 < 0.1  # 0.025 s measured; a planner asks hundreds of times
+
+
+def test_a_cliff_that_moves_towards_the_value_forbids_holds():
+    """Nothing is lost where runs finish; at the target, by the trend of the sizes, they would not."""
+    rng = np.random.default_rng(0)
+    for fall, outcome in ((1.0, "cannot_tell"), (0.0, "holds")):
+        points = []
+        for number, size in enumerate((64, 128, 256)):
+            for rate in range(-9, 1):
+                gone = rate >= -1 - fall * number
+                loss = None if gone else 3 + 0.05 * (rate + 6) ** 2 + float(rng.normal(0, 0.001))
+                points += [Point(size=size, log2_value=float(rate), loss_nats=loss, seed=seed) for seed in range(2)]
+        found = judge(points, Question(base_size=64, target_size=4096))
+        assert found.outcome == outcome
+        assert any("diverge fall by 1.0 octaves per doubling" in reason for reason in found.reasons) == (fall > 0)
+
+
+def test_a_valley_too_steep_for_its_rates_is_refused():
+    rng = np.random.default_rng(1)
+    points = [
+        Point(size=size, log2_value=float(x), loss_nats=float(3 + 5 * (x + 6) ** 2 + rng.normal(0, 0.004)), seed=seed)
+        for size in (64, 128, 256) for x in range(-9, -2) for seed in range(3)
+    ]  # fmt: skip
+    found = judge(points, Question(base_size=64, target_size=1024))
+    assert found.outcome == "cannot_tell" and {o.status for o in found.optima} == {"too_few"}
