@@ -52,7 +52,7 @@ def _standing(body: Body) -> tuple[str, str]:
     by_hand = [show.words(gate["name"]) for gate in body["gates"] if gate["outcome"] != "passed"]
     if by_hand:
         return "Launch this, at the risk accepted", (
-            f"The gates {_listed(by_hand)} did not pass and were accepted by hand; the reasons are below."
+            f"{_listed(by_hand).capitalize()} did not pass, and was accepted by hand; the reasons are below."
         )
     return "Launch this", (
         f"Every gate passed. {show.command('forerun freeze STUDY')} writes the config, to be launched with "
