@@ -45,8 +45,6 @@ class Line:
     """Optimum at the target, log2 of the learning rate."""
     target_scatter: Floats
     """Octaves by which the target's own optimum lies off the line; part of `at_target`."""
-    pull: Floats
-    """(W,) how far `at_target` moves when the optimum of a size moves by one octave."""
     scatter_octaves: float
     """Of optima about the line, point estimate."""
 
@@ -110,6 +108,5 @@ def _extend(
         slope=moved[:, 1],
         at_target=moved[:, 0] + off[:, 0],
         target_scatter=off[:, 0],
-        pull=estimator[median, 0],
         scatter_octaves=float(SCATTERS[median]),
     )

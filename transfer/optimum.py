@@ -69,11 +69,6 @@ class Optima:
     valleys: Valleys | None
     """None when no size has enough rates."""
 
-    def column(self, size: int) -> int | None:
-        """Column of a size in `valleys`, or None where its optimum is not usable."""
-        usable = {o.size for o in self.optima if o.status == "ok"}
-        return self.fitted.index(size) if size in usable else None
-
 
 def find_optima(points: Sequence[Point], *, level: float, draws: int, rng: np.random.Generator) -> Optima:
     """Fit one valley per size, all sizes sharing noise and shape (`transfer.valley`).

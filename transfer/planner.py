@@ -30,8 +30,6 @@ CENTRE_OCTAVES = 0.5
 """Half the range in which the base's optimum lies about the middle of the grid."""
 USUAL_POWERS: dict[Axis, float] = {"batch": 0.5, "duration": -0.3}
 """What an exponent that will be measured is likely to be (`transfer.published`); 0 along the other axes."""
-ENOUGH_DECIDED = 0.8
-"""Share of right verdicts, in the worse case, that a design should promise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,12 +140,6 @@ def expect(
         regret_high_nats=float(np.median(bounds)) if bounds else None,
         drift_width_octaves=float(np.median(widths)) if widths else None,
     )
-
-
-def cheapest_sharp(expectations: Mapping[str, Expectation]) -> str | None:
-    """The name of the cheapest design of which four in five verdicts will be right; None: none of them is so sharp."""
-    sharp = [name for name, found in expectations.items() if found.decided >= ENOUGH_DECIDED]
-    return min(sharp, key=lambda name: expectations[name].cost, default=None)
 
 
 def _price(size: int, q: Question, flops: Mapping[int, float] | None) -> float:

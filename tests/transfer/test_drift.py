@@ -21,7 +21,6 @@ def test_optima_on_a_line_are_extended_along_it():
     line = extend([-6.0, -6.5, -7.0])
     assert line.slope[0] == pytest.approx(-0.5)
     assert line.at_target[0] == pytest.approx(-8.0)
-    assert line.pull.sum() == pytest.approx(1)
 
 
 def test_optima_off_the_line_widen_what_is_said_about_the_target():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from planted_valleys import World
 
-from transfer.planner import Cells, cheapest_sharp, expect
+from transfer.planner import Cells, expect
 from transfer.question import Question, TransferError
 from transfer.verdict import judge
 
@@ -66,16 +66,6 @@ def test_a_measured_rule_is_planted_where_it_is_likely_to_lie():
         found = expect(design, question, noise_nats=0.005, curvature=0.08, num_simulations=8)
         assert found.nothing_lost.get("drifts", 0.0) == 0.0
         assert found.cost == 15 * (1 + 2 + 4 + 8)
-
-
-def test_the_cheapest_design_that_is_sharp_enough_is_named():
-    dull = expect(DESIGN, QUESTION, noise_nats=0.01, curvature=0.06, num_simulations=2)
-    found = {
-        name: dataclasses.replace(dull, nothing_lost={"holds": right}, margins_lost={"drifts": lost}, cost=cost)
-        for name, right, lost, cost in (("blind", 0.9, 0.5, 1.0), ("sharp", 0.9, 0.8, 4.0), ("sharper", 1.0, 1.0, 9.0))
-    }
-    assert cheapest_sharp(found) == "sharp"
-    assert cheapest_sharp({"blind": found["blind"]}) is None
 
 
 def test_a_cost_may_be_given_in_flops():
