@@ -23,7 +23,7 @@ def test_a_dry_run_runs_nothing_and_says_what_it_would(folder):
     assert [(t["hyperparameter"], t["axis"]) for t in body["tests"]] == [
         ("learning_rate", "width"), ("learning_rate", "duration"), ("clip_norm", "width"),
     ]  # fmt: skip
-    assert (width["num_runs"], duration["num_runs"], clip["num_runs"]) == (16, 12, 6)
+    assert (width["num_runs"], duration["num_runs"], clip["num_runs"]) == (16, 16, 12)
     assert width["expectations"][0]["margins_lost"] is not None, "over width a rule is given, and may be wrong"
     assert duration["expectations"][0]["margins_lost"] is None, "over duration it is measured"
     assert clip["expectations"] == []
