@@ -1,17 +1,15 @@
-"""Verbs on tables of runs and on shapes: fit, predict, allocate, flops."""
+"""Verbs on tables of runs: fit and predict."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import click
 
 from launcher.verbs.options import answer, json_option, table
 from proxies import canon
 from proxies.canon import Json
-from proxies.flops import CONVENTIONS
-from proxies.shape import Family, Shape
 
 if TYPE_CHECKING:
     from scaling_fits.table import RunTable
@@ -66,10 +64,10 @@ def fit_text(body: dict[str, Json]) -> str:
     dropped, warnings = body["dropped"], body["warnings"]
     assert isinstance(parameters, dict) and isinstance(intervals, dict) and isinstance(exponents, dict)
     assert isinstance(dropped, list) and isinstance(warnings, list)
-    rows = [(name, _number(value), _span(intervals.get(name))) for name, value in parameters.items()]
+    rows = [(name, number(value), span_text(intervals.get(name))) for name, value in parameters.items()]
     for name, value in exponents.items():
         assert isinstance(value, dict)
-        rows.append((name, _number(value["value"]), _span(value["interval"])))
+        rows.append((name, number(value["value"]), span_text(value["interval"])))
     parts = [f"{body['num_runs']} runs, form {body['form']}: {body['status']}"]
     parts += [table(("parameter", "value", f"{body['level']:.0%} interval"), rows)]
     backtest = body["backtest"]
@@ -82,15 +80,18 @@ def fit_text(body: dict[str, Json]) -> str:
     return "\n".join([*parts, *(f"warning: {warning}" for warning in warnings)])
 
 
-def _number(value: Json) -> str:
+def number(value: Json) -> str:
+    """A number for a table; a dash for none."""
     return f"{value:.6g}" if isinstance(value, int | float) else "-"
 
 
-def _span(ends: Json) -> str:
+def span_text(ends: Json) -> str:
+    """An interval for a table; a dash for none."""
     return f"[{ends[0]:.4g}, {ends[1]:.4g}]" if isinstance(ends, list) else "-"
 
 
-def _read_fit(path: Path) -> FittedRuns:
+def read_fit(path: Path) -> FittedRuns:
+    """The fit in a file that `fit --out` wrote; click.BadParameter says what is wrong with it."""
     from scaling_fits import summary
 
     try:
@@ -111,77 +112,8 @@ def predict(fit_path: Path, params: float, tokens: float, as_json: bool) -> None
     from scaling_fits import summary
     from scaling_fits.uncertainty import predict as predict_loss
 
-    body = summary.prediction_summary(predict_loss(_read_fit(fit_path), params, tokens))
+    body = summary.prediction_summary(predict_loss(read_fit(fit_path), params, tokens))
     answer(
-        as_json, body, f"loss {body['loss']:.4f} nats {_span(body['interval'])} at {body['extrapolation']:.3g}x the "
-        f"largest fitted FLOPs, level {body['level']:g}"
+        as_json, body, f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
+        f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"
     )  # fmt: skip
-
-
-@click.command()
-@click.argument("fit_path", metavar="FIT", type=click.Path(path_type=Path))
-@click.option("--flops", type=float, required=True, help="Training FLOPs, counted as 6 * N * D.")
-@json_option
-def allocate(fit_path: Path, flops: float, as_json: bool) -> None:
-    """The best size and tokens for a budget, from a FIT written by `forerun fit --out`."""
-    from scaling_fits import summary
-    from scaling_fits.allocate import allocate as allocate_budget
-
-    body = summary.allocation_summary(allocate_budget(_read_fit(fit_path), flops))
-    flat, warnings = body["flat_range"], body["warnings"]
-    assert isinstance(flat, dict) and isinstance(warnings, list)
-    rows = [
-        ("params", _number(body["params"]), _span(body["params_interval"])),
-        ("tokens", _number(body["tokens"]), _span(body["tokens_interval"])),
-        ("loss (nats)", _number(body["loss"]), _span(body["interval"])),
-    ]
-    lines = [
-        table(("", "value", f"{body['level']:.0%} interval"), rows),
-        f"within 0.3 % of the best loss: params {_span(flat['params'])}",
-        *(f"warning: {warning}" for warning in warnings),
-    ]
-    answer(as_json, body, "\n".join(lines))
-
-
-@click.command()
-@click.option("--layers", type=int, required=True, help="Transformer blocks.")
-@click.option("--width", type=int, required=True, help="Model width, d_model.")
-@click.option("--heads", type=int, required=True, help="Query heads of a block.")
-@click.option("--kv-heads", type=int, help="Default: as many as heads.")
-@click.option("--ffn", type=int, required=True, help="Feed-forward width.")
-@click.option("--vocab", type=int, required=True, help="Vocabulary size.")
-@click.option("--seq-len", type=int, required=True, help="Tokens per sequence.")
-@click.option("--tokens", type=float, default=0, help="Tokens trained on, for the totals.")
-@click.option("--family", type=click.Choice(get_args(Family)), default="llama", show_default=True,
-              help="llama: RMSNorm, SwiGLU, rotary positions; gpt2: LayerNorm, GELU, positions, biases.")  # fmt: skip
-@click.option("--tied", is_flag=True, help="Embedding and readout share one matrix.")
-@click.option("--qk-norm", is_flag=True, help="RMSNorm over each head's queries and keys.")
-@click.option("--convention", type=click.Choice(CONVENTIONS), default="causal", show_default=True,
-              help="How FLOPs are counted.")  # fmt: skip
-@json_option
-def flops(
-    layers: int, width: int, heads: int, kv_heads: int | None, ffn: int, vocab: int, seq_len: int, tokens: float,
-    family: Family, tied: bool, qk_norm: bool, convention: str, as_json: bool,
-) -> None:  # fmt: skip
-    """Parameters and training FLOPs of a decoder's shape, by named convention."""
-    from proxies import flops as count
-
-    shape = Shape(
-        num_layers=layers, width=width, num_heads=heads, num_kv_heads=heads if kv_heads is None else kv_heads,
-        ffn_width=ffn, vocab_size=vocab, seq_len=seq_len, family=family, tied=tied, qk_norm=qk_norm,
-    )  # fmt: skip
-    if not 0 <= tokens < float("inf"):
-        raise click.BadParameter(f"--tokens {tokens}: a finite number >= 0 is wanted")
-    params = count.count_params(shape)
-    per_token = count.flops_per_token(shape, convention)  # type: ignore[arg-type]
-    body: dict[str, Json] = {
-        "params": params.total,
-        "params_non_embedding": params.non_embedding,
-        "params_active": params.total,
-        "flops_per_token": per_token,
-        "flops_total": float(per_token) * tokens,
-        "six_nd": count.six_nd(params.total, tokens),
-        "convention": convention,
-    }
-    rows = [(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in body.items()]
-    answer(as_json, body, table(("", "value"), rows))
