@@ -1,8 +1,7 @@
 """Scaling laws: loss in nats as a function of parameters N and tokens D.
 
-- `chinchilla`: E + A / N^alpha + B / D^beta (arXiv 2203.15556, section 3.3), by the sum over runs of weight *
-  Huber (delta 1e-3) of log-loss residuals in log-sum-exp form.
-- `coupled`: E + (A N^-alpha + B D^-beta)^k, by the same objective; k = 1 is the first.
+A law has a form (`forms`: chinchilla, coupled, power, kaplan, overtraining) and is fitted by the sum over runs of
+weight * Huber (delta 1e-3) of log-loss residuals in log-sum-exp form (arXiv 2203.15556, section D.1).
 
 A fit that the runs cannot carry is not an error but a status, with its reasons: `unidentified` (no number is
 given), `at_bound` (the optimum wants to leave the searched box), `degenerate` (an optimum no law looks like).
@@ -11,24 +10,30 @@ given), `at_bound` (the optimum wants to leave the searched box), `degenerate` (
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
-from scaling_fits import solver
-from scaling_fits.solver import Floats
+from scaling_fits import search, solver, starts
+from scaling_fits.forms import SHAPES, Shape
+from scaling_fits.solver import Floats, Points
 from scaling_fits.table import RunTable
 
-Form = Literal["chinchilla", "coupled"]
-FORMS: tuple[Form, ...] = get_args(Form)
+Form = Literal["chinchilla", "coupled", "power", "kaplan", "overtraining"]
+ALL_FORMS: tuple[Form, ...] = get_args(Form)
+FORMS: tuple[Form, ...] = ("chinchilla", "coupled", "power")  # those that `auto` pools
 FitStatus = Literal["converged", "at_bound", "degenerate", "unidentified"]
-NUM_PARAMETERS: dict[str, int] = {"chinchilla": 5, "coupled": 6}
+NUM_PARAMETERS: dict[str, int] = {form: SHAPES[form].space.dim for form in ALL_FORMS}
 
 _NUM_STARTS = 12
 _STEEPEST = 2.0  # k * alpha or k * beta of no published loss law is above 1.1
 _LEAST_SPREAD = 0.02  # a step of 2 % in N or D, off the common line, is rounding and no design
 _ONE_BUDGET = 1.05  # largest over smallest FLOPs of runs meant to cost the same
+_LOOSE = 1e6  # condition of a Jacobian: a mixture of parameters that moves no loss
+_SAME_LOSS = 1e-9  # spread of log losses that is rounding
+_LOOSE_SAID = "other parameters fit these runs as well: too few different sizes or token counts to tell the terms apart"
 
 
 class LawError(ValueError):
@@ -50,7 +55,7 @@ class LawFit:
     form: Form
     status: FitStatus
     theta: Floats
-    """(log E, log A, log B, alpha, beta, k); empty when unidentified."""
+    """(log E, log A, log B, alpha, beta, k) whatever the form; empty when unidentified."""
     objective: float | None
     """Sum over runs of weight * Huber; None when unidentified."""
     residual_sd: float | None
@@ -74,20 +79,24 @@ class LawFit:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Parameters in the order of `theta`."""
-        return ("E", "A", "B", "alpha", "beta", "k")[: NUM_PARAMETERS[self.form]]
+        """The form's own parameters."""
+        return SHAPES[self.form].names
 
     @property
     def parameters(self) -> dict[str, float]:
         """Values by name, E in nats; empty when unidentified."""
-        return dict(zip(self.names, natural(self.theta[None, :])[0].tolist(), strict=False)) if self.identified else {}
+        return {name: float(values[0]) for name, values in self.named(self.theta[None, :]).items()}
+
+    def named(self, theta_MP: Floats) -> dict[str, Floats]:
+        """The form's own parameters (M,) by name, of rows of theta such as `draws`; empty when unidentified."""
+        if not self.identified:
+            return {}
+        return dict(zip(self.names, SHAPES[self.form].natural(theta_MP).T, strict=True))
 
 
 def natural(theta_MP: Floats) -> Floats:
     """(E, A, B, alpha, beta, k) of rows (log E, log A, log B, alpha, beta, k)."""
-    values = theta_MP.copy()
-    values[:, :3] = np.exp(values[:, :3])
-    return values
+    return SHAPES["coupled"].natural(theta_MP)
 
 
 def log_loss(theta_MP: Floats, params: Floats, tokens: Floats) -> Floats:
@@ -97,13 +106,18 @@ def log_loss(theta_MP: Floats, params: Floats, tokens: Floats) -> Floats:
 
 def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     """What keeps these runs from identifying this law; empty when nothing does."""
-    least = NUM_PARAMETERS[form] + 1
+    wanted = NUM_PARAMETERS[form]
     reasons: list[str] = []
-    if table.num_runs < least:
-        reasons.append(f"{table.num_runs} runs for the {least - 1} parameters of {form}: at least {least} are wanted")
+    if table.num_runs <= wanted:
+        reasons.append(f"{table.num_runs} runs for the {wanted} parameters of {form}: at least {wanted + 1} are wanted")
     logs = np.stack([np.log(table.params), np.log(table.tokens)])
+    places = len(np.unique(logs, axis=1).T)
+    if places < wanted < table.num_runs:
+        reasons.append(f"{places} different pairs of size and tokens for the {wanted} parameters of {form}: add others")
     centred = logs - logs.mean(axis=1, keepdims=True)
     spread = np.abs(centred).max(axis=1)
+    if np.ptp(np.log(table.loss)) < _SAME_LOSS:
+        reasons.append("all losses are the same: there is nothing to fit")
     if spread[0] < _LEAST_SPREAD:
         reasons.append("all runs have one size: add runs of other sizes")
     if spread[1] < _LEAST_SPREAD:
@@ -127,92 +141,141 @@ def fit_law(table: RunTable, form: Form) -> LawFit:
     Raises:
         LawError: no law has this name.
     """
-    if form not in FORMS:
-        raise LawError(f"form = {form!r}: one of {', '.join(FORMS)} is wanted")
+    if form not in ALL_FORMS:
+        raise LawError(f"form = {form!r}: one of {', '.join(ALL_FORMS)} is wanted")
     reasons = why_unidentified(table, form)
     if reasons:
-        return LawFit(form=form, status="unidentified", theta=np.empty(0), objective=None, residual_sd=None,
-                      num_runs=table.num_runs, warnings=tuple(f"{form}: {reason}" for reason in reasons))  # fmt: skip
+        return _unidentified(table, form, reasons)
     points, centre = centred_points(table)
-    starts = solver.grid_starts(points, table.weight, coupled=form == "coupled", num_starts=_NUM_STARTS)
-    solutions = solver.polish_best(starts, points, table.weight, dim=NUM_PARAMETERS[form])
+    shape, shares = SHAPES[form], shares_of(table.weight)
+    grid = starts.grid_starts(points, shares, shape, _NUM_STARTS)
+    solutions = search.best_of(grid, points, shares, shape)
     best = int(solutions.objective.argmin())
     theta = solutions.theta[best]
-    residuals = solver.log_loss(theta[None, :], points.n, points.d)[0] - points.y
-    shares = table.weight / table.weight.mean()
-    sd = float(np.sqrt((shares * residuals**2).sum() / (table.num_runs - NUM_PARAMETERS[form])))
-    status, warnings = _judge(theta, points, form, sd)
+    missed = solver.residuals(theta[None, :], points)[0]
+    sd = float(np.sqrt((shares * missed**2).sum() / (table.num_runs - NUM_PARAMETERS[form])))
+    status, warnings = _judge(theta, points, shape, sd)
+    if status == "converged" and search.condition(theta, points, shape) > _LOOSE:
+        return _unidentified(table, form, (_LOOSE_SAID,))
     if not solutions.converged[best]:
+        status = "degenerate" if status == "converged" else status
         warnings.append("the search stopped before it settled: the optimum lies in a flat valley")
     return LawFit(
         form=form,
         status=status,
-        theta=uncentred(theta[None, :], centre)[0],
-        objective=float(solutions.objective[best]),
+        theta=uncentred(theta[None, :], centre, shape)[0],
+        objective=float(solutions.objective[best] * table.weight.mean()),
         residual_sd=sd,
         num_runs=table.num_runs,
         warnings=tuple(f"{form}: {warning}" for warning in warnings),
     )
 
 
-def refit(table: RunTable, fit: LawFit, weight_MR: Floats, num_starts: int = 4) -> solver.Solutions:
-    """Fit the law again under each row of weights, from the fit and the grid's best cells (one row a problem).
+def _unidentified(table: RunTable, form: Form, reasons: tuple[str, ...]) -> LawFit:
+    return LawFit(
+        form=form,
+        status="unidentified",
+        theta=np.empty(0),
+        objective=None,
+        residual_sd=None,
+        num_runs=table.num_runs,
+        warnings=tuple(f"{form}: {reason}" for reason in reasons),
+    )
+
+
+def shares_of(weight: Floats) -> Floats:
+    """Weights about 1: the search is the same whatever their unit."""
+    result: Floats = weight / weight.mean(axis=-1, keepdims=True)
+    return result
+
+
+def refit(table: RunTable, fit: LawFit, weight_MR: Floats, num_starts: int = 4) -> search.Solutions:
+    """Fit the law again under each row of weights (one row a problem); rows beyond a block hold no more memory.
 
     Raises:
-        LawError: the fit is unidentified: there is nothing to start from.
+        LawError: the fit is unidentified, or weights are not finite, not below 0 or all 0.
+    """
+    blocks = (weight_MR[first : first + search.BLOCK] for first in range(0, len(weight_MR), search.BLOCK))
+    return refit_blocks(table, fit, blocks, num_starts)
+
+
+def refit_blocks(table: RunTable, fit: LawFit, blocks: Iterable[Floats], num_starts: int = 4) -> search.Solutions:
+    """`refit` of weights that come block by block, best of `search.BLOCK` rows: memory is flat in their number.
+
+    Problems of one block help each other, so results depend, within the tolerance, on where blocks end.
+
+    Raises:
+        LawError: the fit is unidentified, or weights are not finite, not below 0 or all 0.
+    """
+    require_identified(fit, "refits")
+    points, centre = centred_points(table)
+    shape = SHAPES[fit.form]
+    shares = shares_of(table.weight)
+    grid = starts.grid_starts(points, shares, shape, _NUM_STARTS)
+    ends = search.best_of(grid, points, shares, shape)
+    pool = np.concatenate([centred(fit.theta[None, :], centre), ends.theta, grid])
+    found = []
+    for weight_MR in blocks:
+        if not (np.isfinite(weight_MR).all() and (weight_MR >= 0).all() and (weight_MR.sum(axis=1) > 0).all()):
+            raise LawError("weights of refits: finite numbers >= 0 are wanted, and in every row one above 0")
+        ended = search.refits(pool, points, shares_of(weight_MR), shape, num_starts)
+        found.append((uncentred(ended.theta, centre, shape), ended.objective * weight_MR.mean(axis=1), ended.converged))
+    if not found:
+        return ends.rows(np.arange(0))
+    theta, objective, converged = (np.concatenate(column) for column in zip(*found, strict=True))
+    return search.Solutions(theta=theta, objective=objective, converged=converged)
+
+
+def require_identified(fit: LawFit, what: str) -> None:
+    """Refuse to give `what` without numbers.
+
+    Raises:
+        LawError: the fit is unidentified.
     """
     if not fit.identified:
-        raise LawError(f"{fit.form} is unidentified: it has no refits")
-    points, centre = centred_points(table)
-    grid = solver.grid_starts(points, table.weight, coupled=fit.form == "coupled", num_starts=num_starts - 1)
-    starts = np.concatenate([uncentred(fit.theta[None, :], (-centre[0], -centre[1])), grid])
-    problems, count = len(weight_MR), len(starts)
-    found = solver.polish(
-        np.tile(starts, (problems, 1)), points, np.repeat(weight_MR, count, axis=0), dim=NUM_PARAMETERS[fit.form]
-    )
-    objective = found.objective.reshape(problems, count)
-    best = np.arange(problems) * count + objective.argmin(axis=1)
-    return solver.Solutions(
-        theta=uncentred(found.theta[best], centre),
-        objective=found.objective[best],
-        converged=found.converged[best],
-    )
+        raise LawError(f"{fit.form} is unidentified: it has no {what}")
 
 
-def centred_points(table: RunTable) -> tuple[solver.Points, tuple[float, float]]:
-    """The runs in logs about their mean, and that mean of log N and log D."""
-    n, d = np.log(table.params), np.log(table.tokens)
-    centre = (float(n.mean()), float(d.mean()))
-    return solver.Points(n=n - centre[0], d=d - centre[1], y=np.log(table.loss)), centre
+def centred_points(table: RunTable) -> tuple[Points, tuple[float, float, float]]:
+    """The runs in logs about their mean, and that mean of log N, log D and log loss."""
+    n, d, y = np.log(table.params), np.log(table.tokens), np.log(table.loss)
+    centre = (float(n.mean()), float(d.mean()), float(y.mean()))
+    return Points(n=n - centre[0], d=d - centre[1], y=y - centre[2]), centre
 
 
-def uncentred(theta_MP: Floats, centre: tuple[float, float]) -> Floats:
-    """Coordinates about the origin of log N and log D from coordinates about `centre`."""
+def centred(theta_MP: Floats, centre: tuple[float, float, float]) -> Floats:
+    """Coordinates about `centre` from coordinates about the origin of log N, log D and log loss."""
     moved = theta_MP.copy()
-    moved[:, 1] += theta_MP[:, 3] * centre[0]
-    moved[:, 2] += theta_MP[:, 4] * centre[1]
+    lift = centre[2] / theta_MP[:, 5]  # c * L = (c^(1/k) * inner sum)^k
+    moved[:, 0] -= centre[2]
+    moved[:, 1] -= theta_MP[:, 3] * centre[0] + lift
+    moved[:, 2] -= theta_MP[:, 4] * centre[1] + lift
     return moved
 
 
-def _judge(theta: Floats, points: solver.Points, form: Form, residual_sd: float) -> tuple[FitStatus, list[str]]:
+def uncentred(theta_MP: Floats, centre: tuple[float, float, float], shape: Shape) -> Floats:
+    """Coordinates about the origin of log N, log D and log loss from coordinates about `centre`."""
+    moved = centred(theta_MP, (-centre[0], -centre[1], -centre[2]))
+    return shape.space.theta(moved[:, shape.space.first])  # what a form fixes stays where it is
+
+
+def _judge(theta: Floats, points: Points, shape: Shape, residual_sd: float) -> tuple[FitStatus, list[str]]:
     """Status of an optimum in centred coordinates, with what a reader must know."""
-    dim = NUM_PARAMETERS[form]
-    k = float(theta[5])
-    names = ("E", "A", "B", "alpha", "beta", "k")
-    at = (theta <= points.lower + 1e-9) | (theta >= points.upper - 1e-9)
-    bounds = [f"{name} is at the bound of the search" for name, hit in zip(names[:dim], at[:dim], strict=True) if hit]
+    lower, upper = search.bounds(shape, points)
+    free = theta[shape.space.first]
+    at = (free <= lower + 1e-9) | (free >= upper - 1e-9)
+    hit = [f"{name} is at the bound of the search" for name, held in zip(shape.names, at, strict=True) if held]
+    slopes = dict(zip(shape.slope_names, (theta[5] * theta[3:5]).tolist(), strict=True))
     strange = [
-        f"k * {name} = {k * value:.3g} is steeper than any known law (at most about 1.1)"
-        if form == "coupled"
-        else f"{name} = {value:.3g} is steeper than any known law (at most about 1.1)"
-        for name, value in (("alpha", float(theta[3])), ("beta", float(theta[4])))
-        if k * value > _STEEPEST
+        f"{name} = {slope:.3g} is steeper than any known law (at most about 1.1)"
+        for name, slope in slopes.items()
+        if slope > _STEEPEST
     ]
     at_hand = solver.log_loss(theta[None, :], points.n, points.d)
     zeros = np.zeros_like(points.n)
     for name, n, d in (("params", zeros, points.d), ("tokens", points.n, zeros)):
         effect = np.sqrt(((solver.log_loss(theta[None, :], n, d) - at_hand) ** 2).mean())
-        if effect < 2 * residual_sd / np.sqrt(len(n)):
+        if effect <= 2 * residual_sd / np.sqrt(len(n)):
             strange.append(f"the effect of {name} is below the noise: its exponent means nothing")
-    status: FitStatus = "degenerate" if strange else "at_bound" if bounds else "converged"
-    return status, strange + bounds
+    status: FitStatus = "degenerate" if strange else "at_bound" if hit else "converged"
+    return status, strange + hit

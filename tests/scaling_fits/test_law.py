@@ -1,13 +1,14 @@
 """Planted truths come back, published objectives are met, and what cannot be identified says so."""
 
+import dataclasses
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from planted_ladders import CHINCHILLA, COUPLED, ladder, law_loss
+from planted_ladders import CHINCHILLA, OVERTRAINING, TRUTHS, ladder, law_loss
 
-from scaling_fits import law
+from scaling_fits import diagnostics, law, search, solver
 from scaling_fits.table import from_columns, read_runs
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "gemstones"
@@ -23,7 +24,7 @@ PUBLISHED = {  # sums over rows, as printed by the authors' repository (arXiv 25
 WIDE = {"sizes": np.geomspace(1e5, 1e9, 5), "tokens": np.geomspace(1e6, 1e10, 5)}
 
 
-@pytest.mark.parametrize(("form", "truth"), [("chinchilla", CHINCHILLA), ("coupled", COUPLED)])
+@pytest.mark.parametrize(("form", "truth"), list(TRUTHS.items()))
 def test_planted_truth_is_recovered(form, truth):
     fit = law.fit_law(ladder(truth, **WIDE), form)
     assert fit.status == "converged"
@@ -59,9 +60,55 @@ def test_weights_count_as_repeats():
 
 
 def law_table(table, weight):
-    import dataclasses
-
     return dataclasses.replace(table, weight=weight)
+
+
+@pytest.mark.parametrize("form", law.ALL_FORMS)
+def test_a_unit_of_weight_changes_nothing_but_the_objective(form):
+    rng = np.random.default_rng(4)
+    table = law_table(ladder(CHINCHILLA, rng, 0.01), rng.uniform(0.5, 2, 12))
+    fit, scaled = law.fit_law(table, form), law.fit_law(law_table(table, table.weight * 2.0**40), form)
+    assert np.array_equal(fit.theta, scaled.theta)
+    assert scaled.objective == pytest.approx(fit.objective * 2.0**40, rel=1e-12)
+    assert scaled.residual_sd == fit.residual_sd
+    weight = rng.dirichlet(np.ones(12), size=6)
+    few, many = law.refit(table, fit, weight), law.refit(table, fit, weight * 2.0**-40)
+    assert np.array_equal(few.theta, many.theta)
+
+
+@pytest.mark.parametrize("form", law.ALL_FORMS)
+def test_units_of_sizes_and_tokens_change_nothing_but_their_scales(form):
+    table = ladder(TRUTHS[form], **WIDE)
+    moved = from_columns(table.params * 1e-9, table.tokens * 1e6, table.loss)
+    fit, other = law.fit_law(table, form), law.fit_law(moved, form)
+    assert other.theta[3:] == pytest.approx(fit.theta[3:], rel=1e-5)
+    said = [law.log_loss(each.theta[None], t.params, t.tokens)[0] for each, t in ((fit, table), (other, moved))]
+    assert said[0] == pytest.approx(said[1], abs=1e-7)
+
+
+def test_refits_in_blocks_are_refits(monkeypatch):
+    monkeypatch.setattr(search, "BLOCK", 16)
+    table = ladder(CHINCHILLA, np.random.default_rng(0), 0.01)
+    fit = law.fit_law(table, "chinchilla")
+    weight = np.random.default_rng(1).dirichlet(np.ones(12), size=search.BLOCK + 3) * 12
+    whole = law.refit(table, fit, weight)
+    streamed = law.refit_blocks(table, fit, (weight[: search.BLOCK], weight[search.BLOCK :]))
+    assert np.array_equal(whole.theta, streamed.theta)
+    assert whole.objective == pytest.approx(solver.objective(
+        law.centred(whole.theta, law.centred_points(table)[1]), law.centred_points(table)[0], weight
+    ), rel=1e-6)  # fmt: skip
+    assert len(law.refit(table, fit, weight[:0]).theta) == 0
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+def test_refits_refuse_weights_that_are_none(bad):
+    table = ladder(CHINCHILLA)
+    weight = np.ones((2, 12))
+    weight[1, 3] = bad
+    with pytest.raises(law.LawError, match="finite numbers >= 0"):
+        law.refit(table, law.fit_law(table, "chinchilla"), weight)
+    with pytest.raises(law.LawError, match="one above 0"):
+        law.refit(table, law.fit_law(table, "chinchilla"), np.zeros((1, 12)))
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="public data sets are not here")
@@ -85,7 +132,7 @@ def test_one_global_fit_is_fast():
     table = ladder(CHINCHILLA, rng, 0.01, 240, np.geomspace(1e6, 1e9, 15), np.geomspace(1e7, 1e10, 16))
     started = time.process_time()
     law.fit_law(table, "chinchilla")
-    assert time.process_time() - started < 1.0  # aim 0.1 s; the rest is for a loaded machine
+    assert time.process_time() - started < 0.5  # aim 0.05 s; the rest is for a loaded machine
 
 
 @pytest.mark.parametrize(
@@ -107,6 +154,69 @@ def test_what_cannot_be_identified_has_no_numbers(params, tokens, said):
     assert any(said in warning for warning in fit.warnings)
 
 
+def test_two_sizes_pin_down_no_exponent():
+    """Six runs at two sizes: more than parameters, on no line, of many budgets, and still not enough."""
+    params, tokens = np.repeat([1e6, 1e7], 3), np.tile([1e8, 1e9, 1e10], 2)
+    fit = law.fit_law(from_columns(params, tokens, law_loss(CHINCHILLA, params, tokens)), "chinchilla")
+    assert fit.status == "unidentified"
+    assert "other parameters fit these runs as well" in fit.warnings[0]
+
+
+def test_repeats_of_three_runs_are_three_runs():
+    params, tokens = np.tile([1e6, 1e7, 1e8], 5), np.tile([1e9, 1e8, 1e10], 5)
+    fit = law.fit_law(from_columns(params, tokens, law_loss(CHINCHILLA, params, tokens)), "chinchilla")
+    assert fit.status == "unidentified"
+    assert "3 different pairs" in fit.warnings[0]
+
+
+def test_over_training_needs_fewer_runs_than_chinchilla():
+    params, tokens = np.array([1e6, 1e6, 1e7, 1e7, 1e8]), np.array([1e8, 1e9, 1e8, 1e10, 1e9])
+    table = from_columns(params, tokens, law_loss(OVERTRAINING, params, tokens))
+    assert law.fit_law(table, "chinchilla").status == "unidentified"
+    fit = law.fit_law(table, "overtraining")
+    assert fit.status == "converged"
+    assert fit.parameters["eta"] == pytest.approx(OVERTRAINING["eta"], rel=1e-4)
+
+
+def _grid(losses, scale=1.0):
+    n, d = (g.reshape(-1) for g in np.meshgrid(np.geomspace(1e6, 1e9, 4), np.geomspace(1e8, 1e10, 3), indexing="ij"))
+    return from_columns(n * scale, d * scale, losses(n, d))
+
+
+EXTREMES = {
+    "losses apart by 1e-6": _grid(lambda n, d: 3 * (1 + 1e-6 * np.random.default_rng(0).random(12))),
+    "a law of 1e-6": _grid(lambda n, d: 3 + 1e-6 * law_loss(CHINCHILLA, n, d)),
+    "equal losses": _grid(lambda n, d: np.full(12, 2.5)),
+    "random losses": _grid(lambda n, d: np.random.default_rng(0).random(12) + 1e-3),
+    "rising losses": _grid(lambda n, d: 5 - law_loss(CHINCHILLA, n, d)),
+    "losses over 600 powers of ten": _grid(lambda n, d: np.geomspace(1e-300, 1e300, 12)),
+    "huge sizes": _grid(lambda n, d: law_loss(CHINCHILLA, n, d), 1e140),
+    "tiny sizes": _grid(lambda n, d: law_loss(CHINCHILLA, n, d), 1e-150),
+    "sizes over 300 powers of ten": from_columns(
+        np.geomspace(1e-150, 1e150, 12), np.roll(np.geomspace(1e-150, 1e150, 12), 3), np.linspace(4, 2, 12)
+    ),
+}
+
+
+@pytest.mark.parametrize("form", law.ALL_FORMS)
+@pytest.mark.parametrize("name", list(EXTREMES))
+def test_extreme_tables_get_a_status_and_finite_numbers(name, form):
+    table = EXTREMES[name]
+    fit = law.fit_law(table, form)
+    simple = form in ("power", "kaplan", "overtraining")  # few enough parameters to pass for a law of anything
+    if name in ("huge sizes", "tiny sizes"):
+        assert fit.status == "converged" or simple
+    elif not (simple and name == "sizes over 300 powers of ten"):
+        assert fit.status != "converged"
+        assert all(warning.startswith(form) for warning in fit.warnings)
+    if fit.identified:
+        assert all(np.isfinite(value) for value in fit.parameters.values())
+        assert diagnostics.diagnose(table, fit).condition >= 1
+        found = law.refit(table, fit, np.random.default_rng(0).dirichlet(np.ones(12), size=3) * 12)
+        assert np.isfinite(found.theta).all()
+        assert np.isfinite(found.objective).all()
+
+
 def test_a_term_below_the_noise_is_degenerate():
     rng = np.random.default_rng(5)
     flat = CHINCHILLA | {"B": 1e-6}
@@ -116,5 +226,5 @@ def test_a_term_below_the_noise_is_degenerate():
 
 
 def test_unknown_form_is_refused():
-    with pytest.raises(law.LawError, match="one of chinchilla, coupled"):
-        law.fit_law(ladder(CHINCHILLA), "kaplan")
+    with pytest.raises(law.LawError, match="one of chinchilla, coupled, power, kaplan, overtraining"):
+        law.fit_law(ladder(CHINCHILLA), "quadratic")
