@@ -7,7 +7,7 @@ JOBS ?= 2
 # One arithmetic thread per process: workers and ranks are the parallelism.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint unit test-slow test-gpu clean
+.PHONY: demo test lint unit test-slow test-gpu data clean
 
 demo: $(VENV)/.installed
 	$(BIN)/forerun demo
@@ -27,6 +27,10 @@ test-slow: $(VENV)/.installed
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/pytest -m gpu
+
+# Public scaling runs for the back-tests, into benchmarks/data; says what could not be reached.
+data: $(VENV)/.installed
+	$(BIN)/python benchmarks/datasets.py
 
 # torch alone and first, at the pinned version: asked for by mup it would come with several GB of CUDA.
 $(VENV)/.installed: constraints.txt pyproject.toml

@@ -1,27 +1,27 @@
 """Tables of runs: `.csv`, `.parquet` or `.jsonl` in, checked arrays out.
 
 Columns `params` (N), `tokens` (D) and `loss` (nats per token) are wanted; `flops` (default 6 * N * D), `budget`,
-`weight` and `seed` are optional; others are left alone. A run whose loss is not finite is set aside with its row
-and the reason; every other bad cell is a mistake in the table, and all of them are told at once.
-
-Rows are numbered by file line, the header being line 1: in `.jsonl`, which has none, row n is line n; the i-th
-record of a `.parquet` file, counted from 0, is row i + 2.
+`weight` and `seed` are optional, and any others may be asked for by name; the rest are only looked at for what
+`traps` knows. A run whose loss is not finite is set aside with its row and the reason; every other bad cell is a
+mistake in the table, and all of them are told at once. Everything is counted in floats: 6 * N * D of whole numbers
+overflows 64 bits from 1.5e18 on.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling_fits import traps
+from scaling_fits.readers import Cells, FormatError, read_cells
+
 Floats = NDArray[np.float64]
-_Rows = list[tuple[int, dict[str, object]]]
 
 _WANTED = ("params", "tokens", "loss")
 _OPTIONAL = ("flops", "budget", "weight", "seed")
@@ -59,6 +59,13 @@ class RunTable:
     dropped: tuple[DroppedRow, ...] = ()
     flops_given: bool = False
     """Whether the FLOPs are the table's own rather than 6 * N * D."""
+    extra: Mapping[str, Floats] = field(default_factory=dict)
+    """Other columns that were asked for and are there. NaN: an empty cell. A column of names is numbered from 0, in
+    the order in which they appear."""
+    lines: tuple[int, ...] | None = None
+    """File line of each run; None for runs that came from no file."""
+    warnings: tuple[str, ...] = ()
+    """What is odd about the runs, though every cell is a number."""
 
     def __post_init__(self) -> None:
         """Check lengths and cells.
@@ -68,7 +75,9 @@ class RunTable:
         """
         columns = {name: getattr(self, name) for name in (*_WANTED, *_OPTIONAL)}
         given = {name: column for name, column in columns.items() if column is not None}
-        lengths = {name: len(column) for name, column in given.items()}
+        lengths = {name: len(column) for name, column in (given | dict(self.extra)).items()}
+        if self.lines is not None:
+            lengths["lines"] = len(self.lines)
         if len(set(lengths.values())) > 1:
             raise TableError([f"columns of different lengths: {lengths}"])
         problems = [
@@ -85,7 +94,7 @@ class RunTable:
         return len(self.loss)
 
     def rows(self, keep: NDArray[np.bool_]) -> RunTable:
-        """The runs where `keep` is true; nothing is dropped from such a part."""
+        """The runs where `keep` is true; of such a part nothing is dropped and no warning is said again."""
         return RunTable(
             params=self.params[keep],
             tokens=self.tokens[keep],
@@ -95,6 +104,8 @@ class RunTable:
             budget=None if self.budget is None else self.budget[keep],
             seed=None if self.seed is None else self.seed[keep],
             flops_given=self.flops_given,
+            extra={name: column[keep] for name, column in self.extra.items()},
+            lines=None if self.lines is None else tuple(np.array(self.lines)[keep].tolist()),
         )
 
 
@@ -117,119 +128,90 @@ def from_columns(
                     flops_given=flops is not None)  # fmt: skip
 
 
-def read_runs(path: Path | str, params_column: str = "params") -> RunTable:
-    """Read a table of runs; `params_column` names the column that holds N.
+def read_runs(path: Path | str, params_column: str = "params", extra: Sequence[str] = ()) -> RunTable:
+    """Read a table of runs.
+
+    Args:
+        path: a `.csv`, `.jsonl` or `.parquet` file.
+        params_column: the column that holds N.
+        extra: further columns to keep, where the file has them. Their cells are finite numbers, names, or empty.
 
     Raises:
         TableError: the file cannot be read or is of another kind, a column is missing or there twice, or cells
             are bad: text, zero, negative or missing. All problems are listed.
     """
     path = Path(path)
-    readers = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    if path.suffix not in readers:
-        raise TableError([f"{path.name}: a table of runs is one of {', '.join(readers)}"])
     try:
-        columns, rows, problems = readers[path.suffix](path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TableError([f"{path.name} cannot be read: {error}"]) from error
+        cells = read_cells(path)
+    except FormatError as error:
+        raise TableError([str(error)]) from error
     source = {name: name for name in (*_WANTED, *_OPTIONAL)} | {"params": params_column}
-    problems = _column_problems(columns, source, path.name) + problems
-    return _assemble(rows, {name: column for name, column in source.items() if column in columns}, problems, path.name)
+    there = [name for name in dict.fromkeys(extra) if name in cells.columns]
+    problems = _column_problems(cells.columns, source, there, path.name) + cells.problems
+    source = {name: column for name, column in source.items() if column in cells.columns}
+    kept, dropped, bad = _judged(cells, source)
+    columns = {name: _extra_column([cells.rows[i] for i in kept], name, bad) for name in there}
+    problems += bad
+    if not problems and not kept:
+        problems.append(f"{path.name} holds no run with a finite loss ({len(dropped)} dropped)")
+    if problems:
+        raise TableError(problems)
+    return _table(cells, kept, source, dropped, columns)
 
 
-def _column_problems(columns: list[str], source: dict[str, str], file: str) -> list[str]:
+def _column_problems(columns: list[str], source: dict[str, str], extra: list[str], file: str) -> list[str]:
     missing = [source[name] for name in _WANTED if source[name] not in columns]
-    twice = sorted({name for name in source.values() if columns.count(name) > 1})
+    twice = sorted({name for name in (*source.values(), *extra) if columns.count(name) > 1})
     found = ", ".join(map(repr, columns)) or "none"
     return [f"{file} has no column {name!r} (it has {found})" for name in missing] + [
         f"{file} has the column {name!r} twice: remove one" for name in twice
     ]
 
 
-def _read_csv(path: Path) -> tuple[list[str], _Rows, list[str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        columns = [name.strip() for name in next(reader, [])]
-        rows: _Rows = []
-        problems: list[str] = []
-        for cells in reader:
-            if not cells:
-                continue
-            if len(cells) > len(columns):
-                problems.append(f"row {reader.line_num} has {len(cells)} cells: {len(columns)} are wanted")
-            rows.append((reader.line_num, dict(zip(columns, map(_read_number, cells), strict=False))))
-    return columns, rows, problems
-
-
-class _RepeatedKeys(dict[str, object]):
-    """A JSON object in which some keys came twice."""
-
-
-def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    seen = dict(pairs)
-    return seen if len(seen) == len(pairs) else _RepeatedKeys(seen)
-
-
-def _read_jsonl(path: Path) -> tuple[list[str], _Rows, list[str]]:
-    rows: _Rows = []
-    problems: list[str] = []
-    for line, text in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
-        if not text.strip():
-            continue
-        try:
-            record = json.loads(text, object_pairs_hook=_pairs)
-        except (ValueError, RecursionError) as error:
-            problems.append(f"row {line} is not JSON: {error}")
-            continue
-        if not isinstance(record, dict):
-            problems.append(f"row {line} is a {type(record).__name__}: an object is wanted")
-            continue
-        if isinstance(record, _RepeatedKeys):
-            problems.append(f"row {line} has a key twice: remove one")
-        rows.append((line, record))
-    return list(dict.fromkeys(key for _, record in rows for key in record)), rows, problems
-
-
-def _read_parquet(path: Path) -> tuple[list[str], _Rows, list[str]]:
-    import pyarrow as pa  # 0.2 s to load, and only this format needs it
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(path).read()
-    except pa.ArrowException as error:
-        raise TableError([f"{path.name} is no Parquet file: {error}"]) from error
-    values = [column.to_pylist() for column in table.columns]  # by place: Arrow's records refuse a name twice
-    rows = [
-        (i + 2, dict(zip(table.column_names, cells, strict=True))) for i, cells in enumerate(zip(*values, strict=True))
-    ]
-    return list(table.column_names), rows, []
-
-
-def _assemble(rows: _Rows, source: dict[str, str], problems: list[str], file: str) -> RunTable:
-    """Judge every cell of the columns in `source` (our name to the file's), after `problems` already found."""
-    kept: list[dict[str, float]] = []
+def _judged(cells: Cells, source: dict[str, str]) -> tuple[list[int], list[DroppedRow], list[str]]:
+    """Places of the rows to keep, those set aside, and every bad cell of the columns in `source` (ours to theirs)."""
+    kept: list[int] = []
     dropped: list[DroppedRow] = []
-    for line, record in rows:
-        cells = {name: _number(record.get(column)) for name, column in source.items()}
+    problems: list[str] = []
+    for place, (line, record) in enumerate(cells.rows):
+        values = {name: _number(record.get(column)) for name, column in source.items()}
         bad = [
             f"row {line}, column {column!r}: {_shown(record.get(column))}: a number {_limit(name)} is wanted"
             for name, column in source.items()
-            if not _good(name, cells[name])
+            if not _good(name, values[name])
         ]
         problems += bad
-        loss = cells.get("loss")
+        loss = values.get("loss")
         if loss is not None and not math.isfinite(loss):
             dropped.append(DroppedRow(row=line, reason=f"loss is {loss}: not finite"))
         elif not bad:
-            kept.append({name: value for name, value in cells.items() if value is not None})
-    if not problems and not kept:
-        problems.append(f"{file} holds no run with a finite loss ({len(dropped)} dropped)")
-    if problems:
-        raise TableError(problems)
-    return _table({name: np.array([cells[name] for cells in kept]) for name in source}, tuple(dropped))
+            kept.append(place)
+    return kept, dropped, problems
 
 
-def _table(columns: dict[str, Floats], dropped: tuple[DroppedRow, ...]) -> RunTable:
+def _extra_column(rows: Sequence[tuple[int, dict[str, object]]], name: str, problems: list[str]) -> Floats:
+    """An optional column; adds what is wrong with it to `problems`."""
+    values = [(line, record.get(name)) for line, record in rows]
+    given = [(line, value) for line, value in values if value is not None and value != ""]
+    if given and all(isinstance(value, str) for _, value in given):
+        codes = {value: float(i) for i, value in enumerate(dict.fromkeys(value for _, value in given))}
+        return np.array([codes.get(value, math.nan) for _, value in values])
+    numbers = [(line, value, _number(value)) for line, value in given]
+    problems += [
+        f"row {line}, column {name!r}: {value!r}: a finite number is wanted, or names throughout"
+        for line, value, number in numbers
+        if number is None or not math.isfinite(number)
+    ]
+    return np.array([math.nan if number is None else number for number in (_number(value) for _, value in values)])
+
+
+def _table(
+    cells: Cells, kept: list[int], source: dict[str, str], dropped: list[DroppedRow], extra: dict[str, Floats]
+) -> RunTable:
+    rows = [cells.rows[i] for i in kept]
+    columns = {name: np.array([_number(record[theirs]) for _, record in rows], dtype=np.float64)
+               for name, theirs in source.items()}  # fmt: skip
+    lines = tuple(line for line, _ in rows)
     six_nd = 6.0 * columns["params"] * columns["tokens"]
     return RunTable(
         params=columns["params"],
@@ -239,22 +221,20 @@ def _table(columns: dict[str, Floats], dropped: tuple[DroppedRow, ...]) -> RunTa
         weight=columns.get("weight", np.ones(len(six_nd))),
         budget=columns.get("budget"),
         seed=columns.get("seed"),
-        dropped=dropped,
+        dropped=tuple(dropped),
         flops_given="flops" in columns,
+        extra=extra,
+        lines=lines,
+        warnings=traps.warnings_of(columns, [record for _, record in rows], lines, source["params"]),
     )
 
 
-def _read_number(text: str) -> object:
-    """The number a CSV cell spells, or its text. Python alone reads 1_000 as one."""
-    try:
-        return text.strip() if "_" in text else float(text)
-    except ValueError:
-        return text.strip()
-
-
 def _number(cell: object) -> float | None:
-    """A cell as a float; None for what is missing or no number (JSON's "1" is text)."""
-    if isinstance(cell, bool) or not isinstance(cell, int | float):
+    """A cell as a float; None for what is missing or no number (JSON's "1" is text).
+
+    Sums of whole numbers come out of a database as decimals in Parquet.
+    """
+    if isinstance(cell, bool) or not isinstance(cell, int | float | Decimal):
         return None
     try:
         return float(cell)

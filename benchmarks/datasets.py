@@ -1,0 +1,283 @@
+"""Public families of scaling runs, read into tables; `make data` fetches those that are not at hand.
+
+    python benchmarks/datasets.py            # fetch what is missing, then list every family that can be read
+    python benchmarks/datasets.py --list     # list only
+
+A family is one set of runs a law may be fitted to. Families of one study have the same `group`: they share runs (the
+same runs under another loss or another count of parameters) or at least code and design, so a mean over families
+counts such a study many times, and a mean over groups once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from downloads import FOLDER, SOURCES, download, is_here, source
+from numpy.typing import NDArray
+
+from scaling_fits.table import RunTable, read_runs
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+"""Data beside the checkout, where there is any."""
+
+Record = Mapping[str, str]
+Point = tuple[float, float, float, float | None]
+"""N, D, loss in nats, and the budget of its isoFLOP."""
+
+_GEMSTONES = (
+    "cool_begin", "cool_end", "hot", "hot_100b_plus", "hot_100b_plus_512x", "hot_120b_plus_only", "lr_ablation_hot",
+    "slim_chinchilla",
+)  # fmt: skip
+_LOSS_TO_LOSS = {  # training set: its own validation loss
+    "fineweb-edu-100b": "fineweb_edu_100b_val",
+    "fineweb-100b": "fineweb_100b_val",
+    "smollm-corpus": "smollm_val",
+    "slimpajama-chunk1": "slimpajama_val",
+    "proof-pile-2": "proof_pile_2_val",
+    "starcoder": "starcoder_val",
+}
+_OLMO_PARAMS = {"190M": 190354176, "370M": 371262464, "760M": 758220288, "1B": 1279395840, "3B": 3169537280}
+_OLMO_LOSSES = {"c4": "c4_en-validation", "common_crawl": "dolma_common-crawl-validation", "pile": "pile-validation"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Family:
+    """One set of runs to fit a law to."""
+
+    name: str
+    group: str
+    """The study it comes from."""
+    source: str
+    licence: str
+    table: RunTable
+    note: str
+    """How far its losses are final losses of tuned, finished runs, and what N counts."""
+
+
+def families(shared: Path = SHARED, downloaded: Path = FOLDER) -> list[Family]:
+    """Every family that can be read here, in a fixed order; fewer, or none, where the data is not."""
+    readers: list[tuple[bool, Callable[[Path], Iterator[Family]], Path]] = [
+        ((shared / "gemstones").is_dir(), _gemstones, shared / "gemstones"),
+        ((shared / "gadre_redpajama").is_dir(), _red_pajama, shared / "gadre_redpajama"),
+        ((shared / "porian_refinedweb").is_dir(), _refined_web, shared / "porian_refinedweb"),
+        ((shared / "datablations").is_dir(), _datablations, shared / "datablations"),
+    ]
+    fetched = {
+        "chinchilla": _chinchilla, "steplaw": _steplaw, "loss_to_loss": _loss_to_loss, "misfitting": _misfitting,
+        "isoflops": _isoflops, "olmo_ladder": _olmo_ladder, "open_lm": _open_lm,
+    }  # fmt: skip
+    readers += [(is_here(source(name), downloaded), read, downloaded / name) for name, read in fetched.items()]
+    return [family for there, read, folder in readers if there for family in read(folder)]
+
+
+def _table(points: Iterable[Point], flops: Iterable[float] | None = None) -> RunTable:
+    """A table of finite, positive points, ordered by N and D."""
+    counts = None if flops is None else list(flops)
+    rows = [(*point, math.nan if counts is None else counts[i]) for i, point in enumerate(points)]
+    rows = sorted(row for row in rows if all(math.isfinite(x) and x > 0 for x in row[:3]))
+    n, d, loss = (np.array([row[i] for row in rows], dtype=np.float64) for i in range(3))
+    budgets = [row[3] for row in rows]
+    return RunTable(
+        params=n,
+        tokens=d,
+        loss=loss,
+        flops=6.0 * n * d if counts is None else np.array([row[4] for row in rows], dtype=np.float64),
+        weight=np.ones(len(rows)),
+        budget=None if None in budgets else np.array(budgets, dtype=np.float64),
+        flops_given=counts is not None,
+    )
+
+
+def _records(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _cell(record: Record, name: str) -> float:
+    text = record.get(name) or "nan"
+    return float(text)
+
+
+def _best(points: Iterable[Point]) -> list[Point]:
+    """Of the points of one size and length, that of least loss: the best of the settings tried."""
+    best: dict[tuple[float, float], Point] = {}
+    for point in points:
+        if math.isfinite(point[2]) and point[2] > 0:
+            best[point[:2]] = min(best.get(point[:2], point), point, key=lambda each: each[2])
+    return list(best.values())
+
+
+def _gemstones(folder: Path) -> Iterator[Family]:
+    for name in _GEMSTONES:
+        note = "ends of cooldowns" if name == "cool_end" else "points along runs at a constant rate"
+        if name == "slim_chinchilla":
+            note = "one point a size and budget"
+        yield Family(name=f"gemstones_{name}", group="gemstones", source="mcleish7/gemstone-scaling-laws 5f420478",
+                     licence="MIT", table=read_runs(folder / f"{name}.csv"), note=note)  # fmt: skip
+
+
+def _red_pajama(folder: Path) -> Iterator[Family]:
+    records = _records(folder / "runs.csv")
+    for name, column in (("c4", "loss"), ("open_lm", "loss_openlm"), ("red_pajama", "loss_paloma_redpajama")):
+        points = [(_cell(each, "params"), _cell(each, "tokens"), _cell(each, column), None) for each in records]
+        yield Family(name=f"open_lm_red_pajama_on_{name}", group="open_lm", source="mlfoundations/scaling a003c491",
+                     licence="MIT", table=_table(points), note="final, decayed; N with embeddings")  # fmt: skip
+
+
+def _refined_web(folder: Path) -> Iterator[Family]:
+    setups: dict[str, list[Record]] = {}
+    for record in _records(folder / "isoflop_points.csv"):
+        setup = "_".join(record[key] for key in ("hparams", "warmup", "decay", "param_count", "val"))
+        setups.setdefault(setup, []).append(record)
+    for setup, records in setups.items():
+        points = [tuple(_cell(each, key) for key in ("params", "tokens", "loss", "flops")) for each in records]
+        yield Family(
+            name=f"refined_web_{setup}",
+            group="refined_web",
+            source="formll/resolving-scaling-law-discrepancies 0dc60d91",
+            licence="MIT",
+            table=_table(((n, d, loss, c) for n, d, loss, c in points), flops=[point[3] for point in points]),
+            note="one point a size and budget, read along runs; the schedule is in the name",
+        )
+
+
+def _datablations(folder: Path) -> Iterator[Family]:
+    fresh = [each for each in _records(folder / "runs.csv") if _cell(each, "tokens") <= _cell(each, "unique_tokens")]
+    points = [(_cell(each, "params"), _cell(each, "tokens"), _cell(each, "loss"), None) for each in fresh]
+    yield Family(name="datablations_fresh", group="datablations", source="huggingface/datablations 13701315",
+                 licence="Apache-2.0", table=_table(points),
+                 note="final, decayed; only runs that repeat no token")  # fmt: skip
+
+
+def _fetched(name: str, of: str, points: Iterable[Point], note: str, group: str | None = None) -> Family:
+    origin = source(of)
+    return Family(
+        name=name, group=group or of, source=origin.stated, licence=origin.licence, table=_table(points), note=note
+    )
+
+
+def _chinchilla(folder: Path) -> Iterator[Family]:
+    records = _records(folder / "svg_extracted_data.csv")
+    bar = sorted(_cell(each, "loss") for each in records)[-5]
+    points: list[Point] = [
+        (_cell(each, "Model Size"), _cell(each, "Training FLOP") / (6 * _cell(each, "Model Size")),
+         _cell(each, "loss"), None)
+        for each in records if _cell(each, "loss") < bar
+    ]  # fmt: skip
+    yield _fetched("chinchilla", "chinchilla", points, "240 of 245 points read off a figure (the 5 highest left out, "
+                   "as the source does); final, decayed")  # fmt: skip
+
+
+def _steplaw(folder: Path) -> Iterator[Family]:
+    records = _records(folder / "dense_lr_bs_loss.csv")
+    points: list[Point] = [(_cell(each, "N"), _cell(each, "D"), _cell(each, "smooth loss"), None) for each in records]
+    yield _fetched("steplaw", "steplaw", _best(points),
+                   "smoothed last training loss, best of rates and batches tried; N without embeddings")  # fmt: skip
+
+
+def _loss_to_loss(folder: Path) -> Iterator[Family]:
+    records = _records(folder / "sweep.csv")
+    for data, own in _LOSS_TO_LOSS.items():
+        points: list[Point] = [
+            (_cell(each, "params"), _cell(each, "tokens"), _cell(each, f"eval/{own}/CrossEntropyLoss"),
+             _cell(each, "iso_flop"))
+            for each in records if each["data"] == data
+        ]  # fmt: skip
+        yield _fetched(f"loss_to_loss_{data.replace('-', '_')}", "loss_to_loss", points,
+                       "finished runs of an isoFLOP ladder; loss on the training set's own held-out part")  # fmt: skip
+
+
+def _misfitting(folder: Path) -> Iterator[Family]:
+    records = _records(folder / "scaling_results_last_ckpt_only.csv")
+    ended = [each for each in records if _cell(each, "portion_steps_elapsed") > 0.999]
+    points: list[Point] = [(_cell(each, "N"), _cell(each, "D"), _cell(each, "loss"), None) for each in ended]
+    yield _fetched("misfitting", "misfitting", _best(points), "best of the rates tried; N with embeddings")
+
+
+def _isoflops(folder: Path) -> Iterator[Family]:
+    for data in ("comma", "dclm", "nemotron"):
+        points: list[Point] = []
+        for each in _records(folder / f"isoflop-{data}.csv"):
+            budget = each["Name"].split("optimal-" if "optimal-" in each["Name"] else "isoflop-")[1]
+            digits = budget[: budget.index("e+") + 4]
+            points.append((_cell(each, "parameter_count"), _cell(each, "throughput/total_tokens"),
+                           _cell(each, "eval/paloma/macro_loss"), float(digits)))  # fmt: skip
+        yield _fetched(f"marin_{data}", "isoflops", points, "isoFLOP ladders and their checks at larger budgets; mean "
+                       "loss over Paloma; a budget counts attention", group="marin")  # fmt: skip
+    every = _records(folder / "isoflops.csv")
+    for experiment, name, group, note in (
+        ("llama_3__exp_loss", "llama_3", "llama_3", "read off a figure, exponentials of its losses: of unknown unit"),
+        (
+            "ml_scalefit__massivetext__chinchilla",
+            "chinchilla_isoflops",
+            "chinchilla",
+            "the same runs, by other readers",
+        ),
+    ):
+        points = [
+            (_cell(each, "params"), _cell(each, "tokens"), _cell(each, "loss"), _cell(each, "budget"))
+            for each in every if each["experiment"] == experiment
+        ]  # fmt: skip
+        yield _fetched(name, "isoflops", points, note, group=group)
+
+
+def _olmo_ladder(folder: Path) -> Iterator[Family]:
+    curves = {path.stem: _records(path) for path in sorted(folder.glob("*.csv"))}
+    for name, data in _OLMO_LOSSES.items():
+        column = f"eval/{data}/CrossEntropyLoss"
+        points: list[Point] = []
+        for stem, curve in curves.items():
+            last = next(each for each in reversed(curve) if each[column])
+            tokens = _cell(last, "throughput/total_tokens")
+            points.append((_OLMO_PARAMS[stem.split("-")[0]], tokens, _cell(last, column), None))
+        yield _fetched(f"olmo_ladder_on_{name}", "olmo_ladder", points, "last loss of decayed runs")
+
+
+def _open_lm(folder: Path) -> Iterator[Family]:
+    for data in ("c4_original", "rw_original"):
+        points: list[Point] = []
+        for path in sorted(folder.glob(f"{data}-*.json")):
+            run = json.loads(path.read_bytes())
+            on_c4 = next(each["loss"] for each in run["results"] if "/c4_val/" in each["val_data"][0])
+            hparams = run["hyperparameters"]
+            points.append((float(hparams["params"]), float(hparams["tokens"]), float(on_c4), None))
+        yield _fetched(f"open_lm_{data.split('_')[0]}_on_c4", "open_lm", points, "final, decayed; N with embeddings")
+
+
+def listing(found: list[Family]) -> str:
+    """Families with their runs, reach, source and licence, one a line."""
+
+    def reach(values: NDArray[np.float64]) -> str:
+        return f"{values.min():.2g} to {values.max():.2g}"
+
+    lines = [
+        f"{each.name}: {each.table.num_runs} runs, 6ND {reach(6.0 * each.table.params * each.table.tokens)}; "
+        f"group {each.group}; {each.source}; licence {each.licence}; {each.note}"
+        for each in found
+    ]
+    return "\n".join([*lines, f"{len(found)} families of {len({each.group for each in found})} studies"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fetch and list public families of scaling runs.")
+    parser.add_argument("--list", action="store_true", help="fetch nothing")
+    options = parser.parse_args()
+    failures = []
+    for each in () if options.list else SOURCES:
+        problem = download(each)
+        print(f"{each.name} ({each.stated}, licence {each.licence}): {problem or 'here, as expected'}")
+        failures += [each.name] if problem else []
+    print(listing(families()))
+    if failures:
+        raise SystemExit(f"not fetched: {', '.join(failures)}; what is listed above can be used without them")
+
+
+if __name__ == "__main__":
+    main()

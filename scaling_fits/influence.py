@@ -1,0 +1,211 @@
+"""Which runs a scaling choice hangs on: the fit again without each run, and runs far off the law.
+
+Leave-one-out refits say what a choice would have been had a run never been made (Cook 1977, Technometrics 19:15, by
+refitting rather than by its linear formula: a law with an irreducible loss is far from linear). They are of the
+heaviest law alone, while the choice pools the laws by weight.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+from scaling_fits import law
+from scaling_fits.derived import pooled_interval, stretched
+from scaling_fits.law import LawFit
+from scaling_fits.nearness import near_frontier
+from scaling_fits.solver import Floats
+from scaling_fits.table import RunTable
+from scaling_fits.traps import rows_text
+from scaling_fits.uncertainty import FittedRuns, check_positive, predict
+
+LARGE_SHARE = 0.5
+"""Of an interval's arm: a run that moves the choice by more is worth a second look."""
+LARGE_SHIFT = math.log(1.1)
+"""Of log N*, where there are no intervals: 10 % in the best size."""
+OUTLIER_SDS = 5.0
+"""Robust sds, at least; few runs need more (`outlier_limit`). Of 100 clean tables 1 to 3 show an outlier."""
+
+_NUM_STARTS = 2  # the fit itself and the grid's best cell: without one run the optimum is near
+_HUBER_DELTA = 1e-3  # of log loss: what the objective itself takes for noise
+_NORMAL_MAD = 1.4826  # sd of a normal over its median absolute deviation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowInfluence:
+    """What one run does to the choice. A run without which no law is identified has no shifts: all hangs on it."""
+
+    place: int
+    """Of the run in the table, from 0."""
+    line: int | None
+    """Its line in the file, where it came from one."""
+    shift_log_params: float | None
+    """Log N* at the target's 6ND without the run, less log N* with it."""
+    shift_log_loss: float | None
+    """Log loss at the target without the run, less with it."""
+    share_of_arm: float | None
+    """The larger shift over the arm of its interval on that side; None without a bootstrap."""
+    residual_sds: float
+    """How far the run's log loss is above the law (below: negative), in robust sds of all runs."""
+    outlier: bool
+    """Whether that is further than noise takes a run among so many."""
+
+    @property
+    def decisive(self) -> bool:
+        """Whether the choice hangs on this run: half an arm, without intervals 10 % in N*, or no law without it."""
+        if self.shift_log_params is None:
+            return True
+        if self.share_of_arm is None:
+            return abs(self.shift_log_params) > LARGE_SHIFT
+        return self.share_of_arm > LARGE_SHARE
+
+
+def influence(
+    table: RunTable, fitted: FittedRuns, *, target_params: float, target_tokens: float
+) -> tuple[RowInfluence, ...]:
+    """What each run does to N* at the target's 6ND and to the loss at the target; the most influential first.
+
+    Args:
+        table: the runs `fitted` was fitted to.
+        fitted: the fit.
+        target_params: N of the run in question.
+        target_tokens: its D.
+
+    Raises:
+        LawError: a target that is not finite and positive.
+        CannotTellError: the runs identify no law.
+    """
+    check_positive(target_params=target_params, target_tokens=target_tokens)
+    fitted.require()
+    fit = fitted.heaviest
+    target = (np.array([float(target_params)]), np.array([float(target_tokens)]))
+    log_flops = math.log(6.0) + math.log(target_params) + math.log(target_tokens)
+    near = fitted.weighting == "near_frontier"
+    weighed = near_frontier(table) if near else table
+    without = law.refit(weighed, fit, _weights_without(table, near), num_starts=_NUM_STARTS).theta
+    log_params = _log_best_params(np.concatenate([fit.theta[None, :], without]), log_flops)
+    log_loss = law.log_loss(np.concatenate([fit.theta[None, :], without]), *target)[:, 0]
+    arms = _arms(fitted, log_flops, target_params, target_tokens)
+    scores, limit = _residual_sds(weighed, fit), outlier_limit(fit)
+    rows = []
+    for i in range(table.num_runs):
+        needed = bool(law.why_unidentified(table.rows(np.arange(table.num_runs) != i), fit.form))
+        shifts = float(log_params[1 + i] - log_params[0]), float(log_loss[1 + i] - log_loss[0])
+        rows.append(
+            RowInfluence(
+                place=i,
+                line=None if table.lines is None else table.lines[i],
+                shift_log_params=None if needed else shifts[0],
+                shift_log_loss=None if needed else shifts[1],
+                share_of_arm=None if needed or arms is None else max(map(_share, shifts, arms)),
+                residual_sds=float(scores[i]),
+                outlier=bool(abs(scores[i]) > limit),
+            )
+        )
+    return tuple(sorted(rows, key=_rank))
+
+
+def influence_warnings(found: tuple[RowInfluence, ...]) -> tuple[str, ...]:
+    """What a reader must know of the runs the choice hangs on, and of the outliers; nothing where there are none."""
+    warnings = []
+    needed = [row for row in found if row.shift_log_params is None]
+    if needed:
+        warnings.append(f"without {_named(needed)} (each by itself) the runs identify no law: add runs")
+    decisive = [row for row in found if row.decisive and row.shift_log_params is not None]
+    if decisive:
+        worst = decisive[0]
+        assert worst.shift_log_params is not None and worst.shift_log_loss is not None
+        warnings.append(
+            f"the choice hangs on {_named(decisive)}: without {_named([worst])} the best size moves by "
+            f"{math.expm1(worst.shift_log_params):+.1%} and the loss at the target by "
+            f"{math.expm1(worst.shift_log_loss):+.2%}{_of_arm(worst)}; look at such runs again, or add some beside them"
+        )
+    outliers = sorted((row for row in found if row.outlier), key=lambda row: -abs(row.residual_sds))
+    if outliers:
+        warnings.append(
+            f"{_named(outliers)} off the law by more than noise takes runs (the furthest by "
+            f"{outliers[0].residual_sds:+.1f} robust sds): the fit leans on such runs little, but were they made like "
+            "the others?"
+        )
+    return tuple(warnings)
+
+
+def _weights_without(table: RunTable, near: bool) -> Floats:
+    """Weights of all runs but one, one row for each left out; nearness is that to the frontier of the others."""
+    weight_MR = np.zeros((table.num_runs, table.num_runs))
+    for i in range(table.num_runs):
+        others = np.arange(table.num_runs) != i
+        part = table.rows(others)
+        weight_MR[i, others] = (near_frontier(part) if near else part).weight
+    return weight_MR
+
+
+def _log_best_params(theta_MP: Floats, log_flops: float) -> Floats:
+    """Log N* along 6ND = C (arXiv 2203.15556, section 3.3; an outer exponent does not move it)."""
+    _, a, b, alpha, beta = theta_MP[:, :5].T
+    found: Floats = (np.log(alpha / beta) + a - b + beta * (log_flops - math.log(6.0))) / (alpha + beta)
+    return found
+
+
+def _arms(fitted: FittedRuns, log_flops: float, params: float, tokens: float) -> tuple[tuple[float, float], ...] | None:
+    """(lower, upper) arms of the stretched intervals of log N* and of log loss; None without a bootstrap."""
+    at = predict(fitted, params, tokens)
+    sizes = pooled_interval(
+        fitted, [_log_best_params(fit.draws, log_flops) if len(fit.draws) else np.empty(0) for fit in fitted.members]
+    )
+    if sizes is None or at.low is None or at.high is None:
+        return None
+    centre = float(_log_best_params(fitted.heaviest.theta[None, :], log_flops)[0])
+    low, high = stretched(centre, *sizes, fitted)
+    loss = math.log(at.loss_nats)
+    return (centre - low, high - centre), (loss - math.log(at.low), math.log(at.high) - loss)
+
+
+def _share(shift: float, arms: tuple[float, float]) -> float:
+    """Of the arm on the shift's side, which is no shorter than a tenth of both: one law may lie beside the pool."""
+    return abs(shift) / max(arms[int(shift > 0)], 0.1 * sum(arms), 1e-12)
+
+
+def outlier_limit(fit: LawFit) -> float:
+    """Robust sds beyond which a run is no noise: what 1 clean table in 100 reaches by Student's tails, at least 5.
+
+    Of 12 runs with 1 % noise, one that is 4 % off is caught every other time; of 30, always.
+    """
+    freedom = max(fit.degrees_of_freedom, 1)
+    return max(OUTLIER_SDS, float(stdtrit(freedom, 1 - 0.005 / fit.num_runs)))
+
+
+def _residual_sds(table: RunTable, fit: LawFit) -> Floats:
+    """Residuals of log loss over their robust sd; a run of a quarter of the weight is taken to be twice as noisy.
+
+    A fit that forgives large residuals runs through about as many runs as it has parameters, so that many of the
+    smallest residuals say nothing of noise and are left out of the median. The sd is no smaller than what the
+    objective takes for noise: runs that fit a law exactly have no outliers.
+    """
+    residuals = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
+    residuals = residuals * np.sqrt(table.weight / table.weight.mean())
+    telling = np.sort(np.abs(residuals))[law.NUM_PARAMETERS[fit.form] :]
+    scores: Floats = residuals / max(_NORMAL_MAD * float(np.median(telling)), _HUBER_DELTA)
+    return scores
+
+
+def _rank(row: RowInfluence) -> tuple[float, float]:
+    """Largest first, by share of the arm where there is one, else by shift of N*; runs that are needed before all."""
+    if row.shift_log_params is None:
+        return (-math.inf, 0.0)
+    shift = abs(row.shift_log_params)
+    return (-shift if row.share_of_arm is None else -row.share_of_arm, -shift)
+
+
+def _named(rows: list[RowInfluence]) -> str:
+    """The runs in words, by file line where they have one, else by place."""
+    if rows[0].line is None:
+        return rows_text([row.place for row in rows]).replace("row", "run", 1)
+    return rows_text([row.line for row in rows if row.line is not None])
+
+
+def _of_arm(row: RowInfluence) -> str:
+    return "" if row.share_of_arm is None else f" ({row.share_of_arm:.2g} of its interval's arm)"

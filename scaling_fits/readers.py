@@ -1,0 +1,115 @@
+"""The three kinds of file a table of runs may be: rows of cells as they stand, each with its line in the file.
+
+Rows are numbered by file line, the header of a `.csv` being line 1: in `.jsonl`, which has none, row n is line n; the
+i-th record of a `.parquet` file, counted from 0, is row i + 2. Cells are judged elsewhere.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+Rows = list[tuple[int, dict[str, object]]]
+
+
+class FormatError(ValueError):
+    """A file of none of the three kinds, or one that cannot be read as what its name says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cells:
+    """What a file holds, before any cell is judged."""
+
+    columns: list[str]
+    """Names in the file's order; one that is there twice is listed twice."""
+    rows: Rows
+    """(row, cells by column); a cell that is not there is not in the mapping."""
+    problems: list[str]
+    """Rows that are no rows."""
+
+
+def read_cells(path: Path) -> Cells:
+    """The cells of a `.csv`, `.jsonl` or `.parquet` file.
+
+    Raises:
+        FormatError: another kind of file, or one that cannot be read.
+    """
+    readers: dict[str, Callable[[Path], Cells]] = {
+        ".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet
+    }  # fmt: skip
+    if path.suffix not in readers:
+        raise FormatError(f"{path.name}: a table of runs is one of {', '.join(readers)}")
+    try:
+        return readers[path.suffix](path)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"{path.name} cannot be read: {error}") from error
+
+
+def _read_csv(path: Path) -> Cells:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        columns = [name.strip() for name in next(reader, [])]
+        rows: Rows = []
+        problems: list[str] = []
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) > len(columns):
+                problems.append(f"row {reader.line_num} has {len(cells)} cells: {len(columns)} are wanted")
+            rows.append((reader.line_num, dict(zip(columns, map(_read_number, cells), strict=False))))
+    return Cells(columns=columns, rows=rows, problems=problems)
+
+
+def _read_number(text: str) -> object:
+    """The number a CSV cell spells, or its text. Python alone reads 1_000 as one."""
+    try:
+        return text.strip() if "_" in text else float(text)
+    except ValueError:
+        return text.strip()
+
+
+class _RepeatedKeys(dict[str, object]):
+    """A JSON object in which some keys came twice."""
+
+
+def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    seen = dict(pairs)
+    return seen if len(seen) == len(pairs) else _RepeatedKeys(seen)
+
+
+def _read_jsonl(path: Path) -> Cells:
+    rows: Rows = []
+    problems: list[str] = []
+    for line, text in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text, object_pairs_hook=_pairs)
+        except (ValueError, RecursionError) as error:
+            problems.append(f"row {line} is not JSON: {error}")
+            continue
+        if not isinstance(record, dict):
+            problems.append(f"row {line} is a {type(record).__name__}: an object is wanted")
+            continue
+        if isinstance(record, _RepeatedKeys):
+            problems.append(f"row {line} has a key twice: remove one")
+        rows.append((line, record))
+    return Cells(columns=list(dict.fromkeys(key for _, record in rows for key in record)), rows=rows, problems=problems)
+
+
+def _read_parquet(path: Path) -> Cells:
+    import pyarrow as pa  # 0.2 s to load, and only this format needs it
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path).read()
+    except pa.ArrowException as error:
+        raise FormatError(f"{path.name} is no Parquet file: {error}") from error
+    values = [column.to_pylist() for column in table.columns]  # by place: Arrow's records refuse a name twice
+    rows = [
+        (i + 2, dict(zip(table.column_names, cells, strict=True))) for i, cells in enumerate(zip(*values, strict=True))
+    ]
+    return Cells(columns=list(table.column_names), rows=rows, problems=[])

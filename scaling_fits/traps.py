@@ -1,0 +1,219 @@
+"""What is odd about a table of runs, though every cell of it is a number: said as warnings, never mended in silence.
+
+Each of these has spoilt published fits: points along one schedule taken for finished runs (arXiv 2203.15556, section
+3.1), embeddings counted or not (arXiv 2406.19146 and 2406.12907), FLOPs that are not 6 * N * D, runs entered twice,
+runs of several settings under one size (arXiv 2502.18969), repeated data (arXiv 2305.16264), losses in another unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Record = Mapping[str, object]
+
+RUN_COLUMNS = ("run", "run_id", "run_name")
+"""Columns that tell runs apart; the first one there with a repeated entry is looked at."""
+
+_WORST_LOSS = 12.0  # nats: guessing evenly among 163,000 tokens
+_UNLIKELY_LOSS = 1.0  # nats: no published run on text is below; code comes to 1.2
+_FLOPS_APART = 1.3  # attention and embeddings make up for less at the sizes runs are fitted at
+_STEADY = 1.1  # largest over smallest of ratios that are one factor
+_WIDE_REPEATS = 0.02  # seeds of one setting differ by 0.1 to 0.5 % in loss
+_ENDED = 0.999  # short of this share of a schedule, or of its tokens, is short
+_ROWS_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replicates:
+    """Runs of one size and length, of which there are several: the noise without any law."""
+
+    num_runs: int
+    """Runs that have such a sibling; a row entered twice counts once."""
+    sd_log_loss: float
+    """Sd of log loss about the mean of each size and length."""
+    degrees_of_freedom: int
+    """Runs less their sizes and lengths."""
+
+
+def replicates(params: Floats, tokens: Floats, loss: Floats) -> Replicates | None:
+    """The scatter of log loss among runs of equal N and D; None where no two different losses share them."""
+    cells: dict[tuple[float, float], set[float]] = {}
+    for n, d, nats in zip(params.tolist(), tokens.tolist(), loss.tolist(), strict=True):
+        cells.setdefault((n, d), set()).add(nats)
+    groups = [np.log(np.array(sorted(losses))) for losses in cells.values() if len(losses) > 1]
+    if not groups:
+        return None
+    free = sum(len(group) - 1 for group in groups)
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+    return Replicates(
+        num_runs=sum(map(len, groups)), sd_log_loss=float(np.sqrt(squares / free)), degrees_of_freedom=free
+    )
+
+
+def warnings_of(
+    columns: Mapping[str, Floats], records: Sequence[Record], lines: Sequence[int], params_column: str
+) -> tuple[str, ...]:
+    """Everything odd about the runs kept of a file.
+
+    Args:
+        columns: `params`, `tokens`, `loss`, and `flops` and `seed` where the table has them.
+        records: the file's cells of the same rows, by the file's own names.
+        lines: file lines of the same rows.
+        params_column: the file's name of N.
+    """
+    found = (
+        _loss_unit(columns["loss"], lines),
+        _flops_apart(columns),
+        _other_sizes(columns["params"], records, params_column),
+        _unfinished(records, lines),
+        _points_of_a_curve(columns, records, lines),
+        _entered_twice(columns, lines),
+        _wide_repeats(columns),
+        _repeated_data(columns["tokens"], records, lines),
+    )
+    return tuple(warning for warning in found if warning is not None)
+
+
+def rows_text(lines: Sequence[int]) -> str:
+    """One row, a few rows, or the first few of them and how many more, in words."""
+    shown = [str(line) for line in lines[:_ROWS_NAMED]]
+    if len(lines) == 1:
+        return f"row {shown[0]}"
+    if len(lines) > _ROWS_NAMED:
+        return f"rows {', '.join(shown)} and {len(lines) - _ROWS_NAMED} more"
+    return f"rows {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _loss_unit(loss: Floats, lines: Sequence[int]) -> str | None:
+    high = [line for line, value in zip(lines, loss, strict=True) if value > _WORST_LOSS]
+    if high:
+        return (
+            f"{rows_text(high)}: a loss above {_WORST_LOSS:g} nats per token is worse than guessing evenly among "
+            "163,000 tokens: a perplexity (take its log), or a run that diverged (leave it out)?"
+        )
+    if loss.max() < _UNLIKELY_LOSS:
+        return (
+            f"every loss is below {_UNLIKELY_LOSS:g}, where no published run on text is in nats per token: if these "
+            "are bits per byte of one tokenizer, exponents and allocations hold, and predictions are in that unit too"
+        )
+    return None
+
+
+def _flops_apart(columns: Mapping[str, Floats]) -> str | None:
+    if "flops" not in columns:
+        return None
+    ratio = columns["flops"] / (6.0 * columns["params"] * columns["tokens"])
+    low, high = float(ratio.min()), float(ratio.max())
+    if low >= 1 / _FLOPS_APART and high <= _FLOPS_APART:
+        return None
+    if high <= _STEADY * low:
+        what = f"{low:.3g} times 6 * N * D throughout: another unit, or another count of parameters or FLOPs?"
+    else:
+        what = (
+            f"{low:.3g} to {high:.3g} times 6 * N * D, changing over the runs: attention, embeddings or recomputing "
+            "counted on one side only?"
+        )
+    return f"column 'flops' is {what} hold-outs go by the column, sizes and tokens to buy by 6 * N * D"
+
+
+def _other_sizes(params: Floats, records: Sequence[Record], params_column: str) -> str | None:
+    """Another count of parameters beside the default one, if it bends the axis and does not only stretch it."""
+    if params_column != "params":
+        return None  # somebody chose
+    for name in dict.fromkeys(name for record in records for name in record):
+        other = numbers(records, name) if "param" in name.lower() and name != params_column else None
+        if other is None or not (other > 0).all():
+            continue
+        ratio = other / params
+        if ratio.max() > _STEADY * ratio.min():
+            return (
+                f"N is column 'params', and column {name!r} is {ratio.min():.3g} to {ratio.max():.3g} times it: which "
+                "parameters are counted (embeddings or not) changes exponents and the best size; --params-column "
+                f"{name} fits the other"
+            )
+    return None
+
+
+def _unfinished(records: Sequence[Record], lines: Sequence[int]) -> str | None:
+    fraction, step, last = (numbers(records, name) for name in ("schedule_fraction", "step", "num_steps"))
+    if fraction is None and step is not None and last is not None:
+        fraction = step / np.where(last > 0, last, np.inf)
+    if fraction is None:
+        return None
+    short = [line for line, done in zip(lines, fraction, strict=True) if done < _ENDED]
+    if not short:
+        return None
+    return (
+        f"{rows_text(short)}: read before the end of the schedule: a run that ends there would do better, so the fit "
+        "takes length for worth more than it is; leave such rows out"
+    )
+
+
+def _points_of_a_curve(columns: Mapping[str, Floats], records: Sequence[Record], lines: Sequence[int]) -> str | None:
+    for name in RUN_COLUMNS:
+        groups: dict[tuple[str, float, float | None], list[int]] = {}
+        for i, record in enumerate(records):
+            if record.get(name) not in (None, ""):
+                seed = float(columns["seed"][i]) if "seed" in columns else None
+                groups.setdefault((str(record[name]), float(columns["params"][i]), seed), []).append(i)
+        curves = [group for group in groups.values() if len(set(columns["tokens"][group].tolist())) > 1]
+        if curves:
+            first = f"{records[curves[0][0]][name]!r} is {rows_text([lines[i] for i in curves[0]])}"
+            return (
+                f"{sum(map(len, curves))} rows are points along {len(curves)} runs by column {name!r} ({first}): a "
+                "loss along a schedule is not that of a run that ends there, unless the rate was constant or decayed "
+                "for that point; and points of one run are not independent, so intervals come out too narrow"
+            )
+    return None
+
+
+def _entered_twice(columns: Mapping[str, Floats], lines: Sequence[int]) -> str | None:
+    keys: dict[tuple[float, ...], list[int]] = {}
+    told_apart = [columns[name] for name in ("params", "tokens", "loss", "seed") if name in columns]
+    for line, key in zip(lines, zip(*(column.tolist() for column in told_apart), strict=True), strict=True):
+        keys.setdefault(key, []).append(line)
+    twice = [rows for rows in keys.values() if len(rows) > 1]
+    if not twice:
+        return None
+    rest = f" (and so do {len(twice) - 1} more sets of rows)" if len(twice) > 1 else ""
+    return (
+        f"{rows_text(twice[0])} hold the same params, tokens and loss{rest}: a run entered twice counts twice; remove "
+        "one, or add a seed column if they are two runs"
+    )
+
+
+def _wide_repeats(columns: Mapping[str, Floats]) -> str | None:
+    found = replicates(columns["params"], columns["tokens"], columns["loss"])
+    if found is None or found.sd_log_loss <= _WIDE_REPEATS:
+        return None
+    return (
+        f"{found.num_runs} runs share N and D with another and scatter by {found.sd_log_loss:.1%} in loss, more than "
+        "seeds do: runs of several settings? keep the best-tuned of each size and length"
+    )
+
+
+def _repeated_data(tokens: Floats, records: Sequence[Record], lines: Sequence[int]) -> str | None:
+    unique = numbers(records, "unique_tokens")
+    if unique is None:
+        return None
+    over = [line for line, d, u in zip(lines, tokens, unique, strict=True) if 0 < u < _ENDED * d]
+    if not over:
+        return None
+    return (
+        f"{rows_text(over)}: more tokens than unique_tokens: repeated tokens are fitted as if they were fresh, though "
+        "past about 4 epochs they are worth less (arXiv 2305.16264)"
+    )
+
+
+def numbers(records: Sequence[Record], name: str) -> Floats | None:
+    """A column of the file as numbers; None where a cell is missing or is none."""
+    cells = [record.get(name) for record in records]
+    if any(isinstance(cell, bool) or not isinstance(cell, int | float) for cell in cells):
+        return None
+    column = np.array([float(cell) for cell in cells if isinstance(cell, int | float)])
+    return column if np.isfinite(column).all() else None

@@ -1,0 +1,269 @@
+"""Tables that would spoil a fit: each is refused by row, or fitted with a warning; none gives a silent number."""
+
+import json
+import math
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from planted_ladders import CHINCHILLA, ladder, law_loss
+
+from launcher.verbs.fits import fit as fit_verb
+from scaling_fits import law, summary
+from scaling_fits.allocate import allocate
+from scaling_fits.law import CannotTellError
+from scaling_fits.table import TableError, read_runs
+from scaling_fits.traps import replicates, rows_text
+from scaling_fits.uncertainty import fit_runs, predict
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+NOISY = ladder(CHINCHILLA, np.random.default_rng(0), noise=0.004)
+RUNS = {"params": NOISY.params.tolist(), "tokens": NOISY.tokens.tolist(), "loss": NOISY.loss.tolist()}
+FAST = ["--form", "chinchilla", "--bootstrap", "0", "--json"]
+
+
+def _csv(folder, columns, name="runs.csv"):
+    rows = zip(*columns.values(), strict=True)
+    lines = [",".join(columns), *(",".join(x if isinstance(x, str) else repr(x) for x in row) for row in rows)]
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return folder / name
+
+
+def _warnings(folder, **columns):
+    return read_runs(_csv(folder, RUNS | columns)).warnings
+
+
+def _fit(path, *options):
+    return CliRunner().invoke(fit_verb, [str(path), *FAST, *options])
+
+
+def test_a_clean_table_has_no_warning_and_fits(tmp_path):
+    assert _warnings(tmp_path) == ()
+    answer = _fit(tmp_path / "runs.csv")
+    assert answer.exit_code == 0 and json.loads(answer.stdout)["status"] == "converged"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "decimal"])
+def test_six_nd_of_whole_numbers_does_not_overflow(tmp_path, kind):
+    """As 64-bit integers 6 * 4e12 * 3e13 is another number; the same runs in floats are the reference."""
+    n = [int(x) for x in np.geomspace(1e9, 4e12, 4)]
+    d = [int(x) for x in np.geomspace(2e11, 3e13, 4)]
+    grid = [(a, b) for a in n for b in d]
+    loss = [float(law_loss(CHINCHILLA, a, b)) for a, b in grid]
+    params, tokens = map(list, zip(*grid, strict=True))
+    assert (6 * np.array([n[-1]]) * np.array([d[-1]])).item() != 6 * n[-1] * d[-1]
+    if kind == "jsonl":
+        records = [{"params": a, "tokens": b, "loss": c} for (a, b), c in zip(grid, loss, strict=True)]
+        (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, records)))
+    else:
+        columns = {"params": pa.array(params, pa.int64()), "tokens": pa.array(tokens, pa.int64()), "loss": loss}
+        if kind == "decimal":
+            columns["tokens"] = pa.array([Decimal(b) for b in tokens], pa.decimal128(38, 0))
+        pq.write_table(pa.table(columns), tmp_path / "r.parquet")
+    table = read_runs(tmp_path / ("r.jsonl" if kind == "jsonl" else "r.parquet"))
+    assert table.flops.tolist() == [6.0 * a * b for a, b in grid]
+    fit = law.fit_law(table, "chinchilla")
+    assert fit.parameters["alpha"] == pytest.approx(CHINCHILLA["alpha"], abs=0.01)
+
+
+def test_two_counts_of_parameters_are_told_only_while_nobody_chose(tmp_path):
+    small = [n - 2e4 for n in RUNS["params"]]  # embeddings: a larger share of a smaller model
+    said = _warnings(tmp_path, params_non_embedding=small)
+    assert len(said) == 1
+    assert "column 'params_non_embedding' is 0.333 to 0.98 times it" in said[0]
+    assert "--params-column params_non_embedding" in said[0]
+    assert read_runs(tmp_path / "runs.csv", params_column="params_non_embedding").warnings == ()
+    assert _warnings(tmp_path, active_params=[n / 4 for n in RUNS["params"]]) == ()  # one factor moves no exponent
+    assert _warnings(tmp_path, param_note=["x"] * 12) == ()
+    fits = [_fit(tmp_path / "runs.csv"), _fit(_csv(tmp_path, RUNS | {"params_non_embedding": small}),
+            "--params-column", "params_non_embedding")]  # fmt: skip
+    exponents = [json.loads(each.stdout)["parameters"]["alpha"] for each in fits]
+    assert abs(exponents[0] - exponents[1]) > 0.02
+
+
+def test_flops_that_are_not_six_nd(tmp_path):
+    six_nd = 6 * NOISY.params * NOISY.tokens
+    assert _warnings(tmp_path, flops=(1.2 * six_nd).tolist()) == ()
+    bent = _warnings(tmp_path, flops=(six_nd * (1 + 5e4 / NOISY.params)).tolist())
+    assert "1.05 to 2.67 times 6 * N * D, changing over the runs" in bent[0]
+    unit = _warnings(tmp_path, flops=(six_nd / 1e15).tolist())
+    assert "1e-15 times 6 * N * D throughout: another unit" in unit[0]
+
+
+def test_rows_before_the_end_of_a_schedule_are_named(tmp_path):
+    fraction = [1.0] * 10 + [0.5, 0.9995]
+    assert _warnings(tmp_path, schedule_fraction=fraction)[0].startswith("row 12: read before the end of the schedule")
+    steps = {"step": [100.0] * 12, "num_steps": [100.0, 250.0, 100.0, 200.0] + [100.0] * 8}
+    assert _warnings(tmp_path, **steps)[0].startswith("rows 3 and 5: read before")
+    assert _warnings(tmp_path, step=steps["step"]) == ()
+    assert _warnings(tmp_path, schedule_fraction=[1.0] * 12) == ()
+
+
+def test_points_along_one_run_are_told(tmp_path):
+    names = [f"model-{n:.0f}" for n in RUNS["params"]]  # three lengths of each of four sizes
+    said = _warnings(tmp_path, run_name=names)
+    assert said[0].startswith("12 rows are points along 4 runs by column 'run_name'")
+    assert "'model-30000' is rows 2, 3 and 4" in said[0]
+    assert _warnings(tmp_path, run=[f"r{i}" for i in range(12)]) == ()
+    assert _warnings(tmp_path, run=[""] * 12) == ()
+
+
+def test_points_along_real_runs_are_told():
+    if not SHARED.is_dir():
+        pytest.skip(f"no public data at {SHARED}")
+    hot = read_runs(SHARED / "gemstones" / "hot.csv")
+    assert [text[:38] for text in hot.warnings] == ["220 rows are points along 22 runs by c"]
+    assert read_runs(SHARED / "gadre_redpajama" / "runs.csv").warnings == ()
+    assert any("more tokens than unique_tokens" in text for text in read_runs(
+        SHARED / "datablations" / "runs.csv").warnings)  # fmt: skip
+
+
+def test_a_run_entered_twice_is_not_two_seeds(tmp_path):
+    columns = {name: [*values, values[3], values[0]] for name, values in RUNS.items()}
+    said = read_runs(_csv(tmp_path, columns)).warnings
+    assert said[0].startswith("rows 2 and 15 hold the same params, tokens and loss (and so do 1 more sets")
+    seeds = columns | {"seed": [0.0] * 12 + [1.0, 1.0]}
+    assert read_runs(_csv(tmp_path, seeds)).warnings == ()
+
+
+def test_seeds_give_the_noise_and_runs_of_several_settings_are_told(tmp_path):
+    rng = np.random.default_rng(0)
+    n, d = np.tile(NOISY.params, 6), np.tile(NOISY.tokens, 6)
+    clean = law_loss(CHINCHILLA, n, d)
+    columns = {"params": n.tolist(), "tokens": d.tolist()}
+    loss = clean * np.exp(rng.normal(0, 0.004, 72))
+    table = read_runs(_csv(tmp_path, columns | {"loss": loss.tolist()}))
+    found = replicates(table.params, table.tokens, table.loss)
+    assert (found.num_runs, found.degrees_of_freedom, table.warnings) == (72, 60, ())
+    assert found.sd_log_loss == pytest.approx(0.004, rel=0.25)
+    wide = (clean * np.exp(rng.normal(0, 0.05, 72))).tolist()
+    said = read_runs(_csv(tmp_path, columns | {"loss": wide})).warnings
+    assert said[0].startswith("72 runs share N and D with another and scatter by ")
+    assert replicates(NOISY.params, NOISY.tokens, NOISY.loss) is None
+
+
+def test_losses_of_another_unit(tmp_path):
+    high = [math.exp(x) for x in RUNS["loss"]]  # perplexities
+    rows = [i + 2 for i, x in enumerate(high) if x > 12]
+    assert _warnings(tmp_path, loss=high)[0].startswith(rows_text(rows))
+    assert "bits per byte" in _warnings(tmp_path, loss=[x / 5 for x in RUNS["loss"]])[0]
+    assert rows_text([7]) == "row 7"
+    assert rows_text(list(range(2, 9))) == "rows 2, 3, 4, 5, 6 and 2 more"
+
+
+def test_a_unit_that_is_one_factor_moves_no_exponent(tmp_path):
+    """What the warning on bits per byte promises."""
+    fits = [law.fit_law(read_runs(_csv(tmp_path, RUNS | {"loss": [x * unit for x in RUNS["loss"]]})), "chinchilla")
+            for unit in (1.0, 0.2)]  # fmt: skip
+    assert np.allclose(fits[0].theta[3:5], fits[1].theta[3:5], atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "said"),
+    [
+        ("loss", "oops", "row 4, column 'loss': 'oops'"),
+        ("loss", "0", "row 4, column 'loss': 0.0"),
+        ("loss", "-2", "row 4, column 'loss': -2.0"),
+        ("loss", "", "row 4, column 'loss': missing"),
+        ("params", "nan", "row 4, column 'params': nan"),
+        ("tokens", "1_000", "row 4, column 'tokens': '1_000'"),
+        ("tokens", "inf", "row 4, column 'tokens': inf"),
+    ],
+)
+def test_a_bad_cell_is_refused_by_its_row(tmp_path, column, cell, said):
+    values = [repr(x) for x in RUNS[column]]
+    values[2] = cell
+    path = _csv(tmp_path, RUNS | {column: values})
+    with pytest.raises(TableError, match="a number > 0 is wanted") as caught:
+        read_runs(path)
+    assert said in str(caught.value) and len(caught.value.problems) == 1
+    answer = _fit(path)
+    assert answer.exit_code != 0 and answer.stdout == ""
+
+
+def test_a_diverged_run_is_dropped_by_its_row_and_told(tmp_path):
+    values = [repr(x) for x in RUNS["loss"]]
+    values[2] = "nan"
+    answer = _fit(_csv(tmp_path, RUNS | {"loss": values}))
+    assert json.loads(answer.stdout)["dropped"] == [{"row": 4, "reason": "loss is nan: not finite"}]
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        (lambda n, d: np.arange(len(n)) < 2, "2 runs for the 5 parameters"),
+        (lambda n, d: n == n.max(), "all runs have one size"),
+        (lambda n, d: d == d.max(), "all runs have one number of tokens"),
+        (lambda n, d: n < 0, None),
+    ],
+)
+def test_too_little_is_said_and_gives_no_number(tmp_path, keep, said):
+    part = keep(NOISY.params, NOISY.tokens)
+    columns = {name: [x for x, kept in zip(values, part, strict=True) if kept] for name, values in RUNS.items()}
+    path = _csv(tmp_path, columns)
+    if said is None:
+        with pytest.raises(TableError, match="holds no run"):
+            read_runs(path)
+        return
+    answer = _fit(path)
+    body = json.loads(answer.stdout)
+    assert (answer.exit_code, body["status"]) == (4, "unidentified")
+    assert set(body["parameters"].values()) <= {None}
+    assert any(said in warning for warning in body["warnings"])
+
+
+def test_one_budget_gives_no_number(tmp_path):
+    n = np.geomspace(3e4, 1e6, 9)
+    d = 1e11 / n
+    path = _csv(tmp_path, {"params": n.tolist(), "tokens": d.tolist(), "loss": law_loss(CHINCHILLA, n, d).tolist()})
+    answer = _fit(path)
+    assert answer.exit_code == 4
+    assert any("one budget" in warning for warning in json.loads(answer.stdout)["warnings"])
+    with pytest.raises(CannotTellError):
+        allocate(fit_runs(read_runs(path), bootstrap=0), 1e20)
+
+
+def test_exponents_keep_all_their_digits(tmp_path):
+    """Rounded to two digits they turn a size into another (32B into 40B in a published card); files keep them all."""
+    fitted = fit_runs(NOISY, form="chinchilla", bootstrap=0)
+    again = summary.from_file(json.loads(json.dumps(summary.to_file(fitted))))
+    assert predict(again, 1e10, 2e11).loss_nats == predict(fitted, 1e10, 2e11).loss_nats
+    exact = allocate(fitted, 1e22).params
+    assert allocate(again, 1e22).params == exact
+    _, a, b, alpha, beta = fitted.heaviest.theta[:5]
+
+    def best(alpha, beta):
+        return math.exp((math.log(alpha / beta) + a - b + beta * math.log(1e22 / 6)) / (alpha + beta))
+
+    assert best(alpha, beta) == pytest.approx(exact, rel=1e-6)
+    assert abs(math.log(best(round(alpha, 2), round(beta, 2)) / exact)) > 0.02
+
+
+def test_extra_columns_by_name(tmp_path):
+    columns = RUNS | {
+        "lr": [1e-3] * 11 + [""],
+        "run_id": ["a", "b"] * 6,
+        "note": ["x"] * 12,
+        "gap": [""] * 12,
+    }
+    table = read_runs(_csv(tmp_path, columns), extra=("lr", "run_id", "gap", "absent"))
+    assert list(table.extra) == ["lr", "run_id", "gap"]
+    assert table.extra["lr"][:11].tolist() == [1e-3] * 11 and math.isnan(table.extra["lr"][11])
+    assert table.extra["run_id"].tolist() == [0.0, 1.0] * 6
+    assert np.isnan(table.extra["gap"]).all()
+    assert table.lines == tuple(range(2, 14))
+    part = table.rows(np.arange(12) > 9)
+    assert (part.lines, part.extra["run_id"].tolist()) == ((12, 13), [0.0, 1.0])
+    mixed = [*map(repr, [1e-3] * 10), "fast", "inf"]
+    with pytest.raises(TableError, match=r"row 12, column 'lr': 'fast'.*row 13, column 'lr': inf"):
+        read_runs(_csv(tmp_path, RUNS | {"lr": mixed}), extra=["lr"])
+
+
+def test_lines_skip_dropped_rows_and_blank_lines(tmp_path):
+    (tmp_path / "r.csv").write_text("params,tokens,loss,lr\n1,2,3,1\n\n1,2,nan,2\n2,2,3,3\n")
+    table = read_runs(tmp_path / "r.csv", extra=["lr"])
+    assert (table.lines, table.extra["lr"].tolist(), [row.row for row in table.dropped]) == ((2, 5), [1.0, 3.0], [4])
