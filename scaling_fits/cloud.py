@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import ndtr, ndtri, stdtrit
 
-from scaling_fits import law
+from scaling_fits import law, search
+from scaling_fits.forms import SHAPES
 from scaling_fits.law import LawFit
 from scaling_fits.solver import Floats
 from scaling_fits.table import RunTable
 
-_NOISE_PER_DRAW = 8  # new runs imagined per refit: smooths the quantiles at no cost in refits
+_BISECTIONS = 60
 
 
 def with_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -> LawFit:
     """The fit with `num_draws` bootstrap refits. An unidentified fit has none."""
     if num_draws == 0 or not fit.identified:
         return fit
-    shares = np.random.default_rng(seed).dirichlet(np.ones(table.num_runs), size=num_draws)
-    found = law.refit(table, fit, shares * table.num_runs * table.weight)
+    rng = np.random.default_rng(seed)
+    sizes = [min(search.BLOCK, num_draws - first) for first in range(0, num_draws, search.BLOCK)]
+    found = law.refit_blocks(table, fit, (_shares(table, size, rng) * table.weight for size in sizes))
     unconverged = int((~found.converged).sum())
     warnings = fit.warnings
     if unconverged > 0.01 * num_draws:
@@ -34,37 +38,133 @@ def with_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -> LawFi
     return dataclasses.replace(fit, draws=found.theta, num_unconverged=unconverged, warnings=warnings)
 
 
-def pooled_log_loss(fits: tuple[LawFit, ...], weights: tuple[float, ...], params: Floats, tokens: Floats) -> Floats:
-    """Weighted mean of the laws' log losses at each (N, D)."""
-    total = np.zeros(len(params))
-    for fit, weight in zip(fits, weights, strict=True):
-        if weight > 0:
-            total += weight * law.log_loss(fit.theta[None, :], params, tokens)[0]
-    return total
+def with_nearby_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -> LawFit:
+    """The same with refits that only walk downhill from the fit: for an interval that is read once and not reported.
+
+    Some end in a worse basin, which a quantile hardly feels, and cost a twentieth of the thorough ones.
+    """
+    if num_draws == 0 or not fit.identified:
+        return fit
+    points, centre = law.centred_points(table)
+    shape = SHAPES[fit.form]
+    start_MP = np.repeat(law.centred(fit.theta[None, :], centre), num_draws, axis=0)
+    weight_MR = law.shares_of(_shares(table, num_draws, np.random.default_rng(seed)) * table.weight)
+    found = search.polish(start_MP, points, weight_MR, shape, ease=False)
+    return dataclasses.replace(fit, draws=law.uncentred(found.theta, centre, shape))
+
+
+def _shares(table: RunTable, num_draws: int, rng: np.random.Generator) -> Floats:
+    shares: Floats = rng.dirichlet(np.ones(table.num_runs), size=num_draws)
+    return shares * table.num_runs
+
+
+def pooled_log_loss(fits: Sequence[LawFit], weights: Sequence[float], params: Floats, tokens: Floats) -> Floats:
+    """Mixture of the laws' log losses at each (N, D)."""
+
+    def value(fit: LawFit, n: Floats, d: Floats) -> Floats:
+        return law.log_loss(fit.theta[None, :], n, d)
+
+    result: Floats = _mixture(fits, np.array(weights)[None, :], value, params, tokens)[0]
+    return result
+
+
+def _mixture(
+    fits: Sequence[LawFit],
+    weights_SM: Floats,
+    value: Callable[[LawFit, Floats, Floats], Floats],
+    params: Floats,
+    tokens: Floats,
+) -> Floats:
+    """Log losses (S, R): the laws with a floor mixed at (N, D), and drawn towards the one without as their budget asks.
+
+    The law without an irreducible loss knows how the frontier falls, and nothing of which shape lies on it: its best
+    sizes are off by factors of 3 to 7 on public families. So it speaks where the others have their optimum for the same
+    FLOPs, and what it says there beyond them is added for every shape of that budget.
+    """
+    used = [index for index, fit in enumerate(fits) if fit.identified and weights_SM[:, index].any()]
+    floored = [index for index in used if fits[index].form != "power"]
+    falling = [index for index in used if fits[index].form == "power"]
+    total_S1 = weights_SM[:, floored].sum(axis=1, keepdims=True)
+    if not floored:
+        return value(fits[falling[0]], params, tokens)
+    shares_SM = np.where(total_S1 > 0, weights_SM[:, floored] / np.maximum(total_S1, 1e-12), 1 / len(floored))
+
+    def bounded(n: Floats, d: Floats) -> Floats:
+        mixed: Floats = np.zeros((len(weights_SM), len(n)))
+        for share_S, index in zip(shares_SM.T, floored, strict=True):
+            mixed += share_S[:, None] * value(fits[index], n, d)
+        return mixed
+
+    result = bounded(params, tokens)
+    if falling:
+        log_flops = np.log(params) + np.log(tokens)  # over 6
+        optima = [_log_best_params(fits[index].theta, log_flops) for index in floored]
+        n = np.exp(shares_SM.mean(axis=0) @ np.stack(optima))
+        d = np.exp(log_flops) / n
+        beyond = value(fits[falling[0]], n, d) - bounded(n, d)
+        result += weights_SM[:, falling[0], None] * beyond
+    return result
+
+
+def _log_best_params(theta: Floats, log_nd: Floats) -> Floats:
+    """Log N* of one law where N * D is given (arXiv 2203.15556, section 3.3); k does not move it."""
+    _, a, b, alpha, beta = theta[:5]
+    result: Floats = (np.log(alpha / beta) + a - b + beta * log_nd) / (alpha + beta)
+    return result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Cloud:
+    """What one new run may be, as draws: refits, weights, the laws' common error, the noise of a run."""
+
+    weight_draws: Floats
+    """Weights of the laws, one row per bootstrap refit (S, M)."""
+    misfit_draws: Floats
+    """Sd of the laws' common error in log loss at reach 1 (S,)."""
+    noise_draws: Floats
+    """Sd of one run's log loss (S,)."""
+
+
+def noise_draws(fits: Sequence[LawFit], num_draws: int, seed: int) -> Floats:
+    """Draws of the noise of a run: the least residual sd of the laws, as uncertain as its degrees of freedom say."""
+    least = min((fit for fit in fits if fit.residual_sd is not None), key=lambda fit: fit.residual_sd or 0.0)
+    freedom = least.degrees_of_freedom
+    squares = np.random.default_rng([seed, 2]).chisquare(freedom, size=num_draws)
+    result: Floats = (least.residual_sd or 0.0) * np.sqrt(freedom / squares)
+    return result
 
 
 def new_run_quantiles(
-    fits: tuple[LawFit, ...], weights: tuple[float, ...], params: Floats, tokens: Floats, level: float, seed: int
+    fits: Sequence[LawFit], cloud: Cloud, params: Floats, tokens: Floats, reach_R: Floats, level: float
 ) -> tuple[Floats, Floats]:
-    """Ends of the central `level` of log losses of one new run at each (N, D).
+    """Ends of the central `level` of log losses of one new run at each (N, D), at the given reaches.
 
-    The cloud mixes the laws by weight. Each refit's distance from its law's fit is widened for small samples,
-    and carries the noise of a run, a normal whose sd is itself uncertain by the degrees of freedom.
+    Refit s of every law saw the same resampled runs, so draw s mixes them with its weights; around it lie the laws'
+    common error and the noise of a run, both normal. Each refit's distance from its law's fit is widened for small
+    samples. The ends are solved for, not drawn.
     """
-    clouds, masses = [], []
-    for index, (fit, weight) in enumerate(zip(fits, weights, strict=True)):
-        if weight == 0 or len(fit.draws) == 0:
-            continue
-        rng = np.random.default_rng([seed, index])
-        size = len(fit.draws) * _NOISE_PER_DRAW
-        noise = (fit.residual_sd or 0.0) * rng.standard_t(fit.degrees_of_freedom, size=size)
-        point = law.log_loss(fit.theta[None, :], params, tokens)
-        distance = small_sample_factor(fit, level) * (law.log_loss(fit.draws, params, tokens) - point)
-        clouds.append(point + np.repeat(distance, _NOISE_PER_DRAW, axis=0) + noise[:, None])
-        masses.append(np.full(size, weight / size))
-    cloud, mass = np.concatenate(clouds), np.concatenate(masses)
+
+    def value(fit: LawFit, n: Floats, d: Floats) -> Floats:
+        point_1R = law.log_loss(fit.theta[None, :], n, d)
+        return point_1R + small_sample_factor(fit, level) * (law.log_loss(fit.draws, n, d) - point_1R)
+
+    middle_SR = _mixture(fits, cloud.weight_draws, value, params, tokens)
+    sd_SR = np.sqrt((cloud.misfit_draws[:, None] * reach_R) ** 2 + cloud.noise_draws[:, None] ** 2)
     tail = (1 - level) / 2
-    return weighted_quantile(cloud, mass, tail), weighted_quantile(cloud, mass, 1 - tail)
+    return mixture_quantile(middle_SR, sd_SR, tail), mixture_quantile(middle_SR, sd_SR, 1 - tail)
+
+
+def mixture_quantile(middle_SR: Floats, sd_SR: Floats, share: float) -> Floats:
+    """Where the mean over draws of normal distribution functions reaches `share`, by bisection (R,)."""
+    sd_SR = np.maximum(sd_SR, 1e-12)
+    offset = 12.0 * sd_SR
+    low, high = (middle_SR - offset).min(axis=0), (middle_SR + offset).max(axis=0)
+    for _ in range(_BISECTIONS):
+        at = (low + high) / 2
+        below = ndtr((at - middle_SR) / sd_SR).mean(axis=0) < share
+        low, high = np.where(below, at, low), np.where(below, high, at)
+    result: Floats = (low + high) / 2
+    return result
 
 
 def small_sample_factor(fit: LawFit, level: float) -> float:

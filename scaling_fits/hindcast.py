@@ -1,8 +1,8 @@
 """Hindcasts: what would these runs, without their largest, have said about the largest?
 
 A bootstrap of one law answers "had I drawn other runs", and not "is this the law": on public tasks its nominal
-90 % interval covers half. Held-out budgets answer the second. They weigh the laws against each other, and
-stretch the interval until it would have covered them.
+90 % interval covers half. Held-out budgets answer the second. They weigh the laws against each other and say how
+wrong all of them may be (`pooling`), and how much longer the arms of other intervals must be (`inflation`).
 """
 
 from __future__ import annotations
@@ -12,21 +12,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_fits import cloud, law
+from scaling_fits import cloud, law, pooling
+from scaling_fits.cloud import Cloud
+from scaling_fits.lack_of_fit import structure_of
 from scaling_fits.law import Form, LawFit
+from scaling_fits.nearness import near_frontier
+from scaling_fits.pooling import Pool
 from scaling_fits.solver import Floats
 from scaling_fits.table import RunTable
 
 _CUTS = (1.25, 3.0, 10.0)  # hold out runs above largest / cut; the first is the top rung
+_LEVELS = 2  # from the largest budget down, and again from the next one
+_NEXT_LEVEL = 1.5
+_SAME_BUDGET = 1.25
+_GOOD_RUN = 1.02  # over the best loss of its budget: the runs one would launch
 _LEAST_FREEDOM = 2  # with one, an all but exact fit thinks itself free of noise and misses by hundreds of sd
 _LEAST_DRAWS = 40
-_DRAWS_SHARE = 4  # a hindcast's interval is read once: a quarter of the draws will do
-
-
-_STRANGE = 5.0
+_DRAWS_SHARE = 10  # a hindcast's interval is read once: a tenth of the draws will do
+_STRANGE = 4.0
 _NO_BACKTEST = (
-    "no back-test: without the largest rung too few runs are left; intervals are the bootstrap's alone, "
-    "which cover too little where the law is wrong"
+    "no back-test: without the largest rung too few runs are left; weights of the laws and their error are what "
+    "public families say, not these runs"
 )
 
 
@@ -39,7 +45,7 @@ class HeldOut:
     loss_nats: float
     predicted_nats: float
     interval_nats: tuple[float, float] | None
-    """For one new run, not yet stretched; None without a bootstrap."""
+    """For one new run; None without a bootstrap."""
 
     @property
     def covered(self) -> bool | None:
@@ -74,14 +80,14 @@ class Backtest:
         return None if None in flags else sum(bool(flag) for flag in flags)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Hindcast:
     """What the held-out budgets teach."""
 
-    weights: tuple[float, ...]
-    """Of the laws, by their held-out errors; 0 for an unidentified one."""
+    pool: Pool
+    """Over the identified laws, in their order."""
     inflation: float
-    """Factor on both arms of a log-loss interval, at least 1."""
+    """Factor on both arms of an interval of something else than a loss, at least 1."""
     backtest: Backtest | None
     warnings: tuple[str, ...]
 
@@ -91,95 +97,139 @@ class _Cut:
     """The runs below a cut, fitted; the runs above it, to be predicted. Logs of losses."""
 
     held: RunTable
+    good: NDArray[np.bool_]
+    """Of the held-out runs, those of the largest budget one would launch."""
     num_fitted: int
-    extrapolation: float
+    ratio: float
+    """Largest held-out over largest fitted FLOPs."""
     fits: tuple[LawFit, ...]
     predicted: Floats
-    """Laws by held-out runs."""
+    """Laws by held-out runs; a law too rich for the runs left counts as the simpler one before it."""
+
+    @property
+    def errors(self) -> Floats:
+        """Median log error of each law over the good runs (M,)."""
+        result: Floats = np.median((self.predicted - np.log(self.held.loss))[:, self.good], axis=1)
+        return result
 
 
-def hindcast(table: RunTable, fits: tuple[LawFit, ...], *, num_draws: int, level: float, seed: int) -> Hindcast:
-    """Hold out the largest budgets in turn, predict them from the rest, and learn from the misses."""
-    usable = tuple(fit.form for fit in fits if fit.identified)
-    if not usable:
-        return Hindcast(weights=(0.0,) * len(fits), inflation=1.0, backtest=None, warnings=())
+def hindcast(
+    table: RunTable, fits: tuple[LawFit, ...], *, near: bool, num_draws: int, level: float, seed: int
+) -> Hindcast:
+    """Hold out the largest budgets in turn, predict them from the rest, and learn from the misses.
+
+    `fits` are identified laws of `table`, weighed by nearness to the frontier if `near`; so are those of the cuts.
+    """
+    forms = tuple(fit.form for fit in fits)
     draws = max(num_draws // _DRAWS_SHARE, min(num_draws, _LEAST_DRAWS))
-    cuts = [cut for cut in (_cut(table, keep, usable, draws, seed) for keep in _keeps(table)) if cut]
-    noise = min(fit.residual_sd for fit in fits if fit.residual_sd is not None)
-    weights = _weights(fits, cuts, noise)
+    tops, lower = _keeps(table)
+    cuts = [cut for keep in tops if (cut := _cut(table, keep, forms, near, draws, seed))]
+    more = [cut for below, keep in lower if (cut := _cut(table.rows(below), keep, forms, near, 0, seed))]
+    every = [*cuts, *more]
+    pool = pooling.learn(
+        forms,
+        np.array([cut.errors for cut in every]).reshape(-1, len(forms)),
+        np.array([cut.ratio for cut in every]),
+        structure_of(near_frontier(table) if near else table, fits),
+        num_draws=num_draws,
+        seed=seed,
+    )
     if not cuts:
-        return Hindcast(weights=weights, inflation=1.0, backtest=None, warnings=(_NO_BACKTEST,))
-    used = tuple(weight for weight, fit in zip(weights, fits, strict=True) if fit.identified)
-    inflation = _inflation(cuts, used, level, seed) if num_draws else 1.0
+        return Hindcast(pool=pool, inflation=1.0, backtest=None, warnings=(_NO_BACKTEST,))
+    inflation = _inflation(cuts, pool, level, seed) if num_draws else 1.0
     warnings: tuple[str, ...] = ()
     if inflation > _STRANGE:
-        warnings = (f"held-out budgets fell {inflation:.1f} interval arms away: the laws miss these runs",)
-    return Hindcast(
-        weights=weights, inflation=inflation, backtest=_backtest(cuts[0], used, level, seed), warnings=warnings
-    )
+        warnings = (
+            f"held-out budgets stretch intervals {inflation:.1f} times beyond refits and noise: no law fits these",
+        )
+    return Hindcast(pool=pool, inflation=inflation, backtest=_backtest(cuts[0], pool, level, seed), warnings=warnings)
 
 
-def _keeps(table: RunTable) -> list[NDArray[np.bool_]]:
-    """Which runs remain at each cut; cuts that hold out the same runs are one."""
-    keeps: list[NDArray[np.bool_]] = []
-    for cut in _CUTS:
-        keep = table.flops < table.flops.max() / cut
-        if keep.any() and not any((keep == other).all() for other in keeps):
-            keeps.append(keep)
-    return keeps
+def _keeps(table: RunTable) -> tuple[list[NDArray[np.bool_]], list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]]:
+    """Which runs remain at each cut of the whole table, and of the table up to its next largest budget."""
+    tops: list[NDArray[np.bool_]] = []
+    lower: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
+    largest = float(table.flops.max())
+    for level in range(_LEVELS):
+        below = table.flops <= largest
+        flops = table.flops[below]
+        seen: list[NDArray[np.bool_]] = []
+        for cut in _CUTS:
+            keep = flops < largest / cut
+            if keep.any() and not any((keep == other).all() for other in seen):
+                seen.append(keep)
+        if level == 0:
+            tops = seen
+        else:
+            lower += [(below, keep) for keep in seen]
+        rest = table.flops[table.flops < largest / _NEXT_LEVEL]
+        if not rest.size:
+            break
+        largest = float(rest.max())
+    return tops, lower
 
 
-def _cut(table: RunTable, keep: NDArray[np.bool_], forms: tuple[Form, ...], num_draws: int, seed: int) -> _Cut | None:
+def _cut(
+    table: RunTable, keep: NDArray[np.bool_], forms: tuple[Form, ...], near: bool, num_draws: int, seed: int
+) -> _Cut | None:
     below, held = table.rows(keep), table.rows(~keep)
-    fits = tuple(cloud.with_draws(below, law.fit_law(below, form), num_draws, seed) for form in forms)
-    if not all(fit.identified and fit.degrees_of_freedom >= _LEAST_FREEDOM for fit in fits):
+    weighed = near_frontier(below) if near else below
+    fits = tuple(cloud.with_nearby_draws(weighed, law.fit_law(weighed, form), num_draws, seed) for form in forms)
+    if not _strong(fits[0]):
         return None
-    predicted = np.stack([law.log_loss(fit.theta[None, :], held.params, held.tokens)[0] for fit in fits])
+    rows: list[Floats] = []
+    for fit in fits:
+        rows.append(law.log_loss(fit.theta[None, :], held.params, held.tokens)[0] if _strong(fit) else rows[-1])
+    top = held.flops > held.flops.max() / _SAME_BUDGET
     return _Cut(
         held=held,
+        good=top & (held.loss <= _GOOD_RUN * held.loss[top].min()),
         num_fitted=below.num_runs,
-        extrapolation=float(held.flops.max() / below.flops.max()),
+        ratio=float(held.flops.max() / below.flops.max()),
         fits=fits,
-        predicted=predicted,
+        predicted=np.stack(rows),
     )
 
 
-def _weights(fits: tuple[LawFit, ...], cuts: list[_Cut], noise: float) -> tuple[float, ...]:
-    """Inverse mean squares of held-out log errors, each cut counting once, softened by the noise of a run."""
-    errors = [((cut.predicted - np.log(cut.held.loss)) ** 2).mean(axis=1) for cut in cuts]
-    count = sum(fit.identified for fit in fits)
-    squares = iter((np.mean(errors, axis=0) if errors else np.zeros(count)) + noise**2 + 1e-12)
-    raw = [1.0 / float(next(squares)) if fit.identified else 0.0 for fit in fits]
-    return tuple(value / sum(raw) for value in raw)
+def _strong(fit: LawFit) -> bool:
+    return fit.identified and fit.degrees_of_freedom >= _LEAST_FREEDOM
 
 
-def _misses(cut: _Cut, weights: tuple[float, ...], level: float, seed: int) -> Floats:
-    """Log errors of the pooled prediction in units of its interval's arm on that side."""
+def _quantiles(cut: _Cut, pool: Pool, level: float, seed: int, *, misfit: bool) -> tuple[Floats, Floats]:
+    """Ends of the interval of each held-out run, by the cut's own refits; with or without the laws' common error."""
+    strong = [index for index, fit in enumerate(cut.fits) if _strong(fit)]
+    fits = [cut.fits[index] for index in strong]
+    num_draws = len(fits[0].draws)
+    weights_SM = pool.weight_draws[:num_draws][:, strong]
+    total_S1 = weights_SM.sum(axis=1, keepdims=True)
+    own = Cloud(
+        weight_draws=np.where(total_S1 > 0, weights_SM / np.maximum(total_S1, 1e-12), 1 / len(strong)),
+        misfit_draws=pool.misfit_draws[:num_draws] * misfit,
+        noise_draws=cloud.noise_draws(fits, num_draws, seed),
+    )
+    reach_R = pooling.reach(cut.held.flops / cut.held.flops.max() * cut.ratio)
+    return cloud.new_run_quantiles(fits, own, cut.held.params, cut.held.tokens, reach_R, level)
+
+
+def _inflation(cuts: list[_Cut], pool: Pool, level: float, seed: int) -> float:
+    """How many times as long the error that laws share makes the intervals of held-out runs: the mean over cuts."""
+    factors = []
+    for cut in cuts:
+        with_, without = (_quantiles(cut, pool, level, seed, misfit=misfit) for misfit in (True, False))
+        factors.append(float(np.mean((with_[1] - with_[0]) / np.maximum(without[1] - without[0], 1e-9))))
+    return max(1.0, float(np.mean(factors)))
+
+
+def _backtest(cut: _Cut, pool: Pool, level: float, seed: int) -> Backtest:
     held = cut.held
-    centre = cloud.pooled_log_loss(cut.fits, weights, held.params, held.tokens)
-    low, high = cloud.new_run_quantiles(cut.fits, weights, held.params, held.tokens, level, seed)
-    error = np.log(held.loss) - centre
-    arm = np.where(error >= 0, high - centre, centre - low)
-    result: Floats = np.abs(error) / np.maximum(arm, 1e-9)
-    return result
-
-
-def _inflation(cuts: list[_Cut], weights: tuple[float, ...], level: float, seed: int) -> float:
-    """The smallest factor of at least 1 under which, at every cut, `level` of the held-out runs is covered."""
-    worst = [np.quantile(_misses(cut, weights, level, seed), level, method="higher") for cut in cuts]
-    return max(1.0, float(max(worst)))
-
-
-def _backtest(cut: _Cut, weights: tuple[float, ...], level: float, seed: int) -> Backtest:
-    held = cut.held
-    predicted = np.exp(cloud.pooled_log_loss(cut.fits, weights, held.params, held.tokens))
+    predicted = np.exp(np.array(pool.weights) @ cut.predicted)
     ends: list[tuple[float, float] | None] = [None] * held.num_runs
     if len(cut.fits[0].draws):
-        low, high = cloud.new_run_quantiles(cut.fits, weights, held.params, held.tokens, level, seed)
+        low, high = _quantiles(cut, pool, level, seed, misfit=True)
         ends = [(float(lo), float(hi)) for lo, hi in zip(np.exp(low), np.exp(high), strict=True)]
     columns = (held.params, held.tokens, held.loss, predicted)
     runs = tuple(
         HeldOut(params=float(n), tokens=float(d), loss_nats=float(y), predicted_nats=float(p), interval_nats=end)
         for n, d, y, p, end in zip(*columns, ends, strict=True)
     )
-    return Backtest(runs=runs, num_fitted=cut.num_fitted, extrapolation=cut.extrapolation)
+    return Backtest(runs=runs, num_fitted=cut.num_fitted, extrapolation=cut.ratio)

@@ -10,13 +10,16 @@ import numpy as np
 from proxies import canon
 from proxies.canon import Json
 from scaling_fits import hindcast, law, uncertainty
-from scaling_fits.allocate import Allocation, Interval, exponents
+from scaling_fits.allocate import Allocation
+from scaling_fits.cloud import Cloud
+from scaling_fits.derived import Interval, draw_intervals, exponents
 from scaling_fits.law import LawFit
-from scaling_fits.solver import NUM_COORDINATES
+from scaling_fits.solver import NUM_COORDINATES, Floats
 from scaling_fits.table import DroppedRow
-from scaling_fits.uncertainty import FittedRuns, Prediction, draw_intervals
+from scaling_fits.uncertainty import FittedRuns, Prediction
 
-FILE_KIND = "forerun.fit/1"
+FILE_KIND = "forerun.fit/2"
+_OLD_KINDS = ("forerun.fit/1",)  # without the laws' common error
 
 _Pair = tuple[float, float]
 
@@ -39,7 +42,7 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
             {"form": fit.form, "weight": weight, "status": fit.status, "parameters": _parameters(fit)}
             for fit, weight in zip(fitted.members, fitted.weights, strict=True)
         ],
-        "intervals": {name: None if intervals is None else list(intervals[name]) for name in heaviest.names},
+        "intervals": {name: _pair((intervals or {}).get(name)) for name in _parameters(heaviest)},
         "level": fitted.level,
         "exponents": {
             "params_vs_flops": _interval(growth.params_vs_flops) if growth else empty,
@@ -51,6 +54,8 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
         "warnings": list(fitted.warnings),
         "objective": heaviest.objective,
         "residual_sd": heaviest.residual_sd,
+        "weighting": fitted.weighting,
+        "misfit_sd": _median(fitted.cloud.misfit_draws),
         "interval_inflation": fitted.inflation,
         "bootstrap": {
             "draws": fitted.bootstrap,
@@ -86,7 +91,11 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
         "interval": _pair(allocation.interval),
         "params_interval": _pair(allocation.params_interval),
         "tokens_interval": _pair(allocation.tokens_interval),
-        "flat_range": {"params": list(allocation.flat_params)},
+        "flat_range": {
+            "params": list(allocation.flat_params),
+            "tokens": list(allocation.flat_tokens),
+            "serving_saved_by_smallest": allocation.flat_saving,
+        },
         "level": allocation.level,
         "extrapolation": allocation.extrapolation,
         "warnings": list(allocation.warnings),
@@ -94,8 +103,15 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
 
 
 def _parameters(fit: LawFit) -> dict[str, Json]:
+    """By name, null where unidentified; a law without an irreducible loss has E = 0 for readers who ask for it."""
     values = fit.parameters
-    return {name: values.get(name) for name in fit.names}
+    named: dict[str, Json] = {name: values.get(name) for name in fit.names}
+    return {"E": 0.0, **named} if fit.form == "power" else named
+
+
+def _median(draws: Floats) -> float | None:
+    """Of the sd of the laws' common error in log loss at reach 1; None without a bootstrap."""
+    return float(np.median(draws)) if len(draws) else None
 
 
 def _pair(ends: _Pair | None) -> Json:
@@ -131,6 +147,10 @@ def _backtest(backtest: hindcast.Backtest | None) -> Json:
     }
 
 
+class OldFitError(FitFileError):
+    """A fit that an older version wrote: whoever has the runs can make it anew."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _MemberFile:
     """A `LawFit` as plain data."""
@@ -159,6 +179,15 @@ class _MemberFile:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _CloudFile:
+    """A `Cloud` as plain data."""
+
+    weight_draws: tuple[tuple[float, ...], ...]
+    misfit_draws: tuple[float, ...]
+    noise_draws: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _FitFile:
     """A `FittedRuns` as plain data."""
 
@@ -166,7 +195,9 @@ class _FitFile:
     form: uncertainty.FormChoice
     members: tuple[_MemberFile, ...]
     weights: tuple[float, ...]
+    cloud: _CloudFile
     inflation: float
+    weighting: uncertainty.Weighting
     bootstrap: int
     level: float
     seed: int
@@ -184,6 +215,15 @@ class _FitFile:
         total = sum(self.weights)
         if any(given) or (abs(total - 1) > 1e-9 and len(given) < len(self.members)):
             raise FitFileError(f"the weights of the identified members add up to {total}, not to 1")
+        size = len(self.cloud.misfit_draws)
+        if {len(self.cloud.weight_draws), len(self.cloud.noise_draws)} != {size} or any(
+            len(member.draws) not in (0, size) for member in self.members
+        ):
+            raise FitFileError("draws of the members and of the cloud are not equally many")
+        if any(len(row) != len(self.members) for row in self.cloud.weight_draws):
+            raise FitFileError("draws of the weights do not go with the members")
+        if any(sd < 0 for sd in (*self.cloud.misfit_draws, *self.cloud.noise_draws)):
+            raise FitFileError("a draw of an sd is below zero")
         if not (self.inflation >= 1 and 0 < self.level < 1 and self.seed >= 0 and self.span.six_nd[1] > 0):
             raise FitFileError("inflation, level, seed or span is out of range")
 
@@ -191,7 +231,17 @@ class _FitFile:
 def to_file(fitted: FittedRuns) -> dict[str, Json]:
     """The fit as plain JSON data, floats in full: `from_file` gives back the same bits."""
     members = tuple(_member_to_file(fit) for fit in fitted.members)
-    plain = _FitFile(kind=FILE_KIND, members=members, **_shared(fitted))
+    draws = fitted.cloud
+    plain = _FitFile(
+        kind=FILE_KIND,
+        members=members,
+        cloud=_CloudFile(
+            weight_draws=tuple(tuple(row) for row in draws.weight_draws.tolist()),
+            misfit_draws=tuple(draws.misfit_draws.tolist()),
+            noise_draws=tuple(draws.noise_draws.tolist()),
+        ),
+        **_shared(fitted),
+    )
     return {field.name: canon.to_json(getattr(plain, field.name)) for field in dataclasses.fields(plain)}
 
 
@@ -201,6 +251,8 @@ def from_file(data: Json) -> FittedRuns:
     Raises:
         FitFileError: not a fit, or one that was changed; the message says what is wrong with it.
     """
+    if isinstance(data, dict) and data.get("kind") in _OLD_KINDS:
+        raise OldFitError("this fit is of an older version: `forerun fit RUNS --out FIT` makes it anew")
     if not isinstance(data, dict) or data.get("kind") != FILE_KIND:
         raise FitFileError("this is no fit: `forerun fit RUNS --out FIT` writes one")
     try:
@@ -208,12 +260,17 @@ def from_file(data: Json) -> FittedRuns:
     except canon.CanonError as error:
         raise FitFileError(f"this fit cannot be read: {error}") from error
     members = tuple(_member_from_file(member) for member in plain.members)
-    return FittedRuns(members=members, **_shared(plain))
+    draws = Cloud(
+        weight_draws=np.array(plain.cloud.weight_draws, dtype=float).reshape(-1, len(members)),
+        misfit_draws=np.array(plain.cloud.misfit_draws, dtype=float),
+        noise_draws=np.array(plain.cloud.noise_draws, dtype=float),
+    )
+    return FittedRuns(members=members, cloud=draws, **_shared(plain))
 
 
 def _shared(source: FittedRuns | _FitFile) -> dict[str, Any]:
     """The fields that both forms hold alike."""
-    names = [field.name for field in dataclasses.fields(FittedRuns) if field.name != "members"]
+    names = [field.name for field in dataclasses.fields(FittedRuns) if field.name not in ("members", "cloud")]
     return {name: getattr(source, name) for name in names}
 
 

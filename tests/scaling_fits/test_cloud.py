@@ -36,13 +36,13 @@ def test_refits_of_small_ladders_reach_the_optimum(num_runs):
 
 def test_unconverged_refits_are_counted(small, monkeypatch):
     table, fit = small
-    real = law.refit
+    real = law.refit_blocks
 
     def stopped(*args):
         found = real(*args)
         return dataclasses.replace(found, converged=np.zeros_like(found.converged))
 
-    monkeypatch.setattr(law, "refit", stopped)
+    monkeypatch.setattr(law, "refit_blocks", stopped)
     drawn = cloud.with_draws(table, fit, 8, 0)
     assert drawn.num_unconverged == 8
     assert "8 of 8 bootstrap refits" in drawn.warnings[-1]
@@ -67,3 +67,23 @@ def test_small_samples_widen(small):
     many = dataclasses.replace(fit, num_runs=10_000)
     assert cloud.small_sample_factor(fit, 0.9) == pytest.approx(2**0.5 * 2.015 / 1.645, rel=1e-3)
     assert cloud.small_sample_factor(many, 0.9) == pytest.approx(1.0, abs=2e-3)
+
+
+def test_nearby_refits_give_the_same_interval(small):
+    table, fit = small
+    full, near = cloud.with_draws(table, fit, 60, 0), cloud.with_nearby_draws(table, fit, 60, 0)
+    n, d = np.array([4e6]), np.array([3e6])
+    ends = [np.quantile(law.log_loss(each.draws, n, d), [0.05, 0.95]) for each in (full, near)]
+    assert np.abs(ends[0] - ends[1]).max() < 0.15 * np.ptp(ends[0])
+
+
+def test_the_ends_of_a_mixture_are_solved_for(small):
+    """One law, one draw: the interval is a normal's."""
+    _, fit = small
+    one = dataclasses.replace(fit, draws=fit.theta[None, :])
+    draws = cloud.Cloud(weight_draws=np.ones((1, 1)), misfit_draws=np.array([0.003]), noise_draws=np.array([0.004]))
+    n, d = np.array([4e6]), np.array([3e6])
+    low, high = cloud.new_run_quantiles([one], draws, n, d, np.array([1.0]), 0.9)
+    centre = law.log_loss(fit.theta[None], n, d)[0]
+    assert (high - centre) == pytest.approx(1.6449 * 0.005, rel=1e-3)
+    assert (centre - low) == pytest.approx(1.6449 * 0.005, rel=1e-3)

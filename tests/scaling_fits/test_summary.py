@@ -32,7 +32,7 @@ def test_fit_has_every_key(fitted):
     assert wanted <= set(summary)
     assert summary["form"] == "auto"
     assert summary["parameters"] == fitted.heaviest.parameters
-    assert [set(member) for member in summary["members"]] == [{"form", "weight", "status", "parameters"}] * 2
+    assert [set(member) for member in summary["members"]] == [{"form", "weight", "status", "parameters"}] * 3
     assert set(summary["intervals"]) == set(summary["parameters"])
     assert all(low < high for low, high in summary["intervals"].values())
     assert set(summary["exponents"]) == {"params_vs_flops", "tokens_vs_flops"}
@@ -59,7 +59,7 @@ def test_prediction_and_allocation_have_every_key(fitted):
     wanted = {"flops", "params", "tokens", "tokens_per_param", "batch_tokens", "loss", "interval", "params_interval",
               "tokens_interval", "flat_range", "warnings"}  # fmt: skip
     assert wanted <= set(allocation)
-    assert list(allocation["flat_range"]) == ["params"]
+    assert list(allocation["flat_range"]) == ["params", "tokens", "serving_saved_by_smallest"]
     assert allocation["batch_tokens"] is None
     assert allocation_summary(allocate(fitted, 1e13), batch_tokens=1024)["batch_tokens"] == 1024
 
@@ -86,6 +86,11 @@ def test_an_unidentified_fit_travels_too():
     assert fit_summary(again) == fit_summary(fit)
 
 
+def test_a_fit_of_an_older_version_asks_for_a_new_one(fitted):
+    with pytest.raises(FitFileError, match="older version"):
+        from_file(to_file(fitted) | {"kind": "forerun.fit/1"})
+
+
 @pytest.mark.parametrize("data", [None, [], {}, {"kind": "forerun.fit/9"}, {"params": 1}])
 def test_what_is_no_fit_is_refused(data):
     with pytest.raises(FitFileError, match="this is no fit"):
@@ -98,13 +103,17 @@ def test_what_is_no_fit_is_refused(data):
         (lambda d: d.pop("seed"), "lacks seed"),
         (lambda d: d.update(extra=1), "unknown 'extra'"),
         (lambda d: d.update(level="high"), "level"),
-        (lambda d: d.update(weights=[0.9, 0.9]), "add up to 1.8"),
+        (lambda d: d.update(weights=[1.0, 0.5, 0.5]), "add up to 2.0"),
         (lambda d: d.update(weights=[1.0]), "do not go together"),
         (lambda d: d.update(inflation=0.5), "out of range"),
         (lambda d: d["members"][0].update(theta=[1.0]), "6 coordinates"),
-        (lambda d: d["members"][0].update(form="kaplan"), "kaplan"),
+        (lambda d: d["members"][0].update(form="linear"), "linear"),
         (lambda d: d["members"][0].update(residual_sd=None), "residual_sd"),
         (lambda d: d["members"][0].update(num_runs=5), "cannot identify"),
+        (lambda d: d["cloud"]["misfit_draws"].pop(), "not equally many"),
+        (lambda d: d["cloud"]["weight_draws"][0].pop(), "do not go with"),
+        (lambda d: d["cloud"]["noise_draws"].__setitem__(0, -1.0), "below zero"),
+        (lambda d: d.update(weighting="odd"), "weighting"),
         (lambda d: d["members"][0]["draws"][0].__setitem__(3, -0.1), "exponent"),
     ],
 )

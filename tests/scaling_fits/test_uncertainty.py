@@ -1,5 +1,6 @@
 """Intervals cover planted truths, and nothing is numbered that is not known."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
 from scaling_fits import law
-from scaling_fits.uncertainty import draw_intervals, fit_runs, predict
+from scaling_fits.derived import draw_intervals
+from scaling_fits.table import from_columns
+from scaling_fits.uncertainty import fit_runs, predict
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,45 @@ def test_a_wider_level_is_wider():
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
+def test_five_runs_carry_no_number_though_a_law_without_floor_fits_them():
+    fit = fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.005, 5), bootstrap=12)
+    assert fit.members[2].identified
+    assert (fit.status, fit.weights) == ("unidentified", (0.0, 0.0, 0.0))
+
+
+def test_runs_no_law_fits_count_by_nearness_to_the_frontier():
+    """Runs fed far too long are better than any law says: even weights would carry that to the frontier."""
+    wide = {"sizes": np.geomspace(1e5, 1e9, 9), "tokens": np.geomspace(1e6, 1e11, 9)}
+    clean = ladder(CHINCHILLA, np.random.default_rng(0), 0.002, 81, **wide)
+    stretch = np.abs(np.log(clean.tokens / clean.params / 20))
+    bent = from_columns(clean.params, clean.tokens, clean.loss * np.exp(-0.002 * stretch**2))
+    assert fit_runs(clean, bootstrap=0).weighting == "even"
+    fit = fit_runs(bent, bootstrap=0)
+    assert fit.weighting == "near_frontier"
+    n, d = 1e10, 2e11
+    errors = [abs(predict(each, n, d).loss_nats / law_loss(CHINCHILLA, n, d) - 1)
+              for each in (fit, fit_runs(bent, "chinchilla", bootstrap=0))]  # fmt: skip
+    assert errors[0] < 0.7 * errors[1]
+
+
+def test_the_error_all_laws_share_grows_with_the_extrapolation(fitted):
+    """Without it, far predictions would be as sure as the bootstrap is."""
+    none = dataclasses.replace(fitted.cloud, misfit_draws=np.zeros_like(fitted.cloud.misfit_draws))
+    gains = []
+    for ratio in (1, 30):
+        n, d = 1e6 * math.sqrt(ratio), 8e5 * math.sqrt(ratio)
+        with_, without = predict(fitted, n, d), predict(dataclasses.replace(fitted, cloud=none), n, d)
+        gains.append((with_.high - with_.low) / (without.high - without.low))
+    assert 1 <= gains[0] < gains[1]
+
+
+def test_a_run_far_off_in_size_alone_is_far(fitted):
+    """The same FLOPs, with a model a thousand times smaller than any."""
+    near, far = predict(fitted, 1e6, 8e5), predict(fitted, 3e1, 8e5 * 1e6 / 3e1)
+    assert far.extrapolation == pytest.approx(near.extrapolation)
+    assert math.log(far.high / far.low) > 2 * math.log(near.high / near.low)
+
+
 def test_without_a_bootstrap_there_are_no_intervals():
     fit = fit_runs(ladder(CHINCHILLA, np.random.default_rng(2), 0.01), bootstrap=0)
     band = predict(fit, 3e6, 3e6)
@@ -84,21 +126,22 @@ def test_without_a_bootstrap_there_are_no_intervals():
 def test_unidentified_runs_predict_nothing():
     fit = fit_runs(ladder(CHINCHILLA, sizes=np.array([1e5])), bootstrap=20)
     assert fit.status == "unidentified"
-    assert fit.weights == (0.0, 0.0)
+    assert fit.weights == (0.0, 0.0, 0.0)
     with pytest.raises(law.CannotTellError, match="one size"):
         predict(fit, 1e6, 1e6)
 
 
 def test_six_runs_pool_only_what_they_identify():
     fit = fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.005, 6), bootstrap=12)
-    assert fit.weights == (1.0, 0.0)
-    assert [member.status == "unidentified" for member in fit.members] == [False, True]
+    assert fit.weights[1] == 0.0
+    assert sum(fit.weights) == pytest.approx(1.0)
+    assert [member.status == "unidentified" for member in fit.members] == [False, True, False]
     assert predict(fit, 1e6, 1e6).low is not None
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"form": "kaplan"}, "form = 'kaplan'"), ({"bootstrap": -1}, "bootstrap = -1"), ({"level": 1.0}, "level = 1.0"),
+    [({"form": "linear"}, "form = 'linear'"), ({"bootstrap": -1}, "bootstrap = -1"), ({"level": 1.0}, "level = 1.0"),
      ({"seed": -3}, "seed = -3")],
 )  # fmt: skip
 def test_bad_options_are_named(options, said):

@@ -1,0 +1,41 @@
+"""Weights for runs by how near they are to the best of their budget.
+
+No law is the truth, and one curve cannot be right everywhere. The runs that money is spent on lie on the frontier,
+where no other shape does better for its FLOPs; a run 10 % worse than that, a tiny model fed for ever or a giant
+one barely fed, says more about where the law fails than about the run to be predicted. So a run's weight falls
+with its distance from the frontier, as if the laws' own error grew with it:
+
+    weight = 1 / (1 + (excess / 0.015)^2),   excess = log(loss) - log(the best loss for its FLOPs or less).
+
+On public families this alone takes about half off the error of an extrapolation (`benchmarks/backtests.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from scaling_fits.solver import Floats
+from scaling_fits.table import RunTable
+
+FRONTIER_WIDTH = 0.015  # a run 1.5 % worse than the best of its budget weighs half
+_SAME_BUDGET = 0.2  # in log FLOPs: runs of one budget, as budgets are met
+
+
+def excess(table: RunTable) -> Floats:
+    """Log loss above the best run that cost as much or less (R,), at least 0."""
+    order = np.argsort(table.flops, kind="stable")
+    log_flops = np.log(table.flops[order])
+    log_loss = np.log(table.loss)
+    best = np.minimum.accumulate(log_loss[order])
+    reached = np.searchsorted(log_flops, np.log(table.flops) + _SAME_BUDGET, side="right") - 1
+    result: Floats = np.maximum(log_loss - best[reached], 0.0)
+    return result
+
+
+def near_frontier(table: RunTable) -> RunTable:
+    """The table with every weight times the run's nearness to the frontier; the weights' sum stays."""
+    shares = 1.0 / (1.0 + (excess(table) / FRONTIER_WIDTH) ** 2)
+    weight = table.weight * shares
+    return dataclasses.replace(table, weight=weight * (table.weight.sum() / weight.sum()))

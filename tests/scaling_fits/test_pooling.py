@@ -1,0 +1,67 @@
+"""Weights follow held-out errors, and the laws' common error is as large as they were."""
+
+import numpy as np
+import pytest
+
+from scaling_fits.lack_of_fit import Structure
+from scaling_fits.pooling import PRIOR_MASS, learn, reach
+
+FORMS = ("chinchilla", "coupled", "power")
+SMOOTH = Structure(coefficients=np.zeros((3, 6)), noise_sd=0.002, num_runs=60)
+RATIOS = np.array([1.5, 3.0, 10.0])
+
+
+def _learn(errors, ratios=RATIOS, structure=SMOOTH, seed=0):
+    return learn(FORMS, np.array(errors), ratios, structure, num_draws=2000, seed=seed)
+
+
+def test_without_hindcasts_the_prior_speaks():
+    pool = learn(FORMS, np.empty((0, 3)), np.empty(0), SMOOTH, num_draws=2000, seed=0)
+    mass = np.array([PRIOR_MASS[form] for form in FORMS])
+    assert pool.weights == pytest.approx(mass / mass.sum(), abs=0.03)
+    assert np.median(pool.misfit_draws) < 0.002
+
+
+def test_the_law_that_predicts_takes_the_weight():
+    """Errors of the others are far beyond what kappa may be if the first is right."""
+    scale = reach(RATIOS)[:, None]
+    assert _learn(scale * [0.0, 0.05, 0.07]).weights[0] > 0.7
+    assert _learn(scale * [0.05, 0.0, 0.07]).weights[1] > 0.7
+
+
+def test_the_truth_between_two_laws_is_found():
+    """The floor is wrong by +2, no floor by -4: a third of the weight on the latter is right."""
+    pool = _learn(reach(RATIOS)[:, None] * [0.02, 0.02, -0.04])
+    assert pool.weights[2] == pytest.approx(1 / 3, abs=0.05)
+    assert np.median(pool.misfit_draws) < 0.005
+
+
+def test_misses_of_all_laws_are_the_common_error():
+    pool = _learn(reach(RATIOS)[:, None] * [0.03, 0.03, 0.03])
+    assert 0.01 < np.median(pool.misfit_draws) < 0.04
+
+
+def test_smooth_residuals_count_against_a_law():
+    bent = Structure(coefficients=np.array([[0.5] * 6, [0.0] * 6, [0.5] * 6]), noise_sd=0.002, num_runs=60)
+    assert _learn(np.zeros((3, 3)), structure=bent).weights[1] > 0.9
+
+
+def test_draws_agree_with_the_weights_and_follow_the_seed():
+    one, same, other = (_learn(np.full((3, 3), 0.01), seed=seed) for seed in (0, 0, 1))
+    assert one.weight_draws.mean(axis=0) == pytest.approx(one.weights, abs=0.02)
+    assert np.allclose(one.weight_draws.sum(axis=1), 1)
+    assert np.array_equal(one.misfit_draws, same.misfit_draws)
+    assert not np.array_equal(one.misfit_draws, other.misfit_draws)
+
+
+def test_one_law_has_all_the_weight():
+    pool = learn(("kaplan",), np.zeros((1, 1)), np.array([3.0]), SMOOTH_ONE, num_draws=5, seed=0)
+    assert pool.weights == (1.0,)
+
+
+SMOOTH_ONE = Structure(coefficients=np.zeros((1, 6)), noise_sd=0.002, num_runs=60)
+
+
+def test_reach_grows_and_never_falls_below_one_rung():
+    assert reach(np.array([0.01, 1.0]))[0] == reach(np.array([1.0]))[0] > 0
+    assert np.all(np.diff(reach(np.array([1.0, 3.0, 10.0, 100.0]))) > 0)
