@@ -2,34 +2,237 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.verbs.fits import number, read_fit, span_text
+from launcher.verbs.asked import Asked, Checked, asked_options, checked
+from launcher.verbs.fits import number, read_any, read_fit, span_text
 from launcher.verbs.options import answer, json_option, table
+from launcher.verbs.problems import OptionProblems
+from proxies.canon import Json
+
+if TYPE_CHECKING:
+    from scaling_fits.allocate import Allocation
+    from scaling_fits.budgets import Budget
+    from scaling_fits.uncertainty import FittedRuns
+
+NEXT_SHARE = 0.1  # of the budget, at most, for runs that sharpen it
+_NO_BATCH = "null: the fit holds no law of the batch; --batch-fit or --batch-tokens gives one"
+_BATCH_COLUMN = "batch_tokens"  # what a law's unit is read from: others count sequences
 
 
 @click.command()
 @click.argument("fit_path", metavar="FIT", type=click.Path(path_type=Path))
-@click.option("--flops", type=float, required=True, help="Training FLOPs, counted as 6 * N * D.")
+@asked_options
 @json_option
-def allocate(fit_path: Path, flops: float, as_json: bool) -> None:
-    """The best size and tokens for a budget, from a FIT written by `forerun fit --out`."""
+def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
+    """The best size and tokens for a budget, from a FIT written by `forerun fit --out`.
+
+    The budget is one of --flops, --gpu-hours and --usd; --deadline-days limits it, or is one alone.
+    """
+    ask = checked(Asked(**typed))
+    body = allocation_body(read_fit(fit_path), ask)
+    answer(as_json, body, allocation_text(body))
+
+
+def allocation_body(fitted: FittedRuns, ask: Checked) -> dict[str, Json]:
+    """What `allocate --json` prints.
+
+    Raises:
+        NoRunError: the budget pays for no run.
+        ShapeError: no shape is as small.
+        CannotTellError: the runs identify no law.
+    """
+    from scaling_fits import allocation_summary as told
     from scaling_fits import summary
+    from scaling_fits.budgets import budget_of
+
+    budget = budget_of(ask.wish, ask.machine)
+    best = _best(fitted, budget.flops.value, ask)
+    body = summary.allocation_summary(best)
+    body |= _batch(best, ask)
+    body |= {
+        "flat_range": told.flat_summary(best),
+        "training_flops": best.training_flops,
+        "budget": told.budget_summary(budget, ask.machine, _at_ends(fitted, budget, ask)),
+    }
+    if best.spending.inference_tokens:
+        from scaling_fits.serving import serving
+
+        body["serving"] = told.serving_summary(serving(fitted, best))
+    if best.data_limit is not None:
+        body["data_limit"] = told.data_summary(best.data_limit)
+    if ask.wanted is not None:
+        body |= _shapes(fitted, best, ask, list(best.warnings))
+    return body | _next_runs(fitted, best)
+
+
+def _best(fitted: FittedRuns, flops: float, ask: Checked) -> Allocation:
     from scaling_fits.allocate import allocate as allocate_budget
 
-    body = summary.allocation_summary(allocate_budget(read_fit(fit_path), flops))
-    flat, warnings = body["flat_range"], body["warnings"]
-    assert isinstance(flat, dict) and isinstance(warnings, list)
+    terms = ask.spending
+    return allocate_budget(
+        fitted, flops, inference_tokens=terms.inference_tokens, inference_cost=terms.inference_cost,
+        unique_tokens=terms.unique_tokens, max_epochs=terms.max_epochs,
+    )  # fmt: skip
+
+
+def _batch(best: Allocation, ask: Checked) -> dict[str, Json]:
+    """Tokens per step: as given, by a measured law of the batch, or null with the reason."""
+    batch, source = ask.batch_tokens, "given" if ask.batch_tokens is not None else _NO_BATCH
+    ends: tuple[float, float] | None = None
+    if ask.batch_fit is not None:
+        from scaling_fits.hyperparameter_laws import HyperparameterFit, predict_value
+        from scaling_fits.law import CannotTellError
+
+        found = read_any(ask.batch_fit)
+        if not isinstance(found, HyperparameterFit) or not found.column.startswith(_BATCH_COLUMN):
+            raise OptionProblems([f"--batch-fit {ask.batch_fit} holds no law of {_BATCH_COLUMN}"])
+        try:
+            at = predict_value(found, best.params, best.tokens)
+            batch, ends, source = max(1, round(at.value)), at.interval, f"the law in {ask.batch_fit.name}"
+        except CannotTellError as error:
+            source = f"null: {error}"
+    return {
+        "batch_tokens": batch,
+        "batch_tokens_interval": None if ends is None else list(ends),
+        "batch_tokens_from": source,
+        "num_steps": None if batch is None else max(1, round(best.tokens / batch)),
+    }
+
+
+def _at_ends(fitted: FittedRuns, budget: Budget, ask: Checked) -> tuple[Allocation, Allocation] | None:
+    ends = budget.flops.interval
+    return None if ends is None else (_best(fitted, ends[0], ask), _best(fitted, ends[1], ask))
+
+
+def _shapes(fitted: FittedRuns, best: Allocation, ask: Checked, warnings: list[Json]) -> dict[str, Json]:
+    from scaling_fits.allocation_summary import shapes_summary
+    from scaling_fits.exact_runs import exact_run
+    from scaling_fits.integer_shapes import integer_shapes
+
+    assert ask.wanted is not None
+    shapes = integer_shapes(dataclasses.replace(ask.wanted, params=best.params))
+    exact = exact_run(fitted, best, shapes.options[0])
+    if exact is None:
+        warnings.append("exactly counted, serving the shape alone eats the budget: a shorter context is wanted")
+    return shapes_summary(shapes, exact, best) | {"warnings": warnings}
+
+
+def _next_runs(fitted: FittedRuns, best: Allocation) -> dict[str, Json]:
+    from scaling_fits.allocation_summary import next_summary
+    from scaling_fits.next_rungs import UNSEEN, candidates_below, next_rungs
+
+    most = NEXT_SHARE * best.flops
+    candidates = candidates_below(fitted, most)
+    if not fitted.has_draws:
+        return next_summary((), best.flops, "the fit has no bootstrap: nothing says what moves with what")
+    if candidates is None:
+        return next_summary(
+            (), best.flops, f"{NEXT_SHARE:.0%} of the budget buys no run the size of the ladder's largest"
+        )
+    return next_summary(
+        next_rungs(fitted, best.params, best.tokens, candidates, most_flops=most), best.flops, UNSEEN
+    )  # fmt: skip
+
+
+def allocation_text(body: dict[str, Any]) -> str:
+    """The answer in words and tables, for people."""
+    flat = body["flat_range"]
     rows = [
         ("params", number(body["params"]), span_text(body["params_interval"])),
         ("tokens", number(body["tokens"]), span_text(body["tokens_interval"])),
         ("loss (nats)", number(body["loss"]), span_text(body["interval"])),
     ]
     lines = [
+        *_budget_lines(body["budget"]),
         table(("", "value", f"{body['level']:.0%} interval"), rows),
-        f"within 0.3 % of the best loss: params {span_text(flat['params'])}",
-        *(f"warning: {warning}" for warning in warnings),
+        f"within 0.3 % of the best loss: params {span_text(flat['params'])}, tokens {span_text(flat['tokens'])}",
+        f"the smallest of these costs {flat['serving_saved_by_smallest']:.0%} less to serve",
+        f"tokens per parameter: {body['tokens_per_param']:.3g}",
+        f"tokens per step: {_batch_text(body)}",
     ]
-    answer(as_json, body, "\n".join(lines))
+    for part, say in (("serving", _serving_line), ("data_limit", _data_line), ("shape", _shape_lines)):
+        if part in body:
+            lines.append(say(body))
+    return "\n".join([*lines, *_next_lines(body), *(f"warning: {warning}" for warning in body["warnings"])])
+
+
+def _batch_text(body: dict[str, Any]) -> str:
+    batch, source = body["batch_tokens"], str(body["batch_tokens_from"])
+    if batch is None:
+        return source
+    return f"{batch} {span_text(body['batch_tokens_interval'])}, so {body['num_steps']} steps ({source})"
+
+
+def _with_ends(of: dict[str, Any]) -> str:
+    return number(of["value"]) + ("" if of["interval"] is None else f" {span_text(of['interval'])}")
+
+
+def _budget_lines(budget: dict[str, Any]) -> list[str]:
+    parts = [f"budget: {_with_ends(budget['flops'])} FLOPs"]
+    units = (("gpu_hours", "GPU-hours"), ("usd", "USD"), ("days", "days"))
+    parts += [f"{_with_ends(budget[name])} {unit}" for name, unit in units if budget[name] is not None]
+    lines = [", ".join(parts)]
+    if budget["deadline_flops"] is not None:
+        lines.append(f"the deadline allows {_with_ends(budget['deadline_flops'])} FLOPs: {budget['binds']} binds")
+    gpu = budget["gpu"]
+    if gpu is not None:
+        mfu, price = gpu["mfu"], gpu["price_usd"]
+        lines.append(f"{gpu['name']} at {gpu['peak_flops']:.4g} FLOP/s; MFU {mfu['value']:g} ({mfu['source']})")
+        lines += [] if price is None else [f"USD {price['value']:g} a GPU-hour ({price['source']})"]
+    return lines
+
+
+def _serving_line(body: dict[str, Any]) -> str:
+    serving = body["serving"]
+    other = serving["compute_optimal"]
+    size = f"{other['params']:.4g} params, {other['tokens']:.4g} tokens"
+    return (
+        f"to serve {serving['inference_tokens']:.4g} tokens: the compute-optimal model of this loss ({size}) would "
+        f"cost {_with_ends(other['life_flops'])} FLOPs over its life; "
+        f"{_with_ends(serving['extra_training_flops'])} FLOPs of longer training save a share of "
+        f"{_with_ends(serving['saved_share'])}"
+    )
+
+
+def _data_line(body: dict[str, Any]) -> str:
+    limit = body["data_limit"]
+    cost = {"value": limit["loss_cost"], "interval": limit["loss_cost_interval"]}
+    return (
+        f"{limit['epochs']:.3g} epochs of {limit['unique_tokens']:.4g} unique tokens are worth "
+        f"{limit['effective_tokens']:.4g} fresh ones; the limit costs {_with_ends(cost)} nats"
+    )
+
+
+def _shape_lines(body: dict[str, Any]) -> str:
+    heads = ("layers", "width", "heads", "kv heads", "ffn", "vocabulary", "params", "of wanted", "FLOPs / 6ND")
+    names = ("num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "vocab_size")
+    rows = [
+        (*(str(shape[name]) for name in names), number(said["params"]), f"{said['params_ratio']:.4f}",
+         f"{said['flops_over_six_nd']:.3f}")
+        for shape, said in [(body["shape"], body["shape_exact"])]
+        + [(other["shape"], other) for other in body["shape_alternatives"]]
+    ]  # fmt: skip
+    exact = body["shape_exact"]
+    bought = (
+        f"the first, at a context of {body['shape']['seq_len']}: {exact['flops_per_token']:.6g} FLOPs a token, exactly "
+        f"counted, so the budget buys {number(exact['tokens'])} tokens; loss {number(exact['loss'])} "
+        f"{span_text(exact['interval'])}"
+    )
+    return "\n".join([table(heads, rows), bought, *(f"assumed: {text}" for text in body["shape_assumed"])])
+
+
+def _next_lines(body: dict[str, Any]) -> list[str]:
+    if not body["next_runs"]:
+        return [f"no run to add ({body['next_runs_note']})"]
+    rows = [
+        (number(run["params"]), number(run["tokens"]), f"{run['flops']:.3g}", f"{run['budget_share']:.1%}",
+         f"{run['interval_shrink']:.0%}")
+        for run in body["next_runs"]
+    ]  # fmt: skip
+    said = table(("next: params", "tokens", "FLOPs", "of budget", "narrows the interval by"), rows)
+    return [said, f"({body['next_runs_note']})"]

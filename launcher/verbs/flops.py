@@ -2,48 +2,84 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import dataclasses
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from launcher.verbs.options import answer, json_option, table
+from launcher.verbs.problems import OptionProblems
 from proxies.canon import Json
 from proxies.flops import CONVENTIONS
 from proxies.shape import Family, Shape
 
+if TYPE_CHECKING:
+    from launcher.reference import Model
+
+MOST_TOKENS = 1e30
+
 
 @click.command()
-@click.option("--layers", type=int, required=True, help="Transformer blocks.")
-@click.option("--width", type=int, required=True, help="Model width, d_model.")
-@click.option("--heads", type=int, required=True, help="Query heads of a block.")
+@click.option("--model", "model_name", help="A published model, e.g. llama-3-8b or gpt-3-175b; instead of a shape.")
+@click.option("--layers", type=int, help="Transformer blocks.")
+@click.option("--width", type=int, help="Model width, d_model.")
+@click.option("--heads", type=int, help="Query heads of a block.")
 @click.option("--kv-heads", type=int, help="Default: as many as heads.")
-@click.option("--ffn", type=int, required=True, help="Feed-forward width.")
-@click.option("--vocab", type=int, required=True, help="Vocabulary size.")
-@click.option("--seq-len", type=int, required=True, help="Tokens per sequence.")
-@click.option("--tokens", type=float, default=0, help="Tokens trained on, for the totals.")
-@click.option("--family", type=click.Choice(get_args(Family)), default="llama", show_default=True,
-              help="llama: RMSNorm, SwiGLU, rotary positions; gpt2: LayerNorm, GELU, positions, biases.")  # fmt: skip
+@click.option("--ffn", type=int, help="Feed-forward width.")
+@click.option("--vocab", type=int, help="Vocabulary size.")
+@click.option("--seq-len", type=int, help="Tokens per sequence.")
+@click.option("--tokens", type=float, help="Tokens trained on, for the totals. Default: 0, or the model's own.")
+@click.option("--family", type=click.Choice(get_args(Family)),
+              help="llama (default): RMSNorm, SwiGLU, rotary positions; "
+              "gpt2: LayerNorm, GELU, positions, biases.")  # fmt: skip
 @click.option("--tied", is_flag=True, help="Embedding and readout share one matrix.")
 @click.option("--qk-norm", is_flag=True, help="RMSNorm over each head's queries and keys.")
 @click.option("--convention", type=click.Choice(CONVENTIONS), default="causal", show_default=True,
               help="How FLOPs are counted.")  # fmt: skip
 @json_option
 def flops(
-    layers: int, width: int, heads: int, kv_heads: int | None, ffn: int, vocab: int, seq_len: int, tokens: float,
-    family: Family, tied: bool, qk_norm: bool, convention: str, as_json: bool,
+    model_name: str | None, layers: int | None, width: int | None, heads: int | None, kv_heads: int | None,
+    ffn: int | None, vocab: int | None, seq_len: int | None, tokens: float | None, family: Family | None,
+    tied: bool, qk_norm: bool, convention: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Parameters and training FLOPs of a decoder's shape, by named convention."""
+    """Parameters and training FLOPs of a decoder's shape, or of a published model, by named convention."""
+    sizes = {"layers": layers, "width": width, "heads": heads, "ffn": ffn, "vocab": vocab}
+    problems = []
+    if tokens is not None and not 0 <= tokens <= MOST_TOKENS:
+        problems.append(f"--tokens {tokens}: a finite number >= 0 and <= {MOST_TOKENS:g} is wanted")
+    if model_name is None:
+        problems += [
+            f"Missing option '--{name}'" for name, size in (sizes | {"seq-len": seq_len}).items() if size is None
+        ]
+    else:
+        given = [f"--{name}" for name, size in (sizes | {"kv-heads": kv_heads}).items() if size is not None]
+        given += [f"--{name}" for name, on in (("family", family), ("tied", tied), ("qk-norm", qk_norm)) if on]
+        if given:
+            problems.append(f"--model says the shape: {', '.join(given)} cannot be given beside it")
+    if problems:
+        hint = ["--model NAME counts a published one"] if model_name is None and not any(sizes.values()) else []
+        raise OptionProblems([*problems, *hint])
+    if model_name is not None:
+        body = _of_model(model_name, seq_len, tokens, convention)
+    else:
+        body = _of_shape(
+            Shape(
+                num_layers=layers, width=width, num_heads=heads,  # type: ignore[arg-type]  # none is None here
+                num_kv_heads=heads if kv_heads is None else kv_heads,  # type: ignore[arg-type]
+                ffn_width=ffn, vocab_size=vocab, seq_len=seq_len,  # type: ignore[arg-type]
+                family=family or "llama", tied=tied, qk_norm=qk_norm,
+            ), tokens or 0.0, convention,
+        )  # fmt: skip
+    rows = [(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in body.items()]
+    answer(as_json, body, table(("", "value"), rows))
+
+
+def _of_shape(shape: Shape, tokens: float, convention: str) -> dict[str, Json]:
     from proxies import flops as count
 
-    shape = Shape(
-        num_layers=layers, width=width, num_heads=heads, num_kv_heads=heads if kv_heads is None else kv_heads,
-        ffn_width=ffn, vocab_size=vocab, seq_len=seq_len, family=family, tied=tied, qk_norm=qk_norm,
-    )  # fmt: skip
-    if not 0 <= tokens < float("inf"):
-        raise click.BadParameter(f"--tokens {tokens}: a finite number >= 0 is wanted")
     params = count.count_params(shape)
     per_token = count.flops_per_token(shape, convention)  # type: ignore[arg-type]
-    body: dict[str, Json] = {
+    return {
         "params": params.total,
         "params_non_embedding": params.non_embedding,
         "params_active": params.total,
@@ -52,5 +88,38 @@ def flops(
         "six_nd": count.six_nd(params.total, tokens),
         "convention": convention,
     }
-    rows = [(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in body.items()]
-    answer(as_json, body, table(("", "value"), rows))
+
+
+def _of_model(name: str, seq_len: int | None, tokens: float | None, convention: str) -> dict[str, Json]:
+    """What is known of a published model; FLOPs by convention are null where its shape is none of ours."""
+    from launcher import reference
+
+    known, found = reference.model(name)
+    trained = (found.tokens or 0.0) if tokens is None else tokens
+    if found.shape is None:
+        counts = _of_published(found, trained, convention)
+    else:
+        shape = found.shape if seq_len is None else dataclasses.replace(found.shape, seq_len=seq_len)
+        counts = _of_shape(shape, trained, convention)
+    said: dict[str, Json] = {
+        "model": known,
+        "tokens": trained,
+        "params_published": found.params,
+        "flops_published": found.flops_published,
+        "source": found.source,
+    }
+    return counts | said
+
+
+def _of_published(found: Model, tokens: float, convention: str) -> dict[str, Json]:
+    from proxies.flops import six_nd
+
+    return {
+        "params": found.params,
+        "params_non_embedding": None,
+        "params_active": found.params_active,
+        "flops_per_token": None,
+        "flops_total": None,
+        "six_nd": six_nd(found.params_active, tokens),
+        "convention": convention,
+    }

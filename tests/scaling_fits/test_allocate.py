@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, ladder, law_loss
 
-from scaling_fits.allocate import allocate, exponents
-from scaling_fits.law import CannotTellError, LawError
+from proxies.checks import SpecError
+from scaling_fits.allocate import NoRunError, allocate, pooled_along
+from scaling_fits.derived import exponents
+from scaling_fits.law import CannotTellError
 from scaling_fits.uncertainty import fit_runs, predict
 
 WIDE = {"sizes": np.geomspace(1e5, 1e8, 5), "tokens": np.geomspace(1e6, 1e9, 5)}
@@ -83,6 +85,47 @@ def test_no_number_without_a_law(exact):
         allocate(one_size, 1e15)
     with pytest.raises(CannotTellError):
         exponents(one_size)
-    for bad in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(LawError, match="flops = "):
+    for bad in (0.0, -1.0, math.nan, math.inf, 1e300, 1e-300):
+        with pytest.raises(SpecError, match="flops = "):
             allocate(exact, bad)
+    with pytest.raises(NoRunError, match="no run"):
+        allocate(exact, 1e14, inference_tokens=1e20)
+
+
+def test_the_flat_range_in_tokens_and_money(noisy):
+    found = allocate(noisy, 1e13)
+    for params, tokens in zip(found.flat_params, reversed(found.flat_tokens), strict=True):
+        assert 6 * params * tokens == pytest.approx(1e13)
+    assert found.flat_saving == pytest.approx(1 - found.flat_params[0] / found.params)
+    assert 0 < found.flat_saving < 1
+
+
+TERMS = (
+    {"inference_tokens": 3e7},
+    {"unique_tokens": 3e5},
+    {"unique_tokens": 3e5, "inference_tokens": 3e6},
+    {"unique_tokens": 3e5, "max_epochs": 3.0},
+)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_under_any_terms_no_size_the_budget_pays_for_is_better(noisy, terms):
+    found = allocate(noisy, 1e13, **terms)
+    spending = found.spending
+    sizes = found.params * np.geomspace(0.05, 20, 801)
+    sizes = sizes[(np.log(sizes) < spending.ceiling) & (np.log(sizes) >= spending.floor)]
+    losses = [pooled_along(noisy, spending, math.log(n)) for n in sizes]
+    assert math.log(found.loss_nats) <= min(losses) + 1e-9
+    paid = found.training_flops + 2 * found.params * terms.get("inference_tokens", 0.0)
+    assert paid == pytest.approx(1e13)
+    assert found.params_interval[0] <= found.params <= found.params_interval[1]
+    assert found.tokens_interval[0] <= found.tokens <= found.tokens_interval[1]
+    for end in found.flat_params:
+        assert pooled_along(noisy, spending, math.log(end)) <= math.log(1.003 * found.loss_nats) + 1e-7
+
+
+def test_6nd_stays_a_float_however_large(exact):
+    assert allocate(exact, np.int64(10**18)).flops == 1e18
+    found = allocate(exact, 10**30)
+    assert all(type(x) is float for x in (found.flops, found.params, found.tokens, found.training_flops))
+    assert found.training_flops == pytest.approx(1e30)

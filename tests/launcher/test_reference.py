@@ -1,0 +1,83 @@
+"""The reference table against published totals and the counters of other trainers."""
+
+import pytest
+
+from launcher import reference
+from launcher.reference import GPUS, MFU, MODELS, PRICES_USD, UnknownNameError
+from proxies.flops import count_params, flops_per_token, six_nd
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("gpt-2", 124_439_808), ("gpt-2-xl", 1_557_611_200), ("llama-2-7b", 6_738_415_616),
+        ("llama-2-13b", 13_015_864_320), ("llama-2-70b", 68_976_648_192), ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496), ("llama-3.1-405b", 405_853_388_800),
+    ],
+)  # fmt: skip
+def test_parameters_to_the_last(name, params):
+    assert count_params(MODELS[name].shape).total == params
+    assert MODELS[name].params == pytest.approx(params, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "convention", "per_token"),
+    [
+        ("llama-3-8b", "full", 5.7914e10), ("llama-3-70b", "full", 4.8144e11), ("llama-3.1-405b", "full", 2.6254e12),
+        ("llama-3-8b", "causal", 5.1470e10), ("llama-3-70b", "causal", 4.4922e11),
+        ("llama-3.1-405b", "causal", 2.5240e12), ("gpt-3-175b", "causal", 1.0619e12),
+    ],
+)  # fmt: skip
+def test_what_torchtitan_and_megatron_count(name, convention, per_token):
+    """Their own code's FLOPs a token; the third of a per mille is what they count of norms."""
+    assert flops_per_token(MODELS[name].shape, convention) == pytest.approx(per_token, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "convention", "total", "tolerance"),
+    [
+        ("gpt-3-175b", "causal", 3.186e23, 1e-3), ("gpt-3-175b", "palm", 3.230e23, 1e-3),
+        ("gpt-3-175b", "chinchilla", 3.241e23, 2e-3), ("llama-3.1-405b", "causal", 3.937e25, 1e-3),
+        ("llama-3.1-405b", "full", 4.096e25, 1e-3), ("chinchilla-70b", "causal", 5.55e23, 3e-3),
+        ("chinchilla-70b", "chinchilla", 5.68e23, 3e-3), ("llama-3-70b", "full", 7.222e24, 1e-3),
+    ],
+)  # fmt: skip
+def test_totals_by_convention(name, convention, total, tolerance):
+    found = MODELS[name]
+    assert flops_per_token(found.shape, convention) * found.tokens == pytest.approx(total, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [("gpt-3-175b", 2e-3), ("llama-3.1-405b", 2e-3), ("palm-540b", 2e-3), ("chinchilla-70b", 0.06)],
+)
+def test_published_totals_are_6nd(name, tolerance):
+    """Chinchilla's 5.76e23 is of 70B; its published shape holds 64.7B."""
+    found = MODELS[name]
+    params = found.params_active if found.shape is None else count_params(found.shape).total
+    assert six_nd(params, found.tokens) == pytest.approx(found.flops_published, rel=tolerance)
+
+
+def test_published_gpu_hours_lie_in_the_default_mfu():
+    """DeepSeek-V3: 2.664M H800-hours of pretraining; Llama 3.1 405B at 400 TFLOP/s: 26.3M H100-hours."""
+    hours = {"deepseek-v3": (2.664e6, "H800"), "llama-3.1-405b": (26.3e6, "H100")}
+    for name, (spent, gpu) in hours.items():
+        found = MODELS[name]
+        mfu = six_nd(found.params_active, found.tokens) / (spent * 3600 * GPUS[gpu].peak_flops)
+        assert MFU.low < mfu < MFU.high
+
+
+def test_names_as_people_type_them():
+    assert reference.gpu("h100")[0] == reference.gpu("H-100")[0] == "H100"
+    assert reference.model("Llama 3.1 405B")[0] == "llama-3.1-405b"
+    with pytest.raises(UnknownNameError, match=r"did you mean H100\?"):
+        reference.gpu("H10")
+    with pytest.raises(UnknownNameError, match="it knows gpt-2"):
+        reference.model("")
+
+
+def test_every_fact_has_a_source():
+    assert all(fact.source for facts in (GPUS, MODELS, PRICES_USD) for fact in facts.values())
+    for fact in (MFU, *PRICES_USD.values()):
+        assert fact.low <= fact.value <= fact.high
+    assert set(PRICES_USD) <= set(GPUS)

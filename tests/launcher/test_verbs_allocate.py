@@ -1,0 +1,220 @@
+"""`allocate` and `flops --model` as typed: keys are a contract, and no number is ever silent."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from tiny_study import ask, forerun
+
+CONTRACT = {
+    "flops", "params", "tokens", "tokens_per_param", "batch_tokens", "loss", "interval", "params_interval",
+    "tokens_interval", "flat_range", "warnings",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("allocate")
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{n},{d},{(1.7 + 480 * n**-0.35 + 2100 * d**-0.37) * math.exp(rng.normal(0, 0.003))}"
+        for n in (3e6, 1e7, 3e7, 1e8)
+        for d in (3e8, 1e9, 3e9)
+    ]
+    (folder / "runs.csv").write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
+    path = folder / "fit.json"
+    code, _ = ask("fit", folder / "runs.csv", "--bootstrap", "40", "--form", "chinchilla", "--out", path)
+    assert code == 0
+    return path
+
+
+def finite(value):
+    if isinstance(value, dict):
+        return all(map(finite, value.values()))
+    if isinstance(value, list):
+        return all(map(finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def test_the_contract_and_what_is_beyond_it(fit):
+    code, body = ask("allocate", fit, "--flops", "1e21", "--batch-tokens", "1048576")
+    assert code == 0 and set(body) >= CONTRACT
+    assert 6 * body["params"] * body["tokens"] == pytest.approx(body["flops"]) == pytest.approx(1e21)
+    assert (body["batch_tokens"], body["num_steps"]) == (1048576, round(body["tokens"] / 1048576))
+    assert body["flat_range"]["params"][0] < body["params"] < body["flat_range"]["params"][1]
+    assert body["flat_range"]["tokens"][0] < body["tokens"] < body["flat_range"]["tokens"][1]
+    assert body["next_runs"] and sum(run["budget_share"] for run in body["next_runs"]) <= 0.1
+    assert all(set(run) >= {"params", "tokens", "flops", "interval_shrink"} for run in body["next_runs"])
+    bare = ask("allocate", fit, "--flops", "1e21")[1]
+    assert bare["batch_tokens"] is None and "no law of the batch" in bare["batch_tokens_from"]
+
+
+def test_tokens_per_step_by_a_measured_law(fit):
+    rows = ["params,tokens,batch_tokens,loss"]
+    for n in (1e7, 3e7, 1e8):
+        for d in (3e8, 1e9, 3e9):
+            for octave in range(-3, 4):
+                batch = 2e5 * (d / 1e9) ** 0.4 * 2**octave
+                rows.append(f"{n},{d},{batch},{3 + 0.02 * octave**2 - 0.01 * math.log(n * d)}")
+    table, law = fit.with_name("batch.csv"), fit.with_name("batch.json")
+    table.write_text("\n".join(rows) + "\n")
+    assert ask("fit", table, "--form", "batch", "--bootstrap", "20", "--out", law)[0] == 0
+    body = ask("allocate", fit, "--flops", "1e21", "--batch-fit", law)[1]
+    assert body["batch_tokens"] == pytest.approx(2e5 * (body["tokens"] / 1e9) ** 0.4, rel=0.02)
+    assert body["batch_tokens_interval"][0] <= body["batch_tokens"] + 1 <= body["batch_tokens_interval"][1] + 2
+    assert "batch.json" in body["batch_tokens_from"]
+    for extra, said in (
+        (("--batch-fit", fit), "holds no law"),
+        (("--batch-fit", law, "--batch-tokens", "9"), "one of them"),
+    ):
+        code, body = ask("allocate", fit, "--flops", "1e21", *extra)
+        assert code == 2 and said in body["message"]
+
+
+def test_no_bootstrap_no_intervals_and_no_advice(fit):
+    code, _ = ask(
+        "fit", fit.with_name("runs.csv"), "--bootstrap", "0", "--form", "chinchilla", "--out", fit.with_name("b.json")
+    )
+    body = ask("allocate", fit.with_name("b.json"), "--flops", "1e21", "--inference-tokens", "1e11", "--shape")[1]
+    assert code == 0 and body["interval"] is body["params_interval"] is body["tokens_interval"] is None
+    assert body["serving"]["saved_share"]["interval"] is None and body["shape_exact"]["interval"] is None
+    assert body["next_runs"] == [] and "no bootstrap" in body["next_runs_note"]
+    near = ask("allocate", fit, "--flops", "1e18")[1]
+    assert near["next_runs"] == [] and "buys no run" in near["next_runs_note"]
+
+
+def test_no_law_no_number(fit):
+    one_size = fit.with_name("one.csv")
+    one_size.write_text("params,tokens,loss\n" + "".join(f"1e6,{d},{3 + 1 / d}\n" for d in range(1, 9)))
+    assert ask("fit", one_size, "--bootstrap", "0", "--out", fit.with_name("one.json"))[0] == 4
+    code, body = ask("allocate", fit.with_name("one.json"), "--flops", "1e20", "--inference-tokens", "1e9", "--shape")
+    assert code == 4 and "one size" in body["message"]
+
+
+def test_every_way_to_pay(fit):
+    hours = ask("allocate", fit, "--gpu-hours", "1000", "--gpu", "h100", "--mfu", "0.4")[1]
+    assert hours["flops"] == pytest.approx(1000 * 3600 * 989e12 * 0.4)
+    assert hours["budget"]["gpu"]["mfu"]["source"] == "given"
+    money = ask("allocate", fit, "--usd", "2000", "--price-usd", "2", "--gpu", "H100", "--mfu", "0.4")[1]
+    assert money["flops"] == pytest.approx(hours["flops"])
+    vague = ask("allocate", fit, "--usd", "2000", "--gpu", "H100")[1]["budget"]
+    assert vague["gpu"]["mfu"]["interval"] == [0.25, 0.45] and "published" in vague["gpu"]["mfu"]["source"]
+    assert "default" in vague["gpu"]["price_usd"]["source"]
+    assert vague["flops"]["interval"][0] < vague["flops"]["value"] < vague["flops"]["interval"][1]
+    assert vague["at_flops_interval"]["loss"][0] > vague["at_flops_interval"]["loss"][1]
+    late = ask(
+        "allocate", fit, "--flops", "1e24", "--deadline-days", "1", "--gpus", "8", "--gpu", "A100", "--mfu", ".5"
+    )[1]
+    assert late["budget"]["binds"] == "deadline"
+    assert late["flops"] == pytest.approx(8 * 86400 * 312e12 * 0.5)
+
+
+def test_served_and_limited(fit):
+    plain = ask("allocate", fit, "--flops", "1e21")[1]
+    served = ask("allocate", fit, "--flops", "1e21", "--inference-tokens", "1e11")[1]
+    assert served["params"] < plain["params"] and served["tokens_per_param"] > plain["tokens_per_param"]
+    assert served["training_flops"] + 2 * served["params"] * 1e11 == pytest.approx(1e21)
+    assert served["serving"]["compute_optimal"]["life_flops"]["value"] > 1e21
+    assert served["serving"]["saved_share"]["interval"][0] > 0
+    dear = ask("allocate", fit, "--flops", "1e21", "--inference-tokens", "1e11", "--gpu", "H100", "--mfu", "0.4",
+               "--inference-mfu", "0.1", "--price-usd", "2", "--inference-price-usd", "4")[1]  # fmt: skip
+    assert dear["serving"]["inference_cost"] == pytest.approx(8) and dear["params"] < served["params"]
+    limited = ask("allocate", fit, "--flops", "1e21", "--unique-tokens", "3e9")[1]
+    assert limited["data_limit"]["epochs"] == pytest.approx(limited["tokens"] / 3e9)
+    assert limited["data_limit"]["loss_cost"] > 0 and limited["loss"] > plain["loss"]
+    assert any("beyond 4" in warning for warning in limited["warnings"])
+
+
+def test_a_shape_of_whole_numbers(fit):
+    code, body = ask(
+        "allocate", fit, "--flops", "1e22", "--shape", "--tp", "4", "--vocab", "50257", "--seq-len", "2048"
+    )
+    assert code == 0
+    shape, exact = body["shape"], body["shape_exact"]
+    assert shape["vocab_size"] == 50_688 and shape["seq_len"] == 2048
+    assert shape["num_heads"] % 4 == shape["num_kv_heads"] % 4 == shape["ffn_width"] % 512 == 0
+    sizes = {"layers": "num_layers", "width": "width", "heads": "num_heads", "kv-heads": "num_kv_heads",
+             "ffn": "ffn_width", "vocab": "vocab_size", "seq-len": "seq_len"}  # fmt: skip
+    counted = ask("flops", *(part for option, name in sizes.items() for part in (f"--{option}", shape[name])))[1]
+    assert (exact["params"], exact["flops_per_token"]) == (counted["params"], counted["flops_per_token"])
+    assert exact["tokens"] == pytest.approx(1e22 / exact["flops_per_token"])
+    assert exact["flops_over_six_nd"] == pytest.approx(counted["flops_per_token"] / (6 * counted["params"]))
+    assert exact["within_flat_range"] and exact["interval"][0] < exact["loss"] < exact["interval"][1]
+    assert body["shape_alternatives"] and body["shape_assumed"]
+    eaten = ask("allocate", fit, "--flops", "1e17", "--inference-tokens", "1e9", "--shape", "--seq-len", "100000")[1]
+    assert eaten["shape_exact"]["tokens"] is None
+    assert any("serving the shape alone eats" in warning for warning in eaten["warnings"])
+
+
+@pytest.mark.parametrize(
+    "extra", [(), ("--shape",), ("--inference-tokens", "1e9"), ("--unique-tokens", "1e8", "--shape")]
+)
+def test_people_are_told_in_words(fit, extra):
+    code, out, _ = forerun("allocate", fit, "--usd", "3000", "--gpu", "H100", "--gpus", "8", *extra)
+    assert code == 0
+    assert all(word in out for word in ("params", "tokens", "MFU", "GPU-hours", "within 0.3 %", "next: params"))
+
+
+@pytest.mark.parametrize("bad", ["1e-300", "1e300", "nan", "inf", "-inf", "-1"])
+def test_absurd_numbers_are_refused_all_at_once(fit, bad):
+    options = ("flops", "deadline-days", "mfu", "price-usd", "unique-tokens", "max-epochs", "ffn-ratio", "aspect-ratio")
+    typed = itertools.chain.from_iterable((f"--{option}", bad) for option in options)
+    code, body = ask("allocate", fit, *typed, "--gpu", "H100", "--gpus", "0", "--shape", "--tp", "-3")
+    assert code == 2 and body["error"] == "OptionProblems"
+    assert len(body["problems"]) >= len(options) + 2
+    for option in ("gpu-hours", "usd", "inference-tokens", "inference-mfu", "inference-price-usd"):
+        code, body = ask("allocate", fit, *(() if option in ("gpu-hours", "usd") else ("--flops", "1e20")),
+                         f"--{option}", bad, "--gpu", "H100")  # fmt: skip
+        assert code == 2, option
+
+
+@pytest.mark.parametrize("flops", ["1e6", "1e8", "1e12", "1e26", "1e40"])
+def test_far_budgets_are_finite_or_refused(fit, flops):
+    for extra in ((), ("--inference-tokens", "1e15"), ("--unique-tokens", "1e3"), ("--shape",)):
+        code, body = ask("allocate", fit, "--flops", flops, *extra)
+        assert code in (0, 2), body
+        assert finite(body)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ((), "Missing option '--flops'"),
+        (("--flops", "1e20", "--usd", "5"), "flops and usd: one budget"),
+        (("--usd", "5"), "--gpu is missing"),
+        (("--usd", "5", "--gpu", "B200"), "--price-usd is missing"),
+        (("--gpu-hours", "5", "--gpu", "B300"), "did you mean"),
+        (("--flops", "1e20", "--mfu", "0.4"), "--mfu says nothing without --gpu"),
+        (("--flops", "1e20", "--tp", "4"), "--tp: only with --shape"),
+        (("--flops", "1e20", "--max-epochs", "4"), "without unique_tokens"),
+        (("--flops", "1e20", "--deadline-days", "4", "--gpu", "H100"), "num_gpus"),
+        (("--flops", "1e20", "--inference-tokens", "1e9", "--deadline-days", "4", "--gpus", "8", "--gpu", "H100"),
+         "training alone"),
+        (("--flops", "1e20", "--inference-tokens", "1e30"), "no run"),
+        (("--flops", "1e10", "--shape"), "the smallest shape"),
+        (("--flops", "1e20", "--batch-tokens", "0"), "batch_tokens = 0"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_clashes_is_said(fit, typed, said):
+    code, body = ask("allocate", fit, *typed)
+    assert code == 2 and said in body["message"]
+
+
+def test_flops_of_a_published_model():
+    code, body = ask("flops", "--model", "GPT-3 175B")
+    assert (code, body["model"]) == (0, "gpt-3-175b")
+    assert body["six_nd"] == pytest.approx(3.14e23, rel=2e-3) == pytest.approx(body["flops_published"], rel=2e-3)
+    assert ask("flops", "--model", "llama-3-8b", "--convention", "full")[1]["flops_per_token"] == 57_912_852_480
+    other = ask("flops", "--model", "llama-3-8b", "--seq-len", "2048", "--tokens", "1e12")[1]
+    assert other["tokens"] == 1e12 and other["flops_per_token"] < 51e9
+    experts = ask("flops", "--model", "deepseek-v3")[1]
+    assert experts["flops_total"] is None and experts["six_nd"] == pytest.approx(3.2856e24)
+
+
+def test_flops_says_everything_wrong_at_once():
+    code, body = ask("flops", "--tokens", "nan", "--layers", "4")
+    assert code == 2 and len(body["problems"]) == 6
+    code, body = ask("flops", "--model", "llama-3-8b", "--layers", "4", "--tied")
+    assert code == 2 and "--layers, --tied" in body["message"]
+    assert ask("flops", "--model", "bert")[0] == 2
