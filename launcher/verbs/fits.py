@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.verbs.fitted import COMPUTE_FORMS, HYPERPARAMETER_FORMS, fit_of
 from launcher.verbs.options import answer, json_option, table
 from proxies import canon
 from proxies.canon import Json
+from scaling_fits.law import ALL_FORMS
 
 if TYPE_CHECKING:
-    from scaling_fits.table import RunTable
+    from scaling_fits.compute_fit import ComputeFit
+    from scaling_fits.hyperparameter_laws import HyperparameterFit
     from scaling_fits.uncertainty import FittedRuns
-
-
-def _runs(path: Path, params_column: str) -> RunTable:
-    """The table of a study folder's ladder, or of a file."""
-    if path.is_dir():
-        from launcher import decide
-        from launcher.opening import recorded
-        from launcher.transferred import transferred
-
-        study, ledger = recorded(path)
-        specs = decide.ladder_specs(study, transferred(study, ledger))
-        return decide.ladder_table(specs, ledger.results())
-    from scaling_fits.table import read_runs
-
-    return read_runs(path, params_column)
 
 
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path))
-@click.option("--form", type=click.Choice(["auto", "chinchilla", "coupled"]), default="auto", show_default=True,
-              help="Law; auto pools the forms, weighed by back-test.")  # fmt: skip
+@click.option(
+    "--form",
+    type=click.Choice(["auto", *ALL_FORMS, *COMPUTE_FORMS, *HYPERPARAMETER_FORMS]),
+    default="auto",
+    show_default=True,
+    help="auto pools the laws of loss against N and D, weighed by back-test; isoflop and "
+    "frontier: the best N and D against compute; learning_rate and batch: the best one against N and D.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(["window", "cubic", "parabola"]),
+    help="Of an IsoFLOP valley's bottom; window unless given.",
+)
 @click.option("--bootstrap", type=int, default=400, show_default=True, help="Refits behind the intervals; 0: none.")
 @click.option("--level", type=float, default=0.9, show_default=True, help="Of the intervals.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
@@ -43,41 +42,93 @@ def _runs(path: Path, params_column: str) -> RunTable:
               help="Write the fit here, for predict and allocate.")  # fmt: skip
 @json_option
 def fit(
-    runs: Path, form: str, bootstrap: int, level: float, seed: int, params_column: str, out: Path | None, as_json: bool
+    runs: Path, form: str, method: str | None, params_column: str, out: Path | None, as_json: bool, **options: Any
 ) -> None:
-    """Scaling fit of RUNS: a study folder, or a .csv, .parquet or .jsonl of params, tokens, loss."""
-    from scaling_fits import summary
-    from scaling_fits.uncertainty import fit_runs
+    """Scaling fit of RUNS: a study folder, or a .csv, .parquet or .jsonl of params, tokens, loss.
 
-    found = fit_runs(_runs(runs, params_column), form=form, bootstrap=bootstrap, level=level, seed=seed)  # type: ignore[arg-type]
+    learning_rate and batch read the columns learning_rate (or lr) and batch_tokens (or batch) too, or a table of
+    optima: params, tokens, and lr_optimum or batch_optimum.
+    """
+    if method is not None and form != "isoflop":
+        raise click.UsageError(f"--method is of an IsoFLOP valley: it goes with --form isoflop, not {form}")
+    file, body = fit_of(runs, form, method or "window", params_column, options)
     if out is not None:
-        canon.write_atomic(out, canon.canonical(summary.to_file(found)).encode())
-    body = summary.fit_summary(found)
-    answer(as_json, body, fit_text(body))
-    if found.status == "unidentified":
+        canon.write_atomic(out, canon.canonical(file).encode())
+    told = compute_text if form in COMPUTE_FORMS else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
+    answer(as_json, body, told(body))
+    if body["status"] == "unidentified":
         raise SystemExit(4)
 
 
 def fit_text(body: dict[str, Json]) -> str:
     """A fit in words and a table."""
-    parameters, intervals, exponents = body["parameters"], body["intervals"], body["exponents"]
-    dropped, warnings = body["dropped"], body["warnings"]
-    assert isinstance(parameters, dict) and isinstance(intervals, dict) and isinstance(exponents, dict)
-    assert isinstance(dropped, list) and isinstance(warnings, list)
-    rows = [(name, number(value), span_text(intervals.get(name))) for name, value in parameters.items()]
-    for name, value in exponents.items():
-        assert isinstance(value, dict)
-        rows.append((name, number(value["value"]), span_text(value["interval"])))
-    parts = [f"{body['num_runs']} runs, form {body['form']}: {body['status']}"]
-    parts += [table(("parameter", "value", f"{body['level']:.0%} interval"), rows)]
+    parts = [f"{body['num_runs']} runs, form {body['form']}: {body['status']}", _parameter_table(body)]
+    rows = [(str(m["form"]), f"{float(str(m['weight'])):.0%}", str(m["status"])) for m in _records(body["members"])]
+    if len(rows) > 1:
+        parts.append(table(("law", "weight", "status"), rows))
+    if body["weighting"] == "near_frontier":
+        parts.append("no law fits all runs: each counts by its nearness to the best of its budget")
+    if body["misfit_sd"] is not None:
+        parts.append(
+            f"error that the laws share: sd {float(str(body['misfit_sd'])):.2g} of log loss about two times beyond the "
+            "largest FLOPs, growing from there; in every interval of a loss"
+        )
     backtest = body["backtest"]
     if isinstance(backtest, dict):
         parts.append(
             f"back-test: {backtest['num_held_out']} runs held out at {backtest['extrapolation']:.3g}x, "
             f"largest error {backtest['largest_error']:.2%}, covered {backtest['num_covered']}"
         )
-    parts += [f"dropped row {row['row']}: {row['reason']}" for row in dropped if isinstance(row, dict)]
-    return "\n".join([*parts, *(f"warning: {warning}" for warning in warnings)])
+    return "\n".join([*parts, *_endnotes(body)])
+
+
+def compute_text(body: dict[str, Json]) -> str:
+    """Optima against compute in words and tables."""
+    rows = [
+        (number(at["flops"]), number(at["params"]), span_text(at["params_interval"]), number(at["tokens"]),
+         span_text(at["tokens_interval"]), number(at["loss"]), span_text(at["loss_interval"]), str(at["status"]))
+        for at in _records(body["budgets"])
+    ]  # fmt: skip
+    method = f", method {body['method']}" if body["method"] else ""
+    head = ("FLOPs", "best params", "interval", "tokens", "interval", "loss", "interval", "status")
+    parts = [f"{body['num_runs']} runs, form {body['form']}{method}: {body['status']}", table(head, rows)]
+    return "\n".join([*parts, _parameter_table(body), *_endnotes(body)])
+
+
+def hyperparameter_text(body: dict[str, Json]) -> str:
+    """The best learning rate or batch in words and tables."""
+    form = str(body["form"])
+    rows = [
+        (number(cell["params"]), number(cell["tokens"]), number(cell.get(form)),
+         span_text(cell.get(f"{form}_interval")), str(cell["status"]))
+        for cell in _records(body["cells"])
+    ]  # fmt: skip
+    parts = [f"{body['num_runs']} runs, form {form} (column {body['column']}): {body['status']}"]
+    parts += [table(("params", "tokens", f"best {form}", "interval", "status"), rows), _parameter_table(body)]
+    return "\n".join([*parts, *_endnotes(body)])
+
+
+def _records(value: Json) -> list[dict[str, Json]]:
+    assert isinstance(value, list)
+    return [each for each in value if isinstance(each, dict)]
+
+
+def _parameter_table(body: dict[str, Json]) -> str:
+    parameters, intervals, exponents = body["parameters"], body["intervals"], body["exponents"]
+    assert isinstance(parameters, dict) and isinstance(intervals, dict) and isinstance(exponents, dict)
+    rows = [(name, number(value), span_text(intervals.get(name))) for name, value in parameters.items()]
+    for name, value in exponents.items():
+        assert isinstance(value, dict)
+        if body["members"]:  # the other kinds have them among their parameters, or have none
+            rows.append((name, number(value["value"]), span_text(value["interval"])))
+    return table(("parameter", "value", f"{body['level']:.0%} interval"), rows)
+
+
+def _endnotes(body: dict[str, Json]) -> list[str]:
+    warnings = body["warnings"]
+    assert isinstance(warnings, list)
+    dropped = [f"dropped row {row['row']}: {row['reason']}" for row in _records(body["dropped"])]
+    return [*dropped, *(f"warning: {warning}" for warning in warnings)]
 
 
 def number(value: Json) -> str:
@@ -91,29 +142,111 @@ def span_text(ends: Json) -> str:
 
 
 def read_fit(path: Path) -> FittedRuns:
-    """The fit in a file that `fit --out` wrote; click.BadParameter says what is wrong with it."""
-    from scaling_fits import summary
+    """The law fit in a file that `fit --out` wrote; click.BadParameter says what is wrong with it."""
+    from scaling_fits.compute_fit import ComputeFit
+    from scaling_fits.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.summary import FitFileError
+
+    found = read_any(path)
+    if isinstance(found, ComputeFit):
+        raise FitFileError(
+            f"{path} holds optima against compute: `forerun predict {path} --flops C` gives the best size"
+        )
+    if isinstance(found, HyperparameterFit):
+        raise FitFileError(
+            f"{path} holds a law of {found.form}: `forerun predict {path} --params N --tokens D` reads it"
+        )
+    return found
+
+
+def read_any(path: Path) -> FittedRuns | ComputeFit | HyperparameterFit:
+    """The fit of any kind in a file that `fit --out` wrote; click.BadParameter says what is wrong with it."""
+    from scaling_fits import compute_file, compute_fit, hyperparameter_file, hyperparameter_laws, summary
 
     try:
-        return summary.from_file(canon.parse(path.read_bytes()))
+        data = canon.parse(path.read_bytes())
     except OSError as error:
         raise click.BadParameter(f"{path} cannot be read: {error.strerror}") from error
     except canon.CanonError as error:
         raise click.BadParameter(f"{path} is no fit ({error}): `forerun fit RUNS --out {path}` writes one") from error
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind == compute_fit.FILE_KIND:
+        return compute_file.from_file(data)
+    if kind == hyperparameter_laws.FILE_KIND:
+        return hyperparameter_file.from_file(data)
+    return summary.from_file(data)
 
 
 @click.command()
 @click.argument("fit_path", metavar="FIT", type=click.Path(path_type=Path))
-@click.option("--params", type=float, required=True, help="N.")
-@click.option("--tokens", type=float, required=True, help="D.")
+@click.option("--params", type=float, help="N.")
+@click.option("--tokens", type=float, help="D.")
+@click.option("--flops", type=float, help="Of a fit of form isoflop or frontier, in the table's own count.")
 @json_option
-def predict(fit_path: Path, params: float, tokens: float, as_json: bool) -> None:
-    """Loss of one new run, with its interval, from a FIT written by `forerun fit --out`."""
+def predict(fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool) -> None:
+    """Loss of one new run with its interval, from a FIT written by `forerun fit --out`.
+
+    A fit of form isoflop or frontier takes --flops and gives the best size, tokens and loss; one of form learning_rate
+    or batch takes --params and --tokens and gives the best value.
+    """
+    from scaling_fits.compute_fit import ComputeFit
+    from scaling_fits.hyperparameter_laws import HyperparameterFit
+
+    found = read_any(fit_path)
+    sizes = {"params": params, "tokens": tokens, "flops": flops}
+    if isinstance(found, ComputeFit):
+        body, text = _predict_compute(found, **_asked(found.form, sizes, ("flops",)))
+    elif isinstance(found, HyperparameterFit):
+        body, text = _predict_hyperparameter(found, **_asked(found.form, sizes, ("params", "tokens")))
+    else:
+        body, text = _predict_law(found, **_asked(found.form, sizes, ("params", "tokens")))
+    answer(as_json, body, text)
+
+
+def _asked(form: str, sizes: dict[str, float | None], wanted: tuple[str, ...]) -> dict[str, float]:
+    """The options that this kind of fit is asked by; click.UsageError names all that are missing or too many."""
+    missing = [f"--{name} is missing" for name in wanted if sizes[name] is None]
+    extra = [f"--{name} says nothing to it" for name, size in sizes.items() if name not in wanted and size is not None]
+    if missing or extra:
+        raise click.UsageError(f"a fit of form {form} is asked by {' and '.join(f'--{name}' for name in wanted)}: "
+                               f"{', '.join(missing + extra)}")  # fmt: skip
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[str, Json], str]:
     from scaling_fits import summary
     from scaling_fits.uncertainty import predict as predict_loss
 
-    body = summary.prediction_summary(predict_loss(read_fit(fit_path), params, tokens))
-    answer(
-        as_json, body, f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
+    body = summary.prediction_summary(predict_loss(found, params, tokens))
+    return body, (
+        f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
         f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"
-    )  # fmt: skip
+    )
+
+
+def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
+    from scaling_fits.compute_file import prediction_body
+    from scaling_fits.compute_fit import predict_at
+
+    body = prediction_body(predict_at(found, flops))
+    rows = [
+        ("params", number(body["params"]), span_text(body["params_interval"])),
+        ("tokens", number(body["tokens"]), span_text(body["tokens_interval"])),
+        ("loss (nats)", number(body["loss"]), span_text(body["interval"])),
+    ]
+    lines = [table(("", "value", f"{body['level']:.0%} interval"), rows),
+             f"at {body['extrapolation']:.3g}x the largest FLOPs of any run"]  # fmt: skip
+    return body, "\n".join([*lines, *_endnotes(body | {"dropped": []})])
+
+
+def _predict_hyperparameter(found: HyperparameterFit, params: float, tokens: float) -> tuple[dict[str, Json], str]:
+    from scaling_fits.hyperparameter_file import prediction_body
+    from scaling_fits.hyperparameter_laws import predict_value
+
+    body = prediction_body(found, predict_value(found, params, tokens))
+    best = f"best {found.form} (column {found.column}) {number(body['value'])} {span_text(body['interval'])}"
+    lines = [f"{best}, level {body['level']:g}"]
+    unit = " tokens" if found.form == "batch" else ""
+    lines += [f"{law['name']} ({law['source']}) says {number(law['value'])}{unit} there; {law['note']}"
+              for law in _records(body["published"])]  # fmt: skip
+    return body, "\n".join([*lines, *_endnotes(body | {"dropped": []})])

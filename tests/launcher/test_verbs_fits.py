@@ -1,5 +1,7 @@
 """The verbs on tables of runs and on shapes. Their keys are a contract."""
 
+import math
+
 import pytest
 from tiny_study import ask, forerun
 
@@ -121,3 +123,136 @@ def test_flops_of_every_family():
     assert ask(*gpt2[:-1], "llama")[1]["params"] == ask(*gpt2[:-2])[1]["params"] != body["params"]
     code, *said = forerun(*gpt2[:-1], "bert")
     assert code == 2 and "llama" in "".join(said)
+
+
+def loss_of(params, tokens):
+    return 1.2 + 40 * params**-0.34 + 60 * tokens**-0.37
+
+
+def best_of(flops):
+    return (0.34 * 40 / (0.37 * 60)) ** (1 / 0.71) * (flops / 6) ** (0.37 / 0.71)
+
+
+@pytest.fixture(scope="module")
+def valleys_table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("valleys") / "runs.csv"
+    rows = ["params,tokens,loss"]
+    for flops in (1e13, 3e13, 1e14, 3e14, 1e15):
+        for step in range(-5, 6):
+            params = 1.3 ** (round(math.log(best_of(flops), 1.3)) + step)
+            rows.append(f"{params},{flops / 6 / params},{loss_of(params, flops / 6 / params)}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+CONTRACT = {
+    "form", "status", "parameters", "members", "intervals", "level", "exponents", "num_runs", "dropped", "backtest",
+    "warnings",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["isoflop", "frontier"])
+def test_optima_against_compute(valleys_table, tmp_path, form):
+    code, body = ask("fit", valleys_table, *FIT, "--form", form, "--out", tmp_path / "fit.json")
+    assert code == 0
+    assert set(body) >= CONTRACT | {"budgets", "method"}
+    assert (body["form"], body["status"], body["num_runs"], body["members"]) == (form, "converged", 55, [])
+    assert body["exponents"]["params_vs_flops"]["value"] == pytest.approx(0.37 / 0.71, abs=0.02)
+    assert all(at["params"] == pytest.approx(best_of(at["flops"]), rel=0.05) for at in body["budgets"])
+    code, body = ask("predict", tmp_path / "fit.json", "--flops", "1e16")
+    assert code == 0
+    assert body["params_interval"][0] <= body["params"] <= body["params_interval"][1]
+    assert body["params"] == pytest.approx(best_of(1e16), rel=0.1)
+    assert body["loss"] == pytest.approx(loss_of(best_of(1e16), 1e16 / 6 / best_of(1e16)), rel=0.02)
+    assert "best params" in forerun("fit", valleys_table, *FIT, "--form", form)[1]
+    assert "times the largest" not in forerun("predict", tmp_path / "fit.json", "--flops", "1e15")[1]
+
+
+def test_a_parabola_says_its_bias(valleys_table):
+    text = forerun("fit", valleys_table, *FIT, "--form", "isoflop", "--method", "parabola")[1]
+    assert "method parabola" in text
+    assert "warning: a full-width parabola is biased" in text
+
+
+def test_too_few_budgets_say_what_to_run(valleys_table, tmp_path):
+    few = tmp_path / "few.csv"
+    few.write_text("\n".join(valleys_table.read_text().splitlines()[:23]))
+    code, body = ask("fit", few, *FIT, "--form", "isoflop", "--out", tmp_path / "fit.json")
+    assert (code, body["status"], set(body["parameters"].values())) == (4, "unidentified", {None})
+    assert any("2 of 2 budgets have an optimum: at least 3" in warning for warning in body["warnings"])
+    code, body = ask("predict", tmp_path / "fit.json", "--flops", "1e16")
+    assert (code, body["error"]) == (4, "CannotTellError")
+
+
+@pytest.fixture(scope="module")
+def rates_table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rates") / "runs.csv"
+    rows = ["params,tokens,learning_rate,batch_tokens,loss"]
+    for params in (1e6, 4e6, 16e6):
+        for tokens in (1e8, 4e8):
+            best, batch = params**-0.5 * tokens**0.1, 4 * tokens**0.5
+            for i in range(-3, 4):
+                for j in range(-2, 3):
+                    loss = 3 * (1 + 0.004 * (i + 0.3) ** 2 + 0.003 * j**2)
+                    rows.append(f"{params},{tokens},{best * 2**i},{batch * 2**j},{loss}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(("form", "exponents"), [("learning_rate", (-0.5, 0.1)), ("batch", (0.0, 0.5))])
+def test_hyperparameter_laws(rates_table, tmp_path, form, exponents):
+    code, body = ask("fit", rates_table, *FIT, "--form", form, "--out", tmp_path / "fit.json")
+    assert code == 0
+    assert set(body) >= CONTRACT | {"cells", "design"}
+    assert [body["parameters"][f"{name}_exponent"] for name in ("params", "tokens")] == pytest.approx(
+        exponents, abs=0.02
+    )
+    code, body = ask("predict", tmp_path / "fit.json", "--params", "1e8", "--tokens", "1e10")
+    assert code == 0
+    assert body["interval"][0] <= body["value"] <= body["interval"][1]
+    assert [law["name"] for law in body["published"]] == ["StepLaw", "DeepSeek LLM"]
+    assert "StepLaw (arXiv 2503.04715) says" in forerun("predict", tmp_path / "fit.json", "--params", "1e8",
+                                                        "--tokens", "1e10")[1]  # fmt: skip
+    assert f"best {form}" in forerun("fit", rates_table, *FIT, "--form", form)[1]
+
+
+def test_a_table_of_optima_is_a_law_too(tmp_path):
+    rows = [f"{n},{d},{n**-0.5 * d**0.1}" for n in (1e6, 4e6, 16e6) for d in (1e8, 4e8)]
+    (tmp_path / "optima.csv").write_text("\n".join(["params,tokens,lr_optimum", *rows]))
+    code, body = ask("fit", tmp_path / "optima.csv", "--form", "learning_rate")
+    assert (code, body["column"]) == (0, "lr_optimum")
+    assert body["parameters"]["params_exponent"] == pytest.approx(-0.5)
+
+
+def test_each_kind_of_fit_is_asked_in_its_own_way(valleys_table, rates_table, fitted, tmp_path):
+    ask("fit", valleys_table, *FIT, "--form", "isoflop", "--out", tmp_path / "isoflop.json")
+    ask("fit", rates_table, *FIT, "--form", "batch", "--out", tmp_path / "batch.json")
+    for path, options, said in (
+        (tmp_path / "isoflop.json", ("--params", 1e6), "--flops is missing, --params says nothing to it"),
+        (tmp_path / "batch.json", ("--flops", 1e16), "--params is missing, --tokens is missing, --flops says nothing"),
+        (fitted, ("--flops", 1e16), "--params is missing, --tokens is missing, --flops says nothing"),
+    ):
+        code, body = ask("predict", path, *options)
+        assert code == 2
+        assert said in body["message"]
+    for path in (tmp_path / "isoflop.json", tmp_path / "batch.json"):
+        code, body = ask("allocate", path, "--flops", 1e16)
+        assert code == 2
+        assert "forerun predict" in body["message"]
+
+
+def test_bad_questions_of_the_new_forms(valleys_table, rates_table):
+    for arguments, said in (
+        ((valleys_table, "--form", "auto", "--method", "cubic"), "--method is of an IsoFLOP valley"),
+        ((valleys_table, "--form", "batch"), "no column 'batch_tokens' or 'batch'"),
+        ((valleys_table, "--form", "isoflop", "--bootstrap", "-1", "--level", "2"), "bootstrap = -1"),
+    ):
+        code, body = ask("fit", *arguments)
+        assert code == 2
+        assert said in body["message"]
+    bad = rates_table.with_name("bad.csv")
+    lines = rates_table.read_text().splitlines()
+    bad.write_text("\n".join([lines[0], "1e6,1e8,0,x,3", "1e6,1e8,-1,1e4,3"]))
+    code, body = ask("fit", bad, "--form", "learning_rate")
+    assert code == 2
+    assert "row 2" in body["message"]

@@ -1,0 +1,154 @@
+"""How good the optima against compute are: planted runs, and public IsoFLOP points beside their published fits.
+
+    python benchmarks/isoflop.py --json benchmarks/results/isoflop.json
+
+First table: runs drawn from a known law with noise, by design and method: the error of N* (root mean square of the log,
+and its mean: the bias), the share of 90 % intervals that hold N*, the exponent, and the loss of a new run at 30 times
+the largest budget. Second: the ten setups of arXiv 2406.19146, our exponent of N* with its 95 % interval beside the
+published ones, and the frontier's. Third: the same setups, budgets up to a third, a tenth and a thirtieth of the
+largest, predicting the optimum there (itself an estimate) and its loss. About three minutes of one core; the public
+points are read from `--data`, and their tables left out where they are absent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "scaling_fits"))
+
+import planted_optima as planted
+
+from scaling_fits.compute_fit import ComputeFit, predict_at
+from scaling_fits.frontier import fit_frontier
+from scaling_fits.isoflop import fit_isoflop
+from scaling_fits.valleys import METHODS
+
+DESIGNS = (  # budgets, sizes each, half width in ln N, noise of a run in log loss
+    (5, 7, 1.4, 0.001),
+    (5, 7, 2.0, 0.003),
+    (8, 9, 2.5, 0.002),
+    (11, 12, 3.5, 0.003),
+    (3, 7, 1.4, 0.001),
+)
+RATIOS = (3, 10, 30)
+
+
+def planted_row(design: tuple[int, int, float, float], method: str, worlds: int) -> dict[str, Any]:
+    num_budgets, num_sizes, half_width, noise = design
+    budgets = 10.0 ** (17 + 0.35 * np.arange(num_budgets))
+    far = 30 * budgets[-1]
+    off, held, exponents, losses, seconds = [], [], [], [], 0.0
+    for seed in range(worlds):
+        table = planted.isoflop_runs(budgets, num_sizes, half_width, noise, seed, shift=0.3)
+        start = time.perf_counter()
+        fit = fit_isoflop(table, method, bootstrap=300, seed=seed)  # type: ignore[arg-type]
+        seconds += time.perf_counter() - start
+        for at in fit.optima:
+            if at.params and at.params_interval:
+                off.append(math.log(at.params / planted.best_params(at.flops)))
+                held.append(at.params_interval[0] <= planted.best_params(at.flops) <= at.params_interval[1])
+        if fit.params_law is not None:
+            low, high = fit.params_law.exponent_interval(0, 0.9)
+            exponents.append(low <= planted.PARAMS_EXPONENT <= high)
+            ends = predict_at(fit, far).interval
+            new_run = planted.best_loss(far) * math.exp(noise * np.random.default_rng(seed).standard_normal())
+            losses.append(ends is not None and ends[0] <= new_run <= ends[1])
+    return {
+        "budgets": num_budgets, "sizes": num_sizes, "half_width": half_width, "noise": noise, "method": method,
+        "bias": float(np.mean(off)), "rms": float(np.sqrt(np.mean(np.square(off)))), "n_covered": float(np.mean(held)),
+        "exponent_covered": float(np.mean(exponents)), "loss_covered_30x": float(np.mean(losses)),
+        "seconds": seconds / worlds,
+    }  # fmt: skip
+
+
+def setup_row(name: str, table: Any, published: dict[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {"setup": name, "published": published["exponent"], "published_95": published["interval"]}
+    for method in METHODS:
+        fit = fit_isoflop(table, method)
+        law = fit.params_law
+        row[method] = None if law is None else law.exponents[0]
+        row[f"{method}_95"] = None if law is None else law.exponent_interval(0, 0.95)
+    law = fit_frontier(table).params_law
+    row["frontier"] = None if law is None else law.exponents[0]
+    return row
+
+
+def hindcast_rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for name, table in tables.items():
+        best = [at for at in fit_isoflop(table).optima if at.status == "ok"][-1]
+        for ratio in RATIOS:
+            fit = fit_isoflop(table.rows(table.flops <= 1.01 * best.flops / ratio))
+            if fit.status == "converged":
+                rows.append({"setup": name, "ratio": ratio} | _held(fit, best))
+    return rows
+
+
+def _held(fit: ComputeFit, best: Any) -> dict[str, Any]:
+    at = predict_at(fit, best.flops)
+    assert at.params_interval and at.interval
+    return {
+        "params_error": math.log(at.params / best.params),
+        "params_covered": at.params_interval[0] <= best.params <= at.params_interval[1],
+        "loss_error": math.log(at.loss_nats / best.loss_nats),
+        "loss_covered": at.interval[0] <= best.loss_nats <= at.interval[1],
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    print("budgets sizes width noise  method    bias N*  rms N*  N* held  exponent held  loss at 30x held  s per fit")
+    for row in result["planted"]:
+        print(f"{row['budgets']:7} {row['sizes']:5} {row['half_width']:5} {row['noise']:5}  {row['method']:8}"
+              f" {row['bias']:+8.2%} {row['rms']:7.2%} {row['n_covered']:8.2f} {row['exponent_covered']:14.2f}"
+              f" {row['loss_covered_30x']:17.2f} {row['seconds']:10.2f}")  # fmt: skip
+    if "setups" not in result:
+        print("the public points are not there: their tables are left out")
+        return
+    print(
+        f"\n{'setup (arXiv 2406.19146)':40} published 95 %           window 95 %              cubic  parabola frontier"
+    )
+    for row in result["setups"]:
+        low, high = row["published_95"]
+        ours = row["window_95"]
+        rest = "  ".join(f"{row[name]:.4f}" if row[name] else "none  " for name in ("cubic", "parabola", "frontier"))
+        print(f"{row['setup']:40} {row['published']:.4f} [{low:.4f}, {high:.4f}]  {row['window']:.4f} "
+              f"[{ours[0]:.4f}, {ours[1]:.4f}]  {rest}")  # fmt: skip
+    print("\nratio  setups  median |error| N*  N* held  median |error| loss  loss held")
+    for ratio in RATIOS:
+        part = [row for row in result["hindcasts"] if row["ratio"] == ratio]
+        params, loss = (np.median([abs(row[f"{what}_error"]) for row in part]) for what in ("params", "loss"))
+        held = [np.mean([row[f"{what}_covered"] for row in part]) for what in ("params", "loss")]
+        print(f"{ratio:5}  {len(part):6} {params:18.2%} {held[0]:8.2f} {loss:20.2%} {held[1]:10.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the numbers here")
+    parser.add_argument("--worlds", type=int, default=30, help="of each planted row")
+    parser.add_argument("--data", type=Path, default=planted.PORIAN, help="folder of isoflop_points.csv")
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    result: dict[str, Any] = {"python": platform.python_version(), "worlds": arguments.worlds}
+    result["planted"] = [planted_row(design, method, arguments.worlds) for design in DESIGNS for method in METHODS]
+    if (arguments.data / "isoflop_points.csv").exists():
+        planted.PORIAN = arguments.data
+        setups = {"/".join(key): value for key, value in planted.porian_setups().items()}
+        result["setups"] = [setup_row(name, *value) for name, value in setups.items()]
+        result["hindcasts"] = hindcast_rows({name: table for name, (table, _) in setups.items()})
+    result["seconds"] = time.perf_counter() - start
+    show(result)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
