@@ -213,7 +213,7 @@ class _FitFile:
             raise FitFileError("members and weights do not go together")
         given = [w for member, w in zip(self.members, self.weights, strict=True) if member.status == "unidentified"]
         total = sum(self.weights)
-        if any(given) or (abs(total - 1) > 1e-9 and len(given) < len(self.members)):
+        if any(given) or abs(total - (self.members[0].status != "unidentified")) > 1e-9:
             raise FitFileError(f"the weights of the identified members add up to {total}, not to 1")
         size = len(self.cloud.misfit_draws)
         if {len(self.cloud.weight_draws), len(self.cloud.noise_draws)} != {size} or any(

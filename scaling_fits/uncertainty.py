@@ -137,7 +137,8 @@ def fit_runs(
     if near:
         members = tuple(law.fit_law(near_frontier(table), each) for each in forms)
     weighed = near_frontier(table) if near else table
-    members = tuple(cloud.with_draws(weighed, fit, bootstrap, seed) for fit in members)
+    if members[0].identified:
+        members = tuple(cloud.with_draws(weighed, fit, bootstrap, seed) for fit in members)
     fitted = _pooled(table, members, near=near, bootstrap=bootstrap, level=level, seed=seed)
     return dataclasses.replace(fitted, form=form)
 

@@ -170,7 +170,6 @@ predict plan.toml --params 1 --tokens 1|2|plan.toml is no fit
 predict nowhere --params 1 --tokens 1|2|nowhere cannot be read: No such file or directory
 predict . --params 1 --tokens 1|2|cannot be read: Is a directory
 predict list.json --params 1 --tokens 1|2|this is no fit
-predict plan.toml --params 1|2|Missing option '--tokens'
 allocate plan.toml|2|Missing option '--flops'
 allocate nowhere --flops 1e18|2|nowhere cannot be read
 flops|2|Missing option '--layers'
@@ -180,7 +179,7 @@ flops --layers 1 --width 64 --heads 4 --ffn 1 --vocab 2 --seq-len 1 --tokens nan
 flops --layers 1 --width 64 --heads 4 --ffn 1 --vocab 2 --seq-len 1 --convention x|2|'x' is not one of 'causal'
 freeze nowhere|2|nowhere holds no study
 freeze nowhere --accept fit|2|--accept GATE and --reason TEXT go together
-freeze nowhere --accept all --reason x|2|'all' is not one of 'coordinates', 'transfer', 'fit', 'data'
+freeze nowhere --accept all --reason x|2|'all' is not one of 'coordinates', 'transfer', 'fit', 'data', 'ladder_tuned'
 verify nowhere|2|nowhere: cannot be read: No such file or directory
 verify .|2|launch.json: cannot be read: No such file or directory
 verify list.json|2|a launch config holds `digest` and `decision`

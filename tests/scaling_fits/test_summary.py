@@ -122,3 +122,9 @@ def test_a_changed_file_is_refused(fitted, change, said):
     change(data)
     with pytest.raises(FitFileError, match=said):
         from_file(data)
+
+
+def test_five_runs_travel_without_weights():
+    """A law without floor fits them, and counts for nothing without one that has a floor."""
+    fit = fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.005, 5), bootstrap=8)
+    assert from_file(canon.parse(canon.canonical(to_file(fit)))).weights == (0.0, 0.0, 0.0)
