@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.study import Study
+from launcher.study import Study, moved
 from proxies.rules import Parametrization, kind_rule
 from proxies.spec import RunResult, RunSpec
 from sweeps.space import Params
@@ -86,6 +86,16 @@ def base_sizes(study: Study) -> Sizes:
     return Sizes(
         width=proxy.base_width, depth=study.plan.model.num_layers, batch=proxy.batch_tokens, duration=int(tokens)
     )
+
+
+def carried_rate(rate: float, powers: Mapping[Axis, float], base: Sizes, there: Sizes) -> float:
+    """A learning rate set at the base, by the measured rules; what the parametrization does comes on top of it.
+
+    The one rule for the main run and for every rung of the ladder.
+    """
+    for axis, power in powers.items():
+        rate = moved(rate, there.along(axis) / base.along(axis), power)
+    return rate
 
 
 def size_of(spec: RunSpec, axis: Axis) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.arms import Sizes, base_sizes
+from launcher.rungs import ladder_runs
 from launcher.study import Study
 from launcher.transferred import StageMissingError, Transferred, Verdicts
 from proxies import canon
@@ -52,7 +54,7 @@ class Choice:
 
 def ladder_specs(study: Study, found: Transferred) -> list[RunSpec]:
     """The ladder at the transferred rate and the search's warmup and clip."""
-    return study.ladder_runs(found.point, found.powers.get("duration", 0.0))
+    return ladder_runs(study, found.point, found.powers)
 
 
 def ladder_table(specs: Sequence[RunSpec], results: Mapping[str, RunResult]) -> RunTable:
@@ -80,12 +82,13 @@ def fit_key(specs: Sequence[RunSpec]) -> str:
 
 def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns:
     """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet, made now (seconds)."""
-    from scaling_fits.summary import from_file
+    from scaling_fits.summary import OldFitError, from_file
     from scaling_fits.uncertainty import fit_runs
 
     recorded = ledger.find("fit", fit_key(specs))
     if recorded is not None:
-        return from_file(recorded.body)
+        with contextlib.suppress(OldFitError):  # written before this version: the same runs are fitted again
+            return from_file(recorded.body)
     table = ladder_table(specs, ledger.results())
     ladder = study.plan.ladder
     return fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)

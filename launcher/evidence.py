@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher import decide
 from launcher.decide import Choice
 from launcher.gates import Gate, gates
+from launcher.ladder_tilt import LadderChecks, Tilt, ladder_checks, tilt
 from launcher.own import OwnProgramError, is_own
 from launcher.study import NoFinishedTrialError, Study
 from launcher.transferred import (
@@ -41,6 +42,10 @@ class Findings:
     ladder: tuple[RunSpec, ...] = ()
     table: RunTable | None = None
     fit: FittedRuns | None = None
+    checks: LadderChecks | None = None
+    """Of the ladder's rungs at other rates."""
+    tilt: Tilt | None = None
+    """What those would do to the forecast; None before there is one."""
     choice: Choice | None = None
     verdicts: Verdicts | None = None
     """For the chosen shape and steps, or, before the choice, for what the budget suggests."""
@@ -63,7 +68,8 @@ def gather(study: Study, ledger: Ledger) -> Findings:
     except (StageMissingError, NoFinishedTrialError):
         return found
     fit = decide.fitted(study, ledger, specs)
-    found = dataclasses.replace(found, ladder=tuple(specs), table=table, fit=fit)
+    checks = ladder_checks(study, specs, ledger.results(), verdicts, fit)
+    found = dataclasses.replace(found, ladder=tuple(specs), table=table, fit=fit, checks=checks)
     return _chosen(study, ledger, found, moved, fit)
 
 
@@ -78,8 +84,11 @@ def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, f
     verdicts = verdicts_at(study, ledger, moved, choice.sizes)
     outcomes = [ledger.results()[spec.id] for spec in found.ladder]
     lost = [outcome for outcome in outcomes if outcome.loss_nats is None]
-    closed = gates(study, found.coordinates, verdicts, fit, choice, lost)
-    return dataclasses.replace(found, choice=choice, verdicts=verdicts, gates=closed)
+    moves = None
+    if found.checks is not None and found.table is not None:
+        moves = tilt(found.checks.rungs, found.ladder, found.table, fit, choice.prediction)
+    closed = gates(study, found.coordinates, verdicts, fit, choice, lost, found.checks, moves)
+    return dataclasses.replace(found, choice=choice, verdicts=verdicts, tilt=moves, gates=closed)
 
 
 def decision_of(study: Study, found: Findings) -> Decision:

@@ -1,6 +1,7 @@
 """The report's figures, each a pure function from the report's body to one SVG.
 
-With `figures_transfer` and `figures_cost`, which draw the transfer tests, the only door to matplotlib.
+With `figures_transfer` and `figures_cost`, which draw the transfer tests, and `figures_fits`, which draws the ladder,
+the only door to matplotlib.
 
 One panel each, side by side or stacked; panels to be compared share their axes. The same body gives the same bytes.
 """
@@ -20,7 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from launcher.coordinate_view import by_role, points
 from launcher.report_html import Body, arm_name
-from launcher.svg import INK, KINDS, SEQUENCE, finish, raised, shade
+from launcher.svg import INK, KINDS, SEQUENCE, finish, raised
 
 _STYLE: Any = {
     "svg.fonttype": "none", "font.size": 9.5, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
@@ -92,18 +93,6 @@ def _width_axis(axes: Axes, widths: Iterable[int]) -> None:
     axes.set_xlim(shown[0] / 1.25, shown[-1] * 1.25)
 
 
-def _flops_axis(axes: Axes, values: Iterable[float]) -> None:
-    """Decades, with their twos and fives where there are few, on an axis that holds log10(FLOPs)."""
-    shown = [math.log10(value) for value in values]
-    low, high = min(shown), max(shown)
-    pad = 0.05 * (high - low) + 0.05
-    axes.set_xlim(low - pad, high + pad)
-    decades, steps = range(math.floor(low) - 1, math.ceil(high) + 1), (1, 2, 5) if high - low < 2 else (1,)
-    ticks = {e + math.log10(s): f"{s}×{raised(10, e)}".removeprefix("1×") for e in decades for s in steps}
-    axes.xaxis.set_major_locator(FixedLocator([at for at in ticks if low - pad <= at <= high + pad]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ticks[value]))
-
-
 def ceiling(losses: Sequence[float]) -> tuple[float, float]:
     """Loss limits that show the valleys: a few runs near divergence must not flatten all others."""
     low, middle = min(losses), sorted(losses)[len(losses) // 2]
@@ -111,6 +100,15 @@ def ceiling(losses: Sequence[float]) -> tuple[float, float]:
     high = max(losses) if max(losses) <= low + 1.5 * (crowd - low) else max(crowd, min(losses) + 0.05)
     pad = 0.05 * (high - low) or 0.05
     return low - pad, high + pad
+
+
+def apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Ascending heights moved until they are `gap` apart at least: halfway between pushing up and pushing down."""
+    up, down = list(heights), list(heights)
+    for i in range(1, len(up)):
+        up[i] = max(up[i], up[i - 1] + gap)
+        down[-1 - i] = min(down[-1 - i], down[-i] - gap)
+    return [(high + low) / 2 for high, low in zip(up, down, strict=True)]
 
 
 def edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], colour: str) -> None:
@@ -180,58 +178,3 @@ def search(body: Body) -> str:
 
     return draw("search", "Loss of every trial against learning rate, coloured by gradient clip",
                  ("learning rate", "validation loss (nats per token)"), paint)  # fmt: skip
-
-
-def _rungs(axes: Axes, rungs: Sequence[Any], height: Callable[[Any], float]) -> None:
-    """Rungs of the ladder as dots by width, over log10(FLOPs)."""
-    widths = sorted({rung["width"] for rung in rungs})
-    for rank, width in enumerate(widths):
-        mine = [rung for rung in rungs if rung["width"] == width]
-        at = [math.log10(rung["flops"]) for rung in mine], [height(rung) for rung in mine]
-        axes.plot(*at, MARKERS[rank % len(MARKERS)], color=shade(rank, len(widths)), markersize=5,
-                  label=f"width {width}")  # fmt: skip
-
-
-def scaling(body: Body) -> str:
-    """Loss against compute: the ladder's rungs, the frontier with its band, the target with its interval."""
-    frontier, predicted = body["frontier"] or [], (body["choice"] or {}).get("prediction")
-    rungs = [rung for rung in body["ladder"]["rungs"] if rung["loss_nats"] is not None]
-    flops = [rung["flops"] for rung in body["ladder"]["rungs"]] + [point["flops"] for point in frontier]
-
-    def paint(axes: Axes) -> None:
-        x = [math.log10(point["flops"]) for point in frontier]
-        if frontier and all(point["interval"] for point in frontier):
-            low, high = ([point["interval"][i] for point in frontier] for i in (0, 1))
-            axes.fill_between(x, low, high, color=KINDS[0], alpha=0.18, linewidth=0)
-        axes.plot(x, [point["loss_nats"] for point in frontier], color=KINDS[0], linewidth=1.6,
-                  label="best for the compute" if frontier else None)  # fmt: skip
-        _rungs(axes, rungs, lambda rung: float(rung["loss_nats"]))
-        if predicted:
-            at, (low_end, high_end) = predicted["loss"], predicted["interval"] or (predicted["loss"],) * 2
-            axes.errorbar([math.log10(predicted["flops"])], [at], yerr=[[at - low_end], [high_end - at]], fmt="*",
-                          markersize=12, color=KINDS[1], elinewidth=1.8, capsize=5, label="main run")  # fmt: skip
-        _flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
-        seen = [r["loss_nats"] for r in rungs] + ([predicted["loss"]] if predicted else []) or [0.0]
-        room = max(seen) - min(seen) + 0.5  # a band that explodes must not flatten what was measured
-        axes.set_ylim(max(axes.get_ylim()[0], min(seen) - room, 0), min(axes.get_ylim()[1], max(seen) + room))
-
-    return draw("scaling", "Loss against training compute", ("training compute, 6ND (FLOPs)",
-                 "validation loss (nats per token)"), paint)  # fmt: skip
-
-
-def residuals(body: Body) -> str:
-    """What the fit misses at every rung, in percent of the loss, with the band of one standard deviation."""
-    spread = body["fit"]["residual_sd"]
-    rungs = [r for r in body["ladder"]["rungs"] if r["loss_nats"] is not None and r["fitted_nats"] is not None]
-
-    def paint(axes: Axes) -> None:
-        axes.axhline(0, color=INK, alpha=0.55, linewidth=0.9)
-        if spread is not None:
-            axes.axhspan(-100 * spread, 100 * spread, color=KINDS[0], alpha=0.12, linewidth=0)
-        _rungs(axes, rungs, lambda rung: 100 * math.log(rung["loss_nats"] / rung["fitted_nats"]))
-        _flops_axis(axes, [rung["flops"] for rung in body["ladder"]["rungs"]])
-        widest = max(abs(end) for end in axes.get_ylim())
-        axes.set_ylim(-widest, widest)
-
-    return draw("residuals", "Measured loss against fitted loss, rung by rung",
-                 ("training compute, 6ND (FLOPs)", "measured above fitted (% of loss)"), paint)  # fmt: skip

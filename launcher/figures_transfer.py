@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from launcher.figures import MARKERS, ceiling, draw, edge_marks, main_arm, octaves
+from launcher.figures import MARKERS, apart, ceiling, draw, edge_marks, main_arm, octaves
 from launcher.report_html import Body, arm_name
 from launcher.svg import INK, KINDS, shade
 from launcher.transfer_view import (
@@ -191,22 +191,13 @@ def _published(axes: Axes, verdict: Any) -> None:
     x = [math.log2(verdict["base_size"]), math.log2(verdict["target_size"])]
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     ends = [_rule_at_target(verdict, rule) for rule in rules]
-    for rule, there, shown in zip(rules, ends, _apart(ends, 0.062 * (top - bottom)), strict=True):
+    for rule, there, shown in zip(rules, ends, apart(ends, 0.062 * (top - bottom)), strict=True):
         axes.plot([*x, right], [base, there, shown], color=KINDS[4], linewidth=0.7)
         number = exponent(rule["power"]).replace("-", "−")
         axes.annotate(number, (right, shown), xytext=(3, 0), textcoords="offset points", fontsize=8.5, va="center",
                       color=KINDS[4], annotation_clip=False)  # fmt: skip
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
-
-
-def _apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights moved until they are `gap` apart at least: halfway between pushing up and pushing down."""
-    up, down = list(heights), list(heights)
-    for i in range(1, len(up)):
-        up[i] = max(up[i], up[i - 1] + gap)
-        down[-1 - i] = min(down[-1 - i], down[-i] - gap)
-    return [(high + low) / 2 for high, low in zip(up, down, strict=True)]
 
 
 def _optima(axes: Axes, optima: Sequence[Any], label: str, rank: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ from proxies.spec import RunResult
 
 if TYPE_CHECKING:
     from launcher.decide import Choice
+    from launcher.ladder_tilt import LadderChecks, Tilt
     from launcher.transferred import Verdicts
     from scaling_fits.hindcast import Backtest
     from scaling_fits.uncertainty import FittedRuns
@@ -51,6 +53,8 @@ def gates(
     fit: FittedRuns,
     choice: Choice,
     lost_rungs: Sequence[RunResult] = (),
+    checks: LadderChecks | None = None,
+    tilt: Tilt | None = None,
 ) -> tuple[Gate, ...]:
     """Every condition of freezing, with what was found.
 
@@ -61,6 +65,8 @@ def gates(
         fit: of the ladder.
         choice: what would be launched.
         lost_rungs: outcomes of the ladder without a loss.
+        checks: of its rungs at other rates; None where none has run.
+        tilt: what they would do to the forecast.
     """
     own = "your own trainer's activations cannot be seen: check its coordinates there"
     unseen = Gate(name="coordinates", outcome="cannot_tell", reason=own)
@@ -69,6 +75,7 @@ def gates(
         transfer_gate(verdicts),
         _fit_gate(fit, choice, lost_rungs),
         _data_gate(study, choice),
+        tuned_gate(checks, tilt),
     )
 
 
@@ -157,6 +164,40 @@ def _reach_doubts(choice: Choice) -> list[str]:
         if half > WIDEST_HALF:
             doubts.append(f"the predicted loss is known to {half:.0%} only: add rungs")
     return doubts
+
+
+def tuned_gate(checks: LadderChecks | None, tilt: Tilt | None) -> Gate:
+    """The ladder's own: the checked rungs lose no more than the margin by their learning rate."""
+    outcomes: dict[str, GateOutcome] = {"tuned": "passed", "mis_tuned": "failed", "cannot_tell": "cannot_tell"}
+    if checks is None or not checks.wanted:
+        why = "no rung is checked at other rates: ladder.check_offsets_octaves and ladder.check_share say which are"
+        return Gate(name="ladder_tuned", outcome="cannot_tell", reason=why)
+    found, said = [outcomes[one.outcome] for one in checks.rungs], [one.words for one in checks.rungs]
+    if len(checks.rungs) < checks.wanted:
+        found.append("cannot_tell")
+        missing = checks.wanted - len(checks.rungs)
+        said.append(f"{missing} of {checks.wanted} rungs are not checked yet: `forerun ladder PLAN` does")
+    if "mis_tuned" in (one.outcome for one in checks.rungs):
+        said.append(
+            "what carries the rate does not hold there: test it up to that size (transfer.widths, transfer.durations), "
+            "and the ladder follows"
+        )
+    if tilt is not None:
+        low, high = tilt.interval
+        said.append(
+            f"without that excess the forecast would move by {tilt.shift_nats:+.4f} nats [{low:+.4f}, {high:+.4f}]"
+        )
+    if checks.share_for_largest is not None:
+        said.append(
+            f"the largest one checked has {checks.reaches:.0%} of the largest rung's FLOPs "
+            f"(ladder.check_share = {_up(checks.share_for_largest):g} checks that too)"
+        )
+    return Gate(name="ladder_tuned", outcome=_worst(found), reason="; ".join(said))
+
+
+def _up(share: float) -> float:
+    """To two digits after the point, and never less."""
+    return math.ceil(100 * share) / 100
 
 
 def _data_gate(study: Study, choice: Choice) -> Gate:

@@ -9,6 +9,7 @@ from typing import cast
 from launcher.arms import axis_sizes, run_at
 from launcher.plan import Plan
 from launcher.plan_file import PlanError, commented_plan, load_plan
+from launcher.rungs import ladder_runs
 from launcher.study import PLAN_FILE, Study
 from proxies import canon
 from proxies.checks import SpecError
@@ -59,7 +60,7 @@ def _implied_problems(study: Study) -> list[str]:
         "transfer": lambda point: [
             run_at(study, axis, size, point, 0) for axis in AXES if axis != "params" for size in axis_sizes(study, axis)
         ],
-        "ladder": study.ladder_runs,
+        "ladder": lambda point: ladder_runs(study, point),
     }
     problems: dict[str, None] = {}
     for stage, make in makers.items():

@@ -14,12 +14,11 @@ import pydantic
 from pydantic import BaseModel
 
 from launcher.plan import Plan
+from launcher.plan_ladder import ladder_problems
 from launcher.plan_proxy import proxy_problems
 from launcher.plan_sections import RuleChoices
 from launcher.plan_transfer import transfer_lists, transfer_problems
 from proxies.checks import SpecError
-
-MIN_RUNGS = 6
 
 
 class PlanError(ValueError):
@@ -153,6 +152,7 @@ def _list_checks(plan: Plan) -> list[str]:
         **widths,
         **transfer_lists(plan),
         "ladder.num_steps": plan.ladder.num_steps,
+        "ladder.check_offsets_octaves": plan.ladder.check_offsets_octaves,
     }
     return problems + [
         f"{name} = {list(values)}: each value once" for name, values in lists.items() if len(set(values)) < len(values)
@@ -166,14 +166,7 @@ def _cross_checks(plan: Plan) -> list[str]:
         low, high = getattr(plan.search, name)
         if low > high:
             problems.append(f"search.{name} = [{low}, {high}]: the lower end first")
-    problems += transfer_problems(plan)
-    num_rungs = len(plan.ladder.widths) * len(plan.ladder.num_steps)
-    if len(plan.ladder.widths) < 2 or len(plan.ladder.num_steps) < 2 or num_rungs < MIN_RUNGS:
-        problems.append(
-            f"ladder: {len(plan.ladder.widths)} widths, {len(plan.ladder.num_steps)} durations, {num_rungs} rungs: "
-            f"a law has five parameters, so at least 2 of each and {MIN_RUNGS} rungs are wanted"
-        )
-    return problems
+    return problems + transfer_problems(plan) + ladder_problems(plan)
 
 
 def commented_plan(values: dict[str, dict[str, object]]) -> str:

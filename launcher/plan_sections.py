@@ -208,12 +208,23 @@ class LadderSection(Section):
 
     widths: Annotated[tuple[Width, ...], Field(min_length=1)] = Field((32, 48, 64, 96, 128), description="Sizes.")
     num_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((150, 400, 1000), description="Durations.")
+    batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(
+        0, description="Per step; 0: as the proxies. The rate follows the rule over batch."
+    )
     num_slots: Annotated[int, Field(ge=1, le=4096)] = Field(
         1, description="Rungs a bank trains side by side; they end at different times, and empty slots cost theirs."
     )
     seed: Seed = Field(100, description="Of every rung.")
     form: Literal["auto", "chinchilla", "coupled"] = Field("auto", description="Law; auto pools forms by back-test.")
     bootstrap: Annotated[int, Field(ge=50)] = Field(400, description="Resamples behind every interval.")
+    check_offsets_octaves: tuple[float, ...] = Field(
+        (-1.0, 1.0), description="Some rungs are run at these rates too, as powers of 2 around their own; empty: none."
+    )
+    num_checked: Count = Field(2, description="Rungs so checked: the cheapest, and upwards.")
+    check_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        0.125, description="Most of the ladder's FLOPs that these may have: each is run again for every rate and seed."
+    )
+    check_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Seeds per rate of a checked rung.")
 
 
 class TargetSection(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher import report_fits as fits
 from launcher import report_html as show
 from launcher import report_sections as sections
 from launcher.report_coordinates import coordinates
@@ -35,8 +36,9 @@ def page(body: Body) -> str:
         transfer(body),
         coordinates(body),
         sections.search(body),
-        sections.scaling(body),
+        fits.scaling(body),
         sections.choice(body),
+        fits.next_runs(body),
         groups(body),
         _main_run(body),
         _spend(body),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from launcher import decide
 from launcher.decide import Choice
 from launcher.evidence import Findings, decision_of, gather
+from launcher.fit_view import fit_body, frontier_flops, next_body
 from launcher.gates import Gate
+from launcher.ladder_tilt import checks_body
 from launcher.own import is_own, own_run
+from launcher.rungs import stage_specs
 from launcher.study import Study, recorded_points
 from launcher.transferred import asked
 from proxies import canon
@@ -37,6 +39,7 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
     results = ledger.results()
     own = is_own(study)
     decision = decision_of(study, found) if found.choice is not None and not own else None
+    rungs = _rungs(found, results)
     return {
         "schema_version": 1,
         "question": study.question,
@@ -51,10 +54,11 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         "coordinates": found.coordinates,
         "search": _search(study, found, results),
         "transfer": _transfer(study, found, results),
-        "ladder": _ladder(found, results),
-        "fit": _fit(found),
+        "ladder": _ladder(found, rungs),
+        "fit": _fit(study, found, rungs),
         "frontier": _frontier(study, found),
         "choice": _choice(study, found),
+        "next_runs": _next_runs(study, found),
         "gates": canon.to_json(found.gates),
         "accepted": accepted(ledger, found.gates),
         "decision": None if decision is None else canon.to_json(decision),
@@ -76,7 +80,7 @@ def progress(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
         ids = {spec.id for test in asked(study, ledger) for spec in test.specs}
         stages["transfer"] = [len(ids & results.keys()), len(ids)]
     if found.transferred is not None:
-        ids = {spec.id for spec in decide.ladder_specs(study, found.transferred)}
+        ids = {spec.id for spec in stage_specs(study, decide.ladder_specs(study, found.transferred))}
         stages["ladder"] = [len(ids & results.keys()), len(ids)]
     return stages
 
@@ -111,13 +115,14 @@ def _transfer(study: Study, found: Findings, results: Mapping[str, RunResult]) -
     return transfer_body(study, found.transferred, found.verdicts, results)
 
 
-def _ladder(found: Findings, results: Mapping[str, RunResult]) -> Json:
-    if found.table is None or found.fit is None:
-        return None
+def _rungs(found: Findings, results: Mapping[str, RunResult]) -> list[dict[str, Json]]:
+    """The ladder's rungs in its order; none before all of them have ended."""
+    if found.fit is None:
+        return []
     from scaling_fits.law import CannotTellError
     from scaling_fits.uncertainty import predict
 
-    rungs: list[Json] = []
+    rungs: list[dict[str, Json]] = []
     for spec in found.ladder:
         params = count_params(spec.shape).total
         try:
@@ -134,10 +139,13 @@ def _ladder(found: Findings, results: Mapping[str, RunResult]) -> Json:
                 "fitted_nats": expected,
             }
         )
-    return {"rungs": rungs}
+    return rungs
 
 
-NUM_FRONTIER_POINTS = 24
+def _ladder(found: Findings, rungs: list[dict[str, Json]]) -> Json:
+    if found.fit is None:
+        return None
+    return {"rungs": [dict(rung) for rung in rungs], **checks_body(found.checks, found.tilt, found.gates)}
 
 
 def _frontier(study: Study, found: Findings) -> Json:
@@ -146,22 +154,26 @@ def _frontier(study: Study, found: Findings) -> Json:
         return None
     from scaling_fits.allocate import allocate
 
-    low, high = math.log(min(found.fit.span.six_nd)), math.log(study.plan.target.budget_flops)
     points: list[Json] = []
-    for i in range(NUM_FRONTIER_POINTS):
-        at = allocate(found.fit, math.exp(low + (high - low) * i / (NUM_FRONTIER_POINTS - 1)))
+    for flops in frontier_flops(found.fit, study.plan.target.budget_flops):
+        at = allocate(found.fit, flops)
         points.append(
             {"flops": at.flops, "params": at.params, "loss_nats": at.loss_nats, "interval": canon.to_json(at.interval)}
         )
     return points
 
 
-def _fit(found: Findings) -> Json:
+def _fit(study: Study, found: Findings, rungs: list[dict[str, Json]]) -> Json:
     if found.fit is None:
         return None
-    from scaling_fits.summary import fit_summary
+    at = None if found.choice is None else found.choice.prediction
+    return fit_body(found.fit, found.table, at, study.plan.target.budget_flops, rungs)
 
-    return fit_summary(found.fit)
+
+def _next_runs(study: Study, found: Findings) -> Json:
+    if found.fit is None or found.choice is None:
+        return None
+    return next_body(study, found.fit, found.choice.prediction)
 
 
 def _choice(study: Study, found: Findings) -> Json:

@@ -205,9 +205,23 @@ def _unknown_of_loss(body: Body) -> list[str]:
             "the largest compute fitted; no run checks the law there."
         )
     said.append(_coverage(fit))
+    said += _unknown_of_laws(fit)
     if choice is not None and choice["allocation"]["warnings"]:
         said.append(f"<b>Choice.</b> {show.text('; '.join(choice['allocation']['warnings']))}.")
     return said
+
+
+def _unknown_of_laws(fit: Any) -> list[str]:
+    """How far the laws that count disagree about the main run, and what hangs on single rungs."""
+    losses = [member["loss_at_choice_nats"] for member in fit["members"] if member["weight"] > 0]
+    said = []
+    if len(losses) > 1 and None not in losses:
+        said.append(
+            f"<b>Law.</b> The {len(losses)} laws that count say {show.loss(min(losses))} to {show.loss(max(losses))} "
+            "nats of the main run; only runs nearer to it tell which is right."
+        )
+    hangs = fit["influence"]
+    return said + [f"<b>Single rungs.</b> {show.text(words)}." for words in (hangs["warnings"] if hangs else ())]
 
 
 def _coverage(fit: Any) -> str:
@@ -216,8 +230,16 @@ def _coverage(fit: Any) -> str:
         tested = "no held-out rung tested it"
     else:
         tested = f"it held {backtest['num_covered']} of {backtest['num_held_out']} held-out rungs"
-    inflation = fit["interval_inflation"]
-    widened = f"Past misses widened its arms {show.number(inflation, '.3g')} times." if inflation > 1 else ""
+    misfit = fit["misfit_sd"]
+    widened = (
+        ""
+        if misfit is None
+        else (
+            "Beside what the runs leave open it counts an error that all laws share, "
+            f"{show.percent(misfit, '.2g')} of the loss "
+            "some three times beyond the largest rung and more further out."
+        )
+    )
     return (
         f"<b>Coverage.</b> The interval says {show.percent(fit['level'])}; {tested}, which shows little about how "
         f"often it is right. {widened}"

@@ -98,8 +98,8 @@ def command(line: str) -> str:
 
 def chip(outcome: str) -> str:
     """An outcome as a coloured label; its words say the same as its colour."""
-    good = {"passed", "passes", "holds", "converged", "finished", "ok"}
-    bad = {"failed", "drifts", "blows_up", "vanishes", "diverged", "unidentified"}
+    good = {"passed", "passes", "holds", "converged", "finished", "ok", "tuned"}
+    bad = {"failed", "drifts", "blows_up", "vanishes", "diverged", "unidentified", "mis_tuned"}
     kind = "good" if outcome in good else "bad" if outcome in bad else "open"
     return f'<span class="chip {kind}">{words(outcome)}</span>'
 

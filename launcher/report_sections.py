@@ -12,15 +12,12 @@ _NUM_TOP_TRIALS = 8
 _NUM_BUDGETS = 6
 
 
-def _missing(body: Body, stage: str, what: str) -> str:
-    return show.missing(what, "sweep" if stage == "search" else stage, body["progress"].get(stage))
-
-
 def search(body: Body) -> str:
     """The search at the base width: every trial, and the best as a table."""
     heading = "Search at the base width"
     if body["search"] is None:
-        return show.section("search", heading, _missing(body, "search", "The search has not ended."))
+        missing = show.missing("The search has not ended.", "sweep", body["progress"].get("search"))
+        return show.section("search", heading, missing)
     asked, best = body["question"]["search"], body["search"]["best"]
     finished = sorted((t for t in body["search"]["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
     head = ("trial", "learning rate", "warmup (share)", "clip", "loss (nats)")
@@ -37,72 +34,6 @@ def search(body: Body) -> str:
     )
     beside = f"<div><h3>The best trials</h3>{show.table(head, rows)}</div>"
     return show.section("search", heading, show.pair(show.figure(figures.search(body), caption), beside))
-
-
-def scaling(body: Body) -> str:
-    """Ladder, fit, frontier and residuals."""
-    heading = "What will the main run's loss be?"
-    if body["ladder"] is None or body["fit"] is None:
-        return show.section("scaling", heading, _missing(body, "ladder", "The scaling ladder has not ended."))
-    fit = body["fit"]
-    panels = [show.figure(figures.scaling(body), _scaling_caption(body), "Loss against compute")]
-    if fit["residual_sd"] is not None:
-        caption = (
-            f"The fit misses its {fit['num_runs']} rungs by {show.percent(fit['residual_sd'])} of the loss (one "
-            "standard deviation, shaded)."
-        )
-        panels.append(show.figure(figures.residuals(body), caption, "What the fit misses"))
-    warnings = f"<h3>Warnings of the fit</h3>{show.bullets([show.text(w) for w in fit['warnings']])}"
-    return show.section("scaling", heading, show.pair(*panels), show.pair(_law(fit), _backtest(fit)),
-                        warnings if fit["warnings"] else "")  # fmt: skip
-
-
-def _scaling_caption(body: Body) -> str:
-    if body["choice"] is None:
-        return f"The ladder's {body['fit']['num_runs']} rungs identify no law, so there is no frontier to draw."
-    predicted = body["choice"]["prediction"]
-    return (
-        f"Rungs by width, the best loss for each compute with its {show.percent(predicted['level'])} band, and the "
-        f"main run at {show.flops(predicted['flops'])} FLOPs: {show.loss(predicted['loss'])} nats "
-        f"{show.interval(predicted['interval'])}."
-    )
-
-
-def _law(fit: Any) -> str:
-    rows = [
-        (show.text(name), show.number(value), show.interval(fit["intervals"][name], ".3g"))
-        for name, value in fit["parameters"].items()
-    ]
-    growth = [
-        (show.words(name), show.number(found["value"], ".3f"), show.interval(found["interval"]))
-        for name, found in fit["exponents"].items()
-    ]
-    members = ", ".join(
-        f"{show.text(member['form'])} {show.percent(member['weight'])} ({show.words(member['status'])})"
-        for member in fit["members"]
-    )
-    return (
-        f"<div><h3>The law {show.chip(fit['status'])}</h3><p>Pooled forms: {members}; the heaviest "
-        f"one's parameters.</p>{show.table(('parameter', 'value', 'interval'), rows + growth)}</div>"
-    )
-
-
-def _backtest(fit: Any) -> str:
-    backtest = fit["backtest"]
-    if backtest is None:
-        return "<div><h3>Back-test</h3><p>Too few rungs to hold the largest ones out.</p></div>"
-    head = ("params", "tokens", "measured", "predicted", "interval", "covered")
-    rows = [
-        (show.count(run["params"]), show.count(run["tokens"]), show.loss(run["loss"]), show.loss(run["predicted"]),
-         show.interval(run["interval"]), {True: "yes", False: "no", None: "–"}[run["covered"]])
-        for run in backtest["runs"]
-    ]  # fmt: skip
-    said = (
-        f"<p>{backtest['num_held_out']} of the rungs, up to {show.number(backtest['extrapolation'], '.3g')} times the "
-        f"compute of those left in, predicted from the other {backtest['num_fitted']}: at most "
-        f"{show.percent(backtest['largest_error'])} off.</p>"
-    )
-    return f"<div><h3>Back-test</h3>{said}{show.table(head, rows)}</div>"
 
 
 def choice(body: Body) -> str:

@@ -47,6 +47,7 @@ line-height:1.45;white-space:nowrap;font-weight:600}}
 #unknown ul{{columns:2 24rem;column-gap:2rem;max-width:none}} #unknown li{{break-inside:avoid;margin:0 0 .6rem}}
 .pair>*{{min-width:0}}
 figure{{margin:.6rem 0;max-width:36rem}} figure h3{{margin:.2rem 0}}
+.wide figure{{max-width:42rem}}
 figure svg{{display:block;width:100%;height:auto;font-family:inherit}}
 figcaption{{color:var(--soft);font-size:.9rem;line-height:1.45;margin-top:.4rem}}
 .scroll{{overflow-x:auto;margin:.8rem 0}}

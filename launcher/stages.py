@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import cast
 
 from launcher.decide import fit_key, fitted, ladder_specs
 from launcher.gates import transfer_gate
+from launcher.rungs import stage_specs
 from launcher.study import PLAN_FILE, SEARCH_STAGE, Study
 from launcher.talk import Meter, say
 from launcher.transferred import (
@@ -200,8 +201,7 @@ class Runner:
             specs = {spec.id: spec for missing in wanted.values() for spec in missing}
             if not specs:
                 return num_runs
-            flops = sum(flops_per_token(spec.shape) * spec.num_tokens for spec in specs.values())
-            share = flops / self.study.plan.target.budget_flops
+            share = self._flops(specs.values()) / self.study.plan.target.budget_flops
             said = ", ".join(f"{len(missing)} for {name}" for name, missing in wanted.items() if missing)
             said += ", some for both" if sum(map(len, wanted.values())) > len(specs) else ""
             say(f"transfer: {len(specs)} runs ({said}), {share:.2g} of the target's FLOPs")
@@ -209,10 +209,18 @@ class Runner:
             num_runs += len(specs)
 
     def ladder(self) -> list[RunSpec]:
-        """The scaling ladder at the transferred hyperparameters."""
+        """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone."""
         specs = ladder_specs(self.study, self.transfer())
-        missing = [spec for spec in specs if spec.id not in self.ledger.results()]
+        results = self.ledger.results()
+        missing = [spec for spec in stage_specs(self.study, specs) if spec.id not in results]
         if missing:
+            num_rungs = len({spec.id for spec in missing} & {spec.id for spec in specs})
+            share = self._flops(missing) / self.study.plan.target.budget_flops
+            checks = self._flops(missing[num_rungs:]) / self._flops(missing)
+            say(
+                f"ladder: {num_rungs} rungs and {len(missing) - num_rungs} runs at other rates that check some of them "
+                f"({checks:.0%} of it), {share:.2g} of the target's FLOPs"
+            )
             self.drive("ladder", StaticSource(missing, bank_key), missing)
         if self.ledger.find("fit", fit_key(specs)) is None:
             from scaling_fits.summary import to_file
@@ -220,6 +228,10 @@ class Runner:
             found = fitted(self.study, self.ledger, specs)
             self.ledger.append("fit", fit_key(specs), to_file(found))
         return specs
+
+    @staticmethod
+    def _flops(specs: Iterable[RunSpec]) -> float:
+        return float(sum(flops_per_token(spec.shape) * spec.num_tokens for spec in specs))
 
     @staticmethod
     def _has(found: Callable[[], object]) -> bool:

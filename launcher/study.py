@@ -177,31 +177,6 @@ class Study:
         best = points[min(finished)[1]]
         return {name: float(f"{value:.3g}") for name, value in best.items()}
 
-    def ladder_runs(self, point: Params, power: float = 0.0) -> list[RunSpec]:
-        """The scaling ladder at a point set at the base; its rate moves with duration to this power, if to any."""
-        ladder = self.plan.ladder
-        numerics = dataclasses.replace(self.plan.numerics, num_slots=1 if self.plan.alone else ladder.num_slots)
-        return [
-            dataclasses.replace(
-                self.run(
-                    shape=self.shape(width),
-                    point={**point, "learning_rate": moved(point["learning_rate"], self.duration(num_steps), power)},
-                    seed=ladder.seed,
-                    num_steps=num_steps,
-                ),
-                numerics=numerics,
-            )
-            for width in ladder.widths
-            for num_steps in ladder.num_steps
-        ]
-
-    def duration(self, num_steps: int) -> float:
-        """Tokens of a run of so many steps over those of the base run."""
-        schedule = self.plan.schedule
-        return float(
-            schedule(num_steps, 0.0).num_full_batches / schedule(self.plan.proxy.num_steps, 0.0).num_full_batches
-        )
-
 
 def moved(rate: float, ratio: float, power: float) -> float:
     """A rate carried along a power law, to four digits; as it is where nothing moves it."""

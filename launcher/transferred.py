@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.arms import Sizes, TransferTest, base_sizes, base_value, measured, wanted_tests
+from launcher.arms import Sizes, TransferTest, base_sizes, base_value, carried_rate, measured, wanted_tests
 from launcher.grids import Setting, judged, learning_rate_test, other_test, refined, value_at
-from launcher.study import Study, moved, recorded_points
+from launcher.study import Study, recorded_points
 from proxies.flops import count_params
 from sweeps.space import Params
 from transfer.question import Axis, to_log2
@@ -68,10 +68,7 @@ class Transferred:
 
     def rate_at(self, base: Sizes, target: Sizes) -> float:
         """The learning rate set at the base of width and depth, carried to the target's batch and duration."""
-        rate = self.learning_rate
-        for axis, power in self.powers.items():
-            rate = moved(rate, target.along(axis) / base.along(axis), power)
-        return rate
+        return carried_rate(self.learning_rate, self.powers, base, target)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

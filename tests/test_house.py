@@ -23,7 +23,7 @@ DOORS = {
     "mup": {"proxies.parametrization"},
     "optuna": {"sweeps.suggest"},
     "ray": {"sweeps.pool_ray"},
-    "matplotlib": {"launcher.figures", "launcher.figures_transfer", "launcher.figures_cost"},
+    "matplotlib": {"launcher.figures", "launcher.figures_transfer", "launcher.figures_cost", "launcher.figures_fits"},
     "tokenizers": {"proxies.data.tokenizer"},
     "wandb": {"launcher.dashboards"},
 }

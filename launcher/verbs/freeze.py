@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sweeps.ledger import Ledger
 
 TRAINERS = ("native", "torchtitan")
-GATES = ("coordinates", "transfer", "fit", "data")
+GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned")
 
 frozen_argument = click.argument("frozen", metavar="FROZEN", type=click.Path(path_type=Path))
 

@@ -49,6 +49,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     from launcher.opening import plan_study
     from launcher.own import module_problems
     from launcher.plan_file import PlanError, load_plan
+    from launcher.plan_ladder import ladder_warnings
     from proxies.data.tokens import MANIFEST
 
     plan = load_plan(plan_path, overrides)
@@ -68,7 +69,11 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     if problems:
         raise PlanError(str(plan_path), problems)
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
-    answer(as_json, {"valid": True, "plan": plan.question()}, f"{plan_path} is valid\nnext: forerun run {plan_path}")
+    warnings = ladder_warnings(plan)
+    text = "\n".join(
+        [f"{plan_path} is valid", *(f"warning: {said}" for said in warnings), f"next: forerun run {plan_path}"]
+    )
+    answer(as_json, {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings)}, text)
 
 
 @click.command()

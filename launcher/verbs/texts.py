@@ -192,7 +192,31 @@ def ladder_text(body: dict[str, Json]) -> str:
         loss = f"{rung['loss_nats']:.4f}" if rung["loss_nats"] is not None else "diverged"
         expected = f"{rung['fitted_nats']:.4f}" if rung["fitted_nats"] is not None else "-"
         rows.append((str(rung["width"]), f"{rung['params']:.4g}", f"{rung['tokens']:.4g}", loss, expected))
-    return table(("width", "params", "tokens", "loss (nats)", "fitted"), rows)
+    found = [table(("width", "params", "tokens", "loss (nats)", "fitted"), rows)]
+    return "\n\n".join(found + ([checks_text(body)] if body.get("checks") else []))
+
+
+def checks_text(body: Any) -> str:
+    """Rungs that were run at other rates too, one row a rate, and what they say."""
+    rows = []
+    for one in body["checks"]:
+        rows += [
+            (str(one["width"]), f"{one['tokens']:.4g}", f"{tried['octaves']:+g}", f"{tried['learning_rate']:.4g}",
+             "diverged" if tried["loss_nats"] is None else f"{tried['loss_nats']:.4f}",
+             _estimate(one["excess_nats"], ".4f") if tried["octaves"] == 0 else "")
+            for tried in one["offsets"]
+        ]  # fmt: skip
+    head = ("width", "tokens", "octaves", "rate", "loss (nats)", "over the best rate (nats)")
+    said = [f"- {_words(one['outcome'])}: {one['words']}" for one in body["checks"]]
+    moved = body["sensitivity"]
+    if moved is not None:
+        said.append(f"- without that excess the forecast moves by {_estimate(moved['shift_nats'], '+.4f')} nats")
+        if moved["with_better_neighbours_nats"] is not None:
+            said.append(
+                f"- with the better neighbours' losses in the fit, {moved['with_better_neighbours_nats']:+.4f}; they "
+                "are not in it: the lower of noisy losses is too low"
+            )
+    return "\n".join(["checked at other rates:", table(head, rows), *said])
 
 
 def spend_text(body: dict[str, Json]) -> str:

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 from main_run import decision_of, spec_of
 
+from launcher import fit_view
 from proxies import canon
 from scaling_fits.allocate import allocate
-from scaling_fits.summary import allocation_summary, fit_summary, prediction_summary
+from scaling_fits.summary import allocation_summary, prediction_summary
 from scaling_fits.table import from_columns
 from scaling_fits.uncertainty import fit_runs, predict
 from transfer.question import Point, Question, from_log2
@@ -187,22 +188,52 @@ def _scaling(rng):
             "loss_nats": truth * math.exp(float(rng.normal(0, 0.003))),
             "flops": 6.0 * rung["params"] * rung["tokens"],
         }
-    fit = fit_runs(from_columns(*([rung[key] for rung in rungs] for key in ("params", "tokens", "loss_nats"))),
-                   form="chinchilla", bootstrap=60)  # fmt: skip
+    return scaling_of(rungs)
+
+
+def scaling_of(rungs, form="auto", bootstrap=60):
+    """Ladder, fit, frontier, choice and next runs of rungs with width, params, tokens, loss_nats and flops."""
+    columns = ([rung[key] for rung in rungs if rung["loss_nats"]] for key in ("params", "tokens", "loss_nats"))
+    table = from_columns(*columns)
+    fit = fit_runs(table, form=form, bootstrap=bootstrap)
     for rung in rungs:
         rung["fitted_nats"] = predict(fit, rung["params"], rung["tokens"]).loss_nats
-    frontier = [
-        allocate(fit, flops) for flops in np.geomspace(min(r["flops"] for r in rungs), BUDGET_FLOPS, 12).tolist()
-    ]
+    frontier = [allocate(fit, flops) for flops in fit_view.frontier_flops(fit, BUDGET_FLOPS)]
+    at = predict(fit, 123_456, 13_500_416)
     return {
-        "ladder": {"rungs": rungs},
-        "fit": fit_summary(fit),
+        "ladder": {"rungs": rungs, **_checks(rungs)},
+        "fit": fit_view.fit_body(fit, table, at, BUDGET_FLOPS, rungs),
         "frontier": [
             {"flops": p.flops, "params": p.params, "loss_nats": p.loss_nats, "interval": p.interval} for p in frontier
         ],
         "choice": {
             "budget_flops": BUDGET_FLOPS, "allocation": allocation_summary(frontier[-1], 1024),
             "params": 123_456, "params_non_embedding": 98_765, "num_steps": 13_184, "tokens": 13_500_416.0,
-            "flops_causal": 9.1e12, "prediction": prediction_summary(predict(fit, 123_456, 13_500_416)),
+            "flops_causal": 9.1e12, "prediction": prediction_summary(at),
         },
+        "next_runs": fit_view.next_body(SimpleNamespace(base_shape=spec_of(DATA_ID).shape), fit, at),
+    }  # fmt: skip
+
+
+def _checks(rungs):
+    """Two rungs at three rates: the one is tuned, of the other nothing can be told."""
+    checks = []
+    for rung, bend, outcome in ((rungs[0], 0.02, "tuned"), (rungs[-2], 0.004, "cannot_tell")):
+        tried = [
+            {"octaves": octaves, "learning_rate": 0.0238 * 2**octaves, "num_seeds": 1,
+             "loss_nats": rung["loss_nats"] + bend * ((octaves - 0.2) ** 2 - 0.04)}
+            for octaves in (-1.0, 0.0, 1.0)
+        ]  # fmt: skip
+        checks.append(
+            {"width": rung["width"], "params": rung["params"], "tokens": rung["tokens"],
+             "num_steps": rung["tokens"] // 1024, "offsets": tried, "noise_nats": 0.004,
+             "excess_nats": {"value": 0.04 * bend, "interval": [0.0, 0.3 * bend]},
+             "optimum_octaves": {"value": 0.2, "interval": [-0.1, 0.4]}, "better_octaves": None, "outcome": outcome,
+             "words": f"width {rung['width']}: ladder.check_num_seeds = 5 would settle it"}
+        )  # fmt: skip
+    return {
+        "checks": checks,
+        "tuned": {"outcome": "cannot_tell", "reason": "1 of 2 checked rungs is tuned"},
+        "sensitivity": {"shift_nats": {"value": -0.0011, "interval": [-0.0052, 0.0003]},
+                        "with_better_neighbours_nats": -0.0007},
     }  # fmt: skip

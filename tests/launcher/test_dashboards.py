@@ -17,7 +17,7 @@ from example_report import finished_body
 from tiny_study import ask
 from wandb_case import RUN_ID, Server, media, read_run, small_record
 
-from launcher import dashboards, figures
+from launcher import dashboards, figures, figures_fits
 from launcher.dashboard_record import pictures, record_of
 from launcher.dashboards import DashboardError, log_study
 from proxies import canon
@@ -46,7 +46,7 @@ def body():
 
 @pytest.fixture(scope="module")
 def drawn(body):
-    return f"<html><figure>{figures.search(body)}</figure><p>text</p>{figures.scaling(body)}</html>"
+    return f"<html><figure>{figures.search(body)}</figure><p>text</p>{figures_fits.laws(body)}</html>"
 
 
 def everything(folder):

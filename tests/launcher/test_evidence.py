@@ -74,7 +74,7 @@ def test_without_the_coordinate_check_its_gate_stays_shut(finished, tmp_path):
     study, ledger = replay(finished / "study", tmp_path / "study", lambda record: record.kind != "coordinates")
     gates = {gate.name: gate.outcome for gate in gather(study, ledger).gates}
     assert gates["coordinates"] == "cannot_tell"
-    assert set(gates) == {"coordinates", "transfer", "fit", "data"}
+    assert set(gates) == {"coordinates", "transfer", "fit", "data", "ladder_tuned"}
     code, refused = ask("freeze", tmp_path / "study")
     assert code in (3, 4)
     assert "gate coordinates cannot tell: not run yet: `forerun check PLAN` does" in refused["message"]

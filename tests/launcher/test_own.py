@@ -65,7 +65,7 @@ def commanded(tmp_path_factory):
 
 def test_a_planted_trainer_is_swept_transferred_and_fitted(commanded):
     folder, body = commanded
-    assert body["progress"]["ladder"] == [9, 9]
+    assert body["progress"]["ladder"] == [13, 13]
     assert 2**-7 < body["transfer"]["learning_rate"] < 2**-5
     verdict = body["transfer"]["tests"][0]["verdict"]
     assert all(abs(optimum["log2_value"] + 6) < 0.3 for optimum in verdict["optima"])

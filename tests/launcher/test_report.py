@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 from example_report import finished_body
 
-from launcher import figures, figures_cost, figures_transfer
+from launcher import figures, figures_cost, figures_fits, figures_transfer
 from launcher.report import page, write_report
 from launcher.report_decision import decision
 from launcher.transfer_view import anchor
@@ -20,7 +20,7 @@ from proxies import canon
 
 HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-STAGES = ("search", "transfer", "ladder", "fit", "frontier", "choice", "decision", "digest")
+STAGES = ("search", "transfer", "ladder", "fit", "frontier", "choice", "next_runs", "decision", "digest")
 
 
 @pytest.fixture
@@ -180,9 +180,12 @@ def know_nothing(transfer):
 
 def test_evidence_that_decides_nothing_still_shows(body):
     """No law, no optimum, runs that all diverged, a check that blew up at once: each is said, none crashes."""
-    body |= dict.fromkeys(("frontier", "choice", "decision", "digest"))
+    body |= dict.fromkeys(("frontier", "choice", "next_runs", "decision", "digest"))
     body["gates"] = []
-    body["fit"] |= {"status": "unidentified", "residual_sd": None, "backtest": None}
+    body["fit"] |= {"status": "unidentified", "residual_sd": None, "backtest": None, "influence": None}
+    for member in body["fit"]["members"]:
+        unknown = ("params_vs_flops", "tokens_vs_flops", "frontier", "loss_at_choice_nats")
+        member.update(dict.fromkeys(unknown), status="unidentified", weight=0.0)
     body["fit"]["parameters"] = dict.fromkeys(body["fit"]["parameters"])
     body["fit"]["intervals"] = dict.fromkeys(body["fit"]["intervals"])
     for rung in body["ladder"]["rungs"]:
@@ -194,7 +197,7 @@ def test_evidence_that_decides_nothing_still_shows(body):
     body["coordinates"]["sp"] |= {"layers": [], "not_finite_width": 64, "not_finite_step": 3}
     shown = text_of(page(body))
     for said in ("fits no law", "too few runs at width 32", "width 64 left the finite numbers at step 3",
-                 "clip norm over width: no estimate"):  # fmt: skip
+                 "clip norm over width: no estimate", "The rungs identify none of these laws"):  # fmt: skip
         assert said in shown
     assert "The optimum against size" not in shown
 
@@ -277,7 +280,7 @@ def drawings():
     first, *others = body["transfer"]["tests"]
     drawn = {
         "coordinates-mup": figures.coordinates(body, "mup"), "coordinates-sp": figures.coordinates(body, "sp"),
-        "search": figures.search(body), "scaling": figures.scaling(body), "residuals": figures.residuals(body),
+        "search": figures.search(body), "scaling": figures_fits.laws(body), "residuals": figures_fits.residuals(body),
         "valleys-learning-rate-width-sp": figures_transfer.valleys(body, first, "sp"),
         "regrets": figures_cost.regrets(body),
         "rules-learning-rate-duration": figures_cost.rules(others[0]),

@@ -61,22 +61,6 @@ def test_the_best_trial_to_three_digits(study):
         study.best_point(points, diverged)
 
 
-def test_the_ladder_is_every_width_at_every_duration(study):
-    specs = study.ladder_runs(BEST)
-    ladder = study.plan.ladder
-    assert [(s.shape.width, s.schedule.num_steps) for s in specs] == [
-        (width, steps) for width in ladder.widths for steps in ladder.num_steps
-    ]
-    assert {spec.seed for spec in specs} == {ladder.seed}
-    assert {spec.hparams.learning_rate for spec in specs} == {BEST["learning_rate"]}
-
-
-def test_the_ladder_follows_the_measured_rule_of_duration(study):
-    rates = {s.schedule.num_steps: s.hparams.learning_rate for s in study.ladder_runs(BEST, -0.5)}
-    steps = study.plan.proxy.num_steps
-    assert rates == {n: pytest.approx(BEST["learning_rate"] * (n / steps) ** -0.5, rel=1e-3) for n in rates}
-
-
 def test_a_point_may_set_any_hyperparameter(study):
     spec = study.trial({**BEST, "weight_decay": 0.3, "beta2": 0.9, "output_multiplier": 2.0})
     hparams = spec.hparams

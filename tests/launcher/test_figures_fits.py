@@ -1,0 +1,154 @@
+"""The ladder's figures show what the body says: every law by name, nothing dropped, nothing on other text."""
+
+import itertools
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from example_report import finished_body
+from test_figures_transfer import LETTER, texts
+
+from launcher import figures_fits
+
+
+@pytest.fixture
+def body():
+    return finished_body()
+
+
+def said_in(svg):
+    return [said for said, *_ in texts(svg)]
+
+
+def losses_on_axis(svg):
+    """Labels of the loss axis as numbers."""
+    return [float(said) for said in said_in(svg) if re.fullmatch(r"\d\.?\d*", said)]
+
+
+def test_every_law_stands_at_the_end_of_its_line_with_its_weight(body):
+    said = said_in(figures_fits.laws(body))
+    for member in body["fit"]["members"]:
+        assert f"{member['form']} {100 * member['weight']:.0f} %" in said
+    assert {"main run", "best for the compute", "back-test", "width 96"} <= set(said)
+
+
+def test_a_law_without_a_frontier_has_no_line_and_a_law_alone_no_name(body):
+    whole = figures_fits.laws(body)
+    body["fit"]["members"][1]["frontier"] = None
+    two = said_in(figures_fits.laws(body))
+    assert not any(said.startswith("coupled") for said in two)
+    assert any(said.startswith("power") for said in two)
+    body["fit"]["members"][2]["frontier"] = None
+    one = figures_fits.laws(body)
+    assert not any(said.startswith("chinchilla") for said in said_in(one)), "it is the pool's own frontier"
+    assert one.count("<path") < whole.count("<path")
+
+
+def test_names_of_laws_that_end_together_do_not_meet(body):
+    for member in body["fit"]["members"]:
+        member["frontier"][-1]["loss_nats"] = 1.7
+    heights = sorted(y for said, _, y, _ in texts(figures_fits.laws(body)) if said.endswith(" %"))
+    assert len(heights) == 3
+    assert min(b - a for a, b in itertools.pairwise(heights)) > 8.5
+
+
+def test_a_law_or_a_band_that_explodes_does_not_flatten_the_rungs(body):
+    body["fit"]["members"][2]["frontier"][-1]["loss_nats"] = 1e-6
+    body["frontier"][-1]["interval"] = [1e-3, 1e6]
+    body["choice"]["prediction"]["interval"] = [1e-3, 1e6]
+    ticks = losses_on_axis(figures_fits.laws(body))
+    losses = [rung["loss_nats"] for rung in body["ladder"]["rungs"]]
+    assert sum(min(losses) <= tick <= max(losses) for tick in ticks) >= 2
+    assert min(ticks) > 0.5 * min(losses) and max(ticks) < 2 * max(losses)
+
+
+def test_the_axis_of_losses_has_a_few_round_numbers(body):
+    for factor in (0.1, 1.0, 4.0):
+        scaled = finished_body()
+        for rung in scaled["ladder"]["rungs"]:
+            rung["loss_nats"] *= factor
+        scaled |= {"frontier": None, "choice": None}
+        scaled["fit"] |= {"backtest": None, "members": []}
+        assert 3 <= len(losses_on_axis(figures_fits.laws(scaled))) <= 8
+
+
+def test_held_out_runs_are_drawn_with_their_intervals_or_without(body):
+    drawn = figures_fits.laws(body)
+    body["fit"]["backtest"]["runs"][0]["interval"] = None
+    bare = figures_fits.laws(body)
+    assert bare != drawn and "back-test" in said_in(bare)
+    body["fit"]["backtest"] = None
+    assert "back-test" not in said_in(figures_fits.laws(body))
+
+
+def test_a_band_needs_intervals(body):
+    whole = figures_fits.laws(body)
+    for point in body["frontier"]:
+        point["interval"] = None
+    assert figures_fits.laws(body).count("opacity: 0.16") == whole.count("opacity: 0.16") - 1
+
+
+def test_outliers_are_named_and_no_other_rung_is(body):
+    rows = body["fit"]["influence"]["rows"]
+    for row in rows:
+        row["outlier"] = False
+    assert not any("tokens" in said for said in said_in(figures_fits.residuals(body)))
+    for row, rung in zip(rows, (0, 15), strict=False):
+        row |= {"outlier": True, "rung": rung}
+    named = [said for said in said_in(figures_fits.residuals(body)) if "tokens" in said]
+    assert sorted(named) == ["width 32, 102k tokens", "width 96, 819k tokens"]
+
+
+def test_residuals_lie_at_measured_over_fitted(body):
+    before = figures_fits.residuals(body)
+    assert before.count("opacity: 0.1;") + before.count('opacity: 0.1"') >= 2, "one and two standard deviations"
+    body["ladder"]["rungs"][3]["loss_nats"] = body["ladder"]["rungs"][3]["fitted_nats"] * 1.5
+    after = losses_on_axis(figures_fits.residuals(body))
+    assert max(after) >= 20, "percent of the loss"
+
+
+def no_law(body):
+    body |= {"frontier": None, "choice": None}
+    body["fit"] |= {"backtest": None, "influence": None, "residual_sd": None}
+    for member in body["fit"]["members"]:
+        member["frontier"] = None
+    for rung in body["ladder"]["rungs"]:
+        rung["fitted_nats"] = None
+    return body
+
+
+def test_without_a_law_there_are_the_rungs(body):
+    svg = figures_fits.laws(no_law(body))
+    assert {"width 32", "width 96"} <= set(said_in(svg))
+    assert "main run" not in said_in(svg)
+    ET.fromstring(figures_fits.residuals(body))
+
+
+def no_losses(body):
+    no_law(body)
+    for rung in body["ladder"]["rungs"]:
+        rung["loss_nats"] = None
+    return body
+
+
+def outliers(body):
+    for row in body["fit"]["influence"]["rows"][:1]:
+        row["outlier"] = True
+    return body
+
+
+@pytest.mark.parametrize("change", [lambda body: body, no_law, no_losses, outliers])
+def test_nothing_is_cut_off_or_lies_on_other_text(body, change):
+    change(body)
+    for svg in (figures_fits.laws(body), figures_fits.residuals(body)):
+        ET.fromstring(svg)
+        assert not re.search(r"\bnan\b", svg)
+        assert not re.search(r": #(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
+        width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
+        boxes = [(said, x, x + LETTER * size * len(said), y - 0.7 * size, y) for said, x, y, size in texts(svg)]
+        for said, left, right, _, bottom in boxes:
+            assert left > -3 and right < width + 3 and 0 < bottom <= height, said
+        for i, (said, left, right, top, bottom) in enumerate(boxes):
+            for other, left_2, right_2, top_2, bottom_2 in boxes[:i]:
+                apart = left >= right_2 - 1 or left_2 >= right - 1 or top >= bottom_2 or top_2 >= bottom
+                assert apart, f"{said} on {other}"

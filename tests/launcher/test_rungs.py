@@ -1,0 +1,229 @@
+"""The ladder's runs: main runs in small, and which of them are checked at other rates."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from tiny_study import ask, plan_with, replay, write_corpus
+
+from launcher import decide
+from launcher.arms import base_sizes
+from launcher.evidence import gather
+from launcher.host import Host
+from launcher.opening import plan_study
+from launcher.rungs import checked_rungs, ladder_runs, largest_share, stage_specs
+from launcher.transferred import Transferred
+from proxies.flops import flops_per_token
+from proxies.parametrization import parameter_table
+from proxies.schedule import lr_multiplier, lr_table
+from sweeps.ledger import Ledger
+
+BEST = {"learning_rate": 0.02, "warmup_fraction": 0.25, "clip_norm": 1.0}
+POWERS = {"duration": -0.3, "batch": 0.4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rungs")
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study_with(folder):
+    return lambda part="": plan_study(plan_with(folder, part), folder / "study")
+
+
+def moved(powers):
+    return Transferred(
+        tests=(), best=BEST, refined=BEST, log2_lr=-5.0, at_optimum=True, powers=powers
+    )  # fmt: skip
+
+
+def flops(spec):
+    return float(flops_per_token(spec.shape)) * spec.num_tokens
+
+
+def test_the_ladder_is_every_width_at_every_duration(study_with):
+    study = study_with()
+    specs, ladder = ladder_runs(study, BEST), study.plan.ladder
+    assert [(s.shape.width, s.schedule.num_steps) for s in specs] == [
+        (width, steps) for width in ladder.widths for steps in ladder.num_steps
+    ]
+    assert {spec.seed for spec in specs} == {ladder.seed}
+    assert {spec.hparams.learning_rate for spec in specs} == {BEST["learning_rate"]}
+
+
+def test_the_ladder_follows_the_measured_rule_of_duration(study_with):
+    study = study_with()
+    rates = {s.schedule.num_steps: s.hparams.learning_rate for s in ladder_runs(study, BEST, {"duration": -0.5})}
+    steps = study.plan.proxy.num_steps
+    assert rates == {n: pytest.approx(BEST["learning_rate"] * (n / steps) ** -0.5, rel=1e-3) for n in rates}
+
+
+def as_main_run(study, found, rung):
+    """The main run that a choice of this rung's size would give."""
+    choice = decide.Choice(
+        allocation=None, shape=rung.shape, num_steps=rung.schedule.num_steps, batch_tokens=rung.batch_tokens,
+        prediction=SimpleNamespace(tokens=float(rung.num_tokens)),
+    )  # fmt: skip
+    return decide.main_spec(study, found, choice)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "[ladder]\nbatch_tokens = 256",
+        '[proxy]\nparametrization = "sp"',
+        '[ladder]\nbatch_tokens = 128\n[proxy]\nparametrization = "completedp"\nnum_steps = 16',
+        "[proxy]\nbatch_warmup_fraction = 0.5\nbatch_warmup_stages = 2",
+    ],
+)
+def test_a_rung_is_the_main_run_of_its_size(study_with, part):
+    """The same rate, groups and schedule by the same rules, over width, duration and batch."""
+    study, found = study_with(part), moved(POWERS)
+    for rung in decide.ladder_specs(study, found):
+        main = as_main_run(study, found, rung)
+        assert dataclasses.replace(main, seed=rung.seed, numerics=rung.numerics) == rung
+        assert parameter_table(main) == parameter_table(rung)
+
+
+def test_a_ladder_by_another_rule_is_not_the_main_run(study_with):
+    """The mutation that makes the test above mean something."""
+    study, found = study_with("[ladder]\nbatch_tokens = 256"), moved(POWERS)
+    for powers in ({}, {"duration": -0.3}, {"batch": 0.4}, {"duration": -0.31, "batch": 0.4}):
+        wrong = ladder_runs(study, found.point, powers)
+        assert any(r.hparams != as_main_run(study, found, r).hparams for r in wrong)
+
+
+def test_a_rungs_rate_by_hand(study_with):
+    study, found = study_with("[ladder]\nbatch_tokens = 256"), moved(POWERS)
+    base = base_sizes(study)
+    for rung in decide.ladder_specs(study, found):
+        ratio = rung.num_tokens / base.duration
+        assert rung.hparams.learning_rate == pytest.approx(2**-5 * ratio**-0.3 * 4**0.4, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+def test_every_rung_decays_within_its_own_steps(study_with, kind):
+    study = study_with(f'[proxy]\nschedule = "{kind}"\ndecay_fraction = 0.5\n[ladder]\nnum_steps = [20, 40, 80]')
+    tables = {}
+    for rung in ladder_runs(study, BEST, POWERS):
+        schedule, steps = rung.schedule, rung.schedule.num_steps
+        assert (schedule.warmup_steps, schedule.kind) == (round(0.25 * steps), kind)
+        decay = schedule.decay_steps or steps - schedule.warmup_steps
+        assert decay == (steps // 2 if kind == "wsd" else steps * 3 // 4)
+        assert lr_multiplier(schedule, steps - 1) <= 1.001 / decay, "the last update is one step from the end"
+        tables[steps] = lr_table(schedule)
+    assert tables[40] != tables[80][:40], "no longer run cut short"
+
+
+def test_the_two_ends_are_checked_an_octave_to_either_side(study_with):
+    study = study_with("[ladder]\ncheck_share = 1.0")
+    specs = decide.ladder_specs(study, moved(POWERS))
+    checked = checked_rungs(study, specs)
+    assert [c.rung.id for c in checked] == [min(specs, key=flops).id, max(specs, key=flops).id]
+    for one in checked:
+        assert [octaves for octaves, _ in one.runs] == [-1.0, 0.0, 1.0]
+        rates = [runs[0].hparams.learning_rate / one.rung.hparams.learning_rate for _, runs in one.runs]
+        assert rates == pytest.approx([0.5, 1.0, 2.0], rel=1e-5)
+        assert one.runs[1][1] == (one.rung,), "the rung itself is not run again"
+        for spec in one.extra:
+            hparams = dataclasses.replace(spec.hparams, learning_rate=one.rung.hparams.learning_rate)
+            assert dataclasses.replace(spec, hparams=hparams) == one.rung
+    stage = stage_specs(study, specs)
+    assert len({spec.id for spec in stage}) == len(stage) == len(specs) + 4 and stage[: len(specs)] == specs
+
+
+def test_the_share_limits_which_rungs_are_checked(study_with):
+    specs = decide.ladder_specs(study_with(), moved({}))
+    total, seen = sum(map(flops, specs)), []
+    for share in (1.0, 0.3, 0.1, 0.03, 1e-6):
+        study = study_with(f"[ladder]\ncheck_share = {share}")
+        own = sum(flops(one.rung) for one in checked_rungs(study, specs))
+        assert own <= share * total
+        seen.append(own)
+    assert seen == sorted(seen, reverse=True) and len(set(seen)) >= 4 and seen[-1] == 0
+    wanted = largest_share(study_with(), specs)
+    top = [checked_rungs(study_with(f"[ladder]\ncheck_share = {wanted * f}"), specs)[-1].rung for f in (0.999, 1.001)]
+    assert [rung.id == max(specs, key=flops).id for rung in top] == [False, True]
+
+
+def test_more_rates_and_seeds_are_of_the_same_rungs(study_with):
+    specs = decide.ladder_specs(study_with(), moved({}))
+    before = checked_rungs(study_with(), specs)
+    after = checked_rungs(study_with("[ladder]\ncheck_offsets_octaves = [2.0, -0.5, 1.0]\ncheck_num_seeds = 3"), specs)
+    assert [c.rung.id for c in before] == [c.rung.id for c in after]
+    for one in after:
+        assert [octaves for octaves, _ in one.runs] == [-0.5, 0.0, 1.0, 2.0]
+        assert all([spec.seed for spec in runs] == [100, 101, 102] for _, runs in one.runs)
+        assert len(one.extra) == 11
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 9, 50])
+def test_so_many_rungs_are_checked_as_are_asked_for(study_with, number):
+    study = study_with(f"[ladder]\nnum_checked = {number}\ncheck_share = 1.0")
+    specs = decide.ladder_specs(study, moved({}))
+    checked = checked_rungs(study, specs)
+    assert len({c.rung.id for c in checked}) == len(checked) == min(number, len(specs))
+    assert checked[-1].rung.id == max(specs, key=flops).id
+
+
+def test_no_offsets_no_checks(study_with):
+    study = study_with("[ladder]\ncheck_offsets_octaves = []")
+    specs = decide.ladder_specs(study, moved({}))
+    assert checked_rungs(study, specs) == () and stage_specs(study, specs) == specs
+
+
+def test_checks_may_be_changed_in_a_study_and_the_ladder_not(study_with):
+    question = study_with().question
+    for part in ("check_offsets_octaves = []", "num_checked = 3", "check_share = 1.0", "check_num_seeds = 2"):
+        assert study_with(f"[ladder]\n{part}").question == question
+    assert study_with("[ladder]\nbatch_tokens = 128").question != question
+
+
+def no_bank(*_):
+    raise AssertionError("nothing is left to train")
+
+
+def test_a_finished_study_has_its_checks_and_a_gate(finished, study, ledger, found):
+    specs, results = list(found.ladder), ledger.results()
+    assert {spec.id for spec in stage_specs(study, specs)} <= results.keys()
+    assert [one.rung.id for one in found.checks.rungs] == [c.rung.id for c in checked_rungs(study, specs)]
+    assert len(found.checks.rungs) == 2
+    assert [gate.name for gate in found.gates][-1] == "ladder_tuned"
+    assert all(one.words in found.gates[-1].reason for one in found.checks.rungs)
+
+
+def test_the_neighbours_are_not_in_the_fit(study, ledger, found):
+    """Nor in its key: with checks or without, it is the same fit."""
+    assert found.table.num_runs == found.fit.span.num_runs == len(found.ladder) == 9
+    (record,) = ledger.records("fit")
+    assert record.key == decide.fit_key(list(found.ladder))
+
+
+def test_checks_are_resumed_and_may_be_asked_for_later(finished, copied, monkeypatch):
+    """Off, none of them counts and the gate says so; with more seeds only these are run; the fit stays."""
+    plan, before = finished / "plan.toml", Ledger.read(copied).results()
+    with monkeypatch.context() as patched:
+        patched.setattr(Host, "advance", no_bank)
+        assert ask("ladder", plan, "--study", copied)[0] == 0
+        assert ask("ladder", plan, "--study", copied, "--set", "ladder.check_offsets_octaves=[]")[0] == 0
+    gate = ask("status", copied)[1]["gates"][-1]
+    assert (gate["outcome"], gate["reason"][:22]) == ("cannot_tell", "no rung is checked at ")
+    assert ask("ladder", plan, "--study", copied, "--set", "ladder.check_num_seeds=2")[0] == 0
+    after = Ledger.read(copied)
+    assert len(after.results()) == len(before) + 6, "a second seed at three rates of two rungs"
+    assert {id: after.results()[id].loss_nats for id in before} == {id: r.loss_nats for id, r in before.items()}
+    assert len(after.records("fit")) == 1
+
+
+def test_a_ladder_from_before_there_were_checks(finished, tmp_path, study, ledger, found):
+    """Its study opens, and the gate asks for the runs."""
+    extra = {spec.id for spec in stage_specs(study, list(found.ladder))} - {spec.id for spec in found.ladder}
+    other, without = replay(finished / "study", tmp_path / "study", lambda record: record.key not in extra)
+    older = gather(other, without)
+    assert older.choice == found.choice or older.choice.shape == found.choice.shape
+    assert older.checks.rungs == () and older.tilt is None
+    assert older.gates[-1].outcome == "cannot_tell"
+    assert "2 of 2 rungs are not checked yet: `forerun ladder PLAN` does" in older.gates[-1].reason
