@@ -2,10 +2,10 @@
 
     python benchmarks/best_sizes.py --json benchmarks/results/best_sizes.json
 
-The truth is the minimum over log N of a parabola through the runs of the largest budget within a factor 3.7 of its best;
-budgets whose minimum lies at an edge are left out. Fits see the runs up to that budget / r. Errors are in log N: 0.1 is 10 %,
-and 0.6 costs about 0.3 % of the loss. Beside `auto`: single laws with even weights, as most people do, and those that
-`auto` weighs. One process takes about 5 minutes.
+The truth is the minimum over log N of a parabola through the runs of the largest budget within a factor 3.7 of its
+best; budgets whose minimum lies at an edge are left out. Fits see the runs up to that budget / r. Errors are in log N:
+0.1 is 10 %, and 0.6 costs about 0.3 % of the loss. Beside `auto`: single laws with even weights, as most people do, and
+those that `auto` weighs. One process takes about 5 minutes.
 """
 
 from __future__ import annotations

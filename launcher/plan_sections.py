@@ -215,7 +215,9 @@ class LadderSection(Section):
         1, description="Rungs a bank trains side by side; they end at different times, and empty slots cost theirs."
     )
     seed: Seed = Field(100, description="Of every rung.")
-    form: Literal["auto", "chinchilla", "coupled"] = Field("auto", description="Law; auto pools forms by back-test.")
+    form: Literal["auto", "chinchilla", "coupled", "power", "kaplan", "overtraining"] = Field(
+        "auto", description="Law; auto pools forms by back-test."
+    )
     bootstrap: Annotated[int, Field(ge=50)] = Field(400, description="Resamples behind every interval.")
     check_offsets_octaves: tuple[float, ...] = Field(
         (-1.0, 1.0), description="Some rungs are run at these rates too, as powers of 2 around their own; empty: none."

@@ -25,6 +25,7 @@ from scaling_fits.uncertainty import FittedRuns, Prediction, exp_finite, predict
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
 _FAR = 30.0  # times the largest fitted FLOPs; beyond, held-out errors of public families exceed 4 %
+_LEAN = 2.0
 _CURVATURE_STEP = 0.7  # in log N
 _LEAST_STEP = 1e-2
 _LEAST_CURVATURE = 1e-3  # a valley flatter than this chooses nothing
@@ -173,7 +174,8 @@ def _intervals(
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
     """Of N and D: over every refit's own optimum, and by how far the error that the laws share moves the optimum.
 
-    Where that error leans by kappa * reach for a factor e in N, the optimum moves by so much over the loss's curvature.
+    Where that error leans by so much for a factor e in N, the optimum moves by that over the loss's curvature; how much
+    it leans, twice kappa * reach, is what public isoFLOP families ask for (`benchmarks/best_sizes.py`).
     """
     if not fitted.has_draws:
         return None, None
@@ -185,7 +187,7 @@ def _intervals(
     for (fit, _), share_S in zip(used, shares_SM.T, strict=True):
         middle_S += share_S * log_best_params(fit.draws, spending)
     n = np.array([math.exp(best)])
-    moved_S = fitted.cloud.misfit_draws * reach_of(fitted, n, np.array([_tokens(spending, best)]))
+    moved_S = _LEAN * fitted.cloud.misfit_draws * reach_of(fitted, n, np.array([_tokens(spending, best)]))
     sd_S = moved_S / _curvature(fitted, spending, best)
     tail = (1 - fitted.level) / 2
     low, high = (

@@ -98,18 +98,11 @@ def _mixture(
     result = bounded(params, tokens)
     if falling:
         log_flops = np.log(params) + np.log(tokens)  # over 6
-        optima = [_log_best_params(fits[index].theta, log_flops) for index in floored]
+        optima = [law.log_best_params(fits[index].theta, log_flops) for index in floored]
         n = np.exp(shares_SM.mean(axis=0) @ np.stack(optima))
         d = np.exp(log_flops) / n
         beyond = value(fits[falling[0]], n, d) - bounded(n, d)
         result += weights_SM[:, falling[0], None] * beyond
-    return result
-
-
-def _log_best_params(theta: Floats, log_nd: Floats) -> Floats:
-    """Log N* of one law where N * D is given (arXiv 2203.15556, section 3.3); k does not move it."""
-    _, a, b, alpha, beta = theta[:5]
-    result: Floats = (np.log(alpha / beta) + a - b + beta * log_nd) / (alpha + beta)
     return result
 
 

@@ -82,13 +82,13 @@ def influence(
     fitted.require()
     fit = fitted.heaviest
     target = (np.array([float(target_params)]), np.array([float(target_tokens)]))
-    log_flops = math.log(6.0) + math.log(target_params) + math.log(target_tokens)
+    log_nd = math.log(target_params) + math.log(target_tokens)
     near = fitted.weighting == "near_frontier"
     weighed = near_frontier(table) if near else table
     without = law.refit(weighed, fit, _weights_without(table, near), num_starts=_NUM_STARTS).theta
-    log_params = _log_best_params(np.concatenate([fit.theta[None, :], without]), log_flops)
+    log_params = law.log_best_params(np.concatenate([fit.theta[None, :], without]), log_nd)
     log_loss = law.log_loss(np.concatenate([fit.theta[None, :], without]), *target)[:, 0]
-    arms = _arms(fitted, log_flops, target_params, target_tokens)
+    arms = _arms(fitted, log_nd, target_params, target_tokens)
     scores, limit = _residual_sds(weighed, fit), outlier_limit(fit)
     rows = []
     for i in range(table.num_runs):
@@ -143,22 +143,15 @@ def _weights_without(table: RunTable, near: bool) -> Floats:
     return weight_MR
 
 
-def _log_best_params(theta_MP: Floats, log_flops: float) -> Floats:
-    """Log N* along 6ND = C (arXiv 2203.15556, section 3.3; an outer exponent does not move it)."""
-    _, a, b, alpha, beta = theta_MP[:, :5].T
-    found: Floats = (np.log(alpha / beta) + a - b + beta * (log_flops - math.log(6.0))) / (alpha + beta)
-    return found
-
-
-def _arms(fitted: FittedRuns, log_flops: float, params: float, tokens: float) -> tuple[tuple[float, float], ...] | None:
+def _arms(fitted: FittedRuns, log_nd: float, params: float, tokens: float) -> tuple[tuple[float, float], ...] | None:
     """(lower, upper) arms of the stretched intervals of log N* and of log loss; None without a bootstrap."""
     at = predict(fitted, params, tokens)
     sizes = pooled_interval(
-        fitted, [_log_best_params(fit.draws, log_flops) if len(fit.draws) else np.empty(0) for fit in fitted.members]
+        fitted, [law.log_best_params(fit.draws, log_nd) if len(fit.draws) else np.empty(0) for fit in fitted.members]
     )
     if sizes is None or at.low is None or at.high is None:
         return None
-    centre = float(_log_best_params(fitted.heaviest.theta[None, :], log_flops)[0])
+    centre = float(law.log_best_params(fitted.heaviest.theta[None, :], log_nd)[0])
     low, high = stretched(centre, *sizes, fitted)
     loss = math.log(at.loss_nats)
     return (centre - low, high - centre), (loss - math.log(at.low), math.log(at.high) - loss)

@@ -104,6 +104,16 @@ def log_loss(theta_MP: Floats, params: Floats, tokens: Floats) -> Floats:
     return solver.log_loss(theta_MP, np.log(params), np.log(tokens))
 
 
+def log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
+    """Log N* of each law where N * D is given (arXiv 2203.15556, section 3.3); k does not move it.
+
+    `theta` has the coordinates last: (P,) with `log_nd` (R,), or (M, P) with a number.
+    """
+    a, b, alpha, beta = (theta[..., i] for i in (1, 2, 3, 4))
+    result: Floats = (np.log(alpha / beta) + a - b + beta * log_nd) / (alpha + beta)
+    return result
+
+
 def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     """What keeps these runs from identifying this law; empty when nothing does."""
     wanted = NUM_PARAMETERS[form]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxies.checks import Checks
-from scaling_fits import repeats
+from scaling_fits import law, repeats
 from scaling_fits.solver import Floats
 
 LEAST_FLOPS, MOST_FLOPS = 1e6, 1e40  # a run of one parameter and of a galaxy: beyond, a typing error
@@ -103,9 +103,7 @@ class Spending:
 
 def log_optimal_params(theta_MP: Floats, flops: float) -> Floats:
     """Log N* of each law (M,) when all goes into 6 N D of fresh data (arXiv 2203.15556, section 3.3)."""
-    a, b, alpha, beta = (theta_MP[:, i] for i in (1, 2, 3, 4))
-    result: Floats = (np.log(alpha / beta) + a - b + beta * math.log(flops / 6)) / (alpha + beta)
-    return result
+    return law.log_best_params(theta_MP, math.log(flops / 6))
 
 
 def log_best_params(theta_MP: Floats, spending: Spending) -> Floats:

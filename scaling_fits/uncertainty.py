@@ -78,8 +78,8 @@ class FittedRuns:
     def size_weights(self) -> tuple[float, ...]:
         """Weights of the laws that choose a size. One without an irreducible loss lays it far off: beside others, none.
 
-        On public isoFLOP families the best size at 3 to 30 times the fitted FLOPs is missed by 0.2 in log N by laws
-        with a floor, and by 1 to 2 by the one without (`benchmarks/backtests.py`).
+        On public isoFLOP families the best size at 3 to 30 times the fitted FLOPs is missed by 0.1 to 0.3 in log N by
+        laws with a floor, and by 1.3 by the one without (medians; `benchmarks/best_sizes.py`).
         """
         floored = [weight * (fit.form != "power") for fit, weight in zip(self.members, self.weights, strict=True)]
         total = sum(floored)

@@ -87,3 +87,17 @@ def test_the_ends_of_a_mixture_are_solved_for(small):
     centre = law.log_loss(fit.theta[None], n, d)[0]
     assert (high - centre) == pytest.approx(1.6449 * 0.005, rel=1e-3)
     assert (centre - low) == pytest.approx(1.6449 * 0.005, rel=1e-3)
+
+
+def test_the_law_without_floor_moves_the_level_of_a_budget_and_not_its_best_size():
+    table = ladder(CHINCHILLA, np.random.default_rng(4), 0.01, 12)
+    fits = [law.fit_law(table, form) for form in ("chinchilla", "power")]
+    flops = 1e14
+    sizes = np.geomspace(1e5, 1e8, 301)
+    alone, falling, mixed = (
+        cloud.pooled_log_loss(fits, weights, sizes, flops / 6 / sizes) for weights in ((1, 0), (0, 1), (0.6, 0.4))
+    )
+    shift = mixed - alone
+    assert np.ptp(shift) < 1e-9
+    assert 0 < shift[0] / (falling - alone)[alone.argmin()] < 1
+    assert falling.argmin() != alone.argmin()
