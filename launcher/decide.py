@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,13 +81,12 @@ def fit_key(specs: Sequence[RunSpec]) -> str:
 
 def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns:
     """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet, made now (seconds)."""
-    from scaling_fits.summary import OldFitError, from_file
+    from scaling_fits.summary import from_file
     from scaling_fits.uncertainty import fit_runs
 
     recorded = ledger.find("fit", fit_key(specs))
     if recorded is not None:
-        with contextlib.suppress(OldFitError):  # written before this version: the same runs are fitted again
-            return from_file(recorded.body)
+        return from_file(recorded.body)
     table = ladder_table(specs, ledger.results())
     ladder = study.plan.ladder
     return fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)

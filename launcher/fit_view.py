@@ -59,8 +59,8 @@ def _alone(law: LawFit, flops: Sequence[float], at: Prediction | None) -> dict[s
     import numpy as np
 
     from scaling_fits.law import log_loss
+    from scaling_fits.sizes import exp_finite
     from scaling_fits.spending import log_optimal_params
-    from scaling_fits.uncertainty import exp_finite
 
     if not law.identified:
         return {"params_vs_flops": None, "tokens_vs_flops": None, "frontier": None, "loss_at_choice_nats": None}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from launcher.gates import Gate
+    from scaling_fits.law import LawFit
     from scaling_fits.table import RunTable
     from scaling_fits.uncertainty import FittedRuns, Prediction
 
@@ -111,22 +112,31 @@ def tilt(
         return None
     log_flops = np.log(6.0 * table.params * table.tokens)
     at = np.array([math.log(six_nd(one.rung)) for one in known])
-    answers, draws, values = [], [], []
-    for index, one in enumerate(known):
-        assert one.excess is not None
-        probe = np.where(np.arange(len(known)) == index, PROBE_NATS, 0.0)
-        line = np.polyval(np.polyfit(at, probe, 1 if np.ptp(at) > LEAST_SPREAD else 0), log_flops)
-        lost = np.clip(line, 0.0, np.minimum(MOST_BEYOND * PROBE_NATS, table.loss / 2))
-        moved = _forecast(dataclasses.replace(table, loss=table.loss - lost), fit, target)
-        if moved is None:
-            return None
-        answers.append((moved - _as_it_is(fit, target)) / PROBE_NATS)
-        draws.append(one.excess.draws)
-        values.append(one.excess.nats)
+    degree = 1 if np.ptp(at) > LEAST_SPREAD else 0
+
+    def line(nats: Sequence[float]) -> Floats:
+        """What every rung loses if a line in log FLOPs through the checked ones says so."""
+        through: Floats = np.polyval(np.polyfit(at, np.array(nats, dtype=np.float64), degree), log_flops).astype(float)
+        return through
+
+    def moved(lost: Floats) -> float | None:
+        found = _forecast(dataclasses.replace(table, loss=table.loss - lost), fit, target)
+        return None if found is None else found - _as_it_is(fit, target)
+
+    values = [one.excess.nats for one in known if one.excess is not None]
+    most = np.minimum(MOST_BEYOND * max(values), table.loss / 2)
+    shift = moved(np.clip(line(values), 0.0, most))
+    unit = [np.where(np.arange(len(known)) == index, PROBE_NATS, 0.0) for index in range(len(known))]
+    answers = [moved(line(probe.tolist())) for probe in unit]
+    if shift is None or None in answers:
+        return None
     # Each rung's noise is its own: its draws, made with one seed, are shuffled against the others'.
-    mixed = [np.random.default_rng(index).permutation(rows) for index, rows in enumerate(draws)]
-    shifts = np.array(answers) @ np.stack(mixed)
-    shift = float(np.array(answers) @ np.array(values))
+    mixed = [
+        np.random.default_rng(index).permutation(one.excess.draws) - one.excess.nats
+        for index, one in enumerate(known)
+        if one.excess is not None
+    ]
+    shifts = shift + np.array(answers, dtype=float) / PROBE_NATS @ np.stack(mixed)
     low, high = np.quantile(shifts, [(1 - fit.level) / 2, (1 + fit.level) / 2])
     return Tilt(
         shift_nats=shift,
@@ -156,30 +166,29 @@ def _with_neighbours(
 
 
 def _as_it_is(fit: FittedRuns, target: Prediction) -> float:
-    return _pooled([member.theta for member in fit.members], fit, target)
+    return _pooled(fit.members, fit, target)
 
 
 def _forecast(table: RunTable, fit: FittedRuns, target: Prediction) -> float | None:
     """The loss at the target with every member fitted to these losses; None where one has no numbers then."""
     from scaling_fits.law import fit_law
+    from scaling_fits.nearness import near_frontier
 
-    refits = [fit_law(table, m.form) if w > 0 else m for m, w in zip(fit.members, fit.weights, strict=True)]
+    weighed = near_frontier(table) if fit.weighting == "near_frontier" else table
+    refits = [fit_law(weighed, m.form) if w > 0 else m for m, w in zip(fit.members, fit.weights, strict=True)]
     if any(refit.status == "unidentified" for refit, w in zip(refits, fit.weights, strict=True) if w > 0):
         return None
-    return _pooled([refit.theta for refit in refits], fit, target)
+    return _pooled(refits, fit, target)
 
 
-def _pooled(thetas: Sequence[Floats], fit: FittedRuns, target: Prediction) -> float:
-    """Nats at the target by members' parameters and weights: the mean of their log losses."""
+def _pooled(members: Sequence[LawFit], fit: FittedRuns, target: Prediction) -> float:
+    """Nats at the target by these members and the fit's weights, as `predict` mixes them."""
     import numpy as np
 
-    from scaling_fits.law import log_loss
+    from scaling_fits.cloud import pooled_log_loss
 
     n, d = np.array([target.params]), np.array([target.tokens])
-    logs = [
-        w * float(log_loss(theta[None, :], n, d)[0][0]) for theta, w in zip(thetas, fit.weights, strict=True) if w > 0
-    ]
-    return math.exp(sum(logs))
+    return math.exp(float(pooled_log_loss(members, fit.weights, n, d)[0]))
 
 
 def checks_body(checks: LadderChecks | None, found: Tilt | None, gates: Sequence[Gate]) -> dict[str, Json]:

@@ -5,8 +5,9 @@ With C = 6 N D and a law of inner terms A N^-alpha + B D^-beta the optimum is (a
     N* = G (C / 6)^(beta / (alpha + beta)),   D* = C / (6 N*),   G = (alpha A / (beta B))^(1 / (alpha + beta)),
 
 with or without an outer exponent, which does not move it. Pooled laws have no closed form, nor have budgets that
-pay for serving or repeat their data; but the log loss of each is convex in log N along C, so their weighted mean is
-too and one minimum is all there is.
+pay for serving or repeat their data; but the log loss of each is convex in log N along C, and so is their weighted
+mean. What the law without a floor adds is the same for all sizes of a budget; where FLOPs of training vary along it
+(serving, repeats) a single minimum is what all families tried have shown.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from scipy.optimize import brentq, minimize_scalar
 
 from scaling_fits import cloud, repeats
 from scaling_fits.repeats import DataLimit
+from scaling_fits.sizes import exp_finite
 from scaling_fits.spending import Spending, log_best_params
-from scaling_fits.uncertainty import FittedRuns, Prediction, exp_finite, predict, reach_of
+from scaling_fits.uncertainty import FittedRuns, Prediction, predict, reach_of
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
 _FAR = 30.0  # times the largest fitted FLOPs; beyond, held-out errors of public families exceed 4 %
@@ -111,7 +113,7 @@ def allocate(
 
 def _allocate(fitted: FittedRuns, spending: Spending, unlimited: Allocation | None) -> Allocation:
     best = best_log_params(fitted, spending)
-    params = math.exp(best)
+    params = exp_finite(best)
     tokens = _tokens(spending, best)
     if params < 1 or tokens < 1:
         raise NoRunError(
@@ -121,7 +123,7 @@ def _allocate(fitted: FittedRuns, spending: Spending, unlimited: Allocation | No
     at = predict(fitted, counted[0], counted[1])
     extrapolation = 6 * params * tokens / fitted.span.six_nd[1]
     limit = None if unlimited is None else _data_limit(fitted, spending, at, tokens, unlimited)
-    flat = _flat_range(fitted, spending, best)
+    flat = _range_within(fitted, spending, best, math.log1p(FLAT))
     n_interval, d_interval = _intervals(fitted, spending, best)
     warnings = _warnings(fitted, params, tokens, extrapolation)
     return Allocation(
@@ -143,7 +145,7 @@ def _allocate(fitted: FittedRuns, spending: Spending, unlimited: Allocation | No
 
 
 def _tokens(spending: Spending, log_params: float) -> float:
-    return math.exp(float(spending.log_tokens(np.array([log_params]))[0]))
+    return exp_finite(float(spending.log_tokens(np.array([log_params]))[0]))
 
 
 def pooled_along(fitted: FittedRuns, spending: Spending, log_params: float) -> float:
@@ -198,7 +200,11 @@ def _intervals(
         )
         for share in (tail, 1 - tail)
     )
-    low, high = min(low, best), max(high, best)
+    # A size that the laws put further above the best than the loss itself is in doubt is not the best.
+    at = predict(fitted, float(n[0]), _tokens(spending, best))
+    assert at.high is not None
+    ends = _range_within(fitted, spending, best, math.log(at.high / at.loss_nats) if at.high > at.loss_nats else FLAT)
+    low, high = min(max(low, ends[0]), best), max(min(high, ends[1]), best)
     return (exp_finite(low), exp_finite(high)), (_tokens(spending, high), _tokens(spending, low))
 
 
@@ -211,9 +217,9 @@ def _curvature(fitted: FittedRuns, spending: Spending, best: float) -> float:
     return max((ends - 2 * pooled_along(fitted, spending, best)) / step**2, _LEAST_CURVATURE)
 
 
-def _flat_range(fitted: FittedRuns, spending: Spending, best: float) -> tuple[float, float]:
-    """Log N between which the loss is within 0.3 % of the best, no further than the budget and the epochs allow."""
-    limit = pooled_along(fitted, spending, best) + math.log1p(FLAT)
+def _range_within(fitted: FittedRuns, spending: Spending, best: float, excess: float) -> tuple[float, float]:
+    """Log N between which log loss is within `excess` of the best, no further than the budget and the epochs allow."""
+    limit = pooled_along(fitted, spending, best) + excess
 
     def above(log_params: float) -> float:
         return pooled_along(fitted, spending, log_params) - limit

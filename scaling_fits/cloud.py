@@ -54,7 +54,10 @@ def with_nearby_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -
 
 
 def _shares(table: RunTable, num_draws: int, rng: np.random.Generator) -> Floats:
-    shares: Floats = rng.dirichlet(np.ones(table.num_runs), size=num_draws)
+    """Dirichlet weights of the runs (M, R): those of a run whatever its place in the file."""
+    order = np.lexsort((table.loss, table.tokens, table.params))
+    shares = np.empty((num_draws, table.num_runs))
+    shares[:, order] = rng.dirichlet(np.ones(table.num_runs), size=num_draws)
     return shares * table.num_runs
 
 

@@ -28,13 +28,15 @@ class Exponents:
 
 
 def exponents(fitted: FittedRuns) -> Exponents:
-    """Exponents of the heaviest member, with intervals over the refits of all.
+    """Exponents of the heaviest law that chooses sizes, with intervals over the refits of those that do.
+
+    By refits alone: the error that laws share is not in them, and it moves the best size (see `allocate`).
 
     Raises:
         CannotTellError: the runs identify no law.
     """
     fitted.require()
-    alpha, beta = fitted.heaviest.theta[3:5]
+    alpha, beta = fitted.chooser.theta[3:5]
     value = float(beta / (alpha + beta))
     shares = [fit.draws[:, 4] / (fit.draws[:, 3] + fit.draws[:, 4]) for fit in fitted.members]
     return Exponents(

@@ -222,7 +222,11 @@ def _inflation(cuts: list[_Cut], pool: Pool, level: float, seed: int) -> float:
 
 def _backtest(cut: _Cut, pool: Pool, level: float, seed: int) -> Backtest:
     held = cut.held
-    predicted = np.exp(np.array(pool.weights) @ cut.predicted)
+    strong = [index for index, fit in enumerate(cut.fits) if _strong(fit)]
+    shares = np.array(pool.weights)[strong]
+    predicted = np.exp(
+        cloud.pooled_log_loss([cut.fits[i] for i in strong], (shares / shares.sum()).tolist(), held.params, held.tokens)
+    )
     ends: list[tuple[float, float] | None] = [None] * held.num_runs
     if len(cut.fits[0].draws):
         low, high = _quantiles(cut, pool, level, seed, misfit=True)

@@ -14,13 +14,14 @@ import numpy as np
 from scipy.special import stdtrit
 
 from scaling_fits import law
-from scaling_fits.derived import pooled_interval, stretched
+from scaling_fits.allocate import allocate
 from scaling_fits.law import LawFit
 from scaling_fits.nearness import near_frontier
+from scaling_fits.sizes import check_positive
 from scaling_fits.solver import Floats
 from scaling_fits.table import RunTable
 from scaling_fits.traps import rows_text
-from scaling_fits.uncertainty import FittedRuns, check_positive, predict
+from scaling_fits.uncertainty import FittedRuns, predict
 
 LARGE_SHARE = 0.5
 """Of an interval's arm: a run that moves the choice by more is worth a second look."""
@@ -80,7 +81,7 @@ def influence(
     """
     check_positive(target_params=target_params, target_tokens=target_tokens)
     fitted.require()
-    fit = fitted.heaviest
+    fit = fitted.chooser
     target = (np.array([float(target_params)]), np.array([float(target_tokens)]))
     log_nd = math.log(target_params) + math.log(target_tokens)
     near = fitted.weighting == "near_frontier"
@@ -88,7 +89,7 @@ def influence(
     without = law.refit(weighed, fit, _weights_without(table, near), num_starts=_NUM_STARTS).theta
     log_params = law.log_best_params(np.concatenate([fit.theta[None, :], without]), log_nd)
     log_loss = law.log_loss(np.concatenate([fit.theta[None, :], without]), *target)[:, 0]
-    arms = _arms(fitted, log_nd, target_params, target_tokens)
+    arms = _arms(fitted, target_params, target_tokens)
     scores, limit = _residual_sds(weighed, fit), outlier_limit(fit)
     rows = []
     for i in range(table.num_runs):
@@ -143,17 +144,13 @@ def _weights_without(table: RunTable, near: bool) -> Floats:
     return weight_MR
 
 
-def _arms(fitted: FittedRuns, log_nd: float, params: float, tokens: float) -> tuple[tuple[float, float], ...] | None:
-    """(lower, upper) arms of the stretched intervals of log N* and of log loss; None without a bootstrap."""
-    at = predict(fitted, params, tokens)
-    sizes = pooled_interval(
-        fitted, [law.log_best_params(fit.draws, log_nd) if len(fit.draws) else np.empty(0) for fit in fitted.members]
-    )
-    if sizes is None or at.low is None or at.high is None:
+def _arms(fitted: FittedRuns, params: float, tokens: float) -> tuple[tuple[float, float], ...] | None:
+    """(lower, upper) arms of the intervals of log N* at the target's 6ND and of log loss; None without a bootstrap."""
+    at, best = predict(fitted, params, tokens), allocate(fitted, 6.0 * params * tokens)
+    if best.params_interval is None or at.low is None or at.high is None:
         return None
-    centre = float(law.log_best_params(fitted.heaviest.theta[None, :], log_nd)[0])
-    low, high = stretched(centre, *sizes, fitted)
-    loss = math.log(at.loss_nats)
+    low, high = map(math.log, best.params_interval)
+    centre, loss = math.log(best.params), math.log(at.loss_nats)
     return (centre - low, high - centre), (loss - math.log(at.low), math.log(at.high) - loss)
 
 

@@ -24,7 +24,7 @@ _SAME_BUDGET = 0.2  # in log FLOPs: runs of one budget, as budgets are met
 
 
 def excess(table: RunTable) -> Floats:
-    """Log loss above the best run that cost as much or less (R,), at least 0."""
+    """Log loss above the best run that cost less or, as budgets are met, up to 22 % more (R,), at least 0."""
     order = np.argsort(table.flops, kind="stable")
     log_flops = np.log(table.flops[order])
     log_loss = np.log(table.loss)

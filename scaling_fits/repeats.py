@@ -57,7 +57,7 @@ def fitting_params(fitted: FittedRuns, unique_tokens: float) -> float:
     when repeated tokens count as fresh.
     """
     logs = 0.0
-    for fit, weight in zip(fitted.members, fitted.weights, strict=True):
+    for fit, weight in zip(fitted.members, fitted.size_weights, strict=True):
         if weight > 0:
             _, a, b, alpha, beta = map(float, fit.theta[:5])
             logs += weight * (math.log(alpha / beta) + a - b + beta * math.log(unique_tokens)) / alpha

@@ -14,9 +14,10 @@ from scipy.optimize import brentq
 
 from scaling_fits.allocate import Allocation, best_log_params, pooled_along
 from scaling_fits.derived import Interval, pooled_interval, stretched
+from scaling_fits.sizes import exp_finite
 from scaling_fits.solver import Floats
 from scaling_fits.spending import LEAST_FLOPS, Spending, log_best_params
-from scaling_fits.uncertainty import FittedRuns, exp_finite
+from scaling_fits.uncertainty import FittedRuns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -147,10 +147,6 @@ def _backtest(backtest: hindcast.Backtest | None) -> Json:
     }
 
 
-class OldFitError(FitFileError):
-    """A fit that an older version wrote: whoever has the runs can make it anew."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _MemberFile:
     """A `LawFit` as plain data."""
@@ -222,6 +218,10 @@ class _FitFile:
             raise FitFileError("draws of the members and of the cloud are not equally many")
         if any(len(row) != len(self.members) for row in self.cloud.weight_draws):
             raise FitFileError("draws of the weights do not go with the members")
+        if size not in (0, self.bootstrap):
+            raise FitFileError(f"{size} draws are not the {self.bootstrap} of the bootstrap")
+        if any(min(row) < 0 or abs(sum(row) - 1) > 1e-9 for row in self.cloud.weight_draws):
+            raise FitFileError("a draw of the weights does not add up to 1")
         if any(sd < 0 for sd in (*self.cloud.misfit_draws, *self.cloud.noise_draws)):
             raise FitFileError("a draw of an sd is below zero")
         if not (self.inflation >= 1 and 0 < self.level < 1 and self.seed >= 0 and self.span.six_nd[1] > 0):
@@ -252,7 +252,7 @@ def from_file(data: Json) -> FittedRuns:
         FitFileError: not a fit, or one that was changed; the message says what is wrong with it.
     """
     if isinstance(data, dict) and data.get("kind") in _OLD_KINDS:
-        raise OldFitError("this fit is of an older version: `forerun fit RUNS --out FIT` makes it anew")
+        raise FitFileError("this fit is of an older version: `forerun fit RUNS --out FIT` makes it anew")
     if not isinstance(data, dict) or data.get("kind") != FILE_KIND:
         raise FitFileError("this is no fit: `forerun fit RUNS --out FIT` writes one")
     try:

@@ -27,6 +27,9 @@ _WANTED = ("params", "tokens", "loss")
 _OPTIONAL = ("flops", "budget", "weight", "seed")
 
 
+_LARGEST = 1e100  # parameters or tokens: their product must stay a number
+
+
 class TableError(ValueError):
     """A table that cannot be fitted as it stands. `problems` lists everything that is wrong with it."""
 
@@ -177,6 +180,7 @@ def _judged(cells: Cells, source: dict[str, str]) -> tuple[list[int], list[Dropp
         values = {name: _number(record.get(column)) for name, column in source.items()}
         bad = [
             f"row {line}, column {column!r}: {_shown(record.get(column))}: a number {_limit(name)} is wanted"
+            + (f", at most {_LARGEST:g}" if (values[name] or 0) > _LARGEST and name in ("params", "tokens") else "")
             for name, column in source.items()
             if not _good(name, values[name])
         ]
@@ -247,6 +251,8 @@ def _good(name: str, value: float | None) -> bool:
         return False
     if name == "loss" and not math.isfinite(value):
         return True  # set aside with its reason, not a mistake in the table
+    if name in ("params", "tokens") and value > _LARGEST:
+        return False
     return math.isfinite(value) and (value >= 0 if name == "seed" else value > 0)
 
 

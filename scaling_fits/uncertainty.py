@@ -20,6 +20,7 @@ from scaling_fits.hindcast import Backtest, hindcast
 from scaling_fits.lack_of_fit import p_value
 from scaling_fits.law import ALL_FORMS, FORMS, CannotTellError, FitStatus, Form, LawError, LawFit
 from scaling_fits.nearness import near_frontier
+from scaling_fits.sizes import check_positive, check_size, exp_finite
 from scaling_fits.solver import Floats
 from scaling_fits.table import DroppedRow, RunTable
 
@@ -27,6 +28,8 @@ FormChoice = Literal["auto", "chinchilla", "coupled", "power", "kaplan", "overtr
 FORM_CHOICES: tuple[str, ...] = get_args(FormChoice)
 Weighting = Literal["even", "near_frontier"]
 MAX_BOOTSTRAP = 100_000
+FAR = 30.0  # times what was fitted; beyond, no back-test says how good intervals are
+_FEW_DRAWS = 40
 _NO_MISFIT = 0.1  # chance of residuals so smooth under a true law, above which all runs count alike
 
 
@@ -86,6 +89,11 @@ class FittedRuns:
         return tuple(weight / total for weight in floored) if total > 0 else self.weights
 
     @property
+    def chooser(self) -> LawFit:
+        """The heaviest of the laws that choose a size."""
+        return self.members[int(np.argmax(self.size_weights))]
+
+    @property
     def status(self) -> FitStatus:
         """The heaviest member's."""
         return self.heaviest.status
@@ -120,6 +128,7 @@ class Prediction:
     level: float
     extrapolation: float
     """6ND over the largest 6ND fitted."""
+    warnings: tuple[str, ...] = ()
 
 
 def fit_runs(
@@ -164,6 +173,8 @@ def _pooled(
         weights[known], weights_SM[:, known] = learned.pool.weights, learned.pool.weight_draws
         misfit_S, noise_S = learned.pool.misfit_draws, cloud.noise_draws(fits, bootstrap, seed)
         inflation, backtest, warnings = learned.inflation, learned.backtest, warnings + learned.warnings
+        if 0 < bootstrap < _FEW_DRAWS:
+            warnings += (f"{bootstrap} refits: ends of intervals are rough below {_FEW_DRAWS}",)
     return FittedRuns(
         form="auto",
         members=members,
@@ -187,8 +198,8 @@ def _check_options(form: str, bootstrap: int, level: float, seed: int) -> None:
         problems.append(f"form = {form!r}: one of {', '.join(FORM_CHOICES)} is wanted")
     if not 0 <= bootstrap <= MAX_BOOTSTRAP:
         problems.append(f"bootstrap = {bootstrap}: 0 to {MAX_BOOTSTRAP} refits are wanted")
-    if not 0 < level < 1:
-        problems.append(f"level = {level}: a number between 0 and 1 is wanted")
+    if not 0.01 <= level <= 0.999:
+        problems.append(f"level = {level}: a number between 0 and 1 is wanted, 0.01 to 0.999")
     if seed < 0:
         problems.append(f"seed = {seed}: a whole number >= 0 is wanted")
     if problems:
@@ -218,6 +229,7 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
         CannotTellError: the runs identify no law.
     """
     check_positive(params=params, tokens=tokens)
+    check_size(params=params, tokens=tokens)
     fitted.require()
     n, d = np.array([float(params)]), np.array([float(tokens)])
     centre = float(cloud.pooled_log_loss(fitted.members, fitted.weights, n, d)[0])
@@ -235,7 +247,25 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
         high=high,
         level=fitted.level,
         extrapolation=flops / fitted.span.six_nd[1],
+        warnings=_prediction_warnings(fitted, float(params), float(tokens), flops),
     )
+
+
+def _prediction_warnings(fitted: FittedRuns, params: float, tokens: float, flops: float) -> tuple[str, ...]:
+    span = fitted.span
+    far = {
+        "FLOPs": flops / span.six_nd[1],
+        "params": max(params / span.params[1], span.params[0] / params),
+        "tokens": max(tokens / span.tokens[1], span.tokens[0] / tokens),
+    }
+    warnings = [
+        f"{name} lie {times:.3g} times beyond what was fitted: intervals were back-tested up to {FAR:g} times"
+        for name, times in far.items()
+        if times > FAR
+    ]
+    if fitted.status != "converged":
+        warnings.append(f"the fit is {fitted.status}: {'; '.join(fitted.heaviest.warnings)}")
+    return tuple(warnings)
 
 
 def reach_of(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
@@ -245,23 +275,3 @@ def reach_of(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
     for column, (low, high) in ((params, span.params), (tokens, span.tokens)):
         beyond += [column / high, low / column]
     return pooling.reach(np.max(beyond, axis=0))
-
-
-def exp_finite(value: float) -> float:
-    """Exp that stays finite: an end that says "anything" must still be a number a record may hold."""
-    return math.exp(min(max(value, -700.0), 700.0))
-
-
-def check_positive(**values: float) -> None:
-    """Refuse what is not a finite number above zero.
-
-    Raises:
-        LawError: naming every such value.
-    """
-    problems = [
-        f"{name} = {value}: a finite number > 0 is wanted"
-        for name, value in values.items()
-        if not (math.isfinite(value) and value > 0)
-    ]
-    if problems:
-        raise LawError("; ".join(problems))

@@ -130,6 +130,8 @@ def _next_runs(fitted: FittedRuns, best: Allocation) -> dict[str, Json]:
     candidates = candidates_below(fitted, most)
     if not fitted.has_draws:
         return next_summary((), best.flops, "the fit has no bootstrap: nothing says what moves with what")
+    if fitted.bootstrap < 8:
+        return next_summary((), best.flops, "the fit has too few refits: nothing says what moves with what")
     if candidates is None:
         return next_summary(
             (), best.flops, f"{NEXT_SHARE:.0%} of the budget buys no run the size of the ladder's largest"

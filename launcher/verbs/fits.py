@@ -51,6 +51,8 @@ def fit(
     """
     if method is not None and form != "isoflop":
         raise click.UsageError(f"--method is of an IsoFLOP valley: it goes with --form isoflop, not {form}")
+    if out is not None and out.exists() and runs.exists() and out.samefile(runs):
+        raise click.UsageError(f"--out {out} is the table itself: the fit would take its place")
     file, body = fit_of(runs, form, method or "window", params_column, options)
     if out is not None:
         canon.write_atomic(out, canon.canonical(file).encode())
@@ -217,7 +219,10 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
     from scaling_fits import summary
     from scaling_fits.uncertainty import predict as predict_loss
 
-    body = summary.prediction_summary(predict_loss(found, params, tokens))
+    predicted = predict_loss(found, params, tokens)
+    for warning in predicted.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    body = summary.prediction_summary(predicted)
     return body, (
         f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
         f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"

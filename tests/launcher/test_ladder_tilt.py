@@ -76,6 +76,15 @@ def test_a_planted_tilt_is_found(ends):
     assert found.with_neighbours_nats is None
 
 
+@pytest.mark.parametrize("largest", [4, 7, 14])
+def test_a_loss_alike_on_all_rungs_shifts_by_itself(largest):
+    """However far up the checked rungs reach: a line through two equal excesses is level."""
+    order = np.argsort(SIX_ND)
+    table, fit, target = fitted(TRUTH + 0.01)
+    checks = [a_check(int(order[0]), 0.01, 0.001), a_check(int(order[largest]), 0.01, 0.001)]
+    assert tilt(checks, RUNGS, table, fit, target).shift_nats == pytest.approx(-0.01, rel=0.1)
+
+
 def test_rungs_at_their_optimum_shift_nothing():
     table, fit, target = true_fit()
     found = tilt([a_check(0, 0.0), a_check(14, 0.0)], RUNGS, table, fit, target)

@@ -256,3 +256,12 @@ def test_bad_questions_of_the_new_forms(valleys_table, rates_table):
     code, body = ask("fit", bad, "--form", "learning_rate")
     assert code == 2
     assert "row 2" in body["message"]
+
+
+def test_the_table_is_not_written_over(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("params,tokens,loss\n1e6,1e8,3\n")
+    before = path.read_text()
+    code, _, errors = forerun("fit", path, "--out", path)
+    assert (code, "is the table itself" in errors) == (2, True)
+    assert path.read_text() == before

@@ -1,5 +1,6 @@
 """The optimum is the closed form's, its range is flat, and its warnings say how far it reaches."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -129,3 +130,25 @@ def test_6nd_stays_a_float_however_large(exact):
     found = allocate(exact, 10**30)
     assert all(type(x) is float for x in (found.flops, found.params, found.tokens, found.training_flops))
     assert found.training_flops == pytest.approx(1e30)
+
+
+def test_the_error_that_laws_share_moves_the_best_size(noisy):
+    """Refits alone are surer of it; and a size far worse by the laws is never within."""
+    still = dataclasses.replace(noisy.cloud, misfit_draws=np.zeros_like(noisy.cloud.misfit_draws))
+    with_, without = (allocate(each, 1e13) for each in (noisy, dataclasses.replace(noisy, cloud=still)))
+    widths = [math.log(each.params_interval[1] / each.params_interval[0]) for each in (with_, without)]
+    assert widths[0] > 1.05 * widths[1]
+    for budget in (1e16, 1e20):
+        far = allocate(noisy, budget)
+        for size in far.params_interval:
+            assert predict(noisy, size, budget / 6 / size).loss_nats <= 1.001 * far.interval[1]
+
+
+def test_a_falling_law_chooses_no_size(noisy):
+    heavy = dataclasses.replace(noisy, weights=(0.05, 0.05, 0.9))
+    assert heavy.size_weights == pytest.approx((0.5, 0.5, 0.0))
+    share = noisy.size_weights[0]
+    assert allocate(heavy, 1e13).params == pytest.approx(
+        allocate(dataclasses.replace(noisy, weights=(0.5, 0.5, 0.0)), 1e13).params, rel=1e-6
+    )
+    assert 0 < share < 1

@@ -153,3 +153,22 @@ def test_bad_options_are_named(options, said):
 def test_bad_sizes_are_named(fitted, size):
     with pytest.raises(law.LawError, match=r"params = .*tokens = "):
         predict(fitted, size, size)
+
+
+def test_what_is_no_size_is_refused_and_what_is_far_is_warned_of(fitted):
+    with pytest.raises(law.LawError, match=r"params = 1e\+200: .* tokens = 0.5: "):
+        predict(fitted, 1e200, 0.5)
+    assert predict(fitted, 2e6, 2e6).warnings == ()
+    assert "FLOPs lie 1e+12 times beyond" in predict(fitted, 1e12, 8e11).warnings[0]
+
+
+def test_the_order_of_rows_changes_nothing():
+    table = ladder(CHINCHILLA, np.random.default_rng(2), 0.01)
+    other = table.rows(np.random.default_rng(0).permutation(table.num_runs))
+    one, two = (predict(fit_runs(each, "chinchilla", bootstrap=20), 4e6, 3e6) for each in (table, other))
+    assert (two.loss_nats, two.low, two.high) == pytest.approx((one.loss_nats, one.low, one.high), rel=1e-5)
+
+
+def test_few_refits_are_said():
+    fit = fit_runs(ladder(CHINCHILLA, np.random.default_rng(2), 0.01), "chinchilla", bootstrap=4)
+    assert "4 refits" in fit.warnings[-1]
