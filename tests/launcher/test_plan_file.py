@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from launcher.plan import Plan
 from launcher.plan_file import PlanError, commented_plan, load_plan, plan_schema
 
+FORMS_WANTED = "'auto', 'chinchilla', 'coupled', 'power', 'kaplan' or 'overtraining' is wanted"
+
 
 def problems_of(tmp_path, text, *overrides):
     path = tmp_path / "plan.toml"
@@ -91,7 +93,7 @@ BAD = [
     ("ladder.widths = []", "a list of at least 1 is wanted"),
     ("ladder.num_steps = [0]", "ladder.num_steps.0 = 0: greater than or equal to 1 is wanted"),
     ("ladder.num_steps = [9, 9]", "each value once"),
-    ('ladder.form = "cubic"', "ladder.form = 'cubic': 'auto', 'chinchilla', 'coupled', 'power', 'kaplan' or 'overtraining' is wanted"),
+    ('ladder.form = "cubic"', f"ladder.form = 'cubic': {FORMS_WANTED}"),
     ("ladder.bootstrap = 10", "greater than or equal to 50 is wanted"),
     ('cluster.backend = "slurm"', "cluster.backend = 'slurm': 'ray' or 'inline' is wanted"),
     ("cluster.num_workers = -1", "greater than or equal to 0 is wanted"),
@@ -124,7 +126,7 @@ def test_many_mistakes_are_said_at_once(tmp_path):
         "--set nodot=1: section.key=value is wanted",
         "proxy.num_steps = 0: greater than or equal to 1 is wanted",
         "proxy.beta1 = 'x': a valid number is wanted",
-        "ladder.form = 'best': 'auto', 'chinchilla', 'coupled', 'power', 'kaplan' or 'overtraining' is wanted",
+        f"ladder.form = 'best': {FORMS_WANTED}",
         "ladder.bootstrap = 1: greater than or equal to 50 is wanted",
         "serach is unknown: did you mean search?",
         "transfer.widths: width = 33 is no multiple of head_dim = 16",
