@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from scaling_fits.uncertainty import FittedRuns, Prediction
 
 NUM_FRONTIER_POINTS = 24
-NEXT_SHARE = 0.1
-"""Of the budget, at most, for runs that would narrow the forecast."""
 
 
 def frontier_flops(fit: FittedRuns, budget_flops: float) -> list[float]:
@@ -103,19 +101,14 @@ def influence_body(table: RunTable, fit: FittedRuns, at: Prediction, rungs: Sequ
                 "decisive": row.decisive,
             }
         )
-    return {"form": fit.heaviest.form, "rows": rows, "warnings": list(influence_warnings(found))}
+    return {"form": fit.chooser.form, "rows": rows, "warnings": list(influence_warnings(found))}
 
 
 def next_body(study: Study, fit: FittedRuns, at: Prediction) -> dict[str, Json]:
     """`next_runs`: the runs that would narrow the chosen run's interval most for their FLOPs, or why there are none."""
-    from scaling_fits.next_rungs import UNSEEN, candidates_below, next_rungs
+    from scaling_fits.next_rungs import advice
 
-    most = NEXT_SHARE * at.flops
-    candidates = candidates_below(fit, most)
-    if candidates is None:
-        said = f"{NEXT_SHARE:.0%} of the main run's compute buys no run the size of the ladder's largest"
-        return {"runs": [], "interval_shrink": None, "note": said}
-    runs = next_rungs(fit, at.params, at.tokens, candidates, most_flops=most)
+    runs, note = advice(fit, at.params, at.tokens, at.flops, money="the main run's compute")
     return {
         "runs": [
             {
@@ -129,7 +122,7 @@ def next_body(study: Study, fit: FittedRuns, at: Prediction) -> dict[str, Json]:
             for run in runs
         ],
         "interval_shrink": 1 - math.prod(1 - run.interval_shrink for run in runs) if runs else None,
-        "note": UNSEEN,
+        "note": note,
     }
 
 

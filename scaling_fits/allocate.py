@@ -23,10 +23,9 @@ from scaling_fits import cloud, repeats
 from scaling_fits.repeats import DataLimit
 from scaling_fits.sizes import exp_finite
 from scaling_fits.spending import Spending, log_best_params
-from scaling_fits.uncertainty import FittedRuns, Prediction, predict, reach_of
+from scaling_fits.uncertainty import FAR, FittedRuns, Prediction, predict, reach_of
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
-_FAR = 30.0  # times the largest fitted FLOPs; beyond, held-out errors of public families exceed 4 %
 _LEAN = 2.0
 _CURVATURE_STEP = 0.7  # in log N
 _LEAST_STEP = 1e-2
@@ -266,14 +265,14 @@ def _warnings(fitted: FittedRuns, params: float, tokens: float, extrapolation: f
     warnings = [
         f"{name} = {value:.4g} is {value / high:.3g} times the largest fitted ({high:.4g})"
         for name, value, (_, high) in (("params", params, span.params), ("tokens", tokens, span.tokens))
-        if value > _FAR * high
+        if value > FAR * high
     ]
     warnings += [
         f"{name} = {value:.4g} is below the smallest fitted ({low:.4g})"
         for name, value, (low, _) in (("params", params, span.params), ("tokens", tokens, span.tokens))
         if value < low
     ]
-    if extrapolation > _FAR:
+    if extrapolation > FAR:
         warnings.append(f"the budget is {extrapolation:.3g} times the largest fitted: add rungs nearer to it")
     if fitted.status != "converged":
         warnings.append(f"the fit is {fitted.status}: {'; '.join(fitted.heaviest.warnings)}")

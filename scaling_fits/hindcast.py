@@ -107,6 +107,11 @@ class _Cut:
     """Laws by held-out runs; a law too rich for the runs left counts as the simpler one before it."""
 
     @property
+    def strong(self) -> list[int]:
+        """Places of the laws that these runs can carry."""
+        return [index for index, fit in enumerate(self.fits) if _strong(fit)]
+
+    @property
     def errors(self) -> Floats:
         """Median log error of each law over the good runs (M,)."""
         result: Floats = np.median((self.predicted - np.log(self.held.loss))[:, self.good], axis=1)
@@ -197,7 +202,7 @@ def _strong(fit: LawFit) -> bool:
 
 def _quantiles(cut: _Cut, pool: Pool, level: float, seed: int, *, misfit: bool) -> tuple[Floats, Floats]:
     """Ends of the interval of each held-out run, by the cut's own refits; with or without the laws' common error."""
-    strong = [index for index, fit in enumerate(cut.fits) if _strong(fit)]
+    strong = cut.strong
     fits = [cut.fits[index] for index in strong]
     num_draws = len(fits[0].draws)
     weights_SM = pool.weight_draws[:num_draws][:, strong]
@@ -222,7 +227,7 @@ def _inflation(cuts: list[_Cut], pool: Pool, level: float, seed: int) -> float:
 
 def _backtest(cut: _Cut, pool: Pool, level: float, seed: int) -> Backtest:
     held = cut.held
-    strong = [index for index, fit in enumerate(cut.fits) if _strong(fit)]
+    strong = cut.strong
     shares = np.array(pool.weights)[strong]
     predicted = np.exp(
         cloud.pooled_log_loss([cut.fits[i] for i in strong], (shares / shares.sum()).tolist(), held.params, held.tokens)

@@ -94,11 +94,6 @@ class LawFit:
         return dict(zip(self.names, SHAPES[self.form].natural(theta_MP).T, strict=True))
 
 
-def natural(theta_MP: Floats) -> Floats:
-    """(E, A, B, alpha, beta, k) of rows (log E, log A, log B, alpha, beta, k)."""
-    return SHAPES["coupled"].natural(theta_MP)
-
-
 def log_loss(theta_MP: Floats, params: Floats, tokens: Floats) -> Floats:
     """Log of the loss in nats that each row of `theta_MP` gives each run (M, R)."""
     return solver.log_loss(theta_MP, np.log(params), np.log(tokens))

@@ -21,6 +21,8 @@ from scaling_fits import law
 from scaling_fits.solver import Floats
 from scaling_fits.uncertainty import FittedRuns, predict
 
+NEXT_SHARE = 0.1  # of the target's FLOPs, at most, for runs that sharpen its forecast
+_LEAST_DRAWS = 8
 UNSEEN = "by the refits alone: an error that all laws share is taken to stay, and speaks for runs nearer the target"
 _SIZES, _BUDGETS = 11, 13  # candidates: the steps of a grid in log N and log FLOPs
 _SMALLEST = 3.0  # the cheapest candidate, below the ladder's largest run: cheaper ones repeat what is known
@@ -109,6 +111,29 @@ def next_rungs(
         )
         picture = picture.after([index])
     return tuple(runs)
+
+
+def advice(
+    fitted: FittedRuns, target_params: float, target_tokens: float, target_flops: float, *, money: str
+) -> tuple[tuple[NextRun, ...], str]:
+    """Runs to add for at most a tenth of the target's FLOPs, and what to know of them, or why there are none.
+
+    Args:
+        fitted: the fit.
+        target_params: N of the run to be predicted.
+        target_tokens: its D.
+        target_flops: what it costs.
+        money: what that is called in words, as "the budget".
+    """
+    most = NEXT_SHARE * target_flops
+    if not fitted.has_draws:
+        return (), "the fit has no bootstrap: nothing says what moves with what"
+    if fitted.bootstrap < _LEAST_DRAWS:
+        return (), "the fit has too few refits: nothing says what moves with what"
+    candidates = candidates_below(fitted, most)
+    if candidates is None:
+        return (), f"{NEXT_SHARE:.0%} of {money} buys no run the size of the ladder's largest"
+    return next_rungs(fitted, target_params, target_tokens, candidates, most_flops=most), UNSEEN
 
 
 def expected_shrink(fitted: FittedRuns, target_params: float, target_tokens: float, runs: Candidates) -> float:

@@ -7,7 +7,6 @@ run. Where residuals show that no law fits everywhere, runs count by their nearn
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -143,13 +142,13 @@ def fit_runs(
     forms: tuple[Form, ...] = FORMS if form == "auto" else tuple(known for known in ALL_FORMS if known == form)
     members = tuple(law.fit_law(table, each) for each in forms)
     near = form == "auto" and _misfit(table, members)
+    weighed = table
     if near:
-        members = tuple(law.fit_law(near_frontier(table), each) for each in forms)
-    weighed = near_frontier(table) if near else table
+        weighed = near_frontier(table)
+        members = tuple(law.fit_law(weighed, each) for each in forms)
     if members[0].identified:
         members = tuple(cloud.with_draws(weighed, fit, bootstrap, seed) for fit in members)
-    fitted = _pooled(table, members, near=near, bootstrap=bootstrap, level=level, seed=seed)
-    return dataclasses.replace(fitted, form=form)
+    return _pooled(table, form, members, near=near, bootstrap=bootstrap, level=level, seed=seed)
 
 
 def _misfit(table: RunTable, members: tuple[LawFit, ...]) -> bool:
@@ -159,8 +158,9 @@ def _misfit(table: RunTable, members: tuple[LawFit, ...]) -> bool:
 
 
 def _pooled(
-    table: RunTable, members: tuple[LawFit, ...], *, near: bool, bootstrap: int, level: float, seed: int
-) -> FittedRuns:
+    table: RunTable, form: FormChoice, members: tuple[LawFit, ...], *, near: bool, bootstrap: int, level: float,
+    seed: int,
+) -> FittedRuns:  # fmt: skip
     """The members with what hindcasts say of them. Without the first law there are no numbers at all."""
     known = [index for index, fit in enumerate(members) if fit.identified and members[0].identified]
     weights = np.zeros(len(members))
@@ -176,7 +176,7 @@ def _pooled(
         if 0 < bootstrap < _FEW_DRAWS:
             warnings += (f"{bootstrap} refits: ends of intervals are rough below {_FEW_DRAWS}",)
     return FittedRuns(
-        form="auto",
+        form=form,
         members=members,
         weights=tuple(weights.tolist()),
         cloud=Cloud(weight_draws=weights_SM, misfit_draws=misfit_S, noise_draws=noise_S),
@@ -247,21 +247,16 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
         high=high,
         level=fitted.level,
         extrapolation=flops / fitted.span.six_nd[1],
-        warnings=_prediction_warnings(fitted, float(params), float(tokens), flops),
+        warnings=_prediction_warnings(fitted, float(params), float(tokens)),
     )
 
 
-def _prediction_warnings(fitted: FittedRuns, params: float, tokens: float, flops: float) -> tuple[str, ...]:
-    span = fitted.span
-    far = {
-        "FLOPs": flops / span.six_nd[1],
-        "params": max(params / span.params[1], span.params[0] / params),
-        "tokens": max(tokens / span.tokens[1], span.tokens[0] / tokens),
-    }
+def _prediction_warnings(fitted: FittedRuns, params: float, tokens: float) -> tuple[str, ...]:
+    beyond = _beyond(fitted.span, np.array([params]), np.array([tokens]))
     warnings = [
-        f"{name} lie {times:.3g} times beyond what was fitted: intervals were back-tested up to {FAR:g} times"
-        for name, times in far.items()
-        if times > FAR
+        f"{name} lie {times[0]:.3g} times beyond what was fitted: intervals were back-tested up to {FAR:g} times"
+        for name, times in beyond.items()
+        if times[0] > FAR
     ]
     if fitted.status != "converged":
         warnings.append(f"the fit is {fitted.status}: {'; '.join(fitted.heaviest.warnings)}")
@@ -270,8 +265,13 @@ def _prediction_warnings(fitted: FittedRuns, params: float, tokens: float, flops
 
 def reach_of(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
     """How far runs lie beyond what was fitted: in FLOPs, or in N or D alone where that is further."""
-    span = fitted.span
-    beyond = [6.0 * params * tokens / span.six_nd[1]]
-    for column, (low, high) in ((params, span.params), (tokens, span.tokens)):
-        beyond += [column / high, low / column]
-    return pooling.reach(np.max(beyond, axis=0))
+    return pooling.reach(np.max(list(_beyond(fitted.span, params, tokens).values()), axis=0))
+
+
+def _beyond(span: Span, params: Floats, tokens: Floats) -> dict[str, Floats]:
+    """Factors by which runs lie outside what was fitted, by what they are outside of."""
+    return {
+        "FLOPs": 6.0 * params * tokens / span.six_nd[1],
+        "params": np.maximum(params / span.params[1], span.params[0] / params),
+        "tokens": np.maximum(tokens / span.tokens[1], span.tokens[0] / tokens),
+    }

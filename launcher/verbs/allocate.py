@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from scaling_fits.budgets import Budget
     from scaling_fits.uncertainty import FittedRuns
 
-NEXT_SHARE = 0.1  # of the budget, at most, for runs that sharpen it
 _NO_BATCH = "null: the fit holds no law of the batch; --batch-fit or --batch-tokens gives one"
 _BATCH_COLUMN = "batch_tokens"  # what a law's unit is read from: others count sequences
 
@@ -124,21 +123,10 @@ def _shapes(fitted: FittedRuns, best: Allocation, ask: Checked, warnings: list[J
 
 def _next_runs(fitted: FittedRuns, best: Allocation) -> dict[str, Json]:
     from scaling_fits.allocation_summary import next_summary
-    from scaling_fits.next_rungs import UNSEEN, candidates_below, next_rungs
+    from scaling_fits.next_rungs import advice
 
-    most = NEXT_SHARE * best.flops
-    candidates = candidates_below(fitted, most)
-    if not fitted.has_draws:
-        return next_summary((), best.flops, "the fit has no bootstrap: nothing says what moves with what")
-    if fitted.bootstrap < 8:
-        return next_summary((), best.flops, "the fit has too few refits: nothing says what moves with what")
-    if candidates is None:
-        return next_summary(
-            (), best.flops, f"{NEXT_SHARE:.0%} of the budget buys no run the size of the ladder's largest"
-        )
-    return next_summary(
-        next_rungs(fitted, best.params, best.tokens, candidates, most_flops=most), best.flops, UNSEEN
-    )  # fmt: skip
+    runs, note = advice(fitted, best.params, best.tokens, best.flops, money="the budget")
+    return next_summary(runs, best.flops, note)
 
 
 def allocation_text(body: dict[str, Any]) -> str:

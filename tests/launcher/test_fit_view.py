@@ -14,6 +14,7 @@ from launcher import fit_view
 from launcher.report import page
 from launcher.report_body import report_body
 from proxies import canon
+from scaling_fits import next_rungs
 from scaling_fits.table import from_columns
 from scaling_fits.uncertainty import fit_runs, predict
 
@@ -82,7 +83,7 @@ def test_runs_to_add_are_within_their_share_and_shrinks_compound():
     at = predict(fit, 2_000_000, 80_000_000)
     found = fit_view.next_body(STUDY, fit, at)
     assert found["runs"]
-    assert sum(run["flops"] for run in found["runs"]) <= fit_view.NEXT_SHARE * at.flops * 1.001
+    assert sum(run["flops"] for run in found["runs"]) <= next_rungs.NEXT_SHARE * at.flops * 1.001
     left = math.prod(1 - run["interval_shrink"] for run in found["runs"])
     assert found["interval_shrink"] == pytest.approx(1 - left)
     for run in found["runs"]:
