@@ -21,11 +21,11 @@ import numpy as np
 from datasets import families
 
 from scaling_fits import law
-from scaling_fits.allocate import allocate
+from scaling_fits.allocation.allocate import allocate
+from scaling_fits.allocation.spending import Spending, log_best_params
 from scaling_fits.law import Form
 from scaling_fits.nearness import near_frontier
 from scaling_fits.solver import Floats
-from scaling_fits.spending import Spending, log_best_params
 from scaling_fits.table import RunTable
 from scaling_fits.uncertainty import fit_runs
 

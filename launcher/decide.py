@@ -18,7 +18,7 @@ from proxies.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
 
 if TYPE_CHECKING:
     from launcher.frozen import Decision
-    from scaling_fits.allocate import Allocation
+    from scaling_fits.allocation.allocate import Allocation
     from scaling_fits.table import RunTable
     from scaling_fits.uncertainty import FittedRuns, Prediction
     from sweeps.ledger import Ledger
@@ -98,8 +98,8 @@ def choose(study: Study, fit: FittedRuns) -> Choice:
     Raises:
         CannotTellError: the ladder identifies no law.
     """
-    from scaling_fits.allocate import allocate
-    from scaling_fits.shapes import shape_near
+    from scaling_fits.allocation.allocate import allocate
+    from scaling_fits.allocation.shapes import shape_near
     from scaling_fits.uncertainty import predict
 
     budget_flops = study.plan.target.budget_flops

@@ -56,9 +56,9 @@ def _alone(law: LawFit, flops: Sequence[float], at: Prediction | None) -> dict[s
     """What one law says by itself; its frontier is of its own optima, which are not the pool's."""
     import numpy as np
 
+    from scaling_fits.allocation.spending import log_optimal_params
     from scaling_fits.law import log_loss
     from scaling_fits.sizes import exp_finite
-    from scaling_fits.spending import log_optimal_params
 
     if not law.identified:
         return {"params_vs_flops": None, "tokens_vs_flops": None, "frontier": None, "loss_at_choice_nats": None}
@@ -106,7 +106,7 @@ def influence_body(table: RunTable, fit: FittedRuns, at: Prediction, rungs: Sequ
 
 def next_body(study: Study, fit: FittedRuns, at: Prediction) -> dict[str, Json]:
     """`next_runs`: the runs that would narrow the chosen run's interval most for their FLOPs, or why there are none."""
-    from scaling_fits.next_rungs import advice
+    from scaling_fits.allocation.next_rungs import advice
 
     runs, note = advice(fit, at.params, at.tokens, at.flops, money="the main run's compute")
     return {
@@ -128,6 +128,6 @@ def next_body(study: Study, fit: FittedRuns, at: Prediction) -> dict[str, Json]:
 
 def _width_near(study: Study, params: float) -> int:
     """Width of a rung of about so many parameters."""
-    from scaling_fits.shapes import shape_near
+    from scaling_fits.allocation.shapes import shape_near
 
     return int(shape_near(study.base_shape, params, study.base_shape.head_dim).shape.width)

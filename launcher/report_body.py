@@ -152,7 +152,7 @@ def _frontier(study: Study, found: Findings) -> Json:
     """Best loss against compute, from the smallest rung to the budget, each for one new run of the optimal size."""
     if found.table is None or found.fit is None or found.choice is None:
         return None
-    from scaling_fits.allocate import allocate
+    from scaling_fits.allocation.allocate import allocate
 
     points: list[Json] = []
     for flops in frontier_flops(found.fit, study.plan.target.budget_flops):

@@ -4,4 +4,7 @@ Enters:   a table of runs: parameters, tokens, final loss in nats.
 Leaves:   a fit (laws, weights, draws, back-test), and from it predictions and allocations with intervals.
 Promises: the same table and seed give the same numbers; intervals are checked against held-out budgets.
 Refuses:  cells that are no measurement, tables that cannot identify a law, numbers without a warning.
+
+Here are laws of the loss, from `table` to `summary`; `optima` holds what needs no such law (isoFLOP, frontier,
+hyperparameters), `allocation` what to buy with one.
 """

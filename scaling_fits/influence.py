@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from scaling_fits import law
-from scaling_fits.allocate import allocate
+from scaling_fits.allocation.allocate import allocate
 from scaling_fits.law import LawFit
 from scaling_fits.nearness import near_frontier
 from scaling_fits.sizes import check_positive

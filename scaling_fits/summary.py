@@ -10,7 +10,7 @@ import numpy as np
 from proxies import canon
 from proxies.canon import Json
 from scaling_fits import hindcast, law, uncertainty
-from scaling_fits.allocate import Allocation
+from scaling_fits.allocation.allocate import Allocation
 from scaling_fits.cloud import Cloud
 from scaling_fits.derived import Interval, draw_intervals, exponents
 from scaling_fits.law import LawFit

@@ -15,8 +15,8 @@ from launcher.verbs.problems import OptionProblems
 from proxies.canon import Json
 
 if TYPE_CHECKING:
-    from scaling_fits.allocate import Allocation
-    from scaling_fits.budgets import Budget
+    from scaling_fits.allocation.allocate import Allocation
+    from scaling_fits.allocation.budgets import Budget
     from scaling_fits.uncertainty import FittedRuns
 
 _NO_BATCH = "null: the fit holds no law of the batch; --batch-fit or --batch-tokens gives one"
@@ -45,9 +45,9 @@ def allocation_body(fitted: FittedRuns, ask: Checked) -> dict[str, Json]:
         ShapeError: no shape is as small.
         CannotTellError: the runs identify no law.
     """
-    from scaling_fits import allocation_summary as told
     from scaling_fits import summary
-    from scaling_fits.budgets import budget_of
+    from scaling_fits.allocation import allocation_summary as told
+    from scaling_fits.allocation.budgets import budget_of
 
     budget = budget_of(ask.wish, ask.machine)
     best = _best(fitted, budget.flops.value, ask)
@@ -59,7 +59,7 @@ def allocation_body(fitted: FittedRuns, ask: Checked) -> dict[str, Json]:
         "budget": told.budget_summary(budget, ask.machine, _at_ends(fitted, budget, ask)),
     }
     if best.spending.inference_tokens:
-        from scaling_fits.serving import serving
+        from scaling_fits.allocation.serving import serving
 
         body["serving"] = told.serving_summary(serving(fitted, best))
     if best.data_limit is not None:
@@ -70,7 +70,7 @@ def allocation_body(fitted: FittedRuns, ask: Checked) -> dict[str, Json]:
 
 
 def _best(fitted: FittedRuns, flops: float, ask: Checked) -> Allocation:
-    from scaling_fits.allocate import allocate as allocate_budget
+    from scaling_fits.allocation.allocate import allocate as allocate_budget
 
     terms = ask.spending
     return allocate_budget(
@@ -84,8 +84,8 @@ def _batch(best: Allocation, ask: Checked) -> dict[str, Json]:
     batch, source = ask.batch_tokens, "given" if ask.batch_tokens is not None else _NO_BATCH
     ends: tuple[float, float] | None = None
     if ask.batch_fit is not None:
-        from scaling_fits.hyperparameter_laws import HyperparameterFit, predict_value
         from scaling_fits.law import CannotTellError
+        from scaling_fits.optima.hyperparameter_laws import HyperparameterFit, predict_value
 
         found = read_any(ask.batch_fit)
         if not isinstance(found, HyperparameterFit) or not found.column.startswith(_BATCH_COLUMN):
@@ -109,9 +109,9 @@ def _at_ends(fitted: FittedRuns, budget: Budget, ask: Checked) -> tuple[Allocati
 
 
 def _shapes(fitted: FittedRuns, best: Allocation, ask: Checked, warnings: list[Json]) -> dict[str, Json]:
-    from scaling_fits.allocation_summary import shapes_summary
-    from scaling_fits.exact_runs import exact_run
-    from scaling_fits.integer_shapes import integer_shapes
+    from scaling_fits.allocation.allocation_summary import shapes_summary
+    from scaling_fits.allocation.exact_runs import exact_run
+    from scaling_fits.allocation.integer_shapes import integer_shapes
 
     assert ask.wanted is not None
     shapes = integer_shapes(dataclasses.replace(ask.wanted, params=best.params))
@@ -122,8 +122,8 @@ def _shapes(fitted: FittedRuns, best: Allocation, ask: Checked, warnings: list[J
 
 
 def _next_runs(fitted: FittedRuns, best: Allocation) -> dict[str, Json]:
-    from scaling_fits.allocation_summary import next_summary
-    from scaling_fits.next_rungs import advice
+    from scaling_fits.allocation.allocation_summary import next_summary
+    from scaling_fits.allocation.next_rungs import advice
 
     runs, note = advice(fitted, best.params, best.tokens, best.flops, money="the budget")
     return next_summary(runs, best.flops, note)

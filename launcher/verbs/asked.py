@@ -15,9 +15,9 @@ from proxies.shape import Family
 
 if TYPE_CHECKING:
     from launcher.reference import Published
-    from scaling_fits.budgets import Assumption, Machine, Wish
-    from scaling_fits.integer_shapes import Wanted
-    from scaling_fits.spending import Spending
+    from scaling_fits.allocation.budgets import Assumption, Machine, Wish
+    from scaling_fits.allocation.integer_shapes import Wanted
+    from scaling_fits.allocation.spending import Spending
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -115,7 +115,7 @@ def checked(asked: Asked) -> Checked:
     Raises:
         OptionProblems: everything that is wrong with them.
     """
-    from scaling_fits.spending import Spending
+    from scaling_fits.allocation.spending import Spending
 
     found = Collected()
     wish, machine, wanted, spending = _wish(asked, found), _machine(asked, found), _wanted(asked, found), None
@@ -145,7 +145,7 @@ def checked(asked: Asked) -> Checked:
 
 
 def _wish(asked: Asked, found: Collected) -> Wish | None:
-    from scaling_fits.budgets import Wish
+    from scaling_fits.allocation.budgets import Wish
 
     if all(given is None for given in (asked.flops, asked.gpu_hours, asked.usd, asked.deadline_days)):
         found.problems.append("Missing option '--flops' (or '--gpu-hours', '--usd' or '--deadline-days')")
@@ -167,7 +167,7 @@ def _needs(wish: Wish, machine: Machine | None, asked: Asked, found: Collected) 
 
 def _machine(asked: Asked, found: Collected) -> Machine | None:
     from launcher import reference
-    from scaling_fits.budgets import Machine
+    from scaling_fits.allocation.budgets import Machine
 
     mfu = _stated("mfu", asked.mfu, reference.MFU, found)
     price = _stated("price_usd", asked.price_usd, None, found)
@@ -186,7 +186,7 @@ def _machine(asked: Asked, found: Collected) -> Machine | None:
 
 def _stated(name: str, given: float | None, default: Published | None, found: Collected) -> Assumption | None:
     """What was typed, or else the published default."""
-    from scaling_fits.budgets import Assumption
+    from scaling_fits.allocation.budgets import Assumption
 
     if given is None:
         return None if default is None else _published(default)
@@ -198,7 +198,7 @@ def _stated(name: str, given: float | None, default: Published | None, found: Co
 
 
 def _published(fact: Published) -> Assumption:
-    from scaling_fits.budgets import Assumption
+    from scaling_fits.allocation.budgets import Assumption
 
     return Assumption(value=fact.value, low=fact.low, high=fact.high, source=fact.source)
 
@@ -225,7 +225,7 @@ def _inference_cost(asked: Asked, machine: Machine | None, found: Collected) -> 
 
 
 def _wanted(asked: Asked, found: Collected) -> Wanted | None:
-    from scaling_fits.integer_shapes import Wanted
+    from scaling_fits.allocation.integer_shapes import Wanted
 
     fields = {
         "tp": ("tensor_parallel", asked.tp), "vocab": ("vocab_size", asked.vocab),

@@ -14,8 +14,8 @@ from proxies.canon import Json
 from scaling_fits.law import ALL_FORMS
 
 if TYPE_CHECKING:
-    from scaling_fits.compute_fit import ComputeFit
-    from scaling_fits.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.optima.compute_fit import ComputeFit
+    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
     from scaling_fits.uncertainty import FittedRuns
 
 
@@ -145,8 +145,8 @@ def span_text(ends: Json) -> str:
 
 def read_fit(path: Path) -> FittedRuns:
     """The law fit in a file that `fit --out` wrote; click.BadParameter says what is wrong with it."""
-    from scaling_fits.compute_fit import ComputeFit
-    from scaling_fits.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.optima.compute_fit import ComputeFit
+    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
     from scaling_fits.summary import FitFileError
 
     found = read_any(path)
@@ -163,7 +163,8 @@ def read_fit(path: Path) -> FittedRuns:
 
 def read_any(path: Path) -> FittedRuns | ComputeFit | HyperparameterFit:
     """The fit of any kind in a file that `fit --out` wrote; click.BadParameter says what is wrong with it."""
-    from scaling_fits import compute_file, compute_fit, hyperparameter_file, hyperparameter_laws, summary
+    from scaling_fits import summary
+    from scaling_fits.optima import compute_file, compute_fit, hyperparameter_file, hyperparameter_laws
 
     try:
         data = canon.parse(path.read_bytes())
@@ -191,8 +192,8 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
     A fit of form isoflop or frontier takes --flops and gives the best size, tokens and loss; one of form learning_rate
     or batch takes --params and --tokens and gives the best value.
     """
-    from scaling_fits.compute_fit import ComputeFit
-    from scaling_fits.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.optima.compute_fit import ComputeFit
+    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
 
     found = read_any(fit_path)
     sizes = {"params": params, "tokens": tokens, "flops": flops}
@@ -230,8 +231,8 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
 
 
 def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
-    from scaling_fits.compute_file import prediction_body
-    from scaling_fits.compute_fit import predict_at
+    from scaling_fits.optima.compute_file import prediction_body
+    from scaling_fits.optima.compute_fit import predict_at
 
     body = prediction_body(predict_at(found, flops))
     rows = [
@@ -245,8 +246,8 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
 
 
 def _predict_hyperparameter(found: HyperparameterFit, params: float, tokens: float) -> tuple[dict[str, Json], str]:
-    from scaling_fits.hyperparameter_file import prediction_body
-    from scaling_fits.hyperparameter_laws import predict_value
+    from scaling_fits.optima.hyperparameter_file import prediction_body
+    from scaling_fits.optima.hyperparameter_laws import predict_value
 
     body = prediction_body(found, predict_value(found, params, tokens))
     best = f"best {found.form} (column {found.column}) {number(body['value'])} {span_text(body['interval'])}"

@@ -40,9 +40,9 @@ def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any])
 
 
 def _fit_compute(runs: Path, form: str, method: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
-    from scaling_fits import compute_file
-    from scaling_fits.frontier import RUN_COLUMNS, fit_frontier
-    from scaling_fits.isoflop import fit_isoflop
+    from scaling_fits.optima import compute_file
+    from scaling_fits.optima.frontier import RUN_COLUMNS, fit_frontier
+    from scaling_fits.optima.isoflop import fit_isoflop
 
     if form == "isoflop":
         found = fit_isoflop(_runs(runs, params_column), method, **options)  # type: ignore[arg-type]
@@ -52,8 +52,8 @@ def _fit_compute(runs: Path, form: str, method: str, params_column: str, options
 
 
 def _fit_hyperparameter(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
-    from scaling_fits import hyperparameter_file as file
-    from scaling_fits.hyperparameter_laws import COLUMNS, fit_runs_law
+    from scaling_fits.optima import hyperparameter_file as file
+    from scaling_fits.optima.hyperparameter_laws import COLUMNS, fit_runs_law
 
     optima = None if runs.is_dir() else file.optimum_column(runs, form)  # type: ignore[arg-type]
     if optima is not None:

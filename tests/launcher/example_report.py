@@ -10,7 +10,7 @@ from main_run import decision_of, spec_of
 
 from launcher import fit_view
 from proxies import canon
-from scaling_fits.allocate import allocate
+from scaling_fits.allocation.allocate import allocate
 from scaling_fits.summary import allocation_summary, prediction_summary
 from scaling_fits.table import from_columns
 from scaling_fits.uncertainty import fit_runs, predict

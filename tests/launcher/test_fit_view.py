@@ -14,7 +14,7 @@ from launcher import fit_view
 from launcher.report import page
 from launcher.report_body import report_body
 from proxies import canon
-from scaling_fits import next_rungs
+from scaling_fits.allocation import next_rungs
 from scaling_fits.table import from_columns
 from scaling_fits.uncertainty import fit_runs, predict
 

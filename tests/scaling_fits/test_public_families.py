@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scaling_fits.allocate import allocate
+from scaling_fits.allocation.allocate import allocate
 from scaling_fits.table import from_columns
 from scaling_fits.uncertainty import fit_runs, predict
 

@@ -8,7 +8,7 @@ import pytest
 from planted_ladders import CHINCHILLA, ladder
 
 from proxies import canon
-from scaling_fits.allocate import allocate
+from scaling_fits.allocation.allocate import allocate
 from scaling_fits.summary import (
     FitFileError,
     allocation_summary,

@@ -14,7 +14,7 @@ from planted_ladders import CHINCHILLA, ladder, law_loss
 
 from launcher.verbs.fits import fit as fit_verb
 from scaling_fits import law, summary
-from scaling_fits.allocate import allocate
+from scaling_fits.allocation.allocate import allocate
 from scaling_fits.law import CannotTellError
 from scaling_fits.table import TableError, read_runs
 from scaling_fits.traps import replicates, rows_text

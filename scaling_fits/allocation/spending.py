@@ -1,0 +1,125 @@
+"""Where the FLOPs of a budget go, and the best size for one law along it.
+
+Training costs 6 N D, serving 2 N a token (arXiv 2401.00448, section 2). Fewer unique tokens than are trained on
+count for less (`repeats`). So for a size N the budget leaves D tokens, and N and D count as N' and D'.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from proxies.checks import Checks
+from scaling_fits import law
+from scaling_fits.allocation import repeats
+from scaling_fits.solver import Floats
+
+LEAST_FLOPS, MOST_FLOPS = 1e6, 1e40  # a run of one parameter and of a galaxy: beyond, a typing error
+MOST_TOKENS = 1e30
+_REACH = 100.0  # log N searched on each side of 6 N D's own optimum
+_HALVINGS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spending:
+    """A budget and what it has to pay for. All-at-once `SpecError` for values out of range."""
+
+    flops: float
+    """In all: 6 N D, and `inference_cost` times 2 N a served token."""
+    inference_tokens: float = 0.0
+    """To be served over the model's life."""
+    inference_cost: float = 1.0
+    """Of a FLOP served over a FLOP trained: another price, or another share of the peak."""
+    unique_tokens: float | None = None
+    """That exist to train on; None: enough."""
+    unique_params: float | None = None
+    """The size that fits `unique_tokens` best; what it is made larger by counts for less."""
+    max_epochs: float | None = None
+    """Over the unique tokens, at most."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.number("flops", least=LEAST_FLOPS, most=MOST_FLOPS)
+        checks.number("inference_tokens", least=0.0, most=MOST_TOKENS)
+        checks.number("inference_cost", least=1e-6, most=1e6)
+        for name, most in (("unique_tokens", MOST_TOKENS), ("unique_params", 1e300), ("max_epochs", 1e6)):
+            if getattr(self, name) is not None:
+                least = 1.0 if name != "unique_params" else 1e-300
+                checks.number(name, least=least, most=most)
+        if self.unique_tokens is None:
+            checks.that(self.max_epochs is None, f"max_epochs = {self.max_epochs} says nothing without unique_tokens")
+        checks.done()
+
+    @property
+    def plain(self) -> bool:
+        """Whether all goes into 6 N D, of data without end: then the optimum has a closed form."""
+        return self.inference_tokens == 0 and self.unique_tokens is None
+
+    @property
+    def ceiling(self) -> float:
+        """Log of the size whose serving alone eats the budget; infinite without serving."""
+        if self.inference_tokens == 0:
+            return math.inf
+        return math.log(self.flops) - math.log(2 * self.inference_cost * self.inference_tokens)
+
+    @property
+    def floor(self) -> float:
+        """Log of the smallest size at which the epochs allowed use the budget up; minus infinity without a limit."""
+        if self.unique_tokens is None or self.max_epochs is None:
+            return -math.inf
+        served = self.inference_cost * self.inference_tokens / 3
+        return math.log(self.flops / 6) - math.log(self.max_epochs * self.unique_tokens + served)
+
+    def log_tokens(self, log_params: Floats) -> Floats:
+        """Log D that the budget leaves at each log N below `ceiling`."""
+        left: Floats = math.log(self.flops / 6) - log_params + self._log_share(log_params)
+        return left
+
+    def _log_share(self, log_params: Floats) -> Floats:
+        """Log of the share of the budget that training gets."""
+        share: Floats = np.log1p(-np.exp(np.minimum(log_params - self.ceiling, -1e-12)))
+        return share
+
+    def counted(self, log_params: Floats) -> tuple[Floats, Floats]:
+        """(log N', log D'): what the size and the tokens it leaves count for in a law of fresh data."""
+        n, _ = repeats.counted(log_params, self.unique_params, repeats.PARAMS_HALF)
+        d, _ = repeats.counted(self.log_tokens(log_params), self.unique_tokens, repeats.TOKENS_HALF)
+        return n, d
+
+    def log_gain(self, theta_MP: Floats, log_params_M: Floats) -> Floats:
+        """Log of what a larger N gains over what the fewer tokens lose (M,): falls in N, 0 at each law's optimum.
+
+        The asymptote E and an outer exponent move neither, as they see only the sum of both terms.
+        """
+        a, b, alpha, beta = (theta_MP[:, i] for i in (1, 2, 3, 4))
+        n, log_n_slope = repeats.counted(log_params_M, self.unique_params, repeats.PARAMS_HALF)
+        d, log_d_slope = repeats.counted(self.log_tokens(log_params_M), self.unique_tokens, repeats.TOKENS_HALF)
+        gained = np.log(alpha) + a - alpha * n + log_n_slope
+        lost: Floats = np.log(beta) + b - beta * d + log_d_slope - self._log_share(log_params_M)
+        result: Floats = gained - lost
+        return result
+
+
+def log_optimal_params(theta_MP: Floats, flops: float) -> Floats:
+    """Log N* of each law (M,) when all goes into 6 N D of fresh data (arXiv 2203.15556, section 3.3)."""
+    return law.log_best_params(theta_MP, math.log(flops / 6))
+
+
+def log_best_params(theta_MP: Floats, spending: Spending) -> Floats:
+    """Log N* of each law (M,) under any spending: the closed form, or the one root of `log_gain` by halving.
+
+    The log loss is convex in log N along the budget: D' is concave in log D, and log D in log N.
+    """
+    start = log_optimal_params(theta_MP, spending.flops)
+    if spending.plain:
+        return start
+    high = np.minimum(start + _REACH, spending.ceiling)
+    low = np.minimum(start - _REACH, high - _REACH)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        up = spending.log_gain(theta_MP, middle) > 0
+        low, high = np.where(up, middle, low), np.where(up, high, middle)
+    result: Floats = np.maximum((low + high) / 2, spending.floor)
+    return result

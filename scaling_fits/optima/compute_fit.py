@@ -1,0 +1,157 @@
+"""Optima against compute: N*, D* and the loss there as laws of C, from IsoFLOP valleys or from the frontier.
+
+`isoflop.fit_isoflop` and `frontier.fit_frontier` make a `ComputeFit`; here it is asked, printed and kept in a file.
+The FLOPs are those of the table, whatever it counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from scaling_fits.law import CannotTellError, LawError
+from scaling_fits.optima.compute_laws import Inflation, Pair
+from scaling_fits.optima.power_laws import FloorLaw, PowerLaw
+from scaling_fits.table import DroppedRow
+
+FILE_KIND = "forerun.compute_fit/1"
+_FAR = 30.0  # times the largest budget
+
+OptimumStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
+
+
+class ComputeFitError(ValueError):
+    """A question that such a fit cannot take, or a file that holds none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimum:
+    """The best size for one amount of compute, or why nobody can say. Numbers are None unless the status is ok."""
+
+    flops: float
+    status: OptimumStatus
+    """`edge`: it may lie outside the sizes run; `flat`: within the noise it may; `no_valley`: not even a minimum."""
+    reason: str | None
+    """What is wrong and what to run; None where the status is ok."""
+    params: float | None
+    params_interval: Pair | None
+    tokens: float | None
+    tokens_interval: Pair | None
+    loss_nats: float | None
+    loss_interval: Pair | None
+    num_runs: int
+    num_sizes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeFit:
+    """Laws of the optimum against compute, with the optima behind them."""
+
+    kind: str
+    form: Literal["isoflop", "frontier"]
+    method: str | None
+    """How an IsoFLOP valley's bottom was found."""
+    status: Literal["converged", "unidentified"]
+    optima: tuple[Optimum, ...]
+    """By FLOPs, ascending."""
+    params_law: PowerLaw | None
+    """N* of C. None, like the other laws, where the optima identify none."""
+    tokens_law: PowerLaw | None
+    loss_law: FloorLaw | None
+    inflation: Inflation
+    level: float
+    bootstrap: int
+    """Draws behind the intervals; 0: no intervals."""
+    seed: int
+    num_runs: int
+    largest_flops: float
+    """Of any run."""
+    flops_given: bool
+    """Whether FLOPs are the table's own rather than 6 * N * D."""
+    dropped: tuple[DroppedRow, ...]
+    warnings: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Check that laws and status go together.
+
+        Raises:
+            ComputeFitError: they do not.
+        """
+        problems = [f"kind = {self.kind!r}: {FILE_KIND!r} is wanted"] if self.kind != FILE_KIND else []
+        laws = [law is not None for law in (self.params_law, self.tokens_law, self.loss_law)]
+        if any(laws) != all(laws) or all(laws) != (self.status == "converged"):
+            problems.append(f"status {self.status} with {sum(laws)} laws of 3")
+        if not 0 < self.level < 1 or self.bootstrap < 0 or self.seed < 0 or not self.largest_flops > 0:
+            problems.append("level, bootstrap, seed or largest_flops is out of range")
+        if problems:
+            raise ComputeFitError("; ".join(problems))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputePrediction:
+    """The best run for a budget."""
+
+    flops: float
+    params: float
+    params_interval: Pair | None
+    tokens: float
+    tokens_interval: Pair | None
+    loss_nats: float
+    interval: Pair | None
+    """Of the loss of one new run at the best size."""
+    level: float
+    extrapolation: float
+    """Budget over the largest FLOPs of any run."""
+    warnings: tuple[str, ...]
+
+
+def stretched(value: float, interval: Pair | None, inflation: float) -> Pair | None:
+    """The interval with both arms lengthened, in logs."""
+    if interval is None:
+        return None
+    return value * (interval[0] / value) ** inflation, value * (interval[1] / value) ** inflation
+
+
+def check_options(bootstrap: int, level: float, seed: int) -> list[str]:
+    """What is wrong with the options that all these fits share."""
+    problems = []
+    if not 0 <= bootstrap <= 100_000:
+        problems.append(f"bootstrap = {bootstrap}: 0 to 100000 draws are wanted")
+    if not 0 < level < 1:
+        problems.append(f"level = {level}: a number between 0 and 1 is wanted")
+    if seed < 0:
+        problems.append(f"seed = {seed}: a whole number >= 0 is wanted")
+    return problems
+
+
+def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
+    """The best size and tokens for `flops`, counted as the table counted, and the loss of one run there.
+
+    Raises:
+        LawError: a budget that is not finite and positive.
+        CannotTellError: the runs identify no law.
+    """
+    if not (math.isfinite(flops) and flops > 0):
+        raise LawError(f"flops = {flops}: a finite number > 0 is wanted")
+    if fit.params_law is None or fit.tokens_law is None or fit.loss_law is None:
+        raise CannotTellError(fit.warnings)
+    extrapolation = flops / fit.largest_flops
+    warnings = list(fit.warnings)
+    if extrapolation > _FAR:
+        warnings.append(f"the budget is {extrapolation:.3g} times the largest run's: add budgets nearer to it")
+    params, params_ends = fit.params_law.at(flops), fit.params_law.interval_at(flops, level=fit.level)
+    tokens, tokens_ends = fit.tokens_law.at(flops), fit.tokens_law.interval_at(flops, level=fit.level)
+    loss = fit.loss_law.at(flops)
+    return ComputePrediction(
+        flops=float(flops),
+        params=params,
+        params_interval=stretched(params, params_ends if fit.bootstrap else None, fit.inflation.params),
+        tokens=tokens,
+        tokens_interval=stretched(tokens, tokens_ends if fit.bootstrap else None, fit.inflation.tokens),
+        loss_nats=loss,
+        interval=stretched(loss, fit.loss_law.interval_at(flops, fit.level, fit.seed), fit.inflation.loss),
+        level=fit.level,
+        extrapolation=extrapolation,
+        warnings=tuple(warnings),
+    )

@@ -1,0 +1,97 @@
+"""What repeats are worth: the published curve, its limits, and what a limit on data does to a choice."""
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted_ladders import CHINCHILLA, ladder
+
+from scaling_fits import cloud
+from scaling_fits.allocation import repeats
+from scaling_fits.allocation.allocate import allocate
+from scaling_fits.table import from_columns
+from scaling_fits.uncertainty import fit_runs
+
+PUBLIC = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "datablations" / "runs.csv"
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.01), bootstrap=40)
+
+
+@pytest.mark.parametrize("epochs", [1.5, 4.0, 16.0, 100.0])
+def test_the_published_formula(epochs):
+    unique = 1e9
+    worth, slope = repeats.counted(np.array([math.log(epochs * unique)]), unique, 15.39)
+    wanted = unique + unique * 15.39 * (1 - math.exp(-(epochs - 1) / 15.39))
+    assert math.exp(worth[0]) == pytest.approx(wanted)
+    step = 1e-6
+    more, _ = repeats.counted(np.array([math.log(epochs * unique) + step]), unique, 15.39)
+    assert math.exp(slope[0]) == pytest.approx((more[0] - worth[0]) / step, rel=1e-4)
+
+
+def test_fresh_data_and_endless_repeats():
+    assert repeats.counted(np.array([5.0]), math.exp(6), 15.39) == (5.0, 0.0)
+    assert repeats.counted(np.array([5.0]), None, 15.39) == (5.0, 0.0)
+    worth, _ = repeats.counted(np.array([650.0]), 1e9, 15.39)
+    assert math.exp(worth[0]) == pytest.approx(16.39e9)
+
+
+def test_a_limit_that_does_not_bind_changes_nothing(fitted):
+    free, limited = allocate(fitted, 1e13), allocate(fitted, 1e13, unique_tokens=1e9)
+    assert limited.params == pytest.approx(free.params, rel=1e-6)
+    assert limited.loss_nats == pytest.approx(free.loss_nats, rel=1e-9)
+    assert limited.data_limit.epochs < 1
+    assert not any("repeat" in warning for warning in limited.warnings)
+
+
+def test_a_limit_that_binds_costs_and_is_warned_of(fitted):
+    costs = []
+    for unique in (1e6, 3e5, 3e4):
+        found = allocate(fitted, 1e13, unique_tokens=unique)
+        limit = found.data_limit
+        assert limit.epochs == pytest.approx(found.tokens / unique)
+        assert limit.loss_cost_interval[0] <= limit.loss_cost_nats <= limit.loss_cost_interval[1]
+        assert limit.effective_tokens <= unique * 16.39
+        costs.append(limit.loss_cost_nats)
+    assert costs[0] < costs[1] < costs[2]
+    assert any("borrowed" in warning for warning in found.warnings)
+    assert any("epochs: beyond 4" in warning for warning in found.warnings)
+    assert allocate(fitted, 1e13, unique_tokens=3e4, max_epochs=2.0).data_limit.epochs == pytest.approx(2.0)
+
+
+def test_the_size_the_unique_tokens_fill_is_the_larger_of_the_fits_and_the_papers():
+    law = fit_runs(ladder(CHINCHILLA), "chinchilla", bootstrap=0)
+    best = allocate(law, 1e13)  # of few tokens per parameter
+    assert repeats.fitting_params(law, best.tokens) == pytest.approx(best.params, rel=1e-6)
+    spare = fit_runs(ladder({**CHINCHILLA, "B": 3000.0}), "chinchilla", bootstrap=0)
+    best = allocate(spare, 1e13)
+    assert best.tokens_per_param > 19.5
+    assert repeats.fitting_params(spare, best.tokens) == pytest.approx(best.tokens / 19.5)
+
+
+@pytest.mark.skipif(not PUBLIC.exists(), reason="the public runs are not beside the checkout")
+def test_on_public_repeated_runs_it_beats_taking_repeats_for_fresh():
+    """Laws of the runs of one epoch, asked for those of up to 15."""
+    with PUBLIC.open() as file:
+        rows = list(csv.DictReader(file))
+    n, d, u, loss = (np.array([float(row[k]) for row in rows]) for k in ("params", "tokens", "unique_tokens", "loss"))
+    once = d <= 1.01 * u
+    fitted = fit_runs(from_columns(n[once], d[once], loss[once]), bootstrap=0)
+
+    def median_error(kept, params, tokens):
+        said = np.exp(cloud.pooled_log_loss(fitted.members, fitted.weights, params[kept], tokens[kept]))
+        return np.median(np.abs(said / loss[kept] - 1))
+
+    fill = [repeats.fitting_params(fitted, unique) for unique in u]
+    counted = [
+        np.exp([repeats.counted(np.log(np.array([x])), limit, half)[0][0] for x, limit in zip(of, limits, strict=True)])
+        for of, limits, half in ((n, fill, repeats.PARAMS_HALF), (d, u, repeats.TOKENS_HALF))
+    ]
+    for kept in (~once & (d <= 5 * u), (d > 5 * u) & (d <= 15 * u)):
+        assert kept.sum() > 50
+        assert median_error(kept, *counted) < 0.8 * median_error(kept, n, d)
+        assert median_error(kept, *counted) < 0.015

@@ -1,0 +1,72 @@
+"""The best size of one law, under every way of spending, is the one no other beats."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from proxies.checks import SpecError
+from scaling_fits import law
+from scaling_fits.allocation import spending
+from scaling_fits.allocation.spending import Spending, log_best_params, log_optimal_params
+
+THETAS = np.array([
+    [math.log(1.7), math.log(480), math.log(2100), 0.35, 0.37, 1.0],
+    [math.log(1.2), math.log(30), math.log(900), 0.28, 0.45, 0.7],
+    [-30.0, math.log(3e3), math.log(1e9), 0.8, 1.0, 0.095],
+])  # fmt: skip
+TERMS = {
+    "plain": Spending(flops=1e20),
+    "served": Spending(flops=1e20, inference_tokens=1e11, inference_cost=2.0),
+    "served to the brim": Spending(flops=1e20, inference_tokens=1e14),
+    "repeated": Spending(flops=1e20, unique_tokens=1e9, unique_params=3e7),
+    "both": Spending(flops=1e20, unique_tokens=1e9, unique_params=3e7, inference_tokens=1e11),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_no_size_beats_the_best(name):
+    terms = TERMS[name]
+    best = log_best_params(THETAS, terms)
+    for theta, found in zip(THETAS, best, strict=True):
+        grid = found + np.linspace(-3, 3, 6001)
+        grid = grid[grid < terms.ceiling]
+        n, d = terms.counted(grid)
+        losses = law.log_loss(theta[None, :], np.exp(n), np.exp(d))[0]
+        assert abs(grid[losses.argmin()] - found) <= 2e-3
+
+
+def test_the_root_meets_the_closed_form_where_both_exist():
+    hardly = Spending(flops=1e20, inference_tokens=1e-9)
+    np.testing.assert_allclose(log_best_params(THETAS, hardly), log_optimal_params(THETAS, 1e20), atol=1e-9)
+    enough = Spending(flops=1e20, unique_tokens=1e29, unique_params=1e29)
+    np.testing.assert_allclose(log_best_params(THETAS, enough), log_optimal_params(THETAS, 1e20), atol=1e-9)
+
+
+def test_serving_makes_smaller_and_longer():
+    plain, served = TERMS["plain"], TERMS["served"]
+    a, b = log_best_params(THETAS, plain), log_best_params(THETAS, served)
+    assert (b < a).all()
+    ratio = [np.exp(terms.log_tokens(n) - n) for terms, n in ((plain, a), (served, b))]
+    assert (ratio[1] > ratio[0]).all()
+    spent = 6 * np.exp(b + served.log_tokens(b)) + 2 * 2.0 * 1e11 * np.exp(b)
+    np.testing.assert_allclose(spent, 1e20)
+
+
+def test_epochs_are_capped():
+    capped = Spending(flops=1e22, unique_tokens=1e9, unique_params=3e7, max_epochs=4.0)
+    best = log_best_params(THETAS, capped)
+    np.testing.assert_allclose(np.exp(capped.log_tokens(best)), 4e9)
+    served = dataclasses.replace(capped, inference_tokens=1e10, inference_cost=3.0)
+    floor = np.array([served.floor])
+    np.testing.assert_allclose(np.exp(served.log_tokens(floor)), 4e9)
+
+
+def test_everything_wrong_is_said_at_once():
+    with pytest.raises(SpecError) as caught:
+        Spending(flops=math.nan, inference_tokens=-1, inference_cost=0, unique_tokens=math.inf, max_epochs=0.5)
+    assert len(caught.value.problems) == 5
+    with pytest.raises(SpecError, match="without unique_tokens"):
+        Spending(flops=1e20, max_epochs=2.0)
+    assert spending.LEAST_FLOPS < 1e7

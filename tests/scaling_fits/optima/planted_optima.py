@@ -1,0 +1,99 @@
+"""Runs whose best size, learning rate and batch are known, and the public IsoFLOP points where they are at hand."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scaling_fits.table import RunTable
+
+E, A, B, ALPHA, BETA = 1.82, 478.0, 2143.0, 0.347, 0.367
+PARAMS_EXPONENT = BETA / (ALPHA + BETA)
+PORIAN = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "porian_refinedweb"
+SETUP = ("hparams", "warmup", "decay", "param_count", "val")
+
+
+def best_params(flops):
+    return (ALPHA * A / (BETA * B)) ** (1 / (ALPHA + BETA)) * (flops / 6) ** PARAMS_EXPONENT
+
+
+def loss_at(params, tokens):
+    return E + A * params**-ALPHA + B * tokens**-BETA
+
+
+def best_loss(flops):
+    return loss_at(best_params(flops), flops / 6 / best_params(flops))
+
+
+def runs(params, tokens, loss, flops=None, **extra):
+    params, tokens, loss = (np.asarray(column, dtype=float) for column in (params, tokens, loss))
+    return RunTable(params=params, tokens=tokens, loss=loss, flops=6 * params * tokens if flops is None else flops,
+                    weight=np.ones(len(params)), flops_given=flops is not None, **extra)  # fmt: skip
+
+
+def isoflop_runs(budgets, num_sizes=7, half_width=1.4, noise=0.0, seed=0, shift=0.0):
+    """Sizes evenly about each budget's best, moved by up to `shift` in log N."""
+    rng = np.random.default_rng(seed)
+    flops = np.repeat(budgets, num_sizes)
+    off = np.concatenate([np.linspace(-half_width, half_width, num_sizes) + rng.uniform(-shift, shift)
+                          for _ in budgets])  # fmt: skip
+    params = best_params(flops) * np.exp(off)
+    tokens = flops / 6 / params
+    return runs(params, tokens, loss_at(params, tokens) * np.exp(noise * rng.standard_normal(len(params))))
+
+
+def curves(num_sizes=8, ratio=1.7, noise=0.0, seed=0, tokens_per_param=None):
+    """Sizes each trained to several lengths."""
+    lengths = np.geomspace(2, 300, 12) if tokens_per_param is None else tokens_per_param
+    params = np.repeat(2e7 * ratio ** np.arange(num_sizes), len(lengths))
+    tokens = params * np.tile(lengths, num_sizes)
+    rng = np.random.default_rng(seed)
+    return runs(params, tokens, loss_at(params, tokens) * np.exp(noise * rng.standard_normal(len(params))))
+
+
+LR_LAW, BATCH_LAW = (1.8, -0.7, 0.3), (0.6, 0.0, 0.57)
+
+
+def law_at(law, params, tokens):
+    return law[0] * params ** law[1] * tokens ** law[2]
+
+
+def grid_runs(cells, noise=0.0, scatter=0.0, seed=0, batches=True):
+    """A grid of learning rates and batches about the best of each (N, D), in a tilted bowl of log2 of both."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for params, tokens in cells:
+        lr, batch = (
+            np.log2(law_at(law, params, tokens)) + scatter * rng.standard_normal() for law in (LR_LAW, BATCH_LAW)
+        )
+        for i in np.round(lr) + np.arange(-3, 4):
+            for j in np.round(batch) + np.arange(-2, 3) if batches else [18.0]:
+                x, y = i - lr, j - batch if batches else 0.0
+                loss = 2.5 * np.exp(0.004 * x * x + 0.003 * y * y - 0.002 * x * y + noise * rng.standard_normal())
+                rows.append((params, tokens, loss, 2.0**i, 2.0**j))
+    params, tokens, loss, lr, batch = np.array(rows).T
+    return runs(params, tokens, loss, extra={"lr": lr, "batch_tokens": batch})
+
+
+def porian_setups():
+    """The public points by setup, and the published exponent with its 95 % interval."""
+    if not PORIAN.exists():
+        pytest.skip(f"the public data is not at {PORIAN}")
+    tables, published = {}, {}
+    with (PORIAN / "isoflop_points.csv").open() as file:
+        for row in csv.DictReader(file):
+            tables.setdefault(tuple(row[name] for name in SETUP), []).append(row)
+    with (PORIAN / "published_fits.csv").open() as file:
+        for row in csv.DictReader(file):
+            key = tuple(row[name] for name in SETUP)
+            if row["kind"] == "fit_basic":
+                published.setdefault(key, {})["exponent"] = float(row["n_exponent"])
+            if row["kind"] == "fit_bootstrap_summary":
+                ends = float(row["n_exponent_lo95"]), float(row["n_exponent_hi95"])
+                published.setdefault(key, {})["interval"] = ends
+    return {
+        key: (runs(*([float(row[name]) for row in rows] for name in ("params", "tokens", "loss")),
+                   flops=np.array([float(row["flops"]) for row in rows])), published[key])
+        for key, rows in tables.items()
+    }  # fmt: skip

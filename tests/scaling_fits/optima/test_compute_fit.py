@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+from planted_optima import best_loss, isoflop_runs, loss_at, runs
+
+from scaling_fits.law import CannotTellError, LawError
+from scaling_fits.optima import compute_file
+from scaling_fits.optima.compute_fit import ComputeFitError, predict_at
+from scaling_fits.optima.isoflop import fit_isoflop
+
+BUDGETS = 10.0 ** np.arange(16, 20, 0.5)
+
+
+def test_a_file_gives_the_fit_back_and_a_changed_one_is_refused():
+    fit = fit_isoflop(isoflop_runs(BUDGETS), bootstrap=50)
+    assert compute_file.from_file(compute_file.to_file(fit)) == fit
+    for change in ({"loss_law": None}, {"level": 2.0}, {"optima": 3}, {"inflation": {"params": 0.5}}, {"kind": "x"}):
+        with pytest.raises(ComputeFitError):
+            compute_file.from_file(compute_file.to_file(fit) | change)
+
+
+def test_questions_without_an_answer():
+    fit = fit_isoflop(isoflop_runs(BUDGETS), bootstrap=50)
+    with pytest.raises(LawError, match="flops = -1"):
+        predict_at(fit, -1.0)
+    with pytest.raises(CannotTellError, match="1 of 1 budgets"):
+        predict_at(fit_isoflop(isoflop_runs(BUDGETS[:1]), bootstrap=50), 1e20)
+    assert any("times the largest run's" in text for text in predict_at(fit, 1e22).warnings)
+
+
+def test_hindcasts_stretch_intervals_of_a_law_that_turns():
+    """N* of the dear half grows with another exponent: what the cheap half says of them must not look sure."""
+    table = isoflop_runs(BUDGETS)
+    straight = fit_isoflop(table, bootstrap=100)
+    bend = np.where(6 * table.params * table.tokens > 2e18, 0.3, 0.0) * np.log(6 * table.params * table.tokens / 2e18)
+    loss = loss_at(table.params * np.exp(-bend), table.tokens * np.exp(bend))
+    turned = fit_isoflop(runs(table.params, table.tokens, loss), bootstrap=100)
+    assert turned.status == straight.status == "converged"
+    assert turned.inflation.params > straight.inflation.params >= 1
+
+
+def test_small_runs_that_were_tuned_worse_do_not_bend_the_loss_law():
+    """The cheap half lies above the law, the more the cheaper: it is left out where that predicts the dearest."""
+    table = isoflop_runs(BUDGETS, noise=0.0005)
+    flops = 6 * table.params * table.tokens
+    worse = table.loss * (1 + 0.05 * np.clip(np.log10(1e17 / flops), 0, None))
+    fit = fit_isoflop(runs(table.params, table.tokens, worse), bootstrap=100)
+    assert predict_at(fit, 3e20).loss_nats == pytest.approx(best_loss(3e20), rel=0.01)

@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+from planted_optima import BATCH_LAW, LR_LAW, grid_runs, law_at, runs
+
+from scaling_fits.law import CannotTellError, LawError
+from scaling_fits.optima import hyperparameter_file as file
+from scaling_fits.optima.hyperparameter_laws import HyperparameterError, fit_optima_law, fit_runs_law, predict_value
+
+CELLS = [(params, tokens) for params in (1e8, 3e8, 9e8) for tokens in (2e9, 8e9, 3.2e10)]
+LAWS = {"learning_rate": LR_LAW, "batch": BATCH_LAW}
+
+
+@pytest.mark.parametrize("form", LAWS)
+def test_planted_laws_are_found(form):
+    fit = fit_runs_law(grid_runs(CELLS), form, bootstrap=50)
+    assert (fit.status, fit.design) == ("converged", "both")
+    assert fit.law.exponents == pytest.approx(LAWS[form][1:], abs=0.01)
+    far = predict_value(fit, 5e9, 1e11)
+    assert far.value == pytest.approx(law_at(LAWS[form], 5e9, 1e11), rel=0.03)
+    assert {(name, source) for name, source, _, _ in far.published} == {
+        ("StepLaw", "arXiv 2503.04715"), ("DeepSeek LLM", "arXiv 2401.02954")
+    }  # fmt: skip
+
+
+def test_intervals_hold_noise_and_scatter():
+    covered = {"exponents": [], "value": []}
+    for seed in range(40):
+        fit = fit_runs_law(grid_runs(CELLS, noise=0.001, scatter=0.2, seed=seed), "learning_rate", bootstrap=100)
+        for index, exponent in enumerate(LR_LAW[1:]):
+            low, high = fit.law.exponent_interval(index, 0.9)
+            covered["exponents"].append(low <= exponent <= high)
+        true = law_at(LR_LAW, 3e9, 1e11) * 2 ** (0.2 * np.random.default_rng(seed + 1000).standard_normal())
+        low, high = predict_value(fit, 3e9, 1e11).interval
+        covered["value"].append(low <= true <= high)
+    assert 0.8 <= np.mean(covered["exponents"]) <= 0.98
+    assert np.mean(covered["value"]) >= 0.8
+
+
+def test_published_laws_are_the_published_numbers():
+    fit = fit_runs_law(grid_runs(CELLS), "learning_rate", bootstrap=0)
+    said = {name: value for name, _, value, _ in predict_value(fit, 1e9, 2e10).published}
+    assert said["StepLaw"] == pytest.approx(1.79 * 1e9**-0.713 * 2e10**0.307)
+    assert said["DeepSeek LLM"] == pytest.approx(0.3118 * (6 * 1e9 * 2e10) ** -0.125)
+
+
+@pytest.mark.parametrize(
+    ("cells", "design", "left_out", "elsewhere"),
+    [
+        ([(1e8 * 2**i, 4e9) for i in range(4)], "params", "the exponent of D is left out", (1e9, 8e9)),
+        ([(1e8, 4e9 * 2**i) for i in range(4)], "tokens", "the exponent of N is left out", (2e8, 8e9)),
+        ([(1e8 * 2**i, 20e8 * 2**i) for i in range(4)], "ratio", "N and D grow in step", (1e9, 2e11)),
+    ],
+)
+def test_what_the_design_does_not_identify_is_left_out(cells, design, left_out, elsewhere):
+    fit = fit_runs_law(grid_runs(cells), "learning_rate", bootstrap=50)
+    assert (fit.status, fit.design) == ("converged", design)
+    assert len(fit.law.exponents) == 1
+    assert any(left_out in warning for warning in fit.warnings)
+    inside = cells[-1][0] * (1 if design == "tokens" else 2), cells[-1][1] * (1 if design == "params" else 2)
+    assert predict_value(fit, *inside).value == pytest.approx(law_at(LR_LAW, *inside), rel=0.02)
+    with pytest.raises(CannotTellError, match="run cells that vary it"):
+        predict_value(fit, *elsewhere)
+
+
+def test_cells_at_the_edge_or_too_thin_are_refused():
+    table = grid_runs(CELLS)
+    highest = law_at(LR_LAW, *CELLS[0])
+    lr, first = table.extra["lr"], (table.params == CELLS[0][0]) & (table.tokens == CELLS[0][1])
+    second = (table.params == CELLS[1][0]) & (table.tokens == CELLS[1][1])
+    few = np.zeros(table.num_runs, dtype=bool)
+    few[np.flatnonzero(second)[:12:3]] = True
+    keep = ~(first & (lr > highest * 1.1)) & (~second | few)
+    fit = fit_runs_law(table.rows(keep), "learning_rate", bootstrap=50)
+    assert [cell.status for cell in fit.cells[:3]] == ["edge", "too_few", "ok"]
+    assert "the best learning_rate is the largest one run: add larger ones" in fit.cells[0].reason
+    assert fit.status == "converged"
+    alone = fit_runs_law(table.rows(first), "learning_rate", bootstrap=50)
+    assert alone.status == "unidentified"
+    with pytest.raises(CannotTellError):
+        predict_value(alone, 1e9, 1e10)
+
+
+def test_what_was_not_tuned_together_is_said():
+    one = grid_runs(CELLS, batches=False)
+    fit = fit_runs_law(one, "learning_rate", bootstrap=50)
+    assert fit.law.exponents == pytest.approx(LR_LAW[1:], abs=0.01)
+    assert any("every run has one batch" in warning for warning in fit.warnings)
+    assert fit_runs_law(one, "batch", bootstrap=0).status == "unidentified"
+    bare = runs(one.params, one.tokens, one.loss, extra={"lr": one.extra["lr"]})
+    assert any("no column of batch" in text for text in fit_runs_law(bare, "learning_rate", bootstrap=50).warnings)
+
+
+def test_every_bad_input_at_once():
+    table = grid_runs(CELLS[:1])
+    with pytest.raises(HyperparameterError, match="no column 'learning_rate' or 'lr'"):
+        fit_runs_law(runs(table.params, table.tokens, table.loss), "learning_rate")
+    lr = table.extra["lr"].copy()
+    lr[:2] = -1, np.nan
+    with pytest.raises(HyperparameterError) as error:
+        fit_runs_law(runs(table.params, table.tokens, table.loss, extra={"lr": lr}), "learning_rate", level=2)
+    assert len(error.value.problems) == 3
+    fit = fit_runs_law(grid_runs(CELLS), "batch", bootstrap=0)
+    with pytest.raises(LawError, match=r"params = -1.*tokens = nan"):
+        predict_value(fit, -1, float("nan"))
+
+
+def test_a_table_of_optima(tmp_path):
+    path = tmp_path / "optima.csv"
+    lines = [f"{n},{d},{law_at(LR_LAW, n, d)}" for n, d in CELLS]
+    path.write_text("\n".join(["params,tokens,lr_optimum", *lines]))
+    assert file.optimum_column(path, "learning_rate") == "lr_optimum"
+    assert file.optimum_column(path, "batch") is None
+    fit = file.fit_optima_file(path, "learning_rate", "lr_optimum")
+    assert fit.law.exponents == pytest.approx(LR_LAW[1:], abs=1e-9)
+    path.write_text("params,lr_optimum\n1e8,0\n-1,x\n")
+    with pytest.raises(HyperparameterError) as error:
+        file.fit_optima_file(path, "learning_rate", "lr_optimum")
+    assert len(error.value.problems) == 4
+
+
+def test_a_law_of_optima_needs_more_than_it_has_numbers():
+    params, tokens = np.array(CELLS[:3]).T
+    fit = fit_optima_law("batch", params, tokens, law_at(BATCH_LAW, params, tokens), column="batch_optimum")
+    assert fit.status == "converged"  # three durations at one size: one exponent
+    params, tokens = np.array([CELLS[0], CELLS[1], CELLS[4]]).T
+    fit = fit_optima_law("batch", params, tokens, law_at(BATCH_LAW, params, tokens), column="batch_optimum")
+    assert fit.status == "unidentified"
+    assert "3 of 3 cells have an optimum of batch: at least 4 are wanted" in fit.warnings[-1]
+
+
+def test_a_file_gives_the_law_back_and_a_changed_one_is_refused():
+    fit = fit_runs_law(grid_runs(CELLS), "batch", bootstrap=50)
+    assert file.from_file(file.to_file(fit)) == fit
+    for change in ({"law": None}, {"kind": "other"}, {"level": 2.0}, {"cells": 3}):
+        with pytest.raises(file.HyperparameterFileError):
+            file.from_file(file.to_file(fit) | change)

@@ -1,0 +1,131 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from planted_optima import PARAMS_EXPONENT, best_loss, best_params, isoflop_runs, porian_setups, runs
+
+from scaling_fits.optima.compute_fit import predict_at
+from scaling_fits.optima.isoflop import IsoFlopError, fit_isoflop
+from scaling_fits.optima.valleys import METHODS
+
+BUDGETS = 10.0 ** np.arange(17, 20, 0.5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_planted_optima_are_found(method):
+    fit = fit_isoflop(isoflop_runs(BUDGETS, half_width=1.0), method, bootstrap=50)
+    assert fit.status == "converged"
+    off = [np.log(at.params / best_params(at.flops)) for at in fit.optima]
+    assert np.abs(off).max() < (0.01 if method == "parabola" else 0.002)
+    assert fit.params_law.exponents[0] == pytest.approx(PARAMS_EXPONENT, abs=0.002)
+    assert fit.tokens_law.exponents[0] == pytest.approx(1 - PARAMS_EXPONENT, abs=0.002)
+    assert [at.loss_nats for at in fit.optima] == pytest.approx([best_loss(at.flops) for at in fit.optima], rel=1e-4)
+    far = predict_at(fit, 1e21)
+    assert far.loss_nats == pytest.approx(best_loss(1e21), rel=5e-3)
+    assert far.params * far.tokens * 6 == pytest.approx(1e21, rel=1e-2)
+
+
+def test_intervals_cover_noisy_runs():
+    optima, exponents, losses = [], [], []
+    for seed in range(30):
+        table = isoflop_runs(BUDGETS, noise=0.002, seed=seed, shift=0.3)
+        fit = fit_isoflop(table, bootstrap=200, seed=seed)
+        optima += [at.params_interval[0] <= best_params(at.flops) <= at.params_interval[1]
+                   for at in fit.optima if at.status == "ok"]  # fmt: skip
+        low, high = fit.params_law.exponent_interval(0, 0.9)
+        exponents.append(low <= PARAMS_EXPONENT <= high)
+        low, high = predict_at(fit, 3e20).interval
+        losses.append(low <= best_loss(3e20) * np.exp(0.002 * np.random.default_rng(seed).standard_normal()) <= high)
+    assert 0.78 <= np.mean(optima) <= 0.97
+    assert np.mean(exponents) >= 0.85
+    assert np.mean(losses) >= 0.85
+
+
+def test_a_wide_parabola_is_off_and_says_by_how_much():
+    table = isoflop_runs(BUDGETS, num_sizes=12, half_width=3.5)
+    errors = {}
+    for method in METHODS:
+        fit = fit_isoflop(table, method, bootstrap=50)
+        errors[method] = max(abs(np.log(at.params / best_params(at.flops))) for at in fit.optima)
+        said = [warning for warning in fit.warnings if "parabola is biased" in warning and "%" in warning]
+        assert bool(said) == (method == "parabola")
+    assert errors["parabola"] > 0.02 > errors["cubic"]
+    assert errors["window"] < 0.02
+
+
+def test_a_parabola_through_four_sizes_cannot_know_its_bias():
+    fit = fit_isoflop(isoflop_runs(BUDGETS, num_sizes=4), "parabola", bootstrap=50)
+    assert fit.status == "converged"
+    assert any("4 sizes cannot say by how much" in warning for warning in fit.warnings)
+
+
+def test_what_has_no_optimum_is_refused_and_says_what_to_run():
+    table = isoflop_runs(BUDGETS[:4])
+    kept = np.ones(table.num_runs, dtype=bool)
+    kept[:3] = False  # the first budget: four sizes
+    kept[11:14] = False  # the second: its best size is the largest
+    loss = table.loss.copy()
+    loss[14:21] = 6.5 - loss[14:21]  # the third is a hill
+    fit = fit_isoflop(dataclasses.replace(table, loss=loss).rows(kept), bootstrap=50)
+    assert [at.status for at in fit.optima] == ["too_few", "too_few", "edge", "ok"]
+    assert (fit.status, fit.params_law) == ("unidentified", None)
+    assert "4 of the 5 sizes wanted: add 1 more" in fit.optima[0].reason
+    assert any("1 of 4 budgets have an optimum: at least 3" in warning for warning in fit.warnings)
+
+
+def test_a_best_size_at_the_edge_names_sizes_beyond_it():
+    table = isoflop_runs(BUDGETS[:3], num_sizes=9)
+    fit = fit_isoflop(table.rows(np.tile(np.arange(9) >= 4, 3)), bootstrap=50)
+    assert {at.status for at in fit.optima} == {"edge"}
+    smallest = table.params[4]
+    assert fit.optima[0].reason.startswith(f"the best size is at the smallest run, {smallest:.3g}: add smaller ones")
+
+
+def test_a_valley_lost_in_noise_is_flat():
+    fit = fit_isoflop(isoflop_runs(BUDGETS, half_width=0.4, noise=0.02, seed=3), bootstrap=200)
+    assert "ok" not in {at.status for at in fit.optima}
+    assert {at.status for at in fit.optima} & {"flat", "edge", "no_valley"}
+
+
+def test_budgets_are_flops_within_a_few_percent_or_the_column():
+    table = isoflop_runs(BUDGETS)
+    tokens = table.tokens * np.exp(np.random.default_rng(0).uniform(-0.01, 0.01, table.num_runs))
+    near = runs(table.params, tokens, table.loss)
+    assert len(fit_isoflop(near, bootstrap=50).optima) == len(BUDGETS)
+    spread = runs(
+        table.params, table.tokens * np.exp(np.random.default_rng(0).uniform(-0.2, 0.2, table.num_runs)), table.loss
+    )
+    assert fit_isoflop(spread, bootstrap=50).status == "unidentified"
+    fit = fit_isoflop(dataclasses.replace(spread, budget=np.repeat(BUDGETS, 7)), bootstrap=50)
+    assert len(fit.optima) == len(BUDGETS)
+
+
+def test_flops_are_the_tables_own():
+    """Twice the FLOPs at the same runs: the same N* and D*, half the coefficient to the power."""
+    table = isoflop_runs(BUDGETS)
+    ours, theirs = (fit_isoflop(runs(table.params, table.tokens, table.loss, flops=scale * table.flops), bootstrap=50)
+                    for scale in (1.0, 2.0))  # fmt: skip
+    assert [at.params for at in theirs.optima] == pytest.approx([at.params for at in ours.optima])
+    assert [at.tokens for at in theirs.optima] == pytest.approx([at.tokens for at in ours.optima])
+    assert theirs.params_law.at(2e21) == pytest.approx(ours.params_law.at(1e21))
+
+
+def test_no_bootstrap_no_intervals_and_every_bad_option_at_once():
+    fit = fit_isoflop(isoflop_runs(BUDGETS), bootstrap=0)
+    assert {at.params_interval for at in fit.optima} == {None}
+    assert predict_at(fit, 1e21).interval is None
+    with pytest.raises(IsoFlopError) as error:
+        fit_isoflop(isoflop_runs(BUDGETS), "spline", bootstrap=-1, level=2, seed=-1)
+    assert len(error.value.problems) == 4
+
+
+def test_published_exponents_of_porian():
+    """Window against the published interpolation: 95 % intervals that overlap, one of ten may miss by chance."""
+    met = {}
+    for key, (table, published) in porian_setups().items():
+        law = fit_isoflop(table, bootstrap=100).params_law
+        ours, theirs = law.exponent_interval(0, 0.95), published["interval"]
+        met["/".join(key)] = ours[0] <= theirs[1] and theirs[0] <= ours[1]
+        assert law.exponents[0] == pytest.approx(published["exponent"], abs=0.03)
+    assert len(met) == 10
+    assert sum(met.values()) >= 9

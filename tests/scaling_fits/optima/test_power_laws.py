@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from scaling_fits.optima.power_laws import PowerLawError, fit_floor_law, fit_power_law, recentred
+
+X = np.geomspace(1e17, 1e20, 6)
+
+
+def test_exact_points_give_the_law_back():
+    law = fit_power_law({"flops": X}, np.log(0.3 * X**0.52), np.zeros(6))
+    assert law.exponents[0] == pytest.approx(0.52, abs=1e-9)
+    assert law.coefficient == pytest.approx(0.3, rel=1e-6)
+    assert law.at(1e22) == pytest.approx(0.3 * 1e22**0.52, rel=1e-6)
+
+
+def test_intervals_cover_with_scatter_that_the_points_do_not_know_of():
+    """Points that claim to be exact and scatter by 10 %: the regression must find the scatter itself."""
+    covered, at_far = [], []
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        law = fit_power_law({"flops": X}, np.log(0.3 * X**0.52) + 0.1 * rng.standard_normal(6), np.zeros(6))
+        low, high = law.exponent_interval(0, 0.9)
+        covered.append(low <= 0.52 <= high)
+        low, high = law.interval_at(1e21, level=0.9)
+        at_far.append(low <= 0.3 * 1e21**0.52 * np.exp(0.1 * rng.standard_normal()) <= high)
+    assert 0.85 <= np.mean(covered) <= 0.96
+    assert 0.85 <= np.mean(at_far) <= 0.96
+
+
+def test_noise_that_is_known_is_not_taken_for_scatter():
+    rng = np.random.default_rng(1)
+    law = fit_power_law({"flops": X}, np.log(X**0.5) + 0.05 * rng.standard_normal(6), np.full(6, 0.1**2))
+    assert law.scatter == 0
+    exact = fit_power_law({"flops": X}, np.log(X**0.5), np.full(6, 0.1**2))
+    spread = np.sqrt(np.sum((np.log(X) - np.log(X).mean()) ** 2))
+    assert np.sqrt(exact.covariance[1][1]) == pytest.approx(0.1 / spread)
+
+
+def test_too_few_points_and_inputs_on_one_line_are_refused():
+    with pytest.raises(PowerLawError, match="2 points for 2 coefficients: at least 3"):
+        fit_power_law({"flops": X[:2]}, np.log(X[:2]), np.zeros(2))
+    with pytest.raises(PowerLawError, match="params and tokens do not vary apart"):
+        fit_power_law({"params": X, "tokens": 20 * X}, np.log(X), np.zeros(6))
+
+
+def test_a_floor_is_found_where_the_points_have_one():
+    loss = 1.7 + 80 * X**-0.09
+    law = fit_floor_law(X, loss, np.full(6, 1e-4**2), num_draws=200, seed=0, log_noise_sd=1e-4)
+    assert law.has_floor
+    assert law.natural == pytest.approx((1.7, 80, 0.09), rel=2e-2)
+    low, high = law.interval_at(1e21, 0.9, 0)
+    assert low <= 1.7 + 80 * 1e21**-0.09 <= high
+    assert law.intervals(0.9)["E"][0] < 1.7 < law.intervals(0.9)["E"][1]
+
+
+@pytest.mark.parametrize(("points", "noise"), [(3, 1e-4), (6, 0.03)])
+def test_a_floor_that_is_not_identified_is_left_out_but_kept_in_the_interval(points, noise):
+    x = np.geomspace(1e17, 1e18, points)
+    rng = np.random.default_rng(0)
+    loss = (1.7 + 80 * x**-0.09) * np.exp(noise * rng.standard_normal(points))
+    law = fit_floor_law(x, loss, np.full(points, noise**2), num_draws=200, seed=0, log_noise_sd=noise)
+    assert (law.has_floor, law.floor_nats) == (False, 0.0)
+    assert max(floor for floor, _, _ in law.draws) > 1
+    low, high = law.interval_at(1e21, 0.9, 0)
+    assert low <= law.at(1e21) <= high
+
+
+def test_a_law_does_not_change_with_its_centre():
+    law = fit_floor_law(X, 1.7 + 80 * X**-0.09, np.full(6, 1e-8), num_draws=50, seed=0, log_noise_sd=0.0)
+    moved = recentred(law, 1e15)
+    assert moved.at(1e21) == pytest.approx(law.at(1e21))
+    assert moved.interval_at(1e21, 0.9, 0) == pytest.approx(law.interval_at(1e21, 0.9, 0))
+
+
+def test_two_points_of_loss_are_refused():
+    with pytest.raises(PowerLawError, match="at least 3"):
+        fit_floor_law(X[:2], X[:2], np.ones(2), num_draws=0, seed=0, log_noise_sd=0.0)
