@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, cast
+
+from proxies import canon
+
+if TYPE_CHECKING:
+    from launcher.frozen import Decision
 
 Verdict = Literal["exact", "equivalent", "not_expressible"]
+Judgement = tuple[Verdict, str]
+"""A verdict with its note; every verdict but `exact` needs one."""
+MODULES = {"native": "native", "torchtitan": "torchtitan"}
+"""Trainers by the name that users type, and the module of this room that writes their files."""
+
+
+class ExportError(ValueError):
+    """A version nobody knows, or a decision the trainer cannot run. `problems` lists all of it."""
+
+    def __init__(self, trainer: str, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__(f"{trainer} export: " + "; ".join(problems))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,3 +51,47 @@ class FidelityReport:
     def lost(self) -> tuple[FidelityEntry, ...]:
         """What of the decision the trainer cannot express."""
         return tuple(entry for entry in self.entries if entry.verdict == "not_expressible")
+
+
+class Exporter(Protocol):
+    """What a module of this room offers."""
+
+    VERSIONS: tuple[str, ...]
+    """Versions of the trainer that it knows, the one written by default last."""
+
+    def export(self, decision: Decision, out_dir: Path, version: str) -> FidelityReport:
+        """Write the trainer's files.
+
+        Raises:
+            ExportError: an unknown version, or what the trainer cannot run; every problem at once, nothing written.
+            FrozenError: the groups do not fit the shape's parameters.
+        """
+
+
+def exporter(trainer: str) -> Exporter:
+    """The module that writes files of `trainer`, a key of `MODULES`."""
+    return cast(Exporter, importlib.import_module(f"launcher.exporters.{MODULES[trainer]}"))
+
+
+def judged(decision: Decision, judgements: Mapping[str, Judgement]) -> tuple[FidelityEntry, ...]:
+    """Each leaf field with the judgement of its nearest named ancestor; a field without one is our bug, a KeyError."""
+    entries = []
+    for leaf in dict.fromkeys(_leaves(canon.to_json(decision))):
+        name = leaf
+        while "." in name and name not in judgements:
+            name = name.rpartition(".")[0]
+        verdict, note = judgements[name]
+        entries.append(FidelityEntry(field=leaf, verdict=verdict, note=note))
+    return tuple(entries)
+
+
+def _leaves(value: canon.Json, path: str = "") -> Iterator[str]:
+    """Dotted names of the leaf fields; the records of a list share theirs."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _leaves(child, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for child in value:
+            yield from _leaves(child, path)
+    else:
+        yield path

@@ -8,13 +8,14 @@ import shlex
 from pathlib import Path
 
 from launcher import assembly
-from launcher.exporters.fidelity import FidelityEntry, FidelityReport
+from launcher.exporters.fidelity import ExportError, FidelityEntry, FidelityReport
 from launcher.frozen import LAUNCH_FILE, Decision, FrozenError, read_launch
 from launcher.launch import torchrun_command
 from proxies import canon
 from proxies.model import Decoder
 
 RUN_FILE = "run.sh"
+VERSIONS = (importlib.metadata.version("forerun"),)
 
 _NOTES = {
     "predicted": "carried along; training does not read it",
@@ -25,13 +26,16 @@ _NOTES = {
 }
 
 
-def export(decision: Decision, out_dir: Path) -> FidelityReport:
+def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
     """Write `launch.json` and `run.sh` (`run.sh DATA RUN_DIR`, on one machine) into `out_dir`.
 
     Raises:
+        ExportError: another version than this one.
         FrozenError: the groups do not fit the shape's parameters, the live optimizer would differ from them, or what
             was written does not read back as the decision.
     """
+    if version not in VERSIONS:
+        raise ExportError("native", [f"version {version!r} is unknown: the embedded trainer is {VERSIONS[-1]}"])
     if problems := parity(decision):
         raise FrozenError("embedded trainer", problems)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -44,7 +48,7 @@ def export(decision: Decision, out_dir: Path) -> FidelityReport:
     run_file.chmod(0o755)
     fields = [field.name for field in dataclasses.fields(Decision)]
     entries = tuple(FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields)
-    return FidelityReport(trainer="native", version=importlib.metadata.version("forerun"), entries=entries)
+    return FidelityReport(trainer="native", version=version, entries=entries)
 
 
 def _run_script(decision: Decision) -> str:

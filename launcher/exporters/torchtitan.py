@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import proxies
 import proxies.data
-from launcher.exporters.fidelity import FidelityEntry, FidelityReport, Verdict
+from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
 from launcher.exporters.torchtitan_text import IMPORTS, MACHINERY
 from launcher.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
 from proxies import canon, checks
@@ -30,14 +29,6 @@ READER = (proxies, proxies.data, canon, checks, mixture, permutation, tokens, wi
 """What reads a corpus, with numpy and the standard library alone."""
 
 
-class ExportError(ValueError):
-    """A version nobody knows, or a decision torchtitan cannot run. `problems` lists all of it."""
-
-    def __init__(self, problems: list[str]) -> None:
-        self.problems = problems
-        super().__init__("torchtitan export: " + "; ".join(problems))
-
-
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
     """Write `forerun_torchtitan.py`, `run.sh` and the corpus reader (`proxies/`) into `out_dir`.
 
@@ -48,7 +39,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         FrozenError: the groups do not fit the shape's parameters.
     """
     if problems := _problems(decision, version):
-        raise ExportError(problems)
+        raise ExportError("torchtitan", problems)
     for module in READER:
         path = out_dir / module.__name__.replace(".", "/")
         path = path / "__init__.py" if hasattr(module, "__path__") else path.with_suffix(".py")
@@ -57,8 +48,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     canon.write_atomic(out_dir / f"{MODULE}.py", _module_text(decision, version).encode())
     canon.write_atomic(out_dir / "run.sh", _run_text(decision, version).encode())
     (out_dir / "run.sh").chmod(0o755)
-    entries = tuple(FidelityEntry(field=leaf, verdict=v, note=note) for leaf, (v, note) in _judge(decision))
-    return FidelityReport(trainer="torchtitan", version=version, entries=entries)
+    return FidelityReport(trainer="torchtitan", version=version, entries=judged(decision, _JUDGEMENTS))
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
@@ -206,12 +196,12 @@ exec torchrun --nnodes "$(({ranks} / ranks_per_node))" --nproc-per-node "$ranks_
 """
 
 
-_LABEL: tuple[Verdict, str] = (
+_LABEL: Judgement = (
     "equivalent",
     "a label: the trainer needs only the numbers it stands for; the module names the digest",
 )
-_WATCHED: tuple[Verdict, str] = ("equivalent", "torchtitan does not read it: hold the run against it by hand")
-_JUDGEMENTS: dict[str, tuple[Verdict, str]] = {
+_WATCHED: Judgement = ("equivalent", "torchtitan does not read it: hold the run against it by hand")
+_JUDGEMENTS: dict[str, Judgement] = {
     "schema_version": _LABEL,
     "shape": ("exact", ""),
     "shape.family": (
@@ -241,24 +231,3 @@ _JUDGEMENTS: dict[str, tuple[Verdict, str]] = {
     "abort.on_non_finite": ("exact", "a gradient that is not finite raises before the step"),
     "abort.train_loss_above_nats": ("equivalent", "raises after that step's update, before anything more is saved"),
 }
-
-
-def _judge(decision: Decision) -> Iterator[tuple[str, tuple[Verdict, str]]]:
-    """Each leaf field with the judgement of its nearest named ancestor; a field without one is our bug, a KeyError."""
-    for leaf in dict.fromkeys(_leaves(canon.to_json(decision))):
-        name = leaf
-        while "." in name and name not in _JUDGEMENTS:
-            name = name.rpartition(".")[0]
-        yield leaf, _JUDGEMENTS[name]
-
-
-def _leaves(value: canon.Json, path: str = "") -> Iterator[str]:
-    """Dotted names of the leaf fields; the records of a list share theirs."""
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from _leaves(child, f"{path}.{key}" if path else key)
-    elif isinstance(value, list) and value and isinstance(value[0], dict):
-        for child in value:
-            yield from _leaves(child, path)
-    else:
-        yield path

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from launcher.exporters.fidelity import MODULES
 from launcher.gates import GateError
 from launcher.talk import say
 from launcher.verbs.options import answer, json_option, study_argument
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from launcher.gates import Gate
     from sweeps.ledger import Ledger
 
-TRAINERS = ("native", "torchtitan")
 GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned")
 
 frozen_argument = click.argument("frozen", metavar="FROZEN", type=click.Path(path_type=Path))
@@ -163,30 +163,26 @@ def _verify_export(folder: Path, body: dict[str, Json]) -> str:
 
 @click.command()
 @frozen_argument
-@click.option("--to", "trainer", required=True, metavar="TRAINER[@VERSION]", help=f"One of: {', '.join(TRAINERS)}.")
+@click.option("--to", "trainer", required=True, metavar="TRAINER[@VERSION]", help=f"One of: {', '.join(MODULES)}.")
 @click.option("--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config.")
 @click.option("--allow-lossy", is_flag=True, help="Export although something cannot be expressed.")
 @json_option
 def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_json: bool) -> None:
     """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
     from launcher.attestations import attest
-    from launcher.exporters import native, torchtitan
+    from launcher.exporters.fidelity import exporter
     from launcher.frozen import read_launch
 
     name, _, version = trainer.partition("@")
-    if name not in TRAINERS:
-        raise click.BadParameter(f"--to {trainer}: one of {', '.join(TRAINERS)} is wanted")
+    if name not in MODULES:
+        raise click.BadParameter(f"--to {trainer}: one of {', '.join(MODULES)} is wanted")
     decision = read_launch(frozen)
     folder = _folder(frozen).resolve()
     target = (out or folder / "exports" / name).resolve()
     if target == folder or folder.is_relative_to(target):
         raise click.BadParameter(f"--out {target}: it holds the frozen config itself; choose another folder")
-    if name == "native" and version:
-        raise click.BadParameter(f"--to {trainer}: the embedded trainer has this version only")
-    if name == "native":
-        report = native.export(decision, target)
-    else:
-        report = torchtitan.export(decision, target, version or torchtitan.VERSIONS[-1])
+    write = exporter(name)
+    report = write.export(decision, target, version or write.VERSIONS[-1])
     entries = cast(list[Json], canon.to_json(report.entries))
     canon.write_atomic(target / "fidelity.json", canon.pretty(report))
     files: dict[str, Json] = {

@@ -21,7 +21,7 @@ from torchtitan_case import SHAPE, wide_decision, wide_spec
 
 from launcher import frozen
 from launcher.exporters import torchtitan
-from launcher.exporters.fidelity import FidelityReport
+from launcher.exporters.fidelity import ExportError, FidelityReport
 from launcher.frozen import Decision
 from proxies.data.tokens import Manifest, TokenStore, read_manifest
 from proxies.model import parameter_shapes
@@ -158,7 +158,7 @@ def test_a_decay_survives_as_a_ratio():
 
 
 def test_unknown_versions_are_refused_naming_the_known(tmp_path, manifest):
-    with pytest.raises(torchtitan.ExportError, match=r"version '0\.2\.2' is unknown: 0\.3\.0 is known"):
+    with pytest.raises(ExportError, match=r"version '0\.2\.2' is unknown: 0\.3\.0 is known"):
         torchtitan.export(wide_decision(manifest), tmp_path / "out", version="0.2.2")
     assert not (tmp_path / "out").exists()
 
@@ -171,7 +171,7 @@ def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
         abort=frozen.Abort(on_non_finite=False, train_loss_above_nats=6.0),
         learning_rate=dataclasses.replace(wide_decision(manifest).learning_rate, table_sha256="0" * 64),
     )
-    with pytest.raises(torchtitan.ExportError) as caught:
+    with pytest.raises(ExportError) as caught:
         torchtitan.export(decision, tmp_path)
     told = "\n".join(caught.value.problems)
     for word in ("tied", "float64", "on_non_finite", "table"):

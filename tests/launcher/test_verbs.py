@@ -183,7 +183,7 @@ def test_a_lossy_export_answers_once_and_fails(frozen, monkeypatch, tmp_path):
     lost = FidelityEntry(field="clip_norm", verdict="not_expressible", note="planted")
     report = FidelityReport(trainer="native", version="0", entries=(lost,))
 
-    def lossy(decision, out):
+    def lossy(decision, out, version):
         out.mkdir(exist_ok=True)
         return report
 
