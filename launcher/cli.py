@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ _EXIT_CODES = {
     "LedgerCorrupt": EXIT_CORRUPT,
     "CurveCorrupt": EXIT_CORRUPT,
     "TamperedError": EXIT_CORRUPT,
+    "FitTamperedError": EXIT_CORRUPT,
     "CorruptError": EXIT_CORRUPT,
     "StudyHeld": EXIT_HELD,
     "StaleDriver": EXIT_HELD,
@@ -34,12 +36,14 @@ _EXIT_CODES = {
     "DuplicateRecord": EXIT_BUG,
 }
 _OUR_BUGS = {"SourceStuck", "DuplicateRecord"}
+_KEEP_NOTHING = {"estimate", "fit", "predict", "allocate", "flops"}  # verbs without a study behind them
 
 # In the order of the story; the module is loaded when its verb is called, or its help asked for.
 _VERBS = {
     "demo": ("start", "The whole chain on a corpus found on this machine: minutes, CPU, no account."),
     "init": ("start", "Write a commented plan and its JSON Schema."),
     "validate": ("start", "Check a plan: every problem at once."),
+    "estimate": ("estimate", "What a plan takes before anything runs: runs, FLOPs, hours, dollars, disk."),
     "tokenize": ("data", "Text, jsonl, parquet or .bin files into shards with a hashed manifest."),
     "check": ("study", "Coordinate check: do updates keep their size as width grows?"),
     "sweep": ("study", "Optuna over Ray at the base width: learning rate, warmup, clip."),
@@ -48,13 +52,13 @@ _VERBS = {
     "run": ("study", "All stages in order, up to the report; resumes, never repeats finished work."),
     "status": ("study", "What a study has done and found so far; works while it runs."),
     "fit": ("fits", "Scaling fit of a study or of a table of runs."),
-    "predict": ("fits", "Loss of a run from a fit, with its interval."),
+    "predict": ("predict", "Loss of a run from a fit, with its interval."),
     "allocate": ("allocate", "The best size and tokens for a budget, with intervals."),
     "flops": ("flops", "Parameters and FLOPs of a shape, by named convention."),
     "explain": ("explain", "A parametrization as numbers at a shape, and whose each choice is."),
     "freeze": ("freeze", "Write the frozen launch config, if every gate passed or was accepted."),
-    "verify": ("freeze", "Digest, attestations and exports of a frozen config."),
-    "export": ("freeze", "A frozen config as a trainer's own files, with a fidelity report."),
+    "verify": ("exports", "Digest, attestations and exports of a frozen config, each proven by its own trainer."),
+    "export": ("exports", "A frozen config as a trainer's own files, with a fidelity report."),
     "launch": ("freeze", "Run a frozen config with the embedded trainer, under torchrun."),
     "report": ("freeze", "report.html and report.json of a study."),
     "dashboards": ("dashboards", "A study as one W&B run: tables, pictures, verdicts; offline unless told."),
@@ -118,9 +122,21 @@ def exit_code_of(error: BaseException) -> int:
     return EXIT_INPUT if isinstance(error, OSError) and error.filename is not None else EXIT_BUG
 
 
-def message_of(error: BaseException) -> str:
-    """What an error says to the user."""
+def _named(error: BaseException) -> BaseException:
+    """The error, naming the stream if it came of printing: a full disk behind `>` has no file name."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_code is click.echo.__code__:
+            stream = "the standard error" if frame.f_locals["err"] else "the standard output"
+            return OSError(error.errno, error.strerror, stream)
+    return error
+
+
+def message_of(error: BaseException, verb: str = "") -> str:
+    """What an error of a verb says to the user."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
+        if verb in _KEEP_NOTHING:
+            return "interrupted; nothing is kept, the same command starts anew"
         return "interrupted; everything finished is recorded, the same command continues"
     if isinstance(error, click.ClickException):
         return error.format_message()
@@ -146,27 +162,39 @@ def main(args: list[str] | None = None) -> NoReturn:
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_stdout()
         code = 0
     except BaseException as error:
-        code = _complain(error, as_json="--json" in typed)
+        code = _complain(_named(error), typed)
+        _let_go_of_stdout()
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _complain(error: BaseException, *, as_json: bool) -> int:
+def _let_go_of_stdout() -> None:
+    """Send what nobody takes nowhere: Python flushes once more on its way out, and would complain."""
+    try:
+        if sys.stdout is not None:  # closed by `>&-`
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _complain(error: BaseException, typed: list[str]) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_BUG
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return EXIT_INPUT
-    code, message = exit_code_of(error), message_of(error)
-    if os.environ.get("FORERUN_TRACEBACK") == "1":
-        traceback.print_exception(error, file=sys.stderr)
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        click.echo(error.ctx.get_usage(), err=True)
-    click.echo(f"forerun: {message}", err=True)
-    if as_json:
-        problems = getattr(error, "problems", None)
-        body = {"error": type(error).__name__, "exit_code": code, "message": message, "problems": problems or [message]}
-        click.echo(json.dumps(body, sort_keys=True))
+    code, message = exit_code_of(error), message_of(error, next((word for word in typed if word in _VERBS), ""))
+    problems = getattr(error, "problems", None) or [message]
+    with contextlib.suppress(OSError):  # a stream that takes no more: the exit code says it still
+        if os.environ.get("FORERUN_TRACEBACK") == "1":
+            traceback.print_exception(error, file=sys.stderr)
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            click.echo(error.ctx.get_usage(), err=True)
+        click.echo(f"forerun: {message}", err=True)
+    if "--json" in typed:
+        body = {"error": type(error).__name__, "exit_code": code, "message": message, "problems": problems}
+        with contextlib.suppress(OSError):
+            click.echo(json.dumps(body, sort_keys=True))
     return code

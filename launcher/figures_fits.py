@@ -13,16 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from launcher.figures import MARKERS, apart, draw
+from launcher.fit_view import rung_names
 from launcher.report_html import Body
 from launcher.svg import INK, KINDS, raised, shade
-from launcher.transfer_view import short_size
 
 _FLOPS = "training compute, 6ND (FLOPs)"
 _WIDE = (5.4, 3.8)
 _LAW_STYLES = ((KINDS[2], (0, (5, 2))), (KINDS[5], (0, (1, 1.2))), (KINDS[3], (0, (6, 2, 1, 2))))
 _NUM_TICKS = 7
+_BESIDE = 0.025
+"""Of the axis, between a rung and what was foretold of it: their marks do not meet."""
+_MOST_NAMES = 5
 _GAP = 0.055
-"""Between names of laws, as a share of the axis."""
+"""Between names, as a share of the axis."""
 
 
 def _flops_axis(axes: Axes, values: Iterable[float]) -> None:
@@ -69,7 +72,10 @@ def laws(body: Body) -> str:
         seen += [predicted["loss"]] if predicted else []
         _flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
         _loss_axis(axes, *_room(seen, predicted, frontier, body["fit"]["members"]))
-        _pool(axes, frontier)
+        if predicted and rungs:
+            axes.axvline(math.log10(max(rung["flops"] for rung in rungs)), color=INK, alpha=0.55, linewidth=0.9,
+                         linestyle=(0, (4, 3)), label="largest rung")  # fmt: skip
+        _pool(axes, frontier, body["fit"]["level"])
         _members(axes, body["fit"]["members"])
         _rungs(axes, rungs, lambda rung: math.log10(rung["loss_nats"]))
         _held_out(axes, held_out)
@@ -93,12 +99,12 @@ def _room(
     return max(min([low, *ends]), low / reach) / 1.02, min(max([high, *ends]), high * reach) * 1.02
 
 
-def _pool(axes: Axes, frontier: Sequence[Any]) -> None:
+def _pool(axes: Axes, frontier: Sequence[Any], level: float) -> None:
     """The frontier of the pooled laws, with the band of one new run."""
     x = [math.log10(point["flops"]) for point in frontier]
     if frontier and all(point["interval"] for point in frontier):
         low, high = ([math.log10(point["interval"][i]) for point in frontier] for i in (0, 1))
-        axes.fill_between(x, low, high, color=KINDS[0], alpha=0.16, linewidth=0)
+        axes.fill_between(x, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label=f"{100 * level:g} % of new runs")
     axes.plot(x, [math.log10(point["loss_nats"]) for point in frontier], color=KINDS[0], linewidth=1.8,
               label="best for the compute" if frontier else None)  # fmt: skip
 
@@ -126,7 +132,7 @@ def _members(axes: Axes, members: Sequence[Any]) -> None:
 def _held_out(axes: Axes, runs: Sequence[Any]) -> None:
     """What the rungs below said of the largest, a little left of what was measured there."""
     (left, right) = axes.get_xlim()
-    at = [math.log10(6 * run["params"] * run["tokens"]) - 0.012 * (right - left) for run in runs]
+    at = [math.log10(6 * run["params"] * run["tokens"]) - _BESIDE * (right - left) for run in runs]
     points = [(x, run["predicted"], run["interval"]) for x, run in zip(at, runs, strict=True)]
     _bars(axes, points, "d", KINDS[4], 5, "back-test")
 
@@ -146,11 +152,12 @@ def _bars(
 
 
 def residuals(body: Body) -> str:
-    """Measured over fitted at every rung, in percent, with one and two sd of the noise; runs beyond noise are named."""
+    """Measured over fitted at every rung, in percent, with one and two sd of all; the worst outliers are named."""
     spread = body["fit"]["residual_sd"]
     rungs = [r for r in body["ladder"]["rungs"] if r["loss_nats"] is not None and r["fitted_nats"] is not None]
     rows = (body["fit"]["influence"] or {"rows": []})["rows"]
-    outliers = [body["ladder"]["rungs"][row["rung"]] for row in rows if row["outlier"]]
+    names = rung_names(body["ladder"]["rungs"])
+    outliers = sorted((row for row in rows if row["outlier"]), key=lambda row: -abs(row["residual_sds"]))
 
     def height(rung: Any) -> float:
         return 100 * math.log(rung["loss_nats"] / rung["fitted_nats"])
@@ -158,17 +165,21 @@ def residuals(body: Body) -> str:
     def paint(axes: Axes) -> None:
         axes.axhline(0, color=INK, alpha=0.55, linewidth=0.9)
         for num_sd in (1, 2) if spread is not None else ():
-            axes.axhspan(-100 * num_sd * spread, 100 * num_sd * spread, color=KINDS[0], alpha=0.1, linewidth=0)
+            axes.axhspan(-100 * num_sd * spread, 100 * num_sd * spread, color=KINDS[0], alpha=0.1, linewidth=0,
+                         label="1 and 2 sd of all rungs" if num_sd == 1 else None)  # fmt: skip
         _rungs(axes, rungs, height)
         _flops_axis(axes, [rung["flops"] for rung in body["ladder"]["rungs"]])
         widest = 1.08 * max([abs(height(rung)) for rung in rungs] + [200 * (spread or 0.0), 1e-3])
         axes.set_ylim(-widest, widest)
-        middle = sum(axes.get_xlim()) / 2
-        for rung in outliers:
-            x, left = math.log10(rung["flops"]), math.log10(rung["flops"]) < middle
-            axes.annotate(f"width {rung['width']}, {short_size(rung['tokens'])} tokens", (x, height(rung)),
-                          xytext=(7 if left else -7, 0), textcoords="offset points", fontsize=8.5, va="center",
-                          ha="left" if left else "right")  # fmt: skip
+        middle, taken = sum(axes.get_xlim()) / 2, list[float]()
+        for row in outliers:
+            rung = body["ladder"]["rungs"][row["rung"]]
+            x, y = math.log10(rung["flops"]), height(rung)
+            if len(taken) == _MOST_NAMES or any(abs(y - other) < 2 * _GAP * widest for other in taken):
+                continue  # names must not lie on each other; the caption has them all
+            taken.append(y)
+            axes.annotate(names[row["rung"]], (x, y), xytext=(7 if x < middle else -7, 0), textcoords="offset points",
+                          fontsize=8.5, va="center", ha="left" if x < middle else "right")  # fmt: skip
 
     return draw("residuals", "Measured loss against fitted loss, rung by rung",
                  (_FLOPS, "measured above fitted (% of loss)"), paint)  # fmt: skip

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from launcher.transfer_view import short_size
 from proxies.canon import Json
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ def _alone(law: LawFit, flops: Sequence[float], at: Prediction | None) -> dict[s
     """What one law says by itself; its frontier is of its own optima, which are not the pool's."""
     import numpy as np
 
-    from scaling_fits.allocation.spending import log_optimal_params
-    from scaling_fits.law import log_loss
+    from scaling_fits.law import log_best_params, log_loss
     from scaling_fits.sizes import exp_finite
 
     if not law.identified:
@@ -69,7 +69,7 @@ def _alone(law: LawFit, flops: Sequence[float], at: Prediction | None) -> dict[s
 
     frontier: list[Json] = []
     for budget in flops:
-        params = exp_finite(float(log_optimal_params(theta_1P, budget)[0]))
+        params = exp_finite(float(log_best_params(theta_1P, math.log(budget / 6))[0]))
         frontier.append({"flops": budget, "loss_nats": loss_nats(params, budget / (6 * params))})
     alpha, beta = (float(value) for value in law.theta[3:5])
     return {
@@ -84,8 +84,11 @@ def influence_body(table: RunTable, fit: FittedRuns, at: Prediction, rungs: Sequ
     """Every rung by what the choice would be without it, the most influential first, and what must be said of them."""
     from scaling_fits.influence import influence, influence_warnings
 
-    found = influence(table, fit, target_params=at.params, target_tokens=at.tokens)
     finished = [index for index, rung in enumerate(rungs) if rung["loss_nats"] is not None]
+    names = rung_names(rungs)
+    found = influence(
+        table, fit, target_params=at.params, target_tokens=at.tokens, names=[names[index] for index in finished]
+    )
     rows: list[Json] = []
     for row in found:
         sizes, losses = row.shift_log_params, row.shift_log_loss
@@ -102,6 +105,16 @@ def influence_body(table: RunTable, fit: FittedRuns, at: Prediction, rungs: Sequ
             }
         )
     return {"form": fit.chooser.form, "rows": rows, "warnings": list(influence_warnings(found))}
+
+
+def rung_names(rungs: Sequence[Any]) -> list[str]:
+    """Every rung by width and tokens, `width 96, 819k tokens`; repeated ones by their place among their like too."""
+    sizes = [(rung["width"], rung["tokens"]) for rung in rungs]
+    return [
+        f"width {size[0]}, {short_size(size[1])} tokens"
+        + (f" (seed {sizes[:index].count(size) + 1} of {sizes.count(size)})" if sizes.count(size) > 1 else "")
+        for index, size in enumerate(sizes)
+    ]
 
 
 def next_body(study: Study, fit: FittedRuns, at: Prediction) -> dict[str, Json]:

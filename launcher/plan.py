@@ -171,8 +171,8 @@ class Plan(Section):
                     "cluster": True,
                     "data": True,
                     "launch": True,
-                    # More checks of rungs, or fewer, change no run that is there already.
-                    "ladder": {"check_offsets_octaves", "num_checked", "check_share", "check_num_seeds"},
+                    # More checks or repeats of rungs, or fewer, change no run that is there already.
+                    "ladder": {"num_seeds", "check_offsets_octaves", "num_checked", "check_share", "check_num_seeds"},
                     "proxy": {"code_path", "timeout_seconds"},
                 }
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.plan import Plan
+from proxies.spec import MAX_SEED
 
 MIN_RUNGS = 6
 MOST_CHECK_OCTAVES = 4.0
@@ -23,6 +24,9 @@ def ladder_problems(plan: Plan) -> list[str]:
         )
     if ladder.batch_tokens % whole:
         problems.append(f"ladder.batch_tokens = {ladder.batch_tokens}: no multiple of {whole} tokens")
+    num_seeds = max(ladder.num_seeds, ladder.check_num_seeds)
+    if ladder.seed + num_seeds - 1 > MAX_SEED:
+        problems.append(f"ladder.seed = {ladder.seed}: with {num_seeds} seeds at most {MAX_SEED + 1 - num_seeds}")
     offsets = ladder.check_offsets_octaves
     far = any(abs(octaves) > MOST_CHECK_OCTAVES for octaves in offsets)
     if offsets and (far or 0 in offsets or not min(offsets) < 0 < max(offsets)):

@@ -7,6 +7,7 @@ from typing import Any
 
 from launcher import figures_fits
 from launcher import report_html as show
+from launcher.fit_view import rung_names
 from launcher.report_html import Body
 
 NUM_INFLUENTIAL = 5
@@ -48,7 +49,8 @@ def _laws_caption(body: Body) -> str:
     said = (
         f"The best loss for each compute, with its {show.percent(predicted['level'])} band for one new run. The main "
         f"run, at {show.flops(predicted['flops'])} FLOPs: {show.loss(predicted['loss'])} nats "
-        f"{show.interval(predicted['interval'])}. "
+        f"{show.interval(predicted['interval'])}, {show.number(predicted['extrapolation'], '.3g')} times beyond the "
+        "largest rung, right of which no run checks any line. "
     )
     if drawn_apart(body["fit"]):
         said += "Each law's own frontier is a thin line: where these part, the law matters more than the rungs' noise. "
@@ -74,14 +76,11 @@ def _residuals_caption(body: Body) -> str:
     )
     if fit["influence"] is None:
         return said
-    names = [_rung_name(rungs[row["rung"]]) for row in fit["influence"]["rows"] if row["outlier"]]
+    all_names = rung_names(rungs)
+    names = [all_names[row["rung"]] for row in fit["influence"]["rows"] if row["outlier"]]
     if not names:
         return f"{said}By the scatter of the others, no rung is an outlier."
     return f"{said}Off by more than the scatter of the others takes a rung of its weight: {'; '.join(names)}."
-
-
-def _rung_name(rung: Any) -> str:
-    return f"width {rung['width']}, {show.count(rung['tokens'])} tokens"
 
 
 def _members(body: Body) -> str:
@@ -141,19 +140,18 @@ def _backtest(fit: Any) -> str:
 
 def _influence(body: Body) -> str:
     """The rungs without which the choice would move most."""
-    found, rungs = body["fit"]["influence"], body["ladder"]["rungs"]
+    found, names = body["fit"]["influence"], rung_names(body["ladder"]["rungs"])
     if found is None:
         return ""
     rows = [
-        (show.text(row["run"]), _rung_name(rungs[row["rung"]]), _shift(row["params_shift"]),
-         _shift(row["loss_shift"]), show.percent(row["share_of_arm"], ".0f"),
-         show.number(row["residual_sds"], "+.1f"))
+        (show.text(names[row["rung"]]), _shift(row["params_shift"]), _shift(row["loss_shift"]),
+         show.percent(row["share_of_arm"], ".0f"), show.number(row["residual_sds"], "+.1f"))
         for row in found["rows"][:NUM_INFLUENTIAL]
     ]  # fmt: skip
-    head = ("run", "without this rung", "best size", "main run's loss", "of its interval's arm", "off the law (sd)")
+    head = ("without this rung", "best size", "main run's loss", "of its interval's arm", "off the law (sd)")
     said = (
         f"How the {show.text(found['form'])} law, fitted again without one rung, would move the best size and the main "
-        "run's loss. The rungs that move them most come first; runs are counted from 0 in the ladder's order."
+        "run's loss. The rungs that move them most come first."
     )
     warnings = found["warnings"]
     verdict = (
@@ -161,7 +159,7 @@ def _influence(body: Body) -> str:
         if warnings
         else "<p>The choice hangs on no single rung: none moves it by half an arm of its interval.</p>"
     )
-    return f"<h3>What the choice hangs on</h3><p>{said}</p>{show.table(head, rows, left=(1,))}{verdict}"
+    return f"<h3>What the choice hangs on</h3><p>{said}</p>{show.table(head, rows)}{verdict}"
 
 
 def _shift(share: float | None) -> str:

@@ -36,7 +36,7 @@ class CheckedRung:
 
 
 def ladder_runs(study: Study, point: Params, powers: Mapping[Axis, float] | None = None) -> list[RunSpec]:
-    """Every width at every duration, at a point set at the base; its rate moves by these exponents, if by any."""
+    """Every width at every duration and seed, at a point set at the base; its rate moves by these exponents, if any."""
     ladder, plan = study.plan.ladder, study.plan
     numerics = dataclasses.replace(plan.numerics, num_slots=1 if plan.alone else ladder.num_slots)
     batch = ladder.batch_tokens or plan.proxy.batch_tokens
@@ -50,13 +50,15 @@ def ladder_runs(study: Study, point: Params, powers: Mapping[Axis, float] | None
                 shape=study.shape(width), point={**point, "learning_rate": rate}, seed=ladder.seed,
                 num_steps=num_steps, batch_tokens=batch,
             )  # fmt: skip
-            runs.append(dataclasses.replace(run, numerics=numerics))
+            rung = dataclasses.replace(run, numerics=numerics)
+            runs += [dataclasses.replace(rung, seed=ladder.seed + number) for number in range(ladder.num_seeds)]
     return runs
 
 
 def stage_specs(study: Study, rungs: Sequence[RunSpec]) -> list[RunSpec]:
-    """All that the ladder's stage runs: the rungs, and what checks some of them."""
-    return [*rungs, *(spec for checked in checked_rungs(study, rungs) for spec in checked.extra)]
+    """All that the ladder's stage runs, each once: the rungs, and what checks some of them."""
+    wanted = [*rungs, *(spec for checked in checked_rungs(study, rungs) for spec in checked.extra)]
+    return list({spec.id: spec for spec in wanted}.values())
 
 
 def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, ...]:
@@ -68,8 +70,8 @@ def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, 
     ladder = study.plan.ladder
     if not ladder.check_offsets_octaves:
         return ()
-    ordered = sorted(specs, key=_flops)
-    limit = ladder.check_share * sum(map(_flops, specs))
+    ordered = _ordered(study, specs)
+    limit = ladder.check_share * sum(map(_flops, ordered))
     # By their own cost, so that more rates or seeds are of the same rungs.
     for number in range(min(ladder.num_checked, len(ordered)), 0, -1):
         for top in range(len(ordered) - 1, number - 2, -1):
@@ -81,8 +83,14 @@ def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, 
 
 def largest_share(study: Study, specs: Sequence[RunSpec]) -> float:
     """What `ladder.check_share` would have to be for the largest rung to be among the checked ones."""
-    rungs = _spread(sorted(specs, key=_flops), min(study.plan.ladder.num_checked, len(specs)))
-    return sum(map(_flops, rungs)) / sum(map(_flops, specs))
+    ordered = _ordered(study, specs)
+    rungs = _spread(ordered, min(study.plan.ladder.num_checked, len(ordered)))
+    return sum(map(_flops, rungs)) / sum(map(_flops, ordered))
+
+
+def _ordered(study: Study, specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """The first run of every rung, cheapest first."""
+    return sorted((spec for spec in specs if spec.seed == study.plan.ladder.seed), key=_flops)
 
 
 def _spread(ordered: Sequence[RunSpec], number: int) -> list[RunSpec]:

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
 
-from scaling_fits import law, search
+from scaling_fits import law, pooling, search
 from scaling_fits.forms import SHAPES
 from scaling_fits.law import LawFit
 from scaling_fits.solver import Floats
 from scaling_fits.table import RunTable
 
 _BISECTIONS = 60
+_FURTHEST = 300.0  # log N of an optimum that a degenerate law throws out of all bounds
 
 
 def with_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -> LawFit:
@@ -102,8 +103,8 @@ def _mixture(
     if falling:
         log_flops = np.log(params) + np.log(tokens)  # over 6
         optima = [law.log_best_params(fits[index].theta, log_flops) for index in floored]
-        n = np.exp(shares_SM.mean(axis=0) @ np.stack(optima))
-        d = np.exp(log_flops) / n
+        log_n = np.clip(shares_SM.mean(axis=0) @ np.stack(optima), -_FURTHEST, _FURTHEST)
+        n, d = np.exp(log_n), np.exp(log_flops - log_n)
         beyond = value(fits[falling[0]], n, d) - bounded(n, d)
         result += weights_SM[:, falling[0], None] * beyond
     return result
@@ -131,9 +132,12 @@ def noise_draws(fits: Sequence[LawFit], num_draws: int, seed: int) -> Floats:
 
 
 def new_run_quantiles(
-    fits: Sequence[LawFit], cloud: Cloud, params: Floats, tokens: Floats, reach_R: Floats, level: float
-) -> tuple[Floats, Floats]:
-    """Ends of the central `level` of log losses of one new run at each (N, D), at the given reaches.
+    fits: Sequence[LawFit], cloud: Cloud, params: Floats, tokens: Floats, ratio_R: Floats, log_best: float,
+    level: float,
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Ends of the central `level` of log losses of one new run at each (N, D), `ratio_R` times beyond the fitted runs.
+
+    `log_best` is the least log loss of those: what refits say is not believed below `pooling.floor` of it.
 
     Refit s of every law saw the same resampled runs, so draw s mixes them with its weights; around it lie the laws'
     common error and the noise of a run, both normal. Each refit's distance from its law's fit is widened for small
@@ -144,8 +148,9 @@ def new_run_quantiles(
         point_1R = law.log_loss(fit.theta[None, :], n, d)
         return point_1R + small_sample_factor(fit, level) * (law.log_loss(fit.draws, n, d) - point_1R)
 
-    middle_SR = _mixture(fits, cloud.weight_draws, value, params, tokens)
-    sd_SR = np.sqrt((cloud.misfit_draws[:, None] * reach_R) ** 2 + cloud.noise_draws[:, None] ** 2)
+    mixed_SR = _mixture(fits, cloud.weight_draws, value, params, tokens)
+    middle_SR = np.maximum(mixed_SR, pooling.floor(log_best, ratio_R))
+    sd_SR = np.sqrt((cloud.misfit_draws[:, None] * pooling.reach(ratio_R)) ** 2 + cloud.noise_draws[:, None] ** 2)
     tail = (1 - level) / 2
     return mixture_quantile(middle_SR, sd_SR, tail), mixture_quantile(middle_SR, sd_SR, 1 - tail)
 
@@ -171,7 +176,7 @@ def small_sample_factor(fit: LawFit, level: float) -> float:
     """
     freedom = fit.degrees_of_freedom
     upper = (1 + level) / 2
-    return math.sqrt(fit.num_runs / freedom) * float(stdtrit(freedom, upper) / ndtri(upper))
+    return math.sqrt(fit.num_effective_runs / freedom) * float(stdtrit(freedom, upper) / ndtri(upper))
 
 
 def weighted_quantile(values: Floats, mass: Floats, share: float) -> Floats:

@@ -30,7 +30,7 @@ class Exponents:
 def exponents(fitted: FittedRuns) -> Exponents:
     """Exponents of the heaviest law that chooses sizes, with intervals over the refits of those that do.
 
-    By refits alone: the error that laws share is not in them, and it moves the best size (see `allocate`).
+    The arms are lengthened as hindcasts ask, and end at 0 and 1: both terms fall, so N* and D* both grow.
 
     Raises:
         CannotTellError: the runs identify no law.
@@ -38,17 +38,18 @@ def exponents(fitted: FittedRuns) -> Exponents:
     fitted.require()
     alpha, beta = fitted.chooser.theta[3:5]
     value = float(beta / (alpha + beta))
-    shares = [fit.draws[:, 4] / (fit.draws[:, 3] + fit.draws[:, 4]) for fit in fitted.members]
+    ends = pooled_interval(fitted, [fit.draws[:, 4] / (fit.draws[:, 3] + fit.draws[:, 4]) for fit in fitted.members])
+    if ends is not None:
+        low, high = stretched(value, *ends, fitted)
+        ends = max(low, 0.0), min(high, 1.0)
     return Exponents(
-        params_vs_flops=Interval(value=value, interval=pooled_interval(fitted, shares)),
-        tokens_vs_flops=Interval(
-            value=float(alpha / (alpha + beta)), interval=pooled_interval(fitted, [1 - share for share in shares])
-        ),
+        params_vs_flops=Interval(value=value, interval=ends),
+        tokens_vs_flops=Interval(value=1 - value, interval=None if ends is None else (1 - ends[1], 1 - ends[0])),
     )
 
 
 def stretched(centre: float, low: float, high: float, fitted: FittedRuns) -> tuple[float, float]:
-    """An interval of logs about `centre`, of something else than a loss, its arms lengthened as hindcasts ask."""
+    """An interval about `centre` of something else than a loss, its arms lengthened as hindcasts ask."""
     return (
         centre - fitted.inflation * max(centre - low, 0.0),
         centre + fitted.inflation * max(high - centre, 0.0),

@@ -100,6 +100,8 @@ class _Cut:
     good: NDArray[np.bool_]
     """Of the held-out runs, those of the largest budget one would launch."""
     num_fitted: int
+    log_best: float
+    """Least log loss fitted."""
     ratio: float
     """Largest held-out over largest fitted FLOPs."""
     fits: tuple[LawFit, ...]
@@ -190,6 +192,7 @@ def _cut(
         held=held,
         good=top & (held.loss <= _GOOD_RUN * held.loss[top].min()),
         num_fitted=below.num_runs,
+        log_best=float(np.log(below.loss.min())),
         ratio=float(held.flops.max() / below.flops.max()),
         fits=fits,
         predicted=np.stack(rows),
@@ -212,8 +215,8 @@ def _quantiles(cut: _Cut, pool: Pool, level: float, seed: int, *, misfit: bool) 
         misfit_draws=pool.misfit_draws[:num_draws] * misfit,
         noise_draws=cloud.noise_draws(fits, num_draws, seed),
     )
-    reach_R = pooling.reach(cut.held.flops / cut.held.flops.max() * cut.ratio)
-    return cloud.new_run_quantiles(fits, own, cut.held.params, cut.held.tokens, reach_R, level)
+    ratio_R = cut.held.flops / cut.held.flops.max() * cut.ratio
+    return cloud.new_run_quantiles(fits, own, cut.held.params, cut.held.tokens, ratio_R, cut.log_best, level)
 
 
 def _inflation(cuts: list[_Cut], pool: Pool, level: float, seed: int) -> float:

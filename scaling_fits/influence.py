@@ -8,6 +8,7 @@ heaviest law alone, while the choice pools the laws by weight.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,6 @@ from scaling_fits.nearness import near_frontier
 from scaling_fits.sizes import check_positive
 from scaling_fits.solver import Floats
 from scaling_fits.table import RunTable
-from scaling_fits.traps import rows_text
 from scaling_fits.uncertainty import FittedRuns, predict
 
 LARGE_SHARE = 0.5
@@ -30,6 +30,7 @@ LARGE_SHIFT = math.log(1.1)
 OUTLIER_SDS = 5.0
 """Robust sds, at least; few runs need more (`outlier_limit`). Of 100 clean tables 1 to 3 show an outlier."""
 
+_MOST_NAMED = 5
 _NUM_STARTS = 2  # the fit itself and the grid's best cell: without one run the optimum is near
 _HUBER_DELTA = 1e-3  # of log loss: what the objective itself takes for noise
 _NORMAL_MAD = 1.4826  # sd of a normal over its median absolute deviation
@@ -41,8 +42,8 @@ class RowInfluence:
 
     place: int
     """Of the run in the table, from 0."""
-    line: int | None
-    """Its line in the file, where it came from one."""
+    name: str
+    """As a reader finds it: by its row in the file, or by what else it is called."""
     shift_log_params: float | None
     """Log N* at the target's 6ND without the run, less log N* with it."""
     shift_log_loss: float | None
@@ -65,7 +66,12 @@ class RowInfluence:
 
 
 def influence(
-    table: RunTable, fitted: FittedRuns, *, target_params: float, target_tokens: float
+    table: RunTable,
+    fitted: FittedRuns,
+    *,
+    target_params: float,
+    target_tokens: float,
+    names: Sequence[str] | None = None,
 ) -> tuple[RowInfluence, ...]:
     """What each run does to N* at the target's 6ND and to the loss at the target; the most influential first.
 
@@ -74,6 +80,7 @@ def influence(
         fitted: the fit.
         target_params: N of the run in question.
         target_tokens: its D.
+        names: of the runs, for a reader; None: rows of the file by number, other runs by size and tokens.
 
     Raises:
         LawError: a target that is not finite and positive.
@@ -98,7 +105,7 @@ def influence(
         rows.append(
             RowInfluence(
                 place=i,
-                line=None if table.lines is None else table.lines[i],
+                name=_name(table, i) if names is None else names[i],
                 shift_log_params=None if needed else shifts[0],
                 shift_log_loss=None if needed else shifts[1],
                 share_of_arm=None if needed or arms is None else max(map(_share, shifts, arms)),
@@ -127,7 +134,7 @@ def influence_warnings(found: tuple[RowInfluence, ...]) -> tuple[str, ...]:
     outliers = sorted((row for row in found if row.outlier), key=lambda row: -abs(row.residual_sds))
     if outliers:
         warnings.append(
-            f"{_named(outliers)} off the law by more than noise takes runs (the furthest by "
+            f"{_named(outliers)} off the law by more than noise takes a run (the furthest by "
             f"{outliers[0].residual_sds:+.1f} robust sds): the fit leans on such runs little, but were they made like "
             "the others?"
         )
@@ -190,11 +197,17 @@ def _rank(row: RowInfluence) -> tuple[float, float]:
     return (-shift if row.share_of_arm is None else -row.share_of_arm, -shift)
 
 
+def _name(table: RunTable, place: int) -> str:
+    if table.lines is not None:
+        return f"row {table.lines[place]}"
+    return f"the run of {table.params[place]:.4g} params and {table.tokens[place]:.4g} tokens"
+
+
 def _named(rows: list[RowInfluence]) -> str:
-    """The runs in words, by file line where they have one, else by place."""
-    if rows[0].line is None:
-        return rows_text([row.place for row in rows]).replace("row", "run", 1)
-    return rows_text([row.line for row in rows if row.line is not None])
+    """One run, a few, or the first few and how many more."""
+    shown = [row.name for row in rows[:_MOST_NAMED]]
+    shown += [f"{len(rows) - _MOST_NAMED} more"] if len(rows) > _MOST_NAMED else []
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
 def _of_arm(row: RowInfluence) -> str:

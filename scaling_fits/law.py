@@ -18,6 +18,7 @@ import numpy as np
 
 from scaling_fits import search, solver, starts
 from scaling_fits.forms import SHAPES, Shape
+from scaling_fits.nearness import effective_runs
 from scaling_fits.solver import Floats, Points
 from scaling_fits.table import RunTable
 
@@ -28,6 +29,7 @@ FitStatus = Literal["converged", "at_bound", "degenerate", "unidentified"]
 NUM_PARAMETERS: dict[str, int] = {form: SHAPES[form].space.dim for form in ALL_FORMS}
 
 _NUM_STARTS = 12
+_NUM_POOLED = 40  # starts that refits share
 _STEEPEST = 2.0  # k * alpha or k * beta of no published loss law is above 1.1
 _LEAST_SPREAD = 0.02  # a step of 2 % in N or D, off the common line, is rounding and no design
 _ONE_BUDGET = 1.05  # largest over smallest FLOPs of runs meant to cost the same
@@ -61,6 +63,8 @@ class LawFit:
     residual_sd: float | None
     """Sd of log-loss residuals, with the degrees of freedom the parameters took."""
     num_runs: int
+    num_effective_runs: float
+    """Runs of one weight that would say as much: fewer than `num_runs` where some hardly count."""
     warnings: tuple[str, ...] = ()
     draws: Floats = dataclasses.field(default_factory=lambda: np.empty((0, solver.NUM_COORDINATES)))
     """Bootstrap refits, one `theta` a row."""
@@ -73,9 +77,9 @@ class LawFit:
         return self.status != "unidentified"
 
     @property
-    def degrees_of_freedom(self) -> int:
-        """Runs beyond the number of parameters."""
-        return self.num_runs - NUM_PARAMETERS[self.form]
+    def degrees_of_freedom(self) -> float:
+        """Effective runs beyond the number of parameters, at least 1."""
+        return _freedom(self.num_effective_runs, self.form)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -158,7 +162,8 @@ def fit_law(table: RunTable, form: Form) -> LawFit:
     best = int(solutions.objective.argmin())
     theta = solutions.theta[best]
     missed = solver.residuals(theta[None, :], points)[0]
-    sd = float(np.sqrt((shares * missed**2).sum() / (table.num_runs - NUM_PARAMETERS[form])))
+    effective = effective_runs(table.weight)
+    sd = float(np.sqrt((shares * missed**2).mean() * effective / _freedom(effective, form)))
     status, warnings = _judge(theta, points, shape, sd)
     if status == "converged" and search.condition(theta, points, shape) > _LOOSE:
         return _unidentified(table, form, (_LOOSE_SAID,))
@@ -172,6 +177,7 @@ def fit_law(table: RunTable, form: Form) -> LawFit:
         objective=float(solutions.objective[best] * table.weight.mean()),
         residual_sd=sd,
         num_runs=table.num_runs,
+        num_effective_runs=effective,
         warnings=tuple(f"{form}: {warning}" for warning in warnings),
     )
 
@@ -184,8 +190,13 @@ def _unidentified(table: RunTable, form: Form, reasons: tuple[str, ...]) -> LawF
         objective=None,
         residual_sd=None,
         num_runs=table.num_runs,
+        num_effective_runs=effective_runs(table.weight),
         warnings=tuple(f"{form}: {reason}" for reason in reasons),
     )
+
+
+def _freedom(num_effective_runs: float, form: Form) -> float:
+    return max(num_effective_runs - NUM_PARAMETERS[form], 1.0)
 
 
 def shares_of(weight: Floats) -> Floats:
@@ -216,13 +227,15 @@ def refit_blocks(table: RunTable, fit: LawFit, blocks: Iterable[Floats], num_sta
     points, centre = centred_points(table)
     shape = SHAPES[fit.form]
     shares = shares_of(table.weight)
-    grid = starts.grid_starts(points, shares, shape, _NUM_STARTS)
-    ends = search.best_of(grid, points, shares, shape)
+    grid = starts.grid_starts(points, shares, shape, _NUM_POOLED)
+    ends = search.best_of(grid[:_NUM_STARTS], points, shares, shape)
     pool = np.concatenate([centred(fit.theta[None, :], centre), ends.theta, grid])
     found = []
-    for weight_MR in blocks:
+    for block, weight_MR in enumerate(blocks):
         if not (np.isfinite(weight_MR).all() and (weight_MR >= 0).all() and (weight_MR.sum(axis=1) > 0).all()):
             raise LawError("weights of refits: finite numbers >= 0 are wanted, and in every row one above 0")
+        if block == 0:
+            pool = search.scouted(pool, points, shares_of(weight_MR), shape)
         ended = search.refits(pool, points, shares_of(weight_MR), shape, num_starts)
         found.append((uncentred(ended.theta, centre, shape), ended.objective * weight_MR.mean(axis=1), ended.converged))
     if not found:

@@ -10,7 +10,7 @@ an error e_m of every law at its own reach, and the smooth residuals on the fitt
 by which the mixture misses what it was fitted to. With a scaled inverse chi-square prior on kappa^2 it drops out:
 
     p(v | errors) ~ Dirichlet(v) * S(v)^-(nu / 2),
-    S(v) = 2 * 0.0007^2 + 6 * s(v)^2 + 3/4 * sum over cuts of ((e . v) / reach)^2,   nu = 2 + 6 + 3/4 * num_cuts.
+    S(v) = 2 * 0.001^2 + 4 * s(v)^2 + 3/4 * sum over cuts of ((e . v) / reach)^2,   nu = 2 + 4 + 3/4 * num_cuts.
 
 Where a law is the truth, S is small for it alone, and it takes all the weight. The Dirichlet's masses and the numbers
 above are the one choice here that was made by looking at public families; `benchmarks/backtests.py` reports all.
@@ -28,12 +28,13 @@ from scaling_fits.lack_of_fit import Structure
 from scaling_fits.solver import Floats
 
 PRIOR_MASS = {"chinchilla": 4.0, "coupled": 5.0, "power": 2.5}
-_PRIOR_FREEDOM, _PRIOR_MISFIT = 2.0, 0.0007
-_INNER_FREEDOM = 6.0
+_PRIOR_FREEDOM, _PRIOR_MISFIT = 2.0, 0.001
+_INNER_FREEDOM = 4.0
 _SHARE_OF_CUT = 0.75  # cuts share runs, so one does not count whole
 _GRID_STEPS = 20
 _REACH_POWER = 0.75
 _NEXT_RUNG = 1.25  # even without extrapolating, a new run is one step away
+_STEEPEST = 0.3  # no loss on record falls faster than the 0.3rd power of what is spent more, alone on tokens or in all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,6 +52,15 @@ class Pool:
 def reach(ratio: Floats) -> Floats:
     """How far an extrapolation by the factor `ratio` is, on the scale of the misfit; a ratio below 1 counts as 1."""
     result: Floats = np.log(_NEXT_RUNG * np.maximum(ratio, 1.0)) ** _REACH_POWER
+    return result
+
+
+def floor(log_best: float, ratio: Floats) -> Floats:
+    """The least log loss to be believed of a run `ratio` times beyond runs of which the best has `log_best`.
+
+    Refits of runs that hardly tell the exponents extrapolate to losses of nothing; those are no news of the target.
+    """
+    result: Floats = log_best - _STEEPEST * np.log(_NEXT_RUNG * np.maximum(ratio, 1.0))
     return result
 
 

@@ -45,7 +45,8 @@ def read_cells(path: Path) -> Cells:
     try:
         return readers[path.suffix](path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FormatError(f"{path.name} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FormatError(f"{path.name} cannot be read: {why}") from error
 
 
 def _read_csv(path: Path) -> Cells:

@@ -28,9 +28,13 @@ _NOTHING = 1e-40  # a curvature or a step
 _STEPS, _EASED_STEPS = 600, 40
 _FINALISTS = 5
 _MET = 1e-3  # distance in theta of searches that have met
-_ELSEWHERE = 0.3  # distance in theta of a start worth a try beside the best so far
+_ALIKE = 2.0  # Huber deltas: laws whose log losses are this near are one start
+_LISTED, _LOOKED_AT = 64, 12  # laws of a pool a problem looks at closer, and runs by which they are told apart
 _TURNS, _GIFTS = 8, 8  # most rounds of starts from neighbours, and starts in each
 _FEW_RUNS = 60
+_SCOUTS = 48  # problems searched from all of the pool
+_SHORT = 60  # most steps of a search that may not be the best one
+_LIGHT = 1e-3  # what a run that is left out still weighs
 _DIFFERENCE = 1e-5  # of a coordinate, for central differences
 _AGREE, _FLAT = 1e-4, 1e-12  # ends this close, relatively or per unit of weight, are one
 _CHUNK = 25_000  # problems * runs differentiated at once: the fields stay in the cache
@@ -61,7 +65,14 @@ def bounds(shape: Shape, points: Points) -> tuple[Floats, Floats]:
 
 
 def polish(
-    theta_MP: Floats, points: Points, weight_MR: Floats, shape: Shape, *, ease: bool = True, exact: bool = False
+    theta_MP: Floats,
+    points: Points,
+    weight_MR: Floats,
+    shape: Shape,
+    *,
+    ease: bool = True,
+    exact: bool = False,
+    most_steps: int = _STEPS,
 ) -> Solutions:
     """Damped Newton search from every start within the bounds, one row a problem.
 
@@ -74,7 +85,7 @@ def polish(
         free, weight = theta_MP[part][:, shape.space.first], weight_MR[part]
         for delta in _EASING if ease else ():
             free, _, _ = _descend(free, points, weight, shape, delta, _EASED_STEPS, _ROUGH)
-        found.append(_descend(free, points, weight, shape, HUBER_DELTA, _STEPS, _EXACT if exact else _REFIT))
+        found.append(_descend(free, points, weight, shape, HUBER_DELTA, most_steps, _EXACT if exact else _REFIT))
     free, objective, converged = (np.concatenate(column) for column in zip(*found, strict=True))
     return Solutions(theta=shape.space.theta(free), objective=objective, converged=converged)
 
@@ -151,62 +162,107 @@ def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: Shape) ->
     return polish(kept, points, weight_MR[: len(kept)], shape, ease=False, exact=True)
 
 
-def refits(pool_MP: Floats, points: Points, weight_MR: Floats, shape: Shape, num_starts: int) -> Solutions:
-    """The optimum under each row of weights: from the best of `pool_MP` for it, then from what its neighbours found.
+def scouted(pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape) -> Floats:
+    """The pool, and for few runs where all of it leads to under some of the weights, rolled over the runs if too few.
 
-    At most `BLOCK` rows. Every problem tries its best starts and the neighbours' optima that are lowest for it; one
-    whose tries did not all end at one objective has several basins, and tries more for as long as that helps.
-    Few runs make many basins, and cost little: there every problem has twice the tries.
+    A law that passes through as many runs as it has parameters is nearly an optimum under some weights or none: which
+    laws these are does not depend on the weights, so what a few problems find in long searches serves all.
+    """
+    if points.n.size > _FEW_RUNS:
+        return pool_KP
+    rolled = [np.roll(weight_MR[row % len(weight_MR)], row // len(weight_MR)) for row in range(_SCOUTS)]
+    every_MR = np.repeat(np.array(rolled), len(pool_KP), axis=0)
+    ends = polish(np.tile(pool_KP, (_SCOUTS, 1)), points, every_MR, shape, most_steps=_SHORT)
+    return _thinned(np.concatenate([ends.theta, pool_KP]), points)
+
+
+def refits(pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape, num_starts: int) -> Solutions:
+    """The optimum under each row of weights: from the best of `pool_KP` for it, then from what its neighbours found.
+
+    At most `BLOCK` rows. Every problem tries its best starts and the neighbours' optima that are lowest for it, and
+    more for as long as that helps. Few runs make many basins, and cost little: there every problem tries more, and
+    leaves its optimum by making light, in turn, of each run that the optimum passes through.
     """
     few = points.n.size <= _FEW_RUNS
-    first_gifts = _GIFTS if few else _GIFTS // 3
-    elsewhere = _ELSEWHERE if few else _ELSEWHERE / 3
-    best, worst = _tried(pool_MP, points, weight_MR, shape, num_starts if few else -(-num_starts // 2))
+    best, ends = _tried(pool_KP, points, weight_MR, shape, num_starts if few else -(-num_starts // 2))
+    gifts = _GIFTS if few else _GIFTS // 3
+    best = _shared(best, np.concatenate([ends, pool_KP]), points, weight_MR, shape, gifts)
+    if few:
+        found = [pool_KP]
+        for rank in range(min(shape.space.dim, points.n.size)):
+            moved = _without(best, rank, points, weight_MR, shape)
+            found.append(moved.theta)
+            best = _lower(best, moved, np.arange(len(weight_MR)))
+        best = _shared(best, np.concatenate(found), points, weight_MR, shape, gifts)
+    left = np.flatnonzero(~best.converged)
+    return _lower(best, polish(best.theta[left], points, weight_MR[left], shape, ease=False), left)
+
+
+def _shared(best: Solutions, pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape, count: int) -> Solutions:
+    """`best`, or lower ends of searches from the pool and from the other problems' best, while these are found."""
     todo = np.arange(len(weight_MR))
-    for turn in range(_TURNS):
-        donors = _apart(np.concatenate([best.theta, pool_MP]), elsewhere)
-        count = _GIFTS if turn else first_gifts
-        given, highest = _tried(donors, points, weight_MR[todo], shape, count, best.theta[todo], elsewhere)
-        worst[todo] = np.maximum(worst[todo], highest)
-        slack = _FLAT * weight_MR[todo].sum(axis=1)
-        gained = given.objective < best.objective[todo] * (1 - _AGREE) - slack
+    for _ in range(_TURNS):
+        pool_KP = _thinned(np.concatenate([best.theta, pool_KP]), points)
+        given, ends = _tried(pool_KP, points, weight_MR[todo], shape, count, best.theta[todo])
+        gained = given.objective < best.objective[todo] * (1 - _AGREE) - _FLAT * weight_MR[todo].sum(axis=1)
         best = _lower(best, given, todo)
-        if turn == 0:
-            gained = worst > best.objective * (1 + _AGREE) + slack
         todo = todo[gained]
         if not todo.size:
             break
+        pool_KP = np.concatenate([ends, pool_KP])
     return best
 
 
-def _tried(
-    pool_KP: Floats,
-    points: Points,
-    weight_MR: Floats,
-    shape: Shape,
-    count: int,
-    own_MP: Floats | None = None,
-    elsewhere: float = 0.0,
-) -> tuple[Solutions, Floats]:
-    """Each problem polished from the `count` laws of the pool that suit it best: the lowest, and the highest end.
+def _without(best: Solutions, rank: int, points: Points, weight_MR: Floats, shape: Shape) -> Solutions:
+    """Ends of searches that first make light of the run to which the best comes nearest, or `rank` places after."""
+    missed = np.where(weight_MR > 0, np.abs(solver.residuals(best.theta, points)), np.inf)
+    run = np.argsort(missed, axis=1)[:, rank]
+    light_MR = weight_MR.copy()
+    light_MR[np.arange(len(run)), run] *= _LIGHT
+    start = polish(best.theta, points, light_MR, shape, ease=False, most_steps=_SHORT)
+    return polish(start.theta, points, weight_MR, shape, ease=False, most_steps=_SHORT)
 
-    With `own_MP`, laws not `elsewhere` than a problem's own are passed over, and the search starts at the last delta.
+
+def _tried(
+    pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape, count: int, own_MP: Floats | None = None
+) -> tuple[Solutions, Floats]:
+    """Each problem polished from the `count` laws of the pool that suit it best: the lowest ends, and all of them.
+
+    With `own_MP`, laws like a problem's own are passed over, and the search starts at the last delta.
     """
     delta = HUBER_DELTA if own_MP is not None else _EASING[0]
     scores = weight_MR @ solver.huber(solver.residuals(pool_KP, points), delta).T
+    listed = np.argsort(scores, axis=1, kind="stable")[:, :_LISTED]
+    scores = np.take_along_axis(scores, listed, axis=1)
+    marks = _marks(pool_KP, points)[listed]
     if own_MP is not None:
-        scores[np.abs(pool_KP[None] - own_MP[:, None]).max(axis=2) < elsewhere] = np.inf
-    chosen = np.argsort(scores, axis=1, kind="stable")[:, :count]
-    count = chosen.shape[1]
-    every = np.repeat(np.arange(len(weight_MR)), count)
-    found = polish(pool_KP[chosen.reshape(-1)], points, weight_MR[every], shape, ease=own_MP is None)
-    ends = found.objective.reshape(-1, count)
-    return found.rows(np.arange(len(ends)) * count + ends.argmin(axis=1)), ends.max(axis=1)
+        scores[(np.abs(marks - _marks(own_MP, points)[:, None]) <= _ALIKE).all(axis=2)] = np.inf
+    every, chosen = np.arange(len(scores)), []
+    for _ in range(min(count, scores.shape[1])):
+        first = scores.argmin(axis=1)
+        chosen.append(listed[every, first])
+        scores[(np.abs(marks - marks[every, first][:, None]) <= _ALIKE).all(axis=2)] = np.inf
+    start_MP, weight_MR = pool_KP[np.concatenate(chosen)], np.tile(weight_MR, (len(chosen), 1))
+    found = polish(start_MP, points, weight_MR, shape, ease=own_MP is None, most_steps=_SHORT)
+    lowest = found.objective.reshape(len(chosen), -1).argmin(axis=0)
+    return found.rows(lowest * len(scores) + every), found.theta
+
+
+def _marks(theta_MP: Floats, points: Points) -> Floats:
+    """What tells laws apart: their log losses at up to a dozen of the runs, in units of Huber's delta."""
+    some = slice(None, None, -(-points.n.size // _LOOKED_AT))
+    few = Points(n=points.n[some], d=points.d[some], y=points.y[some])
+    return solver.residuals(theta_MP, few) / HUBER_DELTA
+
+
+def _thinned(theta_MP: Floats, points: Points) -> Floats:
+    """The rows but those that say the same of the runs as an earlier one."""
+    return theta_MP[np.sort(np.unique(np.round(_marks(theta_MP, points)), axis=0, return_index=True)[1])]
 
 
 def _lower(best: Solutions, given: Solutions, todo: NDArray[np.intp]) -> Solutions:
     """`best` with those of its rows `todo` replaced for which a lower end was given."""
-    lower = given.objective < best.objective[todo]
+    lower = given.objective <= best.objective[todo]
     theta, objective, converged = best.theta.copy(), best.objective.copy(), best.converged.copy()
     won = todo[lower]
     theta[won], objective[won], converged[won] = given.theta[lower], given.objective[lower], given.converged[lower]
@@ -222,15 +278,6 @@ def _apart(theta_MP: Floats, distance: float) -> Floats:
             kept.append(row)
             free &= np.abs(theta_MP - theta_MP[row]).max(axis=1) > distance
     return theta_MP[kept]
-
-
-def gain_left(theta_MP: Floats, points: Points, weight_MR: Floats, shape: Shape) -> Floats:
-    """Share of each objective that one more Newton step within the bounds promises to gain (M,)."""
-    free = theta_MP[:, shape.space.first]
-    f, g, h = _derivatives(free, points, weight_MR, shape.space, HUBER_DELTA)
-    gain = _newton_step(free, g, h, np.zeros(len(free)), *bounds(shape, points))[1]
-    result: Floats = gain / np.maximum(f, _FLOOR * weight_MR.sum(axis=1))
-    return result
 
 
 def condition(theta_P: Floats, points: Points, shape: Shape) -> float:

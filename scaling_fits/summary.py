@@ -13,19 +13,16 @@ from scaling_fits import hindcast, law, uncertainty
 from scaling_fits.allocation.allocate import Allocation
 from scaling_fits.cloud import Cloud
 from scaling_fits.derived import Interval, draw_intervals, exponents
+from scaling_fits.fit_file import FitFileError
 from scaling_fits.law import LawFit
 from scaling_fits.solver import NUM_COORDINATES, Floats
 from scaling_fits.table import DroppedRow
 from scaling_fits.uncertainty import FittedRuns, Prediction
 
-FILE_KIND = "forerun.fit/2"
-_OLD_KINDS = ("forerun.fit/1",)  # without the laws' common error
+FILE_KIND = "forerun.fit/3"
+_OLD_KINDS = ("forerun.fit/1", "forerun.fit/2")  # without the laws' common error; without effective runs
 
 _Pair = tuple[float, float]
-
-
-class FitFileError(ValueError):
-    """A file that is no fit, or no longer one."""
 
 
 def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
@@ -157,6 +154,7 @@ class _MemberFile:
     objective: float | None
     residual_sd: float | None
     num_runs: int
+    num_effective_runs: float
     warnings: tuple[str, ...]
     draws: tuple[tuple[float, ...], ...]
     num_unconverged: int

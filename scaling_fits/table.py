@@ -27,7 +27,11 @@ _WANTED = ("params", "tokens", "loss")
 _OPTIONAL = ("flops", "budget", "weight", "seed")
 
 
-_LARGEST = 1e100  # parameters or tokens: their product must stay a number
+_LIMITS = {
+    "params": (1e-12, 1e100), "tokens": (1e-12, 1e100), "loss": (1e-12, 1e12), "flops": (1e-24, 1e200),
+    "weight": (1e-12, 1e12), "budget": (1e-24, 1e200), "seed": (0.0, 1e100),
+}  # fmt: skip
+"""Whatever the unit: a cell beyond is a slip, and products and logs of what is within stay numbers."""
 
 
 class TableError(ValueError):
@@ -180,7 +184,7 @@ def _judged(cells: Cells, source: dict[str, str]) -> tuple[list[int], list[Dropp
         values = {name: _number(record.get(column)) for name, column in source.items()}
         bad = [
             f"row {line}, column {column!r}: {_shown(record.get(column))}: a number {_limit(name)} is wanted"
-            + (f", at most {_LARGEST:g}" if (values[name] or 0) > _LARGEST and name in ("params", "tokens") else "")
+            + _beyond(name, values[name])
             for name, column in source.items()
             if not _good(name, values[name])
         ]
@@ -251,9 +255,16 @@ def _good(name: str, value: float | None) -> bool:
         return False
     if name == "loss" and not math.isfinite(value):
         return True  # set aside with its reason, not a mistake in the table
-    if name in ("params", "tokens") and value > _LARGEST:
-        return False
-    return math.isfinite(value) and (value >= 0 if name == "seed" else value > 0)
+    least, most = _LIMITS[name]
+    return math.isfinite(value) and least <= value <= most
+
+
+def _beyond(name: str, value: float | None) -> str:
+    """The limit that a number above zero is beyond, if it is."""
+    if value is None or not math.isfinite(value) or value <= 0:
+        return ""
+    least, most = _LIMITS[name]
+    return f", at most {most:g}" if value > most else f", at least {least:g}" if value < least else ""
 
 
 def _limit(name: str) -> str:

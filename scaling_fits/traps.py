@@ -24,6 +24,7 @@ _UNLIKELY_LOSS = 1.0  # nats: no published run on text is below; code comes to 1
 _FLOPS_APART = 1.3  # attention and embeddings make up for less at the sizes runs are fitted at
 _STEADY = 1.1  # largest over smallest of ratios that are one factor
 _WIDE_REPEATS = 0.02  # seeds of one setting differ by 0.1 to 0.5 % in loss
+_APART = {"params": 1e5, "tokens": 1e6, "loss": 30.0, "flops": 1e9, "weight": 1e6}  # times the median or below it
 _ENDED = 0.999  # short of this share of a schedule, or of its tokens, is short
 _ROWS_NAMED = 5
 
@@ -67,6 +68,7 @@ def warnings_of(
         params_column: the file's name of N.
     """
     found = (
+        *(_far_off(name, columns[name], lines) for name in _APART if name in columns),
         _loss_unit(columns["loss"], lines),
         _flops_apart(columns),
         _other_sizes(columns["params"], records, params_column),
@@ -87,6 +89,19 @@ def rows_text(lines: Sequence[int]) -> str:
     if len(lines) > _ROWS_NAMED:
         return f"rows {', '.join(shown)} and {len(lines) - _ROWS_NAMED} more"
     return f"rows {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _far_off(name: str, column: Floats, lines: Sequence[int]) -> str | None:
+    """Cells that no table of runs holds beside the others, though each alone would be a number like any."""
+    middle = float(np.median(column))
+    far = [i for i, value in enumerate(column) if abs(np.log(value / middle)) > np.log(_APART[name])]
+    if not far:
+        return None
+    first = float(column[far[0]])
+    return (
+        f"{rows_text([lines[i] for i in far])}, column {name!r}: {first:.3g}, where half of the runs lie below "
+        f"{middle:.3g}: another unit, or a slip? one such row can bend the whole fit"
+    )
 
 
 def _loss_unit(loss: Floats, lines: Sequence[int]) -> str | None:

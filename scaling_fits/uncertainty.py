@@ -43,6 +43,7 @@ class Span:
     """Smallest and largest D."""
     six_nd: tuple[float, float]
     """Smallest and largest 6 * N * D, whatever FLOPs the table counts."""
+    best_loss_nats: float
     flops_given: bool
     """Whether the rungs go by the table's own FLOPs."""
 
@@ -145,6 +146,7 @@ def fit_runs(
     weighed = table
     if near:
         weighed = near_frontier(table)
+        near = bool((weighed.weight != table.weight).any())
         members = tuple(law.fit_law(weighed, each) for each in forms)
     if members[0].identified:
         members = tuple(cloud.with_draws(weighed, fit, bootstrap, seed) for fit in members)
@@ -217,6 +219,7 @@ def _span(table: RunTable) -> Span:
         params=reach(table.params),
         tokens=reach(table.tokens),
         six_nd=reach(six_nd),
+        best_loss_nats=float(table.loss.min()),
         flops_given=table.flops_given,
     )
 
@@ -235,7 +238,9 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
     centre = float(cloud.pooled_log_loss(fitted.members, fitted.weights, n, d)[0])
     low = high = None
     if fitted.has_draws:
-        ends = cloud.new_run_quantiles(fitted.members, fitted.cloud, n, d, reach_of(fitted, n, d), fitted.level)
+        log_best = math.log(fitted.span.best_loss_nats)
+        ratio = _times_beyond(fitted.span, n, d)
+        ends = cloud.new_run_quantiles(fitted.members, fitted.cloud, n, d, ratio, log_best, fitted.level)
         low, high = (exp_finite(float(end[0])) for end in ends)
     flops = 6.0 * float(params) * float(tokens)
     return Prediction(
@@ -265,7 +270,12 @@ def _prediction_warnings(fitted: FittedRuns, params: float, tokens: float) -> tu
 
 def reach_of(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
     """How far runs lie beyond what was fitted: in FLOPs, or in N or D alone where that is further."""
-    return pooling.reach(np.max(list(_beyond(fitted.span, params, tokens).values()), axis=0))
+    return pooling.reach(_times_beyond(fitted.span, params, tokens))
+
+
+def _times_beyond(span: Span, params: Floats, tokens: Floats) -> Floats:
+    result: Floats = np.max(list(_beyond(span, params, tokens).values()), axis=0)
+    return result
 
 
 def _beyond(span: Span, params: Floats, tokens: Floats) -> dict[str, Floats]:

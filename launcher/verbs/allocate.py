@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.verbs.asked import Asked, Checked, asked_options, checked
-from launcher.verbs.fits import number, read_any, read_fit, span_text
+from launcher.verbs.fits import number, span_text
+from launcher.verbs.fitted import read_any, read_fit
 from launcher.verbs.options import answer, json_option, table
 from launcher.verbs.problems import OptionProblems
 from proxies.canon import Json
@@ -82,6 +83,8 @@ def _best(fitted: FittedRuns, flops: float, ask: Checked) -> Allocation:
 def _batch(best: Allocation, ask: Checked) -> dict[str, Json]:
     """Tokens per step: as given, by a measured law of the batch, or null with the reason."""
     batch, source = ask.batch_tokens, "given" if ask.batch_tokens is not None else _NO_BATCH
+    if batch is not None and batch > best.tokens:
+        raise OptionProblems([f"--batch-tokens {batch}: more than the {best.tokens:.4g} tokens of the whole run"])
     ends: tuple[float, float] | None = None
     if ask.batch_fit is not None:
         from scaling_fits.law import CannotTellError
@@ -92,7 +95,10 @@ def _batch(best: Allocation, ask: Checked) -> dict[str, Json]:
             raise OptionProblems([f"--batch-fit {ask.batch_fit} holds no law of {_BATCH_COLUMN}"])
         try:
             at = predict_value(found, best.params, best.tokens)
-            batch, ends, source = max(1, round(at.value)), at.interval, f"the law in {ask.batch_fit.name}"
+            if at.value > best.tokens:
+                source = f"null: the law in {ask.batch_fit.name} says {at.value:.4g}, more than the whole run"
+            else:
+                batch, ends, source = max(1, round(at.value)), at.interval, f"the law in {ask.batch_fit.name}"
         except CannotTellError as error:
             source = f"null: {error}"
     return {

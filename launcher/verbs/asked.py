@@ -161,7 +161,7 @@ def _wish(asked: Asked, found: Collected) -> Wish | None:
 def _needs(wish: Wish, machine: Machine | None, asked: Asked, found: Collected) -> None:
     if wish.needs_machine and asked.gpu is None:
         found.problems.append("--gpu is missing: hours, dollars and days want the GPU they are of")
-    elif wish.needs_price and machine is not None and machine.price_usd is None:
+    elif wish.needs_price and machine is not None and machine.price_usd is None and asked.price_usd is None:
         found.problems.append(f"--price-usd is missing: no published price of {machine.name} is known here")
 
 
@@ -172,8 +172,8 @@ def _machine(asked: Asked, found: Collected) -> Machine | None:
     mfu = _stated("mfu", asked.mfu, reference.MFU, found)
     price = _stated("price_usd", asked.price_usd, None, found)
     if asked.gpu is None:
-        for name, given in (("--mfu", asked.mfu), ("--price-usd", asked.price_usd)):
-            if given is not None:
+        for name, given in (("--mfu", asked.mfu), ("--price-usd", asked.price_usd), ("--gpus", asked.gpus)):
+            if given is not None and (name != "--gpus" or asked.deadline_days is None):  # said with the deadline
                 found.problems.append(f"{name} says nothing without --gpu")
         return None
     with found.collecting():
@@ -217,9 +217,9 @@ def _inference_cost(asked: Asked, machine: Machine | None, found: Collected) -> 
         return 1.0
     cost = machine.mfu.value / mfu.value if mfu else 1.0
     if price is not None:
-        if machine.price_usd is None:
+        if machine.price_usd is None and asked.price_usd is None:
             found.problems.append(f"--price-usd is missing: the price of serving is held against it ({machine.name})")
-        else:
+        elif machine.price_usd is not None:
             cost *= price.value / machine.price_usd.value
     return cost
 

@@ -1,22 +1,20 @@
-"""Verbs on tables of runs: fit and predict."""
+"""The verb that fits a table of runs."""
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from launcher.verbs.fitted import COMPUTE_FORMS, HYPERPARAMETER_FORMS, fit_of
 from launcher.verbs.options import answer, json_option, table
-from proxies import canon
 from proxies.canon import Json
+from scaling_fits import fit_file
 from scaling_fits.law import ALL_FORMS
-
-if TYPE_CHECKING:
-    from scaling_fits.optima.compute_fit import ComputeFit
-    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
-    from scaling_fits.uncertainty import FittedRuns
 
 
 @click.command()
@@ -51,21 +49,55 @@ def fit(
     """
     if method is not None and form != "isoflop":
         raise click.UsageError(f"--method is of an IsoFLOP valley: it goes with --form isoflop, not {form}")
-    if out is not None and out.exists() and runs.exists() and out.samefile(runs):
-        raise click.UsageError(f"--out {out} is the table itself: the fit would take its place")
+    if out is not None:
+        _check_out(out, runs)
     file, body = fit_of(runs, form, method or "window", params_column, options)
     if out is not None:
-        canon.write_atomic(out, canon.canonical(file).encode())
+        fit_file.write(out, file)
+    status = body["status"]
+    if status in _STATUS_SAID:
+        click.echo(f"warning: the fit is {status}: {_STATUS_SAID[status]}; see its warnings", err=True)
     told = compute_text if form in COMPUTE_FORMS else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
     answer(as_json, body, told(body))
-    if body["status"] == "unidentified":
+    if status == "unidentified":
         raise SystemExit(4)
+
+
+_STATUS_SAID = {
+    "degenerate": "no known law looks like this, so do not plan with its numbers",
+    "at_bound": "its optimum wants to leave the searched box, so its parameters are where the box ends",
+}
+
+
+def _check_out(out: Path, runs: Path) -> None:
+    """Refuse a place that the fit must not or cannot go to, before minutes of fitting.
+
+    Raises:
+        OSError: there is no such folder.
+        click.UsageError: it is the table, or where the answer is printed.
+    """
+    if not out.parent.is_dir():
+        wrong = errno.ENOTDIR if out.parent.exists() else errno.ENOENT
+        raise OSError(wrong, os.strerror(wrong), str(out))
+    if out.exists() and runs.exists() and out.samefile(runs):
+        raise click.UsageError(f"--out {out} is the table itself: the fit would take its place")
+    if _is_stdout(out):
+        raise click.UsageError(f"--out {out} is where the answer is printed, and the two would mix: name a file")
+
+
+def _is_stdout(path: Path) -> bool:
+    """Whether a path is the standard output under a name or number; what goes to the null device mixes with nothing."""
+    try:
+        printed = os.fstat(sys.stdout.fileno())
+        return os.path.samestat(path.stat(), printed) and not os.path.samestat(Path(os.devnull).stat(), printed)
+    except (OSError, ValueError, AttributeError):  # no such file, or an output that is none
+        return False
 
 
 def fit_text(body: dict[str, Json]) -> str:
     """A fit in words and a table."""
     parts = [f"{body['num_runs']} runs, form {body['form']}: {body['status']}", _parameter_table(body)]
-    rows = [(str(m["form"]), f"{float(str(m['weight'])):.0%}", str(m["status"])) for m in _records(body["members"])]
+    rows = [(str(m["form"]), f"{float(str(m['weight'])):.0%}", str(m["status"])) for m in records(body["members"])]
     if len(rows) > 1:
         parts.append(table(("law", "weight", "status"), rows))
     if body["weighting"] == "near_frontier":
@@ -81,7 +113,7 @@ def fit_text(body: dict[str, Json]) -> str:
             f"back-test: {backtest['num_held_out']} runs held out at {backtest['extrapolation']:.3g}x, "
             f"largest error {backtest['largest_error']:.2%}, covered {backtest['num_covered']}"
         )
-    return "\n".join([*parts, *_endnotes(body)])
+    return "\n".join([*parts, *endnotes(body)])
 
 
 def compute_text(body: dict[str, Json]) -> str:
@@ -89,12 +121,12 @@ def compute_text(body: dict[str, Json]) -> str:
     rows = [
         (number(at["flops"]), number(at["params"]), span_text(at["params_interval"]), number(at["tokens"]),
          span_text(at["tokens_interval"]), number(at["loss"]), span_text(at["loss_interval"]), str(at["status"]))
-        for at in _records(body["budgets"])
+        for at in records(body["budgets"])
     ]  # fmt: skip
     method = f", method {body['method']}" if body["method"] else ""
     head = ("FLOPs", "best params", "interval", "tokens", "interval", "loss", "interval", "status")
     parts = [f"{body['num_runs']} runs, form {body['form']}{method}: {body['status']}", table(head, rows)]
-    return "\n".join([*parts, _parameter_table(body), *_endnotes(body)])
+    return "\n".join([*parts, _parameter_table(body), *endnotes(body)])
 
 
 def hyperparameter_text(body: dict[str, Json]) -> str:
@@ -103,14 +135,15 @@ def hyperparameter_text(body: dict[str, Json]) -> str:
     rows = [
         (number(cell["params"]), number(cell["tokens"]), number(cell.get(form)),
          span_text(cell.get(f"{form}_interval")), str(cell["status"]))
-        for cell in _records(body["cells"])
+        for cell in records(body["cells"])
     ]  # fmt: skip
     parts = [f"{body['num_runs']} runs, form {form} (column {body['column']}): {body['status']}"]
     parts += [table(("params", "tokens", f"best {form}", "interval", "status"), rows), _parameter_table(body)]
-    return "\n".join([*parts, *_endnotes(body)])
+    return "\n".join([*parts, *endnotes(body)])
 
 
-def _records(value: Json) -> list[dict[str, Json]]:
+def records(value: Json) -> list[dict[str, Json]]:
+    """The objects of a JSON list."""
     assert isinstance(value, list)
     return [each for each in value if isinstance(each, dict)]
 
@@ -126,10 +159,11 @@ def _parameter_table(body: dict[str, Json]) -> str:
     return table(("parameter", "value", f"{body['level']:.0%} interval"), rows)
 
 
-def _endnotes(body: dict[str, Json]) -> list[str]:
+def endnotes(body: dict[str, Json]) -> list[str]:
+    """Lines on dropped rows and warnings."""
     warnings = body["warnings"]
     assert isinstance(warnings, list)
-    dropped = [f"dropped row {row['row']}: {row['reason']}" for row in _records(body["dropped"])]
+    dropped = [f"dropped row {row['row']}: {row['reason']}" for row in records(body["dropped"])]
     return [*dropped, *(f"warning: {warning}" for warning in warnings)]
 
 
@@ -141,118 +175,3 @@ def number(value: Json) -> str:
 def span_text(ends: Json) -> str:
     """An interval for a table; a dash for none."""
     return f"[{ends[0]:.4g}, {ends[1]:.4g}]" if isinstance(ends, list) else "-"
-
-
-def read_fit(path: Path) -> FittedRuns:
-    """The law fit in a file that `fit --out` wrote; click.BadParameter says what is wrong with it."""
-    from scaling_fits.optima.compute_fit import ComputeFit
-    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
-    from scaling_fits.summary import FitFileError
-
-    found = read_any(path)
-    if isinstance(found, ComputeFit):
-        raise FitFileError(
-            f"{path} holds optima against compute: `forerun predict {path} --flops C` gives the best size"
-        )
-    if isinstance(found, HyperparameterFit):
-        raise FitFileError(
-            f"{path} holds a law of {found.form}: `forerun predict {path} --params N --tokens D` reads it"
-        )
-    return found
-
-
-def read_any(path: Path) -> FittedRuns | ComputeFit | HyperparameterFit:
-    """The fit of any kind in a file that `fit --out` wrote; click.BadParameter says what is wrong with it."""
-    from scaling_fits import summary
-    from scaling_fits.optima import compute_file, compute_fit, hyperparameter_file, hyperparameter_laws
-
-    try:
-        data = canon.parse(path.read_bytes())
-    except OSError as error:
-        raise click.BadParameter(f"{path} cannot be read: {error.strerror}") from error
-    except canon.CanonError as error:
-        raise click.BadParameter(f"{path} is no fit ({error}): `forerun fit RUNS --out {path}` writes one") from error
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if kind == compute_fit.FILE_KIND:
-        return compute_file.from_file(data)
-    if kind == hyperparameter_laws.FILE_KIND:
-        return hyperparameter_file.from_file(data)
-    return summary.from_file(data)
-
-
-@click.command()
-@click.argument("fit_path", metavar="FIT", type=click.Path(path_type=Path))
-@click.option("--params", type=float, help="N.")
-@click.option("--tokens", type=float, help="D.")
-@click.option("--flops", type=float, help="Of a fit of form isoflop or frontier, in the table's own count.")
-@json_option
-def predict(fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool) -> None:
-    """Loss of one new run with its interval, from a FIT written by `forerun fit --out`.
-
-    A fit of form isoflop or frontier takes --flops and gives the best size, tokens and loss; one of form learning_rate
-    or batch takes --params and --tokens and gives the best value.
-    """
-    from scaling_fits.optima.compute_fit import ComputeFit
-    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
-
-    found = read_any(fit_path)
-    sizes = {"params": params, "tokens": tokens, "flops": flops}
-    if isinstance(found, ComputeFit):
-        body, text = _predict_compute(found, **_asked(found.form, sizes, ("flops",)))
-    elif isinstance(found, HyperparameterFit):
-        body, text = _predict_hyperparameter(found, **_asked(found.form, sizes, ("params", "tokens")))
-    else:
-        body, text = _predict_law(found, **_asked(found.form, sizes, ("params", "tokens")))
-    answer(as_json, body, text)
-
-
-def _asked(form: str, sizes: dict[str, float | None], wanted: tuple[str, ...]) -> dict[str, float]:
-    """The options that this kind of fit is asked by; click.UsageError names all that are missing or too many."""
-    missing = [f"--{name} is missing" for name in wanted if sizes[name] is None]
-    extra = [f"--{name} says nothing to it" for name, size in sizes.items() if name not in wanted and size is not None]
-    if missing or extra:
-        raise click.UsageError(f"a fit of form {form} is asked by {' and '.join(f'--{name}' for name in wanted)}: "
-                               f"{', '.join(missing + extra)}")  # fmt: skip
-    return {name: size for name, size in sizes.items() if size is not None}
-
-
-def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[str, Json], str]:
-    from scaling_fits import summary
-    from scaling_fits.uncertainty import predict as predict_loss
-
-    predicted = predict_loss(found, params, tokens)
-    for warning in predicted.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    body = summary.prediction_summary(predicted)
-    return body, (
-        f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
-        f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"
-    )
-
-
-def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
-    from scaling_fits.optima.compute_file import prediction_body
-    from scaling_fits.optima.compute_fit import predict_at
-
-    body = prediction_body(predict_at(found, flops))
-    rows = [
-        ("params", number(body["params"]), span_text(body["params_interval"])),
-        ("tokens", number(body["tokens"]), span_text(body["tokens_interval"])),
-        ("loss (nats)", number(body["loss"]), span_text(body["interval"])),
-    ]
-    lines = [table(("", "value", f"{body['level']:.0%} interval"), rows),
-             f"at {body['extrapolation']:.3g}x the largest FLOPs of any run"]  # fmt: skip
-    return body, "\n".join([*lines, *_endnotes(body | {"dropped": []})])
-
-
-def _predict_hyperparameter(found: HyperparameterFit, params: float, tokens: float) -> tuple[dict[str, Json], str]:
-    from scaling_fits.optima.hyperparameter_file import prediction_body
-    from scaling_fits.optima.hyperparameter_laws import predict_value
-
-    body = prediction_body(found, predict_value(found, params, tokens))
-    best = f"best {found.form} (column {found.column}) {number(body['value'])} {span_text(body['interval'])}"
-    lines = [f"{best}, level {body['level']:g}"]
-    unit = " tokens" if found.form == "batch" else ""
-    lines += [f"{law['name']} ({law['source']}) says {number(law['value'])}{unit} there; {law['note']}"
-              for law in _records(body["published"])]  # fmt: skip
-    return body, "\n".join([*lines, *_endnotes(body | {"dropped": []})])

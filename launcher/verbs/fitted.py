@@ -1,4 +1,4 @@
-"""A fit of any form, of a study's ladder or of a table of runs: as it is written to a file, and as it is printed."""
+"""A fit of any form, of a study's ladder or of a table of runs: as it is printed, and as it lies in a file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxies.canon import Json
+import click
+
+from proxies.canon import CanonError, Json
 
 if TYPE_CHECKING:
+    from scaling_fits.optima.compute_fit import ComputeFit
+    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
     from scaling_fits.table import RunTable
+    from scaling_fits.uncertainty import FittedRuns
 
 COMPUTE_FORMS = ("isoflop", "frontier")
 """Optima against compute."""
 HYPERPARAMETER_FORMS = ("learning_rate", "batch")
 
 Body = dict[str, Json]
+
+_MOST_RUNS = 100_000
+# Of a run, and of a run in every refit, on one core of a server (1,000 and 10,000 runs, form auto; memory: 100,000).
+_FIT_SECONDS, _REFIT_SECONDS, _RUN_GB = 7e-4, 8.5e-6, 1.8e-5
+_LEAST_MINUTES = 0.5
 
 
 def fit_of(runs: Path, form: str, method: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
@@ -33,10 +43,41 @@ def fit_of(runs: Path, form: str, method: str, params_column: str, options: dict
 
 def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
     from scaling_fits import summary
+    from scaling_fits.law import CannotTellError
     from scaling_fits.uncertainty import fit_runs
 
-    found = fit_runs(_runs(runs, params_column), form=form, **options)  # type: ignore[arg-type]
-    return summary.to_file(found), summary.fit_summary(found)
+    table_of_runs = _runs(runs, params_column)
+    _say_how_long(table_of_runs, options["bootstrap"])
+    found = fit_runs(table_of_runs, form=form, **options)  # type: ignore[arg-type]
+    try:
+        return summary.to_file(found), summary.fit_summary(found)
+    except CanonError as error:
+        raise CannotTellError((f"no law fits these runs: what it predicts leaves all numbers ({error})",)) from error
+
+
+def _say_how_long(runs: RunTable, bootstrap: int) -> None:
+    """A line on stderr before a fit of minutes.
+
+    Raises:
+        TableError: so many runs that they would take hours and many GB.
+    """
+    from scaling_fits.table import TableError
+
+    num_places = len(set(zip(runs.params.tolist(), runs.tokens.tolist(), strict=True)))
+    fewer = (
+        f"they have {num_places} different pairs of size and tokens: average the loss of each"
+        if num_places < runs.num_runs // 2
+        else "keep the best-tuned runs, or points at the end of their schedules only"
+    )
+    if runs.num_runs > _MOST_RUNS:
+        raise TableError([f"{runs.num_runs} runs: at most {_MOST_RUNS} are fitted (2 GB); {fewer}"])
+    minutes = runs.num_runs * (_FIT_SECONDS + max(bootstrap, 0) * _REFIT_SECONDS) / 60
+    if minutes > _LEAST_MINUTES:
+        gb = runs.num_runs * _RUN_GB
+        said = (
+            f"fit: {runs.num_runs} runs and {bootstrap} refits: {minutes:.2g} minutes of one core or more, {gb:.2g} GB"
+        )
+        click.echo(f"{said}; to be faster, {fewer}, or ask for fewer refits with --bootstrap", err=True)
 
 
 def _fit_compute(runs: Path, form: str, method: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
@@ -77,3 +118,39 @@ def _runs(path: Path, params_column: str, extra: Sequence[str] = ()) -> RunTable
     from scaling_fits.table import read_runs
 
     return read_runs(path, params_column, extra)
+
+
+def read_fit(path: Path) -> FittedRuns:
+    """The law fit in a file that `fit --out` wrote; errors as of `read_any`."""
+    from scaling_fits.fit_file import FitFileError
+    from scaling_fits.optima.compute_fit import ComputeFit
+    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
+
+    found = read_any(path)
+    if isinstance(found, ComputeFit):
+        raise FitFileError(
+            f"{path} holds optima against compute: `forerun predict {path} --flops C` gives the best size"
+        )
+    if isinstance(found, HyperparameterFit):
+        raise FitFileError(
+            f"{path} holds a law of {found.form}: `forerun predict {path} --params N --tokens D` reads it"
+        )
+    return found
+
+
+def read_any(path: Path) -> FittedRuns | ComputeFit | HyperparameterFit:
+    """The fit of any kind in a file that `fit --out` wrote.
+
+    Raises:
+        FitFileError: it cannot be read, or is no fit.
+        FitTamperedError: it was changed.
+    """
+    from scaling_fits import fit_file, summary
+    from scaling_fits.optima import compute_file, compute_fit, hyperparameter_file, hyperparameter_laws
+
+    data = fit_file.read(path)
+    if data.get("kind") == compute_fit.FILE_KIND:
+        return compute_file.from_file(data)
+    if data.get("kind") == hyperparameter_laws.FILE_KIND:
+        return hyperparameter_file.from_file(data)
+    return summary.from_file(data)

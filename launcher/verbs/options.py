@@ -21,7 +21,13 @@ study_option = click.option(
     help="Study folder; made if need be.",
 )  # fmt: skip
 study_argument = click.argument("study_dir", type=click.Path(path_type=Path), default=Path("study"))
+frozen_argument = click.argument("frozen", metavar="FROZEN", type=click.Path(path_type=Path))
 plan_argument = click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path))
+
+
+def folder_of(frozen: Path) -> Path:
+    """The folder of a frozen config, given as itself or as its launch file."""
+    return frozen if frozen.is_dir() else frozen.parent
 
 
 def plan_verb(command: _Command) -> _Command:

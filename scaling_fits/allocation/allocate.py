@@ -17,22 +17,19 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import brentq
 
 from scaling_fits import cloud
 from scaling_fits.allocation import repeats
+from scaling_fits.allocation.along import best_log_params, curvature, pooled_along, range_within, tokens_at
 from scaling_fits.allocation.repeats import DataLimit
 from scaling_fits.allocation.spending import Spending, log_best_params
-from scaling_fits.sizes import exp_finite
+from scaling_fits.law import CannotTellError
+from scaling_fits.sizes import LARGEST, exp_finite
 from scaling_fits.uncertainty import FAR, FittedRuns, Prediction, predict, reach_of
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
 _LEAN = 2.0
-_CURVATURE_STEP = 0.7  # in log N
-_LEAST_STEP = 1e-2
-_LEAST_CURVATURE = 1e-3  # a valley flatter than this chooses nothing
-_BEYOND = 1.5  # log N searched beyond the members' own optima where the pool has a term of its own
-_REACH = 20.0  # log N searched on each side of the best
 
 
 class NoRunError(ValueError):
@@ -102,28 +99,57 @@ def allocate(
     if unique_tokens is None and max_epochs is None:
         spending = Spending(**terms)
         fitted.require()
-        return _allocate(fitted, spending, None)
+        return _sensible(fitted, spending, None)
     limited = Spending(**terms, unique_tokens=unique_tokens, max_epochs=max_epochs)
     fitted.require()
     assert limited.unique_tokens is not None  # or it would have been refused
     fitting = repeats.fitting_params(fitted, limited.unique_tokens)
     limited = dataclasses.replace(limited, unique_params=fitting)
-    return _allocate(fitted, limited, _allocate(fitted, Spending(**terms), None))
+    return _sensible(fitted, limited, _sensible(fitted, Spending(**terms), None))
+
+
+def _sensible(fitted: FittedRuns, spending: Spending, unlimited: Allocation | None) -> Allocation:
+    """The allocation, or a refusal where a law of no sense leads to numbers of none."""
+    try:
+        with np.errstate(all="ignore"):
+            found = _allocate(fitted, spending, unlimited)
+    except OverflowError as error:
+        raise no_number(fitted, f"a budget of {spending.flops:.4g} FLOPs") from error
+    if not all(map(math.isfinite, (found.loss_nats, *(found.interval or ()), *found.flat_params, *found.flat_tokens))):
+        raise no_number(fitted, f"a budget of {spending.flops:.4g} FLOPs")
+    return found
+
+
+def no_number(fitted: FittedRuns, what: str) -> CannotTellError:
+    """The refusal of a question that a fit has no finite answer to."""
+    return CannotTellError(
+        (f"the fit is {fitted.status} and has no finite number for {what}", *fitted.heaviest.warnings)
+    )
+
+
+def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: float) -> None:
+    if all(1 <= size <= LARGEST for size in (params, tokens)):
+        return
+    said = f"a budget of {spending.flops:.4g} FLOPs pays for {params:.3g} parameters on {tokens:.3g} tokens"
+    chooser = fitted.chooser
+    if chooser.status != "converged":
+        reasons = f"by a fit that is {chooser.status} {said}: it tells no size", *chooser.warnings
+        raise CannotTellError(reasons)
+    raise NoRunError(f"{said}: no run")
 
 
 def _allocate(fitted: FittedRuns, spending: Spending, unlimited: Allocation | None) -> Allocation:
     best = best_log_params(fitted, spending)
     params = exp_finite(best)
-    tokens = _tokens(spending, best)
-    if params < 1 or tokens < 1:
-        raise NoRunError(
-            f"a budget of {spending.flops:.4g} FLOPs pays for {params:.3g} parameters on {tokens:.3g} tokens: no run"
-        )
+    tokens = tokens_at(spending, best)
+    _check_run(fitted, spending, params, tokens)
+    if not math.isfinite(pooled_along(fitted, spending, best)):
+        raise no_number(fitted, f"a budget of {spending.flops:.4g} FLOPs")
     counted = tuple(math.exp(float(x[0])) for x in spending.counted(np.array([best])))
     at = predict(fitted, counted[0], counted[1])
     extrapolation = 6 * params * tokens / fitted.span.six_nd[1]
-    limit = None if unlimited is None else _data_limit(fitted, spending, at, tokens, unlimited)
-    flat = _range_within(fitted, spending, best, math.log1p(FLAT))
+    limit = None if unlimited is None else _data_limit(fitted, spending, at, best, unlimited)
+    flat = range_within(fitted, spending, best, math.log1p(FLAT))
     n_interval, d_interval = _intervals(fitted, spending, best)
     warnings = _warnings(fitted, params, tokens, extrapolation)
     return Allocation(
@@ -135,40 +161,13 @@ def _allocate(fitted: FittedRuns, spending: Spending, unlimited: Allocation | No
         params_interval=n_interval,
         tokens_interval=d_interval,
         flat_params=(math.exp(flat[0]), math.exp(flat[1])),
-        flat_tokens=(_tokens(spending, flat[1]), _tokens(spending, flat[0])),
+        flat_tokens=(tokens_at(spending, flat[1]), tokens_at(spending, flat[0])),
         level=fitted.level,
         extrapolation=extrapolation,
-        warnings=warnings if limit is None else warnings + _limit_warnings(limit),
+        warnings=warnings if limit is None else warnings + repeats.limit_warnings(limit, params, FLAT),
         spending=spending,
         data_limit=limit,
     )
-
-
-def _tokens(spending: Spending, log_params: float) -> float:
-    return exp_finite(float(spending.log_tokens(np.array([log_params]))[0]))
-
-
-def pooled_along(fitted: FittedRuns, spending: Spending, log_params: float) -> float:
-    """Pooled log loss of the run of this size that the budget pays for."""
-    n, d = spending.counted(np.array([log_params]))
-    return float(cloud.pooled_log_loss(fitted.members, fitted.weights, np.exp(n), np.exp(d))[0])
-
-
-def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
-    """Log N*: the one law's, else the minimum of the pooled log loss between the members' own optima."""
-    used = [fit for fit, weight in zip(fitted.members, fitted.size_weights, strict=True) if weight > 0]
-    optima = log_best_params(np.stack([fit.theta for fit in used]), spending)
-    low, high = float(optima.min()), float(optima.max())
-    if high - low < 1e-9 and len(used) == sum(weight > 0 for weight in fitted.weights):
-        return low
-    if spending.inference_tokens or spending.unique_tokens:  # FLOPs of training vary, and the falling law with them
-        low, high = max(low - _BEYOND, spending.floor), min(high + _BEYOND, spending.ceiling - 1e-9)
-    elif high - low < 1e-9:
-        return low
-    found = minimize_scalar(
-        lambda x: pooled_along(fitted, spending, x), bounds=(low, high), method="bounded", options={"xatol": 1e-9}
-    )
-    return float(found.x)
 
 
 def _intervals(
@@ -189,8 +188,8 @@ def _intervals(
     for (fit, _), share_S in zip(used, shares_SM.T, strict=True):
         middle_S += share_S * log_best_params(fit.draws, spending)
     n = np.array([math.exp(best)])
-    moved_S = _LEAN * fitted.cloud.misfit_draws * reach_of(fitted, n, np.array([_tokens(spending, best)]))
-    sd_S = moved_S / _curvature(fitted, spending, best)
+    moved_S = _LEAN * fitted.cloud.misfit_draws * reach_of(fitted, n, np.array([tokens_at(spending, best)]))
+    sd_S = moved_S / curvature(fitted, spending, best)
     tail = (1 - fitted.level) / 2
     low, high = (
         float(
@@ -201,42 +200,22 @@ def _intervals(
         for share in (tail, 1 - tail)
     )
     # A size that the laws put further above the best than the loss itself is in doubt is not the best.
-    at = predict(fitted, float(n[0]), _tokens(spending, best))
+    at = predict(fitted, float(n[0]), tokens_at(spending, best))
     assert at.high is not None
-    ends = _range_within(fitted, spending, best, math.log(at.high / at.loss_nats) if at.high > at.loss_nats else FLAT)
+    ends = range_within(fitted, spending, best, math.log(at.high / at.loss_nats) if at.high > at.loss_nats else FLAT)
     low, high = min(max(low, ends[0]), best), max(min(high, ends[1]), best)
-    return (exp_finite(low), exp_finite(high)), (_tokens(spending, high), _tokens(spending, low))
-
-
-def _curvature(fitted: FittedRuns, spending: Spending, best: float) -> float:
-    """Second derivative of log loss in log N along the budget, as the flat range meets it."""
-    step = min(_CURVATURE_STEP, best - spending.floor, spending.ceiling - best)
-    if step < _LEAST_STEP:  # held at an end of what the budget or the epochs allow: nothing moves it
-        return math.inf
-    ends = sum(pooled_along(fitted, spending, best + side * step) for side in (-1, 1))
-    return max((ends - 2 * pooled_along(fitted, spending, best)) / step**2, _LEAST_CURVATURE)
-
-
-def _range_within(fitted: FittedRuns, spending: Spending, best: float, excess: float) -> tuple[float, float]:
-    """Log N between which log loss is within `excess` of the best, no further than the budget and the epochs allow."""
-    limit = pooled_along(fitted, spending, best) + excess
-
-    def above(log_params: float) -> float:
-        return pooled_along(fitted, spending, log_params) - limit
-
-    reach = (max(best - _REACH, spending.floor), min(best + _REACH, spending.ceiling - 1e-9))
-    ends = [float(brentq(above, best, far)) if above(far) > 0 else far for far in reach]
-    return min(ends), max(ends)
+    return (exp_finite(low), exp_finite(high)), (tokens_at(spending, high), tokens_at(spending, low))
 
 
 def _data_limit(
-    fitted: FittedRuns, spending: Spending, at: Prediction, tokens: float, unlimited: Allocation
+    fitted: FittedRuns, spending: Spending, at: Prediction, best: float, unlimited: Allocation
 ) -> DataLimit:
     assert spending.unique_tokens is not None
     cost = max(at.loss_nats - unlimited.loss_nats, 0.0)
+    held = best <= spending.floor + 1e-9
     return DataLimit(
         unique_tokens=spending.unique_tokens,
-        epochs=tokens / spending.unique_tokens,
+        epochs=tokens_at(spending, best) / spending.unique_tokens,
         effective_tokens=at.tokens,
         effective_params=at.params,
         unlimited_params=unlimited.params,
@@ -245,20 +224,20 @@ def _data_limit(
         loss_cost_interval=repeats.loss_cost(
             fitted, (at.params, at.tokens), (unlimited.params, unlimited.tokens), cost
         ),
+        enough_params=_enough_params(fitted, spending, best) if held else None,
     )
 
 
-def _limit_warnings(limit: DataLimit) -> tuple[str, ...]:
-    if limit.epochs <= 1:
-        return ()
-    warnings = [f"tokens repeat {limit.epochs:.3g} times; their worth is after {repeats.SOURCE}"]
-    if limit.epochs > repeats.SAFE_EPOCHS:
-        warnings.append(
-            f"{limit.epochs:.3g} epochs: beyond {repeats.SAFE_EPOCHS:g} a repeated token is worth less and less; "
-            "more unique tokens are worth more than more compute"
-            + ("; beyond 15 the published form itself fails, by some 10 % of the loss" if limit.epochs > 15 else "")
-        )
-    return tuple(warnings)
+def _enough_params(fitted: FittedRuns, spending: Spending, best: float) -> float:
+    """The smallest N whose loss on the same tokens is within 0.3 %: parameters too saturate on repeated data."""
+    _, d = spending.counted(np.array([best]))
+
+    def above(log_params: float) -> float:
+        n, _ = repeats.counted(np.array([log_params]), spending.unique_params, repeats.PARAMS_HALF)
+        loss = cloud.pooled_log_loss(fitted.members, fitted.weights, np.exp(n), np.exp(d))
+        return float(loss[0]) - pooled_along(fitted, spending, best) - math.log1p(FLAT)
+
+    return math.exp(brentq(above, 0.0, best)) if above(0.0) > 0 else 1.0
 
 
 def _warnings(fitted: FittedRuns, params: float, tokens: float, extrapolation: float) -> tuple[str, ...]:

@@ -80,6 +80,7 @@ def data_summary(limit: DataLimit) -> dict[str, Json]:
         "unlimited": {"params": limit.unlimited_params, "tokens": limit.unlimited_tokens},
         "loss_cost": limit.loss_cost_nats,
         "loss_cost_interval": None if limit.loss_cost_interval is None else list(limit.loss_cost_interval),
+        "enough_params": limit.enough_params,
         "source": SOURCE,
     }
 

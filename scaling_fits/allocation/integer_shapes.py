@@ -25,7 +25,8 @@ _LARGE = 1024  # width from which matrices are split in tiles of 128
 _DEEP = 64  # layers up to which depths of 4 times as few and as many are tried; above, of 1.5 times
 _MOST_GROUP = 16
 _WIDTHS = 2  # steps tried on each side of the wanted width
-_NEAR_PARAMS, _NEAR_ASPECT = 0.03, 0.3  # log distances that count the same: the loss hardly feels the aspect
+_NEAR_PARAMS, _NEAR_ASPECT, _NEAR_GROUP = 0.03, 0.3, 0.3  # log distances that count the same: of parameters, of the
+# aspect, which the loss hardly feels, and of the query heads per key-value head from the usual 4
 _MOST_PARAMS = 1e16
 
 
@@ -122,8 +123,10 @@ def integer_shapes(wanted: Wanted, num_options: int = 4) -> IntegerShapes:
     found = [option for depth in depths for option in _nearest(wanted, template, depth)]
     if not found:
         raise ShapeError(f"no width keeps heads, degree {wanted.tensor_parallel} and tiles whole")
-    found.sort(key=lambda option: _distance(option, template.aspect))
+    found.sort(key=lambda option: _distance(option, template))
     best = found[0]
+    if wanted.query_heads_per_kv_head is None:
+        assumed = *assumed, _group_text(best)
     if best.params_ratio > 2:
         least = min(option.params for option in found)
         raise ShapeError(
@@ -150,7 +153,6 @@ def _filled(wanted: Wanted) -> tuple[_Template, tuple[str, ...]]:
         f"vocabulary {vocab}: the largest common one whose tables take a quarter or less": wanted.vocab_size is None,
         f"vocabulary padded to {padded}, a multiple of {128 * degree}": padded != vocab,
         f"head dim {head_dim}": wanted.head_dim is None,
-        f"query heads per key-value head nearest to {_GROUP}": wanted.query_heads_per_kv_head is None,
         f"feed-forward width {ffn_ratio:g} times the width": wanted.ffn_ratio is None,
         f"width per layer near {aspect:g}": wanted.aspect_ratio is None,
     }
@@ -229,7 +231,16 @@ def _shape(wanted: Wanted, template: _Template, depth: int, count: int) -> Shape
     )
 
 
-def _distance(option: ShapeOption, aspect: float) -> tuple[float, int]:
+def _group_text(option: ShapeOption) -> str:
+    heads, kv_heads = option.shape.num_heads, option.shape.num_kv_heads
+    said = f"{heads // kv_heads} query heads per key-value head"
+    if heads != _GROUP * kv_heads:
+        said += f", not the usual {_GROUP}: {heads} heads in groups of {_GROUP} do not split over the degree"
+    return said
+
+
+def _distance(option: ShapeOption, template: _Template) -> tuple[float, int]:
     away = abs(math.log(option.params_ratio)) / _NEAR_PARAMS
-    shape = abs(math.log(option.aspect_ratio / aspect)) / _NEAR_ASPECT
-    return away + shape, option.shape.num_layers
+    aspect = abs(math.log(option.aspect_ratio / template.aspect)) / _NEAR_ASPECT
+    group = option.shape.num_heads / option.shape.num_kv_heads / (template.group or _GROUP)
+    return away + aspect + abs(math.log(group)) / _NEAR_GROUP, option.shape.num_layers

@@ -67,7 +67,10 @@ class Candidates:
 
 
 def candidates_below(fitted: FittedRuns, most_flops: float) -> Candidates | None:
-    """A grid of runs of at most `most_flops`, at the tokens per parameter the fitted runs span; None if too cheap."""
+    """A grid of runs of at most `most_flops`; None if that is too cheap.
+
+    Tokens per parameter go from the fewest tokens fitted on the largest size to the most on the smallest.
+    """
     largest = fitted.span.six_nd[1]
     cheapest = largest / _SMALLEST
     if not most_flops > cheapest:
@@ -233,19 +236,16 @@ def _picture(
     n = np.concatenate([[target_params], candidates.params])
     d = np.concatenate([[target_tokens], candidates.tokens])
     weights_SM = fitted.cloud.weight_draws
-    loss = np.zeros(
-        (len(weights_SM), len(n))
-    )  # refit s of every law saw the same resampled runs: mixed as in `predict`
-    square = 0.0
-    for index, (fit, weight) in enumerate(zip(fitted.members, fitted.weights, strict=True)):
+    loss = np.zeros((len(weights_SM), len(n)))  # refit s of every law saw the same resampled runs
+    for index, fit in enumerate(fitted.members):
         if fit.identified and weights_SM[:, index].any():
             loss += weights_SM[:, index, None] * law.log_loss(fit.draws, n, d)
-        square += weight * (fit.residual_sd or 0.0) ** 2
     ends = np.quantile(loss[:, 0], [_TRIM / 2, 1 - _TRIM / 2])
     kept = (loss[:, 0] >= ends[0]) & (loss[:, 0] <= ends[1]) & np.isfinite(loss).all(axis=1)
     centred = loss[kept] - loss[kept].mean(axis=0)
     covariance: Floats = centred.T @ centred / kept.sum()
-    noise = max(math.sqrt(square), 1e-6)  # exact runs too cannot be repeated to better than a millionth
+    # What `predict` takes for the noise of a run: a law that misses the runs does not make these noisier.
+    noise = max(float(np.median(fitted.cloud.noise_draws)), 1e-6)  # nor are exact runs repeated to a millionth
     at = predict(fitted, target_params, target_tokens)
     assert at.low is not None and at.high is not None  # there are draws
     whole = (math.log(at.high) - math.log(at.low)) / (2 * float(ndtri((1 + fitted.level) / 2)))

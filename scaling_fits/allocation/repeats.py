@@ -79,6 +79,33 @@ class DataLimit:
     loss_cost_nats: float
     """Loss of the choice over that of the choice without the limit."""
     loss_cost_interval: tuple[float, float] | None
+    enough_params: float | None
+    """Where the epochs allowed bind: the smallest size of almost this loss on the same tokens. None elsewhere."""
+
+
+def limit_warnings(limit: DataLimit, params: float, flat: float) -> tuple[str, ...]:
+    """What to know of a choice of `params` under a limit; `flat` is the share of the loss that counts as the same."""
+    warnings = []
+    if limit.epochs > 1:
+        warnings.append(f"tokens are seen {limit.epochs:.3g} times; their worth is after {SOURCE}")
+    elif limit.effective_params < params:
+        warnings.append(
+            f"parameters beyond those that {limit.unique_tokens:.3g} tokens fill count for less, after {SOURCE}"
+        )
+    if limit.epochs > SAFE_EPOCHS:
+        warnings.append(
+            f"{limit.epochs:.3g} epochs: beyond {SAFE_EPOCHS:g} a repeated token is worth less and less; "
+            "more unique tokens are worth more than more compute"
+            + ("; beyond 15 the published form itself fails, by some 10 % of the loss" if limit.epochs > 15 else "")
+        )
+    if limit.enough_params is not None and limit.enough_params < (1 - flat) * params:
+        share = 100 * limit.enough_params / params
+        warnings.append(
+            f"the epochs allowed bind, and the rest of the budget buys parameters alone: {limit.enough_params:.4g} on "
+            f"the same tokens come within {flat:.1%} of this loss for {share:.2g} % of the budget: get more unique "
+            "tokens, or spend less"
+        )
+    return tuple(warnings)
 
 
 def loss_cost(

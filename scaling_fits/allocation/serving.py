@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
-from scaling_fits.allocation.allocate import Allocation, best_log_params, pooled_along
+from scaling_fits.allocation.allocate import Allocation
+from scaling_fits.allocation.along import best_log_params, pooled_along
 from scaling_fits.allocation.spending import LEAST_FLOPS, Spending, log_best_params
 from scaling_fits.derived import Interval, pooled_interval, stretched
 from scaling_fits.sizes import exp_finite

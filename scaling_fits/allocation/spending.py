@@ -102,17 +102,12 @@ class Spending:
         return result
 
 
-def log_optimal_params(theta_MP: Floats, flops: float) -> Floats:
-    """Log N* of each law (M,) when all goes into 6 N D of fresh data (arXiv 2203.15556, section 3.3)."""
-    return law.log_best_params(theta_MP, math.log(flops / 6))
-
-
 def log_best_params(theta_MP: Floats, spending: Spending) -> Floats:
     """Log N* of each law (M,) under any spending: the closed form, or the one root of `log_gain` by halving.
 
     The log loss is convex in log N along the budget: D' is concave in log D, and log D in log N.
     """
-    start = log_optimal_params(theta_MP, spending.flops)
+    start = law.log_best_params(theta_MP, math.log(spending.flops / 6))
     if spending.plain:
         return start
     high = np.minimum(start + _REACH, spending.ceiling)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from proxies import canon
 from proxies.canon import Json
-from scaling_fits.optima.compute_fit import ComputeFit, ComputeFitError, ComputePrediction, Optimum
+from scaling_fits.optima import optima_file
+from scaling_fits.optima.compute_fit import ComputeFit, ComputePrediction, Optimum
 from scaling_fits.optima.compute_laws import Pair
-from scaling_fits.optima.power_laws import PowerLawError
 
 
 def fit_body(fit: ComputeFit) -> dict[str, Json]:
@@ -93,16 +91,13 @@ def _optimum(optimum: Optimum) -> Json:
 
 def to_file(fit: ComputeFit) -> dict[str, Json]:
     """The fit as plain JSON data, floats in full."""
-    return {field.name: canon.to_json(getattr(fit, field.name)) for field in dataclasses.fields(fit)}
+    return optima_file.write(fit)
 
 
 def from_file(data: Json) -> ComputeFit:
     """The fit that `to_file` wrote.
 
     Raises:
-        ComputeFitError: no such fit, or one that was changed; the message says what is wrong with it.
+        OptimaError: no such fit, or one that was changed; the message says what is wrong with it.
     """
-    try:
-        return canon.decode(ComputeFit, data)
-    except (canon.CanonError, PowerLawError) as error:
-        raise ComputeFitError(f"this fit cannot be read: {error}") from error
+    return optima_file.read(ComputeFit, data)

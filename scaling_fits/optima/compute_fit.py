@@ -7,22 +7,20 @@ The FLOPs are those of the table, whatever it counts.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from scaling_fits.law import CannotTellError, LawError
-from scaling_fits.optima.compute_laws import Inflation, Pair
+from scaling_fits.optima.compute_laws import Inflation, Laws, Pair
+from scaling_fits.optima.options import OptimaError
 from scaling_fits.optima.power_laws import FloorLaw, PowerLaw
-from scaling_fits.table import DroppedRow
+from scaling_fits.table import DroppedRow, RunTable
 
 FILE_KIND = "forerun.compute_fit/1"
 _FAR = 30.0  # times the largest budget
 
 OptimumStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
-
-
-class ComputeFitError(ValueError):
-    """A question that such a fit cannot take, or a file that holds none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +74,7 @@ class ComputeFit:
         """Check that laws and status go together.
 
         Raises:
-            ComputeFitError: they do not.
+            OptimaError: they do not.
         """
         problems = [f"kind = {self.kind!r}: {FILE_KIND!r} is wanted"] if self.kind != FILE_KIND else []
         laws = [law is not None for law in (self.params_law, self.tokens_law, self.loss_law)]
@@ -85,7 +83,41 @@ class ComputeFit:
         if not 0 < self.level < 1 or self.bootstrap < 0 or self.seed < 0 or not self.largest_flops > 0:
             problems.append("level, bootstrap, seed or largest_flops is out of range")
         if problems:
-            raise ComputeFitError("; ".join(problems))
+            raise OptimaError(problems)
+
+
+def assembled(
+    table: RunTable,
+    form: Literal["isoflop", "frontier"],
+    optima: tuple[Optimum, ...],
+    laws: Laws | None,
+    warnings: Sequence[str],
+    *,
+    method: str | None,
+    bootstrap: int,
+    level: float,
+    seed: int,
+) -> ComputeFit:
+    """The fit of a table: its optima, and the laws through them, None where they identify none."""
+    return ComputeFit(
+        kind=FILE_KIND,
+        form=form,
+        method=method,
+        status="unidentified" if laws is None else "converged",
+        optima=optima,
+        params_law=laws.params if laws else None,
+        tokens_law=laws.tokens if laws else None,
+        loss_law=laws.loss if laws else None,
+        inflation=laws.inflation if laws else Inflation(),
+        level=level,
+        bootstrap=bootstrap,
+        seed=seed,
+        num_runs=table.num_runs,
+        largest_flops=float(table.flops.max()),
+        flops_given=table.flops_given,
+        dropped=table.dropped,
+        warnings=tuple(warnings),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,18 +143,6 @@ def stretched(value: float, interval: Pair | None, inflation: float) -> Pair | N
     if interval is None:
         return None
     return value * (interval[0] / value) ** inflation, value * (interval[1] / value) ** inflation
-
-
-def check_options(bootstrap: int, level: float, seed: int) -> list[str]:
-    """What is wrong with the options that all these fits share."""
-    problems = []
-    if not 0 <= bootstrap <= 100_000:
-        problems.append(f"bootstrap = {bootstrap}: 0 to 100000 draws are wanted")
-    if not 0 < level < 1:
-        problems.append(f"level = {level}: a number between 0 and 1 is wanted")
-    if seed < 0:
-        problems.append(f"seed = {seed}: a whole number >= 0 is wanted")
-    return problems
 
 
 def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:

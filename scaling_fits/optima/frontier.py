@@ -20,6 +20,7 @@ from scipy.interpolate import PchipInterpolator
 from scaling_fits.optima import compute_fit, compute_laws
 from scaling_fits.optima.compute_fit import ComputeFit, Optimum
 from scaling_fits.optima.compute_laws import Laws, Points
+from scaling_fits.optima.options import OptimaError, option_problems
 from scaling_fits.optima.power_laws import Floats, PowerLaw, PowerLawError, fit_power_law
 from scaling_fits.table import RunTable
 
@@ -31,14 +32,6 @@ _LONGEST_GAP = math.log(20.0)  # FLOPs between two points of a curve; further ap
 _MANY_LENGTHS = 8  # evenly spaced token counts of one size: points along a run, not runs
 _LEAST_HANDOVERS = 4  # so that 3 sizes in between have their own stretch
 _LONG_END = 2.0  # times the median stretch
-
-
-class FrontierError(ValueError):
-    """A question this fit cannot take. `problems` lists everything that is wrong with it."""
-
-    def __init__(self, problems: list[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(self.problems))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,11 +71,11 @@ def fit_frontier(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed
     """The handovers from size to size and the laws through them.
 
     Raises:
-        FrontierError: options out of range.
+        OptimaError: options out of range.
     """
-    problems = compute_fit.check_options(bootstrap, level, seed)
+    problems = option_problems(bootstrap, level, seed)
     if problems:
-        raise FrontierError(problems)
+        raise OptimaError(problems)
     curves, warnings = _curves(table)
     warnings = [*table.warnings, *_mid_schedule(table), *warnings]
     found = _frontier(curves)
@@ -93,25 +86,10 @@ def fit_frontier(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed
     else:
         laws = _laws(curves, found, bootstrap=bootstrap, level=level, seed=seed)
         warnings += compute_laws.law_warnings(len(found.flops), laws) + _ends(curves, found)
-    return ComputeFit(
-        kind=compute_fit.FILE_KIND,
-        form="frontier",
-        method=None,
-        status="unidentified" if laws is None else "converged",
-        optima=_handovers(table, found, laws),
-        params_law=laws.params if laws else None,
-        tokens_law=laws.tokens if laws else None,
-        loss_law=laws.loss if laws else None,
-        inflation=laws.inflation if laws else compute_laws.Inflation(),
-        level=level,
-        bootstrap=bootstrap,
-        seed=seed,
-        num_runs=table.num_runs,
-        largest_flops=float(table.flops.max()),
-        flops_given=table.flops_given,
-        dropped=table.dropped,
-        warnings=tuple(warnings),
-    )
+    return compute_fit.assembled(
+        table, "frontier", _handovers(table, found, laws), laws, warnings, method=None, bootstrap=bootstrap,
+        level=level, seed=seed,
+    )  # fmt: skip
 
 
 def _curves(table: RunTable) -> tuple[_Curves, list[str]]:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 
 import numpy as np
 
-from proxies import canon
 from proxies.canon import Json
-from scaling_fits.optima.hyperparameter_laws import (
-    HyperparameterError,
-    HyperparameterFit,
-    HyperparameterPrediction,
-    fit_optima_law,
-)
-from scaling_fits.optima.power_laws import PowerLawError
+from scaling_fits.optima import optima_file
+from scaling_fits.optima.hyperparameter_laws import HyperparameterFit, HyperparameterPrediction, fit_optima_law
+from scaling_fits.optima.options import OptimaError
 from scaling_fits.optima.published_laws import Hyperparameter
 from scaling_fits.readers import FormatError, read_cells
 
@@ -29,20 +23,16 @@ OPTIMUM_COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {
 Pair = tuple[float, float]
 
 
-class HyperparameterFileError(ValueError):
-    """A file that holds no such law, or no longer one."""
-
-
 def optimum_column(path: Path, form: Hyperparameter) -> str | None:
     """The column of optima in a table, None where it has none and so must be a table of runs.
 
     Raises:
-        HyperparameterError: the file cannot be read.
+        OptimaError: the file cannot be read.
     """
     try:
         columns = read_cells(path).columns
     except FormatError as error:
-        raise HyperparameterError([str(error)]) from error
+        raise OptimaError([str(error)]) from error
     return next((name for name in OPTIMUM_COLUMNS[form] if name in columns), None)
 
 
@@ -52,12 +42,12 @@ def fit_optima_file(
     """The law of a table of optima: columns params, tokens and `column`, one optimum a row.
 
     Raises:
-        HyperparameterError: a column is missing, or cells are not numbers above zero; all are listed.
+        OptimaError: a column is missing, or cells are not numbers above zero; all are listed.
     """
     try:
         cells = read_cells(path)
     except FormatError as error:
-        raise HyperparameterError([str(error)]) from error
+        raise OptimaError([str(error)]) from error
     wanted = (params_column, "tokens", column)
     problems = [f"{path.name} has no column {name!r}" for name in wanted if name not in cells.columns]
     problems += [f"{path.name} has the column {name!r} twice: remove one"
@@ -71,7 +61,7 @@ def fit_optima_file(
     if not cells.rows:
         problems.append(f"{path.name} has no rows")
     if problems:
-        raise HyperparameterError(problems)
+        raise OptimaError(problems)
     columns = np.array([[record[name] for name in wanted] for _, record in cells.rows], dtype=np.float64).T
     return fit_optima_law(form, *columns, column=column, level=level)
 
@@ -147,16 +137,13 @@ def prediction_body(fit: HyperparameterFit, prediction: HyperparameterPrediction
 
 def to_file(fit: HyperparameterFit) -> dict[str, Json]:
     """The law as plain JSON data, floats in full."""
-    return {field.name: canon.to_json(getattr(fit, field.name)) for field in dataclasses.fields(fit)}
+    return optima_file.write(fit)
 
 
 def from_file(data: Json) -> HyperparameterFit:
     """The law that `to_file` wrote.
 
     Raises:
-        HyperparameterFileError: no such law, or one that was changed; the message says what is wrong with it.
+        OptimaError: no such law, or one that was changed; the message says what is wrong with it.
     """
-    try:
-        return canon.decode(HyperparameterFit, data)
-    except (canon.CanonError, PowerLawError, HyperparameterError) as error:
-        raise HyperparameterFileError(f"this fit cannot be read: {error}") from error
+    return optima_file.read(HyperparameterFit, data)

@@ -8,7 +8,6 @@ is left out, and the law then answers only where that still holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +15,8 @@ import numpy as np
 
 from scaling_fits.law import CannotTellError, LawError
 from scaling_fits.optima import hyperparameter_cells
-from scaling_fits.optima.compute_fit import check_options
 from scaling_fits.optima.hyperparameter_cells import CellOptimum
+from scaling_fits.optima.options import OptimaError, option_problems
 from scaling_fits.optima.power_laws import Floats, PowerLaw, fit_power_law
 from scaling_fits.optima.published_laws import Hyperparameter, published
 from scaling_fits.table import DroppedRow, RunTable
@@ -35,14 +34,6 @@ _NEAR = 1.25  # factor within which a quantity left out of the law counts as the
 _FAR = 30.0  # times the largest N or D of a cell
 
 Design = Literal["both", "params", "tokens", "ratio", "none"]
-
-
-class HyperparameterError(ValueError):
-    """A question this fit cannot take. `problems` lists everything that is wrong with it."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(self.problems))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +61,7 @@ class HyperparameterFit:
         """Check that law and status go together.
 
         Raises:
-            HyperparameterError: they do not.
+            OptimaError: they do not.
         """
         problems = [f"kind = {self.kind!r}: {FILE_KIND!r} is wanted"] if self.kind != FILE_KIND else []
         if (self.law is None) != (self.status == "unidentified"):
@@ -78,7 +69,7 @@ class HyperparameterFit:
         if not 0 < self.level < 1 or self.bootstrap < 0 or self.seed < 0:
             problems.append("level, bootstrap or seed is out of range")
         if problems:
-            raise HyperparameterError(problems)
+            raise OptimaError(problems)
 
     @property
     def used(self) -> tuple[CellOptimum, ...]:
@@ -107,16 +98,16 @@ def fit_runs_law(
     """The law from runs over learning rates and batches; the table's `extra` holds their columns.
 
     Raises:
-        HyperparameterError: the column is missing or has cells that are not above zero, or options out of range.
+        OptimaError: the column is missing or has cells that are not above zero, or options out of range.
     """
-    problems = check_options(bootstrap, level, seed)
+    problems = option_problems(bootstrap, level, seed)
     names = {axis: next((name for name in COLUMNS[axis] if name in table.extra), None) for axis in COLUMNS}
     if names[form] is None:
         problems.append(f"no column {' or '.join(map(repr, COLUMNS[form]))}: the runs' {form} is wanted")
     columns = {axis: table.extra[name] for axis, name in names.items() if name is not None}
     problems += [problem for axis, name in names.items() if name for problem in _bad_cells(table, name, columns[axis])]
     if problems:
-        raise HyperparameterError(problems)
+        raise OptimaError(problems)
     cells, warnings = hyperparameter_cells.cell_optima(
         table, {str(axis): column for axis, column in columns.items()}, num_draws=bootstrap, level=level, seed=seed
     )
@@ -154,11 +145,11 @@ def fit_optima_law(
     """The law from optima found elsewhere, one (N, D, value) each; their own noise is within the scatter.
 
     Raises:
-        HyperparameterError: the level is out of range.
+        OptimaError: the level is out of range.
     """
-    problems = check_options(0, level, 0)
+    problems = option_problems(0, level, 0)
     if problems:
-        raise HyperparameterError(problems)
+        raise OptimaError(problems)
     cells = [
         CellOptimum(params=n, tokens=d, status="ok", reason=None, values={form: value}, intervals={},
                     log_variances={form: 0.0}, loss_nats=None, num_runs=0)

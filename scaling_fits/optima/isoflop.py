@@ -8,7 +8,6 @@ lopsided; arXiv 2406.19146 shows what else moves the exponent (which parameters 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from scaling_fits.optima import compute_fit, compute_laws, valleys
 from scaling_fits.optima.compute_fit import ComputeFit, Optimum, OptimumStatus
 from scaling_fits.optima.compute_laws import Points
+from scaling_fits.optima.options import OptimaError, option_problems
 from scaling_fits.optima.power_laws import Floats, fit_power_law
 from scaling_fits.optima.valleys import Bottom, Method, Runs
 from scaling_fits.table import RunTable
@@ -27,14 +27,6 @@ MOST_OUTSIDE = 0.05
 """Share of draws with no bottom inside the sizes run, above which an optimum is not believed."""
 
 _LOPSIDED = "a full-width parabola is biased where valleys are lopsided"
-
-
-class IsoFlopError(ValueError):
-    """A question this fit cannot take. `problems` lists everything that is wrong with it."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(self.problems))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,13 +55,13 @@ def fit_isoflop(
     """The optimum of each budget and the laws through them. Budgets are the column `budget`, else equal FLOPs.
 
     Raises:
-        IsoFlopError: an unknown method, or options out of range.
+        OptimaError: an unknown method, or options out of range.
     """
-    problems = compute_fit.check_options(bootstrap, level, seed)
+    problems = option_problems(bootstrap, level, seed)
     if method not in valleys.METHODS:
         problems.append(f"method = {method!r}: one of {', '.join(valleys.METHODS)} is wanted")
     if problems:
-        raise IsoFlopError(problems)
+        raise OptimaError(problems)
     budgets = _budgets(table)
     found = _optima(budgets, method, num_draws=bootstrap, level=level, seed=seed)
     kept = [each for each in found if each.log_variances is not None]
@@ -85,25 +77,10 @@ def fit_isoflop(
         laws = compute_laws.fit_laws(points, bootstrap=bootstrap, level=level, seed=seed)
         warnings += compute_laws.law_warnings(len(kept), laws)
         warnings += _bias(budgets, kept, laws.params.exponents[0]) if method == "parabola" else []
-    return ComputeFit(
-        kind=compute_fit.FILE_KIND,
-        form="isoflop",
-        method=method,
-        status="unidentified" if laws is None else "converged",
-        optima=tuple(each.optimum for each in found),
-        params_law=laws.params if laws else None,
-        tokens_law=laws.tokens if laws else None,
-        loss_law=laws.loss if laws else None,
-        inflation=laws.inflation if laws else compute_laws.Inflation(),
-        level=level,
-        bootstrap=bootstrap,
-        seed=seed,
-        num_runs=table.num_runs,
-        largest_flops=float(table.flops.max()),
-        flops_given=table.flops_given,
-        dropped=table.dropped,
-        warnings=tuple(warnings),
-    )
+    return compute_fit.assembled(
+        table, "isoflop", tuple(each.optimum for each in found), laws, warnings, method=method, bootstrap=bootstrap,
+        level=level, seed=seed,
+    )  # fmt: skip
 
 
 def _budgets(table: RunTable) -> list[_Budget]:

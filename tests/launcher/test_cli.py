@@ -21,6 +21,7 @@ from launcher.verbs import freeze
 from proxies.checks import SpecError
 from proxies.data.tokens import CorruptCorpusError, DataError
 from scaling_fits import law
+from scaling_fits.fit_file import FitTamperedError
 from sweeps import errors
 
 CODES = [
@@ -52,6 +53,7 @@ CODES = [
     (errors.CurveCorrupt("bad"), 5),
     (CorruptError("bad"), 5),
     (TamperedError("launch.json", ["edited"]), 5),
+    (FitTamperedError("edited"), 5),
     (errors.StudyHeld("held"), 75),
     (errors.StaleDriver("stale"), 75),
     (demo.DemoError(("run",), 5), 5),

@@ -1,11 +1,13 @@
 """The ladder's figures show what the body says: every law by name, nothing dropped, nothing on other text."""
 
 import itertools
+import math
 import re
 import xml.etree.ElementTree as ET
 
 import pytest
 from example_report import finished_body
+from matplotlib.axes import Axes
 from test_figures_transfer import LETTER, texts
 
 from launcher import figures_fits
@@ -85,7 +87,23 @@ def test_a_band_needs_intervals(body):
     whole = figures_fits.laws(body)
     for point in body["frontier"]:
         point["interval"] = None
-    assert figures_fits.laws(body).count("opacity: 0.16") == whole.count("opacity: 0.16") - 1
+    bare = figures_fits.laws(body)
+    assert "opacity: 0.16" in whole and "opacity: 0.16" not in bare
+    assert "90 % of new runs" in said_in(whole) and "90 % of new runs" not in said_in(bare)
+
+
+def test_where_the_rungs_end_is_marked_and_what_was_foretold_lies_beside_them(body):
+    """A line at the largest rung that has a loss; without a forecast there is nothing beyond it."""
+    assert "largest rung" in said_in(figures_fits.laws(body))
+    lines, xs = [], []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Axes, "axvline", lambda axes, x, **_: lines.append(x))
+        patched.setattr(Axes, "errorbar", lambda axes, x, y, **told: xs.append((told["label"], x, axes.get_xlim())))
+        figures_fits.laws(body)
+    assert lines == [math.log10(max(rung["flops"] for rung in body["ladder"]["rungs"]))]
+    ((_, held, (left, right)),) = [one for one in xs if one[0] == "back-test"]
+    assert all(at < lines[0] - 0.02 * (right - left) for at in held), "or their marks hide each other"
+    assert "largest rung" not in said_in(figures_fits.laws(body | {"choice": None, "frontier": None}))
 
 
 def test_outliers_are_named_and_no_other_rung_is(body):
@@ -97,6 +115,18 @@ def test_outliers_are_named_and_no_other_rung_is(body):
         row |= {"outlier": True, "rung": rung}
     named = [said for said in said_in(figures_fits.residuals(body)) if "tokens" in said]
     assert sorted(named) == ["width 32, 102k tokens", "width 96, 819k tokens"]
+
+
+def test_of_many_outliers_the_worst_are_named_and_no_two_at_one_height(body):
+    """The worst first: the one of the largest residual is among them."""
+    rungs, rows = body["ladder"]["rungs"], body["fit"]["influence"]["rows"]
+    for row in rows:
+        rungs[row["rung"]]["loss_nats"] *= 1.05 if row["rung"] % 2 else 0.9
+        row |= {"outlier": True, "residual_sds": 5.0 + row["rung"]}
+    found = [(said, y) for said, _, y, _ in texts(figures_fits.residuals(body)) if "tokens" in said]
+    assert 2 <= len(found) <= 5 and "width 96, 819k tokens" in dict(found)
+    heights = sorted(y for _, y in found)
+    assert min(b - a for a, b in itertools.pairwise(heights)) > 8.5
 
 
 def test_residuals_lie_at_measured_over_fitted(body):

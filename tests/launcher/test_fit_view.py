@@ -31,7 +31,8 @@ def rungs_of(noise=0.0):
     rng = np.random.default_rng(0)
     sizes = list(itertools.product((10_000, 30_000, 90_000, 270_000), (200_000, 600_000, 1_800_000)))
     return [
-        {"params": n, "tokens": d, "loss_nats": truth(n, d) * math.exp(float(rng.normal(0, noise)))} for n, d in sizes
+        {"width": n // 1000, "params": n, "tokens": d, "loss_nats": truth(n, d) * math.exp(float(rng.normal(0, noise)))}
+        for n, d in sizes
     ]
 
 
@@ -60,13 +61,21 @@ def test_a_laws_own_frontier_is_the_best_loss_that_each_budget_pays_for():
 
 
 def test_a_rung_that_bears_no_loss_does_not_shift_the_others_places():
-    rungs = [{"params": 5_000, "tokens": 100_000, "loss_nats": None}, *rungs_of(noise=0.001)]
+    rungs = [{"width": 5, "params": 5_000, "tokens": 100_000, "loss_nats": None}, *rungs_of(noise=0.001)]
     rungs[7]["loss_nats"] *= 1.05
     found = body_of(rungs)["influence"]
     assert all(row["rung"] == row["run"] + 1 for row in found["rows"])
     assert [row["rung"] for row in found["rows"] if row["outlier"]] == [7]
-    assert any("run 6" in warning for warning in found["warnings"]), found["warnings"]
+    named = f"width {rungs[7]['width']}, 200k tokens"
+    assert any(warning.startswith(f"{named} off the law") for warning in found["warnings"]), found["warnings"]
     assert len(found["rows"]) == 12
+
+
+def test_rungs_are_named_by_width_and_tokens_and_repeats_by_their_place():
+    sizes = [(32, 819_200), (32, 819_200), (64, 819_200), (64, 819_300)]
+    names = fit_view.rung_names([{"width": width, "tokens": tokens} for width, tokens in sizes])
+    assert names[:2] == ["width 32, 819k tokens (seed 1 of 2)", "width 32, 819k tokens (seed 2 of 2)"]
+    assert names[2:] == ["width 64, 819k tokens"] * 2
 
 
 def test_without_a_choice_there_is_the_summary_alone():

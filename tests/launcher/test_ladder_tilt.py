@@ -113,6 +113,35 @@ def test_checked_rungs_of_like_cost_say_one_loss_for_all():
     assert -0.06 < found.shift_nats < 0, "no line through two near points is drawn on to the ends"
 
 
+def test_no_rung_is_taken_to_lose_less_than_nothing_or_more_than_three_times_what_a_checked_one_does():
+    """A line through two rungs in the middle, drawn on to both ends."""
+    order = np.argsort(SIX_ND)
+    log_flops = np.log(SIX_ND)
+    i = int(order[5])
+    j = next(int(k) for k in order if log_flops[k] > log_flops[i] + ladder_tilt.LEAST_SPREAD)
+    line = 0.004 * (log_flops - log_flops[i]) / (log_flops[j] - log_flops[i])
+    table, fit, target = true_fit()
+
+    def shift(lost):
+        moved = fit_runs(from_columns(params=N, tokens=D, loss=TRUTH - lost), form="chinchilla", bootstrap=0)
+        return predict(moved, target.params, target.tokens).loss_nats - target.loss_nats
+
+    told, unbounded = shift(np.clip(line, 0.0, 3 * 0.004)), shift(np.maximum(line, 0.0))
+    assert abs(told / unbounded - 1) > 0.1 and abs(told / shift(np.minimum(line, 0.012)) - 1) > 0.1
+    found = tilt([a_check(i, 0.0), a_check(j, 0.004)], RUNGS, table, fit, target)
+    assert found.shift_nats == pytest.approx(told, rel=1e-3)
+
+
+def test_the_noise_of_a_run_is_the_largest_that_tests_of_the_rate_found():
+    def a_test(hyperparameter, noise):
+        verdict = SimpleNamespace(noise_nats=noise)
+        return SimpleNamespace(hyperparameter=hyperparameter), SimpleNamespace(verdict=verdict)
+
+    rates = [a_test("learning_rate", noise) for noise in (0.003, None, 0.005, 0.004)]
+    assert ladder_tilt.noise_of(SimpleNamespace(tests=[*rates, a_test("clip_norm", 0.1)])) == 0.005
+    assert ladder_tilt.noise_of(SimpleNamespace(tests=[rates[1], a_test("clip_norm", 0.1)])) is None
+
+
 def test_without_numbers_there_is_no_tilt():
     table, fit, target = true_fit()
     nothing = dataclasses.replace(a_check(0, 0.0), excess=None)

@@ -1,6 +1,7 @@
 """What a plan's ladder may not be, and what `validate` warns of."""
 
 import pytest
+from pydantic import ValidationError
 from tiny_study import ask, plan_with, write_corpus
 
 from launcher.plan import Plan
@@ -9,6 +10,12 @@ from launcher.plan_ladder import ladder_problems, ladder_warnings
 
 def planned(**sections):
     return Plan.model_validate(sections)
+
+
+@pytest.mark.parametrize("number", [0, -1, 101, 1.5, True])
+def test_a_number_of_seeds_is_a_small_whole_one(number):
+    with pytest.raises(ValidationError, match="num_seeds"):
+        planned(ladder={"num_seeds": number})
 
 
 def test_the_default_plan_warns_of_nothing():
@@ -22,6 +29,8 @@ def test_the_default_plan_warns_of_nothing():
         ({"check_offsets_octaves": (1.0, 2.0)}, "ladder.check_offsets_octaves = [1.0, 2.0]: rates below and above"),
         ({"check_offsets_octaves": (-5.0, 1.0)}, "by at most 4 octaves, or none at all"),
         ({"batch_tokens": 100}, "ladder.batch_tokens = 100: no multiple of 64 tokens"),
+        ({"seed": 2**31 - 2, "num_seeds": 3}, "ladder.seed = 2147483646: with 3 seeds at most 2147483645"),
+        ({"seed": 2**31 - 1, "check_num_seeds": 2}, "with 2 seeds at most 2147483646"),
         ({"widths": (32,)}, "1 widths, 3 durations, 3 rungs: a law has five parameters"),
     ],
 )

@@ -8,6 +8,7 @@ from test_report import HOSTILE, text_of, unknown_numbers
 
 from launcher.report_decision import decision
 from launcher.report_fits import NUM_INFLUENTIAL, next_runs, scaling
+from launcher.transfer_view import short_size
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_the_rungs_that_the_choice_hangs_on_are_named_first(body):
     told = shown(scaling(body)).split("What the choice hangs on")[1].split("Were the rungs")[0]
     assert told.count("tokens") == NUM_INFLUENTIAL
     first = body["ladder"]["rungs"][rows[0]["rung"]]
-    assert f"{rows[0]['run']} width {first['width']}, {first['tokens']:,} tokens" in told
+    assert f" width {first['width']}, {short_size(first['tokens'])} tokens" in told
     body["fit"]["influence"]["warnings"] = []
     assert "hangs on no single rung" in shown(scaling(body))
     body["fit"]["influence"]["warnings"] = ["the choice hangs on run 3"]
@@ -73,7 +74,7 @@ def test_outliers_are_named_under_the_residuals(body):
     assert "no rung is an outlier" in shown(scaling(body))
     body["fit"]["influence"]["rows"][4] |= {"outlier": True, "rung": 15}
     told = shown(scaling(body))
-    assert "takes a rung of its weight: width 96, 819,200 tokens." in told
+    assert "takes a rung of its weight: width 96, 819k tokens." in told
     assert "no rung is an outlier" not in told
 
 

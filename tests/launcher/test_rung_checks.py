@@ -81,6 +81,23 @@ def test_a_mis_tuned_rung_says_how_many_nats_and_which_way():
     assert judged({-1.0: 1.97, 0.0: 2.0, 1.0: 2.05}).words.endswith("its rate is too high")
 
 
+@pytest.mark.parametrize(("num_seeds", "level", "least"), [(1, 0.9, 0.0253), (2, 0.9, 0.0267), (4, 0.5, 0.0290)])
+def test_what_a_neighbour_gains_at_least(num_seeds, level, least):
+    """Two means of so many runs, noise 0.002 each: 0.03 less the normal quantile's share of their difference's sd."""
+    losses = {x: [y] * num_seeds for x, y in {-1.0: 2.05, 0.0: 2.0, 1.0: 1.97}.items()}
+    found = judged(losses, noise=0.002, level=level)
+    assert found.outcome == "mis_tuned" and f"0.0300 nats less ({least:.4f} at least" in found.words
+
+
+def test_seeds_that_would_show_a_rung_mis_tuned_do():
+    """The best is within the rates, 0.024 nats below the rung's own; one run each cannot show that."""
+    losses, noise = valley(0.8, curvature=0.08), 0.01
+    number = int(judged(losses, noise).words.split("ladder.check_num_seeds = ")[1].split()[0])
+    assert number > 1
+    outcomes = [judged({x: [y] * n for x, y in losses.items()}, noise).outcome for n in (number - 1, number)]
+    assert outcomes == ["cannot_tell", "mis_tuned"]
+
+
 def test_seeds_settle_what_one_leaves_open():
     noise, losses = 0.006, {-1.0: 2.0, 0.0: 2.0, 1.0: 2.04}
     open_ = judged(losses, noise)

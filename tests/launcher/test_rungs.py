@@ -160,6 +160,30 @@ def test_more_rates_and_seeds_are_of_the_same_rungs(study_with):
         assert len(one.extra) == 11
 
 
+def test_every_rung_is_repeated_with_other_seeds(study_with):
+    """The rungs of one seed are among them as they are, and each repeat is a row of the table that is fitted."""
+    one, three = (ladder_runs(study_with(part), BEST) for part in ("", "[ladder]\nnum_seeds = 3"))
+    assert three[::3] == one and len({spec.id for spec in three}) == len(three) == 3 * len(one)
+    assert [spec.seed for spec in three] == [100, 101, 102] * len(one)
+    assert {dataclasses.replace(spec, seed=100) for spec in three} == set(one)
+    losses = {spec.id: SimpleNamespace(loss_nats=2 + index / 100) for index, spec in enumerate(three)}
+    table = decide.ladder_table(three, losses)
+    assert table.loss.tolist() == [losses[spec.id].loss_nats for spec in three]
+    for rows in range(0, len(three), 3):
+        assert len({*zip(table.params[rows : rows + 3], table.tokens[rows : rows + 3], strict=True)}) == 1
+    assert decide.fit_key(three) != decide.fit_key(one)
+
+
+def test_repeats_are_checked_as_the_rungs_are_and_no_run_is_made_twice(study_with):
+    specs = {number: ladder_runs(study_with(f"[ladder]\nnum_seeds = {number}"), BEST) for number in (1, 3)}
+    one, three = (study_with(f"[ladder]\nnum_seeds = {number}\ncheck_num_seeds = 2") for number in (1, 3))
+    assert checked_rungs(three, specs[3]) == checked_rungs(one, specs[1])
+    assert largest_share(three, specs[3]) == largest_share(one, specs[1])
+    stage = [spec.id for spec in stage_specs(three, specs[3])]
+    assert stage[: len(specs[3])] == [spec.id for spec in specs[3]]
+    assert len(set(stage)) == len(stage) == len(specs[3]) + 2 * 4, "two rungs, two rates, two seeds"
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 9, 50])
 def test_so_many_rungs_are_checked_as_are_asked_for(study_with, number):
     study = study_with(f"[ladder]\nnum_checked = {number}\ncheck_share = 1.0")
@@ -177,7 +201,8 @@ def test_no_offsets_no_checks(study_with):
 
 def test_checks_may_be_changed_in_a_study_and_the_ladder_not(study_with):
     question = study_with().question
-    for part in ("check_offsets_octaves = []", "num_checked = 3", "check_share = 1.0", "check_num_seeds = 2"):
+    checks = ("check_offsets_octaves = []", "num_checked = 3", "check_share = 1.0", "check_num_seeds = 2")
+    for part in ("num_seeds = 2", *checks):
         assert study_with(f"[ladder]\n{part}").question == question
     assert study_with("[ladder]\nbatch_tokens = 128").question != question
 
@@ -216,6 +241,10 @@ def test_checks_are_resumed_and_may_be_asked_for_later(finished, copied, monkeyp
     assert len(after.results()) == len(before) + 6, "a second seed at three rates of two rungs"
     assert {id: after.results()[id].loss_nats for id in before} == {id: r.loss_nats for id, r in before.items()}
     assert len(after.records("fit")) == 1
+    assert ask("ladder", plan, "--study", copied, "--set", "ladder.num_seeds=2")[0] == 0
+    repeated, num_rungs = Ledger.read(copied), after.records("fit")[0].body["span"]["num_runs"]
+    assert len(repeated.results()) == len(after.results()) + num_rungs - 2, "two ran already, for the checks' sake"
+    assert repeated.records("fit")[-1].body["span"]["num_runs"] == 2 * num_rungs
 
 
 def test_a_ladder_from_before_there_were_checks(finished, tmp_path, study, ledger, found):

@@ -194,6 +194,8 @@ def test_far_budgets_are_finite_or_refused(fit, flops):
         (("--flops", "1e20", "--inference-tokens", "1e30"), "no run"),
         (("--flops", "1e10", "--shape"), "the smallest shape"),
         (("--flops", "1e20", "--batch-tokens", "0"), "batch_tokens = 0"),
+        (("--flops", "1e16", "--batch-tokens", "1000000000000"), "more than the"),
+        (("--flops", "1e20", "--gpus", "8"), "--gpus says nothing without --gpu"),
     ],
 )  # fmt: skip
 def test_what_is_missing_or_clashes_is_said(fit, typed, said):
@@ -218,3 +220,48 @@ def test_flops_says_everything_wrong_at_once():
     code, body = ask("flops", "--model", "llama-3-8b", "--layers", "4", "--tied")
     assert code == 2 and "--layers, --tied" in body["message"]
     assert ask("flops", "--model", "bert")[0] == 2
+
+
+def test_a_bad_price_is_one_problem(fit):
+    code, body = ask("allocate", fit, "--usd", "5", "--gpu", "B200", "--price-usd", "-1")
+    assert code == 2 and body["problems"] == ["price_usd = -1.0: a number from 0.0001 to 1e+06 is wanted"]
+    code, body = ask("allocate", fit, "--flops", "1e20", "--gpu", "B200", "--price-usd", "-1", "--inference-tokens",
+                     "1e9", "--inference-price-usd", "2")  # fmt: skip
+    assert code == 2 and len(body["problems"]) == 1
+
+
+def test_a_batch_by_law_is_no_larger_than_the_run(fit):
+    rows = ["params,tokens,batch_optimum", *(f"{n},{d},{1e10 * d / 1e9}" for n in (1e7, 1e8) for d in (3e8, 1e9, 3e9))]
+    table, law = fit.with_name("optima.csv"), fit.with_name("huge.json")
+    table.write_text("\n".join(rows).replace("batch_optimum", "batch_tokens_optimum") + "\n")
+    assert ask("fit", table, "--form", "batch", "--out", law)[0] == 0
+    body = ask("allocate", fit, "--flops", "1e20", "--batch-fit", law)[1]
+    assert body["batch_tokens"] is body["num_steps"] is None
+    assert "more than the whole run" in body["batch_tokens_from"]
+
+
+def test_epochs_that_bind_say_what_they_waste(fit):
+    body = ask("allocate", fit, "--flops", "1e21", "--unique-tokens", "1e9", "--max-epochs", "4")[1]
+    limit = body["data_limit"]
+    assert limit["epochs"] == pytest.approx(4)
+    said = next(warning for warning in body["warnings"] if "the epochs allowed bind" in warning)
+    assert "0.3% of this loss" in said
+    # The smaller model on the same tokens, asked for by its own budget, is as good.
+    enough = limit["enough_params"]
+    assert enough < 0.1 * body["params"]
+    small = ask("allocate", fit, "--flops", 6 * enough * body["tokens"], "--unique-tokens", "1e9", "--max-epochs", "4")[
+        1
+    ]
+    assert small["params"] == pytest.approx(enough, rel=1e-6)
+    assert small["loss"] == pytest.approx(1.003 * body["loss"], rel=1e-6)
+    free = ask("allocate", fit, "--flops", "1e21", "--unique-tokens", "1e12", "--max-epochs", "4")[1]
+    assert free["data_limit"]["enough_params"] is None and not any("bind" in warning for warning in free["warnings"])
+
+
+def test_borrowed_constants_are_said_for_parameters_too(fit):
+    """At one epoch nothing repeats, but parameters count for less, by the same study."""
+    once = ask("allocate", fit, "--flops", "1e21", "--unique-tokens", "1e9", "--max-epochs", "1")[1]
+    assert once["data_limit"]["effective_params"] < once["params"]
+    assert any("borrowed" in warning for warning in once["warnings"])
+    enough = ask("allocate", fit, "--flops", "1e21", "--unique-tokens", "1e12")[1]
+    assert not any("borrowed" in warning for warning in enough["warnings"])

@@ -1,9 +1,16 @@
 """The verbs on tables of runs and on shapes. Their keys are a contract."""
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from tiny_study import ask, forerun
+
+from launcher.verbs import fitted as fitted_verbs
+from scaling_fits.summary import FILE_KIND
 
 FIT = ("--bootstrap", "50")
 
@@ -265,3 +272,122 @@ def test_the_table_is_not_written_over(tmp_path):
     code, _, errors = forerun("fit", path, "--out", path)
     assert (code, "is the table itself" in errors) == (2, True)
     assert path.read_text() == before
+
+
+def edited(path, change):
+    """A copy of a fit whose content `change` was let loose on, and nothing else."""
+    data = json.loads(path.read_text())
+    change(data["fit"])
+    path.with_name("edited.json").write_text(json.dumps(data))
+    return path.with_name("edited.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fit: fit.update(level=0.5),
+        lambda fit: fit.update(inflation=1e300),
+        lambda fit: fit["members"][0]["theta"].__setitem__(0, 1e300),
+        lambda fit: fit["span"].update(six_nd=[1.0, 1.0]),
+    ],
+)
+def test_a_fit_that_was_edited_is_refused(fitted, change):
+    path = edited(fitted, change)
+    for line in (("predict", path, "--params", "1e9", "--tokens", "1e9"), ("allocate", path, "--flops", "1e20")):
+        code, body = ask(*line)
+        assert (code, body["error"]) == (5, "FitTamperedError")
+        assert f"{path} was changed since it was written" in body["message"]
+
+
+def test_fits_of_every_kind_carry_a_digest(valleys_table, rates_table, tmp_path):
+    for table, form in ((valleys_table, "isoflop"), (rates_table, "batch")):
+        assert ask("fit", table, "--form", form, "--bootstrap", "5", "--out", tmp_path / "fit.json")[0] == 0
+        path = edited(tmp_path / "fit.json", lambda fit: fit.update(level=0.5))
+        assert ask("predict", path, "--params", "1e9", "--tokens", "1e9", "--flops", "1e20")[0] == 5
+
+
+def test_a_fit_without_a_digest_is_of_an_older_version(fitted, tmp_path):
+    bare = json.loads(fitted.read_text())["fit"]
+    assert bare["kind"] == FILE_KIND
+    (tmp_path / "old.json").write_text(json.dumps(bare))
+    code, body = ask("allocate", tmp_path / "old.json", "--flops", "1e20")
+    assert code == 2 and "older version" in body["message"] and "forerun fit RUNS --out" in body["message"]
+
+
+def write_losses(path, loss):
+    rows = [f"{n},{d},{loss(n, d)!r}" for n in (3e6, 1e7, 3e7, 1e8) for d in (3e8, 1e9, 3e9)]
+    path.write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
+    return path
+
+
+def test_a_degenerate_fit_is_said_aloud(tmp_path):
+    path = write_losses(tmp_path / "steep.csv", lambda n, d: 2 + 3 * (n / 3e6) ** -4 + 2 * (d / 3e8) ** -3.5)
+    code, out, err = forerun("fit", path, "--form", "chinchilla", "--bootstrap", "0", "--json")
+    assert (code, json.loads(out)["status"]) == (0, "degenerate")
+    assert "warning: the fit is degenerate" in err and "do not plan with its numbers" in err
+
+
+def test_losses_that_no_law_describes_give_a_refusal_or_finite_numbers(tmp_path):
+    """They rise with size and length; the best size of such a law lies beyond all numbers."""
+    path = write_losses(tmp_path / "rising.csv", lambda n, d: 2 + 0.5 * (n / 3e6) ** 0.3 + 0.5 * (d / 3e8) ** 0.2)
+    fit = tmp_path / "fit.json"
+    assert ask("fit", path, "--form", "chinchilla", "--bootstrap", "20", "--out", fit)[0] == 0
+    for flops in ("1e18", "1e26", "1e36"):
+        code, body = ask("allocate", fit, "--flops", flops, "--unique-tokens", "1e9")
+        assert code in (0, 4), body
+        assert code == 0 or "degenerate" in body["message"]
+
+
+def test_a_place_the_fit_cannot_go_to_is_named(table, tmp_path):
+    for out, said in (
+        ("/dev/full", "/dev/full: No space left on device"),
+        (tmp_path / "no" / "fit.json", "no/fit.json: No such file or directory"),
+    ):
+        code, body = ask("fit", table, "--bootstrap", "0", "--form", "chinchilla", "--out", out)
+        assert code == 2 and said in body["message"]
+
+
+def piped(*arguments, **streams):
+    command = [sys.executable, "-m", "launcher", *map(str, arguments)]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **streams)
+
+
+def test_an_output_that_takes_no_more_is_named(fitted):
+    for line in (("flops", "--model", "gpt-2", "--json"), ("allocate", fitted, "--flops", "1e12"), ("fit", "gone.csv")):
+        with Path("/dev/full").open("w") as full:
+            done = piped(*line, stdout=full)
+        wanted = "gone.csv cannot be read" if "gone.csv" in line else "the standard output: No space left on device"
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1) and wanted in done.stderr
+
+
+def test_fit_and_answer_do_not_share_an_output(table, tmp_path):
+    for out in ("/dev/stdout", tmp_path / "both.json"):
+        with (tmp_path / "both.json").open("w") as file:
+            done = piped("fit", table, "--bootstrap", "0", "--json", "--out", out, stdout=file)
+        assert done.returncode == 2 and "the two would mix" in done.stderr
+        assert json.loads((tmp_path / "both.json").read_text())["error"] == "UsageError"
+
+
+def test_an_interrupted_fit_says_that_nothing_is_kept(table, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.verbs.fits.fit_of", stopped)
+    code, _, err = forerun("fit", table)
+    assert (code, err.strip()) == (130, "forerun: interrupted; nothing is kept, the same command starts anew")
+
+
+def test_a_large_table_says_how_long_it_takes_and_a_huge_one_is_refused(table, monkeypatch):
+    monkeypatch.setattr(fitted_verbs, "_LEAST_MINUTES", 1e-6)
+    code, _, err = forerun("fit", table, "--bootstrap", "0", "--form", "chinchilla")
+    assert code == 0 and "fit: 12 runs and 0 refits" in err and "fewer refits" in err
+    monkeypatch.setattr(fitted_verbs, "_MOST_RUNS", 5)
+    code, body = ask("fit", table)
+    assert code == 2 and "12 runs: at most 5 are fitted" in body["message"]
+
+
+@pytest.mark.parametrize("flops", ["1e300", "1e-300", "1e60"])
+def test_optima_far_beyond_all_budgets_are_refused(valleys_table, tmp_path, flops):
+    assert ask("fit", valleys_table, "--form", "isoflop", "--bootstrap", "5", "--out", tmp_path / "fit.json")[0] == 0
+    code, body = ask("predict", tmp_path / "fit.json", "--flops", flops)
+    assert code == 2 and "times the largest FLOPs of any run" in body["message"]

@@ -64,7 +64,7 @@ def test_weighted_quantile():
 
 def test_small_samples_widen(small):
     _, fit = small
-    many = dataclasses.replace(fit, num_runs=10_000)
+    many = dataclasses.replace(fit, num_effective_runs=10_000.0)
     assert cloud.small_sample_factor(fit, 0.9) == pytest.approx(2**0.5 * 2.015 / 1.645, rel=1e-3)
     assert cloud.small_sample_factor(many, 0.9) == pytest.approx(1.0, abs=2e-3)
 
@@ -83,10 +83,22 @@ def test_the_ends_of_a_mixture_are_solved_for(small):
     one = dataclasses.replace(fit, draws=fit.theta[None, :])
     draws = cloud.Cloud(weight_draws=np.ones((1, 1)), misfit_draws=np.array([0.003]), noise_draws=np.array([0.004]))
     n, d = np.array([4e6]), np.array([3e6])
-    low, high = cloud.new_run_quantiles([one], draws, n, d, np.array([1.0]), 0.9)
+    low, high = cloud.new_run_quantiles([one], draws, n, d, np.array([np.e / 1.25]), 0.0, 0.9)  # at reach 1
     centre = law.log_loss(fit.theta[None], n, d)[0]
     assert (high - centre) == pytest.approx(1.6449 * 0.005, rel=1e-3)
     assert (centre - low) == pytest.approx(1.6449 * 0.005, rel=1e-3)
+
+
+def test_refits_that_fall_to_nothing_are_not_believed(small):
+    """Half the refits say the loss is gone at 30 times the budget: the interval ends where no loss on record fell."""
+    table, fit = small
+    gone = fit.theta - np.array([20.0, 20.0, 20.0, 0, 0, 0])
+    draws = np.stack([fit.theta, gone] * 20)
+    half = dataclasses.replace(fit, draws=draws)
+    still = cloud.Cloud(weight_draws=np.ones((40, 1)), misfit_draws=np.full(40, 1e-6), noise_draws=np.full(40, 1e-6))
+    n, d, log_best = table.params.max()[None] * 5, table.tokens.max()[None] * 6, float(np.log(table.loss.min()))
+    low, _ = cloud.new_run_quantiles([half], still, n, d, np.array([30.0]), log_best, 0.9)
+    assert low == pytest.approx(log_best - 0.3 * np.log(1.25 * 30), abs=1e-3)
 
 
 def test_the_law_without_floor_moves_the_level_of_a_budget_and_not_its_best_size():

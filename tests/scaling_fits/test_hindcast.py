@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, ladder
 
-from scaling_fits import cloud, law
+from scaling_fits import cloud, law, pooling
 from scaling_fits.hindcast import hindcast
+from scaling_fits.nearness import near_frontier
 from scaling_fits.table import from_columns
 
 
@@ -60,3 +61,39 @@ def test_a_law_too_rich_for_a_cut_counts_there_as_the_simpler_one():
     learned = hindcast(table, _fits(table), near=False, num_draws=24, level=0.9, seed=0)
     assert learned.backtest is not None
     assert all(weight > 0 for weight in learned.pool.weights)
+
+
+WIDE = {"sizes": np.geomspace(1e5, 1e8, 6), "tokens": np.geomspace(1e6, 1e9, 6)}
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_cuts_are_fitted_as_the_whole_is(near):
+    """Runs far off the frontier are 20 % too bad: what a cut foretells hangs on whether they count less there too."""
+    table = ladder(CHINCHILLA, np.random.default_rng(0), 0.002, 36, **WIDE)
+    far = np.abs(np.log(table.tokens / table.params / 10)) > 3
+    table = from_columns(table.params, table.tokens, table.loss * np.where(far, 1.2, 1.0))
+    fits = (law.fit_law(near_frontier(table) if near else table, "chinchilla"),)
+    (run,) = hindcast(table, fits, near=near, num_draws=0, level=0.9, seed=0).backtest.runs
+    below = table.rows(table.flops < table.flops.max() / 1.25)
+    even, weighed = (law.fit_law(each, "chinchilla") for each in (below, near_frontier(below)))
+    told = [law.log_loss(fit.theta[None, :], table.params[-1:], table.tokens[-1:])[0, 0] for fit in (even, weighed)]
+    assert abs(told[1] - told[0]) > 0.01, "or nothing is tested"
+    assert np.log(run.predicted_nats) == pytest.approx(told[near], abs=1e-6)
+
+
+def test_budgets_below_the_largest_are_held_out_too(monkeypatch):
+    """Some cuts hold out the largest budget; others hold out the next one, and have not seen the largest."""
+    seen, learn = [], pooling.learn
+
+    def watched(forms, errors_CM, *rest, **options):
+        seen.append(errors_CM)
+        return learn(forms, errors_CM, *rest, **options)
+
+    monkeypatch.setattr(pooling, "learn", watched)
+    table = ladder(CHINCHILLA, np.random.default_rng(0), 0.002, 36, **WIDE)
+    for factor in (1.0, 1.1):
+        loss = table.loss * np.where(table.flops == table.flops.max(), factor, 1.0)
+        changed = from_columns(table.params, table.tokens, loss)
+        hindcast(changed, _fits(table, 0), near=False, num_draws=0, level=0.9, seed=0)
+    moved = np.abs(seen[1] - seen[0]).max(axis=1)
+    assert (moved > 0.05).any() and (moved < 1e-9).any()

@@ -45,7 +45,7 @@ def test_shifts_are_those_of_a_fit_to_the_other_runs():
     with_it, without = choice(fitted.heaviest.theta), choice(other.theta)
     assert first.shift_log_params == pytest.approx(without[0] - with_it[0], abs=1e-3)
     assert first.shift_log_loss == pytest.approx(without[1] - with_it[1], abs=2e-4)
-    assert (first.share_of_arm, first.line) == (None, None)
+    assert first.share_of_arm is None
 
 
 def test_nearness_is_measured_anew_without_the_run():
@@ -76,7 +76,7 @@ def test_a_planted_outlier_is_named_by_its_file_line(tmp_path, factor):
     (tmp_path / "runs.csv").write_text(text.replace("\n", "\n\n", 1))  # an empty line: places are not lines
     read = read_runs(tmp_path / "runs.csv")
     found = influence(read, fit_runs(read, form="chinchilla", bootstrap=0), **TARGET)
-    assert [(row.place, row.line) for row in found if row.outlier] == [(11, 14)]
+    assert [(row.place, row.name) for row in found if row.outlier] == [(11, "row 14")]
     outlier = next(row for row in found if row.outlier)
     assert (outlier.residual_sds > 0) == (factor > 1)
     assert any(warning.startswith("row 14 off the law") for warning in influence_warnings(found))
@@ -121,7 +121,19 @@ def test_a_decisive_run_is_told_with_its_share_of_the_arm():
     assert (found[0].place, found[0].decisive, found[0].outlier) == (14, True, False)
     assert found[0].share_of_arm is not None and found[0].share_of_arm > 0
     said = influence_warnings(found)[0]
-    assert "run 14" in said and "interval's arm" in said
+    assert "hangs on the run of 3e+05 params and 3e+06 tokens: without" in said and "interval's arm" in said
+
+
+def test_many_runs_are_named_by_the_first_and_their_number():
+    """By the names that the caller gives, where it gives any."""
+    n = np.array([3e4, 3e4, 1e5, 1e5, 1e6, 1e6])
+    d = np.array([1e5, 8e5, 2e5, 8e5, 1e5, 4e5])
+    table = from_columns(n, d, law_loss(CHINCHILLA, n, d))
+    names = [f"rung {letter}" for letter in "abcdef"]
+    found = influence(table, fit_runs(table, form="chinchilla", bootstrap=0), **TARGET, names=names)
+    assert [row.name for row in found] == [names[row.place] for row in found]
+    (said,) = influence_warnings(found)
+    assert said.startswith("without rung a, rung b, rung c, rung d, rung e and 1 more (each by itself)")
 
 
 def test_runs_without_which_nothing_is_identified():

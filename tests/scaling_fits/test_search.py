@@ -59,38 +59,55 @@ def _reference(points, weight, shape, near):
     return best
 
 
-@pytest.mark.parametrize("form", ["chinchilla", "coupled"])
+def _wide_ladder(truth, num_runs, seed):
+    sizes, tokens = np.geomspace(1e6, 1e9, 8), np.geomspace(1e7, 1e10, 8)
+    return ladder(truth, np.random.default_rng(seed), 0.01, num_runs, sizes, tokens)
+
+
+def _multinomial(num, num_runs):
+    return np.random.default_rng(1).multinomial(num_runs, np.full(num_runs, 1 / num_runs), size=num).astype(float)
+
+
+@pytest.mark.parametrize("form", ["power", "chinchilla"])
 def test_refits_reach_what_each_alone_reaches_from_many_starts(form):
-    table = ladder(COUPLED, np.random.default_rng(3), 0.01, 11)
-    points, shape = law.centred_points(table)[0], SHAPES[form]
-    weight = _weights(16, 11)
-    pool = starts.grid_starts(points, np.ones(11), shape, 12)
-    found = search.refits(pool, points, weight, shape, 3)
-    best = np.minimum(_reference(points, weight, shape, found.theta[::4]), found.objective)
-    assert (found.objective <= best * (1 + 1e-3) + 1e-10 * 11).sum() >= 15
+    """Eleven runs, some of no weight: many basins, of which the least may be of another kind than the fit's."""
+    table, weight, shape = _wide_ladder(CHINCHILLA, 11, 11), _multinomial(12, 11), SHAPES[form]
+    found = law.refit(table, law.fit_law(table, form), weight)
+    points, centre = law.centred_points(table)
+    best = _reference(points, weight, shape, law.centred(found.theta[::4], centre))
+    assert (found.objective <= best * (1 + 1e-3) + 1e-10 * 11).sum() >= 11
 
 
-def test_neighbours_help(monkeypatch):
-    """The rounds of starts from neighbours are needed: without them more refits stay in a worse basin."""
-    table = ladder(
-        CHINCHILLA, np.random.default_rng(17), 0.01, 17, np.geomspace(1e6, 1e9, 8), np.geomspace(1e7, 1e10, 8)
-    )
-    points, shape = law.centred_points(table)[0], SHAPES["kaplan"]
-    weight = _weights(96, 17)
-    pool = starts.grid_starts(points, np.ones(17), shape, 2)
-    helped = search.refits(pool, points, weight, shape, 1).objective
-    monkeypatch.setattr(search, "_TURNS", 0)
-    alone = search.refits(pool, points, weight, shape, 1).objective
-    assert (helped <= alone).all()
-    assert (alone > helped * (1 + 1e-3)).mean() > 0.02
+def _worse_without(table, form, weight, parts, monkeypatch):
+    """How many refits end higher, and how many lower, once these parts of the search do nothing."""
+    fit = law.fit_law(table, form)
+    whole = law.refit(table, fit, weight).objective
+    for part in parts:
+        monkeypatch.setattr(search, part, lambda first, *rest: first)
+    less = law.refit(table, fit, weight).objective
+    return (less > whole * (1 + 1e-3) + 1e-9).sum(), (whole > less * (1 + 1e-3) + 1e-9).sum()
 
 
-def test_gain_left_tells_an_optimum_from_a_point_beside_it():
-    points, shape, weight = _points(), SHAPES["chinchilla"], np.ones((1, 12))
-    found = search.best_of(starts.grid_starts(points, weight[0], shape, 12), points, weight[0], shape)
-    best = found.theta[[found.objective.argmin()]]
-    assert search.gain_left(best, points, weight, shape)[0] < 1e-9
-    assert search.gain_left(best + 0.01 * np.eye(6)[[1]], points, weight, shape)[0] > 1e-4
+def test_scouts_find_basins_that_the_fit_does_not_know(monkeypatch):
+    table = _wide_ladder(CHINCHILLA, 11, 11)
+    worse, better = _worse_without(table, "power", _multinomial(64, 11), ["scouted"], monkeypatch)
+    assert worse >= better + 2
+
+
+def test_neighbours_and_runs_made_light_help(monkeypatch):
+    table, parts = _wide_ladder(COUPLED, 17, 18), ["_shared", "_without"]
+    worse, better = _worse_without(table, "kaplan", _weights(64, 17), parts, monkeypatch)
+    assert worse >= better + 2
+
+
+@pytest.mark.parametrize("num_runs", [11, 240])
+def test_a_block_of_one_refit_is_searched_too(num_runs):
+    """There are no neighbours, and the scouts' weights are its own, rolled."""
+    table = ladder(CHINCHILLA, np.random.default_rng(0), 0.01, num_runs, *(np.geomspace(1e6, 1e9, 16) for _ in "nd"))
+    fit = law.fit_law(table, "chinchilla")
+    found = law.refit(table, fit, np.ones((1, num_runs)))
+    assert found.objective[0] == pytest.approx(fit.objective, rel=1e-6)
+    assert found.converged.all()
 
 
 def test_condition_sees_a_term_that_two_sizes_cannot_pin_down():

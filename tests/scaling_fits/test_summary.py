@@ -9,8 +9,8 @@ from planted_ladders import CHINCHILLA, ladder
 
 from proxies import canon
 from scaling_fits.allocation.allocate import allocate
+from scaling_fits.fit_file import FitFileError
 from scaling_fits.summary import (
-    FitFileError,
     allocation_summary,
     fit_summary,
     from_file,

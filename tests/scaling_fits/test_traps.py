@@ -267,3 +267,21 @@ def test_lines_skip_dropped_rows_and_blank_lines(tmp_path):
     (tmp_path / "r.csv").write_text("params,tokens,loss,lr\n1,2,3,1\n\n1,2,nan,2\n2,2,3,3\n")
     table = read_runs(tmp_path / "r.csv", extra=["lr"])
     assert (table.lines, table.extra["lr"].tolist(), [row.row for row in table.dropped]) == ((2, 5), [1.0, 3.0], [4])
+
+
+@pytest.mark.parametrize("column", ["params", "tokens", "loss"])
+@pytest.mark.parametrize(("cell", "limit"), [(1e-300, "at least 1e-12"), (1e300, "at most 1e+")])
+def test_an_impossible_cell_is_refused_by_its_row(tmp_path, column, cell, limit):
+    cells = RUNS[column].copy()
+    cells[2] = cell
+    with pytest.raises(TableError, match=f"row 4, column '{column}': {cell:g}".replace("+", "\\+")) as caught:
+        read_runs(_csv(tmp_path, RUNS | {column: cells}))
+    assert limit in str(caught.value)
+
+
+@pytest.mark.parametrize(("column", "factor"), [("params", 1e-9), ("tokens", 1e7), ("loss", 100.0)])
+def test_a_cell_far_from_all_others_is_told_by_its_row(tmp_path, column, factor):
+    cells = RUNS[column].copy()
+    cells[2] *= factor
+    said = _warnings(tmp_path, **{column: cells})
+    assert any(f"row 4, column '{column}': " in warning and "a slip?" in warning for warning in said)

@@ -8,7 +8,8 @@ import pytest
 from planted_ladders import CHINCHILLA, COUPLED, ladder, law_loss
 
 from proxies.checks import SpecError
-from scaling_fits.allocation.allocate import NoRunError, allocate, pooled_along
+from scaling_fits.allocation.allocate import NoRunError, allocate
+from scaling_fits.allocation.along import pooled_along
 from scaling_fits.derived import exponents
 from scaling_fits.law import CannotTellError
 from scaling_fits.uncertainty import fit_runs, predict
@@ -152,3 +153,13 @@ def test_a_falling_law_chooses_no_size(noisy):
         allocate(dataclasses.replace(noisy, weights=(0.5, 0.5, 0.0)), 1e13).params, rel=1e-6
     )
     assert 0 < share < 1
+
+
+@pytest.mark.parametrize("theta", [[1.0, 600.0, 1.0, 1e-3, 1e-3, 1.0], [1.0, 1.0, 600.0, 1e-3, 1e-3, 1.0]])
+@pytest.mark.parametrize("terms", [{}, {"unique_tokens": 1e9}, {"inference_tokens": 1e9}])
+def test_a_degenerate_law_whose_best_size_is_no_size_tells_none(noisy, theta, terms):
+    """Exponents of nothing put the optimum at exp(600000): a refusal by name, not an overflow."""
+    broken = dataclasses.replace(noisy.members[0], status="degenerate", theta=np.array(theta), warnings=("so flat",))
+    fitted = dataclasses.replace(noisy, members=(broken,), weights=(1.0,))
+    with pytest.raises(CannotTellError, match=r"degenerate.*so flat"):
+        allocate(fitted, 1e22, **terms)

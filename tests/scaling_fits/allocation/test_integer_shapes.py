@@ -63,6 +63,20 @@ def test_wishes_are_kept_and_defaults_said():
     assert len(integer_shapes(Wanted(params=5e8)).assumed) >= 5
 
 
+@pytest.mark.parametrize("degree", [1, 8])
+def test_four_query_heads_per_kv_head_or_it_is_said(degree):
+    groups = []
+    for params in (1e8, 2e8, 5e8, 1e9, 2e9, 5e9, 1e10, 2e10, 5e10):
+        found = integer_shapes(Wanted(params=params, tensor_parallel=degree))
+        best = found.options[0].shape
+        groups.append(best.num_heads // best.num_kv_heads)
+        said = [text for text in found.assumed if "query heads per key-value head" in text]
+        assert len(said) == 1 and said[0].startswith(f"{groups[-1]} query heads")
+        assert ("not the usual 4" in said[0]) == (groups[-1] != 4)
+    assert all(2 <= group <= 8 for group in groups)
+    assert groups.count(4) >= (8 if degree == 1 else 2)
+
+
 def test_a_vocabulary_nobody_asked_for_fits_the_size():
     for params in (1e6, 1e8, 1e9, 1e11):
         shape = integer_shapes(Wanted(params=params)).options[0].shape

@@ -1,5 +1,6 @@
 """The runs advised narrow the interval: as the algebra says, and when they are made."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -76,6 +77,33 @@ def test_three_runs_are_worth_no_less_than_one_of_their_flops(fitted):
             for n, d in zip(candidates.params[fits], candidates.tokens[fits], strict=True)
         )
         assert 1 - math.prod(1 - run.interval_shrink for run in advised) >= alone - 0.02
+
+
+def test_candidates_span_the_ladders_ratios_and_what_may_be_spent(fitted):
+    """Their corners: few tokens on the largest size and many on the smallest, at the cheapest and the dearest."""
+    found = candidates_below(fitted, MOST)
+    ratio = found.tokens / found.params
+    ends = [(min(TOKENS) / max(SIZES), max(TOKENS) / min(SIZES)), (found.flops.min(), MOST)]
+    corners = [np.isclose(ratio, r) & np.isclose(found.flops, c) for r in ends[0] for c in ends[1]]
+    assert [int(corner.sum()) for corner in corners] == [1] * 4
+    assert ratio.min() == pytest.approx(ends[0][0]) and ratio.max() == pytest.approx(ends[0][1])
+    assert 0.1 < found.flops.min() / fitted.span.six_nd[1] < 0.9, "not far below the largest, which says what is known"
+    assert found.flops.max() == pytest.approx(MOST)
+
+
+def test_the_noise_of_a_run_is_what_forecasts_take_for_it(fitted):
+    """A law's residuals may be misfit; the fit's draws of the noise say how much one more run tells."""
+    one = Candidates(params=np.array([1e6]), tokens=np.array([2e6]))
+
+    def told(**changes):
+        return expected_shrink(dataclasses.replace(fitted, **changes), *TARGET, one)
+
+    worse = tuple(dataclasses.replace(fit, residual_sd=20 * fit.residual_sd) for fit in fitted.members)
+    assert told(members=worse) == told() > 0.02
+    draws = fitted.cloud.noise_draws
+    assert 0.5 * NOISE < np.median(draws) < 2 * NOISE, "the planted noise, of losses near 2"
+    factors = [told(cloud=dataclasses.replace(fitted.cloud, noise_draws=factor * draws)) for factor in (0.1, 1.0, 10.0)]
+    assert factors[0] > factors[1] > 4 * factors[2]
 
 
 def test_nothing_to_say(fitted):

@@ -9,7 +9,7 @@ import pytest
 from proxies.checks import SpecError
 from scaling_fits import law
 from scaling_fits.allocation import spending
-from scaling_fits.allocation.spending import Spending, log_best_params, log_optimal_params
+from scaling_fits.allocation.spending import Spending, log_best_params
 
 THETAS = np.array([
     [math.log(1.7), math.log(480), math.log(2100), 0.35, 0.37, 1.0],
@@ -38,10 +38,12 @@ def test_no_size_beats_the_best(name):
 
 
 def test_the_root_meets_the_closed_form_where_both_exist():
+    plain = log_best_params(THETAS, TERMS["plain"])
+    np.testing.assert_allclose(plain, law.log_best_params(THETAS, math.log(1e20 / 6)))
     hardly = Spending(flops=1e20, inference_tokens=1e-9)
-    np.testing.assert_allclose(log_best_params(THETAS, hardly), log_optimal_params(THETAS, 1e20), atol=1e-9)
+    np.testing.assert_allclose(log_best_params(THETAS, hardly), plain, atol=1e-9)
     enough = Spending(flops=1e20, unique_tokens=1e29, unique_params=1e29)
-    np.testing.assert_allclose(log_best_params(THETAS, enough), log_optimal_params(THETAS, 1e20), atol=1e-9)
+    np.testing.assert_allclose(log_best_params(THETAS, enough), plain, atol=1e-9)
 
 
 def test_serving_makes_smaller_and_longer():

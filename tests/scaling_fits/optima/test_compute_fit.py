@@ -4,8 +4,9 @@ from planted_optima import best_loss, isoflop_runs, loss_at, runs
 
 from scaling_fits.law import CannotTellError, LawError
 from scaling_fits.optima import compute_file
-from scaling_fits.optima.compute_fit import ComputeFitError, predict_at
+from scaling_fits.optima.compute_fit import predict_at
 from scaling_fits.optima.isoflop import fit_isoflop
+from scaling_fits.optima.options import OptimaError
 
 BUDGETS = 10.0 ** np.arange(16, 20, 0.5)
 
@@ -14,7 +15,7 @@ def test_a_file_gives_the_fit_back_and_a_changed_one_is_refused():
     fit = fit_isoflop(isoflop_runs(BUDGETS), bootstrap=50)
     assert compute_file.from_file(compute_file.to_file(fit)) == fit
     for change in ({"loss_law": None}, {"level": 2.0}, {"optima": 3}, {"inflation": {"params": 0.5}}, {"kind": "x"}):
-        with pytest.raises(ComputeFitError):
+        with pytest.raises(OptimaError):
             compute_file.from_file(compute_file.to_file(fit) | change)
 
 

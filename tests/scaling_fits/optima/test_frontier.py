@@ -3,7 +3,8 @@ import pytest
 from planted_optima import PARAMS_EXPONENT, best_loss, best_params, curves, loss_at, runs
 
 from scaling_fits.optima.compute_fit import predict_at
-from scaling_fits.optima.frontier import FrontierError, fit_frontier
+from scaling_fits.optima.frontier import fit_frontier
+from scaling_fits.optima.options import OptimaError
 from scaling_fits.optima.power_laws import fit_power_law
 
 
@@ -73,7 +74,7 @@ def test_points_along_a_run_are_said():
 
 
 def test_every_bad_option_at_once():
-    with pytest.raises(FrontierError) as error:
+    with pytest.raises(OptimaError) as error:
         fit_frontier(curves(), bootstrap=-1, level=0, seed=-1)
     assert len(error.value.problems) == 3
 

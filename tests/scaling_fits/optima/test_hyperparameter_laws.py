@@ -4,7 +4,8 @@ from planted_optima import BATCH_LAW, LR_LAW, grid_runs, law_at, runs
 
 from scaling_fits.law import CannotTellError, LawError
 from scaling_fits.optima import hyperparameter_file as file
-from scaling_fits.optima.hyperparameter_laws import HyperparameterError, fit_optima_law, fit_runs_law, predict_value
+from scaling_fits.optima.hyperparameter_laws import fit_optima_law, fit_runs_law, predict_value
+from scaling_fits.optima.options import OptimaError
 
 CELLS = [(params, tokens) for params in (1e8, 3e8, 9e8) for tokens in (2e9, 8e9, 3.2e10)]
 LAWS = {"learning_rate": LR_LAW, "batch": BATCH_LAW}
@@ -92,11 +93,11 @@ def test_what_was_not_tuned_together_is_said():
 
 def test_every_bad_input_at_once():
     table = grid_runs(CELLS[:1])
-    with pytest.raises(HyperparameterError, match="no column 'learning_rate' or 'lr'"):
+    with pytest.raises(OptimaError, match="no column 'learning_rate' or 'lr'"):
         fit_runs_law(runs(table.params, table.tokens, table.loss), "learning_rate")
     lr = table.extra["lr"].copy()
     lr[:2] = -1, np.nan
-    with pytest.raises(HyperparameterError) as error:
+    with pytest.raises(OptimaError) as error:
         fit_runs_law(runs(table.params, table.tokens, table.loss, extra={"lr": lr}), "learning_rate", level=2)
     assert len(error.value.problems) == 3
     fit = fit_runs_law(grid_runs(CELLS), "batch", bootstrap=0)
@@ -113,7 +114,7 @@ def test_a_table_of_optima(tmp_path):
     fit = file.fit_optima_file(path, "learning_rate", "lr_optimum")
     assert fit.law.exponents == pytest.approx(LR_LAW[1:], abs=1e-9)
     path.write_text("params,lr_optimum\n1e8,0\n-1,x\n")
-    with pytest.raises(HyperparameterError) as error:
+    with pytest.raises(OptimaError) as error:
         file.fit_optima_file(path, "learning_rate", "lr_optimum")
     assert len(error.value.problems) == 4
 
@@ -132,5 +133,5 @@ def test_a_file_gives_the_law_back_and_a_changed_one_is_refused():
     fit = fit_runs_law(grid_runs(CELLS), "batch", bootstrap=50)
     assert file.from_file(file.to_file(fit)) == fit
     for change in ({"law": None}, {"kind": "other"}, {"level": 2.0}, {"cells": 3}):
-        with pytest.raises(file.HyperparameterFileError):
+        with pytest.raises(OptimaError):
             file.from_file(file.to_file(fit) | change)

@@ -5,7 +5,8 @@ import pytest
 from planted_optima import PARAMS_EXPONENT, best_loss, best_params, isoflop_runs, porian_setups, runs
 
 from scaling_fits.optima.compute_fit import predict_at
-from scaling_fits.optima.isoflop import IsoFlopError, fit_isoflop
+from scaling_fits.optima.isoflop import fit_isoflop
+from scaling_fits.optima.options import OptimaError
 from scaling_fits.optima.valleys import METHODS
 
 BUDGETS = 10.0 ** np.arange(17, 20, 0.5)
@@ -114,7 +115,7 @@ def test_no_bootstrap_no_intervals_and_every_bad_option_at_once():
     fit = fit_isoflop(isoflop_runs(BUDGETS), bootstrap=0)
     assert {at.params_interval for at in fit.optima} == {None}
     assert predict_at(fit, 1e21).interval is None
-    with pytest.raises(IsoFlopError) as error:
+    with pytest.raises(OptimaError) as error:
         fit_isoflop(isoflop_runs(BUDGETS), "spline", bootstrap=-1, level=2, seed=-1)
     assert len(error.value.problems) == 4
 

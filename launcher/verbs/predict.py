@@ -1,0 +1,115 @@
+"""The verb that asks a fit: the loss of a run, the best size for a budget, or the best value of a hyperparameter."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.verbs.fits import endnotes, number, records, span_text
+from launcher.verbs.fitted import read_any
+from launcher.verbs.options import answer, json_option, table
+from proxies.canon import Json
+
+if TYPE_CHECKING:
+    from scaling_fits.optima.compute_fit import ComputeFit
+    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.uncertainty import FittedRuns
+
+_FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than the largest ever
+
+
+@click.command()
+@click.argument("fit_path", metavar="FIT", type=click.Path(path_type=Path))
+@click.option("--params", type=float, help="N.")
+@click.option("--tokens", type=float, help="D.")
+@click.option("--flops", type=float, help="Of a fit of form isoflop or frontier, in the table's own count.")
+@json_option
+def predict(fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool) -> None:
+    """Loss of one new run with its interval, from a FIT written by `forerun fit --out`.
+
+    A fit of form isoflop or frontier takes --flops and gives the best size, tokens and loss; one of form learning_rate
+    or batch takes --params and --tokens and gives the best value.
+    """
+    from scaling_fits.optima.compute_fit import ComputeFit
+    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
+
+    found = read_any(fit_path)
+    sizes = {"params": params, "tokens": tokens, "flops": flops}
+    if isinstance(found, ComputeFit):
+        body, text = _predict_compute(found, **_asked(found.form, sizes, ("flops",)))
+    elif isinstance(found, HyperparameterFit):
+        body, text = _predict_hyperparameter(found, **_asked(found.form, sizes, ("params", "tokens")))
+    else:
+        body, text = _predict_law(found, **_asked(found.form, sizes, ("params", "tokens")))
+    answer(as_json, body, text)
+
+
+def _asked(form: str, sizes: dict[str, float | None], wanted: tuple[str, ...]) -> dict[str, float]:
+    """The options that this kind of fit is asked by; click.UsageError names all that are missing or too many."""
+    missing = [f"--{name} is missing" for name in wanted if sizes[name] is None]
+    extra = [f"--{name} says nothing to it" for name, size in sizes.items() if name not in wanted and size is not None]
+    if missing or extra:
+        raise click.UsageError(f"a fit of form {form} is asked by {' and '.join(f'--{name}' for name in wanted)}: "
+                               f"{', '.join(missing + extra)}")  # fmt: skip
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[str, Json], str]:
+    import numpy as np
+
+    from scaling_fits import summary
+    from scaling_fits.allocation.allocate import no_number
+    from scaling_fits.uncertainty import predict as predict_loss
+
+    where = f"{params:.4g} parameters on {tokens:.4g} tokens"
+    try:
+        with np.errstate(all="ignore"):  # a law of no sense is refused below
+            predicted = predict_loss(found, params, tokens)
+    except OverflowError as error:
+        raise no_number(found, where) from error
+    if not all(map(math.isfinite, (predicted.loss_nats, predicted.low or 0.0, predicted.high or 0.0))):
+        raise no_number(found, where)
+    for warning in predicted.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    body = summary.prediction_summary(predicted)
+    return body, (
+        f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
+        f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"
+    )
+
+
+def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
+    from scaling_fits.optima.compute_file import prediction_body
+    from scaling_fits.optima.compute_fit import predict_at
+
+    times = flops / found.largest_flops
+    if flops > 0 and not 1 / _FARTHEST <= times <= _FARTHEST:
+        raise click.UsageError(
+            f"--flops {flops:g} is {times:.3g} times the largest FLOPs of any run: {1 / _FARTHEST:g} to {_FARTHEST:g} "
+            "times is wanted"
+        )
+    body = prediction_body(predict_at(found, flops))
+    rows = [
+        ("params", number(body["params"]), span_text(body["params_interval"])),
+        ("tokens", number(body["tokens"]), span_text(body["tokens_interval"])),
+        ("loss (nats)", number(body["loss"]), span_text(body["interval"])),
+    ]
+    lines = [table(("", "value", f"{body['level']:.0%} interval"), rows),
+             f"at {body['extrapolation']:.3g}x the largest FLOPs of any run"]  # fmt: skip
+    return body, "\n".join([*lines, *endnotes(body | {"dropped": []})])
+
+
+def _predict_hyperparameter(found: HyperparameterFit, params: float, tokens: float) -> tuple[dict[str, Json], str]:
+    from scaling_fits.optima.hyperparameter_file import prediction_body
+    from scaling_fits.optima.hyperparameter_laws import predict_value
+
+    body = prediction_body(found, predict_value(found, params, tokens))
+    best = f"best {found.form} (column {found.column}) {number(body['value'])} {span_text(body['interval'])}"
+    lines = [f"{best}, level {body['level']:g}"]
+    unit = " tokens" if found.form == "batch" else ""
+    lines += [f"{law['name']} ({law['source']}) says {number(law['value'])}{unit} there; {law['note']}"
+              for law in records(body["published"])]  # fmt: skip
+    return body, "\n".join([*lines, *endnotes(body | {"dropped": []})])

@@ -1,0 +1,56 @@
+"""Intervals of what follows from a fit: stretched by the hindcast's factor, on both sides."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from planted_ladders import CHINCHILLA, ladder
+
+from scaling_fits.derived import draw_intervals, exponents, pooled_interval, stretched
+from scaling_fits.uncertainty import fit_runs
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    table = ladder(CHINCHILLA, np.random.default_rng(0), 0.005)
+    return dataclasses.replace(fit_runs(table, "chinchilla", bootstrap=100), inflation=1.0)
+
+
+def test_both_arms_are_stretched_about_the_centre(fitted):
+    assert stretched(2.0, 1.5, 2.1, fitted) == (1.5, 2.1)
+    wide = dataclasses.replace(fitted, inflation=3.0)
+    assert stretched(2.0, 1.5, 2.1, wide) == pytest.approx((0.5, 2.3))
+    assert stretched(2.0, 2.05, 2.1, wide) == pytest.approx((2.0, 2.3)), "an arm is no shorter than nothing"
+    assert stretched(2.0, 1.5, 1.9, wide) == pytest.approx((0.5, 2.0))
+
+
+def test_exponents_are_those_of_the_law_and_their_refits_within_a_level(fitted):
+    found = exponents(fitted)
+    alpha, beta = fitted.chooser.theta[3:5]
+    assert found.params_vs_flops.value == pytest.approx(beta / (alpha + beta))
+    assert found.params_vs_flops.value == pytest.approx(0.37 / 0.71, abs=0.05)
+    shares = fitted.members[0].draws[:, 4] / fitted.members[0].draws[:, 3:5].sum(axis=1)
+    low, high = found.params_vs_flops.interval
+    assert np.mean((shares >= low) & (shares <= high)) == pytest.approx(0.9, abs=0.02)
+
+
+def test_exponents_are_stretched_as_hindcasts_ask_and_end_at_nothing_and_all(fitted):
+    """Both of them alike: what tokens gain, parameters lose. The law's own parameters are not stretched."""
+    plain, wide, all_ = (exponents(dataclasses.replace(fitted, inflation=x)) for x in (1.0, 2.0, 1e6))
+    value = plain.params_vs_flops.value
+    arms = [np.abs(np.array(each.params_vs_flops.interval) - value) for each in (plain, wide)]
+    assert (arms[0] > 0).all() and arms[1] == pytest.approx(2 * arms[0])
+    assert all_.params_vs_flops.interval == all_.tokens_vs_flops.interval == (0.0, 1.0)
+    for each in (plain, wide):
+        assert each.tokens_vs_flops.value == pytest.approx(1 - value)
+        assert each.tokens_vs_flops.interval == pytest.approx(
+            tuple(1 - end for end in each.params_vs_flops.interval[::-1])
+        )
+    assert draw_intervals(dataclasses.replace(fitted, inflation=2.0)) == draw_intervals(fitted)
+
+
+def test_without_refits_there_are_values_alone(fitted):
+    bare = fit_runs(ladder(CHINCHILLA), "chinchilla", bootstrap=0)
+    assert exponents(bare).params_vs_flops.interval is None is exponents(bare).tokens_vs_flops.interval
+    assert draw_intervals(bare) is None
+    assert pooled_interval(bare, [np.empty(0)]) is None
