@@ -7,7 +7,7 @@ JOBS ?= 2
 # One arithmetic thread per process: workers and ranks are the parallelism.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint unit test-slow test-gpu data clean
+.PHONY: demo test lint unit test-slow test-gpu data trainers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/forerun demo
@@ -32,6 +32,26 @@ test-gpu: $(VENV)/.installed
 data: $(VENV)/.installed
 	$(BIN)/python benchmarks/datasets.py
 
+# Other people's trainers, each with the versions of trainers/NAME.txt in .venv-trainers/NAME: what `forerun verify` asks
+# for proof and the tests of exports run. One alone: make trainers TRAINERS=torchtitan
+TRAINERS ?= $(basename $(notdir $(wildcard trainers/*.txt)))
+# Where torch comes from; out of reach, it comes from PyPI, with several GB of CUDA.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+trainers: $(TRAINERS:%=.venv-trainers/%/.installed)
+
+.venv-trainers/%/.installed: trainers/%.txt
+	$(PYTHON) -m venv .venv-trainers/$*
+	@.venv-trainers/$*/bin/python -m pip install --disable-pip-version-check -q --retries 0 --timeout 20 --no-deps \
+	    --index-url $(TORCH_INDEX) "$$(grep '^torch==' $<)" || echo "make trainers: no torch from $(TORCH_INDEX), now PyPI"
+	@.venv-trainers/$*/bin/python -m pip install --disable-pip-version-check -q -r $< || \
+	    { echo "make trainers: $* is not installed. It needs a network with PyPI, or pip's PIP_INDEX_URL set to a" \
+	    "mirror, or a Python that $* supports (PYTHON=python3.12); tests that ask for $* skip until then." >&2; exit 1; }
+	touch $@
+
+trainers/%.txt:
+	@echo "make trainers: there is no $@; known: $(basename $(notdir $(wildcard trainers/*.txt)))" >&2; exit 2
+
 # torch alone and first, at the pinned version: asked for by mup it would come with several GB of CUDA.
 $(VENV)/.installed: constraints.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "forerun needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -43,4 +63,4 @@ $(VENV)/.installed: constraints.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-trainers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -34,13 +34,14 @@ def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
     return mesh if parallelism.data_parallel_replicate > 1 else mesh["shard"]
 
 
-def sharded_model(shape: Shape, mesh: DeviceMesh, precision: Dtype) -> Decoder:
+def sharded_model(shape: Shape, parallelism: Parallelism, precision: Dtype, device_type: str) -> Decoder:
     """The model with its parameters sharded block by block, float32 and uninitialized.
 
     Built on the meta device, so no rank ever holds the whole of it. Under `bfloat16` the forward and backward passes
     compute in bfloat16; gradients are reduced, and weights and moments kept, in float32.
     """
-    model = Decoder(shape, device="meta")
+    mesh = device_mesh(parallelism, device_type)
+    model = Decoder(shape, device="meta", checkpointing=parallelism.activation_checkpointing == "full")
     policy = MixedPrecisionPolicy()
     if precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

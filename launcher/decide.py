@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from proxies.shape import Shape
 from proxies.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
 
 if TYPE_CHECKING:
-    from launcher.frozen import Decision
+    from launcher.frozen import Decision, PredictedLoss
     from scaling_fits.allocation.allocate import Allocation
+    from scaling_fits.loss_curves import FinishedRun
     from scaling_fits.table import RunTable
     from scaling_fits.uncertainty import FittedRuns, Prediction
     from sweeps.ledger import Ledger
@@ -80,13 +82,18 @@ def fit_key(specs: Sequence[RunSpec]) -> str:
 
 
 def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns:
-    """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet, made now (seconds)."""
+    """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet, made now (seconds).
+
+    One that an older version recorded is made anew too: the ledger proves its content, not that it is still read.
+    """
+    from scaling_fits.fit_file import FitFileError
     from scaling_fits.summary import from_file
     from scaling_fits.uncertainty import fit_runs
 
     recorded = ledger.find("fit", fit_key(specs))
     if recorded is not None:
-        return from_file(recorded.body)
+        with contextlib.suppress(FitFileError):
+            return from_file(recorded.body)
     table = ladder_table(specs, ledger.results())
     ladder = study.plan.ladder
     return fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
@@ -130,7 +137,54 @@ def main_spec(study: Study, found: Transferred, choice: Choice) -> RunSpec:
     )
 
 
-def decision(study: Study, found: Transferred, verdicts: Verdicts, choice: Choice) -> Decision:
+def finished_rungs(study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunResult]) -> list[FinishedRun]:
+    """Rungs that ended well, with their curves."""
+    from scaling_fits.loss_curves import FinishedRun
+    from sweeps.curves import load_curve
+
+    return [
+        FinishedRun(
+            params=count_params(spec.shape).total,
+            tokens=spec.num_tokens,
+            num_steps=spec.schedule.num_steps,
+            final_loss_nats=rung.loss_nats,
+            curve=load_curve(study.study_dir, rung),
+        )
+        for spec, rung in zip(specs, rungs, strict=True)
+        if rung.loss_nats is not None
+    ]
+
+
+def predicted_loss(choice: Choice, rungs: Sequence[FinishedRun]) -> PredictedLoss:
+    """The forecast of the end, and the way there as the rungs' curves went."""
+    from launcher.frozen import CurvePoint, PredictedLoss
+    from scaling_fits.loss_curves import expected_curve
+
+    end = choice.prediction
+    assert end.low is not None and end.high is not None  # the plan asks for a bootstrap
+    final = (end.loss_nats, end.low, end.high)
+    points = expected_curve(rungs, end.params, end.tokens, final, end.level)
+    return PredictedLoss(
+        loss_nats=end.loss_nats,
+        low_nats=end.low,
+        high_nats=end.high,
+        level=end.level,
+        extrapolation=end.extrapolation,
+        curve=tuple(
+            CurvePoint(
+                step=round(point.share * choice.num_steps),
+                loss_nats=point.loss_nats,
+                low_nats=point.low_nats,
+                high_nats=point.high_nats,
+            )
+            for point in points
+        ),
+    )
+
+
+def decision(
+    study: Study, found: Transferred, verdicts: Verdicts, choice: Choice, rungs: Sequence[FinishedRun]
+) -> Decision:
     """Everything the main run computes with, as plain numbers."""
     from launcher import frozen
     from proxies.parametrization import forward_numbers, parameter_table
@@ -139,8 +193,6 @@ def decision(study: Study, found: Transferred, verdicts: Verdicts, choice: Choic
     plan, shape, base = study.plan, choice.shape, study.base_shape
     run = main_spec(study, found, choice)
     table = parameter_table(run)
-    predicted = choice.prediction
-    assert predicted.low is not None and predicted.high is not None  # the plan asks for a bootstrap
     return frozen.Decision(
         schema_version=frozen.SCHEMA_VERSION,
         shape=shape,
@@ -166,14 +218,10 @@ def decision(study: Study, found: Transferred, verdicts: Verdicts, choice: Choic
         parallelism=frozen.Parallelism(
             data_parallel_shard=plan.launch.data_parallel_shard,
             data_parallel_replicate=plan.launch.data_parallel_replicate,
+            microbatch_sequences=plan.launch.microbatch_sequences,
+            activation_checkpointing=plan.launch.activation_checkpointing,
         ),
         checkpointing=frozen.Checkpointing(every_steps=plan.launch.checkpoint_every_steps),
-        predicted=frozen.PredictedLoss(
-            loss_nats=predicted.loss_nats,
-            low_nats=predicted.low,
-            high_nats=predicted.high,
-            level=predicted.level,
-            extrapolation=predicted.extrapolation,
-        ),
+        predicted=predicted_loss(choice, rungs),
         abort=frozen.Abort(on_non_finite=True, train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS),
     )

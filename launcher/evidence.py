@@ -23,7 +23,7 @@ from launcher.transferred import (
     verdicts_at,
 )
 from proxies.canon import Json
-from proxies.spec import RunSpec
+from proxies.spec import RunResult, RunSpec
 from sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Findings:
     searched: Searched | None = None
     transferred: Transferred | None = None
     ladder: tuple[RunSpec, ...] = ()
+    rungs: tuple[RunResult, ...] = ()
+    """What came of `ladder`, in its order."""
     table: RunTable | None = None
     fit: FittedRuns | None = None
     checks: LadderChecks | None = None
@@ -67,9 +69,10 @@ def gather(study: Study, ledger: Ledger) -> Findings:
         table = decide.ladder_table(specs, ledger.results())
     except (StageMissingError, NoFinishedTrialError):
         return found
-    fit = decide.fitted(study, ledger, specs)
-    checks = ladder_checks(study, specs, ledger.results(), verdicts, fit)
-    found = dataclasses.replace(found, ladder=tuple(specs), table=table, fit=fit, checks=checks)
+    fit, results = decide.fitted(study, ledger, specs), ledger.results()
+    checks = ladder_checks(study, specs, results, verdicts, fit)
+    rungs = tuple(results[spec.id] for spec in specs)
+    found = dataclasses.replace(found, ladder=tuple(specs), rungs=rungs, table=table, fit=fit, checks=checks)
     return _chosen(study, ledger, found, moved, fit)
 
 
@@ -82,8 +85,7 @@ def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, f
     except CannotTellError:
         return found
     verdicts = verdicts_at(study, ledger, moved, choice.sizes)
-    outcomes = [ledger.results()[spec.id] for spec in found.ladder]
-    lost = [outcome for outcome in outcomes if outcome.loss_nats is None]
+    lost = [rung for rung in found.rungs if rung.loss_nats is None]
     moves = None
     if found.checks is not None and found.table is not None:
         moves = tilt(found.checks.rungs, found.ladder, found.table, fit, choice.prediction)
@@ -107,4 +109,5 @@ def decision_of(study: Study, found: Findings) -> Decision:
         raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
     if is_own(study):
         raise OwnProgramError(study)
-    return decide.decision(study, found.transferred, found.verdicts, found.choice)
+    finished = decide.finished_rungs(study, found.ladder, found.rungs)
+    return decide.decision(study, found.transferred, found.verdicts, found.choice, finished)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from proxies import canon
@@ -21,9 +20,8 @@ from proxies.shape import Shape
 from proxies.spec import Dtype
 from transfer.rules import TransferRule
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 NUM_LR_SAMPLES = 64
-LAUNCH_FILE = "launch.json"
 
 
 class FrozenError(ValueError):
@@ -89,16 +87,29 @@ class Parallelism:
 
     data_parallel_shard: int
     data_parallel_replicate: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    microbatch_sequences: int = 0
+    """Sequences in one forward pass of a rank; 0: all of its share at once."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.whole("data_parallel_shard", "data_parallel_replicate")
+        checks.whole("data_parallel_shard", "data_parallel_replicate", "tensor", "pipeline", "context")
+        checks.whole("microbatch_sequences", least=0)
+        checks.one_of("activation_checkpointing", ("none", "selective", "full"))
         checks.done()
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Shares into which a batch's sequences are dealt."""
+        return self.data_parallel_shard * self.data_parallel_replicate
 
     @property
     def num_ranks(self) -> int:
         """Ranks of the run."""
-        return self.data_parallel_shard * self.data_parallel_replicate
+        return self.num_data_ranks * self.tensor * self.pipeline * self.context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +128,16 @@ class Checkpointing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CurvePoint:
+    """Training loss expected on the way, in nats per token: the mean over the steps within 7 % of `step`."""
+
+    step: int
+    loss_nats: float
+    low_nats: float
+    high_nats: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PredictedLoss:
     """Validation loss expected at the end of the run, in nats per token, for one new run."""
 
@@ -126,6 +147,8 @@ class PredictedLoss:
     level: float
     extrapolation: float
     """Training FLOPs over the largest fitted run's."""
+    curve: tuple[CurvePoint, ...] = ()
+    """How training loss is to run down there, at the same level; empty where the ladder has too few runs to say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +159,26 @@ class Abort:
     """Before the optimizer step, the last checkpoint intact."""
     train_loss_above_nats: float
     """Past the warmup: ln(vocabulary) + 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpikePolicy:
+    """What to do by hand when the loss spikes and does not come back.
+
+    PaLM went back about 100 steps and skipped 200 to 500 batches (arXiv 2204.02311, section 5.1); OPT lowered its
+    clip from 1.0 to 0.3 (arXiv 2205.01068, section 2.5).
+    """
+
+    rollback_steps: int = 100
+    skip_batches: int = 200
+    clip_share: float = 0.3
+    """Of `clip_norm`, if spikes come again."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("rollback_steps", "skip_batches")
+        checks.number("clip_share", above=0, most=1)
+        checks.done()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,9 +193,13 @@ class Decision:
     transfer: tuple[TransferRule, ...]
     """Evidence. What counts is the numbers in `groups`."""
     forward: ForwardNumbers
-    """Multipliers stay in the model, as they were when clip was searched."""
+    multiplier_form: Literal["multiplier"] = "multiplier"
+    """Multipliers stay in the model, as they were when clip was searched; absorbed in the weights, gradients would
+    have another norm, and `clip_norm` another meaning."""
     groups: tuple[ParameterGroup, ...]
     optimizer: Literal["adamw"]
+    weight_decay_form: Literal["lr_times_decay"] = "lr_times_decay"
+    """A step multiplies a weight by 1 - lr(t) * weight_decay."""
     learning_rate: LearningRate
     clip_norm: float | None
     batch_tokens: int
@@ -164,13 +211,14 @@ class Decision:
     checkpointing: Checkpointing
     predicted: PredictedLoss
     abort: Abort
+    spikes: SpikePolicy = SpikePolicy()
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.whole("batch_tokens", "num_tokens")
         checks.whole("seed", least=0)
         if checks.fine:
-            schedule, ranks = self.learning_rate.schedule, self.parallelism.num_ranks
+            schedule, ranks = self.learning_rate.schedule, self.parallelism.num_data_ranks
             checks.that(
                 self.num_tokens == schedule.num_full_batches * self.batch_tokens,
                 f"num_tokens = {self.num_tokens}: not {schedule.num_steps} steps of {self.batch_tokens} tokens"
@@ -239,45 +287,3 @@ def assign_groups(groups: tuple[ParameterGroup, ...], names: list[str]) -> dict[
     if problems:
         raise FrozenError("parameter groups", problems)
     return {name: found[0] for name, found in claims.items()}
-
-
-def write_launch(frozen_dir: Path, decision: Decision) -> Path:
-    """Write `<frozen_dir>/<digest>/launch.json`; the same decision always gives the same bytes."""
-    folder = frozen_dir / decision.digest
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LAUNCH_FILE
-    canon.write_atomic(path, canon.pretty({"digest": decision.digest, "decision": decision}))
-    return path
-
-
-def read_launch(path: Path) -> Decision:
-    """The decision of a launch file, or of the folder it lies in.
-
-    Raises:
-        FrozenError: there is none, or it is not a launch config of a known schema.
-        TamperedError: its content is not the one its digest names.
-    """
-    file = path / LAUNCH_FILE if path.is_dir() else path
-    try:
-        value = canon.parse(file.read_bytes())
-    except OSError as error:
-        raise FrozenError(str(file), [f"cannot be read: {error.strerror}"]) from error
-    except canon.CanonError as error:
-        raise TamperedError(str(file), [str(error)]) from error
-    if not isinstance(value, dict) or set(value) != {"digest", "decision"}:
-        raise FrozenError(str(file), ["a launch config holds `digest` and `decision`"])
-    body, digest = value["decision"], value["digest"]
-    version = body.get("schema_version") if isinstance(body, dict) else None
-    if version != SCHEMA_VERSION:
-        raise FrozenError(str(file), [f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"])
-    actual = canon.content_id(body)
-    if actual != digest:
-        raise TamperedError(
-            str(file), [f"the content has the digest {actual[:16]}..., the file says {str(digest)[:16]}..."]
-        )
-    if file.parent.parent.name == "frozen" and file.parent.name != digest:
-        raise TamperedError(str(file), [f"it has the digest {actual[:16]}..., its folder is another's"])
-    try:
-        return canon.decode(Decision, body, "decision")
-    except ValueError as error:
-        raise FrozenError(str(file), [str(error)]) from error

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from launcher import metrics
-from launcher.frozen import LAUNCH_FILE, Decision, read_launch
+from launcher.frozen import Decision
+from launcher.launch_file import LAUNCH_FILE, read_launch
 from launcher.lifeline import die_with_parent
 from sweeps.lock import DriverLock
 

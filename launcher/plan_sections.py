@@ -214,7 +214,8 @@ class LadderSection(Section):
     num_slots: Annotated[int, Field(ge=1, le=4096)] = Field(
         1, description="Rungs a bank trains side by side; they end at different times, and empty slots cost theirs."
     )
-    seed: Seed = Field(100, description="Of every rung.")
+    seed: Seed = Field(100, description="Of every rung; further ones count up from it.")
+    num_seeds: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Runs of every rung; each is one in the fit.")
     form: Literal["auto", "chinchilla", "coupled", "power", "kaplan", "overtraining"] = Field(
         "auto", description="Law; auto pools forms by back-test."
     )
@@ -253,6 +254,12 @@ class LaunchSection(Section):
 
     data_parallel_shard: Count = Field(2, description="Ranks that share the model (FSDP2).")
     data_parallel_replicate: Count = Field(1, description="Replicas of such groups (HSDP).")
+    microbatch_sequences: Annotated[int, Field(ge=0)] = Field(
+        0, description="Sequences in one pass of a rank; 0: all of its share at once."
+    )
+    activation_checkpointing: Literal["none", "full"] = Field(
+        "none", description="full: recompute each block in the backward pass rather than keep its insides."
+    )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="Compute precision; master is float32.")
     checkpoint_every_steps: Count = Field(20, description="Cadence of checkpoints.")
     seed: Seed = Field(1000, description="Of weights and data order of the main run.")

@@ -125,7 +125,7 @@ MODELS: MappingProxyType[str, Model] = MappingProxyType(
         ),
         "opt-175b": _dense(
             _gpt2(96, 12_288, 96, 50_272, 2048), 175e9, 180e9, None,
-            "arXiv 2205.01068 (its 4.30e23 counts 300B tokens and recomputed activations)",
+            "arXiv 2205.01068 (its 4.30e23 counts 300B tokens and recomputed activations: convention recompute)",
         ),
         "chinchilla-70b": _dense(
             _gpt2(80, 8192, 64, 32_000, 2048), 70e9, 1.4e12, 5.76e23,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher import decide
 from launcher.decide import Choice
@@ -14,12 +15,16 @@ from launcher.ladder_tilt import checks_body
 from launcher.own import is_own, own_run
 from launcher.rungs import stage_specs
 from launcher.study import Study, recorded_points
+from launcher.talk import say
 from launcher.transferred import asked
 from proxies import canon
 from proxies.canon import Json
 from proxies.flops import count_params, flops_per_token
 from proxies.spec import RunResult
 from sweeps.ledger import Ledger
+
+if TYPE_CHECKING:
+    from launcher.frozen import Decision
 
 
 def recorded_body(study_dir: Path) -> dict[str, Json]:
@@ -38,7 +43,7 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
     """`report.json`: every number the report shows. No clock, no path."""
     results = ledger.results()
     own = is_own(study)
-    decision = decision_of(study, found) if found.choice is not None and not own else None
+    decision = _decision(study, found) if found.choice is not None and not own else None
     rungs = _rungs(found, results)
     return {
         "schema_version": 1,
@@ -68,6 +73,17 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         "spend": _spend(study, ledger, found.choice),
         "ledger_head": ledger.head_hash,
     }
+
+
+def _decision(study: Study, found: Findings) -> Decision | None:
+    """The decision; None where a curve it is made of is lost, which is said, and `freeze` refuses."""
+    from sweeps.errors import CurveCorrupt
+
+    try:
+        return decision_of(study, found)
+    except CurveCorrupt as error:
+        say(f"forerun: no launch config in the report: {error}")
+        return None
 
 
 def progress(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:

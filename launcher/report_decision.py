@@ -89,6 +89,8 @@ def _configuration(body: Body) -> str:
         ("Precision", (f"{show.text(config['precision'])}, AdamW, parametrization "
                       f"{show.text(config['parametrization']['name'])}")),
         ("Ranks", f"{parallel['data_parallel_shard']} sharded × {parallel['data_parallel_replicate']} replicated"),
+        ("If the loss spikes", (f"go back {show.count(config['spikes']['rollback_steps'])} steps, skip "
+                               f"{show.count(config['spikes']['skip_batches'])} batches")),
         ("Digest", f"<code>{show.text(body['digest'])}</code>"),
     ]  # fmt: skip
     return f'<div class="card"><h2>The launch</h2>{show.facts(rows)}</div>'
@@ -112,6 +114,7 @@ def _expectation(body: Body) -> str:
     ends = (predicted["low_nats"], predicted["high_nats"])
     rows = [
         ("Interval", f"{show.interval(ends)} at level {show.percent(predicted['level'])}, for one new run"),
+        ("Training loss on the way", "<br>".join(_on_the_way(config)) or "the ladder has too few runs to say"),
         ("Beyond the ladder", f"{show.number(predicted['extrapolation'], '.3g')} times its largest rung's compute"),
         ("About as good", f"{_range(allocation['flat_range']['params'])} parameters, on the same compute"),
         ("Stop if", (f"a loss is not finite, or training loss exceeds "
@@ -123,6 +126,21 @@ def _expectation(body: Body) -> str:
         '<div class="card"><h2>Expect this validation loss</h2>'
         f'<p class="big">{show.loss(predicted["loss_nats"])} nats per token</p>{show.facts(rows)}</div>'
     )
+
+
+def _on_the_way(config: Any) -> list[str]:
+    """Expected training loss near a tenth and a half of the steps."""
+    curve, num_steps = config["predicted"]["curve"], config["learning_rate"]["schedule"]["num_steps"]
+
+    def nearest(share: float) -> Any:
+        return min(curve, key=lambda point: abs(point["step"] - share * num_steps))
+
+    near = [nearest(share) for share in (0.1, 0.5)] if curve else []
+    return [
+        f"{show.loss(point['loss_nats'])} {show.interval((point['low_nats'], point['high_nats']))} near step "
+        f"{show.count(point['step'])}"
+        for point in near
+    ]
 
 
 def _range(ends: Any) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from launcher import assembly, checkpoints, metrics
-from launcher.frozen import Decision, Parallelism
+from launcher.frozen import Decision
 from launcher.metrics import Ending
 from launcher.ranks import device, together
 from proxies import canon
@@ -46,9 +46,10 @@ class Trainer:
         self.rank, self.num_ranks, self.device = dist.get_rank(), dist.get_world_size(), device()
         parallelism = decision.parallelism
         if self.num_ranks != parallelism.num_ranks:
-            parallelism = Parallelism(data_parallel_shard=self.num_ranks)
-        mesh = assembly.device_mesh(parallelism, self.device.type)
-        self.model = assembly.sharded_model(decision.shape, mesh, decision.precision)
+            parallelism = dataclasses.replace(
+                parallelism, data_parallel_shard=self.num_ranks, data_parallel_replicate=1
+            )
+        self.model = assembly.sharded_model(decision.shape, parallelism, decision.precision, self.device.type)
         self.optimizer = assembly.build_optimizer(self.model, decision.groups)
         self.multipliers = Multipliers(**dataclasses.asdict(decision.forward))
         self.lr_shares = lr_table(decision.learning_rate.schedule)
@@ -132,14 +133,18 @@ class Trainer:
             num_sequences=mine,
             seq_len=self.decision.shape.seq_len,
         )
-        ids_BT = torch.from_numpy(batch).to(self.device)
-        loss = token_loss(self.model(ids_BT[:, :-1], self.multipliers), ids_BT[:, 1:])
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss_nats = 0.0
+        most = self.decision.parallelism.microbatch_sequences or mine
+        for start in range(0, mine, most):
+            ids_BT = torch.from_numpy(batch[start : start + most]).to(self.device)
+            loss = token_loss(self.model(ids_BT[:, :-1], self.multipliers), ids_BT[:, 1:]) * (len(ids_BT) / mine)
+            loss.backward()  # type: ignore[no-untyped-call]
+            loss_nats += loss.item()
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        told = torch.tensor([loss.item() / self.num_ranks, self.interrupted()], dtype=torch.float64)
+        told = torch.tensor([loss_nats / self.num_ranks, self.interrupted()], dtype=torch.float64)
         told = told.to(self.device)
         dist.all_reduce(told)
         loss_nats, num_interrupted = told.tolist()

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 Verdict = Literal["exact", "equivalent", "not_expressible"]
 Judgement = tuple[Verdict, str]
 """A verdict with its note; every verdict but `exact` needs one."""
-MODULES = {"native": "native", "torchtitan": "torchtitan"}
+MODULES = {
+    "native": "native",
+    "torchtitan": "torchtitan",
+    "huggingface": "huggingface",
+}
 """Trainers by the name that users type, and the module of this room that writes their files."""
 
 

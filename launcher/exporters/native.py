@@ -9,8 +9,9 @@ from pathlib import Path
 
 from launcher import assembly
 from launcher.exporters.fidelity import ExportError, FidelityEntry, FidelityReport
-from launcher.frozen import LAUNCH_FILE, Decision, FrozenError, read_launch
+from launcher.frozen import Decision, FrozenError
 from launcher.launch import torchrun_command
+from launcher.launch_file import LAUNCH_FILE, read_launch
 from proxies import canon
 from proxies.model import Decoder
 

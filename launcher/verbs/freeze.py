@@ -1,4 +1,4 @@
-"""Verbs from the decision to the main run: freeze, verify, export, launch, report."""
+"""Verbs from the decision to the main run: freeze, launch, report."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from launcher.exporters.fidelity import MODULES
 from launcher.gates import GateError
-from launcher.talk import say
-from launcher.verbs.options import answer, json_option, study_argument
+from launcher.verbs.options import answer, folder_of, frozen_argument, json_option, study_argument
 from proxies import canon
 from proxies.canon import Json
 
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from sweeps.ledger import Ledger
 
 GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned")
-
-frozen_argument = click.argument("frozen", metavar="FROZEN", type=click.Path(path_type=Path))
 
 
 class CannotTellError(ValueError):
@@ -37,7 +33,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
     from launcher.attestations import attest
     from launcher.evidence import decision_of, gather
-    from launcher.frozen import write_launch
+    from launcher.launch_file import write_launch
     from launcher.opening import open_ledger, recorded_study
     from launcher.report import write_report
     from launcher.report_body import accepted, report_body
@@ -109,105 +105,6 @@ def _decision_lines(decision: Decision) -> list[str]:
     ]
 
 
-def _folder(frozen: Path) -> Path:
-    return frozen if frozen.is_dir() else frozen.parent
-
-
-@click.command()
-@frozen_argument
-@json_option
-def verify(frozen: Path, as_json: bool) -> None:
-    """Check a FROZEN config (its folder, or launch.json): digest, attestations, exports, optimizer groups. Exit 5 if
-    anything was changed.
-    """
-    from launcher.attestations import read_attestation
-    from launcher.exporters import native
-    from launcher.frozen import TamperedError, read_launch
-
-    decision = read_launch(frozen)
-    folder = _folder(frozen)
-    done: list[Json] = [f"digest {decision.digest}"]
-    if mismatches := native.parity(decision):
-        raise GateError("\n".join([f"{folder}: the embedded trainer's groups are not the frozen ones:", *mismatches]))
-    done.append("the embedded trainer builds the frozen optimizer groups, each parameter in exactly one")
-    if not (folder / "attestations" / "evidence.json").is_file():
-        raise TamperedError(str(folder), ["attestations/evidence.json is missing: `forerun freeze` writes it again"])
-    for path in sorted((folder / "attestations").glob("*.json")):
-        body = read_attestation(path, decision.digest)
-        done.append(f"attestation {path.stem}")
-        if isinstance(body.get("files"), dict):
-            done.append(_verify_export(folder, body))
-    attested = {path.stem for path in (folder / "attestations").glob("export-*.json")}
-    for export_dir in sorted((folder / "exports").glob("*")):
-        if f"export-{export_dir.name}" not in attested:
-            raise TamperedError(str(export_dir), ["no attestation names it: `forerun export` makes it anew"])
-    answer(as_json, {"digest": decision.digest, "verified": done}, "\n".join(f"ok  {line}" for line in done))
-
-
-def _verify_export(folder: Path, body: dict[str, Json]) -> str:
-    """The export an attestation names, file by file: none changed, missing or added."""
-    from launcher.frozen import TamperedError
-
-    files, out = body["files"], folder / str(body.get("out"))
-    assert isinstance(files, dict)
-    there = {
-        str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    }
-    wrong = [f"{name} is missing" for name in files if name not in there]
-    wrong += [f"{name} was added" for name in sorted(there) if name not in files]
-    wrong += [f"{name} was changed" for name in files if name in there and canon.file_sha256(out / name) != files[name]]
-    if wrong:
-        raise TamperedError(str(out), wrong)
-    return f"files of {out.name}: {len(files)} unchanged"
-
-
-@click.command()
-@frozen_argument
-@click.option("--to", "trainer", required=True, metavar="TRAINER[@VERSION]", help=f"One of: {', '.join(MODULES)}.")
-@click.option("--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config.")
-@click.option("--allow-lossy", is_flag=True, help="Export although something cannot be expressed.")
-@json_option
-def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_json: bool) -> None:
-    """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
-    from launcher.attestations import attest
-    from launcher.exporters.fidelity import exporter
-    from launcher.frozen import read_launch
-
-    name, _, version = trainer.partition("@")
-    if name not in MODULES:
-        raise click.BadParameter(f"--to {trainer}: one of {', '.join(MODULES)} is wanted")
-    decision = read_launch(frozen)
-    folder = _folder(frozen).resolve()
-    target = (out or folder / "exports" / name).resolve()
-    if target == folder or folder.is_relative_to(target):
-        raise click.BadParameter(f"--out {target}: it holds the frozen config itself; choose another folder")
-    write = exporter(name)
-    report = write.export(decision, target, version or write.VERSIONS[-1])
-    entries = cast(list[Json], canon.to_json(report.entries))
-    canon.write_atomic(target / "fidelity.json", canon.pretty(report))
-    files: dict[str, Json] = {
-        str(path.relative_to(target)): canon.file_sha256(path) for path in sorted(target.rglob("*")) if path.is_file()
-    }
-    if target.is_relative_to(folder):
-        body: dict[str, Json] = {
-            "trainer": name, "version": report.version, "out": str(target.relative_to(folder)), "files": files,
-        }  # fmt: skip
-        attest(folder, f"export-{name}", decision.digest, body)
-    lost = report.lost
-    lines = [f"{name} {report.version}: {len(files)} files in {target}"]
-    for verdict in ("exact", "equivalent", "not_expressible"):
-        count = sum(entry.verdict == verdict for entry in report.entries)
-        lines.append(f"  {count} fields {verdict.replace('_', ' ')}")
-    lines += [f"  lost: {entry.field}: {entry.note}" for entry in lost]
-    lines.append(f"  field by field: {target / 'fidelity.json'}")
-    answer(
-        as_json, {"trainer": name, "version": report.version, "out": str(target), "entries": entries}, "\n".join(lines)
-    )
-    if lost and not allow_lossy:
-        say(f"forerun: {len(lost)} fields cannot be expressed in {name}: --allow-lossy accepts that")
-        raise SystemExit(3)  # the answer is out already
-
-
 @click.command()
 @frozen_argument
 @click.option("--data", "data_dir", type=click.Path(path_type=Path), help="Corpus folder; default: the study's.")
@@ -220,13 +117,13 @@ def launch(
 ) -> None:
     """Train a FROZEN config with the embedded trainer under torchrun; resumes from its newest good checkpoint."""
     from launcher.attestations import attest
-    from launcher.frozen import read_launch
     from launcher.launch import launch as start
     from launcher.launch import launch_line
+    from launcher.launch_file import read_launch
     from launcher.opening import recorded_study
 
     decision = read_launch(frozen)
-    folder = _folder(frozen)
+    folder = folder_of(frozen)
     corpus = data_dir or recorded_study(folder.resolve().parents[1]).corpus
     if corpus is None:
         raise click.UsageError("the study has no corpus: name one with --data")

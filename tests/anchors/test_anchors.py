@@ -21,8 +21,9 @@ from tiny_study import forerun, write_plan
 
 from launcher import assembly
 from launcher.exporters import native
-from launcher.frozen import TamperedError, groups_of, read_launch, write_launch
+from launcher.frozen import TamperedError, groups_of
 from launcher.gates import coordinate_gate
+from launcher.launch_file import read_launch, write_launch
 from proxies import canon, solo
 from proxies.coordinate_verdict import TOLERANCE
 from proxies.model import Decoder

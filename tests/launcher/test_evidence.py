@@ -12,6 +12,8 @@ from launcher.opening import recorded_study
 from launcher.report_body import accepted, main_run, report_body
 from proxies import canon
 from scaling_fits.law import CannotTellError
+from sweeps.curves import curve_path
+from sweeps.errors import CurveCorrupt
 from sweeps.ledger import Ledger
 
 
@@ -39,6 +41,18 @@ def test_a_report_at_every_moment(finished, tmp_path):
     assert reached[-1] == ["search", "transfer", "ladder", "fit", "choice", "digest"]
     assert all(set(before) <= set(after) for before, after in itertools.pairwise(reached))
     assert len({len(stages) for stages in reached}) >= 3, "some moments lie between stages"
+
+
+def test_a_lost_curve_costs_the_config_and_not_the_report(finished, tmp_path, capsys):
+    study, ledger = replay(finished / "study", tmp_path / "study", lambda r: True)
+    found = gather(study, ledger)
+    curve_path(study.study_dir, found.ladder[0].id).unlink()
+    body = report_body(study, ledger, found)
+    assert body["digest"] is None
+    assert body["choice"]["prediction"]["loss"] > 0
+    assert "no launch config in the report" in capsys.readouterr().err
+    with pytest.raises(CurveCorrupt, match="restore it from a copy"):
+        decision_of(study, found)
 
 
 def test_the_report_of_the_run_is_the_report_of_its_records(finished, body):

@@ -18,9 +18,8 @@ from launcher.frozen import (
     assign_groups,
     groups_of,
     learning_rate_of,
-    read_launch,
-    write_launch,
 )
+from launcher.launch_file import read_launch, write_launch
 from proxies.checks import SpecError
 from proxies.parametrization import parameter_table
 from proxies.rules import named

@@ -21,8 +21,9 @@ from main_run import decision_of, spec_of, tiny_decision, write_corpus
 
 from launcher import assembly, metrics
 from launcher.exporters import native
-from launcher.frozen import FrozenError, Parallelism, read_launch, write_launch
+from launcher.frozen import FrozenError, Parallelism
 from launcher.launch import launch, launch_line
+from launcher.launch_file import read_launch, write_launch
 from launcher.trainer import Options, _problems, run
 from launcher.training import Trainer
 from proxies.data.tokens import TokenStore, read_manifest
@@ -115,6 +116,29 @@ def test_two_ranks_train_as_the_proxy(pair, proxy):
     run_dir, outcome = pair
     assert (outcome.event, outcome.exit_code, outcome.step, outcome.num_restarts) == ("finished", 0, 12, 0)
     assert_is_the_proxys(run_dir, outcome.validation_loss_nats, proxy)
+
+
+def test_smaller_passes_that_recompute_train_as_the_proxy(one_rank, proxy, corpus, tmp_path, monkeypatch):
+    passes = []
+    whole = Decoder.forward
+
+    def counted(self, ids, *rest):
+        passes.append(len(ids))
+        return whole(self, ids, *rest)
+
+    monkeypatch.setattr(Decoder, "forward", counted)
+    layout = Parallelism(data_parallel_shard=1, microbatch_sequences=3, activation_checkpointing="full")
+    ending = train(dataclasses.replace(tiny_decision(corpus), parallelism=layout), corpus, tmp_path)
+    assert passes[:6] == [3, 3, 2, 3, 3, 2]  # eight sequences a step, the last pass smaller
+    assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy)
+
+
+def test_a_split_model_is_refused(one_rank, corpus, tmp_path):
+    layout = Parallelism(data_parallel_shard=1, tensor=2, activation_checkpointing="selective")
+    ending = train(dataclasses.replace(tiny_decision(corpus), parallelism=layout), corpus, tmp_path)
+    assert (ending.event, ending.exit_code) == ("refused", 2)
+    assert "tensor = 2, pipeline = 1, context = 1: this trainer deals out data only" in ending.reason
+    assert "activation_checkpointing = selective" in ending.reason
 
 
 def test_the_run_actually_learns_clips_and_differs_by_seed(alone, one_rank, corpus, tmp_path):

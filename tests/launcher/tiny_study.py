@@ -117,4 +117,6 @@ def replay(study_dir, to, keep, edit=lambda record: record.body):
         for record in Ledger.read(study_dir).records():
             if record.kind not in ("plan", "driver") and keep(record):
                 ledger.append(record.kind, record.key, edit(record))
+    if (study_dir / "curves").is_dir():
+        shutil.copytree(study_dir / "curves", to / "curves")
     return study, Ledger.read(to)

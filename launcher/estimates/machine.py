@@ -1,0 +1,105 @@
+"""The accelerators a run is estimated on: of the reference table, with whatever was given in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher import reference
+from launcher.estimates.cost import measured_mfu
+from launcher.estimates.failures import ACCEPTED_LOSS_SECONDS, RATE
+from launcher.estimates.spans import Span, exactly
+from launcher.reference import Published
+from proxies.checks import Checks, SpecError
+
+MOST_GPUS = 10**6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What a user says of the machine; None: of the reference table, or assumed. Bad values are refused all at once."""
+
+    gpu: str = "H100"
+    num_gpus: int = 1
+    mfu: float | None = None
+    tokens_per_gpu_second: float | None = None
+    """Measured; in place of `mfu`."""
+    price_usd: float | None = None
+    """Of one for an hour."""
+    peak_flops: float | None = None
+    memory_gb: float | None = None
+    failures_per_1000_node_days: float | None = None
+    accepted_loss_minutes: float = ACCEPTED_LOSS_SECONDS / 60
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("num_gpus")
+        if checks.fine:
+            checks.that(self.num_gpus <= MOST_GPUS, f"num_gpus = {self.num_gpus}: at most {MOST_GPUS} is wanted")
+        limits = {
+            "mfu": (1e-4, 1.0), "tokens_per_gpu_second": (1e-3, 1e9), "price_usd": (1e-4, 1e6),
+            "peak_flops": (1e9, 1e18), "memory_gb": (0.1, 1e5), "failures_per_1000_node_days": (1e-3, 1e5),
+            "accepted_loss_minutes": (0.1, 1e5),
+        }  # fmt: skip
+        for name, (least, most) in limits.items():
+            if getattr(self, name) is not None:
+                checks.number(name, least=least, most=most)
+        checks.that(
+            self.mfu is None or self.tokens_per_gpu_second is None,
+            "mfu and tokens_per_gpu_second: a throughput is a share of the peak; give one of them",
+        )
+        try:
+            reference.gpu(self.gpu)
+        except reference.UnknownNameError as error:
+            # One that is not in the table is as good, if all that is asked of it is told.
+            told = self.peak_flops is not None and self.memory_gb is not None
+            checks.that(told, f"{error}; another is taken with peak_flops and memory_gb")
+        checks.done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The accelerators of a run."""
+
+    name: str
+    num_gpus: int
+    peak_flops: float
+    memory_gb: float
+    mfu: Span
+    price_usd: Span | None
+    failures: Span
+    """Interruptions per 1,000 node-days."""
+    accepted_loss_seconds: float
+
+
+def machine_of(given: Given, flops_per_token: float) -> Machine:
+    """The table's numbers, with what was given in their place.
+
+    `flops_per_token` of the run, in the MFU's convention, turn a measured throughput into a share of the peak.
+
+    Raises:
+        SpecError: the measured throughput is more than the peak.
+    """
+    try:
+        name, found = reference.gpu(given.gpu)
+        peak, memory = given.peak_flops or found.peak_flops, given.memory_gb or found.memory_gb
+    except reference.UnknownNameError:
+        name, peak, memory = given.gpu, given.peak_flops or 0.0, given.memory_gb or 0.0
+    mfu = _span(reference.MFU) if given.mfu is None else exactly(given.mfu, "given")
+    if given.tokens_per_gpu_second is not None:
+        mfu = measured_mfu(given.tokens_per_gpu_second, flops_per_token, peak)
+        if mfu.value > 1:
+            said = f"tokens_per_gpu_second = {given.tokens_per_gpu_second}: {mfu.value:.3g} times the peak of {name}"
+            raise SpecError("Machine", [said])
+    price = None if given.price_usd is None else exactly(given.price_usd, "given")
+    if price is None and name in reference.PRICES_USD:
+        price = _span(reference.PRICES_USD[name])
+    rate = given.failures_per_1000_node_days
+    return Machine(
+        name=name, num_gpus=given.num_gpus, peak_flops=peak, memory_gb=memory, mfu=mfu, price_usd=price,
+        failures=RATE if rate is None else exactly(rate, "given"),
+        accepted_loss_seconds=60 * given.accepted_loss_minutes,
+    )  # fmt: skip
+
+
+def _span(fact: Published) -> Span:
+    return Span(value=fact.value, low=fact.low, high=fact.high, source=fact.source)

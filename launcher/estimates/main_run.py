@@ -1,0 +1,155 @@
+"""The main run before it runs: FLOPs, parallelism, memory, failures, hours, dollars, and whether to begin."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import cast
+
+from launcher.estimates.cost import MFU_CONVENTION, gpu_hours, usd_of, wall_days
+from launcher.estimates.duration import beside_reference, duration_warnings, longest_runs, thresholds_passed
+from launcher.estimates.failures import Cadence, cadence
+from launcher.estimates.layout import Layout
+from launcher.estimates.machine import Given, Machine, machine_of
+from launcher.estimates.memory import Precision
+from launcher.estimates.parallelism import ParallelPlan, hold_layout, plan_parallelism
+from launcher.estimates.spans import Span, exactly
+from proxies import canon
+from proxies.canon import Json
+from proxies.flops import CONVENTIONS, Convention, count_params, flops_per_token, six_nd
+from proxies.shape import Shape
+
+LEAST_GOODPUT = 1e-3
+"""A run that makes less progress than this does not end."""
+KEPT_CHECKPOINTS = 3
+"""Two that are complete, and one that is being written."""
+
+
+SMALLEST_MEASURED = 5e9
+"""Parameters: the MFU taken where none is given is that of models of 8e9 and more."""
+
+
+class EndlessRunError(ValueError):
+    """So many GPUs are interrupted more often than they can save and begin again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MainRun:
+    """What is to be trained."""
+
+    shape: Shape
+    num_tokens: int
+    batch_tokens: int
+    precision: Precision
+    layout: Layout | None = None
+    """Where it is settled already; else the best one is taken."""
+
+    @property
+    def flops(self) -> dict[str, float]:
+        """Training FLOPs by convention; of the model, so what is recomputed does not count."""
+        found = {name: float(flops_per_token(self.shape, cast(Convention, name))) * self.num_tokens
+                 for name in CONVENTIONS if name != "recompute"}  # fmt: skip
+        return {"six_nd": six_nd(count_params(self.shape).total, self.num_tokens), **found}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MainEstimate:
+    """What it takes."""
+
+    run: MainRun
+    machine: Machine
+    parallel: ParallelPlan
+    cadence: Cadence
+    gpu_hours: Span
+    """All that are paid: what is lost to interruptions and saving too."""
+    usd: Span | None
+    days: Span
+    step_seconds: Span
+    """Of a step that makes progress."""
+
+    @property
+    def save_every_steps(self) -> int:
+        """The cadence in steps, at least one."""
+        return max(1, int(self.cadence.interval_seconds / self.step_seconds.value))
+
+
+def estimate_main(run: MainRun, given: Given) -> MainEstimate:
+    """What the main run takes on the machine.
+
+    Raises:
+        NoParallelismError: no layout of the GPUs fits.
+        EndlessRunError: it is interrupted too often ever to end.
+        SpecError: the measured throughput is more than the peak.
+    """
+    machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
+    if run.layout is not None and run.layout.num_ranks == machine.num_gpus:
+        parallel = hold_layout(run.shape, run.batch_tokens, run.layout, machine.memory_gb, run.precision)
+    else:
+        parallel = plan_parallelism(
+            run.shape, run.batch_tokens, machine.num_gpus, machine.memory_gb, run.precision
+        )  # fmt: skip
+    saves = cadence(
+        run.shape, machine.num_gpus, rate=machine.failures, accepted_loss_seconds=machine.accepted_loss_seconds
+    )
+    if saves.goodput.low < LEAST_GOODPUT:
+        raise EndlessRunError(
+            f"{machine.num_gpus} GPUs are interrupted every {saves.mtbf_seconds.low:.0f} to "
+            f"{saves.mtbf_seconds.high:.0f} s, and a save takes {saves.write_seconds.low:.0f} to "
+            f"{saves.write_seconds.high:.0f} s: such a run need not end; fewer GPUs are wanted"
+        )
+    hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, machine.mfu)
+    paid = hours.over(saves.goodput)
+    return MainEstimate(
+        run=run, machine=machine, parallel=parallel, cadence=saves, gpu_hours=paid,
+        usd=None if machine.price_usd is None else usd_of(paid, machine.price_usd),
+        days=wall_days(hours, machine.num_gpus, saves.goodput),
+        step_seconds=hours.scaled(3600.0 * run.batch_tokens / run.num_tokens / machine.num_gpus),
+    )  # fmt: skip
+
+
+def main_body(found: MainEstimate) -> dict[str, Json]:
+    """What `estimate --json` prints of the main run."""
+    run, machine, saves = found.run, found.machine, found.cadence
+    size = saves.checkpoint_bytes
+    body = {
+        "shape": run.shape,
+        "params": count_params(run.shape).total,
+        "tokens": run.num_tokens,
+        "batch_tokens": run.batch_tokens,
+        "flops": run.flops,
+        "machine": {
+            "gpu": machine.name, "num_gpus": machine.num_gpus, "peak_flops": machine.peak_flops,
+            "memory_gb": machine.memory_gb, "mfu": machine.mfu.told(), "mfu_convention": MFU_CONVENTION,
+            "price_usd": None if machine.price_usd is None else machine.price_usd.told(),
+        },
+        "gpu_hours": found.gpu_hours.told(),
+        "usd": None if found.usd is None else found.usd.told(),
+        "days": found.days.told(),
+        "step_seconds": found.step_seconds.told(),
+        "parallelism": dataclasses.asdict(found.parallel.layout)
+        | {"num_microbatches": found.parallel.num_microbatches, "reasons": found.parallel.reasons},
+        "memory": dataclasses.asdict(found.parallel.memory) | {"total_bytes": found.parallel.memory.total_bytes},
+        "failures": {
+            "per_1000_node_days": machine.failures.told(), "mtbf_seconds": saves.mtbf_seconds.told(),
+            "goodput": saves.goodput.told(), "save_every_seconds": saves.interval_seconds,
+            "save_every_steps": found.save_every_steps,
+            "daly_seconds": saves.daly_seconds, "capped": saves.capped, "checkpoint_bytes": size,
+            "write_seconds": saves.write_seconds.told(),
+        },
+        "disk_bytes": KEPT_CHECKPOINTS * size,
+        "thresholds": thresholds_passed(max(run.flops.values())),
+        "longest_runs": longest_runs(),
+        "reference_runs": beside_reference(
+            run.flops["six_nd"], machine.peak_flops, machine.mfu, machine.price_usd
+        ),
+        "warnings": _small_warnings(found) + duration_warnings(found.days),
+    }  # fmt: skip
+    return cast(dict[str, Json], canon.to_json(body))
+
+
+def _small_warnings(found: MainEstimate) -> list[str]:
+    params, mfu = count_params(found.run.shape).total, found.machine.mfu
+    if params >= SMALLEST_MEASURED or mfu.low == mfu.high:
+        return []
+    why = "the MFU is of models of 8e9 and more, and small ones reach less"
+    return [f"{params:.3g} parameters: {why}; measure some steps, and give --mfu or --tokens-per-second"]

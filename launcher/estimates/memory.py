@@ -1,0 +1,159 @@
+"""Memory of one rank: weights, gradients, moments, activations, logits, at the moment when most is held.
+
+Counted tensor by tensor as autograd keeps them in `proxies.model` under FSDP2 (float32 weights, gradients and AdamW
+moments in shards; passes in the compute precision), and split over tensor, context and pipeline ranks as in
+arXiv 2205.05198. Not counted: the allocator's fragments, the CUDA context, workspaces of kernels and of NCCL;
+`RESERVED` stands for them when a plan must fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.estimates.layout import Checkpointing, Layout
+from proxies.flops import count_params
+from proxies.shape import Shape
+
+Precision = Literal["float32", "bfloat16"]
+MASTER_BYTES = 4
+"""Of a weight, of its gradient once reduced, and of each of AdamW's two moments."""
+RESERVED = 0.1
+"""Share of a device's memory left to what is not counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes of one rank at one moment of a step."""
+
+    moment: str
+    weights_bytes: float
+    """Its shard."""
+    optimizer_bytes: float
+    gradients_bytes: float
+    """Its shard, and whole ones not yet reduced."""
+    gathered_bytes: float
+    """Whole weights, in the compute precision."""
+    activations_bytes: float
+    """Kept for the backward pass, and what the pass itself holds."""
+    logits_bytes: float
+    """With their softmax and gradients."""
+
+    @property
+    def total_bytes(self) -> float:
+        """All of it."""
+        return (
+            self.weights_bytes + self.optimizer_bytes + self.gradients_bytes + self.gathered_bytes
+            + self.activations_bytes + self.logits_bytes
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stage:
+    """What a rank of one pipeline stage holds, in numbers of parameters and bytes of activations."""
+
+    block: float
+    """Parameters of one block, of this tensor rank."""
+    root: float
+    """Parameters outside blocks: gathered together, by the root."""
+    table: float
+    """Of one vocabulary's matrix."""
+    num_blocks: int
+    kept: float
+    """Bytes a block keeps of one micro-batch."""
+    again: float
+    """Bytes recomputed, and of gradients, during its own backward pass."""
+    end: float
+    """Bytes kept by the final norm, of one micro-batch."""
+    logits: float
+    """Elements; 0 where the stage has no readout."""
+    in_flight: int
+    """Micro-batches whose activations are held at once."""
+
+
+def kept_per_token(shape: Shape, checkpointing: Checkpointing, compute_bytes: int) -> float:
+    """Bytes that one block keeps of a token for its backward pass.
+
+    Without recomputing, for a norm: its input and its normed rows in float32, its output; for attention: queries, keys,
+    values, output and, per head, the logarithm of the softmax's sum; for the feed-forward: the input of each matrix
+    and of each activation. These are what torch's saved-tensor hooks show.
+    """
+    width, kv, ffn, c = shape.width, shape.kv_width, shape.ffn_width, compute_bytes
+    llama, stats = shape.family == "llama", 4 * shape.num_heads
+    if checkpointing == "full":
+        return c * width
+    if checkpointing == "selective":
+        # The block's input, and what each matrix product and the attention put out.
+        return c * (width + width + 2 * kv + width + width + (2 if llama else 1) * ffn + width) + stats
+    norms = 2 * ((8 + c) * width + 4 * (1 if llama else 2))
+    heads = 8 * (width + kv) + 4 * (shape.num_heads + shape.num_kv_heads) if shape.qk_norm else 0
+    return norms + heads + c * (2 * width + 2 * kv) + stats + c * (4 if llama else 2) * ffn
+
+
+def memory_per_rank(shape: Shape, layout: Layout, precision: Precision, num_microbatches: int = 1) -> Memory:
+    """The fullest moment of the fullest rank.
+
+    From the second of `num_microbatches` passes of a step on, the shards of the gradients are held throughout.
+    """
+    stages = [_stage(shape, layout, precision, index, num_microbatches) for index in {0, layout.pipeline - 1}]
+    return max(
+        (moment for stage in stages for moment in _moments(stage, layout, precision, num_microbatches)),
+        key=lambda moment: moment.total_bytes,
+    )
+
+
+def _stage(shape: Shape, layout: Layout, precision: Precision, index: int, num_microbatches: int) -> _Stage:
+    """The first stage holds the embedding and most micro-batches, the last one the readout and one."""
+    tp, c = layout.tensor, _compute_bytes(precision)
+    params, first, last = count_params(shape), index == 0, index == layout.pipeline - 1
+    tokens = layout.microbatch_sequences * shape.seq_len / layout.context
+    kept = kept_per_token(shape, layout.checkpointing, c)
+    gradients = (3 if shape.family == "llama" else 2) * shape.ffn_width  # of the activations about the nonlinearity
+    table = shape.vocab_size * shape.width / tp
+    root = (params.embedding / tp if first else 0) + (table if last and not shape.tied else 0)
+    return _Stage(
+        block=(params.non_embedding - 2 * shape.width) / shape.num_layers / tp,
+        root=root,
+        table=table,
+        num_blocks=shape.num_layers // layout.pipeline,
+        kept=tokens / tp * kept,
+        again=tokens / tp * (kept_per_token(shape, "none", c) - kept + c * (gradients + 2 * shape.width)),
+        end=tokens / tp * (8 + c) * shape.width if last else 0.0,
+        logits=tokens * shape.vocab_size / tp if last else 0.0,
+        in_flight=max(1, min(layout.pipeline - index, num_microbatches)),
+    )
+
+
+def _moments(stage: _Stage, layout: Layout, precision: Precision, num_microbatches: int) -> list[Memory]:
+    """The loss, the first block's backward pass, the end of the backward pass, the optimizer's step."""
+    c, shards = _compute_bytes(precision), layout.shard * layout.context
+    mine = (stage.block * stage.num_blocks + stage.root) / shards * MASTER_BYTES
+    held = mine if num_microbatches > 1 else 0.0
+    activations = stage.in_flight * (stage.num_blocks * stage.kept + stage.end)
+    return [
+        Memory(
+            moment="the loss's backward pass", weights_bytes=mine, optimizer_bytes=2 * mine, gradients_bytes=held,
+            gathered_bytes=c * stage.root, activations_bytes=activations, logits_bytes=12.0 * stage.logits,
+        ),
+        Memory(
+            moment="the last block's backward pass", weights_bytes=mine, optimizer_bytes=2 * mine,
+            gradients_bytes=held + c * (bool(stage.logits) * stage.table + stage.block),
+            gathered_bytes=c * (stage.root + 2 * stage.block), activations_bytes=activations + stage.again,
+            logits_bytes=0.0,
+        ),
+        Memory(
+            moment="the end of the backward pass", weights_bytes=mine, optimizer_bytes=2 * mine,
+            gradients_bytes=max(held, mine - stage.root / shards * MASTER_BYTES)
+            + (c + MASTER_BYTES) * stage.root + c * stage.table,
+            gathered_bytes=0.0, activations_bytes=0.0, logits_bytes=0.0,
+        ),
+        # torch's foreach AdamW holds one more copy of what it steps.
+        Memory(
+            moment="the optimizer's step", weights_bytes=mine, optimizer_bytes=3 * mine, gradients_bytes=mine,
+            gathered_bytes=0.0, activations_bytes=0.0, logits_bytes=0.0,
+        ),
+    ]  # fmt: skip
+
+
+def _compute_bytes(precision: Precision) -> int:
+    return 2 if precision == "bfloat16" else 4

@@ -1,0 +1,48 @@
+"""A number with the ends between which it may lie. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxies.canon import Json
+from proxies.checks import Checks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A positive number and its ends; `source` says who stated it, or what it follows from."""
+
+    value: float
+    low: float
+    high: float
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        for name in ("value", "low", "high"):
+            checks.number(name, least=0.0, most=1e40)
+        if checks.fine:
+            checks.that(self.low <= self.value <= self.high, f"{self.value} is not in [{self.low}, {self.high}]")
+        checks.done()
+
+    def times(self, other: Span) -> Span:
+        """The product, ends with ends."""
+        return Span(value=self.value * other.value, low=self.low * other.low, high=self.high * other.high)
+
+    def over(self, other: Span) -> Span:
+        """The quotient, each end with the other's far one."""
+        return Span(value=self.value / other.value, low=self.low / other.high, high=self.high / other.low)
+
+    def scaled(self, factor: float) -> Span:
+        """All three times a number."""
+        return Span(value=self.value * factor, low=self.low * factor, high=self.high * factor)
+
+    def told(self) -> dict[str, Json]:
+        """As verbs print it: the interval is null where nothing is in doubt, the source is there if it has one."""
+        ends: Json = None if self.low == self.high else [self.low, self.high]
+        return {"value": self.value, "interval": ends} | ({"source": self.source} if self.source else {})
+
+
+def exactly(value: float, source: str = "") -> Span:
+    """A number that nobody doubts."""
+    return Span(value=value, low=value, high=value, source=source)

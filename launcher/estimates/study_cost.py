@@ -1,0 +1,142 @@
+"""What the stages of a study will run, and what that takes, counted from the plan before the first run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from launcher.arms import axis_sizes, base_sizes, run_at, wanted_tests
+from launcher.estimates.cost import gpu_hours
+from launcher.estimates.main_run import MainRun
+from launcher.estimates.spans import Span
+from launcher.grids import FIRST_SIZES, Setting, learning_rate_test, other_test
+from launcher.rungs import ladder_runs, stage_specs
+from launcher.study import Study
+from launcher.transferred import target_guess
+from proxies.flops import flops_per_token
+from proxies.rules import named
+from proxies.spec import RunSpec
+from sweeps.space import Params
+from transfer.question import Axis
+
+WORKER_FLOPS = Span(
+    value=30e9, low=10e9, high=75e9,
+    source="a second, of a worker on one server core in float32; measured on proxies of widths 32 to 256",
+)  # fmt: skip
+PROXY_MFU = Span(
+    value=0.1, low=0.01, high=0.4,
+    source="assumed of a proxy on a GPU: small ones wait for launches, 10M parameters at 16,384 tokens reach 0.4",
+)  # fmt: skip
+STEP_BYTES, RUN_BYTES = 20, 4500
+"""On disk: of a curve's row, and of a run beside it, in its file and in the ledger; measured on the demo."""
+MOST_ASKED = 2
+"""Rates more a size and round that a valley cut off at one end asks for; where runs diverge it may be more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One stage's runs."""
+
+    name: str
+    num_runs: tuple[int, int]
+    """At least, and with all the extensions that the plan allows."""
+    flops: Span
+    """Counted `causal`, as every record of a study."""
+    core_hours: Span
+    disk_bytes: Span
+
+    def hours(self, num_workers: int) -> Span:
+        """On so many workers, none idle."""
+        return self.core_hours.scaled(1 / num_workers)
+
+    def gpu_hours(self, peak_flops: float) -> Span:
+        """Were the workers GPUs of such a peak, a second."""
+        return gpu_hours(self.flops, peak_flops, PROXY_MFU)
+
+
+def num_workers(study: Study) -> int:
+    """Workers of the study on this machine, one thread each."""
+    cluster = study.plan.cluster
+    return 1 if cluster.backend == "inline" else cluster.num_workers or len(os.sched_getaffinity(0))
+
+
+def stages_of(study: Study) -> list[Stage]:
+    """Every stage in order. A run that two stages ask for is made once, and counted in the first."""
+    point: Params = {
+        "learning_rate": study.plan.search.learning_rate[0], "warmup_fraction": study.plan.search.warmup_fraction[0],
+        "clip_norm": study.plan.search.clip_norm[0],
+    }  # fmt: skip
+    least, more = _transfer(study, point)
+    return [
+        _stage("check", _checks(study)),
+        _stage("sweep", [study.trial(point)] * study.plan.search.num_trials),
+        _stage("transfer", least, more),
+        _stage("ladder", stage_specs(study, ladder_runs(study, point))),
+    ]
+
+
+def planned_main_run(study: Study) -> MainRun:
+    """The main run that the budget suggests before any fit: 20 tokens a parameter (Chinchilla, arXiv 2203.15556)."""
+    target = target_guess(study)
+    return MainRun(
+        shape=study.shape(target.width).at_depth(target.depth), num_tokens=target.duration, batch_tokens=target.batch,
+        precision=study.plan.launch.precision,
+    )  # fmt: skip
+
+
+def _checks(study: Study) -> list[RunSpec]:
+    """The coordinate checks' runs: of the parametrization, of the standard form beside it, over depth."""
+    if study.plan.command is not None:
+        return []
+    mine = study.plan.parametrization
+    rules = [mine] if mine.name == "sp" else [mine, named("sp")]
+    rows = [row for each in rules for row in study.check_runs(each)] + study.depth_runs()
+    return [run for row in rows for run in row]
+
+
+def _transfer(study: Study, point: Params) -> tuple[list[RunSpec], list[RunSpec]]:
+    """The grids as the first verdicts ask for them, and what extensions of each may add."""
+    setting = Setting(study=study, results={}, best=point, point=point, target=target_guess(study), rounds=0)
+    first: dict[str, RunSpec] = {}
+    more: list[RunSpec] = []
+    for name, axis in wanted_tests(study):
+        test = learning_rate_test(setting, axis) if name == "learning_rate" else other_test(setting, name, axis)
+        specs = test.specs + (_later(study, axis, point) if name == "learning_rate" else [])
+        first |= {spec.id: spec for spec in specs}
+        seeds = {(spec.shape, spec.num_tokens, spec.parametrization, spec.seed): spec for spec in specs}
+        more += [*seeds.values()] * (MOST_ASKED * study.plan.transfer.max_extensions)
+    return list(first.values()), more
+
+
+def _later(study: Study, axis: Axis, point: Params) -> list[RunSpec]:
+    """Sizes whose grid waits for the smaller ones' optima: narrower, about where these put it."""
+    transfer, base = study.plan.transfer, base_sizes(study).along(axis)
+    sizes, count = axis_sizes(study, axis), transfer.num_seeds if axis == "width" else transfer.axis_num_seeds
+    return [
+        run_at(study, axis, size, {**point, "learning_rate": point["learning_rate"] * 2.0**offset}, seed)
+        for size in sizes
+        if size not in {base, *sizes[:FIRST_SIZES]}
+        for offset in transfer.narrow_offsets_octaves
+        for seed in range(count)
+    ]
+
+
+def _stage(name: str, runs: list[RunSpec], more: Iterable[RunSpec] = ()) -> Stage:
+    extra = list(more)
+    flops, most = _flops(runs), _flops(runs) + _flops(extra)
+    disk, most_disk = _disk(runs), _disk(runs) + _disk(extra)
+    spent = Span(value=flops, low=flops, high=most)
+    return Stage(
+        name=name, num_runs=(len(runs), len(runs) + len(extra)), flops=spent,
+        core_hours=spent.over(WORKER_FLOPS.scaled(3600.0)),
+        disk_bytes=Span(value=disk, low=disk, high=most_disk),
+    )  # fmt: skip
+
+
+def _flops(runs: Iterable[RunSpec]) -> float:
+    return float(sum(flops_per_token(run.shape) * run.num_tokens for run in runs))
+
+
+def _disk(runs: Iterable[RunSpec]) -> float:
+    return float(sum(RUN_BYTES + STEP_BYTES * run.schedule.num_steps for run in runs))

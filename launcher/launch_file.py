@@ -1,0 +1,52 @@
+"""A decision on disk: `frozen/<digest>/launch.json`, and nothing that does not have the digest it claims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.frozen import SCHEMA_VERSION, Decision, FrozenError, TamperedError
+from proxies import canon
+
+LAUNCH_FILE = "launch.json"
+
+
+def write_launch(frozen_dir: Path, decision: Decision) -> Path:
+    """Write `<frozen_dir>/<digest>/launch.json`; the same decision always gives the same bytes."""
+    folder = frozen_dir / decision.digest
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LAUNCH_FILE
+    canon.write_atomic(path, canon.pretty({"digest": decision.digest, "decision": decision}))
+    return path
+
+
+def read_launch(path: Path) -> Decision:
+    """The decision of a launch file, or of the folder it lies in.
+
+    Raises:
+        FrozenError: there is none, or it is not a launch config of a known schema.
+        TamperedError: its content is not the one its digest names.
+    """
+    file = path / LAUNCH_FILE if path.is_dir() else path
+    try:
+        value = canon.parse(file.read_bytes())
+    except OSError as error:
+        raise FrozenError(str(file), [f"cannot be read: {error.strerror}"]) from error
+    except canon.CanonError as error:
+        raise TamperedError(str(file), [str(error)]) from error
+    if not isinstance(value, dict) or set(value) != {"digest", "decision"}:
+        raise FrozenError(str(file), ["a launch config holds `digest` and `decision`"])
+    body, digest = value["decision"], value["digest"]
+    version = body.get("schema_version") if isinstance(body, dict) else None
+    if version != SCHEMA_VERSION:
+        raise FrozenError(str(file), [f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"])
+    actual = canon.content_id(body)
+    if actual != digest:
+        raise TamperedError(
+            str(file), [f"the content has the digest {actual[:16]}..., the file says {str(digest)[:16]}..."]
+        )
+    if file.parent.parent.name == "frozen" and file.parent.name != digest:
+        raise TamperedError(str(file), [f"it has the digest {actual[:16]}..., its folder is another's"])
+    try:
+        return canon.decode(Decision, body, "decision")
+    except ValueError as error:
+        raise FrozenError(str(file), [str(error)]) from error

@@ -1,0 +1,153 @@
+"""A frozen config in other hands: `export` writes a trainer's own files, `verify` proves what lies in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from launcher.exporters.fidelity import MODULES
+from launcher.exporters.refused import REFUSED
+from launcher.gates import GateError
+from launcher.talk import say
+from launcher.verbs.options import answer, folder_of, frozen_argument, json_option
+from proxies import canon
+from proxies.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.frozen import Decision
+
+
+@click.command()
+@frozen_argument
+@json_option
+def verify(frozen: Path, as_json: bool) -> None:
+    """Check a FROZEN config (its folder, or launch.json): digest, attestations, exports, optimizer groups.
+
+    Where an export's trainer is installed (`make trainers`), it is asked what it makes of the files: every parameter's
+    numbers, the learning rate of every step. Exit 5 if anything was changed, 3 if a trainer would run something else.
+    """
+    from launcher.attestations import read_attestation
+    from launcher.exporters import native
+    from launcher.frozen import TamperedError
+    from launcher.launch_file import read_launch
+
+    decision = read_launch(frozen)
+    folder = folder_of(frozen)
+    done: list[Json] = [f"digest {decision.digest}"]
+    if mismatches := native.parity(decision):
+        raise GateError("\n".join([f"{folder}: the embedded trainer's groups are not the frozen ones:", *mismatches]))
+    done.append("the embedded trainer builds the frozen optimizer groups, each parameter in exactly one")
+    if not (folder / "attestations" / "evidence.json").is_file():
+        raise TamperedError(str(folder), ["attestations/evidence.json is missing: `forerun freeze` writes it again"])
+    exports: list[dict[str, Json]] = []
+    for path in sorted((folder / "attestations").glob("*.json")):
+        body = read_attestation(path, decision.digest)
+        done.append(f"attestation {path.stem}")
+        if isinstance(body.get("files"), dict):
+            done.append(_verify_export(folder, body))
+            exports.append(body)
+    attested = {path.stem for path in (folder / "attestations").glob("export-*.json")}
+    for export_dir in sorted((folder / "exports").glob("*")):
+        if f"export-{export_dir.name}" not in attested:
+            raise TamperedError(str(export_dir), ["no attestation names it: `forerun export` makes it anew"])
+    proven, open_ = _proofs(decision, folder, exports)
+    done += proven
+    lines = [*(f"ok  {line}" for line in done), *(f"not proven  {line}" for line in open_)]
+    answer(as_json, {"digest": decision.digest, "verified": done, "not_proven": open_}, "\n".join(lines))
+
+
+def _verify_export(folder: Path, body: dict[str, Json]) -> str:
+    """The export an attestation names, file by file: none changed, missing or added."""
+    from launcher.frozen import TamperedError
+
+    files, out = body["files"], folder / str(body.get("out"))
+    assert isinstance(files, dict)
+    there = {
+        str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    }
+    wrong = [f"{name} is missing" for name in files if name not in there]
+    wrong += [f"{name} was added" for name in sorted(there) if name not in files]
+    wrong += [f"{name} was changed" for name in files if name in there and canon.file_sha256(out / name) != files[name]]
+    if wrong:
+        raise TamperedError(str(out), wrong)
+    return f"files of {out.name}: {len(files)} unchanged"
+
+
+def _proofs(decision: Decision, folder: Path, exports: list[dict[str, Json]]) -> tuple[list[Json], list[Json]]:
+    """What each export's own trainer makes of it: proven, and not proven for want of the trainer.
+
+    Raises:
+        GateError: a trainer would run something else.
+        ProofError: a trainer could not be asked.
+    """
+    from launcher.attestations import attest
+    from launcher.exporters import proof
+
+    proven: list[Json] = []
+    open_: list[Json] = []
+    for body in exports:
+        name, version = str(body["trainer"]), str(body["version"])
+        if name == "native":
+            continue  # proven above, and again by every rank that trains
+        python = proof.interpreter(name)
+        if python is None:
+            open_.append(f"parity of {name} {version}: `make trainers TRAINERS={name}` installs it, then verify again")
+            continue
+        say(f"forerun: asking {name} what it makes of the export")
+        problems = proof.prove(decision, name, version, python, folder / str(body["out"]))
+        attest(folder, f"parity-{name}", decision.digest, {"version": version, "problems": [*problems]})
+        if problems:
+            raise GateError("\n".join([f"{folder / str(body['out'])}: {name} would run something else:", *problems]))
+        proven.append(f"parity of {name} {version}: every parameter's numbers, the learning rate of every step")
+    return proven, open_
+
+
+@click.command()
+@frozen_argument
+@click.option("--to", "trainer", required=True, metavar="TRAINER[@VERSION]", help=f"One of: {', '.join(MODULES)}.")
+@click.option("--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config.")
+@click.option("--allow-lossy", is_flag=True, help="Export although something cannot be expressed.")
+@json_option
+def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_json: bool) -> None:
+    """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
+    from launcher.attestations import attest
+    from launcher.exporters.fidelity import exporter
+    from launcher.launch_file import read_launch
+
+    name, _, version = trainer.partition("@")
+    if name in REFUSED:
+        raise click.BadParameter(f"--to {trainer}: there is no export to {name}: {REFUSED[name]}")
+    if name not in MODULES:
+        raise click.BadParameter(f"--to {trainer}: one of {', '.join(MODULES)} is wanted")
+    decision = read_launch(frozen)
+    folder = folder_of(frozen).resolve()
+    target = (out or folder / "exports" / name).resolve()
+    if target == folder or folder.is_relative_to(target):
+        raise click.BadParameter(f"--out {target}: it holds the frozen config itself; choose another folder")
+    write = exporter(name)
+    report = write.export(decision, target, version or write.VERSIONS[-1])
+    entries = cast(list[Json], canon.to_json(report.entries))
+    canon.write_atomic(target / "fidelity.json", canon.pretty(report))
+    files: dict[str, Json] = {
+        str(path.relative_to(target)): canon.file_sha256(path) for path in sorted(target.rglob("*")) if path.is_file()
+    }
+    if target.is_relative_to(folder):
+        body: dict[str, Json] = {
+            "trainer": name, "version": report.version, "out": str(target.relative_to(folder)), "files": files,
+        }  # fmt: skip
+        attest(folder, f"export-{name}", decision.digest, body)
+    lost = report.lost
+    lines = [f"{name} {report.version}: {len(files)} files in {target}"]
+    for verdict in ("exact", "equivalent", "not_expressible"):
+        count = sum(entry.verdict == verdict for entry in report.entries)
+        lines.append(f"  {count} fields {verdict.replace('_', ' ')}")
+    lines += [f"  lost: {entry.field}: {entry.note}" for entry in lost]
+    lines.append(f"  field by field: {target / 'fidelity.json'}")
+    answer(
+        as_json, {"trainer": name, "version": report.version, "out": str(target), "entries": entries}, "\n".join(lines)
+    )
+    if lost and not allow_lossy:
+        say(f"forerun: {len(lost)} fields cannot be expressed in {name}: --allow-lossy accepts that")
+        raise SystemExit(3)  # the answer is out already

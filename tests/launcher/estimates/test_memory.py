@@ -1,0 +1,159 @@
+"""Bytes of a rank against torch's own tracker, on our model under fake tensors."""
+
+import contextlib
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from launcher.assembly import device_mesh
+from launcher.estimates.layout import Layout
+from launcher.estimates.memory import kept_per_token, memory_per_rank
+from launcher.frozen import Parallelism
+from launcher.reference import MODELS
+from proxies import model as model_module
+from proxies.flops import count_params
+from proxies.model import Block, Decoder, Multipliers, token_loss
+from proxies.shape import Shape
+
+KEPT_OPS = [torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
+
+
+def shape_of(layers, width, heads, kv_heads, ffn, vocab, seq_len, **more):
+    return Shape(
+        num_layers=layers, width=width, num_heads=heads, num_kv_heads=kv_heads, ffn_width=ffn, vocab_size=vocab,
+        seq_len=seq_len, **more,
+    )  # fmt: skip
+
+
+LARGE_VOCABULARY = shape_of(4, 512, 8, 8, 2048, 32_000, 512)
+SMALL_VOCABULARY = shape_of(6, 512, 8, 2, 2048, 1000, 1024)
+FEW_TOKENS = shape_of(4, 1024, 16, 16, 4096, 50_000, 64)
+GPT2 = shape_of(4, 512, 8, 8, 2048, 8000, 512, family="gpt2", tied=True)
+
+
+@contextlib.contextmanager
+def fake_ranks(count):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    model_module._rotary_tables.cache_clear()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        model_module._rotary_tables.cache_clear()  # of fake tensors: nobody else may have them
+
+
+def tracked(shape, layout, precision, num_microbatches, monkeypatch):
+    """The peak that FSDPMemTracker sees over a step's passes, moments there already; bytes."""
+    if layout.checkpointing == "selective":
+        contexts = partial(create_selective_checkpoint_contexts, KEPT_OPS)
+        monkeypatch.setattr(model_module, "checkpoint", partial(checkpoint, context_fn=contexts))
+    policy = MixedPrecisionPolicy()
+    if precision == "bfloat16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    with fake_ranks(layout.num_ranks):
+        degrees = Parallelism(data_parallel_shard=layout.shard, data_parallel_replicate=layout.replicate)
+        mesh = device_mesh(degrees, "cpu")
+        with FakeTensorMode():
+            model = Decoder(shape, device="meta", checkpointing=layout.checkpointing != "none")
+            for block in (*model.layers, model):
+                fully_shard(block, mesh=mesh, mp_policy=policy)
+            model.to_empty(device="cpu")
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+            tracker = FSDPMemTracker(model, optimizer)
+            tracker.track_inputs(())
+            ids = torch.zeros(layout.microbatch_sequences, shape.seq_len, dtype=torch.long)
+            numbers = Multipliers(attention=0.1, output=0.5, embedding=2.0, residual=0.5)
+            with tracker:
+                for number in range(num_microbatches):
+                    if number:
+                        tracker.reset_mod_stats()
+                    token_loss(model(ids, numbers), ids).backward()
+            (peak,) = (v["Total"] for d, v in tracker.get_tracker_snapshot("peak").items() if d.type == "cpu")
+            return peak
+
+
+@pytest.mark.parametrize(
+    ("shape", "shards", "sequences", "checkpointing", "precision", "passes"),
+    [
+        (LARGE_VOCABULARY, 4, 2, "none", "bfloat16", 1),
+        (LARGE_VOCABULARY, 4, 2, "selective", "bfloat16", 2),
+        (LARGE_VOCABULARY, 4, 2, "full", "float32", 1),
+        (SMALL_VOCABULARY, 4, 2, "none", "float32", 1),
+        (SMALL_VOCABULARY, 4, 2, "full", "bfloat16", 1),
+        (FEW_TOKENS, 2, 1, "none", "bfloat16", 2),
+        (GPT2, 4, 2, "selective", "bfloat16", 1),
+    ],
+)  # fmt: skip
+def test_a_rank_holds_what_torch_tracks(shape, shards, sequences, checkpointing, precision, passes, monkeypatch):
+    layout = Layout(shard=shards, microbatch_sequences=sequences, checkpointing=checkpointing)
+    found = memory_per_rank(shape, layout, precision, passes)
+    assert found.total_bytes == pytest.approx(tracked(shape, layout, precision, passes, monkeypatch), rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("checkpointing", "gib"), [("none", 78.3), ("selective", 50.3), ("full", 27.2)])
+def test_llama_3_8b_on_eight_ranks(checkpointing, gib, monkeypatch):
+    shape, layout = MODELS["llama-3-8b"].shape, Layout(shard=8, checkpointing=checkpointing)
+    found = memory_per_rank(shape, layout, "bfloat16")
+    assert found.total_bytes == pytest.approx(tracked(shape, layout, "bfloat16", 1, monkeypatch), rel=0.01)
+    assert found.total_bytes / 2**30 == pytest.approx(gib, abs=0.1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_block_keeps_what_autograd_saves(family, qk_norm, dtype):
+    """To the byte, but for the rotary tables, which do not grow with the batch."""
+    shape = shape_of(1, 128, 8, 4, 256, 100, 32, family=family, qk_norm=qk_norm)
+
+    def saved(num_sequences):
+        block = Block(shape, None, None).to(dtype)
+        own = {p.untyped_storage().data_ptr() for p in block.parameters()}
+        seen, alive = {}, []
+
+        def pack(tensor):
+            alive.append(tensor)
+            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        x_ND = torch.randn(num_sequences * shape.seq_len, shape.width, dtype=dtype).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            block(x_ND, 1.0)
+        return sum(size for pointer, size in seen.items() if pointer not in own)
+
+    per_token = (saved(3) - saved(1)) / (2 * shape.seq_len)
+    assert kept_per_token(shape, "none", dtype.itemsize) == pytest.approx(per_token)
+
+
+def test_every_axis_takes_its_share():
+    shape = MODELS["llama-3-70b"].shape
+    alone = memory_per_rank(shape, Layout(shard=8), "bfloat16")
+    split = memory_per_rank(shape, Layout(shard=8, tensor=8), "bfloat16")
+    assert split.total_bytes == pytest.approx(alone.total_bytes / 8, rel=1e-3)
+    cut = memory_per_rank(shape, Layout(shard=8, context=4), "bfloat16")
+    assert cut.activations_bytes == pytest.approx(alone.activations_bytes / 4, rel=0.01)  # at another moment
+    assert cut.weights_bytes == pytest.approx(alone.weights_bytes / 4)
+    assert alone.weights_bytes == pytest.approx(4 * count_params(shape).total / 8, rel=1e-6)
+    replicas = memory_per_rank(shape, Layout(shard=8, replicate=4), "bfloat16")
+    assert replicas == alone
+
+
+def test_the_first_stage_holds_the_micro_batches_in_flight():
+    """1F1B: as many as there are stages, each a share of the layers: together about what one rank would keep."""
+    shape = MODELS["llama-3-70b"].shape
+    alone = memory_per_rank(shape, Layout(shard=8), "bfloat16", 8)
+    staged = memory_per_rank(shape, Layout(shard=8, pipeline=8), "bfloat16", 8)
+    blocks = 80 * 8192 * kept_per_token(shape, "none", 2)
+    assert staged.activations_bytes == pytest.approx(blocks, rel=0.05)
+    assert staged.weights_bytes < 0.15 * alone.weights_bytes

@@ -1,0 +1,118 @@
+"""What the tests of the huggingface export run: the script's pieces here, all of it in transformers' interpreter."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.exporters import proof
+from proxies.data.tokens import TokenStore
+from proxies.schedule import Schedule, lr_multiplier
+
+PROBE = """
+import contextlib, io, json, os, runpy, sys
+from pathlib import Path
+import numpy as np, torch
+from transformers import GraniteConfig, HfArgumentParser, TrainingArguments
+from proxies.data.tokens import TokenStore
+ids = torch.from_numpy(np.load(sys.argv[1]))
+found = {}
+for folder in sys.argv[2:]:
+    sys.path.insert(0, folder)
+    sys.modules.pop("train", None)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(f"{folder}/prove.py", run_name="__main__")
+    import train
+    told = HfArgumentParser(TrainingArguments).parse_json_file(f"{folder}/training_arguments.json")[0]
+    config = GraniteConfig.from_pretrained(folder).to_dict()
+    unknown = set(json.loads(Path(folder, "config.json").read_text())) - set(GraniteConfig().to_dict())
+    model = train.build_model()
+    with torch.no_grad():
+        logits = model(ids).logits
+    np.savez(f"{folder}/found.npz", logits=logits.numpy(),
+             **{name: p.detach().numpy() for name, p in model.named_parameters()})
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    before = [p.detach().clone() for p in model.parameters()]
+    args = train.training_arguments()
+    try:
+        train.FrozenTrainer(TokenStore(Path(os.environ["FORERUN_DATA"])), model, args).train()
+        stopped = "went on"
+    except RuntimeError as error:
+        same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, model.parameters()))
+        stopped = f"{error}; weights {'kept' if same else 'changed'}"
+    found[folder] = {"config": config, "unknown": sorted(unknown), "stopped": stopped,
+                     "view": json.loads(printed.getvalue().splitlines()[-1])}
+Path("found.json").write_text(json.dumps(found))
+"""
+
+# The exported script, untouched but for this: accelerate leaves FSDP out on CPUs, though gloo can do it, and gloo's
+# teardown at exit aborts now and then.
+CPU_MAIN = """
+import os, sys
+import torch.distributed as dist
+import train
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+refuse = train.refuse
+def told(args, store):
+    refuse(args, store)
+    if train.DATA_PARALLEL_SHARD > 1:
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+train.refuse = told
+train.main()
+if dist.is_initialized():
+    dist.barrier()
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def pieces(folder: Path, **namespace: typing.Any) -> dict[str, typing.Any]:
+    """The exported script's numbers, functions and classes, without its imports."""
+    body = [
+        n for n in ast.parse((folder / "train.py").read_text()).body if not isinstance(n, ast.Import | ast.ImportFrom)
+    ]
+    body = [n for n in body if not isinstance(n, ast.If)]
+    names = {"torch": torch, "re": re, "hashlib": hashlib, "Path": Path, "Iterator": typing.Iterator,
+             "Trainer": object, "TrainingArguments": object, "TokenStore": TokenStore, "Schedule": Schedule,
+             "lr_multiplier": lr_multiplier, "json": json, "__file__": str(folder / "train.py")}  # fmt: skip
+    scope = {**names, **namespace}
+    exec(compile(ast.Module(body=body, type_ignores=[]), "train", "exec"), scope)
+    return scope
+
+
+def trainer_python() -> str:
+    """A Python that has transformers and accelerate; skips the test where there is none."""
+    python = proof.interpreter("huggingface")
+    if python is None:
+        pytest.skip("no interpreter with transformers: `make trainers` builds .venv-trainers/huggingface")
+    return str(python)
+
+
+def in_trainer(command: list[str], export_dir: Path, corpus: Path) -> subprocess.CompletedProcess[str]:
+    env = {
+        "OMP_NUM_THREADS": "1",
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ.get("HOME", "/"),
+        "PYTHONPATH": str(export_dir),
+        "FORERUN_DATA": str(corpus),
+    }
+    return subprocess.run(command, env=env, cwd=export_dir, capture_output=True, text=True, check=False, timeout=280)
+
+
+def trained(python: str, export_dir: Path, corpus: Path, num_ranks: int) -> subprocess.CompletedProcess[str]:
+    """The export's own script, on so many ranks of this machine."""
+    (export_dir / "cpu_main.py").write_text(CPU_MAIN)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    return in_trainer([python, *(torchrun if num_ranks > 1 else ()), "cpu_main.py"], export_dir, corpus)

@@ -1,0 +1,289 @@
+"""The huggingface export, read back number by number. What transformers makes of it: test_huggingface_live.py."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import types
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from huggingface_case import pieces
+from main_run import write_corpus
+from torchtitan_case import SHAPE, wide_decision, wide_spec
+
+from launcher import frozen
+from launcher.exporters import huggingface
+from launcher.exporters.fidelity import ExportError
+from launcher.exporters.proof import PROVE_FILE
+from launcher.frozen import Decision, Parallelism
+from proxies.data.tokens import Manifest, TokenStore, read_manifest
+from proxies.model import parameter_shapes
+from proxies.parametrization import initial_tensor, parameter_table
+from proxies.rules import named
+from proxies.schedule import Schedule, lr_multiplier
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder / "tokens"
+
+
+@pytest.fixture
+def manifest(corpus) -> Manifest:
+    return read_manifest(corpus)
+
+
+class Model:
+    """As much of a model as the script asks of it to build groups."""
+
+    def __init__(self, decision: Decision) -> None:
+        theirs = huggingface.parameter_names(decision.shape)
+        sizes = parameter_shapes(decision.shape)
+        self.parameters = {theirs[name]: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
+
+    def named_parameters(self) -> typing.Iterator[tuple[str, torch.nn.Parameter]]:
+        return iter(self.parameters.items())
+
+
+def disagreements(folder: Path, decision: Decision) -> list[str]:
+    """Where the optimizer that the script builds differs from the decision's groups."""
+    model = Model(decision)
+    try:
+        optimizer = pieces(folder)["build_optimizer"](model)
+    except ValueError as error:
+        return [str(error)]
+    held = {id(p): g for g in optimizer.param_groups for p in g["params"]}
+    theirs, problems = huggingface.parameter_names(decision.shape), []
+    for name, group in frozen.assign_groups(decision.groups, list(theirs)).items():
+        live = held[id(model.parameters[theirs[name]])]
+        told = (live["lr"], live["weight_decay"], live["eps"], *live["betas"])
+        wanted = (group.learning_rate, group.weight_decay, group.eps, group.beta1, group.beta2)
+        problems += [f"{name}: {told} != {wanted}"] * (told != wanted)
+    return problems
+
+
+@pytest.mark.parametrize("parametrization_name", ["mup", "sp"])
+def test_every_parameter_has_its_frozen_numbers_in_the_script(tmp_path, manifest, parametrization_name):
+    decision = wide_decision(manifest, parametrization=named(parametrization_name))
+    huggingface.export(decision, tmp_path)
+    assert disagreements(tmp_path, decision) == []
+    assert decision.digest in (tmp_path / "train.py").read_text()
+    assert decision.digest in (tmp_path / "run.sh").read_text()
+    compile((tmp_path / PROVE_FILE).read_text(), PROVE_FILE, "exec")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r"w2\\.", r"w9\\."),  # nobody claims w2
+        (r"ffn_norm\\.", r".*\\."),  # two claim every weight of a layer
+        ("'mlp.up_proj': 'feed_forward.w3'", "'mlp.up_proj': 'feed_forward.w4'"),
+        ("'lr': 0.015625", "'lr': 0.0156250001"),
+        ("'weight_decay': 0.2", "'weight_decay': 0.1"),
+    ],
+)
+def test_the_comparison_notices_a_changed_script(tmp_path, manifest, old, new):
+    decision = wide_decision(manifest)
+    huggingface.export(decision, tmp_path)
+    script = tmp_path / "train.py"
+    assert old in script.read_text()
+    script.write_text(script.read_text().replace(old, new))
+    assert disagreements(tmp_path, decision)
+
+
+def test_names_are_mapped_one_to_one_and_back(tmp_path, manifest):
+    huggingface.export(wide_decision(manifest), tmp_path)
+    frozen_name = pieces(tmp_path)["frozen_name"]
+    names = huggingface.parameter_names(SHAPE)
+    assert list(names) == list(parameter_shapes(SHAPE))
+    assert len(set(names.values())) == len(names)
+    assert {theirs: frozen_name(theirs) for theirs in names.values()} == {
+        theirs: ours for ours, theirs in names.items()
+    }
+    assert names["layers.1.attention.wk.weight"] == "model.layers.1.self_attn.k_proj.weight"
+    assert names["layers.0.feed_forward.w2.weight"] == "model.layers.0.mlp.down_proj.weight"
+
+
+def test_initial_values_are_the_embedded_trainers_bit_for_bit(tmp_path, manifest):
+    huggingface.export(wide_decision(manifest), tmp_path)
+    initial_value = pieces(tmp_path)["initial_value"]
+    theirs = huggingface.parameter_names(SHAPE)
+    for numbers in parameter_table(wide_spec(manifest.data_id)):
+        value = initial_value(theirs[numbers.name], numbers.size, numbers.init_std)
+        assert torch.equal(value, initial_tensor(numbers, seed=7)), numbers.name
+
+
+def test_the_model_config_says_the_shape_and_the_four_multipliers(tmp_path, manifest):
+    decision = wide_decision(manifest)
+    forward = dataclasses.replace(decision.forward, attention=0.125, residual=0.5, output=0.8)
+    shape = dataclasses.replace(SHAPE, tied=True)
+    groups = tuple(g for g in decision.groups if g.kind != "readout")
+    huggingface.export(dataclasses.replace(decision, forward=forward, shape=shape, groups=groups), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    multipliers = {key: config[key] for key in config if key.endswith("_multiplier") or key == "logits_scaling"}
+    assert multipliers == {
+        "embedding_multiplier": 2.0, "attention_multiplier": 0.125, "residual_multiplier": 0.5, "logits_scaling": 1.25,
+    }  # fmt: skip
+    assert (config["num_key_value_heads"], config["num_attention_heads"], config["intermediate_size"]) == (2, 4, 160)
+    assert (config["rms_norm_eps"], config["rope_parameters"]["rope_theta"]) == (1e-5, 10_000)
+    assert config["tie_word_embeddings"] is True
+
+
+def arguments(decision: Decision, folder: Path) -> dict[str, typing.Any]:
+    huggingface.export(decision, folder)
+    told: dict[str, typing.Any] = json.loads((folder / "training_arguments.json").read_text())
+    return told
+
+
+def test_training_arguments_say_batch_clip_precision_and_cadence(tmp_path, manifest):
+    mesh = Parallelism(
+        data_parallel_shard=1, data_parallel_replicate=2, microbatch_sequences=2, activation_checkpointing="full"
+    )
+    told = arguments(wide_decision(manifest, parallelism=mesh, precision="bfloat16", seed=2**33 + 5), tmp_path)
+    wanted = {
+        "max_steps": 12, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5,
+        "bf16": True, "seed": 5, "save_steps": 10, "save_total_limit": 2, "activation_checkpointing": True,
+    }  # fmt: skip
+    assert {key: told[key] for key in wanted} == wanted
+    assert "fsdp" not in told
+    assert "\nSEED = 8589934597\n" in (tmp_path / "train.py").read_text()
+
+    mesh = Parallelism(data_parallel_shard=4, activation_checkpointing="selective")
+    told = arguments(wide_decision(manifest, parallelism=mesh, clip_norm=None), tmp_path)
+    assert (told["max_grad_norm"], told["bf16"], told["per_device_train_batch_size"]) == (0, False, 2)
+    assert told["fsdp"] is True
+    assert told["fsdp_config"]["activation_checkpointing"] is True
+    assert told["activation_checkpointing"] is False  # not twice
+
+
+def test_the_ranks_together_read_the_batches_of_the_run_while_the_batch_grows(tmp_path, manifest, corpus):
+    schedule = Schedule(kind="constant", num_steps=12, batch_warmup_steps=4, batch_warmup_stages=2)
+    huggingface.export(wide_decision(manifest, schedule=schedule), tmp_path)
+    script, store = pieces(tmp_path), TokenStore(corpus)
+
+    def batches(num_ranks: int, num_parts: int, done: int) -> list[np.ndarray]:
+        """All microbatches of the next step, rank by rank."""
+        rows = []
+        for rank in range(num_ranks):
+            args = types.SimpleNamespace(
+                process_index=rank, world_size=num_ranks, gradient_accumulation_steps=num_parts
+            )
+            state = types.SimpleNamespace(global_step=done)
+            reader = iter(script["Batches"](types.SimpleNamespace(args=args, state=state, store=store)))
+            for _, part in zip(range(num_parts), reader, strict=False):
+                assert torch.equal(part["input_ids"][:, 1:], part["targets"][:, :-1])
+                rows += torch.cat((part["input_ids"], part["targets"][:, -1:]), dim=1).tolist()
+        return rows
+
+    for done, first, count in ((0, 0, 4), (3, 12, 4), (4, 16, 8), (11, 72, 8)):
+        wanted = store.train_batch(seed=7, first_sequence=first, num_sequences=count, seq_len=SHAPE.seq_len)
+        assert batches(1, 1, done) == batches(2, 2, done) == batches(4, 1, done) == wanted.tolist()
+
+
+def test_the_scheduler_gives_the_frozen_rates_and_one_more_is_asked_for(tmp_path, manifest):
+    decision = wide_decision(manifest)
+    huggingface.export(decision, tmp_path)
+    script = pieces(tmp_path)
+    optimizer = script["build_optimizer"](Model(decision))
+    scheduler = script["build_scheduler"](optimizer)
+    for step in range(12):
+        share = lr_multiplier(decision.learning_rate.schedule, step)
+        assert [g["lr"] for g in optimizer.param_groups] == [g.learning_rate * share for g in decision.groups]
+        optimizer.step()
+        scheduler.step()
+
+
+def test_everything_that_cannot_be_run_is_said_at_once_and_nothing_is_written(tmp_path, manifest):
+    decision = wide_decision(
+        manifest,
+        shape=dataclasses.replace(SHAPE, family="gpt2", qk_norm=True),
+        precision="float64",
+        abort=frozen.Abort(on_non_finite=False, train_loss_above_nats=6.0),
+        learning_rate=dataclasses.replace(wide_decision(manifest).learning_rate, table_sha256="0" * 64),
+        parallelism=Parallelism(data_parallel_shard=1, tensor=2, microbatch_sequences=3),
+    )
+    with pytest.raises(ExportError) as caught:
+        huggingface.export(decision, tmp_path / "out", version="4.57.6")
+    told = "\n".join(caught.value.problems)
+    for word in ("'4.57.6' is unknown: 5.23.0", "gpt2", "qk_norm", "float64", "on_non_finite", "table", "tensor = 2",
+                 "microbatch_sequences = 3"):  # fmt: skip
+        assert word in told
+    assert len(caught.value.problems) == 8
+    assert not (tmp_path / "out").exists()
+
+
+def test_microbatches_that_a_growing_batch_cannot_fill_are_refused(tmp_path, manifest):
+    schedule = Schedule(kind="constant", num_steps=12, batch_warmup_steps=4, batch_warmup_stages=2)
+    mesh = Parallelism(data_parallel_shard=1, microbatch_sequences=1)
+    with pytest.raises(ExportError, match="does not cut a rank's 8 sequences evenly, 4 of them while"):
+        huggingface.export(wide_decision(manifest, schedule=schedule, parallelism=mesh), tmp_path)
+
+
+def leaf_fields(record: type, path: str = "") -> set[str]:
+    leaves: set[str] = set()
+    for field in dataclasses.fields(record):
+        kind = typing.get_type_hints(record)[field.name]
+        inner = [a for a in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(a)]
+        name = f"{path}{field.name}"
+        leaves |= leaf_fields(inner[0], f"{name}.") if inner else {name}
+    return leaves
+
+
+def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
+    point = frozen.CurvePoint(step=1, loss_nats=3.0, low_nats=2.0, high_nats=4.0)
+    decision = wide_decision(manifest)
+    decision = dataclasses.replace(decision, predicted=dataclasses.replace(decision.predicted, curve=(point,)))
+    report = huggingface.export(decision, tmp_path)
+    fields = [entry.field for entry in report.entries]
+    assert len(fields) == len(set(fields))
+    assert set(fields) == leaf_fields(Decision)
+    assert all(entry.note for entry in report.entries if entry.verdict != "exact")
+    assert report.lost == ()
+
+
+def test_what_travels_needs_neither_forerun_nor_torch(tmp_path, manifest, corpus):
+    huggingface.export(wide_decision(manifest), tmp_path)
+    code = (
+        "import sys; from pathlib import Path; import proxies.data.tokens as t, proxies.schedule as s; "
+        f"t.TokenStore(Path({str(corpus)!r})); print(t.__file__, s.__file__, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    data, schedule = tmp_path / "proxies" / "data" / "tokens.py", tmp_path / "proxies" / "schedule.py"
+    assert done.stdout.split() == [str(data), str(schedule), "False"]
+
+
+def test_the_newest_whole_checkpoint_is_resumed_from(tmp_path, manifest):
+    huggingface.export(wide_decision(manifest), tmp_path)
+    newest = pieces(tmp_path)["newest_checkpoint"]
+    assert newest(tmp_path / "none") is None
+    for step in (8, 12, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    for step in (8, 12):
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    assert newest(tmp_path) == str(tmp_path / "checkpoint-12")
+
+
+@pytest.mark.parametrize(("num_ranks", "layout"), [(1, ("1", "1")), (12, ("2", "6"))])
+def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, num_ranks, layout):
+    tokens = num_ranks * SHAPE.seq_len
+    mesh = Parallelism(data_parallel_shard=num_ranks)
+    decision = wide_decision(manifest, parallelism=mesh, batch_tokens=tokens, num_tokens=tokens * 12)
+    huggingface.export(decision, tmp_path)
+    fake = tmp_path / "torchrun"
+    fake.write_text('#!/bin/sh\necho "$@"\n')
+    fake.chmod(0o755)
+    script, path = str(tmp_path / "run.sh"), {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env = {**path, "FORERUN_DATA": "x"}
+    words = subprocess.run([script], env=env, capture_output=True, text=True, check=True).stdout.split()
+    assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == layout
+    assert words[-1] == str(tmp_path / "train.py")
+    refused = subprocess.run([script], env=path, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "the corpus folder" in refused.stderr

@@ -1,0 +1,223 @@
+"""The huggingface export in the hands of transformers: parsers, groups, scheduler, weights, logits, and whole runs.
+
+Needs an interpreter with transformers and accelerate: see `trainer_python`.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from huggingface_case import PROBE, in_trainer, trained, trainer_python
+from main_run import write_corpus
+from torchtitan_case import SCHEDULES, SHAPE, wide_decision
+
+from launcher import assembly, metrics
+from launcher.exporters import fidelity, huggingface, proof
+from launcher.exporters.proof import TrainerView
+from launcher.frozen import Decision, Parallelism
+from launcher.launch_file import write_launch
+from proxies import canon
+from proxies.data.tokens import Manifest, read_manifest
+from proxies.model import NORM_EPS, Decoder, Multipliers
+from proxies.schedule import Schedule
+
+# Float32 on both sides, through other kernels. Logits: as a share of the largest.
+LOGITS_TOLERANCE = 3e-6
+LOSS_TOLERANCE_NATS = 1e-5
+NORM_TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder / "tokens"
+
+
+@pytest.fixture
+def manifest(corpus) -> Manifest:
+    return read_manifest(corpus)
+
+
+@pytest.fixture
+def python() -> str:
+    return trainer_python()
+
+
+def varied(manifest: Manifest, **changes) -> Decision:
+    """A decision in which no forward multiplier is one, and attention's is not 1 / sqrt(head dim)."""
+    decision = wide_decision(manifest, **changes)
+    forward = dataclasses.replace(decision.forward, attention=0.2, residual=0.6)
+    return dataclasses.replace(decision, forward=forward)
+
+
+def disagreements(folder: Path, decision: Decision, ids: np.ndarray) -> list[str]:
+    """Where what transformers made of an export differs from the decision."""
+    found = json.loads((folder.parent / "found.json").read_text())[str(folder)]
+    shape, forward, groups = decision.shape, decision.forward, decision.groups
+    theirs = huggingface.parameter_names(shape)
+    view = canon.decode(TrainerView, found["view"], "view")
+    config = {
+        "hidden_size": shape.width, "num_hidden_layers": shape.num_layers, "vocab_size": shape.vocab_size,
+        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
+        "intermediate_size": shape.ffn_width, "tie_word_embeddings": shape.tied, "rms_norm_eps": NORM_EPS,
+        "embedding_multiplier": forward.embedding, "attention_multiplier": forward.attention,
+        "residual_multiplier": forward.residual, "logits_scaling": 1 / forward.output,
+    }  # fmt: skip
+    checks = {
+        "config": {key: found["config"][key] for key in config} == config and not found["unknown"],
+        "brake": "not finite at step 1, before its update; weights kept" in found["stopped"],
+    }
+    arrays = np.load(folder / "found.npz")
+    model = Decoder(shape)
+    assembly.initialize(model, groups, decision.seed)
+    for name, parameter in model.named_parameters():
+        checks[name] = bool((arrays[theirs[name]] == parameter.detach().numpy()).all())
+    with torch.no_grad():
+        logits = model(torch.from_numpy(ids), Multipliers(**dataclasses.asdict(forward)))
+    largest = np.abs(arrays["logits"]).max()
+    difference = np.abs(logits.numpy().reshape(arrays["logits"].shape) - arrays["logits"]).max() / largest
+    checks["logits"] = bool(difference < LOGITS_TOLERANCE)
+    print(f"{folder.name}: logits within {difference:.1e} of the largest, {largest:.2f}")
+    return proof.compare(decision, view, theirs) + [name for name, holds in checks.items() if not holds]
+
+
+MUTANTS = {
+    "lr": ("train.py", "'lr': 0.015625,", "'lr': 0.01562501,", "learning_rate is 0.01562501"),
+    "decay": ("train.py", "'weight_decay': 0.2,", "'weight_decay': 0.1,", "weight_decay is 0.1"),
+    "warmup": ("train.py", "warmup_steps=3", "warmup_steps=2", "the rate at step 0"),
+    "seed": ("train.py", "SEED = 7", "SEED = 8", "lm_head.weight"),
+    "embedding": ("config.json", '"embedding_multiplier": 2.0', '"embedding_multiplier": 2.001', "logits"),
+    "attention": ("config.json", '"attention_multiplier": 0.2', '"attention_multiplier": 0.25', "logits"),
+    "residual": ("config.json", '"residual_multiplier": 0.6', '"residual_multiplier": 1.0', "logits"),
+    "output": ("config.json", '"logits_scaling": 1.3333333333333333', '"logits_scaling": 0.75', "logits"),
+    "rope": ("config.json", '"rope_theta": 10000.0', '"rope_theta": 500000.0', "logits"),
+    "clip": ("training_arguments.json", '"max_grad_norm": 0.5', '"max_grad_norm": 1.0', "clip_norm is 1.0"),
+    "steps": ("training_arguments.json", '"max_steps": 12', '"max_steps": 11', "num_steps is 11"),
+    "batch": ("training_arguments.json", '"per_device_train_batch_size": 8', '"per_device_train_batch_size": 4',
+              "batch_tokens is 128"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_transformers_own_parsers_groups_scheduler_weights_and_logits_are_the_frozen_ones(
+    tmp_path, corpus, manifest, python, monkeypatch
+):
+    decisions = {schedule.kind: varied(manifest, schedule=schedule) for schedule in SCHEDULES}
+    decisions["tied"] = varied(manifest, **tied(manifest), clip_norm=None)
+    for name, decision in decisions.items():
+        huggingface.export(decision, tmp_path / name)
+    for name, (file, old, new, _) in MUTANTS.items():
+        path = shutil.copytree(tmp_path / "cosine", tmp_path / name) / file
+        assert path.read_text().count(old) >= 1, name
+        path.write_text(path.read_text().replace(old, new, 1))
+    ids = np.random.default_rng(0).integers(0, 256, (3, SHAPE.seq_len))
+    np.save(tmp_path / "ids.npy", ids)
+    shutil.copytree(tmp_path / "cosine" / "proxies", tmp_path / "proxies")
+    folders = [str(tmp_path / name) for name in (*decisions, *MUTANTS)]
+    done = in_trainer([python, "-c", PROBE, "ids.npy", *folders], tmp_path, corpus)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, decision in decisions.items():
+        assert disagreements(tmp_path / name, decision, ids) == [], name
+    monkeypatch.setitem(fidelity.MODULES, "huggingface", "huggingface")
+    assert proof.prove(decisions["tied"], "huggingface", huggingface.VERSIONS[-1], Path(python)) == []
+    for name, (_, _, _, wanted) in MUTANTS.items():
+        told = disagreements(tmp_path / name, decisions["cosine"], ids)
+        assert any(wanted in problem for problem in told), (name, told)
+
+
+def tied(manifest: Manifest) -> dict:
+    """What of a decision changes with one matrix for embedding and readout."""
+    shape = dataclasses.replace(SHAPE, tied=True)
+    groups = [g for g in wide_decision(manifest).groups if g.kind != "readout"]
+    return {"shape": shape, "groups": tuple(groups)}
+
+
+def history(export_dir: Path) -> np.ndarray:
+    """Step, loss and gradient norm of every step, as the Trainer's newest checkpoint tells them."""
+    newest = checkpoints(export_dir)[-1]
+    rows = json.loads((newest / "trainer_state.json").read_text())["log_history"]
+    return np.array([[row["step"], row["loss"], row["grad_norm"]] for row in rows if "loss" in row])
+
+
+def checkpoints(export_dir: Path) -> list[Path]:
+    return sorted(export_dir.glob("outputs/*/checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def native(decision: Decision, folder: Path, corpus: Path) -> np.ndarray:
+    """The embedded trainer's steps, losses and gradient norms, on one rank."""
+    config = write_launch(folder / "frozen", decision)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m",
+         "launcher.trainer", "--config", str(config), "--data", str(corpus), "--out", str(folder / "run"),
+         "--allow-world-size"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [row for row in metrics.read(folder / "run") if "event" not in row]
+    return np.array([[row["step"], row["train_loss_nats"], row["grad_norm"]] for row in rows])
+
+
+GROWING_BATCH = Schedule(
+    kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1, batch_warmup_steps=4, batch_warmup_stages=2
+)
+RUNS = {
+    "one-rank-tied": Parallelism(data_parallel_shard=1),
+    "ddp-accumulating": Parallelism(
+        data_parallel_shard=1, data_parallel_replicate=2, microbatch_sequences=2, activation_checkpointing="selective"
+    ),
+    "fsdp2-resumed": Parallelism(data_parallel_shard=2, activation_checkpointing="full"),
+    "hsdp": Parallelism(data_parallel_shard=2, data_parallel_replicate=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_transformers_trains_the_embedded_trainers_run(tmp_path, corpus, manifest, python, name):
+    parallelism = RUNS[name]
+    changes = tied(manifest) if name == "one-rank-tied" else {}
+    decision = varied(manifest, parallelism=parallelism, schedule=GROWING_BATCH, **changes)
+    huggingface.export(decision, tmp_path)
+    done = trained(python, tmp_path, corpus, parallelism.num_ranks)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-10", "checkpoint-12"]
+    if name == "fsdp2-resumed":
+        newest = checkpoints(tmp_path)[-1]
+        assert len(list(newest.glob("pytorch_model_fsdp_0/*.distcp"))) == 2  # sharded for real
+        (newest / "trainer_state.json").unlink()  # as if killed while it was written: the one before it is used
+        done = trained(python, tmp_path, corpus, 2)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.count("'grad_norm'") == 2
+    found, wanted = history(tmp_path), native(decision, tmp_path, corpus)
+    assert found.shape == wanted.shape == (12, 3)
+    apart = np.abs(found - wanted).max(axis=0)
+    print(f"{name}: losses within {apart[1]:.1e} nats of the embedded trainer's, norms within {apart[2]:.1e}")
+    assert apart[0] == 0
+    assert apart[1] < LOSS_TOLERANCE_NATS
+    assert apart[2] < NORM_TOLERANCE
+
+
+@pytest.mark.slow
+def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(tmp_path, corpus, manifest, python):
+    decision = wide_decision(manifest)
+    strict = dataclasses.replace(decision.abort, train_loss_above_nats=0.5)
+    huggingface.export(dataclasses.replace(decision, abort=strict), tmp_path)
+    done = trained(python, tmp_path, corpus, 1)
+    assert done.returncode != 0
+    assert "over 0.5 nats at step 5, before its update" in done.stderr
+    assert not checkpoints(tmp_path)
+
+    script = tmp_path / "train.py"
+    text = script.read_text().replace("'transformers': '5.23.0'", "'transformers': '5.0.0'")
+    script.write_text(text.replace("warmup_steps=3", "warmup_steps=2").replace(manifest.data_id, "0" * 64))
+    done = trained(python, tmp_path, corpus, 2)
+    assert done.returncode != 0
+    for word in ("5.0.0 is wanted", "learning rates", "frozen as 0000", "2 ranks"):
+        assert word in done.stderr, word
