@@ -20,6 +20,8 @@ MODULES = {
     "native": "native",
     "torchtitan": "torchtitan",
     "huggingface": "huggingface",
+    "megatron-lm": "megatron_lm",
+    "olmo-core": "olmo_core",
 }
 """Trainers by the name that users type, and the module of this room that writes their files."""
 

@@ -1,9 +1,10 @@
 """The decision as a torchtitan run: a module with one config function, the corpus reader beside it, a command line.
 
-torchtitan 0.3 takes `--module M --config F`. The module written here states the decision's numbers as literals and
+torchtitan takes `--module M --config F`. The module written here states the decision's numbers as literals and
 builds torchtitan's own components from them: its Llama 3 blocks, per-pattern AdamW groups, scheduler, checkpoints. What
 those lack, small subclasses add: forward multipliers, initial values of (seed, name), the data order of (seed, step)
 and the brakes. So the run starts from the embedded trainer's weights, sees its batches and takes its steps.
+`prove.py`, beside it, tells what torchtitan itself made of the numbers (launcher.exporters.proof).
 """
 
 from __future__ import annotations
@@ -15,22 +16,27 @@ from pathlib import Path
 import proxies
 import proxies.data
 from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
-from launcher.exporters.torchtitan_text import IMPORTS, MACHINERY
-from launcher.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
+from launcher.exporters.proof import PROVE_FILE, proof_steps
+from launcher.exporters.torchtitan_limits import problems
+from launcher.exporters.torchtitan_model_text import MODEL
+from launcher.exporters.torchtitan_prove_text import PROVE
+from launcher.exporters.torchtitan_text import IMPORTS, RUN
+from launcher.exporters.torchtitan_versions import PIECES, in_version
+from launcher.frozen import Decision, Parallelism, ParameterGroup, assign_groups
 from proxies import canon, checks
 from proxies.data import mixture, permutation, tokens, windows
 from proxies.model import NORM_EPS, ROPE_BASE, parameter_shapes
 from proxies.schedule import Schedule
 from proxies.shape import Shape
 
-VERSIONS = ("0.3.0",)
+VERSIONS = tuple(PIECES)
 MODULE = "forerun_torchtitan"
 READER = (proxies, proxies.data, canon, checks, mixture, permutation, tokens, windows)
 """What reads a corpus, with numpy and the standard library alone."""
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `forerun_torchtitan.py`, `run.sh` and the corpus reader (`proxies/`) into `out_dir`.
+    """Write `forerun_torchtitan.py`, `prove.py`, `run.sh` and the corpus reader (`proxies/`) into `out_dir`.
 
     Returns what became of every leaf field of the decision.
 
@@ -38,14 +44,15 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         ExportError: an unknown version, or what torchtitan cannot run; every problem at once, and nothing is written.
         FrozenError: the groups do not fit the shape's parameters.
     """
-    if problems := _problems(decision, version):
-        raise ExportError("torchtitan", problems)
+    if found := problems(decision, version):
+        raise ExportError("torchtitan", found)
     for module in READER:
         path = out_dir / module.__name__.replace(".", "/")
         path = path / "__init__.py" if hasattr(module, "__path__") else path.with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         canon.write_atomic(path, inspect.getsource(module).encode())
     canon.write_atomic(out_dir / f"{MODULE}.py", _module_text(decision, version).encode())
+    canon.write_atomic(out_dir / PROVE_FILE, _prove_text(decision, version).encode())
     canon.write_atomic(out_dir / "run.sh", _run_text(decision, version).encode())
     (out_dir / "run.sh").chmod(0o755)
     return FidelityReport(trainer="torchtitan", version=version, entries=judged(decision, _JUDGEMENTS))
@@ -86,33 +93,6 @@ def _pattern(names: list[str], num_layers: int) -> str:
     return f"^(?:{'|'.join(parts)})$"
 
 
-def _problems(decision: Decision, version: str) -> list[str]:
-    schedule = decision.learning_rate.schedule
-    checks = {
-        f"version {version!r} is unknown: {', '.join(VERSIONS)} is known": version in VERSIONS,
-        "shape.tied = true: this export writes untied matrices only; untie, or use the native trainer": (
-            not decision.shape.tied
-        ),
-        f"precision = {decision.precision}: torchtitan trains in float32 or bfloat16": decision.precision != "float64",
-        "abort.on_non_finite = false: torchtitan always stops at a loss that is not finite": (
-            decision.abort.on_non_finite
-        ),
-        f"shape.family = {decision.shape.family!r}: this export writes Llama 3 blocks": (
-            decision.shape.family == "llama"
-        ),
-        "shape.qk_norm = true: this export writes blocks without it": not decision.shape.qk_norm,
-        f"forward.residual = {decision.forward.residual:g}: torchtitan's blocks have no residual multiplier": (
-            decision.forward.residual == 1.0
-        ),
-        f"batch_warmup_stages = {schedule.batch_warmup_stages}: torchtitan's batch has one size": (
-            schedule.batch_warmup_stages == 1
-        ),
-        "this version's learning-rate table is not the frozen one": learning_rate_of(schedule)
-        == decision.learning_rate,
-    }
-    return [problem for problem, holds in checks.items() if not holds]
-
-
 def _scheduler(schedule: Schedule) -> tuple[float | None, str]:
     """The `decay_ratio` and `decay_type` of torchtitan, whose step convention is ours."""
     if schedule.kind == "constant":
@@ -120,6 +100,24 @@ def _scheduler(schedule: Schedule) -> tuple[float | None, str]:
     if schedule.kind == "wsd":
         return schedule.decay_steps / schedule.num_steps, "linear"  # it rounds num_steps * ratio back
     return None, schedule.kind
+
+
+def degrees(parallelism: Parallelism, num_sequences: int) -> dict[str, object]:
+    """The module's literals for a mesh that deals out `num_sequences` a step.
+
+    A rank's share (LOCAL_SEQUENCES) goes through the model in microbatches: accumulated one after another, or with
+    pipeline stages filling these.
+    """
+    share = num_sequences // parallelism.num_data_ranks
+    return {
+        "LOCAL_SEQUENCES": share,
+        "MICROBATCH_SEQUENCES": parallelism.microbatch_sequences or share,
+        "DATA_PARALLEL_SHARD": parallelism.data_parallel_shard,
+        "DATA_PARALLEL_REPLICATE": parallelism.data_parallel_replicate,
+        "TENSOR_PARALLEL": parallelism.tensor,
+        "PIPELINE_PARALLEL": parallelism.pipeline,
+        "ACTIVATION_CHECKPOINTING": parallelism.activation_checkpointing,
+    }
 
 
 def _numbers(decision: Decision) -> dict[str, object]:
@@ -136,10 +134,13 @@ def _numbers(decision: Decision) -> dict[str, object]:
         "FFN_WIDTH": shape.ffn_width,
         "VOCAB_SIZE": shape.vocab_size,
         "SEQ_LEN": shape.seq_len,
+        "TIED": shape.tied,
+        "QK_NORM": shape.qk_norm,
         "NORM_EPS": NORM_EPS,
         "ROPE_BASE": ROPE_BASE,
         "EMBEDDING_MULTIPLIER": decision.forward.embedding,
         "ATTENTION_SCALE": decision.forward.attention,
+        "RESIDUAL_MULTIPLIER": decision.forward.residual,
         "OUTPUT_MULTIPLIER": decision.forward.output,
         "NUM_STEPS": schedule.num_steps,
         "WARMUP_STEPS": schedule.warmup_steps,
@@ -148,9 +149,7 @@ def _numbers(decision: Decision) -> dict[str, object]:
         "FINAL_FRACTION": schedule.final_fraction,
         "CLIP_NORM": decision.clip_norm,
         "GLOBAL_SEQUENCES": num_sequences,
-        "LOCAL_SEQUENCES": num_sequences // decision.parallelism.num_ranks,
-        "DATA_PARALLEL_SHARD": decision.parallelism.data_parallel_shard,
-        "DATA_PARALLEL_REPLICATE": decision.parallelism.data_parallel_replicate,
+        **degrees(decision.parallelism, num_sequences),
         "PRECISION": decision.precision,
         "CHECKPOINT_EVERY_STEPS": decision.checkpointing.every_steps,
         "CHECKPOINT_KEEP": decision.checkpointing.keep,
@@ -174,21 +173,36 @@ def _module_text(decision: Decision, version: str) -> str:
         f'digest {decision.digest}\n"""\n'
     )
     numbers = "".join(f"{name} = {value!r}\n" for name, value in _numbers(decision).items())
-    return f"{header}{IMPORTS}\n{numbers}GROUPS = [\n{groups}]\n{MACHINERY}"
+    fixed = in_version(IMPORTS, version), in_version(MODEL + RUN, version)
+    return f"{header}{fixed[0]}\n{numbers}GROUPS = [\n{groups}]\n{fixed[1]}"
+
+
+def _prove_text(decision: Decision, version: str) -> str:
+    steps = proof_steps(decision.learning_rate.schedule)
+    return in_version(PROVE, version).replace("<<MODULE>>", MODULE).replace("<<STEPS>>", repr(steps))
 
 
 def _run_text(decision: Decision, version: str) -> str:
     ranks = decision.parallelism.num_ranks
     per_node = max(n for n in range(1, 9) if ranks % n == 0)
+    dry_steps = 2 if decision.parallelism.pipeline == 1 else 0
+    smaller = in_version("<<SMALLER>>", version).replace("SEQ_LEN", str(decision.shape.seq_len))
     return f"""#!/usr/bin/env bash
 # Launches {decision.digest}
 # with torchtitan {version} on {ranks} ranks; run it once on every node. Needs FORERUN_DATA, the corpus folder whose
 # manifest has data_id {decision.data.data_id[:16]}...
-# If a rank runs out of memory: `run.sh --training.local_batch_size 1` accumulates the same batch in smaller pieces.
+# DRY_RUN=1 makes one rank of the {ranks} (RANK=r: another one) in one process, with no communication: it builds, shards
+# and takes {dry_steps} steps, whose losses mean nothing. (Pipeline stages must talk before they step: none with these.)
+# If a rank runs out of memory: `run.sh --{smaller}` accumulates the same batch in smaller pieces.
 set -euo pipefail
 here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
 export FORERUN_DATA="${{FORERUN_DATA:?the corpus folder}}"
 export PYTHONPATH="$here${{PYTHONPATH:+:$PYTHONPATH}}"
+if [ -n "${{DRY_RUN:-}}" ]; then
+    export NGPU={ranks} RANK="${{RANK:-0}}" LOCAL_RANK=0 WORLD_SIZE={ranks}
+    exec python -m torchtitan.train --module {MODULE} --config main_run --comm.mode fake_backend \\
+        --training.steps {dry_steps} --checkpoint.no-enable "$@"
+fi
 ranks_per_node="${{RANKS_PER_NODE:-{per_node}}}"
 exec torchrun --nnodes "$(({ranks} / ranks_per_node))" --nproc-per-node "$ranks_per_node" \\
     --rdzv-backend c10d --rdzv-endpoint "${{RDZV_ENDPOINT:-localhost:0}}" \\
@@ -213,21 +227,28 @@ _JUDGEMENTS: dict[str, Judgement] = {
     "transfer": ("equivalent", "evidence: its numbers are in groups"),
     "forward": ("exact", "the multipliers are modules of the model"),
     "forward.attention": ("equivalent", "multiplies q . k in the attention kernel, ours the query: other rounding"),
+    "multiplier_form": ("exact", "multipliers stay in the model, so the gradient norm is the searched one's"),
     "groups": ("exact", ""),
     "groups.pattern": ("equivalent", "rewritten for torchtitan's parameter names; one pattern claims each parameter"),
     "groups.kind": _LABEL,
     "groups.init_std": ("exact", "each initial value is drawn from (seed, name) as the embedded trainer draws it"),
     "optimizer": ("exact", "torch.optim.AdamW, foreach"),
-    "learning_rate": ("exact", "torchtitan 0.3's own scheduler gives the table bit for bit"),
+    "weight_decay_form": ("exact", "torch.optim.AdamW's"),
+    "learning_rate": ("exact", "torchtitan's own scheduler gives the table bit for bit"),
     "clip_norm": ("exact", "torch's clip_grad_norm_; none is an infinite norm"),
-    "batch_tokens": ("exact", "in sequences; a smaller training.local_batch_size accumulates, with other rounding"),
+    "batch_tokens": ("exact", "smaller microbatches accumulate to the same batch, with other rounding"),
     "num_tokens": ("exact", "num_steps times batch_tokens"),
     "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
     "seed": ("exact", "of initial values and data order; torchtitan's own generator gets it too"),
     "precision": ("equivalent", "of parameters in products, by FSDP; weights, reductions and moments stay in float32"),
-    "parallelism": ("exact", ""),
+    "parallelism": ("exact", "pipeline stages run 1F1B; each stage's optimizer has the groups it holds parameters of"),
+    "parallelism.activation_checkpointing": (
+        "equivalent",
+        "selective: torchtitan chooses what it keeps and what it computes again; the values stay the same",
+    ),
     "checkpointing": ("exact", "torchtitan's own checkpoints, weights and optimizer both"),
     "predicted": _WATCHED,
+    "spikes": _WATCHED,
     "abort.on_non_finite": ("exact", "a gradient that is not finite raises before the step"),
     "abort.train_loss_above_nats": ("equivalent", "raises after that step's update, before anything more is saved"),
 }

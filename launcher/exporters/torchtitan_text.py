@@ -1,7 +1,8 @@
 """The fixed text of the module that the torchtitan export writes: its imports, and what it builds from the numbers.
 
 Text, not code, since torchtitan lives in an environment of its own. Between the two parts go the decision's numbers, as
-literals. Written against torchtitan 0.3.0's public classes; nothing of theirs is copied.
+literals; what its versions call differently stands as `<<NAME>>` (torchtitan_versions.py). Written against torchtitan's
+public classes; nothing of theirs is copied.
 """
 
 IMPORTS = """import hashlib
@@ -15,12 +16,14 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.utils import canonical_fqn
-from torchtitan.components.dataloader import BaseDataLoader
+<<IMPORT_LOADER>>
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.common import CosSinRoPE, Embedding, FeedForward, GQAttention, Linear, QKVLinear, RMSNorm
 from torchtitan.models.common import ScaledDotProductAttention
 from torchtitan.models.llama3 import Llama3Model, parallelize_llama
@@ -31,94 +34,23 @@ from torchtitan.trainer import Trainer
 from proxies.data.tokens import TokenStore
 """
 
-MACHINERY = '''
-
-class MultEmbedding(Embedding):
-    """A token embedding whose output is multiplied."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Embedding.Config):
-        multiplier: float
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.multiplier = config.multiplier
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input) * self.multiplier
-
-
-class MultLinear(Linear):
-    """A linear map whose input is multiplied."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Linear.Config):
-        multiplier: float
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.multiplier = config.multiplier
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input * self.multiplier)
-
-
-class ScaledAttention(GQAttention):
-    """Attention with its own scale of q . k."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(GQAttention.Config):
-        scale: float
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.scaling = config.scale
-
-
-class FrozenModel(Llama3Model):
-    """Starts from the initial values of (seed, name), whatever the number of ranks."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Llama3Model.Config):
-        pass
-
-    def init_states(self, *, buffer_device: torch.device | None = None) -> None:
-        super().init_states(buffer_device=buffer_device)
-        with torch.no_grad():
-            for fqn, parameter in self.named_parameters():
-                parameter.copy_(initial_value(canonical_fqn(fqn), parameter))
-
-
-def initial_value(fqn: str, parameter: torch.Tensor) -> torch.Tensor:
-    """Ones for norm gains (std 0), else normal(0, init_std) drawn on the CPU from a seed of (SEED, name)."""
-    init_std = next(group["init_std"] for group in GROUPS if re.search(group["pattern"], fqn))
-    if init_std == 0:
-        return torch.ones_like(parameter)
-    name = fqn.replace(".qkv_linear.", ".")
-    seed = int.from_bytes(hashlib.sha256(f"{SEED}/{name}".encode()).digest()[:7], "big")
-    generator = torch.Generator().manual_seed(seed)
-    full = (torch.randn(parameter.shape, generator=generator) * init_std).to(parameter.device)
-    if isinstance(parameter, DTensor):
-        full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return full
-
+RUN = '''
 
 class CorpusLoader(BaseDataLoader):
     """Batch t of the run is batch (SEED, t) of the corpus, cut across ranks; resumes on any number of them."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        pass
+        corpus: str | None
 
-    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int,
-                 **unused: object) -> None:
-        if not config.dataset_path:
+    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, <<SIZES>>, **unused: object) -> None:
+        if not config.corpus:
             raise ValueError("FORERUN_DATA is not set: the corpus folder is wanted")
-        self.store = TokenStore(Path(config.dataset_path), weights=DATA_WEIGHTS or None)
+        self.store = TokenStore(Path(config.corpus), weights=DATA_WEIGHTS or None)
         if self.store.manifest.data_id != DATA_ID:
-            raise ValueError(f"{config.dataset_path} has data_id {self.store.manifest.data_id}, frozen as {DATA_ID}")
-        self.num_ranks, self.rank, self.seq_len = dp_world_size, dp_rank, seq_len
-        self.num_sequences = local_batch_size
+            raise ValueError(f"{config.corpus} has data_id {self.store.manifest.data_id}, frozen as {DATA_ID}")
+        self.num_ranks, self.rank = dp_world_size, dp_rank
+        self.num_sequences = <<SEQUENCES>>
         self.num_batches = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
@@ -126,9 +58,9 @@ class CorpusLoader(BaseDataLoader):
             part = self.num_batches * self.num_ranks + self.rank
             ids = torch.from_numpy(self.store.train_batch(
                 seed=SEED, first_sequence=part * self.num_sequences, num_sequences=self.num_sequences,
-                seq_len=self.seq_len))
+                seq_len=SEQ_LEN))
             self.num_batches += 1
-            yield {"input": ids[:, :-1].contiguous()}, ids[:, 1:].contiguous()
+            <<BATCH>>
 
     def state_dict(self) -> dict[str, int]:
         return {"num_sequences_read": self.num_batches * self.num_ranks * self.num_sequences}
@@ -167,6 +99,14 @@ class GuardedOptimizers(OptimizersContainer):
     class Config(OptimizersContainer.Config):
         pass
 
+    @staticmethod
+    def _build_param_groups(model: torch.nn.Module, groups: list[ParamGroupConfig], kwargs: dict[str, object]) -> tuple:
+        # A pipeline stage lacks the embedding or the readout; torchtitan takes a pattern without parameters for dead.
+        names = [name for name, _ in model.named_parameters()]
+        if PIPELINE_PARALLEL > 1:
+            groups = [group for group in groups if any(re.search(group.pattern, name) for name in names)]
+        return OptimizersContainer._build_param_groups(model, groups, kwargs)
+
     def step(self, closure: None = None) -> None:
         gradients = [p.grad for part in self.model_parts for p in part.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
@@ -188,60 +128,16 @@ class GuardedMetrics(MetricsProcessor):
             raise RuntimeError(f"training loss {global_avg_loss} > {ABORT_ABOVE_NATS} nats at step {step}: stopped")
 
 
-def linear(in_features: int, out_features: int) -> Linear.Config:
-    return Linear.Config(in_features=in_features, out_features=out_features)
-
-
-def norm() -> RMSNorm.Config:
-    return RMSNorm.Config(normalized_shape=WIDTH, eps=NORM_EPS)
-
-
-def block() -> Llama3TransformerBlock.Config:
-    head_dim = WIDTH // NUM_HEADS
-    return Llama3TransformerBlock.Config(
-        attention_norm=norm(),
-        attention=ScaledAttention.Config(
-            n_heads=NUM_HEADS,
-            n_kv_heads=NUM_KV_HEADS,
-            dim=WIDTH,
-            qkv_linear=QKVLinear.Config(
-                head_dim=head_dim, wq=linear(WIDTH, WIDTH), wkv=linear(WIDTH, NUM_KV_HEADS * head_dim)
-            ),
-            wo=linear(WIDTH, WIDTH),
-            inner_attention=ScaledDotProductAttention.Config(),
-            rope=CosSinRoPE.Config(dim=head_dim, max_seq_len=SEQ_LEN, theta=ROPE_BASE),
-            scale=ATTENTION_SCALE,
-        ),
-        ffn_norm=norm(),
-        feed_forward=FeedForward.Config(
-            w1=linear(WIDTH, FFN_WIDTH), w2=linear(FFN_WIDTH, WIDTH), w3=linear(WIDTH, FFN_WIDTH)
-        ),
-    )
-
-
-def model() -> FrozenModel.Config:
-    return FrozenModel.Config(
-        dim=WIDTH,
-        vocab_size=VOCAB_SIZE,
-        tok_embeddings=MultEmbedding.Config(
-            num_embeddings=VOCAB_SIZE, embedding_dim=WIDTH, multiplier=EMBEDDING_MULTIPLIER
-        ),
-        layers=[block() for _ in range(NUM_LAYERS)],
-        norm=norm(),
-        lm_head=MultLinear.Config(in_features=WIDTH, out_features=VOCAB_SIZE, multiplier=OUTPUT_MULTIPLIER),
-    )
-
-
 def main_run() -> Trainer.Config:
     return Trainer.Config(
         model_spec=ModelSpec(
             name="forerun", flavor=DIGEST[:16], model=model(), parallelize_fn=parallelize_llama,
-            pipelining_fn=None, post_optimizer_build_fn=None, state_dict_adapter=None,
+            pipelining_fn=pipeline_llm, post_optimizer_build_fn=None, state_dict_adapter=None,
         ),
         hf_assets_path=".",
         dump_folder=f"outputs/{DIGEST[:16]}",
         tokenizer=NoTokenizer.Config(),
-        dataloader=CorpusLoader.Config(dataset="forerun", dataset_path=os.environ.get("FORERUN_DATA")),
+        dataloader=CorpusLoader.Config(corpus=os.environ.get("FORERUN_DATA")),
         loss=CrossEntropyLoss.Config(global_vocab_size=VOCAB_SIZE),
         optimizer=GuardedOptimizers.Config(
             param_groups=[
@@ -257,9 +153,7 @@ def main_run() -> Trainer.Config:
             min_lr_factor=FINAL_FRACTION,
         ),
         training=TrainingConfig(
-            local_batch_size=LOCAL_SEQUENCES,
-            global_batch_size=GLOBAL_SEQUENCES,
-            seq_len=SEQ_LEN,
+            <<TRAINING>>
             max_norm=float("inf") if CLIP_NORM is None else CLIP_NORM,
             steps=NUM_STEPS,
             disable_cuda_graphs=True,
@@ -268,8 +162,14 @@ def main_run() -> Trainer.Config:
         parallelism=ParallelismConfig(
             data_parallel_replicate_degree=DATA_PARALLEL_REPLICATE,
             data_parallel_shard_degree=DATA_PARALLEL_SHARD,
+            tensor_parallel_degree=TENSOR_PARALLEL,
+            pipeline_parallel_degree=PIPELINE_PARALLEL,
+            <<PIPELINE>>
             spmd_backend="partial_dtensor",
         ),
+        activation_checkpoint={
+            "none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()
+        }[ACTIVATION_CHECKPOINTING],
         checkpoint=CheckpointManager.Config(
             enable=True, interval=CHECKPOINT_EVERY_STEPS, keep_latest_k=CHECKPOINT_KEEP, last_save_model_only=False
         ),

@@ -1,6 +1,5 @@
 """The torchtitan export, read back literal by literal. What torchtitan itself makes of it: test_torchtitan_live.py."""
 
-import ast
 import dataclasses
 import hashlib
 import itertools
@@ -17,7 +16,7 @@ import pytest
 import torch
 from main_run import write_corpus
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torchtitan_case import SHAPE, wide_decision, wide_spec
+from torchtitan_case import SHAPE, literals, piece, wide_decision, wide_spec
 
 from launcher import frozen
 from launcher.exporters import torchtitan
@@ -43,17 +42,13 @@ def manifest(corpus) -> Manifest:
     return read_manifest(corpus)
 
 
-def exported(decision: Decision, folder: Path) -> str:
-    torchtitan.export(decision, folder)
+MAIN, RELEASE = torchtitan.VERSIONS
+BOTH = pytest.mark.parametrize("version", [MAIN, RELEASE])
+
+
+def exported(decision: Decision, folder: Path, version: str = RELEASE) -> str:
+    torchtitan.export(decision, folder, version)
     return (folder / f"{torchtitan.MODULE}.py").read_text()
-
-
-def literals(text: str) -> dict[str, typing.Any]:
-    return {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in ast.parse(text).body
-        if isinstance(node, ast.Assign)
-    }
 
 
 def mup_table(manifest: Manifest) -> tuple[ParameterNumbers, ...]:
@@ -82,11 +77,15 @@ def disagreements(text: str, decision: Decision) -> list[str]:
     return problems
 
 
+@BOTH
 @pytest.mark.parametrize("parametrization", ["mup", "sp"])
-def test_every_parameter_has_its_frozen_numbers_in_the_module(tmp_path, manifest, parametrization):
+def test_every_parameter_has_its_frozen_numbers_in_the_module(tmp_path, manifest, parametrization, version):
     decision = wide_decision(manifest, parametrization=named(parametrization))
-    text = exported(decision, tmp_path)
+    text = exported(decision, tmp_path, version)
     compile(text, "module", "exec")
+    prove = (tmp_path / "prove.py").read_text()
+    compile(prove, "prove", "exec")
+    assert "<<" not in text + prove
     assert disagreements(text, decision) == []
     assert decision.digest in text
     assert decision.digest in (tmp_path / "run.sh").read_text()
@@ -158,7 +157,7 @@ def test_a_decay_survives_as_a_ratio():
 
 
 def test_unknown_versions_are_refused_naming_the_known(tmp_path, manifest):
-    with pytest.raises(ExportError, match=r"version '0\.2\.2' is unknown: 0\.3\.0 is known"):
+    with pytest.raises(ExportError, match=r"version '0\.2\.2' is unknown: main-2026-08-b5bcd76, 0\.3\.0 are known"):
         torchtitan.export(wide_decision(manifest), tmp_path / "out", version="0.2.2")
     assert not (tmp_path / "out").exists()
 
@@ -166,7 +165,7 @@ def test_unknown_versions_are_refused_naming_the_known(tmp_path, manifest):
 def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
     decision = wide_decision(
         manifest,
-        shape=dataclasses.replace(SHAPE, tied=True),
+        shape=dataclasses.replace(SHAPE, family="gpt2"),
         precision="float64",
         abort=frozen.Abort(on_non_finite=False, train_loss_above_nats=6.0),
         learning_rate=dataclasses.replace(wide_decision(manifest).learning_rate, table_sha256="0" * 64),
@@ -174,7 +173,7 @@ def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
     with pytest.raises(ExportError) as caught:
         torchtitan.export(decision, tmp_path)
     told = "\n".join(caught.value.problems)
-    for word in ("tied", "float64", "on_non_finite", "table"):
+    for word in ("gpt2", "float64", "on_non_finite", "table"):
         assert word in told
     assert len(caught.value.problems) == 4
 
@@ -190,21 +189,16 @@ def leaf_fields(record: type, path: str = "") -> set[str]:
 
 
 def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
-    report = torchtitan.export(wide_decision(manifest), tmp_path)
+    decision = wide_decision(manifest)
+    point = frozen.CurvePoint(step=3, loss_nats=3.0, low_nats=2.9, high_nats=3.1)
+    decision = dataclasses.replace(decision, predicted=dataclasses.replace(decision.predicted, curve=(point,)))
+    report = torchtitan.export(decision, tmp_path)
     assert isinstance(report, FidelityReport)
     fields = [entry.field for entry in report.entries]
     assert len(fields) == len(set(fields))
     assert set(fields) == leaf_fields(Decision)
     assert all(entry.note for entry in report.entries if entry.verdict != "exact")
     assert report.lost == ()
-
-
-def piece(text: str, name: str, namespace: dict[str, typing.Any]) -> typing.Any:
-    """One function or class of the generated module, among its literals and what else is given."""
-    node = next(n for n in ast.parse(text).body if getattr(n, "name", None) == name)
-    scope = {**literals(text), **namespace}
-    exec(compile(ast.Module(body=[node], type_ignores=[]), name, "exec"), scope)
-    return scope[name]
 
 
 def test_initial_values_are_the_embedded_trainers_bit_for_bit(tmp_path, manifest):
@@ -223,13 +217,13 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
     store = TokenStore(corpus)
     text = exported(wide_decision(manifest), tmp_path)
     base = type("BaseDataLoader", (), {"Config": object})
-    base.Config = dataclasses.make_dataclass("Config", ["dataset_path"], kw_only=True, slots=True)
+    base.Config = dataclasses.make_dataclass("Config", [], kw_only=True, slots=True)
     names = {"torch": torch, "Path": Path, "TokenStore": TokenStore, "dataclass": dataclasses.dataclass,
              "Iterator": typing.Iterator, "BaseDataLoader": base}  # fmt: skip
     loader = piece(text, "CorpusLoader", names)
 
     def ranks(number: int, local: int) -> list[typing.Any]:
-        config = types.SimpleNamespace(dataset_path=str(corpus))
+        config = types.SimpleNamespace(corpus=str(corpus))
         return [
             loader(
                 config, dp_world_size=number, dp_rank=r, seq_len=SHAPE.seq_len, local_batch_size=local, tokenizer=None
@@ -261,7 +255,7 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
     other = dataclasses.replace(wide_decision(manifest).data, data_id="0" * 64)
     with pytest.raises(ValueError, match="frozen as 0000"):
         piece(exported(wide_decision(manifest, data=other), tmp_path), "CorpusLoader", names)(
-            types.SimpleNamespace(dataset_path=str(corpus)), dp_world_size=1, dp_rank=0, seq_len=32, local_batch_size=1
+            types.SimpleNamespace(corpus=str(corpus)), dp_world_size=1, dp_rank=0, seq_len=32, local_batch_size=1
         )
 
 

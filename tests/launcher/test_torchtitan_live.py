@@ -1,12 +1,13 @@
 """The torchtitan export in the hands of torchtitan: parser, groups, scheduler, weights, logits, and whole runs.
 
-Needs an interpreter with torchtitan: see `trainer_python`.
+Needs an interpreter with torchtitan 0.3.0 (`make trainers TRAINERS=torchtitan`); one with its main branch, named by
+FORERUN_TORCHTITAN_MAIN_PYTHON, is asked too.
 """
 
 import dataclasses
 import json
-import math
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,53 +17,46 @@ import pytest
 import torch
 from main_run import write_corpus
 from torchtitan_case import SCHEDULES, SHAPE, wide_decision, wide_spec
+from trainer_venv import interpreter
 
-from launcher.exporters import torchtitan
+from launcher.exporters import proof, torchtitan
+from launcher.frozen import Decision, Parallelism
 from proxies.bank import Bank
 from proxies.data.tokens import TokenStore, read_manifest
-from proxies.model import Decoder, Multipliers
+from proxies.model import Decoder, Multipliers, parameter_shapes
 from proxies.parametrization import initial_tensor, parameter_table
-from proxies.schedule import lr_table
+from proxies.shape import Shape
 
+MAIN, RELEASE = torchtitan.VERSIONS
+
+# Weights as torchtitan starts them, logits of given tokens, and what it does with a gradient that is not finite.
 PROBE = """
-import json, sys
+import sys
 import numpy as np, torch
 from torchtitan.config import ConfigManager
 config = ConfigManager().parse_args(["--module", "forerun_torchtitan", "--config", "main_run"])
 config.model_spec.model.update_from_config(config=config)
 with torch.device("meta"):
     model = config.model_spec.model.build()
-model.verify_module_protocol()
 model.to_empty(device="cpu")
 model.init_weights()
 weights = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
-ids = torch.from_numpy(np.load(sys.argv[1]))
+ids = torch.from_numpy(np.load("ids.npy"))
 with torch.no_grad():
-    logits = model(ids).numpy()
-np.savez(sys.argv[2], ids=ids.numpy(), logits=logits, **weights)
+    if hasattr(config.training, "seq_len"):
+        logits = model(ids)
+    else:
+        logits = model(ids.flatten(), positions=torch.arange(ids.shape[1]).repeat(len(ids)))
+np.savez("found.npz", logits=logits.numpy(), **weights)
 optimizers = config.optimizer.build(model_parts=[model])
-scheduler = config.lr_scheduler.build(optimizers=optimizers, training_steps=config.training.steps)
-groups, _ = optimizers._build_param_groups(model, config.optimizer.param_groups, {})
-assert list(groups) == ["AdamW"] and len(optimizers.optimizers) == 1
-numbers = {
-    name: [g["lr"], g["weight_decay"], g["eps"], *g["betas"]] for g in groups["AdamW"] for name in g["param_names"]
-}
-rates = []
-for _ in range(config.training.steps):
-    rates.append([g["lr"] for g in optimizers.optimizers[0].param_groups])
-    optimizers.step()
-    scheduler.step()
 before = [p.detach().clone() for p in model.parameters()]
 for p in model.parameters():
     p.grad = torch.zeros_like(p)
 model.norm.weight.grad[0] = float("nan")
 try:
     optimizers.step()
-    stopped = False
 except RuntimeError:
-    stopped = all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
-json.dump({"numbers": numbers, "rates": rates, "stopped": stopped, "max_norm": config.training.max_norm,
-           "peaks": [g["lr"] for g in groups["AdamW"]]}, sys.stdout)
+    print(all(torch.equal(a, b) for a, b in zip(before, model.parameters())))
 """
 
 # torchtitan is made for GPUs: what it asks of the device and of NCCL, told for CPUs and gloo.
@@ -75,6 +69,7 @@ from torch.distributed.fsdp import FSDPModule
 import torchtitan.components.metrics as metrics
 import torchtitan.distributed.fsdp as fsdp
 from torchtitan.distributed import utils
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torchtitan.train import main
 undivided, log = fsdp.disable_fsdp_gradient_division, metrics.MetricsProcessor.log
 class Memory:
@@ -89,10 +84,16 @@ def summed(model):
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
 def logged(self, step, loss, max_loss, grad_norm, *args, **kwargs):
-    if int(os.environ["RANK"]) == 0:
+    if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:  # where pipelines know the loss
         with open(os.environ["LOSSES"], "a") as file:
             file.write(json.dumps([step, loss, grad_norm]) + "\\n")
     log(self, step, loss, max_loss, grad_norm, *args, **kwargs)
+def stepped(self, *, arg_mbs, kwarg_mbs, target_mbs, losses, loss_kwargs, return_outputs):
+    # torch 2.13's own step cuts one batch; torchtitan hands over microbatches, as torch after 2.13 takes them.
+    self._stage.has_backward = self._has_backward
+    self._stage.clear_runtime_states()
+    self._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
+PipelineScheduleSingle.step = stepped
 metrics.build_device_memory_monitor = Memory
 fsdp.disable_fsdp_gradient_division = summed
 metrics.MetricsProcessor.log = logged
@@ -108,15 +109,12 @@ def corpus(tmp_path_factory) -> Path:
     return folder / "tokens"
 
 
-@pytest.fixture
-def trainer_python() -> str:
-    python = os.environ.get("FORERUN_TORCHTITAN_PYTHON", "")
-    if not python:
-        pytest.skip(
-            "FORERUN_TORCHTITAN_PYTHON is not set: python3 -m venv titan && titan/bin/pip install torch==2.13.0 "
-            "torchtitan==0.3.0 triton makes an interpreter, then FORERUN_TORCHTITAN_PYTHON=titan/bin/python"
-        )
-    return str(Path(python).absolute())
+def python_of(version: str) -> Path:
+    if version == RELEASE:
+        return interpreter("torchtitan")
+    if (python := proof.interpreter("torchtitan-main")) is None:
+        pytest.skip(f"FORERUN_TORCHTITAN_MAIN_PYTHON is not set: an interpreter with torchtitan's {MAIN} is wanted")
+    return python
 
 
 def in_trainer(command: list[str], export_dir: Path, corpus: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -134,88 +132,168 @@ def in_trainer(command: list[str], export_dir: Path, corpus: Path, **env: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.kind)
-def test_torchtitans_own_groups_scheduler_weights_and_logits_are_the_frozen_ones(
-    tmp_path, corpus, trainer_python, schedule
-):
+@pytest.mark.parametrize(
+    ("version", "schedule"),
+    [*((RELEASE, s) for s in SCHEDULES), (MAIN, SCHEDULES[0]), (MAIN, SCHEDULES[2])],
+    ids=lambda value: value if isinstance(value, str) else value.kind,
+)
+def test_torchtitans_own_groups_and_scheduler_are_the_frozen_ones(corpus, version, schedule):
     clip_norm = None if schedule.kind == "constant" else 1.0
-    decision = wide_decision(read_manifest(corpus), schedule=schedule, clip_norm=clip_norm)
-    torchtitan.export(decision, tmp_path)
-    rng = np.random.default_rng(0)
-    np.save(tmp_path / "ids.npy", rng.integers(0, 256, (3, SHAPE.seq_len)))
-    done = in_trainer([trainer_python, "-c", PROBE, "ids.npy", "found.npz"], tmp_path, corpus)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    theirs = torchtitan.parameter_names(SHAPE)
-    spec = wide_spec(decision.data.data_id)
-    table = parameter_table(spec)
-    assert found["numbers"] == {
-        theirs[p.name]: [p.learning_rate, p.weight_decay, p.eps, p.beta1, p.beta2] for p in table
-    }
-    peaks = found["peaks"]
-    assert found["rates"] == [[peak * share for peak in peaks] for share in lr_table(schedule)]
-    assert found["stopped"]
-    assert found["max_norm"] == (math.inf if clip_norm is None else clip_norm)
+    mesh = Parallelism(data_parallel_shard=2, tensor=2, pipeline=2, microbatch_sequences=2)
+    decision = wide_decision(read_manifest(corpus), schedule=schedule, clip_norm=clip_norm, parallelism=mesh)
+    assert proof.prove(decision, "torchtitan", version, python_of(version)) == []
 
-    arrays = np.load(tmp_path / "found.npz")
-    model = Decoder(SHAPE)
-    for numbers in table:
+
+VARIANTS = {
+    "plain": (SHAPE, 1.0),
+    "tied": (dataclasses.replace(SHAPE, tied=True), 1.0),
+    "qk_norm and residual multiplier": (dataclasses.replace(SHAPE, qk_norm=True), 0.25),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("version", [RELEASE, MAIN])
+def test_torchtitans_first_weights_and_logits_are_the_embedded_trainers(tmp_path, corpus, version, variant):
+    python, (shape, residual) = python_of(version), VARIANTS[variant]
+    decision = wide_decision(read_manifest(corpus), shape=shape)
+    decision = dataclasses.replace(decision, forward=dataclasses.replace(decision.forward, residual=residual))
+    torchtitan.export(decision, tmp_path, version)
+    ids = np.random.default_rng(0).integers(0, 256, (3, SHAPE.seq_len))
+    np.save(tmp_path / "ids.npy", ids)
+    done = in_trainer([str(python), "-c", PROBE], tmp_path, corpus)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "True"
+    arrays, model = np.load(tmp_path / "found.npz"), Decoder(shape)
+    theirs = torchtitan.parameter_names(shape)
+    for numbers in parameter_table(wide_spec(decision.data.data_id, shape=shape)):
         weight = torch.from_numpy(arrays[theirs[numbers.name]])
         assert torch.equal(weight, initial_tensor(numbers, decision.seed)), numbers.name
-        model.get_parameter(numbers.name).data = weight
-    forward = decision.forward
+        model.get_parameter(numbers.name).data.copy_(weight)
+    forward = dataclasses.asdict(decision.forward)
     with torch.no_grad():
-        logits = model(
-            torch.from_numpy(arrays["ids"]),
-            Multipliers(embedding=forward.embedding, attention=forward.attention, output=forward.output),
-        )
-    difference = np.abs(logits.numpy().reshape(arrays["logits"].shape) - arrays["logits"]).max()
-    print(f"{schedule.kind}: {len(table)} parameters equal bit for bit, logits within {difference:.1e}")
+        logits = model(torch.from_numpy(ids), Multipliers(**forward)).numpy().reshape(arrays["logits"].shape)
+    difference = np.abs(logits - arrays["logits"]).max()
+    print(
+        f"{version}, {variant}: {len(parameter_shapes(shape))} parameters equal bit for bit, logits to {difference:.1e}"
+    )
     assert difference < 1e-5
 
 
-def trained(python: str, export_dir: Path, corpus: Path, num_ranks: int, *options: str):
+def trained(python: Path, export_dir: Path, corpus: Path, num_ranks: int, *options: str):
     losses = export_dir / "losses.jsonl"
     losses.unlink(missing_ok=True)
     (export_dir / "cpu_main.py").write_text(CPU_MAIN)
     done = in_trainer(
-        [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks), "cpu_main.py",
+        [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks), "cpu_main.py",
          "--module", "forerun_torchtitan", "--config", "main_run", *options],
         export_dir, corpus, LOSSES=str(losses),
     )  # fmt: skip
+    assert losses.exists(), done.stderr[-3000:]
     return done, [json.loads(line) for line in losses.read_text().splitlines()]
 
 
-@pytest.mark.slow
-def test_torchtitan_trains_the_banks_run_on_two_ranks_and_resumes_on_one(tmp_path, corpus, trainer_python):
-    store = TokenStore(corpus)
-    spec = wide_spec(store.manifest.data_id, schedule=SCHEDULES[0])
-    bank = Bank(SHAPE, spec.batch_tokens, spec.numerics, store)
+def banks_curve(store: TokenStore, shape: Shape = SHAPE) -> np.ndarray:
+    """Step, training loss and gradient norm of the same run in the bank."""
+    spec = wide_spec(store.manifest.data_id, schedule=SCHEDULES[0], shape=shape)
+    bank = Bank(shape, spec.batch_tokens, spec.numerics, store)
     bank.admit(0, spec)
     [(_, _, curve)] = bank.advance(spec.schedule.num_steps)
-    torchtitan.export(wide_decision(store.manifest, num_ranks=2), tmp_path)
-    done, two = trained(trainer_python, tmp_path, corpus, 2)
+    return np.array([curve.steps, curve.train_loss_nats, curve.grad_norm]).T
+
+
+MESHES = {
+    "two microbatches": {"data_parallel_shard": 2, "microbatch_sequences": 2},
+    "tied": {"data_parallel_shard": 2},
+    "tensor": {"data_parallel_shard": 1, "tensor": 2, "activation_checkpointing": "full"},
+    "pipeline": {"data_parallel_shard": 1, "pipeline": 2, "microbatch_sequences": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("version", "mesh"),
+    [
+        *((RELEASE, mesh) for mesh in ("tied", "tensor", "pipeline")),
+        *((MAIN, mesh) for mesh in ("two microbatches", "tied", "tensor", "pipeline")),
+    ],
+)
+def test_two_ranks_of_torchtitan_train_the_banks_run(tmp_path, corpus, version, mesh):
+    python = python_of(version)
+    shape = dataclasses.replace(SHAPE, tied=mesh == "tied", qk_norm=mesh == "tied")
+    wanted = banks_curve(TokenStore(corpus), shape)
+    decision = wide_decision(read_manifest(corpus), shape=shape, parallelism=Parallelism(**MESHES[mesh]))
+    torchtitan.export(decision, tmp_path, version)
+    done, found = trained(python, tmp_path, corpus, 2, "--checkpoint.no-enable")
     assert done.returncode == 0, done.stderr[-3000:]
-    wanted = np.array([curve.steps, curve.train_loss_nats, curve.grad_norm]).T
+    print(f"{version}, {mesh}: loss within {np.abs(np.array(found) - wanted)[:, 1].max():.1e} nats of the bank's")
+    assert np.abs(np.array(found) - wanted).max() < 1e-4
+
+
+@pytest.mark.slow
+def test_torchtitan_trains_the_banks_run_on_two_ranks_and_resumes_on_one(tmp_path, corpus):
+    python = python_of(RELEASE)
+    wanted = banks_curve(TokenStore(corpus))
+    torchtitan.export(wide_decision(read_manifest(corpus), num_ranks=2), tmp_path)
+    done, two = trained(python, tmp_path, corpus, 2)
+    assert done.returncode == 0, done.stderr[-3000:]
     assert np.abs(np.array(two) - wanted).max() < 1e-4
     print(f"2 ranks: loss within {np.abs(np.array(two) - wanted)[:, 1].max():.1e} nats of the bank's")
 
     checkpoints = next((tmp_path / "outputs").iterdir()) / "checkpoint"
     assert {p.name for p in checkpoints.iterdir()} == {"step-10", "step-12"}
     shutil.rmtree(checkpoints / "step-12")
-    done, one = trained(trainer_python, tmp_path, corpus, 1, "--parallelism.data_parallel_shard_degree", "1")
+    done, one = trained(python, tmp_path, corpus, 1, "--parallelism.data_parallel_shard_degree", "1")
     assert done.returncode == 0, done.stderr[-3000:]
     assert [row[0] for row in one] == [11, 12]
     assert np.abs(np.array(one) - wanted[10:]).max() < 1e-4
 
 
 @pytest.mark.slow
-def test_torchtitan_stops_above_the_frozen_ceiling_before_it_saves(tmp_path, corpus, trainer_python):
+def test_torchtitan_stops_above_the_frozen_ceiling_before_it_saves(tmp_path, corpus):
+    python = python_of(RELEASE)
     decision = wide_decision(read_manifest(corpus))
     strict = dataclasses.replace(decision.abort, train_loss_above_nats=0.5)
     torchtitan.export(dataclasses.replace(decision, abort=strict), tmp_path)
-    done, rows = trained(trainer_python, tmp_path, corpus, 1)
+    done, rows = trained(python, tmp_path, corpus, 1)
     assert done.returncode != 0
     assert "> 0.5 nats at step 5" in done.stderr
     assert rows[-1][0] == 5
     assert not list((tmp_path / "outputs").glob("*/checkpoint/step-*"))
+
+
+def many_ranks(decision: Decision, **degrees: int) -> Decision:
+    """The decision on a mesh of these degrees, with eight sequences for each rank that reads data."""
+    mesh = Parallelism(**degrees)
+    batch_tokens = 8 * mesh.num_data_ranks * SHAPE.seq_len
+    return dataclasses.replace(decision, parallelism=mesh, batch_tokens=batch_tokens, num_tokens=12 * batch_tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("version", "degrees", "ranks"),
+    [
+        (RELEASE, {"data_parallel_shard": 16, "data_parallel_replicate": 2, "tensor": 2}, (0, 63)),
+        (RELEASE, {"data_parallel_shard": 4, "tensor": 2, "pipeline": 2, "microbatch_sequences": 2}, (0, 15)),
+        (MAIN, {"data_parallel_shard": 4, "tensor": 2, "pipeline": 2, "microbatch_sequences": 2}, (0, 15)),
+    ],
+)
+def test_a_dry_run_of_the_launch_script_builds_shards_and_steps_any_rank(tmp_path, corpus, version, degrees, ranks):
+    python = python_of(version)
+    decision = many_ranks(wide_decision(read_manifest(corpus)), **degrees)
+    torchtitan.export(decision, tmp_path, version)
+    (tmp_path / "cpu_main.py").write_text(CPU_MAIN)
+    script = (tmp_path / "run.sh").read_text()
+    assert script.count("python -m torchtitan.train") == 1
+    (tmp_path / "cpu.sh").write_text(script.replace("python -m torchtitan.train", f"{python} cpu_main.py"))
+    for rank in ranks:
+        done = in_trainer(
+            ["bash", "cpu.sh"], tmp_path, corpus, DRY_RUN="1", RANK=str(rank), LOSSES=str(tmp_path / "losses.jsonl")
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        told = done.stdout + done.stderr
+        assert "Trainer is initialized" in told
+        if "pipeline" in degrees:  # each stage optimizes what it holds
+            assert [name in told for name in ("[^(?:tok_embeddings", "[^(?:lm_head")] == [rank == 0, rank != 0]
+        else:
+            assert re.search(r"step:\s+2 ", told)

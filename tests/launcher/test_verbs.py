@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from tiny_study import ask, forerun
 
 from launcher import evidence
-from launcher.exporters import native
+from launcher.attestations import read_attestation
+from launcher.exporters import native, proof
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport
 from launcher.gates import Gate
 from sweeps.lock import DriverLock
@@ -237,3 +239,51 @@ def test_a_new_plan_is_valid_and_an_old_one_left_alone(tmp_path, finished):
     bad = tmp_path / "bad.toml"
     assert ask("init", "--budget-flops", "nan", "--out", bad)[0] == 2
     assert not bad.exists()
+
+
+@pytest.fixture
+def exported(frozen):
+    """With an export to a trainer whose interpreter is not asked for."""
+    assert ask("export", frozen, "--to", "torchtitan")[0] == 0
+    return frozen
+
+
+def test_verify_says_what_nobody_could_be_asked_about(exported, monkeypatch):
+    monkeypatch.setattr(proof, "interpreter", lambda trainer: None)
+    code, body = ask("verify", exported)
+    assert code == 0
+    assert body["not_proven"] == [
+        "parity of torchtitan 0.3.0: `make trainers TRAINERS=torchtitan` installs it, then verify again"
+    ]
+    assert "not proven  parity of torchtitan" in forerun("verify", exported)[1]
+
+
+@pytest.mark.parametrize(("problems", "code"), [([], 0), (["lm_head.weight: eps is 1.0, frozen as 1e-08"], 3)])
+def test_verify_asks_the_trainer_and_keeps_its_answer(exported, monkeypatch, problems, code):
+    asked = []
+
+    def prove(decision, trainer, version, python, lying):
+        asked.append((decision.digest, trainer, version, str(python), lying))
+        return problems
+
+    monkeypatch.setattr(proof, "interpreter", lambda trainer: Path("/a/python"))
+    monkeypatch.setattr(proof, "prove", prove)
+    given, body = ask("verify", exported)
+    assert given == code
+    assert asked == [(exported.name, "torchtitan", "0.3.0", "/a/python", exported / "exports" / "torchtitan")]
+    kept = read_attestation(exported / "attestations" / "parity-torchtitan.json", exported.name)
+    assert kept["problems"] == problems
+    if problems:
+        assert "torchtitan would run something else:\nlm_head.weight: eps is 1.0" in body["message"]
+    else:
+        assert body["not_proven"] == []
+        assert body["verified"][-1].startswith("parity of torchtitan 0.3.0: every parameter's numbers")
+
+
+def test_a_trainer_without_export_is_refused_with_its_reason(frozen):
+    code, body = ask("export", frozen, "--to", "gpt-neox")
+    assert code == 2
+    assert "there is no export to gpt-neox: its muP loses the scaling of learning rates" in body["message"]
+    code, body = ask("export", frozen, "--to", "nothing")
+    assert code == 2
+    assert "one of native, torchtitan, huggingface" in body["message"]

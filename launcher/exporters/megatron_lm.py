@@ -1,0 +1,250 @@
+"""The decision as a Megatron-LM run: arguments, a launch script, and a script that writes the initial weights.
+
+Plain Megatron: its `pretrain_gpt.py`, its own parser, no code of ours in the training process. So what its flags
+cannot say is judged field by field, with both numbers (`megatron_lm_numbers`), and what would be another model is
+refused. Initial weights travel as a Megatron checkpoint that `seed_checkpoint.py` draws from (seed, name) as the
+embedded trainer does: Megatron's own draws would have other deviations.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
+from launcher.exporters.megatron_lm_arguments import arguments
+from launcher.exporters.megatron_lm_numbers import SAME, Flags, differences, flags_of, scheduler_of
+from launcher.exporters.megatron_lm_prove_text import PROVE
+from launcher.exporters.megatron_lm_text import RUN, SEED_CHECKPOINT
+from launcher.exporters.proof import PROVE_FILE, proof_steps
+from launcher.frozen import Decision, assign_groups, learning_rate_of
+from proxies import canon
+from proxies.model import parameter_shapes
+from proxies.shape import Shape
+
+VERSIONS = ("0.18.2", "0.19.2")
+ARGUMENTS_FILE = "arguments.txt"
+SEED_FILE = "seed_checkpoint.py"
+LATE = 0.01
+"""A learning rate that is nowhere farther from the frozen one than this share of the peak counts as equivalent."""
+
+
+_MODULES = {
+    "tok_embeddings": "embedding.word_embeddings",
+    "attention_norm": "input_layernorm",
+    "attention.wq": "self_attention.linear_qkv",
+    "attention.wk": "self_attention.linear_qkv",
+    "attention.wv": "self_attention.linear_qkv",
+    "attention.q_norm": "self_attention.q_layernorm",
+    "attention.k_norm": "self_attention.k_layernorm",
+    "attention.wo": "self_attention.linear_proj",
+    "ffn_norm": "pre_mlp_layernorm",
+    "feed_forward.w1": "mlp.linear_fc1",
+    "feed_forward.w3": "mlp.linear_fc1",
+    "feed_forward.w2": "mlp.linear_fc2",
+    "norm": "decoder.final_layernorm",
+    "lm_head": "output_layer",
+}
+"""Our modules, and Megatron's that hold their weights."""
+
+
+def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
+    """Write `arguments.txt`, `prove.py`, `run.sh` and `seed_checkpoint.py` into `out_dir`.
+
+    Returns what became of every leaf field of the decision.
+
+    Raises:
+        ExportError: an unknown version, or what Megatron cannot run; every problem at once, and nothing is written.
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    if problems := _problems(decision, version):
+        raise ExportError("megatron-lm", problems)
+    flags = flags_of(decision)
+    scheduler, off = scheduler_of(decision, flags)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    lines = [" ".join(line) + "\n" for line in arguments(decision, flags, scheduler)]
+    canon.write_atomic(out_dir / ARGUMENTS_FILE, "".join(lines).encode())
+    canon.write_atomic(out_dir / SEED_FILE, _seed_text(decision, version).encode())
+    canon.write_atomic(out_dir / PROVE_FILE, _prove_text(decision).encode())
+    canon.write_atomic(out_dir / "run.sh", _run_text(decision, version).encode())
+    (out_dir / "run.sh").chmod(0o755)
+    entries = judged(decision, _JUDGEMENTS | _found(decision, flags, off))
+    return FidelityReport(trainer="megatron-lm", version=version, entries=entries)
+
+
+def parameter_names(shape: Shape) -> dict[str, str]:
+    """Each of our parameters' name in Megatron, with its plain layers; wq, wk, wv share a matrix, and w1, w3."""
+    return {name: _their_name(name.removesuffix(".weight")) + ".weight" for name in parameter_shapes(shape)}
+
+
+def _their_name(module: str) -> str:
+    if not module.startswith("layers."):
+        return _MODULES[module]
+    _, layer, rest = module.split(".", 2)
+    return f"decoder.layers.{layer}.{_MODULES[rest]}"
+
+
+def _problems(decision: Decision, version: str) -> list[str]:
+    shape, schedule, mesh = decision.shape, decision.learning_rate.schedule, decision.parallelism
+    smallest = decision.batch_tokens // schedule.batch_warmup_stages // shape.seq_len
+    tensor, micro = mesh.tensor, mesh.microbatch_sequences or 1
+    cut = {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "ffn_width": shape.ffn_width}
+    checks = {
+        f"version {version!r} is unknown: {', '.join(VERSIONS)} are known": version in VERSIONS,
+        f"precision = {decision.precision}: Megatron trains in float32 or bfloat16": decision.precision != "float64",
+        f"shape.family = {shape.family!r}: this export writes llama-like models": shape.family == "llama",
+        f"forward.residual = {decision.forward.residual:g}: Megatron's blocks have no residual multiplier": (
+            decision.forward.residual == 1.0
+        ),
+        f"warmup_steps = num_steps = {schedule.num_steps}: Megatron's warmup must end before its decay": (
+            schedule.warmup_steps < schedule.num_steps
+        ),
+        f"tensor = {tensor} does not divide " + ", ".join(f"{name} = {n}" for name, n in cut.items() if n % tensor): (
+            all(n % tensor == 0 for n in cut.values())
+        ),
+        f"tensor = {tensor} does not divide vocab_size = {shape.vocab_size}: Megatron would add tokens, and the "
+        "softmax runs over them": shape.vocab_size % tensor == 0,
+        f"pipeline = {mesh.pipeline} does not divide num_layers = {shape.num_layers}": (
+            shape.num_layers % mesh.pipeline == 0
+        ),
+        f"context = {mesh.context}: Megatron cuts seq_len = {shape.seq_len} into {2 * mesh.context} equal parts": (
+            mesh.context == 1 or shape.seq_len % (2 * mesh.context) == 0
+        ),
+        f"microbatch_sequences = {micro} does not divide the {smallest // mesh.num_data_ranks} of a rank": (
+            smallest // mesh.num_data_ranks % micro == 0
+        ),
+        "this version's learning-rate table is not the frozen one": (
+            learning_rate_of(schedule) == decision.learning_rate
+        ),
+    }
+    return [problem for problem, holds in checks.items() if not holds]
+
+
+def _run_text(decision: Decision, version: str) -> str:
+    ranks, data = decision.parallelism.num_ranks, decision.data
+    blend = [f'{share!r} "$MEGATRON_DATA"/{shlex.quote(name)}' for name, share in data.weights]
+    told = {
+        "DIGEST": decision.digest,
+        "VERSION": version,
+        "NUM_RANKS": str(ranks),
+        "PER_NODE": str(max(n for n in range(1, 9) if ranks % n == 0)),
+        "DATA_ID": data.data_id[:16],
+        "DATA_PATH": " ".join(blend) or '"$MEGATRON_DATA"',
+        "CEILING": repr(decision.abort.train_loss_above_nats),
+        "AFTER": str(decision.learning_rate.schedule.warmup_steps + 1),
+    }
+    return _filled(RUN, told)
+
+
+def _seed_text(decision: Decision, version: str) -> str:
+    shape = decision.shape
+    of = assign_groups(decision.groups, list(parameter_shapes(shape)))
+    numbers = {name: (list(size), of[name].init_std) for name, size in parameter_shapes(shape).items()}
+    told = {
+        "DIGEST": decision.digest,
+        "VERSION": version,
+        "WEIGHTS": "".join(f"    {name!r}: {value!r},\n" for name, value in numbers.items()),
+        "SEED": repr(decision.seed),
+        "CONFIG": repr(
+            {
+                "num_layers": shape.num_layers,
+                "hidden_size": shape.width,
+                "num_attention_heads": shape.num_heads,
+                "num_query_groups": shape.num_kv_heads,
+                "ffn_hidden_size": shape.ffn_width,
+            }
+        ),
+        "VOCAB_SIZE": repr(shape.vocab_size),
+        "SEQ_LEN": repr(shape.seq_len),
+        "TIED": repr(shape.tied),
+        "QK_NORM": repr(shape.qk_norm),
+    }
+    return _filled(SEED_CHECKPOINT, told)
+
+
+def _prove_text(decision: Decision) -> str:
+    steps = repr(list(proof_steps(decision.learning_rate.schedule)))
+    return _filled(PROVE, {"STEPS": steps, "NUM_RANKS": str(decision.parallelism.num_ranks)})
+
+
+def _filled(text: str, told: dict[str, str]) -> str:
+    for name, value in told.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+_LABEL: Judgement = ("equivalent", "a label: the trainer needs only the numbers it stands for; run.sh names the digest")
+_WATCHED: Judgement = ("equivalent", "Megatron does not read it: hold the run against it with `forerun watch`")
+_JUDGEMENTS: dict[str, Judgement] = {
+    "schema_version": _LABEL,
+    "shape": ("exact", ""),
+    "shape.family": (
+        "equivalent",
+        "Megatron's GPT model: rotary pairs, norm eps and gates as ours, no document mask; its kernels round otherwise",
+    ),
+    "base_shape": _LABEL,
+    "parametrization": _LABEL,
+    "transfer": ("equivalent", "evidence: its numbers are in groups"),
+    "forward": ("exact", ""),
+    "forward.attention": ("equivalent", "by --mup-base-head-dim, to one part in 1e15; multiplies q . k in the kernel"),
+    "forward.output": ("equivalent", "multiplies the logits, ours the readout's input: other rounding"),
+    "multiplier_form": ("exact", "multipliers stay multipliers: the clipped gradient is the searched one"),
+    "groups": ("exact", ""),
+    "groups.pattern": ("equivalent", "Megatron groups by sort of parameter; the numbers of each are compared"),
+    "groups.kind": _LABEL,
+    "optimizer": ("exact", "Megatron's adam is AdamW: fused where Transformer Engine or Apex is there, else torch's"),
+    "weight_decay_form": ("exact", ""),
+    "learning_rate": ("exact", ""),
+    "clip_norm": ("exact", "of the global norm; none is --clip-grad 0"),
+    "batch_tokens": ("exact", "in sequences; a smaller --micro-batch-size accumulates, with other rounding"),
+    "num_tokens": ("exact", "num_steps times batch_tokens"),
+    "data": ("equivalent", "if the corpus of this data_id was converted to Megatron's indexed files, token by token"),
+    "data.num_train_tokens": _LABEL,
+    "data.weights": ("equivalent", "as --data-path weights, if each source was converted to a file of its own name"),
+    "seed": ("equivalent", "of initial values exactly so; Megatron's own generators shuffle from it plus 1"),
+    "precision": ("exact", ""),
+    "parallelism": ("exact", ""),
+    "parallelism.data_parallel_shard": (
+        "equivalent",
+        "Megatron's distributed optimizer shards moments and main weights; a rank keeps what it computes with",
+    ),
+    "parallelism.activation_checkpointing": ("equivalent", "--recompute-granularity; selective is the attention core"),
+    "checkpointing": ("exact", ""),
+    "checkpointing.keep": ("equivalent", "Megatron keeps every checkpoint: remove old ones by hand"),
+    "predicted": _WATCHED,
+    "abort.on_non_finite": ("exact", "Megatron stops at a loss or gradient that is not finite, before the step"),
+    "abort.train_loss_above_nats": ("equivalent", "run.sh reads the log and stops the run, a step or two later"),
+    "spikes": ("equivalent", "what to do by hand: --load of an older checkpoint, --iterations-to-skip"),
+}
+
+
+def _found(decision: Decision, flags: Flags, off: float) -> dict[str, Judgement]:
+    """Judgements that depend on the decision's numbers."""
+    found: dict[str, Judgement] = {
+        f"groups.{field}": ("not_expressible", f"Megatron's flags give another number to {said}")
+        for field, said in differences(decision, flags).items()
+    }
+    narrow = decision.precision == "bfloat16"
+    drawn = f"drawn from (seed, name) by {SEED_FILE}, as the embedded trainer draws them"
+    found["groups.init_std"] = (
+        ("equivalent", f"{drawn}; --bf16 rounds them to bfloat16 once") if narrow else ("exact", drawn)
+    )
+    if narrow:
+        found["precision"] = (
+            "equivalent",
+            "--bf16: weights and products in bfloat16, main weights and sums in float32",
+        )
+    if off > SAME:
+        where = f"at most {off:.2g} of the peak from the frozen table: Megatron warms up from t / W, not (t + 1) / W"
+        late: Judgement = ("equivalent" if off <= LATE else "not_expressible", where)
+        found |= dict.fromkeys(
+            ("learning_rate.step_convention", "learning_rate.samples", "learning_rate.table_sha256"), late
+        )
+    once = decision.num_tokens <= decision.data.num_train_tokens
+    order = "Megatron shuffles documents and windows by its own generator: "
+    found["data.order"] = (
+        ("equivalent", order + "every window at most once here too, in another order")
+        if once
+        else ("not_expressible", order + "over all epochs together, so that a window may come twice before another")
+    )
+    return found

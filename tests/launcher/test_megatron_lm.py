@@ -1,0 +1,323 @@
+"""The Megatron-LM export, read back flag by flag. What Megatron itself makes of it: test_megatron_lm_live.py."""
+
+import ast
+import dataclasses
+import hashlib
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from main_run import write_corpus
+from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for, with_hidden_eps
+
+from launcher import frozen
+from launcher.exporters import megatron_lm
+from launcher.exporters.fidelity import MODULES, ExportError
+from launcher.exporters.megatron_lm_numbers import flags_of, scheduler_of, seen_before
+from launcher.exporters.refused import REFUSED
+from launcher.frozen import Decision, Parallelism
+from proxies.data.tokens import read_manifest
+from proxies.parametrization import initial_tensor, parameter_table
+from proxies.rules import named
+from proxies.schedule import Schedule, lr_table
+
+CONSTANT = Schedule(kind="constant", num_steps=12, warmup_steps=4)
+WSD = Schedule(kind="wsd", num_steps=12, decay_steps=5, final_fraction=0.1)
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return read_manifest(folder / "tokens")
+
+
+def lost(report):
+    return {entry.field: entry.note for entry in report.lost}
+
+
+def test_what_use_mup_gives_is_written_and_nothing_of_it_is_lost(tmp_path, manifest):
+    spec = spec_for(manifest.data_id, parametrization=MEGATRON_MUP, schedule=WSD)
+    decision = with_hidden_eps(decision_for(manifest, spec), 2)
+    report = megatron_lm.export(decision, tmp_path)
+    assert lost(report) == {}
+    told = arguments_in(tmp_path)
+    assert "--use-mup" in told
+    assert (told["--lr"], told["--min-lr"], told["--adam-eps"], told["--weight-decay"]) == (
+        "0.03125", "0.003125", "1e-08", "0.1",
+    )  # fmt: skip
+    assert (told["--mup-base-hidden-size"], told["--mup-embedding-mult"], told["--mup-output-mult"]) == (
+        "32", "2.0", "0.75",
+    )  # fmt: skip
+    # sqrt(base head dim) / head dim is the frozen scale
+    scale = math.sqrt(float(told["--mup-base-head-dim"])) / 16
+    assert math.isclose(scale, decision.forward.attention, rel_tol=1e-14)
+    assert (told["--lr-decay-style"], told["--lr-wsd-decay-style"]) == ("WSD", "linear")
+    assert (told["--lr-wsd-decay-iters"], told["--lr-warmup-iters"], told["--train-iters"]) == ("5", "0", "12")
+
+
+def test_the_standard_form_is_wholly_expressible_without_use_mup(tmp_path, manifest):
+    standard = named("sp", decayed="two_dimensional")
+    spec = spec_for(manifest.data_id, parametrization=standard, schedule=CONSTANT)
+    spec = dataclasses.replace(
+        spec, hparams=dataclasses.replace(spec.hparams, embedding_multiplier=1.0, output_multiplier=1.0)
+    )
+    decision = decision_for(manifest, spec)
+    assert lost(megatron_lm.export(decision, tmp_path)) == {}
+    told = arguments_in(tmp_path)
+    assert "--use-mup" not in told
+    assert "--decoupled-lr" not in told
+    # t -> (t + 1) / 4 from a start at 1 / 4 of the peak
+    assert (told["--lr-warmup-iters"], told["--lr-warmup-init"]) == ("3", repr(2**-5 / 4))
+
+
+def test_numbers_that_flags_cannot_give_are_named_with_megatrons_own(tmp_path, manifest):
+    said = lost(megatron_lm.export(decision_for(manifest, spec_for(manifest.data_id, schedule=WSD)), tmp_path))
+    assert set(said) == {"groups.weight_decay", "groups.eps"}
+    assert "embedding: frozen 0, Megatron 0.2; readout: frozen 0.1, Megatron 0.2" in said["groups.weight_decay"]
+    assert "block_gain: frozen 1e-08, Megatron 2e-08" in said["groups.eps"]
+    assert "hidden" not in said["groups.weight_decay"] + said["groups.eps"]  # most weights: exact
+
+
+def test_an_embedding_rate_of_its_own_is_lost_and_one_shared_with_the_readout_is_not(tmp_path, manifest):
+    apart = named("mup_no_wd_scaling", decayed="two_dimensional", embedding_rate="inverse_root")
+    decision = with_hidden_eps(
+        decision_for(manifest, spec_for(manifest.data_id, parametrization=apart, schedule=WSD)), 2
+    )
+    said = lost(megatron_lm.export(decision, tmp_path / "apart"))
+    rate = 2**-5 / math.sqrt(2)
+    assert said == {
+        "groups.learning_rate": f"Megatron's flags give another number to readout: frozen 0.03125, Megatron {rate:.6g}"
+    }
+    both = tuple(
+        dataclasses.replace(g, learning_rate=0.01) if g.kind in ("embedding", "readout") else g for g in decision.groups
+    )
+    assert lost(megatron_lm.export(dataclasses.replace(decision, groups=both), tmp_path / "both")) == {}
+    told = arguments_in(tmp_path / "both")
+    assert (told["--decoupled-lr"], told["--decoupled-min-lr"], told["--lr"]) == ("0.01", "0.001", "0.03125")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "mup", "worst"),
+    [
+        (Schedule(kind="cosine", num_steps=12), True, 0.0),
+        (Schedule(kind="constant", num_steps=12, warmup_steps=5), False, 0.0),
+        (Schedule(kind="wsd", num_steps=12, warmup_steps=3, decay_steps=4, final_fraction=0.1), False, 0.0),
+        (Schedule(kind="linear", num_steps=12, warmup_steps=1, final_fraction=0.1), False, 0.0),
+        (Schedule(kind="cosine", num_steps=12, warmup_steps=4), True, 1 / 4),
+        (Schedule(kind="wsd", num_steps=900, warmup_steps=200, decay_steps=4), True, 1 / 200),
+        # A decay one step early, over 110 steps for 109 (from step 9, where the warmup ends, for step 10).
+        (Schedule(kind="linear", num_steps=119, warmup_steps=10), False, 1 / 110),
+    ],
+)
+def test_the_distance_from_the_frozen_table_is_known_and_judged(tmp_path, manifest, schedule, mup, worst):
+    parametrization = MEGATRON_MUP if mup else named("sp", decayed="two_dimensional")
+    decision = decision_for(manifest, spec_for(manifest.data_id, parametrization=parametrization, schedule=schedule))
+    scheduler, off = scheduler_of(decision, flags_of(decision))
+    assert off == pytest.approx(worst, abs=1e-12)
+    shares = [scheduler.share(seen) for seen in seen_before(schedule, 8)[:-1]]
+    assert max(abs(a - b) for a, b in zip(shares, lr_table(schedule), strict=True)) == off
+    verdicts = {entry.field: entry.verdict for entry in megatron_lm.export(decision, tmp_path).entries}
+    wanted = "exact" if worst == 0 else "equivalent" if worst <= 0.01 else "not_expressible"
+    assert verdicts["learning_rate.step_convention"] == wanted
+    assert verdicts["learning_rate.schedule.kind"] == "exact"
+
+
+def test_a_batch_that_warms_up_is_counted_in_sequences(tmp_path, manifest):
+    schedule = Schedule(
+        kind="constant", num_steps=12, warmup_steps=0, batch_warmup_steps=6, batch_warmup_stages=4
+    )  # fmt: skip
+    spec = spec_for(manifest.data_id, parametrization=MEGATRON_MUP, schedule=schedule)
+    megatron_lm.export(decision_for(manifest, spec), tmp_path)
+    told = arguments_in(tmp_path)
+    pairs = [tuple(map(int, pair.split(":"))) for pair in told["--step-batch-size-schedule"].split(",")]
+    sizes, seen = [], 0
+    for _ in range(12):  # Megatron's rule: the last stage whose tokens were seen
+        sizes.append([size for tokens, size in pairs if tokens <= seen * 32][-1])
+        seen += sizes[-1]
+    assert sizes == [schedule.sequences(step, 8)[1] for step in range(12)]
+    assert int(told["--train-samples"]) == seen == int(told["--lr-decay-samples"])
+    assert not {"--global-batch-size", "--train-iters"} & set(told)
+
+
+def test_an_output_multiplier_of_one_is_not_taken_for_automatic(tmp_path, manifest):
+    decision = decision_for(manifest, spec_for(manifest.data_id, parametrization=MEGATRON_MUP))
+    one = dataclasses.replace(decision, forward=dataclasses.replace(decision.forward, output=1.0))
+    megatron_lm.export(one, tmp_path)
+    told = float(arguments_in(tmp_path)["--mup-output-mult"])
+    assert told != 1.0
+    assert told == pytest.approx(1.0, rel=2e-16)
+
+
+def test_the_mesh_becomes_degrees(tmp_path, manifest):
+    mesh = Parallelism(
+        data_parallel_shard=2, data_parallel_replicate=2, tensor=2, pipeline=2, context=2, microbatch_sequences=1,
+        activation_checkpointing="full",
+    )  # fmt: skip
+    megatron_lm.export(decision_for(manifest, spec_for(manifest.data_id), parallelism=mesh), tmp_path)
+    told = arguments_in(tmp_path)
+    flags = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size", "micro-batch-size")
+    assert [told[f"--{flag}"] for flag in flags] == ["2", "2", "2", "1"]
+    assert told["--num-distributed-optimizer-instances"] == "2"
+    assert (told["--recompute-granularity"], told["--recompute-method"]) == ("full", "uniform")
+
+
+def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
+    decision = decision_for(
+        manifest,
+        spec_for(manifest.data_id),
+        precision="float64",
+        parallelism=Parallelism(data_parallel_shard=1, tensor=3, pipeline=4, context=3, microbatch_sequences=3),
+    )
+    decision = dataclasses.replace(
+        decision,
+        forward=dataclasses.replace(decision.forward, residual=0.5),
+        shape=dataclasses.replace(decision.shape, vocab_size=257),
+    )
+    with pytest.raises(ExportError) as caught:
+        megatron_lm.export(decision, tmp_path / "out", version="0.17.1")
+    told = "\n".join(caught.value.problems)
+    for word in (
+        "'0.17.1' is unknown: 0.18.2, 0.19.2 are known", "float64", "residual = 0.5", "tensor = 3 does not divide num",
+        "vocab_size = 257", "pipeline = 4", "context = 3", "microbatch_sequences = 3",
+    ):  # fmt: skip
+        assert word in told
+    assert len(caught.value.problems) == 8
+    assert not (tmp_path / "out").exists()
+
+
+def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
+    for precision in ("float32", "bfloat16"):
+        report = megatron_lm.export(decision_for(manifest, spec_for(manifest.data_id), precision=precision), tmp_path)
+        fields = [entry.field for entry in report.entries]
+        assert len(fields) == len(set(fields))
+        assert {field.split(".")[0] for field in fields} == {field.name for field in dataclasses.fields(Decision)}
+        assert all(entry.note for entry in report.entries if entry.verdict != "exact")
+
+
+def test_more_than_one_epoch_loses_the_order(tmp_path, manifest):
+    decision = decision_for(manifest, spec_for(manifest.data_id))
+    few = dataclasses.replace(decision.data, num_train_tokens=decision.num_tokens - 1)
+    assert "data.order" not in lost(megatron_lm.export(decision, tmp_path))
+    assert "data.order" in lost(megatron_lm.export(dataclasses.replace(decision, data=few), tmp_path))
+
+
+@pytest.mark.parametrize("of_shape", [{}, {"tied": True, "qk_norm": True, "num_kv_heads": 4}])
+def test_the_seed_checkpoint_holds_the_embedded_trainers_weights(tmp_path, manifest, of_shape):
+    spec = spec_for(manifest.data_id, of_shape=of_shape)
+    megatron_lm.export(decision_for(manifest, spec), tmp_path)
+    tree = ast.parse((tmp_path / "seed_checkpoint.py").read_text())
+    wanted = {"drawn", "queries_keys_values", "weights"}
+    body = [n for n in tree.body if isinstance(n, ast.Assign) or getattr(n, "name", "") in wanted]
+    scope = {"torch": torch, "hashlib": hashlib, "Iterator": object}
+    exec(compile("from __future__ import annotations", "f", "exec"), scope)
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+    exec(compile(ast.Module(body=body, type_ignores=[]), "seed_checkpoint", "exec"), scope)
+    theirs = dict(scope["weights"]())
+    ours = {p.name: initial_tensor(p, spec.seed) for p in parameter_table(spec)}
+    names = megatron_lm.parameter_names(spec.shape)
+    assert set(theirs) == set(names.values())
+    assert set(names) == set(ours)
+    assert sum(value.numel() for value in theirs.values()) == sum(value.numel() for value in ours.values())
+    groups = spec.shape.num_kv_heads
+    for name, value in ours.items():
+        there = theirs[names[name]]
+        if name.endswith(("wq.weight", "wk.weight", "wv.weight")):
+            per_group = there.unflatten(0, (groups, -1))
+            queries, kv = value.shape[0] // groups if "wq" in name else spec.shape.num_heads // groups * 16, 16
+            start = {"wq": 0, "wk": queries, "wv": queries + kv}[name.split(".")[-2]]
+            there = per_group[:, start : start + value.shape[0] // groups].flatten(0, 1)
+        elif name.endswith(("w1.weight", "w3.weight")):
+            there = there.chunk(2)["w3" in name]
+        assert torch.equal(there, value), name
+
+
+LOG = """
+import sys
+for step, loss in enumerate({losses}, 1):
+    print(f" [2026-01-01 00:00:00] iteration {{step:8d}}/      12 | elapsed time per iteration (ms): 1.0 | "
+          f"learning rate: 1.0E-03 | lm loss: {{loss:.6E}} | loss scale: 1.0 | grad norm: 9.0 |", flush=True)
+"""
+
+
+@pytest.fixture
+def launched(tmp_path, manifest):
+    decision = decision_for(manifest, spec_for(manifest.data_id), num_ranks=4)
+    megatron_lm.export(decision, tmp_path)
+    (tmp_path / "run" / "seed").mkdir(parents=True)
+    (tmp_path / "run" / "seed" / "latest_checkpointed_iteration.txt").write_text("release")
+
+    def launch(fake, **env):
+        (tmp_path / "torchrun").write_text(fake)
+        (tmp_path / "torchrun").chmod(0o755)
+        told = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MEGATRON_LM": "/m", "MEGATRON_DATA": "/d/tokens"}
+        return subprocess.run(
+            [tmp_path / "run.sh", "--exit-interval", "3"], env={**told, "RUN_DIR": str(tmp_path / "run"), **env},
+            capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    return launch
+
+
+def test_the_launch_line_holds_every_argument_and_the_environment(tmp_path, launched):
+    done = launched('#!/bin/sh\necho "$CUDA_DEVICE_MAX_CONNECTIONS $PYTHONPATH" "$@"\n')
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert words[:2] == ["1", "/m"]
+    assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == ("1", "4")
+    first = words.index("/m/pretrain_gpt.py") + 1
+    told = (tmp_path / "arguments.txt").read_text().split()
+    assert words[first : first + len(told)] == told
+    run = tmp_path / "run"
+    assert words[first + len(told) :] == [
+        "--data-path", "/d/tokens", "--save", f"{run}/checkpoints", "--load", f"{run}/checkpoints",
+        "--pretrained-checkpoint", f"{run}/seed", "--exit-interval", "3",
+    ]  # fmt: skip
+
+
+def test_without_initial_weights_or_data_nothing_starts(tmp_path, launched):
+    fake = "#!/bin/sh\necho started\n"
+    refused = launched(fake, RUN_DIR="/nowhere")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "seed_checkpoint.py /nowhere/seed" in refused.stderr
+    assert launched(fake, MEGATRON_DATA="").returncode != 0
+
+
+def test_a_loss_above_the_ceiling_stops_the_run_after_the_warmup(launched):
+    fake = f"#!{sys.executable}\n"  # ceiling ln(256) + 1 = 6.545, warmup 3 steps
+    calm = launched(fake + LOG.format(losses=[9.0, 9.0, 9.0, 9.0, *[5.0] * 8]))
+    assert calm.returncode == 0
+    assert calm.stdout.count("lm loss") == 12
+    wild = launched(fake + LOG.format(losses=[9.0, 9.0, 9.0, 9.0, 6.6, *[5.0] * 100_000]))
+    assert wild.returncode != 0
+    assert "training loss 6.6 > 6.54518 nats at step 5: stopped" in wild.stdout
+    assert wild.stdout.count("lm loss") == 5  # what came after was not read
+
+
+def test_weighted_sources_are_a_blend(tmp_path, manifest):
+    decision = decision_for(manifest, spec_for(manifest.data_id))
+    data = dataclasses.replace(decision.data, weights=(("code", 0.25), ("the web", 0.75)))
+    megatron_lm.export(dataclasses.replace(decision, data=data), tmp_path)
+    assert (
+        """--data-path 0.25 "$MEGATRON_DATA"/code 0.75 "$MEGATRON_DATA"/'the web' \\"""
+        in (tmp_path / "run.sh").read_text()
+    )
+
+
+def test_refused_trainers_have_reasons_and_no_exporter():
+    assert not set(REFUSED) & set(MODULES)
+    assert {"gpt-neox", "litgpt", "llm-foundry", "nanotron"} == set(REFUSED)
+    assert "first scheduler step" in REFUSED["gpt-neox"]
+    assert all(len(reason) > 40 and not reason.endswith(".") for reason in REFUSED.values())
+
+
+def test_groups_that_fit_no_parameter_are_refused(tmp_path, manifest):
+    decision = decision_for(manifest, spec_for(manifest.data_id))
+    with pytest.raises(frozen.FrozenError, match="no group claims"):
+        megatron_lm.export(dataclasses.replace(decision, groups=decision.groups[:-1]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,208 @@
+"""The olmo-core export, read back number by number. What OLMo-core makes of it: test_olmo_core_live.py."""
+
+import dataclasses
+import json
+import os
+import subprocess
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from main_run import write_corpus
+from torchtitan_case import SHAPE, wide_decision, wide_spec
+
+from launcher import frozen
+from launcher.exporters import olmo_core
+from launcher.exporters.fidelity import ExportError
+from launcher.exporters.olmo_core_config import scheduler_config
+from launcher.frozen import Decision, Parallelism
+from proxies.data.tokens import Manifest, read_manifest
+from proxies.model import parameter_shapes
+from proxies.parametrization import parameter_table
+from proxies.rules import named
+from proxies.schedule import Schedule
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder / "tokens"
+
+
+@pytest.fixture
+def manifest(corpus) -> Manifest:
+    return read_manifest(corpus)
+
+
+def exported(decision: Decision, folder: Path) -> dict:
+    olmo_core.export(decision, folder)
+    for name in ("forerun_olmo_core.py", "train.py", "prove.py"):
+        compile((folder / name).read_text(), name, "exec")
+        assert "<<" not in (folder / name).read_text()
+    return json.loads((folder / "run.json").read_text())
+
+
+def disagreements(run: dict, decision: Decision) -> list[str]:
+    """Where the groups in the file, by OLMo-core's rule (fnmatch), differ from the decision's."""
+    wanted = frozen.assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
+    problems = []
+    for name, theirs in olmo_core.parameter_names(decision.shape).items():
+        optim = run["train_module"]["optim"]["group_overrides"]
+        found = [group["opts"] for group in optim if any(fnmatch(theirs, glob) for glob in group["params"])]
+        stds = [v["std"] for v in run["initial_values"] if any(fnmatch(theirs, glob) for glob in v["params"])]
+        g = wanted[name]
+        numbers = {"lr": g.learning_rate, "weight_decay": g.weight_decay, "eps": g.eps, "betas": [g.beta1, g.beta2]}
+        if found != [numbers] or stds != [g.init_std]:
+            problems.append(f"{theirs}: {found}, {stds}")
+    return problems
+
+
+@pytest.mark.parametrize("parametrization", ["mup", "sp"])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_every_parameter_has_its_frozen_numbers_in_the_file(tmp_path, manifest, parametrization, qk_norm):
+    spec = wide_spec(manifest.data_id, parametrization=named(parametrization))
+    shape = dataclasses.replace(SHAPE, qk_norm=qk_norm)
+    spec = dataclasses.replace(spec, shape=shape, base_shape=shape.at_width(32))
+    decision = wide_decision(manifest, shape=shape, groups=frozen.groups_of(parameter_table(spec)))
+    run = exported(decision, tmp_path)
+    assert disagreements(run, decision) == []
+    assert run["digest"] == decision.digest
+    assert decision.digest in (tmp_path / "run.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("feed_forward.w2", "feed_forward.w9"),  # nobody claims w2
+        ("blocks.*.feed_forward_norm.weight", "blocks.*"),  # two claim every weight of a block
+        ('"lr": 0.015625', '"lr": 0.0156250001'),
+        ('"weight_decay": 0.2', '"weight_decay": 0.1'),
+        ('"std": 0.125', '"std": 0.02'),
+    ],
+)
+def test_the_comparison_notices_a_changed_file(tmp_path, manifest, old, new):
+    decision = wide_decision(manifest)
+    text = json.dumps(exported(decision, tmp_path))
+    assert old in text
+    assert disagreements(json.loads(text.replace(old, new)), decision)
+
+
+def test_names_are_mapped_one_to_one():
+    names = olmo_core.parameter_names(dataclasses.replace(SHAPE, qk_norm=True))
+    assert len(set(names.values())) == len(names)
+    assert names["layers.1.attention.wo.weight"] == "blocks.1.attention.w_out.weight"
+    assert names["layers.1.attention.q_norm.weight"] == "blocks.1.attention.q_norm.weight"
+    assert names["layers.0.ffn_norm.weight"] == "blocks.0.feed_forward_norm.weight"
+    assert (names["norm.weight"], names["lm_head.weight"]) == ("lm_head.norm.weight", "lm_head.w_out.weight")
+    assert names["tok_embeddings.weight"] == "embeddings.weight"
+
+
+def test_layers_in_different_groups_get_globs_of_their_own_that_see_through_wrappers(tmp_path, manifest):
+    table = parameter_table(wide_spec(manifest.data_id))
+    split = tuple(
+        dataclasses.replace(g, pattern=g.pattern.replace(r"\d+", str(n)), learning_rate=g.learning_rate * (n + 1))
+        for g in frozen.groups_of(tuple(p for p in table if p.kind == "hidden"))
+        for n in range(SHAPE.num_layers)
+    )
+    decision = wide_decision(manifest, groups=split + frozen.groups_of(tuple(p for p in table if p.kind != "hidden")))
+    run = exported(decision, tmp_path)
+    assert disagreements(run, decision) == []
+    globs = [group["params"] for group in run["train_module"]["optim"]["group_overrides"]]
+    for theirs in olmo_core.parameter_names(SHAPE).values():
+        wrapped = theirs.replace("blocks.0.", "blocks.0._checkpoint_wrapped_module.")
+        assert [any(fnmatch(theirs, g) for g in gs) for gs in globs] == [
+            any(fnmatch(wrapped, g) for g in gs) for gs in globs
+        ]
+
+
+def test_the_other_numbers_are_in_the_file(tmp_path, manifest):
+    mesh = Parallelism(
+        data_parallel_shard=2, data_parallel_replicate=2, microbatch_sequences=1, activation_checkpointing="full"
+    )
+    decision = wide_decision(manifest, parallelism=mesh, precision="bfloat16", clip_norm=None)
+    run = exported(decision, tmp_path)
+    module, model, trainer = run["train_module"], run["model"], run["trainer"]
+    assert "max_grad_norm" not in module
+    assert (module["rank_microbatch_size"], module["max_sequence_length"]) == (32, 32)
+    dp = module["dp_config"]
+    assert (dp["name"], dp["num_replicas"], dp["shard_degree"], dp["param_dtype"]) == ("hsdp", 2, 2, "bfloat16")
+    assert (dp["reduce_dtype"], module["ac_config"]["mode"], run["num_ranks"]) == ("float32", "full", 4)
+    block = model["block"]
+    assert (model["embed_scale"], block["sequence_mixer"]["softmax_scale"]) == (2.0, 0.25)
+    assert model["lm_head"]["layer_norm"]["multiplier"] == 0.75
+    assert (block["sequence_mixer"]["n_kv_heads"], block["sequence_mixer"]["rope"]["theta"]) == (2, 10_000)
+    assert (trainer["max_duration"]["value"], trainer["callbacks"]["checkpointer"]["save_interval"]) == (12, 10)
+    assert trainer["callbacks"]["checkpointer"]["max_checkpoints"] == 2
+    assert (run["data_loader"]["batch_sequences"], run["data_loader"]["data_id"]) == (8, manifest.data_id)
+
+
+def test_a_schedule_without_a_decaying_step_is_its_warmup_alone():
+    for schedule in (
+        Schedule(kind="constant", num_steps=9, warmup_steps=3),
+        Schedule(kind="cosine", num_steps=9, warmup_steps=8),
+        Schedule(kind="wsd", num_steps=9, warmup_steps=3, decay_steps=1),
+    ):
+        found = scheduler_config(schedule)
+        assert found["_CLASS_"] == "olmo_core.optim.scheduler.ConstantWithWarmup"
+        assert found["warmup"] == schedule.warmup_steps
+
+
+def test_unknown_versions_are_refused_naming_the_known(tmp_path, manifest):
+    with pytest.raises(ExportError, match=r"version '2\.6\.0' is unknown: 3\.0\.0 is known"):
+        olmo_core.export(wide_decision(manifest), tmp_path / "out", version="2.6.0")
+    assert not (tmp_path / "out").exists()
+
+
+def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
+    decision = wide_decision(
+        manifest,
+        shape=dataclasses.replace(SHAPE, family="gpt2"),
+        precision="float64",
+        parallelism=Parallelism(data_parallel_shard=1, tensor=2, pipeline=2, context=2, microbatch_sequences=3),
+        abort=frozen.Abort(on_non_finite=False, train_loss_above_nats=6.0),
+        learning_rate=dataclasses.replace(wide_decision(manifest).learning_rate, table_sha256="0" * 64),
+    )
+    with pytest.raises(ExportError) as caught:
+        olmo_core.export(decision, tmp_path / "out")
+    told = "\n".join(caught.value.problems)
+    for word in (
+        "gpt2",
+        "float64",
+        "on_non_finite",
+        "table",
+        "tensor = 2",
+        "pipeline = 2",
+        "context = 2",
+        "share of 8",
+    ):
+        assert word in told
+    assert len(caught.value.problems) == 8
+    assert not (tmp_path / "out").exists()
+
+
+def test_fidelity_judges_every_leaf_and_loses_none(tmp_path, manifest):
+    report = olmo_core.export(wide_decision(manifest), tmp_path)
+    fields = [entry.field for entry in report.entries]
+    assert len(fields) == len(set(fields))
+    assert {"groups.init_std", "forward.attention", "parallelism.tensor", "spikes.skip_batches"} <= set(fields)
+    assert all(entry.note for entry in report.entries if entry.verdict != "exact")
+    assert report.lost == ()
+
+
+@pytest.mark.parametrize(("num_ranks", "layout"), [(1, ("1", "1")), (12, ("2", "6"))])
+def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, num_ranks, layout):
+    batch = num_ranks * SHAPE.seq_len
+    mesh = Parallelism(data_parallel_shard=num_ranks)
+    exported(wide_decision(manifest, parallelism=mesh, batch_tokens=batch, num_tokens=batch * 12), tmp_path)
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = [str(tmp_path / "run.sh"), "num_ranks=1"]
+    line = subprocess.run(script, env={**path, "FORERUN_DATA": "x"}, capture_output=True, text=True, check=True).stdout
+    words = line.split()
+    assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == layout
+    assert words[-2:] == [str(tmp_path / "train.py"), "num_ranks=1"]
+    refused = subprocess.run(script, env=path, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "the corpus folder" in refused.stderr

@@ -1,0 +1,255 @@
+"""A trainer's view held against the decision: equal as it stands, and every planted difference named."""
+
+import dataclasses
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from main_run import write_corpus
+from torchtitan_case import SCHEDULES, SHAPE, wide_decision
+from trainer_venv import interpreter
+
+from launcher import frozen
+from launcher.exporters import proof, torchtitan
+from launcher.exporters.proof import ProofError, TrainedWith, TrainerView
+from launcher.frozen import Decision
+from proxies import canon
+from proxies.data.tokens import read_manifest
+from proxies.model import parameter_shapes
+from proxies.schedule import Schedule, lr_multiplier
+
+NAMES = torchtitan.parameter_names(SHAPE)
+HIDDEN = "layers.1.feed_forward.w2.weight"
+
+
+@pytest.fixture(scope="module")
+def decision(tmp_path_factory) -> Decision:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return wide_decision(read_manifest(folder / "tokens"))
+
+
+def view_of(decision: Decision, schedule: Schedule | None = None) -> TrainerView:
+    """What a trainer would tell that does all as frozen, but for another schedule."""
+    steps = proof.proof_steps(decision.learning_rate.schedule)
+    rows = {group.pattern: row for row, group in enumerate(decision.groups)}
+    ran = schedule or decision.learning_rate.schedule
+    sizes = parameter_shapes(decision.shape)
+    return TrainerView(
+        trainer="torchtitan",
+        version="0.3.0",
+        num_steps=decision.learning_rate.schedule.num_steps,
+        batch_tokens=decision.batch_tokens,
+        clip_norm=decision.clip_norm,
+        steps=steps,
+        rates=tuple(tuple(g.learning_rate * lr_multiplier(ran, step) for step in steps) for g in decision.groups),
+        parameters={
+            NAMES[name]: TrainedWith(
+                num_elements=math.prod(sizes[name]),
+                learning_rate=group.learning_rate,
+                weight_decay=group.weight_decay,
+                eps=group.eps,
+                beta1=group.beta1,
+                beta2=group.beta2,
+                rates=rows[group.pattern],
+            )
+            for name, group in frozen.assign_groups(decision.groups, list(sizes)).items()
+        },
+    )
+
+
+def held(view: TrainerView, name: str, **changes: object) -> TrainerView:
+    changed = dataclasses.replace(view.parameters[name], **changes)
+    return dataclasses.replace(view, parameters={**view.parameters, name: changed})
+
+
+def test_an_equal_view_has_no_differences_and_survives_json(decision):
+    view = view_of(decision)
+    assert proof.compare(decision, view, NAMES) == []
+    again = canon.decode(TrainerView, canon.parse(canon.pretty(view)), "view")
+    assert again == view
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.kind)
+def test_rounding_of_another_order_of_products_is_no_difference(decision, schedule):
+    decision = dataclasses.replace(decision, learning_rate=frozen.learning_rate_of(schedule))
+    view = view_of(decision)
+    rates = tuple(tuple(rate * (1 + 3e-15) for rate in row) for row in view.rates)
+    assert proof.compare(decision, dataclasses.replace(view, rates=rates), NAMES) == []
+
+
+@pytest.mark.parametrize("field", ["learning_rate", "weight_decay", "eps", "beta1", "beta2"])
+def test_one_other_number_of_one_parameter_is_named(decision, field):
+    view = view_of(decision)
+    number = getattr(view.parameters[HIDDEN], field) * (1 + 1e-8)
+    [problem] = proof.compare(decision, held(view, HIDDEN, **{field: number}), NAMES)
+    assert problem.startswith(f"{HIDDEN}: {field} is ")
+
+
+def test_weight_decay_where_none_is_wanted_is_named(decision):
+    view = view_of(decision)
+    assert view.parameters["norm.weight"].weight_decay == 0
+    assert proof.compare(decision, held(view, "norm.weight", weight_decay=1e-12), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("change", "first"),
+    [({"warmup_steps": 4}, 0), ({"warmup_steps": 2}, 0), ({"final_fraction": 0.10001}, 4), ({"kind": "linear"}, 4)],
+)
+def test_another_schedule_is_named_for_every_parameter_at_its_first_step(decision, change, first):
+    other = dataclasses.replace(decision.learning_rate.schedule, **change)
+    problems = proof.compare(decision, view_of(decision, other), NAMES)
+    assert len(problems) == len(NAMES)
+    assert all(f": the rate at step {first} is " in problem for problem in problems)
+
+
+def test_a_warmup_from_zero_is_named(decision):
+    """The step-0 convention of several trainers: the same schedule, one update late."""
+    view = view_of(decision)
+    late = tuple((0.0, *row[:-1]) for row in view.rates)
+    problems = proof.compare(decision, dataclasses.replace(view, rates=late), NAMES)
+    assert len(problems) == len(NAMES)
+    assert "the rate at step 0 is 0.0" in problems[0]
+
+
+def test_a_pattern_that_claims_nothing_leaves_its_parameters_to_other_numbers(decision):
+    view = view_of(decision)
+    embedding = dataclasses.replace(view.parameters["tok_embeddings.weight"], num_elements=SHAPE.width * 256)
+    problems = proof.compare(decision, held(view, "lm_head.weight", **dataclasses.asdict(embedding)), NAMES)
+    assert problems
+    assert all(problem.startswith("lm_head.weight: ") for problem in problems)
+    gone = {name: with_ for name, with_ in view.parameters.items() if name != "lm_head.weight"}
+    assert proof.compare(decision, dataclasses.replace(view, parameters=gone), NAMES) == [
+        "the optimizer lacks lm_head.weight"
+    ]
+
+
+def test_parameters_too_many_and_of_another_size_are_named(decision):
+    view = view_of(decision)
+    extra = {**view.parameters, "value_head.weight": view.parameters[HIDDEN]}
+    assert proof.compare(decision, dataclasses.replace(view, parameters=extra), NAMES) == [
+        "the optimizer trains value_head.weight, which is not frozen"
+    ]
+    assert proof.compare(decision, held(view, HIDDEN, num_elements=7), NAMES) == [
+        f"{HIDDEN} has 7 elements, frozen with {64 * 160}"
+    ]
+    assert proof.compare(decision, held(view, HIDDEN, rates=9), NAMES) == [
+        f"{HIDDEN}: there is no row 9 of learning rates"
+    ]
+
+
+def test_a_fused_matrix_stands_for_its_parts(decision):
+    fused = {n: t.replace(".wk.", ".wkv.").replace(".wv.", ".wkv.") for n, t in NAMES.items()}
+    view = view_of(decision)
+    parameters = {}
+    for name, theirs in NAMES.items():
+        one = view.parameters[theirs]
+        both = 2 if ".wk." in name or ".wv." in name else 1
+        parameters[fused[name]] = dataclasses.replace(one, num_elements=both * one.num_elements)
+    view = dataclasses.replace(view, parameters=parameters)
+    assert proof.compare(decision, view, fused) == []
+    assert proof.compare(decision, view, {n: t for n, t in fused.items() if ".wo." not in n})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_steps", 13), ("batch_tokens", 512), ("clip_norm", None), ("clip_norm", 1.0)]
+)
+def test_another_run_is_named(decision, field, value):
+    [problem] = proof.compare(decision, dataclasses.replace(view_of(decision), **{field: value}), NAMES)
+    assert problem == f"{field} is {value}, frozen as {getattr(decision, field, 12)}"
+
+
+def test_a_view_at_other_steps_proves_nothing(decision):
+    view = view_of(decision)
+    few = dataclasses.replace(view, steps=view.steps[:3], rates=tuple(row[:3] for row in view.rates))
+    assert "12 other ones are wanted" in proof.compare(decision, few, NAMES)[0]
+    short = dataclasses.replace(view, rates=tuple(row[:3] for row in view.rates))
+    assert proof.compare(decision, short, NAMES)
+
+
+def test_long_runs_are_read_at_every_bend():
+    long = Schedule(kind="wsd", num_steps=1_000_000, warmup_steps=2000, decay_steps=70_001)
+    steps = proof.proof_steps(long)
+    assert len(steps) < 5000
+    assert list(steps) == sorted(set(steps))
+    for bend in (0, 1999, 2000, 929_998, 929_999, 930_000, 999_999):
+        assert bend in steps
+    assert proof.proof_steps(dataclasses.replace(long, num_steps=80_000)) != steps
+    assert proof.proof_steps(Schedule(kind="cosine", num_steps=4096)) == tuple(range(4096))
+
+
+def test_a_trainer_that_cannot_answer_is_refused_with_its_words(tmp_path, decision):
+    python = Path(sys.executable)
+    for script, said in (
+        ("raise SystemExit('no such flag')", "ended with 1: no such flag"),
+        ("pass", "ended with 0: no word why"),
+        ("print('{}')", "printed no view"),
+        ("print('hello')", "printed no view"),
+    ):
+        (tmp_path / proof.PROVE_FILE).write_text(script)
+        with pytest.raises(ProofError, match=said):
+            proof.ask("torchtitan", python, tmp_path)
+    (tmp_path / proof.PROVE_FILE).write_text("import time; time.sleep(60)")
+    with pytest.raises(ProofError, match="timed out"):
+        proof.ask("torchtitan", python, tmp_path, limit_seconds=0.5)
+    with pytest.raises(ProofError, match="No such file"):
+        proof.ask("torchtitan", tmp_path / "python", tmp_path)
+    (tmp_path / proof.PROVE_FILE).write_text(f"print('a log line'); print({canon.canonical(view_of(decision))!r})")
+    assert proof.ask("torchtitan", python, tmp_path) == view_of(decision)
+
+
+def test_an_export_is_proven_if_its_trainer_agrees_and_its_files_are_those_asked(tmp_path, decision):
+    python, lying = tmp_path / "python", tmp_path / "lying"
+    python.write_text(f"#!/bin/sh\ntest -f {torchtitan.MODULE}.py && echo '{canon.canonical(view_of(decision))}'\n")
+    python.chmod(0o755)
+    torchtitan.export(decision, lying)
+    assert proof.prove(decision, "torchtitan", "0.3.0", python, lying) == []
+    [problem] = proof.prove(dataclasses.replace(decision, clip_norm=1.0), "torchtitan", "0.3.0", python)
+    assert problem == "clip_norm is 0.5, frozen as 1.0"
+    (lying / "run.sh").write_text("true")
+    [problem] = proof.prove(decision, "torchtitan", "0.3.0", python, lying)
+    assert problem.endswith("run.sh is not what this version of forerun writes: export again")
+    python.write_text(python.read_text().replace('"version":"0.3.0"', '"version":"0.2.2"'))
+    [problem] = proof.prove(decision, "torchtitan", "0.3.0", python)
+    assert "has torchtitan 0.2.2: 0.3.0 is wanted" in problem
+
+
+def test_an_interpreter_is_told_or_built_or_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORERUN_MEGATRON_LM_PYTHON", raising=False)
+    assert proof.interpreter("megatron-lm") is None
+    built = tmp_path / ".venv-trainers" / "megatron-lm" / "bin" / "python"
+    built.parent.mkdir(parents=True)
+    built.symlink_to(sys.executable)
+    assert proof.interpreter("megatron-lm") == built
+    monkeypatch.setenv("FORERUN_MEGATRON_LM_PYTHON", sys.executable)
+    assert proof.interpreter("megatron-lm") == Path(sys.executable)
+    monkeypatch.setenv("FORERUN_MEGATRON_LM_PYTHON", str(tmp_path / "gone"))
+    with pytest.raises(ProofError, match="there is no such file"):
+        proof.interpreter("megatron-lm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("'lr': 0.015625", "'lr': 0.0156250001", "learning_rate is 0.0156250001, frozen as 0.015625"),
+        ("'weight_decay': 0.2", "'weight_decay': 0.1", "weight_decay is 0.1, frozen as 0.2"),
+        ("WARMUP_STEPS = 3", "WARMUP_STEPS = 4", "the rate at step 0 is "),
+        ("CLIP_NORM = 0.5", "CLIP_NORM = None", "clip_norm is None, frozen as 0.5"),
+        ("^(?:tok_embeddings", "^(?:token_embeddings", "matched no parameters"),
+    ],
+)
+def test_torchtitan_itself_tells_what_was_changed_in_the_module(tmp_path, decision, old, new, said):
+    python = interpreter("torchtitan")
+    torchtitan.export(decision, tmp_path)
+    module = tmp_path / f"{torchtitan.MODULE}.py"
+    text = module.read_text()
+    assert old in text
+    module.write_text(text.replace(old, new))
+    try:
+        told = proof.compare(decision, proof.ask("torchtitan", python, tmp_path), NAMES)
+    except ProofError as error:
+        told = error.problems
+    assert any(said in problem for problem in told)

@@ -1,0 +1,83 @@
+"""Degrees of the torchtitan export: what is refused, what a rank's share is, and which groups a pipeline stage has."""
+
+import dataclasses
+import re
+import types
+
+import pytest
+import torch
+from main_run import write_corpus
+from torchtitan_case import SHAPE, literals, piece, wide_decision
+
+from launcher import frozen
+from launcher.exporters import torchtitan
+from launcher.exporters.fidelity import ExportError
+from proxies.data.tokens import Manifest, read_manifest
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory) -> Manifest:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return read_manifest(folder / "tokens")
+
+
+@pytest.mark.parametrize("version", torchtitan.VERSIONS)
+@pytest.mark.parametrize(
+    ("shape", "mesh", "said"),
+    [
+        ({}, {"tensor": 4}, "tensor = 4 does not divide num_kv_heads = 2"),
+        ({"seq_len": 33}, {"tensor": 2}, "seq_len = 33 is no multiple of tensor = 2"),
+        ({"qk_norm": True}, {"tensor": 2}, "tensor = 2 with shape.qk_norm"),
+        ({"tied": True}, {"pipeline": 2, "microbatch_sequences": 2}, "shape.tied"),
+        ({}, {"pipeline": 2}, "pipeline = 2 with 1 microbatches"),
+        ({}, {"pipeline": 3, "microbatch_sequences": 2}, "pipeline = 3 for 2 layers"),
+        ({}, {"microbatch_sequences": 3}, "microbatch_sequences = 3 does not divide"),
+        ({}, {"context": 2}, "context = 2"),
+    ],
+)
+def test_a_mesh_that_torchtitan_cannot_have_is_refused(tmp_path, manifest, shape, mesh, said, version):
+    shape = dataclasses.replace(SHAPE, **shape)
+    decision = wide_decision(
+        manifest,
+        shape=shape,
+        parallelism=frozen.Parallelism(data_parallel_shard=1, **mesh),
+        batch_tokens=8 * shape.seq_len,
+        num_tokens=12 * 8 * shape.seq_len,
+    )
+    with pytest.raises(ExportError) as caught:
+        torchtitan.export(decision, tmp_path / "out", version)
+    [problem] = caught.value.problems
+    assert said in problem
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("mesh", "share", "microbatch"),
+    [({}, 16, 16), ({"data_parallel_replicate": 2}, 8, 8), ({"pipeline": 4, "microbatch_sequences": 2}, 16, 2)],
+)
+def test_degrees_share_out_the_batch_among_data_ranks_alone(mesh, share, microbatch):
+    numbers = torchtitan.degrees(frozen.Parallelism(data_parallel_shard=4, tensor=2, **mesh), 64)
+    assert (numbers["LOCAL_SEQUENCES"], numbers["MICROBATCH_SEQUENCES"]) == (share, microbatch)
+    assert (numbers["TENSOR_PARALLEL"], numbers["PIPELINE_PARALLEL"]) == (2, mesh.get("pipeline", 1))
+
+
+def test_each_stages_optimizer_takes_the_patterns_it_holds_parameters_of(tmp_path, manifest):
+    """torchtitan takes a pattern that matches nothing on a stage for dead; ours hands it those that match."""
+    mesh = frozen.Parallelism(data_parallel_shard=1, pipeline=2, microbatch_sequences=2)
+    torchtitan.export(wide_decision(manifest, parallelism=mesh), tmp_path)
+    text = (tmp_path / f"{torchtitan.MODULE}.py").read_text()
+    container = type("OptimizersContainer", (), {"_build_param_groups": staticmethod(lambda model, groups, _: groups)})
+    container.Config = type("Config", (), {})
+    scope = {"OptimizersContainer": container, "dataclass": dataclasses.dataclass, "re": re, "torch": torch,
+             "ParamGroupConfig": object}  # fmt: skip
+    build = piece(text, "GuardedOptimizers", scope)._build_param_groups
+    groups = [types.SimpleNamespace(pattern=g["pattern"]) for g in literals(text)["GROUPS"]]
+    names = list(torchtitan.parameter_names(SHAPE).values())
+    first = [n for n in names if n.startswith(("tok_embeddings", "layers.0."))]
+    last = [n for n in names if n not in first]
+    for stage in (first, last):
+        model = types.SimpleNamespace(named_parameters=lambda stage=stage: [(n, None) for n in stage])
+        taken = build(model, groups, {})
+        assert len(taken) < len(groups)
+        assert all(sum(bool(re.search(g.pattern, n)) for g in taken) == 1 for n in stage)
