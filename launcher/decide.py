@@ -218,6 +218,9 @@ def decision(
         parallelism=frozen.Parallelism(
             data_parallel_shard=plan.launch.data_parallel_shard,
             data_parallel_replicate=plan.launch.data_parallel_replicate,
+            tensor=plan.launch.tensor,
+            pipeline=plan.launch.pipeline,
+            context=plan.launch.context,
             microbatch_sequences=plan.launch.microbatch_sequences,
             activation_checkpointing=plan.launch.activation_checkpointing,
         ),

@@ -254,11 +254,14 @@ class LaunchSection(Section):
 
     data_parallel_shard: Count = Field(2, description="Ranks that share the model (FSDP2).")
     data_parallel_replicate: Count = Field(1, description="Replicas of such groups (HSDP).")
+    tensor: Count = Field(1, description="Tensor parallel degree. The embedded trainer runs 1; exports may have more.")
+    pipeline: Count = Field(1, description="Pipeline stages; of exports, as `tensor`.")
+    context: Count = Field(1, description="Ranks that share a sequence; of exports, as `tensor`.")
     microbatch_sequences: Annotated[int, Field(ge=0)] = Field(
         0, description="Sequences in one pass of a rank; 0: all of its share at once."
     )
-    activation_checkpointing: Literal["none", "full"] = Field(
-        "none", description="full: recompute each block in the backward pass rather than keep its insides."
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        "none", description="Recomputed in the backward pass: all but products and attention, or whole blocks."
     )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="Compute precision; master is float32.")
     checkpoint_every_steps: Count = Field(20, description="Cadence of checkpoints.")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from proxies.checks import Checks
 from proxies.shape import Shape
+
+if TYPE_CHECKING:
+    from launcher.frozen import Decision
 
 Checkpointing = Literal["none", "selective", "full"]
 """selective: outputs of matrix products and of attention are kept, the rest is recomputed; full: a block's input."""
@@ -77,3 +80,17 @@ class Layout:
         if self.pipeline > 1 and shape.tied:
             found.append(f"pipeline = {self.pipeline}: embedding and readout are one matrix, on different stages")
         return found
+
+
+def layout_of(decision: Decision) -> Layout:
+    """The layout that a decision has frozen."""
+    degrees, sequences = decision.parallelism, decision.batch_tokens // decision.shape.seq_len
+    return Layout(
+        shard=degrees.data_parallel_shard,
+        replicate=degrees.data_parallel_replicate,
+        tensor=degrees.tensor,
+        pipeline=degrees.pipeline,
+        context=degrees.context,
+        microbatch_sequences=degrees.microbatch_sequences or sequences // degrees.num_data_ranks,
+        checkpointing=degrees.activation_checkpointing,
+    )

@@ -39,7 +39,8 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], dry: 
              **typed: Any) -> None:  # fmt: skip
     """What PLAN takes before anything runs: runs of each stage, FLOPs, hours, dollars, time, disk; and its main run.
 
-    PLAN may be a frozen config instead: then it is the main run alone, exactly as frozen.
+    PLAN may be a frozen config instead: then it is the main run alone, exactly as frozen, and the answer is attested
+    beside it.
     """
     from launcher.estimates.machine import Given
     from launcher.estimates.main_run import estimate_main, main_body
@@ -55,6 +56,11 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], dry: 
         from proxies import canon
 
         body["dry_shard"] = canon.to_json(dry_shard(run.shape, found.parallel.layout))
+    if frozen:
+        from launcher.attestations import attest
+        from launcher.verbs.options import folder_of
+
+        attest(folder_of(path), "estimate", str(body["digest"]), body)
     answer(as_json, body, estimate_text(body))
 
 
@@ -63,25 +69,18 @@ _Asked = tuple["Study | None", dict[str, Json], "MainRun", int]
 
 
 def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
-    from launcher.estimates.layout import Layout
+    from launcher.estimates.layout import layout_of
     from launcher.estimates.main_run import MainRun
     from launcher.launch_file import read_launch
 
     if overrides:
         raise click.UsageError("--set changes a plan: a frozen config is what it is")
     decision = read_launch(path)
-    degrees, sequences = decision.parallelism, decision.batch_tokens // decision.shape.seq_len
-    layout = Layout(
-        shard=degrees.data_parallel_shard, replicate=degrees.data_parallel_replicate, tensor=degrees.tensor,
-        pipeline=degrees.pipeline, context=degrees.context,
-        microbatch_sequences=degrees.microbatch_sequences or sequences // degrees.num_data_ranks,
-        checkpointing=degrees.activation_checkpointing,
-    )  # fmt: skip
     run = MainRun(
         shape=decision.shape, num_tokens=decision.num_tokens, batch_tokens=decision.batch_tokens,
-        precision="float32" if decision.precision == "float64" else decision.precision, layout=layout,
+        precision="float32" if decision.precision == "float64" else decision.precision, layout=layout_of(decision),
     )  # fmt: skip
-    return None, {"digest": decision.digest}, run, degrees.num_ranks
+    return None, {"digest": decision.digest}, run, decision.parallelism.num_ranks
 
 
 def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:

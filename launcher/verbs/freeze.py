@@ -46,6 +46,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     with open_ledger(study) as ledger:
         found = gather(study, ledger)
         decision = decision_of(study, found)
+        layout = _proven_layout(decision)
         _check_accepts(found.gates, accepts)
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
         _refuse(found.gates, given, study_dir)
@@ -56,11 +57,40 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]
         attest(path.parent, "evidence", decision.digest, evidence)
+        attest(path.parent, "layout", decision.digest, layout)
+        attest(path.parent, "environment", decision.digest, _environment())
         write_report(study_dir, body)
     lines = [f"frozen {decision.digest}", f"  {path}", *_decision_lines(decision)]
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
     lines += [f"next: forerun launch {path.parent} --steps 20"]
     answer(as_json, {"digest": decision.digest, "path": str(path), "accepted": given}, "\n".join(lines))
+
+
+def _proven_layout(decision: Decision) -> dict[str, Json]:
+    """What rank 0 holds under the decision's degrees, the real shape sharded over a fake group of all ranks.
+
+    Raises:
+        NoParallelismError: the degrees do not divide the shape or the batch, or torch refuses to shard it so.
+    """
+    from launcher.estimates.dry_shard import dry_shard
+    from launcher.estimates.layout import layout_of
+    from launcher.estimates.parallelism import NoParallelismError
+
+    layout = layout_of(decision)
+    if problems := layout.problems(decision.shape, decision.batch_tokens):
+        raise NoParallelismError(problems)
+    found = dry_shard(decision.shape, layout)
+    return {"num_ranks": found.num_ranks, "local_parameters": [*found.local_parameters]}
+
+
+def _environment() -> dict[str, Json]:
+    """Where the config was frozen, in versions."""
+    import importlib.metadata
+    import platform
+
+    names = ("forerun", "torch", "numpy", "scipy", "optuna", "ray", "mup")
+    versions: dict[str, Json] = {name: importlib.metadata.version(name) for name in names}
+    return {"python": platform.python_version(), "machine": platform.machine(), "versions": versions}
 
 
 def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...]) -> None:

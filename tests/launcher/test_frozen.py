@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from main_run import spec_of, tiny_decision, write_corpus
 
 from launcher.attestations import attest, read_attestation
 from launcher.frozen import (
+    SCHEMA_VERSION,
     Checkpointing,
     FrozenError,
     Parallelism,
@@ -26,6 +28,8 @@ from proxies.rules import named
 from proxies.schedule import Schedule, lr_multiplier
 from proxies.shape import Shape
 from proxies.spec import Hparams
+
+GOLDENS = Path(__file__).parent / "goldens"
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +178,15 @@ def test_attestations_name_the_digest_and_hold_their_hash(decision, tmp_path):
         path.write_text(json.dumps(changed(whole, leaf)))
         with pytest.raises(TamperedError):
             read_attestation(path, decision.digest)
+
+
+@pytest.mark.parametrize("golden", sorted(GOLDENS.glob("launch-*.json")), ids=lambda path: path.stem)
+def test_launch_files_of_every_version_stay_open(golden):
+    """A file written once is read for good, as the decision whose digest it names."""
+    decision = read_launch(golden)
+    assert decision.digest == json.loads(golden.read_text())["digest"]
+    assert f"launch-{decision.schema_version}" == golden.stem
+
+
+def test_there_is_a_golden_of_this_version():
+    assert (GOLDENS / f"launch-{SCHEMA_VERSION}.json").is_file()
