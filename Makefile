@@ -7,7 +7,7 @@ JOBS ?= 2
 # One arithmetic thread per process: workers and ranks are the parallelism.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint unit test-slow test-gpu data trainers clean
+.PHONY: demo test lint unit test-slow test-gpu test-trainers data trainers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/forerun demo
@@ -27,6 +27,11 @@ test-slow: $(VENV)/.installed
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/pytest -m gpu
+
+# What the installed trainers themselves make of the exports; a trainer that is not there is skipped with its command.
+test-trainers: $(VENV)/.installed
+	$(BIN)/pytest -m slow -rs tests/launcher/test_torchtitan_live.py tests/launcher/test_olmo_core_live.py \
+	    tests/launcher/test_huggingface_live.py tests/launcher/test_megatron_lm_live.py
 
 # Public scaling runs for the back-tests, into benchmarks/data; says what could not be reached.
 data: $(VENV)/.installed

@@ -11,10 +11,9 @@ import subprocess
 import typing
 from pathlib import Path
 
-import pytest
 import torch
+from trainer_venv import interpreter
 
-from launcher.exporters import proof
 from proxies.data.tokens import TokenStore
 from proxies.schedule import Schedule, lr_multiplier
 
@@ -94,10 +93,7 @@ def pieces(folder: Path, **namespace: typing.Any) -> dict[str, typing.Any]:
 
 def trainer_python() -> str:
     """A Python that has transformers and accelerate; skips the test where there is none."""
-    python = proof.interpreter("huggingface")
-    if python is None:
-        pytest.skip("no interpreter with transformers: `make trainers` builds .venv-trainers/huggingface")
-    return str(python)
+    return str(interpreter("huggingface"))
 
 
 def in_trainer(command: list[str], export_dir: Path, corpus: Path) -> subprocess.CompletedProcess[str]:

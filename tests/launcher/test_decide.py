@@ -48,6 +48,14 @@ def test_the_recorded_fit_is_the_fit_made_anew(finished, tmp_path, study, ledger
     assert decision_of(other, gather(other, without)).digest == decision_of(study, gather(study, ledger)).digest
 
 
+def test_a_fit_that_an_older_version_recorded_is_made_anew(finished, tmp_path, study, ledger):
+    def older(record):
+        return {**record.body, "kind": "forerun.fit/2"} if record.kind == "fit" else record.body
+
+    other, aged = replay(finished / "study", tmp_path / "study", lambda record: True, older)
+    assert decision_of(other, gather(other, aged)).digest == decision_of(study, gather(study, ledger)).digest
+
+
 def test_the_digest_follows_a_result_and_not_its_time(finished, tmp_path, study, found):
     """The mutation that makes `same digest` mean something: one loss of the ladder, a thousandth higher."""
     rung = found.ladder[-1].id
