@@ -129,7 +129,7 @@ class Checkpointing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurvePoint:
-    """Training loss expected on the way, in nats per token: the mean over the steps within 7 % of `step`."""
+    """Training loss expected on the way, in nats per token: the mean over the steps within 15 % of `step`."""
 
     step: int
     loss_nats: float

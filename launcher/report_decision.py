@@ -51,8 +51,9 @@ def _standing(body: Body) -> tuple[str, str]:
         )
     by_hand = [show.words(gate["name"]) for gate in body["gates"] if gate["outcome"] != "passed"]
     if by_hand:
+        were = "were" if len(by_hand) > 1 else "was"
         return "Launch this, at the risk accepted", (
-            f"{_listed(by_hand).capitalize()} did not pass, and was accepted by hand; the reasons are below."
+            f"{_listed(by_hand).capitalize()} did not pass, and {were} accepted by hand; the reasons are below."
         )
     return "Launch this", (
         f"Every gate passed. {show.command('forerun freeze STUDY')} writes the config, to be launched with "

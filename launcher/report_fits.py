@@ -17,7 +17,7 @@ _FORMULAS = {
     "power": "A·N<sup>−α</sup> + B·D<sup>−β</sup>, no floor",
 }
 _WEIGHTING = {
-    "even": "All rungs count alike: their residuals look like noise.",
+    "even": "All rungs count alike: their residuals look like noise, or they are too few to weigh any less.",
     "near_frontier": (
         "No law fits all rungs to within their noise, so a rung counts the more, the nearer its loss is to the best "
         "for its compute."

@@ -62,7 +62,7 @@ class FittedRuns:
     inflation: float
     """Factor on both arms of an interval of something else than a loss, from hindcasts."""
     weighting: Weighting
-    """How the runs were weighed, beside their own weights."""
+    """How the runs were weighed, beside their own weights; even also where too few runs were left to weigh any less."""
     bootstrap: int
     """Refits per member."""
     level: float
