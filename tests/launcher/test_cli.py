@@ -186,7 +186,7 @@ verify nowhere|2|nowhere: cannot be read: No such file or directory
 verify .|2|launch.json: cannot be read: No such file or directory
 verify list.json|2|a launch config holds `digest` and `decision`
 export nowhere --to native|2|nowhere: cannot be read
-export nowhere --to jax|2|--to jax: one of native, torchtitan is wanted
+export nowhere --to jax|2|--to jax: one of native, torchtitan, huggingface, megatron-lm, olmo-core is wanted
 export nowhere|2|Missing option '--to'
 launch nowhere|2|nowhere: cannot be read
 launch nowhere --steps 0|2|0 is not in the range x>=1
