@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from proxies.checks import Checks
-from scaling_fits import law
+from scaling_fits import cloud
 from scaling_fits.solver import Floats
 from scaling_fits.uncertainty import FittedRuns, predict
 
@@ -235,11 +235,7 @@ def _picture(
     """Covariance over the refits of log losses at (target, candidates...), the noise, and what stays."""
     n = np.concatenate([[target_params], candidates.params])
     d = np.concatenate([[target_tokens], candidates.tokens])
-    weights_SM = fitted.cloud.weight_draws
-    loss = np.zeros((len(weights_SM), len(n)))  # refit s of every law saw the same resampled runs
-    for index, fit in enumerate(fitted.members):
-        if fit.identified and weights_SM[:, index].any():
-            loss += weights_SM[:, index, None] * law.log_loss(fit.draws, n, d)
+    loss = cloud.refit_log_losses(fitted.members, fitted.cloud, n, d)
     ends = np.quantile(loss[:, 0], [_TRIM / 2, 1 - _TRIM / 2])
     kept = (loss[:, 0] >= ends[0]) & (loss[:, 0] <= ends[1]) & np.isfinite(loss).all(axis=1)
     centred = loss[kept] - loss[kept].mean(axis=0)
