@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from launcher.frozen import FrozenError, Parallelism, ParameterGroup, assign_groups
+from launcher.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
 from proxies import canon
 from proxies.model import Decoder
 from proxies.optimizer import adamw
@@ -173,3 +173,23 @@ def parity_table(
         name: {**numbers, "measured_init_std": init_stds[name]}
         for name, numbers in live_numbers(model, optimizer).items()
     }
+
+
+def unfit(decision: Decision) -> list[str]:
+    """Why the embedded trainer cannot run a decision, on whatever corpus and ranks; empty if it can."""
+    layout = decision.parallelism
+    expected = {
+        "this version's learning-rate table is not the frozen one: train with the version that froze it": (
+            decision.learning_rate == learning_rate_of(decision.learning_rate.schedule)
+        ),
+        f"parallelism: tensor = {layout.tensor}, pipeline = {layout.pipeline}, context = {layout.context}: this "
+        "trainer deals out data only; export to a trainer that splits the model": (
+            layout.tensor == layout.pipeline == layout.context == 1
+        ),
+        "parallelism.activation_checkpointing = selective: this trainer recomputes whole blocks (full) or nothing": (
+            layout.activation_checkpointing != "selective"
+        ),
+        "precision = float64: float32 or bfloat16 is wanted": decision.precision != "float64",
+        "abort.on_non_finite = false: this trainer never steps on NaN": decision.abort.on_non_finite,
+    }
+    return [problem for problem, holds in expected.items() if not holds]

@@ -52,6 +52,16 @@ class ParameterGroup:
     init_std: float
     """Normal(0, init_std); gains start at one, biases at zero."""
 
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        for field in ("learning_rate", "weight_decay", "eps", "init_std", "beta1", "beta2"):
+            checks.number(field, least=0, below=1 if field.startswith("beta") else None)
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            checks.problems.append(f"pattern = {self.pattern!r}: no regex: {error}")
+        checks.done()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningRate:
@@ -194,8 +204,7 @@ class Decision:
     """Evidence. What counts is the numbers in `groups`."""
     forward: ForwardNumbers
     multiplier_form: Literal["multiplier"] = "multiplier"
-    """Multipliers stay in the model, as they were when clip was searched; absorbed in the weights, gradients would
-    have another norm, and `clip_norm` another meaning."""
+    """As when clip was searched: absorbed in the weights, gradients would have another norm, clip another meaning."""
     groups: tuple[ParameterGroup, ...]
     optimizer: Literal["adamw"]
     weight_decay_form: Literal["lr_times_decay"] = "lr_times_decay"
@@ -217,6 +226,8 @@ class Decision:
         checks = Checks(self)
         checks.whole("batch_tokens", "num_tokens")
         checks.whole("seed", least=0)
+        if self.clip_norm is not None:
+            checks.number("clip_norm", above=0)
         if checks.fine:
             schedule, ranks = self.learning_rate.schedule, self.parallelism.num_data_ranks
             checks.that(

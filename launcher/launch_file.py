@@ -29,22 +29,24 @@ def read_launch(path: Path) -> Decision:
     file = path / LAUNCH_FILE if path.is_dir() else path
     try:
         value = canon.parse(file.read_bytes())
+        body = value.get("decision") if isinstance(value, dict) else None
+        actual = canon.content_id(body)
     except OSError as error:
         raise FrozenError(str(file), [f"cannot be read: {error.strerror}"]) from error
     except canon.CanonError as error:
         raise TamperedError(str(file), [str(error)]) from error
     if not isinstance(value, dict) or set(value) != {"digest", "decision"}:
         raise FrozenError(str(file), ["a launch config holds `digest` and `decision`"])
-    body, digest = value["decision"], value["digest"]
-    version = body.get("schema_version") if isinstance(body, dict) else None
-    if version != SCHEMA_VERSION:
-        raise FrozenError(str(file), [f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"])
-    actual = canon.content_id(body)
-    if actual != digest:
+    digest = value["digest"]
+    if actual != digest:  # before the version, which may be what was edited
         raise TamperedError(
             str(file), [f"the content has the digest {actual[:16]}..., the file says {str(digest)[:16]}..."]
         )
-    if file.parent.parent.name == "frozen" and file.parent.name != digest:
+    version = body.get("schema_version") if isinstance(body, dict) else None
+    if version != SCHEMA_VERSION:
+        raise FrozenError(str(file), [f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"])
+    named = file.parent.name
+    if file.parent.parent.name == "frozen" and len(named) == canon.ID_LENGTH and named != digest:
         raise TamperedError(str(file), [f"it has the digest {actual[:16]}..., its folder is another's"])
     try:
         return canon.decode(Decision, body, "decision")

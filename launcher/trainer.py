@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 from launcher import metrics
-from launcher.frozen import Decision, assign_groups, learning_rate_of
+from launcher.assembly import unfit
+from launcher.frozen import Decision, assign_groups
 from launcher.launch_file import read_launch
 from launcher.lifeline import die_with_parent
 from launcher.metrics import Ending
@@ -72,7 +73,6 @@ def _prepare(options: Options) -> tuple[Decision, TokenStore]:
 
 def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks: int) -> list[str]:
     shape, schedule, manifest = decision.shape, decision.learning_rate.schedule, store.manifest
-    layout = decision.parallelism
     ranks_fit = num_ranks == decision.parallelism.num_ranks or options.allow_world_size
     stages = schedule.batch_warmup_stages
     corpus, wanted_corpus = manifest.data_id[:16], decision.data.data_id[:16]
@@ -91,21 +91,9 @@ def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks
         f"seq_len = {shape.seq_len}: the validation split is shorter": (
             store.num_windows("validation", shape.seq_len) > 0
         ),
-        "this version's learning-rate table is not the frozen one: train with the version that froze it": (
-            decision.learning_rate == learning_rate_of(schedule)
-        ),
-        f"parallelism: tensor = {layout.tensor}, pipeline = {layout.pipeline}, context = {layout.context}: this "
-        "trainer deals out data only; export to a trainer that splits the model": (
-            layout.tensor == layout.pipeline == layout.context == 1
-        ),
-        "parallelism.activation_checkpointing = selective: this trainer recomputes whole blocks (full) or nothing": (
-            layout.activation_checkpointing != "selective"
-        ),
-        "precision = float64: float32 or bfloat16 is wanted": decision.precision != "float64",
-        "abort.on_non_finite = false: this trainer never steps on NaN": decision.abort.on_non_finite,
         f"stop_after = {options.stop_after}: > 0 is wanted": options.stop_after is None or options.stop_after > 0,
     }
-    return [problem for problem, holds in expected.items() if not holds]
+    return [problem for problem, holds in expected.items() if not holds] + unfit(decision)
 
 
 def main() -> NoReturn:

@@ -8,14 +8,16 @@ parameter group per frozen group, the frozen lr(t), initial values of (seed, nam
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
+from launcher.exporters.files import RUN_FILE, corpus_run_script, group_literals, module_header, write_files
+from launcher.exporters.foreign import JUDGEMENTS, failed, refusals
 from launcher.exporters.huggingface_text import IMPORTS, MACHINERY, PROVE
-from launcher.exporters.proof import PROVE_FILE, proof_steps
-from launcher.exporters.torchtitan import READER
-from launcher.frozen import Decision, assign_groups, learning_rate_of
+from launcher.exporters.proof import PROVE_FILE
+from launcher.exporters.reader import reader_files
+from launcher.exporters.view import proof_steps
+from launcher.frozen import Decision, assign_groups
 from proxies import canon, schedule
 from proxies.canon import Json
 from proxies.model import NORM_EPS, ROPE_BASE, parameter_shapes
@@ -54,19 +56,16 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     if problems := _problems(decision, version):
         raise ExportError("huggingface", problems)
     assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
-    for module in (*READER, schedule):
-        path = out_dir / module.__name__.replace(".", "/")
-        path = path / "__init__.py" if hasattr(module, "__path__") else path.with_suffix(".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        canon.write_atomic(path, inspect.getsource(module).encode())
-    canon.write_atomic(out_dir / CONFIG_FILE, canon.pretty(model_config(decision)))
-    canon.write_atomic(out_dir / ARGUMENTS_FILE, canon.pretty(training_arguments(decision)))
-    canon.write_atomic(out_dir / SCRIPT, _script_text(decision, version).encode())
     steps = proof_steps(decision.learning_rate.schedule)
-    canon.write_atomic(out_dir / PROVE_FILE, PROVE.replace("<<STEPS>>", repr(steps)).encode())
-    canon.write_atomic(out_dir / "run.sh", _run_text(decision, version).encode())
-    (out_dir / "run.sh").chmod(0o755)
-    return FidelityReport(trainer="huggingface", version=version, entries=judged(decision, _JUDGEMENTS))
+    files = {
+        CONFIG_FILE: canon.pretty(model_config(decision)).decode(),
+        ARGUMENTS_FILE: canon.pretty(training_arguments(decision)).decode(),
+        SCRIPT: _script_text(decision, version),
+        PROVE_FILE: PROVE.replace("<<STEPS>>", repr(steps)),
+        RUN_FILE: _run_text(decision, version),
+    }
+    write_files(out_dir, reader_files(schedule) | files)
+    return FidelityReport(trainer="huggingface", version=version, entries=judged(decision, JUDGEMENTS | _JUDGEMENTS))
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
@@ -161,22 +160,18 @@ def _problems(decision: Decision, version: str) -> list[str]:
     # The Trainer takes equally many microbatches at every step, so while the batch is small they are.
     even = share % microbatch == 0 and share // stages % (share // microbatch) == 0
     checks = {
-        f"version {version!r} is unknown: {', '.join(VERSIONS)} is known": version in VERSIONS,
         f"shape.family = {decision.shape.family!r}: transformers' GPT-2 has no forward multipliers and one matrix for "
         "queries, keys and values; this export writes Granite's Llama blocks: use the native trainer": (
             decision.shape.family == "llama"
         ),
         "shape.qk_norm = true: Granite's attention has none; use the native trainer": not decision.shape.qk_norm,
-        f"precision = {decision.precision}: this export trains in float32 or bfloat16": decision.precision != "float64",
         "abort.on_non_finite = false: this export never steps on NaN": decision.abort.on_non_finite,
         f"tensor = {mesh.tensor}, pipeline = {mesh.pipeline}, context = {mesh.context}: this export is data parallel "
         "only, all three 1; torchtitan or Megatron-LM takes them": mesh.num_ranks == mesh.num_data_ranks,
         f"microbatch_sequences = {microbatch} does not cut a rank's {share} sequences evenly"
         + (f", {share // stages} of them while the batch is smallest" if stages > 1 else ""): even,
-        "this version's learning-rate table is not the frozen one": learning_rate_of(decision.learning_rate.schedule)
-        == decision.learning_rate,
     }
-    return [problem for problem, holds in checks.items() if not holds]
+    return refusals(decision, version, VERSIONS) + failed(checks)
 
 
 def _numbers(decision: Decision, version: str) -> dict[str, object]:
@@ -198,72 +193,32 @@ def _numbers(decision: Decision, version: str) -> dict[str, object]:
 
 
 def _script_text(decision: Decision, version: str) -> str:
-    groups = "".join(
-        f"    {{\n        'pattern': {group.pattern!r},\n        'init_std': {group.init_std!r},\n"
-        f"        'optimizer_kwargs': {{\n            'lr': {group.learning_rate!r},\n"
-        f"            'weight_decay': {group.weight_decay!r},\n            'eps': {group.eps!r},\n"
-        f"            'betas': ({group.beta1!r}, {group.beta2!r}),\n        }},\n    }},\n"
-        for group in decision.groups
-    )
-    header = (
-        f'"""Trains a frozen launch config of forerun with transformers {version}. Generated: an edit makes it another '
-        f'run.\n\ndigest {decision.digest}\n"""\n'
-    )
+    header = module_header(decision, f"Trains a frozen launch config of forerun with transformers {version}.")
     numbers = "".join(f"{name} = {value!r}\n" for name, value in _numbers(decision, version).items())
-    schedule_line = f"SCHEDULE = {decision.learning_rate.schedule!r}\n"
-    return f"{header}{IMPORTS}\n{numbers}{schedule_line}GROUPS = [\n{groups}]\n{MACHINERY}"
+    numbers += f"SCHEDULE = {decision.learning_rate.schedule!r}\n"
+    groups = group_literals((group.pattern, group) for group in decision.groups)
+    return f"{header}{IMPORTS}\n{numbers}{groups}{MACHINERY}"
 
 
 def _run_text(decision: Decision, version: str) -> str:
-    ranks = decision.parallelism.num_ranks
-    per_node = max(n for n in range(1, 9) if ranks % n == 0)
-    return f"""#!/usr/bin/env bash
-# Launches {decision.digest}
-# with transformers {version} and accelerate {ACCELERATE[version]} on {ranks} ranks; run it once on every node. Needs
-# FORERUN_DATA, the corpus folder whose manifest has data_id {decision.data.data_id[:16]}...
-set -euo pipefail
-here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
-export FORERUN_DATA="${{FORERUN_DATA:?the corpus folder}}"
-ranks_per_node="${{RANKS_PER_NODE:-{per_node}}}"
-exec torchrun --nnodes "$(({ranks} / ranks_per_node))" --nproc-per-node "$ranks_per_node" \\
-    --rdzv-backend c10d --rdzv-endpoint "${{RDZV_ENDPOINT:-localhost:0}}" \\
-    "$here/{SCRIPT}" "$@"
-"""
+    trainer = f"transformers {version}, accelerate {ACCELERATE[version]}"
+    return corpus_run_script(decision, trainer, command=f'"$here/{SCRIPT}" "$@"')
 
 
-_LABEL: Judgement = (
-    "equivalent",
-    "a label: the trainer needs only the numbers it stands for; the script names the digest",
-)
-_WATCHED: Judgement = ("equivalent", "transformers does not read it: hold the run against it by hand")
 _ALONE: Judgement = ("exact", "one: the export is data parallel only")
 _JUDGEMENTS: dict[str, Judgement] = {
-    "schema_version": _LABEL,
-    "shape": ("exact", ""),
     "shape.family": (
         "equivalent",
         "Granite blocks: rotary halves and base, norm eps, no document mask as ours; rotary angles in float32",
     ),
-    "base_shape": _LABEL,
-    "parametrization": _LABEL,
-    "transfer": ("equivalent", "evidence: its numbers are in groups"),
-    "forward": ("exact", ""),
-    "forward.attention": ("equivalent", "multiplies q . k in the attention kernel, ours the query: other rounding"),
     "forward.output": (
         "equivalent",
         "Granite divides the logits by logits_scaling, ours multiplies the readout's input",
     ),
     "multiplier_form": ("exact", "the multipliers that were searched are fields of config.json"),
     "groups": ("exact", "by the frozen patterns, over names translated back; checked on the live model at start"),
-    "groups.kind": _LABEL,
-    "groups.init_std": ("exact", "each initial value is drawn from (seed, name) as the embedded trainer draws it"),
-    "weight_decay_form": ("exact", "torch.optim.AdamW's own"),
-    "optimizer": ("exact", "torch.optim.AdamW, foreach"),
     "learning_rate": ("exact", "LambdaLR over the frozen function, exported with it; step 0 is the first update"),
     "clip_norm": ("exact", "torch's clip by the norm of the whole batch's gradient; none is max_grad_norm 0"),
-    "batch_tokens": ("exact", "the loss is a mean over its tokens; microbatches accumulate it with other rounding"),
-    "num_tokens": ("exact", "of the schedule's steps"),
-    "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
     "seed": ("exact", "of initial values and data order; transformers' own generators get it modulo 2**32"),
     "precision": (
         "equivalent",
@@ -284,7 +239,5 @@ _JUDGEMENTS: dict[str, Judgement] = {
         "equivalent",
         "the Trainer's own, the newest with a trainer_state.json is resumed from; they are not hashed",
     ),
-    "predicted": _WATCHED,
-    "spikes": _WATCHED,
     "abort": ("exact", "both stop before the update"),
 }

@@ -252,6 +252,7 @@ with warnings.catch_warnings():
             for row, group in zip(rates, optimizer.param_groups, strict=True):
                 row.append(group["lr"])
         scheduler.step()
+[(attention, residual)] = {(layer.self_attn.scaling, layer.residual_multiplier) for layer in model.model.layers}
 num_ranks = train.DATA_PARALLEL_SHARD * train.DATA_PARALLEL_REPLICATE
 print(json.dumps({
     "trainer": "huggingface",
@@ -259,6 +260,10 @@ print(json.dumps({
     "num_steps": args.max_steps,
     "batch_tokens": args.per_device_train_batch_size * args.gradient_accumulation_steps * num_ranks * train.SEQ_LEN,
     "clip_norm": args.max_grad_norm if args.max_grad_norm > 0 else None,
+    "forward": {
+        "embedding": model.model.embedding_multiplier, "attention": attention, "residual": residual,
+        "output": 1 / model.config.logits_scaling,
+    },
     "steps": STEPS,
     "rates": rates,
     "parameters": parameters,

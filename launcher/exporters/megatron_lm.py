@@ -12,13 +12,24 @@ import shlex
 from pathlib import Path
 
 from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
+from launcher.exporters.files import RUN_FILE, run_script, write_files
+from launcher.exporters.foreign import JUDGEMENTS, failed, refusals
 from launcher.exporters.megatron_lm_arguments import arguments
-from launcher.exporters.megatron_lm_numbers import SAME, Flags, differences, flags_of, scheduler_of
+from launcher.exporters.megatron_lm_numbers import (
+    SAME,
+    Flags,
+    differences,
+    flags_of,
+    numbers_of,
+    scheduler_of,
+    seen_before,
+    sorts,
+)
 from launcher.exporters.megatron_lm_prove_text import PROVE
-from launcher.exporters.megatron_lm_text import RUN, SEED_CHECKPOINT
-from launcher.exporters.proof import PROVE_FILE, proof_steps
-from launcher.frozen import Decision, assign_groups, learning_rate_of
-from proxies import canon
+from launcher.exporters.megatron_lm_text import COMMAND, NOTES, SEED_CHECKPOINT, SETUP
+from launcher.exporters.proof import PROVE_FILE
+from launcher.exporters.view import Run, proof_steps
+from launcher.frozen import Decision, assign_groups
 from proxies.model import parameter_shapes
 from proxies.shape import Shape
 
@@ -61,14 +72,15 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         raise ExportError("megatron-lm", problems)
     flags = flags_of(decision)
     scheduler, off = scheduler_of(decision, flags)
-    out_dir.mkdir(parents=True, exist_ok=True)
     lines = [" ".join(line) + "\n" for line in arguments(decision, flags, scheduler)]
-    canon.write_atomic(out_dir / ARGUMENTS_FILE, "".join(lines).encode())
-    canon.write_atomic(out_dir / SEED_FILE, _seed_text(decision, version).encode())
-    canon.write_atomic(out_dir / PROVE_FILE, _prove_text(decision).encode())
-    canon.write_atomic(out_dir / "run.sh", _run_text(decision, version).encode())
-    (out_dir / "run.sh").chmod(0o755)
-    entries = judged(decision, _JUDGEMENTS | _found(decision, flags, off))
+    files = {
+        ARGUMENTS_FILE: "".join(lines),
+        SEED_FILE: _seed_text(decision, version),
+        PROVE_FILE: _prove_text(decision),
+        RUN_FILE: _run_text(decision, version),
+    }
+    write_files(out_dir, files)
+    entries = judged(decision, JUDGEMENTS | _JUDGEMENTS | _found(decision, flags, off))
     return FidelityReport(trainer="megatron-lm", version=version, entries=entries)
 
 
@@ -84,14 +96,27 @@ def _their_name(module: str) -> str:
     return f"decoder.layers.{layer}.{_MODULES[rest]}"
 
 
+def foretold(decision: Decision) -> Run:
+    """What Megatron does with the numbers of the decision, by its rules.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    schedule, shape, flags = decision.learning_rate.schedule, decision.shape, flags_of(decision)
+    numbers = {
+        name: numbers_of(flags, shape.width, sort) for sort, members in sorts(decision).items() for name, _ in members
+    }
+    scheduler, _ = scheduler_of(decision, flags)
+    seen = seen_before(schedule, decision.batch_tokens // shape.seq_len)
+    return Run(numbers=numbers, shares=tuple(scheduler.share(seen[step]) for step in proof_steps(schedule)))
+
+
 def _problems(decision: Decision, version: str) -> list[str]:
     shape, schedule, mesh = decision.shape, decision.learning_rate.schedule, decision.parallelism
     smallest = decision.batch_tokens // schedule.batch_warmup_stages // shape.seq_len
     tensor, micro = mesh.tensor, mesh.microbatch_sequences or 1
     cut = {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "ffn_width": shape.ffn_width}
     checks = {
-        f"version {version!r} is unknown: {', '.join(VERSIONS)} are known": version in VERSIONS,
-        f"precision = {decision.precision}: Megatron trains in float32 or bfloat16": decision.precision != "float64",
         f"shape.family = {shape.family!r}: this export writes llama-like models": shape.family == "llama",
         f"forward.residual = {decision.forward.residual:g}: Megatron's blocks have no residual multiplier": (
             decision.forward.residual == 1.0
@@ -113,27 +138,21 @@ def _problems(decision: Decision, version: str) -> list[str]:
         f"microbatch_sequences = {micro} does not divide the {smallest // mesh.num_data_ranks} of a rank": (
             smallest // mesh.num_data_ranks % micro == 0
         ),
-        "this version's learning-rate table is not the frozen one": (
-            learning_rate_of(schedule) == decision.learning_rate
-        ),
     }
-    return [problem for problem, holds in checks.items() if not holds]
+    return refusals(decision, version, VERSIONS) + failed(checks)
 
 
 def _run_text(decision: Decision, version: str) -> str:
-    ranks, data = decision.parallelism.num_ranks, decision.data
+    data = decision.data
     blend = [f'{share!r} "$MEGATRON_DATA"/{shlex.quote(name)}' for name, share in data.weights]
     told = {
-        "DIGEST": decision.digest,
-        "VERSION": version,
-        "NUM_RANKS": str(ranks),
-        "PER_NODE": str(max(n for n in range(1, 9) if ranks % n == 0)),
         "DATA_ID": data.data_id[:16],
         "DATA_PATH": " ".join(blend) or '"$MEGATRON_DATA"',
         "CEILING": repr(decision.abort.train_loss_above_nats),
         "AFTER": str(decision.learning_rate.schedule.warmup_steps + 1),
     }
-    return _filled(RUN, told)
+    notes, setup, command = (_filled(text, told) for text in (NOTES, SETUP, COMMAND))
+    return run_script(decision, f"Megatron-LM {version}", notes=notes, setup=setup, command=command)
 
 
 def _seed_text(decision: Decision, version: str) -> str:
@@ -173,33 +192,18 @@ def _filled(text: str, told: dict[str, str]) -> str:
     return text
 
 
-_LABEL: Judgement = ("equivalent", "a label: the trainer needs only the numbers it stands for; run.sh names the digest")
-_WATCHED: Judgement = ("equivalent", "Megatron does not read it: hold the run against it with `forerun watch`")
 _JUDGEMENTS: dict[str, Judgement] = {
-    "schema_version": _LABEL,
-    "shape": ("exact", ""),
     "shape.family": (
         "equivalent",
         "Megatron's GPT model: rotary pairs, norm eps and gates as ours, no document mask; its kernels round otherwise",
     ),
-    "base_shape": _LABEL,
-    "parametrization": _LABEL,
-    "transfer": ("equivalent", "evidence: its numbers are in groups"),
-    "forward": ("exact", ""),
     "forward.attention": ("equivalent", "by --mup-base-head-dim, to one part in 1e15; multiplies q . k in the kernel"),
     "forward.output": ("equivalent", "multiplies the logits, ours the readout's input: other rounding"),
-    "multiplier_form": ("exact", "multipliers stay multipliers: the clipped gradient is the searched one"),
-    "groups": ("exact", ""),
     "groups.pattern": ("equivalent", "Megatron groups by sort of parameter; the numbers of each are compared"),
-    "groups.kind": _LABEL,
     "optimizer": ("exact", "Megatron's adam is AdamW: fused where Transformer Engine or Apex is there, else torch's"),
-    "weight_decay_form": ("exact", ""),
     "learning_rate": ("exact", ""),
     "clip_norm": ("exact", "of the global norm; none is --clip-grad 0"),
-    "batch_tokens": ("exact", "in sequences; a smaller --micro-batch-size accumulates, with other rounding"),
-    "num_tokens": ("exact", "num_steps times batch_tokens"),
     "data": ("equivalent", "if the corpus of this data_id was converted to Megatron's indexed files, token by token"),
-    "data.num_train_tokens": _LABEL,
     "data.weights": ("equivalent", "as --data-path weights, if each source was converted to a file of its own name"),
     "seed": ("equivalent", "of initial values exactly so; Megatron's own generators shuffle from it plus 1"),
     "precision": ("exact", ""),
@@ -211,7 +215,6 @@ _JUDGEMENTS: dict[str, Judgement] = {
     "parallelism.activation_checkpointing": ("equivalent", "--recompute-granularity; selective is the attention core"),
     "checkpointing": ("exact", ""),
     "checkpointing.keep": ("equivalent", "Megatron keeps every checkpoint: remove old ones by hand"),
-    "predicted": _WATCHED,
     "abort.on_non_finite": ("exact", "Megatron stops at a loss or gradient that is not finite, before the step"),
     "abort.train_loss_above_nats": ("equivalent", "run.sh reads the log and stops the run, a step or two later"),
     "spikes": ("equivalent", "what to do by hand: --load of an older checkpoint, --iterations-to-skip"),

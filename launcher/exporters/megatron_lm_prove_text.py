@@ -92,12 +92,17 @@ for step in range(args.train_iters):
     size = batches.get_current_global_batch_size()
     scheduler.step(increment=size)
     seen += size
+[attention] = {layer.self_attention.core_attention.softmax_scale for layer in model.decoder.layers}
 print(json.dumps({
     "trainer": "megatron-lm",
     "version": importlib.metadata.version("megatron-core"),
     "num_steps": args.train_iters,
     "batch_tokens": size * args.seq_length,
     "clip_norm": args.clip_grad or None,
+    "forward": {  # its blocks have no residual multiplier
+        "embedding": config.mup_embedding_mult if config.use_mup else 1.0, "attention": attention, "residual": 1.0,
+        "output": config.mup_output_mult if config.use_mup else 1.0,
+    },
     "steps": STEPS,
     "rates": rates,
     "parameters": parameters,

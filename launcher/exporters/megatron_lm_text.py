@@ -4,29 +4,25 @@ Text, not code, since Megatron lives in an environment of its own. Written again
 nothing of theirs is copied.
 """
 
-RUN = r"""#!/usr/bin/env bash
-# Launches @DIGEST@
-# with Megatron-LM @VERSION@ on @NUM_RANKS@ ranks; run it once on every node. Needs
+NOTES = """Needs
 #   MEGATRON_LM    a checkout of github.com/NVIDIA/Megatron-LM at this version
 #   MEGATRON_DATA  the corpus with data_id @DATA_ID@... as Megatron's indexed files: PREFIX of PREFIX.bin and
 #                  PREFIX.idx; with weights, the folder that holds such a pair for each source
 #   RUN_DIR        a folder all nodes see, for checkpoints; a run that is found there goes on
 # and the initial weights, once: PYTHONPATH=$MEGATRON_LM python seed_checkpoint.py $RUN_DIR/seed
-# If a rank runs out of memory: `run.sh --micro-batch-size 1` accumulates the same batch in smaller pieces.
-set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-: "${MEGATRON_LM:?a checkout of Megatron-LM}" "${MEGATRON_DATA:?the converted corpus}" "${RUN_DIR:?for checkpoints}"
+# If a rank runs out of memory: `run.sh --micro-batch-size 1` accumulates the same batch in smaller pieces."""
+
+SETUP = r""": "${MEGATRON_LM:?a checkout of Megatron-LM}" "${MEGATRON_DATA:?the converted corpus}"
+: "${RUN_DIR:?for checkpoints}"
 if [ ! -e "$RUN_DIR/seed/latest_checkpointed_iteration.txt" ]; then
     echo "no initial weights: PYTHONPATH=$MEGATRON_LM python $here/seed_checkpoint.py $RUN_DIR/seed" >&2
     exit 2
 fi
 export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it where tensors or sequences are cut, before Blackwell
 export PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"
-ranks_per_node="${RANKS_PER_NODE:-@PER_NODE@}"
-read -r -d "" -a arguments < "$here/arguments.txt" || true
-torchrun --nnodes "$((@NUM_RANKS@ / ranks_per_node))" --nproc-per-node "$ranks_per_node" \
-    --rdzv-backend c10d --rdzv-endpoint "${RDZV_ENDPOINT:-localhost:0}" \
-    "$MEGATRON_LM/pretrain_gpt.py" "${arguments[@]}" --data-path @DATA_PATH@ \
+read -r -d "" -a arguments < "$here/arguments.txt" || true"""
+
+COMMAND = r""""$MEGATRON_LM/pretrain_gpt.py" "${arguments[@]}" --data-path @DATA_PATH@ \
     --save "$RUN_DIR/checkpoints" --load "$RUN_DIR/checkpoints" --pretrained-checkpoint "$RUN_DIR/seed" "$@" 2>&1 |
     awk -v ceiling=@CEILING@ -v after=@AFTER@ '
         { print; fflush() }
@@ -37,8 +33,7 @@ torchrun --nnodes "$((@NUM_RANKS@ / ranks_per_node))" --nproc-per-node "$ranks_p
                 printf "training loss %g > %g nats at step %d: stopped\n", loss + 0, ceiling, step + 0
                 exit 3  # the next line that the last rank prints finds the pipe closed, and ends it
             }
-        }'
-"""
+        }'"""
 
 SEED_CHECKPOINT = '''"""Initial weights of a frozen launch config of forerun, as a checkpoint for Megatron-LM @VERSION@.
 

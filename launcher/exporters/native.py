@@ -9,13 +9,13 @@ from pathlib import Path
 
 from launcher import assembly
 from launcher.exporters.fidelity import ExportError, FidelityEntry, FidelityReport
+from launcher.exporters.files import RUN_FILE, write_files
 from launcher.frozen import Decision, FrozenError
 from launcher.launch import torchrun_command
 from launcher.launch_file import LAUNCH_FILE, read_launch
 from proxies import canon
 from proxies.model import Decoder
 
-RUN_FILE = "run.sh"
 VERSIONS = (importlib.metadata.version("forerun"),)
 
 _NOTES = {
@@ -31,22 +31,20 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     """Write `launch.json` and `run.sh` (`run.sh DATA RUN_DIR`, on one machine) into `out_dir`.
 
     Raises:
-        ExportError: another version than this one.
+        ExportError: another version than this one, or what the embedded trainer cannot run.
         FrozenError: the groups do not fit the shape's parameters, the live optimizer would differ from them, or what
             was written does not read back as the decision.
     """
     if version not in VERSIONS:
         raise ExportError("native", [f"version {version!r} is unknown: the embedded trainer is {VERSIONS[-1]}"])
+    if problems := assembly.unfit(decision):
+        raise ExportError("native", problems)
     if problems := parity(decision):
         raise FrozenError("embedded trainer", problems)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    launch_file = out_dir / LAUNCH_FILE
-    canon.write_atomic(launch_file, canon.pretty({"digest": decision.digest, "decision": decision}))
-    if read_launch(launch_file) != decision:
-        raise FrozenError(str(launch_file), ["does not read back as the decision"])
-    run_file = out_dir / RUN_FILE
-    canon.write_atomic(run_file, _run_script(decision).encode())
-    run_file.chmod(0o755)
+    launch = canon.pretty({"digest": decision.digest, "decision": decision}).decode()
+    write_files(out_dir, {LAUNCH_FILE: launch, RUN_FILE: _run_script(decision)})
+    if read_launch(out_dir / LAUNCH_FILE) != decision:
+        raise FrozenError(str(out_dir / LAUNCH_FILE), ["does not read back as the decision"])
     fields = [field.name for field in dataclasses.fields(Decision)]
     entries = tuple(FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields)
     return FidelityReport(trainer="native", version=version, entries=entries)

@@ -5,7 +5,8 @@ A config there is a dict of its fields and `_CLASS_`, the class to build; a fiel
 
 from __future__ import annotations
 
-from launcher.frozen import Decision, ParameterGroup, assign_groups
+from launcher.exporters.foreign import by_layer, names_by_group
+from launcher.frozen import Decision, ParameterGroup
 from proxies.canon import Json
 from proxies.model import NORM_EPS, ROPE_BASE, parameter_shapes
 from proxies.schedule import Schedule
@@ -42,27 +43,19 @@ def group_globs(decision: Decision) -> list[tuple[list[str], ParameterGroup]]:
     Raises:
         FrozenError: the groups do not fit the shape's parameters.
     """
-    names = trainer_names(decision.shape)
-    assigned = assign_groups(decision.groups, list(names))
-    return [
-        (_globs([names[n] for n, claimed in assigned.items() if claimed == group], decision.shape.num_layers), group)
-        for group in decision.groups
-    ]
+    grouped = names_by_group(decision, trainer_names(decision.shape))
+    return [(_globs(names, decision.shape.num_layers), group) for group, names in grouped]
 
 
 def _globs(names: list[str], num_layers: int) -> list[str]:
-    layers: dict[str, list[str]] = {}
-    for name in names:
-        block, _, rest = name.removeprefix("blocks.").partition(".")
-        layers.setdefault(rest if name.startswith("blocks.") else name, []).append(block)
     globs = []
-    for rest, found in layers.items():
-        if not found[0].isdigit():
-            globs.append(rest)
-        elif len(found) == num_layers:
-            globs.append(f"blocks.*.{rest}")
+    for (before, after), layers in by_layer(names).items():
+        if not layers:
+            globs.append(before)
+        elif len(layers) == num_layers:
+            globs.append(f"{before}*{after}")
         else:  # the star stands for the wrapper that activation checkpointing puts there, or for nothing
-            globs += [f"blocks.{layer}.*{rest}" for layer in found]
+            globs += [f"{before}{layer}.*{after[1:]}" for layer in layers]
     return globs
 
 

@@ -83,12 +83,21 @@ for step in STEPS:  # OLMo-core counts updates from 1
     for row, group in zip(rates, optimizer.param_groups, strict=True):
         told = SimpleNamespace(global_step=step + 1, max_steps=duration.value)
         row.append(float(module.scheduler.set_lr(group, told)))
+blocks = list(model.blocks.values())
+[attention] = {block.attention.backend.scale for block in blocks}
+[residual] = {
+    stream.alpha for b in blocks for stream in (b.attention_residual_stream, b.feed_forward_residual_stream)
+}
 print(json.dumps({
     "trainer": "olmo-core",
     "version": importlib.metadata.version("ai2-olmo-core"),
     "num_steps": duration.value,
     "batch_tokens": config.data_loader.batch_sequences * config.data_loader.sequence_length,
     "clip_norm": module.max_grad_norm,
+    "forward": {
+        "embedding": model.embed_scale, "attention": attention, "residual": residual,
+        "output": model.lm_head.norm.multiplier,
+    },
     "steps": STEPS,
     "rates": rates,
     "parameters": parameters,

@@ -9,30 +9,27 @@ and the brakes. So the run starts from the embedded trainer's weights, sees its 
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
-import proxies
-import proxies.data
 from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
-from launcher.exporters.proof import PROVE_FILE, proof_steps
+from launcher.exporters.files import RUN_FILE, corpus_run_script, group_literals, module_header, write_files
+from launcher.exporters.foreign import JUDGEMENTS, by_layer, names_by_group
+from launcher.exporters.proof import PROVE_FILE
+from launcher.exporters.reader import reader_files
 from launcher.exporters.torchtitan_limits import problems
 from launcher.exporters.torchtitan_model_text import MODEL
 from launcher.exporters.torchtitan_prove_text import PROVE
 from launcher.exporters.torchtitan_text import IMPORTS, RUN
 from launcher.exporters.torchtitan_versions import PIECES, in_version
-from launcher.frozen import Decision, Parallelism, ParameterGroup, assign_groups
-from proxies import canon, checks
-from proxies.data import mixture, permutation, tokens, windows
+from launcher.exporters.view import proof_steps
+from launcher.frozen import Decision, Parallelism, ParameterGroup
 from proxies.model import NORM_EPS, ROPE_BASE, parameter_shapes
 from proxies.schedule import Schedule
 from proxies.shape import Shape
 
 VERSIONS = tuple(PIECES)
 MODULE = "forerun_torchtitan"
-READER = (proxies, proxies.data, canon, checks, mixture, permutation, tokens, windows)
-"""What reads a corpus, with numpy and the standard library alone."""
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
@@ -46,16 +43,13 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     """
     if found := problems(decision, version):
         raise ExportError("torchtitan", found)
-    for module in READER:
-        path = out_dir / module.__name__.replace(".", "/")
-        path = path / "__init__.py" if hasattr(module, "__path__") else path.with_suffix(".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        canon.write_atomic(path, inspect.getsource(module).encode())
-    canon.write_atomic(out_dir / f"{MODULE}.py", _module_text(decision, version).encode())
-    canon.write_atomic(out_dir / PROVE_FILE, _prove_text(decision, version).encode())
-    canon.write_atomic(out_dir / "run.sh", _run_text(decision, version).encode())
-    (out_dir / "run.sh").chmod(0o755)
-    return FidelityReport(trainer="torchtitan", version=version, entries=judged(decision, _JUDGEMENTS))
+    files = {
+        f"{MODULE}.py": _module_text(decision, version),
+        PROVE_FILE: _prove_text(decision, version),
+        RUN_FILE: _run_text(decision, version),
+    }
+    write_files(out_dir, reader_files() | files)
+    return FidelityReport(trainer="torchtitan", version=version, entries=judged(decision, JUDGEMENTS | _JUDGEMENTS))
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
@@ -71,25 +65,16 @@ def group_patterns(decision: Decision) -> list[tuple[str, ParameterGroup]]:
     Raises:
         FrozenError: the groups do not fit the shape's parameters.
     """
-    names = parameter_names(decision.shape)
-    assigned = assign_groups(decision.groups, list(names))
-    return [
-        (_pattern([names[n] for n, claimed in assigned.items() if claimed == group], decision.shape.num_layers), group)
-        for group in decision.groups
-    ]
+    grouped = names_by_group(decision, parameter_names(decision.shape))
+    return [(_pattern(names, decision.shape.num_layers), group) for group, names in grouped]
 
 
 def _pattern(names: list[str], num_layers: int) -> str:
-    layers: dict[str, list[str]] = {}
-    for name in names:
-        match = re.fullmatch(r"layers\.(\d+)(\..+)", name)
-        layers.setdefault(match[2] if match else name, []).append(match[1] if match else "")
     parts = []
-    for rest, found in layers.items():
-        which = r"\d+" if len(found) == num_layers else f"(?:{'|'.join(found)})"
+    for (before, after), layers in by_layer(names).items():
+        which = r"\d+" if len(layers) == num_layers else f"(?:{'|'.join(layers)})"
         # Activation checkpointing puts `_checkpoint_wrapped_module` into the names the patterns are searched in.
-        wrapped = rf"layers\.{which}(?:\._\w+)*" if rest.startswith(".") else ""
-        parts.append(wrapped + re.escape(rest))
+        parts.append(re.escape(before) + (rf"{which}(?:\._\w+)*" if layers else "") + re.escape(after))
     return f"^(?:{'|'.join(parts)})$"
 
 
@@ -161,20 +146,10 @@ def _numbers(decision: Decision) -> dict[str, object]:
 
 
 def _module_text(decision: Decision, version: str) -> str:
-    groups = "".join(
-        f"    {{\n        'pattern': {pattern!r},\n        'init_std': {group.init_std!r},\n"
-        f"        'optimizer_kwargs': {{\n            'lr': {group.learning_rate!r},\n"
-        f"            'weight_decay': {group.weight_decay!r},\n            'eps': {group.eps!r},\n"
-        f"            'betas': ({group.beta1!r}, {group.beta2!r}),\n        }},\n    }},\n"
-        for pattern, group in group_patterns(decision)
-    )
-    header = (
-        f'"""A frozen launch config of forerun, for torchtitan {version}. Generated: an edit makes it another run.\n\n'
-        f'digest {decision.digest}\n"""\n'
-    )
+    header = module_header(decision, f"A frozen launch config of forerun, for torchtitan {version}.")
     numbers = "".join(f"{name} = {value!r}\n" for name, value in _numbers(decision).items())
     fixed = in_version(IMPORTS, version), in_version(MODEL + RUN, version)
-    return f"{header}{fixed[0]}\n{numbers}GROUPS = [\n{groups}]\n{fixed[1]}"
+    return f"{header}{fixed[0]}\n{numbers}{group_literals(group_patterns(decision))}{fixed[1]}"
 
 
 def _prove_text(decision: Decision, version: str) -> str:
@@ -184,61 +159,31 @@ def _prove_text(decision: Decision, version: str) -> str:
 
 def _run_text(decision: Decision, version: str) -> str:
     ranks = decision.parallelism.num_ranks
-    per_node = max(n for n in range(1, 9) if ranks % n == 0)
     dry_steps = 2 if decision.parallelism.pipeline == 1 else 0
     smaller = in_version("<<SMALLER>>", version).replace("SEQ_LEN", str(decision.shape.seq_len))
-    return f"""#!/usr/bin/env bash
-# Launches {decision.digest}
-# with torchtitan {version} on {ranks} ranks; run it once on every node. Needs FORERUN_DATA, the corpus folder whose
-# manifest has data_id {decision.data.data_id[:16]}...
+    notes = f"""
 # DRY_RUN=1 makes one rank of the {ranks} (RANK=r: another one) in one process, with no communication: it builds, shards
 # and takes {dry_steps} steps, whose losses mean nothing. (Pipeline stages must talk before they step: none with these.)
-# If a rank runs out of memory: `run.sh --{smaller}` accumulates the same batch in smaller pieces.
-set -euo pipefail
-here="$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)"
-export FORERUN_DATA="${{FORERUN_DATA:?the corpus folder}}"
-export PYTHONPATH="$here${{PYTHONPATH:+:$PYTHONPATH}}"
+# If a rank runs out of memory: `run.sh --{smaller}` accumulates the same batch in smaller pieces."""
+    setup = f"""
 if [ -n "${{DRY_RUN:-}}" ]; then
     export NGPU={ranks} RANK="${{RANK:-0}}" LOCAL_RANK=0 WORLD_SIZE={ranks}
     exec python -m torchtitan.train --module {MODULE} --config main_run --comm.mode fake_backend \\
         --training.steps {dry_steps} --checkpoint.no-enable "$@"
-fi
-ranks_per_node="${{RANKS_PER_NODE:-{per_node}}}"
-exec torchrun --nnodes "$(({ranks} / ranks_per_node))" --nproc-per-node "$ranks_per_node" \\
-    --rdzv-backend c10d --rdzv-endpoint "${{RDZV_ENDPOINT:-localhost:0}}" \\
-    -m torchtitan.train --module {MODULE} --config main_run "$@"
-"""
+fi"""
+    command = f'-m torchtitan.train --module {MODULE} --config main_run "$@"'
+    return corpus_run_script(decision, f"torchtitan {version}", command=command, notes=notes, setup=setup)
 
 
-_LABEL: Judgement = (
-    "equivalent",
-    "a label: the trainer needs only the numbers it stands for; the module names the digest",
-)
-_WATCHED: Judgement = ("equivalent", "torchtitan does not read it: hold the run against it by hand")
 _JUDGEMENTS: dict[str, Judgement] = {
-    "schema_version": _LABEL,
-    "shape": ("exact", ""),
     "shape.family": (
         "equivalent",
         "Llama 3 blocks; rotary pairs and base, norm eps, no document mask as ours; rotary angles in float32",
     ),
-    "base_shape": _LABEL,
-    "parametrization": _LABEL,
-    "transfer": ("equivalent", "evidence: its numbers are in groups"),
     "forward": ("exact", "the multipliers are modules of the model"),
-    "forward.attention": ("equivalent", "multiplies q . k in the attention kernel, ours the query: other rounding"),
-    "multiplier_form": ("exact", "multipliers stay in the model, so the gradient norm is the searched one's"),
-    "groups": ("exact", ""),
     "groups.pattern": ("equivalent", "rewritten for torchtitan's parameter names; one pattern claims each parameter"),
-    "groups.kind": _LABEL,
-    "groups.init_std": ("exact", "each initial value is drawn from (seed, name) as the embedded trainer draws it"),
-    "optimizer": ("exact", "torch.optim.AdamW, foreach"),
-    "weight_decay_form": ("exact", "torch.optim.AdamW's"),
     "learning_rate": ("exact", "torchtitan's own scheduler gives the table bit for bit"),
     "clip_norm": ("exact", "torch's clip_grad_norm_; none is an infinite norm"),
-    "batch_tokens": ("exact", "smaller microbatches accumulate to the same batch, with other rounding"),
-    "num_tokens": ("exact", "num_steps times batch_tokens"),
-    "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
     "seed": ("exact", "of initial values and data order; torchtitan's own generator gets it too"),
     "precision": ("equivalent", "of parameters in products, by FSDP; weights, reductions and moments stay in float32"),
     "parallelism": ("exact", "pipeline stages run 1F1B; each stage's optimizer has the groups it holds parameters of"),
@@ -247,8 +192,6 @@ _JUDGEMENTS: dict[str, Judgement] = {
         "selective: torchtitan chooses what it keeps and what it computes again; the values stay the same",
     ),
     "checkpointing": ("exact", "torchtitan's own checkpoints, weights and optimizer both"),
-    "predicted": _WATCHED,
-    "spikes": _WATCHED,
     "abort.on_non_finite": ("exact", "a gradient that is not finite raises before the step"),
     "abort.train_loss_above_nats": ("equivalent", "raises after that step's update, before anything more is saved"),
 }

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from launcher.exporters.foreign import failed, refusals
 from launcher.exporters.torchtitan_versions import PIECES
-from launcher.frozen import Decision, learning_rate_of
+from launcher.frozen import Decision
 
 
 def problems(decision: Decision, version: str) -> list[str]:
     """Why a decision cannot be exported to a version; empty if it can."""
-    if version not in PIECES:
-        return [f"version {version!r} is unknown: {', '.join(PIECES)} are known"]
-    return _of_the_run(decision) + _of_the_mesh(decision)
+    return refusals(decision, version, tuple(PIECES)) + failed(_of_the_run(decision)) + failed(_of_the_mesh(decision))
 
 
-def _of_the_run(decision: Decision) -> list[str]:
+def _of_the_run(decision: Decision) -> dict[str, bool]:
     schedule = decision.learning_rate.schedule
-    holds = {
-        f"precision = {decision.precision}: torchtitan trains in float32 or bfloat16": decision.precision != "float64",
+    return {
         "abort.on_non_finite = false: torchtitan always stops at a loss that is not finite": (
             decision.abort.on_non_finite
         ),
@@ -25,19 +23,16 @@ def _of_the_run(decision: Decision) -> list[str]:
         f"batch_warmup_stages = {schedule.batch_warmup_stages}: torchtitan's batch has one size": (
             schedule.batch_warmup_stages == 1
         ),
-        "this version's learning-rate table is not the frozen one": learning_rate_of(schedule)
-        == decision.learning_rate,
     }
-    return [problem for problem, fine in holds.items() if not fine]
 
 
-def _of_the_mesh(decision: Decision) -> list[str]:
+def _of_the_mesh(decision: Decision) -> dict[str, bool]:
     """What the degrees ask that torchtitan refuses or gets wrong; read in its sources and tried (docs)."""
     shape, mesh = decision.shape, decision.parallelism
     share = decision.batch_tokens // shape.seq_len // mesh.num_data_ranks
     microbatch = mesh.microbatch_sequences or share
     num_microbatches, over = divmod(share, microbatch)
-    holds = {
+    return {
         f"microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": over == 0,
         f"pipeline = {mesh.pipeline} with {num_microbatches} microbatches: 1F1B needs one per stage at least; smaller "
         "microbatch_sequences, or fewer stages": mesh.pipeline == 1 or num_microbatches >= mesh.pipeline,
@@ -55,4 +50,3 @@ def _of_the_mesh(decision: Decision) -> list[str]:
         f"context = {mesh.context}: no proof of this export has been run under context parallelism (its attention "
         "needs a GPU); context = 1": mesh.context == 1,
     }
-    return [problem for problem, fine in holds.items() if not fine]

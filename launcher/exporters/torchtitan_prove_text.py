@@ -41,6 +41,8 @@ with warnings.catch_warnings():
             for row, group in zip(rates, live.param_groups, strict=True):
                 row.append(group["lr"])
         scheduler.step()
+blocks = list(model.layers.values())
+[(attention, residual)] = {(block.attention.scaling, block.multiplier) for block in blocks}
 clip_norm = float(config.training.max_norm)
 print(json.dumps({
     "trainer": "torchtitan",
@@ -48,6 +50,10 @@ print(json.dumps({
     "num_steps": config.training.steps,
     "batch_tokens": <<BATCH_TOKENS>>,
     "clip_norm": None if math.isinf(clip_norm) else clip_norm,
+    "forward": {
+        "embedding": model.tok_embeddings.multiplier, "attention": attention, "residual": residual,
+        "output": model.lm_head.multiplier,
+    },
     "steps": STEPS,
     "rates": rates,
     "parameters": parameters,

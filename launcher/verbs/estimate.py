@@ -89,7 +89,8 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
 
     study = plan_study(path, path.parent, overrides, source_sha256="0" * 64)
     launch = study.plan.launch
-    return study, {}, planned_main_run(study), launch.data_parallel_shard * launch.data_parallel_replicate
+    ranks = launch.data_parallel_shard * launch.data_parallel_replicate
+    return study, {}, planned_main_run(study), ranks * launch.tensor * launch.pipeline * launch.context
 
 
 def _stages_body(study: Study, main: MainEstimate) -> dict[str, Json]:

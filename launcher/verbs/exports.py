@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +18,10 @@ from proxies import canon
 from proxies.canon import Json
 
 if TYPE_CHECKING:
+    from launcher.exporters.fidelity import FidelityReport
     from launcher.frozen import Decision
+
+FIDELITY_FILE = "fidelity.json"
 
 
 @click.command()
@@ -84,6 +89,7 @@ def _proofs(decision: Decision, folder: Path, exports: list[dict[str, Json]]) ->
     """
     from launcher.attestations import attest
     from launcher.exporters import proof
+    from launcher.exporters.view import TOLD
 
     proven: list[Json] = []
     open_: list[Json] = []
@@ -97,28 +103,13 @@ def _proofs(decision: Decision, folder: Path, exports: list[dict[str, Json]]) ->
             continue
         say(f"forerun: asking {name} what it makes of the export")
         problems = proof.prove(decision, name, version, python, folder / str(body["out"]))
-        told = _told(folder / str(body["out"]) / "fidelity.json")
-        broken = [problem for problem in problems if not any(word in problem for word in told)]
+        broken = [problem for problem in problems if not problem.endswith(TOLD)]
         attest(folder, f"parity-{name}", decision.digest, {"version": version, "problems": [*problems]})
         if broken:
             raise GateError("\n".join([f"{folder / str(body['out'])}: {name} would run something else:", *broken]))
         but = f", but for {len(problems)} differences that its fidelity report tells of" if problems else ""
         proven.append(f"parity of {name} {version}: every parameter's numbers, the learning rate of every step{but}")
     return proven, open_
-
-
-def _told(fidelity_file: Path) -> list[str]:
-    """What a proof says of the fields that the export's own report does not call exact."""
-    report = canon.parse(fidelity_file.read_bytes())
-    assert isinstance(report, dict)
-    assert isinstance(report["entries"], list)
-    inexact = {
-        str(entry["field"]) for entry in report["entries"] if isinstance(entry, dict) and entry["verdict"] != "exact"
-    }
-    words = [f"{field.removeprefix('groups.')} is " for field in inexact if field.startswith("groups.")]
-    words += [f"{field} is " for field in inexact & {"clip_norm", "batch_tokens"}]
-    rates_differ = any(field.startswith("learning_rate") for field in inexact)
-    return [*words, "the rate at step"] if rates_differ else words
 
 
 @click.command()
@@ -140,31 +131,89 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
         raise click.BadParameter(f"--to {trainer}: one of {', '.join(MODULES)} is wanted")
     decision = read_launch(frozen)
     folder = folder_of(frozen).resolve()
-    target = (out or folder / "exports" / name).resolve()
-    if target == folder or folder.is_relative_to(target):
-        raise click.BadParameter(f"--out {target}: it holds the frozen config itself; choose another folder")
+    target = _target(folder, name, out)
     write = exporter(name)
-    report = write.export(decision, target, version or write.VERSIONS[-1])
+    wanted = version or write.VERSIONS[-1]
+    with tempfile.TemporaryDirectory(prefix="forerun-export-") as scratch:  # what is refused leaves nothing behind
+        report = write.export(decision, Path(scratch), wanted)
+        names = _files_in(Path(scratch)) | {FIDELITY_FILE}
+    refused = bool(report.lost) and not allow_lossy
+    if not refused:
+        beside = target.is_relative_to(folder)
+        _make_room(target, names, _attested_files(folder, name, decision.digest) if beside else None)
+        write.export(decision, target, wanted)
+        canon.write_atomic(target / FIDELITY_FILE, canon.pretty(report))
+        files: dict[str, Json] = {file: canon.file_sha256(target / file) for file in sorted(names)}
+        if beside:
+            body: dict[str, Json] = {
+                "trainer": name, "version": report.version, "out": str(target.relative_to(folder)), "files": files,
+            }  # fmt: skip
+            attest(folder, f"export-{name}", decision.digest, body)
     entries = cast(list[Json], canon.to_json(report.entries))
-    canon.write_atomic(target / "fidelity.json", canon.pretty(report))
-    files: dict[str, Json] = {
-        str(path.relative_to(target)): canon.file_sha256(path) for path in sorted(target.rglob("*")) if path.is_file()
-    }
-    if target.is_relative_to(folder):
-        body: dict[str, Json] = {
-            "trainer": name, "version": report.version, "out": str(target.relative_to(folder)), "files": files,
-        }  # fmt: skip
-        attest(folder, f"export-{name}", decision.digest, body)
-    lost = report.lost
-    lines = [f"{name} {report.version}: {len(files)} files in {target}"]
+    answered = {"trainer": name, "version": report.version, "out": None if refused else str(target), "entries": entries}
+    answer(as_json, answered, "\n".join(_told_of(report, target, len(names), refused)))
+    if refused:
+        say(f"forerun: {len(report.lost)} fields cannot be expressed in {name}: --allow-lossy accepts that")
+        raise SystemExit(3)  # the answer is out already
+
+
+def _told_of(report: FidelityReport, target: Path, num_files: int, refused: bool) -> list[str]:
+    """An export in words."""
+    done = "nothing is written" if refused else f"{num_files} files in {target}"
+    lines = [f"{report.trainer} {report.version}: {done}"]
     for verdict in ("exact", "equivalent", "not_expressible"):
         count = sum(entry.verdict == verdict for entry in report.entries)
         lines.append(f"  {count} fields {verdict.replace('_', ' ')}")
-    lines += [f"  lost: {entry.field}: {entry.note}" for entry in lost]
-    lines.append(f"  field by field: {target / 'fidelity.json'}")
-    answer(
-        as_json, {"trainer": name, "version": report.version, "out": str(target), "entries": entries}, "\n".join(lines)
-    )
-    if lost and not allow_lossy:
-        say(f"forerun: {len(lost)} fields cannot be expressed in {name}: --allow-lossy accepts that")
-        raise SystemExit(3)  # the answer is out already
+    lines += [f"  lost: {entry.field}: {entry.note}" for entry in report.lost]
+    return lines if refused else [*lines, f"  field by field: {target / FIDELITY_FILE}"]
+
+
+def _target(folder: Path, trainer: str, out: Path | None) -> Path:
+    """Where an export goes: outside the config's folder, or in its own place there."""
+    own = folder / "exports" / trainer
+    target = (out or own).resolve()
+    if folder.is_relative_to(target):
+        raise click.BadParameter(f"--out {target}: it holds the frozen config itself; choose another folder")
+    if target != own and (target.is_relative_to(folder) or out is None):
+        raise click.BadParameter(f"--out {target}: beside the config an export lies in {own}; choose that, or a folder "
+                                 "elsewhere")  # fmt: skip
+    return target
+
+
+def _files_in(folder: Path) -> set[str]:
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if not path.is_dir() and "__pycache__" not in path.parts
+    }
+
+
+def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
+    """Files of the export that lies there by its attestation; none if that cannot be read."""
+    from launcher.attestations import read_attestation
+    from launcher.frozen import TamperedError
+
+    try:
+        files = read_attestation(folder / "attestations" / f"export-{trainer}.json", digest).get("files")
+    except TamperedError:
+        return set()
+    return set(files) if isinstance(files, dict) else set()
+
+
+def _make_room(target: Path, names: set[str], earlier: set[str] | None) -> None:
+    """Leave in `target` nothing but what the export will write over.
+
+    Beside the config what an `earlier` export left, whole or in part, goes. Elsewhere (None) nothing is deleted, and
+    files are written over only where a fidelity report says that they are an export's.
+
+    Raises:
+        click.BadParameter: it holds other files; some are named.
+    """
+    there = _files_in(target)
+    left = set() if earlier is None else {f for f in there - names if f in earlier or re.search(r"\.\d+\.part$", f)}
+    ours = names if earlier is not None or FIDELITY_FILE in there else set()
+    if strangers := sorted(there - left - ours):
+        shown = ", ".join(strangers[:8]) + (f" and {len(strangers) - 8} more" if len(strangers) > 8 else "")
+        raise click.BadParameter(f"--out {target}: it holds what no export wrote: {shown}; choose an empty folder")
+    for file in left:
+        (target / file).unlink()

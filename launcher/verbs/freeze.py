@@ -9,6 +9,7 @@ import click
 
 from launcher.gates import GateError
 from launcher.verbs.options import answer, folder_of, frozen_argument, json_option, study_argument
+from launcher.verbs.problems import OptionProblems
 from proxies import canon
 from proxies.canon import Json
 
@@ -31,6 +32,7 @@ class CannotTellError(ValueError):
 @json_option
 def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
+    from launcher.assembly import unfit
     from launcher.attestations import attest
     from launcher.evidence import decision_of, gather
     from launcher.launch_file import write_launch
@@ -62,7 +64,10 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         write_report(study_dir, body)
     lines = [f"frozen {decision.digest}", f"  {path}", *_decision_lines(decision)]
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
-    lines += [f"next: forerun launch {path.parent} --steps 20"]
+    wanted = unfit(decision)  # then another trainer is
+    lines += [
+        f"next: forerun {f'export {path.parent} --to torchtitan' if wanted else f'launch {path.parent} --steps 20'}"
+    ]
     answer(as_json, {"digest": decision.digest, "path": str(path), "accepted": given}, "\n".join(lines))
 
 
@@ -146,6 +151,7 @@ def launch(
     frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool, as_json: bool
 ) -> None:
     """Train a FROZEN config with the embedded trainer under torchrun; resumes from its newest good checkpoint."""
+    from launcher.assembly import unfit
     from launcher.attestations import attest
     from launcher.launch import launch as start
     from launcher.launch import launch_line
@@ -160,6 +166,8 @@ def launch(
     out = out_dir or folder / "run"
     line = launch_line(frozen, corpus, out, stop_after)
     if dry_run:
+        if problems := unfit(decision):
+            raise OptionProblems(problems)
         answer(as_json, {"line": line}, line)
         return
     outcome = start(frozen, corpus, out, stop_after)

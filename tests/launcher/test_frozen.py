@@ -22,6 +22,7 @@ from launcher.frozen import (
     learning_rate_of,
 )
 from launcher.launch_file import read_launch, write_launch
+from proxies import canon
 from proxies.checks import SpecError
 from proxies.parametrization import parameter_table
 from proxies.rules import named
@@ -80,8 +81,7 @@ def test_any_leaf_changed_is_refused(decision, tmp_path):
     assert len(paths) > 100
     for leaf in paths:
         path.write_text(json.dumps(changed(whole, leaf)))
-        wanted = FrozenError if leaf == ("decision", "schema_version") else TamperedError
-        with pytest.raises(wanted):
+        with pytest.raises(TamperedError):
             read_launch(path)
     path.write_text(json.dumps(whole))  # only re-spaced: the same content
     assert read_launch(path) == decision
@@ -94,6 +94,14 @@ def test_an_added_or_lost_field_is_refused(decision, tmp_path):
         path.write_text(json.dumps(edit))
         with pytest.raises(FrozenError):
             read_launch(path)
+    newer = {**whole["decision"], "schema_version": SCHEMA_VERSION + 1}
+    path.write_text(json.dumps({"digest": canon.content_id(newer), "decision": newer}))
+    with pytest.raises(FrozenError, match=f"schema_version = {SCHEMA_VERSION + 1}: this version reads") as caught:
+        read_launch(path)
+    assert not isinstance(caught.value, TamperedError)  # another version's file, not an edit
+    path.write_text(json.dumps({**whole, "decision": {**whole["decision"], "optimizer": "\ud800"}}))
+    with pytest.raises(TamperedError, match="surrogate"):
+        read_launch(path)
     path.write_text("{")
     with pytest.raises(FrozenError, match="not JSON"):
         read_launch(path)
@@ -190,3 +198,12 @@ def test_launch_files_of_every_version_stay_open(golden):
 
 def test_there_is_a_golden_of_this_version():
     assert (GOLDENS / f"launch-{SCHEMA_VERSION}.json").is_file()
+
+
+def test_a_group_of_impossible_numbers_is_refused_all_at_once(decision):
+    with pytest.raises(SpecError) as caught:
+        dataclasses.replace(decision.groups[0], pattern="a(", learning_rate=-1.0, beta1=1.5, eps=float("nan"))
+    assert len(caught.value.problems) == 4
+    assert "pattern = 'a(': no regex" in caught.value.problems[-1]
+    with pytest.raises(SpecError, match="clip_norm"):
+        dataclasses.replace(decision, clip_norm=-1.0)

@@ -20,7 +20,7 @@ from torchtitan_case import SCHEDULES, SHAPE, wide_decision
 
 from launcher import assembly, metrics
 from launcher.exporters import fidelity, huggingface, proof
-from launcher.exporters.proof import TrainerView
+from launcher.exporters.view import TrainerView, compare
 from launcher.frozen import Decision, Parallelism
 from launcher.launch_file import write_launch
 from proxies import canon
@@ -86,7 +86,7 @@ def disagreements(folder: Path, decision: Decision, ids: np.ndarray) -> list[str
     difference = np.abs(logits.numpy().reshape(arrays["logits"].shape) - arrays["logits"]).max() / largest
     checks["logits"] = bool(difference < LOGITS_TOLERANCE)
     print(f"{folder.name}: logits within {difference:.1e} of the largest, {largest:.2f}")
-    return proof.compare(decision, view, theirs) + [name for name, holds in checks.items() if not holds]
+    return compare(decision, view, theirs) + [name for name, holds in checks.items() if not holds]
 
 
 MUTANTS = {
@@ -94,10 +94,10 @@ MUTANTS = {
     "decay": ("train.py", "'weight_decay': 0.2,", "'weight_decay': 0.1,", "weight_decay is 0.1"),
     "warmup": ("train.py", "warmup_steps=3", "warmup_steps=2", "the rate at step 0"),
     "seed": ("train.py", "SEED = 7", "SEED = 8", "lm_head.weight"),
-    "embedding": ("config.json", '"embedding_multiplier": 2.0', '"embedding_multiplier": 2.001', "logits"),
-    "attention": ("config.json", '"attention_multiplier": 0.2', '"attention_multiplier": 0.25', "logits"),
-    "residual": ("config.json", '"residual_multiplier": 0.6', '"residual_multiplier": 1.0', "logits"),
-    "output": ("config.json", '"logits_scaling": 1.3333333333333333', '"logits_scaling": 0.75', "logits"),
+    "embedding": ("config.json", '"embedding_multiplier": 2.0', '"embedding_multiplier": 2.001', "forward.embedding"),
+    "attention": ("config.json", '"attention_multiplier": 0.2', '"attention_multiplier": 0.25', "forward.attention"),
+    "residual": ("config.json", '"residual_multiplier": 0.6', '"residual_multiplier": 1.0', "forward.residual"),
+    "output": ("config.json", '"logits_scaling": 1.3333333333333333', '"logits_scaling": 0.75', "forward.output"),
     "rope": ("config.json", '"rope_theta": 10000.0', '"rope_theta": 500000.0', "logits"),
     "clip": ("training_arguments.json", '"max_grad_norm": 0.5', '"max_grad_norm": 1.0', "clip_norm is 1.0"),
     "steps": ("training_arguments.json", '"max_steps": 12', '"max_steps": 11', "num_steps is 11"),
@@ -152,8 +152,9 @@ def checkpoints(export_dir: Path) -> list[Path]:
 
 
 def native(decision: Decision, folder: Path, corpus: Path) -> np.ndarray:
-    """The embedded trainer's steps, losses and gradient norms, on one rank."""
-    config = write_launch(folder / "frozen", decision)
+    """The embedded trainer's steps, losses and gradient norms, on one rank that keeps all activations."""
+    alone = dataclasses.replace(decision.parallelism, activation_checkpointing="none")
+    config = write_launch(folder / "frozen", dataclasses.replace(decision, parallelism=alone))
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m",
          "launcher.trainer", "--config", str(config), "--data", str(corpus), "--out", str(folder / "run"),

@@ -18,6 +18,7 @@ from trainer_venv import interpreter
 from launcher.assembly import build_optimizer
 from launcher.exporters import megatron_lm, proof
 from launcher.exporters.megatron_lm_numbers import flags_of, scheduler_of, seen_before
+from launcher.exporters.view import TOLD, compare, marked
 from launcher.frozen import Parallelism, assign_groups
 from proxies.data.tokens import read_manifest
 from proxies.model import Decoder, Multipliers, token_loss
@@ -112,7 +113,7 @@ def trainer_python() -> Path:
 def said_by(report, decision, view, names):
     """What Megatron's view differs in, as fields of the decision."""
     fields = set()
-    for problem in proof.compare(decision, view, names):
+    for problem in compare(decision, view, names):
         told = problem.partition(": ")[2]
         fields.add("learning_rate.table_sha256" if "rate at step" in told else "groups." + told.split()[0])
     return fields
@@ -132,16 +133,23 @@ def test_megatron_makes_the_frozen_run_of_what_use_mup_and_plain_flags_can_say(t
         assert report.lost == ()
         view = proof.ask("megatron-lm", trainer_python, tmp_path / name)
         assert view.version in megatron_lm.VERSIONS
-        assert proof.compare(decision, view, megatron_lm.parameter_names(decision.shape)) == []
+        assert compare(decision, view, megatron_lm.parameter_names(decision.shape)) == []
         print(f"{name}: {len(view.parameters)} parameters, {len(view.steps)} steps equal")
 
     arguments = (tmp_path / "mup" / "arguments.txt").read_text()
     planted = arguments.replace("--mup-base-hidden-size 32", "--mup-base-hidden-size 16")
+    planted = planted.replace("--mup-embedding-mult 2.0", "--mup-embedding-mult 2.001")
+    planted = planted.replace("--mup-output-mult 0.75", "--mup-output-mult 1.0")  # Megatron takes it for 1 / m
     assert planted != arguments
     (tmp_path / "mup" / "arguments.txt").write_text(planted)
     view = proof.ask("megatron-lm", trainer_python, tmp_path / "mup")
-    problems = proof.compare(of_mup, view, megatron_lm.parameter_names(of_mup.shape))
-    assert "decoder.layers.0.mlp.linear_fc2.weight: learning_rate is 0.0078125, frozen as 0.015625" in problems
+    problems = compare(of_mup, view, megatron_lm.parameter_names(of_mup.shape))
+    for said in (
+        "decoder.layers.0.mlp.linear_fc2.weight: learning_rate is 0.0078125, frozen as 0.015625",
+        "forward.embedding is 2.001, frozen as 2.0",
+        "forward.output is 0.25, frozen as 0.75",
+    ):
+        assert said in problems
 
 
 @pytest.mark.slow
@@ -164,6 +172,8 @@ def test_what_is_lost_is_what_megatron_does_otherwise_and_by_as_much(
     lost = {entry.field for entry in report.lost}
     found = said_by(report, decision, view, names)
     assert found == lost - {"learning_rate.step_convention", "learning_rate.samples"}
+    told = marked(decision, view, names, megatron_lm.foretold(decision))
+    assert told == [f"{problem}{TOLD}" for problem in compare(decision, view, names)]
     assert "groups.weight_decay" in lost
     notes = " ".join(entry.note for entry in report.lost)
     for name, group in assign_groups(decision.groups, list(names)).items():

@@ -20,6 +20,7 @@ from trainer_venv import interpreter
 
 from launcher import assembly, metrics
 from launcher.exporters import olmo_core, proof
+from launcher.exporters.view import compare
 from launcher.frozen import Decision, Parallelism
 from launcher.launch_file import write_launch
 from proxies.data.tokens import Manifest, read_manifest
@@ -81,7 +82,7 @@ def tied(manifest: Manifest) -> dict:
 
 def differences(folder: Path, decision: Decision, python: Path) -> list[str]:
     view = proof.ask("olmo-core", python, folder)
-    return proof.compare(decision, view, olmo_core.parameter_names(decision.shape))
+    return compare(decision, view, olmo_core.parameter_names(decision.shape))
 
 
 @pytest.mark.slow
@@ -101,6 +102,10 @@ MUTANTS = {
     "warmup": ('"warmup": 3', '"warmup": 2', "the rate at step 0"),
     "decay_start": ('"schedulers_max": [', '"schedulers_max": [\n1,', "the rate at step"),
     "clip": ('"max_grad_norm": 0.5', '"max_grad_norm": 1.0', "clip_norm is 1.0"),
+    "embedding": ('"embed_scale": 2.0', '"embed_scale": 2.001', "forward.embedding is 2.001"),
+    "attention": ('"softmax_scale": 0.2', '"softmax_scale": 0.25', "forward.attention is 0.25"),
+    "residual": ('"attention_residual_alpha": 0.6', '"attention_residual_alpha": 0.5', "too many values to unpack"),
+    "output": ('"multiplier": 0.75', '"multiplier": 1.0', "forward.output is 1.0"),
     "unknown": ('"foreach": true', '"for_each": true', "for_each"),
 }
 

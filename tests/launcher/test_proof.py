@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from trainer_venv import interpreter
 
 from launcher import frozen
 from launcher.exporters import proof, torchtitan
-from launcher.exporters.proof import ProofError, TrainedWith, TrainerView
+from launcher.exporters.proof import ProofError
+from launcher.exporters.view import TrainedWith, TrainerView, compare, proof_steps
 from launcher.frozen import Decision
 from proxies import canon
 from proxies.data.tokens import read_manifest
@@ -32,7 +34,7 @@ def decision(tmp_path_factory) -> Decision:
 
 def view_of(decision: Decision, schedule: Schedule | None = None) -> TrainerView:
     """What a trainer would tell that does all as frozen, but for another schedule."""
-    steps = proof.proof_steps(decision.learning_rate.schedule)
+    steps = proof_steps(decision.learning_rate.schedule)
     rows = {group.pattern: row for row, group in enumerate(decision.groups)}
     ran = schedule or decision.learning_rate.schedule
     sizes = parameter_shapes(decision.shape)
@@ -42,6 +44,7 @@ def view_of(decision: Decision, schedule: Schedule | None = None) -> TrainerView
         num_steps=decision.learning_rate.schedule.num_steps,
         batch_tokens=decision.batch_tokens,
         clip_norm=decision.clip_norm,
+        forward=decision.forward,
         steps=steps,
         rates=tuple(tuple(g.learning_rate * lr_multiplier(ran, step) for step in steps) for g in decision.groups),
         parameters={
@@ -66,7 +69,7 @@ def held(view: TrainerView, name: str, **changes: object) -> TrainerView:
 
 def test_an_equal_view_has_no_differences_and_survives_json(decision):
     view = view_of(decision)
-    assert proof.compare(decision, view, NAMES) == []
+    assert compare(decision, view, NAMES) == []
     again = canon.decode(TrainerView, canon.parse(canon.pretty(view)), "view")
     assert again == view
 
@@ -76,21 +79,21 @@ def test_rounding_of_another_order_of_products_is_no_difference(decision, schedu
     decision = dataclasses.replace(decision, learning_rate=frozen.learning_rate_of(schedule))
     view = view_of(decision)
     rates = tuple(tuple(rate * (1 + 3e-15) for rate in row) for row in view.rates)
-    assert proof.compare(decision, dataclasses.replace(view, rates=rates), NAMES) == []
+    assert compare(decision, dataclasses.replace(view, rates=rates), NAMES) == []
 
 
 @pytest.mark.parametrize("field", ["learning_rate", "weight_decay", "eps", "beta1", "beta2"])
 def test_one_other_number_of_one_parameter_is_named(decision, field):
     view = view_of(decision)
     number = getattr(view.parameters[HIDDEN], field) * (1 + 1e-8)
-    [problem] = proof.compare(decision, held(view, HIDDEN, **{field: number}), NAMES)
+    [problem] = compare(decision, held(view, HIDDEN, **{field: number}), NAMES)
     assert problem.startswith(f"{HIDDEN}: {field} is ")
 
 
 def test_weight_decay_where_none_is_wanted_is_named(decision):
     view = view_of(decision)
     assert view.parameters["norm.weight"].weight_decay == 0
-    assert proof.compare(decision, held(view, "norm.weight", weight_decay=1e-12), NAMES)
+    assert compare(decision, held(view, "norm.weight", weight_decay=1e-12), NAMES)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_weight_decay_where_none_is_wanted_is_named(decision):
 )
 def test_another_schedule_is_named_for_every_parameter_at_its_first_step(decision, change, first):
     other = dataclasses.replace(decision.learning_rate.schedule, **change)
-    problems = proof.compare(decision, view_of(decision, other), NAMES)
+    problems = compare(decision, view_of(decision, other), NAMES)
     assert len(problems) == len(NAMES)
     assert all(f": the rate at step {first} is " in problem for problem in problems)
 
@@ -108,7 +111,7 @@ def test_a_warmup_from_zero_is_named(decision):
     """The step-0 convention of several trainers: the same schedule, one update late."""
     view = view_of(decision)
     late = tuple((0.0, *row[:-1]) for row in view.rates)
-    problems = proof.compare(decision, dataclasses.replace(view, rates=late), NAMES)
+    problems = compare(decision, dataclasses.replace(view, rates=late), NAMES)
     assert len(problems) == len(NAMES)
     assert "the rate at step 0 is 0.0" in problems[0]
 
@@ -116,11 +119,11 @@ def test_a_warmup_from_zero_is_named(decision):
 def test_a_pattern_that_claims_nothing_leaves_its_parameters_to_other_numbers(decision):
     view = view_of(decision)
     embedding = dataclasses.replace(view.parameters["tok_embeddings.weight"], num_elements=SHAPE.width * 256)
-    problems = proof.compare(decision, held(view, "lm_head.weight", **dataclasses.asdict(embedding)), NAMES)
+    problems = compare(decision, held(view, "lm_head.weight", **dataclasses.asdict(embedding)), NAMES)
     assert problems
     assert all(problem.startswith("lm_head.weight: ") for problem in problems)
     gone = {name: with_ for name, with_ in view.parameters.items() if name != "lm_head.weight"}
-    assert proof.compare(decision, dataclasses.replace(view, parameters=gone), NAMES) == [
+    assert compare(decision, dataclasses.replace(view, parameters=gone), NAMES) == [
         "the optimizer lacks lm_head.weight"
     ]
 
@@ -128,15 +131,13 @@ def test_a_pattern_that_claims_nothing_leaves_its_parameters_to_other_numbers(de
 def test_parameters_too_many_and_of_another_size_are_named(decision):
     view = view_of(decision)
     extra = {**view.parameters, "value_head.weight": view.parameters[HIDDEN]}
-    assert proof.compare(decision, dataclasses.replace(view, parameters=extra), NAMES) == [
+    assert compare(decision, dataclasses.replace(view, parameters=extra), NAMES) == [
         "the optimizer trains value_head.weight, which is not frozen"
     ]
-    assert proof.compare(decision, held(view, HIDDEN, num_elements=7), NAMES) == [
+    assert compare(decision, held(view, HIDDEN, num_elements=7), NAMES) == [
         f"{HIDDEN} has 7 elements, frozen with {64 * 160}"
     ]
-    assert proof.compare(decision, held(view, HIDDEN, rates=9), NAMES) == [
-        f"{HIDDEN}: there is no row 9 of learning rates"
-    ]
+    assert compare(decision, held(view, HIDDEN, rates=9), NAMES) == [f"{HIDDEN}: there is no row 9 of learning rates"]
 
 
 def test_a_fused_matrix_stands_for_its_parts(decision):
@@ -148,35 +149,43 @@ def test_a_fused_matrix_stands_for_its_parts(decision):
         both = 2 if ".wk." in name or ".wv." in name else 1
         parameters[fused[name]] = dataclasses.replace(one, num_elements=both * one.num_elements)
     view = dataclasses.replace(view, parameters=parameters)
-    assert proof.compare(decision, view, fused) == []
-    assert proof.compare(decision, view, {n: t for n, t in fused.items() if ".wo." not in n})
+    assert compare(decision, view, fused) == []
+    assert compare(decision, view, {n: t for n, t in fused.items() if ".wo." not in n})
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("num_steps", 13), ("batch_tokens", 512), ("clip_norm", None), ("clip_norm", 1.0)]
 )
 def test_another_run_is_named(decision, field, value):
-    [problem] = proof.compare(decision, dataclasses.replace(view_of(decision), **{field: value}), NAMES)
+    [problem] = compare(decision, dataclasses.replace(view_of(decision), **{field: value}), NAMES)
     assert problem == f"{field} is {value}, frozen as {getattr(decision, field, 12)}"
+
+
+@pytest.mark.parametrize("field", ["embedding", "attention", "residual", "output"])
+def test_another_forward_multiplier_is_named_and_its_rounding_is_not(decision, field):
+    view, ours = view_of(decision), getattr(decision.forward, field)
+    for factor, said in ((1 + 1e-15, []), (1.25, [f"forward.{field} is {ours * 1.25!r}, frozen as {ours!r}"])):
+        forward = dataclasses.replace(decision.forward, **{field: ours * factor})
+        assert compare(decision, dataclasses.replace(view, forward=forward), NAMES) == said
 
 
 def test_a_view_at_other_steps_proves_nothing(decision):
     view = view_of(decision)
     few = dataclasses.replace(view, steps=view.steps[:3], rates=tuple(row[:3] for row in view.rates))
-    assert "12 other ones are wanted" in proof.compare(decision, few, NAMES)[0]
+    assert "12 other ones are wanted" in compare(decision, few, NAMES)[0]
     short = dataclasses.replace(view, rates=tuple(row[:3] for row in view.rates))
-    assert proof.compare(decision, short, NAMES)
+    assert compare(decision, short, NAMES)
 
 
 def test_long_runs_are_read_at_every_bend():
     long = Schedule(kind="wsd", num_steps=1_000_000, warmup_steps=2000, decay_steps=70_001)
-    steps = proof.proof_steps(long)
+    steps = proof_steps(long)
     assert len(steps) < 5000
     assert list(steps) == sorted(set(steps))
     for bend in (0, 1999, 2000, 929_998, 929_999, 930_000, 999_999):
         assert bend in steps
-    assert proof.proof_steps(dataclasses.replace(long, num_steps=80_000)) != steps
-    assert proof.proof_steps(Schedule(kind="cosine", num_steps=4096)) == tuple(range(4096))
+    assert proof_steps(dataclasses.replace(long, num_steps=80_000)) != steps
+    assert proof_steps(Schedule(kind="cosine", num_steps=4096)) == tuple(range(4096))
 
 
 def test_a_trainer_that_cannot_answer_is_refused_with_its_words(tmp_path, decision):
@@ -195,8 +204,26 @@ def test_a_trainer_that_cannot_answer_is_refused_with_its_words(tmp_path, decisi
         proof.ask("torchtitan", python, tmp_path, limit_seconds=0.5)
     with pytest.raises(ProofError, match="No such file"):
         proof.ask("torchtitan", tmp_path / "python", tmp_path)
+    (tmp_path / proof.PROVE_FILE).write_text(r"import os; os.write(1, b'\xff\n')")
+    with pytest.raises(ProofError, match="printed no view"):
+        proof.ask("torchtitan", python, tmp_path)
     (tmp_path / proof.PROVE_FILE).write_text(f"print('a log line'); print({canon.canonical(view_of(decision))!r})")
     assert proof.ask("torchtitan", python, tmp_path) == view_of(decision)
+
+
+@pytest.mark.parametrize("limit_seconds", [1.5, 30])
+def test_nothing_that_a_proof_started_outlives_it(tmp_path, limit_seconds):
+    child = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, file=open('pid', 'w'), flush=True)"
+    wait = "import time; time.sleep(60)" if limit_seconds < 2 else "raise SystemExit(3)"
+    (tmp_path / proof.PROVE_FILE).write_text(f"{child}\n{wait}\n")
+    began = time.monotonic()
+    with pytest.raises(ProofError, match="timed out" if limit_seconds < 2 else "ended with 3: no word why"):
+        proof.ask("torchtitan", Path(sys.executable), tmp_path, limit_seconds)
+    assert time.monotonic() - began < 20
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    while time.monotonic() - began < 20 and state.exists() and state.read_text().split()[2] != "Z":
+        time.sleep(0.05)
+    assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
 def test_an_export_is_proven_if_its_trainer_agrees_and_its_files_are_those_asked(tmp_path, decision):
@@ -238,6 +265,10 @@ def test_an_interpreter_is_told_or_built_or_not_there(tmp_path, monkeypatch):
         ("'weight_decay': 0.2", "'weight_decay': 0.1", "weight_decay is 0.1, frozen as 0.2"),
         ("WARMUP_STEPS = 3", "WARMUP_STEPS = 4", "the rate at step 0 is "),
         ("CLIP_NORM = 0.5", "CLIP_NORM = None", "clip_norm is None, frozen as 0.5"),
+        ("EMBEDDING_MULTIPLIER = 2.0", "EMBEDDING_MULTIPLIER = 2.001", "forward.embedding is 2.001, frozen as 2.0"),
+        ("scale=ATTENTION_SCALE", "scale=0.2", "forward.attention is 0.2, frozen as 0.25"),
+        ("RESIDUAL_MULTIPLIER = 1.0", "RESIDUAL_MULTIPLIER = 0.6", "forward.residual is 0.6, frozen as 1.0"),
+        ("OUTPUT_MULTIPLIER = 0.75", "OUTPUT_MULTIPLIER = 1.0", "forward.output is 1.0, frozen as 0.75"),
         ("^(?:tok_embeddings", "^(?:token_embeddings", "matched no parameters"),
     ],
 )
@@ -249,7 +280,7 @@ def test_torchtitan_itself_tells_what_was_changed_in_the_module(tmp_path, decisi
     assert old in text
     module.write_text(text.replace(old, new))
     try:
-        told = proof.compare(decision, proof.ask("torchtitan", python, tmp_path), NAMES)
+        told = compare(decision, proof.ask("torchtitan", python, tmp_path), NAMES)
     except ProofError as error:
         told = error.problems
     assert any(said in problem for problem in told)

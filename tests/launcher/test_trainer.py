@@ -21,6 +21,7 @@ from main_run import decision_of, spec_of, tiny_decision, write_corpus
 
 from launcher import assembly, metrics
 from launcher.exporters import native
+from launcher.exporters.fidelity import ExportError
 from launcher.frozen import FrozenError, Parallelism
 from launcher.launch import launch, launch_line
 from launcher.launch_file import read_launch, write_launch
@@ -461,6 +462,16 @@ def test_native_export_reads_back_and_starts(corpus, tmp_path):
     line = launch_line(tmp_path, Path("a corpus"), Path("out"), stop_after=3)
     assert line.startswith("python -m torch.distributed.run") and "--data 'a corpus'" in line
     assert line.endswith("--stop-after 3")
+
+
+def test_native_export_refuses_what_the_embedded_trainer_refuses(corpus, tmp_path):
+    split = Parallelism(data_parallel_shard=1, tensor=2, activation_checkpointing="selective")
+    with pytest.raises(ExportError) as caught:
+        native.export(dataclasses.replace(tiny_decision(corpus), parallelism=split), tmp_path / "out")
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "parallelism", "parallelism.activation_checkpointing = selective",
+    ]  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 def test_launch_does_not_restart_a_refusal(corpus, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from tiny_study import ask, forerun
 
 from launcher import evidence
-from launcher.attestations import read_attestation
+from launcher.attestations import attest, read_attestation
 from launcher.exporters import native, proof
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport
 from launcher.gates import Gate
@@ -155,6 +155,39 @@ def test_a_config_in_the_folder_of_another_is_refused(frozen):
 def test_an_export_onto_the_config_itself_is_refused(frozen):
     assert ask("export", frozen, "--to", "native", "--out", frozen)[0] == 2
     assert ask("export", frozen, "--to", "native", "--out", frozen.parent)[0] == 2
+    launched = attest(frozen, "launch", frozen.name, {"planted": True}).read_bytes()
+    for elsewhere in ("attestations", "exports", "exports/torchtitan", "exports/native/inner", "run"):
+        code, body = ask("export", frozen, "--to", "native", "--out", frozen / elsewhere)
+        assert (code, "beside the config an export lies in" in body["message"]) == (2, True)
+    assert (frozen / "attestations" / "launch.json").read_bytes() == launched
+    assert ask("verify", frozen)[0] == 0
+
+
+def test_an_export_writes_over_an_export_only(frozen, tmp_path):
+    out = tmp_path / "frozen" / "mine"
+    out.mkdir(parents=True)
+    arguments = ("export", frozen, "--to", "native", "--out", out)
+    (out / "run.sh").write_text("my own")
+    code, body = ask(*arguments)
+    assert (code, "it holds what no export wrote: run.sh; choose an empty folder" in body["message"]) == (2, True)
+    assert (out / "run.sh").read_text() == "my own"
+    (out / "run.sh").unlink()
+    assert [ask(*arguments)[0] for _ in range(2)] == [0, 0]
+    (out / "notes.txt").write_text("")
+    assert "no export wrote: notes.txt" in ask(*arguments)[1]["message"]
+
+
+def test_an_export_beside_the_config_takes_away_what_an_earlier_one_left(frozen):
+    assert ask("export", frozen, "--to", "native")[0] == 0
+    own = frozen / "exports" / "native"
+    (own / "run.sh.4711.part").write_text("killed here")
+    (own / "of_another_version.py").write_text("")
+    assert "no export wrote: of_another_version.py" in ask("export", frozen, "--to", "native")[1]["message"]
+    body = read_attestation(frozen / "attestations" / "export-native.json", frozen.name)
+    attest(frozen, "export-native", frozen.name, {**body, "files": {**body["files"], "of_another_version.py": ""}})
+    assert ask("export", frozen, "--to", "native")[0] == 0
+    assert {path.name for path in own.iterdir()} == {"fidelity.json", "launch.json", "run.sh"}
+    assert ask("verify", frozen)[0] == 0
 
 
 def test_what_looks_on_refuses_an_edited_plan(copied):
@@ -193,8 +226,11 @@ def test_a_lossy_export_answers_once_and_fails(frozen, monkeypatch, tmp_path):
     arguments = ("export", frozen, "--to", "native", "--out", tmp_path / "lossy")
     code, body = ask(*arguments)
     assert (code, body["entries"][0]["verdict"]) == (3, "not_expressible")
+    assert body["out"] is None
+    assert not (tmp_path / "lossy").exists()
     assert "1 fields cannot be expressed in native: --allow-lossy accepts that" in forerun(*arguments)[2]
     assert ask(*arguments, "--allow-lossy")[0] == 0
+    assert (tmp_path / "lossy" / "fidelity.json").is_file()
 
 
 def test_the_launch_line(frozen, finished):

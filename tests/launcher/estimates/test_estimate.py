@@ -74,6 +74,11 @@ def test_the_answer_in_words(plan):
         assert said in out
 
 
+def test_without_a_number_all_ranks_of_the_plan_count(plan):
+    body = ask("estimate", plan, "--set", "launch.tensor=2")[1]
+    assert body["main_run"]["machine"]["num_gpus"] == 4
+
+
 def test_llama_405b_as_it_was_run():
     found = estimate_main(LLAMA, Given(num_gpus=16_384, mfu=0.41))
     told = main_body(found)

@@ -1,0 +1,81 @@
+"""What is the same for every trainer but ours: some refusals, some judgements, the names of a group's parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from launcher.exporters.fidelity import Judgement
+from launcher.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
+
+_LABEL: Judgement = (
+    "equivalent",
+    "a label: the trainer needs only the numbers it stands for; the files name the digest",
+)
+_OTHERWISE_ROUNDED = "multiplies q . k in the attention kernel, ours the query: other rounding"
+JUDGEMENTS: dict[str, Judgement] = {
+    "schema_version": _LABEL,
+    "shape": ("exact", ""),
+    "base_shape": _LABEL,
+    "parametrization": _LABEL,
+    "transfer": ("equivalent", "evidence: its numbers are in groups"),
+    "forward": ("exact", ""),
+    "forward.attention": ("equivalent", _OTHERWISE_ROUNDED),
+    "multiplier_form": ("exact", "multipliers stay in the model, so the gradient norm is the searched one's"),
+    "groups": ("exact", ""),
+    "groups.kind": _LABEL,
+    "groups.init_std": ("exact", "each initial value is drawn from (seed, name) as the embedded trainer draws it"),
+    "optimizer": ("exact", "torch.optim.AdamW, foreach"),
+    "weight_decay_form": ("exact", "AdamW's own"),
+    "batch_tokens": ("exact", "the loss is a mean over its tokens; microbatches accumulate it with other rounding"),
+    "num_tokens": ("exact", "of the schedule's steps"),
+    "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
+    "predicted": ("equivalent", "the trainer does not read it: hold the run against it by hand"),
+    "spikes": ("equivalent", "what to do by hand"),
+}
+"""Of fields that need no other word; a trainer's own table goes over it."""
+
+
+def failed(holds: Mapping[str, bool]) -> list[str]:
+    """The sentences that do not hold."""
+    return [problem for problem, fine in holds.items() if not fine]
+
+
+def refusals(decision: Decision, version: str, known: Sequence[str]) -> list[str]:
+    """Why no trainer but ours runs this decision, or none of the `known` versions."""
+    return failed(
+        {
+            f"version {version!r} is unknown: {', '.join(known)} {'is' if len(known) == 1 else 'are'} known": (
+                version in known
+            ),
+            f"precision = {decision.precision}: float32 or bfloat16, or the native trainer": (
+                decision.precision != "float64"
+            ),
+            "this version's learning-rate table is not the frozen one": (
+                learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate
+            ),
+        }
+    )
+
+
+def names_by_group(decision: Decision, names: Mapping[str, str]) -> list[tuple[ParameterGroup, list[str]]]:
+    """Each group and the trainer's names of what it claims; `names`: by ours.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    assigned = assign_groups(decision.groups, list(names))
+    return [
+        (group, [names[name] for name, claimed in assigned.items() if claimed == group]) for group in decision.groups
+    ]
+
+
+def by_layer(names: Iterable[str]) -> dict[tuple[str, str], list[str]]:
+    """Layers' numbers by what stands before and after them in the names; none for a name without a layer."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        match = re.fullmatch(r"(\w+\.)(\d+)(\..+)", name)
+        layers = found.setdefault((match[1], match[3]) if match else (name, ""), [])
+        if match:
+            layers.append(match[2])
+    return found

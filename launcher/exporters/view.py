@@ -1,0 +1,192 @@
+"""A trainer's run held against the decision: parameter by parameter, step by step. No trainer is known here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.frozen import Decision, assign_groups
+from proxies.model import parameter_shapes
+from proxies.numbers import ForwardNumbers
+from proxies.schedule import Schedule, lr_multiplier
+
+TOLERANCE = 1e-9
+"""Of a number, and of the peak for a learning rate: trainers multiply in other orders. A wrong rule differs by more."""
+MAX_STEPS = 4096
+"""A longer run is compared at about as many steps, all those around a bend among them."""
+AROUND_BENDS = 64
+NUMBERS = ("learning_rate", "weight_decay", "eps", "beta1", "beta2")
+"""What a group says of a step."""
+TOLD = " (told of in its fidelity report)"
+"""How a difference ends that the export foretells, number for number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedWith:
+    """What the trainer's optimizer holds for one of its parameters."""
+
+    num_elements: int
+    """Of the whole parameter, not of a rank's part."""
+    learning_rate: float
+    """At the schedule's peak, absolute."""
+    weight_decay: float
+    """A step multiplies the weight by 1 - lr * weight_decay."""
+    eps: float
+    beta1: float
+    beta2: float
+    rates: int
+    """Its row in `TrainerView.rates`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerView:
+    """A run as the trainer understood it."""
+
+    trainer: str
+    version: str
+    """As installed."""
+    num_steps: int
+    batch_tokens: int
+    clip_norm: float | None
+    """Maximal norm of the whole gradient; None: it is not clipped."""
+    forward: ForwardNumbers
+    """As its built model holds them, every layer the same."""
+    steps: tuple[int, ...]
+    """Updates, counted from 0, at which the rates were read."""
+    rates: tuple[tuple[float, ...], ...]
+    """Learning rates that the trainer's scheduler set for those updates; one row per optimizer group."""
+    parameters: dict[str, TrainedWith]
+    """By the trainer's own names; a matrix shared by two layers once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """The numbers of a run, parameter by parameter and step by step."""
+
+    numbers: Mapping[str, Mapping[str, float]]
+    """By our parameters' names: what `NUMBERS` names."""
+    shares: tuple[float, ...]
+    """Learning rate over its peak, at `proof_steps`."""
+
+
+def proof_steps(schedule: Schedule) -> tuple[int, ...]:
+    """Updates at which a scheduler is read: all, or of a long run some thousand, those around its bends among them."""
+    num_steps = schedule.num_steps
+    if num_steps <= MAX_STEPS:
+        return tuple(range(num_steps))
+    bends = (0, schedule.warmup_steps, num_steps - schedule.decay_steps, num_steps)
+    found = {round(i * (num_steps - 1) / (MAX_STEPS - 1)) for i in range(MAX_STEPS)}
+    for bend in bends:
+        found.update(range(max(0, bend - AROUND_BENDS), min(num_steps, bend + AROUND_BENDS)))
+    return tuple(sorted(found))
+
+
+def frozen_run(decision: Decision) -> Run:
+    """The run that is frozen.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    schedule = decision.learning_rate.schedule
+    assigned = assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
+    return Run(
+        numbers={name: {field: getattr(group, field) for field in NUMBERS} for name, group in assigned.items()},
+        shares=tuple(lr_multiplier(schedule, step) for step in proof_steps(schedule)),
+    )
+
+
+def compare(decision: Decision, view: TrainerView, names: Mapping[str, str], run: Run | None = None) -> list[str]:
+    """Where a trainer's run is not the frozen one (or `run`, in its numbers); empty if nowhere.
+
+    `names` gives each of our parameters' name in the trainer; several may share one (a fused matrix, if they are
+    trained with the same numbers).
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    run = run or frozen_run(decision)
+    problems = _run_differences(decision, view) + _parameter_differences(decision, view, names)
+    for name, numbers in run.numbers.items():
+        if (held := view.parameters.get(names.get(name, ""))) is not None:
+            problems += _unequal(held, numbers, f"{names[name]}: ")
+    peaks = {names[name]: numbers["learning_rate"] for name, numbers in run.numbers.items() if name in names}
+    return problems + _rate_differences(view, proof_steps(decision.learning_rate.schedule), peaks, run.shares)
+
+
+def marked(decision: Decision, view: TrainerView, names: Mapping[str, str], foretold: Run) -> list[str]:
+    """The differences of `compare`, those that are `foretold` ending in TOLD; and where that does not come true.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    found, untold = (
+        {said.partition(", frozen as ")[0]: said for said in compare(decision, view, names, run)}
+        for run in (None, foretold)
+    )
+    problems = [said if which in untold else said + TOLD for which, said in found.items()]
+    return problems + [said.replace("frozen as", "foretold as") for which, said in untold.items() if which not in found]
+
+
+def _run_differences(decision: Decision, view: TrainerView) -> list[str]:
+    told = {
+        "num_steps": (view.num_steps, decision.learning_rate.schedule.num_steps),
+        "batch_tokens": (view.batch_tokens, decision.batch_tokens),
+        "clip_norm": (view.clip_norm, decision.clip_norm),
+    }
+    problems = [f"{field} is {theirs}, frozen as {ours}" for field, (theirs, ours) in told.items() if theirs != ours]
+    return problems + _unequal(view.forward, dataclasses.asdict(decision.forward), "forward.")
+
+
+def _parameter_differences(decision: Decision, view: TrainerView, names: Mapping[str, str]) -> list[str]:
+    sizes: dict[str, int] = {}
+    problems = []
+    for name, size in parameter_shapes(decision.shape).items():
+        if name in names:
+            sizes[names[name]] = sizes.get(names[name], 0) + math.prod(size)
+        else:
+            problems.append(f"{name} has no name in {view.trainer}")
+    problems += [f"the optimizer lacks {name}" for name in sizes if name not in view.parameters]
+    problems += [f"the optimizer trains {name}, which is not frozen" for name in view.parameters if name not in sizes]
+    problems += [
+        f"{name} has {held.num_elements} elements, frozen with {sizes[name]}"
+        for name, held in view.parameters.items()
+        if name in sizes and held.num_elements != sizes[name]
+    ]
+    return problems
+
+
+def _unequal(held: object, numbers: Mapping[str, float], prefix: str) -> list[str]:
+    """Fields whose numbers differ by more than rounding."""
+    return [
+        f"{prefix}{field} is {getattr(held, field)!r}, frozen as {number!r}"
+        for field, number in numbers.items()
+        if not math.isclose(getattr(held, field), number, rel_tol=TOLERANCE)
+    ]
+
+
+def _rate_differences(
+    view: TrainerView, steps: tuple[int, ...], peaks: Mapping[str, float], shares: tuple[float, ...]
+) -> list[str]:
+    """Of each parameter the first step whose rate is another, and how many more there are."""
+    if view.steps != steps or any(len(row) != len(steps) for row in view.rates):
+        return [f"rates are told at {len(view.steps)} steps: {len(steps)} other ones are wanted"]
+    problems = []
+    for name, held in view.parameters.items():
+        if name not in peaks:
+            continue
+        if not 0 <= held.rates < len(view.rates):
+            problems.append(f"{name}: there is no row {held.rates} of learning rates")
+            continue
+        peak = peaks[name]
+        wrong = [
+            (step, rate, peak * share)
+            for step, rate, share in zip(view.steps, view.rates[held.rates], shares, strict=True)
+            if not math.isclose(rate, peak * share, rel_tol=TOLERANCE, abs_tol=TOLERANCE * peak)
+        ]
+        if wrong:
+            step, rate, frozen = wrong[0]
+            more = f", and at {len(wrong) - 1} more of {len(shares)} steps" if len(wrong) > 1 else ""
+            problems.append(f"{name}: the rate at step {step} is {rate!r}, frozen as {frozen!r}{more}")
+    return problems
