@@ -9,7 +9,7 @@ from tiny_study import ask, forerun
 
 from launcher import evidence
 from launcher.attestations import attest, read_attestation
-from launcher.exporters import native, proof
+from launcher.exporters import native, proof, torchtitan
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport
 from launcher.gates import Gate
 from sweeps.lock import DriverLock
@@ -289,7 +289,7 @@ def test_verify_says_what_nobody_could_be_asked_about(exported, monkeypatch):
     code, body = ask("verify", exported)
     assert code == 0
     assert body["not_proven"] == [
-        "parity of torchtitan 0.3.0: `make trainers TRAINERS=torchtitan` installs it, then verify again"
+        "parity of torchtitan 0.3.0: `make trainers TRAINERS=torchtitan` installs it; then verify again"
     ]
     assert "not proven  parity of torchtitan" in forerun("verify", exported)[1]
 
@@ -314,6 +314,33 @@ def test_verify_asks_the_trainer_and_keeps_its_answer(exported, monkeypatch, pro
     else:
         assert body["not_proven"] == []
         assert body["verified"][-1].startswith("parity of torchtitan 0.3.0: every parameter's numbers")
+
+
+def test_one_silent_trainer_does_not_keep_the_next_from_being_asked(exported, monkeypatch):
+    assert ask("export", exported, "--to", "huggingface")[0] == 0
+    asked = []
+
+    def prove(decision, trainer, version, python, lying):
+        asked.append(trainer)
+        if trainer == "huggingface":
+            raise proof.ProofError(trainer, ["it says nothing"])
+        return []
+
+    monkeypatch.setattr(proof, "interpreter", lambda trainer: Path("/a/python"))
+    monkeypatch.setattr(proof, "prove", prove)
+    code, body = ask("verify", exported)
+    assert (code, asked) == (2, ["huggingface", "torchtitan"])
+    assert "it says nothing" in body["message"]
+    assert (exported / "attestations" / "parity-torchtitan.json").is_file()
+
+
+def test_an_unreleased_trainer_has_an_interpreter_of_its_own(frozen, monkeypatch):
+    version = next(known for known in torchtitan.VERSIONS if known.startswith("main"))
+    assert ask("export", frozen, "--to", f"torchtitan@{version}")[0] == 0
+    asked = []
+    monkeypatch.setattr(proof, "interpreter", asked.append)
+    assert "FORERUN_TORCHTITAN_MAIN_PYTHON names a Python" in ask("verify", frozen)[1]["not_proven"][0]
+    assert asked == ["torchtitan-main"]
 
 
 def test_a_trainer_without_export_is_refused_with_its_reason(frozen):
