@@ -9,6 +9,7 @@ from typing import Literal
 from proxies.checks import Checks
 
 Family = Literal["llama", "gpt2"]
+MAX_LAYERS = 10_000  # names of parameters are counted out layer by layer; a number beyond is a slip of the hand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,8 @@ class Shape:
             value = getattr(self, name)
             checks.that(type(value) is bool, f"{name} = {value!r}: true or false is wanted")
         if checks.fine:
+            deepest = f"num_layers = {self.num_layers}: at most {MAX_LAYERS} are wanted"
+            checks.that(self.num_layers <= MAX_LAYERS, deepest)
             heads, kv_heads = self.num_heads, self.num_kv_heads
             checks.that(self.width % heads == 0, f"num_heads = {heads} does not divide width = {self.width}")
             checks.that(heads % kv_heads == 0, f"num_kv_heads = {kv_heads} does not divide num_heads = {heads}")

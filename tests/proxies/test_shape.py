@@ -40,6 +40,7 @@ def test_a_shape_says_every_problem_at_once():
         ({"num_heads": 3}, "num_heads = 3 does not divide width = 16"),
         ({"num_heads": 4, "num_kv_heads": 3}, "num_kv_heads = 3 does not divide num_heads = 4"),
         ({"num_heads": 16}, "head_dim = 1 is odd"),
+        ({"num_layers": 10_001}, "num_layers = 10001: at most 10000 are wanted"),
     ],
 )
 def test_a_shape_must_add_up(changes, problem):
