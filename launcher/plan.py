@@ -1,6 +1,7 @@
 """The plan: what a study asks, and the records that follow from it alone.
 
-`launcher.plan_sections` has the keys, `launcher.plan_file` reads and writes them; no torch.
+The keys are in `launcher.plan_sections`, `plan_search` and `plan_cluster`; `launcher.plan_file` reads and writes them.
+No torch.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import bisect
 import json
 import math
 
+from launcher.plan_cluster import ClusterSection
+from launcher.plan_search import SearchSection
 from launcher.plan_sections import (
-    ClusterSection,
     DataSection,
     LadderSection,
     LaunchSection,
     ModelSection,
     ProxySection,
-    SearchSection,
     Section,
     TargetSection,
     TransferSection,

@@ -125,18 +125,6 @@ class ProxySection(Section):
     compiled: bool = Field(False, description="torch.compile.")
 
 
-class SearchSection(Section):
-    """Optuna's search at the base width."""
-
-    num_trials: Count = Field(24, description="Trials in all.")
-    learning_rate: Range = Field((2.0**-9, 2.0**-3), description="Lowest and highest peak learning rate.")
-    warmup_fraction: tuple[Fraction, Fraction] = Field((0.02, 0.5), description="Warmup as a share of the steps.")
-    clip_norm: Range = Field((0.25, 4.0), description="Largest gradient norm.")
-    parallelism: Count = Field(8, description="P: suggestion k uses the outcomes of trials 0 ... k-P alone.")
-    num_startup: Count = Field(12, description="Trials spread evenly before TPE begins.")
-    seed: Seed = Field(0, description="Of the search, and of the trials' weights and data order.")
-
-
 Measured = Literal["duration", "batch"]
 TestAxis = Literal["width", "depth", "batch", "duration"]
 Tested = Literal[
@@ -239,14 +227,6 @@ class TargetSection(Section):
     width_multiple: Count = Field(32, description="The chosen width is a multiple of this (and of the head dim).")
     num_layers: Annotated[int, Field(ge=0, le=10**4)] = Field(0, description="Of the main run; 0: as the proxies.")
     batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(0, description="Per step; 0: as the proxies.")
-
-
-class ClusterSection(Section):
-    """Where proxies run."""
-
-    backend: Literal["ray", "inline"] = Field("ray", description="ray: local workers; inline: this process.")
-    num_workers: Annotated[int, Field(ge=0)] = Field(0, description="Ray workers, one thread each; 0: one per core.")
-    max_attempts: Count = Field(3, description="Times a run is tried when its worker dies.")
 
 
 class LaunchSection(Section):
