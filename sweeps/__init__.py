@@ -5,3 +5,24 @@ Leaves:   a ledger of hash-chained records and a curve file per run.
 Promises: one outcome per run, durable once reported; an interrupted search suggests what it would have.
 Refuses:  a damaged ledger, a changed plan, a second or stale driver, a full disk, an unbounded wait.
 """
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sweeps.view import StudyView
+
+
+def load(study: str | os.PathLike[str]) -> StudyView:
+    """A study folder's runs, for notebooks: `sweeps.load("study").trials()` is a DataFrame.
+
+    Raises:
+        SweepError: no study there, or not a sound one.
+    """
+    from pathlib import Path
+
+    from sweeps.view import StudyView
+
+    return StudyView(Path(study))

@@ -22,12 +22,19 @@ if TYPE_CHECKING:
 )
 @click.option("--project", envvar="WANDB_PROJECT", default="forerun", show_default=True, help="W&B project.")
 @click.option("--entity", envvar="WANDB_ENTITY", help="W&B user or team; default: your login's own.")
+@click.option("--optuna", "optuna_port", type=click.IntRange(1024, 65535), metavar="PORT",
+              help="Show it in optuna-dashboard instead, at 127.0.0.1:PORT, until Ctrl-C.")  # fmt: skip
 @json_option
-def dashboards(study_dir: Path, online: bool, project: str, entity: str | None, as_json: bool) -> None:
+def dashboards(
+    study_dir: Path, online: bool, project: str, entity: str | None, optuna_port: int | None, as_json: bool
+) -> None:
     """Log STUDY to W&B as one run: settings, verdicts, tables and the report's pictures; again, to bring it up to date.
 
     Works on an unfinished study too. W&B's is a copy: the study's ledger is the truth, and is only read.
     """
+    if optuna_port is not None:
+        _serve_optuna(study_dir, optuna_port)
+        return
     from launcher.dashboard_record import record_of
     from launcher.dashboards import log_study
     from launcher.report import page
@@ -45,6 +52,20 @@ def dashboards(study_dir: Path, online: bool, project: str, entity: str | None, 
         "run_id": logged.run_id, "path": str(logged.path), "mode": logged.mode, "url": logged.url, "logged": counts,
     }  # fmt: skip
     answer(as_json, found, _text(logged))
+
+
+def _serve_optuna(study_dir: Path, port: int) -> None:
+    """Serve the study to this machine's browsers, following a driver at work, until interrupted."""
+    from launcher.talk import say
+    from sweeps.optuna_view import StudyStorage
+
+    try:
+        from optuna_dashboard import run_server
+    except ImportError:
+        raise click.UsageError("optuna-dashboard is not installed: pip install 'forerun[optuna-dashboard]'") from None
+    storage = StudyStorage(study_dir)
+    say(f"{study_dir} at http://127.0.0.1:{port}, read only, until Ctrl-C")
+    run_server(storage, host="127.0.0.1", port=port)
 
 
 def _text(logged: Logged) -> str:

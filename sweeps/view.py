@@ -1,0 +1,143 @@
+"""A study as a table: every run with its outcome, one row each, for notebooks and spreadsheets."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from proxies import canon
+from proxies.spec import Curve, Hparams, Run, RunSpec
+from sweeps.curves import load_curve
+from sweeps.errors import DiskFull, SweepError
+from sweeps.ledger import Ledger
+from sweeps.space import Params
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FORMATS = (".parquet", ".csv")
+_HPARAMS = tuple(field.name for field in dataclasses.fields(Hparams))
+_SHAPE = ("width", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "vocab_size", "seq_len")
+_COLUMNS: dict[str, type] = {
+    "run_id": str, "trial": int, "status": str, "loss_nats": float, "last_train_loss_nats": float,
+    **dict.fromkeys(_SHAPE, int), "family": str, "base_width": int, **dict.fromkeys(_HPARAMS, float),
+    "schedule": str, "warmup_steps": int, "num_steps": int, "planned_steps": int, "batch_tokens": int, "tokens": int,
+    "flops": float, "seconds": float, "seed": int, "dtype": str, "data_id": str, "imported": bool, "reason": str,
+}  # fmt: skip
+
+
+class StudyView:
+    """A study's runs, as they were when it was read; a driver may be at work meanwhile."""
+
+    def __init__(self, study_dir: Path) -> None:
+        """Read the ledger.
+
+        Raises:
+            SweepError: no study there, or not a sound one (see `Ledger.read`).
+        """
+        self.study_dir = study_dir
+        self.ledger = Ledger.read(study_dir)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Every run that has an outcome, in the order of commitment."""
+        return self.ledger.runs()
+
+    def points(self, stage: str = "search") -> list[Params]:
+        """What the search of a stage suggested, by index."""
+        records = self.ledger.records("suggestion")
+        found = {record.key: cast(Params, record.body) for record in records if record.key.startswith(f"{stage}/")}
+        return [found[f"{stage}/{index}"] for index in range(len(found))]
+
+    def run_of(self, point: Params) -> Run | None:
+        """The search's run of a point; None while it has no outcome."""
+        alike = self._by_rate.get(point["learning_rate"], [])
+        return next((run for run in alike if _is_of(run.spec, point)), None)
+
+    @functools.cached_property
+    def _by_rate(self) -> dict[float, list[Run]]:
+        """Runs at the base shape by learning rate, the earliest first: the search's come before any repeat."""
+        found: dict[float, list[Run]] = {}
+        for run in self.runs:
+            if run.spec.shape == run.spec.base_shape:
+                found.setdefault(run.spec.hparams.learning_rate, []).append(run)
+        return found
+
+    def curve(self, run_id: str) -> Curve:
+        """What a run logged. Raises KeyError for a run without an outcome, CurveCorrupt as `load_curve`."""
+        return load_curve(self.study_dir, self.ledger.results()[run_id])
+
+    def table(self) -> pyarrow.Table:
+        """One row a run, in the order of commitment; units are in the columns' names."""
+        import pyarrow
+
+        trials = {run.spec.id: index for index, run in enumerate(map(self.run_of, self.points())) if run is not None}
+        rows = [_row(run, trials.get(run.spec.id), self._is_imported(run)) for run in self.runs]
+        types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+        schema = pyarrow.schema([(name, types[kind]) for name, kind in _COLUMNS.items()])
+        return pyarrow.table({name: [row[name] for row in rows] for name in _COLUMNS}, schema=schema)
+
+    def trials(self) -> Any:
+        """`table` as a `pandas.DataFrame`."""
+        return self.table().to_pandas()
+
+    def write(self, path: Path) -> None:
+        """Write `table` as .parquet or .csv, whole or not at all.
+
+        Raises:
+            SweepError: another ending, or the file cannot be written.
+        """
+        import pyarrow
+        import pyarrow.csv
+        import pyarrow.parquet
+
+        if path.suffix not in FORMATS:
+            raise SweepError(f"{path}: a name that ends in {' or '.join(FORMATS)} is wanted")
+        buffer = pyarrow.BufferOutputStream()
+        if path.suffix == ".csv":
+            pyarrow.csv.write_csv(self.table(), buffer)
+        else:
+            pyarrow.parquet.write_table(self.table(), buffer)
+        try:
+            canon.write_atomic(path, buffer.getvalue().to_pybytes())
+        except OSError as error:
+            raise DiskFull(f"{path}: {error.strerror}: name a folder that exists and has room") from error
+
+    def _is_imported(self, run: Run) -> bool:
+        return self.ledger.find("imported", run.spec.id) is not None
+
+
+def _is_of(spec: RunSpec, point: Params) -> bool:
+    """Whether a run has a point's values; the warmup is a whole number of steps in it."""
+    values: Mapping[str, float | None] = {name: getattr(spec.hparams, name) for name in _HPARAMS}
+    return all(values[name] == value for name, value in point.items() if name in values)
+
+
+def _row(run: Run, trial: int | None, imported: bool) -> dict[str, Any]:
+    spec, result = run.spec, run.result
+    return {
+        "run_id": spec.id,
+        "trial": trial,
+        "status": result.status,
+        "loss_nats": result.loss_nats,
+        "last_train_loss_nats": result.last_train_loss_nats,
+        **{name: getattr(spec.shape, name) for name in (*_SHAPE, "family")},
+        "base_width": spec.base_shape.width,
+        **{name: getattr(spec.hparams, name) for name in _HPARAMS},
+        "schedule": spec.schedule.kind,
+        "warmup_steps": spec.schedule.warmup_steps,
+        "num_steps": result.num_steps,
+        "planned_steps": spec.schedule.num_steps,
+        "batch_tokens": spec.batch_tokens,
+        "tokens": result.tokens,
+        "flops": result.flops,
+        "seconds": result.seconds,
+        "seed": spec.seed,
+        "dtype": spec.numerics.dtype,
+        "data_id": spec.data_id,
+        "imported": imported,
+        "reason": result.reason,
+    }

@@ -1,0 +1,88 @@
+"""Caps: what may start, and when to stop."""
+
+import pytest
+from sweep_fakes import make_spec, make_specs, outcome
+
+from proxies.checks import SpecError
+from proxies.spec import Run
+from sweeps.budget import Budget, Caps, record_driven, run_flops, spent
+from sweeps.ledger import Ledger
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(tmp_path, {}, create=True) as ledger:
+        yield ledger
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def budget(ledger, clock=None, num_devices=2.0, **caps):
+    return Budget(Caps(**caps), ledger, num_devices=num_devices, clock=clock or Clock())
+
+
+def test_runs_are_counted_with_those_in_flight(ledger):
+    specs = make_specs(5)
+    mine = budget(ledger, num_runs=3)
+    assert mine.refusal(specs[0], []) == ""
+    assert mine.refusal(specs[2], specs[:2]) == ""
+    assert mine.refusal(specs[3], specs[:3]) == "cluster.max_runs = 3 is reached: 0 have an outcome"
+    ledger.commit(specs[0], outcome(specs[0])[0])
+    assert mine.refusal(specs[3], specs[1:2]) == ""
+    assert "1 have an outcome" in mine.refusal(specs[3], specs[1:3])
+
+
+def test_no_run_starts_that_would_pass_the_flops(ledger):
+    spec = make_spec()
+    mine = budget(ledger, flops=2.5 * run_flops(spec))
+    assert mine.refusal(spec, [spec]) == ""
+    assert "max_flops" in mine.refusal(spec, [spec, spec])
+    ledger.commit(spec, outcome(spec)[0])  # records 1 FLOP
+    assert mine.refusal(spec, [spec]) == ""
+
+
+def test_imported_runs_cost_nothing(ledger):
+    spec = make_spec()
+    ledger.append("imported", spec.id, Run(spec=spec, result=outcome(spec)[0]))
+    assert len(ledger.results()) == 1
+    assert spent(ledger, None).num_runs == 0 == budget(ledger).spent().num_runs
+
+
+@pytest.mark.parametrize(
+    ("cap", "said"),
+    [
+        ({"hours": 3.0}, "cluster.max_hours = 3 is reached: 3 hours have passed"),
+        ({"device_hours": 6.0}, "cluster.max_device_hours = 6 is reached: 6 device-hours are spent"),
+        ({"usd": 12.0, "usd_per_device_hour": 2.0}, "cluster.max_usd = 12 is reached: 12 dollars are spent"),
+    ],
+)
+def test_time_is_counted_over_every_driver(ledger, cap, said):
+    record_driven(ledger, 0, {"seconds": 3600.0, "device_seconds": 7200.0})
+    record_driven(ledger, 0, {"seconds": 9.9, "device_seconds": 9.9})  # once
+    clock = Clock()
+    mine = budget(ledger, clock, **cap)
+    clock.now = 7199.0
+    assert mine.overrun() == ""
+    clock.now = 7200.0
+    assert mine.overrun() == said
+    assert mine.record() == {"seconds": 7200.0, "device_seconds": 14400.0}
+    assert mine.spent().device_hours == 6.0
+
+
+def test_no_cap_refuses_nothing(ledger):
+    clock = Clock()
+    mine = budget(ledger, clock)
+    clock.now = 1e9
+    assert mine.overrun() == "" == mine.refusal(make_spec(), make_specs(1000))
+    assert mine.spent().usd is None
+
+
+def test_caps_that_are_none_of_the_kind():
+    with pytest.raises(SpecError) as caught:
+        Caps(num_runs=0, flops=-1.0, usd=5.0)
+    assert len(caught.value.problems) == 3

@@ -1,0 +1,150 @@
+"""A study as a table, and as an Optuna storage that optuna-dashboard's REST API serves."""
+
+import http.client
+import json
+import math
+import threading
+import time
+import wsgiref.simple_server
+
+import optuna
+import optuna_dashboard
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from sweep_fakes import make_spec, outcome
+
+import sweeps
+from sweeps.curves import store_curve
+from sweeps.errors import DiskFull, StudyMissing, SweepError
+from sweeps.ledger import Ledger
+from sweeps.optuna_view import StudyStorage
+
+RATES = (-9.0, -7.0, -5.0)
+"""log2; the last one diverges."""
+
+
+def add_trial(ledger, study, index, log2_lr, *, ended=True):
+    point = {"learning_rate": 2.0**log2_lr, "clip_norm": 1.0, "warmup_fraction": 0.1}
+    ledger.append("suggestion", f"search/{index}", point)
+    if ended:
+        commit(ledger, study, make_spec(log2_lr=log2_lr))
+
+
+def commit(ledger, study, spec):
+    result, curve = outcome(spec)
+    store_curve(study, spec.id, curve)
+    ledger.commit(spec, result)
+
+
+@pytest.fixture
+def study(tmp_path):
+    with Ledger.open(tmp_path, {}, create=True) as ledger:
+        for index, log2_lr in enumerate(RATES):
+            add_trial(ledger, tmp_path, index, log2_lr)
+        commit(ledger, tmp_path, make_spec(log2_lr=-7.0, seed=5))  # a replicate: no trial of the search
+        commit(ledger, tmp_path, make_spec(log2_lr=-7.0, width=64))
+        add_trial(ledger, tmp_path, 3, -8.0, ended=False)
+    return tmp_path
+
+
+def test_a_row_for_every_run(study):
+    frame = sweeps.load(study).trials()
+    assert len(frame) == 5
+    assert frame["status"].tolist() == ["finished", "finished", "diverged", "finished", "finished"]
+    assert frame["trial"].tolist()[:3] == [0, 1, 2] and frame["trial"].isna().tolist() == [False] * 3 + [True] * 2
+    assert frame["width"].tolist() == [32, 32, 32, 32, 64]
+    assert frame["seed"].tolist() == [0, 0, 0, 5, 0]
+    best = frame.loc[frame["loss_nats"].idxmin()]
+    assert math.log2(best["learning_rate"]) == -7.0
+
+
+def test_the_table_survives_its_files(study, tmp_path):
+    view = sweeps.load(str(study))
+    view.write(tmp_path / "t.parquet")
+    assert pyarrow.parquet.read_table(tmp_path / "t.parquet").equals(view.table())
+    view.write(tmp_path / "t.csv")
+    back = pyarrow.csv.read_csv(tmp_path / "t.csv")
+    assert back.column_names == view.table().column_names
+    assert back["learning_rate"].to_pylist() == view.table()["learning_rate"].to_pylist()
+    with pytest.raises(SweepError, match=r"\.parquet or \.csv"):
+        view.write(tmp_path / "t.xlsx")
+    with pytest.raises(DiskFull, match="name a folder"):
+        view.write(tmp_path / "missing" / "t.csv")
+
+
+def test_an_empty_study_has_its_columns(tmp_path):
+    Ledger.open(tmp_path, {}, create=True).close()
+    frame = sweeps.load(tmp_path).trials()
+    assert len(frame) == 0 and "learning_rate" in frame.columns
+    with pytest.raises(StudyMissing):
+        sweeps.load(tmp_path / "nothing")
+
+
+def test_optuna_reads_the_search(study):
+    found = optuna.load_study(study_name="search", storage=StudyStorage(study))
+    assert [trial.state.name for trial in found.trials] == ["COMPLETE", "COMPLETE", "FAIL", "RUNNING"]
+    assert found.best_trial.number == 1 and found.best_value == outcome(make_spec(log2_lr=-7.0))[0].loss_nats
+    assert found.trials[0].intermediate_values == {1: 5.0, 2: 3.0}
+    assert found.trials[2].user_attrs["reason"] == "loss above the cliff"
+    assert len(optuna.load_study(study_name="runs", storage=StudyStorage(study)).trials) == 5
+
+
+def test_optuna_writes_nothing(study):
+    before = (study / "ledger.db").read_bytes()
+    found = optuna.load_study(study_name="search", storage=StudyStorage(study))
+    writes = (
+        found.ask,
+        lambda: found.set_user_attr("a", 1),
+        lambda: found.tell(3, 1.0),
+        lambda: optuna.delete_study(study_name="search", storage=StudyStorage(study)),
+        lambda: optuna.create_study(study_name="other", storage=StudyStorage(study)),
+    )
+    for write in writes:
+        with pytest.raises(SweepError, match="ledger"):
+            write()
+    assert (study / "ledger.db").read_bytes() == before
+
+
+@pytest.fixture
+def get(study):
+    """GET of a path from optuna-dashboard over a socket."""
+    app = optuna_dashboard.wsgi(StudyStorage(study))
+
+    class Quiet(wsgiref.simple_server.WSGIRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    server = wsgiref.simple_server.make_server("127.0.0.1", 0, app, handler_class=Quiet)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+
+    def get(path):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    yield get
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_optuna_dashboard_serves_it_while_a_driver_writes(study, get):
+    status, body = get("/api/studies")
+    assert status == 200 and [found["study_name"] for found in body["study_summaries"]] == ["search", "runs"]
+    status, body = get("/api/studies/0")
+    assert status == 200 and [trial["state"] for trial in body["trials"]] == ["Complete", "Complete", "Fail", "Running"]
+    assert body["best_trials"][0]["number"] == 1
+    assert {param["name"] for param in body["trials"][0]["params"]} == {"learning_rate", "clip_norm", "warmup_fraction"}
+    with Ledger.open(study, {}, create=False) as ledger:
+        commit(ledger, study, make_spec(log2_lr=-8.0))
+    deadline = time.monotonic() + 30  # it asks the storage again after 2 s
+    while get("/api/studies/0")[1]["trials"][3]["state"] != "Complete":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert get("/api/studies/9")[0] == 404
