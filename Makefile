@@ -30,8 +30,7 @@ test-gpu: $(VENV)/.installed
 
 # What the installed trainers themselves make of the exports; a trainer that is not there is skipped with its command.
 test-trainers: $(VENV)/.installed
-	$(BIN)/pytest -m slow -rs tests/launcher/test_torchtitan_live.py tests/launcher/test_olmo_core_live.py \
-	    tests/launcher/test_huggingface_live.py tests/launcher/test_megatron_lm_live.py
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m slow -rs $$(grep -l trainer_venv tests/launcher/test_*.py)
 
 # Public scaling runs for the back-tests, into benchmarks/data; says what could not be reached.
 data: $(VENV)/.installed
@@ -50,8 +49,9 @@ trainers: $(TRAINERS:%=.venv-trainers/%/.installed)
 	@.venv-trainers/$*/bin/python -m pip install --disable-pip-version-check -q --retries 0 --timeout 20 --no-deps \
 	    --index-url $(TORCH_INDEX) "$$(grep '^torch==' $<)" || echo "make trainers: no torch from $(TORCH_INDEX), now PyPI"
 	@.venv-trainers/$*/bin/python -m pip install --disable-pip-version-check -q -r $< || \
-	    { echo "make trainers: $* is not installed. It needs a network with PyPI, or pip's PIP_INDEX_URL set to a" \
-	    "mirror, or a Python that $* supports (PYTHON=python3.12); tests that ask for $* skip until then." >&2; exit 1; }
+	    { rm -rf .venv-trainers/$*; echo "make trainers: $* is not installed. It needs a network with PyPI, or pip's" \
+	    "PIP_INDEX_URL set to a mirror, or a Python that $* supports (PYTHON=python3.12); tests that ask for $* skip" \
+	    "until then." >&2; exit 1; }
 	touch $@
 
 trainers/%.txt:

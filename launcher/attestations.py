@@ -6,6 +6,7 @@ import datetime
 from pathlib import Path
 
 from launcher.frozen import TamperedError
+from launcher.plain_files import read_plain
 from proxies import canon
 
 
@@ -26,13 +27,16 @@ def read_attestation(path: Path, digest: str) -> dict[str, canon.Json]:
         TamperedError: it was edited, or is for another config.
     """
     try:
-        value = canon.parse(path.read_bytes())
-    except (OSError, canon.CanonError) as error:
+        value = canon.parse(read_plain(path))
+        claimed = value.pop("sha256", None) if isinstance(value, dict) else None
+        actual = canon.content_id(value)
+    except OSError as error:
+        raise TamperedError(str(path), [f"cannot be read: {error.strerror}"]) from error
+    except (canon.CanonError, RecursionError) as error:
         raise TamperedError(str(path), [str(error)]) from error
     if not isinstance(value, dict) or not isinstance(value.get("body"), dict):
         raise TamperedError(str(path), ["not an attestation"])
-    claimed = value.pop("sha256", None)
-    if canon.content_id(value) != claimed:
+    if actual != claimed:
         raise TamperedError(str(path), ["its content does not have its hash"])
     if value.get("kind") != path.stem:
         raise TamperedError(str(path), [f"it is of the kind {value.get('kind')!r}"])

@@ -131,6 +131,8 @@ def _carried(study: Study, found: Transferred, target: Sizes, name: Hyperparamet
     if name in ("beta1", "beta2"):
         scaled = betas(rules, ratios, *(base_value(study, beta, found.point) for beta in _BETAS))
         return scaled[_BETAS.index(name)], "as it is" if rules.moments == "fixed" else "1 - beta times m_B / m_D"
+    if name == "clip_norm" and not value:
+        return value, "no clipping: the search turned it off"
     return value, f"as it is{better}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.frozen import SCHEMA_VERSION, Decision, FrozenError, TamperedError
+from launcher.plain_files import read_plain
 from proxies import canon
 
 LAUNCH_FILE = "launch.json"
@@ -28,12 +29,12 @@ def read_launch(path: Path) -> Decision:
     """
     file = path / LAUNCH_FILE if path.is_dir() else path
     try:
-        value = canon.parse(file.read_bytes())
+        value = canon.parse(read_plain(file))
         body = value.get("decision") if isinstance(value, dict) else None
         actual = canon.content_id(body)
     except OSError as error:
         raise FrozenError(str(file), [f"cannot be read: {error.strerror}"]) from error
-    except canon.CanonError as error:
+    except (canon.CanonError, RecursionError) as error:
         raise TamperedError(str(file), [str(error)]) from error
     if not isinstance(value, dict) or set(value) != {"digest", "decision"}:
         raise FrozenError(str(file), ["a launch config holds `digest` and `decision`"])

@@ -51,6 +51,7 @@ CHOICES: dict[str, dict[str, str]] = {
     },
     "eps": {
         "unscaled": "as given (mup)",
+        "hidden": "m_N^-1 m_L^-alpha for hidden matrices (Megatron-LM's --use-mup, by width)",
         "blocks": "m_N^-1 m_L^-alpha inside blocks (CompleteP's Table 1)",
         "all": "that for everything (CompleteP's code)",
         "completedp": "blocks so, QK-norm gains without m_N, embeddings m_N^-1, a multiplied readout m_N^-1 "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from proxies.checks import Checks, SpecError
-from proxies.numbers import Kind
+from proxies.numbers import KINDS, Kind
 from proxies.powers import Powers, Ratios
 
 Name = Literal["sp", "mup", "mup_no_wd_scaling", "completep", "completedp", "umup"]
@@ -62,10 +62,11 @@ class Parametrization:
     group, the table of Complete(d)P)."""
     embedding_rate: Literal["constant", "inverse_root"]
     """The embeddings' learning rate against width: 1 (mup, CompleteP) or m_N^-1/2 (u-muP, nanochat)."""
-    eps: Literal["unscaled", "blocks", "all", "completedp"]
-    """AdamW's: unscaled (mup); m_N^-1 m_L^-alpha for blocks (CompleteP's Table 1) or for all (its code);
-    `completedp`, as large as the gradients everywhere: blocks so, but QK-norm gains without m_N; embeddings m_N^-1; a
-    readout m_N^-1 where a multiplier makes its gradients small, 1 where that is absorbed."""
+    eps: Literal["unscaled", "hidden", "blocks", "all", "completedp"]
+    """AdamW's: unscaled (mup); m_N^-1 m_L^-alpha for hidden matrices (Megatron-LM's `--use-mup`, without a depth rule),
+    for blocks (CompleteP's Table 1) or for all (its code); `completedp`, as large as the gradients everywhere: blocks
+    so, but QK-norm gains without m_N; embeddings m_N^-1; a readout m_N^-1 where a multiplier makes its gradients small,
+    1 where that is absorbed."""
     rate_batch_power: float
     """Of every learning rate: 1/2 with m_B (Complete(d)P, nanochat), 0 none."""
     rate_duration_power: float
@@ -231,7 +232,8 @@ def decay_share(parametrization: Parametrization, kind: Kind, ratios: Ratios, ra
 def _eps(p: Parametrization, kind: Kind) -> Powers:
     """Adam's eps follows the size of the gradients it is added to."""
     width, depth = -1.0 if p.width == "mup" else 0.0, -(p.depth_alpha or 0.0)
-    if p.eps == "all" or (p.eps == "blocks" and kind in IN_BLOCKS):
+    scaled: dict[str, tuple[Kind, ...]] = {"hidden": ("hidden",), "blocks": IN_BLOCKS, "all": KINDS}
+    if kind in scaled.get(p.eps, ()):
         return Powers(width=width, depth=depth)
     if p.eps == "completedp":
         if kind in IN_BLOCKS:

@@ -9,7 +9,8 @@ from proxies.checks import Checks
 from proxies.shape import Shape
 
 if TYPE_CHECKING:
-    from launcher.frozen import Decision
+    from launcher.frozen import Decision, Parallelism
+    from launcher.plan_sections import LaunchSection
 
 Checkpointing = Literal["none", "selective", "full"]
 """selective: outputs of matrix products and of attention are kept, the rest is recomputed; full: a block's input."""
@@ -84,13 +85,23 @@ class Layout:
 
 def layout_of(decision: Decision) -> Layout:
     """The layout that a decision has frozen."""
-    degrees, sequences = decision.parallelism, decision.batch_tokens // decision.shape.seq_len
+    return _layout(decision.parallelism, decision.batch_tokens // decision.shape.seq_len)
+
+
+def planned_layout(launch: LaunchSection, batch_sequences: int) -> Layout:
+    """The layout that a plan's `[launch]` would freeze, of a main run with batches of so many sequences."""
+    return _layout(launch, batch_sequences)
+
+
+def _layout(degrees: Parallelism | LaunchSection, batch_sequences: int) -> Layout:
+    shard, replicate = degrees.data_parallel_shard, degrees.data_parallel_replicate
     return Layout(
-        shard=degrees.data_parallel_shard,
-        replicate=degrees.data_parallel_replicate,
+        shard=shard,
+        replicate=replicate,
         tensor=degrees.tensor,
         pipeline=degrees.pipeline,
         context=degrees.context,
-        microbatch_sequences=degrees.microbatch_sequences or sequences // degrees.num_data_ranks,
+        # A share of no sequence is left to `problems` to tell of.
+        microbatch_sequences=degrees.microbatch_sequences or max(1, batch_sequences // (shard * replicate)),
         checkpointing=degrees.activation_checkpointing,
     )

@@ -12,7 +12,7 @@ from launcher.estimates.failures import Cadence, cadence
 from launcher.estimates.layout import Layout
 from launcher.estimates.machine import Given, Machine, machine_of
 from launcher.estimates.memory import Precision
-from launcher.estimates.parallelism import ParallelPlan, hold_layout, plan_parallelism
+from launcher.estimates.parallelism import NoParallelismError, ParallelPlan, hold_layout, plan_parallelism
 from launcher.estimates.spans import Span, exactly
 from proxies import canon
 from proxies.canon import Json
@@ -23,8 +23,6 @@ LEAST_GOODPUT = 1e-3
 """A run that makes less progress than this does not end."""
 KEPT_CHECKPOINTS = 3
 """Two that are complete, and one that is being written."""
-
-
 SMALLEST_MEASURED = 5e9
 """Parameters: the MFU taken where none is given is that of models of 8e9 and more."""
 
@@ -42,7 +40,9 @@ class MainRun:
     batch_tokens: int
     precision: Precision
     layout: Layout | None = None
-    """Where it is settled already; else the best one is taken."""
+    """Of a frozen config, or of a plan's `[launch]`; None: the best one is taken."""
+    frozen: bool = False
+    """A frozen layout that does not fit is refused; a plan's, whose size is a guess, gives way to the best one."""
 
     @property
     def flops(self) -> dict[str, float]:
@@ -59,6 +59,8 @@ class MainEstimate:
     run: MainRun
     machine: Machine
     parallel: ParallelPlan
+    layout_from: str
+    """Who says so: `frozen`, `[launch]`, or `suggested` with the reason."""
     cadence: Cadence
     gpu_hours: Span
     """All that are paid: what is lost to interruptions and saving too."""
@@ -82,12 +84,7 @@ def estimate_main(run: MainRun, given: Given) -> MainEstimate:
         SpecError: the measured throughput is more than the peak.
     """
     machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
-    if run.layout is not None and run.layout.num_ranks == machine.num_gpus:
-        parallel = hold_layout(run.shape, run.batch_tokens, run.layout, machine.memory_gb, run.precision)
-    else:
-        parallel = plan_parallelism(
-            run.shape, run.batch_tokens, machine.num_gpus, machine.memory_gb, run.precision
-        )  # fmt: skip
+    parallel, layout_from = _laid_out(run, machine)
     saves = cadence(
         run.shape, machine.num_gpus, rate=machine.failures, accepted_loss_seconds=machine.accepted_loss_seconds
     )
@@ -100,11 +97,31 @@ def estimate_main(run: MainRun, given: Given) -> MainEstimate:
     hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, machine.mfu)
     paid = hours.over(saves.goodput)
     return MainEstimate(
-        run=run, machine=machine, parallel=parallel, cadence=saves, gpu_hours=paid,
+        run=run, machine=machine, parallel=parallel, layout_from=layout_from, cadence=saves, gpu_hours=paid,
         usd=None if machine.price_usd is None else usd_of(paid, machine.price_usd),
         days=wall_days(hours, machine.num_gpus, saves.goodput),
         step_seconds=hours.scaled(3600.0 * run.batch_tokens / run.num_tokens / machine.num_gpus),
     )  # fmt: skip
+
+
+def _laid_out(run: MainRun, machine: Machine) -> tuple[ParallelPlan, str]:
+    """The run's own layout where it is one of so many ranks and fits, else the best one; and why."""
+    shape, batch, layout, gpus = run.shape, run.batch_tokens, run.layout, machine.num_gpus
+    whose, lacks = "frozen" if run.frozen else "[launch]", []
+    if layout is not None and layout.num_ranks == gpus:
+        try:
+            return hold_layout(shape, batch, layout, machine.memory_gb, run.precision), whose
+        except NoParallelismError as error:
+            if run.frozen:
+                raise
+            lacks = error.problems
+    try:
+        best = plan_parallelism(shape, batch, gpus, machine.memory_gb, run.precision)
+    except NoParallelismError as error:
+        raise NoParallelismError([f"{whose}: {said}" for said in lacks] + error.problems) from error
+    if lacks:
+        return best, f"suggested: {whose} does not fit a run of this size: {'; '.join(lacks)}"
+    return best, "suggested" if layout is None else f"suggested for {gpus} GPUs: {whose} has {layout.num_ranks} ranks"
 
 
 def main_body(found: MainEstimate) -> dict[str, Json]:
@@ -127,7 +144,8 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
         "days": found.days.told(),
         "step_seconds": found.step_seconds.told(),
         "parallelism": dataclasses.asdict(found.parallel.layout)
-        | {"num_microbatches": found.parallel.num_microbatches, "reasons": found.parallel.reasons},
+        | {"num_microbatches": found.parallel.num_microbatches, "from": found.layout_from,
+           "reasons": found.parallel.reasons},
         "memory": dataclasses.asdict(found.parallel.memory) | {"total_bytes": found.parallel.memory.total_bytes},
         "failures": {
             "per_1000_node_days": machine.failures.told(), "mtbf_seconds": saves.mtbf_seconds.told(),
@@ -142,14 +160,17 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
         "reference_runs": beside_reference(
             run.flops["six_nd"], machine.peak_flops, machine.mfu, machine.price_usd
         ),
-        "warnings": _small_warnings(found) + duration_warnings(found.days),
+        "warnings": _warnings(found) + duration_warnings(found.days),
     }  # fmt: skip
     return cast(dict[str, Json], canon.to_json(body))
 
 
-def _small_warnings(found: MainEstimate) -> list[str]:
-    params, mfu = count_params(found.run.shape).total, found.machine.mfu
-    if params >= SMALLEST_MEASURED or mfu.low == mfu.high:
-        return []
-    why = "the MFU is of models of 8e9 and more, and small ones reach less"
-    return [f"{params:.3g} parameters: {why}; measure some steps, and give --mfu or --tokens-per-second"]
+def _warnings(found: MainEstimate) -> list[str]:
+    params, mfu, planned = count_params(found.run.shape).total, found.machine.mfu, found.run.layout
+    said = []
+    if planned is not None and planned != found.parallel.layout and planned.num_ranks == found.machine.num_gpus:
+        said.append(f"parallelism is {found.layout_from}")
+    if params < SMALLEST_MEASURED and mfu.low != mfu.high:
+        why = "the MFU is of models of 8e9 and more, and small ones reach less"
+        said.append(f"{params:.3g} parameters: {why}; measure some steps, and give --mfu or --tokens-per-second")
+    return said

@@ -101,7 +101,7 @@ def hold_layout(
         over = f"{memory.total_bytes / GIGA:.1f} GB a rank, {room / GIGA:.1f} GB are free"
         raise NoParallelismError([f"the layout's {over}: more sharding, recomputing or larger GPUs are wanted"])
     held = _planned(shape, layout, passes, memory)
-    return replace(held, reasons=_reasons(shape, held, batch_tokens, room))
+    return replace(held, reasons=_reasons(shape, held, batch_tokens, room, chosen=False))
 
 
 def _layouts(shape: Shape, num_gpus: int) -> Iterator[Layout]:
@@ -161,12 +161,22 @@ def _rank(plan: ParallelPlan) -> tuple[float, ...]:
     return round(plan.overhead / TIE), axes, round(plan.overhead, 3), layout.microbatch_sequences, layout.shard
 
 
-def _reasons(shape: Shape, plan: ParallelPlan, batch_tokens: int, room: float) -> tuple[str, ...]:
+def _reasons(
+    shape: Shape, plan: ParallelPlan, batch_tokens: int, room: float, *, chosen: bool = True
+) -> tuple[str, ...]:
+    """What the layout comes to and, where it was `chosen` here, what each of its axes is for."""
     layout, sequences = plan.layout, batch_tokens // shape.seq_len
     said = [
         f"{plan.memory.total_bytes / GIGA:.1f} of {room / GIGA:.1f} GB at the fullest moment, {plan.memory.moment}",
         f"{sequences} sequences a step are {plan.num_microbatches} x {layout.microbatch_sequences} x {layout.data}",
+        *(_choices(shape, layout) if chosen else ()),
     ]
+    said.append(f"about {plan.overhead:.0%} beyond arithmetic, if none of it hides (an estimate that only ranks)")
+    return tuple(said)
+
+
+def _choices(shape: Shape, layout: Layout) -> list[str]:
+    said = []
     if layout.tensor > 1:
         said.append(
             f"tensor = {layout.tensor}: inside a node of {GPUS_PER_NODE}; divides {shape.num_kv_heads} key/value heads"
@@ -179,8 +189,7 @@ def _reasons(shape: Shape, plan: ParallelPlan, batch_tokens: int, room: float) -
         said.append(f"shard = {layout.shard}: a replica fits there, so weights are gathered over no more ranks (HSDP)")
     if layout.checkpointing != "none":
         said.append(f"checkpointing = {layout.checkpointing}: activations do not fit, or fit less well, without")
-    said.append(f"about {plan.overhead:.0%} beyond arithmetic, if none of it hides (an estimate that only ranks)")
-    return tuple(said)
+    return said
 
 
 def _lacks(num_gpus: int, room: float, nearest: list[str], smallest: tuple[float, Layout] | None) -> list[str]:

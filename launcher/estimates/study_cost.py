@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from launcher.arms import axis_sizes, base_sizes, run_at, wanted_tests
 from launcher.estimates.cost import gpu_hours
+from launcher.estimates.layout import planned_layout
 from launcher.estimates.main_run import MainRun
 from launcher.estimates.spans import Span
 from launcher.grids import FIRST_SIZES, Setting, learning_rate_test, other_test
@@ -63,14 +64,15 @@ def num_workers(study: Study) -> int:
 
 def stages_of(study: Study) -> list[Stage]:
     """Every stage in order. A run that two stages ask for is made once, and counted in the first."""
-    point: Params = {
-        "learning_rate": study.plan.search.learning_rate[0], "warmup_fraction": study.plan.search.warmup_fraction[0],
-        "clip_norm": study.plan.search.clip_norm[0],
-    }  # fmt: skip
+    point, search = study.space.lowest, study.plan.search
     least, more = _transfer(study, point)
     return [
         _stage("check", _checks(study)),
-        _stage("sweep", [study.trial(point)] * study.plan.search.num_trials),
+        _stage(
+            "sweep",
+            [study.trial(point)] * (search.num_trials + search.num_replicates),
+            [study.trial(point)] * (search.max_extensions * search.extension_trials),
+        ),
         _stage("transfer", least, more),
         _stage("ladder", stage_specs(study, ladder_runs(study, point))),
     ]
@@ -78,10 +80,11 @@ def stages_of(study: Study) -> list[Stage]:
 
 def planned_main_run(study: Study) -> MainRun:
     """The main run that the budget suggests before any fit: 20 tokens a parameter (Chinchilla, arXiv 2203.15556)."""
-    target = target_guess(study)
+    target, launch = target_guess(study), study.plan.launch
+    shape = study.shape(target.width).at_depth(target.depth)
     return MainRun(
-        shape=study.shape(target.width).at_depth(target.depth), num_tokens=target.duration, batch_tokens=target.batch,
-        precision=study.plan.launch.precision,
+        shape=shape, num_tokens=target.duration, batch_tokens=target.batch, precision=launch.precision,
+        layout=planned_layout(launch, target.batch // shape.seq_len),
     )  # fmt: skip
 
 

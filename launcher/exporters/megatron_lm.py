@@ -1,4 +1,4 @@
-"""The decision as a Megatron-LM run: arguments, a launch script, and a script that writes the initial weights.
+"""The decision as a Megatron-LM run: arguments, a launch script, and scripts that write the data and initial weights.
 
 Plain Megatron: its `pretrain_gpt.py`, its own parser, no code of ours in the training process. So what its flags
 cannot say is judged field by field, with both numbers (`megatron_lm_numbers`), and what would be another model is
@@ -8,13 +8,13 @@ embedded trainer does: Megatron's own draws would have other deviations.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
 from launcher.exporters.files import RUN_FILE, run_script, write_files
 from launcher.exporters.foreign import JUDGEMENTS, failed, refusals
 from launcher.exporters.megatron_lm_arguments import arguments
+from launcher.exporters.megatron_lm_data_text import CONVERT_DATA
 from launcher.exporters.megatron_lm_numbers import (
     SAME,
     Flags,
@@ -28,6 +28,7 @@ from launcher.exporters.megatron_lm_numbers import (
 from launcher.exporters.megatron_lm_prove_text import PROVE
 from launcher.exporters.megatron_lm_text import COMMAND, NOTES, SEED_CHECKPOINT, SETUP
 from launcher.exporters.proof import PROVE_FILE
+from launcher.exporters.reader import reader_files
 from launcher.exporters.view import Run, proof_steps
 from launcher.frozen import Decision, assign_groups
 from proxies.model import parameter_shapes
@@ -36,6 +37,7 @@ from proxies.shape import Shape
 VERSIONS = ("0.18.2", "0.19.2")
 ARGUMENTS_FILE = "arguments.txt"
 SEED_FILE = "seed_checkpoint.py"
+DATA_FILE = "convert_data.py"
 LATE = 0.01
 """A learning rate that is nowhere farther from the frozen one than this share of the peak counts as equivalent."""
 
@@ -60,7 +62,7 @@ _MODULES = {
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `arguments.txt`, `prove.py`, `run.sh` and `seed_checkpoint.py` into `out_dir`.
+    """Write `arguments.txt`, the scripts of the data, the seed, the proof and the run, and the reader into `out_dir`.
 
     Returns what became of every leaf field of the decision.
 
@@ -76,8 +78,10 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     files = {
         ARGUMENTS_FILE: "".join(lines),
         SEED_FILE: _seed_text(decision, version),
+        DATA_FILE: _data_text(decision, version),
         PROVE_FILE: _prove_text(decision),
         RUN_FILE: _run_text(decision, version),
+        **reader_files(),
     }
     write_files(out_dir, files)
     entries = judged(decision, JUDGEMENTS | _JUDGEMENTS | _found(decision, flags, off))
@@ -143,11 +147,8 @@ def _problems(decision: Decision, version: str) -> list[str]:
 
 
 def _run_text(decision: Decision, version: str) -> str:
-    data = decision.data
-    blend = [f'{share!r} "$MEGATRON_DATA"/{shlex.quote(name)}' for name, share in data.weights]
     told = {
-        "DATA_ID": data.data_id[:16],
-        "DATA_PATH": " ".join(blend) or '"$MEGATRON_DATA"',
+        "DATA_ID": decision.data.data_id[:16],
         "CEILING": repr(decision.abort.train_loss_above_nats),
         "AFTER": str(decision.learning_rate.schedule.warmup_steps + 1),
     }
@@ -181,6 +182,16 @@ def _seed_text(decision: Decision, version: str) -> str:
     return _filled(SEED_CHECKPOINT, told)
 
 
+def _data_text(decision: Decision, version: str) -> str:
+    told = {
+        "DIGEST": decision.digest,
+        "VERSION": version,
+        "DATA_ID": repr(decision.data.data_id),
+        "WEIGHTS": repr(dict(decision.data.weights)),
+    }
+    return _filled(CONVERT_DATA, told)
+
+
 def _prove_text(decision: Decision) -> str:
     steps = repr(list(proof_steps(decision.learning_rate.schedule)))
     return _filled(PROVE, {"STEPS": steps, "NUM_RANKS": str(decision.parallelism.num_ranks)})
@@ -203,8 +214,8 @@ _JUDGEMENTS: dict[str, Judgement] = {
     "optimizer": ("exact", "Megatron's adam is AdamW: fused where Transformer Engine or Apex is there, else torch's"),
     "learning_rate": ("exact", ""),
     "clip_norm": ("exact", "of the global norm; none is --clip-grad 0"),
-    "data": ("equivalent", "if the corpus of this data_id was converted to Megatron's indexed files, token by token"),
-    "data.weights": ("equivalent", "as --data-path weights, if each source was converted to a file of its own name"),
+    "data": ("equivalent", f"token by token in the files that {DATA_FILE} writes, which refuses another data_id"),
+    "data.weights": ("equivalent", f"shares of Megatron's blend, in the data_args.txt of {DATA_FILE}"),
     "seed": ("equivalent", "of initial values exactly so; Megatron's own generators shuffle from it plus 1"),
     "precision": ("exact", ""),
     "parallelism": ("exact", ""),
@@ -246,7 +257,7 @@ def _found(decision: Decision, flags: Flags, off: float) -> dict[str, Judgement]
     once = decision.num_tokens <= decision.data.num_train_tokens
     order = "Megatron shuffles documents and windows by its own generator: "
     found["data.order"] = (
-        ("equivalent", order + "every window at most once here too, in another order")
+        ("equivalent", order + "every window at most once here too, unless a weight asks for more of a source")
         if once
         else ("not_expressible", order + "over all epochs together, so that a window may come twice before another")
     )

@@ -6,14 +6,19 @@ nothing of theirs is copied.
 
 NOTES = """Needs
 #   MEGATRON_LM    a checkout of github.com/NVIDIA/Megatron-LM at this version
-#   MEGATRON_DATA  the corpus with data_id @DATA_ID@... as Megatron's indexed files: PREFIX of PREFIX.bin and
-#                  PREFIX.idx; with weights, the folder that holds such a pair for each source
-#   RUN_DIR        a folder all nodes see, for checkpoints; a run that is found there goes on
-# and the initial weights, once: PYTHONPATH=$MEGATRON_LM python seed_checkpoint.py $RUN_DIR/seed
+#   MEGATRON_DATA  a folder all nodes see, for the corpus with data_id @DATA_ID@... as Megatron's indexed files
+#   RUN_DIR        another, for checkpoints; a run that is found there goes on
+# and, each once, the data and the initial weights:
+#   PYTHONPATH=$MEGATRON_LM python convert_data.py CORPUS $MEGATRON_DATA
+#   PYTHONPATH=$MEGATRON_LM python seed_checkpoint.py $RUN_DIR/seed
 # If a rank runs out of memory: `run.sh --micro-batch-size 1` accumulates the same batch in smaller pieces."""
 
 SETUP = r""": "${MEGATRON_LM:?a checkout of Megatron-LM}" "${MEGATRON_DATA:?the converted corpus}"
 : "${RUN_DIR:?for checkpoints}"
+if [ ! -e "$MEGATRON_DATA/data_args.txt" ]; then
+    echo "no data: PYTHONPATH=$MEGATRON_LM python $here/convert_data.py CORPUS $MEGATRON_DATA" >&2
+    exit 2
+fi
 if [ ! -e "$RUN_DIR/seed/latest_checkpointed_iteration.txt" ]; then
     echo "no initial weights: PYTHONPATH=$MEGATRON_LM python $here/seed_checkpoint.py $RUN_DIR/seed" >&2
     exit 2
@@ -22,7 +27,7 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it where tensors or se
 export PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"
 read -r -d "" -a arguments < "$here/arguments.txt" || true"""
 
-COMMAND = r""""$MEGATRON_LM/pretrain_gpt.py" "${arguments[@]}" --data-path @DATA_PATH@ \
+COMMAND = r""""$MEGATRON_LM/pretrain_gpt.py" "${arguments[@]}" --data-args-path "$MEGATRON_DATA/data_args.txt" \
     --save "$RUN_DIR/checkpoints" --load "$RUN_DIR/checkpoints" --pretrained-checkpoint "$RUN_DIR/seed" "$@" 2>&1 |
     awk -v ceiling=@CEILING@ -v after=@AFTER@ '
         { print; fflush() }

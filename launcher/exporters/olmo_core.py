@@ -22,6 +22,7 @@ from launcher.exporters.reader import reader_files
 from launcher.exporters.view import proof_steps
 from launcher.frozen import Decision
 from proxies import canon, schedule
+from proxies.flops import flops_per_token
 from proxies.shape import Shape
 
 VERSIONS = ("3.0.0",)
@@ -45,12 +46,14 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         "DIGEST": decision.digest,
         "NAMES": repr(HEAD_NAMES | NAME_PARTS),
         "STEPS": repr(proof_steps(decision.learning_rate.schedule)),
+        "FLOPS": repr(flops_per_token(decision.shape, "olmo")),
     }
     texts = {f"{MODULE}.py": MODULE_TEXT, SCRIPT: TRAIN_TEXT, PROVE_FILE: PROVE_TEXT}
     files = {name: re.sub(r"<<(\w+)>>", lambda found: fill[found[1]], text) for name, text in texts.items()}
     files |= {CONFIG_FILE: canon.pretty(run_config(decision)).decode(), RUN_FILE: _run_text(decision, version)}
     write_files(out_dir, reader_files(schedule) | files)
-    return FidelityReport(trainer="olmo-core", version=version, entries=judged(decision, JUDGEMENTS | _JUDGEMENTS))
+    entries = judged(decision, JUDGEMENTS | _JUDGEMENTS | {"num_tokens": _counted(decision)})
+    return FidelityReport(trainer="olmo-core", version=version, entries=entries)
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
@@ -74,6 +77,11 @@ def _problems(decision: Decision, version: str) -> list[str]:
         for name, degree in (("tensor", mesh.tensor), ("pipeline", mesh.pipeline), ("context", mesh.context))
     }
     return refusals(decision, version, VERSIONS) + failed(holds)
+
+
+def _counted(decision: Decision) -> Judgement:
+    flops, (verdict, note) = flops_per_token(decision.shape, "olmo"), JUDGEMENTS["num_tokens"]
+    return verdict, f"{note}; {flops} FLOPs each by OLMo-core's own count, our convention olmo"
 
 
 def _run_text(decision: Decision, version: str) -> str:

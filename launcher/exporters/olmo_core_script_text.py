@@ -60,6 +60,7 @@ import torch
 from forerun_olmo_core import RUN_FILE, RunConfig
 
 STEPS = <<STEPS>>
+FLOPS_PER_TOKEN = <<FLOPS>>
 
 config = RunConfig.from_file(RUN_FILE)
 module, duration = config.train_module, config.trainer.max_duration
@@ -67,6 +68,8 @@ model = config.model.build(init_device="meta")
 optimizer = module.optim.build(model, strict=True)
 if type(optimizer) is not torch.optim.AdamW or duration.unit != "steps":
     raise SystemExit(f"AdamW for some steps is wanted, OLMo-core builds {optimizer} for {duration}")
+if (flops := model.num_flops_per_token(config.data_loader.sequence_length)) != FLOPS_PER_TOKEN:
+    raise SystemExit(f"OLMo-core counts {flops} FLOPs a token, forerun {FLOPS_PER_TOKEN} by its convention olmo")
 names = {parameter: name for name, parameter in model.named_parameters()}
 parameters = {}
 for row, group in enumerate(optimizer.param_groups):

@@ -12,18 +12,28 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import IO, Protocol, cast
 
 from launcher.exporters.fidelity import Exporter, exporter
 from launcher.exporters.view import TrainerView, frozen_run, marked
 from launcher.frozen import Decision
+from launcher.lifeline import die_with_parent
 from proxies import canon
 from proxies.shape import Shape
 
 PROVE_FILE = "prove.py"
+LIMIT_SECONDS = 600.0
+"""That a trainer has to answer."""
+MOST_BYTES = 2**28
+"""Of output. A view of 10,000 layers takes a tenth."""
+MOST_SAID_BYTES = 2**16
+"""Of the end of what it says on stderr."""
 INSTALLED = Path(".venv-trainers")
 """Where `make trainers` puts interpreters, relative to the folder it runs in."""
+_POLL_SECONDS = 0.1
+_LINE_LENGTH = 400
 
 
 class ProofError(ValueError):
@@ -44,13 +54,18 @@ class Provable(Exporter, Protocol):
         """Each of our parameters' name in the trainer."""
 
 
+def variable_of(trainer: str) -> str:
+    """The environment variable that names the Python which has a trainer."""
+    return f"FORERUN_{trainer.upper().replace('-', '_')}_PYTHON"
+
+
 def interpreter(trainer: str) -> Path | None:
     """The Python that has a trainer: `FORERUN_<TRAINER>_PYTHON`, or what `make trainers` built; None without either.
 
     Raises:
         ProofError: the variable names no file.
     """
-    variable = f"FORERUN_{trainer.upper().replace('-', '_')}_PYTHON"
+    variable = variable_of(trainer)
     if told := os.environ.get(variable):
         if not Path(told).is_file():
             raise ProofError(trainer, [f"{variable} = {told}: there is no such file"])
@@ -59,47 +74,91 @@ def interpreter(trainer: str) -> Path | None:
     return built.absolute() if built.is_file() else None
 
 
-def ask(trainer: str, python: Path, folder: Path, limit_seconds: float = 600) -> TrainerView:
+def ask(trainer: str, python: Path, folder: Path, limit_seconds: float = LIMIT_SECONDS) -> TrainerView:
     """Run an export's `prove.py` with the trainer's interpreter.
 
     Raises:
-        ProofError: it failed, ran past the limit, or printed no view.
+        ProofError: it failed, ran past the limit, wrote more than `MOST_BYTES`, or printed no view.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     told = {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             code = _run([str(python), PROVE_FILE], folder, told, (out, err), limit_seconds)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ProofError(trainer, [f"{python} {PROVE_FILE}: {error}"]) from error
-        out.seek(0)
-        err.seek(0)
-        lines, said = (file.read().decode(errors="replace").splitlines() for file in (out, err))
-    if code or not lines:
+        except OSError as error:
+            raise ProofError(trainer, [f"{python} cannot be started: {error.strerror}"]) from error
+        except _StoppedError as error:
+            raise ProofError(trainer, [f"{python} {PROVE_FILE} {error}"]) from error
+        answer, said = _last_line(out), _tail(err, MOST_SAID_BYTES).decode(errors="replace").splitlines()
+    if code or not answer:
         # Of a traceback the last words: where in the trainer it happened helps nobody.
-        words = [line for line in said if line.strip() and not line.startswith((" ", "Traceback "))][-3:]
+        words = [_short(line) for line in said if line.strip() and not line.startswith((" ", "Traceback "))][-3:]
         why = " | ".join(words) or "no word why"
-        raise ProofError(trainer, [f"{python} {PROVE_FILE} ended with {code}: {why}"])
+        raise ProofError(trainer, [f"{python} {PROVE_FILE} {_ending(code)}: {why}"])
     try:
-        return canon.decode(TrainerView, canon.parse(lines[-1].encode()), "view")
-    except canon.CanonError as error:
-        raise ProofError(trainer, [f"{PROVE_FILE} printed no view: {error}"]) from error
+        return canon.decode(TrainerView, canon.parse(answer), "view")
+    except (canon.CanonError, RecursionError) as error:
+        raise ProofError(trainer, [f"{PROVE_FILE} printed no view: {_short(str(error))}"]) from error
+
+
+class _StoppedError(Exception):
+    """A command that was stopped, and what it did until then."""
 
 
 def _run(command: list[str], folder: Path, told: dict[str, str], to: tuple[IO[bytes], IO[bytes]], limit: float) -> int:
-    """Exit status of a command whose words go to files; nothing that it started outlives this call."""
+    """Exit status of a command whose words go to files; nothing that it started outlives this call, or this process.
+
+    Raises:
+        _StoppedError: it ran past the limit, or wrote too much.
+    """
+    ends_at = time.monotonic() + limit
     child = subprocess.Popen(
-        command, cwd=folder, env=told, stdin=subprocess.DEVNULL, stdout=to[0], stderr=to[1], start_new_session=True
-    )
+        command, cwd=folder, env=told, stdin=subprocess.DEVNULL, stdout=to[0], stderr=to[1], start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
+    )  # fmt: skip
     try:
-        return child.wait(timeout=limit)
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(timeout=min(_POLL_SECONDS, max(0.0, ends_at - time.monotonic())))
+            if any(os.fstat(file.fileno()).st_size > MOST_BYTES for file in to):
+                raise _StoppedError(f"wrote more than {MOST_BYTES >> 20} MiB and was stopped: what it prints is wrong")
+            if time.monotonic() >= ends_at:
+                said = f"gave no answer within {limit:g} seconds and was stopped"
+                raise _StoppedError(f"{said}: --limit-seconds gives it more")
     finally:  # also after Ctrl-C, which does not reach another session
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
-def prove(decision: Decision, trainer: str, version: str, python: Path, lying: Path | None = None) -> list[str]:
+def _tail(file: IO[bytes], most: int) -> bytes:
+    """The last bytes of a file, at most so many."""
+    file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+    return file.read(most)
+
+
+def _last_line(file: IO[bytes]) -> bytes:
+    """The last line of a file, as far as it is not longer than `MOST_BYTES`; empty without one."""
+    return _tail(file, MOST_BYTES).rstrip().rpartition(b"\n")[2]
+
+
+def _ending(code: int) -> str:
+    """How a command ended, in words."""
+    if code >= 0:
+        return f"ended with {code}"
+    number = -code
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"was killed by {name}" + (" (was there memory enough?)" if number == signal.SIGKILL else "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LINE_LENGTH else f"{text[:_LINE_LENGTH]}..."
+
+
+def prove(
+    decision: Decision, trainer: str, version: str, python: Path, lying: Path | None = None,
+    limit_seconds: float = LIMIT_SECONDS,
+) -> list[str]:  # fmt: skip
     """Export anew into a folder that goes away, ask the trainer there, and compare (`marked`).
 
     Anew, since nothing executable is ever run from a study folder: the export `lying` in one is proven if it holds the
@@ -114,11 +173,10 @@ def prove(decision: Decision, trainer: str, version: str, python: Path, lying: P
         room.export(decision, Path(scratch), version)
         problems = [] if lying is None else _stale(Path(scratch), lying)
         try:
-            view = ask(trainer, python, Path(scratch))
+            view = ask(trainer, python, Path(scratch), limit_seconds)
         except ProofError as error:
-            raise ProofError(
-                trainer, [*error.problems, f"the export is for {trainer} {version}: has it that?"]
-            ) from error
+            mend = f"the export is for {trainer} {version}: has it that? {variable_of(trainer)} names another Python"
+            raise ProofError(trainer, [*error.problems, mend]) from error
     names, foretell = room.parameter_names(decision.shape), getattr(room, "foretold", frozen_run)
     problems += marked(decision, view, names, foretell(decision))
     if not version.startswith("main") and view.version.partition("+")[0] != version:

@@ -162,7 +162,7 @@ def _run_text(decision: Decision, version: str) -> str:
     dry_steps = 2 if decision.parallelism.pipeline == 1 else 0
     smaller = in_version("<<SMALLER>>", version).replace("SEQ_LEN", str(decision.shape.seq_len))
     notes = f"""
-# DRY_RUN=1 makes one rank of the {ranks} (RANK=r: another one) in one process, with no communication: it builds, shards
+# DRY_RUN=1 makes one rank of the {ranks} (RANK=r: another one) on one GPU, with no communication: it builds, shards
 # and takes {dry_steps} steps, whose losses mean nothing. (Pipeline stages must talk before they step: none with these.)
 # If a rank runs out of memory: `run.sh --{smaller}` accumulates the same batch in smaller pieces."""
     setup = f"""

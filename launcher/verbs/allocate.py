@@ -178,7 +178,8 @@ def _budget_lines(budget: dict[str, Any]) -> list[str]:
     gpu = budget["gpu"]
     if gpu is not None:
         mfu, price = gpu["mfu"], gpu["price_usd"]
-        lines.append(f"{gpu['name']} at {gpu['peak_flops']:.4g} FLOP/s; MFU {mfu['value']:g} ({mfu['source']})")
+        lines.append(f"{gpu['name']} at {gpu['peak_flops']:.4g} FLOP/s; MFU {mfu['value']:g} ({mfu['source']}), "
+                     "held here against 6 * N * D: without attention, which `forerun estimate` counts")  # fmt: skip
         lines += [] if price is None else [f"USD {price['value']:g} a GPU-hour ({price['source']})"]
     return lines
 

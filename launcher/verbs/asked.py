@@ -26,7 +26,11 @@ _OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("--gpu-hours", float, "Budget in hours of --gpu."),
     ("--usd", float, "Budget in dollars of --gpu at --price-usd."),
     ("--gpu", str, "Accelerator, e.g. H100."),
-    ("--mfu", float, "Share of the GPU's dense BF16 peak that training reaches. Default: 0.35, 0.25 to 0.45."),
+    (
+        "--mfu",
+        float,
+        "Share of the dense BF16 peak that training reaches, counted as 6 * N * D. Default: 0.35, 0.25 to 0.45.",
+    ),
     ("--price-usd", float, "Of one GPU for an hour. Default: published, where there is one."),
     ("--gpus", int, "GPUs that run at once."),
     ("--deadline-days", float, "Days until it must be done, on --gpus."),

@@ -13,7 +13,6 @@ from launcher.transferred import target_guess
 from launcher.verbs.options import table
 from proxies.canon import Json
 from proxies.flops import flops_per_token
-from sweeps.space import Params
 from transfer.planner import USUAL_CURVATURE_NATS, USUAL_NOISE_NATS, Cells, Expectation, expect
 from transfer.question import Axis, Question
 
@@ -88,11 +87,7 @@ def _others(study: Study, axis: Axis) -> list[Cells]:
 
 
 def _share(study: Study, axis: Axis, design: list[Cells]) -> float:
-    point: Params = {
-        "learning_rate": study.plan.search.learning_rate[0],
-        "warmup_fraction": study.plan.search.warmup_fraction[0],
-        "clip_norm": study.plan.search.clip_norm[0],
-    }
+    point = study.space.lowest
     flops = 0.0
     for cells in design:
         spec = run_at(study, axis, cells.size, point, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,22 +19,25 @@ from proxies.canon import Json
 if TYPE_CHECKING:
     from launcher.exporters.fidelity import FidelityReport
     from launcher.frozen import Decision
+    from launcher.frozen_folder import Exported
 
 FIDELITY_FILE = "fidelity.json"
 
 
 @click.command()
 @frozen_argument
+@click.option("--limit-seconds", type=click.IntRange(min=1), default=600, show_default=True,
+              help="Time that one trainer has to answer.")  # fmt: skip
 @json_option
-def verify(frozen: Path, as_json: bool) -> None:
+def verify(frozen: Path, limit_seconds: int, as_json: bool) -> None:
     """Check a FROZEN config (its folder, or launch.json): digest, attestations, exports, optimizer groups.
 
     Where an export's trainer is installed (`make trainers`), it is asked what it makes of the files: every parameter's
-    numbers, the learning rate of every step. Exit 5 if anything was changed, 3 if a trainer would run something else.
+    numbers, the learning rate of every step (of a long run, of some 4,200). Exit 5: something was changed by hand; 3: a
+    trainer would run something else, or another version of forerun wrote the files (export again).
     """
-    from launcher.attestations import read_attestation
     from launcher.exporters import native
-    from launcher.frozen import TamperedError
+    from launcher.frozen_folder import look_through
     from launcher.launch_file import read_launch
 
     decision = read_launch(frozen)
@@ -44,43 +46,17 @@ def verify(frozen: Path, as_json: bool) -> None:
     if mismatches := native.parity(decision):
         raise GateError("\n".join([f"{folder}: the embedded trainer's groups are not the frozen ones:", *mismatches]))
     done.append("the embedded trainer builds the frozen optimizer groups, each parameter in exactly one")
-    if not (folder / "attestations" / "evidence.json").is_file():
-        raise TamperedError(str(folder), ["attestations/evidence.json is missing: `forerun freeze` writes it again"])
-    exports: list[dict[str, Json]] = []
-    for path in sorted((folder / "attestations").glob("*.json")):
-        body = read_attestation(path, decision.digest)
-        done.append(f"attestation {path.stem}")
-        if isinstance(body.get("files"), dict):
-            done.append(_verify_export(folder, body))
-            exports.append(body)
-    attested = {path.stem for path in (folder / "attestations").glob("export-*.json")}
-    for export_dir in sorted((folder / "exports").glob("*")):
-        if f"export-{export_dir.name}" not in attested:
-            raise TamperedError(str(export_dir), ["no attestation names it: `forerun export` makes it anew"])
-    proven, open_ = _proofs(decision, folder, exports)
-    done += proven
+    found = look_through(folder, decision.digest)
+    proven, open_ = _proofs(decision, folder, found.exports, limit_seconds)
+    done += [*found.unchanged, *proven]
+    open_ += found.unnamed
     lines = [*(f"ok  {line}" for line in done), *(f"not proven  {line}" for line in open_)]
     answer(as_json, {"digest": decision.digest, "verified": done, "not_proven": open_}, "\n".join(lines))
 
 
-def _verify_export(folder: Path, body: dict[str, Json]) -> str:
-    """The export an attestation names, file by file: none changed, missing or added."""
-    from launcher.frozen import TamperedError
-
-    files, out = body["files"], folder / str(body.get("out"))
-    assert isinstance(files, dict)
-    there = {
-        str(path.relative_to(out)) for path in out.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    }
-    wrong = [f"{name} is missing" for name in files if name not in there]
-    wrong += [f"{name} was added" for name in sorted(there) if name not in files]
-    wrong += [f"{name} was changed" for name in files if name in there and canon.file_sha256(out / name) != files[name]]
-    if wrong:
-        raise TamperedError(str(out), wrong)
-    return f"files of {out.name}: {len(files)} unchanged"
-
-
-def _proofs(decision: Decision, folder: Path, exports: list[dict[str, Json]]) -> tuple[list[Json], list[Json]]:
+def _proofs(
+    decision: Decision, folder: Path, exports: tuple[Exported, ...], limit_seconds: float
+) -> tuple[list[Json], list[Json]]:
     """What each export's own trainer makes of it: proven, and not proven for want of the trainer.
 
     Raises:
@@ -89,34 +65,45 @@ def _proofs(decision: Decision, folder: Path, exports: list[dict[str, Json]]) ->
     """
     from launcher.attestations import attest
     from launcher.exporters import proof
-    from launcher.exporters.view import TOLD
+    from launcher.exporters.fidelity import ExportError
+    from launcher.exporters.view import TOLD, proof_steps
 
     proven: list[Json] = []
     open_: list[Json] = []
     silent: list[str] = []
-    for body in exports:
-        name, version = str(body["trainer"]), str(body["version"])
+    for export in exports:
+        name, version = export.trainer, export.version
         if name == "native":
             continue  # proven above, and again by every rank that trains
+        if name not in MODULES:
+            open_.append(f"parity of {name} {version}: this version of forerun has no exporter of that name")
+            continue
         unreleased = version.startswith("main")
         python = proof.interpreter(f"{name}-main" if unreleased else name)
         if python is None:
-            variable = f"FORERUN_{name.upper().replace('-', '_')}_MAIN_PYTHON names a Python that has it"
-            mend = variable if unreleased else f"`make trainers TRAINERS={name}` installs it"
+            variable = f"{proof.variable_of(name + '-main')} names a Python that has it"
+            mend = variable if unreleased else f"`make trainers TRAINERS={name}` installs it in .venv-trainers here"
             open_.append(f"parity of {name} {version}: {mend}; then verify again")
             continue
         say(f"forerun: asking {name} what it makes of the export")
         try:
-            problems = proof.prove(decision, name, version, python, folder / str(body["out"]))
-        except proof.ProofError as error:  # the others are asked all the same
+            problems = proof.prove(decision, name, version, python, export.out, limit_seconds)
+        except (proof.ProofError, ExportError) as error:  # the others are asked all the same
             silent.append(str(error))
             continue
         broken = [problem for problem in problems if not problem.endswith(TOLD)]
-        attest(folder, f"parity-{name}", decision.digest, {"version": version, "problems": [*problems]})
+        try:
+            attest(folder, f"parity-{name}", decision.digest, {"version": version, "problems": [*problems]})
+        except OSError as error:  # a config may lie where nobody may write
+            say(f"forerun: {error.filename}: {error.strerror}: the answer of {name} is not kept there")
         if broken:
-            raise GateError("\n".join([f"{folder / str(body['out'])}: {name} would run something else:", *broken]))
+            head = f"{export.out}: {name} would run something else, or the files are stale:"
+            raise GateError("\n".join([head, *broken]))
         but = f", but for {len(problems)} differences that its fidelity report tells of" if problems else ""
-        proven.append(f"parity of {name} {version}: every parameter's numbers, the learning rate of every step{but}")
+        schedule = decision.learning_rate.schedule
+        num_steps, num_read = schedule.num_steps, len(proof_steps(schedule))
+        steps = "every step" if num_read == num_steps else f"{num_read:,} of {num_steps:,} steps"
+        proven.append(f"parity of {name} {version}: every parameter's numbers, the learning rate of {steps}{but}")
     if silent:
         raise proof.ProofError("verify", silent)
     return proven, open_
@@ -132,7 +119,9 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
     """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
     from launcher.attestations import attest
     from launcher.exporters.fidelity import exporter
+    from launcher.exporters.placing import put, scratch_beside, undisturbed
     from launcher.launch_file import read_launch
+    from launcher.plain_files import kinds_in
 
     name, _, version = trainer.partition("@")
     if name in REFUSED:
@@ -142,40 +131,60 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
     decision = read_launch(frozen)
     folder = folder_of(frozen).resolve()
     target = _target(folder, name, out)
+    beside = target.is_relative_to(folder)
     write = exporter(name)
-    wanted = version or write.VERSIONS[-1]
-    with tempfile.TemporaryDirectory(prefix="forerun-export-") as scratch:  # what is refused leaves nothing behind
-        report = write.export(decision, Path(scratch), wanted)
-        names = _files_in(Path(scratch)) | {FIDELITY_FILE}
-    refused = bool(report.lost) and not allow_lossy
-    if not refused:
-        beside = target.is_relative_to(folder)
-        _make_room(target, names, _attested_files(folder, name, decision.digest) if beside else None)
-        write.export(decision, target, wanted)
-        canon.write_atomic(target / FIDELITY_FILE, canon.pretty(report))
-        files: dict[str, Json] = {file: canon.file_sha256(target / file) for file in sorted(names)}
-        if beside:
+    with scratch_beside(target, inside=not beside) as scratch:  # what is refused leaves nothing behind
+        report = write.export(decision, scratch, version or write.VERSIONS[-1])
+        canon.write_atomic(scratch / FIDELITY_FILE, canon.pretty(report))
+        files: dict[str, Json] = {file: canon.file_sha256(scratch / file) for file in kinds_in(scratch)}
+        refused = bool(report.lost) and not allow_lossy
+        if not refused:
+            earlier = _attested_files(folder, name, decision.digest) if beside else None
+            _check_room(target, scratch, set(files), earlier)
             body: dict[str, Json] = {
-                "trainer": name, "version": report.version, "out": str(target.relative_to(folder)), "files": files,
+                "trainer": name, "version": report.version, "out": f"exports/{name}", "files": files,
             }  # fmt: skip
-            attest(folder, f"export-{name}", decision.digest, body)
+            with undisturbed():
+                put(scratch, target, first=FIDELITY_FILE)
+                if beside:
+                    attest(folder, f"export-{name}", decision.digest, body)
     entries = cast(list[Json], canon.to_json(report.entries))
     answered = {"trainer": name, "version": report.version, "out": None if refused else str(target), "entries": entries}
-    answer(as_json, answered, "\n".join(_told_of(report, target, len(names), refused)))
+    answer(as_json, answered, "\n".join(_told_of(report, target, len(files), refused, beside)))
     if refused:
-        say(f"forerun: {len(report.lost)} fields cannot be expressed in {name}: --allow-lossy accepts that")
+        say(
+            f"forerun: {name} cannot express {_some([entry.field for entry in report.lost])}: choose otherwise in the "
+            "plan, or --allow-lossy trains with its numbers"
+        )
         raise SystemExit(3)  # the answer is out already
 
 
-def _told_of(report: FidelityReport, target: Path, num_files: int, refused: bool) -> list[str]:
+def _told_of(report: FidelityReport, target: Path, num_files: int, refused: bool, beside: bool) -> list[str]:
     """An export in words."""
     done = "nothing is written" if refused else f"{num_files} files in {target}"
     lines = [f"{report.trainer} {report.version}: {done}"]
+    from launcher.exporters.files import RUN_FILE
+
+    conditions: dict[str, list[str]] = {}
+    for entry in report.entries:
+        if entry.verdict == "equivalent":
+            conditions.setdefault(entry.note, []).append(entry.field)
     for verdict in ("exact", "equivalent", "not_expressible"):
         count = sum(entry.verdict == verdict for entry in report.entries)
-        lines.append(f"  {count} fields {verdict.replace('_', ' ')}")
+        lines.append(f"  fields {verdict.replace('_', ' ')}: {count}")
+        if verdict == "equivalent":
+            lines += [f"    {_some(fields)}: {note}" for note, fields in conditions.items()]
     lines += [f"  lost: {entry.field}: {entry.note}" for entry in report.lost]
-    return lines if refused else [*lines, f"  field by field: {target / FIDELITY_FILE}"]
+    if refused:
+        return lines
+    lines.append(f"  field by field: {target / FIDELITY_FILE}")
+    first = "forerun verify, then " if beside else "(verify asks only about exports beside the config) "
+    return [*lines, f"next: {first}{target / RUN_FILE}, whose first lines say what it needs"]
+
+
+def _some(fields: list[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return fields[0] + (f" and {len(fields) - 1} more" if len(fields) > 1 else "")
 
 
 def _target(folder: Path, trainer: str, out: Path | None) -> Path:
@@ -187,15 +196,9 @@ def _target(folder: Path, trainer: str, out: Path | None) -> Path:
     if target != own and (target.is_relative_to(folder) or out is None):
         raise click.BadParameter(f"--out {target}: beside the config an export lies in {own}; choose that, or a folder "
                                  "elsewhere")  # fmt: skip
+    if target.exists() and not target.is_dir():
+        raise click.BadParameter(f"--out {target}: it is no folder; choose one that is empty or new")
     return target
-
-
-def _files_in(folder: Path) -> set[str]:
-    return {
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if not path.is_dir() and "__pycache__" not in path.parts
-    }
 
 
 def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
@@ -210,20 +213,20 @@ def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
     return set(files) if isinstance(files, dict) else set()
 
 
-def _make_room(target: Path, names: set[str], earlier: set[str] | None) -> None:
-    """Leave in `target` nothing but what the export will write over.
+def _check_room(target: Path, scratch: Path, names: set[str], earlier: set[str] | None) -> None:
+    """See that all that lies in `target`, but for the scratch folder, may go.
 
-    Beside the config what an `earlier` export left, whole or in part, goes. Elsewhere (None) nothing is deleted, and
-    files are written over only where a fidelity report says that they are an export's.
+    Beside the config that is what an `earlier` export left, whole or in part. Elsewhere (None) it is what this export
+    writes, and only where a fidelity report says that an export was here.
 
     Raises:
         click.BadParameter: it holds other files; some are named.
     """
-    there = _files_in(target)
+    from launcher.plain_files import kinds_in
+
+    there = {file for file in kinds_in(target) if target / file.partition("/")[0] != scratch}
     left = set() if earlier is None else {f for f in there - names if f in earlier or re.search(r"\.\d+\.part$", f)}
     ours = names if earlier is not None or FIDELITY_FILE in there else set()
     if strangers := sorted(there - left - ours):
         shown = ", ".join(strangers[:8]) + (f" and {len(strangers) - 8} more" if len(strangers) > 8 else "")
         raise click.BadParameter(f"--out {target}: it holds what no export wrote: {shown}; choose an empty folder")
-    for file in left:
-        (target / file).unlink()

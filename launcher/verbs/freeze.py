@@ -14,11 +14,13 @@ from proxies import canon
 from proxies.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.frozen import Decision
+    from launcher.frozen import Decision, ParameterGroup
     from launcher.gates import Gate
     from sweeps.ledger import Ledger
 
 GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned")
+MOST_REASON = 2000
+"""Characters: a reason is shown in one piece wherever the config is."""
 
 
 class CannotTellError(ValueError):
@@ -33,9 +35,8 @@ class CannotTellError(ValueError):
 def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
     from launcher.assembly import unfit
-    from launcher.attestations import attest
     from launcher.evidence import decision_of, gather
-    from launcher.launch_file import write_launch
+    from launcher.frozen_folder import write_frozen
     from launcher.opening import open_ledger, recorded_study
     from launcher.report import write_report
     from launcher.report_body import accepted, report_body
@@ -43,6 +44,8 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
 
     if bool(accepts) != bool(reason.strip()):
         raise click.UsageError("--accept GATE and --reason TEXT go together")
+    if len(reason) > MOST_REASON:
+        raise click.UsageError(f"--reason: {len(reason)} characters, at most {MOST_REASON} are kept: name a document")
     Ledger.read(study_dir)  # refuses a folder that holds no study, before anything is written
     study = recorded_study(study_dir)
     with open_ledger(study) as ledger:
@@ -53,14 +56,12 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
         _refuse(found.gates, given, study_dir)
         _record(ledger, found.gates, accepts, reason.strip())
-        path = write_launch(study_dir / "frozen", decision)
         body = report_body(study, ledger, found)
         evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]
-        attest(path.parent, "evidence", decision.digest, evidence)
-        attest(path.parent, "layout", decision.digest, layout)
-        attest(path.parent, "environment", decision.digest, _environment())
+        attested = {"evidence": evidence, "layout": layout, "environment": _environment()}
+        path = write_frozen(study_dir / "frozen", decision, attested)
         write_report(study_dir, body)
     lines = [f"frozen {decision.digest}", f"  {path}", *_decision_lines(decision)]
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
@@ -124,6 +125,10 @@ def _refuse(gates: tuple[Gate, ...], given: dict[str, Json], study_dir: Path) ->
     raise (GateError if failed else CannotTellError)("\n".join(lines))
 
 
+def _start(group: ParameterGroup) -> str:
+    return {"gain": "1", "bias": "0"}.get(group.kind[-4:], f"std {group.init_std:.4g}")
+
+
 def _decision_lines(decision: Decision) -> list[str]:
     shape, schedule, predicted = decision.shape, decision.learning_rate.schedule, decision.predicted
     return [
@@ -132,7 +137,7 @@ def _decision_lines(decision: Decision) -> list[str]:
             f"  {schedule.num_steps} steps of {decision.batch_tokens} tokens, {schedule.kind}, "
             f"warmup {schedule.warmup_steps} steps, clip {decision.clip_norm}"
         ),
-        *(f"  {g.kind}: lr {g.learning_rate:.4g}, init std {g.init_std:.4g}" for g in decision.groups),
+        *(f"  {g.kind}: lr {g.learning_rate:.4g}, init {_start(g)}" for g in decision.groups),
         (
             f"  expected loss {predicted.loss_nats:.4f} nats [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}] "
             f"at level {predicted.level:g}"

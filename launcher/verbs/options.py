@@ -26,8 +26,10 @@ plan_argument = click.argument("plan_path", metavar="PLAN", type=click.Path(path
 
 
 def folder_of(frozen: Path) -> Path:
-    """The folder of a frozen config, given as itself or as its launch file."""
-    return frozen if frozen.is_dir() else frozen.parent
+    """The folder of a frozen config, given as itself, as its launch file, or as a link to either."""
+    if frozen.is_dir():
+        return frozen
+    return (frozen.resolve() if frozen.is_symlink() else frozen).parent
 
 
 def plan_verb(command: _Command) -> _Command:

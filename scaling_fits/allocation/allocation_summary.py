@@ -42,6 +42,7 @@ def budget_summary(
             "name": machine.name,
             "peak_flops": machine.peak_flops,
             "mfu": _assumed(machine.mfu),
+            "mfu_convention": "six_nd",
             "price_usd": None if machine.price_usd is None else _assumed(machine.price_usd),
         }
     if at_ends is not None:

@@ -1,12 +1,14 @@
-"""One finished tiny study for every test of this room that only reads it."""
+"""One finished tiny study and one corpus for every test of this room that only reads them."""
 
 import shutil
 
 import pytest
+from main_run import write_corpus
 from tiny_study import ask, write_plan
 
 from launcher.evidence import gather
 from launcher.opening import recorded_study
+from proxies.data.tokens import read_manifest
 from sweeps.ledger import Ledger
 
 
@@ -39,3 +41,16 @@ def ledger(finished):
 @pytest.fixture(scope="module")
 def found(study, ledger):
     return gather(study, ledger)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """The tokens of made-up sentences; nobody writes into them."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder / "tokens"
+
+
+@pytest.fixture(scope="session")
+def manifest(corpus):
+    return read_manifest(corpus)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
 import re
 import subprocess
 import typing
 from pathlib import Path
 
 import torch
-from trainer_venv import interpreter
+from trainer_venv import in_trainer, torchrun
 
 from proxies.data.tokens import TokenStore
 from proxies.schedule import Schedule, lr_multiplier
@@ -91,24 +90,8 @@ def pieces(folder: Path, **namespace: typing.Any) -> dict[str, typing.Any]:
     return scope
 
 
-def trainer_python() -> str:
-    """A Python that has transformers and accelerate; skips the test where there is none."""
-    return str(interpreter("huggingface"))
-
-
-def in_trainer(command: list[str], export_dir: Path, corpus: Path) -> subprocess.CompletedProcess[str]:
-    env = {
-        "OMP_NUM_THREADS": "1",
-        "PATH": os.environ["PATH"],
-        "HOME": os.environ.get("HOME", "/"),
-        "PYTHONPATH": str(export_dir),
-        "FORERUN_DATA": str(corpus),
-    }
-    return subprocess.run(command, env=env, cwd=export_dir, capture_output=True, text=True, check=False, timeout=280)
-
-
-def trained(python: str, export_dir: Path, corpus: Path, num_ranks: int) -> subprocess.CompletedProcess[str]:
+def trained(python: Path, export_dir: Path, corpus: Path, num_ranks: int) -> subprocess.CompletedProcess[str]:
     """The export's own script, on so many ranks of this machine."""
     (export_dir / "cpu_main.py").write_text(CPU_MAIN)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    return in_trainer([python, *(torchrun if num_ranks > 1 else ()), "cpu_main.py"], export_dir, corpus)
+    start = torchrun(python, num_ranks) if num_ranks > 1 else [python]
+    return in_trainer([*start, "cpu_main.py"], export_dir, FORERUN_DATA=corpus)

@@ -6,15 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from export_case import SHAPE
 from main_run import decision_of, spec_of
 
 from launcher.frozen import Decision
 from proxies.data.tokens import Manifest
 from proxies.rules import named
-from proxies.shape import Shape
 from proxies.spec import RunSpec
 
-SHAPE = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=160, vocab_size=256, seq_len=32)
 MEGATRON_MUP = named("mup_no_wd_scaling", decayed="two_dimensional")
 
 

@@ -2,42 +2,27 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import types
 import typing
 from pathlib import Path
 
+import export_case
 import numpy as np
 import pytest
 import torch
+from export_case import SHAPE, wide_decision, wide_spec
 from huggingface_case import pieces
-from main_run import write_corpus
-from torchtitan_case import SHAPE, wide_decision, wide_spec
 
 from launcher import frozen
 from launcher.exporters import huggingface
 from launcher.exporters.fidelity import ExportError
 from launcher.exporters.proof import PROVE_FILE
 from launcher.frozen import Decision, Parallelism
-from proxies.data.tokens import Manifest, TokenStore, read_manifest
+from proxies.data.tokens import TokenStore
 from proxies.model import parameter_shapes
 from proxies.parametrization import initial_tensor, parameter_table
 from proxies.rules import named
 from proxies.schedule import Schedule, lr_multiplier
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
-
-
-@pytest.fixture
-def manifest(corpus) -> Manifest:
-    return read_manifest(corpus)
 
 
 class Model:
@@ -81,13 +66,7 @@ def test_every_parameter_has_its_frozen_numbers_in_the_script(tmp_path, manifest
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        (r"w2\\.", r"w9\\."),  # nobody claims w2
-        (r"ffn_norm\\.", r".*\\."),  # two claim every weight of a layer
-        ("'mlp.up_proj': 'feed_forward.w3'", "'mlp.up_proj': 'feed_forward.w4'"),
-        ("'lr': 0.015625", "'lr': 0.0156250001"),
-        ("'weight_decay': 0.2", "'weight_decay': 0.1"),
-    ],
+    [*export_case.CHANGED_GROUPS, ("'mlp.up_proj': 'feed_forward.w3'", "'mlp.up_proj': 'feed_forward.w4'")],
 )
 def test_the_comparison_notices_a_changed_script(tmp_path, manifest, old, new):
     decision = wide_decision(manifest)
@@ -201,22 +180,10 @@ def test_the_scheduler_gives_the_frozen_rates_and_one_more_is_asked_for(tmp_path
 
 
 def test_everything_that_cannot_be_run_is_said_at_once_and_nothing_is_written(tmp_path, manifest):
-    decision = wide_decision(
-        manifest,
-        shape=dataclasses.replace(SHAPE, family="gpt2", qk_norm=True),
-        precision="float64",
-        abort=frozen.Abort(on_non_finite=False, train_loss_above_nats=6.0),
-        learning_rate=dataclasses.replace(wide_decision(manifest).learning_rate, table_sha256="0" * 64),
-        parallelism=Parallelism(data_parallel_shard=1, tensor=2, microbatch_sequences=3),
-    )
-    with pytest.raises(ExportError) as caught:
-        huggingface.export(decision, tmp_path / "out", version="4.57.6")
-    told = "\n".join(caught.value.problems)
-    for word in ("'4.57.6' is unknown: 5.23.0", "gpt2", "qk_norm", "float64", "on_non_finite", "table", "tensor = 2",
-                 "microbatch_sequences = 3"):  # fmt: skip
-        assert word in told
-    assert len(caught.value.problems) == 8
-    assert not (tmp_path / "out").exists()
+    mesh = Parallelism(data_parallel_shard=1, tensor=2, microbatch_sequences=3)
+    decision = export_case.unrunnable(manifest, qk_norm=True, parallelism=mesh)
+    said = (*export_case.UNRUNNABLE, "'4.57.6' is unknown: 5.23.0", "qk_norm", "tensor = 2", "microbatch_sequences = 3")
+    export_case.assert_refused(huggingface.export, decision, tmp_path / "out", *said, version="4.57.6")
 
 
 def test_microbatches_that_a_growing_batch_cannot_fill_are_refused(tmp_path, manifest):
@@ -226,37 +193,13 @@ def test_microbatches_that_a_growing_batch_cannot_fill_are_refused(tmp_path, man
         huggingface.export(wide_decision(manifest, schedule=schedule, parallelism=mesh), tmp_path)
 
 
-def leaf_fields(record: type, path: str = "") -> set[str]:
-    leaves: set[str] = set()
-    for field in dataclasses.fields(record):
-        kind = typing.get_type_hints(record)[field.name]
-        inner = [a for a in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(a)]
-        name = f"{path}{field.name}"
-        leaves |= leaf_fields(inner[0], f"{name}.") if inner else {name}
-    return leaves
-
-
 def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
-    point = frozen.CurvePoint(step=1, loss_nats=3.0, low_nats=2.0, high_nats=4.0)
-    decision = wide_decision(manifest)
-    decision = dataclasses.replace(decision, predicted=dataclasses.replace(decision.predicted, curve=(point,)))
-    report = huggingface.export(decision, tmp_path)
-    fields = [entry.field for entry in report.entries]
-    assert len(fields) == len(set(fields))
-    assert set(fields) == leaf_fields(Decision)
-    assert all(entry.note for entry in report.entries if entry.verdict != "exact")
-    assert report.lost == ()
+    export_case.assert_judges_every_leaf(huggingface.export, manifest, tmp_path)
 
 
 def test_what_travels_needs_neither_forerun_nor_torch(tmp_path, manifest, corpus):
     huggingface.export(wide_decision(manifest), tmp_path)
-    code = (
-        "import sys; from pathlib import Path; import proxies.data.tokens as t, proxies.schedule as s; "
-        f"t.TokenStore(Path({str(corpus)!r})); print(t.__file__, s.__file__, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    data, schedule = tmp_path / "proxies" / "data" / "tokens.py", tmp_path / "proxies" / "schedule.py"
-    assert done.stdout.split() == [str(data), str(schedule), "False"]
+    export_case.assert_travels(tmp_path, corpus, "proxies.data.tokens", "proxies.schedule")
 
 
 def test_the_newest_whole_checkpoint_is_resumed_from(tmp_path, manifest):
@@ -270,20 +213,8 @@ def test_the_newest_whole_checkpoint_is_resumed_from(tmp_path, manifest):
     assert newest(tmp_path) == str(tmp_path / "checkpoint-12")
 
 
-@pytest.mark.parametrize(("num_ranks", "layout"), [(1, ("1", "1")), (12, ("2", "6"))])
+@pytest.mark.parametrize(("num_ranks", "layout"), export_case.LAYOUTS)
 def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, num_ranks, layout):
-    tokens = num_ranks * SHAPE.seq_len
-    mesh = Parallelism(data_parallel_shard=num_ranks)
-    decision = wide_decision(manifest, parallelism=mesh, batch_tokens=tokens, num_tokens=tokens * 12)
-    huggingface.export(decision, tmp_path)
-    fake = tmp_path / "torchrun"
-    fake.write_text('#!/bin/sh\necho "$@"\n')
-    fake.chmod(0o755)
-    script, path = str(tmp_path / "run.sh"), {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    env = {**path, "FORERUN_DATA": "x"}
-    words = subprocess.run([script], env=env, capture_output=True, text=True, check=True).stdout.split()
-    assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == layout
+    huggingface.export(export_case.one_sequence_each(manifest, num_ranks), tmp_path)
+    words = export_case.launch_words(tmp_path, layout)
     assert words[-1] == str(tmp_path / "train.py")
-    refused = subprocess.run([script], env=path, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0
-    assert "the corpus folder" in refused.stderr

@@ -1,67 +1,36 @@
 """The huggingface export in the hands of transformers: parsers, groups, scheduler, weights, logits, and whole runs.
 
-Needs an interpreter with transformers and accelerate: see `trainer_python`.
+Needs an interpreter with transformers and accelerate (`make trainers TRAINERS=huggingface`).
 """
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from huggingface_case import PROBE, in_trainer, trained, trainer_python
-from main_run import write_corpus
-from torchtitan_case import SCHEDULES, SHAPE, wide_decision
+from export_case import SCHEDULES, SHAPE, wide_decision
+from huggingface_case import PROBE, trained
+from live_case import GROWING_BATCH, LOGITS_TOLERANCE, assert_same_run, first_pass, native, share_apart, tied, varied
+from trainer_venv import in_trainer, interpreter
 
-from launcher import assembly, metrics
 from launcher.exporters import fidelity, huggingface, proof
 from launcher.exporters.view import TrainerView, compare
 from launcher.frozen import Decision, Parallelism
-from launcher.launch_file import write_launch
 from proxies import canon
-from proxies.data.tokens import Manifest, read_manifest
-from proxies.model import NORM_EPS, Decoder, Multipliers
-from proxies.schedule import Schedule
-
-# Float32 on both sides, through other kernels. Logits: as a share of the largest.
-LOGITS_TOLERANCE = 3e-6
-LOSS_TOLERANCE_NATS = 1e-5
-NORM_TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
+from proxies.model import NORM_EPS
 
 
 @pytest.fixture
-def manifest(corpus) -> Manifest:
-    return read_manifest(corpus)
-
-
-@pytest.fixture
-def python() -> str:
-    return trainer_python()
-
-
-def varied(manifest: Manifest, **changes) -> Decision:
-    """A decision in which no forward multiplier is one, and attention's is not 1 / sqrt(head dim)."""
-    decision = wide_decision(manifest, **changes)
-    forward = dataclasses.replace(decision.forward, attention=0.2, residual=0.6)
-    return dataclasses.replace(decision, forward=forward)
+def trainer_python() -> Path:
+    return interpreter("huggingface")
 
 
 def disagreements(folder: Path, decision: Decision, ids: np.ndarray) -> list[str]:
     """Where what transformers made of an export differs from the decision."""
     found = json.loads((folder.parent / "found.json").read_text())[str(folder)]
-    shape, forward, groups = decision.shape, decision.forward, decision.groups
+    shape, forward = decision.shape, decision.forward
     theirs = huggingface.parameter_names(shape)
     view = canon.decode(TrainerView, found["view"], "view")
     config = {
@@ -76,16 +45,12 @@ def disagreements(folder: Path, decision: Decision, ids: np.ndarray) -> list[str
         "brake": "not finite at step 1, before its update; weights kept" in found["stopped"],
     }
     arrays = np.load(folder / "found.npz")
-    model = Decoder(shape)
-    assembly.initialize(model, groups, decision.seed)
-    for name, parameter in model.named_parameters():
-        checks[name] = bool((arrays[theirs[name]] == parameter.detach().numpy()).all())
-    with torch.no_grad():
-        logits = model(torch.from_numpy(ids), Multipliers(**dataclasses.asdict(forward)))
-    largest = np.abs(arrays["logits"]).max()
-    difference = np.abs(logits.numpy().reshape(arrays["logits"].shape) - arrays["logits"]).max() / largest
-    checks["logits"] = bool(difference < LOGITS_TOLERANCE)
-    print(f"{folder.name}: logits within {difference:.1e} of the largest, {largest:.2f}")
+    weights, logits = first_pass(decision, ids)
+    for name, weight in weights.items():
+        checks[name] = np.array_equal(arrays[theirs[name]], weight)
+    difference = share_apart(logits, arrays["logits"])
+    checks["logits"] = difference < LOGITS_TOLERANCE
+    print(f"{folder.name}: logits within {difference:.1e} of the largest")
     return compare(decision, view, theirs) + [name for name, holds in checks.items() if not holds]
 
 
@@ -108,7 +73,7 @@ MUTANTS = {
 
 @pytest.mark.slow
 def test_transformers_own_parsers_groups_scheduler_weights_and_logits_are_the_frozen_ones(
-    tmp_path, corpus, manifest, python, monkeypatch
+    tmp_path, corpus, manifest, trainer_python, monkeypatch
 ):
     decisions = {schedule.kind: varied(manifest, schedule=schedule) for schedule in SCHEDULES}
     decisions["tied"] = varied(manifest, **tied(manifest), clip_norm=None)
@@ -122,22 +87,15 @@ def test_transformers_own_parsers_groups_scheduler_weights_and_logits_are_the_fr
     np.save(tmp_path / "ids.npy", ids)
     shutil.copytree(tmp_path / "cosine" / "proxies", tmp_path / "proxies")
     folders = [str(tmp_path / name) for name in (*decisions, *MUTANTS)]
-    done = in_trainer([python, "-c", PROBE, "ids.npy", *folders], tmp_path, corpus)
+    done = in_trainer([trainer_python, "-c", PROBE, "ids.npy", *folders], tmp_path, FORERUN_DATA=corpus)
     assert done.returncode == 0, done.stderr[-3000:]
     for name, decision in decisions.items():
         assert disagreements(tmp_path / name, decision, ids) == [], name
     monkeypatch.setitem(fidelity.MODULES, "huggingface", "huggingface")
-    assert proof.prove(decisions["tied"], "huggingface", huggingface.VERSIONS[-1], Path(python)) == []
+    assert proof.prove(decisions["tied"], "huggingface", huggingface.VERSIONS[-1], trainer_python) == []
     for name, (_, _, _, wanted) in MUTANTS.items():
         told = disagreements(tmp_path / name, decisions["cosine"], ids)
         assert any(wanted in problem for problem in told), (name, told)
-
-
-def tied(manifest: Manifest) -> dict:
-    """What of a decision changes with one matrix for embedding and readout."""
-    shape = dataclasses.replace(SHAPE, tied=True)
-    groups = [g for g in wide_decision(manifest).groups if g.kind != "readout"]
-    return {"shape": shape, "groups": tuple(groups)}
 
 
 def history(export_dir: Path) -> np.ndarray:
@@ -151,24 +109,6 @@ def checkpoints(export_dir: Path) -> list[Path]:
     return sorted(export_dir.glob("outputs/*/checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-def native(decision: Decision, folder: Path, corpus: Path) -> np.ndarray:
-    """The embedded trainer's steps, losses and gradient norms, on one rank that keeps all activations."""
-    alone = dataclasses.replace(decision.parallelism, activation_checkpointing="none")
-    config = write_launch(folder / "frozen", dataclasses.replace(decision, parallelism=alone))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m",
-         "launcher.trainer", "--config", str(config), "--data", str(corpus), "--out", str(folder / "run"),
-         "--allow-world-size"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [row for row in metrics.read(folder / "run") if "event" not in row]
-    return np.array([[row["step"], row["train_loss_nats"], row["grad_norm"]] for row in rows])
-
-
-GROWING_BATCH = Schedule(
-    kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1, batch_warmup_steps=4, batch_warmup_stages=2
-)
 RUNS = {
     "one-rank-tied": Parallelism(data_parallel_shard=1),
     "ddp-accumulating": Parallelism(
@@ -181,36 +121,32 @@ RUNS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_transformers_trains_the_embedded_trainers_run(tmp_path, corpus, manifest, python, name):
+def test_transformers_trains_the_embedded_trainers_run(tmp_path, corpus, manifest, trainer_python, name):
     parallelism = RUNS[name]
     changes = tied(manifest) if name == "one-rank-tied" else {}
     decision = varied(manifest, parallelism=parallelism, schedule=GROWING_BATCH, **changes)
     huggingface.export(decision, tmp_path)
-    done = trained(python, tmp_path, corpus, parallelism.num_ranks)
+    done = trained(trainer_python, tmp_path, corpus, parallelism.num_ranks)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-10", "checkpoint-12"]
     if name == "fsdp2-resumed":
         newest = checkpoints(tmp_path)[-1]
         assert len(list(newest.glob("pytorch_model_fsdp_0/*.distcp"))) == 2  # sharded for real
         (newest / "trainer_state.json").unlink()  # as if killed while it was written: the one before it is used
-        done = trained(python, tmp_path, corpus, 2)
+        done = trained(trainer_python, tmp_path, corpus, 2)
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.count("'grad_norm'") == 2
-    found, wanted = history(tmp_path), native(decision, tmp_path, corpus)
-    assert found.shape == wanted.shape == (12, 3)
-    apart = np.abs(found - wanted).max(axis=0)
-    print(f"{name}: losses within {apart[1]:.1e} nats of the embedded trainer's, norms within {apart[2]:.1e}")
-    assert apart[0] == 0
-    assert apart[1] < LOSS_TOLERANCE_NATS
-    assert apart[2] < NORM_TOLERANCE
+    alone = dataclasses.replace(parallelism, activation_checkpointing="none")
+    wanted = native(dataclasses.replace(decision, parallelism=alone), tmp_path, corpus)
+    assert_same_run(history(tmp_path), wanted[:, :3], name)
 
 
 @pytest.mark.slow
-def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(tmp_path, corpus, manifest, python):
+def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(tmp_path, corpus, manifest, trainer_python):
     decision = wide_decision(manifest)
     strict = dataclasses.replace(decision.abort, train_loss_above_nats=0.5)
     huggingface.export(dataclasses.replace(decision, abort=strict), tmp_path)
-    done = trained(python, tmp_path, corpus, 1)
+    done = trained(trainer_python, tmp_path, corpus, 1)
     assert done.returncode != 0
     assert "over 0.5 nats at step 5, before its update" in done.stderr
     assert not checkpoints(tmp_path)
@@ -218,7 +154,7 @@ def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(tmp_pa
     script = tmp_path / "train.py"
     text = script.read_text().replace("'transformers': '5.23.0'", "'transformers': '5.0.0'")
     script.write_text(text.replace("warmup_steps=3", "warmup_steps=2").replace(manifest.data_id, "0" * 64))
-    done = trained(python, tmp_path, corpus, 2)
+    done = trained(trainer_python, tmp_path, corpus, 2)
     assert done.returncode != 0
     for word in ("5.0.0 is wanted", "learning rates", "frozen as 0000", "2 ranks"):
         assert word in done.stderr, word

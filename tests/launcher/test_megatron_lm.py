@@ -7,29 +7,21 @@ import math
 
 import pytest
 import torch
-from main_run import write_corpus
+from export_case import assert_refused, judged
 from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for, with_hidden_eps
 
 from launcher import frozen
 from launcher.exporters import megatron_lm
-from launcher.exporters.fidelity import MODULES, ExportError
+from launcher.exporters.fidelity import MODULES
 from launcher.exporters.megatron_lm_numbers import flags_of, scheduler_of, seen_before
 from launcher.exporters.refused import REFUSED
 from launcher.frozen import Decision, Parallelism
-from proxies.data.tokens import read_manifest
 from proxies.parametrization import initial_tensor, parameter_table
 from proxies.rules import named
 from proxies.schedule import Schedule, lr_table
 
 CONSTANT = Schedule(kind="constant", num_steps=12, warmup_steps=4)
 WSD = Schedule(kind="wsd", num_steps=12, decay_steps=5, final_fraction=0.1)
-
-
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return read_manifest(folder / "tokens")
 
 
 def lost(report):
@@ -174,25 +166,19 @@ def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
         forward=dataclasses.replace(decision.forward, residual=0.5),
         shape=dataclasses.replace(decision.shape, vocab_size=257),
     )
-    with pytest.raises(ExportError) as caught:
-        megatron_lm.export(decision, tmp_path / "out", version="0.17.1")
-    told = "\n".join(caught.value.problems)
-    for word in (
+    said = (
         "'0.17.1' is unknown: 0.18.2, 0.19.2 are known", "float64", "residual = 0.5", "tensor = 3 does not divide num",
         "vocab_size = 257", "pipeline = 4", "context = 3", "microbatch_sequences = 3",
-    ):  # fmt: skip
-        assert word in told
-    assert len(caught.value.problems) == 8
-    assert not (tmp_path / "out").exists()
+    )  # fmt: skip
+    assert_refused(megatron_lm.export, decision, tmp_path / "out", *said, version="0.17.1")
 
 
 def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
     for precision in ("float32", "bfloat16"):
         report = megatron_lm.export(decision_for(manifest, spec_for(manifest.data_id), precision=precision), tmp_path)
-        fields = [entry.field for entry in report.entries]
-        assert len(fields) == len(set(fields))
-        assert {field.split(".")[0] for field in fields} == {field.name for field in dataclasses.fields(Decision)}
-        assert all(entry.note for entry in report.entries if entry.verdict != "exact")
+        assert {field.split(".")[0] for field in judged(report)} == {
+            field.name for field in dataclasses.fields(Decision)
+        }
 
 
 def test_more_than_one_epoch_loses_the_order(tmp_path, manifest):
@@ -234,16 +220,6 @@ def test_the_seed_checkpoint_holds_the_embedded_trainers_weights(tmp_path, manif
         assert torch.equal(there, value), name
 
 
-def test_weighted_sources_are_a_blend(tmp_path, manifest):
-    decision = decision_for(manifest, spec_for(manifest.data_id))
-    data = dataclasses.replace(decision.data, weights=(("code", 0.25), ("the web", 0.75)))
-    megatron_lm.export(dataclasses.replace(decision, data=data), tmp_path)
-    assert (
-        """--data-path 0.25 "$MEGATRON_DATA"/code 0.75 "$MEGATRON_DATA"/'the web' \\"""
-        in (tmp_path / "run.sh").read_text()
-    )
-
-
 def test_refused_trainers_have_reasons_and_no_exporter():
     assert not set(REFUSED) & set(MODULES)
     assert {"gpt-neox", "litgpt", "llm-foundry", "nanotron"} == set(REFUSED)
@@ -256,3 +232,22 @@ def test_groups_that_fit_no_parameter_are_refused(tmp_path, manifest):
     with pytest.raises(frozen.FrozenError, match="no group claims"):
         megatron_lm.export(dataclasses.replace(decision, groups=decision.groups[:-1]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+USE_MUP = {"decayed": "two_dimensional", "eps": "hidden"}
+
+
+@pytest.mark.parametrize(
+    "of_shape", [{}, {"width": 256, "num_heads": 16, "num_kv_heads": 8}, {"tied": True, "qk_norm": True}]
+)
+def test_a_plans_rules_can_say_what_use_mup_does(tmp_path, manifest, of_shape):
+    def lost_with(name="mup_no_wd_scaling", **changes):
+        rules = named(name, **(USE_MUP | changes))
+        spec = spec_for(manifest.data_id, of_shape=of_shape, parametrization=rules, schedule=WSD)
+        return set(lost(megatron_lm.export(decision_for(manifest, spec), tmp_path)))
+
+    assert lost_with() == set()
+    assert "--use-mup" in (tmp_path / "arguments.txt").read_text().split()
+    assert lost_with(eps="unscaled") == lost_with(eps="blocks") == lost_with(eps="all") == {"groups.eps"}
+    assert lost_with("mup") == {"groups.weight_decay"}
+    assert lost_with(decayed="matrices") == {"groups.weight_decay"}

@@ -1,26 +1,22 @@
 """The Megatron-LM export in the hands of Megatron: parser and checks, groups, scheduler, checkpoint loader, logits.
 
-Needs an interpreter with megatron-core: see `trainer_python`.
+Needs an interpreter with megatron-core (`make trainers TRAINERS=megatron-lm`).
 """
 
 import math
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from main_run import write_corpus
 from megatron_lm_case import MEGATRON_MUP, decision_for, spec_for, with_hidden_eps
-from trainer_venv import interpreter
+from trainer_venv import in_trainer, interpreter
 
 from launcher.assembly import build_optimizer
 from launcher.exporters import megatron_lm, proof
 from launcher.exporters.megatron_lm_numbers import flags_of, scheduler_of, seen_before
 from launcher.exporters.view import TOLD, compare, marked
 from launcher.frozen import Parallelism, assign_groups
-from proxies.data.tokens import read_manifest
 from proxies.model import Decoder, Multipliers, token_loss
 from proxies.parametrization import initial_tensor, parameter_table
 from proxies.rules import named
@@ -96,13 +92,6 @@ np.savez(found_file, logits=logits.numpy(), losses=np.array(losses), **weights)
 sys.stdout.flush()
 os._exit(0)
 """
-
-
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return read_manifest(folder / "tokens")
 
 
 @pytest.fixture
@@ -224,14 +213,11 @@ def test_megatrons_model_starts_from_the_seed_checkpoint_and_takes_our_steps(
     assert megatron_lm.export(decision, tmp_path).lost == ()
     ids = np.random.default_rng(0).integers(0, 256, (12, 8, spec.shape.seq_len + 1)) // 8
     np.save(tmp_path / "ids.npy", ids)
-    told = {"OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
     for command in (
         ["seed_checkpoint.py", "run/seed"],
         ["-c", LOADED, "run/seed", "ids.npy", "found.npz"],
     ):
-        done = subprocess.run(
-            [trainer_python, *command], cwd=tmp_path, env=told, capture_output=True, text=True, check=False, timeout=300
-        )
+        done = in_trainer([trainer_python, *command], tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
     found = np.load(tmp_path / "found.npz")
     names = megatron_lm.parameter_names(spec.shape)
@@ -245,3 +231,28 @@ def test_megatrons_model_starts_from_the_seed_checkpoint_and_takes_our_steps(
     print(f"  losses {rows[0, 0]:.3f} to {rows[-1, 0]:.3f}, norms {rows[:, 1].min():.2f} to {rows[:, 1].max():.2f}")
     assert difference < 1e-5
     assert apart.max() < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "of_shape", [{"width": 256, "num_heads": 16, "num_kv_heads": 8}, {"tied": True, "qk_norm": True}], ids=str
+)
+def test_above_base_width_megatron_trains_with_the_numbers_of_a_plans_own_rules(
+    tmp_path, manifest, trainer_python, of_shape
+):
+    """No number is put right by hand: `rules` of a plan give what `--use-mup` does, eps included."""
+    rules = named("mup_no_wd_scaling", decayed="two_dimensional", eps="hidden")
+    spec = spec_for(manifest.data_id, of_shape=of_shape, parametrization=rules, schedule=WSD)
+    decision = decision_for(manifest, spec)
+    assert megatron_lm.export(decision, tmp_path).lost == ()
+    view = proof.ask("megatron-lm", trainer_python, tmp_path)
+    names = megatron_lm.parameter_names(decision.shape)
+    assert compare(decision, view, names) == []
+    eps = {held.eps for held in view.parameters.values()}
+    assert sorted(max(eps) / one for one in eps) == pytest.approx([1, spec.shape.width / 32])
+    # Megatron's own eps is seen: with the unscaled rule every matrix of a block differs, and nothing else does.
+    plain = decision_for(manifest, spec_for(manifest.data_id, of_shape=of_shape, schedule=WSD,
+                                            parametrization=named(rules.name, decayed=rules.decayed)))  # fmt: skip
+    problems = compare(plain, view, names)
+    assert problems
+    assert all(".linear_" in said and ": eps is " in said for said in problems)

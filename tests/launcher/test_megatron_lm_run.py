@@ -5,19 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from main_run import write_corpus
 from megatron_lm_case import decision_for, spec_for
 
 from launcher.exporters import megatron_lm
-from proxies.data.tokens import read_manifest
-
-
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return read_manifest(folder / "tokens")
-
 
 LOG = """
 import sys
@@ -33,11 +23,13 @@ def launched(tmp_path, manifest):
     megatron_lm.export(decision, tmp_path)
     (tmp_path / "run" / "seed").mkdir(parents=True)
     (tmp_path / "run" / "seed" / "latest_checkpointed_iteration.txt").write_text("release")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "data_args.txt").write_text("/d/text")
 
     def launch(fake, **env):
         (tmp_path / "torchrun").write_text(fake)
         (tmp_path / "torchrun").chmod(0o755)
-        told = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MEGATRON_LM": "/m", "MEGATRON_DATA": "/d/tokens"}
+        told = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MEGATRON_LM": "/m", "MEGATRON_DATA": str(tmp_path / "d")}
         return subprocess.run(
             [tmp_path / "run.sh", "--exit-interval", "3"], env={**told, "RUN_DIR": str(tmp_path / "run"), **env},
             capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
@@ -57,7 +49,8 @@ def test_the_launch_line_holds_every_argument_and_the_environment(tmp_path, laun
     assert words[first : first + len(told)] == told
     run = tmp_path / "run"
     assert words[first + len(told) :] == [
-        "--data-path", "/d/tokens", "--save", f"{run}/checkpoints", "--load", f"{run}/checkpoints",
+        "--data-args-path", f"{tmp_path}/d/data_args.txt",
+        "--save", f"{run}/checkpoints", "--load", f"{run}/checkpoints",
         "--pretrained-checkpoint", f"{run}/seed", "--exit-interval", "3",
     ]  # fmt: skip
 
@@ -68,6 +61,9 @@ def test_without_initial_weights_or_data_nothing_starts(tmp_path, launched):
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "seed_checkpoint.py /nowhere/seed" in refused.stderr
     assert launched(fake, MEGATRON_DATA="").returncode != 0
+    refused = launched(fake, MEGATRON_DATA="/nowhere")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "convert_data.py CORPUS /nowhere" in refused.stderr
 
 
 def test_a_loss_above_the_ceiling_stops_the_run_after_the_warmup(launched):

@@ -2,37 +2,21 @@
 
 import dataclasses
 import json
-import os
-import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
 
+import export_case
 import pytest
-from main_run import write_corpus
-from torchtitan_case import SHAPE, wide_decision, wide_spec
+from export_case import SHAPE, wide_decision, wide_spec
 
 from launcher import frozen
 from launcher.exporters import olmo_core
-from launcher.exporters.fidelity import ExportError
 from launcher.exporters.olmo_core_config import scheduler_config
 from launcher.frozen import Decision, Parallelism
-from proxies.data.tokens import Manifest, read_manifest
 from proxies.model import parameter_shapes
 from proxies.parametrization import parameter_table
 from proxies.rules import named
 from proxies.schedule import Schedule
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
-
-
-@pytest.fixture
-def manifest(corpus) -> Manifest:
-    return read_manifest(corpus)
 
 
 def exported(decision: Decision, folder: Path) -> dict:
@@ -99,13 +83,7 @@ def test_names_are_mapped_one_to_one():
 
 
 def test_layers_in_different_groups_get_globs_of_their_own_that_see_through_wrappers(tmp_path, manifest):
-    table = parameter_table(wide_spec(manifest.data_id))
-    split = tuple(
-        dataclasses.replace(g, pattern=g.pattern.replace(r"\d+", str(n)), learning_rate=g.learning_rate * (n + 1))
-        for g in frozen.groups_of(tuple(p for p in table if p.kind == "hidden"))
-        for n in range(SHAPE.num_layers)
-    )
-    decision = wide_decision(manifest, groups=split + frozen.groups_of(tuple(p for p in table if p.kind != "hidden")))
+    decision = export_case.layers_apart(manifest)
     run = exported(decision, tmp_path)
     assert disagreements(run, decision) == []
     globs = [group["params"] for group in run["train_module"]["optim"]["group_overrides"]]
@@ -149,60 +127,24 @@ def test_a_schedule_without_a_decaying_step_is_its_warmup_alone():
 
 
 def test_unknown_versions_are_refused_naming_the_known(tmp_path, manifest):
-    with pytest.raises(ExportError, match=r"version '2\.6\.0' is unknown: 3\.0\.0 is known"):
-        olmo_core.export(wide_decision(manifest), tmp_path / "out", version="2.6.0")
-    assert not (tmp_path / "out").exists()
+    said = "version '2.6.0' is unknown: 3.0.0 is known"
+    export_case.assert_refused(olmo_core.export, wide_decision(manifest), tmp_path / "out", said, version="2.6.0")
 
 
 def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
-    decision = wide_decision(
-        manifest,
-        shape=dataclasses.replace(SHAPE, family="gpt2"),
-        precision="float64",
-        parallelism=Parallelism(data_parallel_shard=1, tensor=2, pipeline=2, context=2, microbatch_sequences=3),
-        abort=frozen.Abort(on_non_finite=False, train_loss_above_nats=6.0),
-        learning_rate=dataclasses.replace(wide_decision(manifest).learning_rate, table_sha256="0" * 64),
+    mesh = Parallelism(data_parallel_shard=1, tensor=2, pipeline=2, context=2, microbatch_sequences=3)
+    said = (*export_case.UNRUNNABLE, "tensor = 2", "pipeline = 2", "context = 2", "share of 8")
+    export_case.assert_refused(
+        olmo_core.export, export_case.unrunnable(manifest, parallelism=mesh), tmp_path / "out", *said
     )
-    with pytest.raises(ExportError) as caught:
-        olmo_core.export(decision, tmp_path / "out")
-    told = "\n".join(caught.value.problems)
-    for word in (
-        "gpt2",
-        "float64",
-        "on_non_finite",
-        "table",
-        "tensor = 2",
-        "pipeline = 2",
-        "context = 2",
-        "share of 8",
-    ):
-        assert word in told
-    assert len(caught.value.problems) == 8
-    assert not (tmp_path / "out").exists()
 
 
 def test_fidelity_judges_every_leaf_and_loses_none(tmp_path, manifest):
-    report = olmo_core.export(wide_decision(manifest), tmp_path)
-    fields = [entry.field for entry in report.entries]
-    assert len(fields) == len(set(fields))
-    assert {"groups.init_std", "forward.attention", "parallelism.tensor", "spikes.skip_batches"} <= set(fields)
-    assert all(entry.note for entry in report.entries if entry.verdict != "exact")
-    assert report.lost == ()
+    export_case.assert_judges_every_leaf(olmo_core.export, manifest, tmp_path)
 
 
-@pytest.mark.parametrize(("num_ranks", "layout"), [(1, ("1", "1")), (12, ("2", "6"))])
+@pytest.mark.parametrize(("num_ranks", "layout"), export_case.LAYOUTS)
 def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, num_ranks, layout):
-    batch = num_ranks * SHAPE.seq_len
-    mesh = Parallelism(data_parallel_shard=num_ranks)
-    exported(wide_decision(manifest, parallelism=mesh, batch_tokens=batch, num_tokens=batch * 12), tmp_path)
-    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "torchrun").chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    script = [str(tmp_path / "run.sh"), "num_ranks=1"]
-    line = subprocess.run(script, env={**path, "FORERUN_DATA": "x"}, capture_output=True, text=True, check=True).stdout
-    words = line.split()
-    assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == layout
+    exported(export_case.one_sequence_each(manifest, num_ranks), tmp_path)
+    words = export_case.launch_words(tmp_path, layout, "num_ranks=1")
     assert words[-2:] == [str(tmp_path / "train.py"), "num_ranks=1"]
-    refused = subprocess.run(script, env=path, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0
-    assert "the corpus folder" in refused.stderr

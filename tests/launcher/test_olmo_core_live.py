@@ -1,37 +1,34 @@
 """The olmo-core export in the hands of OLMo-core: parser, groups, scheduler, FLOPs, weights, logits, and whole runs.
 
-Unpatched, on CPUs. Needs an interpreter with OLMo-core: see `trainer_python`.
+Unpatched, on CPUs. Needs an interpreter with OLMo-core (`make trainers TRAINERS=olmo-core`).
 """
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from main_run import write_corpus
-from torchtitan_case import SCHEDULES, SHAPE, wide_decision
-from trainer_venv import interpreter
+from export_case import SCHEDULES, SHAPE, wide_decision
+from live_case import (
+    GROWING_BATCH,
+    LOGITS_TOLERANCE,
+    assert_same_run,
+    curve,
+    first_pass,
+    native,
+    share_apart,
+    tied,
+    varied,
+)
+from trainer_venv import in_trainer, interpreter, torchrun
 
-from launcher import assembly, metrics
 from launcher.exporters import olmo_core, proof
 from launcher.exporters.view import compare
 from launcher.frozen import Decision, Parallelism
-from launcher.launch_file import write_launch
-from proxies.data.tokens import Manifest, read_manifest
+from launcher.reference import MODELS
 from proxies.flops import flops_per_token
-from proxies.model import Decoder, Multipliers
-from proxies.schedule import Schedule
-
-# Float32 on both sides, through other kernels. Logits: as a share of the largest.
-LOGITS_TOLERANCE = 3e-6
-LOSS_TOLERANCE_NATS = 1e-5
-NORM_TOLERANCE = 1e-4
 
 PROBE = """
 import json, sys
@@ -51,33 +48,9 @@ np.savez("found.npz", logits=logits.numpy(), flops=model.num_flops_per_token(con
 """
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
-
-
-@pytest.fixture
-def manifest(corpus) -> Manifest:
-    return read_manifest(corpus)
-
-
 @pytest.fixture
 def trainer_python() -> Path:
     return interpreter("olmo-core")
-
-
-def varied(manifest: Manifest, **changes) -> Decision:
-    """A decision in which no forward multiplier is one, and attention's is not 1 / sqrt(head dim)."""
-    decision = wide_decision(manifest, **changes)
-    return dataclasses.replace(decision, forward=dataclasses.replace(decision.forward, attention=0.2, residual=0.6))
-
-
-def tied(manifest: Manifest) -> dict:
-    """What of a decision changes with one matrix for embedding and readout."""
-    groups = [g for g in wide_decision(manifest).groups if g.kind != "readout"]
-    return {"shape": dataclasses.replace(SHAPE, tied=True), "groups": tuple(groups)}
 
 
 def differences(folder: Path, decision: Decision, python: Path) -> list[str]:
@@ -141,56 +114,27 @@ def test_weights_logits_and_flops_are_the_embedded_trainers(tmp_path, manifest, 
     shape = decision.shape
     ids = np.random.default_rng(0).integers(0, 256, (3, shape.seq_len))
     np.save(tmp_path / "ids.npy", ids)
-    done = subprocess.run(
-        [str(trainer_python), "-c", PROBE], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280
-    )
+    done = in_trainer([trainer_python, "-c", PROBE], tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    found, theirs = np.load(tmp_path / "found.npz"), olmo_core.parameter_names(shape)
-    model = Decoder(shape)
-    assembly.initialize(model, decision.groups, decision.seed)
-    for name, parameter in model.named_parameters():
-        assert (found[theirs[name]] == parameter.detach().numpy()).all(), name
-    with torch.no_grad():
-        logits = model(torch.from_numpy(ids), Multipliers(**dataclasses.asdict(decision.forward))).numpy()
-    difference = np.abs(logits.reshape(found["logits"].shape) - found["logits"]).max() / np.abs(logits).max()
+    found, names = np.load(tmp_path / "found.npz"), olmo_core.parameter_names(shape)
+    weights, logits = first_pass(decision, ids)
+    for name, weight in weights.items():
+        assert np.array_equal(found[names[name]], weight), name
+    difference = share_apart(logits, found["logits"])
     print(f"{variant}: logits within {difference:.1e} of the largest")
     assert difference < LOGITS_TOLERANCE
-    # It counts the diagonal of the causal triangle too, and the gains of the last norm and of QK-norm as matmuls.
-    gains = shape.width + (2 * shape.num_layers * shape.head_dim if shape.qk_norm else 0)
-    assert int(found["flops"]) == flops_per_token(shape) + 6 * shape.num_layers * shape.width + 6 * gains
+    assert int(found["flops"]) == flops_per_token(shape, "olmo")
 
 
 def trained(python: Path, folder: Path, corpus: Path, num_ranks: int, *options: str):
     """The export's own script, unpatched, on so many ranks of this machine; its steps, losses and gradient norms."""
-    done = subprocess.run(
-        [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks), "train.py",
-         *options],
-        env={"OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"),
-             "FORERUN_DATA": str(corpus), "OLMO_SHARED_FS": "1"},
-        cwd=folder, capture_output=True, text=True, check=False, timeout=280,
-    )  # fmt: skip
+    command = [*torchrun(python, num_ranks), "train.py", *options]
+    done = in_trainer(command, folder, FORERUN_DATA=corpus, OLMO_SHARED_FS="1")
     files = list(folder.glob("outputs/*/metrics.jsonl"))
     rows = [json.loads(line) for line in files[0].read_text().splitlines()] if files else []
-    return done, np.array([[row["step"], row["train_loss_nats"], row["grad_norm"], row["tokens"]] for row in rows])
+    return done, curve(rows)
 
 
-def native(decision: Decision, folder: Path, corpus: Path) -> np.ndarray:
-    """The embedded trainer's, on one rank."""
-    config = write_launch(folder / "frozen", decision)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m",
-         "launcher.trainer", "--config", str(config), "--data", str(corpus), "--out", str(folder / "run"),
-         "--allow-world-size"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [row for row in metrics.read(folder / "run") if "event" not in row]
-    return np.array([[row["step"], row["train_loss_nats"], row["grad_norm"], row["tokens"]] for row in rows])
-
-
-GROWING_BATCH = Schedule(
-    kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1, batch_warmup_steps=4, batch_warmup_stages=2
-)
 RUNS = {
     "fsdp-resumed-on-one-rank": Parallelism(data_parallel_shard=2),
     "replicas-accumulating-recomputing-tied": Parallelism(
@@ -217,13 +161,7 @@ def test_two_ranks_train_the_embedded_trainers_run(tmp_path, corpus, manifest, t
         done, found = trained(trainer_python, tmp_path, corpus, 1, "num_ranks=1")
         assert done.returncode == 0, done.stderr[-3000:]
         assert (folder / "step12").exists()
-    wanted = native(decision, tmp_path, corpus)
-    assert found.shape == wanted.shape == (12, 4)
-    apart = np.abs(found - wanted).max(axis=0)
-    print(f"{name}: losses within {apart[1]:.1e} nats of the embedded trainer's, norms within {apart[2]:.1e}")
-    assert apart[0] == apart[3] == 0
-    assert apart[1] < LOSS_TOLERANCE_NATS
-    assert apart[2] < NORM_TOLERANCE
+    assert_same_run(found, native(decision, tmp_path, corpus), name)
 
 
 @pytest.mark.slow
@@ -239,3 +177,53 @@ def test_the_brakes_stop_before_the_update_and_other_runs_are_refused(tmp_path, 
     done, _ = trained(trainer_python, tmp_path, corpus, 1, "num_ranks=2", f"data_loader.data_id={'a' * 64}")
     assert done.returncode != 0
     assert "1 ranks: 2 are wanted" in done.stdout + done.stderr, done.stderr[-6000:]
+
+
+COUNT_FLOPS = """
+import sys
+from forerun_olmo_core import RunConfig
+for file in sys.argv[1:]:
+    config = RunConfig.from_file(file)
+    print(config.model.build(init_device="meta").num_flops_per_token(config.data_loader.sequence_length))
+"""
+COUNTED_SHAPES = [
+    SHAPE,
+    dataclasses.replace(SHAPE, seq_len=1),
+    dataclasses.replace(SHAPE, seq_len=33, num_kv_heads=4),
+    dataclasses.replace(SHAPE, tied=True, num_kv_heads=1, seq_len=128),
+    dataclasses.replace(SHAPE, qk_norm=True, num_layers=3),
+    dataclasses.replace(SHAPE, qk_norm=True, tied=True, vocab_size=50_257, ffn_width=1),
+    *(dataclasses.replace(MODELS[f"llama-3-{size}"].shape, seq_len=seq_len) for size in ("8b", "70b")
+      for seq_len in (4096, 8192)),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_olmo_cores_own_flop_count_is_our_convention_to_the_last_flop(tmp_path, manifest, trainer_python):
+    files = []
+    for index, shape in enumerate(COUNTED_SHAPES):
+        groups = [g for g in wide_decision(manifest).groups if not (shape.tied and g.kind == "readout")]
+        [gain] = [g for g in groups if g.kind == "block_gain"]
+        of_heads = dataclasses.replace(gain, pattern=r"layers\.\d+\.attention\.[qk]_norm\.weight")
+        groups += [of_heads] if shape.qk_norm else []
+        batch = 8 * shape.seq_len
+        decision = dataclasses.replace(
+            varied(manifest), shape=shape, groups=tuple(groups), batch_tokens=batch, num_tokens=12 * batch
+        )
+        report = olmo_core.export(decision, tmp_path / str(index))
+        [note] = [entry.note for entry in report.entries if entry.field == "num_tokens"]
+        assert f"; {flops_per_token(shape, 'olmo')} FLOPs each by OLMo-core's own count" in note
+        files.append(tmp_path / str(index) / "run.json")
+    done = in_trainer([trainer_python, "-c", COUNT_FLOPS, *files], tmp_path / "0")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [int(line) for line in done.stdout.split()] == [flops_per_token(s, "olmo") for s in COUNTED_SHAPES]
+
+
+@pytest.mark.slow
+def test_another_count_of_flops_is_no_proof(tmp_path, manifest, trainer_python):
+    decision = varied(manifest)
+    olmo_core.export(decision, tmp_path)
+    path, count = tmp_path / "prove.py", flops_per_token(decision.shape, "olmo")
+    path.write_text(path.read_text().replace(f"FLOPS_PER_TOKEN = {count}", f"FLOPS_PER_TOKEN = {count + 1}"))
+    with pytest.raises(proof.ProofError, match=f"OLMo-core counts {count} FLOPs a token, forerun {count + 1}"):
+        differences(tmp_path, decision, trainer_python)

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from main_run import write_corpus
-from torchtitan_case import SCHEDULES, SHAPE, wide_decision
+from export_case import SCHEDULES, SHAPE, wide_decision
 from trainer_venv import interpreter
 
 from launcher import frozen
@@ -17,7 +16,6 @@ from launcher.exporters.proof import ProofError
 from launcher.exporters.view import TrainedWith, TrainerView, compare, proof_steps
 from launcher.frozen import Decision
 from proxies import canon
-from proxies.data.tokens import read_manifest
 from proxies.model import parameter_shapes
 from proxies.schedule import Schedule, lr_multiplier
 
@@ -26,10 +24,8 @@ HIDDEN = "layers.1.feed_forward.w2.weight"
 
 
 @pytest.fixture(scope="module")
-def decision(tmp_path_factory) -> Decision:
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return wide_decision(read_manifest(folder / "tokens"))
+def decision(manifest) -> Decision:
+    return wide_decision(manifest)
 
 
 def view_of(decision: Decision, schedule: Schedule | None = None) -> TrainerView:
@@ -200,7 +196,7 @@ def test_a_trainer_that_cannot_answer_is_refused_with_its_words(tmp_path, decisi
         with pytest.raises(ProofError, match=said):
             proof.ask("torchtitan", python, tmp_path)
     (tmp_path / proof.PROVE_FILE).write_text("import time; time.sleep(60)")
-    with pytest.raises(ProofError, match="timed out"):
+    with pytest.raises(ProofError, match="gave no answer within"):
         proof.ask("torchtitan", python, tmp_path, limit_seconds=0.5)
     with pytest.raises(ProofError, match="No such file"):
         proof.ask("torchtitan", tmp_path / "python", tmp_path)
@@ -217,13 +213,56 @@ def test_nothing_that_a_proof_started_outlives_it(tmp_path, limit_seconds):
     wait = "import time; time.sleep(60)" if limit_seconds < 2 else "raise SystemExit(3)"
     (tmp_path / proof.PROVE_FILE).write_text(f"{child}\n{wait}\n")
     began = time.monotonic()
-    with pytest.raises(ProofError, match="timed out" if limit_seconds < 2 else "ended with 3: no word why"):
+    with pytest.raises(
+        ProofError, match="seconds and was stopped: --limit" if limit_seconds < 2 else "ended with 3: no word why"
+    ):
         proof.ask("torchtitan", Path(sys.executable), tmp_path, limit_seconds)
     assert time.monotonic() - began < 20
     state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
     while time.monotonic() - began < 20 and state.exists() and state.read_text().split()[2] != "Z":
         time.sleep(0.05)
     assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+SILENT = {
+    "kill -9 $$": "was killed by SIGKILL (was there memory enough?): no word why",
+    "kill -SEGV $$": "was killed by SIGSEGV: no word why",
+    "exit 3": "ended with 3: no word why",
+    "echo first; printf '\\377\\376'": "printed no view: not JSON",
+    "echo '{}'": "printed no view: view (TrainerView) lacks trainer",
+    "echo NaN": "printed no view: NaN is not a number",
+    "head -c 2000 /dev/zero | tr '\\0' '['": "printed no view: not JSON: maximum recursion depth",
+    "head -c 9000000 /dev/zero": "printed no view: not JSON",
+    "head -c 9000000 /dev/zero >&2; sleep 60": "wrote more than 1 MiB and was stopped",
+    "yes": "wrote more than 1 MiB and was stopped",
+    "echo '{\"a\": \"'; head -c 500000 /dev/zero | tr '\\0' 'x'": "printed no view: ",
+}
+
+
+@pytest.mark.parametrize("script", SILENT)
+def test_an_interpreter_that_gives_no_answer_is_named_in_a_few_words(tmp_path, monkeypatch, script):
+    monkeypatch.setattr(proof, "MOST_BYTES", 2**20)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    began = time.monotonic()
+    with pytest.raises(ProofError) as caught:
+        proof.ask("torchtitan", python, tmp_path)
+    [problem] = caught.value.problems
+    assert SILENT[script] in problem
+    assert len(problem) < 1000
+    assert time.monotonic() - began < 20
+
+
+def test_an_interpreter_that_cannot_start_is_named_with_what_to_do(tmp_path, decision):
+    python = tmp_path / "python"
+    python.write_text("")
+    with pytest.raises(ProofError) as caught:
+        proof.prove(decision, "torchtitan", "0.3.0", python)
+    assert caught.value.problems == [
+        f"{python} cannot be started: Permission denied",
+        "the export is for torchtitan 0.3.0: has it that? FORERUN_TORCHTITAN_PYTHON names another Python",
+    ]
 
 
 def test_an_export_is_proven_if_its_trainer_agrees_and_its_files_are_those_asked(tmp_path, decision):

@@ -3,44 +3,28 @@
 import dataclasses
 import hashlib
 import itertools
-import os
 import re
-import subprocess
-import sys
 import types
 import typing
 from pathlib import Path
 
+import export_case
 import numpy as np
 import pytest
 import torch
-from main_run import write_corpus
+from export_case import SHAPE, wide_decision, wide_spec
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torchtitan_case import SHAPE, literals, piece, wide_decision, wide_spec
+from torchtitan_case import literals, piece
 
 from launcher import frozen
 from launcher.exporters import torchtitan
-from launcher.exporters.fidelity import ExportError, FidelityReport
 from launcher.frozen import Decision
-from proxies.data.tokens import Manifest, TokenStore, read_manifest
+from proxies.data.tokens import Manifest, TokenStore
 from proxies.model import parameter_shapes
 from proxies.numbers import ParameterNumbers
 from proxies.parametrization import initial_tensor, parameter_table
 from proxies.rules import named
 from proxies.schedule import Schedule
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
-
-
-@pytest.fixture
-def manifest(corpus) -> Manifest:
-    return read_manifest(corpus)
-
 
 MAIN, RELEASE = torchtitan.VERSIONS
 BOTH = pytest.mark.parametrize("version", [MAIN, RELEASE])
@@ -93,13 +77,7 @@ def test_every_parameter_has_its_frozen_numbers_in_the_module(tmp_path, manifest
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        (r"w2\\.", r"w9\\."),  # nobody claims w2
-        (r"ffn_norm\\.", r".*\\."),  # two claim every weight of a layer
-        ("'lr': 0.015625", "'lr': 0.0156250001"),
-        ("'init_std': 0.125", "'init_std': 0.02"),
-        ("'weight_decay': 0.2", "'weight_decay': 0.1"),
-    ],
+    [*export_case.CHANGED_GROUPS, ("'init_std': 0.125", "'init_std': 0.02")],
 )
 def test_the_comparison_notices_a_changed_module(tmp_path, manifest, old, new):
     decision = wide_decision(manifest)
@@ -121,15 +99,7 @@ def test_names_are_mapped_one_to_one_and_survive_checkpoint_wrappers(tmp_path, m
 
 
 def test_layers_in_different_groups_get_patterns_of_their_own(tmp_path, manifest):
-    table = mup_table(manifest)
-    split = tuple(
-        dataclasses.replace(
-            g, pattern=g.pattern.replace(r"\d+", str(layer)), learning_rate=g.learning_rate * (layer + 1)
-        )
-        for g in frozen.groups_of(tuple(p for p in table if p.kind == "hidden"))
-        for layer in range(SHAPE.num_layers)
-    )
-    decision = wide_decision(manifest, groups=split + frozen.groups_of(tuple(p for p in table if p.kind != "hidden")))
+    decision = export_case.layers_apart(manifest)
     assert disagreements(exported(decision, tmp_path), decision) == []
 
 
@@ -157,48 +127,18 @@ def test_a_decay_survives_as_a_ratio():
 
 
 def test_unknown_versions_are_refused_naming_the_known(tmp_path, manifest):
-    with pytest.raises(ExportError, match=r"version '0\.2\.2' is unknown: main-2026-08-b5bcd76, 0\.3\.0 are known"):
-        torchtitan.export(wide_decision(manifest), tmp_path / "out", version="0.2.2")
-    assert not (tmp_path / "out").exists()
+    said = "version '0.2.2' is unknown: main-2026-08-b5bcd76, 0.3.0 are known"
+    export_case.assert_refused(torchtitan.export, wide_decision(manifest), tmp_path / "out", said, version="0.2.2")
 
 
 def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
-    decision = wide_decision(
-        manifest,
-        shape=dataclasses.replace(SHAPE, family="gpt2"),
-        precision="float64",
-        abort=frozen.Abort(on_non_finite=False, train_loss_above_nats=6.0),
-        learning_rate=dataclasses.replace(wide_decision(manifest).learning_rate, table_sha256="0" * 64),
+    export_case.assert_refused(
+        torchtitan.export, export_case.unrunnable(manifest), tmp_path / "out", *export_case.UNRUNNABLE
     )
-    with pytest.raises(ExportError) as caught:
-        torchtitan.export(decision, tmp_path)
-    told = "\n".join(caught.value.problems)
-    for word in ("gpt2", "float64", "on_non_finite", "table"):
-        assert word in told
-    assert len(caught.value.problems) == 4
-
-
-def leaf_fields(record: type, path: str = "") -> set[str]:
-    leaves: set[str] = set()
-    for field in dataclasses.fields(record):
-        kind = typing.get_type_hints(record)[field.name]
-        inner = [a for a in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(a)]
-        name = f"{path}{field.name}"
-        leaves |= leaf_fields(inner[0], f"{name}.") if inner else {name}
-    return leaves
 
 
 def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
-    decision = wide_decision(manifest)
-    point = frozen.CurvePoint(step=3, loss_nats=3.0, low_nats=2.9, high_nats=3.1)
-    decision = dataclasses.replace(decision, predicted=dataclasses.replace(decision.predicted, curve=(point,)))
-    report = torchtitan.export(decision, tmp_path)
-    assert isinstance(report, FidelityReport)
-    fields = [entry.field for entry in report.entries]
-    assert len(fields) == len(set(fields))
-    assert set(fields) == leaf_fields(Decision)
-    assert all(entry.note for entry in report.entries if entry.verdict != "exact")
-    assert report.lost == ()
+    export_case.assert_judges_every_leaf(torchtitan.export, manifest, tmp_path)
 
 
 def test_initial_values_are_the_embedded_trainers_bit_for_bit(tmp_path, manifest):
@@ -261,34 +201,11 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
 
 def test_the_reader_that_travels_needs_neither_forerun_nor_torch(tmp_path, manifest, corpus):
     exported(wide_decision(manifest), tmp_path)
-    code = (
-        "import sys; from pathlib import Path; import proxies.data.tokens as t; "
-        f"t.TokenStore(Path({str(corpus)!r})); print(t.__file__, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(tmp_path / "proxies" / "data" / "tokens.py"), "False"]
+    export_case.assert_travels(tmp_path, corpus, "proxies.data.tokens")
 
 
-@pytest.mark.parametrize(("num_ranks", "layout"), [(1, ("1", "1")), (8, ("1", "8")), (12, ("2", "6"))])
+@pytest.mark.parametrize(("num_ranks", "layout"), export_case.LAYOUTS)
 def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, num_ranks, layout):
-    decision = wide_decision(
-        manifest,
-        parallelism=frozen.Parallelism(data_parallel_shard=num_ranks),
-        batch_tokens=num_ranks * SHAPE.seq_len,
-        num_tokens=num_ranks * SHAPE.seq_len * 12,
-    )
-    exported(decision, tmp_path)
-    fake = tmp_path / "torchrun"
-    fake.write_text('#!/bin/sh\necho "$@"\n')
-    fake.chmod(0o755)
-    script = str(tmp_path / "run.sh")
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    line = subprocess.run(
-        [script], env={**path, "FORERUN_DATA": "x"}, capture_output=True, text=True, check=True
-    ).stdout
-    words = line.split()
-    assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == layout
-    assert "--module forerun_torchtitan --config main_run" in line
-    refused = subprocess.run([script], env=path, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0
-    assert "the corpus folder" in refused.stderr
+    exported(export_case.one_sequence_each(manifest, num_ranks), tmp_path)
+    words = export_case.launch_words(tmp_path, layout)
+    assert "--module forerun_torchtitan --config main_run" in " ".join(words)

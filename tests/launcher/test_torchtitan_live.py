@@ -6,25 +6,20 @@ FORERUN_TORCHTITAN_MAIN_PYTHON, is asked too.
 
 import dataclasses
 import json
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from main_run import write_corpus
-from torchtitan_case import SCHEDULES, SHAPE, wide_decision, wide_spec
-from trainer_venv import interpreter
+from export_case import SCHEDULES, SHAPE, wide_decision, wide_spec
+from live_case import first_pass
+from trainer_venv import in_trainer, interpreter, torchrun
 
 from launcher.exporters import proof, torchtitan
 from launcher.frozen import Decision, Parallelism
 from proxies.bank import Bank
-from proxies.data.tokens import TokenStore, read_manifest
-from proxies.model import Decoder, Multipliers, parameter_shapes
-from proxies.parametrization import initial_tensor, parameter_table
+from proxies.data.tokens import TokenStore
 from proxies.shape import Shape
 
 MAIN, RELEASE = torchtitan.VERSIONS
@@ -102,13 +97,6 @@ main()
 """
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
-
-
 def python_of(version: str) -> Path:
     if version == RELEASE:
         return interpreter("torchtitan")
@@ -117,30 +105,16 @@ def python_of(version: str) -> Path:
     return python
 
 
-def in_trainer(command: list[str], export_dir: Path, corpus: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    threads = {"OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-    told = {"PYTHONPATH": str(export_dir), "FORERUN_DATA": str(corpus)}
-    return subprocess.run(
-        command,
-        env={**threads, **told, **env},
-        cwd=export_dir,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "schedule"),
     [*((RELEASE, s) for s in SCHEDULES), (MAIN, SCHEDULES[0]), (MAIN, SCHEDULES[2])],
     ids=lambda value: value if isinstance(value, str) else value.kind,
 )
-def test_torchtitans_own_groups_and_scheduler_are_the_frozen_ones(corpus, version, schedule):
+def test_torchtitans_own_groups_and_scheduler_are_the_frozen_ones(manifest, version, schedule):
     clip_norm = None if schedule.kind == "constant" else 1.0
     mesh = Parallelism(data_parallel_shard=2, tensor=2, pipeline=2, microbatch_sequences=2)
-    decision = wide_decision(read_manifest(corpus), schedule=schedule, clip_norm=clip_norm, parallelism=mesh)
+    decision = wide_decision(manifest, schedule=schedule, clip_norm=clip_norm, parallelism=mesh)
     assert proof.prove(decision, "torchtitan", version, python_of(version)) == []
 
 
@@ -154,29 +128,22 @@ VARIANTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("version", [RELEASE, MAIN])
-def test_torchtitans_first_weights_and_logits_are_the_embedded_trainers(tmp_path, corpus, version, variant):
+def test_torchtitans_first_weights_and_logits_are_the_embedded_trainers(tmp_path, manifest, version, variant):
     python, (shape, residual) = python_of(version), VARIANTS[variant]
-    decision = wide_decision(read_manifest(corpus), shape=shape)
+    decision = wide_decision(manifest, shape=shape)
     decision = dataclasses.replace(decision, forward=dataclasses.replace(decision.forward, residual=residual))
     torchtitan.export(decision, tmp_path, version)
     ids = np.random.default_rng(0).integers(0, 256, (3, SHAPE.seq_len))
     np.save(tmp_path / "ids.npy", ids)
-    done = in_trainer([str(python), "-c", PROBE], tmp_path, corpus)
+    done = in_trainer([python, "-c", PROBE], tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "True"
-    arrays, model = np.load(tmp_path / "found.npz"), Decoder(shape)
-    theirs = torchtitan.parameter_names(shape)
-    for numbers in parameter_table(wide_spec(decision.data.data_id, shape=shape)):
-        weight = torch.from_numpy(arrays[theirs[numbers.name]])
-        assert torch.equal(weight, initial_tensor(numbers, decision.seed)), numbers.name
-        model.get_parameter(numbers.name).data.copy_(weight)
-    forward = dataclasses.asdict(decision.forward)
-    with torch.no_grad():
-        logits = model(torch.from_numpy(ids), Multipliers(**forward)).numpy().reshape(arrays["logits"].shape)
-    difference = np.abs(logits - arrays["logits"]).max()
-    print(
-        f"{version}, {variant}: {len(parameter_shapes(shape))} parameters equal bit for bit, logits to {difference:.1e}"
-    )
+    arrays, names = np.load(tmp_path / "found.npz"), torchtitan.parameter_names(shape)
+    weights, logits = first_pass(decision, ids)
+    for name, weight in weights.items():
+        assert np.array_equal(arrays[names[name]], weight), name
+    difference = np.abs(logits.reshape(arrays["logits"].shape) - arrays["logits"]).max()
+    print(f"{version}, {variant}: {len(weights)} parameters equal bit for bit, logits to {difference:.1e}")
     assert difference < 1e-5
 
 
@@ -184,11 +151,9 @@ def trained(python: Path, export_dir: Path, corpus: Path, num_ranks: int, *optio
     losses = export_dir / "losses.jsonl"
     losses.unlink(missing_ok=True)
     (export_dir / "cpu_main.py").write_text(CPU_MAIN)
-    done = in_trainer(
-        [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks), "cpu_main.py",
-         "--module", "forerun_torchtitan", "--config", "main_run", *options],
-        export_dir, corpus, LOSSES=str(losses),
-    )  # fmt: skip
+    options = ("--module", "forerun_torchtitan", "--config", "main_run", *options)
+    command = [*torchrun(python, num_ranks), "cpu_main.py", *options]
+    done = in_trainer(command, export_dir, FORERUN_DATA=corpus, LOSSES=losses)
     assert losses.exists(), done.stderr[-3000:]
     return done, [json.loads(line) for line in losses.read_text().splitlines()]
 
@@ -218,11 +183,11 @@ MESHES = {
         *((MAIN, mesh) for mesh in ("two microbatches", "tied", "tensor", "pipeline")),
     ],
 )
-def test_two_ranks_of_torchtitan_train_the_banks_run(tmp_path, corpus, version, mesh):
+def test_two_ranks_of_torchtitan_train_the_banks_run(tmp_path, corpus, manifest, version, mesh):
     python = python_of(version)
     shape = dataclasses.replace(SHAPE, tied=mesh == "tied", qk_norm=mesh == "tied")
     wanted = banks_curve(TokenStore(corpus), shape)
-    decision = wide_decision(read_manifest(corpus), shape=shape, parallelism=Parallelism(**MESHES[mesh]))
+    decision = wide_decision(manifest, shape=shape, parallelism=Parallelism(**MESHES[mesh]))
     torchtitan.export(decision, tmp_path, version)
     done, found = trained(python, tmp_path, corpus, 2, "--checkpoint.no-enable")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -231,10 +196,10 @@ def test_two_ranks_of_torchtitan_train_the_banks_run(tmp_path, corpus, version, 
 
 
 @pytest.mark.slow
-def test_torchtitan_trains_the_banks_run_on_two_ranks_and_resumes_on_one(tmp_path, corpus):
+def test_torchtitan_trains_the_banks_run_on_two_ranks_and_resumes_on_one(tmp_path, corpus, manifest):
     python = python_of(RELEASE)
     wanted = banks_curve(TokenStore(corpus))
-    torchtitan.export(wide_decision(read_manifest(corpus), num_ranks=2), tmp_path)
+    torchtitan.export(wide_decision(manifest, num_ranks=2), tmp_path)
     done, two = trained(python, tmp_path, corpus, 2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert np.abs(np.array(two) - wanted).max() < 1e-4
@@ -250,9 +215,9 @@ def test_torchtitan_trains_the_banks_run_on_two_ranks_and_resumes_on_one(tmp_pat
 
 
 @pytest.mark.slow
-def test_torchtitan_stops_above_the_frozen_ceiling_before_it_saves(tmp_path, corpus):
+def test_torchtitan_stops_above_the_frozen_ceiling_before_it_saves(tmp_path, corpus, manifest):
     python = python_of(RELEASE)
-    decision = wide_decision(read_manifest(corpus))
+    decision = wide_decision(manifest)
     strict = dataclasses.replace(decision.abort, train_loss_above_nats=0.5)
     torchtitan.export(dataclasses.replace(decision, abort=strict), tmp_path)
     done, rows = trained(python, tmp_path, corpus, 1)
@@ -278,18 +243,19 @@ def many_ranks(decision: Decision, **degrees: int) -> Decision:
         (MAIN, {"data_parallel_shard": 4, "tensor": 2, "pipeline": 2, "microbatch_sequences": 2}, (0, 15)),
     ],
 )
-def test_a_dry_run_of_the_launch_script_builds_shards_and_steps_any_rank(tmp_path, corpus, version, degrees, ranks):
+def test_a_dry_run_of_the_launch_script_builds_shards_and_steps_any_rank(
+    tmp_path, corpus, manifest, version, degrees, ranks
+):
     python = python_of(version)
-    decision = many_ranks(wide_decision(read_manifest(corpus)), **degrees)
+    decision = many_ranks(wide_decision(manifest), **degrees)
     torchtitan.export(decision, tmp_path, version)
     (tmp_path / "cpu_main.py").write_text(CPU_MAIN)
     script = (tmp_path / "run.sh").read_text()
     assert script.count("python -m torchtitan.train") == 1
     (tmp_path / "cpu.sh").write_text(script.replace("python -m torchtitan.train", f"{python} cpu_main.py"))
     for rank in ranks:
-        done = in_trainer(
-            ["bash", "cpu.sh"], tmp_path, corpus, DRY_RUN="1", RANK=str(rank), LOSSES=str(tmp_path / "losses.jsonl")
-        )
+        env = {"FORERUN_DATA": corpus, "DRY_RUN": "1", "RANK": str(rank), "LOSSES": tmp_path / "losses.jsonl"}
+        done = in_trainer(["bash", "cpu.sh"], tmp_path, **env)
         assert done.returncode == 0, done.stderr[-3000:]
         told = done.stdout + done.stderr
         assert "Trainer is initialized" in told

@@ -6,20 +6,11 @@ import types
 
 import pytest
 import torch
-from main_run import write_corpus
-from torchtitan_case import SHAPE, literals, piece, wide_decision
+from export_case import SHAPE, assert_refused, wide_decision
+from torchtitan_case import literals, piece
 
 from launcher import frozen
 from launcher.exporters import torchtitan
-from launcher.exporters.fidelity import ExportError
-from proxies.data.tokens import Manifest, read_manifest
-
-
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory) -> Manifest:
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return read_manifest(folder / "tokens")
 
 
 @pytest.mark.parametrize("version", torchtitan.VERSIONS)
@@ -45,11 +36,7 @@ def test_a_mesh_that_torchtitan_cannot_have_is_refused(tmp_path, manifest, shape
         batch_tokens=8 * shape.seq_len,
         num_tokens=12 * 8 * shape.seq_len,
     )
-    with pytest.raises(ExportError) as caught:
-        torchtitan.export(decision, tmp_path / "out", version)
-    [problem] = caught.value.problems
-    assert said in problem
-    assert not (tmp_path / "out").exists()
+    assert_refused(torchtitan.export, decision, tmp_path / "out", said, version=version)
 
 
 @pytest.mark.parametrize(

@@ -265,3 +265,11 @@ def test_borrowed_constants_are_said_for_parameters_too(fit):
     assert any("borrowed" in warning for warning in once["warnings"])
     enough = ask("allocate", fit, "--flops", "1e21", "--unique-tokens", "1e12")[1]
     assert not any("borrowed" in warning for warning in enough["warnings"])
+
+
+def test_the_mfu_says_what_it_is_a_share_of(fit):
+    told = ("allocate", fit, "--gpu-hours", "1000", "--gpu", "H100")
+    assert ask(*told)[1]["budget"]["gpu"]["mfu_convention"] == "six_nd"
+    assert "held here against 6 * N * D: without attention, which `forerun estimate` counts" in forerun(*told)[1]
+    assert "counted as 6 * N * D" in " ".join(forerun("allocate", "--help")[1].split())
+    assert "attention's whole square counted (full)" in " ".join(forerun("estimate", "--help")[1].split())

@@ -4,13 +4,11 @@ import dataclasses
 import math
 
 import pytest
-from main_run import write_corpus
 from megatron_lm_case import decision_for, spec_for
 
 from launcher.exporters import megatron_lm
 from launcher.exporters.view import TOLD, Run, TrainedWith, TrainerView, compare, frozen_run, marked, proof_steps
 from launcher.frozen import Decision
-from proxies.data.tokens import read_manifest
 from proxies.model import parameter_shapes
 from proxies.rules import named
 from proxies.schedule import Schedule
@@ -19,13 +17,10 @@ READOUT, GAIN = "output_layer.weight", "decoder.final_layernorm.weight"
 
 
 @pytest.fixture(scope="module")
-def decision(tmp_path_factory) -> Decision:
+def decision(manifest) -> Decision:
     """One that loses decay, eps, the readout's rate and the warmup's first step."""
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
     rules = named("mup_no_wd_scaling", embedding_rate="inverse_root")
     schedule = Schedule(kind="cosine", num_steps=12, warmup_steps=4, final_fraction=0.1)
-    manifest = read_manifest(folder / "tokens")
     return decision_for(manifest, spec_for(manifest.data_id, parametrization=rules, schedule=schedule))
 
 

@@ -50,6 +50,7 @@ COMPLETEDP_TABLE_1 = {
     "final_bias": ("1", "m_B^1/2 m_D^-1/2", "m_B^-1/2 m_D^1/2", "m_B^1/2 m_D^-1/2"),
     "readout": ("m_N^-1", "m_N^-1 m_B^1/2 m_D^-1/2", "m_B^-1/2 m_D^1/2", "m_N m_B^1/2 m_D^-1/2"),
 }  # fmt: skip
+MEGATRON_LM = MUP_TABLE_8 | {"hidden": ("m_N^-1/2", "m_N^-1", "m_N^-1", "1")}  # core 0.18.2 and 0.19.2, --use-mup
 UMUP = {  # rates against width and depth; decay is a share, and scales with nothing
     "embedding": ("1", "m_N^-1/2", "1", "1"),
     "hidden": ("m_N^-1/2", "m_N^-1 m_L^-1/2", "1", "1"),
@@ -61,6 +62,7 @@ TABLES = [
     (named("mup"), MUP_TABLE_8, {"residual": "1", "output": "m_N^-1"}),
     (named("completep", depth_alpha=0.5), COMPLETEP_TABLE_1, {"residual": "m_L^-1/2", "output": "m_N^-1"}),
     (named("completedp", depth_alpha=0.5), COMPLETEDP_TABLE_1, {"residual": "m_L^-1/2", "output": "1"}),
+    (named("mup_no_wd_scaling", eps="hidden"), MEGATRON_LM, {"residual": "1", "output": "m_N^-1"}),
     (named("umup"), UMUP, {"residual": "m_L^-1/2", "output": "m_N^-1"}),
 ]
 
@@ -98,6 +100,10 @@ def test_the_standard_form_scales_nothing():
         ({"weight_decay": "independent"}, "hidden", ("m_N^-1/2", "m_N^-1", "1", "1")),
         ({"output": "absorbed"}, "readout", ("m_N^-1", "m_N^-1", "1", "m_N")),
         ({"output": "absorbed", "weight_decay": "unscaled"}, "readout", ("m_N^-1", "m_N^-1", "1", "1")),
+        ({"eps": "hidden"}, "hidden", ("m_N^-1/2", "m_N^-1", "m_N^-1", "m_N")),
+        ({"eps": "hidden", "depth_alpha": 0.5}, "hidden", ("m_N^-1/2", "m_N^-1 m_L^-1/2", "m_N^-1 m_L^-1/2", "m_N")),
+        ({"eps": "hidden"}, "block_gain", ("1", "1", "1", "1")),
+        ({"eps": "hidden"}, "readout", ("1", "1", "1", "1")),
         ({"eps": "blocks"}, "hidden", ("m_N^-1/2", "m_N^-1", "m_N^-1", "m_N")),
         ({"eps": "blocks"}, "embedding", ("1", "1", "1", "1")),
         ({"eps": "all", "depth_alpha": 1.0}, "final_gain", ("1", "1", "m_N^-1 m_L^-1", "1")),
@@ -174,7 +180,7 @@ def test_bad_names_and_choices_are_said_at_once():
     assert caught.value.problems == [
         "parametrization = 'complete_p': did you mean completep?",
         "depth_alfa is no choice: did you mean depth_alpha?",
-        "eps = 'some': one of unscaled, blocks, all, completedp is wanted",
+        "eps = 'some': one of unscaled, hidden, blocks, all, completedp is wanted",
         "rate_batch_power = 3: a finite number >= -2 and <= 2 is wanted",
         "depth_alpha = 0.3: a finite number >= 0.5 and <= 1 is wanted",
     ]

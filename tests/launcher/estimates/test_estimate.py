@@ -1,14 +1,21 @@
 """`forerun estimate`: what a plan takes, against what its stages then run."""
 
+import dataclasses
+import re
+
 import pytest
 from main_run import decision_of, spec_of, write_corpus
 from tiny_study import PLAN, ask, forerun, write_plan
 
+from launcher.estimates.layout import Layout
 from launcher.estimates.machine import Given, machine_of
 from launcher.estimates.main_run import EndlessRunError, MainRun, estimate_main, main_body
+from launcher.estimates.memory import memory_per_rank
+from launcher.estimates.parallelism import NoParallelismError
 from launcher.launch_file import write_launch
 from launcher.reference import MODELS
 from proxies.checks import SpecError
+from proxies.shape import Shape
 
 LLAMA = MainRun(
     shape=MODELS["llama-3.1-405b"].shape, num_tokens=15_600_000_000_000, batch_tokens=2**24, precision="bfloat16"
@@ -74,9 +81,49 @@ def test_the_answer_in_words(plan):
         assert said in out
 
 
-def test_without_a_number_all_ranks_of_the_plan_count(plan):
-    body = ask("estimate", plan, "--set", "launch.tensor=2")[1]
-    assert body["main_run"]["machine"]["num_gpus"] == 4
+def laid_out(plan, *changes, options=()):
+    sets = [word for change in changes for word in ("--set", f"launch.{change}")]
+    code, body = ask("estimate", plan, *sets, *options)
+    assert code == 0
+    return body["main_run"]
+
+
+def test_the_main_run_is_laid_out_as_the_plans_launch_section_says(plan):
+    own, pieces = laid_out(plan), laid_out(plan, "microbatch_sequences=1", 'activation_checkpointing="full"')
+    assert {main["parallelism"]["from"] for main in (own, pieces)} == {"[launch]"}
+    assert (own["machine"]["num_gpus"], own["parallelism"]["shard"]) == (2, 2)
+    held = [(m["parallelism"]["microbatch_sequences"], m["parallelism"]["num_microbatches"]) for m in (own, pieces)]
+    assert held == [(2, 1), (1, 2)]  # 4 sequences a step on 2 ranks
+    assert pieces["parallelism"]["checkpointing"] == "full"
+    layout = Layout(shard=2, checkpointing="full")
+    wanted = memory_per_rank(Shape(**own["shape"]), layout, "float32", num_microbatches=2)
+    assert pieces["memory"]["total_bytes"] == wanted.total_bytes < own["memory"]["total_bytes"]
+    replicas = laid_out(plan, "data_parallel_shard=1", "data_parallel_replicate=2")["parallelism"]
+    assert (replicas["shard"], replicas["replicate"]) == (1, 2)
+    assert not any("divides" in reason for reason in replicas["reasons"])
+
+
+def test_a_launch_section_that_does_not_fit_gives_way_and_is_named(plan):
+    main = laid_out(plan, "tensor=2")
+    assert main["machine"]["num_gpus"] == 4  # all ranks of the plan
+    assert main["parallelism"]["from"].startswith("suggested: [launch] does not fit a run of this size: tensor = 2 ")
+    assert f"parallelism is {main['parallelism']['from']}" in main["warnings"]
+    four = laid_out(plan, options=("--gpus", 4))
+    assert four["parallelism"]["from"] == "suggested for 4 GPUs: [launch] has 2 ranks"
+    assert four["parallelism"]["shard"] == 4
+    assert not any("parallelism" in said for said in four["warnings"])
+    code, found = ask("estimate", plan, "--set", "launch.data_parallel_shard=1", "--set", "launch.pipeline=3")
+    assert (code, found["error"]) == (2, "NoParallelismError")
+    assert "[launch]: pipeline = 3 does not divide num_layers = 1" in found["problems"]
+
+
+def test_what_is_frozen_does_not_give_way():
+    planned = dataclasses.replace(EIGHT, layout=Layout(shard=8))
+    found = estimate_main(planned, Given(num_gpus=8))
+    assert found.parallel.layout.checkpointing != "none"
+    assert re.match(r"suggested: \[launch\] does not fit .*: the layout's 8\d\.\d GB a rank", found.layout_from)
+    with pytest.raises(NoParallelismError, match=r"8\d\.\d GB a rank, 72\.0 GB are free"):
+        estimate_main(dataclasses.replace(planned, frozen=True), Given(num_gpus=8))
 
 
 def test_llama_405b_as_it_was_run():
@@ -148,6 +195,7 @@ def test_a_frozen_config_is_estimated_as_frozen(tmp_path):
     main = found["main_run"]
     assert main["tokens"] == decision.num_tokens
     assert (main["parallelism"]["shard"], main["machine"]["num_gpus"]) == (2, 2)
+    assert main["parallelism"]["from"] == "frozen"
     assert "stages" not in found
     assert ask("estimate", path, "--gpus", 4)[1]["main_run"]["machine"]["num_gpus"] == 4
     assert ask("estimate", path, "--set", "target.budget_flops=1e12")[0] == 2

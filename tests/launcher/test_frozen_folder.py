@@ -1,0 +1,176 @@
+"""A frozen config's folder: whole or not there, and nothing in it that goes unnoticed."""
+
+import os
+import shutil
+
+import pytest
+from main_run import tiny_decision, write_corpus
+
+from launcher import frozen_folder
+from launcher.attestations import attest
+from launcher.frozen import FrozenError, TamperedError
+from launcher.frozen_folder import ATTESTED, look_through, write_frozen
+from launcher.launch_file import read_launch
+from proxies import canon
+
+BODIES = {kind: {"of": kind} for kind in ATTESTED}
+EXPORT = {"trainer": "native", "version": "1", "out": "exports/native"}
+
+
+@pytest.fixture(scope="module")
+def decision(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return tiny_decision(folder / "tokens")
+
+
+@pytest.fixture
+def folder(decision, tmp_path):
+    """Frozen, with an export."""
+    found = write_frozen(tmp_path / "frozen", decision, BODIES).parent
+    out = found / "exports" / "native"
+    (out / "inner").mkdir(parents=True)
+    for name in ("run.sh", "inner/x.py"):
+        (out / name).write_text(name)
+    (out / "run.sh").chmod(0o755)
+    files = {name: canon.file_sha256(out / name) for name in ("run.sh", "inner/x.py")}
+    attest(found, "export-native", decision.digest, {**EXPORT, "files": files})
+    return found
+
+
+def problems_of(folder):
+    with pytest.raises(TamperedError) as caught:
+        look_through(folder, folder.name)
+    return caught.value.problems
+
+
+def test_what_is_whole_is_found(folder):
+    found = look_through(folder, folder.name)
+    assert found.unnamed == ()
+    assert "files of native: 2 unchanged" in found.unchanged
+    assert [(export.trainer, export.version, export.out) for export in found.exports] == [
+        ("native", "1", folder / "exports" / "native")
+    ]
+
+
+@pytest.mark.parametrize("kind", ATTESTED)
+def test_what_freezing_always_attests_is_missed(folder, kind):
+    (folder / "attestations" / f"{kind}.json").unlink()
+    assert problems_of(folder) == [f"attestations/{kind}.json is missing: `forerun freeze` writes it again"]
+
+
+PLACES = {
+    "attestations/layout.json": "attestations/layout.json",
+    "attestations/more.json": "attestations/more.json",
+    "exports/native/run.sh": "run.sh",
+    "launch.json": "launch.json",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_link_or_a_pipe_is_no_file(folder, place, tmp_path):
+    if (folder / place).exists():
+        shutil.move(folder / place, tmp_path / "aside")
+    (folder / place).symlink_to(tmp_path / "aside")
+    assert problems_of(folder) == [f"{PLACES[place]} is a link: a plain file is wanted"]
+    (folder / place).unlink()
+    os.mkfifo(folder / place)
+    if place == "launch.json":
+        with pytest.raises(FrozenError, match="it is a pipe: a plain file is wanted"):
+            read_launch(folder)
+    else:
+        assert problems_of(folder) == [f"{PLACES[place]} is a pipe: a plain file is wanted"]
+
+
+def test_strays_are_told_of(folder):
+    for name in ("notes.txt", "attestations/notes.txt", "launch.json.7.part"):
+        (folder / name).write_text("")
+    (folder / "exports" / ".native.7.part").mkdir()
+    (folder / "run").mkdir()
+    left = "; a command that was stopped left it, remove it"
+    assert look_through(folder, folder.name).unnamed == (
+        f"launch.json.7.part: no attestation names it{left}",
+        "notes.txt: no attestation names it",
+        "attestations/notes.txt: no attestation names it",
+        f"exports/.native.7.part: no attestation names it{left}",
+    )
+
+
+def test_an_export_is_held_file_by_file(folder):
+    out = folder / "exports" / "native"
+    (out / "run.sh").chmod(0o644)
+    (out / "inner" / "x.py").unlink()
+    (out / "away").symlink_to("/")
+    (out / "gone").symlink_to("nowhere")
+    assert problems_of(folder) == [
+        "inner/x.py is missing",
+        "away was added",
+        "gone was added",
+        "run.sh cannot be executed any more: chmod +x, or `forerun export` again",
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {**EXPORT, "files": []},
+        {**EXPORT, "files": {"run.sh": 1}},
+        {**EXPORT, "files": {}, "version": 1},
+        {**EXPORT, "files": {}, "trainer": "other"},
+        {**EXPORT, "files": {}, "out": "../../../etc"},
+    ],
+)
+def test_an_attestation_of_no_export_is_refused(folder, body):
+    attest(folder, "export-native", folder.name, body)
+    assert problems_of(folder) == ["it describes no export: `forerun export` writes both anew"]
+
+
+def test_exports_are_a_folder_of_attested_ones(folder):
+    (folder / "exports" / "mine").mkdir()
+    assert problems_of(folder) == ["no attestation names it: `forerun export` makes it anew"]
+    shutil.rmtree(folder / "exports")
+    (folder / "attestations" / "export-native.json").unlink()
+    (folder / "exports").write_text("")
+    assert problems_of(folder) == ["it is no folder: remove it"]
+
+
+@pytest.mark.parametrize("depth", [600, 100_000])
+def test_what_is_nested_too_deep_is_no_file_of_ours(folder, depth):
+    nested = "[" * depth + "]" * depth
+    (folder / "attestations" / "layout.json").write_text('{"body": {"x": ' + nested + "}}")
+    assert "recursion" in problems_of(folder)[0]
+    (folder / "launch.json").write_text('{"digest": "", "decision": ' + nested + "}")
+    with pytest.raises(TamperedError, match="recursion"):
+        read_launch(folder)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_freezing_that_fails_leaves_nothing_or_what_was(decision, tmp_path, monkeypatch, again):
+    frozen_dir = tmp_path / "frozen"
+    if again:
+        write_frozen(frozen_dir, decision, BODIES)
+        (frozen_dir / decision.digest / "notes.txt").write_text("")
+    (frozen_dir / "freezing.part" / "left").mkdir(parents=True)
+
+    def full(folder, kind, digest, body):
+        if kind == "layout":
+            raise OSError(28, "No space left on device", "layout.json")
+        return attest(folder, kind, digest, body)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(frozen_folder, "attest", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_frozen(frozen_dir, decision, BODIES)
+    assert [path.name for path in frozen_dir.iterdir()] == ([decision.digest] if again else [])
+    folder = write_frozen(frozen_dir, decision, BODIES).parent
+    assert [path.name for path in frozen_dir.iterdir()] == [decision.digest]
+    assert (folder / "notes.txt").exists() == again
+    look_through(folder, decision.digest)
+
+
+def test_freezing_again_takes_away_what_a_killed_one_left(folder, decision):
+    for name in ("launch.json.7.part", "attestations/layout.json.7.part"):
+        (folder / name).write_text("half")
+    write_frozen(folder.parent, decision, BODIES)
+    assert look_through(folder, folder.name).unnamed == ()

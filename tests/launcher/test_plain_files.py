@@ -1,0 +1,44 @@
+"""Plain files are read; what is none is named, and never waited for."""
+
+import os
+
+import pytest
+
+from launcher import plain_files
+from launcher.plain_files import kinds_in, read_plain
+
+
+def test_a_plain_file_is_read_also_by_a_link(tmp_path):
+    (tmp_path / "file").write_bytes(b"\x00x")
+    (tmp_path / "link").symlink_to("file")
+    assert read_plain(tmp_path / "file") == read_plain(tmp_path / "link") == b"\x00x"
+
+
+def test_what_is_no_plain_file_is_refused_at_once(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(plain_files, "MOST_BYTES", 3)
+    (tmp_path / "large").write_bytes(b"four")
+    said = {}
+    for path in (tmp_path / "pipe", tmp_path / "large", tmp_path, "/dev/zero", tmp_path / "absent"):
+        with pytest.raises(OSError) as caught:
+            read_plain(path)
+        assert caught.value.filename is not None
+        said[str(path)] = caught.value.strerror
+    assert list(said.values()) == [
+        "it is a pipe: a plain file is wanted",
+        "it has 4 bytes: at most 3 are read",
+        "Is a directory",
+        "it is a device: a plain file is wanted",
+        "No such file or directory",
+    ]
+
+
+def test_every_kind_of_entry_is_listed_and_no_link_followed(tmp_path):
+    (tmp_path / "a" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "a" / "__pycache__" / "x.pyc").write_text("")
+    (tmp_path / "a" / "file").write_text("")
+    (tmp_path / "a" / "away").symlink_to("/")
+    (tmp_path / "gone").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    assert kinds_in(tmp_path) == {"a/away": "link", "a/file": "file", "gone": "link", "pipe": "pipe"}
+    assert kinds_in(tmp_path / "nowhere") == {}
