@@ -1,5 +1,19 @@
-"""`python -m launcher` is `forerun`."""
+"""`forerun`, and `python -m launcher`. Imports the standard library alone: Ctrl-C may come before click is loaded."""
 
-from launcher.cli import main
+import sys
+from typing import NoReturn
 
-main()
+
+def main() -> NoReturn:
+    """Run `launcher.cli.main`; a Ctrl-C that comes before it can answer, or while it ends, is exit 130 and one line."""
+    try:
+        from launcher import cli
+
+        cli.main()
+    except KeyboardInterrupt:
+        print("forerun: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -31,17 +31,21 @@ def read_attestation(path: Path, digest: str) -> dict[str, canon.Json]:
         claimed = value.pop("sha256", None) if isinstance(value, dict) else None
         actual = canon.content_id(value)
     except OSError as error:
-        raise TamperedError(str(path), [f"cannot be read: {error.strerror}"]) from error
+        raise _tampered(path, f"cannot be read: {error.strerror}") from error
     except (canon.CanonError, RecursionError) as error:
-        raise TamperedError(str(path), [str(error)]) from error
+        raise _tampered(path, str(error)) from error
     if not isinstance(value, dict) or not isinstance(value.get("body"), dict):
-        raise TamperedError(str(path), ["not an attestation"])
+        raise _tampered(path, "not an attestation")
     if actual != claimed:
-        raise TamperedError(str(path), ["its content does not have its hash"])
+        raise _tampered(path, "its content does not have its hash")
     if value.get("kind") != path.stem:
-        raise TamperedError(str(path), [f"it is of the kind {value.get('kind')!r}"])
+        raise _tampered(path, f"it is of the kind {value.get('kind')!r:.40}")
     if value.get("digest") != digest:
-        raise TamperedError(str(path), [f"it is for the digest {str(value.get('digest'))[:16]}..."])
+        raise _tampered(path, f"it is for the digest {str(value.get('digest'))[:16]}...")
     body = value["body"]
     assert isinstance(body, dict)
     return body
+
+
+def _tampered(path: Path, what: str) -> TamperedError:
+    return TamperedError(str(path), [f"{what}; restore it from a copy, or remove it: the verb that wrote it can again"])

@@ -11,7 +11,7 @@ from proxies.canon import Json
 from proxies.powers import Ratios
 from proxies.rules import betas, kind_rule
 from proxies.spec import RunResult
-from transfer.question import Axis, Hyperparameter
+from transfer.question import HYPERPARAMETERS, Axis, Hyperparameter
 from transfer.summary import estimate_summary, together_summary, verdict_summary
 from transfer.together import differs
 from transfer.verdict import Verdict
@@ -67,7 +67,7 @@ def _runs(study: Study, test: TransferTest, results: Mapping[str, RunResult]) ->
 def _values(study: Study, found: Transferred, verdicts: Verdicts) -> list[Json]:
     """One row a hyperparameter: at the base, at the target, by which rule, and how far that was tested."""
     tested = [test.hyperparameter for test, _ in verdicts.tests]
-    names = dict.fromkeys((*_ALWAYS, *tested))
+    names = dict.fromkeys((*_ALWAYS, *(name for name in HYPERPARAMETERS if name in found.best), *tested))
     return [_value(study, found, verdicts, name) for name in names]
 
 

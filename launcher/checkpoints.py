@@ -6,8 +6,8 @@ A checkpoint is written as `step-00000020.part`, its manifest (the sha256 of eve
 data order and the schedule are functions of the step.
 
 The tensors are read with torch's restricted unpickler, but the index file `.metadata` of torch.distributed.checkpoint
-is a plain pickle of torch's: its hash is checked before it is opened, which tells accident, not a forger. Load only
-checkpoints whose folder you trust.
+is a plain pickle of torch's: before torch opens it, its hash is checked, which tells accident, and the names that it
+would call are held against a short list (`checkpoint_index`), which stops a forger's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from launcher.checkpoint_index import check_index
 from proxies import canon
 
 MANIFEST = "manifest.json"
@@ -68,7 +69,12 @@ def write_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def read_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load weights and moments, resharded where the number of ranks changed; collective."""
+    """Load weights and moments, resharded where the number of ranks changed; collective.
+
+    Raises:
+        IndexRefusedError: see `check_index`.
+    """
+    check_index(folder)
     weights, moments = get_state_dict(model, optimizer)
     # Filled in place.
     load({"model": weights, "optimizer": moments}, checkpoint_id=folder)

@@ -6,7 +6,9 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
 from typing import NoReturn
 
@@ -22,6 +24,7 @@ _EXIT_CODES = {
     "CannotTellError": EXIT_CANNOT_TELL,
     "UnseenError": EXIT_CANNOT_TELL,
     "NoFinishedTrialError": EXIT_CANNOT_TELL,
+    "BudgetSpent": EXIT_CANNOT_TELL,
     "LedgerCorrupt": EXIT_CORRUPT,
     "CurveCorrupt": EXIT_CORRUPT,
     "TamperedError": EXIT_CORRUPT,
@@ -50,7 +53,8 @@ _VERBS = {
     "transfer": ("transfer", "Valleys over width and other axes, and the verdict: holds, drifts or cannot tell."),
     "ladder": ("study", "The scaling ladder at the transferred hyperparameters."),
     "run": ("study", "All stages in order, up to the report; resumes, never repeats finished work."),
-    "status": ("study", "What a study has done and found so far; works while it runs."),
+    "repair": ("repair", "Copy a damaged ledger and save what its hashes prove; names what was lost."),
+    "status": ("status", "What a study is doing, has done and found; works while it runs."),
     "fit": ("fits", "Scaling fit of a study or of a table of runs."),
     "predict": ("predict", "Loss of a run from a fit, with its interval."),
     "allocate": ("allocate", "The best size and tokens for a budget, with intervals."),
@@ -158,6 +162,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     """Entry point: run a verb, turn errors into words and exit codes."""
     typed = sys.argv[1:] if args is None else args
     try:
+        _listen()
         code = cli.main(args=typed, prog_name="forerun", standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
@@ -168,6 +173,15 @@ def main(args: list[str] | None = None) -> NoReturn:
         code = _complain(_named(error), typed)
         _let_go_of_stdout()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _listen() -> None:
+    """Have a verb that is asked to end (SIGTERM, or a terminal that goes) leave as it does on Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # of `nohup` it is ignored, and stays so
+            signal.signal(number, signal.default_int_handler)
 
 
 def _let_go_of_stdout() -> None:
@@ -185,11 +199,14 @@ def _complain(error: BaseException, typed: list[str]) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return EXIT_INPUT
-    code, message = exit_code_of(error), message_of(error, next((word for word in typed if word in _VERBS), ""))
-    problems = getattr(error, "problems", None) or [message]
+    from sweeps.redaction import redacted  # a user's own code may name a secret in what it raises
+
+    verb = next((word for word in typed if word in _VERBS), "")
+    code, message = exit_code_of(error), redacted(message_of(error, verb))
+    problems = [redacted(str(problem)) for problem in getattr(error, "problems", None) or [message]]
     with contextlib.suppress(OSError):  # a stream that takes no more: the exit code says it still
         if os.environ.get("FORERUN_TRACEBACK") == "1":
-            traceback.print_exception(error, file=sys.stderr)
+            click.echo(redacted("".join(traceback.format_exception(error))), err=True, nl=False)
         if isinstance(error, click.UsageError) and error.ctx is not None:
             click.echo(error.ctx.get_usage(), err=True)
         click.echo(f"forerun: {message}", err=True)

@@ -1,7 +1,7 @@
 """The report's figures, each a pure function from the report's body to one SVG.
 
-With `figures_transfer` and `figures_cost`, which draw the transfer tests, and `figures_fits`, which draws the ladder,
-the only door to matplotlib.
+With `figures_transfer` and `figures_cost`, which draw the transfer tests, `figures_fits`, which draws the ladder, and
+`figures_main_run`, the only door to matplotlib.
 
 One panel each, side by side or stacked; panels to be compared share their axes. The same body gives the same bytes.
 """
@@ -111,6 +111,29 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
     return [(high + low) / 2 for high, low in zip(up, down, strict=True)]
 
 
+def interval_marks(
+    axes: Axes, points: Sequence[tuple[float, float]], intervals: Sequence[Sequence[float]], *, along: str, **style: Any
+) -> None:
+    """Marks with bars: each mark where its point is, each bar where its interval is, which need not hold the point.
+
+    An interval comes of resampled fits, the point of the fit to all runs: a degenerate one may lie outside.
+
+    Args:
+        axes: to draw on.
+        points: (x, y) of each.
+        intervals: (low, high) of each.
+        along: "x" or "y", the axis of the intervals.
+        **style: of matplotlib's `errorbar`.
+    """
+    middles = [(low + high) / 2 for low, high in intervals]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    shown = (middles, ys) if along == "x" else (xs, middles)
+    style = {**style, f"{along}err": [(high - low) / 2 for low, high in intervals]}
+    marks, _, _ = axes.errorbar(*shown, **style)
+    marks.set_data(xs, ys)
+    axes.update_datalim(points)
+
+
 def edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], colour: str) -> None:
     """A cross at the top for a run without a loss, a triangle for one above the axis."""
     bottom, top = axes.get_ylim()
@@ -154,10 +177,9 @@ def coordinates(body: Body, arm: str) -> str:
 
 def search(body: Body) -> str:
     """Loss of every trial against its learning rate, coloured by gradient clip."""
-    trials, asked = body["search"]["trials"], body["question"]["search"]
+    trials, clips = body["search"]["trials"], body["search"]["ranges"]["clip_norm"]
     rates = [math.log2(trial["learning_rate"]) for trial in trials]
     losses = [trial["loss_nats"] for trial in trials if trial["loss_nats"] is not None]
-    low, high = (math.log2(end) for end in asked["clip_norm"])
 
     def paint(axes: Axes) -> None:
         octaves(axes.xaxis, min(rates), max(rates))
@@ -166,15 +188,25 @@ def search(body: Body) -> str:
         axes.axvline(math.log2(body["search"]["best"]["learning_rate"]), color=INK, alpha=0.55, linewidth=0.9,
                      linestyle=(0, (4, 3)), label="best")  # fmt: skip
         for trial, rate in zip(trials, rates, strict=True):
-            rank = 0.5 if high == low else (math.log2(trial["clip_norm"]) - low) / (high - low)
-            colour = SEQUENCE[min(max(round(rank * (len(SEQUENCE) - 1)), 0), len(SEQUENCE) - 1)]
+            colour = _clip_colour(trial["clip_norm"], clips)
             loss = trial["loss_nats"]
             if loss is not None and loss <= axes.get_ylim()[1]:
                 axes.plot([rate], [loss], "o", color=colour, markersize=6, markeredgecolor=INK, markeredgewidth=0.4)
             else:
                 edge_marks(axes, [(rate, loss)], colour)
-        for colour, end in ((SEQUENCE[0], asked["clip_norm"][0]), (SEQUENCE[-1], asked["clip_norm"][1])):
+        for colour, end in ((SEQUENCE[0], min(clips)), (SEQUENCE[-1], max(clips))):
             axes.plot([], [], "o", color=colour, markersize=6, label=f"clip {end:g}")
+        if not all(trial["clip_norm"] for trial in trials):
+            axes.plot([], [], "o", color=INK, markersize=6, label="no clip")
 
     return draw("search", "Loss of every trial against learning rate, coloured by gradient clip",
                  ("learning rate", "validation loss (nats per token)"), paint)  # fmt: skip
+
+
+def _clip_colour(clip: float, clips: Sequence[float]) -> str:
+    """Of a trial, between the colours of the ends; ink where nothing was clipped."""
+    if not clip:
+        return INK
+    low, high = math.log2(min(clips)), math.log2(max(clips))
+    rank = 0.5 if high == low else (math.log2(clip) - low) / (high - low)
+    return SEQUENCE[min(max(round(rank * (len(SEQUENCE) - 1)), 0), len(SEQUENCE) - 1)]

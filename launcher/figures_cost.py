@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from launcher.figures import INCHES, draw, main_arm
+from launcher.figures import INCHES, draw, interval_marks, main_arm
 from launcher.figures_transfer import losses_of, means, sizes_of, value_axis
 from launcher.report_html import Body, arm_name
 from launcher.svg import INK, KINDS
@@ -152,6 +152,6 @@ def _heat_row(axes: Axes, row: int, cells: Mapping[float, float | None], margin:
 
 def _heat_optimum(axes: Axes, row: int, optimum: Any, label: str | None) -> None:
     """The fitted optimum with its interval, in the lower part of its row."""
-    at, (low, high) = optimum["log2_value"], optimum["interval_log2"]
-    axes.errorbar([at], [row - 0.26], xerr=[[at - low], [high - at]], fmt="o", color=KINDS[0], markersize=5,
-                  markeredgecolor=INK, markeredgewidth=0.6, elinewidth=2, capsize=3, label=label)  # fmt: skip
+    interval_marks(axes, [(optimum["log2_value"], row - 0.26)], [optimum["interval_log2"]], along="x", fmt="o",
+                   color=KINDS[0], markersize=5, markeredgecolor=INK, markeredgewidth=0.6, elinewidth=2, capsize=3,
+                   label=label)  # fmt: skip

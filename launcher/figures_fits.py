@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from launcher.figures import MARKERS, apart, draw
+from launcher.figures import MARKERS, apart, draw, interval_marks
 from launcher.fit_view import rung_names
 from launcher.report_html import Body
 from launcher.svg import INK, KINDS, raised, shade
@@ -143,12 +143,10 @@ def _bars(
     """Losses with their intervals, (log10 FLOPs, nats, interval), on the axis of log10; nothing without any."""
     if not points:
         return
-    heights = [math.log10(loss) for _, loss, _ in points]
     ends = [[math.log10(end) for end in interval or (loss, loss)] for _, loss, interval in points]
-    arms = [[y - low for y, (low, _) in zip(heights, ends, strict=True)],
-            [high - y for y, (_, high) in zip(heights, ends, strict=True)]]  # fmt: skip
-    axes.errorbar([x for x, *_ in points], heights, yerr=arms, fmt=marker, markersize=size, color=colour,
-                  elinewidth=1.4, capsize=3.5, zorder=4 if marker == "*" else 2, label=label)  # fmt: skip
+    interval_marks(axes, [(x, math.log10(loss)) for x, loss, _ in points], ends, along="y", fmt=marker, color=colour,
+                   markersize=size, elinewidth=1.4, capsize=3.5, zorder=4 if marker == "*" else 2,
+                   label=label)  # fmt: skip
 
 
 def residuals(body: Body) -> str:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from launcher.figures import MARKERS, apart, ceiling, draw, edge_marks, main_arm, octaves
+from launcher.figures import MARKERS, apart, ceiling, draw, edge_marks, interval_marks, main_arm, octaves
 from launcher.report_html import Body, arm_name
 from launcher.svg import INK, KINDS, shade
 from launcher.transfer_view import (
@@ -123,10 +123,9 @@ def _valley(
         axes.plot([x for x, _ in middle], [y for _, y in middle], color=colour, linewidth=0.8, alpha=0.75)
         return
     axes.plot([x for x, _ in optimum["curve"]], [y for _, y in optimum["curve"]], color=colour, linewidth=1.5)
-    at, (low, high) = optimum["log2_value"], optimum["interval_log2"]
-    axes.errorbar([at], [optimum["loss_nats"]], xerr=[[at - low], [high - at]], fmt=marker, color=colour,
-                  markersize=6.5, markeredgecolor=INK, markeredgewidth=0.7, elinewidth=2.2, capsize=4,
-                  capthick=1.4)  # fmt: skip
+    interval_marks(axes, [(optimum["log2_value"], optimum["loss_nats"])], [optimum["interval_log2"]], along="x",
+                   fmt=marker, color=colour, markersize=6.5, markeredgecolor=INK, markeredgewidth=0.7, elinewidth=2.2,
+                   capsize=4, capthick=1.4)  # fmt: skip
 
 
 def drift(body: Body, test: Test) -> str:
@@ -172,9 +171,8 @@ def _carried(axes: Axes, verdict: Any) -> list[float]:
     offset = verdict["offset_octaves"]
     if offset["value"] is not None:
         low, high = offset["interval"]
-        axes.errorbar([x[1]], [there - offset["value"]], yerr=[[high - offset["value"]], [offset["value"] - low]],
-                      fmt="*", color=KINDS[0], markersize=8, elinewidth=1.5, capsize=4,
-                      label="expected there")  # fmt: skip
+        interval_marks(axes, [(x[1], there - offset["value"])], [(there - high, there - low)], along="y", fmt="*",
+                       color=KINDS[0], markersize=8, elinewidth=1.5, capsize=4, label="expected there")  # fmt: skip
         heights += [there - low, there - high]
     return heights + [_rule_at_target(verdict, rule) for rule in verdict["alternatives"]]
 
@@ -202,14 +200,11 @@ def _published(axes: Axes, verdict: Any) -> None:
 
 def _optima(axes: Axes, optima: Sequence[Any], label: str, rank: int) -> None:
     found = [o for o in optima if o["log2_value"] is not None]
-    arms = [
-        [o["log2_value"] - o["interval_log2"][0] for o in found],
-        [o["interval_log2"][1] - o["log2_value"] for o in found],
-    ]
     # Shifted, so that two intervals at one size do not lie on each other.
-    axes.errorbar([math.log2(o["size"]) + 0.06 * rank for o in found], [o["log2_value"] for o in found], yerr=arms,
-                  fmt=f"{MARKERS[rank]}-", color=KINDS[rank], markersize=5.5, linewidth=1.5, elinewidth=1.5, capsize=4,
-                  label=label)  # fmt: skip
+    points = [(math.log2(o["size"]) + 0.06 * rank, o["log2_value"]) for o in found]
+    interval_marks(axes, points, [o["interval_log2"] for o in found], along="y", fmt=f"{MARKERS[rank]}-",
+                   color=KINDS[rank], markersize=5.5, linewidth=1.5, elinewidth=1.5, capsize=4,
+                   label=label)  # fmt: skip
 
 
 def _missing_optima(axes: Axes, optima: Sequence[Any], rank: int) -> None:

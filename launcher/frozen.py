@@ -1,14 +1,14 @@
 """The frozen launch config: one content-addressed decision, and the attestations that lie beside it.
 
-`decision` holds everything the main run computes with and nothing that depends on when, where or how often one ran, so
-an interrupted and an uninterrupted study freeze the same digest. Evidence, environment, parity and rehearsal are
-attestations: files that name the digest and carry their own hash. A hash shows accident and edit, not a forger.
+`decision` holds everything the main run computes with, and nothing that depends on when, where or how often one ran.
+Evidence, environment, parity and rehearsal are attestations: files that name the digest and carry their own hash. A
+hash shows accident and edit, not a forger.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from proxies import canon
@@ -22,6 +22,10 @@ from transfer.rules import TransferRule
 
 SCHEMA_VERSION = 4
 NUM_LR_SAMPLES = 64
+MOST_STEPS, MOST_GROUPS, MOST_PATTERN = 20_000_000, 1000, 100_000  # steps are counted out one by one
+_TOO_LONG = f"num_steps = {{}}: at most {MOST_STEPS:,} are wanted; larger batches make fewer"
+_NUMBERS = ("learning_rate", "weight_decay", "eps", "init_std", "beta1", "beta2")
+_PLAIN = r"(?:[\w|]|\\\W|\\d\+|\[\w+\])*"
 
 
 class FrozenError(ValueError):
@@ -54,12 +58,12 @@ class ParameterGroup:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        for field in ("learning_rate", "weight_decay", "eps", "init_std", "beta1", "beta2"):
+        for field in _NUMBERS:
             checks.number(field, least=0, below=1 if field.startswith("beta") else None)
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            checks.problems.append(f"pattern = {self.pattern!r}: no regex: {error}")
+        plain = len(self.pattern) <= MOST_PATTERN and re.fullmatch(_PLAIN, self.pattern) is not None
+        checks.that(
+            plain, f"pattern = {self.pattern[:80]!r}: names with `|` between them, numbers as `\\d+`, are wanted"
+        )
         checks.done()
 
 
@@ -228,8 +232,14 @@ class Decision:
         checks.whole("seed", least=0)
         if self.clip_norm is not None:
             checks.number("clip_norm", above=0)
+        checks.that(len(self.groups) <= MOST_GROUPS, f"{len(self.groups)} groups: at most {MOST_GROUPS} are wanted")
+        stop_above = self.abort.train_loss_above_nats
+        checks.that(stop_above > 0, f"abort.train_loss_above_nats = {stop_above!r}: more than 0 is wanted")
+        for field, value in asdict(self.forward).items():  # of some of them trainers want the reciprocal
+            checks.that(1e-12 <= value <= 1e12, f"forward.{field} = {value!r}: between 1e-12 and 1e12 is wanted")
+        schedule, ranks = self.learning_rate.schedule, self.parallelism.num_data_ranks
+        checks.that(schedule.num_steps <= MOST_STEPS, _TOO_LONG.format(schedule.num_steps))
         if checks.fine:
-            schedule, ranks = self.learning_rate.schedule, self.parallelism.num_data_ranks
             checks.that(
                 self.num_tokens == schedule.num_full_batches * self.batch_tokens,
                 f"num_tokens = {self.num_tokens}: not {schedule.num_steps} steps of {self.batch_tokens} tokens"
@@ -250,36 +260,26 @@ class Decision:
 
 
 def learning_rate_of(schedule: Schedule) -> LearningRate:
-    """The schedule with its sampled and hashed table."""
+    """The schedule with its sampled and hashed table. Raises FrozenError beyond `MOST_STEPS`."""
+    if schedule.num_steps > MOST_STEPS:
+        raise FrozenError("learning rate", [_TOO_LONG.format(schedule.num_steps)])
     table = lr_table(schedule)
-    last = len(table) - 1
-    steps = sorted({round(i * last / (NUM_LR_SAMPLES - 1)) for i in range(NUM_LR_SAMPLES)})
+    steps = sorted({round(i * (len(table) - 1) / (NUM_LR_SAMPLES - 1)) for i in range(NUM_LR_SAMPLES)})
     return LearningRate(
-        schedule=schedule,
-        step_convention=STEP_CONVENTION,
-        samples=tuple((step, table[step]) for step in steps),
+        schedule=schedule, step_convention=STEP_CONVENTION, samples=tuple((step, table[step]) for step in steps),
         table_sha256=canon.content_id(list(table)),
-    )
+    )  # fmt: skip
 
 
 def groups_of(table: tuple[ParameterNumbers, ...]) -> tuple[ParameterGroup, ...]:
     """Fold a parameter table into groups: same kind and numbers, layers as one pattern."""
     members: dict[tuple[object, ...], tuple[ParameterNumbers, dict[str, None]]] = {}
     for p in table:
-        key = (p.kind, p.learning_rate, p.weight_decay, p.eps, p.beta1, p.beta2, p.init_std)
+        key = (p.kind, *(getattr(p, field) for field in _NUMBERS))
         pattern = re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(p.name))
         members.setdefault(key, (p, {}))[1][pattern] = None
     return tuple(
-        ParameterGroup(
-            pattern="|".join(patterns),
-            kind=p.kind,
-            learning_rate=p.learning_rate,
-            weight_decay=p.weight_decay,
-            eps=p.eps,
-            beta1=p.beta1,
-            beta2=p.beta2,
-            init_std=p.init_std,
-        )
+        ParameterGroup(pattern="|".join(patterns), kind=p.kind, **{field: getattr(p, field) for field in _NUMBERS})
         for p, patterns in members.values()
     )
 

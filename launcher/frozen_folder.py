@@ -72,12 +72,16 @@ def look_through(folder: Path, digest: str) -> Found:
         TamperedError: something was changed, taken away, added to an export, or is no plain file.
     """
     if (folder / LAUNCH_FILE).is_symlink():
-        raise TamperedError(str(folder), [f"{LAUNCH_FILE} is a link: a plain file is wanted"])
+        raise TamperedError(
+            str(folder), [f"{LAUNCH_FILE} is a link: a plain file is wanted; put the file there, or freeze again"]
+        )
     attestations, exports_dir = folder / "attestations", folder / "exports"
     kinds = kinds_in(attestations)
     kept = {name: kind for name, kind in kinds.items() if name.endswith(".json") and "/" not in name}
     wrong = [
-        f"attestations/{name} is a {kind}: a plain file is wanted" for name, kind in kept.items() if kind != "file"
+        f"attestations/{name} is a {kind}: a plain file is wanted; remove it: the verb that wrote it can again"
+        for name, kind in kept.items()
+        if kind != "file"
     ]
     wrong += [
         f"attestations/{kind}.json is missing: `forerun freeze` writes it again"
@@ -150,5 +154,5 @@ def _export(folder: Path, path: Path, body: dict[str, canon.Json]) -> tuple[Expo
         elif name == RUN_FILE and name in files and not (out / name).stat().st_mode & 0o100:
             wrong.append(f"{name} cannot be executed any more: chmod +x, or `forerun export` again")
     if wrong:
-        raise TamperedError(str(out), wrong)
+        raise TamperedError(str(out), [*wrong, f"`forerun export --to {trainer}` writes all of it anew"])
     return Exported(trainer=trainer, version=version, out=out), len(files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -11,15 +12,33 @@ from typing import TYPE_CHECKING, Protocol, cast
 from proxies import canon
 from proxies.canon import Json
 from proxies.spec import Curve, RunResult, RunSpec
-from sweeps.pool import Finished
+from sweeps.causes import classify
+from sweeps.pool import Advance, Advanced, Finished
+from sweeps.redaction import redacted
 
 if TYPE_CHECKING:
+    from launcher.resumable import Resumable
     from proxies.built import BuiltModel
     from proxies.data.tokens import TokenStore
 
 
+class UserCodeError(Exception):
+    """The user's own model fails while it trains; the message names the line of theirs it fails at."""
+
+    cause = "user_code"
+
+    def __init__(self, said: str, log_tail: str) -> None:
+        """`log_tail`: the last lines of the traceback inside their files."""
+        self.log_tail = log_tail
+        super().__init__(said)
+
+
 class Engine(Protocol):
     """What trains: a bank, one trial alone, or the user's own command."""
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Slot -> optimizer steps done, of the occupied slots."""
 
     def admit(self, index: int, spec: RunSpec) -> None:
         """Start a run in a free slot."""
@@ -32,13 +51,14 @@ class Engine(Protocol):
 class HostFactory:
     """Makes the host of a worker; travels to it. Folders are absolute, as the workers see them."""
 
+    study_dir: str
+    """Checkpoints and a command's runs go there."""
     corpus: str
     """Of the token shards; empty where a command has its own data."""
     weights: dict[str, float] | None = None
     """Shares of the corpus's sources, where the plan changes them."""
     code_dir: str = ""
     """Of the user's own modules."""
-    study_dir: str = ""
     timeout_seconds: float | None = None
     """Of one run of a command."""
     python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
@@ -56,30 +76,54 @@ class Host:
         self._where = where
         self._store: TokenStore | None = None
         self._engine: Engine | None = None
+        self._resumable: Resumable | None = None  # the engine, if it is ours
         self._key = ""
 
-    def advance(
-        self, bank_key: str, num_slots: int, admit: list[tuple[int, dict[str, Json]]], max_steps: int
-    ) -> list[Finished]:
-        """See `sweeps.pool.Host`."""
-        specs = [(slot, canon.decode(RunSpec, spec)) for slot, spec in admit]
-        if bank_key != self._key or self._engine is None:
+    def advance(self, call: Advance) -> Advanced:
+        """See `sweeps.pool.Host`.
+
+        Raises:
+            UserCodeError: the user's own model fails while it trains.
+        """
+        specs = [(slot, canon.decode(RunSpec, spec)) for slot, spec in call.admit]
+        if call.bank_key != self._key or self._engine is None:
             if not specs:
                 raise ValueError("an empty bank was asked to advance")
-            self._engine = self._open(specs[0][1])
-            self._key = bank_key
+            self._engine = self._resumable = None  # what it held is free before the next one takes its own
+            self._engine = self._open(specs[0][1], call.num_parts)
+            self._key = call.bank_key
         for slot, spec in specs:
             self._engine.admit(slot, spec)
-        return [
-            Finished(
-                slot=slot,
-                result=cast(dict[str, Json], canon.to_json(result)),
-                curve=cast(dict[str, Json], canon.to_json(curve)),
-            )
-            for slot, result, curve in self._engine.advance(max_steps)
-        ]
+        ended = self._trained(self._engine, call.max_steps) if call.max_steps else []
+        if call.save and self._resumable is not None:
+            self._resumable.save()
+        return Advanced(
+            finished=tuple(
+                Finished(
+                    slot=slot,
+                    result=cast(dict[str, Json], canon.to_json(result)),
+                    curve=cast(dict[str, Json], canon.to_json(curve)),
+                )
+                for slot, result, curve in ended
+            ),
+            steps=self._engine.steps,
+            notes=() if self._resumable is None else self._resumable.take_notes(),
+        )
 
-    def _open(self, spec: RunSpec) -> Engine:
+    def _trained(self, engine: Engine, max_steps: int) -> list[tuple[int, RunResult, Curve]]:
+        """The engine's own `advance`, its errors in the user's files told as such."""
+        try:
+            return engine.advance(max_steps)
+        except Exception as error:
+            theirs = _frames_below(error, self._where.code_dir)
+            if not theirs or classify(error) != "error":
+                raise
+            last = theirs[-1]
+            said = f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`: {type(error).__name__}: {error}"
+            tail = "\n".join(f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in theirs)
+            raise UserCodeError(said, f"{tail}\n{type(error).__name__}: {error}") from error
+
+    def _open(self, spec: RunSpec, num_parts: int) -> Engine:
         """What trains runs like this one: their own command, we ourselves one at a time, or side by side."""
         where = self._where
         if spec.command is not None:
@@ -92,20 +136,36 @@ class Host:
                     corpus=Path(where.corpus) if where.corpus else None,
                     timeout_seconds=where.timeout_seconds or math.inf,
                     python_path=where.python_path,
+                    redact=redacted,
                 )
             )
+        from launcher.resumable import Resumable
         from proxies.data.tokens import TokenStore
 
         self._store = self._store or TokenStore(Path(where.corpus), trusted=True, weights=where.weights)
         if spec.numerics.num_slots == 1:
             from proxies.solo import Solo
 
-            return Solo(self._store, build=self._build)
-        from proxies.bank import Bank
+            engine: Solo | Bank = Solo(self._store, build=self._build, num_parts=num_parts)
+        else:
+            from proxies.bank import Bank
 
-        return Bank(spec.shape, spec.batch_tokens, spec.numerics, self._store)
+            engine = Bank(spec.shape, spec.batch_tokens, spec.numerics, self._store, num_parts=num_parts)
+        self._resumable = Resumable(engine, Path(where.study_dir))
+        return self._resumable
 
     def _build(self, spec: RunSpec) -> BuiltModel:
         from proxies.external.factory import build_model
 
         return build_model(spec, Path(self._where.code_dir))
+
+
+def _frames_below(error: Exception, code_dir: str) -> list[traceback.FrameSummary]:
+    """Where in the user's own files an error came through, the innermost last; our files may lie there too."""
+    ours = [Path(__file__).parents[1] / room for room in ("proxies", "sweeps", "launcher")]
+
+    def theirs(path: Path) -> bool:
+        return path.is_relative_to(code_dir) and not any(map(path.is_relative_to, ours))
+
+    frames = traceback.extract_tb(error.__traceback__) if code_dir else []
+    return [f for f in frames if theirs(Path(f.filename)) and "site-packages" not in Path(f.filename).parts]

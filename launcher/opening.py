@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from launcher.arms import axis_sizes, run_at
+from pydantic import BaseModel
+
+from launcher.implied import implied_problems
+from launcher.links import refuse_links_out
 from launcher.plan import Plan
 from launcher.plan_file import PlanError, commented_plan, load_plan
-from launcher.rungs import ladder_runs
+from launcher.plan_search import resolved
 from launcher.study import PLAN_FILE, Study
+from launcher.talk import say
 from proxies import canon
-from proxies.checks import SpecError
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
-from proxies.numbers import KINDS
 from proxies.programs import Factory
-from proxies.rules import decay_share, decays
-from proxies.spec import RunSpec
 from sweeps.ledger import Ledger
-from sweeps.space import Params
-from transfer.question import AXES
 
 
 def plan_study(
@@ -31,8 +28,8 @@ def plan_study(
     Raises:
         PlanError, DataError: what is wrong with the plan or its corpus.
     """
-    plan = load_plan(plan_path, overrides)
     here = plan_path.parent
+    plan = resolved(load_plan(plan_path, overrides), here)
     code_dir = (here / plan.proxy.code_path).resolve()
     corpus = (here / plan.data.path).resolve() if plan.data.path else None
     study = Study(
@@ -43,50 +40,9 @@ def plan_study(
         code_dir=code_dir,
         factory=_factory(plan, code_dir, source_sha256),
     )
-    if problems := _implied_problems(study):
+    if problems := implied_problems(study, study.space):
         raise PlanError(str(plan_path), problems)
     return study
-
-
-def _implied_problems(study: Study) -> list[str]:
-    """What is wrong with the runs that the plan will ask for: better said before the first than after the search."""
-    search = study.plan.search
-    points: list[Params] = [
-        {"learning_rate": rate, "warmup_fraction": warmup, "clip_norm": search.clip_norm[0]}
-        for rate, warmup in zip(search.learning_rate, search.warmup_fraction, strict=True)
-    ]
-    makers: dict[str, Callable[[Params], list[RunSpec]]] = {
-        "search": lambda point: [study.trial(point)],
-        "transfer": lambda point: [
-            run_at(study, axis, size, point, 0) for axis in AXES if axis != "params" for size in axis_sizes(study, axis)
-        ],
-        "ladder": lambda point: ladder_runs(study, point),
-    }
-    problems: dict[str, None] = {}
-    for stage, make in makers.items():
-        for point in points:
-            try:
-                found = [problem for run in make(point) for problem in _decay_problems(run)]
-            except SpecError as error:
-                found = error.problems
-            problems.update(dict.fromkeys(f"{stage}: {problem}" for problem in found))
-    return list(problems)
-
-
-def _decay_problems(run: RunSpec) -> list[str]:
-    """A step must leave something of a weight, at every size and duration."""
-    rate, decay = run.hparams.learning_rate, run.hparams.weight_decay
-    shares = {
-        kind: decay_share(run.parametrization, kind, run.ratios, rate, decay)
-        for kind in KINDS
-        if decays(run.parametrization, kind)
-    }
-    return [
-        f"weight_decay = {decay} at learning rate {rate}: a step would take {share:.3g} of a {kind} weight at width "
-        f"{run.shape.width} and {run.schedule.num_steps} steps"
-        for kind, share in shares.items()
-        if share >= 1
-    ][:1]
 
 
 def _manifest(plan: Plan, corpus: Path | None) -> Manifest:
@@ -128,12 +84,14 @@ def recorded(study_dir: Path) -> tuple[Study, Ledger]:
 
     Raises:
         SweepError, PlanError, DataError: no study, not a sound one, or a plan that is not the recorded one.
+        LinksOutError: see `refuse_links_out`.
     """
+    refuse_links_out(study_dir)
     ledger = Ledger.read(study_dir)
     # To read a study takes its records, not its user's code.
     sha = str(cast(dict[str, canon.Json], ledger.plan).get("factory_sha256", ""))
     study = plan_study(study_dir / PLAN_FILE, study_dir, source_sha256=sha)
-    ledger.check_plan(study.question)
+    ledger.check_plan(study.question, unasked())
     return study, ledger
 
 
@@ -152,15 +110,58 @@ def verified_corpus(study: Study) -> TokenStore | None:
     return store
 
 
-def open_ledger(study: Study) -> Ledger:
+def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
     """The study's ledger, for writing; a new one gets the plan beside it.
 
+    Args:
+        study: what is asked.
+        parent_dir: a study whose finished runs are taken over first.
+
     Raises:
-        SweepError: see `Ledger.open`.
+        SweepError: see `Ledger.open`, and for the parent `sweeps.fork`.
+        LinksOutError: see `refuse_links_out`.
     """
-    ledger = Ledger.open(study.study_dir, study.question, create=True)
-    values = cast(dict[str, dict[str, object]], study.plan.model_dump())
-    values["data"]["path"] = str(study.corpus or "")
-    values["proxy"]["code_path"] = str(study.code_dir)
-    canon.write_atomic(study.study_dir / PLAN_FILE, commented_plan(values).encode())
+    from sweeps.fork import read_parent
+
+    refuse_links_out(study.study_dir)
+    same = {key: study.question[key] for key in ("data_id", "semantics")}
+    parent = None if parent_dir is None else read_parent(study.study_dir, parent_dir, same)  # before anything is made
+    ledger = Ledger.open(study.study_dir, study.question, create=True, defaults=unasked())
+    try:
+        values = cast(dict[str, dict[str, object]], study.plan.model_dump())
+        values["data"]["path"] = str(study.corpus or "")
+        values["proxy"]["code_path"] = str(study.code_dir)
+        canon.write_atomic(study.study_dir / PLAN_FILE, commented_plan(values).encode())
+        if parent is not None and parent_dir is not None:
+            _take_over(study, ledger, parent, parent_dir)
+    except BaseException:
+        ledger.close()
+        raise
     return ledger
+
+
+def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -> None:
+    """Import the parent's runs, and say how many."""
+    from sweeps.fork import import_runs
+
+    found = import_runs(ledger, study.study_dir, parent, parent_dir)
+    say(f"fork: {found.num_runs} finished runs taken over from {parent_dir}, {found.num_known} were known")
+    for sentence in found.damaged:
+        say(f"fork: left behind: {sentence}")
+
+
+def unasked(section: BaseModel | None = None, prefix: str = "") -> dict[str, canon.Json]:
+    """By dotted key of a plan, what a plan without that key asks: the question of a study that an older version began.
+
+    A key that is added later has to mean by default what older versions did. One whose default changes after that, or
+    that is dropped, gets its old meaning here.
+    """
+    section = Plan() if section is None else section
+    found: dict[str, canon.Json] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            found |= unasked(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = canon.to_json(value)
+    return found

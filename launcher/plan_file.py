@@ -14,11 +14,15 @@ import pydantic
 from pydantic import BaseModel
 
 from launcher.plan import Plan
+from launcher.plan_cluster import cluster_problems
 from launcher.plan_ladder import ladder_problems
 from launcher.plan_proxy import proxy_problems
+from launcher.plan_search import search_problems
 from launcher.plan_sections import RuleChoices
+from launcher.plan_texts import text_problems
 from launcher.plan_transfer import transfer_lists, transfer_problems
 from proxies.checks import SpecError
+from sweeps.redaction import redacted
 
 
 class PlanError(ValueError):
@@ -43,15 +47,16 @@ def load_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PlanError(str(path), [f"is not TOML: {error}"]) from error
     problems = [problem for override in overrides if (problem := _override(raw, override))]
+    problems += text_problems(raw)
     try:
         plan = Plan.model_validate(_tuples(raw))
     except pydantic.ValidationError as error:
         bad = [e for e in error.errors() if not _is_echo(e)]
         problems += [_say(e) for e in bad] + _cross_checks_of_the_rest(raw, bad)
-        raise PlanError(str(path), problems) from None
+        raise PlanError(str(path), [redacted(problem) for problem in problems]) from None
     problems += _cross_checks(plan)
     if problems:
-        raise PlanError(str(path), problems)
+        raise PlanError(str(path), [redacted(problem) for problem in problems])
     return plan
 
 
@@ -161,12 +166,13 @@ def _list_checks(plan: Plan) -> list[str]:
 
 def _cross_checks(plan: Plan) -> list[str]:
     """What single keys cannot show."""
-    problems = _list_checks(plan) + proxy_problems(plan)
-    for name in ("learning_rate", "warmup_fraction", "clip_norm"):
-        low, high = getattr(plan.search, name)
-        if low > high:
-            problems.append(f"search.{name} = [{low}, {high}]: the lower end first")
-    return problems + transfer_problems(plan) + ladder_problems(plan)
+    problems = _list_checks(plan) + proxy_problems(plan) + cluster_problems(plan.cluster)
+    if plan.cluster.max_usd and not plan.cluster.usd_per_device_hour:
+        problems.append(f"cluster.max_usd = {plan.cluster.max_usd}: cluster.usd_per_device_hour is wanted with it")
+    problems += transfer_problems(plan)
+    if any(problem.startswith("proxy.command: ") for problem in problems):
+        return problems  # the others ask what the command can be told
+    return problems + search_problems(plan) + ladder_problems(plan)
 
 
 def commented_plan(values: dict[str, dict[str, object]]) -> str:

@@ -25,8 +25,6 @@ def proxy_problems(plan: Plan) -> list[str]:
     ]
     if proxy.factory and proxy.command:
         problems.append("proxy.factory and proxy.command: one or the other")
-    paths = {"data.path": plan.data.path, "proxy.code_path": proxy.code_path}
-    problems += [f"{name} = {value!r}: a path holds no zero byte" for name, value in paths.items() if "\0" in value]
     problems += [] if problems else _decay_problems(plan)
     problems += _batch_problems(plan) + _data_problems(plan)
     problems += [] if problems else _told_problems(plan)

@@ -70,7 +70,9 @@ class RuleChoices(Section):
     )
     decayed: Literal["matrices", "two_dimensional", "all"] | None = Field(None, description="What decays.")
     embedding_rate: Literal["constant", "inverse_root"] | None = Field(None, description="Against width.")
-    eps: Literal["unscaled", "blocks", "all", "completedp"] | None = Field(None, description="AdamW's, against width.")
+    eps: Literal["unscaled", "hidden", "blocks", "all", "completedp"] | None = Field(
+        None, description="AdamW's, against width."
+    )
     rate_batch_power: Annotated[float, Field(ge=-2, le=2)] | None = Field(None, description="Learning rate with batch.")
     rate_duration_power: Annotated[float, Field(ge=-2, le=2)] | None = Field(
         None, description="Learning rate with tokens."

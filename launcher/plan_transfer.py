@@ -105,7 +105,7 @@ def _value_problems(plan: Plan) -> list[str]:
         + [
             f"transfer.hyperparameters.{name}: tested by factors of 2, and proxy.{name} is 0"
             for name in plan.transfer.hyperparameters
-            if zero.get(name)
+            if zero.get(name) and name not in {*plan.search.axes, *plan.search.choices}
         ]
         + [
             f"transfer.hyperparameters.{name} = {list(axes)}: each axis once"

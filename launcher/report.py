@@ -7,6 +7,7 @@ from pathlib import Path
 from launcher import report_fits as fits
 from launcher import report_html as show
 from launcher import report_sections as sections
+from launcher.main_run_view import main_run_section
 from launcher.report_coordinates import coordinates
 from launcher.report_decision import decision, groups
 from launcher.report_html import Body
@@ -40,7 +41,7 @@ def page(body: Body) -> str:
         sections.choice(body),
         fits.next_runs(body),
         groups(body),
-        _main_run(body),
+        main_run_section(body),
         _spend(body),
         _provenance(body),
     ]
@@ -50,20 +51,6 @@ def page(body: Body) -> str:
         f'content="light dark"><title>forerun report</title><style>{CSS}</style></head>'
         f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
-
-
-def _main_run(body: Body) -> str:
-    """How far the embedded trainer has come with this config, if it was launched."""
-    run = body.get("main_run")
-    if run is None:
-        return ""
-    losses = list(zip(run["steps"], run["train_loss_nats"], strict=True))
-    rows = [(show.count(step), show.loss(loss)) for step, loss in dict.fromkeys([losses[0], losses[-1]])]
-    after = f"; it ended with: {show.words(run['event'])}" if run["event"] else ""
-    held_out = run["validation_loss_nats"]
-    validation = "" if held_out is None else f" Validation loss {show.loss(held_out)} nats."
-    said = f"<p>The embedded trainer has launched this config{after}.{validation}</p>"
-    return show.section("main-run", "The main run so far", said, show.table(("step", "training loss (nats)"), rows, ()))
 
 
 def _spend(body: Body) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from launcher import decide
 from launcher.decide import Choice
@@ -14,7 +14,9 @@ from launcher.gates import Gate
 from launcher.ladder_tilt import checks_body
 from launcher.own import is_own, own_run
 from launcher.rungs import stage_specs
-from launcher.study import Study, recorded_points
+from launcher.search_view import search_body
+from launcher.searching import num_asked
+from launcher.study import Study
 from launcher.talk import say
 from launcher.transferred import asked
 from proxies import canon
@@ -57,7 +59,7 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         },
         "progress": progress(study, ledger, found),
         "coordinates": found.coordinates,
-        "search": _search(study, found, results),
+        "search": None if found.searched is None else search_body(study, ledger, found.searched),
         "transfer": _transfer(study, found, results),
         "ladder": _ladder(found, rungs),
         "fit": _fit(study, found, rungs),
@@ -69,19 +71,20 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         "decision": None if decision is None else canon.to_json(decision),
         "digest": None if decision is None else decision.digest,
         "own_run": _own_run(study, found) if own else None,
-        "main_run": None if decision is None else main_run(study, decision.digest),
+        "main_run": None if decision is None else main_run(study, decision),
         "spend": _spend(study, ledger, found.choice),
         "ledger_head": ledger.head_hash,
     }
 
 
 def _decision(study: Study, found: Findings) -> Decision | None:
-    """The decision; None where a curve it is made of is lost, which is said, and `freeze` refuses."""
+    """The decision; None where a curve it is made of is lost or there is none, which is said, and `freeze` refuses."""
+    from launcher.frozen import FrozenError
     from sweeps.errors import CurveCorrupt
 
     try:
         return decision_of(study, found)
-    except CurveCorrupt as error:
+    except (CurveCorrupt, FrozenError) as error:
         say(f"forerun: no launch config in the report: {error}")
         return None
 
@@ -89,9 +92,7 @@ def _decision(study: Study, found: Findings) -> Decision | None:
 def progress(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
     """Runs with an outcome, of runs asked for so far, by stage; a stage that is not reached yet is not there."""
     results = ledger.results()
-    search = study.plan.search
-    points = recorded_points({r.key: r.body for r in ledger.records("suggestion")}, search.num_trials)
-    stages: dict[str, Json] = {"search": [sum(study.trial(p).id in results for p in points), search.num_trials]}
+    stages: dict[str, Json] = {"search": [*num_asked(study, ledger)]}
     if found.searched is not None:
         ids = {spec.id for test in asked(study, ledger) for spec in test.specs}
         stages["transfer"] = [len(ids & results.keys()), len(ids)]
@@ -111,16 +112,6 @@ def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
             if what == (gate.name, gate.outcome, gate.reason):
                 given[gate.name] = record.body["reason"]
     return given
-
-
-def _search(study: Study, found: Findings, results: Mapping[str, RunResult]) -> Json:
-    if found.searched is None:
-        return None
-    trials: list[Json] = []
-    for index, point in enumerate(found.searched.points):
-        result = results[study.trial(point).id]
-        trials.append({"index": index, **point, "loss_nats": result.loss_nats, "status": result.status})
-    return {"trials": trials, "best": canon.to_json(found.searched.best)}
 
 
 def _transfer(study: Study, found: Findings, results: Mapping[str, RunResult]) -> Json:
@@ -218,32 +209,40 @@ def _own_run(study: Study, found: Findings) -> Json:
     return own_run(study, found.transferred, found.choice)
 
 
-def main_run(study: Study, digest: str) -> Json:
+def main_run(study: Study, decision: Decision) -> Json:
     """What the embedded trainer logged so far, if it was launched into its usual place."""
     from launcher import metrics
+    from launcher.main_run_view import beside_curve
 
-    folder = study.study_dir / "frozen" / digest / "run"
+    folder = study.study_dir / "frozen" / decision.digest / "run"
     lines = [line for line in metrics.read(folder) if "train_loss_nats" in line] if folder.is_dir() else []
     if not lines:
         return None
     ending = metrics.read_ending(folder)
+    steps, losses = ([cast(Any, line[key]) for line in lines] for key in ("step", "train_loss_nats"))
+    num_steps = decision.learning_rate.schedule.num_steps
     return {
-        "steps": [line["step"] for line in lines],
-        "train_loss_nats": [line["train_loss_nats"] for line in lines],
+        "steps": steps,
+        "train_loss_nats": losses,
+        "beside_curve": beside_curve(steps, losses, decision.predicted.curve, num_steps),
         "validation_loss_nats": None if ending is None else ending.validation_loss_nats,
         "event": None if ending is None else ending.event,
     }
 
 
 def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
-    """What the runs cost, beside what the main run will; the coordinate check and lost attempts are not counted."""
-    results = list(ledger.results().values())
+    """What the runs cost, beside what the main run will; the coordinate check and lost attempts are not counted, nor is
+    what another study paid for.
+    """
+    imported = ledger.imported()
+    results = [result for run_id, result in ledger.results().items() if run_id not in imported]
     flops = sum(result.flops for result in results)
     by_status: dict[str, int] = {}
     for result in results:
         by_status[result.status] = by_status.get(result.status, 0) + 1
     return {
         "num_runs": len(results),
+        "num_imported": len(imported),
         "by_status": canon.to_json(by_status),
         "flops_causal": flops,
         "worker_seconds": sum(result.seconds for result in results),

@@ -161,7 +161,7 @@ def groups(body: Body) -> str:
         for group in config["groups"]
     ]  # fmt: skip
     forward = ", ".join(f"{show.words(name)} {show.number(value)}" for name, value in config["forward"].items())
-    note = f"<p>Multipliers in the forward pass: {forward}.</p>"
+    note = f"<p>Multipliers in the forward pass: {forward}. Gains start at one, biases at zero.</p>"
     return show.section("groups", "Numbers per parameter group", show.table(head, rows, left=(0, 1)), note)
 
 

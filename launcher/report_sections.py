@@ -7,8 +7,14 @@ from typing import Any
 from launcher import figures
 from launcher import report_html as show
 from launcher.report_html import Body
+from launcher.search_view import sentences, value_text
+from sweeps.space import SCALES
 
 _NUM_TOP_TRIALS = 8
+_COLUMNS = {name: name.replace("_", " ") for name in SCALES} | {
+    "warmup_fraction": "warmup (share)", "clip_norm": "clip", "embedding_multiplier": "embedding",
+    "output_multiplier": "output",
+}  # fmt: skip
 _NUM_BUDGETS = 6
 
 
@@ -18,21 +24,23 @@ def search(body: Body) -> str:
     if body["search"] is None:
         missing = show.missing("The search has not ended.", "sweep", body["progress"].get("search"))
         return show.section("search", heading, missing)
-    asked, best = body["question"]["search"], body["search"]["best"]
-    finished = sorted((t for t in body["search"]["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
-    head = ("trial", "learning rate", "warmup (share)", "clip", "loss (nats)")
+    found, best = body["search"], body["search"]["best"]
+    finished = sorted((t for t in found["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
+    names = [name for name in _COLUMNS if name in best]
     rows = [
-        (show.text(trial["index"]), show.number(trial["learning_rate"]), show.number(trial["warmup_fraction"], ".3f"),
-         show.number(trial["clip_norm"], ".3g"), show.number(trial["loss_nats"], ".4f"))
+        (show.text(trial["index"]), *(show.text(value_text(name, trial[name])) for name in names),
+         show.number(trial["loss_nats"], ".4f"))
         for trial in finished[:_NUM_TOP_TRIALS]
     ]  # fmt: skip
+    head = ("trial", *(_COLUMNS[name] for name in names), "loss (nats)")
+    clips = found["ranges"]["clip_norm"]
     caption = (
-        f"{asked['num_trials']} trials at width {body['question']['proxy']['base_width']}; best learning rate "
-        f"{show.number(best['learning_rate'])}, warmup {show.number(best['warmup_fraction'], '.3f')} of the steps, "
-        f"clip {show.number(best['clip_norm'])}. Colour: clip, from {show.number(asked['clip_norm'][0])} to "
-        f"{show.number(asked['clip_norm'][1])}."
+        f"{len(found['trials'])} trials at width {body['question']['proxy']['base_width']}; best: "
+        + ", ".join(f"{_COLUMNS[name]} {value_text(name, best[name])}" for name in names)
+        + f". Colour: clip, from {show.number(min(clips))} to {show.number(max(clips))}."
     )
-    beside = f"<div><h3>The best trials</h3>{show.table(head, rows)}</div>"
+    said = "".join(f"<li>{show.text(sentence)}</li>" for sentence in sentences(found))
+    beside = f"<div><h3>The best trials</h3>{show.table(head, rows)}<ul>{said}</ul></div>"
     return show.section("search", heading, show.pair(show.figure(figures.search(body), caption), beside))
 
 

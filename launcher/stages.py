@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import cast
 
+from launcher.accounts import Accounts
 from launcher.decide import fit_key, fitted, ladder_specs
 from launcher.gates import transfer_gate
 from launcher.rungs import stage_specs
-from launcher.study import PLAN_FILE, SEARCH_STAGE, Study
+from launcher.study import PLAN_FILE, Study
+from launcher.sweeping import run_search
 from launcher.talk import Meter, say
 from launcher.transferred import (
     SPEND,
     SPENT,
     Searched,
-    StageMissingError,
     Transferred,
     asked,
     searched,
@@ -30,10 +31,12 @@ from proxies import canon
 from proxies.data.tokens import TokenStore
 from proxies.flops import flops_per_token
 from proxies.spec import RunSpec
-from sweeps.drive import Progress, drive
+from sweeps.drive import GRACE_SECONDS, drive
+from sweeps.errors import BudgetSpent
 from sweeps.ledger import Ledger
 from sweeps.pool import Pool
-from sweeps.source import SearchSource, Source, StaticSource
+from sweeps.progress import Progress
+from sweeps.source import Source, StaticSource
 
 SPEND_ROUNDS = 3
 """Of what verdicts ask for, each time that `--spend` is given."""
@@ -57,6 +60,7 @@ class Runner:
         """`store` is the study's corpus, verified: workers trust it; None where a command brings its own data."""
         self.study, self.ledger, self.store = study, ledger, store
         self._pool: Pool | None = None
+        self._accounts: Accounts | None = None
         self._stopping = False
 
     @contextlib.contextmanager
@@ -71,6 +75,8 @@ class Runner:
                 signal.signal(number, signal.SIG_IGN)  # closing takes a second, and leaves processes if cut short
             if self._pool is not None:
                 self._pool.close()
+            if self._accounts is not None:
+                self._accounts.close()
             for number, handler in zip(caught, before, strict=True):
                 signal.signal(number, handler)
 
@@ -78,7 +84,7 @@ class Runner:
         if self._stopping:
             raise KeyboardInterrupt
         self._stopping = True
-        say("\nstopping: recording what has finished (once more to abort)")
+        say(f"\nstopping: workers save what they hold, {GRACE_SECONDS:g} s at most (once more to abort)")
 
     def _interrupted(self) -> InterruptedStudyError:
         done = len(self.ledger.results())
@@ -92,19 +98,32 @@ class Runner:
 
         Raises:
             InterruptedStudyError: a signal came.
+            BudgetSpent: a cap of the plan is reached.
         """
+        cluster, overrun = self.study.plan.cluster, ""
         if self._pool is None:
             self._pool = _start_pool(self.study, self._check_stop)
+        if self._accounts is None:
+            num_devices = cluster.num_devices(self._pool.num_workers)
+            self._accounts = Accounts(self.study.study_dir, self.ledger, cluster.caps, num_devices)
+        accounts, budget = self._accounts, self._accounts.budget
+
+        def should_stop() -> bool:
+            nonlocal overrun
+            overrun = overrun or budget.overrun()
+            return self._stopping or bool(overrun)
+
         done = self.ledger.results()
         work = {spec.id: flops_per_token(spec.shape) * spec.num_tokens for spec in specs if spec.id not in done}
         with Meter(label, sum(work.values())) as meter:
 
             def progress(event: Progress) -> None:
-                for lost in event.lost:
-                    say(f"{label}: {lost}")
+                for said in (*event.lost, *event.notes):
+                    say(f"{label}: {said}")
                 mean_work = sum(work.values()) / max(1, len(work))
                 fresh = sum(work.get(outcome.id, mean_work) for outcome in event.outcomes)
                 meter.add(fresh, f"{event.num_running} running")
+                accounts.look(label, event.running, event.num_queued, meter.left_seconds)
 
             drive(
                 source,
@@ -114,11 +133,14 @@ class Runner:
                 num_slots_for=lambda spec: spec.numerics.num_slots,
                 bank_key_for=bank_key,
                 steps_per_call=STEPS_PER_CALL,
-                max_attempts=self.study.plan.cluster.max_attempts,
+                max_attempts=cluster.max_attempts,
                 progress=progress,
-                should_stop=lambda: self._stopping,
+                should_stop=should_stop,
+                refusal=budget.refusal,
             )
         self._check_stop()
+        if overrun:
+            raise BudgetSpent(overrun)
 
     def _check_stop(self) -> None:
         if self._stopping:
@@ -139,28 +161,13 @@ class Runner:
 
         Raises:
             GateError: the user's own model fails the check.
+            WarmStartError: the plan's warm start gives no points.
         """
         if self.study.factory is not None:
             from launcher.checking import refuse_failed
 
             refuse_failed(self.study, self.check())
-        search = self.study.plan.search
-        source = SearchSource(
-            self.study.space,
-            self.study.trial,
-            self.ledger,
-            stage=SEARCH_STAGE,
-            study_seed=search.seed,
-            num_trials=search.num_trials,
-            parallelism=search.parallelism,
-            num_startup=search.num_startup,
-        )
-        # Which points the search will ask for is not known; what each costs is.
-        alike = [
-            self.study.trial(self.study.space.at((i / search.num_trials, 0.5, 0.5))) for i in range(search.num_trials)
-        ]
-        if not self._has(lambda: searched(self.study, self.ledger)):
-            self.drive("search", source, alike)
+        run_search(self.study, self.ledger, self.drive, bank_key)
         return searched(self.study, self.ledger)
 
     def transfer(self, *, spend: bool = False) -> Transferred:
@@ -233,14 +240,6 @@ class Runner:
     def _flops(specs: Iterable[RunSpec]) -> float:
         return float(sum(flops_per_token(spec.shape) * spec.num_tokens for spec in specs))
 
-    @staticmethod
-    def _has(found: Callable[[], object]) -> bool:
-        try:
-            found()
-        except StageMissingError:
-            return False
-        return True
-
 
 def _start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
     from launcher.host import HostFactory
@@ -257,9 +256,20 @@ def _start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
         from sweeps.pool import InlinePool
 
         return InlinePool(factory)
+    from launcher.node_check import node_check
     from sweeps.pool_ray import RayPool
+    from sweeps.ray_nodes import Place
 
-    num_workers = cluster.num_workers or len(os.sched_getaffinity(0))
-    say(f"starting Ray with {num_workers} workers")
+    if not cluster.address and "RAY_ADDRESS" in os.environ:
+        say("RAY_ADDRESS is set, and not used: `--set cluster.address=auto` joins that cluster")
+    say(f"joining Ray at {cluster.address}" if cluster.address else "starting Ray on this machine")
     check_stop()
-    return RayPool(num_workers, factory)
+    place = Place(
+        address=cluster.address,
+        worker_cpus=cluster.worker_cpus,
+        worker_gpus=cluster.worker_gpus,
+        worker_memory_gib=cluster.worker_memory_gib,
+    )
+    pool = RayPool(cluster.num_workers, factory, place=place, node_check=node_check(study) if cluster.address else None)
+    say(pool.where)
+    return pool

@@ -66,11 +66,8 @@ class Study:
 
     @property
     def space(self) -> SearchSpace:
-        """What the search varies."""
-        search = self.plan.search
-        return SearchSpace(
-            learning_rate=search.learning_rate, warmup_fraction=search.warmup_fraction, clip_norm=search.clip_norm
-        )
+        """What the search varies, as it begins."""
+        return self.plan.search.space
 
     @property
     def has_control(self) -> bool:
@@ -89,9 +86,9 @@ class Study:
         """Base-width hyperparameters: those of the point, the others the plan's."""
         proxy = self.plan.proxy
         names = [field.name for field in dataclasses.fields(Hparams)]
-        given = {name: value for name, value in point.items() if name in names}
+        given = {name: value for name, value in point.items() if name in names and name != "clip_norm"}
         plain = {"weight_decay": proxy.weight_decay, "beta1": proxy.beta1, "beta2": proxy.beta2, "eps": proxy.eps}
-        return Hparams(**{**plain, **given})
+        return Hparams(**{**plain, **given}, clip_norm=point.get("clip_norm", 1.0) or None)  # 0.0 is no clipping
 
     @property
     def control(self) -> Parametrization:
@@ -126,10 +123,10 @@ class Study:
             command=self.plan.command,
         )
 
-    def trial(self, point: Params) -> RunSpec:
-        """A trial of the search."""
-        proxy = self.plan.proxy
-        return self.run(shape=self.base_shape, point=point, seed=self.plan.search.seed, num_steps=proxy.num_steps)
+    def trial(self, point: Params, replicate: int = 0) -> RunSpec:
+        """A trial of the search; or its replicate, from 1, with a seed of its own."""
+        seed = self.plan.search.seed + replicate
+        return self.run(shape=self.base_shape, point=point, seed=seed, num_steps=self.plan.proxy.num_steps)
 
     def check_runs(self, parametrization: Parametrization) -> list[list[RunSpec]]:
         """The coordinate check's runs, by width."""
@@ -160,8 +157,8 @@ class Study:
             for shape in shapes
         ]
 
-    def best_point(self, points: list[Params], results: Mapping[str, RunResult]) -> Params:
-        """Warmup, clip and learning rate of the best finished trial, to three digits: what the next stages use.
+    def best_trial(self, points: list[Params], results: Mapping[str, RunResult]) -> int:
+        """The best finished trial.
 
         Raises:
             NoFinishedTrialError: every trial diverged or failed.
@@ -174,8 +171,7 @@ class Study:
                 f"none of {len(points)} trials finished; the last: {last.status}, {last.reason}. If they diverged, "
                 f"lower search.learning_rate = {list(self.plan.search.learning_rate)}, in a study folder of its own"
             )
-        best = points[min(finished)[1]]
-        return {name: float(f"{value:.3g}") for name, value in best.items()}
+        return min(finished)[1]
 
 
 def moved(rate: float, ratio: float, power: float) -> float:

@@ -31,6 +31,8 @@ class Meter:
         self._label, self._total, self._done = label, total, 0.0
         self._started = self._said = time.monotonic()
         self._live = sys.stderr.isatty()
+        self.left_seconds: float | None = None
+        """At the rate so far; None before anything is done."""
 
     def __enter__(self) -> Meter:
         return self
@@ -45,7 +47,8 @@ class Meter:
         now = time.monotonic()
         elapsed = now - self._started
         share = min(self._done / self._total, 1.0) if self._total else 1.0
-        left = f", {duration(elapsed / share * (1 - share))} left" if 0 < share < 1 else ""
+        self.left_seconds = elapsed / share * (1 - share) if share else None
+        left = f", {duration(self.left_seconds)} left" if self.left_seconds else ""
         line = f"{self._label}: {share:4.0%} in {duration(elapsed)}{left}{'  ' + note if note else ''}"
         if self._live:
             print(f"\r\033[K{line[:150]}", end="", file=sys.stderr, flush=True)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from launcher.arms import Sizes, TransferTest, base_sizes, base_value, carried_rate, measured, wanted_tests
 from launcher.grids import Setting, judged, learning_rate_test, other_test, refined, value_at
-from launcher.study import Study, recorded_points
+from launcher.searching import Replicated, ended_losses, growth, replicated, trial_points
+from launcher.study import Study
 from proxies.flops import count_params
 from sweeps.space import Params
 from transfer.question import Axis, to_log2
@@ -37,6 +38,10 @@ class Searched:
 
     points: tuple[Params, ...]
     best: Params
+    """To three digits."""
+    best_trial: int
+    replicated: Replicated | None
+    """Repeats of the best trials, which chose among them; None without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,12 +99,19 @@ def searched(study: Study, ledger: Ledger) -> Searched:
     Raises:
         StageMissingError: it has not ended.
     """
-    suggestions = {record.key: record.body for record in ledger.records("suggestion")}
-    points = recorded_points(suggestions, study.plan.search.num_trials)
-    results = ledger.results()
-    if len(points) < study.plan.search.num_trials or any(study.trial(p).id not in results for p in points):
-        raise StageMissingError("the search has not ended: `forerun sweep PLAN` runs or resumes it")
-    return Searched(points=tuple(points), best=study.best_point(points, results))
+    missing = StageMissingError("the search has not ended: `forerun sweep PLAN` runs or resumes it")
+    losses = ended_losses(study, ledger)
+    if losses is None:
+        raise missing
+    points, results = trial_points(study, ledger), ledger.results()
+    best_trial = study.best_trial(points, results)
+    again = replicated(study, ledger, losses)
+    if growth(study, ledger, losses) is not None or (again is not None and again.comparison is None):
+        raise missing
+    if again is not None and again.comparison is not None:
+        best_trial = again.candidates[again.comparison.standings[0].candidate]
+    best = study.space.rounded(points[best_trial])
+    return Searched(points=tuple(points), best=best, best_trial=best_trial, replicated=again)
 
 
 def target_guess(study: Study) -> Sizes:

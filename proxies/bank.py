@@ -18,7 +18,7 @@ from proxies.data.tokens import TokenStore
 from proxies.model import Decoder, token_loss
 from proxies.numbers import ForwardNumbers
 from proxies.optimizer import BankAdamW
-from proxies.outcome import Progress, validation_ids
+from proxies.outcome import Progress, environment, validation_ids
 from proxies.parametrization import (
     forward_numbers,
     initial_tensor,
@@ -27,6 +27,7 @@ from proxies.parametrization import (
 )
 from proxies.schedule import lr_multiplier
 from proxies.shape import Shape
+from proxies.slot_state import SlotState, captured, resumed
 from proxies.spec import DIVERGED_ABOVE_NATS, Curve, Numerics, RunResult, RunSpec
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -56,7 +57,9 @@ class Bank:
         store: TokenStore,
         *,
         diverged_above_nats: float = DIVERGED_ABOVE_NATS,
+        num_parts: int = 1,
     ) -> None:
+        """`num_parts`: passes that a batch is split into, gradients accumulated: the same up to rounding."""
         if numerics.dtype not in _DTYPES:
             raise ValueError(f"dtype = {numerics.dtype!r}: a CPU bank trains in {' or '.join(_DTYPES)}")
         if numerics.microbatch_tokens or numerics.activation_checkpointing or numerics.compiled:
@@ -70,6 +73,7 @@ class Bank:
         self.shape, self.numerics, self._store = shape, numerics, store
         self._diverged_above_nats = diverged_above_nats
         self._num_sequences = batch_tokens // shape.seq_len
+        self._num_parts, self._part_sequences = num_parts, math.ceil(self._num_sequences / num_parts)
         self._dtype = _DTYPES[numerics.dtype]
         num_slots = numerics.num_slots
         self.model = Decoder(shape, num_trials=num_slots)
@@ -77,11 +81,12 @@ class Bank:
         self._slots: list[_Slot | None] = [None] * num_slots
         self._set_forward()
 
-    def admit(self, index: int, spec: RunSpec) -> None:
-        """Start a run from its own initial weights in a free slot.
+    def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
+        """Start a run in a free slot from its own initial weights, or go on from a `state` of it.
 
         Raises:
             ValueError: the slot is taken, or the run belongs to another bank.
+            StateError: the state is not one of this run; the slot is free.
         """
         if self._slots[index] is not None:
             raise ValueError(f"slot {index} is taken")
@@ -90,11 +95,34 @@ class Bank:
             raise ValueError(f"run {spec.id[:12]} belongs to another bank: shape, batch, numerics or data differ")
         if spec.factory or spec.command or spec.schedule.batch_warmup_steps:
             raise ValueError(f"run {spec.id[:12]}: a factory, a command or batch warmup wants one trial at a time")
+        run = Progress(spec, num_parts=self._num_parts)
+        if state is not None:
+            run = resumed(spec, state, self.optimizer.state(index), self._num_parts)
         numbers = parameter_table(spec)
         weights = {parameter.name: initial_tensor(parameter, spec.seed) for parameter in numbers}
         self.optimizer.admit(index, numbers, weights, spec.hparams.clip_norm)
-        self._slots[index] = _Slot(progress=Progress(spec), forward=forward_numbers(spec))
+        if state is not None:
+            self.optimizer.restore(index, state.tensors, run.step)
+        self._slots[index] = _Slot(progress=run, forward=forward_numbers(spec))
         self._set_forward()
+
+    def state(self, index: int) -> SlotState:
+        """What the run of an occupied slot can go on from, in any slot of any bank of its key."""
+        return captured(self._runs[index], _CPU, self.optimizer.state(index))
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Optimizer steps done, by occupied slot."""
+        return {i: run.step for i, run in self._runs.items()}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What this engine's arithmetic depends on besides the spec."""
+        return environment(_CPU)
+
+    @property
+    def _runs(self) -> dict[int, Progress]:
+        return {i: slot.progress for i, slot in enumerate(self._slots) if slot is not None}
 
     def evict(self, index: int) -> None:
         """Free a slot, whatever it is doing."""
@@ -112,11 +140,14 @@ class Bank:
         """Indices of the empty slots."""
         return [i for i, slot in enumerate(self._slots) if slot is None]
 
-    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
-        """Up to `num_steps` optimizer steps; returns early, with (slot, result, curve), when runs end."""
+    def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
+        """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (slot, result, curve),
+        when runs end.
+        """
+        until = time.monotonic() + seconds
         ended: list[tuple[int, RunResult, Curve]] = []
         for _ in range(num_steps):
-            if ended or not any(self._slots):
+            if ended or not self._runs or time.monotonic() > until:
                 break
             ended = self._advance_once()
         return ended
@@ -124,7 +155,7 @@ class Bank:
     def _advance_once(self) -> list[tuple[int, RunResult, Curve]]:
         started = time.perf_counter()
         losses_K = self._forward_backward()
-        busy = [(i, slot.progress) for i, slot in enumerate(self._slots) if slot is not None]
+        busy = list(self._runs.items())
         norms_K = self.optimizer.gather_gradients()
         finite_K = (losses_K.isfinite() & norms_K.isfinite()).tolist()
         multiplier_K1 = torch.zeros(len(self._slots), 1, dtype=self._dtype)
@@ -152,10 +183,15 @@ class Bank:
 
     def _forward_backward(self) -> Tensor:
         ids_KBT = torch.stack([self._zeros() if slot is None else self._batch(slot.progress) for slot in self._slots])
-        losses_K = token_loss(self.predict(ids_KBT[..., :-1]), ids_KBT[..., 1:])
-        # The gradient of a sum of independent losses is each one's own.
-        losses_K.sum().backward()  # type: ignore[no-untyped-call]
-        return losses_K.detach()
+        total_K = torch.zeros(len(self._slots), dtype=self._dtype)
+        for part_KBT in torch.split(ids_KBT, self._part_sequences, dim=1):
+            # The mean over the whole batch is the parts' means weighted by their sequences; a whole one's weight is 1.
+            share = part_KBT.shape[1] / ids_KBT.shape[1]
+            losses_K = token_loss(self.predict(part_KBT[..., :-1]), part_KBT[..., 1:]) * share
+            # The gradient of a sum of independent losses is each one's own.
+            losses_K.sum().backward()  # type: ignore[no-untyped-call]
+            total_K += losses_K.detach()
+        return total_K
 
     def _batch(self, run: Progress) -> Tensor:
         first, count = run.sequences
@@ -173,7 +209,7 @@ class Bank:
         """Validation loss of every slot, [K] nats, on the same windows for all."""
         held_BT = validation_ids(self._store, self.shape.seq_len)
         total_K = torch.zeros(len(self._slots), dtype=torch.float64)
-        for part_BT in torch.split(held_BT, self._num_sequences):
+        for part_BT in torch.split(held_BT, self._part_sequences):
             ids_KBT = part_BT.expand(len(self._slots), -1, -1)
             loss_K = token_loss(self.predict(ids_KBT[..., :-1]), ids_KBT[..., 1:])
             total_K += loss_K.double() * len(part_BT)

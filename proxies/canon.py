@@ -31,10 +31,13 @@ def canonical(value: object) -> str:
 
     Raises:
         CanonError: NaN, an infinity, a key that is not a string, a text UTF-8 cannot write, or a type JSON does not
-            know; the message names the path to it.
+            know; the message names the path to it. Or it is nested some hundred levels deep.
     """
-    plain = to_json(value)
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    try:
+        plain = to_json(value)
+        return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except RecursionError:
+        raise CanonError("it is nested too deeply: no record is") from None
 
 
 def content_id(value: object) -> str:
@@ -76,6 +79,8 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error
     finally:
         os.close(descriptor)
 

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from proxies.numbers import ParameterNumbers
 
+MOMENTS = "adamw."
+"""What the names of saved moments begin with."""
+
 
 class Rates(Protocol):
     """AdamW's numbers, of one parameter or of a group that shares them."""
@@ -73,6 +76,32 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Iterable[Rates], share: f
         live["lr"] = group.learning_rate * share
 
 
+def moments_of(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimizer's state by `MOMENTS` + its own key + parameter; nothing of those that have no gradient."""
+    return {
+        f"{MOMENTS}{key}.{name}": value
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def restore_moments(
+    optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]
+) -> None:
+    """Give a fresh optimizer what `moments_of` took from another.
+
+    Raises:
+        ValueError: of a parameter that is not there, or of another shape.
+    """
+    for name, value in moments.items():
+        key, _, parameter_name = name.removeprefix(MOMENTS).partition(".")
+        parameter = parameters.get(parameter_name)
+        if parameter is None or value.shape not in (parameter.shape, torch.Size()):
+            raise ValueError(f"{name} of shape {tuple(value.shape)} is of no parameter of this model")
+        # The count of steps stays on the CPU, as torch itself keeps it.
+        optimizer.state[parameter][key] = value.to(parameter.device if value.dim() else "cpu", copy=True)
+
+
 class BankAdamW:
     """Decoupled AdamW (arXiv 1711.05101) for K trials of P parameters each.
 
@@ -127,6 +156,17 @@ class BankAdamW:
         self.beta1_K1[trial], self.beta2_K1[trial] = numbers[0].beta1, numbers[0].beta2
         self.clip_K1[trial] = torch.inf if clip_norm is None else clip_norm
         self._decays = bool((self.decay_KP != 0).any())
+
+    def state(self, trial: int) -> dict[str, Tensor]:
+        """A trial's weights and moments, [P] each: views into the buffers."""
+        buffers = {"weights": self.weights_KP, "first": self.first_KP, "second": self.second_KP}
+        return {name: buffer_KP[trial] for name, buffer_KP in buffers.items()}
+
+    def restore(self, trial: int, state: Mapping[str, Tensor], num_updates: int) -> None:
+        """Give an admitted trial the weights and moments of `state` after so many updates."""
+        for name, row_P in self.state(trial).items():
+            row_P.copy_(state[name])
+        self.updates_K1[trial] = num_updates
 
     def clear(self, trial: int) -> None:
         """Empty a trial's row: weights, moments and rates to zero, so that it computes zeros."""

@@ -47,6 +47,8 @@ class Progress:
     step: int = 0
     """Optimizer steps done."""
     seconds: float = 0.0
+    num_parts: int = 1
+    """The most passes that any batch so far was split into because of too little memory."""
     losses_nats: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
 
@@ -86,6 +88,7 @@ class Progress:
             grad_norm=tuple(self.grad_norms),
         )
         tokens = self.sequences[0] * spec.shape.seq_len
+        parts = {"num_parts": str(self.num_parts)} if self.num_parts > 1 else {}  # equal up to rounding only
         result = RunResult(
             id=spec.id,
             status="diverged" if reason else "finished",
@@ -96,7 +99,7 @@ class Progress:
             flops=float(flops.flops_per_token(spec.shape)) * tokens,
             tokens=tokens,
             seconds=self.seconds,
-            environment=environment(device),
+            environment=environment(device) | parts,
             reason=reason,
         )
         return result, curve

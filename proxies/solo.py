@@ -19,17 +19,19 @@ from proxies.built import BuiltModel, checkpoint_blocks, our_model
 from proxies.data.tokens import TokenStore
 from proxies.model import token_loss
 from proxies.numbers import ParameterNumbers
-from proxies.optimizer import adamw, grouped, set_rates
-from proxies.outcome import Progress, validation_ids
+from proxies.optimizer import MOMENTS, adamw, grouped, moments_of, restore_moments, set_rates
+from proxies.outcome import Progress, environment, validation_ids
 from proxies.prefetch import Prefetch
 from proxies.schedule import lr_multiplier
+from proxies.slot_state import SlotState, StateError, captured, resumed
 from proxies.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
 
-CALL_SECONDS = 60.0
-"""The longest that one `advance` goes on beginning steps."""
+_CPU_RNG, _DEVICE_RNG = "rng.cpu", "rng.device"
+_DROPOUT_SEED = 2**32
+"""Added to a run's seed: what a user's own model draws while it trains is not what its weights were drawn from."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Trial:
     progress: Progress
     built: BuiltModel
@@ -48,6 +50,8 @@ class Solo:
         build: makes the model of a run that names a factory.
         device: where to train; None: the GPU if there is one.
         compile_backend: of `torch.compile`, for runs whose numerics ask for it.
+        num_parts: passes that a batch is split into at least, beyond what a run's numerics ask for: the same up to
+            rounding.
     """
 
     def __init__(
@@ -58,18 +62,20 @@ class Solo:
         build: Callable[[RunSpec], BuiltModel] | None = None,
         device: torch.device | str | None = None,
         compile_backend: str = "inductor",
+        num_parts: int = 1,
     ) -> None:
         self._store, self._diverged_above_nats, self._build = store, diverged_above_nats, build
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._compile_backend = compile_backend
+        self._compile_backend, self._num_parts = compile_backend, num_parts
         self._trial: _Trial | None = None
 
-    def admit(self, index: int, spec: RunSpec) -> None:
-        """Start a run from its own initial weights.
+    def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
+        """Start a run from its own initial weights, or go on from a `state` of it.
 
         Raises:
             ValueError: the slot is taken or is not slot 0, the run is not one for this engine or this corpus, or a
                 built model's numbers are not those of its parameters.
+            StateError: the state is not one of this run; the slot is free.
         """
         self._refuse(index, spec)
         numerics = spec.numerics
@@ -86,13 +92,55 @@ class Solo:
         if numerics.compiled:
             self._compile(module, whole=build is None)
         groups = grouped(built.numbers, parameters)
-        self._trial = _Trial(
-            progress=Progress(spec),
+        trial = _Trial(
+            progress=Progress(spec, num_parts=self._num_parts),
             built=built,
             optimizer=adamw(groups),
             rates=tuple(rates for rates, _ in groups),
             batches=Prefetch(self._store, spec, self.device),
         )
+        if spec.factory is not None:  # a model of ours draws nothing while it trains
+            torch.manual_seed(_DROPOUT_SEED + spec.seed)
+        if state is not None:
+            trial.progress = self._restored(trial, state)
+        self._trial = trial
+
+    def _restored(self, trial: _Trial, state: SlotState) -> Progress:
+        """Put a fresh trial where `state` was taken. Raises StateError."""
+        own, rngs = _tensors(trial), _generators(trial.progress.spec, self.device)
+        moments = {name: tensor for name, tensor in state.tensors.items() if name.startswith(MOMENTS)}
+        run = resumed(trial.progress.spec, state, {**own, **moments, **rngs}, self._num_parts)
+        try:
+            restore_moments(trial.optimizer, dict(trial.built.module.named_parameters()), moments)
+        except ValueError as error:
+            raise StateError(str(error)) from error
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state.tensors[name])
+        if rngs:
+            torch.set_rng_state(state.tensors[_CPU_RNG])
+        if _DEVICE_RNG in rngs:
+            torch.cuda.set_rng_state(state.tensors[_DEVICE_RNG], self.device)
+        return run
+
+    def state(self, index: int) -> SlotState:
+        """What the run in the slot can go on from."""
+        trial = self._held()
+        parameters = dict(trial.built.module.named_parameters())
+        rngs = _generators(trial.progress.spec, self.device)
+        return captured(
+            trial.progress, self.device, {**_tensors(trial), **moments_of(trial.optimizer, parameters), **rngs}
+        )
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Optimizer steps done, by occupied slot."""
+        return {} if self._trial is None else {0: self._trial.progress.step}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What this engine's arithmetic depends on besides the spec."""
+        return environment(self.device)
 
     def _refuse(self, index: int, spec: RunSpec) -> None:
         refusals = {
@@ -162,12 +210,11 @@ class Solo:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16):
             return trial.built(ids_BT)
 
-    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
-        """Up to `num_steps` optimizer steps; returns early, with (0, result, curve), when the run ends.
-
-        After `CALL_SECONDS` it returns empty-handed: who calls must hear from a large model too.
+    def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
+        """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (0, result, curve), when
+        the run ends.
         """
-        until = time.monotonic() + CALL_SECONDS
+        until = time.monotonic() + seconds
         for _ in range(num_steps):
             if self._trial is None or time.monotonic() > until:
                 break
@@ -197,7 +244,7 @@ class Solo:
         ids_BT = trial.batches.take(trial.progress.step)
         trial.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part_BT in torch.split(ids_BT, _part_sequences(trial, len(ids_BT))):
+        for part_BT in torch.split(ids_BT, self._part_sequences(trial.progress.spec)):
             # The mean over the whole batch is the parts' means weighted by their tokens.
             loss = self._loss(trial, part_BT) * (len(part_BT) / len(ids_BT))
             loss.backward()  # type: ignore[no-untyped-call]
@@ -208,22 +255,34 @@ class Solo:
     def _loss(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
         return token_loss(self._logits(trial, ids_BT[:, :-1]), ids_BT[:, 1:])
 
+    def _part_sequences(self, spec: RunSpec) -> int:
+        """Sequences per forward pass, at most."""
+        tokens, ours = spec.numerics.microbatch_tokens, math.ceil(spec.batch_sequences / self._num_parts)
+        return ours if tokens is None else min(ours, tokens // spec.shape.seq_len)
+
     @torch.no_grad()
     def _validation_loss(self, trial: _Trial) -> float:
         spec, module = trial.progress.spec, trial.built.module.eval()
         held_BT = validation_ids(self._store, spec.shape.seq_len).to(self.device)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part_BT in torch.split(held_BT, _part_sequences(trial, spec.batch_sequences)):
+        for part_BT in torch.split(held_BT, self._part_sequences(spec)):
             total += self._loss(trial, part_BT).double() * len(part_BT)
         module.train()
         return total.item() / len(held_BT)
 
 
-def _part_sequences(trial: _Trial, batch_sequences: int) -> int:
-    """Sequences per forward pass."""
-    spec = trial.progress.spec
-    tokens = spec.numerics.microbatch_tokens
-    return batch_sequences if tokens is None else tokens // spec.shape.seq_len
+def _tensors(trial: _Trial) -> dict[str, Tensor]:
+    """The module's parameters and buffers by name, as they are."""
+    module = trial.built.module
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _generators(spec: RunSpec, device: torch.device) -> dict[str, Tensor]:
+    """The states of torch's generators, where the run's model may draw from them."""
+    if spec.factory is None:
+        return {}
+    on_device = {_DEVICE_RNG: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {_CPU_RNG: torch.get_rng_state(), **on_device}
 
 
 def _update(trial: _Trial, norm: Tensor) -> None:

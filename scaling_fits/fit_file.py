@@ -45,6 +45,7 @@ def read(path: Path) -> dict[str, Json]:
     """
     try:
         data = canon.parse(path.read_bytes())
+        actual = canon.content_id(data.get("fit")) if isinstance(data, dict) else ""
     except OSError as error:
         raise FitFileError(f"{path} cannot be read: {error.strerror}") from error
     except canon.CanonError as error:
@@ -65,7 +66,6 @@ def read(path: Path) -> dict[str, Json]:
     if set(data) != {"kind", "digest", "fit"} or not isinstance(fit, dict):
         raise FitTamperedError(f"{path} was changed since it was written: it holds {', '.join(sorted(data))}, and a "
                                f"fit file kind, digest and fit; {_AGAIN}")  # fmt: skip
-    actual = canon.content_id(fit)
     if actual != digest:
         raise FitTamperedError(f"{path} was changed since it was written: its content has the digest "
                                f"{actual[:16]}..., the file says {str(digest)[:16]}...; {_AGAIN}")  # fmt: skip

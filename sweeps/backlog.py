@@ -14,9 +14,13 @@ class Attempt:
     """A run that has no outcome yet."""
 
     spec: RunSpec
+    run_id: str
     bank_key: str
+    """What it shares with the others of its bank: among them `num_parts`."""
     num_lost: int = 0
     """Executions that were begun and never reported."""
+    num_parts: int = 1
+    """Passes that its batches are split into, at least."""
     alone: bool = False
     """Whether it must have a bank to itself."""
 
@@ -55,13 +59,15 @@ class Backlog:
         self._queues = {key: queue for key, queue in self._queues.items() if queue}
         return current if current in self._queues else next(iter(self._queues), current)
 
-    def fill(self, bank_key: str, slots: dict[int, Attempt]) -> dict[int, Attempt]:
-        """Move runs of the key into the free `slots` of a bank; returns those moved, by slot."""
+    def fill(
+        self, bank_key: str, slots: dict[int, Attempt], may_start: Callable[[Attempt], bool] = lambda _: True
+    ) -> dict[int, Attempt]:
+        """Move runs of the key into the free `slots` of a bank while they may start; returns those moved, by slot."""
         queue = self._queues.get(bank_key, deque())
         moved: dict[int, Attempt] = {}
         while queue and not any(held.alone for held in slots.values()):
             free = next((i for i in range(self._num_slots_for(queue[0].spec)) if i not in slots), None)
-            if free is None or (slots and queue[0].alone):
+            if free is None or (slots and queue[0].alone) or not may_start(queue[0]):
                 break
             moved[free] = slots[free] = queue.popleft()
         return moved

@@ -100,7 +100,7 @@ class Budget:
         caps = self.caps
         self._count()
         if caps.num_runs is not None and self._num_own + len(in_flight) >= caps.num_runs:
-            return _said("max_runs", caps.num_runs, f"{self._num_own} have an outcome")
+            return _said("max_runs", caps.num_runs, f"{self._num_own} runs have ended, {len(in_flight)} are in flight")
         flops = self._flops + sum(map(run_flops, [*in_flight, spec]))
         if caps.flops is not None and flops > caps.flops:
             return _said("max_flops", caps.flops, f"{self._flops:.4g} are spent, and one run more makes {flops:.4g}")
@@ -132,10 +132,18 @@ def run_flops(spec: RunSpec) -> float:
     return float(flops_per_token(spec.shape)) * spec.num_tokens
 
 
-def spent(ledger: Ledger, usd_per_device_hour: float | None) -> Spent:
-    """What the records say: the hours are those of drivers that have ended."""
-    own = [result for run_id, result in ledger.results().items() if ledger.find("imported", run_id) is None]
-    return _spent(len(own), sum(result.flops for result in own), *_driven(ledger), usd_per_device_hour)
+def spent(ledger: Ledger, usd_per_device_hour: float | None, more: tuple[float, float] = (0.0, 0.0)) -> Spent:
+    """What the records say: the hours are those of drivers that have ended.
+
+    Args:
+        ledger: the study's.
+        usd_per_device_hour: the price; None: dollars are not known.
+        more: seconds and device-seconds of a driver that has recorded none yet.
+    """
+    imported = ledger.imported()
+    own = [result for run_id, result in ledger.results().items() if run_id not in imported]
+    seconds, device_seconds = (held + new for held, new in zip(_driven(ledger), more, strict=True))
+    return _spent(len(own), sum(result.flops for result in own), seconds, device_seconds, usd_per_device_hour)
 
 
 def record_driven(ledger: Ledger, driver: int, body: Mapping[str, Json]) -> None:
@@ -164,4 +172,4 @@ def _spent(
 
 
 def _said(key: str, cap: float, why: str) -> str:
-    return f"cluster.{key} = {cap:g} is reached: {why}"
+    return f"cluster.{key} = {cap:g} is reached: {why}. All is kept; with a higher cap the same command goes on"

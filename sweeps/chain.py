@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from proxies import canon
 from proxies.canon import Json
@@ -20,15 +21,19 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x666F7265  # "fore"
 GENESIS = "0" * canon.ID_LENGTH
 """What the first record names as the hash before it."""
-REPAIR = "copy the study folder, then restore the ledger from a backup or start another study; nothing was changed"
 
 _BUSY_SECONDS = 30.0  # a reader (`status`) may hold the file for as long as it takes to read it
-_SCHEMA = {
-    "records": "CREATE TABLE records (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, "
-    "body TEXT NOT NULL, prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (kind, key)) STRICT",
-    "head": "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "
-    "hash TEXT NOT NULL) STRICT",
+_SCHEMAS: dict[int, dict[str, str]] = {
+    1: {
+        "records": "CREATE TABLE records (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, "
+        "body TEXT NOT NULL, prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (kind, key)) STRICT",
+        "head": "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "
+        "hash TEXT NOT NULL) STRICT",
+    }
 }
+"""Every schema there has been. New kinds of records need none: a schema is only what SQLite is told."""
+_STEPS: dict[int, tuple[str, ...]] = {}
+"""Statements from a schema to the next. Columns of `records` and `head` stay, so that any schema is read as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +76,9 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
         try:
             if write:
-                connection.execute("PRAGMA journal_mode = DELETE")
-                connection.execute("PRAGMA synchronous = EXTRA")  # also syncs the folder once the journal is gone
+                # The journal stays, empty: a commit then changes no names, whose syncs SQLite does not check.
+                connection.execute("PRAGMA journal_mode = TRUNCATE")
+                connection.execute("PRAGMA synchronous = FULL")
             else:
                 connection.execute("PRAGMA query_only = ON")
             _pragma(connection, "schema_version")  # reads the header
@@ -93,7 +99,7 @@ def create(connection: sqlite3.Connection) -> None:
     with _named_errors("the schema"), _transaction(connection):
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        for statement in _SCHEMA.values():
+        for statement in _SCHEMAS[SCHEMA_VERSION].values():
             connection.execute(statement)
         connection.execute("INSERT INTO head VALUES (1, -1, ?)", (GENESIS,))
 
@@ -113,42 +119,59 @@ def load(connection: sqlite3.Connection) -> list[Record]:
             records.append(_verified(row, records))
         head = connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone()
         if head != _head(records):
-            raise LedgerCorrupt(f"record {len(records)} is missing: the chain ends before its head; {REPAIR}")
+            raise LedgerCorrupt(f"record {len(records)} is missing: the chain ends before its head")
         if (verdict := _pragma(connection, "integrity_check(1)")) != "ok":
-            raise LedgerCorrupt(f"after record {len(records) - 1}: {verdict}; {REPAIR}")
+            raise LedgerCorrupt(f"after record {len(records) - 1}: {verdict}")
         connection.execute("COMMIT")
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _named(error, f"record {len(records)}") from error
     return records
 
 
-def write(connection: sqlite3.Connection, record: Record) -> None:
-    """Add `record` to the file, durably, if the chain's head is the one it follows.
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a ledger that `load` found sound to this version's schema, whole or not at all; its records stay.
+
+    Raises:
+        DiskFull: it does not fit; the file is as before.
+    """
+    version = cast(int, _pragma(connection, "user_version"))
+    if version < SCHEMA_VERSION:
+        with _named_errors("the schema"), _transaction(connection):
+            for step in range(version, SCHEMA_VERSION):
+                for statement in _STEPS[step]:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def write(connection: sqlite3.Connection, *records: Record) -> None:
+    """Add `records`, in order and durably, all or none, if the chain's head is the one they follow.
 
     Raises:
         StaleDriver: the head is another: someone else has written.
-        DiskFull: it does not fit; the file is as before.
+        DiskFull: they do not fit; the file is as before.
     """
-    with _named_errors(f"record {record.seq}"), _transaction(connection):
+    first, last = records[0], records[-1]
+    with _named_errors(f"record {first.seq}"), _transaction(connection):
         head = connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone()
-        if head != (record.seq - 1, record.prev_hash):
+        if head != (first.seq - 1, first.prev_hash):
             raise StaleDriver(
-                f"record {record.seq} refused: another driver has taken this study over; leave it the study"
+                f"record {first.seq} refused: another driver has taken this study over; leave it the study"
             )
-        row = (record.seq, record.kind, record.key, record.text, record.prev_hash, record.hash)
-        connection.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", row)
-        connection.execute("UPDATE head SET seq = ?, hash = ? WHERE one = 1", (record.seq, record.hash))
+        for r in records:
+            row = (r.seq, r.kind, r.key, r.text, r.prev_hash, r.hash)
+            connection.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", row)
+        connection.execute("UPDATE head SET seq = ?, hash = ? WHERE one = 1", (last.seq, last.hash))
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:
-    version = _pragma(connection, "user_version")
+    version = cast(int, _pragma(connection, "user_version"))
     if _pragma(connection, "application_id") != APPLICATION_ID:
-        raise LedgerCorrupt(f"the header: this is no ledger of forerun; {REPAIR}")
-    if version != SCHEMA_VERSION:
-        raise LedgerTooNew(f"the ledger has schema {version}, this version knows {SCHEMA_VERSION}: update forerun")
+        raise LedgerCorrupt("the header: this is no ledger of forerun")
     found = dict(connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall())
-    if found != _SCHEMA:
-        raise LedgerCorrupt(f"the schema is not what was written; {REPAIR}")
+    if version > SCHEMA_VERSION and found not in _SCHEMAS.values():  # a number alone may be a flipped bit
+        raise LedgerTooNew(f"the ledger has schema {version}, this version knows {SCHEMA_VERSION}: update forerun")
+    if found != _SCHEMAS.get(version):
+        raise LedgerCorrupt("the schema is not what was written")
 
 
 def _verified(row: tuple[object, ...], before: list[Record]) -> Record:
@@ -158,7 +181,7 @@ def _verified(row: tuple[object, ...], before: list[Record]) -> Record:
     if isinstance(kind, str) and isinstance(key, str) and isinstance(text, str):
         expected = link(len(before), kind, key, text, _head(before)[1])
     if expected is None or (expected.seq, expected.prev_hash, expected.hash) != (seq, prev_hash, digest):
-        raise LedgerCorrupt(f"record {len(before)} is not what was written: its hash differs; {REPAIR}")
+        raise LedgerCorrupt(f"record {len(before)} is not what was written: its hash differs")
     return expected
 
 
@@ -200,7 +223,7 @@ def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
         return SweepError(f"the ledger was busy for {_BUSY_SECONDS:g} s ({error}): who else is reading it?")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
         return SweepError(f"the ledger cannot be opened ({error}): check the folder's permissions")
-    return LedgerCorrupt(f"{where} cannot be read ({error}); {REPAIR}")
+    return LedgerCorrupt(f"{where} cannot be read ({error})")
 
 
 def _is_write(error: Exception) -> bool:

@@ -15,13 +15,18 @@ CURVES_DIR = "curves"
 _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
 
+def is_run_id(text: str) -> bool:
+    """Whether `text` has the form of a run's id: 64 hex digits, and so names nothing but a run."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
 def curve_path(study_dir: Path, run_id: str) -> Path:
     """Where the curve of a run lies: `curves/<run id>.parquet`.
 
     Raises:
         ValueError: `run_id` is not a sha256 in hex (and so could name another place).
     """
-    if not _RUN_ID.fullmatch(run_id):
+    if not is_run_id(run_id):
         raise ValueError(f"run_id = {run_id!r}: 64 hex digits are wanted")
     return study_dir / CURVES_DIR / f"{run_id}.parquet"
 
@@ -84,3 +89,8 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
 def has_curves(study_dir: Path) -> bool:
     """Whether any run has left a curve here."""
     return any((study_dir / CURVES_DIR).glob("*.parquet"))
+
+
+def curve_ids(study_dir: Path) -> tuple[str, ...]:
+    """Ids of the runs that have left a curve here, sorted."""
+    return tuple(sorted(p.stem for p in (study_dir / CURVES_DIR).glob("*.parquet") if _RUN_ID.fullmatch(p.stem)))

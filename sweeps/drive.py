@@ -1,54 +1,39 @@
-"""Runs in, outcomes out: fills banks, commits each run once, survives lost and hung workers.
+"""Runs in, outcomes out: fills banks, commits each run once, survives lost and hung workers, stops in order.
 
 Executions may repeat, outcomes may not: the first valid result of a run is recorded, any other is dropped. Curves
-are on disk before their results are recorded. A run that is lost is run again, up to a limit; its last attempt has a
-bank to itself, so that a run which brings its worker down cannot take its neighbours with it.
+are on disk before their results are recorded. A run that is lost is run again, from its last checkpoint, up to a
+limit that holds across drivers; its last attempt has a bank to itself, so that a run which brings its worker down
+cannot take its neighbours with it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
 from proxies import canon
 from proxies.checks import SpecError
 from proxies.spec import Curve, RunResult, RunSpec
 from sweeps.backlog import Attempt, Backlog
+from sweeps.causes import ADVICE, WORDS, oom_kills
+from sweeps.checkpoints import drop_checkpoints, drop_stale_checkpoints
+from sweeps.crew import Crew
 from sweeps.curves import store_curve
-from sweeps.errors import RunsFail, SourceStuck
+from sweeps.errors import BudgetSpent, RunsFail, SourceStuck
+from sweeps.leases import Leases
 from sweeps.ledger import Ledger
-from sweeps.pool import Advance, Finished, Pool
+from sweeps.losses import NO_CURVE, Loss, Losses, failed_result
+from sweeps.pool import Finished, Pool, Report, decoded
+from sweeps.progress import Progress
 from sweeps.source import Signal, Source
 
 POLL_SECONDS = 0.5  # how soon a stop is noticed while workers are busy
-NO_CURVE = Curve(steps=(), train_loss_nats=(), grad_norm=())
-"""Of a run that never reported."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """What happened since the last call, and how things stand."""
-
-    outcomes: tuple[RunResult, ...]
-    """Just recorded."""
-    lost: tuple[str, ...]
-    """A sentence for every worker just lost."""
-    num_running: int
-    num_queued: int
-    """Known and waiting for a slot; a search may bring more."""
-
-
-@dataclass(kw_only=True, slots=True)
-class _Worker:
-    """What the driver believes a worker holds."""
-
-    bank_key: str = ""
-    slots: dict[int, Attempt] = field(default_factory=dict)
-    busy_since: float | None = None
-    """Monotonic seconds; None when idle."""
+GRACE_SECONDS = 15.0
+"""For workers to save once a stop was asked for. SLURM kills 30 s after its SIGTERM, and the pool must close too."""
+HANG_SECONDS = 600.0
+"""The longest that a worker may be silent, whatever it does."""
+_KEPT = "What has ended is recorded"
 
 
 def drive(
@@ -61,9 +46,11 @@ def drive(
     bank_key_for: Callable[[RunSpec], str],
     steps_per_call: int,
     max_attempts: int = 3,
-    hang_seconds: float = 600.0,
+    hang_seconds: float = HANG_SECONDS,
+    grace_seconds: float = GRACE_SECONDS,
     progress: Callable[[Progress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
+    refusal: Callable[[RunSpec, Sequence[RunSpec]], str] = lambda spec, in_flight: "",
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run everything `source` gives, until it is done or `should_stop()`.
@@ -71,26 +58,31 @@ def drive(
     Args:
         source: what to run; runs that have an outcome in the ledger are skipped.
         pool: where; it stays open.
-        ledger: where outcomes go, open for writing.
-        study_dir: where curves go.
+        ledger: where outcomes and losses go, open for writing.
+        study_dir: where curves go, and where workers keep checkpoints.
         num_slots_for: K of a run's bank; part of the run's numerics.
         bank_key_for: what runs must share to share a bank (shape, parametrization, numerics ...).
         steps_per_call: optimizer steps between reports of a worker.
         max_attempts: after as many losses a run is recorded as failed; the others go on.
-        hang_seconds: a worker that has not reported for so long is given up; longer than any call takes.
-        progress: called whenever something happened.
-        should_stop: asked several times a second: on true, no new work is given out, and what has arrived is
-            recorded. What is in flight is lost and runs again on resume.
+        hang_seconds: a worker that has not reported for so long is given up, mostly sooner: `sweeps.leases`.
+        grace_seconds: for workers to save, once a stop was asked for.
+        progress: called whenever a worker has reported or was given up.
+        should_stop: asked several times a second: on true, no new work is given out, workers save what they hold, and
+            what has arrived is recorded.
+        refusal: why a run may not start beside those in flight; empty if it may. One refused, none starts any more.
         clock: monotonic seconds.
 
     Raises:
+        BudgetSpent: a run was refused, and those in flight then have ended.
         SourceStuck: the source waits for what is not running.
         RunsFail: a run failed for good before any other had ended, or cannot be run at all; it is not recorded.
         PoolDead, DiskFull, StaleDriver: as named; what was recorded stands.
     """
+    drop_stale_checkpoints(study_dir, ledger.results())
+    crew, backlog = Crew(pool, num_slots_for, Leases(hang_seconds), clock), Backlog(num_slots_for)
     driver = _Driver(
-        source, pool, ledger, study_dir, num_slots_for, bank_key_for,
-        steps_per_call=steps_per_call, max_attempts=max_attempts, hang_seconds=hang_seconds, clock=clock,
+        source, ledger, study_dir, crew, backlog, bank_key_for,
+        steps_per_call=steps_per_call, max_attempts=max_attempts, should_stop=should_stop, refusal=refusal,
     )  # fmt: skip
     while not should_stop():
         driver.pull()
@@ -99,7 +91,7 @@ def drive(
             return
         if event := driver.collect(POLL_SECONDS):
             progress(event)
-    if event := driver.collect(0.0):
+    for event in driver.stop(grace_seconds, clock):
         progress(event)
 
 
@@ -109,25 +101,26 @@ class _Driver:
     def __init__(
         self,
         source: Source,
-        pool: Pool,
         ledger: Ledger,
         study_dir: Path,
-        num_slots_for: Callable[[RunSpec], int],
+        crew: Crew,
+        backlog: Backlog,
         bank_key_for: Callable[[RunSpec], str],
         *,
         steps_per_call: int,
         max_attempts: int,
-        hang_seconds: float,
-        clock: Callable[[], float],
+        should_stop: Callable[[], bool],
+        refusal: Callable[[RunSpec, Sequence[RunSpec]], str],
     ) -> None:
-        self._source, self._pool, self._ledger, self._study_dir = source, pool, ledger, study_dir
-        self._num_slots_for, self._bank_key_for = num_slots_for, bank_key_for
+        self._source, self._ledger, self._study_dir = source, ledger, study_dir
+        self._crew, self._backlog, self._bank_key_for = crew, backlog, bank_key_for
         self._steps_per_call, self._max_attempts = steps_per_call, max_attempts
-        self._hang_seconds, self._clock = hang_seconds, clock
-        self._workers = [_Worker() for _ in range(pool.num_workers)]
-        self._backlog = Backlog(num_slots_for)
+        self._losses = Losses(ledger)
         self._open: dict[str, Attempt] = {}  # by run id: queued or running, no outcome yet
         self._signal = Signal.WAIT
+        self._should_stop, self._refusal = should_stop, refusal
+        self._refused = ""
+        self._oom_kills = oom_kills()
         self._outcomes: list[RunResult] = []
         self._lost: list[str] = []
 
@@ -135,10 +128,13 @@ class _Driver:
         """Whether any worker is busy.
 
         Raises:
+            BudgetSpent: none is, and a run was refused.
             SourceStuck: none is, and the source still waits.
         """
-        if any(worker.busy_since is not None for worker in self._workers):
+        if self._crew.busy:
             return True
+        if self._refused:
+            raise BudgetSpent(self._refused)
         if self._signal is not Signal.DONE:
             raise SourceStuck("the source waits for results, yet nothing is running or queued: a bug in the source")
         return False
@@ -150,121 +146,144 @@ class _Driver:
             if isinstance(answer, Signal):
                 self._signal = answer
                 return
-            if answer.id not in self._ledger.results() and answer.id not in self._open:
-                attempt = Attempt(spec=answer, bank_key=self._bank_key_for(answer))
-                self._open[answer.id] = attempt
-                self._backlog.add(attempt)
+            run_id = answer.id
+            if run_id not in self._ledger.results() and run_id not in self._open:
+                self._open[run_id] = attempt = Attempt(spec=answer, run_id=run_id, bank_key="")
+                self._judge(attempt)
+                if attempt.num_lost < self._max_attempts:
+                    self._backlog.add(attempt)
+                else:
+                    self._give_up(attempt, "under drivers before this one")
 
     def hand_out(self) -> None:
         """Start a call on every idle worker that has, or can get, something to do."""
-        for index, worker in enumerate(self._workers):
-            if worker.busy_since is not None:
-                continue
+        for index, worker in self._crew.idle():
             if not worker.slots:
                 worker.bank_key = self._backlog.choose_key(worker.bank_key)
-            moved = self._backlog.fill(worker.bank_key, worker.slots)
+            moved = self._backlog.fill(worker.bank_key, worker.slots, self._may_start)
             if worker.slots:
-                call = Advance(
-                    bank_key=worker.bank_key,
-                    num_slots=self._num_slots_for(next(iter(worker.slots.values())).spec),
-                    admit=tuple((slot, _as_json(attempt.spec)) for slot, attempt in moved.items()),
-                    max_steps=self._steps_per_call,
-                )
-                worker.busy_since = self._clock()
-                self._pool.start(index, call)
+                self._crew.start(index, moved, self._steps_per_call)
+
+    def _may_start(self, attempt: Attempt) -> bool:
+        self._refused = self._refused or self._refusal(attempt.spec, self._crew.specs())
+        return not self._refused
 
     def collect(self, timeout_seconds: float) -> Progress | None:
         """Take in what arrives, give up on what hangs; None if nothing happened."""
-        for report in self._pool.wait(timeout_seconds):
-            worker = self._workers[report.worker]
-            worker.busy_since = None
+        reports = self._crew.wait(timeout_seconds)
+        for report in reports:
             for finished in report.finished:
-                self._settle(worker, finished)
-            if report.error is not None and report.refused:
-                raise RunsFail(f"{report.error}. What has ended is recorded; mend it, and the same command goes on")
+                self._settle(report.worker, finished)
+        for report in reports:
             if report.error is not None:
-                self._lose_worker(report.worker, report.error)
-        now = self._clock()
-        for index, worker in enumerate(self._workers):
-            if worker.busy_since is not None and now - worker.busy_since > self._hang_seconds:
-                self._lose_worker(index, f"no report for {self._hang_seconds:g} s")
-        if not (self._outcomes or self._lost):
+                self._lose_worker(report, report.error)
+        if not reports:
             return None
+        running = self._crew.running()
         event = Progress(
             outcomes=tuple(self._outcomes),
             lost=tuple(self._lost),
-            num_running=sum(len(worker.slots) for worker in self._workers),
+            notes=tuple(note for report in reports for note in report.notes),
+            running=running,
+            num_running=len(running),
             num_queued=len(self._backlog),
         )
         self._outcomes, self._lost = [], []
         return event
 
-    def _settle(self, worker: _Worker, finished: Finished) -> None:
+    def stop(self, grace_seconds: float, clock: Callable[[], float]) -> Iterator[Progress]:
+        """Have every worker save what it holds, for so long at most; what arrives meanwhile is recorded."""
+        until, asked = clock() + grace_seconds, set[int]()
+        while (left_seconds := until - clock()) > 0:
+            for index, worker in self._crew.idle():
+                if worker.slots and index not in asked:
+                    asked.add(index)
+                    self._crew.start(index, {}, 0)
+            if not self._crew.busy:
+                return
+            if event := self.collect(min(POLL_SECONDS, left_seconds)):
+                yield event
+
+    def _settle(self, index: int, finished: Finished) -> None:
         """Record a result if it is the first valid one of its run; a duplicate or a late one is dropped."""
-        held = worker.slots.get(finished.slot)
+        slots = self._crew.workers[index].slots
+        held = slots.get(finished.slot)
         try:
-            result, curve = _decode(finished)
+            result, curve = decoded(finished)
         except (canon.CanonError, SpecError) as error:
             if held is not None:
-                del worker.slots[finished.slot]
-                self._lose(held, f"its result is not valid: {error}")
+                del slots[finished.slot]
+                loss = Loss(cause="error", detail=f"its result is not valid: {error}", log_tail="", worker=index)
+                self._lose(held, loss)
             return
-        if held is not None and held.spec.id == result.id:
-            del worker.slots[finished.slot]
+        if held is not None and held.run_id == result.id:
+            del slots[finished.slot]
         attempt = self._open.get(result.id)
         if attempt is not None:
             self._backlog.discard(attempt)  # it may have been lost, queued again, and now come in late
             self._commit(attempt, result, curve)
 
-    def _lose_worker(self, index: int, reason: str) -> None:
-        """Give up on a worker: what it held is lost, and it starts afresh."""
-        worker = self._workers[index]
-        held, worker.slots, worker.busy_since, worker.bank_key = list(worker.slots.values()), {}, None, ""
-        self._lost.append(f"worker {index}: {reason}; it held {len(held)} runs")
-        for attempt in held:
-            self._lose(attempt, reason)
-        self._pool.restart(index)
+    def _lose_worker(self, report: Report, error: str) -> None:
+        """Give up on a worker: what it held is lost, and it starts afresh.
 
-    def _lose(self, attempt: Attempt, reason: str) -> None:
-        """Queue a lost run again, or record that it failed."""
-        if attempt.spec.id not in self._open:
+        Raises:
+            RunsFail: no attempt can mend it.
+        """
+        cause = report.cause
+        if report.refused:
+            raise RunsFail(f"{WORDS[cause]}: {error}. {_KEPT}; mend it, and the same command goes on")
+        stopping = self._should_stop()  # the signal may have ended both of us
+        if cause == "lost_worker":
+            killed_before, self._oom_kills = self._oom_kills, oom_kills()
+            cause = "out_of_memory" if self._oom_kills > killed_before else "preempted" if stopping else cause
+        held = self._crew.dismiss(report.worker, restart=not stopping)
+        said = f"worker {report.worker}: {WORDS[cause]}: {error}; it held {len(held)} runs"
+        self._lost.append("\n  | ".join([f"{said}. What to do: {ADVICE[cause]}", *report.log_tail.splitlines()[-5:]]))
+        loss = Loss(cause=cause, detail=error, log_tail=report.log_tail, worker=report.worker)
+        for attempt in held:
+            if not (stopping and cause == "hung"):  # it may just be slow to save
+                self._lose(attempt, loss)
+
+    def _lose(self, attempt: Attempt, loss: Loss) -> None:
+        """Record a loss, and queue the run again or give it up."""
+        if attempt.run_id not in self._open:
             return  # settled meanwhile, by a late result
-        attempt.num_lost += 1
-        attempt.alone = attempt.num_lost == self._max_attempts - 1
+        self._losses.record(attempt.run_id, loss)
+        self._judge(attempt)
         if attempt.num_lost < self._max_attempts:
             self._backlog.put_back(attempt)
+        else:
+            self._give_up(attempt, f"the last: {WORDS[loss.cause]}: {loss.detail}")
+
+    def _judge(self, attempt: Attempt) -> None:
+        """Have the next attempt follow from the losses so far."""
+        standing, spec = self._losses.standing(attempt.run_id, attempt.spec), attempt.spec
+        attempt.num_lost, attempt.num_parts = standing.num_lost, standing.num_parts
+        attempt.alone = 0 < attempt.num_lost == self._max_attempts - 1
+        attempt.bank_key = self._bank_key_for(spec) + (f"/{attempt.num_parts}" if attempt.num_parts > 1 else "")
+
+    def _give_up(self, attempt: Attempt, how: str) -> None:
+        """Record that a run failed, if it may be the run that is to blame.
+
+        Raises:
+            RunsFail: nothing has ended well yet.
+        """
+        reason = f"lost {attempt.num_lost} times, {how}"
+        results, imported = self._ledger.results(), self._ledger.imported()
+        if any(result.status != "failed" and run_id not in imported for run_id, result in results.items()):
+            self._commit(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
             return
-        reason = f"lost {attempt.num_lost} times, the last: {reason}"
-        if not any(result.status != "failed" for result in self._ledger.results().values()):
-            raise RunsFail(
-                f"run {attempt.spec.id[:12]} was {reason}. No run of this study has ended well yet, so nothing was "
-                "recorded: mend what fails, and the same command begins again"
-            )
-        self._commit(attempt, _failed(attempt.spec.id, reason), NO_CURVE)
+        self._losses.pardon(reason)
+        raise RunsFail(
+            f"run {attempt.run_id[:12]} was {reason}. No run of this study has ended well yet, so it was not recorded "
+            "as failed: mend what fails, and the same command begins again"
+            + "".join(f"\n{each}" for each in self._lost)
+        )
 
     def _commit(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:
         """The one place where an outcome is recorded: curve first, so that no result lacks one."""
         store_curve(self._study_dir, result.id, curve)
         self._ledger.commit(attempt.spec, result)
+        drop_checkpoints(self._study_dir, result.id)
         del self._open[result.id]
         self._outcomes.append(result)
-
-
-def _as_json(spec: RunSpec) -> dict[str, canon.Json]:
-    return cast(dict[str, canon.Json], canon.to_json(spec))
-
-
-def _decode(finished: Finished) -> tuple[RunResult, Curve]:
-    """What a worker sent, as records. Raises CanonError or SpecError."""
-    result = canon.decode(RunResult, finished.result)
-    curve = canon.decode(Curve, finished.curve)
-    if canon.content_id(curve) != result.curve_id:
-        raise canon.CanonError(f"the curve is not the one the result names, {result.curve_id[:12]}")
-    return result, curve
-
-
-def _failed(run_id: str, reason: str) -> RunResult:
-    return RunResult(
-        id=run_id, status="failed", loss_nats=None, num_steps=0, last_train_loss_nats=None,
-        curve_id=canon.content_id(NO_CURVE), flops=0.0, tokens=0, seconds=0.0, environment={}, reason=reason,
-    )  # fmt: skip

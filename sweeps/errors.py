@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class SweepError(ValueError):
     """A sweep cannot go on, for a reason the user can act on. Nothing recorded is lost."""
@@ -24,13 +26,18 @@ class LedgerTooNew(SweepError):
 class PlanChanged(SweepError):
     """The study was started from another plan. `changes` maps dotted keys to (old, new) as JSON text."""
 
-    def __init__(self, changes: dict[str, tuple[str, str]]) -> None:
+    def __init__(self, changes: dict[str, tuple[str, str]], study_dir: Path) -> None:
         self.changes = changes
         lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changes.items()]
         super().__init__(
             "the plan differs from the one this study was started with:\n" + "\n".join(lines) +
-            "\nput the old values back, or start another study folder"
+            "\nput the old values back, or start a child study that takes over the finished runs: "
+            f"forerun run PLAN --study ANOTHER --fork {study_dir}"
         )  # fmt: skip
+
+
+class ForkRefused(SweepError):
+    """The study named to import runs from has none that this one could use, or is this one."""
 
 
 class StudyHeld(SweepError):
@@ -55,6 +62,14 @@ class CurveCorrupt(SweepError):
 
 class PoolDead(SweepError):
     """The pool as a whole is gone, not just one of its workers."""
+
+
+class ClusterUnfit(SweepError):
+    """The cluster that the plan names cannot be joined, has no room, or cannot run the study; each node is named."""
+
+
+class BudgetSpent(SweepError):
+    """A cap of the plan is reached. Everything finished is recorded, what was in flight is saved."""
 
 
 class SourceStuck(SweepError):

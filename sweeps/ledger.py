@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -21,18 +21,24 @@ from proxies.spec import Run, RunResult, RunSpec
 from sweeps import chain
 from sweeps.chain import Record
 from sweeps.curves import CURVES_DIR, has_curves
-from sweeps.errors import DuplicateRecord, LedgerCorrupt, PlanChanged, StudyMissing, SweepError
+from sweeps.errors import DiskFull, DuplicateRecord, LedgerCorrupt, PlanChanged, StudyMissing, SweepError
 from sweeps.lock import DriverLock
 
 LEDGER_NAME = "ledger.db"
+RESULT, IMPORTED = "result", "imported"
+"""Kinds of records that are outcomes of runs: of this study, and of another that it was forked from."""
 
+_OUTCOMES = (RESULT, IMPORTED)
 _KIND = re.compile(r"[a-z_]+")
 
 
 class Ledger:
     """The records of a study, verified when opened. Use `open` (the driver) or `read` (anyone else)."""
 
-    def __init__(self, records: list[Record], connection: sqlite3.Connection | None, lock: DriverLock | None) -> None:
+    def __init__(
+        self, study_dir: Path, records: list[Record], connection: sqlite3.Connection | None, lock: DriverLock | None
+    ) -> None:
+        self._study_dir = study_dir
         self._records = records
         self._connection = connection
         self._lock = lock
@@ -43,13 +49,16 @@ class Ledger:
             self._take_in(record)
 
     @classmethod
-    def open(cls, study_dir: Path, plan: Mapping[str, Json], *, create: bool) -> Ledger:
+    def open(
+        cls, study_dir: Path, plan: Mapping[str, Json], *, create: bool, defaults: Mapping[str, Json] | None = None
+    ) -> Ledger:
         """Open for writing, as the only driver; `plan` is the question, in which nothing may change.
 
         Args:
             study_dir: the study folder; made if `create`.
             plan: record 0: compared whole, key by key.
             create: whether to start a study where there is none.
+            defaults: see `check_plan`.
 
         Raises:
             StudyMissing: no study here, and `create` is false.
@@ -61,17 +70,24 @@ class Ledger:
         """
         path = study_dir / LEDGER_NAME
         if not path.exists():
-            _refuse_missing(study_dir, create)
+            with _advised(study_dir):
+                _refuse_missing(study_dir, create)
             _make(study_dir)
         lock = DriverLock(study_dir)
         connection: sqlite3.Connection | None = None
         try:
-            connection = chain.connect(path, write=True)
-            if chain.is_empty(connection):
-                _refuse_missing(study_dir, create)
-                chain.create(connection)
-            ledger = cls(chain.load(connection), connection, lock)
+            with _advised(study_dir):
+                connection = chain.connect(path, write=True)
+                if chain.is_empty(connection):
+                    _refuse_missing(study_dir, create)
+                    chain.create(connection)
+                ledger = cls(study_dir, chain.load(connection), connection, lock)
+            if ledger._records:
+                ledger.check_plan(plan, defaults)
+            with _advised(study_dir):
+                chain.migrate(connection)
             ledger._greet(plan, lock)
+            _keep_names(study_dir)
         except BaseException:
             if connection is not None:
                 connection.close()
@@ -90,15 +106,16 @@ class Ledger:
             LedgerTooNew: written by a later version.
         """
         path = study_dir / LEDGER_NAME
-        if not path.exists():
-            _refuse_missing(study_dir, create=False)
-        with contextlib.closing(chain.connect(path, write=False)) as connection:
-            if chain.is_empty(connection):
+        with _advised(study_dir):
+            if not path.exists():
                 _refuse_missing(study_dir, create=False)
-            records = chain.load(connection)
-        if not records:  # a driver is about to write record 0
-            raise StudyMissing(f"{study_dir} holds no plan yet: try again in a moment")
-        return cls(records, None, None)
+            with contextlib.closing(chain.connect(path, write=False)) as connection:
+                if chain.is_empty(connection):
+                    _refuse_missing(study_dir, create=False)
+                records = chain.load(connection)
+            if not records:  # a driver is about to write record 0
+                raise StudyMissing(f"{study_dir} holds no plan yet: try again in a moment")
+            return cls(study_dir, records, None, None)
 
     def append(self, kind: str, key: str, body: object) -> Record:
         """Add a record; on return it is durable.
@@ -118,10 +135,11 @@ class Ledger:
             raise SweepError("this ledger was opened for reading: only the driver adds records")
         if not _KIND.fullmatch(kind):
             raise ValueError(f"kind = {kind!r}: a lower-case word is wanted")
-        if (kind, key) in self._index:
+        if (kind, key) in self._index or (kind in _OUTCOMES and key in self._results):
             raise DuplicateRecord(f"the ledger has a {kind} {key!r} already: records are never replaced")
         record = chain.link(len(self._records), kind, key, canon.canonical(body), self.head_hash)
-        chain.write(self._connection, record)
+        with _advised(self._study_dir):
+            chain.write(self._connection, record)
         self._records.append(record)
         self._index[kind, key] = record
         self._take_in(record)
@@ -129,7 +147,7 @@ class Ledger:
 
     def commit(self, spec: RunSpec, result: RunResult) -> None:
         """Record the one outcome of a run. Raises as `append`, and SpecError if they do not belong together."""
-        self.append("result", spec.id, Run(spec=spec, result=result))
+        self.append(RESULT, spec.id, Run(spec=spec, result=result))
 
     def results(self) -> Mapping[str, RunResult]:
         """Every outcome so far by run id, in the order of commitment; a live view."""
@@ -138,6 +156,10 @@ class Ledger:
     def runs(self) -> tuple[Run, ...]:
         """Every outcome so far with its spec, in the order of commitment."""
         return tuple(self._runs.values())
+
+    def imported(self) -> frozenset[str]:
+        """Ids of the runs that another study paid for: outcomes here, but no spend."""
+        return frozenset(record.key for record in self.records(IMPORTED))
 
     def records(self, kind: str | None = None) -> tuple[Record, ...]:
         """All records in order, or those of one kind."""
@@ -157,10 +179,24 @@ class Ledger:
         """Hash of the last record: names everything recorded so far."""
         return self._records[-1].hash if self._records else chain.GENESIS
 
-    def check_plan(self, plan: Mapping[str, Json]) -> None:
-        """Hold a plan against record 0; raises PlanChanged with every changed key."""
-        if changes := _changes(_flat(self.plan), _flat(canon.to_json(dict(plan)))):
-            raise PlanChanged(changes)
+    def check_plan(self, plan: Mapping[str, Json], defaults: Mapping[str, Json] | None = None) -> None:
+        """Hold a plan against record 0.
+
+        Args:
+            plan: the question as asked now.
+            defaults: by dotted key, what a plan that lacks the key asked: a version that adds a key to the question
+                gives it the meaning it had unasked, one that drops a key the only meaning it still has.
+
+        Raises:
+            PlanChanged: every changed key, with both values.
+        """
+        old, new = _flat(self.plan), _flat(canon.to_json(dict(plan)))
+        for key, value in (defaults or {}).items():
+            for flat in (old, new):
+                if not any(name == key or name.startswith(f"{key}.") for name in flat):
+                    flat.update(_flat(canon.to_json(value), key))
+        if changes := _changes(old, new):
+            raise PlanChanged(changes, self._study_dir)
 
     def close(self) -> None:
         """Close the file and let the study go."""
@@ -178,18 +214,17 @@ class Ledger:
         self.close()
 
     def _greet(self, plan: Mapping[str, Json], lock: DriverLock) -> None:
-        """Record the plan, or hold it against the recorded one; then record this driver."""
+        """Record this driver; before the first one, the plan."""
         if not self._records:
             self.append("plan", "plan", plan)
-        self.check_plan(plan)
         self.append("driver", str(len(self.records("driver"))), lock.holder)
 
     def _take_in(self, record: Record) -> None:
-        if record.kind == "result":
+        if record.kind in _OUTCOMES:
             try:
                 run = canon.decode(Run, record.body)
             except (canon.CanonError, SpecError) as error:
-                raise LedgerCorrupt(f"record {record.seq} is no result of a run ({error}): {chain.REPAIR}") from error
+                raise LedgerCorrupt(f"record {record.seq} is no result of a run ({error})") from error
             self._runs[record.key] = run
             self._results[record.key] = run.result
 
@@ -198,18 +233,41 @@ def _refuse_missing(study_dir: Path, create: bool) -> None:
     """No ledger, or an empty one: fine only where nothing can have been lost, and a study is to be started."""
     if has_curves(study_dir):
         raise LedgerCorrupt(
-            f"{study_dir / LEDGER_NAME} is missing or empty, yet {CURVES_DIR}/ holds finished runs: "
-            "restore the ledger from a copy, or start in another folder"
+            f"missing or empty, yet {CURVES_DIR}/ holds finished runs: restore it from a copy, or take another folder"
         )
     if not create:
         raise StudyMissing(f"{study_dir} holds no study: name another folder, or start one with `forerun run PLAN`")
 
 
-def _make(study_dir: Path) -> None:
+@contextlib.contextmanager
+def _advised(study_dir: Path) -> Iterator[None]:
+    """Corruption told with the file it is in, and what to do about it."""
     try:
+        yield
+    except LedgerCorrupt as error:
+        raise LedgerCorrupt(
+            f"{study_dir / LEDGER_NAME}: {error}; nothing was changed. `forerun repair {study_dir}` copies the file, "
+            "then saves what its hashes prove"
+        ) from error
+
+
+def _make(study_dir: Path) -> None:
+    """Make the folder, so that it outlasts a power cut."""
+    try:
+        missing = [folder for folder in (study_dir, *study_dir.parents) if not folder.exists()]
         study_dir.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            canon.sync_folder(folder.parent)
     except OSError as error:
         raise SweepError(f"{study_dir} cannot be made ({error.strerror}): name another folder") from error
+
+
+def _keep_names(study_dir: Path) -> None:
+    """Make the names of ledger and journal outlast a power cut, once and for all that is recorded after."""
+    try:
+        canon.sync_folder(study_dir)
+    except OSError as error:
+        raise DiskFull(f"{study_dir}: {error.strerror}: free some space and resume; what is recorded stands") from error
 
 
 def _flat(value: Json, prefix: str = "") -> dict[str, str]:

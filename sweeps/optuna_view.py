@@ -1,7 +1,7 @@
 """A study as an Optuna storage, read only: what `optuna-dashboard` and Optuna's own analyses open.
 
 Two studies: `search`, the trials that a search suggested, and `runs`, every run with an outcome. It reads the ledger
-anew when that has changed, so a dashboard follows a driver at work. With `sweeps.suggest`, the only door to Optuna.
+anew when that has changed, so a dashboard follows a driver at work. With `sweeps.samplers`, the only door to Optuna.
 """
 
 from __future__ import annotations

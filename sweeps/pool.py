@@ -7,10 +7,13 @@ outcome is the driver's and the ledger's business.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from proxies import canon
 from proxies.canon import Json
+from proxies.spec import Curve, RunResult
+from sweeps.causes import Cause, classify, described, log_tail
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +27,19 @@ class Finished:
     """Its `Curve` as JSON data."""
 
 
+def decoded(finished: Finished) -> tuple[RunResult, Curve]:
+    """What a worker sent, as records.
+
+    Raises:
+        CanonError, SpecError: it is no such record.
+    """
+    result = canon.decode(RunResult, finished.result)
+    curve = canon.decode(Curve, finished.curve)
+    if canon.content_id(curve) != result.curve_id:
+        raise canon.CanonError(f"the curve is not the one the result names, {result.curve_id[:12]}")
+    return result, curve
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advance:
     """One call to a worker's host."""
@@ -32,19 +48,36 @@ class Advance:
     """What all runs of a bank share; the host drops every slot when it changes."""
     num_slots: int
     admit: tuple[tuple[int, dict[str, Json]], ...]
-    """(slot, `RunSpec` as JSON data) to begin at step 0; the slots are free."""
+    """(slot, `RunSpec` as JSON data) to begin, from the run's checkpoint if it has a good one; the slots are free."""
     max_steps: int
+    """0: none; only what `save` asks for."""
+    num_parts: int = 1
+    """Passes a batch is split into, at least: more take less memory and give the same up to rounding. One per bank."""
+    save: bool = False
+    """Write the state of every slot that is still occupied before answering."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advanced:
+    """A host's answer to one call."""
+
+    finished: tuple[Finished, ...] = ()
+    steps: dict[int, int] = field(default_factory=dict)
+    """Slot -> optimizer steps done, of the slots still occupied."""
+    notes: tuple[str, ...] = ()
+    """What the user should hear: a checkpoint resumed from, or put aside."""
 
 
 class Host(Protocol):
-    """A bank on one device. A run's result depends on its spec alone, never on its neighbours."""
+    """A bank on one device. A run's result depends on its spec alone, never on its neighbours.
 
-    def advance(
-        self, bank_key: str, num_slots: int, admit: list[tuple[int, dict[str, Json]]], max_steps: int
-    ) -> list[Finished]:
+    It saves the state of its slots now and then by itself, and a run that is admitted again goes on from there.
+    """
+
+    def advance(self, call: Advance) -> Advanced:
         """Admit runs, train every occupied slot for up to `max_steps` steps, hand over those that ended.
 
-        May return sooner, as soon as some have ended: their slots are then refilled.
+        May return sooner: as soon as some have ended, for their slots are then refilled, and after some seconds.
         """
         ...
 
@@ -59,10 +92,39 @@ class Report:
 
     worker: int
     finished: tuple[Finished, ...] = ()
+    steps: dict[int, int] = field(default_factory=dict)
+    """As in `Advanced`."""
+    notes: tuple[str, ...] = ()
+    """As in `Advanced`."""
     error: str | None = None
     """Why the call failed; the worker has lost every slot and must be restarted."""
+    cause: Cause = "error"
+    """The kind of `error`, where there is one."""
+    log_tail: str = ""
+    """The last lines of what the worker printed before an `error`, as `sweeps.causes.log_tail` cuts them."""
     refused: bool = False
     """The error says of itself, by `refuses_study = True`, that no attempt can mend it."""
+
+
+def carry_out(worker: int, call: Advance, host: Callable[[], Host]) -> Report:
+    """Make one call in the worker's own process: what it raises becomes a report, with its cause.
+
+    Args:
+        worker: its number, for the report.
+        call: what to do.
+        host: gives the worker's host; making it may fail too.
+    """
+    try:
+        done = host().advance(call)
+    except Exception as error:  # whatever user code raises is the run's, not the driver's
+        return Report(
+            worker=worker,
+            error=described(error),
+            cause=classify(error),
+            log_tail=log_tail(str(getattr(error, "log_tail", ""))),
+            refused=bool(getattr(error, "refuses_study", False)),
+        )
+    return Report(worker=worker, finished=done.finished, steps=done.steps, notes=done.notes)
 
 
 class Pool(Protocol):
@@ -79,7 +141,9 @@ class Pool(Protocol):
         ...
 
     def restart(self, worker: int) -> None:
-        """Give the worker a new, empty host. Its call in flight is given up and reports nothing. Raises PoolDead."""
+        """Give the worker a new, empty host; the old one's process is killed. Its call in flight is given up and
+        reports nothing. Raises PoolDead.
+        """
         ...
 
     def close(self) -> None:
@@ -110,13 +174,11 @@ class InlinePool:
         if self._call is None or timeout_seconds <= 0:
             return []
         call, self._call = self._call, None
-        try:
-            self._host = self._host or self._factory()
-            finished = self._host.advance(call.bank_key, call.num_slots, list(call.admit), call.max_steps)
-        except Exception as error:  # whatever user code raises is the run's, not the driver's
-            refused = bool(getattr(error, "refuses_study", False))
-            return [Report(worker=0, error=f"{type(error).__name__}: {error}", refused=refused)]
-        return [Report(worker=0, finished=tuple(finished))]
+        return [carry_out(0, call, self._hosted)]
+
+    def _hosted(self) -> Host:
+        self._host = self._host or self._factory()
+        return self._host
 
     def restart(self, worker: int) -> None:
         """See `Pool`."""

@@ -1,29 +1,30 @@
-"""A pool of Ray actors on this machine. The only door to Ray.
+"""A pool of Ray actors, on a cluster of our own or on one that exists. The only door to Ray.
 
 Actors are never restarted or retried by Ray: what a lost worker held is the driver's to run again. Every wait has a
-deadline. A worker that dies is a report; when Ray itself is gone (raylet or its head), the next restart cannot
-succeed, and that is `PoolDead`.
+deadline. A worker that dies is a report; when Ray itself is gone (its head, or the node that this driver is on), that
+is `PoolDead`. Actors belong to this driver alone: when it ends, however it ends, Ray ends them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
-import shutil
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from proxies.canon import Json
-from sweeps.errors import PoolDead
-from sweeps.pool import Advance, Finished, Host, HostFactory, Report
+from sweeps.causes import Cause, log_tail
+from sweeps.errors import ClusterUnfit, PoolDead
+from sweeps.pool import Advance, Host, HostFactory, Report, carry_out
+from sweeps.ray_nodes import NodeCheck, Place, alive_nodes, answers, check_nodes, described, found_head, room
+from sweeps.ray_own import Environment, OwnFolder
 
 START_SECONDS = 60.0  # a worker process takes 1 to 5 s, more on a busy machine
 RESTART_SECONDS = 30.0
@@ -31,12 +32,8 @@ RESTART_SECONDS = 30.0
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least is 75 MB; what we send is a few kB
 _PROBE_SECONDS = 2.0  # Ray itself needs 10 to 15 s to tell that its node is dead
 _RESUME = "What was recorded stands; run the same command again to resume"
+_RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines of a worker's log that are Ray's own
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-_DRIVER_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default; the old one warns
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run`, workers would install the project anew
-}
 
 
 class _Worker:
@@ -46,51 +43,59 @@ class _Worker:
         self._factory = host_factory
         self._host: Host | None = None
 
-    def ready(self) -> bool:
-        return True
+    def ready(self) -> str:
+        """Where what this process prints goes: the log of one that is lost."""
+        with contextlib.suppress(OSError):
+            return str(Path("/proc/self/fd/2").readlink())
+        return ""
 
-    def advance(
-        self, bank_key: str, num_slots: int, admit: list[tuple[int, dict[str, Json]]], max_steps: int
-    ) -> list[Finished]:
+    def advance(self, worker: int, call: Advance) -> Report:
+        return carry_out(worker, call, self._hosted)
+
+    def _hosted(self) -> Host:
         self._host = self._host or self._factory()
-        return self._host.advance(bank_key, num_slots, admit, max_steps)
+        return self._host
 
 
 class RayPool:
-    """Workers as local Ray actors, one CPU and `num_threads` arithmetic threads each."""
+    """Workers as Ray actors, each with its share of a node and `num_threads` arithmetic threads."""
 
-    def __init__(self, num_workers: int, host_factory: HostFactory, *, num_threads: int = 1) -> None:
-        """Start Ray and the workers (some 5 s).
+    def __init__(
+        self, num_workers: int, host_factory: HostFactory, *, place: Place | None = None,
+        node_check: NodeCheck | None = None, num_threads: int = 1,
+    ) -> None:  # fmt: skip
+        """Start Ray (some 5 s) or join it, then start the workers.
 
         Args:
-            num_workers: actors, each its own process.
+            num_workers: actors, each its own process; 0: as many as there is room for now.
             host_factory: makes a worker's host; picklable.
+            place: whose cluster, and what a worker takes of it.
+            node_check: asked on every node of a cluster that is not our own.
             num_threads: per worker, as the usual environment variables say it (OMP_NUM_THREADS ...).
 
         Raises:
             PoolDead: Ray or a worker did not start.
+            ClusterUnfit: the cluster cannot be joined, has no room, or has nodes that cannot run the study.
         """
         import ray
 
-        self.num_workers = num_workers
         self._ray: Any = ray
-        self._factory = host_factory
-        self._temp_dir = _short_temp_dir()
+        self._factory, self._place = host_factory, place or Place()
         self._actors: list[Any] = []
+        self._logs: dict[int, str] = {}
         self._calls: dict[Any, int] = {}  # reference of a call in flight -> its worker
         self._probed_at = time.monotonic()
-        environment = {name: str(num_threads) for name in _THREAD_VARIABLES}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # workers import what we can import
+        self._dead: PoolDead | None = None
+        self._own = None if self._place.address else OwnFolder()
+        self._environment = Environment(self._own.token if self._own else None)
         try:
             with _quiet():
-                self._start_ray()
-            self._head: str = ray.get_runtime_context().gcs_address
-            remote = ray.remote(_Worker)
-            self._actor_class = remote.options(
-                num_cpus=1, max_restarts=0, max_task_retries=0, runtime_env={"env_vars": environment}
-            )
-            self._actors = [self._actor_class.remote(host_factory) for _ in range(num_workers)]
-            self._await_ready(self._actors, START_SECONDS)
+                self._forget_token()
+                self._join(num_workers)
+                self._hire(num_workers, num_threads, node_check)
+        except ClusterUnfit:
+            self.close()
+            raise
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             self.close()
             reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]  # Ray's tracebacks end in it
@@ -99,17 +104,22 @@ class RayPool:
 
     def start(self, worker: int, call: Advance) -> None:
         """See `Pool`."""
-        actor = self._actors[worker]
-        reference = actor.advance.remote(call.bank_key, call.num_slots, list(call.admit), call.max_steps)
-        self._calls[reference] = worker
+        self._calls[self._actors[worker].advance.remote(worker, call)] = worker
 
     def wait(self, timeout_seconds: float) -> list[Report]:
         """See `Pool`."""
+        if self._dead is not None:
+            raise self._dead
         if not self._calls:
             return []
         done, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=max(timeout_seconds, 0.001))
-        if not done:
+        try:  # also while calls come back: workers go on for a while without their node or head
             self._probe()
+        except PoolDead as error:
+            if not done:
+                raise
+            self._dead = error  # raised once what has arrived is taken in
+        if not done:
             return []
         more, _ = self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0.001)
         return [self._report(reference) for reference in {*done, *more}]
@@ -118,86 +128,134 @@ class RayPool:
         """See `Pool`."""
         ray = self._ray
         self._calls = {reference: held for reference, held in self._calls.items() if held != worker}
+        self._probe(0.0)  # a head that hangs would hang us too
         try:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(self._actors[worker], no_restart=True)
             self._actors[worker] = self._actor_class.remote(self._factory)
-            self._await_ready([self._actors[worker]], RESTART_SECONDS)
+            self._await_ready([worker], RESTART_SECONDS)
         except (ray.exceptions.RayError, OSError, RuntimeError) as error:
             raise PoolDead(
                 f"Ray is gone: worker {worker} could not be restarted ({type(error).__name__}). {_RESUME}"
             ) from error
 
     def close(self) -> None:
-        """Stop Ray and remove its files."""
+        """End the workers. A cluster of our own ends too, and its files go; another is left as it was."""
         with _quiet():
+            if self._ray.is_initialized():
+                for actor in self._actors:
+                    with contextlib.suppress(self._ray.exceptions.RayError, RuntimeError):
+                        self._ray.kill(actor, no_restart=True)
+            self._actors = []
             self._ray.shutdown()
-        if self._temp_dir is not None:
-            shutil.rmtree(self._temp_dir, ignore_errors=True)
+        if self._own is not None:
+            self._own.close()
+        self._environment.close()
+        self._forget_token()
 
-    def _start_ray(self) -> None:
-        """A cluster of our own, never one that happens to run: its workers may not have our code."""
-        os.environ.update({name: os.environ.get(name, value) for name, value in _DRIVER_ENVIRONMENT.items()})
-        ray_dir = self._temp_dir and f"{self._temp_dir}/r"  # Ray opens its folder to all: ours around it is not
-        umask = os.umask(0o077)  # Ray writes its token for all to read
-        try:
-            self._ray.init(
-                address="local",
-                num_cpus=self.num_workers,
-                include_dashboard=False,
-                namespace="forerun",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=ray_dir,
-            )
-        finally:
-            os.umask(umask)
+    def _forget_token(self) -> None:
+        """Have Ray read the environment anew: it keeps what it read first."""
+        self._ray._raylet.Config.initialize("")
+        self._ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+    def _join(self, num_workers: int) -> None:
+        """Connect this process to the cluster; start it, if it is our own."""
+        ray, place, ours = self._ray, self._place, {}
+        address = found_head(ray, place.address) if self._own is None else "local"
+        if self._own is not None:
+            ours = {
+                "num_cpus": math.ceil(num_workers * place.worker_cpus) or len(os.sched_getaffinity(0)),
+                "include_dashboard": False,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "_temp_dir": self._own.ray_dir,
+            }
+        with self._own.marking() if self._own is not None else contextlib.nullcontext():
+            ray.init(address=address, namespace="forerun", log_to_driver=False, logging_level=logging.ERROR, **ours)
         # Ray prints its workers' deaths on stdout, where our JSON goes; the driver reports them itself.
-        self._ray._private.worker._worker_logs_enabled = False
+        ray._private.worker._worker_logs_enabled = False
+        context = ray.get_runtime_context()
+        self._head, self._node = str(context.gcs_address), str(context.get_node_id())
+        self._gcs = ray._raylet.GcsClient(address=self._head)
+        (node,) = [node for node in ray.nodes() if node["NodeID"] == self._node]
+        self._raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
 
-    def _await_ready(self, actors: list[Any], seconds: float) -> None:
-        """Wait until all `actors` answer. Raises PoolDead on a dead node, GetTimeoutError or what an actor raised."""
-        pending = ready = [actor.ready.remote() for actor in actors]
+    def _hire(self, num_workers: int, num_threads: int, node_check: NodeCheck | None) -> None:
+        """Ask the nodes, count their room, start the workers."""
+        ray, needs = self._ray, self._place.needs
+        environment = {name: str(num_threads) for name in _THREAD_VARIABLES}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # workers import what we can import
+        if not self._place.worker_gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ""  # else all of them would share the node's first
+        nodes = alive_nodes(self._gcs)
+        if node_check is not None:
+            check_nodes(ray, nodes, node_check, environment)
+        total, free = ray._private.state.total_resources_per_node(), ray._private.state.available_resources_per_node()
+        self.num_workers = num_workers or room(free, needs)
+        if not 0 < self.num_workers <= room(total, needs):
+            each = ", ".join(f"{name} {amount:g}" for name, amount in needs.items())
+            raise ClusterUnfit(
+                f"cluster.num_workers = {num_workers}: there is room for {room(total, needs)} workers of {each} each, "
+                f"for {room(free, needs)} of them now. Free are:{described(free, nodes)}"
+            )
+        self.where = f"{self.num_workers} workers on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        idle_gpus = sum(node.get("GPU", 0) for node in free.values()) if not self._place.worker_gpus else 0
+        self.where += f"; GPUs free: {idle_gpus:g} (cluster.worker_gpus gives them shares)" if idle_gpus else ""
+        self._actor_class = ray.remote(_Worker).options(
+            num_cpus=self._place.worker_cpus, num_gpus=self._place.worker_gpus, memory=needs.get("memory"),
+            max_restarts=0, max_task_retries=0, runtime_env={"env_vars": environment},
+        )  # fmt: skip
+        self._actors = [self._actor_class.remote(self._factory) for _ in range(self.num_workers)]
+        self._await_ready(list(range(self.num_workers)), START_SECONDS)
+
+    def _await_ready(self, workers: list[int], seconds: float) -> None:
+        """Wait until all `workers` answer. Raises PoolDead on a dead node, GetTimeoutError or what an actor raised."""
+        pending = ready = [self._actors[worker].ready.remote() for worker in workers]
         deadline = time.monotonic() + seconds
         while pending and time.monotonic() < deadline:
             _, pending = self._ray.wait(pending, num_returns=len(pending), timeout=1.0)
             if pending:
                 self._probe()
-        self._ray.get(ready, timeout=0.001 if pending else RESTART_SECONDS)
+        logs = self._ray.get(ready, timeout=0.001 if pending else RESTART_SECONDS)
+        self._logs.update(zip(workers, logs, strict=True))
 
     def _report(self, reference: Any) -> Report:
         """The outcome of a call that has ended."""
         exceptions = self._ray.exceptions
         worker = self._calls.pop(reference)
         try:
-            finished = self._ray.get(reference, timeout=RESTART_SECONDS)
-        except exceptions.RayTaskError as error:  # raised by the host
-            refused = bool(getattr(error.cause, "refuses_study", False))
-            return Report(worker=worker, error=f"{type(error.cause).__name__}: {error.cause}", refused=refused)
+            report: Report = self._ray.get(reference, timeout=RESTART_SECONDS)
         except exceptions.RayError as error:
-            return Report(worker=worker, error=f"worker lost ({type(error).__name__})")
-        return Report(worker=worker, finished=tuple(finished))
+            cause: Cause = "out_of_memory" if isinstance(error, exceptions.OutOfMemoryError) else "lost_worker"
+            said = f"worker lost ({type(error).__name__})"
+            return Report(worker=worker, error=said, cause=cause, log_tail=self._log_tail(worker))
+        return report
 
-    def _probe(self) -> None:
-        """Ask whether Ray's head and node live; calls in flight on a dead one may stay pending."""
-        if time.monotonic() - self._probed_at < _PROBE_SECONDS:
+    def _log_tail(self, worker: int) -> str:
+        """What a lost worker printed last; empty if it was on another machine."""
+        with contextlib.suppress(OSError):
+            lines = Path(self._logs[worker]).read_text(encoding="utf-8", errors="replace").splitlines()
+            return log_tail("\n".join(line for line in lines if not line.startswith(_RAY_MARKS)))
+        return ""
+
+    def _probe(self, every_seconds: float = _PROBE_SECONDS) -> None:
+        """Ask whether Ray's head and our node live, unless just asked; calls in flight on a dead one may stay pending.
+
+        Raises:
+            PoolDead: one does not.
+        """
+        if time.monotonic() - self._probed_at < every_seconds:
             return
         self._probed_at = time.monotonic()
-        host, _, port = self._head.rpartition(":")
-        try:  # asked through Ray, a dead head ends this process after 60 s
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS).close()
-        except OSError as error:
-            raise PoolDead(f"Ray is gone: its head does not answer. {_RESUME}") from error
-        if not any(node["Alive"] for node in self._ray.nodes()):
-            raise PoolDead(f"Ray is gone: its node is dead. {_RESUME}")
-
-
-def _short_temp_dir() -> str | None:
-    """A new folder for Ray's files, or None (Ray's default): a socket's whole path may have 107 bytes, Ray's part
-    of it takes some 60.
-    """
-    return tempfile.mkdtemp(prefix="forerun-") if len(tempfile.gettempdir()) <= 24 else None
+        if not answers(self._head, _PROBE_SECONDS):  # asked through Ray, a dead head ends this process after 60 s
+            raise PoolDead(f"Ray is gone: its head does not answer. {_RESUME}")
+        if not answers(self._raylet, _PROBE_SECONDS):  # the head takes half a minute to believe it
+            raise PoolDead(f"Ray is gone: the node of this driver does not answer. {_RESUME}")
+        try:
+            alive = alive_nodes(self._gcs)
+        except self._ray.exceptions.RayError as error:
+            raise PoolDead(f"Ray is gone: its head does not answer ({type(error).__name__}). {_RESUME}") from error
+        if self._node not in alive:
+            raise PoolDead(f"Ray is gone: the node of this driver is dead. {_RESUME}")
 
 
 @contextlib.contextmanager

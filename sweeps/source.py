@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 from proxies.canon import Json
 from proxies.flops import flops_per_token
 from proxies.spec import RunResult, RunSpec
 from sweeps.ledger import Ledger
+from sweeps.samplers import Sampler
 from sweeps.space import Params, SearchSpace
 from sweeps.suggest import DEFAULT_NUM_STARTUP, suggest
 
@@ -67,9 +68,26 @@ class SearchSource:
         study_seed: int,
         num_trials: int,
         parallelism: int,
+        sampler: Sampler = "tpe",
         num_startup: int = DEFAULT_NUM_STARTUP,
+        given: Sequence[Params] = (),
+        num_known: int = 0,
     ) -> None:
-        """`parallelism`: trials in flight at once, P of `sweeps.suggest`; from the plan, never from the machine."""
+        """A search, or what follows where one went on beyond its end.
+
+        Args:
+            space: as it is now.
+            make_run: a point's run.
+            ledger: open for writing.
+            stage: under which suggestions are recorded.
+            study_seed: of the whole search.
+            num_trials: in all.
+            parallelism: trials in flight at once, P of `sweeps.suggest`; from the plan, never from the machine.
+            sampler: of `sweeps.samplers`.
+            num_startup: trials of its design.
+            given: points not suggested but known from elsewhere: those of trials `num_known` and after.
+            num_known: trials that all ended before this; their points are recorded.
+        """
         self._space = space
         self._make_run = make_run
         self._ledger = ledger
@@ -77,9 +95,13 @@ class SearchSource:
         self._study_seed = study_seed
         self._num_trials = num_trials
         self._parallelism = parallelism
+        self._sampler: Sampler = sampler
         self._num_startup = num_startup
+        self._given = given
+        self._num_known = num_known
         self._points: list[Params] = []
         self._run_ids: list[str] = []
+        self._told: dict[int, float | None] = {}  # of the first trials, in order
 
     @property
     def run_ids(self) -> tuple[str, ...]:
@@ -91,29 +113,37 @@ class SearchSource:
         index = len(self._points)
         if index == self._num_trials:
             return Signal.DONE
-        seen = self._run_ids[: max(index - self._parallelism + 1, 0)]
-        if any(run_id not in results for run_id in seen):
-            return Signal.WAIT
-        point = self._point(index, {i: results[run_id].loss_nats for i, run_id in enumerate(seen)})
+        num_seen = max(index - self._parallelism + 1, min(self._num_known, index))
+        for i in range(len(self._told), num_seen):  # what has an outcome keeps it: each is looked up once
+            result = results.get(self._run_ids[i])
+            if result is None:
+                return Signal.WAIT
+            self._told[i] = result.loss_nats
+        point = self._point(index)
         spec = self._make_run(point)
         self._points.append(point)
         self._run_ids.append(spec.id)
         return spec
 
-    def _point(self, index: int, told: Mapping[int, float | None]) -> Params:
+    def _point(self, index: int) -> Params:
         """The recorded point of a trial, or a new one, recorded."""
         key = f"{self._stage}/{index}"
         recorded = self._ledger.find("suggestion", key)
         if recorded is not None:
             return cast(Params, recorded.body)
-        point = suggest(
-            self._space,
-            self._study_seed,
-            index,
-            told,
-            self._parallelism,
-            num_startup=self._num_startup,
-            earlier=self._points,
-        )
+        if self._num_known <= index < self._num_known + len(self._given):
+            point = self._given[index - self._num_known]
+        else:
+            point = suggest(
+                self._space,
+                self._study_seed,
+                index,
+                self._told,
+                self._parallelism,
+                sampler=self._sampler,
+                num_startup=self._num_startup,
+                earlier=self._points,
+                num_known=self._num_known,
+            )
         self._ledger.append("suggestion", key, cast(Json, point))
         return point

@@ -113,7 +113,8 @@ class StudyView:
 def _is_of(spec: RunSpec, point: Params) -> bool:
     """Whether a run has a point's values; the warmup is a whole number of steps in it."""
     values: Mapping[str, float | None] = {name: getattr(spec.hparams, name) for name in _HPARAMS}
-    return all(values[name] == value for name, value in point.items() if name in values)
+    # A search's 0.0 of the gradient norm is no clipping.
+    return all((values[name] or 0.0) == value for name, value in point.items() if name in values)
 
 
 def _row(run: Run, trial: int | None, imported: bool) -> dict[str, Any]:

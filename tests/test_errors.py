@@ -52,7 +52,8 @@ REFUSALS = [
         (
             "the plan differs from the one this study was started with:\n"
             "  search.seed: 0 -> 7\n"
-            "put the old values back, or start another study folder"
+            "put the old values back, or start a child study that takes over the finished runs: forerun run PLAN "
+            "--study ANOTHER --fork <folder>/study"
         ),
     ),
     (
@@ -119,10 +120,11 @@ def test_a_tampered_ledger_names_the_record(folder, tmp_path):
     open_ledger(plan_study(folder / "plan.toml", tmp_path / "study")).close()
     with sqlite3.connect(tmp_path / "study" / "ledger.db") as connection:
         connection.execute("UPDATE records SET body = '{}' WHERE seq = 1")
-    assert said(folder, "status", tmp_path / "study") == (
+    study = tmp_path / "study"
+    assert said(folder, "status", study) == (
         5,
         (
-            "record 1 is not what was written: its hash differs; copy the study folder, then restore the ledger from a "
-            "backup or start another study; nothing was changed"
+            f"{study}/ledger.db: record 1 is not what was written: its hash differs; nothing was changed. `forerun "
+            f"repair {study}` copies the file, then saves what its hashes prove"
         ),
     )

@@ -1,5 +1,6 @@
 """The examples do what they say."""
 
+import dataclasses
 import math
 import os
 import sys
@@ -12,6 +13,7 @@ from launcher.opening import plan_study
 from launcher.stages import bank_key
 from proxies import canon
 from proxies.spec import RunResult
+from sweeps.pool import Advance
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -32,9 +34,9 @@ def test_own_trainer(tmp_path):
     losses = []
     for width in study.plan.transfer.widths:
         spec = study.run(shape=study.shape(width), point=point, seed=0, num_steps=study.plan.proxy.num_steps)
-        admit, finished = [(0, canon.to_json(spec))], []
-        while not finished:
-            finished, admit = host.advance(bank_key(spec), 1, admit, 50), []
+        call = Advance(bank_key=bank_key(spec), num_slots=1, admit=((0, canon.to_json(spec)),), max_steps=50)
+        while not (finished := host.advance(call).finished):
+            call = dataclasses.replace(call, admit=())
         result = canon.decode(RunResult, finished[0].result)
         assert result.status == "finished" and len(finished[0].curve["grad_norm"]) == spec.schedule.num_steps
         losses.append(result.loss_nats)

@@ -21,16 +21,21 @@ HEARTH = {
 }
 DOORS = {
     "mup": {"proxies.parametrization"},
-    "optuna": {"sweeps.suggest", "sweeps.optuna_view"},
+    "optuna": {"sweeps.samplers", "sweeps.optuna_view"},
     "optuna_dashboard": {"launcher.verbs.dashboards"},
     "ray": {"sweeps.pool_ray"},
-    "matplotlib": {"launcher.figures", "launcher.figures_transfer", "launcher.figures_cost", "launcher.figures_fits"},
+    "matplotlib": {
+        "launcher.figures",
+        "launcher.figures_transfer",
+        "launcher.figures_cost",
+        "launcher.figures_fits",
+        "launcher.figures_main_run",
+    },
     "tokenizers": {"proxies.data.tokenizer"},
     "wandb": {"launcher.dashboards"},
 }
 TORCH_ROOMS = {"proxies", "launcher"}
 HEAVY = ("torch", "ray", "optuna", "wandb", "mup", "matplotlib", "scipy")
-UNPICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 59
 
 
@@ -114,25 +119,6 @@ def cycles(house):
     return [f"{name} imports itself in the end" for name in edges if name in reach(name)]
 
 
-def banned(house):
-    problems = []
-    for name, tree in house.trees.items():
-        problems += [f"{name} imports {t}" for t in house.imports(name) if room_of(t) in UNPICKLERS]
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            called = ast.unparse(call.func)
-            keywords = {k.arg: ast.unparse(k.value) for k in call.keywords}
-            bad = (
-                called in ("eval", "exec", "__import__", "os.system")
-                or (called == "torch.load" and keywords.get("weights_only") != "True")
-                or keywords.get("weights_only") == "False"
-                or keywords.get("allow_pickle") == "True"
-                or keywords.get("shell") == "True"
-            )
-            if bad:
-                problems.append(f"{name}:{call.lineno} {ast.unparse(call)}")
-    return problems
-
-
 def functions(tree):
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
@@ -200,7 +186,7 @@ def _is_load(node):
     return isinstance(node, ast.Import | ast.ImportFrom | ast.If) or getattr(node, "name", "") == "load"
 
 
-RULES = (import_law, doors, cycles, banned, sizes, docstrings, types, machine_paths, thresholds)
+RULES = (import_law, doors, cycles, sizes, docstrings, types, machine_paths, thresholds)
 DOOR_STEP = '"""A room.\n\nEnters: a\nLeaves: b\nPromises: c\nRefuses: d\n"""\n'
 
 
@@ -261,13 +247,6 @@ VIOLATIONS = [
     (doors, {"proxies/data/tokens.py": "import tokenizers"}, "proxies.data.tokens imports tokenizers"),
     (cycles, {"sweeps/a.py": "import sweeps.b", "sweeps/b.py": "from sweeps import c", "sweeps/c.py":
               "def f() -> None:\n    from sweeps.a import x"}, "sweeps.c imports itself"),
-    (banned, {"launcher/a.py": "import pickle"}, "launcher.a imports pickle"),
-    (banned, {"launcher/a.py": "from yaml import safe_load"}, "launcher.a imports yaml"),
-    (banned, {"launcher/a.py": "eval('1')"}, "eval('1')"),
-    (banned, {"launcher/a.py": "import torch\ntorch.load('f')"}, "torch.load('f')"),
-    (banned, {"launcher/a.py": "import torch\ntorch.load('f', weights_only=False)"}, "weights_only=False"),
-    (banned, {"launcher/a.py": "import numpy\nnumpy.load('f', allow_pickle=True)"}, "allow_pickle=True"),
-    (banned, {"launcher/a.py": "import subprocess\nsubprocess.run('ls', shell=True)"}, "shell=True"),
     (sizes, {"launcher/a.py": "x = 1\n" * 300}, "launcher.a has 301 lines"),
     (sizes, {"launcher/a.py": long_function(60)}, "launcher.a.f has 60 lines"),
     (docstrings, {"launcher/a.py": "def f() -> None: ..."}, "launcher.a.f has no docstring"),

@@ -6,6 +6,7 @@ ranks; it prices nothing (MFU does). Its terms are upper ends: communication tha
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import get_args
 
 from launcher.estimates.failures import GPUS_PER_NODE
 from launcher.estimates.layout import Checkpointing, Layout
+from launcher.estimates.machine import MOST_GPUS
 from launcher.estimates.memory import RESERVED, Memory, Precision, memory_per_rank
 from proxies.flops import count_params, flops_per_token
 from proxies.shape import Shape
@@ -29,6 +31,10 @@ LONG_SEQUENCE = 32_768
 TIE = 0.05
 """Overheads nearer than this are not told apart: the simpler layout is taken."""
 MOST_MICROBATCH, MOST_STAGES, MOST_CONTEXT = 8, 64, 64
+TENSORS = (1, 2, 4, 8)
+"""Inside a node."""
+MOST_TRIED = 3
+"""Other numbers of GPUs, on either side of the one asked for."""
 MOST_SAID = 4
 """Problems of layouts that lack one thing only."""
 
@@ -79,8 +85,12 @@ def plan_parallelism(
                 smallest = memory.total_bytes, sharded
             if memory.total_bytes <= room:
                 fitting.append(_planned(shape, sharded, passes, memory))
+    if smallest is None:
+        would_do = _would_do(shape, batch_tokens, num_gpus, memory_gb, precision)
+        raise NoParallelismError([f"num_gpus = {num_gpus}: no product of degrees divides the shape and the batch",
+                                  *nearest, *would_do])  # fmt: skip
     if not fitting:
-        raise NoParallelismError(_lacks(num_gpus, room, nearest, smallest))
+        raise NoParallelismError([_too_large(num_gpus, room, smallest)])
     best = min(fitting, key=_rank)
     return replace(best, reasons=_reasons(shape, best, batch_tokens, room))
 
@@ -106,16 +116,22 @@ def hold_layout(
 
 def _layouts(shape: Shape, num_gpus: int) -> Iterator[Layout]:
     """Every layout, all its data ranks sharding, whose degrees multiply to the number of GPUs."""
-    tensors = [t for t in (1, 2, 4, 8) if t <= min(GPUS_PER_NODE, num_gpus)]
-    stages = [p for p in range(1, min(shape.num_layers, MOST_STAGES) + 1) if shape.num_layers % p == 0]
-    contexts = [2**k for k in range(MOST_CONTEXT.bit_length())] if shape.seq_len > LONG_SEQUENCE else [1]
     micros = [2**k for k in range(MOST_MICROBATCH.bit_length())]
-    for t, p, c, micro, kept in itertools.product(tensors, stages, contexts, micros, get_args(Checkpointing)):
+    axes = (TENSORS, _stages(shape), _contexts(shape), micros, get_args(Checkpointing))
+    for t, p, c, micro, kept in itertools.product(*axes):
         data, rest = divmod(num_gpus, t * p * c)
         if data and not rest:
             yield Layout(
                 shard=data, tensor=t, pipeline=p, context=c, microbatch_sequences=micro, checkpointing=kept
             )  # fmt: skip
+
+
+def _stages(shape: Shape) -> list[int]:
+    return [p for p in range(1, min(shape.num_layers, MOST_STAGES) + 1) if shape.num_layers % p == 0]
+
+
+def _contexts(shape: Shape) -> list[int]:
+    return [2**k for k in range(MOST_CONTEXT.bit_length())] if shape.seq_len > LONG_SEQUENCE else [1]
 
 
 def _shards(layout: Layout) -> list[int]:
@@ -192,12 +208,33 @@ def _choices(shape: Shape, layout: Layout) -> list[str]:
     return said
 
 
-def _lacks(num_gpus: int, room: float, nearest: list[str], smallest: tuple[float, Layout] | None) -> list[str]:
-    if smallest is None:
-        return [f"num_gpus = {num_gpus}: no product of degrees divides the shape and the batch", *nearest]
+def _would_do(shape: Shape, batch_tokens: int, num_gpus: int, memory_gb: float, precision: Precision) -> list[str]:
+    """The numbers of GPUs nearest below and above `num_gpus` on which some layout divides and fits, in words."""
+    sequences = batch_tokens // shape.seq_len
+    shares = [data for data in range(1, min(sequences, MOST_GPUS) + 1) if sequences % data == 0]
+    stages, contexts = _stages(shape), _contexts(shape)
+    counts = {
+        layout.num_ranks
+        for data, tensor, stage, context in itertools.product(shares, TENSORS, stages, contexts)
+        if (layout := Layout(shard=data, tensor=tensor, pipeline=stage, context=context)).num_ranks <= MOST_GPUS
+        and not layout.problems(shape, batch_tokens)
+    }
+    below, above = sorted(counts & set(range(num_gpus)), reverse=True), sorted(counts - set(range(num_gpus)))
+    found = []
+    for side in (below, above):
+        for count in side[:MOST_TRIED]:
+            with contextlib.suppress(NoParallelismError):
+                plan_parallelism(shape, batch_tokens, count, memory_gb, precision)
+                found.append(str(count))
+                break
+    better = f"{' or '.join(found)} GPUs would do, or" if found else "choose"
+    return [f"{better} another batch than {sequences} sequences of {shape.seq_len}"]
+
+
+def _too_large(num_gpus: int, room: float, smallest: tuple[float, Layout]) -> str:
     needed, layout = smallest
     degrees = ", ".join(f"{name} = {getattr(layout, name)}" for name in ("shard", "tensor", "pipeline", "context"))
     least = (
         f"the least that a rank can hold is {needed / GIGA:.1f} GB ({degrees}, checkpointing {layout.checkpointing})"
     )
-    return [f"num_gpus = {num_gpus}: {least}, {room / GIGA:.1f} GB are free: more GPUs, or larger ones, are wanted"]
+    return f"num_gpus = {num_gpus}: {least}, {room / GIGA:.1f} GB are free: more GPUs, or larger ones, are wanted"

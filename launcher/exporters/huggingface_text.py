@@ -11,8 +11,10 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import accelerate
 import torch
@@ -126,7 +128,8 @@ class FrozenTrainer(Trainer):
     def __init__(self, store: TokenStore, model: torch.nn.Module, args: TrainingArguments) -> None:
         super().__init__(model=model, args=args)
         if self.is_fsdp_enabled != (DATA_PARALLEL_SHARD > 1):
-            raise ValueError("accelerate leaves out FSDP on this device: weights would not be sharded as frozen")
+            stop(f"accelerate leaves out FSDP on {args.device.type}: weights would not be sharded as frozen; GPUs are "
+                 "wanted")
         self.store = store
         self.loss_nats = torch.zeros((), device=args.device)
 
@@ -182,6 +185,14 @@ def training_arguments() -> TrainingArguments:
     return args
 
 
+def stop(problem: str) -> NoReturn:
+    """End with 2 and a sentence; where ranks share a problem, of each machine's only the first one says it."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(10)  # the first one's end is theirs, unless it is theirs alone
+    print(f"train.py: {problem}", file=sys.stderr, flush=True)
+    os._exit(2)  # not through exit handlers that wait for other ranks
+
+
 def refuse(args: TrainingArguments, store: TokenStore) -> None:
     """Say at once all that would make this another run than the frozen one."""
     installed = {"transformers": transformers.__version__, "accelerate": accelerate.__version__}
@@ -195,7 +206,7 @@ def refuse(args: TrainingArguments, store: TokenStore) -> None:
         problems.append(f"{args.world_size} ranks with {args.n_gpu} devices each: "
                         f"{DATA_PARALLEL_SHARD * DATA_PARALLEL_REPLICATE} with one each are wanted, see run.sh")
     if problems:
-        raise ValueError("; ".join(problems))
+        stop("; ".join(problems))
 
 
 def newest_checkpoint(out: Path) -> str | None:
@@ -207,8 +218,11 @@ def newest_checkpoint(out: Path) -> str | None:
 def main() -> None:
     """Train to the end of the schedule, from the newest checkpoint if there is one."""
     args = training_arguments()
-    store = TokenStore(Path(os.environ.get("FORERUN_DATA") or sys.exit("FORERUN_DATA is not set: the corpus folder")),
-                       weights=DATA_WEIGHTS or None)
+    try:
+        corpus = os.environ.get("FORERUN_DATA") or stop("FORERUN_DATA is not set: the corpus folder is wanted")
+        store = TokenStore(Path(corpus), weights=DATA_WEIGHTS or None)
+    except (ValueError, OSError) as error:
+        stop(str(error))
     refuse(args, store)
     FrozenTrainer(store, build_model(), args).train(resume_from_checkpoint=newest_checkpoint(Path(args.output_dir)))
 

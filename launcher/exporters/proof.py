@@ -19,7 +19,7 @@ from typing import IO, Protocol, cast
 from launcher.exporters.fidelity import Exporter, exporter
 from launcher.exporters.view import TrainerView, frozen_run, marked
 from launcher.frozen import Decision
-from launcher.lifeline import die_with_parent
+from launcher.lifeline import die_with_parent, group_dies_with_us
 from proxies import canon
 from proxies.shape import Shape
 
@@ -111,24 +111,34 @@ def _run(command: list[str], folder: Path, told: dict[str, str], to: tuple[IO[by
     Raises:
         _StoppedError: it ran past the limit, or wrote too much.
     """
-    ends_at = time.monotonic() + limit
     child = subprocess.Popen(
         command, cwd=folder, env=told, stdin=subprocess.DEVNULL, stdout=to[0], stderr=to[1], start_new_session=True,
         preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
     )  # fmt: skip
     try:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.wait(timeout=min(_POLL_SECONDS, max(0.0, ends_at - time.monotonic())))
-            if any(os.fstat(file.fileno()).st_size > MOST_BYTES for file in to):
-                raise _StoppedError(f"wrote more than {MOST_BYTES >> 20} MiB and was stopped: what it prints is wrong")
-            if time.monotonic() >= ends_at:
-                said = f"gave no answer within {limit:g} seconds and was stopped"
-                raise _StoppedError(f"{said}: --limit-seconds gives it more")
+        with group_dies_with_us(child.pid):
+            return _answered(child, to, limit)
     finally:  # also after Ctrl-C, which does not reach another session
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+
+
+def _answered(child: subprocess.Popen[bytes], to: tuple[IO[bytes], IO[bytes]], limit: float) -> int:
+    """Exit status of a running command.
+
+    Raises:
+        _StoppedError: it ran past the limit, or wrote too much.
+    """
+    ends_at = time.monotonic() + limit
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout=min(_POLL_SECONDS, max(0.0, ends_at - time.monotonic())))
+        if any(os.fstat(file.fileno()).st_size > MOST_BYTES for file in to):
+            raise _StoppedError(f"wrote more than {MOST_BYTES >> 20} MiB and was stopped: what it prints is wrong")
+        if time.monotonic() >= ends_at:
+            said = f"gave no answer within {limit:g} seconds and was stopped"
+            raise _StoppedError(f"{said}: --limit-seconds gives it more")
 
 
 def _tail(file: IO[bytes], most: int) -> bytes:

@@ -21,7 +21,9 @@ _GB = 1e9
 @click.argument("path", metavar="PLAN", type=click.Path(path_type=Path))
 @click.option("--gpu", default="H100", show_default=True, help="Accelerator of the main run.")
 @click.option("--gpus", "num_gpus", type=int, help="How many. Default: the ranks of the plan, or of the frozen config.")
-@click.option("--mfu", type=float, help="Share of the peak, attention's whole square counted. Default: 0.25 to 0.45.")
+@click.option(
+    "--mfu", type=float, help="Share of the peak, attention's whole square counted (full). Default: 0.25 to 0.45."
+)
 @click.option("--tokens-per-second", "tokens_per_gpu_second", type=float,
               help="Of one GPU, measured; in place of --mfu.")  # fmt: skip
 @click.option("--price-usd", type=float, help="Of one GPU for an hour. Default: published, where there is one.")
@@ -79,6 +81,7 @@ def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
     run = MainRun(
         shape=decision.shape, num_tokens=decision.num_tokens, batch_tokens=decision.batch_tokens,
         precision="float32" if decision.precision == "float64" else decision.precision, layout=layout_of(decision),
+        frozen=True,
     )  # fmt: skip
     return None, {"digest": decision.digest}, run, decision.parallelism.num_ranks
 
@@ -88,9 +91,9 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
     from launcher.opening import plan_study
 
     study = plan_study(path, path.parent, overrides, source_sha256="0" * 64)
-    launch = study.plan.launch
-    ranks = launch.data_parallel_shard * launch.data_parallel_replicate
-    return study, {}, planned_main_run(study), ranks * launch.tensor * launch.pipeline * launch.context
+    run = planned_main_run(study)
+    assert run.layout is not None  # a plan's [launch] always has one
+    return study, {}, run, run.layout.num_ranks
 
 
 def _stages_body(study: Study, main: MainEstimate) -> dict[str, Json]:
@@ -151,8 +154,8 @@ def _main(main: dict[str, Any]) -> list[str]:
     ]
     degrees = ("shard", "replicate", "tensor", "pipeline", "context", "microbatch_sequences")
     layout = main["parallelism"]
-    lines += ["parallelism: " + ", ".join(f"{name} {layout[name]}" for name in degrees)
-              + f", checkpointing {layout['checkpointing']}"]  # fmt: skip
+    who, told = layout["from"].partition(":")[0], ", ".join(f"{name} {layout[name]}" for name in degrees)
+    lines.append(f"parallelism ({who}): {told}, checkpointing {layout['checkpointing']}")
     lines += [f"- {reason}" for reason in layout["reasons"]]
     parts = {name.removesuffix("_bytes"): value / _GB for name, value in main["memory"].items() if name != "moment"}
     lines.append("memory of a rank (GB): " + ", ".join(f"{name} {value:.3g}" for name, value in parts.items()))

@@ -70,8 +70,14 @@ def flops(
                 family=family or "llama", tied=tied, qk_norm=qk_norm,
             ), tokens or 0.0, convention,
         )  # fmt: skip
-    rows = [(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in body.items()]
-    answer(as_json, body, table(("", "value"), rows))
+    answer(as_json, body, table(("", "value"), [(name, _told(name, value)) for name, value in body.items()]))
+
+
+def _told(name: str, value: Json) -> str:
+    """A value in words; why there is none, where there is none."""
+    if value is None:
+        return "not published" if name.endswith("_published") else "not counted: its layers are none that forerun knows"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _of_shape(shape: Shape, tokens: float, convention: str) -> dict[str, Json]:

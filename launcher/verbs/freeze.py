@@ -41,11 +41,14 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.report import write_report
     from launcher.report_body import accepted, report_body
     from sweeps.ledger import Ledger
+    from sweeps.redaction import secret_in
 
     if bool(accepts) != bool(reason.strip()):
         raise click.UsageError("--accept GATE and --reason TEXT go together")
     if len(reason) > MOST_REASON:
         raise click.UsageError(f"--reason: {len(reason)} characters, at most {MOST_REASON} are kept: name a document")
+    if said := secret_in(reason):
+        raise click.UsageError(f"--reason holds what looks like {said}: it is kept, and shown wherever the config is")
     Ledger.read(study_dir)  # refuses a folder that holds no study, before anything is written
     study = recorded_study(study_dir)
     with open_ledger(study) as ledger:

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def with_runner(
-    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], work: Callable[[Runner], tuple[Json, str]]
-) -> tuple[Json, str]:
-    """Do some work on a plan's study, opened for writing.
+    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], work: Callable[[Runner], tuple[Json, str]],
+    parent_dir: Path | None = None,
+) -> tuple[Json, str]:  # fmt: skip
+    """Do some work on a plan's study, opened for writing; finished runs of the study in `parent_dir` come first.
 
     Raises:
         PlanError, DataError, SweepError, GateError: what keeps it from being done.
@@ -29,7 +30,7 @@ def with_runner(
         from launcher.own import own_model
 
         own_model(study)
-    with open_ledger(study) as ledger, Runner(study, ledger, store).running() as runner:
+    with open_ledger(study, parent_dir) as ledger, Runner(study, ledger, store).running() as runner:
         return work(runner)
 
 

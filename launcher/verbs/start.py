@@ -10,6 +10,9 @@ import click
 from launcher.verbs.options import answer, json_option, plan_argument, set_option
 from proxies import canon
 
+NEW_PLANS_EXTENSIONS = 2
+"""Times that the search's ranges may grow, in a plan that `init` writes."""
+
 
 @click.command()
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
@@ -24,7 +27,9 @@ def init(data: str, budget_flops: float, out: Path, as_json: bool) -> None:
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
-    text = commented_plan({"data": {"path": data}, "target": {"budget_flops": budget_flops}})
+    # A plan without that key is older, and asks what it asked: there it is 0.
+    grows: dict[str, object] = {"max_extensions": NEW_PLANS_EXTENSIONS}
+    text = commented_plan({"data": {"path": data}, "search": grows, "target": {"budget_flops": budget_flops}})
     canon.write_atomic(out, text.encode())
     try:
         load_plan(out)
@@ -50,6 +55,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     from launcher.own import module_problems
     from launcher.plan_file import PlanError, load_plan
     from launcher.plan_ladder import ladder_warnings
+    from launcher.warm_starts import warm_problems
     from proxies.data.tokens import MANIFEST
 
     plan = load_plan(plan_path, overrides)
@@ -66,6 +72,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
         except CommandError as error:
             problems.append(f"proxy.command: {error}")
     problems += module_problems(plan.proxy.factory, plan_path.parent / plan.proxy.code_path)
+    problems += warm_problems(plan, plan_path.parent)
     if problems:
         raise PlanError(str(plan_path), problems)
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)

@@ -1,4 +1,4 @@
-"""Verbs that run the stages of a study, and the one that looks on."""
+"""Verbs that run the stages of a study."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.verbs.options import answer, json_option, plan_verb, study_argument
+from launcher.verbs.options import answer, plan_verb
 from launcher.verbs.runner import exit_by, with_runner
 from launcher.verbs.texts import coordinate_text, ladder_text, model_text, search_text, study_text
+from proxies import canon
 from proxies.canon import Json
 
 if TYPE_CHECKING:
@@ -82,8 +83,28 @@ def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json
 
 @click.command()
 @plan_verb
-def run(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+@click.option(
+    "--fork", "parent_dir", metavar="STUDY", type=click.Path(path_type=Path),
+    help="First take over the finished runs of another study on the same data.",
+)  # fmt: skip
+@click.option(
+    "--sbatch", "sbatch_file", metavar="FILE", type=click.Path(path_type=Path),
+    help="Run nothing; write this command as a SLURM job, with cluster.slurm_options.",
+)  # fmt: skip
+def run(
+    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, parent_dir: Path | None,
+    sbatch_file: Path | None,
+) -> None:  # fmt: skip
     """All stages of PLAN in order, up to the report. Resumes; finished work is never repeated."""
+    if sbatch_file is not None:
+        from launcher.plan_file import load_plan
+        from launcher.slurm import sbatch_script
+
+        options = load_plan(plan_path, overrides).cluster.slurm_options
+        text = sbatch_script(plan_path, study_dir, overrides, parent_dir, options)
+        canon.write_atomic(sbatch_file, text.encode())
+        answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")
+        return
 
     def work(runner: Runner) -> tuple[Json, str]:
         from launcher.evidence import gather
@@ -97,21 +118,10 @@ def run(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: b
         write_report(study_dir, body)
         return body, study_text(body)
 
-    body, text = with_runner(plan_path, study_dir, overrides, work)
+    body, text = with_runner(plan_path, study_dir, overrides, work, parent_dir)
     assert isinstance(body, dict) and isinstance(body["gates"], list)
     closed = [str(g["name"]) for g in body["gates"] if isinstance(g, dict) and g["outcome"] != "passed"]
     after = f"{len(closed)} gates closed ({', '.join(closed)})" if closed else f"next: forerun freeze {study_dir}"
     if isinstance(body["own_run"], dict) and not closed:
         after = "every gate passed: start your main run as shown above"
     answer(as_json, body, f"{text}\n\nreport: {study_dir / 'report.html'}\n{after}")
-
-
-@click.command()
-@study_argument
-@json_option
-def status(study_dir: Path, as_json: bool) -> None:
-    """What STUDY has done and found so far; works while a driver runs."""
-    from launcher.report_body import recorded_body
-
-    body = recorded_body(study_dir)
-    answer(as_json, body, study_text(body))

@@ -6,9 +6,11 @@ from typing import Any
 
 from launcher.coordinate_view import by_role, findings, points
 from launcher.own import own_text
+from launcher.search_view import sentences, value_text
 from launcher.transfer_view import axis_name, exponent, name_of, short_size, size_name, wanted
 from launcher.verbs.options import table
 from proxies.canon import Json
+from sweeps.space import SCALES
 from transfer.question import from_log2, written
 
 
@@ -47,18 +49,19 @@ def coordinate_text(found: dict[str, Any]) -> str:
 
 
 def search_text(body: dict[str, Json]) -> str:
-    """The best trials as a table."""
-    trials = body["trials"]
-    assert isinstance(trials, list)
-    finished = [t for t in trials if isinstance(t, dict) and isinstance(t["loss_nats"], float)]
-    finished.sort(key=lambda t: t["loss_nats"])  # type: ignore[arg-type, return-value]
+    """The best trials as a table, and what is to be said of the search."""
+    search: Any = body
+    finished = sorted((t for t in search["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
+    names = [name for name in SCALES if name in search["best"]]
     rows = [
-        (str(t["index"]), f"{t['learning_rate']:.3g}", f"{t['warmup_fraction']:.3f}", f"{t['clip_norm']:.3g}",
-         f"{t['loss_nats']:.4f}")
-        for t in finished[:5]
-    ]  # fmt: skip
-    head = ("trial", "lr", "warmup", "clip", "loss (nats)")
-    return f"{len(trials)} trials, {len(finished)} finished; the best:\n{table(head, rows)}"
+        (str(t["index"]), *(value_text(name, t[name]) for name in names), f"{t['loss_nats']:.4f}") for t in finished[:5]
+    ]
+    head = ("trial", *(SHORT.get(name, name.replace("_", " ")) for name in names), "loss (nats)")
+    said = "".join(f"\n- {sentence}" for sentence in sentences(search))
+    return f"{len(search['trials'])} trials, {len(finished)} finished; the best:\n{table(head, rows)}{said}"
+
+
+SHORT = {"learning_rate": "lr", "warmup_fraction": "warmup", "clip_norm": "clip"}
 
 
 def verdict_text(body: dict[str, Json]) -> str:

@@ -34,6 +34,8 @@ SPLITS: tuple[Split, Split] = ("train", "validation")
 class DataError(ValueError):
     """The corpus cannot be read, or is not what its manifest says. `problems` lists all that is wrong."""
 
+    cause, refuses_study = "bad_data", True
+
     def __init__(self, *problems: str) -> None:
         self.problems = list(problems)
         super().__init__("; ".join(problems))

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,20 +23,22 @@ from proxies import canon
 from proxies.external.growing import MetricsError
 from proxies.external.judging import Ending, judge, trouble
 from proxies.external.kept import Kept
+from proxies.external.log_file import LOG_FILE, clean, clean_earlier, told
 from proxies.external.metric_files import MetricFiles
 from proxies.spec import Curve, RunResult, RunSpec
 
-LOG_FILE, RUN_FILE = "log.txt", "run.json"
+RUN_FILE = "run.json"
 RUN_DIR_VARIABLE = "FORERUN_RUN_DIR"
 _POLL_SECONDS = 1.0
 _READ_SECONDS = 2.0  # of metrics, at one go
 _GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
-_NUM_LOG_LINES, _LOG_LINE_CHARS, _LOG_TAIL_BYTES = 8, 200, 16384
 _MAX_HASHED_BYTES = 2**24
 
 
 class CommandError(ValueError):
     """A command that could not begin, or gave nothing to judge. The message says why, and where to look."""
+
+    cause = "user_code"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +55,8 @@ class Workplace:
     """Longest time of one run."""
     python_path: str | None = None
     """The commands' PYTHONPATH; a worker's own serves our code, and may hide the trainer's."""
+    redact: Callable[[str], str] = str
+    """A line of a command's log without secrets; what it printed is kept with the study."""
 
 
 class CommandEngine:
@@ -65,6 +70,11 @@ class CommandEngine:
     def free_slots(self) -> list[int]:
         """[0] or []."""
         return [] if self._run else [0]
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Slot -> the last step that the command has logged."""
+        return {} if self._run is None else {0: self._run.last_step}
 
     def admit(self, index: int, spec: RunSpec) -> None:
         """Begin a run.
@@ -93,6 +103,7 @@ class CommandEngine:
             raise
         if outcome is None:
             return []
+        self._run.clean_log()
         self._run = None
         return [(0, *outcome)]
 
@@ -101,6 +112,7 @@ class CommandEngine:
         run, self._run = self._run, None
         if run is not None and index == 0:
             run.kept.stop()
+            run.clean_log()
 
 
 class _Running:
@@ -112,6 +124,8 @@ class _Running:
         self.spec = spec
         self._timeout_seconds = place.timeout_seconds
         self.run_dir = _fresh_folder(place.runs_dir / spec.id)
+        self._log, self._redact = self.run_dir / LOG_FILE, place.redact
+        clean_earlier(self.run_dir, self._redact)
         values = placeholder_values(spec, self.run_dir, place.corpus)
         argv = filled(spec.command.template, values)
         find_program(argv[0], place.code_dir)
@@ -123,10 +137,15 @@ class _Running:
             argv,
             folder=place.code_dir,
             environment=_environment(spec, self.run_dir, place.python_path),
-            log=self.run_dir / LOG_FILE,
+            log=self._log,
             grace_seconds=_GRACE_SECONDS,
         )
         self._seconds: float | None = None  # how long it ran, once it has ended
+
+    @property
+    def last_step(self) -> int:
+        """The last step logged so far; 0 before any."""
+        return self._metrics.logged().last_step or 0
 
     def advance(self, seconds: float) -> tuple[RunResult, Curve] | None:
         """See `CommandEngine.advance`."""
@@ -139,7 +158,11 @@ class _Running:
             self._metrics.end(self.spec.schedule.num_steps)
             return judge(self.spec, self._metrics, self._ending(self._said()))
         except (MetricsError, OSError) as error:
-            raise CommandError(f"{self._where()}: {error}{self._tail()}") from error
+            raise CommandError(f"{self._where()}: {error}{told(self._log, self._redact)}") from error
+
+    def clean_log(self) -> None:
+        """Take the secrets out of what it printed, once it prints no more."""
+        clean(self._log, self._redact)
 
     def _said(self) -> str:
         """How the command ended, where it did not end well."""
@@ -166,7 +189,7 @@ class _Running:
             said = f"it was stopped after timeout_seconds = {self._timeout_seconds:g}"
             last = self._metrics.logged().last_step
             said += "; it had logged no loss" if last is None else f"; it had logged step {last}"
-            raise CommandError(f"{self._where()}: {said}; {self._metrics.hint()}{self._tail()}")
+            raise CommandError(f"{self._where()}: {said}; {self._metrics.hint()}{told(self._log, self._redact)}")
         return None
 
     def _read(self) -> bool:
@@ -181,17 +204,6 @@ class _Running:
 
     def _where(self) -> str:
         return f"run {self.spec.id[:12]}, {self.run_dir.name} in {self.run_dir.parent}"
-
-    def _tail(self) -> str:
-        """The last lines of the log, as a part of a sentence."""
-        with contextlib.suppress(OSError):
-            with (self.run_dir / LOG_FILE).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-                text = file.read().decode("utf-8", errors="replace")
-            lines = ["".join(c for c in line if c.isprintable())[:_LOG_LINE_CHARS] for line in text.splitlines()]
-            if lines := [line for line in lines if line.strip()][-_NUM_LOG_LINES:]:
-                return f"; {LOG_FILE} ends: " + " | ".join(lines)
-        return f"; {LOG_FILE} is empty"
 
 
 def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dict[str, canon.Json]:

@@ -30,7 +30,7 @@ Build = Callable[..., nn.Module]
 class FactoryError(ValueError):
     """A factory that cannot be used. `problems` lists all that is wrong with it."""
 
-    refuses_study = True
+    cause, refuses_study = "user_code", True
 
     def __init__(self, target: str, problems: list[str]) -> None:
         self.target, self.problems = target, problems
@@ -44,7 +44,7 @@ class FactoryError(ValueError):
 class FactoryChangedError(ValueError):
     """The factory's source is no longer what the run was named after."""
 
-    refuses_study = True
+    cause, refuses_study = "user_code", True
 
 
 def neutral(shape: Shape) -> ForwardNumbers:

@@ -41,7 +41,7 @@ class WandbRun:
         for record in self._records():
             try:
                 rows += [row for number, part in wire.fields(record) if number == 2 and (row := self._row(part))]
-            except (wire.WireError, ValueError) as error:
+            except (wire.WireError, ValueError, RecursionError) as error:
                 raise MetricsError(f"a record before byte {self._at} is no W&B record: {error}") from error
         return rows
 

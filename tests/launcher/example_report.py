@@ -95,11 +95,16 @@ def _check(name, grows):
 def _search(rng):
     trials = [
         {"index": i, "learning_rate": 2**rate, "warmup_fraction": float(rng.uniform(0.02, 0.3)),
-         "clip_norm": 2 ** float(rng.uniform(-2, 2)), "status": "diverged" if i == 7 else "finished",
+         "clip_norm": 2 ** float(rng.uniform(-2, 2)), "status": "diverged" if i == 7 else "finished", "origin": "tpe",
          "loss_nats": None if i == 7 else 2.1 + 0.05 * (rate - OPTIMUM) ** 2}
         for i, rate in enumerate(rng.uniform(-9, -3, size=12).tolist())
     ]  # fmt: skip
-    return {"trials": trials, "best": {"learning_rate": 0.0238, "clip_norm": 0.572, "warmup_fraction": 0.293}}
+    return {
+        "trials": trials, "best": {"learning_rate": 0.0238, "clip_norm": 0.572, "warmup_fraction": 0.293},
+        "best_trial": 3, "sampler": "tpe", "can_be_off": [], "growth": [], "open_edges": [], "stopped": [],
+        "ranges": {"learning_rate": [2**-9, 2**-3], "warmup_fraction": [0.02, 0.3], "clip_norm": [0.25, 4.0]},
+        "warm_start": None, "replicates": None,
+    }  # fmt: skip
 
 
 def valley_runs(rng, *, arm="mup", sizes, base, values, num_seeds=3, optimum, drift=0.0, curvature=0.03):

@@ -84,7 +84,8 @@ def pieces(folder: Path, **namespace: typing.Any) -> dict[str, typing.Any]:
     body = [n for n in body if not isinstance(n, ast.If)]
     names = {"torch": torch, "re": re, "hashlib": hashlib, "Path": Path, "Iterator": typing.Iterator,
              "Trainer": object, "TrainingArguments": object, "TokenStore": TokenStore, "Schedule": Schedule,
-             "lr_multiplier": lr_multiplier, "json": json, "__file__": str(folder / "train.py")}  # fmt: skip
+             "lr_multiplier": lr_multiplier, "json": json, "NoReturn": typing.NoReturn,
+             "__file__": str(folder / "train.py")}  # fmt: skip
     scope = {**names, **namespace}
     exec(compile(ast.Module(body=body, type_ignores=[]), "train", "exec"), scope)
     return scope

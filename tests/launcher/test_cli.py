@@ -39,7 +39,9 @@ CODES = [
     (StageMissingError("not yet"), 2),
     (FrozenError("launch.json", ["bad"]), 2),
     (errors.StudyMissing("none"), 2),
-    (errors.PlanChanged({"a.b": ("1", "2")}), 2),
+    (errors.BudgetSpent("enough"), 4),
+    (errors.PlanChanged({"a.b": ("1", "2")}, Path("study")), 2),
+    (errors.ForkRefused("itself"), 2),
     (errors.DiskFull("full"), 2),
     (errors.LedgerTooNew("new"), 2),
     (FileNotFoundError(2, "No such file or directory", "nowhere"), 2),
@@ -85,6 +87,16 @@ def test_every_verb_has_help_and_json(verb):
     assert all(
         option.help for option in command.params if isinstance(option, click.Option) and option.name != "study_dir"
     )
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_an_ask_to_end_is_an_interruption(name):
+    """As the kernel sends it, while a verb is at work."""
+    verb = f"import signal, time; signal.raise_signal(signal.{name}); time.sleep(60)"
+    code = f"from launcher import cli\ncli.cli.main = lambda **_: exec({verb!r})\ncli.main(['verify', 'x', '--json'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False)
+    assert json.loads(done.stdout)["message"].startswith("interrupted")
 
 
 def test_help_tells_the_story_in_order():
@@ -184,6 +196,9 @@ freeze nowhere --accept fit|2|--accept GATE and --reason TEXT go together
 freeze nowhere --accept all --reason x|2|'all' is not one of 'coordinates', 'transfer', 'fit', 'data', 'ladder_tuned'
 verify nowhere|2|nowhere: cannot be read: No such file or directory
 verify .|2|launch.json: cannot be read: No such file or directory
+verify list.json --limit-seconds 0|2|0 is not in the range x>=1
+verify list.json --limit-seconds nan|2|'nan' is not a valid integer
+verify /dev/zero|2|/dev/zero: cannot be read: it is a device: a plain file is wanted
 verify list.json|2|a launch config holds `digest` and `decision`
 export nowhere --to native|2|nowhere: cannot be read
 export nowhere --to jax|2|--to jax: one of native, torchtitan, huggingface, megatron-lm, olmo-core is wanted
@@ -259,3 +274,26 @@ def test_the_installed_command_and_the_module_are_one():
         [sys.executable, "-m", "launcher", "status", "nowhere", "--json"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, json.loads(done.stdout)["error"]) == (2, "StudyMissing")
+
+
+EARLY = """
+import os, signal
+os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C, while click is being imported
+"""
+
+
+@pytest.mark.parametrize("start", ["-m launcher", "-c 'from launcher.__main__ import main; main()'"])
+def test_an_interruption_before_click_is_there_is_one_line(tmp_path, start):
+    (tmp_path / "click.py").write_text(EARLY)
+    paths = f"{tmp_path}:{Path(cli.__file__).parents[1]}"
+    command = f"PYTHONPATH={paths} exec {sys.executable} {start} flops"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "forerun: interrupted\n")
+
+
+def test_what_is_not_known_of_a_model_is_said_so_and_null_in_json():
+    code, out, _ = forerun("flops", "--model", "deepseek-v3")
+    assert (code, "None" in out) == (0, False)
+    assert "flops_total           not counted: its layers are none that forerun knows" in out
+    assert "not published" in out
+    assert ask("flops", "--model", "deepseek-v3")[1]["flops_total"] is None

@@ -61,7 +61,7 @@ def test_outcomes_of_every_kind_through_the_driver(factory):
     good, retried, failed, diverged = run(factory, InlinePool(factory), specs, max_attempts=2)
     assert (good.status, good.loss_nats) == ("finished", 2.0)
     assert (retried.status, retried.loss_nats) == ("finished", 3.0)
-    assert failed.status == "failed" and failed.reason.startswith("lost 2 times, the last: CommandError: run ")
+    assert failed.status == "failed" and failed.reason.startswith("lost 2 times, the last: your code failed: run ")
     assert "exit code 1" in failed.reason and failed.reason.endswith("log.txt ends: no luck")
     assert (diverged.status, diverged.reason) == ("diverged", "train_loss is NaN at step 2")
     folder = Path(factory.study_dir) / "external"
@@ -73,9 +73,9 @@ def test_another_key_drops_the_command_that_ran(factory):
     host = factory()
     try:
         first, second = (canon.to_json(cases.command_spec(seed=seed)) for seed in (0, 1))
-        assert host.advance("a", 1, [(0, first)], 50) == []
+        assert host.advance(Advance(bank_key="a", num_slots=1, admit=((0, first),), max_steps=50)).finished == ()
         pid = cases.number_in(Path(factory.code_dir) / "up0")
-        assert host.advance("b", 1, [(0, second)], 50) == []
+        assert host.advance(Advance(bank_key="b", num_slots=1, admit=((0, second),), max_steps=50)).finished == ()
         assert cases.gone(pid)
     finally:
         host._engine.evict(0)
@@ -87,9 +87,12 @@ def test_the_users_own_python_path_reaches_the_command(factory, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "the users")
     made = pickle.dumps(dataclasses.replace(factory, python_path=os.environ["PYTHONPATH"]))
     code = (
-        f"import json, pickle, sys; sys.path[:0] = {sys.path!r}; host = pickle.loads({made!r})(); done = []\n"
-        "admit = [(0, json.load(sys.stdin))]\n"
-        "while not done: done, admit = host.advance('a', 1, admit, 50), []\n"
+        f"import json, pickle, sys; sys.path[:0] = {sys.path!r}; host = pickle.loads({made!r})(); done = ()\n"
+        "from sweeps.pool import Advance\n"
+        "admit = ((0, json.load(sys.stdin)),)\n"
+        "while not done:\n"
+        "    done = host.advance(Advance(bank_key='a', num_slots=1, admit=admit, max_steps=50)).finished\n"
+        "    admit = ()\n"
         "assert done[0].result['status'] == 'finished' and 'torch' not in sys.modules"
     )
     spec = canon.canonical(cases.command_spec())

@@ -1,11 +1,13 @@
 """What is gathered from a ledger, at every moment of a study's life."""
 
+import dataclasses
 import itertools
 import json
 
 import pytest
 from tiny_study import ask, replay
 
+from launcher import metrics
 from launcher.evidence import decision_of, gather
 from launcher.gates import Gate
 from launcher.opening import recorded_study
@@ -141,6 +143,14 @@ def test_the_latest_reason_counts(finished, tmp_path):
         assert accepted(ledger, (Gate(name="fit", outcome="failed", reason="found something else"),)) == {}
 
 
-def test_no_main_run_yet(study, body):
+def test_a_main_run_is_read_once_it_is_there(study, body, tmp_path):
     assert body["main_run"] is None
-    assert main_run(study, "0" * 64) is None
+    decision = decision_of(study, gather(study, Ledger.read(study.study_dir)))
+    here = dataclasses.replace(study, study_dir=tmp_path)
+    assert main_run(here, decision) is None
+    folder = tmp_path / "frozen" / decision.digest / "run"
+    folder.mkdir(parents=True)
+    metrics.append(folder, {"step": 1, "train_loss_nats": 5.5})
+    found = main_run(here, decision)
+    assert (found["steps"], found["train_loss_nats"], found["event"]) == ([1], [5.5], None)
+    assert found["beside_curve"]["num_points"] == len(decision.predicted.curve)

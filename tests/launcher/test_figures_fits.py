@@ -83,6 +83,31 @@ def test_held_out_runs_are_drawn_with_their_intervals_or_without(body):
     assert "back-test" not in said_in(figures_fits.laws(body))
 
 
+def test_a_forecast_outside_its_own_interval_is_drawn_where_it_is(body):
+    """Of a degenerate fit: the resampled ones lie elsewhere, above the point or below it."""
+    predicted, held_out = body["choice"]["prediction"], body["fit"]["backtest"]["runs"][0]
+    predicted |= {"loss": 1.0, "interval": [1.2, 2.0]}
+    held_out |= {"predicted": 3.0, "interval": [1.5, 2.5]}
+    figure = drawn_axes(lambda: figures_fits.laws(body))
+    for label, value, (low, high) in (("main run", 1.0, (1.2, 2.0)), ("back-test", 3.0, (1.5, 2.5))):
+        (marks,) = [held for held in figure.containers if held.get_label() == label]
+        line, _, (bars,) = marks.lines
+        assert line.get_ydata()[0] == pytest.approx(math.log10(value))
+        assert bars.get_segments()[0][:, 1] == pytest.approx([math.log10(low), math.log10(high)])
+    bottom, top = figure.get_ylim()
+    assert bottom < math.log10(1.0) and math.log10(3.0) < top
+
+
+def drawn_axes(draw):
+    """The axes that a figure was painted into."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patched:
+        labelled = Axes.set_xlabel
+        patched.setattr(Axes, "set_xlabel", lambda axes, *said: (seen.append(axes), labelled(axes, *said)))
+        draw()
+    return seen[0]
+
+
 def test_a_band_needs_intervals(body):
     whole = figures_fits.laws(body)
     for point in body["frontier"]:
@@ -98,7 +123,10 @@ def test_where_the_rungs_end_is_marked_and_what_was_foretold_lies_beside_them(bo
     lines, xs = [], []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Axes, "axvline", lambda axes, x, **_: lines.append(x))
-        patched.setattr(Axes, "errorbar", lambda axes, x, y, **told: xs.append((told["label"], x, axes.get_xlim())))
+        patched.setattr(
+            figures_fits, "interval_marks",
+            lambda axes, points, _, **told: xs.append((told["label"], [x for x, _ in points], axes.get_xlim())),
+        )  # fmt: skip
         figures_fits.laws(body)
     assert lines == [math.log10(max(rung["flops"] for rung in body["ladder"]["rungs"]))]
     ((_, held, (left, right)),) = [one for one in xs if one[0] == "back-test"]

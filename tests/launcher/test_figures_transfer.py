@@ -48,6 +48,20 @@ def test_a_diverged_run_is_marked(body, tests):
     assert after != before
 
 
+def test_optima_outside_their_own_intervals_are_drawn(tests, body):
+    """In every figure that has them; the mark where the optimum is, the bar where the interval is."""
+    before = figures_transfer.valleys(body, tests[0], "mup")
+    for optimum in tests[0]["verdict"]["optima"]:
+        low, high = optimum["interval_log2"]
+        optimum["interval_log2"] = [high + 0.1, 2 * high - low + 0.1]
+    offset = tests[0]["verdict"]["offset_octaves"]
+    offset["interval"] = [offset["value"] - 2.0, offset["value"] - 1.0]
+    after = figures_transfer.valleys(body, tests[0], "mup")
+    for svg in (after, figures_transfer.drift(body, tests[0]), figures_cost.heat(body, tests[0])):
+        ET.fromstring(svg)
+    assert after.count("<use") == before.count("<use")
+
+
 def test_both_arms_have_the_same_axes(body, tests):
     drawn = [figures_transfer.valleys(body, tests[0], arm) for arm in ("mup", "sp")]
     ticks = [re.findall(r'<g class="tick">.*?</g></g>', svg) for svg in drawn]

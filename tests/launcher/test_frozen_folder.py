@@ -1,6 +1,7 @@
 """A frozen config's folder: whole or not there, and nothing in it that goes unnoticed."""
 
 import os
+import re
 import shutil
 
 import pytest
@@ -72,14 +73,14 @@ def test_a_link_or_a_pipe_is_no_file(folder, place, tmp_path):
     if (folder / place).exists():
         shutil.move(folder / place, tmp_path / "aside")
     (folder / place).symlink_to(tmp_path / "aside")
-    assert problems_of(folder) == [f"{PLACES[place]} is a link: a plain file is wanted"]
+    assert problems_of(folder)[0].startswith(f"{PLACES[place]} is a link: a plain file is wanted")
     (folder / place).unlink()
     os.mkfifo(folder / place)
     if place == "launch.json":
         with pytest.raises(FrozenError, match="it is a pipe: a plain file is wanted"):
             read_launch(folder)
     else:
-        assert problems_of(folder) == [f"{PLACES[place]} is a pipe: a plain file is wanted"]
+        assert problems_of(folder)[0].startswith(f"{PLACES[place]} is a pipe: a plain file is wanted")
 
 
 def test_strays_are_told_of(folder):
@@ -107,6 +108,7 @@ def test_an_export_is_held_file_by_file(folder):
         "away was added",
         "gone was added",
         "run.sh cannot be executed any more: chmod +x, or `forerun export` again",
+        "`forerun export --to native` writes all of it anew",
     ]
 
 
@@ -139,9 +141,9 @@ def test_exports_are_a_folder_of_attested_ones(folder):
 def test_what_is_nested_too_deep_is_no_file_of_ours(folder, depth):
     nested = "[" * depth + "]" * depth
     (folder / "attestations" / "layout.json").write_text('{"body": {"x": ' + nested + "}}")
-    assert "recursion" in problems_of(folder)[0]
+    assert re.search("recursion|nested too deep", problems_of(folder)[0])
     (folder / "launch.json").write_text('{"digest": "", "decision": ' + nested + "}")
-    with pytest.raises(TamperedError, match="recursion"):
+    with pytest.raises(TamperedError, match=r"recursion|nested too deep"):
         read_launch(folder)
 
 

@@ -6,30 +6,38 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from main_run import spec_of, write_corpus
 
 from launcher.host import HostFactory
 from launcher.stages import bank_key
 from proxies import canon
+from proxies.data.tokens import CorruptCorpusError
 from proxies.external.factory import load
 from proxies.spec import Curve, Numerics, RunResult
+from sweeps.pool import Advance, carry_out
+
+
+def call(spec, admit=(), max_steps=50, **options):
+    key = options.pop("key", bank_key(spec))
+    return Advance(bank_key=key, num_slots=spec.numerics.num_slots, admit=tuple(admit), max_steps=max_steps, **options)
 
 
 def trained(host, specs, max_steps=50):
     """Every run's result, one call after another, over JSON as it would travel."""
     finished, admit = [], [(slot, json.loads(canon.canonical(spec))) for slot, spec in enumerate(specs)]
     while len(finished) < len(specs):
-        finished += host.advance(bank_key(specs[0]), specs[0].numerics.num_slots, admit, max_steps)
-        admit = []
+        finished += host.advance(call(specs[0], admit, max_steps)).finished
+        admit = ()
     return {canon.decode(RunResult, f.result).id: f for f in finished}
 
 
-def test_a_host_gives_what_the_study_recorded(study, ledger):
+def test_a_host_gives_what_the_study_recorded(study, ledger, tmp_path):
     """Whatever the neighbours were and however many steps a call makes: the same to the last bit."""
     recorded = {}
     for run in ledger.runs():
         recorded.setdefault(bank_key(run.spec), []).append(run)
-    host = HostFactory(corpus=str(study.corpus))()
+    host = HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))()
     for alike in recorded.values():
         runs = alike[: min(2, alike[0].spec.numerics.num_slots)]
         results = trained(host, [run.spec for run in runs], max_steps=3)
@@ -39,27 +47,28 @@ def test_a_host_gives_what_the_study_recorded(study, ledger):
             assert canon.content_id(canon.decode(Curve, results[run.spec.id].curve)) == result.curve_id
 
 
-def test_another_key_is_another_bank_and_drops_what_was_held(study, ledger):
+def test_another_key_is_another_bank_and_drops_what_was_held(study, ledger, tmp_path):
     first, other = (
         next(run.spec for run in ledger.runs() if run.spec.shape.width == width) for width in (8, 16)
     )  # fmt: skip
-    host = HostFactory(corpus=str(study.corpus))()
-    num_slots = first.numerics.num_slots
-    assert host.advance(bank_key(first), num_slots, [(0, canon.to_json(first))], 1) == []
+    host = HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))()
+    done = host.advance(call(first, [(0, canon.to_json(first))], 1))
+    assert (done.finished, done.steps) == ((), {0: 1})
     assert set(trained(host, [other])) == {other.id}
     assert set(trained(host, [first])) == {first.id}, "slot 0 was free again"
 
 
-def test_an_empty_bank_is_the_drivers_mistake(study):
+def test_an_empty_bank_is_the_drivers_mistake(study, ledger, tmp_path):
     with pytest.raises(ValueError, match="an empty bank was asked to advance"):
-        HostFactory(corpus=str(study.corpus))().advance("key", 4, [], 10)
+        HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))().advance(call(ledger.runs()[0].spec))
 
 
-def test_what_is_no_run_is_refused(study, ledger):
-    spec = canon.to_json(ledger.runs()[0].spec)
+def test_what_is_no_run_is_refused(study, ledger, tmp_path):
+    run = ledger.runs()[0].spec
+    spec = canon.to_json(run)
     with pytest.raises(canon.CanonError, match="lacks seed"):
-        HostFactory(corpus=str(study.corpus))().advance(
-            "key", 4, [(0, {k: v for k, v in spec.items() if k != "seed"})], 10
+        HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))().advance(
+            call(run, [(0, {k: v for k, v in spec.items() if k != "seed"})])
         )
 
 
@@ -90,11 +99,11 @@ def test_one_trial_at_a_time_side_by_side_and_a_model_of_ones_own(tmp_path):
     alone = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics())
     banked = dataclasses.replace(alone, numerics=Numerics(num_slots=2))
     own = dataclasses.replace(alone, factory=load("theirs:build", tmp_path)[1])
-    host = HostFactory(corpus=str(tmp_path / "tokens"), code_dir=str(tmp_path))()
+    host = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"), code_dir=str(tmp_path))()
     losses = {}
     for spec in (alone, banked, own):
-        assert host.advance(spec.id, spec.numerics.num_slots, [(0, canon.to_json(spec))], 3) == []
-        (finished,) = host.advance(spec.id, spec.numerics.num_slots, [], 50)
+        assert host.advance(call(spec, [(0, canon.to_json(spec))], 3, key=spec.id)).finished == ()
+        (finished,) = host.advance(call(spec, key=spec.id)).finished
         result = canon.decode(RunResult, finished.result)
         assert (result.id, result.status) == (spec.id, "finished")
         losses[spec.id] = result.loss_nats
@@ -102,10 +111,103 @@ def test_one_trial_at_a_time_side_by_side_and_a_model_of_ones_own(tmp_path):
     assert abs(losses[alone.id] - losses[own.id]) > 0.01
 
 
+def test_a_saved_run_goes_on_in_another_worker(tmp_path):
+    """The first host is gone; the second has the same result, bit for bit, and says where it began."""
+    spec = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=2))
+    factory = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"))
+    admit = [(0, canon.to_json(spec))]
+    whole = trained(factory(), [spec])[spec.id]
+    assert not (tmp_path / "study").exists(), "a run this short is not saved"
+
+    host = factory()
+    host.advance(call(spec, admit, 5))
+    saved = host.advance(call(spec, max_steps=0, save=True))
+    assert (saved.steps, saved.notes) == ({0: 5}, ())
+    (state,) = (tmp_path / "study" / "checkpoints" / spec.id).iterdir()
+    host.advance(call(spec, max_steps=0, save=True))
+    assert list(state.parent.iterdir()) == [state], "nothing has moved: nothing is written"
+
+    again = factory()
+    first = again.advance(call(spec, [(1, canon.to_json(spec))], 1))
+    assert (first.steps, first.notes) == ({1: 6}, (f"run {spec.id[:12]} goes on from step 5",))
+    (finished,) = again.advance(call(spec)).finished
+    assert finished.curve == whole.curve
+    assert finished.result["loss_nats"] == whole.result["loss_nats"]
+
+
+def test_a_state_that_is_none_is_put_aside_and_said(tmp_path):
+    spec = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=2))
+    factory = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"))
+    admit = [(0, canon.to_json(spec))]
+    host = factory()
+    host.advance(call(spec, admit, 5))
+    host.advance(call(spec, max_steps=0, save=True))
+    (state,) = (tmp_path / "study" / "checkpoints" / spec.id).iterdir()
+    state.write_bytes(state.read_bytes()[:-1])
+    done = factory().advance(call(spec, admit, 1))
+    assert done.steps == {0: 1}
+    assert done.notes[0].endswith("is not used: it is damaged: its bytes do not have its hash")
+
+
+def test_batches_in_parts_are_another_bank_of_the_same_runs(tmp_path):
+    for num_slots in (1, 2):
+        spec = dataclasses.replace(
+            spec_of(write_corpus(tmp_path / str(num_slots)).data_id), numerics=Numerics(num_slots=num_slots)
+        )
+        host = HostFactory(study_dir=str(tmp_path / "s"), corpus=str(tmp_path / str(num_slots) / "tokens"))()
+        (finished,) = host.advance(call(spec, [(0, canon.to_json(spec))], num_parts=4)).finished
+        assert finished.result["environment"]["num_parts"] == "4"
+
+
+FAILING = THEIRS.replace("return self.head(x)", "return self.head(self.broken(x))").replace(
+    "def build",
+    """    calls = 0
+
+    def broken(self, x):
+        self.calls += 1
+        if self.calls > 8: raise KeyError('rope')
+        return x
+
+def build""",
+)
+
+
+def test_an_error_in_the_users_model_names_their_line(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    spec = spec_of(write_corpus(tmp_path).data_id)
+    spec = dataclasses.replace(spec, numerics=Numerics(), factory=load("failing:build", tmp_path)[1])
+    factory = HostFactory(study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"), code_dir=str(tmp_path))
+    report = carry_out(0, call(spec, [(0, canon.to_json(spec))]), factory)
+    assert report.cause == "user_code" and not report.refused
+    assert report.error == "failing.py, line 21: `if self.calls > 8: raise KeyError('rope')`: KeyError: 'rope'"
+    lines = report.log_tail.splitlines()
+    assert lines[0] == "failing.py, line 15, in forward: return self.head(self.broken(x))"
+    assert lines[-1] == "KeyError: 'rope'" and "Traceback" not in report.log_tail
+
+
+def test_too_little_memory_and_bad_data_are_told_apart(tmp_path, monkeypatch):
+    spec = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics())
+    factory = HostFactory(study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"))
+
+    def report(error):
+        def fail(*arguments):
+            raise error
+
+        monkeypatch.setattr("proxies.solo.Solo.advance", fail)
+        return carry_out(0, call(spec, [(0, canon.to_json(spec))]), factory)
+
+    allocator = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+    for error in (torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError(allocator), MemoryError()):
+        assert report(error).cause == "out_of_memory"
+    assert report(RuntimeError("shapes differ")).cause == "error"
+    bad = report(CorruptCorpusError("train-00000.bin is short"))
+    assert (bad.cause, bad.refused, bad.error) == ("bad_data", True, "train-00000.bin is short")
+
+
 def test_the_factory_travels_without_torch():
     """It is unpickled in the driver's and the worker's process; only the worker's first call needs torch."""
     code = (
         "import pickle, sys; from launcher.host import HostFactory; "
-        "pickle.loads(pickle.dumps(HostFactory(corpus='c')))(); assert 'torch' not in sys.modules"
+        "pickle.loads(pickle.dumps(HostFactory(study_dir='s', corpus='c')))(); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

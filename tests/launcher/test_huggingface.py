@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import types
 import typing
 from pathlib import Path
@@ -218,3 +219,15 @@ def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, n
     huggingface.export(export_case.one_sequence_each(manifest, num_ranks), tmp_path)
     words = export_case.launch_words(tmp_path, layout)
     assert words[-1] == str(tmp_path / "train.py")
+
+
+@pytest.mark.parametrize(("rank", "waits"), [(None, 0), ("0", 0), ("1", 1)])
+def test_a_script_that_stops_says_a_sentence_and_other_ranks_wait_for_the_first(
+    tmp_path, manifest, capsys, rank, waits
+):
+    huggingface.export(wide_decision(manifest), tmp_path)
+    naps, codes = [], []
+    here = types.SimpleNamespace(environ={} if rank is None else {"LOCAL_RANK": rank}, _exit=codes.append)
+    stop = pieces(tmp_path, os=here, sys=sys, time=types.SimpleNamespace(sleep=naps.append))["stop"]
+    stop("no such corpus")
+    assert (capsys.readouterr().err, codes, len(naps)) == ("train.py: no such corpus\n", [2], waits)

@@ -13,7 +13,7 @@ import pytest
 from export_case import SCHEDULES, SHAPE, wide_decision
 from huggingface_case import PROBE, trained
 from live_case import GROWING_BATCH, LOGITS_TOLERANCE, assert_same_run, first_pass, native, share_apart, tied, varied
-from trainer_venv import in_trainer, interpreter
+from trainer_venv import in_trainer, interpreter, torchrun
 
 from launcher.exporters import fidelity, huggingface, proof
 from launcher.exporters.view import TrainerView, compare
@@ -158,3 +158,17 @@ def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(tmp_pa
     assert done.returncode != 0
     for word in ("5.0.0 is wanted", "learning rates", "frozen as 0000", "2 ranks"):
         assert word in done.stderr, word
+
+
+@pytest.mark.slow
+def test_a_refusal_is_one_sentence_of_one_rank(tmp_path, corpus, manifest, trainer_python):
+    """On CPUs accelerate leaves out FSDP."""
+    huggingface.export(varied(manifest, parallelism=Parallelism(data_parallel_shard=2)), tmp_path)
+    done = in_trainer([*torchrun(trainer_python, 2), "train.py"], tmp_path, FORERUN_DATA=corpus)
+    assert done.returncode != 0
+    assert done.stderr.count("train.py: accelerate leaves out FSDP on cpu: ") == 1
+    assert "exitcode  : 2 " in done.stderr  # torchrun's own words, with its own traceback
+    assert f'"{tmp_path / "train.py"}", line' not in done.stderr
+    alone = in_trainer([trainer_python, "train.py"], tmp_path, FORERUN_DATA=tmp_path / "nowhere")
+    assert (alone.returncode, "Traceback" in alone.stderr) == (2, False)
+    assert "nowhere" in alone.stderr

@@ -199,7 +199,7 @@ def test_a_model_edited_while_it_is_swept_ends_the_sweep_and_spoils_nothing(mode
 
     monkeypatch.setattr(stages, "drive", edited)
     code, body = ask("sweep", modelled, "--study", tmp_path / "study", *changes)
-    assert (code, body["error"]) == (2, "RunsFail") and "FactoryChangedError" in body["message"]
+    assert (code, body["error"]) == (2, "RunsFail") and "mine:build has changed" in body["message"]
     source.write_text(text)
     monkeypatch.setattr(stages, "drive", drive)
     code, body = ask("sweep", modelled, "--study", tmp_path / "study", *changes)
@@ -216,7 +216,7 @@ def test_a_model_edited_while_it_is_swept_ends_the_sweep_and_spoils_nothing(mode
           "proxy.beta2=0.99", "proxy.weight_decay=7.9"], "ladder: weight_decay = 7.9 at learning rate 0.125: a step"),
         (["transfer.check_depths=[4, 2]"], "transfer.check_depths = [4, 2]: two or more increasing"),
         (["data.weights={web = 1.0}"], "web"),
-        (['proxy.code_path="a\\u0000b"'], "a path holds no zero byte"),
+        (['proxy.code_path="a\\u0000b"'], "proxy.code_path holds a zero byte"),
     ],
 )  # fmt: skip
 def test_what_would_stop_a_study_later_is_said_by_validate(modelled, changes, said):

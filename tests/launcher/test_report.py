@@ -238,13 +238,21 @@ def test_the_unknown_is_told(whole, body):
 
 def test_the_main_run_is_shown_once_there_is_one(whole, body):
     assert "The main run so far" not in whole
+    beside = {"passed": [], "num_passed": 0, "num_inside": 0, "num_points": 0}
     body["main_run"] = {"steps": [1, 40], "train_loss_nats": [5.61, 3.204], "validation_loss_nats": 3.111,
-                        "event": "stopped_early"}  # fmt: skip
+                        "event": "stopped_early", "beside_curve": beside}  # fmt: skip
     source = page(body)
     shown = text_of(source)
     for said in ("5.610", "3.204", "3.111", "stopped early"):
         assert said in shown
     assert unknown_numbers(source, body) == []
+    assert "expected." not in shown
+    low, high = (body["decision"]["predicted"][end] for end in ("low_nats", "high_nats"))
+    for held_out, where in ((low, "inside"), (high + 0.01, "outside")):
+        body["main_run"] |= {"validation_loss_nats": held_out, "event": "finished"}
+        source = page(body)
+        assert f"{where} the interval [{low:.3f}, {high:.3f}] that was expected" in text_of(source)
+        assert unknown_numbers(source, body) == []
 
 
 def test_what_a_study_says_is_escaped(body):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tiny_study import PLAN, ask, forerun, write_plan
 
-from launcher import checking
+from launcher import checking, resumable
 from launcher.host import Host
 from launcher.opening import open_ledger, plan_study, recorded_study
 from launcher.plan_file import load_plan
@@ -66,7 +66,8 @@ def num_runs(finished):
 def test_a_run_goes_through_every_stage(finished, num_runs):
     ledger = Ledger.read(finished / "study")
     kinds = Counter(record.kind for record in ledger.records())
-    assert kinds == {"plan": 1, "driver": 1, "coordinates": 2, "suggestion": 4, "result": num_runs, "fit": 1}
+    once = dict.fromkeys(("plan", "driver", "driven", "fit"), 1)
+    assert kinds == {**once, "coordinates": 2, "suggestion": 4, "result": num_runs}
     assert {result.status for result in ledger.results().values()} <= {"finished", "diverged"}
     assert (finished / "study" / "report.json").is_file()
     assert len(list((finished / "study" / "curves").iterdir())) == num_runs
@@ -132,6 +133,36 @@ def test_interrupted_again_and_again(finished, num_runs, tmp_path, monkeypatch):
     assert losses(study) == losses(finished / "study")
     assert body["digest"] == digest_of(finished / "study")
     assert Counter(r.kind for r in Ledger.read(study).records())["result"] == num_runs
+
+
+def test_stopped_in_the_midst_of_runs(finished, tmp_path, monkeypatch):
+    """Calls of two steps, so that a signal finds runs half done: they are saved, and go on where they were."""
+    study, plan, advance, left = tmp_path / "study", finished / "plan.toml", Host.advance, [0]
+
+    def counted(host, call):
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGTERM)
+        return advance(host, call)
+
+    monkeypatch.setattr("launcher.stages.STEPS_PER_CALL", 2)
+    resumed_from, newest = [], resumable.newest
+    monkeypatch.setattr(Host, "advance", counted)
+    monkeypatch.setattr(resumable, "newest", lambda *args: resumed_from.append(newest(*args)) or resumed_from[-1])
+    num_saved = 0
+    for left[0] in (2, 7, 13):
+        code, body = ask("run", plan, "--study", study)
+        assert (code, body["error"]) == (130, "InterruptedStudyError")
+        saved = {path.name for path in (study / "checkpoints").iterdir()}
+        assert not saved & outcomes(study)
+        num_saved += len(saved)
+    left[0] = -1
+    code, body = ask("run", plan, "--study", study)
+    assert code == 0
+    assert num_saved >= 5 and sum(state is not None for state in resumed_from) == num_saved
+    assert list((study / "checkpoints").iterdir()) == []
+    assert losses(study) == losses(finished / "study")
+    assert body["digest"] == digest_of(finished / "study")
 
 
 def test_a_signal_during_the_coordinate_check(finished, tmp_path, monkeypatch):
@@ -249,7 +280,7 @@ def test_an_edited_ledger_is_refused_by_everyone(finished, copied, verb):
     arguments = (finished / "plan.toml", "--study", copied) if verb == "run" else (copied,)
     code, body = ask(verb, *arguments)
     assert (code, body["error"]) == (5, "LedgerCorrupt")
-    assert body["message"].startswith("record 20 is not what was written: its hash differs")
+    assert "record 20 is not what was written: its hash differs" in body["message"]
 
 
 def test_a_missing_corpus_is_named_with_the_command_that_makes_it(tmp_path):

@@ -49,16 +49,17 @@ def test_the_coordinate_check_hides_nothing(study):
     assert [spec.seed for spec in rows[0]] == [0, 1]
 
 
-def test_the_best_trial_to_three_digits(study):
+def test_the_best_trial(study):
     points = [{**BEST, "learning_rate": rate} for rate in (0.0123456, 0.0234567, 0.0345678)]
     results = {
         study.trial(p).id: outcome(study.trial(p), loss) for p, loss in zip(points, (3.0, 2.5, None), strict=True)
     }
-    assert study.best_point(points, results) == {**BEST, "learning_rate": 0.0235}
+    assert study.best_trial(points, results) == 1
+    assert study.space.rounded(points[1]) == {**BEST, "learning_rate": 0.0235}
     diverged = {study.trial(p).id: outcome(study.trial(p), None) for p in points}
     said = r"none of 3 trials finished; the last: diverged, planted\. If they diverged, lower search\.learning_rate"
     with pytest.raises(NoFinishedTrialError, match=said):
-        study.best_point(points, diverged)
+        study.best_trial(points, diverged)
 
 
 def test_a_point_may_set_any_hyperparameter(study):

@@ -68,6 +68,11 @@ def test_accepting_takes_a_reason_and_a_reason_a_gate(copied, shut):
         assert (code, body["message"]) == (2, "--accept GATE and --reason TEXT go together")
 
 
+def test_a_reason_that_is_a_document_is_refused(copied, shut):
+    code, body = ask("freeze", copied, "--accept", "fit", "--reason", "x" * 2001)
+    assert (code, body["message"]) == (2, "--reason: 2001 characters, at most 2000 are kept: name a document")
+
+
 def test_an_accepted_gate_is_told_wherever_the_config_is(frozen, copied):
     given = {"coordinates": "planted", "transfer": "planted"}
     attestation = json.loads((frozen / "attestations" / "evidence.json").read_text())
@@ -190,6 +195,49 @@ def test_an_export_beside_the_config_takes_away_what_an_earlier_one_left(frozen)
     assert ask("verify", frozen)[0] == 0
 
 
+def test_an_export_that_finds_no_room_leaves_nothing(frozen, tmp_path, monkeypatch):
+    before = sorted(frozen.rglob("*"))
+
+    def full(decision, out, version):
+        (out / "run.sh").write_text("half")
+        raise OSError(28, "No space left on device", str(out / "launch.json"))
+
+    monkeypatch.setattr(native, "export", full)
+    for where in ((), ("--out", tmp_path / "made" / "out")):
+        code, body = ask("export", frozen, "--to", "native", *where)
+        assert (code, body["message"].endswith("launch.json: No space left on device")) == (2, True)
+    assert sorted(frozen.rglob("*")) == before
+    assert not (tmp_path / "made").exists()
+    (tmp_path / "file").write_text("")
+    assert "it is no folder" in ask("export", frozen, "--to", "native", "--out", tmp_path / "file")[1]["message"]
+
+
+def test_a_config_is_found_by_a_link_to_its_launch_file(frozen, tmp_path):
+    (tmp_path / "current.json").symlink_to(frozen / "launch.json")
+    assert ask("export", tmp_path / "current.json", "--to", "native")[0] == 0
+    assert (frozen / "exports" / "native" / "run.sh").is_file()
+    assert "attestation export-native" in ask("verify", tmp_path / "current.json")[1]["verified"]
+
+
+def test_verify_keeps_no_answer_where_nobody_may_write(exported, monkeypatch):
+    def shut_folder(folder, kind, digest, body):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(proof, "interpreter", lambda trainer: Path("/a/python"))
+    monkeypatch.setattr(proof, "prove", lambda *asked: [])
+    monkeypatch.setattr("launcher.attestations.attest", shut_folder)
+    code, _, err = forerun("verify", exported)
+    assert (code, "Permission denied: the answer of torchtitan is not kept there" in err) == (0, True)
+
+
+def test_verify_says_of_a_version_nobody_knows(exported, monkeypatch):
+    body = read_attestation(exported / "attestations" / "export-torchtitan.json", exported.name)
+    attest(exported, "export-torchtitan", exported.name, {**body, "version": "9.9"})
+    monkeypatch.setattr(proof, "interpreter", lambda trainer: Path("/a/python"))
+    code, body = ask("verify", exported)
+    assert (code, "version '9.9' is unknown" in body["message"]) == (2, True)
+
+
 def test_what_looks_on_refuses_an_edited_plan(copied):
     plan = copied / "plan.toml"
     plan.write_text(plan.read_text().replace("budget_flops = ", "budget_flops = 9"))
@@ -228,7 +276,7 @@ def test_a_lossy_export_answers_once_and_fails(frozen, monkeypatch, tmp_path):
     assert (code, body["entries"][0]["verdict"]) == (3, "not_expressible")
     assert body["out"] is None
     assert not (tmp_path / "lossy").exists()
-    assert "1 fields cannot be expressed in native: --allow-lossy accepts that" in forerun(*arguments)[2]
+    assert "native cannot express clip_norm: choose otherwise in the plan, or --allow-lossy" in forerun(*arguments)[2]
     assert ask(*arguments, "--allow-lossy")[0] == 0
     assert (tmp_path / "lossy" / "fidelity.json").is_file()
 
@@ -244,7 +292,9 @@ def test_the_launch_line(frozen, finished):
 def test_report_writes_what_status_answers(copied):
     (copied / "report.json").unlink()
     assert forerun("report", copied)[0] == 0
-    assert json.loads((copied / "report.json").read_text()) == ask("status", copied)[1]
+    told = ask("status", copied)[1]
+    assert told.pop("now")["num_runs"]["finished"] > 0
+    assert json.loads((copied / "report.json").read_text()) == told
 
 
 def test_each_stage_answers_from_its_records(finished, copied):
@@ -252,7 +302,10 @@ def test_each_stage_answers_from_its_records(finished, copied):
     code, body = ask("check", plan, *study)
     assert code == {"passed": 0, "failed": 3, "cannot_tell": 4}[body["outcome"]]
     assert set(body) == {"coordinates", "outcome", "reason"}
-    assert set(ask("sweep", plan, *study)[1]) == {"trials", "best"}
+    assert set(ask("sweep", plan, *study)[1]) == {
+        "trials", "best", "best_trial", "sampler", "ranges", "can_be_off", "growth", "open_edges", "stopped",
+        "warm_start", "replicates",
+    }  # fmt: skip
     code, body = ask("transfer", plan, *study)
     assert code == {"holds": 0, "drifts": 3, "cannot_tell": 4}[body["outcome"]]
     code, body = ask("ladder", plan, *study)
@@ -288,9 +341,8 @@ def test_verify_says_what_nobody_could_be_asked_about(exported, monkeypatch):
     monkeypatch.setattr(proof, "interpreter", lambda trainer: None)
     code, body = ask("verify", exported)
     assert code == 0
-    assert body["not_proven"] == [
-        "parity of torchtitan 0.3.0: `make trainers TRAINERS=torchtitan` installs it; then verify again"
-    ]
+    mend = "`make trainers TRAINERS=torchtitan` installs it in .venv-trainers here"
+    assert body["not_proven"] == [f"parity of torchtitan 0.3.0: {mend}; then verify again"]
     assert "not proven  parity of torchtitan" in forerun("verify", exported)[1]
 
 
@@ -298,7 +350,7 @@ def test_verify_says_what_nobody_could_be_asked_about(exported, monkeypatch):
 def test_verify_asks_the_trainer_and_keeps_its_answer(exported, monkeypatch, problems, code):
     asked = []
 
-    def prove(decision, trainer, version, python, lying):
+    def prove(decision, trainer, version, python, lying, limit_seconds):
         asked.append((decision.digest, trainer, version, str(python), lying))
         return problems
 
@@ -310,7 +362,7 @@ def test_verify_asks_the_trainer_and_keeps_its_answer(exported, monkeypatch, pro
     kept = read_attestation(exported / "attestations" / "parity-torchtitan.json", exported.name)
     assert kept["problems"] == problems
     if problems:
-        assert "torchtitan would run something else:\nlm_head.weight: eps is 1.0" in body["message"]
+        assert "or the files are stale:\nlm_head.weight: eps is 1.0" in body["message"]
     else:
         assert body["not_proven"] == []
         assert body["verified"][-1].startswith("parity of torchtitan 0.3.0: every parameter's numbers")
@@ -320,7 +372,7 @@ def test_one_silent_trainer_does_not_keep_the_next_from_being_asked(exported, mo
     assert ask("export", exported, "--to", "huggingface")[0] == 0
     asked = []
 
-    def prove(decision, trainer, version, python, lying):
+    def prove(decision, trainer, version, python, lying, limit_seconds):
         asked.append(trainer)
         if trainer == "huggingface":
             raise proof.ProofError(trainer, ["it says nothing"])

@@ -11,9 +11,9 @@ from sweeps.drive import drive
 from sweeps.ledger import Ledger
 from sweeps.pool import InlinePool
 from sweeps.source import SearchSource
-from sweeps.space import SearchSpace
+from sweeps.space import search_space
 
-SPACE = SearchSpace(learning_rate=(2**-12, 2**-2), warmup_fraction=(0.0, 0.3), clip_norm=(0.25, 4.0))
+SPACE = search_space(ranges={"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)})
 NUM_TRIALS = 16
 
 

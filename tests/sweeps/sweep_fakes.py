@@ -1,12 +1,10 @@
-"""Runs, hosts and pools that cost nothing: losses follow from the spec, faults from a script or a seed."""
+"""Runs and hosts that cost nothing: losses follow from the spec, faults from a script."""
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import math
 import os
-import random
 import time
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from proxies.rules import named
 from proxies.schedule import Schedule
 from proxies.shape import Shape
 from proxies.spec import Curve, Hparams, Numerics, RunResult, RunSpec
-from sweeps.pool import Advance, Finished, Report
+from sweeps.pool import Advanced, Finished
 
 CLIFF_LOG2_LR = -5.5
 
@@ -77,15 +75,15 @@ class FakeHost:
     bank_key: str = ""
     slots: dict = dataclasses.field(default_factory=dict)
 
-    def advance(self, bank_key, num_slots, admit, max_steps):
-        if bank_key != self.bank_key:
-            self.bank_key, self.slots = bank_key, {}
-        for slot, data in admit:
-            assert slot not in self.slots and slot < num_slots, "admitted into an occupied slot"
+    def advance(self, call):
+        if call.bank_key != self.bank_key:
+            self.bank_key, self.slots = call.bank_key, {}
+        for slot, data in call.admit:
+            assert slot not in self.slots and slot < call.num_slots, "admitted into an occupied slot"
             self.slots[slot] = [canon.decode(RunSpec, data), 0]
             self._note("begin", self.slots[slot][0])
         done = []
-        for _ in range(max_steps):
+        for _ in range(call.max_steps):
             time.sleep(self.step_seconds)
             for slot, held in sorted(self.slots.items()):
                 held[1] += 1
@@ -94,7 +92,10 @@ class FakeHost:
                     done.append(self._end(slot))
             if done:
                 break
-        return done
+        if call.save:
+            for spec, _ in self.slots.values():
+                self._note("save", spec)
+        return Advanced(finished=tuple(done), steps={slot: step for slot, (_, step) in self.slots.items()})
 
     def _end(self, slot):
         spec, _ = self.slots.pop(slot)
@@ -140,84 +141,3 @@ def executions(diary: Path, what: str = "end") -> list[str]:
     if not diary.exists():
         return []
     return [line.split()[1] for line in diary.read_text().splitlines() if line.startswith(what + " ")]
-
-
-class PowerLossError(BaseException):
-    """The machine is gone: nothing may catch this."""
-
-
-class SimPool:
-    """Workers under one seed and one simulated clock: any finishing order, crashes, hangs, duplicates, late and
-    broken results, and now and then the end of the whole driver."""
-
-    def __init__(self, seed: int, num_workers: int, *, faults: float, power_loss: float = 0.0) -> None:
-        self.num_workers = num_workers
-        self.random = random.Random(seed)
-        self.faults, self.power_loss = faults, power_loss
-        self.now = 0.0
-        self.events: list = []  # heap of (time, tie, generation, report)
-        self.slots: list[dict[int, RunSpec]] = [{} for _ in range(num_workers)]
-        self.keys = [""] * num_workers
-        self.generation = [0] * num_workers
-        self.past: list[Finished] = []
-        self.executed: list[str] = []
-
-    def clock(self) -> float:
-        return self.now
-
-    def start(self, worker: int, call: Advance) -> None:
-        rng, slots = self.random, self.slots[worker]
-        if call.bank_key != self.keys[worker]:
-            self.keys[worker] = call.bank_key
-            slots.clear()
-        for slot, data in call.admit:
-            assert slot not in slots and slot < call.num_slots, "admitted into an occupied slot"
-            slots[slot] = canon.decode(RunSpec, data)
-        at = self.now + rng.expovariate(1.0)
-        if rng.random() < self.faults / 2:
-            return None  # hangs: never reports
-        if rng.random() < self.faults:
-            lost = [finished(slot, spec) for slot, spec in slots.items()]
-            self.past += [end for end in lost if rng.random() < 0.5]  # ended, but the report was lost: may come late
-            return self._push(at, worker, Report(worker=worker, error="worker lost"))
-        ending = [slot for slot in sorted(slots) if rng.random() < 0.4]
-        done = [self._end(slot, slots.pop(slot)) for slot in ending]
-        held = {spec.id for spec in slots.values()}  # what is still running here is not reported as ended
-        past = [end for end in self.past if end.result["id"] not in held]
-        if past and rng.random() < self.faults:
-            done.append(rng.choice(past))  # a duplicate, or a late one
-        rng.shuffle(done)
-        return self._push(at, worker, Report(worker=worker, finished=tuple(done)))
-
-    def _end(self, slot: int, spec: RunSpec) -> Finished:
-        self.executed.append(spec.id)
-        end = finished(slot, spec)
-        if self.random.random() < self.faults / 4:
-            return dataclasses.replace(end, result=end.result | {"loss_nats": math.nan})
-        self.past.append(end)
-        return end
-
-    def _push(self, at: float, worker: int, report: Report) -> None:
-        heapq.heappush(self.events, (at, self.random.random(), self.generation[worker], report))
-
-    def wait(self, timeout_seconds: float) -> list[Report]:
-        if self.random.random() < self.power_loss:
-            raise PowerLossError
-        deadline = self.now + timeout_seconds
-        reports = []
-        while self.events and (self.events[0][0] <= deadline) and (not reports or self.random.random() < 0.3):
-            at, _, generation, report = heapq.heappop(self.events)
-            self.now = max(self.now, at)
-            if generation == self.generation[report.worker]:
-                reports.append(report)
-        if not reports:
-            self.now = deadline
-        return reports
-
-    def restart(self, worker: int) -> None:
-        self.generation[worker] += 1
-        self.slots[worker].clear()
-        self.keys[worker] = ""
-
-    def close(self) -> None:
-        pass

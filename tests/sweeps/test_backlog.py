@@ -5,7 +5,7 @@ from sweeps.backlog import Attempt, Backlog
 
 def filled(*specs):
     backlog = Backlog(num_slots)
-    attempts = [Attempt(spec=spec, bank_key=bank_key(spec)) for spec in specs]
+    attempts = [Attempt(spec=spec, run_id=spec.id, bank_key=bank_key(spec)) for spec in specs]
     for attempt in attempts:
         backlog.add(attempt)
     return backlog, attempts
@@ -34,7 +34,7 @@ def test_only_free_slots_are_filled():
 
 def test_lost_runs_come_first_and_lone_ones_last_and_alone():
     backlog, attempts = filled(*make_specs(2))
-    lost, alone = (Attempt(spec=spec, bank_key=bank_key(spec)) for spec in make_specs(4)[2:])
+    lost, alone = (Attempt(spec=spec, run_id=spec.id, bank_key=bank_key(spec)) for spec in make_specs(4)[2:])
     alone.alone = True
     backlog.put_back(alone)
     backlog.put_back(lost)
@@ -45,5 +45,5 @@ def test_lost_runs_come_first_and_lone_ones_last_and_alone():
     assert backlog.fill(lost.bank_key, slots) == {}  # a neighbour is there still
     slots.clear()
     assert backlog.fill(lost.bank_key, slots) == {0: alone}
-    backlog.add(Attempt(spec=make_spec(seed=9), bank_key=lost.bank_key))
+    backlog.add(Attempt(spec=make_spec(seed=9), run_id="9", bank_key=lost.bank_key))
     assert backlog.fill(lost.bank_key, slots) == {}  # nobody joins it

@@ -7,10 +7,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from ledger_flips import MASKS, cut_all, flip_all, in_memory, read, write_study
 from sweep_fakes import make_specs, outcome
 
 from sweeps import chain
-from sweeps.errors import LedgerCorrupt, LedgerTooNew, SweepError
+from sweeps.errors import LedgerCorrupt, LedgerTooNew, PlanChanged
 from sweeps.ledger import LEDGER_NAME, Ledger
 
 
@@ -27,48 +28,44 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def fast_study():
-    """In memory where there is such a place: these tests write a thousand files."""
-    root = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(dir=root if root.is_dir() else None))
+    """In memory where there is such a place: these tests read a thousand files."""
+    folder = Path(tempfile.mkdtemp(dir=in_memory()))
     yield folder
     shutil.rmtree(folder)
 
 
-def judge(study, content, records):
-    """`refused` or `identical`; anything else fails."""
-    (study / LEDGER_NAME).write_bytes(content)
-    try:
-        found = Ledger.read(study).records()
-    except SweepError:
-        return "refused"
-    finally:
-        (study / f"{LEDGER_NAME}-journal").unlink(missing_ok=True)
-    assert found == records, "accepted, and different"
-    return "identical"
-
-
-def flip_positions(size, page=4096):
-    """Both headers of every page, and a sample of the rest."""
+def sample(size, page=4096):
+    """Both headers of every page, and some of the rest."""
     heads = [start + offset for start in range(0, size, page) for offset in range(108 if start == 0 else 8)]
-    return sorted({*heads, *random.Random(0).sample(range(size), 300)})
+    return sorted({*heads, *random.Random(0).sample(range(size), 200)})
 
 
-@pytest.mark.parametrize("mask", [0x01, 0xFF])
-def test_flipped_bytes(written, fast_study, mask):
-    content, records = written
-    verdicts = []
-    for position in flip_positions(len(content)):
-        broken = bytearray(content)
-        broken[position] ^= mask
-        verdicts.append(judge(fast_study, broken, records))
-    assert verdicts.count("refused") > 0.4 * len(verdicts)  # the rest lies in free space of the pages
+@pytest.mark.parametrize("mask", MASKS)
+def test_flipped_bytes(fast_study, mask):
+    """The rest of them lies in free space of the pages, where it changes nothing."""
+    records = write_study(fast_study)
+    verdicts, most_lost = flip_all(fast_study, records, mask, sample((fast_study / LEDGER_NAME).stat().st_size))
+    assert verdicts["refused"] > 0.4 * sum(verdicts.values())
+    assert most_lost == 1, "one flipped byte costs one record at most"
 
 
-def test_cuts(written, fast_study):
-    content, records = written
-    lengths = {*range(0, len(content), 512), *random.Random(1).sample(range(len(content)), 50)}
-    for length in lengths:
-        assert judge(fast_study, content[:length], records) == "refused"
+def test_cuts(fast_study):
+    records = write_study(fast_study)
+    size = (fast_study / LEDGER_NAME).stat().st_size
+    lengths = {0, 1, size - 1, *range(0, size, 512), *random.Random(1).sample(range(size), 50)}
+    assert cut_all(fast_study, records, lengths) == {"refused": len(lengths)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_byte_and_every_length(fast_study):
+    records = write_study(fast_study)
+    size = (fast_study / LEDGER_NAME).stat().st_size
+    for mask in MASKS:
+        verdicts, most_lost = flip_all(fast_study, records, mask)
+        assert sum(verdicts.values()) == size
+        assert most_lost == 1
+    assert cut_all(fast_study, records) == {"refused": size}
 
 
 def test_the_flips_catch_a_missing_check(written, fast_study, monkeypatch):
@@ -78,8 +75,9 @@ def test_the_flips_catch_a_missing_check(written, fast_study, monkeypatch):
         seq=row[0], kind=row[1], key=row[2], text=row[3], prev_hash=row[4], hash=row[5]))  # fmt: skip
     position = content.index(records[5].text.encode()) + 40
     broken = content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+    (fast_study / LEDGER_NAME).write_bytes(broken)
     with pytest.raises(AssertionError, match="accepted, and different"):
-        judge(fast_study, broken, records)
+        read(fast_study, records)
 
 
 def tamper(study, content, *statements):
@@ -109,13 +107,58 @@ def test_tampering_is_named(written, tmp_path, statement, message):
     tamper(tmp_path, written[0], statement)
     with pytest.raises(LedgerCorrupt, match=message) as caught:
         Ledger.read(tmp_path)
-    assert "copy the study folder" in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path / LEDGER_NAME}: ")
+    assert f"`forerun repair {tmp_path}` copies the file" in str(caught.value)
 
 
 def test_a_later_schema_is_not_corruption(written, tmp_path):
-    tamper(tmp_path, written[0], "PRAGMA user_version = 2")
+    tamper(tmp_path, written[0], "PRAGMA user_version = 2", "ALTER TABLE head ADD COLUMN at TEXT")
     with pytest.raises(LedgerTooNew, match="schema 2, this version knows 1"):
         Ledger.read(tmp_path)
+
+
+def test_a_version_that_no_schema_bears_out_is_corruption(written, tmp_path):
+    for version in (0, 2, 3, -1, 1 + 2**24):
+        tamper(tmp_path, written[0], f"PRAGMA user_version = {version}")
+        with pytest.raises(LedgerCorrupt, match="schema is not what was written"):
+            Ledger.read(tmp_path)
+
+
+def planted_schema_2(monkeypatch):
+    """A version to come: one more table."""
+    notes = "CREATE TABLE notes (text TEXT NOT NULL) STRICT"
+    monkeypatch.setattr(chain, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(chain, "_SCHEMAS", chain._SCHEMAS | {2: chain._SCHEMAS[1] | {"notes": notes}})
+    monkeypatch.setattr(chain, "_STEPS", {1: (notes,)})
+
+
+def test_the_door_for_another_schema(written, tmp_path, monkeypatch):
+    """Read as it is, migrated by the first driver, and no record changed; an older version then says so."""
+    content, records = written
+    (tmp_path / LEDGER_NAME).write_bytes(content)
+    with monkeypatch.context() as patch:
+        planted_schema_2(patch)
+        assert Ledger.read(tmp_path).records() == records
+        with pytest.raises(PlanChanged):
+            Ledger.open(tmp_path, {"seed": 2}, create=False)
+        assert (tmp_path / LEDGER_NAME).read_bytes() == content, "neither a reader nor one who is refused migrates it"
+        with Ledger.open(tmp_path, {"seed": 1}, create=False) as ledger:
+            ledger.append("note", "0", "after")
+        assert Ledger.read(tmp_path).records()[: len(records)] == records
+        Ledger.open(tmp_path, {"seed": 1}, create=False).close()
+    with pytest.raises(LedgerTooNew, match="schema 2"):
+        Ledger.read(tmp_path)
+
+
+def test_a_migration_is_whole_or_not_at_all(written, tmp_path, monkeypatch):
+    content, records = written
+    (tmp_path / LEDGER_NAME).write_bytes(content)
+    with monkeypatch.context() as patch:
+        planted_schema_2(patch)
+        patch.setattr(chain, "_STEPS", {1: (*chain._STEPS[1], "INSERT INTO nowhere VALUES (1)")})
+        with pytest.raises(LedgerCorrupt):
+            Ledger.open(tmp_path, {"seed": 1}, create=False)
+    assert Ledger.read(tmp_path).records() == records
 
 
 def test_any_other_file_is_refused(tmp_path):

@@ -1,14 +1,18 @@
 import dataclasses
 import math
+import time
 
 import pytest
-from sweep_fakes import FakeHostFactory, bank_key, executions, make_spec, make_specs, num_slots, outcome
+from sweep_fakes import FakeHostFactory, bank_key, executions, finished, make_spec, make_specs, num_slots, outcome
 
+from proxies import canon
+from proxies.spec import RunSpec
 from sweeps.curves import load_curve
 from sweeps.drive import drive
-from sweeps.errors import RunsFail, SourceStuck
+from sweeps.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.ledger import Ledger
 from sweeps.pool import InlinePool, Report
+from sweeps.progress import Running
 from sweeps.source import Signal, StaticSource
 
 
@@ -23,7 +27,8 @@ class Study:
 
     def drive(self, specs, **kwargs):
         source = specs if hasattr(specs, "next") else StaticSource(specs, bank_key)
-        kwargs = {"steps_per_call": 3, "progress": self.events.append} | kwargs
+        clock = getattr(self.pool, "clock", time.monotonic)
+        kwargs = {"steps_per_call": 3, "progress": self.events.append, "clock": clock} | kwargs
         drive(source, self.pool, self.ledger, self.folder, num_slots_for=num_slots, bank_key_for=bank_key, **kwargs)
         return self.ledger.results()
 
@@ -82,7 +87,7 @@ def test_an_error_costs_an_attempt_and_not_the_neighbours(faulty):
     results = study.drive(specs)
     poisoned = results[specs[1].id]
     assert poisoned.status == "failed"
-    assert poisoned.reason == "lost 3 times, the last: ValueError: the corpus is not there"
+    assert poisoned.reason == "lost 3 times, the last: error: ValueError: the corpus is not there"
     assert dict(results) == expected(specs) | {poisoned.id: poisoned}
     assert executions(study.diary, "begin").count(specs[1].id) == 3
     assert "ValueError" in study.events[0].lost[0]
@@ -108,7 +113,7 @@ def test_a_result_that_is_none_is_not_believed(faulty):
 
 def test_one_attempt_means_one(faulty):
     study = faulty("raise 0")
-    with pytest.raises(RunsFail, match="nothing was recorded"):
+    with pytest.raises(RunsFail, match="it was not recorded as failed"):
         study.drive(make_specs(1), max_attempts=1)
     assert len(executions(study.diary, "begin")) == 1
     assert study.ledger.results() == {}
@@ -153,7 +158,8 @@ def test_a_hung_worker_is_given_up(study):
     assert dict(results) == expected(specs)
     assert pool.restarts == 1
     assert 60 < pool.now < 70
-    assert study.events[0].lost == ("worker 0: no report for 60 s; it held 2 runs",)
+    (lost,) = study.events[0].lost
+    assert lost.startswith("worker 0: hung: no report for 60 s; it held 2 runs. What to do: look for a deadlock")
 
 
 class WaitingSource:
@@ -190,3 +196,200 @@ def test_the_first_result_stands(study):
     study.pool = EchoPool(study.pool)
     specs = make_specs(12)
     assert dict(study.drive(specs)) == expected(specs)
+
+
+class Scripted:
+    """Several workers whose every call is answered by `answer(call, number)`: a report, or None for never."""
+
+    def __init__(self, answer, num_workers=1):
+        self.num_workers, self.answer = num_workers, answer
+        self.now, self.calls, self.restarted, self.arrived = 0.0, [], [], []
+        self.slots = [{} for _ in range(num_workers)]
+
+    def clock(self):
+        return self.now
+
+    def start(self, worker, call):
+        self.calls.append(call)
+        self.slots[worker] |= {slot: canon.decode(RunSpec, data) for slot, data in call.admit}
+        report = self.answer(call, len(self.calls) - 1)
+        if report is not None:
+            self.arrived.append(dataclasses.replace(report, worker=worker))
+
+    def ends(self, worker=0):
+        """All of a worker's runs end."""
+        held, self.slots[worker] = self.slots[worker], {}
+        return Report(worker=worker, finished=tuple(finished(slot, spec) for slot, spec in held.items()))
+
+    def wait(self, timeout_seconds):
+        self.now += timeout_seconds
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def restart(self, worker):
+        self.restarted.append(worker)
+        self.slots[worker] = {}
+
+
+def scripted(study, answer, **options):
+    study.pool = pool = Scripted(lambda call, number: answer(pool, call, number), **options)
+    return pool
+
+
+def lost_records(study):
+    return [record.body for record in study.ledger.records("lost")]
+
+
+def error(cause, said="it went wrong", **more):
+    return Report(worker=0, error=said, cause=cause, **more)
+
+
+def test_what_does_not_fit_is_tried_in_more_parts(study):
+    pool = scripted(study, lambda pool, call, n: pool.ends() if call.num_parts >= 2 else error("out_of_memory"))
+    specs = make_specs(3)  # two sequences a batch
+    results = study.drive(specs, max_attempts=1)
+    assert dict(results) == expected(specs)
+    assert [(call.num_parts, len(call.admit)) for call in pool.calls] == [(1, 3), (2, 3)]
+    assert pool.calls[1].bank_key == pool.calls[0].bank_key + "/2"
+    assert [body["cause"] for body in lost_records(study)] == ["out_of_memory"] * 3
+    assert "out of memory: it went wrong; it held 3 runs. What to do: give it more memory" in study.events[0].lost[0]
+
+
+def test_what_never_fits_fails(study):
+    (good,), big = make_specs(1), make_spec(seed=5, width=64)
+
+    def answer(pool, call, number):
+        return pool.ends() if "32" in call.bank_key else error("out_of_memory")
+
+    pool = scripted(study, answer)
+    study.drive([good])
+    result = study.drive([big], max_attempts=2)[big.id]
+    assert (result.status, result.reason) == ("failed", "lost 2 times, the last: out of memory: it went wrong")
+    assert [call.num_parts for call in pool.calls] == [1, 1, 2, 2]
+
+
+def test_a_worker_killed_for_its_memory_is_known_by_the_kernels_count(study, monkeypatch):
+    kills = iter([4, 5, 5])
+    monkeypatch.setattr("sweeps.drive.oom_kills", lambda: next(kills))
+    answers = [error("lost_worker"), error("lost_worker")]
+    scripted(study, lambda pool, call, number: answers[number] if number < 2 else pool.ends())
+    study.drive(make_specs(1))
+    assert [body["cause"] for body in lost_records(study)] == ["out_of_memory", "lost_worker"]
+
+
+def test_attempts_are_counted_across_drivers(study):
+    """Two losses under the first driver, which is stopped; one under the second: that makes three."""
+    good, bad = make_specs(2)
+    pool = scripted(study, lambda pool, call, number: pool.ends())
+    study.drive([good])
+    pool = scripted(study, lambda pool, call, number: error("lost_worker"))
+    study.drive([bad], should_stop=lambda: len(pool.restarted) == 2)
+    assert bad.id not in study.ledger.results()
+    pool.calls.clear()
+    result = study.drive([bad])[bad.id]
+    assert (result.status, len(pool.calls), len(lost_records(study))) == ("failed", 1, 3)
+    pool.calls.clear()
+    study.drive([bad])
+    assert pool.calls == []
+
+
+def test_preemption_counts_against_nobody(study):
+    scripted(study, lambda pool, call, number: error("preempted") if number < 9 else pool.ends())
+    specs = make_specs(2)
+    assert dict(study.drive(specs)) == expected(specs)
+    assert len(lost_records(study)) == 18
+
+
+def test_a_study_in_which_nothing_ends_is_refused_with_the_log_and_begins_again(study):
+    last_words = "loading\nmodel.py, line 3, in forward: x = y\nNameError: y"
+    failing = scripted(study, lambda pool, call, number: error("user_code", log_tail=last_words))
+    specs = make_specs(1)
+    with pytest.raises(RunsFail) as caught:
+        study.drive(specs)
+    assert "lost 3 times, the last: your code failed: it went wrong" in str(caught.value)
+    assert "What to do: mend it, then give the same command again\n  | loading\n  | model.py, line 3" in str(
+        caught.value
+    )
+    assert len(failing.calls) == 3 and study.ledger.results() == {}
+    scripted(study, lambda pool, call, number: error("user_code") if number < 2 else pool.ends())
+    assert dict(study.drive(specs)) == expected(specs), "what was mended gets all its attempts"
+
+
+def test_bad_data_refuses_the_study_and_costs_no_attempt(study):
+    scripted(study, lambda pool, call, number: error("bad_data", "train-00000.bin is short", refused=True))
+    with pytest.raises(RunsFail, match=r"bad data: train-00000.bin is short. What has ended is recorded; mend it"):
+        study.drive(make_specs(1))
+    assert lost_records(study) == []
+
+
+def test_a_stop_has_every_worker_save(study):
+    """One is busy still when the stop comes: it is waited for, and then saves too."""
+    pool = scripted(
+        study, lambda pool, call, number: Report(worker=0, steps={0: 2}, notes=("saved",) if call.save else ()),
+        num_workers=2,
+    )  # fmt: skip
+    study.drive(make_specs(6), should_stop=lambda: len(pool.calls) >= 4)
+    assert [(call.save, call.max_steps, call.admit) for call in pool.calls[-2:]] == [(True, 0, ())] * 2
+    assert not any(call.save for call in pool.calls[:-2])
+    assert study.events[-1].notes == ("saved", "saved")
+    assert pool.now < 15
+
+
+def test_a_stop_does_not_wait_for_a_worker_that_hangs(study):
+    pool = scripted(
+        study, lambda pool, call, number: None if number == 0 else Report(worker=0, steps={0: 2}), num_workers=2
+    )
+    study.drive(make_specs(6), should_stop=lambda: len(pool.calls) >= 4, grace_seconds=9.0)
+    stopped_at = pool.now
+    assert [call.save for call in pool.calls].count(True) == 1
+    assert 9.0 <= stopped_at < 12.0
+    assert pool.restarted == [] and lost_records(study) == []
+
+
+def test_what_ends_while_stopping_is_recorded_and_who_dies_is_pre_empted(study):
+    def answer(pool, call, number):
+        if number == 2:
+            return pool.ends(0)
+        return error("lost_worker") if number == 3 else Report(worker=0, steps={0: 2})
+
+    pool = scripted(study, answer, num_workers=2)
+    specs = make_specs(6)
+    study.drive(specs, should_stop=lambda: len(pool.calls) >= 2)
+    assert [call.save for call in pool.calls] == [False, False, True, True]
+    assert len(study.ledger.results()) == 3
+    assert [body["cause"] for body in lost_records(study)] == ["preempted"] * 3
+    assert pool.restarted == [], "a pool about to close starts nobody"
+
+
+def test_progress_says_what_is_running(study):
+    scripted(study, lambda pool, call, number: Report(worker=0, steps={0: 2, 1: 3}) if number == 0 else pool.ends())
+    specs = make_specs(2, num_steps=9)
+    study.drive(specs)
+    assert study.events[0].running == tuple(
+        Running(run_id=spec.id, worker=0, step=step, num_steps=9) for spec, step in zip(specs, (2, 3), strict=True)
+    )
+    assert study.events[-1].running == ()
+
+
+def test_a_deadline_is_learned_from_the_calls(study):
+    """The first call may take the longest of all; later ones ten times what such calls took, two minutes at least."""
+    pool = scripted(study, lambda pool, call, number: None if number == 6 else slow(pool))
+
+    def slow(pool):
+        pool.now += 14.0
+        return Report(worker=0, steps={0: min(3 * len(pool.calls), 90)})
+
+    study.drive(make_specs(1, num_steps=99), should_stop=lambda: bool(pool.restarted), clock=pool.clock)
+    assert study.events[-1].lost[0].startswith("worker 0: hung: no report for 145 s")
+
+
+def test_one_run_refused_none_starts_any_more_and_those_in_flight_end(study):
+    specs = make_specs(9, num_steps=6)
+
+    def refusal(spec, in_flight):
+        return "enough" if len(study.ledger.results()) + len(in_flight) >= 5 else ""
+
+    with pytest.raises(BudgetSpent, match="enough"):
+        study.drive(specs, refusal=refusal)
+    assert len(study.ledger.results()) == 5
+    assert study.drive(specs) == expected(specs)

@@ -97,6 +97,7 @@ def test_a_changed_plan_is_refused_key_by_key(ledger, tmp_path):
         "model.width": ("(not there)", "64"),
     }
     assert "search.learning_rate: [0.0001,0.1] -> [0.0001,0.2]" in str(caught.value)
+    assert f"forerun run PLAN --study ANOTHER --fork {tmp_path}" in str(caught.value)
     Ledger.open(tmp_path, PLAN, create=False).close()  # a refusal holds nothing and changes nothing
 
 
@@ -111,6 +112,40 @@ def test_every_single_change_is_noticed(tmp_path):
     ):
         with pytest.raises(PlanChanged):
             Ledger.open(tmp_path, PLAN | change, create=False)
+
+
+def test_a_key_that_came_later_has_the_meaning_it_had_unasked(ledger, tmp_path):
+    later = PLAN | {"search": PLAN["search"] | {"sampler": "tpe", "space": {}, "rules": {"a": 1}}}
+    defaults = {"search.sampler": "tpe", "search.space": {}, "search.rules.a": 1, "search.num_trials": 99}
+    ledger.check_plan(later, defaults)
+    with pytest.raises(PlanChanged) as caught:
+        ledger.check_plan(later)
+    assert set(caught.value.changes) == {"search.sampler", "search.space", "search.rules.a"}
+    for key, value, said in (("sampler", "gp", ('"tpe"', '"gp"')), ("num_trials", 13, ("12", "13"))):
+        with pytest.raises(PlanChanged) as caught:
+            ledger.check_plan(later | {"search": later["search"] | {key: value}}, defaults)
+        assert caught.value.changes == {f"search.{key}": said}
+    ledger.close()
+    Ledger.open(tmp_path, later, create=False, defaults=defaults).close()
+    assert Ledger.read(tmp_path).plan == PLAN, "record 0 stays as it was written"
+
+
+def test_a_key_that_vanished_is_a_change_unless_it_had_its_last_meaning(ledger):
+    without = {"seed": 1, "search": {"learning_rate": [1e-4, 0.1]}}
+    ledger.check_plan(without, {"search.num_trials": 12})
+    for defaults, said in (({}, "(not there)"), ({"search.num_trials": 13}, "13")):
+        with pytest.raises(PlanChanged) as caught:
+            ledger.check_plan(without, defaults)
+        assert caught.value.changes == {"search.num_trials": ("12", said)}
+
+
+def test_a_default_never_fills_part_of_a_table(tmp_path):
+    """A table that the user fills is one value: an entry that is not there is not there."""
+    plan = {"axes": {"clip_norm": 1}}
+    with Ledger.open(tmp_path, plan, create=True) as ledger:
+        for changed in ({"axes": {"clip_norm": 1, "warmup": 2}}, {"axes": {"warmup": 2}}, {"axes": {}}):
+            with pytest.raises(PlanChanged):
+                ledger.check_plan(changed, {"axes": {"clip_norm": 1, "warmup": 2}})
 
 
 def test_missing_study(tmp_path):
@@ -130,8 +165,9 @@ def test_a_lost_ledger_beside_curves_is_refused(ledger, tmp_path, how, create):
     ledger.close()
     path = tmp_path / LEDGER_NAME
     path.unlink() if how == "missing" else path.write_bytes(b"")
-    with pytest.raises(LedgerCorrupt, match="missing or empty, yet curves/ holds finished runs"):
+    with pytest.raises(LedgerCorrupt, match="missing or empty, yet curves/ holds finished runs") as caught:
         Ledger.open(tmp_path, PLAN, create=create)
+    assert f"`forerun repair {tmp_path}`" in str(caught.value)
     with pytest.raises(LedgerCorrupt):
         Ledger.read(tmp_path)
 

@@ -10,9 +10,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+from ray_cluster import processes
 from sweep_fakes import FakeHostFactory, bank_key, executions, make_spec, make_specs, num_slots, outcome
 
 from sweeps.drive import drive
+from sweeps.errors import PoolDead
 from sweeps.ledger import Ledger
 from sweeps.pool import InlinePool
 from sweeps.pool_ray import RayPool
@@ -49,12 +51,34 @@ def test_a_crashed_and_a_hung_worker_cost_nothing_but_time(tmp_path, capfd):
         results, events = run_all(tmp_path / "other", pool, specs, hang_seconds=5.0, max_attempts=5)
         assert results == expected
         assert [lost for event in events for lost in event.lost if "no report for 5 s" in lost]
+
+        own = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent
+        (head,) = [pid for pid, line in processes(own).items() if "/gcs_server " in line]
+        os.kill(head, signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises(PoolDead, match=r"Ray is gone.*run the same command again"):
+            run_all(tmp_path / "third", pool, [make_spec(seed=7, num_steps=10**6)])
+        assert time.monotonic() - killed < 20
     finally:
         pool.close()
+    assert marked(own) == [], "Ray's agents would outlive it"
+    assert not own.exists()
     assert signal.getsignal(signal.SIGTERM) == handler
     printed = capfd.readouterr()
     assert printed.out == "", "stdout is for our JSON"
     assert "Traceback" not in printed.err
+
+
+def marked(folder):
+    """Living processes of the cluster in `folder`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"FORERUN_RAY_FOLDER={folder}".encode() in (process / "environ").read_bytes():
+                found += [(process / "comm").read_text()] * ((process / "stat").read_text().split()[2] != "Z")
+        except OSError:
+            continue
+    return found
 
 
 class SwitchingFactory:
@@ -112,11 +136,10 @@ def test_ray_itself_dies(tmp_path, part):
 
 def test_a_pool_that_cannot_start(monkeypatch):
     from sweeps import pool_ray
-    from sweeps.errors import PoolDead
 
-    def fail(self):
+    def fail(self, num_workers):
         raise ConnectionError("no ports left")
 
-    monkeypatch.setattr(pool_ray.RayPool, "_start_ray", fail)
+    monkeypatch.setattr(pool_ray.RayPool, "_join", fail)
     with warnings.catch_warnings(), pytest.raises(PoolDead, match=r"no ports left.*cluster.backend"):
         RayPool(1, FakeHostFactory("nowhere"))

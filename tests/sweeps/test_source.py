@@ -2,13 +2,11 @@ import math
 import random
 
 import pytest
+from spaces import SPACE
 from sweep_fakes import bank_key, make_spec, outcome
 
 from sweeps.ledger import Ledger
 from sweeps.source import SearchSource, Signal, StaticSource
-from sweeps.space import SearchSpace
-
-SPACE = SearchSpace(learning_rate=(2**-12, 2**-2), warmup_fraction=(0.0, 0.3), clip_norm=(0.25, 4.0))
 
 
 def make_run(point):

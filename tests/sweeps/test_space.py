@@ -1,51 +1,101 @@
 import math
 
 import pytest
+from spaces import usual
 
 from proxies import canon
 from proxies.checks import SpecError
-from sweeps.space import SearchSpace
+from sweeps.space import CAN_BE_OFF, SCALES, SearchSpace, search_space
 
-SPACE = SearchSpace(learning_rate=(2**-10, 2**-2), warmup_fraction=(0.0, 0.2), clip_norm=(0.25, 4.0))
+SPACE = usual((2**-10, 2**-2), (0.0, 0.2), (0.25, 4.0))
 
 
 def test_corners_and_middle_in_log2():
-    assert SPACE.at((0, 0, 0)) == {"learning_rate": 2**-10, "warmup_fraction": 0.0, "clip_norm": 0.25}
-    assert SPACE.at((1, 1, 1)) == {"learning_rate": 2**-2, "warmup_fraction": 0.2, "clip_norm": 4.0}
+    assert SPACE.at((0, 0, 0)) == {"learning_rate": 2**-10, "warmup_fraction": 0.0, "clip_norm": 0.25} == SPACE.lowest
+    assert SPACE.at((1, 1, 1)) == {"learning_rate": 2**-2, "warmup_fraction": 0.2, "clip_norm": 4.0} == SPACE.highest
     middle = SPACE.at((0.5, 0.5, 0.5))
-    assert middle == {"learning_rate": 2**-6, "warmup_fraction": 0.1, "clip_norm": 1.0}
+    assert middle == {"learning_rate": 2**-6, "warmup_fraction": 0.1, "clip_norm": 1.0} == SPACE.nearest({})
 
 
 def test_rounding_never_leaves_the_range():
-    space = SearchSpace(learning_rate=(1e-4, 0.1), warmup_fraction=(0.1, 0.3), clip_norm=(0.3, 0.7))
+    space = usual((1e-4, 0.1), (0.1, 0.3), (0.3, 0.7), ranges={"beta2": (0.9, 0.99), "beta1": (0.0, 0.5)})
     for share in (0.0, 1e-17, 1 - 1e-16, 1.0):
-        for name, value in space.at((share,) * 3).items():
-            low, high = getattr(space, name)
+        for name, value in space.at((share,) * 5).items():
+            low, high = space.axis(name).range
             assert low <= value <= high
 
 
 def test_equal_ends_fix_a_value():
-    space = SearchSpace(learning_rate=(0.01, 0.02), warmup_fraction=(0.1, 0.1), clip_norm=(1.0, 1.0))
+    space = usual((0.01, 0.02), (0.1, 0.1), (1.0, 1.0))
     assert {space.at((0.3, share, share))["clip_norm"] for share in (0.0, 0.4, 1.0)} == {1.0}
+
+
+def test_axes_stand_in_one_order_whatever_the_plan_says():
+    space = usual(ranges={"eps": (1e-12, 1e-6), "beta2": (0.9, 0.99), "weight_decay": (0.01, 0.3)})
+    assert space.names == ("learning_rate", "warmup_fraction", "clip_norm", "weight_decay", "beta2", "eps")
+    assert set(CAN_BE_OFF) <= set(SCALES)
+
+
+def test_betas_are_searched_by_what_lacks_to_1():
+    space = usual(ranges={"beta2": (0.9, 0.999)})
+    assert space.at((0, 0, 0, 0.5))["beta2"] == pytest.approx(0.99)
+    axis = space.axis("beta2")
+    assert axis.value(axis.coordinate(0.95)) == pytest.approx(0.95, abs=1e-15)
+    assert axis.rounded(0.99949) == pytest.approx(0.99949)  # of 0.00051, and not 0.999
+    assert axis.octaves(0.75) == -2
+
+
+def test_a_value_that_can_be_off_has_a_coordinate_for_it():
+    space = usual(can_be_off=("clip_norm",))
+    assert space.num_coordinates == 4
+    assert space.at((0.5, 0.5, 0.5, 0.4))["clip_norm"] == 0.0
+    assert space.at((0.5, 0.5, 0.5, 0.6))["clip_norm"] == 1.0
+    assert space.nearest({"clip_norm": 0.0})["clip_norm"] == 0.0
+    assert usual().nearest({"clip_norm": 0.0})["clip_norm"] == 0.25, "where it cannot be off, the lowest is nearest"
+
+
+def test_choices_are_evenly_likely_and_never_rounded():
+    space = usual(choices={"beta2": (0.9, 0.95, 0.9995)})
+    assert [space.at((0, 0, 0, share))["beta2"] for share in (0.0, 0.34, 0.67, 1.0)] == [0.9, 0.95, 0.9995, 0.9995]
+    assert space.rounded(space.at((0, 0, 0, 1)))["beta2"] == 0.9995
+    assert space.nearest({"beta2": 0.94})["beta2"] == 0.95
+
+
+def test_a_grid_has_both_ends():
+    space = usual(grid={"learning_rate": 3}, can_be_off=("clip_norm",))
+    assert space.axis("learning_rate").grid() == (2**-12, 2**-7, 2**-2)
+    assert space.axis("clip_norm").grid() == (0.0, 1.0)
+    assert space.axis("warmup_fraction").grid() == (0.15,)
 
 
 def test_every_problem_at_once():
     with pytest.raises(SpecError) as caught:
-        SearchSpace(learning_rate=(0.0, 1.0), warmup_fraction=(0.3, 0.1), clip_norm=(1.0, math.nan))
-    assert len(caught.value.problems) == 3
-    assert "learning_rate = [0.0, 1.0]" in str(caught.value)
+        usual((0.0, 1.0), (0.3, 0.1), (1.0, math.nan), ranges={"zzz": (1, 2)}, can_be_off=("learning_rate",))
+    assert len(caught.value.problems) == 4
+    assert "learning_rate cannot be off" in str(caught.value) and "zzz is no axis" in str(caught.value)
+    with pytest.raises(SpecError, match=r"learning_rate = \[0.0, 1.0\]"):
+        usual((0.0, 1.0))
 
 
-def test_warmup_is_a_share():
-    with pytest.raises(SpecError, match="both ends < 1"):
-        SearchSpace(learning_rate=(0.1, 1.0), warmup_fraction=(0.1, 1.0), clip_norm=(1.0, 1.0))
+@pytest.mark.parametrize("name", ["warmup_fraction", "beta1", "beta2"])
+def test_a_share_is_below_1(name):
+    with pytest.raises(SpecError, match="< 1"):
+        usual(ranges={name: (0.1, 1.0)})
 
 
 @pytest.mark.parametrize("value", [None, (1.0,), (True, 2.0), ("a", "b"), 3.0])
 def test_what_is_no_range(value):
     with pytest.raises(SpecError, match="is wanted"):
-        SearchSpace(learning_rate=value, warmup_fraction=(0.1, 0.2), clip_norm=(1.0, 1.0))
+        usual(learning_rate=value)
+
+
+def test_each_axis_once():
+    axis = SPACE.axes[0]
+    with pytest.raises(SpecError, match="each once"):
+        SearchSpace(axes=(axis, axis))
 
 
 def test_round_trip_through_json():
-    assert canon.decode(SearchSpace, canon.parse(canon.canonical(SPACE))) == SPACE
+    space = search_space(ranges={"learning_rate": (0.1, 0.2)}, choices={"beta2": (0.9, 0.95)})
+    for each in (SPACE, space):
+        assert canon.decode(SearchSpace, canon.parse(canon.canonical(each))) == each

@@ -5,11 +5,10 @@ import statistics
 
 import optuna
 import pytest
+from spaces import SPACE, usual
 
-from sweeps.space import SearchSpace
 from sweeps.suggest import suggest
 
-SPACE = SearchSpace(learning_rate=(2**-12, 2**-2), warmup_fraction=(0.0, 0.3), clip_norm=(0.25, 4.0))
 CLIFF_LOG2_LR = -5.5  # half an octave above the optimum: what a learning rate range really looks like
 
 
@@ -34,6 +33,16 @@ def test_suggestions_lie_in_the_space_and_differ():
     points, _ = search(0)
     assert len({tuple(point.values()) for point in points}) == len(points)
     assert {tuple(points[0].values())} != {tuple(search(1, 1)[0][0].values())}
+
+
+def test_an_older_study_goes_on_as_it_would_have():
+    """What version 0.1 suggested: in the design to the bit, later as the pinned Optuna does."""
+    points, _ = search(0, 26)
+    rates, clips = ([point[name] for point in points] for name in ("learning_rate", "clip_norm"))
+    assert (rates[0], rates[9]) == (0.00865401838487965, 0.11447560594597407)
+    assert (clips[0], points[9]["warmup_fraction"]) == (0.39455346319312334, 0.16275798109080222)
+    later = [0.026813639654690812, 1.6620218633544899, 0.006607781758130771, 0.4871823198944656]
+    assert [rates[10], clips[10], rates[25], clips[25]] == pytest.approx(later, rel=1e-9)
 
 
 @pytest.mark.parametrize("parallelism", [1, 4, 16])
@@ -100,7 +109,7 @@ def test_startup_covers_every_axis():
 
 
 def test_fixed_axis():
-    space = SearchSpace(learning_rate=(2**-12, 2**-2), warmup_fraction=(0.1, 0.1), clip_norm=(1.0, 1.0))
+    space = usual(warmup_fraction=(0.1, 0.1), clip_norm=(1.0, 1.0))
     told = {index: 2.0 + index for index in range(15)}
     assert suggest(space, 0, 15, told, 1)["clip_norm"] == 1.0
 
@@ -119,3 +128,93 @@ def test_optuna_is_silent_and_left_as_it_was(capfd):
     search(0, 14, 1)
     assert optuna.logging.get_verbosity() == logging.INFO
     assert capfd.readouterr() == ("", "")
+
+
+SWITCHED = usual(ranges={"weight_decay": (0.01, 0.3), "beta2": (0.9, 0.99)}, can_be_off=("clip_norm", "weight_decay"))
+CHOSEN = usual(choices={"beta2": (0.9, 0.95, 0.99)})
+GRIDDED = usual(grid={"learning_rate": 11, "warmup_fraction": 2}, can_be_off=("clip_norm",))
+EVERY = [
+    ("tpe", SPACE), ("tpe", SWITCHED), ("tpe", CHOSEN), ("cmaes", SPACE), ("gp", SWITCHED), ("qmc", SPACE),
+    ("qmc", SWITCHED), ("random", CHOSEN), ("random", SWITCHED), ("grid", GRIDDED),
+]  # fmt: skip
+
+
+def steps(sampler, space, num_trials, parallelism=3, seed=1, **more):
+    points, told = [], {}
+    for index in range(num_trials):
+        points.append(suggest(space, seed, index, told, parallelism, sampler=sampler, earlier=points, **more))
+        told[index] = toy_loss({**points[-1], "clip_norm": points[-1]["clip_norm"] or 4.0})
+    return points, told
+
+
+@pytest.mark.parametrize(("sampler", "space"), EVERY)
+def test_every_sampler_is_a_pure_function_of_the_past(sampler, space):
+    """Whatever came in since, in whatever order, and whatever the world's own dice have shown."""
+    number = 12 if sampler == "gp" else 24
+    points, told = steps(sampler, space, number, num_startup=10)
+    assert all(list(point) == list(space.names) for point in points)
+    for point in points:
+        assert space.nearest(point) == point, "within the space"
+    random.seed(number)
+    told = dict(reversed(told.items())) | dict.fromkeys(range(number - 3, number), 9.0)
+    last = [number - 1] if sampler == "gp" else range(number)
+    for index in last:
+        seen = {i: loss for i, loss in told.items() if i <= index - 3}
+        again = suggest(space, 1, index, seen, 3, sampler=sampler, num_startup=10, earlier=points[:index])
+        assert again == points[index]
+
+
+@pytest.mark.parametrize(("sampler", "space"), EVERY)
+def test_every_sampler_follows_the_seed(sampler, space):
+    number = 6
+    assert steps(sampler, space, number, num_startup=4)[0] != steps(sampler, space, number, num_startup=4, seed=2)[0]
+
+
+@pytest.mark.parametrize("space", [SWITCHED, GRIDDED])
+def test_what_can_be_off_sometimes_is(space):
+    points = steps("grid" if space is GRIDDED else "tpe", space, 24)[0]
+    for name in (axis.name for axis in space.switches):
+        assert 2 < sum(point[name] == 0.0 for point in points) < 22
+
+
+def test_a_switch_is_learnt():
+    """What is better off is off more often than not, and its own range no longer matters."""
+
+    def tell(point):
+        return 2.0 + (0.0 if point["clip_norm"] == 0.0 else 0.5) + 0.1 * abs(math.log2(point["learning_rate"]) + 6)
+
+    points, told = [], {}
+    for index in range(36):
+        points.append(suggest(SWITCHED, 0, index, told, 3, earlier=points))
+        told[index] = tell(points[-1])
+    assert sum(point["clip_norm"] == 0.0 for point in points[24:]) >= 9
+
+
+def test_a_grid_has_each_of_its_points_once_and_no_more():
+    points = steps("grid", GRIDDED, 44)[0]
+    assert len({tuple(point.values()) for point in points}) == 44
+    with pytest.raises(ValueError, match="the grid has 44 points"):
+        suggest(GRIDDED, 1, 44, {}, 1, sampler="grid", earlier=points)
+
+
+def test_sobol_goes_on_where_it_was():
+    points = steps("qmc", SPACE, 16)[0]
+    for name in SPACE.names:
+        assert sum(point[name] < SPACE.axis(name).at(0.5) for point in points) == 8, "a net: half on each side"
+
+
+def test_cmaes_closes_in():
+    points, told = steps("cmaes", SPACE, 60)
+    spread = [statistics.pstdev(math.log2(p["learning_rate"]) for p in some) for some in (points[10:24], points[-14:])]
+    assert spread[1] < spread[0] / 2
+    assert min(loss for loss in told.values() if loss is not None) < 2.01
+
+
+def test_known_trials_are_seen_beyond_the_last_p():
+    """After a growth every trial before it has ended: the sampler knows them all."""
+    points, told = search(0, 30, 8)
+    plain = suggest(SPACE, 0, 30, told, 8, earlier=points)
+    assert suggest(SPACE, 0, 30, told, 8, earlier=points, num_known=23) == plain, "23 = 30 - 8 + 1 are seen anyway"
+    assert suggest(SPACE, 0, 30, told, 8, earlier=points, num_known=30) != plain
+    with pytest.raises(ValueError, match=r"needs the outcomes of trials \[29\]"):
+        suggest(SPACE, 0, 30, {i: told[i] for i in range(29)}, 8, earlier=points, num_known=30)

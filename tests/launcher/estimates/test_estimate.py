@@ -167,9 +167,15 @@ def test_bad_options_are_said_at_once(plan):
         assert any(said in problem for problem in found["problems"])
 
 
+def test_a_bad_throughput_is_told_and_not_taken_for_a_secret(plan):
+    code, found = ask("estimate", plan, "--tokens-per-second", "nan")
+    assert (code, "a finite number >= 0.001" in found["message"]) == (2, True)
+
+
 def test_what_no_parallelism_fits_is_refused(plan):
     code, found = ask("estimate", plan, "--gpus", 3)
     assert (code, found["error"]) == (2, "NoParallelismError")
+    assert "GPUs would do, or another batch" in found["problems"][-1]
     code, found = ask("estimate", plan, "--memory-gb", "nan")
     assert code == 2
 

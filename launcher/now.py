@@ -1,0 +1,68 @@
+"""How a study stands this moment, from its ledger and its driver's `live.json` alone: quick, and no judgement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from launcher.plan import Plan
+from proxies import canon
+from proxies.canon import Json
+from proxies.spec import Run
+from sweeps.budget import Caps, Spent, spent
+from sweeps.ledger import Ledger
+from sweeps.live import Live, read_live
+
+STATUSES = ("finished", "diverged", "pruned", "failed")
+
+
+def now_body(study_dir: Path, plan: Plan) -> dict[str, Json]:
+    """What has ended, what is running, what it took, what is left.
+
+    Raises:
+        SweepError: no study there, or not a sound one.
+    """
+    ledger, live = Ledger.read(study_dir), read_live(study_dir)
+    caps = plan.cluster.caps
+    runs = ledger.runs()
+    return {
+        "num_runs": {status: sum(run.result.status == status for run in runs) for status in STATUSES},
+        "num_imported": len(ledger.imported()),
+        "num_lost_executions": len(ledger.records("lost")),
+        "by_width": [_at_width(width, runs) for width in sorted({run.spec.shape.width for run in runs})],
+        "driver": None if live is None else _driver(live),
+        "spent": canon.to_json(_spent(ledger, live, caps)),
+        "caps": canon.to_json(caps),
+        "target_flops": plan.target.budget_flops,
+    }
+
+
+def _at_width(width: int, runs: tuple[Run, ...]) -> dict[str, Json]:
+    here = [run for run in runs if run.spec.shape.width == width]
+    finished = [run for run in here if run.result.loss_nats is not None]
+    best = min(finished, key=lambda run: cast(float, run.result.loss_nats), default=None)
+    counts: dict[str, Json] = {status: sum(run.result.status == status for run in here) for status in STATUSES}
+    return {
+        "width": width,
+        **counts,
+        "best": None
+        if best is None
+        else {
+            "run_id": best.spec.id,
+            "loss_nats": best.result.loss_nats,
+            "learning_rate": best.spec.hparams.learning_rate,
+            "num_steps": best.result.num_steps,
+            "num_layers": best.spec.shape.num_layers,
+        },
+    }
+
+
+def _driver(live: Live) -> dict[str, Json]:
+    return {**cast(dict[str, Json], canon.to_json(live)), "at_work": live.at_work}
+
+
+def _spent(ledger: Ledger, live: Live | None, caps: Caps) -> Spent:
+    """The ledger's count, with the hours of a driver that has not recorded its own yet."""
+    if live is None or ledger.find("driven", str(live.driver)) is not None:
+        return spent(ledger, caps.usd_per_device_hour)
+    return spent(ledger, caps.usd_per_device_hour, more=(live.seconds, live.device_seconds))

@@ -1,0 +1,98 @@
+"""An engine of ours whose slots are saved now and then, and go on from there: behind the host, in the worker."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from proxies.slot_state import SlotState, StateError, newest, put_newest_aside, store
+from proxies.spec import Curve, RunResult, RunSpec
+from sweeps.checkpoints import checkpoint_dir
+
+CALL_SECONDS = 5.0
+"""The longest that one call goes on beginning steps: a stop must be heard within its grace."""
+SAVE_SECONDS = 30.0
+"""Between two saves, so that a run loses no more when its worker dies."""
+SAVE_SHARE = 0.01
+"""Of the time, at most, that saving may take: where a save takes long, the next one waits the longer."""
+
+
+class OwnEngine(Protocol):
+    """A bank, or one trial alone."""
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Slot -> optimizer steps done, of the occupied slots."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a state must have been written under."""
+
+    def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
+        """Start a run in a free slot, or go on from its state. Raises StateError if it is none of this run's."""
+
+    def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
+        """Up to so many steps, none begun after so many seconds; (slot, result, curve) of the runs that end."""
+
+    def state(self, index: int) -> SlotState:
+        """Of an occupied slot."""
+
+
+class Resumable:
+    """Admits runs from their checkpoints, and writes some."""
+
+    def __init__(self, engine: OwnEngine, study_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: monotonic seconds."""
+        self._engine, self._study_dir, self._clock = engine, study_dir, clock
+        self._saved_steps: dict[int, int] = {}
+        self._saved_at, self._save_took = clock(), 0.0
+        self._notes: list[str] = []
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Slot -> optimizer steps done, of the occupied slots."""
+        return self._engine.steps
+
+    def admit(self, index: int, spec: RunSpec) -> None:
+        """Start a run in a free slot, from its newest good checkpoint if there is one."""
+        folder = checkpoint_dir(self._study_dir, spec.id)
+        while state := newest(folder, spec.id, self._engine.environment, self._notes):
+            try:
+                self._engine.admit(index, spec, state)
+            except StateError as error:
+                put_newest_aside(folder, str(error), self._notes)
+                continue
+            self._saved_steps[index] = state.header.step
+            self._notes.append(f"run {spec.id[:12]} goes on from step {state.header.step}")
+            return
+        self._engine.admit(index, spec)
+        self._saved_steps[index] = 0
+
+    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
+        """Up to so many steps, for some seconds; (slot, result, curve) of the runs that end. Saves, if it is time."""
+        ended = self._engine.advance(num_steps, CALL_SECONDS)
+        if self._clock() - self._saved_at >= max(SAVE_SECONDS, self._save_took / SAVE_SHARE):
+            self.save()
+        return ended
+
+    def save(self) -> None:
+        """Write the state of every slot that has moved since it was last written. What fails is a note, no error."""
+        began = self._clock()
+        for index, step in self._engine.steps.items():
+            if step > self._saved_steps[index]:
+                state = self._engine.state(index)
+                try:
+                    store(checkpoint_dir(self._study_dir, state.header.run_id), state)
+                except StateError as error:
+                    self._notes.append(f"{error}; the run goes on without")
+                self._saved_steps[index] = step
+        self._saved_at = self._clock()
+        self._save_took = self._saved_at - began
+
+    def take_notes(self) -> tuple[str, ...]:
+        """What the user should hear, once."""
+        notes, self._notes = tuple(self._notes), []
+        return notes

@@ -1,0 +1,136 @@
+"""The search as plain data for report and verbs, and in sentences: how it went, how sure its choice is. No torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from launcher.searching import GROWTH, WARM_START, edges_of, ended_losses, legs
+from launcher.study import SEARCH_STAGE, Study
+from launcher.sweeping import said
+from proxies import canon
+from proxies.canon import Json
+from sweeps.samplers import LEARNING
+from sweeps.space import OFF
+
+if TYPE_CHECKING:
+    from launcher.transferred import Searched
+    from sweeps.ledger import Ledger
+
+CLEAR_ERRORS = 2.0
+"""Standard errors by which the runner-up must lose to be told apart."""
+
+
+def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json]:
+    """Trials with where each point came from, the best, how the ranges grew, whether it is bracketed, and repeats."""
+    results, done = ledger.results(), legs(study, ledger)
+    trials: list[Json] = []
+    origins = _origins(study, ledger)
+    for index, point in enumerate(found.points):
+        result = results[study.trial(point).id]
+        trials.append(
+            {"index": index, **point, "loss_nats": result.loss_nats, "status": result.status, "origin": origins[index]}
+        )
+    losses = ended_losses(study, ledger)
+    assert losses is not None
+    edges, stopped = edges_of(study, ledger, losses)
+    warm = ledger.find(WARM_START, SEARCH_STAGE)
+    return {
+        "trials": trials,
+        "best": canon.to_json(found.best),
+        "best_trial": found.best_trial,
+        "sampler": study.plan.search.sampler,
+        "ranges": {axis.name: list(axis.choices or axis.range) for axis in done[-1].space.axes},
+        "can_be_off": list(study.plan.search.can_be_off),
+        "growth": [record.body for record in ledger.records(GROWTH)],
+        "open_edges": [canon.to_json(edge) for edge in edges],
+        "stopped": canon.to_json(stopped),
+        "warm_start": warm.body if warm else None,
+        "replicates": _replicates(found),
+    }
+
+
+def _origins(study: Study, ledger: Ledger) -> list[str]:
+    """Where each trial's point came from."""
+    search, found = study.plan.search, []
+    warm: Any = ledger.find(WARM_START, SEARCH_STAGE)
+    sources = [f"warm start: {one['source']}" for one in warm.body["points"]] if warm else []
+    for leg in legs(study, ledger):
+        given = sources if leg.num_known == 0 else ["beyond an end"] * len(leg.given)
+        for index in range(leg.num_known, leg.num_trials):
+            design = search.sampler in LEARNING and index < max(search.num_startup, search.parallelism)
+            own = "design" if design and leg.num_known == 0 else search.sampler
+            found.append(given[index - leg.num_known] if index - leg.num_known < len(given) else own)
+    return found
+
+
+def _replicates(found: Searched) -> Json:
+    again = found.replicated
+    if again is None or again.comparison is None:
+        return None
+    compared = again.comparison
+    return {
+        "num_runs": len(again.specs),
+        "paired": compared.paired,
+        "lead_nats": compared.lead_nats,
+        "lead_standard_error_nats": compared.lead_standard_error_nats,
+        "standings": [
+            {
+                "trial": again.candidates[one.candidate],
+                "num_repeats": one.num_repeats,
+                "num_diverged": one.num_diverged,
+                "mean_nats": one.mean_nats,
+                "standard_error_nats": one.standard_error_nats,
+            }
+            for one in compared.standings
+        ],
+    }
+
+
+def value_text(name: str, value: float | None) -> str:
+    """A searched value as one says it."""
+    if value is None:
+        return "-"
+    if value == OFF and name in ("clip_norm", "weight_decay"):
+        return "off"
+    return f"{value:.3f}" if name == "warmup_fraction" else f"{value:.3g}"
+
+
+def sentences(body: Any) -> list[str]:
+    """What is to be said of a search: where the best came from, its bracket, growth, repeats."""
+    best = next(trial for trial in body["trials"] if trial["index"] == body["best_trial"])
+    lines = [f"sampler {body['sampler']}; the best is trial {best['index']}, of: {best['origin']}"]
+    lines += [said(grew) for grew in body["growth"]]
+    lines += [
+        f"{edge['axis']} is not bracketed: the best trials lie at the {edge['side']} end of [{edge['range'][0]:.4g}, "
+        f"{edge['range'][1]:.4g}]; search.max_extensions lets it grow, in a study of its own (--fork keeps what ran)"
+        for edge in body["open_edges"]
+    ]
+    return lines + list(body["stopped"]) + _repeat_sentences(body)
+
+
+def _repeat_sentences(body: Any) -> list[str]:
+    again = body["replicates"]
+    if again is None:
+        return ["each trial is one run, and the best of many is in part the luckiest: search.num_replicates repeats it"]
+    best, *rest = again["standings"]
+    lines = []
+    if best["mean_nats"] is not None:
+        error = best["standard_error_nats"]
+        noise = "" if error is None else f" +- {error:.4f}"
+        lines.append(
+            f"{again['num_runs']} repeats with other seeds: trial {best['trial']} has {best['mean_nats']:.4f}{noise} "
+            f"nats over {best['num_repeats']}"
+        )
+    if again["lead_nats"] is not None:
+        lead, error = again["lead_nats"], again["lead_standard_error_nats"]
+        noise = "" if error is None else f" +- {error:.4f}"
+        clear = error is not None and lead > CLEAR_ERRORS * error
+        how = ", compared seed by seed" if again["paired"] else ""
+        lines.append(
+            f"trial {rest[0]['trial']} loses to it by {lead:.4f}{noise} nats{how}"
+            + ("" if clear else ": they cannot be told apart")
+        )
+    lost = [one for one in again["standings"] if one["num_diverged"]]
+    return lines + [
+        f"trial {one['trial']} diverged with {one['num_diverged']} of {one['num_repeats']} other seeds" for one in lost
+    ]

@@ -1,0 +1,171 @@
+"""The search of a study: its legs, whether it goes on, and repeats of its best trials. No torch, no Optuna.
+
+A search has one leg, and one more each time that its ranges grew, which is a record. All else is a pure function of
+plan and results, so that a resumed search goes on as the uninterrupted one would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from launcher.implied import implied_problems
+from launcher.study import SEARCH_STAGE, Study, recorded_points
+from proxies import canon
+from proxies.canon import Json
+from proxies.spec import RunResult, RunSpec
+from sweeps.growth import Edge, grown, open_edges, probes
+from sweeps.space import Params, SearchSpace
+
+if TYPE_CHECKING:
+    from sweeps.ledger import Ledger
+    from sweeps.replicates import Comparison
+
+GROWTH, WARM_START = "growth", "warm_start"
+"""Kinds of records: ranges that grew, with the first points beyond; first points from elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leg:
+    """A search in one space, or its going on in a wider one."""
+
+    space: SearchSpace
+    num_trials: int
+    """In all, those of earlier legs among them."""
+    num_known: int
+    """Trials of earlier legs."""
+    given: tuple[Params, ...]
+    """Points of its first trials: those of a warm start, or beyond an edge."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replicated:
+    """Repeats of the best trials, as far as outcomes tell which are wanted."""
+
+    candidates: tuple[int, ...]
+    """Trials, the best first."""
+    specs: tuple[RunSpec, ...]
+    comparison: Comparison | None
+    """None before all have ended."""
+
+
+def legs(study: Study, ledger: Ledger) -> tuple[Leg, ...]:
+    """The legs so far."""
+    search, warm = study.plan.search, ledger.find(WARM_START, SEARCH_STAGE)
+    given = tuple(cast(Params, found["point"]) for found in _points_of(warm.body)) if warm else ()
+    found = [Leg(space=study.space, num_trials=search.num_trials, num_known=0, given=given)]
+    for record in ledger.records(GROWTH):
+        body, last = cast(dict[str, Any], record.body), found[-1]
+        edges = [canon.decode(Edge, edge) for edge in body["edges"]]
+        given = tuple(cast(list[Params], body["points"]))
+        found.append(
+            Leg(
+                space=grown(last.space, edges), num_trials=last.num_trials + int(body["num_trials"]),
+                num_known=last.num_trials, given=given,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _points_of(body: Json) -> list[dict[str, Json]]:
+    return cast(list[dict[str, Json]], cast(dict[str, Json], body)["points"])
+
+
+def trial_points(study: Study, ledger: Ledger) -> list[Params]:
+    """Points of the trials so far, by index."""
+    suggestions = {record.key: record.body for record in ledger.records("suggestion")}
+    return recorded_points(suggestions, legs(study, ledger)[-1].num_trials)
+
+
+def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
+    """Losses of all the last leg's trials, None of one that diverged; None before all have ended."""
+    points, results = trial_points(study, ledger), ledger.results()
+    found = [results.get(study.trial(point).id) for point in points]
+    if len(points) < legs(study, ledger)[-1].num_trials or None in found:
+        return None
+    return [result.loss_nats for result in found if result is not None]
+
+
+def edges_of(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tuple[list[Edge], list[str]]:
+    """Ends that do not bracket the optimum, once a leg has ended; and why those that cannot move do not."""
+    space = legs(study, ledger)[-1].space
+    edges: list[Edge] = []
+    stopped: list[str] = []
+    for edge in open_edges(space, trial_points(study, ledger), losses):
+        problems = implied_problems(study, grown(space, [*edges, edge]))
+        edges += [] if problems else [edge]
+        stopped += [f"{edge.axis}'s {edge.side} end stays: {problems[0]}"] if problems else []
+    return edges, stopped
+
+
+def growth(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> dict[str, Json] | None:
+    """The record of how the ranges grow now that a leg has ended; None if they do not."""
+    search, done = study.plan.search, legs(study, ledger)
+    if len(done) > search.max_extensions:
+        return None
+    edges, _ = edges_of(study, ledger, losses)
+    if not edges:
+        return None
+    points = trial_points(study, ledger)
+    best = points[min((loss, index) for index, loss in enumerate(losses) if loss is not None)[1]]
+    given = probes(done[-1].space, edges, best)[: search.extension_trials]
+    return {
+        "edges": [canon.to_json(edge) for edge in edges],
+        "points": [canon.to_json(point) for point in given],
+        # A grid has no points beyond its own.
+        "num_trials": len(given) if search.sampler == "grid" else search.extension_trials,
+    }
+
+
+def replicated(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> Replicated | None:
+    """Repeats of the best trials; None where the plan wants none, or nothing finished."""
+    search = study.plan.search
+    first: dict[str, int] = {}  # two trials may be one run
+    points = trial_points(study, ledger)
+    for _, index in sorted((loss, index) for index, loss in enumerate(losses) if loss is not None):
+        first.setdefault(study.trial(points[index]).id, index)
+    if not search.num_replicates or not first:
+        return None
+    from sweeps.replicates import compare, num_candidates, replicates
+
+    candidates = tuple(first.values())[: num_candidates(search.num_replicates, len(first))]
+    outcomes = _Outcomes(study, [points[index] for index in candidates], ledger.results())
+    counts = replicates(len(candidates), search.num_replicates, search.parallelism, outcomes)
+    asked = [(which, number) for which, count in enumerate(counts) for number in range(count)]
+    done = all(one in outcomes for one in asked)
+    return Replicated(
+        candidates=candidates,
+        specs=tuple(outcomes.spec(*one) for one in asked),
+        comparison=compare(counts, outcomes) if done else None,
+    )
+
+
+class _Outcomes:
+    """Of repeats, by candidate and number; a run is made when it is asked after."""
+
+    def __init__(self, study: Study, points: Sequence[Params], results: Mapping[str, RunResult]) -> None:
+        self._study, self._points, self._results = study, points, results
+        self._specs: dict[tuple[int, int], RunSpec] = {}
+
+    def spec(self, candidate: int, number: int) -> RunSpec:
+        """The run."""
+        key = (candidate, number)
+        if key not in self._specs:
+            self._specs[key] = self._study.trial(self._points[candidate], number + 1)
+        return self._specs[key]
+
+    def __contains__(self, key: object, /) -> bool:
+        return isinstance(key, tuple) and self.spec(*key).id in self._results
+
+    def __getitem__(self, key: tuple[int, int], /) -> float | None:
+        return self._results[self.spec(*key).id].loss_nats
+
+
+def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:
+    """Runs of the search with an outcome, and runs asked for so far."""
+    results, losses = ledger.results(), ended_losses(study, ledger)
+    done = sum(study.trial(point).id in results for point in trial_points(study, ledger))
+    again = replicated(study, ledger, losses) if losses is not None else None
+    specs = again.specs if again else ()
+    return done + sum(spec.id in results for spec in specs), legs(study, ledger)[-1].num_trials + len(specs)

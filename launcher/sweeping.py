@@ -1,0 +1,90 @@
+"""Carrying a study's search out: leg by leg, then repeats of the best trials in rounds. No torch, no Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from launcher.searching import GROWTH, WARM_START, Leg, ended_losses, growth, legs, replicated
+from launcher.study import SEARCH_STAGE, Study
+from launcher.talk import say
+from proxies.canon import Json
+from proxies.spec import RunSpec
+from sweeps.ledger import Ledger
+from sweeps.source import SearchSource, Source, StaticSource
+
+Drive = Callable[[str, Source, Sequence[RunSpec]], None]
+"""Runs a source until it is done, or raises: its label, and the runs it will give, to estimate the time left."""
+
+
+def run_search(study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[RunSpec], str]) -> None:
+    """Run what the search lacks; returns at once where it has ended.
+
+    Raises:
+        WarmStartError: the plan's warm start gives no points.
+        SweepError: see `sweeps.drive`; what is recorded stands.
+    """
+    _begin(study, ledger)
+    while True:
+        if ended_losses(study, ledger) is None:
+            leg = legs(study, ledger)[-1]
+            drive("search", _source(study, ledger, leg), _alike(study, leg))
+        losses = ended_losses(study, ledger)
+        assert losses is not None
+        wider = growth(study, ledger, losses)
+        if wider is None:
+            break
+        ledger.append(GROWTH, f"{SEARCH_STAGE}/{len(ledger.records(GROWTH))}", wider)
+        say(f"search: {said(wider)}")
+    while (again := replicated(study, ledger, losses)) is not None and again.comparison is None:
+        missing = [spec for spec in again.specs if spec.id not in ledger.results()]
+        say(f"search: {len(missing)} repeats of the best {len(again.candidates)} trials with other seeds")
+        drive("replicates", StaticSource(missing, bank_key), missing)
+
+
+def said(record: Json) -> str:
+    """A growth as a sentence."""
+    body: Any = record
+    moved = [
+        f"{edge['axis']} from [{edge['range'][0]:.4g}, {edge['range'][1]:.4g}] to [{edge['wider'][0]:.4g}, "
+        f"{edge['wider'][1]:.4g}]"
+        for edge in body["edges"]
+    ]
+    return f"the best trials lay at an end: {' and '.join(moved)}, {body['num_trials']} further trials"
+
+
+def _begin(study: Study, ledger: Ledger) -> None:
+    """Record the warm start before the first trial: a search that is resumed needs its sources no more."""
+    if not study.plan.search.warm_start or ledger.find(WARM_START, SEARCH_STAGE) is not None:
+        return
+    from launcher.warm_starts import warm_start
+
+    found = warm_start(study)
+    ledger.append(WARM_START, SEARCH_STAGE, found)
+    for one in cast(list[dict[str, Any]], found["points"]):
+        clipped = "" if one["learning_rate"] == one["point"]["learning_rate"] else ", held to its range"
+        say(f"search: begins with learning rate {one['learning_rate']:.3g}{clipped}, of {one['source']}")
+
+
+def _source(study: Study, ledger: Ledger, leg: Leg) -> SearchSource:
+    search = study.plan.search
+    return SearchSource(
+        leg.space,
+        study.trial,
+        ledger,
+        stage=SEARCH_STAGE,
+        study_seed=search.seed,
+        num_trials=leg.num_trials,
+        parallelism=search.parallelism,
+        sampler=search.sampler,
+        num_startup=search.num_startup,
+        given=leg.given,
+        num_known=leg.num_known,
+    )
+
+
+def _alike(study: Study, leg: Leg) -> list[RunSpec]:
+    """Which points a leg will ask for is not known; what each costs is."""
+    middle = [0.5] * (leg.space.num_coordinates - 1)
+    number = leg.num_trials - leg.num_known
+    return [study.trial(leg.space.at((i / number, *middle))) for i in range(number)]

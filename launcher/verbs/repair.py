@@ -1,0 +1,85 @@
+"""`forerun repair`: a damaged ledger copied, and what its hashes prove saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.verbs.options import answer, json_option, study_argument
+from proxies import canon
+from proxies.canon import Json
+
+if TYPE_CHECKING:
+    from sweeps.repair import Repaired
+
+_SHOWN = 5  # names of a kind, on a terminal
+
+
+@click.command()
+@study_argument
+@json_option
+def repair(study_dir: Path, as_json: bool) -> None:
+    """Copy the damaged ledger of STUDY, and write it anew from what its hashes prove; says what was lost."""
+    from sweeps.ledger import Ledger
+    from sweeps.repair import repair as mend
+
+    found = mend(study_dir, _question(study_dir))
+    stale = _stale(study_dir, {record.hash for record in Ledger.read(study_dir).records()})
+    body: dict[str, Json] = {"repaired": found is not None, "stale_frozen": canon.to_json(stale)}
+    if found is not None:
+        detail = canon.to_json(found)
+        assert isinstance(detail, dict)
+        body |= detail
+    lines = ["nothing to repair: every record is what was written"] if found is None else _lines(study_dir, found)
+    lines += [
+        f"frozen {digest[:16]}: its evidence names head {head[:12]}, which the ledger no longer has: run the study to "
+        "its end and freeze again; an unchanged decision has the same digest"
+        for digest, head in stale.items()
+    ]
+    answer(as_json, body, "\n".join(lines))
+
+
+def _question(study_dir: Path) -> dict[str, Json] | None:
+    """What the plan kept in the study asks; None if that cannot be told any more."""
+    from launcher.opening import recorded_study
+
+    try:
+        return recorded_study(study_dir).question
+    except (ValueError, OSError):  # no plan, no corpus, no code of the user's: the ledger's own record 0 has to do
+        return None
+
+
+def _stale(study_dir: Path, hashes: set[str]) -> dict[str, str]:
+    """Heads that the evidence of frozen configs names and the chain does not have, by digest."""
+    from launcher.attestations import read_attestation
+    from launcher.frozen import TamperedError
+
+    heads: dict[str, str] = {}
+    for path in sorted((study_dir / "frozen").glob("*/attestations/evidence.json")):
+        digest = path.parents[1].name
+        try:
+            head = str(read_attestation(path, digest).get("ledger_head"))
+        except TamperedError:
+            continue  # `verify` tells
+        if head not in hashes:
+            heads[digest] = head
+    return heads
+
+
+def _lines(study_dir: Path, found: Repaired) -> list[str]:
+    lines = [
+        f"{study_dir / found.copy} is the damaged ledger",
+        f"kept: {found.num_kept} records as they were, {found.num_put_back} from beyond the damage; hashes prove all",
+    ]
+    lines += [f"lost: {len(keys)} {kind} ({_some(keys)})" for kind, keys in found.lost.items()] or ["lost: nothing"]
+    if found.rerun:
+        runs = f"{len(found.rerun)} runs have a curve and no result any more ({_some(found.rerun)})"
+        lines.append(f"{runs}: they run again if they are asked for")
+    return [*lines, f"next: forerun run {study_dir / 'plan.toml'} --study {study_dir}"]
+
+
+def _some(keys: list[str] | tuple[str, ...]) -> str:
+    shown = ", ".join(key[:12] for key in keys[:_SHOWN])
+    return f"{shown} ..." if len(keys) > _SHOWN else shown

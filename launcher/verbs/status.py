@@ -1,0 +1,116 @@
+"""The verb that looks on: what a study has done, what it is doing, what is left."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher.talk import duration, say
+from launcher.verbs.options import answer, json_option, study_argument, table
+
+NUM_RUNNING_SHOWN = 12
+FOLLOW_SECONDS = 2.0
+
+
+@click.command()
+@study_argument
+@click.option("--brief", is_flag=True, help="Counts, best, spend and time left alone, in a second; no findings.")
+@click.option("--follow", is_flag=True, help="The same, live, until Ctrl-C or until the driver has ended.")
+@click.option("--runs", "runs_file", metavar="FILE", type=click.Path(path_type=Path),
+              help="Write every run with its outcome, one row each: .csv or .parquet.")  # fmt: skip
+@json_option
+def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, as_json: bool) -> None:
+    """What STUDY is doing, has done and found so far; works while a driver runs, and changes nothing."""
+    from launcher.now import now_body
+    from launcher.plan_file import load_plan
+    from launcher.report_body import recorded_body
+    from launcher.study import PLAN_FILE
+    from launcher.verbs.texts import study_text
+    from sweeps.view import StudyView
+
+    if runs_file is not None:
+        view = StudyView(study_dir)
+        view.write(runs_file)
+        say(f"wrote {len(view.runs)} runs to {runs_file}")
+    if follow and not as_json:
+        _follow(study_dir)
+        return
+    findings = {} if brief else recorded_body(study_dir)
+    now = now_body(study_dir, load_plan(study_dir / PLAN_FILE))
+    text = now_text(now, study_dir)
+    answer(as_json, {**findings, "now": now}, text if brief else f"{text}\n\n{study_text(findings)}")
+
+
+def _follow(study_dir: Path) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from launcher.now import now_body
+    from launcher.plan_file import load_plan
+    from launcher.study import PLAN_FILE
+
+    plan = load_plan(study_dir / PLAN_FILE)
+    body: dict[str, Any] = dict(now_body(study_dir, plan))
+    with Live(Text(now_text(body, study_dir)), auto_refresh=False) as shown:
+        while body["driver"] is not None and body["driver"]["at_work"] is not False:
+            time.sleep(FOLLOW_SECONDS)
+            body = dict(now_body(study_dir, plan))
+            shown.update(Text(now_text(body, study_dir)), refresh=True)
+
+
+def now_text(body: dict[str, Any], study_dir: Path) -> str:
+    """The same for people."""
+    return "\n\n".join(filter(None, [_driver_text(body, study_dir), _widths_text(body), _spent_text(body)]))
+
+
+def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
+    live = body["driver"]
+    done = ", ".join(f"{count} {status}" for status, count in body["num_runs"].items() if count) or "none yet"
+    done += f"; {body['num_imported']} imported" if body["num_imported"] else ""
+    done += f"; {body['num_lost_executions']} executions lost" if body["num_lost_executions"] else ""
+    lines = [f"{study_dir}: runs with an outcome: {done}"]
+    if live is None or live["at_work"] is False:
+        return "\n".join([*lines, "no driver is at work"])
+    where = f"pid {live['pid']} on {live['host']}" + ("" if live["at_work"] else f", last heard of {live['at']}")
+    left = "" if live["left_seconds"] is None else f", about {duration(live['left_seconds'])} left"
+    lines.append(
+        f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued{left} "
+        f"(driver: {where}, for {duration(live['seconds'])})"
+    )
+    shown = live["running"][:NUM_RUNNING_SHOWN]
+    rows = [(run["run_id"][:12], str(run["worker"]), f"{run['step']} of {run['num_steps']}") for run in shown]
+    if rows:
+        lines.append(table(("running", "worker", "step"), rows))
+    if len(live["running"]) > len(shown):
+        lines.append(f"... and {len(live['running']) - len(shown)} more")
+    return "\n".join(lines)
+
+
+def _widths_text(body: dict[str, Any]) -> str:
+    rows, statuses = [], tuple(body["num_runs"])
+    for at in body["by_width"]:
+        best = at["best"]
+        told = ("-", "-", "-") if best is None else (
+            f"{best['loss_nats']:.4f}", f"{best['learning_rate']:.3g}", str(best["num_steps"])
+        )  # fmt: skip
+        rows.append((str(at["width"]), *(str(at[status]) for status in statuses), *told))
+    return table(("width", *statuses, "best (nats)", "its lr", "its steps"), rows) if rows else ""
+
+
+def _spent_text(body: dict[str, Any]) -> str:
+    spent, caps = body["spent"], body["caps"]
+
+    def of(value: float, cap: float | None) -> str:
+        return f"{value:.4g}" if cap is None else f"{value:.4g} of {cap:.4g} ({value / cap:.0%})"
+
+    parts = [
+        f"{of(spent['num_runs'], caps['num_runs'])} runs",
+        f"{of(spent['flops'], caps['flops'])} FLOPs, {spent['flops'] / body['target_flops']:.3g} of the main run's",
+        f"{of(spent['hours'], caps['hours'])} hours",
+        f"{of(spent['device_hours'], caps['device_hours'])} device-hours",
+    ]
+    parts += [f"{of(spent['usd'], caps['usd'])} dollars"] if spent["usd"] is not None else []
+    return "spent: " + "; ".join(parts)

@@ -1,0 +1,37 @@
+"""Where the states of unfinished runs lie: `checkpoints/<run id>/`, written by workers, removed by the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Container
+from pathlib import Path
+
+from sweeps.curves import is_run_id
+
+CHECKPOINTS_DIR = "checkpoints"
+
+
+def checkpoint_dir(study_dir: Path, run_id: str) -> Path:
+    """The folder of a run's states.
+
+    Raises:
+        ValueError: `run_id` is not a sha256 in hex (and so could name another place).
+    """
+    if not is_run_id(run_id):
+        raise ValueError(f"run_id = {run_id!r}: 64 hex digits are wanted")
+    return study_dir / CHECKPOINTS_DIR / run_id
+
+
+def drop_checkpoints(study_dir: Path, run_id: str) -> None:
+    """Remove the states of a run that has its outcome, as far as that can be done: they only take room."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(checkpoint_dir(study_dir, run_id))
+
+
+def drop_stale_checkpoints(study_dir: Path, settled: Container[str]) -> None:
+    """Remove the states of all runs in `settled`: a driver that was killed, or a worker given up, may leave some."""
+    folder = study_dir / CHECKPOINTS_DIR
+    for each in list(folder.iterdir()) if folder.is_dir() else []:
+        if each.name in settled:
+            drop_checkpoints(study_dir, each.name)

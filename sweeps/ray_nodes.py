@@ -1,0 +1,152 @@
+"""The nodes of a Ray cluster: is its head there, what room have they for workers, can they run the study?
+
+Ray itself comes in as an argument, from its one door (`sweeps.pool_ray`).
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sweeps.errors import ClusterUnfit
+
+CONNECT_SECONDS = 5.0
+RPC_SECONDS = 5.0
+CHECK_SECONDS = 60.0  # the first task on a node starts a worker there
+
+NodeCheck = Callable[[], list[str]]
+"""What a node is asked before it gets work: its problems, none if all is well. Picklable."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where workers run, and what each takes of it."""
+
+    address: str = ""
+    """`host:port` of a cluster's head, or `auto`; empty: a cluster of our own, on this machine."""
+    worker_cpus: float = 1.0
+    worker_gpus: float = 0.0
+    """A share of a device below 1; Ray keeps nobody to its share of memory."""
+    worker_memory_gib: float = 0.0
+    """0: not asked for."""
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """Of one worker, as Ray names resources."""
+        needs = {"CPU": self.worker_cpus, "GPU": self.worker_gpus, "memory": self.worker_memory_gib * 2**30}
+        return {name: amount for name, amount in needs.items() if amount > 0}
+
+
+def answers(head: str, seconds: float = CONNECT_SECONDS) -> bool:
+    """Whether somebody listens at `host:port`."""
+    host, _, port = head.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def found_head(ray: Any, address: str) -> str:
+    """`host:port` of the head of an existing cluster, once it has answered our token.
+
+    Raises:
+        ClusterUnfit: there is none, it does not answer, or it refuses us.
+    """
+    try:
+        head = str(ray._private.services.canonicalize_bootstrap_address_or_die(address))
+    except (ConnectionError, ValueError, OSError) as error:
+        raise ClusterUnfit(f"cluster.address = {address!r}: {str(error).splitlines()[0]}") from error
+    if not answers(head):
+        raise ClusterUnfit(f"cluster.address = {address!r}: nobody answers at {head}")
+    try:
+        alive_nodes(ray._raylet.GcsClient(address=head))
+    except ray.exceptions.AuthenticationError as error:
+        raise ClusterUnfit(
+            f"cluster.address = {address!r}: {head} wants another token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN "
+            "or RAY_AUTH_TOKEN_PATH, as they were where the cluster was started"
+        ) from error
+    except ray.exceptions.RayError as error:
+        raise ClusterUnfit(f"cluster.address = {address!r}: {head} is no head of a Ray cluster ({error})") from error
+    return head
+
+
+def alive_nodes(gcs: Any) -> dict[str, str]:
+    """Node id -> address, of the nodes that the head believes alive. Raises RayError if it does not say in time."""
+    nodes = gcs.get_all_node_info(timeout=RPC_SECONDS)
+    alive = {node_id.hex(): str(node.node_manager_address) for node_id, node in nodes.items() if node.state == 0}
+    return dict(sorted(alive.items(), key=lambda item: item[1]))
+
+
+def room(resources: Mapping[str, Mapping[str, float]], needs: Mapping[str, float]) -> int:
+    """How many workers fit, by node: a worker is never split over two.
+
+    Args:
+        resources: node id -> resource -> amount.
+        needs: of one worker; at least one of them.
+    """
+    slack = 1 + 1e-9  # fractions of a device: 4 * 0.25 is 1
+    return sum(
+        min(math.floor(node.get(name, 0.0) * slack / amount) for name, amount in needs.items())
+        for node in resources.values()
+    )
+
+
+def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, str]) -> str:
+    """What nodes have, in words.
+
+    Args:
+        resources: node id -> resource -> amount.
+        names: node id -> address, of the nodes to tell of.
+    """
+    lines = []
+    for node, address in names.items():
+        has = resources.get(node, {})
+        parts = [
+            f"{has.get('CPU', 0):g} CPUs",
+            f"{has.get('GPU', 0):g} GPUs",
+            f"{has.get('memory', 0) / 2**30:.1f} GiB",
+        ]
+        lines.append(f"\n  {address}: {', '.join(parts)}")
+    return "".join(lines)
+
+
+def look(check: NodeCheck) -> list[str]:
+    """The task that asks one node. A function of this module, so that a node without our code fails by name."""
+    return check()
+
+
+def check_nodes(ray: Any, nodes: Mapping[str, str], check: NodeCheck, environment: dict[str, str]) -> None:
+    """Ask every node at once.
+
+    Args:
+        ray: the module, connected.
+        nodes: id -> address.
+        check: what is asked.
+        environment: of the asking process, as workers will have it.
+
+    Raises:
+        ClusterUnfit: every node with problems, and those that do not answer in time.
+    """
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    plain = {"num_cpus": 0, "max_retries": 0, "runtime_env": {"env_vars": environment}}
+    task = ray.remote(look)
+    asked = {
+        task.options(**plain, scheduling_strategy=strategy(node, soft=False)).remote(check): address
+        for node, address in nodes.items()
+    }
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=CHECK_SECONDS)
+    problems = [f"{asked[reference]}: no answer within {CHECK_SECONDS:g} s" for reference in late]
+    for reference in done:
+        try:
+            said = ray.get(reference, timeout=RPC_SECONDS)
+        except ray.exceptions.RayError as error:
+            last = [type(error).__name__, *(line.strip() for line in str(error).splitlines() if line.strip())][-1]
+            said = [f"our code does not run there: {last}"]
+        problems += [f"{asked[reference]}: {problem}" for problem in said]
+    if problems:
+        listed = "".join(f"\n  {problem}" for problem in sorted(problems))
+        raise ClusterUnfit(f"{len(nodes)} nodes were asked whether they can run this study; what is wrong:{listed}")

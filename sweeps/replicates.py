@@ -1,0 +1,180 @@
+"""Repeats of the best trials with other seeds: where to spend them, and which trial they choose.
+
+Runs are given where the choice of the best is most in doubt: OCBA (Chen, Lin, Yucesan, Chick 2000), in rounds, each a
+pure function of the outcomes of those before it. Candidates are compared seed by seed where the seeds matter: trials
+of one seed have the same initial values and the same data in the same order (common random numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+FIRST_ROUND = 2
+"""Repeats of every candidate, before anything is known of their noise."""
+MOST_CANDIDATES = 6
+PAIRED_LEVEL = 0.1
+"""Seeds count as common random numbers where an F test of their effect says so at this level."""
+
+
+class Outcomes(Protocol):
+    """Loss in nats by candidate and repeat, None where it diverged; what has no outcome yet is not there."""
+
+    def __contains__(self, key: object, /) -> bool:
+        """Whether a repeat has an outcome."""
+        ...
+
+    def __getitem__(self, key: tuple[int, int], /) -> float | None:
+        """The outcome."""
+        ...
+
+
+def num_candidates(num_replicates: int, num_finished: int) -> int:
+    """How many of the best trials are repeated: half of the repeats at most are spent before anything is known."""
+    return min(max(2, num_replicates // (2 * FIRST_ROUND)), MOST_CANDIDATES, num_finished)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A candidate after its repeats."""
+
+    candidate: int
+    num_repeats: int
+    num_diverged: int
+    mean_nats: float | None
+    """Over its repeats; seed by seed, as if each candidate had had every seed. None where one diverged."""
+    standard_error_nats: float | None
+    """Of that; None where there is no noise to tell it by."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What the repeats say."""
+
+    standings: tuple[Standing, ...]
+    """The best first; those that diverged with another seed last."""
+    paired: bool
+    lead_nats: float | None
+    """By which the runner-up loses; None without one."""
+    lead_standard_error_nats: float | None
+
+
+def replicates(num_of_candidates: int, num_replicates: int, round_size: int, outcomes: Outcomes) -> list[int]:
+    """Repeats of each candidate that are asked for, as far as outcomes tell: each candidate's first so many.
+
+    Args:
+        num_of_candidates: C, the best trial first.
+        num_replicates: in all, at most.
+        round_size: given out at once, after the first round.
+        outcomes: so far.
+    """
+    counts = [0] * num_of_candidates
+    for number in range(min(num_replicates, FIRST_ROUND * num_of_candidates)):
+        counts[number % num_of_candidates] += 1
+    while all((c, k) in outcomes for c, count in enumerate(counts) for k in range(count)):
+        left = min(num_replicates - sum(counts), round_size)
+        if left <= 0:
+            break
+        more = _allocated(counts, compare(counts, outcomes), left)
+        if not any(more):
+            break
+        counts = [count + extra for count, extra in zip(counts, more, strict=True)]
+    return counts
+
+
+def _allocated(counts: Sequence[int], known: Comparison, number: int) -> list[int]:
+    """The next repeats by OCBA: to a rival as the inverse square of its distance, to the best the root of their sum.
+
+    The noise is taken to be one and the same. A distance below its own standard error counts as that: no repeat would
+    ever go elsewhere.
+    """
+    fit = [s for s in known.standings if s.mean_nats is not None]
+    if len(fit) < 2:
+        return [0] * len(counts)
+    best, spent = fit[0], np.array(counts, dtype=float)
+    floor = max(known.lead_standard_error_nats or 0.0, 1e-12)
+    weights = np.zeros(len(counts))
+    for rival in fit[1:]:
+        assert rival.mean_nats is not None and best.mean_nats is not None
+        weights[rival.candidate] = max(rival.mean_nats - best.mean_nats, floor) ** -2.0
+    weights[best.candidate] = float(np.sqrt((weights**2).sum()))
+    total = spent[weights > 0].sum() + number
+    wanted = weights / weights.sum() * total
+    more = [0] * len(counts)
+    for _ in range(number):
+        lacking = np.where(weights > 0, wanted - spent - more, -np.inf)
+        more[int(np.argmax(lacking))] += 1  # of equals, the first
+    return more
+
+
+def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
+    """The candidates by what their repeats lost. Every repeat counted must have an outcome.
+
+    Means are least squares on a candidate's effect, or on that and the seed's where seeds matter; noise is pooled. The
+    loss by which a candidate was picked is no repeat, and not counted: it is low by luck.
+    """
+    rows = [(c, k, outcomes[c, k]) for c, count in enumerate(counts) for k in range(count)]
+    diverged = [sum(loss is None for c, _, loss in rows if c == candidate) for candidate in range(len(counts))]
+    sound = [c for c, count in enumerate(counts) if count and not diverged[c]]
+    table = [(sound.index(c), k, loss) for c, k, loss in rows if c in sound and loss is not None]
+    means, covariance, paired = _effects(table, len(sound))
+    order = sorted(range(len(sound)), key=lambda i: (means[i], i))
+    standings = [
+        Standing(
+            candidate=sound[i], num_repeats=counts[sound[i]], num_diverged=0, mean_nats=float(means[i]),
+            standard_error_nats=None if covariance is None else float(np.sqrt(covariance[i, i])),
+        )
+        for i in order
+    ]  # fmt: skip
+    lost = sorted((d, c) for c, d in enumerate(diverged) if c not in sound)
+    standings += [
+        Standing(candidate=c, num_repeats=counts[c], num_diverged=d, mean_nats=None, standard_error_nats=None)
+        for d, c in lost
+    ]
+    lead = error = None
+    if len(order) > 1:
+        first, second = order[:2]
+        lead = float(means[second] - means[first])
+        if covariance is not None:
+            variance = covariance[first, first] + covariance[second, second] - 2 * covariance[first, second]
+            error = float(np.sqrt(max(variance, 0.0)))
+    return Comparison(standings=tuple(standings), paired=paired, lead_nats=lead, lead_standard_error_nats=error)
+
+
+def _effects(table: Sequence[tuple[int, int, float]], number: int) -> tuple[Floats, Floats | None, bool]:
+    """Mean of each candidate, their covariance (None without a degree of freedom), and whether seeds were taken out."""
+    from scipy.stats import f
+
+    if not table:
+        return np.zeros(0), None, False
+    who, seeds = np.array([c for c, _, _ in table]), np.array([k for _, k, _ in table])
+    loss_R = np.array([loss for _, _, loss in table])
+    plain = (who[:, None] == np.arange(number)).astype(float)
+    num_seeds = int(seeds.max()) + 1
+    # Effects of seeds add up to 0, so that a candidate's is its mean over all of them.
+    seed_effects = (seeds[:, None] == np.arange(num_seeds - 1)).astype(float) - (seeds == num_seeds - 1)[:, None]
+    both = np.hstack([plain, seed_effects])
+    alone, rest_alone, free_alone = _least_squares(plain, loss_R)
+    paired, rest_paired, free_paired = _least_squares(both, loss_R)
+    gained = free_alone - free_paired
+    if free_paired > 0 and gained > 0 and rest_paired > 0:
+        ratio = (rest_alone - rest_paired) / gained / (rest_paired / free_paired)
+        if f.sf(ratio, gained, free_paired) < PAIRED_LEVEL:
+            noise = rest_paired / free_paired
+            return paired[:number], noise * np.linalg.pinv(both.T @ both)[:number, :number], True
+    if free_alone <= 0:
+        return alone, None, False
+    return alone, rest_alone / free_alone * np.linalg.pinv(plain.T @ plain), False
+
+
+def _least_squares(design: Floats, loss_R: Floats) -> tuple[Floats, float, int]:
+    """Solution, sum of squared residuals, degrees of freedom."""
+    solution, _, rank, _ = np.linalg.lstsq(design, loss_R, rcond=None)
+    found: Floats = np.asarray(solution, dtype=np.float64)
+    return found, float(((loss_R - design @ found) ** 2).sum()), len(loss_R) - int(rank)

@@ -1,0 +1,76 @@
+"""What a node is asked, each answer once wrong; and that the question travels as it is."""
+
+import dataclasses
+import shutil
+
+import pytest
+
+from launcher.node_check import node_check, source_sha256, versions
+from launcher.opening import recorded_study
+
+
+@pytest.fixture
+def asked(finished, copied):
+    """The question of a study of one's own, its corpus too."""
+    folder = copied.parent / "corpus"
+    shutil.copytree(finished / "corpus", folder)
+    study = dataclasses.replace(recorded_study(copied), study_dir=copied, corpus=folder)
+    return node_check(study)
+
+
+def test_here_all_is_well(asked):
+    assert asked() == []
+    assert asked.versions == versions()
+    assert set(asked.versions) == {"python", "torch", "numpy", "ray"}
+    assert asked.code_dir == "", "the plan names nobody's code"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"versions": {"torch": "1.0"}}, "torch .* there, 1.0 here"),
+        ({"versions": {"fastai": "2"}}, "fastai is missing there"),
+        ({"source_sha256": "0" * 64}, "another version of forerun is there"),
+        ({"study_dir": "/nowhere/study"}, "the study folder /nowhere/study is not there"),
+        ({"corpus": "/nowhere/corpus"}, "the corpus is not there: no /nowhere/corpus/manifest.json"),
+        ({"manifest_sha256": "0" * 64}, "another corpus is there"),
+        ({"code_dir": "/nowhere/code"}, "your code's folder /nowhere/code is not there"),
+        ({"corpus": ""}, None),
+    ],
+)
+def test_what_is_otherwise_there(asked, changes, said):
+    problems = dataclasses.replace(asked, **changes)()
+    if said is None:
+        assert problems == []
+    else:
+        (problem,) = problems
+        import re
+
+        assert re.match(said, problem)
+
+
+def test_a_shard_cut_short_there(asked):
+    from pathlib import Path
+
+    shard = max(Path(asked.corpus).rglob("*.bin"), key=lambda path: path.stat().st_size)
+    shard.write_bytes(shard.read_bytes()[:-2])
+    (problem,) = asked()
+    assert problem == f"{shard} has another size there (1 files differ)"
+
+
+def test_every_problem_at_once(asked):
+    assert len(dataclasses.replace(asked, source_sha256="", study_dir="/nowhere", corpus="/nowhere")()) == 3
+
+
+def test_our_code_is_named_by_its_content(tmp_path, monkeypatch):
+    from launcher import node_check as module
+
+    before = source_sha256()
+    for room in ("proxies", "sweeps", "launcher"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "launcher" / "node_check.py"))
+    first = source_sha256()
+    assert first != before
+    (tmp_path / "sweeps" / "a.py").write_text("x = 2\n")
+    assert source_sha256() != first

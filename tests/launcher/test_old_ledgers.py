@@ -1,0 +1,115 @@
+"""Ledgers of earlier versions, kept in tests/sweeps/goldens: read whole, and gone on with, forever.
+
+`ledger-1.db.gz` and `plan.toml` are of commit 4b0f6dc: `tiny_study` through run, transfer --spend, run and freeze
+--accept, so that every kind of record is in it. Never written anew. Whoever adds a field to a run's spec or result, or
+a key to the question, has to keep these readable: a run that is no longer found by its id is paid for twice.
+"""
+
+import gzip
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_study import ask, write_corpus
+
+from launcher.opening import plan_study, unasked
+from proxies import canon
+from sweeps import chain
+from sweeps.errors import PlanChanged
+from sweeps.ledger import LEDGER_NAME, Ledger
+
+GOLDENS = Path(__file__).parents[1] / "sweeps" / "goldens"
+HEAD = "f88e3787e6a16d8e3682f11d9bcc0a26e7729c9318b7db27d2c9d17583f71280"
+KINDS = {
+    "plan": 1, "driver": 5, "suggestion": 4, "coordinates": 2, "result": 158, "fit": 2, "spend": 3, "spent": 1,
+    "accepted": 4,
+}  # fmt: skip
+
+
+@pytest.fixture
+def study(tmp_path):
+    """The golden as a study folder, its corpus beside it; its curves are not kept."""
+    write_corpus(tmp_path)
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / LEDGER_NAME).write_bytes(gzip.decompress((GOLDENS / "ledger-1.db.gz").read_bytes()))
+    shutil.copy(GOLDENS / "plan.toml", folder)
+    return folder
+
+
+def test_every_record_is_there_with_its_hash(study):
+    ledger = Ledger.read(study)
+    assert ledger.head_hash == HEAD
+    assert {kind: len(ledger.records(kind)) for kind in KINDS} == KINDS
+    assert len(ledger.records()) == sum(KINDS.values())
+    before = chain.GENESIS
+    for seq, record in enumerate(ledger.records()):
+        assert record == chain.link(seq, record.kind, record.key, canon.canonical(record.body), before)
+        before = record.hash
+    assert all(run.spec.id == key for key, run in zip(ledger.results(), ledger.runs(), strict=True))
+
+
+def test_status_reads_it_as_its_own_version_did(study):
+    code, body = ask("status", study)
+    assert code == 0
+    assert body["progress"] == {"search": [4, 4], "transfer": [128, 128], "ladder": [13, 13]}
+    assert body["spend"]["num_runs"] == 158
+    assert body["ledger_head"] == HEAD
+
+
+def test_run_goes_on_with_it_and_runs_nothing_again(study):
+    before = Ledger.read(study).records()
+    code, body = ask("run", study / "plan.toml", "--study", study)
+    assert code == 0
+    assert body["spend"]["num_runs"] == 158
+    added = Ledger.read(study).records()[len(before) :]
+    assert [record.kind for record in added] == ["driver"]
+    assert Ledger.read(study).records()[: len(before)] == before
+
+
+def leaves(value, prefix=""):
+    if isinstance(value, dict) and value:
+        return [leaf for key, item in value.items() for leaf in leaves(item, f"{prefix}.{key}" if prefix else key)]
+    return [prefix]
+
+
+def changed(value):
+    """Another value in its place, of the same kind where that is possible."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return f"{value}x" if isinstance(value, str) else ["something else"]
+
+
+def replaced(question, leaf):
+    """The question with one leaf changed, and that leaf's two values."""
+    copy = canon.parse(canon.canonical(question))
+    *path, last = leaf.split(".")
+    place = copy
+    for key in path:
+        place = place[key]
+    old, place[last] = place[last], changed(place[last])
+    return copy, (canon.canonical(old), canon.canonical(place[last]))
+
+
+def test_every_field_of_the_question_is_held_one_by_one(study):
+    question = plan_study(study / "plan.toml", study).question
+    ledger = Ledger.read(study)
+    ledger.check_plan(question, unasked())
+    names = leaves(question)
+    assert len(names) > 80
+    for leaf in names:
+        asked_now, values = replaced(question, leaf)
+        with pytest.raises(PlanChanged) as caught:
+            ledger.check_plan(asked_now, unasked())
+        assert caught.value.changes == {leaf: values}
+        assert f"  {leaf}: {values[0]} -> {values[1]}" in str(caught.value)
+
+
+def test_a_changed_key_is_refused_by_every_verb_that_would_go_on(study):
+    for verb in ("run", "sweep", "transfer", "ladder", "check"):
+        code, body = ask(verb, study / "plan.toml", "--study", study, "--set", "search.seed=7")
+        assert (code, body["error"]) == (2, "PlanChanged")
+        assert "search.seed: 0 -> 7" in body["message"]
+        assert f"forerun run PLAN --study ANOTHER --fork {study}" in body["message"]

@@ -1,0 +1,76 @@
+"""`forerun repair`: from a damaged study back to the same decision."""
+
+import shutil
+
+from tiny_study import ask, forerun
+
+from launcher.attestations import attest
+from sweeps.ledger import LEDGER_NAME, Ledger
+from sweeps.lock import DriverLock
+
+
+def test_a_sound_study(copied):
+    head = Ledger.read(copied).head_hash
+    code, out, _ = forerun("repair", copied)
+    assert (code, out) == (0, "nothing to repair: every record is what was written\n")
+    assert ask("repair", copied) == (0, {"repaired": False, "stale_frozen": {}})
+    assert Ledger.read(copied).head_hash == head
+
+
+def test_a_damaged_study_is_repaired_and_decides_the_same(finished, copied):
+    """A result in the middle is lost; its curve tells; it runs again, and the decision is the one that was made."""
+    _, before = ask("status", copied)
+    head, digest = before["ledger_head"], before["digest"]
+    attest(copied / "frozen" / digest, "evidence", digest, {"ledger_head": head})
+    run = Ledger.read(copied).runs()[20]
+    path = copied / LEDGER_NAME
+    path.write_bytes(path.read_bytes().replace(f'"id":"{run.spec.id}"'.encode(), f'"id":"{0:064}"'.encode()))
+
+    code, _, err = forerun("status", copied)
+    assert code == 5
+    assert f"`forerun repair {copied}`" in err
+    with DriverLock(copied):
+        assert ask("repair", copied)[0] == 75
+    code, body = ask("repair", copied)
+    assert code == 0
+    assert body["lost"]["result"] == body["rerun"] == [run.spec.id]
+    assert body["stale_frozen"] == {digest: head}
+    _, out, _ = forerun("repair", copied)
+    assert f"frozen {digest[:16]}: its evidence names head {head[:12]}" in out
+
+    code, after = ask("run", finished / "plan.toml", "--study", copied)
+    assert code == 0
+    assert after["digest"] == digest
+    assert after["spend"]["num_runs"] == before["spend"]["num_runs"]
+
+
+def test_what_it_says(copied):
+    path = copied / LEDGER_NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100].replace(b"SQLite", b"sqlite") + whole[100:])
+    code, out, _ = forerun("repair", copied)
+    assert code == 0
+    num = len(Ledger.read(copied).records()) - 1
+    assert out.splitlines() == [
+        f"{copied}/ledger.db.damaged-1 is the damaged ledger",
+        f"kept: {num} records as they were, 0 from beyond the damage; hashes prove all",
+        "lost: nothing",
+        f"next: forerun run {copied}/plan.toml --study {copied}",
+    ]
+
+
+def test_the_plan_beside_it_proves_a_lost_record_0(copied):
+    path = copied / LEDGER_NAME
+    path.write_bytes(path.read_bytes().replace(b'"base_width":8', b'"base_width":9', 1))
+    code, body = ask("repair", copied)
+    assert (code, body["lost"]) == (0, {})
+
+
+def test_an_emptied_ledger_beside_curves(copied):
+    (copied / LEDGER_NAME).write_bytes(b"")
+    code, body = ask("repair", copied)
+    assert (code, body["error"]) == (5, "LedgerCorrupt")
+    assert "curves are left" in body["message"]
+    shutil.rmtree(copied / "curves")
+    code, body = ask("repair", copied)
+    assert (code, body["error"]) == (2, "StudyMissing")

@@ -1,0 +1,76 @@
+"""What terminal and report say of a search."""
+
+import re
+
+import pytest
+from example_report import finished_body
+
+from launcher import figures, report_sections
+from launcher.search_view import sentences, value_text
+from launcher.verbs.texts import search_text
+
+EDGE = {"axis": "learning_rate", "side": "high", "range": [2**-9, 2**-3], "wider": [2**-9, 2**-1]}
+HOW = "search.max_extensions lets it grow, in a study of its own (--fork keeps what ran)"
+STANDINGS = [
+    {"trial": 3, "num_repeats": 5, "num_diverged": 0, "mean_nats": 2.1, "standard_error_nats": 0.001},
+    {"trial": 5, "num_repeats": 4, "num_diverged": 0, "mean_nats": 2.11, "standard_error_nats": 0.002},
+    {"trial": 1, "num_repeats": 2, "num_diverged": 1, "mean_nats": None, "standard_error_nats": None},
+]
+
+
+@pytest.fixture
+def body():
+    body = finished_body()
+    search = body["search"]
+    for trial in search["trials"]:
+        trial["weight_decay"] = 0.05
+    search["best"]["weight_decay"] = 0.05
+    search["trials"][2] |= {"clip_norm": 0.0, "weight_decay": 0.0}
+    search["growth"] = [{"edges": [EDGE], "points": [], "num_trials": 8}]
+    search["open_edges"] = [EDGE]
+    search["replicates"] = {
+        "num_runs": 11, "paired": True, "lead_nats": 0.01, "lead_standard_error_nats": 0.002, "standings": STANDINGS,
+    }  # fmt: skip
+    return body
+
+
+def test_every_sentence(body):
+    said = sentences(body["search"])
+    assert said == [
+        "sampler tpe; the best is trial 3, of: tpe",
+        "the best trials lay at an end: learning_rate from [0.001953, 0.125] to [0.001953, 0.5], 8 further trials",
+        f"learning_rate is not bracketed: the best trials lie at the high end of [0.001953, 0.125]; {HOW}",
+        "11 repeats with other seeds: trial 3 has 2.1000 +- 0.0010 nats over 5",
+        "trial 5 loses to it by 0.0100 +- 0.0020 nats, compared seed by seed",
+        "trial 1 diverged with 1 of 2 other seeds",
+    ]
+    body["search"]["replicates"]["lead_standard_error_nats"] = 0.006
+    assert "they cannot be told apart" in sentences(body["search"])[4]
+    body["search"]["replicates"] = None
+    assert "in part the luckiest" in sentences(body["search"])[-1]
+
+
+def test_a_table_has_every_axis_in_one_order(body):
+    text = search_text(body["search"])
+    assert text.splitlines()[1].split() == ["trial", "lr", "warmup", "clip", "weight", "decay", "loss", "(nats)"]
+    assert all(f"- {sentence}" in text.splitlines() for sentence in sentences(body["search"]))
+    finished = [trial for trial in body["search"]["trials"] if trial["loss_nats"] is not None]
+    best = min(finished, key=lambda trial: trial["loss_nats"])
+    best |= {"clip_norm": 0.0, "weight_decay": 0.0}
+    assert search_text(body["search"]).splitlines()[2].split()[3:5] == ["off", "off"]
+
+
+def test_the_report_shows_what_is_off(body):
+    html = report_sections.search(body)
+    text = re.sub(r"<[^>]+>", " ", html)
+    assert "no clip" in text and "weight decay" in text
+    assert "compared seed by seed" in text
+    for trial in body["search"]["trials"]:
+        trial["clip_norm"] = 1.0
+    assert "no clip" not in figures.search(body)
+
+
+def test_values_as_one_says_them():
+    assert [value_text("clip_norm", 0.0), value_text("warmup_fraction", 0.0), value_text("beta2", None)] == [
+        "off", "0.000", "-",
+    ]  # fmt: skip

@@ -1,0 +1,309 @@
+"""A whole search without training: ranges that grow, repeats, warm starts, and all of it resumed anywhere."""
+
+import dataclasses
+import hashlib
+import math
+import random
+
+import pytest
+from tiny_study import ask, plan_with, write_corpus
+
+from launcher.opening import open_ledger, plan_study
+from launcher.search_view import search_body, sentences
+from launcher.searching import GROWTH, WARM_START, growth, legs, num_asked, replicated, trial_points
+from launcher.stages import bank_key
+from launcher.sweeping import run_search
+from launcher.transferred import searched
+from launcher.warm_starts import WarmStartError, warm_start
+from proxies.spec import RunResult
+from sweeps.ledger import Ledger
+from sweeps.source import Signal
+
+OPTIMUM = -1.0  # beyond the plan's highest learning rate, 2^-3
+GROWING = """
+[search]
+num_trials = 12
+num_startup = 6
+parallelism = 3
+max_extensions = 2
+extension_trials = 6
+num_replicates = 8
+can_be_off = ["clip_norm"]
+axes = { weight_decay = [0.01, 0.1] }
+"""
+
+
+def noise(spec):
+    """Some of it of the seed, as much again of the run."""
+    of_seed, of_run = (
+        int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") / 2**32 for text in (str(spec.seed), spec.id)
+    )
+    return 0.01 * of_seed + 0.01 * of_run
+
+
+def outcome(spec, optimum=OPTIMUM):
+    octaves = math.log2(spec.hparams.learning_rate) - optimum
+    clip = spec.hparams.clip_norm
+    loss = 2.0 + 0.05 * octaves**2 + (0.2 if clip is None else 0.02 * math.log2(clip) ** 2) + noise(spec)
+    diverged = octaves > 1.2
+    return RunResult(
+        id=spec.id, status="diverged" if diverged else "finished", loss_nats=None if diverged else loss, num_steps=6,
+        last_train_loss_nats=None, curve_id="0" * 64, flops=0.0, tokens=0, seconds=0.0, environment={},
+        reason="planted" if diverged else "",
+    )  # fmt: skip
+
+
+OWN = '[proxy]\ncommand = "train {lr} {width} {num_steps} {seed} {run_dir}"'
+
+
+class StopError(Exception):
+    """The driver is gone."""
+
+
+def driver(ledger, seed, stop_after=None, tell=outcome):
+    """Runs what a source gives, outcomes coming in any order, until so many have."""
+    rng = random.Random(seed)
+    left = [math.inf if stop_after is None else stop_after]
+
+    def drive(label, source, specs):
+        running = {}
+        while True:
+            answer = source.next(ledger.results())
+            if isinstance(answer, Signal):
+                if answer is Signal.DONE and not running:
+                    return
+                spec = running.pop(rng.choice(sorted(running)))
+                if left[0] == 0:
+                    raise StopError
+                left[0] -= 1
+                ledger.commit(spec, tell(spec))
+            elif answer.id not in ledger.results():
+                running[answer.id] = answer
+
+    return drive
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("searching")
+    write_corpus(folder)
+    return folder
+
+
+def study_of(folder, name, part=GROWING):
+    path = plan_with(folder, part)
+    return plan_study(path, folder / name)
+
+
+def carried_out(study, seed=0, tell=outcome):
+    with open_ledger(study) as ledger:
+        run_search(study, ledger, driver(ledger, seed, tell=tell), bank_key)
+    return Ledger.read(study.study_dir)
+
+
+def what_was_found(study, ledger):
+    kinds = {kind: [(r.key, r.body) for r in ledger.records(kind)] for kind in ("suggestion", GROWTH, WARM_START)}
+    return kinds, sorted(ledger.results()), searched(study, ledger)
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    study = study_of(folder, "whole")
+    return study, carried_out(study)
+
+
+def test_the_range_grows_until_it_brackets_the_optimum(whole):
+    study, ledger = whole
+    [record, *_] = ledger.records(GROWTH)
+    [edge] = record.body["edges"]
+    assert (edge["axis"], edge["side"], edge["range"][1], edge["wider"][1]) == ("learning_rate", "high", 2**-3, 2**-1)
+    first, second, *_ = legs(study, ledger)
+    assert (first.num_trials, second.num_known, second.num_trials) == (12, 12, 18)
+    points = trial_points(study, ledger)
+    assert [math.log2(point["learning_rate"]) for point in points[12:16]] == [-2.5, -2, -1.5, -1]
+    body = search_body(study, ledger, searched(study, ledger))
+    assert abs(math.log2(body["best"]["learning_rate"]) - OPTIMUM) < 1
+    said = sentences(body)
+    assert any("the best trials lay at an end: learning_rate from [0.00195" in line for line in said)
+    assert [trial["origin"] for trial in body["trials"][11:17]] == ["tpe", *["beyond an end"] * 4, "tpe"]
+    assert num_asked(study, ledger) == (len(points) + 8, len(points) + 8)
+
+
+def test_repeats_choose_the_best(whole):
+    study, ledger = whole
+    found = searched(study, ledger)
+    again = found.replicated
+    assert len(again.specs) == 8 == len({spec.id for spec in again.specs})
+    assert study.plan.search.seed not in {spec.seed for spec in again.specs}
+    best = again.comparison.standings[0]
+    assert found.best_trial == again.candidates[best.candidate]
+    assert found.best == study.space.rounded(found.points[found.best_trial])
+    body = search_body(study, ledger, found)["replicates"]
+    assert body["num_runs"] == sum(one["num_repeats"] for one in body["standings"]) == 8
+    assert any("loses to it by" in line for line in sentences(search_body(study, ledger, found)))
+
+
+@pytest.mark.parametrize("stop_after", [0, 7, 12, 15, 21, 25])
+def test_a_search_interrupted_anywhere_goes_on_as_it_would_have(folder, whole, stop_after):
+    study = dataclasses.replace(whole[0], study_dir=folder / f"stopped-{stop_after}")
+    with open_ledger(study) as ledger, pytest.raises(StopError):
+        run_search(study, ledger, driver(ledger, 7, stop_after), bank_key)
+    ledger = carried_out(study, seed=stop_after)
+    assert what_was_found(study, ledger) == what_was_found(*whole)
+
+
+def test_an_older_search_is_what_it_was(folder):
+    study = study_of(folder, "older", "[search]\nnum_trials = 12\nnum_startup = 6\nparallelism = 3")
+    ledger = carried_out(study)
+    assert not ledger.records(GROWTH) and len(ledger.results()) == 12
+    body = search_body(study, ledger, searched(study, ledger))
+    assert body["replicates"] is None and [edge["side"] for edge in body["open_edges"]] == ["high"]
+    assert any("learning_rate is not bracketed" in line for line in sentences(body))
+    losses = [trial["loss_nats"] for trial in body["trials"]]
+    assert body["best_trial"] == losses.index(min(losses))
+
+
+def test_divergence_above_brackets(folder):
+    study = study_of(folder, "diverging")
+    ledger = carried_out(study, tell=lambda spec: outcome(spec, optimum=-4.5))
+    assert not any(edge["axis"] == "learning_rate" for r in ledger.records(GROWTH) for edge in r.body["edges"])
+
+
+def test_a_best_point_without_clipping(folder):
+    study = study_of(folder, "unclipped")
+
+    def tell(spec):
+        found = outcome(spec, optimum=-5)
+        return found if found.loss_nats is None or spec.hparams.clip_norm is None else dataclasses.replace(
+            found, loss_nats=found.loss_nats + 1
+        )  # fmt: skip
+
+    ledger = carried_out(study, tell=tell)
+    found = searched(study, ledger)
+    assert found.best["clip_norm"] == 0.0 and study.hparams(found.best).clip_norm is None
+    assert study.trial(found.best).hparams.weight_decay == found.best["weight_decay"] > 0
+    points = trial_points(study, ledger)
+    assert {study.hparams(p).clip_norm is None for p in points} == {True, False}
+
+
+def test_growth_stops_where_runs_could_not_be(folder):
+    """A weight decay that would take more than a weight in a step."""
+    part = "[search]\nnum_trials = 20\nnum_startup = 6\nparallelism = 3\naxes = { weight_decay = [0.5, 7.5] }"
+    study = study_of(folder, "steep", f"{part}\nmax_extensions = 1")
+    ledger = carried_out(study)
+    losses = [ledger.results()[study.trial(point).id].loss_nats for point in trial_points(study, ledger)]
+    assert growth(study, ledger, losses) is None and not ledger.records(GROWTH)
+    body = search_body(study, ledger, searched(study, ledger))
+    assert any("learning_rate's high end stays: " in line and "a step would take" in line for line in sentences(body))
+
+
+def test_candidates_that_diverge_with_another_seed_lose(folder):
+    study = study_of(folder, "unstable")
+
+    def tell(spec, lost=()):
+        if spec.id not in lost:
+            return outcome(spec, optimum=-5)
+        return dataclasses.replace(outcome(spec), status="diverged", loss_nats=None, reason="planted")
+
+    with open_ledger(study) as ledger:
+        probe = driver(ledger, 0, tell=tell)
+
+        def drive(label, source, specs):
+            if label != "replicates":
+                return probe(label, source, specs)
+            best = replicated(study, ledger, [ledger.results()[study.trial(p).id].loss_nats for p in trial_points(
+                study, ledger)]).candidates[0]  # fmt: skip
+            first = study.trial(trial_points(study, ledger)[best], 1).id
+            return driver(ledger, 0, tell=lambda spec: tell(spec, lost={first}))(label, source, specs)
+
+        run_search(study, ledger, drive, bank_key)
+    found = searched(study, ledger)
+    assert found.best_trial != found.replicated.candidates[0]
+    assert any("diverged with 1 of" in line for line in sentences(search_body(study, ledger, found)))
+
+
+def test_a_warm_start_from_a_study_and_a_law(folder, whole):
+    part = '[search]\nwarm_start = ["whole", "law:StepLaw"]\nnum_trials = 8\nparallelism = 3'
+    study = study_of(folder, "warm", part)
+    ledger = carried_out(study)
+    first = trial_points(study, ledger)[:4]
+    [record] = ledger.records(WARM_START)
+    assert [one["point"] for one in record.body["points"]] == first
+    assert record.body["points"][0]["ledger_head"] == whole[1].head_hash
+    best = min(
+        (loss, index)
+        for index, point in enumerate(trial_points(*whole))
+        if (loss := whole[1].results()[whole[0].trial(point).id].loss_nats) is not None
+    )[1]
+    # Its range ends at 2^-3, the other's best is beyond: held to it.
+    assert first[0]["learning_rate"] == min(trial_points(*whole)[best]["learning_rate"], 2**-3)
+    assert study.question["search"]["warm_start"] == ["whole", "law:StepLaw"]
+    (folder / "whole" / "ledger.db").rename(folder / "whole" / "gone.db")
+    try:  # what is recorded needs its sources no more
+        again = dataclasses.replace(study, study_dir=study.study_dir)
+        with open_ledger(again) as ledger:
+            run_search(again, ledger, driver(ledger, 0), bank_key)
+        with pytest.raises(WarmStartError, match="whole"):
+            warm_start(study)
+    finally:
+        (folder / "whole" / "gone.db").rename(folder / "whole" / "ledger.db")
+
+
+def test_a_warm_start_is_carried_by_the_rules(folder, whole):
+    """Hidden matrices' rate and decay as muP would carry them from one base width to the other."""
+    part = "[proxy]\nbase_width = 16\n[transfer]\nwidths = [8, 16]\nhyperparameter_widths = [8, 16]\n[search]\n"
+    study = study_of(folder, "wider", part + 'warm_start = ["whole"]\nlearning_rate = [0.001, 1.0]')
+    found = warm_start(study)["points"]
+    points = trial_points(*whole)
+    rates = sorted(one["learning_rate"] for one in found)
+    assert all(any(rate == pytest.approx(point["learning_rate"] / 2) for point in points) for rate in rates)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ('warm_start = ["nowhere"]', "'nowhere' holds no study"),
+        ('warm_start = ["law:Zzz"]', "is no published law: law:StepLaw, law:DeepSeek LLM"),
+        ('warm_start = ["a", "a"]', "each once"),
+        ('warm_start = ["a", "b"]\nnum_trials = 4', "gives up to 6 points, search.num_trials = 4"),
+        ('sampler = "cmaes"\ncan_be_off = ["clip_norm"]', "knows ranges alone"),
+        ('sampler = "cmaes"\nwarmup_fraction = [0.1, 0.1]\nclip_norm = [1.0, 1.0]', "two axes that vary"),
+        ('sampler = "grid"\ngrid = { learning_rate = 5 }\nnum_trials = 6', "grid has 5 points (5 of learning_rate)"),
+        ('sampler = "grid"\ngrid = { beta1 = 2 }\nnum_trials = 1', "search.grid.beta1: it is not searched"),
+        ('grid = { learning_rate = 5 }', "search.sampler = 'grid' is wanted"),
+        ('sampler = "zzz"', "'tpe', 'gp', 'cmaes', 'qmc', 'random' or 'grid' is wanted"),
+        ('can_be_off = ["weight_decay"]', "weight_decay is not searched"),
+        ('can_be_off = ["warmup_fraction"]', "'clip_norm' or 'weight_decay' is wanted"),
+        ("axes = { beta2 = [0.9, 1.0] }", "search.axes.beta2 = [0.9, 1.0]: below 1 is wanted"),
+        ("axes = { eps = [1e-6, 1e-9] }", "the lower end first"),
+        ("axes = { zzz = [0.1, 0.2] }", "search.axes.zzz is unknown"),
+        ("choices = { beta2 = [0.9, 0.9] }", "each value once"),
+        ("choices = { beta2 = [0.9] }", "a list of at least 2"),
+        ("choices = { eps = [1e-9, 1e-8] }\naxes = { eps = [1e-9, 1e-8] }", "one or the other"),
+        ("num_replicates = 3", "0, or 4 and more, is wanted"),
+        (f"axes = {{ beta2 = [0.9, 0.99] }}\n{OWN}", "proxy.command lacks {beta2}: the search varies it"),
+        (f'can_be_off = ["clip_norm"]\nclip_norm = [1.0, 1.0]\n{OWN}', "proxy.command lacks {clip_norm}"),
+        (f"choices = {{ warmup_fraction = [0.1, 0.2] }}\n{OWN}", "proxy.command lacks {warmup_steps}"),
+        ("axes = { weight_decay = [0.1, 100.0] }", "a step would take"),
+    ],
+)  # fmt: skip
+def test_what_does_not_hold_together_is_said_at_validate(folder, part, said):
+    code, body = ask("validate", plan_with(folder, f"[search]\n{part}"))
+    assert code == 2
+    assert said in "\n".join(body["problems"])
+
+
+@pytest.mark.parametrize("sampler", ["qmc", "random", "grid", "cmaes"])
+def test_every_sampler_grows_and_resumes(folder, sampler):
+    number = 30 if sampler == "cmaes" else 12
+    part = f'[search]\nsampler = "{sampler}"\nnum_trials = {number}\nnum_startup = 6\nparallelism = 3'
+    part += "\nmax_extensions = 2"
+    part += "\nextension_trials = 6" + ("\ngrid = { learning_rate = 6, clip_norm = 2 }" if sampler == "grid" else "")
+    study = study_of(folder, sampler, part)
+    ledger = carried_out(study)
+    [*grew] = ledger.records(GROWTH)
+    assert grew and grew[0].body["num_trials"] == (4 if sampler == "grid" else 6)
+    again = dataclasses.replace(study, study_dir=folder / f"{sampler}-again")
+    with open_ledger(again) as other, pytest.raises(StopError):
+        run_search(again, other, driver(other, 5, number + 2), bank_key)
+    assert what_was_found(again, carried_out(again, seed=6)) == what_was_found(study, ledger)

@@ -1,0 +1,203 @@
+"""The sbatch script: its text, its behaviour under signals with everything around it faked, and once with real Ray."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kill_case import num_outcomes
+from tiny_study import PLAN, ask, forerun, write_plan
+
+from launcher.slurm import sbatch_script
+
+# srun in this place: options away, the rest runs once, and ends with its whole group, as a step does.
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do echo "$1" >>"$SEEN/srun"; shift; done
+setsid "$@" &
+child=$!
+trap 'kill -KILL -- -$child; exit 143' TERM
+wait $child
+exit $?
+"""
+SCONTROL = '#!/usr/bin/env bash\necho "$@" >>"$SEEN/scontrol"\n'
+# `ray symmetric-run` does nothing but what comes after `--`; python is the driver.
+RAY = '#!/usr/bin/env bash\nenv >"$SEEN/environment"\nwhile [[ $1 != -- ]]; do echo "$1" >>"$SEEN/ray"; shift; done\n'
+RAY += 'shift\nexec "$@"\n'
+DRIVER = """#!/usr/bin/env bash
+if [[ $1 == -c ]]; then exec {python} "$@"; fi
+printf '%s\\0' "$@" >"$SEEN/driver"
+trap 'echo told >>"$SEEN/told"; exit 130' TERM
+for _ in $(seq "$STEPS"); do sleep 0.1; done
+exit "$CODE"
+"""
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Starts a script that `text` is, on a machine of fakes; `SEEN` has what they saw."""
+    fakes = {"srun": SRUN, "scontrol": SCONTROL, "ray": RAY, "python": DRIVER.format(python=sys.executable)}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "seen").mkdir()
+    for name, text in fakes.items():
+        path = tmp_path / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    started = []
+
+    def start(text, *, steps=0, code=0):
+        script = tmp_path / "job.sh"
+        script.write_text(text)
+        slurm = {"SLURM_JOB_ID": f"9{os.getpid()}", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_ON_NODE": "2"}
+        environment = {**os.environ, **slurm, "SEEN": str(tmp_path / "seen"), "STEPS": str(steps), "CODE": str(code)}
+        started.append(subprocess.Popen(["bash", str(script)], env=environment, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def script(folder, **kwargs):
+    given = {"overrides": (), "parent_dir": None, "options": ()} | kwargs
+    return sbatch_script(folder / "plan.toml", folder / "study", **given)
+
+
+def seen(folder, name):
+    path = folder / "seen" / name
+    return path.read_text() if path.exists() else ""
+
+
+def await_seen(folder, name):
+    deadline = time.monotonic() + 20
+    while not seen(folder, name) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_the_command_arrives_as_it_was_given(tmp_path, job, monkeypatch):
+    folder = tmp_path / 'it\'s "one" $folder; {x}'
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    text = script(folder, overrides=('search.sampler="a b"',), parent_dir=folder / "old", options=("--time=1:00",))
+    assert job(text, code=4).wait(timeout=30) == 4, "the driver's exit code is the job's"
+    arguments = seen(tmp_path, "driver").split("\0")[:-1]
+    assert arguments == [
+        "-m", "launcher", "run", str(folder / "plan.toml"), "--study", str(folder / "study"),
+        "--set", 'search.sampler="a b"', "--set", "cluster.address=auto", "--fork", str(folder / "old"),
+    ]  # fmt: skip
+    assert seen(tmp_path, "srun").split() == ["--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=2"]
+    assert "\n#SBATCH --time=1:00\n" in text
+    assert seen(tmp_path, "scontrol") == ""
+
+
+def test_the_token_is_in_no_file(tmp_path, job):
+    text = script(tmp_path)
+    assert job(text).wait(timeout=30) == 0
+    environment = dict(line.split("=", 1) for line in seen(tmp_path, "environment").splitlines() if "=" in line)
+    token = environment["RAY_AUTH_TOKEN"]
+    assert re.fullmatch("[0-9a-f]{64}", token)
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert token not in seen(tmp_path, "ray") + seen(tmp_path, "srun") + seen(tmp_path, "driver") + text
+    assert not Path(environment["FORERUN_JOB"]).exists()
+    assert not Path(environment["RAY_TMPDIR"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)], ids=["time limit", "cancelled"]
+)
+def test_told_to_stop(tmp_path, job, number, requeued):
+    process = job(script(tmp_path), steps=600)
+    await_seen(tmp_path, "driver")
+    time.sleep(0.3)  # its pid is written just after it starts
+    os.kill(process.pid, number)
+    assert process.wait(timeout=30) == 130
+    assert seen(tmp_path, "told") == "told\n", "the driver, and once"
+    assert seen(tmp_path, "scontrol").split() == (["requeue", f"9{os.getpid()}"] if requeued else [])
+
+
+def test_a_driver_that_ends_well_when_time_is_up_is_not_run_again(tmp_path, job):
+    process = job(script(tmp_path), steps=20)
+    driver = tmp_path / "bin" / "python"
+    driver.write_text(driver.read_text().replace("exit 130", "exit 0"))
+    await_seen(tmp_path, "driver")
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGUSR1)
+    assert process.wait(timeout=30) == 0
+    assert (seen(tmp_path, "told"), seen(tmp_path, "scontrol")) == ("told\n", "")
+
+
+def test_ray_that_does_not_start_is_an_error(tmp_path, job):
+    (tmp_path / "bin" / "ray").write_text("#!/usr/bin/env bash\nexit 1\n")
+    assert job(script(tmp_path)).wait(timeout=30) == 1
+
+
+def test_written_by_run(finished, tmp_path):
+    target = tmp_path / "job.sh"
+    code, out, _ = forerun(
+        "run", finished / "plan.toml", "--study", tmp_path / "study", "--sbatch", target,
+        "--set", 'cluster.slurm_options=["--nodes=4", "-p gpu"]',
+    )  # fmt: skip
+    assert (code, out) == (0, f"wrote {target}\nnext: sbatch {target}\n")
+    assert "#SBATCH --nodes=4\n#SBATCH -p gpu\n" in target.read_text()
+    subprocess.run(["bash", "-n", str(target)], check=True)
+    assert not (tmp_path / "study").exists(), "nothing is run"
+
+
+@pytest.mark.parametrize(
+    "option", ["--nodes=4\nrm -rf", "nodes", "--signal=TERM", "--requeue", "--export=NONE", "-n 4"]
+)
+def test_options_that_are_none_or_ours(finished, option):
+    code, body = ask(
+        "validate", finished / "plan.toml", "--set", f"cluster.slurm_options=[{option!r}]".replace("'", '"')
+    )
+    assert code == 2
+    assert "cluster.slurm_options" in body["message"]
+
+
+def own_pids_allowed():
+    """Whether a namespace of processes can be made: `ray stop` ends every Ray that it sees."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "true"]
+    return shutil.which("unshare") is not None and subprocess.call(command) == 0
+
+
+@pytest.mark.slow
+def test_a_job_of_real_ray_hits_its_limit_and_goes_on(tmp_path):
+    if not own_pids_allowed():
+        pytest.skip("this machine allows no namespace of processes")
+    plan = write_plan(tmp_path, PLAN.replace('backend = "inline"', 'backend = "ray"'))
+    study, seen_dir = tmp_path / "study", tmp_path / "seen"
+    (tmp_path / "bin").mkdir()
+    seen_dir.mkdir()
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    assert forerun("run", plan, "--study", study, "--sbatch", tmp_path / "job.sh")[0] == 0
+    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_ON_NODE": "2"}
+    environment = {**os.environ, **slurm, "SEEN": str(seen_dir), "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{tmp_path / 'bin'}:{environment['PATH']}"
+    said = tmp_path / "said"
+    # The signal is sent from inside, where the script's own pid is known.
+    watched = f'bash {shlex.quote(str(tmp_path / "job.sh"))} & job=$!; trap "kill -USR1 $job" USR1; '
+    watched += "while kill -0 $job 2>/dev/null; do wait $job; code=$?; done; exit $code"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-c", watched]
+    for limit in (True, False):
+        with said.open("w") as file:
+            process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+        while limit and num_outcomes(study) < 3 and process.poll() is None:
+            time.sleep(0.05)
+        if limit:
+            (inner,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(inner), signal.SIGUSR1)
+        assert process.wait(timeout=280) == (130 if limit else 0), said.read_text()
+        assert ("continues" in said.read_text()) == limit
+    assert (seen_dir / "scontrol").read_text() == f"requeue {os.getpid()}\n"
+    assert ask("status", study)[0] == 0
+    assert num_outcomes(study) > 60

@@ -1,0 +1,113 @@
+"""Caps on a real study, and the status of one that runs: what was paid for is kept, and a higher cap goes on."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny_study import ask, forerun, write_plan
+
+from launcher.accounts import Accounts
+from sweeps.budget import Caps, spent
+from sweeps.ledger import Ledger
+from sweeps.live import LIVE_NAME, read_live
+from sweeps.progress import Running
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return write_plan(tmp_path)
+
+
+def test_runs_are_capped_to_the_very_run(plan, tmp_path):
+    study = tmp_path / "study"
+    code, body = ask("sweep", plan, "--study", study, "--set", "cluster.max_runs=3")
+    assert code == 4 and body["error"] == "BudgetSpent"
+    assert body["message"].startswith("cluster.max_runs = 3 is reached: ")
+    assert len(Ledger.read(study).results()) == 3
+    code, _ = ask("sweep", plan, "--study", study, "--set", "cluster.max_runs=4")
+    assert code == 0 and len(Ledger.read(study).results()) == 4
+    assert spent(Ledger.read(study), None).hours > 0
+
+
+def test_flops_are_never_passed(plan, tmp_path):
+    study = tmp_path / "study"
+    code, _ = ask("sweep", plan, "--study", study)
+    flops = sum(result.flops for result in Ledger.read(study).results().values())
+    other = tmp_path / "other"
+    code, body = ask("sweep", plan, "--study", other, "--set", f"cluster.max_flops={0.6 * flops}")
+    assert code == 4 and "cluster.max_flops" in body["message"]
+    taken = sum(result.flops for result in Ledger.read(other).results().values())
+    assert 0.25 * flops <= taken <= 0.6 * flops
+
+
+def test_hours_stop_a_driver(plan, tmp_path):
+    study = tmp_path / "study"
+    code, body = ask("run", plan, "--study", study, "--set", "cluster.max_hours=1e-6")
+    assert code == 4 and "cluster.max_hours" in body["message"]
+    code, body = ask("sweep", plan, "--study", study, "--set", "cluster.max_usd=1.0")
+    assert code == 2 and "usd_per_device_hour" in body["message"]
+
+
+def test_a_status_tells_what_is_spent(plan, tmp_path):
+    study = tmp_path / "study"
+    ask("sweep", plan, "--study", study, "--set", "cluster.usd_per_device_hour=2.0", "--set", "cluster.max_runs=100")
+    code, body = ask("status", study, "--brief")
+    now = body["now"]
+    assert code == 0 and set(body) == {"now"}
+    assert now["num_runs"] == {"finished": 4, "diverged": 0, "pruned": 0, "failed": 0}
+    assert now["by_width"][0]["width"] == 8 and now["by_width"][0]["best"]["loss_nats"] > 0
+    assert now["spent"]["usd"] == pytest.approx(2 * now["spent"]["device_hours"]) and now["spent"]["usd"] > 0
+    assert now["caps"]["num_runs"] == 100
+    text = forerun("status", study, "--brief")[1]
+    assert "no driver is at work" not in text or now["driver"]["at_work"] is False
+    assert "4 of 100 (4%) runs" in text
+    whole = ask("status", study)[1]
+    assert whole["now"]["num_runs"] == now["num_runs"] and "search" in whole
+    assert forerun("status", study, "--runs", tmp_path / "runs.csv")[0] == 0
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 5
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(tmp_path / "study", {}, create=True) as ledger:
+        yield ledger
+
+
+def test_a_look_is_what_status_reads(ledger, tmp_path):
+    accounts = Accounts(tmp_path / "study", ledger, Caps(), 3.0)
+    running = (Running(run_id="ab" * 32, worker=1, step=5, num_steps=9),)
+    accounts.look("search", running, 7, 12.5)
+    accounts.look("later", (), 0, None)  # within the second: not written
+    live = read_live(tmp_path / "study")
+    assert (live.stage, live.running, live.num_queued, live.left_seconds) == ("search", running, 7, 12.5)
+    assert live.at_work is True and live.pid == os.getpid()
+    accounts.close()
+    accounts.close()
+    assert [record.key for record in ledger.records("driven")] == ["0"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"driver": 1}', b"\xff\xfe", b"[" * 100_000])
+def test_a_look_that_cannot_be_read_is_none(tmp_path, content):
+    (tmp_path / LIVE_NAME).write_bytes(content)
+    assert read_live(tmp_path) is None
+
+
+def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
+    study = tmp_path / "study"
+    command = [sys.executable, "-m", "launcher", "run", plan, "--study", study]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        deadline = time.monotonic() + 60
+        while read_live(study) is None:
+            assert time.monotonic() < deadline and driver.poll() is None
+            time.sleep(0.05)
+        body = json.loads(forerun("status", study, "--brief", "--json")[1])
+        assert body["now"]["driver"]["at_work"] is True and body["now"]["driver"]["stage"] == "search"
+        driver.kill()
+    assert ask("status", study, "--brief")[1]["now"]["driver"]["at_work"] is False
+    last = read_live(study)
+    assert ask("sweep", plan, "--study", study)[0] == 0
+    recorded = Ledger.read(study).find("driven", str(last.driver))
+    assert recorded is not None and recorded.body["seconds"] == last.seconds

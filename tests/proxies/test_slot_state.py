@@ -1,0 +1,428 @@
+"""A run that is cut and goes on from its state gives, to the last bit, what it gives uncut; a bad state is refused."""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from proxy_cases import TINY, run_spec
+from torch import nn
+from torch.nn import functional
+
+from proxies.bank import Bank
+from proxies.data.tokens import TokenStore
+from proxies.numbers import ParameterNumbers
+from proxies.optimizer import BankAdamW
+from proxies.outcome import environment
+from proxies.programs import Factory
+from proxies.schedule import Schedule
+from proxies.slot_state import StateError, newest, put_newest_aside, store
+from proxies.solo import Solo
+
+WIDE = TINY.at_width(32)
+CUTS = (1, 3, 11)  # in warmup, just past it, before the last step
+WARMING = Schedule(kind="cosine", num_steps=12, warmup_steps=2, batch_warmup_steps=5, batch_warmup_stages=4)
+FACTORY = Factory(target="mine:build", source_sha256="0" * 64)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(name="tokens", scope="session")
+def tokens_fixture(corpus):
+    """The corpus: `store` is what is tested here."""
+    return TokenStore(corpus)
+
+
+@pytest.fixture(autouse=True)
+def arithmetic(monkeypatch):
+    monkeypatch.setattr("proxies.outcome.VALIDATION_SEQUENCES", 16)
+    threads, generator = torch.get_num_threads(), torch.get_rng_state()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_rng_state(generator)
+
+
+def spec_of(corpus, **changes):
+    wanted = {"shape": WIDE, "base_shape": TINY, "weight_decay": 0.1, "seed": 7, "clip_norm": 0.5}
+    return run_spec(corpus.manifest.data_id, **{**wanted, **changes})
+
+
+def outcome(result, curve):
+    return dataclasses.replace(result, seconds=0.0), curve
+
+
+def bank_of(spec, corpus, **options):
+    return Bank(spec.shape, spec.batch_tokens, spec.numerics, corpus, **options)
+
+
+def finish(engine, spec):
+    while True:
+        for _, result, curve in engine.advance(100):
+            if result.id == spec.id:
+                return outcome(result, curve)
+
+
+def through_a_file(folder, engine, index, spec):
+    """The state as another process would find it."""
+    store(folder, engine.state(index))
+    notes = []
+    state = newest(folder, spec.id, environment(CPU), notes)
+    assert notes == []
+    return state
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_bank_goes_on_in_another_slot_among_others(tokens, tmp_path, dtype, cut):
+    spec = spec_of(tokens, dtype=dtype)
+    before = bank_of(spec, tokens)
+    before.admit(0, spec)
+    before.admit(3, spec_of(tokens, dtype=dtype, seed=1, num_steps=20))
+    before.advance(cut)
+    state = through_a_file(tmp_path, before, 0, spec)
+    assert state.header.step == cut
+
+    after = bank_of(spec, tokens)
+    after.admit(0, spec_of(tokens, dtype=dtype, seed=2, num_steps=2, learning_rate=0.3))
+    after.advance(10)
+    after.admit(0, spec_of(tokens, dtype=dtype, seed=3, num_steps=20, parametrization="sp"))
+    after.advance(2)
+    after.admit(2, spec, state)
+    whole = bank_of(spec, tokens)
+    whole.admit(1, spec)
+    assert after.steps == {0: 2, 2: cut}
+    assert finish(after, spec) == finish(whole, spec)
+
+
+@pytest.mark.parametrize("planted", ["first", "second", "updates"])
+def test_the_comparison_can_fail(tokens, monkeypatch, planted):
+    """Planted: a state restored without one of its parts."""
+    spec = spec_of(tokens)
+    before, after, whole = (bank_of(spec, tokens) for _ in range(3))
+    before.admit(0, spec)
+    before.advance(3)
+    state = before.state(0)
+    restore = BankAdamW.restore
+
+    def careless(optimizer, trial, tensors, num_updates):
+        kept = dict(tensors) | ({planted: torch.zeros_like(tensors[planted])} if planted in tensors else {})
+        restore(optimizer, trial, kept, 0 if planted == "updates" else num_updates)
+
+    monkeypatch.setattr(BankAdamW, "restore", careless)
+    after.admit(0, spec, state)
+    whole.admit(0, spec)
+    assert finish(after, spec) != finish(whole, spec)
+
+
+@pytest.mark.parametrize("changes", [{}, {"dtype": "float64"}, {"dtype": "bfloat16"}, {"schedule": WARMING}])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_trial_alone_goes_on(tokens, tmp_path, changes, cut):
+    spec = spec_of(tokens, num_slots=1, **changes)
+    before, after, whole = (Solo(tokens, device="cpu") for _ in range(3))
+    before.admit(0, spec)
+    before.advance(cut)
+    after.admit(0, spec, through_a_file(tmp_path, before, 0, spec))
+    whole.admit(0, spec)
+    assert after.steps == {0: cut}
+    assert finish(after, spec) == finish(whole, spec)
+
+
+class Theirs(nn.Module):
+    """Draws while it trains, counts in a buffer, and has a parameter that nobody uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(256, 16)
+        self.head = nn.Linear(16, 256, bias=False)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, ids):
+        if self.training:
+            self.calls += 1
+        x = functional.dropout(self.table(ids), 0.3, self.training)
+        return self.head(x * (1 + 0.01 * self.calls)).flatten(0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    module: nn.Module
+    numbers: tuple
+
+    def __call__(self, ids):
+        return self.module(ids)
+
+
+def theirs(spec):
+    with torch.random.fork_rng():
+        torch.manual_seed(spec.seed)
+        module = Theirs()
+    numbers = [
+        ParameterNumbers(
+            name=name, size=tuple(p.shape), kind="hidden", width_multiplier=1.0, init_std=0.0, learning_rate=0.01,
+            weight_decay=0.0, eps=1e-8, beta1=0.9, beta2=0.95,
+        )
+        for name, p in module.named_parameters()
+    ]  # fmt: skip
+    return Built(module, tuple(numbers))
+
+
+def test_a_model_that_draws_repeats_and_goes_on(tokens, tmp_path):
+    spec = dataclasses.replace(spec_of(tokens, shape=TINY, num_slots=1), factory=FACTORY)
+    before, after, whole = (Solo(tokens, device="cpu", build=theirs) for _ in range(3))
+    whole.admit(0, spec)
+    wanted = finish(whole, spec)
+    torch.rand(5)  # what else the process drew does not show
+    before.admit(0, spec)
+    before.advance(4)
+    state = through_a_file(tmp_path, before, 0, spec)
+    assert finish(before, spec) == wanted
+    torch.rand(5)
+    after.admit(0, spec, state)
+    assert finish(after, spec) == wanted
+
+    generator = dict(state.tensors) | {"rng.cpu": torch.get_rng_state()}
+    after.admit(0, spec, dataclasses.replace(state, tensors=generator))
+    assert finish(after, spec) != wanted, "the model draws nothing: this test could not fail"
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 4, 100])
+@pytest.mark.parametrize("engine", ["bank", "solo"])
+def test_parts_are_the_same_mathematics(tokens, num_parts, engine):
+    """Batches split because of too little memory: losses to 1e-9, and the result says so."""
+    spec = spec_of(tokens, dtype="float64", num_slots=4 if engine == "bank" else 1)
+    made = (lambda **k: bank_of(spec, tokens, **k)) if engine == "bank" else (lambda **k: Solo(tokens, **k))
+    whole, split = made(), made(num_parts=num_parts)
+    whole.admit(0, spec)
+    split.admit(0, spec)
+    (wanted, curve), (result, split_curve) = finish(whole, spec), finish(split, spec)
+    assert result.loss_nats == pytest.approx(wanted.loss_nats, abs=1e-9)
+    assert split_curve.train_loss_nats == pytest.approx(curve.train_loss_nats, abs=1e-9)
+    assert split_curve.grad_norm == pytest.approx(curve.grad_norm, rel=1e-9)
+    assert result.environment == wanted.environment | {"num_parts": str(num_parts)}
+
+
+def test_parts_take_less_memory(tokens):
+    """The largest tensor that the forward pass makes shrinks with the parts."""
+    spec = spec_of(tokens)
+    sizes = {}
+    for num_parts in (1, 4):
+        bank = bank_of(spec, tokens, num_parts=num_parts)
+        bank.admit(0, spec)
+        seen = []
+        bank.model.register_forward_hook(lambda module, inputs, out, seen=seen: seen.append(out.numel()))
+        bank.advance(1)
+        sizes[num_parts] = max(seen)
+    assert sizes[1] == 4 * sizes[4]
+
+
+def test_a_state_goes_on_in_parts(tokens):
+    spec = spec_of(tokens, dtype="float64")
+    before, after, whole = bank_of(spec, tokens), bank_of(spec, tokens, num_parts=2), bank_of(spec, tokens)
+    before.admit(0, spec)
+    before.advance(5)
+    after.admit(0, spec, before.state(0))
+    whole.admit(0, spec)
+    (result, _), (wanted, _) = finish(after, spec), finish(whole, spec)
+    assert result.loss_nats == pytest.approx(wanted.loss_nats, abs=1e-9)
+    assert result.environment["num_parts"] == "2"
+
+
+@pytest.fixture
+def saved(tokens, tmp_path):
+    """A folder with the states after 1, 2 and 3 steps of a run, and the run; the oldest is gone already."""
+    small = dataclasses.replace(TINY, width=4, ffn_width=4)
+    spec = spec_of(tokens, shape=small, base_shape=small)
+    bank = bank_of(spec, tokens)
+    bank.admit(0, spec)
+    folder = tmp_path / spec.id
+    for _ in range(3):
+        bank.advance(1)
+        store(folder, bank.state(0))
+    return folder, spec
+
+
+def steps_in(folder, suffix="safetensors"):
+    return sorted(int(path.name[5:13]) for path in folder.iterdir() if path.name.endswith(suffix))
+
+
+def found(folder, spec, **changes):
+    notes = []
+    state = newest(folder, spec.id, environment(CPU) | changes, notes)
+    return None if state is None else state.header.step, notes
+
+
+def test_two_are_kept_and_the_newest_is_used(saved):
+    folder, spec = saved
+    assert steps_in(folder) == [2, 3]
+    assert found(folder, spec) == (3, [])
+    assert found(folder / "elsewhere", spec) == (None, [])
+
+
+def the_newest(folder):
+    return max(folder.glob("*.safetensors"))
+
+
+def test_every_flipped_byte_and_every_cut_is_noticed(saved):
+    folder, spec = saved
+    path = the_newest(folder)
+    content = path.read_bytes()
+    header_end = 8 + int.from_bytes(content[:8], "little")
+    places = [*range(header_end), *range(header_end, len(content), 97)]
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << (place % 8)
+        path.write_bytes(damaged)
+        assert_put_aside(folder, spec, path)
+    for length in range(0, len(content), 211):
+        path.write_bytes(content[:length])
+        assert_put_aside(folder, spec, path)
+
+
+def assert_put_aside(folder, spec, path):
+    step, notes = found(folder, spec)
+    assert step == 2
+    said = (
+        f"checkpoint {path.name[:22]} of run {spec.id[:12]} is not used: it is damaged: its bytes do not have its hash"
+    )
+    assert notes == [said]
+    path.with_name(path.name + ".aside").rename(path)
+
+
+def test_a_header_with_a_good_hash_is_still_read_with_care(saved):
+    """What somebody else's program wrote under a proper name."""
+    folder, spec = saved
+    for content in (
+        b"",
+        b"\x80\x04K\x01.",  # a pickle
+        safetensors.torch.save({"weights": torch.ones(3)}),
+        safetensors.torch.save({"weights": torch.ones(3)}, {"header": "{}"}),
+        safetensors.torch.save({"weights": torch.ones(3)}, {"header": '{"step":NaN}'}),
+    ):
+        name = f"step-00000009-{hashlib.sha256(content).hexdigest()}.safetensors"
+        (folder / name).write_bytes(content)
+        step, notes = found(folder, spec)
+        assert (step, len(notes)) == (3, 1)
+        assert (folder / (name + ".aside")).exists()
+
+
+def test_a_foreign_one_is_put_aside_with_what_is_foreign(saved, tokens):
+    folder, spec = saved
+    assert found(folder, spec, torch="9.9")[1][0].endswith(f"it was written under torch {torch.__version__}")
+    other = dataclasses.replace(spec, seed=1)
+    stranger = bank_of(other, tokens)
+    stranger.admit(0, other)
+    stranger.advance(5)
+    store(folder, stranger.state(0))
+    step, notes = found(folder, spec)
+    assert step is None
+    assert notes[0].endswith(f"it is of run {other.id[:12]}")
+
+
+def test_tensors_of_another_shape_are_refused_and_the_slot_stays_free(saved, tokens):
+    folder, spec = saved
+    state = newest(folder, spec.id, environment(CPU), [])
+    bank = bank_of(spec, tokens)
+    for wrong in (
+        {**state.tensors, "weights": torch.zeros(3)},
+        {**state.tensors, "first": state.tensors["first"].double()},
+        {**state.tensors, "more": torch.zeros(1)},
+        {name: tensor for name, tensor in state.tensors.items() if name != "second"},
+    ):
+        with pytest.raises(StateError, match="unlike the run in "):
+            bank.admit(0, spec, dataclasses.replace(state, tensors=wrong))
+        assert bank.free_slots == [0, 1, 2, 3]
+    notes = []
+    put_newest_aside(folder, "no good", notes)
+    assert steps_in(folder) == [2] and steps_in(folder, ".aside") == [3]
+    bank.admit(0, spec, newest(folder, spec.id, environment(CPU), notes))
+    assert bank.steps == {0: 2}
+
+
+def test_solo_refuses_moments_of_no_parameter(tokens):
+    spec = spec_of(tokens, num_slots=1)
+    solo = Solo(tokens, device="cpu")
+    solo.admit(0, spec)
+    solo.advance(2)
+    state = solo.state(0)
+    solo.evict(0)
+    wrong = {**state.tensors, "adamw.exp_avg.nobody": torch.zeros(2)}
+    with pytest.raises(StateError, match="is of no parameter"):
+        solo.admit(0, spec, dataclasses.replace(state, tensors=wrong))
+    assert solo.free_slots == [0]
+
+
+class CutOffError(BaseException):
+    """The process is gone."""
+
+
+def interrupt_at(monkeypatch, number, error):
+    """Let the so-manieth system call of a save not happen."""
+    left = [number]
+
+    def counted(call):
+        def counting(*arguments, **options):
+            left[0] -= 1
+            if left[0] == 0:
+                raise error
+            return call(*arguments, **options)
+
+        return counting
+
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(Path, "replace", counted(Path.replace))
+    monkeypatch.setattr(Path, "unlink", counted(Path.unlink))
+    monkeypatch.setattr(safetensors.torch, "save_file", counted(safetensors.torch.save_file))
+    return left
+
+
+@pytest.mark.parametrize("error", [CutOffError(), OSError(28, "No space left on device")], ids=["killed", "full"])
+@pytest.mark.parametrize("number", range(1, 8))
+def test_at_every_moment_there_is_a_good_one(saved, tokens, monkeypatch, number, error):
+    folder, spec = saved
+    bank = bank_of(spec, tokens)
+    bank.admit(0, spec, newest(folder, spec.id, environment(CPU), []))
+    bank.advance(1)
+    with monkeypatch.context() as patch:
+        left = interrupt_at(patch, number, error)
+        with contextlib.suppress(CutOffError, StateError):
+            store(folder, bank.state(0))
+    assert left[0] <= 0 or number > 5, "the call was never made"
+    step, notes = found(folder, spec)
+    assert step in (3, 4) and notes == []
+
+
+def test_what_is_written_is_synced_before_it_has_its_name(saved, tokens, monkeypatch):
+    """Planted once by hand: without the fsync this fails."""
+    folder, spec = saved
+    events = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(str(Path(f"/proc/self/fd/{fd}").readlink())), sync(fd)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("replace"), replace(path, to)))
+    state = newest(folder, spec.id, environment(CPU), [])
+    store(folder, state)
+    assert [Path(event).suffix or event for event in events] == [".part", "replace", str(folder)]
+
+
+def test_a_full_disk_is_named_and_leaves_no_litter(tokens, tmp_path):
+    spec = spec_of(tokens)
+    bank = bank_of(spec, tokens)
+    bank.admit(0, spec)
+    bank.advance(1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="no checkpoint could be written"):
+        store(tmp_path / "file" / "folder", bank.state(0))
+
+
+def test_taken_tensors_are_copies(tokens):
+    spec = spec_of(tokens)
+    bank = bank_of(spec, tokens)
+    bank.admit(0, spec)
+    bank.advance(1)
+    state = bank.state(0)
+    before = {name: tensor.clone() for name, tensor in state.tensors.items()}
+    bank.advance(1)
+    assert all(torch.equal(state.tensors[name], tensor) for name, tensor in before.items())

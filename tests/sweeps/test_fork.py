@@ -1,0 +1,156 @@
+import dataclasses
+
+import pytest
+from sweep_fakes import make_spec, make_specs, outcome
+
+from sweeps import fork
+from sweeps.curves import curve_path, load_curve, store_curve
+from sweeps.errors import DuplicateRecord, ForkRefused, LedgerCorrupt, StudyMissing
+from sweeps.fork import Imported, import_runs, read_parent
+from sweeps.ledger import LEDGER_NAME, Ledger
+
+PLAN = {"data_id": "toy", "semantics": 2, "seed": 1}
+SAME = {"data_id": "toy", "semantics": 2}
+SPECS = [*make_specs(4), make_spec(log2_lr=-1)]  # the last diverges
+LOST = make_spec(seed=77)
+
+
+@pytest.fixture
+def parent_dir(tmp_path):
+    """Four finished runs, one diverged, one failed."""
+    folder = tmp_path / "parent"
+    with Ledger.open(folder, PLAN, create=True) as ledger:
+        for spec in SPECS:
+            store_curve(folder, spec.id, outcome(spec)[1])
+            ledger.commit(spec, outcome(spec)[0])
+        failed = dataclasses.replace(outcome(LOST)[0], status="failed", loss_nats=None, reason="lost 3 times")
+        ledger.commit(LOST, failed)
+    return folder
+
+
+def forked(child_dir, parent_dir):
+    parent = read_parent(child_dir, parent_dir, SAME)
+    with Ledger.open(child_dir, PLAN | {"seed": 2}, create=True) as ledger:
+        return import_runs(ledger, child_dir, parent, parent_dir)
+
+
+def test_what_ended_well_is_an_outcome_here_and_no_spend(tmp_path, parent_dir):
+    child_dir = tmp_path / "child"
+    assert forked(child_dir, parent_dir) == Imported(num_runs=5, num_known=0, damaged=())
+    child, parent = Ledger.read(child_dir), Ledger.read(parent_dir)
+    assert dict(child.results()) == {spec.id: outcome(spec)[0] for spec in SPECS}
+    assert child.runs() == parent.runs()[:5]
+    assert child.imported() == {spec.id for spec in SPECS}
+    assert LOST.id not in child.results()
+    (record,) = child.records("fork")
+    assert record.body == {"parent": str(parent_dir), "head_hash": parent.head_hash, "num_runs": 5}
+    assert record.seq < child.records("imported")[0].seq, "what is taken over names its origin"
+    for spec in SPECS:
+        assert load_curve(child_dir, child.results()[spec.id]) == outcome(spec)[1]
+
+
+def test_again_adds_nothing(tmp_path, parent_dir):
+    forked(tmp_path / "child", parent_dir)
+    before = [record.kind for record in Ledger.read(tmp_path / "child").records()]
+    assert forked(tmp_path / "child", parent_dir) == Imported(num_runs=0, num_known=5, damaged=())
+    assert [record.kind for record in Ledger.read(tmp_path / "child").records()] == [*before, "driver"]
+
+
+def test_an_outcome_of_its_own_comes_first(tmp_path, parent_dir):
+    child_dir, spec = tmp_path / "child", SPECS[0]
+    with Ledger.open(child_dir, PLAN, create=True) as child:
+        child.commit(spec, outcome(spec)[0])
+        import_runs(child, child_dir, Ledger.read(parent_dir), parent_dir)
+        assert spec.id not in child.imported()
+        for taken in SPECS:
+            with pytest.raises(DuplicateRecord):
+                child.commit(taken, outcome(taken)[0])
+
+
+def test_a_parent_that_runs_gives_what_it_has_and_more_later(tmp_path, parent_dir):
+    with Ledger.open(parent_dir, PLAN, create=False) as parent:
+        assert forked(tmp_path / "child", parent_dir).num_runs == 5
+        late = make_spec(seed=9)
+        store_curve(parent_dir, late.id, outcome(late)[1])
+        parent.commit(late, outcome(late)[0])
+        assert forked(tmp_path / "child", parent_dir) == Imported(num_runs=1, num_known=5, damaged=())
+    assert len(Ledger.read(tmp_path / "child").records("fork")) == 2
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("what", ["store_curve", "append"])
+def test_cut_short_anywhere_it_goes_on(tmp_path, parent_dir, monkeypatch, what):
+    """At every call that writes, before and after it."""
+    whole = tmp_path / "whole"
+    forked(whole, parent_dir)
+    owner = fork if what == "store_curve" else Ledger
+    real = getattr(owner, what)
+    for moment in range(24):
+        left = [moment]
+
+        def cut(*arguments, left=left):
+            if left[0] == 0:
+                raise Killed
+            done = real(*arguments)
+            if left[0] == 1:
+                raise Killed
+            left[0] -= 2
+            return done
+
+        child_dir = tmp_path / f"{moment}"
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, what, cut)
+            try:
+                forked(child_dir, parent_dir)
+            except Killed:
+                pass
+            else:
+                break
+        forked(child_dir, parent_dir)
+        kinds = ("plan", "fork", "imported")
+        assert [[r.text for r in Ledger.read(child_dir).records(kind)] for kind in kinds] == [
+            [r.text for r in Ledger.read(whole).records(kind)] for kind in kinds
+        ]
+    else:
+        pytest.fail("the fork never came to its end")
+    assert moment > 9
+
+
+def test_a_damaged_curve_stays_behind_and_is_named(tmp_path, parent_dir):
+    curve_path(parent_dir, SPECS[1].id).write_bytes(b"")
+    curve_path(parent_dir, SPECS[2].id).unlink()
+    found = forked(tmp_path / "child", parent_dir)
+    assert found.num_runs == 3
+    assert [SPECS[1].id in found.damaged[0], SPECS[2].id in found.damaged[1]] == [True, True]
+    child = Ledger.read(tmp_path / "child")
+    assert SPECS[1].id not in child.results()
+    assert not curve_path(tmp_path / "child", SPECS[1].id).exists()
+
+
+def test_the_study_itself_is_no_parent(tmp_path, parent_dir):
+    (tmp_path / "link").symlink_to(parent_dir)
+    (tmp_path / "hard").mkdir()
+    (tmp_path / "hard" / LEDGER_NAME).hardlink_to(parent_dir / LEDGER_NAME)
+    for folder in (parent_dir, tmp_path / "link", tmp_path / "hard"):
+        with pytest.raises(ForkRefused, match="this is the study itself"):
+            read_parent(folder, parent_dir, SAME)
+
+
+def test_runs_of_another_meaning_are_refused(tmp_path, parent_dir):
+    with pytest.raises(ForkRefused, match="data_id is 'toy' there and 'other' here"):
+        read_parent(tmp_path / "child", parent_dir, SAME | {"data_id": "other"})
+    with pytest.raises(ForkRefused, match="semantics is 2 there and 3 here"):
+        read_parent(tmp_path / "child", parent_dir, SAME | {"semantics": 3})
+
+
+def test_a_parent_that_is_not_there_or_not_sound(tmp_path, parent_dir):
+    with pytest.raises(StudyMissing, match="nowhere holds no study"):
+        read_parent(tmp_path / "child", tmp_path / "nowhere", SAME)
+    path = parent_dir / LEDGER_NAME
+    path.write_bytes(path.read_bytes().replace(b'"seed":3', b'"seed":4', 1))
+    with pytest.raises(LedgerCorrupt, match=f"{parent_dir}"):
+        read_parent(tmp_path / "child", parent_dir, SAME)
+    assert not (tmp_path / "child").exists()

@@ -1,0 +1,214 @@
+"""A cluster that exists without us, two nodes of it: joined, asked, used, left as it was; its parts killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from ray_cluster import RayCluster, await_true, processes
+from sweep_fakes import FakeHostFactory, bank_key, executions, make_specs, num_slots, outcome
+
+from sweeps.drive import drive
+from sweeps.errors import ClusterUnfit
+from sweeps.ledger import Ledger
+from sweeps.pool import Advance
+from sweeps.pool_ray import RayPool
+from sweeps.ray_nodes import Place
+from sweeps.source import StaticSource
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head with two CPUs, and a node with one and a GPU that is not there."""
+    running = RayCluster(2, 1, fake_gpus=1)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def joined(cluster, monkeypatch):
+    """The cluster, its token in our environment."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    return cluster
+
+
+def workers(cluster):
+    """Processes of ours on it."""
+    return [pid for pid, line in processes("ray::_Worker").items() if _session(pid).startswith(str(cluster.folder))]
+
+
+def _session(pid):
+    try:
+        return str(Path(f"/proc/{pid}/fd/2").readlink())
+    except OSError:
+        return ""
+
+
+class Refusal:
+    """A check that finds something on the second node alone; or cannot be read there."""
+
+    def __init__(self, pid, unreadable=False):
+        self.head_raylet, self.unreadable = pid, unreadable
+
+    def __call__(self):
+        return [] if os.getppid() == self.head_raylet else ["the corpus is not there"]
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+        if self.unreadable and os.getppid() != self.head_raylet:
+            raise ModuleNotFoundError("No module named 'sweeps'")
+
+
+def test_joined_used_and_left(tmp_path, joined, capfd):
+    specs = make_specs(12)
+    factory = FakeHostFactory(str(tmp_path / "diary"), "crash 1")
+    pool = RayPool(0, factory, place=Place(address=joined.address), node_check=list)
+    try:
+        free = "GPUs free: 1 (cluster.worker_gpus gives them shares)"
+        assert (pool.num_workers, pool.where) == (3, f"3 workers on 2 nodes; {free}")
+        assert len(workers(joined)) == 3
+        with Ledger.open(tmp_path / "study", {}, create=True) as ledger:
+            drive(
+                StaticSource(specs, bank_key), pool, ledger, tmp_path / "study", num_slots_for=num_slots,
+                bank_key_for=bank_key, steps_per_call=3,
+            )  # fmt: skip
+            assert dict(ledger.results()) == {spec.id: outcome(spec)[0] for spec in specs}
+        assert len(executions(tmp_path / "diary", "begin")) > len(specs), "a worker crashed on the way"
+    finally:
+        pool.close()
+    await_true(lambda: not workers(joined), 10)
+    assert len(joined.pids("raylet/raylet")) == 2, "the cluster is not ours to stop"
+    assert os.environ["RAY_AUTH_TOKEN"] == joined.environment["RAY_AUTH_TOKEN"]
+    assert capfd.readouterr().out == ""
+
+
+def test_a_node_that_cannot_run_the_study_is_named(tmp_path, joined):
+    where, factory = Place(address=joined.address), FakeHostFactory(str(tmp_path / "diary"))
+    head = next(pid for pid in joined.pids("raylet/raylet") if "--head" in processes(joined.folder)[pid])
+    for unreadable, said in (False, "the corpus is not there"), (True, "our code does not run there"):
+        with pytest.raises(ClusterUnfit, match=f"2 nodes were asked.*\n  .*: {said}") as refusal:
+            RayPool(0, factory, place=where, node_check=Refusal(head, unreadable))
+        assert str(refusal.value).count("\n") == 1, "the first node has no problem"
+
+
+def test_what_there_is_no_room_for(tmp_path, joined):
+    factory = FakeHostFactory(str(tmp_path / "diary"))
+    with pytest.raises(
+        ClusterUnfit, match=r"num_workers = 9: there is room for 3 workers of CPU 1 each(?s:.*)\n.*2 CPUs"
+    ):
+        RayPool(9, factory, place=Place(address=joined.address))
+    with pytest.raises(ClusterUnfit, match=r"room for 0 workers of CPU 2, GPU 0\.5 each"):
+        RayPool(0, factory, place=Place(address=joined.address, worker_cpus=2, worker_gpus=0.5))
+
+
+class DeviceHost:
+    """Says which devices its process sees."""
+
+    def advance(self, call):
+        raise ValueError(f"devices {os.environ.get('CUDA_VISIBLE_DEVICES')!r}")
+
+
+@pytest.mark.parametrize(("worker_gpus", "num_workers", "sees"), [(0.5, 0, "'0'"), (0.0, 1, "''")])
+def test_devices_by_share(joined, worker_gpus, num_workers, sees):
+    place = Place(address=joined.address, worker_cpus=0.5, worker_gpus=worker_gpus)
+    pool = RayPool(num_workers, DeviceHost, place=place)
+    try:
+        assert pool.num_workers == (num_workers or 2), "as many as have a half of the one"
+        pool.start(0, Advance(bank_key="", num_slots=1, admit=(), max_steps=1))
+        (report,) = pool.wait(30)
+        assert report.error == f"ValueError: devices {sees}"
+    finally:
+        pool.close()
+
+
+def test_a_cluster_that_cannot_be_joined(tmp_path, joined, monkeypatch):
+    factory = FakeHostFactory(str(tmp_path / "diary"))
+    began = time.monotonic()
+    with pytest.raises(ClusterUnfit, match=r"cluster.address = '127.0.0.1:1': nobody answers"):
+        RayPool(1, factory, place=Place(address="127.0.0.1:1"))
+    with pytest.raises(ClusterUnfit, match="Invalid address format"):
+        RayPool(1, factory, place=Place(address="nonsense"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    with pytest.raises(ClusterUnfit, match="wants another token: set RAY_AUTH_MODE=token"):
+        RayPool(1, factory, place=Place(address=joined.address))
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ClusterUnfit, match="wants another token"):
+        RayPool(1, factory, place=Place(address=joined.address))
+    assert time.monotonic() - began < 30
+
+
+def driver(cluster, folder):
+    """A driver of 30 slow runs on the cluster, as a process of its own."""
+    script = f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(HERE)!r})
+        from sweep_fakes import FakeHostFactory, make_specs
+        from test_pool_ray import run_all
+        from sweeps.pool_ray import RayPool
+        from sweeps.ray_nodes import Place
+        factory = FakeHostFactory({str(folder / "diary")!r}, step_seconds=0.5)
+        pool = RayPool(2, factory, place=Place(address={cluster.address!r}))
+        try:
+            run_all(Path({str(folder / "study")!r}), pool, make_specs(30))
+        finally:
+            pool.close()
+    """
+    environment = {**os.environ, **cluster.environment}
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    await_true(lambda: executions(folder / "diary") or process.poll() is not None, 60)
+    return process
+
+
+def test_a_killed_driver_leaves_no_actor(tmp_path, joined):
+    process = driver(joined, tmp_path)
+    assert len(workers(joined)) == 2
+    process.kill()
+    process.communicate(timeout=20)
+    await_true(lambda: not workers(joined), 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_the_cluster_dies_under_a_driver(tmp_path, part):
+    """Its head, or the node that the driver is on: a named error in time, whatever the other node does."""
+    cluster = RayCluster(1, 1)
+    try:
+        with driver(cluster, tmp_path) as process:
+            lines = processes(cluster.folder)
+            pids = [pid for pid in cluster.pids(part) if part == "gcs_server" or "--head" in lines[pid]]
+            os.kill(pids[0], signal.SIGKILL)
+            killed = time.monotonic()
+            _, errors = process.communicate(timeout=90)
+            assert time.monotonic() - killed < 40
+        assert "PoolDead: Ray is gone" in errors
+        assert "run the same command again" in errors
+    finally:
+        cluster.close()
+
+
+@pytest.mark.slow
+def test_another_node_dies(tmp_path):
+    """Its worker is lost and starts again where there is room; if there is none, that is said in time."""
+    cluster = RayCluster(3, 1)
+    try:
+        with driver(cluster, tmp_path) as process:
+            lines = processes(cluster.folder)
+            (other,) = [pid for pid in cluster.pids("raylet/raylet") if "--head" not in lines[pid]]
+            os.kill(other, signal.SIGKILL)
+            await_true(lambda: len(executions(tmp_path / "diary")) >= 6 or process.poll() is not None, 90)
+            assert process.poll() is None
+            process.kill()
+            process.communicate(timeout=20)
+    finally:
+        cluster.close()

@@ -1,0 +1,77 @@
+"""Three hundred trivial trials while workers and drivers are killed; `benchmarks/soak.py` does it with 10,000."""
+
+import json
+
+import pytest
+import soak_case
+from soak_case import ACKNOWLEDGED, faults_of, soak
+
+from sweeps.ledger import Ledger
+from sweeps.source import SearchSource
+from sweeps.space import search_space
+
+NUM_TRIALS = 300
+
+
+@pytest.fixture(scope="module")
+def soaked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("soak") / "study"
+    found = soak(folder, num_trials=NUM_TRIALS, num_workers=2, kill_worker_every=40, num_driver_kills=2, seed=3)
+    return folder, found
+
+
+def test_nothing_is_lost_and_nothing_told_twice(soaked):
+    folder, found = soaked
+    faults = faults_of(folder, NUM_TRIALS)
+    assert faults.pop("drivers") <= 3 and faults.pop("attempts_lost") >= 0  # one may be killed before it began
+    assert not any(faults.values()), faults
+    assert found["kills"]["drivers"] == 2 and found["kills"]["workers"] >= 2
+    assert len(Ledger.read(folder).results()) == NUM_TRIALS
+
+
+def test_the_search_is_the_one_that_nobody_killed(soaked, tmp_path):
+    """Suggestions are those of an uninterrupted search, whatever was killed."""
+    soak(tmp_path, num_trials=40, num_workers=2, kill_worker_every=1e6, num_driver_kills=0, seed=0)
+    ledgers = [Ledger.read(folder) for folder in (soaked[0], tmp_path)]
+    points = [[ledger.find("suggestion", f"sweep/{i}").body for i in range(40)] for ledger in ledgers]
+    assert points[0] == points[1]
+
+
+def test_what_is_lost_or_told_twice_would_be_seen(soaked, monkeypatch):
+    folder, _ = soaked
+    told = (folder / ACKNOWLEDGED).read_text()
+    first = told.splitlines()[0]
+    try:
+        (folder / ACKNOWLEDGED).write_text(f"{told}{first}\n{'0' * 64}\n")
+        faults = faults_of(folder, NUM_TRIALS + 1)
+    finally:
+        (folder / ACKNOWLEDGED).write_text(told)
+    assert (faults["told_twice"], faults["told_and_gone"], faults["suggestions_missing"]) == (1, 1, 1)
+    monkeypatch.setattr(soak_case, "make_run", lambda point: soak_case.make_spec(seed=json.dumps(point).__len__()))
+    assert faults_of(folder, NUM_TRIALS)["outcomes_missing"] > 0
+
+
+class Counting(dict):
+    """Outcomes, and how often they were looked at."""
+
+    looks = 0
+
+    def get(self, key, default=None):
+        self.looks += 1
+        return super().get(key, default)
+
+    __getitem__ = __contains__ = None
+
+
+def test_a_search_looks_at_each_outcome_once(soaked):
+    """Else what a trial costs the driver would grow with the search."""
+    ledger = Ledger.read(soaked[0])
+    ranges = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
+    source = SearchSource(
+        search_space(ranges=ranges), soak_case.make_run, ledger, stage="sweep", study_seed=7, num_trials=NUM_TRIALS,
+        parallelism=4, sampler="random",
+    )  # fmt: skip
+    results = Counting(ledger.results())
+    for _ in range(NUM_TRIALS):
+        source.next(results)
+    assert results.looks == NUM_TRIALS - 4

@@ -1,0 +1,199 @@
+"""Five planted secrets (argv, environment, plan, address, exception) are nowhere on disk, nor in what is said."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_study import ask, plan_with, write_plan
+
+from launcher.plan_file import PlanError, load_plan
+from sweeps.redaction import redacted, secret_in
+
+ROOT = Path(__file__).parents[1]
+ARGV, VARIABLE, PASSWORD = "sk-argvCANARY1234567890ab", "zebra-crossing-canary-42", "hunter2hunter2"
+RAISED, PLANNED = "wandb_v1_raisedCANARY12345678", "hf_plannedCANARYabcdefghijkl"
+ADDRESS = f"https://jane:{PASSWORD}@files.example.org/data"
+SECRETS = (ARGV, VARIABLE, PASSWORD, RAISED, PLANNED)
+ENVIRONMENT = {
+    "STORE_TOKEN": VARIABLE, "WANDB_API_KEY": RAISED, "HTTPS_PROXY": ADDRESS, "HF_TOKEN": PLANNED,
+    "OMP_NUM_THREADS": "1", "FORERUN_TRACEBACK": "1",
+}  # fmt: skip
+MAIN = "import sys; from launcher.cli import main; main(sys.argv[2:])"
+SAID = f"""
+import os, sys
+said = "cannot log in to {ADDRESS} with {RAISED}, api_key={ARGV}, " + os.environ["STORE_TOKEN"]
+"""
+COMMAND = '''
+[data]
+path = ""
+external = "planted"
+vocab_size = 256
+[proxy]
+command = """%s -S trainer.py {run_dir} --lr {lr} --width {width} --num-steps {num_steps} --seed {seed}
+  --clip {clip_norm} --warmup {warmup_steps} --form {parametrization}"""
+'''
+TRAINER = f"""{SAID}
+import json
+run = json.load(open(os.path.join(sys.argv[1], "run.json")))["values"]
+print("environment", dict(os.environ)); print(said, file=sys.stderr)
+if not run["run_dir"].endswith("attempt-2"):
+    raise RuntimeError(said)
+n = run["num_steps"]
+with open(os.path.join(sys.argv[1], "metrics.jsonl"), "w") as out:
+    for step in range(1, n + 1):
+        print(json.dumps({{"step": step, "train_loss": 2 + run["lr"]}}), file=out)
+    print(json.dumps({{"step": n, "val_loss": 2 + run["lr"]}}), file=out)
+"""
+MODEL = f"""{SAID}
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocab_size, shape.width)
+        self.readout = nn.Linear(shape.width, shape.vocab_size, bias=False)
+
+    def forward(self, ids):
+        raise RuntimeError(said)
+
+def build(shape):
+    return Model(shape)
+"""
+
+
+def forerun(*arguments):
+    """A command line as a process of its own, a secret among its words; what it said on both streams."""
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, ARGV, *map(str, arguments)], env=environment, capture_output=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def found_in(folder, said):
+    """(secret, place) wherever one is: in bytes of files, in their names, in what was said."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    texts = {str(path): os.fsencode(path.name) + path.read_bytes() for path in files} | {"said": said}
+    return [(secret, place) for place, text in texts.items() for secret in SECRETS if secret.encode() in text]
+
+
+def test_a_command_that_shows_its_environment_and_fails_with_secrets(tmp_path):
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    plan = plan_with(tmp_path, COMMAND % sys.executable)
+    study = tmp_path / "study"
+    code, said = forerun("sweep", plan, "--study", study)
+    assert code == 0 and b"RuntimeError" in said, said.decode()
+    for arguments in (("status", study, "--json"), ("status", study, "--brief")):
+        code, more = forerun(*arguments)
+        assert code == 0
+        said += more
+    logs = list(study.rglob("log.txt"))
+    assert logs and all(b"cannot log in" in log.read_bytes() for log in logs), "only the secrets go"
+    assert found_in(study, said) == []
+
+
+def test_a_model_that_fails_with_secrets(tmp_path):
+    (tmp_path / "mine.py").write_text(MODEL)
+    write_plan(tmp_path)
+    plan = plan_with(tmp_path, '[proxy]\nfactory = "mine:build"\n')
+    code, said = forerun("sweep", plan, "--study", tmp_path / "study")
+    assert code in (1, 2) and b"RuntimeError" in said, said.decode()
+    assert found_in(tmp_path / "study", said) == []
+
+
+def open_gates(study):
+    body = ask("status", study)[1]
+    return [gate["name"] for gate in body["gates"] if gate["outcome"] != "passed"]
+
+
+def test_a_reason_that_holds_one_is_refused(tmp_path):
+    code, said = forerun("freeze", tmp_path, "--accept", "fit", "--reason", f"as {PLANNED} says")
+    assert code == 2 and b"--reason holds what looks like" in said
+    assert found_in(tmp_path, said) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_whole_chain(tmp_path):
+    """Study, report, frozen config, export and W&B's folder, with secrets around: none gets in."""
+    plan, study = write_plan(tmp_path), tmp_path / "study"
+    code, said = forerun("run", plan, "--study", study)
+    assert code == 0, said.decode()
+    accepts = [part for gate in open_gates(study) for part in ("--accept", gate)]
+    code, more = forerun("freeze", study, *accepts, *(["--reason", "a test"] if accepts else []))
+    assert code == 0, more.decode()
+    said += more
+    (frozen,) = (study / "frozen").iterdir()
+    for arguments in (
+        ("report", study), ("export", frozen, "--to", "torchtitan", "--allow-lossy"), ("verify", frozen),
+        ("dashboards", study),
+    ):  # fmt: skip
+        code, more = forerun(*arguments)
+        assert code == 0, more.decode()
+        said += more
+    assert list((study / "wandb").rglob("*.wandb"))
+    assert found_in(study, said) == []
+
+
+def test_the_search_for_secrets_can_fail(tmp_path):
+    (tmp_path / "log.txt").write_text(f"x {VARIABLE} y")
+    assert found_in(tmp_path, PASSWORD.encode()) == [(VARIABLE, str(tmp_path / "log.txt")), (PASSWORD, "said")]
+
+
+PLANS = {
+    "proxy.command": f"python train.py --lr {{lr}} --api-key {PLANNED}",
+    "data.external": ADDRESS,
+    "data.path": f"corpus-{VARIABLE}",
+    "cluster.address": f"ray://jane:{PASSWORD}@head:10001",
+    "proxy.metrics_path": f"{{run_dir}}/{RAISED}.jsonl",
+    "proxy.code_path": f"code/{ARGV}",
+}
+
+
+@pytest.mark.parametrize("key", PLANS)
+def test_a_plan_that_holds_one_is_refused_without_saying_it(tmp_path, monkeypatch, key):
+    monkeypatch.setenv("STORE_TOKEN", VARIABLE)
+    (tmp_path / "plan.toml").write_text("")
+    for overrides in ((f'{key}="{PLANS[key]}"',), (f'{key}="{PLANS[key]}"', "model.seq_len=-1")):
+        with pytest.raises(PlanError) as told:
+            load_plan(tmp_path / "plan.toml", overrides)
+        assert f"{key} holds what looks like" in str(told.value)
+        assert not any(secret in str(told.value) for secret in SECRETS)
+
+
+FINE = (
+    "python train.py --lr {lr} --seed {seed}",
+    "--max-tokens 5 --token-file f --batch_tokens 5",
+    "--revision " + 10 * "0a1b",
+    "s3://bucket/words v1",
+    "sk-learn-models-in-a-folder",
+    "a token: the smallest piece",
+    "--tokenizer bytes",
+)
+
+
+@pytest.mark.parametrize("text", FINE)
+def test_a_plan_without_one_is_not(text):
+    assert secret_in(text, {"GPG_KEY": "short", "SECRET_FILE": "/run/secrets/words"}) == ""
+
+
+SHOWN = {
+    "batch_tokens = 64: 7 is no divisor": "batch_tokens = 64: 7 is no divisor",
+    f"login at {ADDRESS} failed": "login at https://***@files.example.org/data failed",
+    f"API_KEY={ARGV} was refused": "API_KEY=*** was refused",
+    "password: hunter2 and more": "password: ***",
+    f"Bearer {20 * 'x'}": "Bearer ***",
+    f"it is {VARIABLE}.": "it is ***.",
+    "ValueError: num_tokens: 5": "ValueError: num_tokens: 5",
+    "target.tokens_per_param = 0.5: more": "target.tokens_per_param = 0.5: more",
+    "/etc/passwd: it is no folder": "/etc/passwd: it is no folder",
+    f"two: {RAISED} {PLANNED}": "two: *** ***",
+    "the key 3f786850e387550fdab836ed7e6dc881de23001b": "the key ***",
+}
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_texts_lose_their_secrets_and_nothing_else(text):
+    assert redacted(text, {"STORE_TOKEN": VARIABLE}) == SHOWN[text]
