@@ -1,4 +1,4 @@
-"""An index of a checkpoint is looked at before torch opens it: torch's own passes, whatever would call more does not."""
+"""A checkpoint's index is looked at before torch opens it: torch's own passes, whatever would call more does not."""
 
 import collections
 import os
