@@ -9,7 +9,6 @@ import socket
 import time
 from pathlib import Path
 
-from proxies.canon import Json
 from sweeps.budget import Budget, Caps, record_driven
 from sweeps.errors import SweepError
 from sweeps.ledger import Ledger
@@ -21,7 +20,7 @@ LOOK_SECONDS = 1.0
 
 
 class Accounts:
-    """Opened once there are devices to pay for; `close` writes down what they cost."""
+    """Opened once there are devices to pay for."""
 
     def __init__(self, study_dir: Path, ledger: Ledger, caps: Caps, num_devices: float) -> None:
         """Take over what a killed driver had spent, as its last look tells; then count our own."""
@@ -29,10 +28,10 @@ class Accounts:
         self._driver = len(ledger.records("driver")) - 1
         last = read_live(study_dir)
         if last is not None and last.driver < self._driver:
-            taken: dict[str, Json] = {"seconds": last.seconds, "device_seconds": last.device_seconds}
-            record_driven(ledger, last.driver, taken)
+            record_driven(ledger, last.driver, last.stretch, last.seconds, last.device_seconds)
         self.budget = Budget(caps, ledger, num_devices=num_devices)
         self._num_devices = num_devices
+        self._stretch = 0
         self._looked = -LOOK_SECONDS
 
     def look(self, stage: str, running: tuple[Running, ...], num_queued: int, left_seconds: float | None) -> None:
@@ -49,6 +48,7 @@ class Accounts:
                 pid=os.getpid(),
                 host=socket.gethostname(),
                 stage=stage,
+                stretch=self._stretch,
                 seconds=seconds,
                 device_seconds=seconds * self._num_devices,
                 left_seconds=left_seconds,
@@ -58,7 +58,8 @@ class Accounts:
             ),
         )
 
-    def close(self) -> None:
-        """Record what this driver took. On a full disk, or taken over, it cannot: that was said already."""
+    def write_down(self) -> None:
+        """Record what this driver took since it last did. On a full disk, or taken over, it cannot: said already."""
         with contextlib.suppress(SweepError):
-            record_driven(self._ledger, self._driver, self.budget.record())
+            self.budget.write_down(self._driver, self._stretch)
+            self._stretch += 1

@@ -9,7 +9,7 @@ from launcher.plan import Plan
 from proxies import canon
 from proxies.canon import Json
 from proxies.spec import Run
-from sweeps.budget import Caps, Spent, spent
+from sweeps.budget import Caps, Spent, is_driven, spent
 from sweeps.ledger import Ledger
 from sweeps.live import Live, read_live
 
@@ -63,6 +63,6 @@ def _driver(live: Live) -> dict[str, Json]:
 
 def _spent(ledger: Ledger, live: Live | None, caps: Caps) -> Spent:
     """The ledger's count, with the hours of a driver that has not recorded its own yet."""
-    if live is None or ledger.find("driven", str(live.driver)) is not None:
+    if live is None or is_driven(ledger, live.driver, live.stretch):
         return spent(ledger, caps.usd_per_device_hour)
     return spent(ledger, caps.usd_per_device_hour, more=(live.seconds, live.device_seconds))

@@ -40,21 +40,25 @@ class SearchSection(Section):
     warmup_fraction: tuple[Fraction, Fraction] = Field((0.02, 0.5), description="Warmup as a share of the steps.")
     clip_norm: Range = Field((0.25, 4.0), description="Largest gradient norm.")
     axes: dict[MoreAxis, Range] = Field(
-        {}, description="What else is searched, lowest and highest; the others are the plan's."
+        {},
+        description="What else is searched, lowest and highest, as { beta2 = [0.9, 0.99] }; the rest is as [proxy] has it.",
     )
     choices: dict[AnyAxis, Annotated[tuple[Positive, ...], Field(min_length=2)]] = Field(
-        {}, description="Of these axes some values alone, in place of a range."
+        {}, description="Axes of a few values in place of a range, as { beta2 = [0.9, 0.95, 0.99] }."
     )
     can_be_off: tuple[Literal["clip_norm", "weight_decay"], ...] = Field(
-        (), description="What trials may also do without: no clipping, no weight decay."
+        (), description="What a trial may also do without: clip_norm, weight_decay."
     )
     sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"] = Field(
         "tpe", description="Optuna's; docs/search.md says when to use which."
     )
     grid: dict[AnyAxis, Annotated[int, Field(ge=1, le=10**4)]] = Field(
-        {}, description="For the grid, values on each axis; on one that is not named, the middle."
+        {},
+        description="How many values the grid has on each axis, as { learning_rate = 8 }; an axis not named has its middle.",
     )
-    parallelism: Count = Field(8, description="P: suggestion k uses the outcomes of trials 0 ... k-P alone.")
+    parallelism: Count = Field(
+        8, description="Trials in flight at most, P; suggestion k uses the outcomes of trials 0 ... k-P alone."
+    )
     num_startup: Count = Field(12, description="Trials spread evenly before TPE, GP or CMA-ES begins.")
     warm_start: tuple[str, ...] = Field(
         (),
@@ -63,9 +67,10 @@ class SearchSection(Section):
     max_extensions: Annotated[int, Field(ge=0, le=100)] = Field(
         0, description="How often a range whose end the best trials are near may grow; 0: it is only said."
     )
-    extension_trials: Count = Field(8, description="Further trials each time.")
+    extension_trials: Count = Field(8, description="Further trials each time; four at least for each end that moves.")
     num_replicates: Annotated[int, Field(ge=0, le=1000)] = Field(
-        0, description="Runs of the best trials with other seeds, most where the choice is in doubt; 0: none."
+        0,
+        description="Further runs of the best trials with other seeds, most where the choice is in doubt; 0: none, else 4 at least.",
     )
     seed: Seed = Field(0, description="Of the search, and of the trials' weights and data order.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from launcher.searching import GROWTH, WARM_START, edges_of, ended_losses, legs
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from launcher.transferred import Searched
     from sweeps.ledger import Ledger
 
+_ORIGINS = {"beyond an end": "beyond an end of the range, where it grew", "design": "the even design at the start"}
 CLEAR_ERRORS = 2.0
 """Standard errors by which the runner-up must lose to be told apart."""
 
@@ -98,7 +100,10 @@ def value_text(name: str, value: float | None) -> str:
 def sentences(body: Any) -> list[str]:
     """What is to be said of a search: where the best came from, its bracket, growth, repeats."""
     best = next(trial for trial in body["trials"] if trial["index"] == body["best_trial"])
-    lines = [f"sampler {body['sampler']}; the best is trial {best['index']}, of: {best['origin']}"]
+    lines = [
+        f"sampler {body['sampler']}; the best is trial {best['index']}, its point from: {_ORIGINS.get(best['origin'], best['origin'])}"
+    ]
+    lines += _warm_sentences(body)
     lines += [said(grew) for grew in body["growth"]]
     lines += [
         f"{edge['axis']} is not bracketed: the best trials lie at the {edge['side']} end of [{edge['range'][0]:.4g}, "
@@ -106,6 +111,13 @@ def sentences(body: Any) -> list[str]:
         for edge in body["open_edges"]
     ]
     return lines + list(body["stopped"]) + _repeat_sentences(body)
+
+
+def _warm_sentences(body: Any) -> list[str]:
+    """How many of the first points came from where."""
+    counts = Counter(one["source"] for one in (body["warm_start"] or {"points": []})["points"])
+    said = ", ".join(f"{number} from {source}" for source, number in counts.items())
+    return [f"the first trials are a warm start: {said}"] if said else []
 
 
 def _repeat_sentences(body: Any) -> list[str]:

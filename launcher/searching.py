@@ -109,12 +109,12 @@ def growth(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> dict
         return None
     points = trial_points(study, ledger)
     best = points[min((loss, index) for index, loss in enumerate(losses) if loss is not None)[1]]
-    given = probes(done[-1].space, edges, best)[: search.extension_trials]
+    given = probes(done[-1].space, edges, best)  # all: the new end is told by the last of each
     return {
         "edges": [canon.to_json(edge) for edge in edges],
         "points": [canon.to_json(point) for point in given],
         # A grid has no points beyond its own.
-        "num_trials": len(given) if search.sampler == "grid" else search.extension_trials,
+        "num_trials": len(given) if search.sampler == "grid" else max(len(given), search.extension_trials),
     }
 
 

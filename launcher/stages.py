@@ -75,8 +75,6 @@ class Runner:
                 signal.signal(number, signal.SIG_IGN)  # closing takes a second, and leaves processes if cut short
             if self._pool is not None:
                 self._pool.close()
-            if self._accounts is not None:
-                self._accounts.close()
             for number, handler in zip(caught, before, strict=True):
                 signal.signal(number, handler)
 
@@ -125,19 +123,22 @@ class Runner:
                 meter.add(fresh, f"{event.num_running} running")
                 accounts.look(label, event.running, event.num_queued, meter.left_seconds)
 
-            drive(
-                source,
-                self._pool,
-                self.ledger,
-                self.study.study_dir,
-                num_slots_for=lambda spec: spec.numerics.num_slots,
-                bank_key_for=bank_key,
-                steps_per_call=STEPS_PER_CALL,
-                max_attempts=cluster.max_attempts,
-                progress=progress,
-                should_stop=should_stop,
-                refusal=budget.refusal,
-            )
+            try:
+                drive(
+                    source,
+                    self._pool,
+                    self.ledger,
+                    self.study.study_dir,
+                    num_slots_for=lambda spec: spec.numerics.num_slots,
+                    bank_key_for=bank_key,
+                    steps_per_call=STEPS_PER_CALL,
+                    max_attempts=cluster.max_attempts,
+                    progress=progress,
+                    should_stop=should_stop,
+                    refusal=budget.refusal,
+                )
+            finally:
+                accounts.write_down()
         self._check_stop()
         if overrun:
             raise BudgetSpent(overrun)

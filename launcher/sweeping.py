@@ -62,8 +62,9 @@ def _begin(study: Study, ledger: Ledger) -> None:
     found = warm_start(study)
     ledger.append(WARM_START, SEARCH_STAGE, found)
     for one in cast(list[dict[str, Any]], found["points"]):
-        clipped = "" if one["learning_rate"] == one["point"]["learning_rate"] else ", held to its range"
-        say(f"search: begins with learning rate {one['learning_rate']:.3g}{clipped}, of {one['source']}")
+        held = one["point"]["learning_rate"]
+        clipped = "" if one["learning_rate"] == held else f" (held to its range: {held:.3g})"
+        say(f"search: begins with learning rate {one['learning_rate']:.3g}{clipped}, from {one['source']}")
 
 
 def _source(study: Study, ledger: Ledger, leg: Leg) -> SearchSource:

@@ -80,9 +80,14 @@ def _study_points(study: Study, folder: Path) -> list[dict[str, Json]]:
     found = _found(other, ledger)
     best = ([found.point] if found else []) + [points[index] for _, index in ranked]
     return [
-        _point(study, _carried(study, other, point, found), folder.name, ledger.head_hash)
+        _point(study, _carried(study, other, point, found), _last_two(folder), ledger.head_hash)
         for point in best[:WARM_TRIALS]
     ]
+
+
+def _last_two(folder: Path) -> str:
+    """Most studies' folders have one name, `study`: with the folder around it."""
+    return "/".join(folder.parts[-2:])
 
 
 def _found(other: Study, ledger: Ledger) -> Transferred | None:

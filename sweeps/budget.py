@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from proxies.canon import Json
 from proxies.checks import Checks
 from proxies.flops import flops_per_token
 from proxies.spec import RunSpec
 from sweeps.ledger import Ledger
 
 DRIVEN = "driven"
-"""Record of how long a driver worked; its key is the driver's number."""
+"""Record of how long a driver worked; its key is the driver's number and that of the stretch of its work."""
 
 _HOUR_SECONDS = 3600.0
 
@@ -79,12 +78,14 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """Since this driver began."""
+        """Since this driver began, or last wrote down what it took."""
         return self._clock() - self._started
 
-    def record(self) -> dict[str, Json]:
-        """What this driver has taken so far, as the body of a `driven` record."""
-        return {"seconds": self.seconds, "device_seconds": self.seconds * self._num_devices}
+    def write_down(self, driver: int, stretch: int) -> None:
+        """Record what this driver has taken since it last did. Raises what `Ledger.append` raises."""
+        seconds, self._started = self.seconds, self._clock()
+        record_driven(self._ledger, driver, stretch, seconds, seconds * self._num_devices)
+        self._driven_seconds, self._driven_device_seconds = _driven(self._ledger)
 
     def spent(self) -> Spent:
         """Everything up to now, this driver's share included."""
@@ -146,10 +147,15 @@ def spent(ledger: Ledger, usd_per_device_hour: float | None, more: tuple[float, 
     return _spent(len(own), sum(result.flops for result in own), seconds, device_seconds, usd_per_device_hour)
 
 
-def record_driven(ledger: Ledger, driver: int, body: Mapping[str, Json]) -> None:
-    """Add the `driven` record of driver number `driver`, once."""
-    if ledger.find(DRIVEN, str(driver)) is None:
-        ledger.append(DRIVEN, str(driver), dict(body))
+def record_driven(ledger: Ledger, driver: int, stretch: int, seconds: float, device_seconds: float) -> None:
+    """Add the `driven` record of a stretch of a driver's work, once. Raises what `Ledger.append` raises."""
+    if not is_driven(ledger, driver, stretch):
+        ledger.append(DRIVEN, f"{driver}/{stretch}", {"seconds": seconds, "device_seconds": device_seconds})
+
+
+def is_driven(ledger: Ledger, driver: int, stretch: int) -> bool:
+    """Whether that stretch is recorded."""
+    return ledger.find(DRIVEN, f"{driver}/{stretch}") is not None
 
 
 def _driven(ledger: Ledger) -> tuple[float, float]:

@@ -19,6 +19,7 @@ EDGE_SHARE, MOST_EDGE_OCTAVES = 1 / 8, 1.0
 TOP_SHARE, LEAST_TOP = 1 / 8, 3
 """The best finished trials that are looked at: one trial's luck is no reason to search elsewhere."""
 GROWTH_OCTAVES, PROBES_PER_OCTAVE = 2.0, 2
+PROBES = round(GROWTH_OCTAVES * PROBES_PER_OCTAVE)
 DIVERGES_ABOVE = "learning_rate"
 """Of the other axes nothing says that it is they that make a trial diverge."""
 

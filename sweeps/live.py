@@ -28,8 +28,10 @@ class Live:
     pid: int
     host: str
     stage: str
+    stretch: int
+    """Of its work: times it has written down what it took."""
     seconds: float
-    """Since it began."""
+    """Since then, in no record yet."""
     device_seconds: float
     left_seconds: float | None
     """Of this stage, at the rate so far; None before anything has ended."""

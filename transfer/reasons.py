@@ -25,7 +25,7 @@ def why_unusable(optimum: Optimum, q: Question) -> str:
     number = f"{optimum.num_runs} run{'' if optimum.num_runs == 1 else 's'}"
     runs = f"{at_size(q.axis, optimum.size)}: {number}, {optimum.num_diverged} diverged; "
     if optimum.status == "too_few":
-        return runs + "too few values at which every run finished"
+        return runs + "too few values near the best one at which every run finished: no valley is fitted"
     if optimum.status == "flat":
         return runs + "the valley is flat within the noise"
     return runs + "the optimum may lie outside the values that were run"

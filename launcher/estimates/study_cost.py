@@ -18,6 +18,7 @@ from launcher.transferred import target_guess
 from proxies.flops import flops_per_token
 from proxies.rules import named
 from proxies.spec import RunSpec
+from sweeps.growth import PROBES
 from sweeps.space import Params
 from transfer.question import Axis
 
@@ -71,7 +72,7 @@ def stages_of(study: Study) -> list[Stage]:
         _stage(
             "sweep",
             [study.trial(point)] * (search.num_trials + search.num_replicates),
-            [study.trial(point)] * (search.max_extensions * search.extension_trials),
+            [study.trial(point)] * (search.max_extensions * max(search.extension_trials, PROBES)),
         ),
         _stage("transfer", least, more),
         _stage("ladder", stage_specs(study, ladder_runs(study, point))),

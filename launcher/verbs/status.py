@@ -78,7 +78,7 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
     left = "" if live["left_seconds"] is None else f", about {duration(live['left_seconds'])} left"
     lines.append(
         f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued{left} "
-        f"(driver: {where}, for {duration(live['seconds'])})"
+        f"(driver: {where}, at this for {duration(live['seconds'])})"
     )
     shown = live["running"][:NUM_RUNNING_SHOWN]
     rows = [(run["run_id"][:12], str(run["worker"]), f"{run['step']} of {run['num_steps']}") for run in shown]

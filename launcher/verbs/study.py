@@ -100,7 +100,7 @@ def run(
         from launcher.plan_file import load_plan
         from launcher.slurm import sbatch_script
 
-        options = load_plan(plan_path, overrides).cluster.slurm_options
+        options = load_plan(plan_path, (*overrides, "cluster.address=auto")).cluster.slurm_options  # as the job will
         text = sbatch_script(plan_path, study_dir, overrides, parent_dir, options)
         canon.write_atomic(sbatch_file, text.encode())
         answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")

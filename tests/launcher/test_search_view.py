@@ -37,13 +37,16 @@ def body():
 def test_every_sentence(body):
     said = sentences(body["search"])
     assert said == [
-        "sampler tpe; the best is trial 3, of: tpe",
+        "sampler tpe; the best is trial 3, its point from: tpe",
         "the best trials lay at an end: learning_rate from [0.001953, 0.125] to [0.001953, 0.5], 8 further trials",
         f"learning_rate is not bracketed: the best trials lie at the high end of [0.001953, 0.125]; {HOW}",
         "11 repeats with other seeds: trial 3 has 2.1000 +- 0.0010 nats over 5",
         "trial 5 loses to it by 0.0100 +- 0.0020 nats, compared seed by seed",
         "trial 1 diverged with 1 of 2 other seeds",
     ]
+    body["search"]["warm_start"] = {"points": [{"source": "a/study"}, {"source": "a/study"}, {"source": "law:StepLaw"}]}
+    assert sentences(body["search"])[1] == "the first trials are a warm start: 2 from a/study, 1 from law:StepLaw"
+    body["search"]["warm_start"] = None
     body["search"]["replicates"]["lead_standard_error_nats"] = 0.006
     assert "they cannot be told apart" in sentences(body["search"])[4]
     body["search"]["replicates"] = None

@@ -84,9 +84,9 @@ def test_a_look_is_what_status_reads(ledger, tmp_path):
     live = read_live(tmp_path / "study")
     assert (live.stage, live.running, live.num_queued, live.left_seconds) == ("search", running, 7, 12.5)
     assert live.at_work is True and live.pid == os.getpid()
-    accounts.close()
-    accounts.close()
-    assert [record.key for record in ledger.records("driven")] == ["0"]
+    accounts.write_down()
+    accounts.write_down()
+    assert [record.key for record in ledger.records("driven")] == ["0/0", "0/1"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"driver": 1}', b"\xff\xfe", b"[" * 100_000])
@@ -109,5 +109,5 @@ def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
     assert ask("status", study, "--brief")[1]["now"]["driver"]["at_work"] is False
     last = read_live(study)
     assert ask("sweep", plan, "--study", study)[0] == 0
-    recorded = Ledger.read(study).find("driven", str(last.driver))
+    recorded = Ledger.read(study).find("driven", f"{last.driver}/{last.stretch}")
     assert recorded is not None and recorded.body["seconds"] == last.seconds

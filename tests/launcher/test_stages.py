@@ -66,8 +66,8 @@ def num_runs(finished):
 def test_a_run_goes_through_every_stage(finished, num_runs):
     ledger = Ledger.read(finished / "study")
     kinds = Counter(record.kind for record in ledger.records())
-    once = dict.fromkeys(("plan", "driver", "driven", "fit"), 1)
-    assert kinds == {**once, "coordinates": 2, "suggestion": 4, "result": num_runs}
+    assert kinds.pop("driven") >= 3  # search, transfer, ladder
+    assert kinds == {"plan": 1, "driver": 1, "coordinates": 2, "suggestion": 4, "result": num_runs, "fit": 1}
     assert {result.status for result in ledger.results().values()} <= {"finished", "diverged"}
     assert (finished / "study" / "report.json").is_file()
     assert len(list((finished / "study" / "curves").iterdir())) == num_runs

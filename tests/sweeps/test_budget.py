@@ -62,16 +62,19 @@ def test_imported_runs_cost_nothing(ledger):
     ],
 )
 def test_time_is_counted_over_every_driver(ledger, cap, said):
-    record_driven(ledger, 0, {"seconds": 3600.0, "device_seconds": 7200.0})
-    record_driven(ledger, 0, {"seconds": 9.9, "device_seconds": 9.9})  # once
+    record_driven(ledger, 0, 0, 3600.0, 7200.0)
+    record_driven(ledger, 0, 0, 9.9, 9.9)  # once
     clock = Clock()
     mine = budget(ledger, clock, **cap)
     clock.now = 7199.0
     assert mine.overrun() == ""
     clock.now = 7200.0
     assert mine.overrun().startswith(f"{said}. All is kept")
-    assert mine.record() == {"seconds": 7200.0, "device_seconds": 14400.0}
-    assert mine.spent().device_hours == 6.0
+    mine.write_down(1, 0)
+    assert ledger.find("driven", "1/0").body == {"seconds": 7200.0, "device_seconds": 14400.0}
+    assert mine.spent().device_hours == 6.0 == spent(ledger, None).device_hours
+    clock.now = 10800.0
+    assert mine.spent().device_hours == 8.0 and mine.seconds == 3600.0
 
 
 def test_no_cap_refuses_nothing(ledger):
