@@ -13,6 +13,7 @@ from sweeps.budget import Budget, Caps, record_driven
 from sweeps.errors import SweepError
 from sweeps.ledger import Ledger
 from sweeps.live import Live, read_live, write_live
+from sweeps.lock import born
 from sweeps.progress import Running
 
 LOOK_SECONDS = 1.0
@@ -46,6 +47,7 @@ class Accounts:
             Live(
                 driver=self._driver,
                 pid=os.getpid(),
+                born=born(os.getpid()),
                 host=socket.gethostname(),
                 stage=stage,
                 stretch=self._stretch,

@@ -12,6 +12,7 @@ from proxies.spec import Run
 from sweeps.budget import Caps, Spent, is_driven, spent
 from sweeps.ledger import Ledger
 from sweeps.live import Live, read_live
+from sweeps.lock import is_held
 
 STATUSES = ("finished", "diverged", "pruned", "failed")
 
@@ -22,7 +23,7 @@ def now_body(study_dir: Path, plan: Plan) -> dict[str, Json]:
     Raises:
         SweepError: no study there, or not a sound one.
     """
-    ledger, live = Ledger.read(study_dir), read_live(study_dir)
+    ledger, live, held = Ledger.read(study_dir), read_live(study_dir), is_held(study_dir)
     caps = plan.cluster.caps
     runs = ledger.runs()
     return {
@@ -30,7 +31,8 @@ def now_body(study_dir: Path, plan: Plan) -> dict[str, Json]:
         "num_imported": len(ledger.imported()),
         "num_lost_executions": len(ledger.records("lost")),
         "by_width": [_at_width(width, runs) for width in sorted({run.spec.shape.width for run in runs})],
-        "driver": None if live is None else _driver(live),
+        "at_work": held,
+        "driver": None if live is None else _driver(live, held),
         "spent": canon.to_json(_spent(ledger, live, caps)),
         "caps": canon.to_json(caps),
         "target_flops": plan.target.budget_flops,
@@ -57,8 +59,9 @@ def _at_width(width: int, runs: tuple[Run, ...]) -> dict[str, Json]:
     }
 
 
-def _driver(live: Live) -> dict[str, Json]:
-    return {**cast(dict[str, Json], canon.to_json(live)), "at_work": live.at_work}
+def _driver(live: Live, held: bool | None) -> dict[str, Json]:
+    """The last look, and whether that driver is still there."""
+    return {**cast(dict[str, Json], canon.to_json(live)), "at_work": held is not False and live.at_work}
 
 
 def _spent(ledger: Ledger, live: Live | None, caps: Caps) -> Spent:

@@ -28,8 +28,8 @@ class ClusterSection(Section):
         0, description="Ray workers, one thread each; 0: as many as there is room for."
     )
     worker_cpus: Annotated[float, Field(gt=0, le=10**4)] = Field(1.0, description="CPU cores a worker takes.")
-    worker_gpus: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="GPU a worker takes; below 1 they share one, and must fit its memory together."
+    worker_gpus: Annotated[float, Field(ge=0, le=10**4)] = Field(
+        0.0, description="GPUs a worker takes; below 1 workers share one, and must fit its memory together."
     )
     worker_memory_gib: Annotated[float, Field(ge=0, le=10**6)] = Field(
         0.0, description="Memory a worker takes, for placing it; 0: not counted."
@@ -71,6 +71,8 @@ def cluster_problems(cluster: ClusterSection) -> list[str]:
         problems.append(f"cluster.address = {cluster.address!r}: host:port of the head, or auto, is wanted")
     if cluster.address and cluster.backend != "ray":
         problems.append(f'cluster.address = {cluster.address!r} wants cluster.backend = "ray"')
+    if cluster.worker_gpus > 1 and not cluster.worker_gpus.is_integer():
+        problems.append(f"cluster.worker_gpus = {cluster.worker_gpus:g}: a share of one, or a whole number, is wanted")
     for option in cluster.slurm_options:
         if not _SLURM_OPTION.fullmatch(option):
             problems.append(f"cluster.slurm_options: {option!r}: one option of sbatch is wanted, as --nodes=4")

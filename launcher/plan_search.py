@@ -41,7 +41,7 @@ class SearchSection(Section):
     clip_norm: Range = Field((0.25, 4.0), description="Largest gradient norm.")
     axes: dict[MoreAxis, Range] = Field(
         {},
-        description="What else is searched, lowest and highest, as { beta2 = [0.9, 0.99] }; the rest is as [proxy] has it.",
+        description="What else is searched, lowest and highest: { beta2 = [0.9, 0.99] }; the rest is [proxy]'s.",
     )
     choices: dict[AnyAxis, Annotated[tuple[Positive, ...], Field(min_length=2)]] = Field(
         {}, description="Axes of a few values in place of a range, as { beta2 = [0.9, 0.95, 0.99] }."
@@ -54,10 +54,10 @@ class SearchSection(Section):
     )
     grid: dict[AnyAxis, Annotated[int, Field(ge=1, le=10**4)]] = Field(
         {},
-        description="How many values the grid has on each axis, as { learning_rate = 8 }; an axis not named has its middle.",
+        description="Of the grid: how many values each axis has, as { learning_rate = 8 }; else its middle.",
     )
     parallelism: Count = Field(
-        8, description="Trials in flight at most, P; suggestion k uses the outcomes of trials 0 ... k-P alone."
+        8, description="Most trials in flight, P: suggestion k uses outcomes of 0 ... k-P alone."
     )
     num_startup: Count = Field(12, description="Trials spread evenly before TPE, GP or CMA-ES begins.")
     warm_start: tuple[str, ...] = Field(
@@ -70,7 +70,7 @@ class SearchSection(Section):
     extension_trials: Count = Field(8, description="Further trials each time; four at least for each end that moves.")
     num_replicates: Annotated[int, Field(ge=0, le=1000)] = Field(
         0,
-        description="Further runs of the best trials with other seeds, most where the choice is in doubt; 0: none, else 4 at least.",
+        description="Runs of the best trials with other seeds, most where the choice is in doubt; 0, or 4 at least.",
     )
     seed: Seed = Field(0, description="Of the search, and of the trials' weights and data order.")
 
@@ -94,12 +94,7 @@ class SearchSection(Section):
 def search_problems(plan: Plan) -> list[str]:
     """Everything about `[search]` that does not hold together."""
     search = plan.search
-    problems = []
-    for name in ("learning_rate", "warmup_fraction", "clip_norm"):
-        low, high = getattr(search, name)
-        if low > high:
-            problems.append(f"search.{name} = [{low}, {high}]: the lower end first")
-    problems += _axis_problems(search)
+    problems = _axis_problems(search)
     if not problems:
         problems += _space_problems(plan, search)
     return problems + _warm_problems(search) + _budget_problems(search)
@@ -107,9 +102,10 @@ def search_problems(plan: Plan) -> list[str]:
 
 def _axis_problems(search: SearchSection) -> list[str]:
     """Of single axes."""
+    usual: dict[str, Range] = {name: getattr(search, name) for name in _PLACEHOLDERS}
     problems = [
-        f"search.axes.{name} = [{low}, {high}]: the lower end first"
-        for name, (low, high) in search.axes.items()
+        f"search.{key} = [{low}, {high}]: the lower end first"
+        for key, (low, high) in {**usual, **{f"axes.{name}": ends for name, ends in search.axes.items()}}.items()
         if low > high
     ]
     below = {"beta1", "beta2", "warmup_fraction"}

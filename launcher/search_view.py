@@ -100,9 +100,8 @@ def value_text(name: str, value: float | None) -> str:
 def sentences(body: Any) -> list[str]:
     """What is to be said of a search: where the best came from, its bracket, growth, repeats."""
     best = next(trial for trial in body["trials"] if trial["index"] == body["best_trial"])
-    lines = [
-        f"sampler {body['sampler']}; the best is trial {best['index']}, its point from: {_ORIGINS.get(best['origin'], best['origin'])}"
-    ]
+    origin = _ORIGINS.get(best["origin"], best["origin"])
+    lines = [f"sampler {body['sampler']}; the best is trial {best['index']}, its point from: {origin}"]
     lines += _warm_sentences(body)
     lines += [said(grew) for grew in body["growth"]]
     lines += [

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.implied import implied_problems
-from launcher.study import SEARCH_STAGE, Study, recorded_points
+from launcher.study import SEARCH_STAGE, Study
 from proxies import canon
 from proxies.canon import Json
 from proxies.spec import RunResult, RunSpec
-from sweeps.growth import Edge, grown, open_edges, probes
+from sweeps.growth import Edge, grown, open_edges, probes, ranked
+from sweeps.source import suggested
 from sweeps.space import Params, SearchSpace
 
 if TYPE_CHECKING:
@@ -72,15 +73,14 @@ def _points_of(body: Json) -> list[dict[str, Json]]:
     return cast(list[dict[str, Json]], cast(dict[str, Json], body)["points"])
 
 
-def trial_points(study: Study, ledger: Ledger) -> list[Params]:
+def trial_points(ledger: Ledger) -> list[Params]:
     """Points of the trials so far, by index."""
-    suggestions = {record.key: record.body for record in ledger.records("suggestion")}
-    return recorded_points(suggestions, legs(study, ledger)[-1].num_trials)
+    return suggested(ledger, SEARCH_STAGE)
 
 
 def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
     """Losses of all the last leg's trials, None of one that diverged; None before all have ended."""
-    points, results = trial_points(study, ledger), ledger.results()
+    points, results = trial_points(ledger), ledger.results()
     found = [results.get(study.trial(point).id) for point in points]
     if len(points) < legs(study, ledger)[-1].num_trials or None in found:
         return None
@@ -92,7 +92,7 @@ def edges_of(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tu
     space = legs(study, ledger)[-1].space
     edges: list[Edge] = []
     stopped: list[str] = []
-    for edge in open_edges(space, trial_points(study, ledger), losses):
+    for edge in open_edges(space, trial_points(ledger), losses):
         problems = implied_problems(study, grown(space, [*edges, edge]))
         edges += [] if problems else [edge]
         stopped += [f"{edge.axis}'s {edge.side} end stays: {problems[0]}"] if problems else []
@@ -107,8 +107,7 @@ def growth(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> dict
     edges, _ = edges_of(study, ledger, losses)
     if not edges:
         return None
-    points = trial_points(study, ledger)
-    best = points[min((loss, index) for index, loss in enumerate(losses) if loss is not None)[1]]
+    best = trial_points(ledger)[ranked(losses)[0]]
     given = probes(done[-1].space, edges, best)  # all: the new end is told by the last of each
     return {
         "edges": [canon.to_json(edge) for edge in edges],
@@ -120,15 +119,17 @@ def growth(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> dict
 
 def replicated(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> Replicated | None:
     """Repeats of the best trials; None where the plan wants none, or nothing finished."""
-    search = study.plan.search
-    first: dict[str, int] = {}  # two trials may be one run
-    points = trial_points(study, ledger)
-    for _, index in sorted((loss, index) for index, loss in enumerate(losses) if loss is not None):
-        first.setdefault(study.trial(points[index]).id, index)
-    if not search.num_replicates or not first:
+    search, best_first = study.plan.search, ranked(losses)
+    if not search.num_replicates or not best_first:
         return None
-    from sweeps.replicates import compare, num_candidates, replicates
+    from sweeps.replicates import MOST_CANDIDATES, compare, num_candidates, replicates
 
+    first: dict[str, int] = {}  # two trials may be one run
+    points = trial_points(ledger)
+    for index in best_first:
+        first.setdefault(study.trial(points[index]).id, index)
+        if len(first) == MOST_CANDIDATES:
+            break
     candidates = tuple(first.values())[: num_candidates(search.num_replicates, len(first))]
     outcomes = _Outcomes(study, [points[index] for index in candidates], ledger.results())
     counts = replicates(len(candidates), search.num_replicates, search.parallelism, outcomes)
@@ -165,7 +166,7 @@ class _Outcomes:
 def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:
     """Runs of the search with an outcome, and runs asked for so far."""
     results, losses = ledger.results(), ended_losses(study, ledger)
-    done = sum(study.trial(point).id in results for point in trial_points(study, ledger))
+    done = sum(study.trial(point).id in results for point in trial_points(ledger))
     again = replicated(study, ledger, losses) if losses is not None else None
     specs = again.specs if again else ()
     return done + sum(spec.id in results for spec in specs), legs(study, ledger)[-1].num_trials + len(specs)

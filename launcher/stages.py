@@ -73,10 +73,12 @@ class Runner:
         finally:
             for number in caught:
                 signal.signal(number, signal.SIG_IGN)  # closing takes a second, and leaves processes if cut short
-            if self._pool is not None:
-                self._pool.close()
-            for number, handler in zip(caught, before, strict=True):
-                signal.signal(number, handler)
+            try:
+                if self._pool is not None:
+                    self._pool.close()
+            finally:
+                for number, handler in zip(caught, before, strict=True):
+                    signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stopping:
@@ -108,20 +110,23 @@ class Runner:
 
         def should_stop() -> bool:
             nonlocal overrun
+            accounts.look(label, last.running, last.num_queued, meter.left_seconds)  # also while workers are silent
             overrun = overrun or budget.overrun()
             return self._stopping or bool(overrun)
 
         done = self.ledger.results()
+        last = Progress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
         work = {spec.id: flops_per_token(spec.shape) * spec.num_tokens for spec in specs if spec.id not in done}
         with Meter(label, sum(work.values())) as meter:
 
             def progress(event: Progress) -> None:
+                nonlocal last
+                last = event
                 for said in (*event.lost, *event.notes):
                     say(f"{label}: {said}")
                 mean_work = sum(work.values()) / max(1, len(work))
                 fresh = sum(work.get(outcome.id, mean_work) for outcome in event.outcomes)
-                meter.add(fresh, f"{event.num_running} running")
-                accounts.look(label, event.running, event.num_queued, meter.left_seconds)
+                meter.add(fresh, f"{len(event.running)} running")
 
             try:
                 drive(
@@ -231,10 +236,12 @@ class Runner:
             )
             self.drive("ladder", StaticSource(missing, bank_key), missing)
         if self.ledger.find("fit", fit_key(specs)) is None:
+            self._check_stop()
             from scaling_fits.summary import to_file
 
             found = fitted(self.study, self.ledger, specs)
             self.ledger.append("fit", fit_key(specs), to_file(found))
+        self._check_stop()
         return specs
 
     @staticmethod

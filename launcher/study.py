@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from launcher.plan import Plan, target_width_guess
 from proxies import canon
@@ -181,9 +181,3 @@ def moved(rate: float, ratio: float, power: float) -> float:
 
 class NoFinishedTrialError(ValueError):
     """A search in which nothing finished."""
-
-
-def recorded_points(records: Mapping[str, canon.Json], num_trials: int) -> list[Params]:
-    """The search's points by index, from the ledger's suggestions."""
-    keys = [f"{SEARCH_STAGE}/{index}" for index in range(num_trials)]
-    return [cast(Params, records[key]) for key in keys if key in records]

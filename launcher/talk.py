@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -11,7 +12,16 @@ PLAIN_EVERY_SECONDS = 15.0
 
 def say(text: str) -> None:
     """A line on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    _put(f"{text}\n")
+
+
+def _put(text: str) -> None:
+    """Work goes on where nobody listens: a terminal that is gone, a log's disk that is full.
+
+    A signal's handler may speak while a line is being written, which Python refuses as a RuntimeError.
+    """
+    with contextlib.suppress(OSError, RuntimeError):
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -39,7 +49,7 @@ class Meter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            _put("\r\033[K")
 
     def add(self, work: float, note: str = "") -> None:
         """Count finished work, and say so if it is time."""
@@ -51,7 +61,7 @@ class Meter:
         left = f", {duration(self.left_seconds)} left" if self.left_seconds else ""
         line = f"{self._label}: {share:4.0%} in {duration(elapsed)}{left}{'  ' + note if note else ''}"
         if self._live:
-            print(f"\r\033[K{line[:150]}", end="", file=sys.stderr, flush=True)
+            _put(f"\r\033[K{line[:150]}")
         elif now - self._said > PLAIN_EVERY_SECONDS or share == 1:
             say(line)
             self._said = now

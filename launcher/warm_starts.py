@@ -11,7 +11,8 @@ from launcher.arms import base_sizes, carried_rate
 from launcher.opening import recorded
 from launcher.plan import Plan
 from launcher.plan_search import LAW, WARM_TRIALS
-from launcher.study import Study, recorded_points
+from launcher.searching import trial_points
+from launcher.study import Study
 from launcher.transferred import StageMissingError, Transferred, transferred
 from proxies.canon import Json
 from proxies.flops import count_params
@@ -19,6 +20,7 @@ from proxies.powers import Ratios
 from proxies.rules import kind_rule
 from scaling_fits.optima.published_laws import published
 from sweeps.errors import SweepError
+from sweeps.growth import ranked
 from sweeps.ledger import LEDGER_NAME, Ledger
 from sweeps.space import Params
 
@@ -67,18 +69,13 @@ def _law_point(study: Study, entry: str) -> dict[str, Json]:
 def _study_points(study: Study, folder: Path) -> list[dict[str, Json]]:
     """The best trials of another study, carried to this one's base; first what its transfer tests settled on, if so."""
     other, ledger = recorded(folder)
-    suggestions = {record.key: record.body for record in ledger.records("suggestion")}
-    points = recorded_points(suggestions, len(suggestions))
-    results = ledger.results()
-    ranked = sorted(
-        (loss, index)
-        for index, point in enumerate(points)
-        if (result := results.get(other.trial(point).id)) is not None and (loss := result.loss_nats) is not None
-    )
-    if not ranked:
+    points = trial_points(ledger)
+    results = [ledger.results().get(other.trial(point).id) for point in points]
+    best_first = ranked([None if result is None else result.loss_nats for result in results])
+    if not best_first:
         raise WarmStartError("no trial of it has finished")
     found = _found(other, ledger)
-    best = ([found.point] if found else []) + [points[index] for _, index in ranked]
+    best = ([found.point] if found else []) + [points[index] for index in best_first]
     return [
         _point(study, _carried(study, other, point, found), _last_two(folder), ledger.head_hash)
         for point in best[:WARM_TRIALS]

@@ -167,7 +167,8 @@ def put_newest_aside(folder: Path, why: str, notes: list[str]) -> None:
 def _put_aside(path: Path, why: str, notes: list[str]) -> None:
     """Rename it; it is removed with its folder, once the run has its outcome."""
     notes.append(f"checkpoint {path.name[:22]} of run {path.parent.name[:12]} is not used: {why}")
-    path.rename(path.with_name(path.name + _ASIDE))
+    with contextlib.suppress(FileNotFoundError):  # another worker, with an attempt of the same run, has removed it
+        path.rename(path.with_name(path.name + _ASIDE))
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from typing import cast
 from proxies.checks import Checks
 from proxies.flops import flops_per_token
 from proxies.spec import RunSpec
-from sweeps.ledger import Ledger
+from sweeps.ledger import IMPORTED, Ledger
 
 DRIVEN = "driven"
 """Record of how long a driver worked; its key is the driver's number and that of the stretch of its work."""
@@ -121,8 +121,10 @@ class Budget:
     def _count(self) -> None:
         """Take in the outcomes recorded since the last look."""
         results = self._ledger.results()
+        if len(results) == self._num_results:  # it is asked several times a second
+            return
         for run_id, result in itertools.islice(results.items(), self._num_results, None):
-            if self._ledger.find("imported", run_id) is None:
+            if self._ledger.find(IMPORTED, run_id) is None:
                 self._num_own += 1
                 self._flops += result.flops
         self._num_results = len(results)

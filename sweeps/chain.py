@@ -220,7 +220,10 @@ def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_write(error)):
         return DiskFull(f"{where} could not be written ({error}): free some space and resume; the rest stands")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return SweepError(f"the ledger was busy for {_BUSY_SECONDS:g} s ({error}): who else is reading it?")
+        return SweepError(
+            f"the ledger was busy for {_BUSY_SECONDS:g} s ({error}): another process is in the midst of a record; if "
+            "it is stopped, or on another machine, end it (driver.lock names the last driver), and try again"
+        )
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
         return SweepError(f"the ledger cannot be opened ({error}): check the folder's permissions")
     return LedgerCorrupt(f"{where} cannot be read ({error})")

@@ -22,7 +22,7 @@ from sweeps.crew import Crew
 from sweeps.curves import store_curve
 from sweeps.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.leases import Leases
-from sweeps.ledger import Ledger
+from sweeps.ledger import IMPORTED, Ledger
 from sweeps.losses import NO_CURVE, Loss, Losses, failed_result
 from sweeps.pool import Finished, Pool, Report, decoded
 from sweeps.progress import Progress
@@ -179,13 +179,11 @@ class _Driver:
                 self._lose_worker(report, report.error)
         if not reports:
             return None
-        running = self._crew.running()
         event = Progress(
             outcomes=tuple(self._outcomes),
             lost=tuple(self._lost),
             notes=tuple(note for report in reports for note in report.notes),
-            running=running,
-            num_running=len(running),
+            running=self._crew.running(),
             num_queued=len(self._backlog),
         )
         self._outcomes, self._lost = [], []
@@ -269,8 +267,8 @@ class _Driver:
             RunsFail: nothing has ended well yet.
         """
         reason = f"lost {attempt.num_lost} times, {how}"
-        results, imported = self._ledger.results(), self._ledger.imported()
-        if any(result.status != "failed" and run_id not in imported for run_id, result in results.items()):
+        own = (result for id, result in self._ledger.results().items() if self._ledger.find(IMPORTED, id) is None)
+        if any(result.status != "failed" for result in own):
             self._commit(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
             return
         self._losses.pardon(reason)

@@ -34,6 +34,11 @@ class Edge:
     wider: Range
 
 
+def ranked(losses: Sequence[float | None]) -> list[int]:
+    """Indices of what finished, the best first; of equals, the earlier."""
+    return [index for _, index in sorted((loss, index) for index, loss in enumerate(losses) if loss is not None)]
+
+
 def open_edges(space: SearchSpace, points: Sequence[Params], losses: Sequence[float | None]) -> tuple[Edge, ...]:
     """Ends that do not bracket the optimum: the best finished trial is near, and half of the best few.
 
@@ -45,10 +50,10 @@ def open_edges(space: SearchSpace, points: Sequence[Params], losses: Sequence[fl
         points: of the trials, by index.
         losses: of each in nats, None where it diverged.
     """
-    finished = sorted((loss, index) for index, loss in enumerate(losses) if loss is not None)
+    finished = ranked(losses)
     if len(finished) < LEAST_TOP:
         return ()
-    top = [points[index] for _, index in finished[: max(LEAST_TOP, math.ceil(TOP_SHARE * len(finished)))]]
+    top = [points[index] for index in finished[: max(LEAST_TOP, math.ceil(TOP_SHARE * len(finished)))]]
     diverged = [point for point, loss in zip(points, losses, strict=True) if loss is None]
     edges = []
     for axis in space.axes:

@@ -142,7 +142,7 @@ class Ledger:
             chain.write(self._connection, record)
         self._records.append(record)
         self._index[kind, key] = record
-        self._take_in(record)
+        self._take_in(record, body)
         return record
 
     def commit(self, spec: RunSpec, result: RunResult) -> None:
@@ -219,10 +219,11 @@ class Ledger:
             self.append("plan", "plan", plan)
         self.append("driver", str(len(self.records("driver"))), lock.holder)
 
-    def _take_in(self, record: Record) -> None:
+    def _take_in(self, record: Record, body: object = None) -> None:
+        """Keep an outcome at hand; `body` is what was appended: a run of ours shares its shape with the others'."""
         if record.kind in _OUTCOMES:
             try:
-                run = canon.decode(Run, record.body)
+                run = body if isinstance(body, Run) else canon.decode(Run, record.body)
             except (canon.CanonError, SpecError) as error:
                 raise LedgerCorrupt(f"record {record.seq} is no result of a run ({error})") from error
             self._runs[record.key] = run

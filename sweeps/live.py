@@ -7,13 +7,12 @@ from it by the next one.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from proxies import canon
-from proxies.checks import SpecError
+from proxies.checks import Checks, SpecError
+from sweeps.lock import lives
 from sweeps.progress import Running
 
 LIVE_NAME = "live.json"
@@ -26,6 +25,8 @@ class Live:
     driver: int
     """Its number in the ledger."""
     pid: int
+    born: str
+    """See `sweeps.lock.born`."""
     host: str
     stage: str
     stretch: int
@@ -40,18 +41,18 @@ class Live:
     at: str
     """Time of writing, a label."""
 
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("driver", "stretch", "num_queued", least=0)
+        checks.whole("pid")
+        for name in ("seconds", "device_seconds", *(() if self.left_seconds is None else ("left_seconds",))):
+            checks.number(name, least=0)
+        checks.done()
+
     @property
     def at_work(self) -> bool | None:
         """Whether that process lives; None if it is on another host."""
-        if self.host != socket.gethostname():
-            return None
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
+        return lives(self.host, self.pid, self.born)
 
 
 def write_live(study_dir: Path, live: Live) -> None:
@@ -65,7 +66,8 @@ def write_live(study_dir: Path, live: Live) -> None:
 
 def read_live(study_dir: Path) -> Live | None:
     """The last look; None if there is none that can be read."""
+    path = study_dir / LIVE_NAME
     try:
-        return canon.decode(Live, canon.parse((study_dir / LIVE_NAME).read_bytes()))
+        return canon.decode(Live, canon.parse(path.read_bytes())) if path.is_file() else None
     except (OSError, canon.CanonError, SpecError):
         return None

@@ -58,11 +58,11 @@ class _Worker:
 
 
 class RayPool:
-    """Workers as Ray actors, each with its share of a node and `num_threads` arithmetic threads."""
+    """Workers as Ray actors, each with its share of a node and one arithmetic thread."""
 
     def __init__(
         self, num_workers: int, host_factory: HostFactory, *, place: Place | None = None,
-        node_check: NodeCheck | None = None, num_threads: int = 1,
+        node_check: NodeCheck | None = None,
     ) -> None:  # fmt: skip
         """Start Ray (some 5 s) or join it, then start the workers.
 
@@ -71,7 +71,6 @@ class RayPool:
             host_factory: makes a worker's host; picklable.
             place: whose cluster, and what a worker takes of it.
             node_check: asked on every node of a cluster that is not our own.
-            num_threads: per worker, as the usual environment variables say it (OMP_NUM_THREADS ...).
 
         Raises:
             PoolDead: Ray or a worker did not start.
@@ -92,8 +91,8 @@ class RayPool:
             with _quiet():
                 self._forget_token()
                 self._join(num_workers)
-                self._hire(num_workers, num_threads, node_check)
-        except ClusterUnfit:
+                self._hire(num_workers, node_check)
+        except (ClusterUnfit, KeyboardInterrupt):  # nobody else can: this pool is not the caller's yet
             self.close()
             raise
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
@@ -179,10 +178,10 @@ class RayPool:
         (node,) = [node for node in ray.nodes() if node["NodeID"] == self._node]
         self._raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
 
-    def _hire(self, num_workers: int, num_threads: int, node_check: NodeCheck | None) -> None:
+    def _hire(self, num_workers: int, node_check: NodeCheck | None) -> None:
         """Ask the nodes, count their room, start the workers."""
         ray, needs = self._ray, self._place.needs
-        environment = {name: str(num_threads) for name in _THREAD_VARIABLES}
+        environment = dict.fromkeys(_THREAD_VARIABLES, "1")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # workers import what we can import
         if not self._place.worker_gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ""  # else all of them would share the node's first

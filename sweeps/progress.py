@@ -31,6 +31,5 @@ class Progress:
     """Sentences of workers: a checkpoint gone on from, or put aside."""
     running: tuple[Running, ...]
     """In the slots of all workers, by worker."""
-    num_running: int
     num_queued: int
     """Known and waiting for a slot; a search may bring more."""

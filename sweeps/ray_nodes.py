@@ -29,7 +29,7 @@ class Place:
     """`host:port` of a cluster's head, or `auto`; empty: a cluster of our own, on this machine."""
     worker_cpus: float = 1.0
     worker_gpus: float = 0.0
-    """A share of a device below 1; Ray keeps nobody to its share of memory."""
+    """A share of a device below 1, or a whole number; Ray keeps nobody to its share of memory."""
     worker_memory_gib: float = 0.0
     """0: not asked for."""
 

@@ -17,8 +17,9 @@ from sweeps.errors import DiskFull, LedgerCorrupt, StudyMissing, SweepError
 from sweeps.ledger import IMPORTED, LEDGER_NAME, RESULT, Ledger
 from sweeps.lock import DriverLock
 from sweeps.salvage import Row
+from sweeps.source import SUGGESTION
 
-PUT_BACK = (RESULT, IMPORTED, "suggestion")
+PUT_BACK = (RESULT, IMPORTED, SUGGESTION)
 """Kinds that are taken over from beyond the damage: what was paid for, and what it was asked by. The rest follows."""
 UNKNOWN = "unknown"
 """Kind of what cannot be told."""
@@ -192,6 +193,8 @@ def _journal(path: Path) -> Path:
 def _content(path: Path) -> bytes:
     """A file's bytes; none if it is not there. Raises SweepError if the disk does not give them."""
     try:
+        if path.exists() and not path.is_file():
+            raise SweepError(f"{path} is no plain file: put the ledger back in its place")
         return path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise SweepError(

@@ -143,17 +143,21 @@ def _cmaes(past: Past) -> Params:
 
 
 def _qmc(past: Past) -> Params:
-    """Optuna counts a Sobol sequence's elements by what it was asked for."""
+    """Optuna counts a Sobol sequence's elements, in the study's one attribute: no need to ask for all before this."""
     import optuna
 
-    axes = _axes(past.space, fixed=False)
+    axes, storage = _axes(past.space, fixed=False), optuna.storages.InMemoryStorage()
     sampler = optuna.samplers.QMCSampler(scramble=True, seed=seed_of(past.study_seed, 0))
-    study = optuna.create_study(sampler=sampler, direction="minimize")
+    study = optuna.create_study(sampler=sampler, direction="minimize", storage=storage)
     # Without a trial before it, the first would be drawn at random.
     study.add_trial(_trial(axes, _only(axes, _told(past.space, past.space.nearest({}))), 0.0))
-    for _ in range(past.index):
-        study.ask(axes)
-    return _untold(past.space, study.ask(axes).params)
+    point = study.ask(axes).params
+    if past.index > 0 and axes:
+        study_id = storage.get_study_id_from_name(study.study_name)
+        (counter,) = storage.get_study_system_attrs(study_id)
+        storage.set_study_system_attr(study_id, counter, past.index - 1)
+        point = study.ask(axes).params
+    return _untold(past.space, point)
 
 
 def _random(past: Past) -> Params:

@@ -14,6 +14,9 @@ from sweeps.samplers import Sampler
 from sweeps.space import Params, SearchSpace
 from sweeps.suggest import DEFAULT_NUM_STARTUP, suggest
 
+SUGGESTION = "suggestion"
+"""Kind of the records of a search's points."""
+
 
 class Signal(enum.Enum):
     """What a source says when it has no run to give."""
@@ -30,6 +33,18 @@ class Source(Protocol):
     def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
         """The next run, given every outcome so far by run id."""
         ...
+
+
+def suggested(ledger: Ledger, stage: str) -> list[Params]:
+    """Points of a search by index; up to the first that a repair has lost, which is suggested again."""
+    points: list[Params] = []
+    while (record := ledger.find(SUGGESTION, _key(stage, len(points)))) is not None:
+        points.append(cast(Params, record.body))
+    return points
+
+
+def _key(stage: str, index: int) -> str:
+    return f"{stage}/{index}"
 
 
 class StaticSource:
@@ -127,8 +142,8 @@ class SearchSource:
 
     def _point(self, index: int) -> Params:
         """The recorded point of a trial, or a new one, recorded."""
-        key = f"{self._stage}/{index}"
-        recorded = self._ledger.find("suggestion", key)
+        key = _key(self._stage, index)
+        recorded = self._ledger.find(SUGGESTION, key)
         if recorded is not None:
             return cast(Params, recorded.body)
         if self._num_known <= index < self._num_known + len(self._given):
@@ -145,5 +160,5 @@ class SearchSource:
                 earlier=self._points,
                 num_known=self._num_known,
             )
-        self._ledger.append("suggestion", key, cast(Json, point))
+        self._ledger.append(SUGGESTION, key, cast(Json, point))
         return point

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from proxies import canon
 from proxies.spec import Curve, Hparams, Run, RunSpec
 from sweeps.curves import load_curve
 from sweeps.errors import DiskFull, SweepError
-from sweeps.ledger import Ledger
+from sweeps.ledger import IMPORTED, Ledger
+from sweeps.source import suggested
 from sweeps.space import Params
 
 if TYPE_CHECKING:
@@ -46,11 +47,9 @@ class StudyView:
         """Every run that has an outcome, in the order of commitment."""
         return self.ledger.runs()
 
-    def points(self, stage: str = "search") -> list[Params]:
-        """What the search of a stage suggested, by index."""
-        records = self.ledger.records("suggestion")
-        found = {record.key: cast(Params, record.body) for record in records if record.key.startswith(f"{stage}/")}
-        return [found[f"{stage}/{index}"] for index in range(len(found))]
+    def points(self) -> list[Params]:
+        """What the search suggested, by index."""
+        return suggested(self.ledger, "search")
 
     def run_of(self, point: Params) -> Run | None:
         """The search's run of a point; None while it has no outcome."""
@@ -107,7 +106,7 @@ class StudyView:
             raise DiskFull(f"{path}: {error.strerror}: name a folder that exists and has room") from error
 
     def _is_imported(self, run: Run) -> bool:
-        return self.ledger.find("imported", run.spec.id) is not None
+        return self.ledger.find(IMPORTED, run.spec.id) is not None
 
 
 def _is_of(spec: RunSpec, point: Params) -> bool:

@@ -70,14 +70,11 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question) -> list[Suggest
         return [_run(q, size, rate, seeds, why) for rate in (below[0], above[0])] + [
             _run(q, size, rate, max(seeds, 2), why) for rate in core
         ]
-    if optimum.status == "too_few" and len(rates) < MIN_RATES:
+    if optimum.status == "too_few":
         wanted = [x for k in (1, 2, 3) for x in (best - k * step, best + k * step)]
         new = [x for x in wanted if x not in rates and rates[0] - 3 * step <= x <= above[0] + 1e-9]
         why = f"{len(rates)} finished values, {MIN_RATES} are needed"
         return [_run(q, size, x, seeds, why) for x in new[: MIN_RATES + 1 - len(rates)]]
-    if optimum.status == "too_few" and best not in (rates[0], rates[-1]):
-        why = "the values beside the best one lose too much for a valley to be fitted"
-        return [_run(q, size, best + half, seeds, why) for half in (-step / 2, step / 2)]
     outside, end = (above, "upper") if best > (rates[0] + rates[-1]) / 2 else (below, "lower")
     return [_run(q, size, x, seeds, f"the optimum lies at or beyond the {end} end of the values run") for x in outside]
 

@@ -19,10 +19,11 @@ def with_runner(
     """Do some work on a plan's study, opened for writing; finished runs of the study in `parent_dir` come first.
 
     Raises:
-        PlanError, DataError, SweepError, GateError: what keeps it from being done.
+        PlanError, DataError, WarmStartError, SweepError, GateError: what keeps it from being done.
     """
     from launcher.opening import open_ledger, plan_study, verified_corpus
     from launcher.stages import Runner
+    from sweeps.ledger import LEDGER_NAME
 
     study = plan_study(plan_path, study_dir, overrides)
     store = verified_corpus(study)  # before the study folder is touched
@@ -30,6 +31,10 @@ def with_runner(
         from launcher.own import own_model
 
         own_model(study)
+    if not (study_dir / LEDGER_NAME).exists():  # nor a warm start that gives nothing
+        from launcher.warm_starts import warm_start
+
+        warm_start(study)
     with open_ledger(study, parent_dir) as ledger, Runner(study, ledger, store).running() as runner:
         return work(runner)
 

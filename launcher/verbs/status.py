@@ -13,6 +13,7 @@ from launcher.verbs.options import answer, json_option, study_argument, table
 
 NUM_RUNNING_SHOWN = 12
 FOLLOW_SECONDS = 2.0
+IDLE_PER_LOOK = 9.0  # a look reads the whole ledger, 6 s at 10,000 runs: a tenth of a core at most
 
 
 @click.command()
@@ -35,7 +36,9 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
         view = StudyView(study_dir)
         view.write(runs_file)
         say(f"wrote {len(view.runs)} runs to {runs_file}")
-    if follow and not as_json:
+    if follow and as_json:
+        raise click.UsageError("--follow is for people; --brief --json is one look")
+    if follow:
         _follow(study_dir)
         return
     findings = {} if brief else recorded_body(study_dir)
@@ -52,12 +55,14 @@ def _follow(study_dir: Path) -> None:
     from launcher.plan_file import load_plan
     from launcher.study import PLAN_FILE
 
-    plan = load_plan(study_dir / PLAN_FILE)
+    plan, took = load_plan(study_dir / PLAN_FILE), 0.0
     body: dict[str, Any] = dict(now_body(study_dir, plan))
     with Live(Text(now_text(body, study_dir)), auto_refresh=False) as shown:
-        while body["driver"] is not None and body["driver"]["at_work"] is not False:
-            time.sleep(FOLLOW_SECONDS)
+        while body["at_work"] is not False:
+            time.sleep(max(FOLLOW_SECONDS, IDLE_PER_LOOK * took))
+            began = time.monotonic()
             body = dict(now_body(study_dir, plan))
+            took = time.monotonic() - began
             shown.update(Text(now_text(body, study_dir)), refresh=True)
 
 
@@ -73,7 +78,8 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
     done += f"; {body['num_lost_executions']} executions lost" if body["num_lost_executions"] else ""
     lines = [f"{study_dir}: runs with an outcome: {done}"]
     if live is None or live["at_work"] is False:
-        return "\n".join([*lines, "no driver is at work"])
+        none = "no driver is at work" if body["at_work"] is False else "a driver is at work; nothing is running yet"
+        return "\n".join([*lines, none])
     where = f"pid {live['pid']} on {live['host']}" + ("" if live["at_work"] else f", last heard of {live['at']}")
     left = "" if live["left_seconds"] is None else f", about {duration(live['left_seconds'])} left"
     lines.append(

@@ -48,7 +48,7 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
 @click.command()
 @plan_verb
 def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Search learning rate, warmup and clip at PLAN's base width."""
+    """Search learning rate, warmup, clip and what else PLAN names, at its base width."""
 
     def work(runner: Runner) -> tuple[Json, str]:
         from launcher.evidence import gather

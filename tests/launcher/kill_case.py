@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from tiny_study import ask
 
 from sweeps.errors import SweepError
-from sweeps.ledger import Ledger
+from sweeps.ledger import LEDGER_NAME, Ledger
 from sweeps.lock import LOCK_NAME
 
 MARK = "FORERUN_TEST_MARK"
@@ -179,7 +180,7 @@ def _killed(first, what):
 
 def _taken_over(first, plan, settings, environment):
     """The driver stops, is taken for dead, and comes back when another has finished its study."""
-    os.kill(first.process.pid, signal.SIGSTOP)
+    _stop_between_records(first)
     began = time.monotonic()
     second = Driver(plan, first.study, *settings, environment=environment)
     try:
@@ -201,6 +202,22 @@ def _taken_over(first, plan, settings, environment):
     code, refused = first.end(seconds=90)
     assert Ledger.read(first.study).head_hash == head, "a stale driver wrote"
     return {"notice_seconds": noticed, "exit_code": code, "digest": body["digest"], "stale_error": refused["error"]}
+
+
+def _stop_between_records(driver):
+    """SIGSTOP, but not while SQLite's lock is held: that would keep everybody out until the process ends."""
+    while True:
+        os.kill(driver.process.pid, signal.SIGSTOP)
+        connection = sqlite3.connect(driver.study / LEDGER_NAME, timeout=0, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+            return
+        except sqlite3.OperationalError:
+            os.kill(driver.process.pid, signal.SIGCONT)
+            time.sleep(0.01)
+        finally:
+            connection.close()
 
 
 def frozen_digest(study):

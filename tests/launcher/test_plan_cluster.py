@@ -31,11 +31,16 @@ def test_an_address_wants_ray(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    ["worker_cpus = 0.0", "worker_gpus = -0.5", "worker_gpus = 2.0", "worker_memory_gib = -1.0", "num_workers = -1"],
+    ["worker_cpus = 0.0", "worker_gpus = -0.5", "worker_gpus = 1.5", "worker_memory_gib = -1.0", "num_workers = -1"],
 )
 def test_shares_out_of_range(tmp_path, line):
     with pytest.raises(PlanError, match=f"cluster.{line.split()[0]}"):
         loaded(tmp_path, line)
+
+
+def test_a_worker_may_have_several_gpus(tmp_path):
+    """As a command with ranks of its own wants them."""
+    assert loaded(tmp_path, "worker_gpus = 2.0").cluster.num_devices(4) == 8
 
 
 def test_it_may_change_on_resume(tmp_path):

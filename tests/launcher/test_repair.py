@@ -1,5 +1,6 @@
 """`forerun repair`: from a damaged study back to the same decision."""
 
+import os
 import shutil
 
 from tiny_study import ask, forerun
@@ -74,3 +75,23 @@ def test_an_emptied_ledger_beside_curves(copied):
     shutil.rmtree(copied / "curves")
     code, body = ask("repair", copied)
     assert (code, body["error"]) == (2, "StudyMissing")
+
+
+def test_a_ledger_whose_end_is_cut_off_lost_more_than_nothing(copied):
+    """What stood there has no name any more, but its curves tell."""
+    path = copied / LEDGER_NAME
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    code, out, _ = forerun("repair", copied)
+    assert code == 0
+    assert "runs have a curve and no result any more" in out
+    assert "lost: nothing" not in out
+
+
+def test_a_pipe_in_the_ledgers_place_keeps_nobody_waiting(copied):
+    path = copied / LEDGER_NAME
+    path.unlink()
+    os.mkfifo(path)
+    code, body = ask("repair", copied)
+    assert code == 2
+    assert "is no plain file" in body["message"]

@@ -119,7 +119,7 @@ def test_the_range_grows_until_it_brackets_the_optimum(whole):
     assert (edge["axis"], edge["side"], edge["range"][1], edge["wider"][1]) == ("learning_rate", "high", 2**-3, 2**-1)
     first, second, *_ = legs(study, ledger)
     assert (first.num_trials, second.num_known, second.num_trials) == (12, 12, 18)
-    points = trial_points(study, ledger)
+    points = trial_points(ledger)
     assert [math.log2(point["learning_rate"]) for point in points[12:16]] == [-2.5, -2, -1.5, -1]
     body = search_body(study, ledger, searched(study, ledger))
     assert abs(math.log2(body["best"]["learning_rate"]) - OPTIMUM) < 1
@@ -127,6 +127,14 @@ def test_the_range_grows_until_it_brackets_the_optimum(whole):
     assert any("the best trials lay at an end: learning_rate from [0.00195" in line for line in said)
     assert [trial["origin"] for trial in body["trials"][11:17]] == ["tpe", *["beyond an end"] * 4, "tpe"]
     assert num_asked(study, ledger) == (len(points) + 8, len(points) + 8)
+
+
+def test_a_moved_end_is_itself_tried_however_few_trials_are_given(folder):
+    study = study_of(folder, "few", GROWING.replace("extension_trials = 6", "extension_trials = 1"))
+    ledger = carried_out(study)
+    grew = ledger.records(GROWTH)[0].body
+    assert grew["num_trials"] == len(grew["points"]) == 4
+    assert trial_points(ledger)[15]["learning_rate"] == grew["edges"][0]["wider"][1]
 
 
 def test_repeats_choose_the_best(whole):
@@ -182,7 +190,7 @@ def test_a_best_point_without_clipping(folder):
     found = searched(study, ledger)
     assert found.best["clip_norm"] == 0.0 and study.hparams(found.best).clip_norm is None
     assert study.trial(found.best).hparams.weight_decay == found.best["weight_decay"] > 0
-    points = trial_points(study, ledger)
+    points = trial_points(ledger)
     assert {study.hparams(p).clip_norm is None for p in points} == {True, False}
 
 
@@ -191,7 +199,7 @@ def test_growth_stops_where_runs_could_not_be(folder):
     part = "[search]\nnum_trials = 20\nnum_startup = 6\nparallelism = 3\naxes = { weight_decay = [0.5, 7.5] }"
     study = study_of(folder, "steep", f"{part}\nmax_extensions = 1")
     ledger = carried_out(study)
-    losses = [ledger.results()[study.trial(point).id].loss_nats for point in trial_points(study, ledger)]
+    losses = [ledger.results()[study.trial(point).id].loss_nats for point in trial_points(ledger)]
     assert growth(study, ledger, losses) is None and not ledger.records(GROWTH)
     body = search_body(study, ledger, searched(study, ledger))
     assert any("learning_rate's high end stays: " in line and "a step would take" in line for line in sentences(body))
@@ -211,9 +219,9 @@ def test_candidates_that_diverge_with_another_seed_lose(folder):
         def drive(label, source, specs):
             if label != "replicates":
                 return probe(label, source, specs)
-            best = replicated(study, ledger, [ledger.results()[study.trial(p).id].loss_nats for p in trial_points(
-                study, ledger)]).candidates[0]  # fmt: skip
-            first = study.trial(trial_points(study, ledger)[best], 1).id
+            points, results = trial_points(ledger), ledger.results()
+            best = replicated(study, ledger, [results[study.trial(p).id].loss_nats for p in points]).candidates[0]
+            first = study.trial(points[best], 1).id
             return driver(ledger, 0, tell=lambda spec: tell(spec, lost={first}))(label, source, specs)
 
         run_search(study, ledger, drive, bank_key)
@@ -226,17 +234,17 @@ def test_a_warm_start_from_a_study_and_a_law(folder, whole):
     part = '[search]\nwarm_start = ["whole", "law:StepLaw"]\nnum_trials = 8\nparallelism = 3'
     study = study_of(folder, "warm", part)
     ledger = carried_out(study)
-    first = trial_points(study, ledger)[:4]
+    first = trial_points(ledger)[:4]
     [record] = ledger.records(WARM_START)
     assert [one["point"] for one in record.body["points"]] == first
     assert record.body["points"][0]["ledger_head"] == whole[1].head_hash
     best = min(
         (loss, index)
-        for index, point in enumerate(trial_points(*whole))
+        for index, point in enumerate(trial_points(whole[1]))
         if (loss := whole[1].results()[whole[0].trial(point).id].loss_nats) is not None
     )[1]
     # Its range ends at 2^-3, the other's best is beyond: held to it.
-    assert first[0]["learning_rate"] == min(trial_points(*whole)[best]["learning_rate"], 2**-3)
+    assert first[0]["learning_rate"] == min(trial_points(whole[1])[best]["learning_rate"], 2**-3)
     assert study.question["search"]["warm_start"] == ["whole", "law:StepLaw"]
     (folder / "whole" / "ledger.db").rename(folder / "whole" / "gone.db")
     try:  # what is recorded needs its sources no more
@@ -254,7 +262,7 @@ def test_a_warm_start_is_carried_by_the_rules(folder, whole):
     part = "[proxy]\nbase_width = 16\n[transfer]\nwidths = [8, 16]\nhyperparameter_widths = [8, 16]\n[search]\n"
     study = study_of(folder, "wider", part + 'warm_start = ["whole"]\nlearning_rate = [0.001, 1.0]')
     found = warm_start(study)["points"]
-    points = trial_points(*whole)
+    points = trial_points(whole[1])
     rates = sorted(one["learning_rate"] for one in found)
     assert all(any(rate == pytest.approx(point["learning_rate"] / 2) for point in points) for rate in rates)
 

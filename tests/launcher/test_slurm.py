@@ -141,10 +141,12 @@ def test_ray_that_does_not_start_is_an_error(tmp_path, job):
 
 def test_written_by_run(finished, tmp_path):
     target = tmp_path / "job.sh"
-    code, out, _ = forerun(
-        "run", finished / "plan.toml", "--study", tmp_path / "study", "--sbatch", target,
-        "--set", 'cluster.slurm_options=["--nodes=4", "-p gpu"]',
-    )  # fmt: skip
+    command = ["run", finished / "plan.toml", "--study", tmp_path / "study", "--sbatch", target]
+    code, _, err = forerun(*command)
+    assert code == 2 and 'wants cluster.backend = "ray"' in err, "the job would be refused only after its wait"
+    assert not target.exists()
+    options = 'cluster.slurm_options=["--nodes=4", "-p gpu"]'
+    code, out, _ = forerun(*command, "--set", 'cluster.backend="ray"', "--set", options)
     assert (code, out) == (0, f"wrote {target}\nnext: sbatch {target}\n")
     assert "#SBATCH --nodes=4\n#SBATCH -p gpu\n" in target.read_text()
     subprocess.run(["bash", "-n", str(target)], check=True)

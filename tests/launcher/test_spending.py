@@ -1,5 +1,6 @@
 """Caps on a real study, and the status of one that runs: what was paid for is kept, and a higher cap goes on."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,9 +11,13 @@ import pytest
 from tiny_study import ask, forerun, write_plan
 
 from launcher.accounts import Accounts
+from launcher.opening import open_ledger, plan_study, verified_corpus
+from launcher.stages import InterruptedStudyError, Runner
 from sweeps.budget import Caps, spent
 from sweeps.ledger import Ledger
 from sweeps.live import LIVE_NAME, read_live
+from sweeps.lock import is_held, lives
+from sweeps.pool import Report
 from sweeps.progress import Running
 
 
@@ -62,7 +67,7 @@ def test_a_status_tells_what_is_spent(plan, tmp_path):
     assert now["spent"]["usd"] == pytest.approx(2 * now["spent"]["device_hours"]) and now["spent"]["usd"] > 0
     assert now["caps"]["num_runs"] == 100
     text = forerun("status", study, "--brief")[1]
-    assert "no driver is at work" not in text or now["driver"]["at_work"] is False
+    assert now["at_work"] is False
     assert "4 of 100 (4%) runs" in text
     whole = ask("status", study)[1]
     assert whole["now"]["num_runs"] == now["num_runs"] and "search" in whole
@@ -111,3 +116,70 @@ def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
     assert ask("sweep", plan, "--study", study)[0] == 0
     recorded = Ledger.read(study).find("driven", f"{last.driver}/{last.stretch}")
     assert recorded is not None and recorded.body["seconds"] == last.seconds
+
+
+class Silent:
+    """A pool whose worker works and says nothing, until it is told to stop."""
+
+    num_workers, where = 1, "nowhere"
+
+    def __init__(self, runner):
+        self.runner, self.num_waits = runner, 0
+
+    def start(self, worker, call):
+        pass
+
+    def wait(self, timeout_seconds):
+        self.num_waits += 1
+        self.runner._stopping = self.num_waits >= 3
+        return [Report(worker=0, error="gone", cause="lost_worker")] if self.num_waits == 4 else []
+
+    def close(self):
+        pass
+
+
+def test_silent_workers_are_looked_at(plan, tmp_path):
+    """A first call may take minutes: whoever looks on sees it, and what it takes is not lost with its driver."""
+    study = plan_study(plan, tmp_path / "study", ())
+    with open_ledger(study) as ledger, Runner(study, ledger, verified_corpus(study)).running() as runner:
+        runner._pool = Silent(runner)
+        assert "nothing is running yet" in forerun("status", study.study_dir, "--brief")[1]
+        with pytest.raises(InterruptedStudyError):
+            runner.sweep()
+    live = read_live(study.study_dir)
+    assert live is not None and (live.stage, live.num_queued, live.seconds >= 0) == ("search", 0, True)
+    assert "no driver is at work" in forerun("status", study.study_dir, "--brief")[1]
+
+
+def test_a_pid_that_another_process_got_is_no_driver(ledger, tmp_path):
+    accounts = Accounts(tmp_path / "study", ledger, Caps(), 3.0)
+    accounts.look("search", (), 0, None)
+    live = read_live(tmp_path / "study")
+    assert live.at_work and is_held(tmp_path / "study")
+    assert dataclasses.replace(live, born="1").at_work is False
+    assert dataclasses.replace(live, pid=10**30).at_work is False
+    assert dataclasses.replace(live, host="elsewhere").at_work is None
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert lives(live.host, ended.pid, "") is False  # nobody has waited for it yet
+    ledger.close()
+    assert is_held(tmp_path / "study") is False
+
+
+@pytest.mark.parametrize("change", [{"pid": 0}, {"pid": -1}, {"seconds": -1e9}, {"left_seconds": -5.0}, {"driver": -5}])
+def test_a_look_that_cannot_be_is_none(ledger, tmp_path, change):
+    Accounts(tmp_path / "study", ledger, Caps(), 3.0).look("search", (), 0, None)
+    path = tmp_path / "study" / LIVE_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert read_live(tmp_path / "study") is None
+    path.unlink()
+    os.mkfifo(path)
+    assert read_live(tmp_path / "study") is None  # and nobody waits for a writer
+
+
+def test_a_warm_start_that_gives_nothing_pins_nothing(plan, tmp_path):
+    """The plan's question holds its name: a study begun with a wrong one could never be mended."""
+    wrong = ("--set", 'search.warm_start=["nowhere"]')
+    code, body = ask("sweep", plan, "--study", tmp_path / "study", *wrong)
+    assert code == 2 and "holds no study" in body["message"]
+    assert not (tmp_path / "study").exists()

@@ -6,7 +6,7 @@ import pytest
 from tiny_study import write_plan
 
 from launcher.opening import plan_study
-from launcher.study import NoFinishedTrialError, recorded_points
+from launcher.study import NoFinishedTrialError
 from proxies.spec import RunResult
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
@@ -66,8 +66,3 @@ def test_a_point_may_set_any_hyperparameter(study):
     spec = study.trial({**BEST, "weight_decay": 0.3, "beta2": 0.9, "output_multiplier": 2.0})
     hparams = spec.hparams
     assert (hparams.weight_decay, hparams.beta2, hparams.output_multiplier, hparams.beta1) == (0.3, 0.9, 2.0, 0.9)
-
-
-def test_recorded_points_come_in_order(study):
-    records = {"search/1": {"a": 2.0}, "search/0": {"a": 1.0}, "other/0": {"a": 3.0}, "search/10": {"a": 4.0}}
-    assert recorded_points(records, 4) == [{"a": 1.0}, {"a": 2.0}]

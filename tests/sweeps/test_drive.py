@@ -64,7 +64,7 @@ def test_every_run_has_its_outcome_and_its_curve(study):
     for spec in specs:
         assert load_curve(study.folder, results[spec.id]) == outcome(spec)[1]
     assert sum(len(event.outcomes) for event in study.events) == len(specs)
-    assert (study.events[-1].num_running, study.events[-1].num_queued) == (0, 0)
+    assert (study.events[-1].running, study.events[-1].num_queued) == ((), 0)
 
 
 def test_the_costliest_key_runs_first_and_keys_do_not_alternate(study):

@@ -143,3 +143,18 @@ def test_a_pool_that_cannot_start(monkeypatch):
     monkeypatch.setattr(pool_ray.RayPool, "_join", fail)
     with warnings.catch_warnings(), pytest.raises(PoolDead, match=r"no ports left.*cluster.backend"):
         RayPool(1, FakeHostFactory("nowhere"))
+
+
+def test_a_start_that_is_broken_off_leaves_nothing(monkeypatch):
+    from sweeps import pool_ray
+
+    folders = []
+
+    def break_off(self, num_workers):
+        folders.append(self._own.folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool_ray.RayPool, "_join", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        RayPool(1, FakeHostFactory("nowhere"))
+    assert not folders[0].exists() and "RAY_AUTH_TOKEN_PATH" not in os.environ

@@ -41,12 +41,6 @@ def test_too_few_values_are_filled_up_round_the_best():
     assert len(mended("too_few", [2.0])) == 4
 
 
-def test_a_valley_too_steep_to_fit_is_extended_or_filled_up_but_never_left_without_a_word():
-    assert mended("too_few", [5.5, 5.3, 4.9, 4.2, 3.3]) == [-3, -2]
-    assert mended("too_few", [3.3, 4.2, 4.9, 5.3, 5.5]) == [-9, -10]
-    assert mended("too_few", [5.5, 4.4, 2.0, 4.4, 5.5]) == [-6.5, -5.5]
-
-
 def test_a_flat_valley_gets_as_many_seeds_again_and_a_wider_range():
     found = mend(unusable("flat"), points([2.1, 2.0, 2.1, 2.05, 2.1], seeds=3), WIDTH)
     assert [s.log2_value for s in found] == [-9, -3, -8, -7, -6, -5]

@@ -1,0 +1,41 @@
+"""What the command line says: never a reason to stop working."""
+
+import io
+
+import pytest
+
+from launcher.talk import Meter, say
+
+
+class Terminal(io.StringIO):
+    def __init__(self, error=None):
+        super().__init__()
+        self.error = error
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+
+def test_a_terminal_has_one_live_line(monkeypatch):
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    say("begins")
+    with Meter("search", 2.0) as meter:
+        meter.add(1.0, "3 running")
+    said = terminal.getvalue()
+    assert said.startswith("begins\n\r\033[Ksearch:  50% in 0 s") and said.endswith("3 running\r\033[K")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(5, "Input/output error"), OSError(28, "No space"), RuntimeError("reentrant")]
+)
+def test_nobody_who_listens_stops_no_work(monkeypatch, error):
+    """A terminal that was closed sends SIGHUP, and its handler speaks: what was in flight was lost."""
+    monkeypatch.setattr("sys.stderr", Terminal(error))
+    say("stopping: workers save what they hold")
+    with Meter("search", 2.0) as meter:
+        meter.add(1.0)
