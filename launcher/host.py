@@ -90,7 +90,7 @@ class Host:
             if not specs:
                 raise ValueError("an empty bank was asked to advance")
             self._engine = self._resumable = None  # what it held is free before the next one takes its own
-            self._engine = self._open(specs[0][1], call.num_parts)
+            self._engine = self._open(specs[0][1], call.num_microbatches)
             self._key = call.bank_key
         for slot, spec in specs:
             self._engine.admit(slot, spec)
@@ -123,7 +123,7 @@ class Host:
             tail = "\n".join(f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in theirs)
             raise UserCodeError(said, f"{tail}\n{type(error).__name__}: {error}") from error
 
-    def _open(self, spec: RunSpec, num_parts: int) -> Engine:
+    def _open(self, spec: RunSpec, num_microbatches: int) -> Engine:
         """What trains runs like this one: their own command, we ourselves one at a time, or side by side."""
         where = self._where
         if spec.command is not None:
@@ -146,11 +146,11 @@ class Host:
         if spec.numerics.num_slots == 1:
             from proxies.solo import Solo
 
-            engine: Solo | Bank = Solo(self._store, build=self._build, num_parts=num_parts)
+            engine: Solo | Bank = Solo(self._store, build=self._build, num_microbatches=num_microbatches)
         else:
             from proxies.bank import Bank
 
-            engine = Bank(spec.shape, spec.batch_tokens, spec.numerics, self._store, num_parts=num_parts)
+            engine = Bank(spec.shape, spec.batch_tokens, spec.numerics, self._store, num_microbatches=num_microbatches)
         self._resumable = Resumable(engine, Path(where.study_dir))
         return self._resumable
 

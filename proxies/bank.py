@@ -57,9 +57,9 @@ class Bank:
         store: TokenStore,
         *,
         diverged_above_nats: float = DIVERGED_ABOVE_NATS,
-        num_parts: int = 1,
+        num_microbatches: int = 1,
     ) -> None:
-        """`num_parts`: passes that a batch is split into, gradients accumulated: the same up to rounding."""
+        """`num_microbatches`: passes that a batch is split into, gradients accumulated: the same up to rounding."""
         if numerics.dtype not in _DTYPES:
             raise ValueError(f"dtype = {numerics.dtype!r}: a CPU bank trains in {' or '.join(_DTYPES)}")
         if numerics.microbatch_tokens or numerics.activation_checkpointing or numerics.compiled:
@@ -73,7 +73,10 @@ class Bank:
         self.shape, self.numerics, self._store = shape, numerics, store
         self._diverged_above_nats = diverged_above_nats
         self._num_sequences = batch_tokens // shape.seq_len
-        self._num_parts, self._part_sequences = num_parts, math.ceil(self._num_sequences / num_parts)
+        self._num_microbatches, self._part_sequences = (
+            num_microbatches,
+            math.ceil(self._num_sequences / num_microbatches),
+        )
         self._dtype = _DTYPES[numerics.dtype]
         num_slots = numerics.num_slots
         self.model = Decoder(shape, num_trials=num_slots)
@@ -95,9 +98,9 @@ class Bank:
             raise ValueError(f"run {spec.id[:12]} belongs to another bank: shape, batch, numerics or data differ")
         if spec.factory or spec.command or spec.schedule.batch_warmup_steps:
             raise ValueError(f"run {spec.id[:12]}: a factory, a command or batch warmup wants one trial at a time")
-        run = Progress(spec, num_parts=self._num_parts)
+        run = Progress(spec, num_microbatches=self._num_microbatches)
         if state is not None:
-            run = resumed(spec, state, self.optimizer.state(index), self._num_parts)
+            run = resumed(spec, state, self.optimizer.state(index), self._num_microbatches)
         numbers = parameter_table(spec)
         weights = {parameter.name: initial_tensor(parameter, spec.seed) for parameter in numbers}
         self.optimizer.admit(index, numbers, weights, spec.hparams.clip_norm)

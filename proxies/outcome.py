@@ -47,7 +47,7 @@ class Progress:
     step: int = 0
     """Optimizer steps done."""
     seconds: float = 0.0
-    num_parts: int = 1
+    num_microbatches: int = 1
     """The most passes that any batch so far was split into because of too little memory."""
     losses_nats: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
@@ -88,7 +88,9 @@ class Progress:
             grad_norm=tuple(self.grad_norms),
         )
         tokens = self.sequences[0] * spec.shape.seq_len
-        parts = {"num_parts": str(self.num_parts)} if self.num_parts > 1 else {}  # equal up to rounding only
+        parts = (
+            {"num_microbatches": str(self.num_microbatches)} if self.num_microbatches > 1 else {}
+        )  # equal up to rounding only
         result = RunResult(
             id=spec.id,
             status="diverged" if reason else "finished",

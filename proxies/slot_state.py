@@ -46,14 +46,14 @@ class Header:
     step: int
     """Optimizer steps done."""
     seconds: float
-    num_parts: int
+    num_microbatches: int
     """The most passes that any batch so far was split into."""
     environment: dict[str, str]
     """What arithmetic depends on besides the spec (`proxies.outcome.environment`)."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.whole("schema_version", "num_parts", "step")
+        checks.whole("schema_version", "num_microbatches", "step")
         checks.number("seconds", least=0)
         checks.done()
 
@@ -74,7 +74,7 @@ def captured(run: Progress, device: torch.device, tensors: Mapping[str, Tensor])
         run_id=run.spec.id,
         step=run.step,
         seconds=run.seconds,
-        num_parts=run.num_parts,
+        num_microbatches=run.num_microbatches,
         environment=environment(device),
     )
     logged = {_LOSSES: run.losses_nats, _NORMS: run.grad_norms}
@@ -83,14 +83,14 @@ def captured(run: Progress, device: torch.device, tensors: Mapping[str, Tensor])
     return SlotState(header=header, tensors={**copies, **columns})
 
 
-def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_parts: int) -> Progress:
+def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_microbatches: int) -> Progress:
     """The progress to go on from.
 
     Args:
         spec: the run.
         state: of that run.
         like: tensors with the names, shapes and dtypes that the engine expects beside what was logged.
-        num_parts: passes that each batch is split into from now on, at least.
+        num_microbatches: passes that each batch is split into from now on, at least.
 
     Raises:
         StateError: the tensors are not those of this run.
@@ -110,7 +110,7 @@ def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_par
         spec,
         step=header.step,
         seconds=header.seconds,
-        num_parts=max(num_parts, header.num_parts),
+        num_microbatches=max(num_microbatches, header.num_microbatches),
         losses_nats=state.tensors[_LOSSES].tolist(),
         grad_norms=state.tensors[_NORMS].tolist(),
     )

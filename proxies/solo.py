@@ -50,7 +50,7 @@ class Solo:
         build: makes the model of a run that names a factory.
         device: where to train; None: the GPU if there is one.
         compile_backend: of `torch.compile`, for runs whose numerics ask for it.
-        num_parts: passes that a batch is split into at least, beyond what a run's numerics ask for: the same up to
+        num_microbatches: passes that a batch is split into at least, beyond what its numerics ask for: the same up to
             rounding.
     """
 
@@ -62,11 +62,11 @@ class Solo:
         build: Callable[[RunSpec], BuiltModel] | None = None,
         device: torch.device | str | None = None,
         compile_backend: str = "inductor",
-        num_parts: int = 1,
+        num_microbatches: int = 1,
     ) -> None:
         self._store, self._diverged_above_nats, self._build = store, diverged_above_nats, build
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._compile_backend, self._num_parts = compile_backend, num_parts
+        self._compile_backend, self._num_microbatches = compile_backend, num_microbatches
         self._trial: _Trial | None = None
 
     def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
@@ -93,7 +93,7 @@ class Solo:
             self._compile(module, whole=build is None)
         groups = grouped(built.numbers, parameters)
         trial = _Trial(
-            progress=Progress(spec, num_parts=self._num_parts),
+            progress=Progress(spec, num_microbatches=self._num_microbatches),
             built=built,
             optimizer=adamw(groups),
             rates=tuple(rates for rates, _ in groups),
@@ -109,7 +109,7 @@ class Solo:
         """Put a fresh trial where `state` was taken. Raises StateError."""
         own, rngs = _tensors(trial), _generators(trial.progress.spec, self.device)
         moments = {name: tensor for name, tensor in state.tensors.items() if name.startswith(MOMENTS)}
-        run = resumed(trial.progress.spec, state, {**own, **moments, **rngs}, self._num_parts)
+        run = resumed(trial.progress.spec, state, {**own, **moments, **rngs}, self._num_microbatches)
         try:
             restore_moments(trial.optimizer, dict(trial.built.module.named_parameters()), moments)
         except ValueError as error:
@@ -257,7 +257,7 @@ class Solo:
 
     def _part_sequences(self, spec: RunSpec) -> int:
         """Sequences per forward pass, at most."""
-        tokens, ours = spec.numerics.microbatch_tokens, math.ceil(spec.batch_sequences / self._num_parts)
+        tokens, ours = spec.numerics.microbatch_tokens, math.ceil(spec.batch_sequences / self._num_microbatches)
         return ours if tokens is None else min(ours, tokens // spec.shape.seq_len)
 
     @torch.no_grad()

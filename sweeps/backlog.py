@@ -16,10 +16,10 @@ class Attempt:
     spec: RunSpec
     run_id: str
     bank_key: str
-    """What it shares with the others of its bank: among them `num_parts`."""
+    """What it shares with the others of its bank: among them `num_microbatches`."""
     num_lost: int = 0
     """Executions that were begun and never reported."""
-    num_parts: int = 1
+    num_microbatches: int = 1
     """Passes that its batches are split into, at least."""
     alone: bool = False
     """Whether it must have a bank to itself."""

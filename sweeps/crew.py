@@ -82,7 +82,7 @@ class Crew:
                 (slot, cast(dict[str, canon.Json], canon.to_json(held.spec))) for slot, held in admitted.items()
             ),
             max_steps=max_steps,
-            num_parts=some.num_parts,
+            num_microbatches=some.num_microbatches,
             save=not max_steps,
         )
         worker.busy_since = self._clock()

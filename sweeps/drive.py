@@ -256,9 +256,11 @@ class _Driver:
     def _judge(self, attempt: Attempt) -> None:
         """Have the next attempt follow from the losses so far."""
         standing, spec = self._losses.standing(attempt.run_id, attempt.spec), attempt.spec
-        attempt.num_lost, attempt.num_parts = standing.num_lost, standing.num_parts
+        attempt.num_lost, attempt.num_microbatches = standing.num_lost, standing.num_microbatches
         attempt.alone = 0 < attempt.num_lost == self._max_attempts - 1
-        attempt.bank_key = self._bank_key_for(spec) + (f"/{attempt.num_parts}" if attempt.num_parts > 1 else "")
+        attempt.bank_key = self._bank_key_for(spec) + (
+            f"/{attempt.num_microbatches}" if attempt.num_microbatches > 1 else ""
+        )
 
     def _give_up(self, attempt: Attempt, how: str) -> None:
         """Record that a run failed, if it may be the run that is to blame.

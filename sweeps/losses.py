@@ -35,7 +35,7 @@ class Standing:
 
     num_lost: int
     """Losses that count against its attempts."""
-    num_parts: int
+    num_microbatches: int
     """Passes that its batches are to be split into, at least."""
 
 
@@ -72,14 +72,16 @@ class Losses:
         counts only from there on; a command's memory is its own business, and its losses count like any other.
         """
         most = spec.batch_sequences if spec.command is None else 1
-        own_parts = spec.batch_tokens // (spec.numerics.microbatch_tokens or spec.batch_tokens)
-        num_parts, num_lost = own_parts, 0
+        own_microbatches = spec.batch_tokens // (spec.numerics.microbatch_tokens or spec.batch_tokens)
+        num_microbatches, num_lost = own_microbatches, 0
         for cause in self._causes.get(run_id, []):
-            if cause == "out_of_memory" and num_parts < most:
-                num_parts = min(2 * num_parts, most)
+            if cause == "out_of_memory" and num_microbatches < most:
+                num_microbatches = min(2 * num_microbatches, most)
             elif cause != "preempted":
                 num_lost += 1
-        return Standing(num_lost=num_lost, num_parts=num_parts if num_parts > own_parts else 1)
+        return Standing(
+            num_lost=num_lost, num_microbatches=num_microbatches if num_microbatches > own_microbatches else 1
+        )
 
 
 def failed_result(run_id: str, reason: str) -> RunResult:

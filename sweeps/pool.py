@@ -51,7 +51,7 @@ class Advance:
     """(slot, `RunSpec` as JSON data) to begin, from the run's checkpoint if it has a good one; the slots are free."""
     max_steps: int
     """0: none; only what `save` asks for."""
-    num_parts: int = 1
+    num_microbatches: int = 1
     """Passes a batch is split into, at least: more take less memory and give the same up to rounding. One per bank."""
     save: bool = False
     """Write the state of every slot that is still occupied before answering."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +66,12 @@ def _serve_optuna(study_dir: Path, port: int) -> None:
         raise click.UsageError("optuna-dashboard is not installed: pip install 'forerun[optuna-dashboard]'") from None
     storage = StudyStorage(study_dir)
     say(f"{study_dir} at http://127.0.0.1:{port}, read only, until Ctrl-C")
-    run_server(storage, host="127.0.0.1", port=port)
+    try:
+        run_server(storage, host="127.0.0.1", port=port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise click.UsageError(f"--optuna {port}: something else serves there already: name another port") from None
 
 
 def _text(logged: Logged) -> str:

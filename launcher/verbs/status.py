@@ -112,9 +112,10 @@ def _spent_text(body: dict[str, Any]) -> str:
     def of(value: float, cap: float | None) -> str:
         return f"{value:.4g}" if cap is None else f"{value:.4g} of {cap:.4g} ({value / cap:.0%})"
 
+    share = spent["flops"] / body["target_flops"]
     parts = [
         f"{of(spent['num_runs'], caps['num_runs'])} runs",
-        f"{of(spent['flops'], caps['flops'])} FLOPs, {spent['flops'] / body['target_flops']:.3g} of the main run's",
+        f"{of(spent['flops'], caps['flops'])} FLOPs, {share:.3g} times target.budget_flops",
         f"{of(spent['hours'], caps['hours'])} hours",
         f"{of(spent['device_hours'], caps['device_hours'])} device-hours",
     ]

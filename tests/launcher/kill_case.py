@@ -76,7 +76,7 @@ class Driver:
         out, _ = self.process.communicate(timeout=seconds)
         return self.process.returncode, json.loads(out) if out.strip() else None
 
-    def gone_within(self, seconds=30.0):
+    def gone_within(self, seconds=90.0):
         """How long until no process of its is left. Raises TimeoutError."""
         began = time.monotonic()
         while left := self.processes():

@@ -155,8 +155,8 @@ def test_batches_in_parts_are_another_bank_of_the_same_runs(tmp_path):
             spec_of(write_corpus(tmp_path / str(num_slots)).data_id), numerics=Numerics(num_slots=num_slots)
         )
         host = HostFactory(study_dir=str(tmp_path / "s"), corpus=str(tmp_path / str(num_slots) / "tokens"))()
-        (finished,) = host.advance(call(spec, [(0, canon.to_json(spec))], num_parts=4)).finished
-        assert finished.result["environment"]["num_parts"] == "4"
+        (finished,) = host.advance(call(spec, [(0, canon.to_json(spec))], num_microbatches=4)).finished
+        assert finished.result["environment"]["num_microbatches"] == "4"
 
 
 FAILING = THEIRS.replace("return self.head(x)", "return self.head(self.broken(x))").replace(

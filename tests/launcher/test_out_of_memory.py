@@ -45,7 +45,7 @@ CHILD = """
             finally:
                 resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
             result = ledger.results()[spec.id]
-            return [result.loss_nats, result.environment.get("num_parts"), result.status,
+            return [result.loss_nats, result.environment.get("num_microbatches"), result.status,
                     [record.body["cause"] for record in ledger.records("lost")]]
 
     whole = run(folder / "whole", 0)

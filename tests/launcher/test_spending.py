@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -183,3 +184,14 @@ def test_a_warm_start_that_gives_nothing_pins_nothing(plan, tmp_path):
     code, body = ask("sweep", plan, "--study", tmp_path / "study", *wrong)
     assert code == 2 and "holds no study" in body["message"]
     assert not (tmp_path / "study").exists()
+
+
+def test_a_port_that_is_taken_is_said(plan, tmp_path):
+    pytest.importorskip("optuna_dashboard")
+    study = tmp_path / "study"
+    assert ask("sweep", plan, "--study", study)[0] == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, _, err = forerun("dashboards", study, "--optuna", taken.getsockname()[1])
+    assert code == 2 and "name another port" in err

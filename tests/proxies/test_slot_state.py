@@ -189,46 +189,46 @@ def test_a_model_that_draws_repeats_and_goes_on(tokens, tmp_path):
     assert finish(after, spec) != wanted, "the model draws nothing: this test could not fail"
 
 
-@pytest.mark.parametrize("num_parts", [2, 3, 4, 100])
+@pytest.mark.parametrize("num_microbatches", [2, 3, 4, 100])
 @pytest.mark.parametrize("engine", ["bank", "solo"])
-def test_parts_are_the_same_mathematics(tokens, num_parts, engine):
+def test_parts_are_the_same_mathematics(tokens, num_microbatches, engine):
     """Batches split because of too little memory: losses to 1e-9, and the result says so."""
     spec = spec_of(tokens, dtype="float64", num_slots=4 if engine == "bank" else 1)
     made = (lambda **k: bank_of(spec, tokens, **k)) if engine == "bank" else (lambda **k: Solo(tokens, **k))
-    whole, split = made(), made(num_parts=num_parts)
+    whole, split = made(), made(num_microbatches=num_microbatches)
     whole.admit(0, spec)
     split.admit(0, spec)
     (wanted, curve), (result, split_curve) = finish(whole, spec), finish(split, spec)
     assert result.loss_nats == pytest.approx(wanted.loss_nats, abs=1e-9)
     assert split_curve.train_loss_nats == pytest.approx(curve.train_loss_nats, abs=1e-9)
     assert split_curve.grad_norm == pytest.approx(curve.grad_norm, rel=1e-9)
-    assert result.environment == wanted.environment | {"num_parts": str(num_parts)}
+    assert result.environment == wanted.environment | {"num_microbatches": str(num_microbatches)}
 
 
 def test_parts_take_less_memory(tokens):
     """The largest tensor that the forward pass makes shrinks with the parts."""
     spec = spec_of(tokens)
     sizes = {}
-    for num_parts in (1, 4):
-        bank = bank_of(spec, tokens, num_parts=num_parts)
+    for num_microbatches in (1, 4):
+        bank = bank_of(spec, tokens, num_microbatches=num_microbatches)
         bank.admit(0, spec)
         seen = []
         bank.model.register_forward_hook(lambda module, inputs, out, seen=seen: seen.append(out.numel()))
         bank.advance(1)
-        sizes[num_parts] = max(seen)
+        sizes[num_microbatches] = max(seen)
     assert sizes[1] == 4 * sizes[4]
 
 
 def test_a_state_goes_on_in_parts(tokens):
     spec = spec_of(tokens, dtype="float64")
-    before, after, whole = bank_of(spec, tokens), bank_of(spec, tokens, num_parts=2), bank_of(spec, tokens)
+    before, after, whole = bank_of(spec, tokens), bank_of(spec, tokens, num_microbatches=2), bank_of(spec, tokens)
     before.admit(0, spec)
     before.advance(5)
     after.admit(0, spec, before.state(0))
     whole.admit(0, spec)
     (result, _), (wanted, _) = finish(after, spec), finish(whole, spec)
     assert result.loss_nats == pytest.approx(wanted.loss_nats, abs=1e-9)
-    assert result.environment["num_parts"] == "2"
+    assert result.environment["num_microbatches"] == "2"
 
 
 @pytest.fixture

@@ -148,10 +148,10 @@ def test_a_run_repeats_bit_by_bit_however_it_is_cut(store):
     assert ended[0][2] == once[1]
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 4])
-def test_accumulated_gradients_are_the_batchs(store, num_parts):
+@pytest.mark.parametrize("num_microbatches", [1, 2, 4])
+def test_accumulated_gradients_are_the_batchs(store, num_microbatches):
     spec = spec_of(store, dtype="float64")
-    micro = dataclasses.replace(spec.numerics, microbatch_tokens=spec.batch_tokens // num_parts)
+    micro = dataclasses.replace(spec.numerics, microbatch_tokens=spec.batch_tokens // num_microbatches)
     parts, whole = train(dataclasses.replace(spec, numerics=micro), store), train(spec, store)
     assert distance(parts, whole) < 1e-12
     assert parts[1].grad_norm == pytest.approx(whole[1].grad_norm, rel=1e-12)
@@ -160,7 +160,7 @@ def test_accumulated_gradients_are_the_batchs(store, num_parts):
 def test_each_part_counts_its_tokens(store):
     """Parts of three sequences and of two: a plain mean of their losses would be another number."""
     spec = spec_of(store, dtype="float64", batch_tokens=5 * DEEP.seq_len)
-    assert distance(train(spec, store, num_parts=2), train(spec, store)) < 1e-12
+    assert distance(train(spec, store, num_microbatches=2), train(spec, store)) < 1e-12
 
 
 def test_recomputed_blocks_change_nothing(store, monkeypatch):

@@ -259,7 +259,7 @@ class SimPool:
         held = [run_id for run_id, _ in self.slots[worker].values()]
         if self.world.poisoned and POISON in held:
             return Report(worker=worker, error="worker lost", cause="lost_worker")
-        if self.world.hungry and HOG in held and call.num_parts < 2:
+        if self.world.hungry and HOG in held and call.num_microbatches < 2:
             return Report(worker=worker, error="can't allocate memory", cause="out_of_memory")
         for cause, share in (("lost_worker", 0.5), ("preempted", 0.2), ("out_of_memory", 0.1), ("user_code", 0.1)):
             if self.world.happens(share, cause):

@@ -34,7 +34,7 @@ def made():
     pool, clock = Pool(), SimpleNamespace(now=0.0)
     crew = Crew(pool, num_slots, Leases(600.0), lambda: clock.now)
     spec = make_spec(num_steps=7)
-    attempt = Attempt(spec=spec, run_id=spec.id, bank_key=bank_key(spec), num_parts=2)
+    attempt = Attempt(spec=spec, run_id=spec.id, bank_key=bank_key(spec), num_microbatches=2)
     return SimpleNamespace(crew=crew, pool=pool, clock=clock, attempt=attempt)
 
 
@@ -55,7 +55,7 @@ def answer(made, index=0, steps=None, seconds=1.0, **more):
 
 def test_a_call_says_what_to_do(made):
     call = begin(made)
-    assert (call.bank_key, call.num_slots, call.num_parts) == (made.attempt.bank_key, 3, 2)
+    assert (call.bank_key, call.num_slots, call.num_microbatches) == (made.attempt.bank_key, 3, 2)
     assert [slot for slot, _ in call.admit] == [1]
     assert (call.max_steps, call.save) == (3, False)
     assert made.crew.busy and [index for index, _ in made.crew.idle()] == [1]

@@ -245,11 +245,11 @@ def error(cause, said="it went wrong", **more):
 
 
 def test_what_does_not_fit_is_tried_in_more_parts(study):
-    pool = scripted(study, lambda pool, call, n: pool.ends() if call.num_parts >= 2 else error("out_of_memory"))
+    pool = scripted(study, lambda pool, call, n: pool.ends() if call.num_microbatches >= 2 else error("out_of_memory"))
     specs = make_specs(3)  # two sequences a batch
     results = study.drive(specs, max_attempts=1)
     assert dict(results) == expected(specs)
-    assert [(call.num_parts, len(call.admit)) for call in pool.calls] == [(1, 3), (2, 3)]
+    assert [(call.num_microbatches, len(call.admit)) for call in pool.calls] == [(1, 3), (2, 3)]
     assert pool.calls[1].bank_key == pool.calls[0].bank_key + "/2"
     assert [body["cause"] for body in lost_records(study)] == ["out_of_memory"] * 3
     assert "out of memory: it went wrong; it held 3 runs. What to do: give it more memory" in study.events[0].lost[0]
@@ -265,7 +265,7 @@ def test_what_never_fits_fails(study):
     study.drive([good])
     result = study.drive([big], max_attempts=2)[big.id]
     assert (result.status, result.reason) == ("failed", "lost 2 times, the last: out of memory: it went wrong")
-    assert [call.num_parts for call in pool.calls] == [1, 1, 2, 2]
+    assert [call.num_microbatches for call in pool.calls] == [1, 1, 2, 2]
 
 
 def test_a_worker_killed_for_its_memory_is_known_by_the_kernels_count(study, monkeypatch):

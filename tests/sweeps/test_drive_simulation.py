@@ -199,7 +199,7 @@ def memory_forgotten(patch):
 
     def mutant(self, run_id, spec):
         found = standing(self, run_id, spec)
-        return losses.Standing(num_lost=found.num_lost, num_parts=1)
+        return losses.Standing(num_lost=found.num_lost, num_microbatches=1)
 
     patch.setattr(losses.Losses, "standing", mutant)
 

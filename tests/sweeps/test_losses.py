@@ -44,17 +44,17 @@ def standing(ledger, spec=SPEC):
 def test_what_counts(ledger, causes, wanted):
     losses = Losses(ledger)
     lose(losses, *causes)
-    num_lost, num_parts = wanted
-    assert losses.standing(SPEC.id, SPEC) == Standing(num_lost=num_lost, num_parts=num_parts)
+    num_lost, num_microbatches = wanted
+    assert losses.standing(SPEC.id, SPEC) == Standing(num_lost=num_lost, num_microbatches=num_microbatches)
     assert standing(ledger) == losses.standing(SPEC.id, SPEC)
-    assert standing(ledger, make_spec(seed=9)) == Standing(num_lost=0, num_parts=1)
+    assert standing(ledger, make_spec(seed=9)) == Standing(num_lost=0, num_microbatches=1)
 
 
 def test_parts_begin_where_the_run_itself_does(ledger):
     spec = dataclasses.replace(SPEC, numerics=Numerics(microbatch_tokens=16))  # in four parts already
-    assert standing(ledger, spec).num_parts == 1
+    assert standing(ledger, spec).num_microbatches == 1
     lose(Losses(ledger), "out_of_memory", spec=spec)
-    assert standing(ledger, spec).num_parts == 8
+    assert standing(ledger, spec).num_microbatches == 8
 
 
 def test_a_record_says_what_happened(ledger):
@@ -72,7 +72,7 @@ def test_a_pardon_is_for_what_was_before_it(ledger):
     losses = Losses(ledger)
     lose(losses, "hung", "hung")
     losses.pardon("nothing has ended well")
-    assert losses.standing(SPEC.id, SPEC) == standing(ledger) == Standing(num_lost=0, num_parts=1)
+    assert losses.standing(SPEC.id, SPEC) == standing(ledger) == Standing(num_lost=0, num_microbatches=1)
     lose(losses, "hung")
     assert standing(ledger).num_lost == 1
     losses.pardon("again")
