@@ -26,6 +26,7 @@ _EXIT_CODES = {
     "NoFinishedTrialError": EXIT_CANNOT_TELL,
     "BudgetSpent": EXIT_CANNOT_TELL,
     "LedgerCorrupt": EXIT_CORRUPT,
+    "LedgerLost": EXIT_CORRUPT,
     "CurveCorrupt": EXIT_CORRUPT,
     "TamperedError": EXIT_CORRUPT,
     "FitTamperedError": EXIT_CORRUPT,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from launcher.plan import Plan
+from launcher.plan_file import load_plan
+from launcher.study import PLAN_FILE
 from proxies import canon
 from proxies.canon import Json
 from proxies.spec import Run
@@ -17,13 +18,14 @@ from sweeps.lock import is_held
 STATUSES = ("finished", "diverged", "pruned", "failed")
 
 
-def now_body(study_dir: Path, plan: Plan) -> dict[str, Json]:
+def now_body(study_dir: Path) -> dict[str, Json]:
     """What has ended, what is running, what it took, what is left.
 
     Raises:
-        SweepError: no study there, or not a sound one.
+        SweepError, PlanError: no study there, or not a sound one.
     """
     ledger, live, held = Ledger.read(study_dir), read_live(study_dir), is_held(study_dir)
+    plan = load_plan(study_dir / PLAN_FILE)
     caps = plan.cluster.caps
     runs = ledger.runs()
     return {

@@ -19,6 +19,10 @@ class LedgerCorrupt(SweepError):
     """The ledger's bytes are not what was written; refused as a whole, never guessed at."""
 
 
+class LedgerLost(LedgerCorrupt):
+    """There is no ledger, or an empty one, although runs have left their curves: nothing is there to repair."""
+
+
 class LedgerTooNew(SweepError):
     """The ledger has a schema that this version does not know."""
 

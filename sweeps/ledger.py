@@ -21,7 +21,7 @@ from proxies.spec import Run, RunResult, RunSpec
 from sweeps import chain
 from sweeps.chain import Record
 from sweeps.curves import CURVES_DIR, has_curves
-from sweeps.errors import DiskFull, DuplicateRecord, LedgerCorrupt, PlanChanged, StudyMissing, SweepError
+from sweeps.errors import DiskFull, DuplicateRecord, LedgerCorrupt, LedgerLost, PlanChanged, StudyMissing, SweepError
 from sweeps.lock import DriverLock
 
 LEDGER_NAME = "ledger.db"
@@ -233,8 +233,9 @@ class Ledger:
 def _refuse_missing(study_dir: Path, create: bool) -> None:
     """No ledger, or an empty one: fine only where nothing can have been lost, and a study is to be started."""
     if has_curves(study_dir):
-        raise LedgerCorrupt(
-            f"missing or empty, yet {CURVES_DIR}/ holds finished runs: restore it from a copy, or take another folder"
+        raise LedgerLost(
+            f"{study_dir / LEDGER_NAME}: missing or empty, yet {CURVES_DIR}/ holds finished runs: restore it from a "
+            "copy, or take another folder"
         )
     if not create:
         raise StudyMissing(f"{study_dir} holds no study: name another folder, or start one with `forerun run PLAN`")
@@ -245,6 +246,8 @@ def _advised(study_dir: Path) -> Iterator[None]:
     """Corruption told with the file it is in, and what to do about it."""
     try:
         yield
+    except LedgerLost:
+        raise
     except LedgerCorrupt as error:
         raise LedgerCorrupt(
             f"{study_dir / LEDGER_NAME}: {error}; nothing was changed. `forerun repair {study_dir}` copies the file, "

@@ -60,6 +60,7 @@ def write_live(study_dir: Path, live: Live) -> None:
     path = study_dir / LIVE_NAME
     scratch = path.with_suffix(".tmp")
     with contextlib.suppress(OSError):
+        scratch.unlink(missing_ok=True)  # to open a pipe would wait
         scratch.write_text(canon.canonical(live), encoding="utf-8")
         scratch.replace(path)
 

@@ -26,9 +26,7 @@ IDLE_PER_LOOK = 9.0  # a look reads the whole ledger, 6 s at 10,000 runs: a tent
 def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, as_json: bool) -> None:
     """What STUDY is doing, has done and found so far; works while a driver runs, and changes nothing."""
     from launcher.now import now_body
-    from launcher.plan_file import load_plan
     from launcher.report_body import recorded_body
-    from launcher.study import PLAN_FILE
     from launcher.verbs.texts import study_text
     from sweeps.view import StudyView
 
@@ -42,7 +40,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
         _follow(study_dir)
         return
     findings = {} if brief else recorded_body(study_dir)
-    now = now_body(study_dir, load_plan(study_dir / PLAN_FILE))
+    now = now_body(study_dir)
     text = now_text(now, study_dir)
     answer(as_json, {**findings, "now": now}, text if brief else f"{text}\n\n{study_text(findings)}")
 
@@ -52,16 +50,14 @@ def _follow(study_dir: Path) -> None:
     from rich.text import Text
 
     from launcher.now import now_body
-    from launcher.plan_file import load_plan
-    from launcher.study import PLAN_FILE
 
-    plan, took = load_plan(study_dir / PLAN_FILE), 0.0
-    body: dict[str, Any] = dict(now_body(study_dir, plan))
+    took = 0.0
+    body: dict[str, Any] = dict(now_body(study_dir))
     with Live(Text(now_text(body, study_dir)), auto_refresh=False) as shown:
         while body["at_work"] is not False:
             time.sleep(max(FOLLOW_SECONDS, IDLE_PER_LOOK * took))
             began = time.monotonic()
-            body = dict(now_body(study_dir, plan))
+            body = dict(now_body(study_dir))
             took = time.monotonic() - began
             shown.update(Text(now_text(body, study_dir)), refresh=True)
 

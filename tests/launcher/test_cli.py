@@ -52,6 +52,7 @@ CODES = [
     (law.CannotTellError(("who knows",)), 4),
     (NoFinishedTrialError("none"), 4),
     (errors.LedgerCorrupt("bad"), 5),
+    (errors.LedgerLost("gone"), 5),
     (errors.CurveCorrupt("bad"), 5),
     (CorruptError("bad"), 5),
     (TamperedError("launch.json", ["edited"]), 5),

@@ -195,3 +195,15 @@ def test_a_port_that_is_taken_is_said(plan, tmp_path):
         taken.listen()
         code, _, err = forerun("dashboards", study, "--optuna", taken.getsockname()[1])
     assert code == 2 and "name another port" in err
+
+
+def test_a_missing_study_is_named_by_its_folder(tmp_path):
+    for options in ((), ("--brief",), ("--follow",)):
+        code, _, said = forerun("status", tmp_path / "none", *options)
+        assert code == 2 and said.startswith(f"forerun: {tmp_path / 'none'} holds no study")
+
+
+def test_a_pipe_in_the_place_of_a_look_holds_nobody_up(ledger, tmp_path):
+    os.mkfifo((tmp_path / "study" / LIVE_NAME).with_suffix(".tmp"))
+    Accounts(tmp_path / "study", ledger, Caps(), 1.0).look("search", (), 0, None)
+    assert read_live(tmp_path / "study").stage == "search"
