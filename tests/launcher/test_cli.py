@@ -94,7 +94,14 @@ def test_every_verb_has_help_and_json(verb):
 def test_an_ask_to_end_is_an_interruption(name):
     """As the kernel sends it, while a verb is at work."""
     verb = f"import signal, time; signal.raise_signal(signal.{name}); time.sleep(60)"
-    code = f"from launcher import cli\ncli.cli.main = lambda **_: exec({verb!r})\ncli.main(['verify', 'x', '--json'])"
+    as_from_a_terminal = (  # where tests run in the background, both are ignored
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+    )
+    code = (
+        f"{as_from_a_terminal}from launcher import cli\n"
+        f"cli.cli.main = lambda **_: exec({verb!r})\ncli.main(['verify', 'x', '--json'])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, "Traceback" in done.stderr) == (130, False)
     assert json.loads(done.stdout)["message"].startswith("interrupted")
@@ -279,6 +286,7 @@ def test_the_installed_command_and_the_module_are_one():
 
 EARLY = """
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
 os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C, while click is being imported
 """
 
