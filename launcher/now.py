@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from launcher.plan_file import load_plan
-from launcher.study import PLAN_FILE
+from launcher.plan import Plan
 from proxies import canon
 from proxies.canon import Json
 from proxies.spec import Run
@@ -18,18 +18,13 @@ from sweeps.lock import is_held
 STATUSES = ("finished", "diverged", "pruned", "failed")
 
 
-def now_body(study_dir: Path) -> dict[str, Json]:
-    """What has ended, what is running, what it took, what is left.
-
-    Raises:
-        SweepError, PlanError: no study there, or not a sound one.
-    """
-    ledger, live, held = Ledger.read(study_dir), read_live(study_dir), is_held(study_dir)
-    plan = load_plan(study_dir / PLAN_FILE)
+def now_body(study_dir: Path, ledger: Ledger, plan: Plan) -> dict[str, Json]:
+    """What has ended, what is running, what it took, what is left; ledger and plan are the study's, as just read."""
+    live, held = read_live(study_dir), is_held(study_dir)
     caps = plan.cluster.caps
     runs = ledger.runs()
     return {
-        "num_runs": {status: sum(run.result.status == status for run in runs) for status in STATUSES},
+        "num_runs": _by_status(runs),
         "num_imported": len(ledger.imported()),
         "num_lost_executions": len(ledger.records("lost")),
         "by_width": [_at_width(width, runs) for width in sorted({run.spec.shape.width for run in runs})],
@@ -41,14 +36,17 @@ def now_body(study_dir: Path) -> dict[str, Json]:
     }
 
 
+def _by_status(runs: Sequence[Run]) -> dict[str, Json]:
+    return {status: sum(run.result.status == status for run in runs) for status in STATUSES}
+
+
 def _at_width(width: int, runs: tuple[Run, ...]) -> dict[str, Json]:
     here = [run for run in runs if run.spec.shape.width == width]
     finished = [run for run in here if run.result.loss_nats is not None]
     best = min(finished, key=lambda run: cast(float, run.result.loss_nats), default=None)
-    counts: dict[str, Json] = {status: sum(run.result.status == status for run in here) for status in STATUSES}
     return {
         "width": width,
-        **counts,
+        **_by_status(here),
         "best": None
         if best is None
         else {

@@ -73,6 +73,8 @@ def cluster_problems(cluster: ClusterSection) -> list[str]:
         problems.append(f'cluster.address = {cluster.address!r} wants cluster.backend = "ray"')
     if cluster.worker_gpus > 1 and not cluster.worker_gpus.is_integer():
         problems.append(f"cluster.worker_gpus = {cluster.worker_gpus:g}: a share of one, or a whole number, is wanted")
+    if cluster.max_usd and not cluster.usd_per_device_hour:
+        problems.append(f"cluster.max_usd = {cluster.max_usd}: cluster.usd_per_device_hour is wanted with it")
     for option in cluster.slurm_options:
         if not _SLURM_OPTION.fullmatch(option):
             problems.append(f"cluster.slurm_options: {option!r}: one option of sbatch is wanted, as --nodes=4")

@@ -167,8 +167,6 @@ def _list_checks(plan: Plan) -> list[str]:
 def _cross_checks(plan: Plan) -> list[str]:
     """What single keys cannot show."""
     problems = _list_checks(plan) + proxy_problems(plan) + cluster_problems(plan.cluster)
-    if plan.cluster.max_usd and not plan.cluster.usd_per_device_hour:
-        problems.append(f"cluster.max_usd = {plan.cluster.max_usd}: cluster.usd_per_device_hour is wanted with it")
     problems += transfer_problems(plan)
     if any(problem.startswith("proxy.command: ") for problem in problems):
         return problems  # the others ask what the command can be told

@@ -234,15 +234,14 @@ def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Jso
     """What the runs cost, beside what the main run will; the coordinate check and lost attempts are not counted, nor is
     what another study paid for.
     """
-    imported = ledger.imported()
-    results = [result for run_id, result in ledger.results().items() if run_id not in imported]
+    results = ledger.own_results().values()
     flops = sum(result.flops for result in results)
     by_status: dict[str, int] = {}
     for result in results:
         by_status[result.status] = by_status.get(result.status, 0) + 1
     return {
         "num_runs": len(results),
-        "num_imported": len(imported),
+        "num_imported": len(ledger.imported()),
         "by_status": canon.to_json(by_status),
         "flops_causal": flops,
         "worker_seconds": sum(result.seconds for result in results),

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from launcher.arms import Sizes, base_sizes, carried_rate
 from launcher.study import Study
-from proxies.flops import flops_per_token
 from proxies.spec import RunSpec
 from sweeps.space import Params
 from transfer.question import Axis
@@ -71,12 +70,12 @@ def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, 
     if not ladder.check_offsets_octaves:
         return ()
     ordered = _ordered(study, specs)
-    limit = ladder.check_share * sum(map(_flops, ordered))
+    limit = ladder.check_share * sum(spec.flops for spec in ordered)
     # By their own cost, so that more rates or seeds are of the same rungs.
     for number in range(min(ladder.num_checked, len(ordered)), 0, -1):
         for top in range(len(ordered) - 1, number - 2, -1):
             rungs = _spread(ordered[: top + 1], number)
-            if sum(map(_flops, rungs)) <= limit:
+            if sum(spec.flops for spec in rungs) <= limit:
                 return tuple(_checked(study, rung) for rung in rungs)
     return ()
 
@@ -85,12 +84,12 @@ def largest_share(study: Study, specs: Sequence[RunSpec]) -> float:
     """What `ladder.check_share` would have to be for the largest rung to be among the checked ones."""
     ordered = _ordered(study, specs)
     rungs = _spread(ordered, min(study.plan.ladder.num_checked, len(ordered)))
-    return sum(map(_flops, rungs)) / sum(map(_flops, ordered))
+    return sum(spec.flops for spec in rungs) / sum(spec.flops for spec in ordered)
 
 
 def _ordered(study: Study, specs: Sequence[RunSpec]) -> list[RunSpec]:
     """The first run of every rung, cheapest first."""
-    return sorted((spec for spec in specs if spec.seed == study.plan.ladder.seed), key=_flops)
+    return sorted((spec for spec in specs if spec.seed == study.plan.ladder.seed), key=lambda spec: spec.flops)
 
 
 def _spread(ordered: Sequence[RunSpec], number: int) -> list[RunSpec]:
@@ -115,7 +114,3 @@ def _at(rung: RunSpec, octaves: float, seed: int) -> RunSpec:
     own = rung.hparams.learning_rate
     rate = own if octaves == 0 else float(f"{own * 2.0**octaves:.{DIGITS}g}")
     return dataclasses.replace(rung, seed=seed, hparams=dataclasses.replace(rung.hparams, learning_rate=rate))
-
-
-def _flops(spec: RunSpec) -> float:
-    return float(flops_per_token(spec.shape)) * spec.num_tokens

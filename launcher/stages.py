@@ -29,7 +29,6 @@ from launcher.transferred import (
 )
 from proxies import canon
 from proxies.data.tokens import TokenStore
-from proxies.flops import flops_per_token
 from proxies.spec import RunSpec
 from sweeps.drive import GRACE_SECONDS, drive
 from sweeps.errors import BudgetSpent
@@ -116,15 +115,16 @@ class Runner:
 
         done = self.ledger.results()
         last = Progress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
-        work = {spec.id: flops_per_token(spec.shape) * spec.num_tokens for spec in specs if spec.id not in done}
-        with Meter(label, sum(work.values())) as meter:
+        work = {spec.id: spec.flops for spec in specs if spec.id not in done}
+        all_work = sum(work.values())
+        mean_work = all_work / max(1, len(work))
+        with Meter(label, all_work) as meter:
 
             def progress(event: Progress) -> None:
                 nonlocal last
                 last = event
                 for said in (*event.lost, *event.notes):
                     say(f"{label}: {said}")
-                mean_work = sum(work.values()) / max(1, len(work))
                 fresh = sum(work.get(outcome.id, mean_work) for outcome in event.outcomes)
                 meter.add(fresh, f"{len(event.running)} running")
 
@@ -246,7 +246,7 @@ class Runner:
 
     @staticmethod
     def _flops(specs: Iterable[RunSpec]) -> float:
-        return float(sum(flops_per_token(spec.shape) * spec.num_tokens for spec in specs))
+        return float(sum(spec.flops for spec in specs))
 
 
 def _start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:

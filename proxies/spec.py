@@ -14,6 +14,7 @@ from typing import Literal
 
 from proxies import canon
 from proxies.checks import Checks
+from proxies.flops import flops_per_token
 from proxies.powers import Ratios
 from proxies.programs import Command, Factory
 from proxies.rules import Parametrization, refusals
@@ -169,6 +170,11 @@ class RunSpec:
     def num_tokens(self) -> int:
         """Tokens the run trains on."""
         return int(self.batch_tokens * self.schedule.num_full_batches)
+
+    @property
+    def flops(self) -> int:
+        """Training FLOPs of the whole run, causal convention (`proxies.flops`)."""
+        return flops_per_token(self.shape) * self.num_tokens
 
     @property
     def batch_sequences(self) -> int:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from proxies.checks import Checks
-from proxies.flops import flops_per_token
 from proxies.spec import RunSpec
-from sweeps.ledger import IMPORTED, Ledger
+from sweeps.ledger import Ledger
 
 DRIVEN = "driven"
 """Record of how long a driver worked; its key is the driver's number and that of the stretch of its work."""
@@ -73,7 +72,7 @@ class Budget:
         """`num_devices`: held while this driver works, fractions counted. `clock`: monotonic seconds."""
         self.caps, self._ledger, self._num_devices, self._clock = caps, ledger, num_devices, clock
         self._started = clock()
-        self._num_results, self._num_own, self._flops = 0, 0, 0.0
+        self._num_runs, self._flops = 0, 0.0
         self._driven_seconds, self._driven_device_seconds = _driven(ledger)
 
     @property
@@ -92,7 +91,7 @@ class Budget:
         self._count()
         device_seconds = self._driven_device_seconds + self.seconds * self._num_devices
         return _spent(
-            self._num_own, self._flops, self._driven_seconds + self.seconds, device_seconds,
+            self._num_runs, self._flops, self._driven_seconds + self.seconds, device_seconds,
             self.caps.usd_per_device_hour,
         )  # fmt: skip
 
@@ -100,9 +99,9 @@ class Budget:
         """Why this run may not start beside those in flight; empty if it may."""
         caps = self.caps
         self._count()
-        if caps.num_runs is not None and self._num_own + len(in_flight) >= caps.num_runs:
-            return _said("max_runs", caps.num_runs, f"{self._num_own} runs have ended, {len(in_flight)} are in flight")
-        flops = self._flops + sum(map(run_flops, [*in_flight, spec]))
+        if caps.num_runs is not None and self._num_runs + len(in_flight) >= caps.num_runs:
+            return _said("max_runs", caps.num_runs, f"{self._num_runs} runs have ended, {len(in_flight)} are in flight")
+        flops = self._flops + sum(run.flops for run in [*in_flight, spec])
         if caps.flops is not None and flops > caps.flops:
             return _said("max_flops", caps.flops, f"{self._flops:.4g} are spent, and one run more makes {flops:.4g}")
         return ""
@@ -120,19 +119,10 @@ class Budget:
 
     def _count(self) -> None:
         """Take in the outcomes recorded since the last look."""
-        results = self._ledger.results()
-        if len(results) == self._num_results:  # it is asked several times a second
-            return
-        for run_id, result in itertools.islice(results.items(), self._num_results, None):
-            if self._ledger.find(IMPORTED, run_id) is None:
-                self._num_own += 1
-                self._flops += result.flops
-        self._num_results = len(results)
-
-
-def run_flops(spec: RunSpec) -> float:
-    """Training FLOPs of a whole run, counted `causal`."""
-    return float(flops_per_token(spec.shape)) * spec.num_tokens
+        results = self._ledger.own_results()
+        if len(results) > self._num_runs:  # it is asked several times a second
+            self._flops += sum(result.flops for result in itertools.islice(results.values(), self._num_runs, None))
+            self._num_runs = len(results)
 
 
 def spent(ledger: Ledger, usd_per_device_hour: float | None, more: tuple[float, float] = (0.0, 0.0)) -> Spent:
@@ -143,8 +133,7 @@ def spent(ledger: Ledger, usd_per_device_hour: float | None, more: tuple[float, 
         usd_per_device_hour: the price; None: dollars are not known.
         more: seconds and device-seconds of a driver that has recorded none yet.
     """
-    imported = ledger.imported()
-    own = [result for run_id, result in ledger.results().items() if run_id not in imported]
+    own = ledger.own_results().values()
     seconds, device_seconds = (held + new for held, new in zip(_driven(ledger), more, strict=True))
     return _spent(len(own), sum(result.flops for result in own), seconds, device_seconds, usd_per_device_hour)
 

@@ -22,7 +22,7 @@ from sweeps.crew import Crew
 from sweeps.curves import store_curve
 from sweeps.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.leases import Leases
-from sweeps.ledger import IMPORTED, Ledger
+from sweeps.ledger import Ledger
 from sweeps.losses import NO_CURVE, Loss, Losses, failed_result
 from sweeps.pool import Finished, Pool, Report, decoded
 from sweeps.progress import Progress
@@ -269,8 +269,7 @@ class _Driver:
             RunsFail: nothing has ended well yet.
         """
         reason = f"lost {attempt.num_lost} times, {how}"
-        own = (result for id, result in self._ledger.results().items() if self._ledger.find(IMPORTED, id) is None)
-        if any(result.status != "failed" for result in own):
+        if any(result.status != "failed" for result in self._ledger.own_results().values()):
             self._commit(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
             return
         self._losses.pardon(reason)

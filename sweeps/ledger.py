@@ -44,6 +44,7 @@ class Ledger:
         self._lock = lock
         self._runs: dict[str, Run] = {}
         self._results: dict[str, RunResult] = {}
+        self._own: dict[str, RunResult] = {}
         self._index = {(record.kind, record.key): record for record in records}
         for record in records:
             self._take_in(record)
@@ -153,6 +154,10 @@ class Ledger:
         """Every outcome so far by run id, in the order of commitment; a live view."""
         return MappingProxyType(self._results)
 
+    def own_results(self) -> Mapping[str, RunResult]:
+        """Those that this study paid for, none imported; in the order of commitment, a live view."""
+        return MappingProxyType(self._own)
+
     def runs(self) -> tuple[Run, ...]:
         """Every outcome so far with its spec, in the order of commitment."""
         return tuple(self._runs.values())
@@ -228,6 +233,8 @@ class Ledger:
                 raise LedgerCorrupt(f"record {record.seq} is no result of a run ({error})") from error
             self._runs[record.key] = run
             self._results[record.key] = run.result
+            if record.kind == RESULT:
+                self._own[record.key] = run.result
 
 
 def _refuse_missing(study_dir: Path, create: bool) -> None:

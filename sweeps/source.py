@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 from proxies.canon import Json
-from proxies.flops import flops_per_token
 from proxies.spec import RunResult, RunSpec
 from sweeps.ledger import Ledger
 from sweeps.samplers import Sampler
@@ -52,11 +51,11 @@ class StaticSource:
 
     def __init__(self, specs: Iterable[RunSpec], bank_key_for: Callable[[RunSpec], str]) -> None:
         """`bank_key_for` as in `sweeps.drive`."""
-        costs: dict[str, float] = {}
+        costs: dict[str, int] = {}
         runs = list(specs)
         for spec in runs:
             key = bank_key_for(spec)
-            costs[key] = max(costs.get(key, 0.0), float(flops_per_token(spec.shape)) * spec.num_tokens)
+            costs[key] = max(costs.get(key, 0), spec.flops)
         runs.sort(key=lambda spec: (-costs[bank_key_for(spec)], bank_key_for(spec)))  # stable within a key
         self._runs = iter(runs)
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_study import ask, plan_with, write_plan
+from tiny_study import COMMAND, ask, plan_with, write_plan
 
 from launcher.plan_file import PlanError, load_plan
 from sweeps.redaction import redacted, secret_in
@@ -25,15 +25,6 @@ SAID = f"""
 import os, sys
 said = "cannot log in to {ADDRESS} with {RAISED}, api_key={ARGV}, " + os.environ["STORE_TOKEN"]
 """
-COMMAND = '''
-[data]
-path = ""
-external = "planted"
-vocab_size = 256
-[proxy]
-command = """%s -S trainer.py {run_dir} --lr {lr} --width {width} --num-steps {num_steps} --seed {seed}
-  --clip {clip_norm} --warmup {warmup_steps} --form {parametrization}"""
-'''
 TRAINER = f"""{SAID}
 import json
 run = json.load(open(os.path.join(sys.argv[1], "run.json")))["values"]

@@ -15,7 +15,6 @@ from launcher.grids import FIRST_SIZES, Setting, learning_rate_test, other_test
 from launcher.rungs import ladder_runs, stage_specs
 from launcher.study import Study
 from launcher.transferred import target_guess
-from proxies.flops import flops_per_token
 from proxies.rules import named
 from proxies.spec import RunSpec
 from sweeps.growth import PROBES
@@ -139,7 +138,7 @@ def _stage(name: str, runs: list[RunSpec], more: Iterable[RunSpec] = ()) -> Stag
 
 
 def _flops(runs: Iterable[RunSpec]) -> float:
-    return float(sum(flops_per_token(run.shape) * run.num_tokens for run in runs))
+    return float(sum(run.flops for run in runs))
 
 
 def _disk(runs: Iterable[RunSpec]) -> float:

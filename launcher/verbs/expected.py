@@ -12,7 +12,6 @@ from launcher.study import Study
 from launcher.transferred import target_guess
 from launcher.verbs.options import table
 from proxies.canon import Json
-from proxies.flops import flops_per_token
 from transfer.planner import USUAL_CURVATURE_NATS, USUAL_NOISE_NATS, Cells, Expectation, expect
 from transfer.question import Axis, Question
 
@@ -91,7 +90,7 @@ def _share(study: Study, axis: Axis, design: list[Cells]) -> float:
     flops = 0.0
     for cells in design:
         spec = run_at(study, axis, cells.size, point, 0)
-        flops += len(cells.offsets_octaves) * cells.num_seeds * float(flops_per_token(spec.shape)) * spec.num_tokens
+        flops += len(cells.offsets_octaves) * cells.num_seeds * spec.flops
     return flops / study.plan.target.budget_flops
 
 

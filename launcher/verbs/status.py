@@ -25,9 +25,6 @@ IDLE_PER_LOOK = 9.0  # a look reads the whole ledger, 6 s at 10,000 runs: a tent
 @json_option
 def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, as_json: bool) -> None:
     """What STUDY is doing, has done and found so far; works while a driver runs, and changes nothing."""
-    from launcher.now import now_body
-    from launcher.report_body import recorded_body
-    from launcher.verbs.texts import study_text
     from sweeps.view import StudyView
 
     if runs_file is not None:
@@ -39,25 +36,43 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
     if follow:
         _follow(study_dir)
         return
-    findings = {} if brief else recorded_body(study_dir)
-    now = now_body(study_dir)
-    text = now_text(now, study_dir)
-    answer(as_json, {**findings, "now": now}, text if brief else f"{text}\n\n{study_text(findings)}")
+    if brief:
+        now = _look(study_dir)
+        answer(as_json, {"now": now}, now_text(now, study_dir))
+        return
+    from launcher.evidence import gather
+    from launcher.now import now_body
+    from launcher.opening import recorded
+    from launcher.report_body import report_body
+    from launcher.verbs.texts import study_text
+
+    study, ledger = recorded(study_dir)
+    findings = report_body(study, ledger, gather(study, ledger))
+    now = now_body(study_dir, ledger, study.plan)
+    answer(as_json, {**findings, "now": now}, f"{now_text(now, study_dir)}\n\n{study_text(findings)}")
+
+
+def _look(study_dir: Path) -> dict[str, Any]:
+    """`launcher.now.now_body`, of the ledger and the plan as they are."""
+    from launcher.now import now_body
+    from launcher.plan_file import load_plan
+    from launcher.study import PLAN_FILE
+    from sweeps.ledger import Ledger
+
+    ledger = Ledger.read(study_dir)
+    return now_body(study_dir, ledger, load_plan(study_dir / PLAN_FILE))
 
 
 def _follow(study_dir: Path) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from launcher.now import now_body
-
-    took = 0.0
-    body: dict[str, Any] = dict(now_body(study_dir))
+    took, body = 0.0, _look(study_dir)
     with Live(Text(now_text(body, study_dir)), auto_refresh=False) as shown:
         while body["at_work"] is not False:
             time.sleep(max(FOLLOW_SECONDS, IDLE_PER_LOOK * took))
             began = time.monotonic()
-            body = dict(now_body(study_dir))
+            body = _look(study_dir)
             took = time.monotonic() - began
             shown.update(Text(now_text(body, study_dir)), refresh=True)
 

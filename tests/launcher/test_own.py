@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from tiny_study import ask, forerun, plan_with, write_corpus
+from tiny_study import COMMAND, ask, forerun, plan_with, write_corpus
 
 from launcher import stages
 
@@ -20,15 +20,6 @@ with open(os.path.join(sys.argv[1], "metrics.jsonl"), "w") as out:
         print(json.dumps({"step": step, "train_loss": loss + 1 / step}), file=out)
     print(json.dumps({"step": n, "val_loss": loss}), file=out)
 """
-COMMAND = '''
-[data]
-path = ""
-external = "planted"
-vocab_size = 256
-[proxy]
-command = """%s -S trainer.py {run_dir} --lr {lr} --width {width} --num-steps {num_steps} --seed {seed}
-  --clip {clip_norm} --warmup {warmup_steps} --form {parametrization}"""
-'''
 FACTORY = '[proxy]\nfactory = "mine:build"\n'
 MODEL = """
 from torch import nn

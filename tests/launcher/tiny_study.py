@@ -51,6 +51,16 @@ width_multiple = 8
 [cluster]
 backend = "inline"
 """
+COMMAND = '''
+[data]
+path = ""
+external = "planted"
+vocab_size = 256
+[proxy]
+command = """%s -S trainer.py {run_dir} --lr {lr} --width {width} --num-steps {num_steps} --seed {seed}
+  --clip {clip_norm} --warmup {warmup_steps} --form {parametrization}"""
+'''
+"""Of a trainer.py that is the user's own, beside the plan."""
 SENTENCE = "the run before the run tells what the large model will lose and how sure of it we are"
 
 

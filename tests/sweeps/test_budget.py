@@ -5,7 +5,7 @@ from sweep_fakes import make_spec, make_specs, outcome
 
 from proxies.checks import SpecError
 from proxies.spec import Run
-from sweeps.budget import Budget, Caps, record_driven, run_flops, spent
+from sweeps.budget import Budget, Caps, record_driven, spent
 from sweeps.ledger import Ledger
 
 
@@ -39,7 +39,7 @@ def test_runs_are_counted_with_those_in_flight(ledger):
 
 def test_no_run_starts_that_would_pass_the_flops(ledger):
     spec = make_spec()
-    mine = budget(ledger, flops=2.5 * run_flops(spec))
+    mine = budget(ledger, flops=2.5 * spec.flops)
     assert mine.refusal(spec, [spec]) == ""
     assert "max_flops" in mine.refusal(spec, [spec, spec])
     ledger.commit(spec, outcome(spec)[0])  # records 1 FLOP
