@@ -133,6 +133,20 @@ class Bank:
         self._slots[index] = None
         self._set_forward()
 
+    def pause_at(self, index: int, step: int | None) -> None:
+        """Have `advance` do nothing while the run of an occupied slot has done `step` steps or more; None: go on."""
+        self._runs[index].pause_step = step
+
+    def losses(self, index: int) -> tuple[float, ...]:
+        """Training losses of the run of an occupied slot so far, [step] nats."""
+        return tuple(self._runs[index].losses_nats)
+
+    def prune(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
+        """Give up the run of an occupied slot, as it was after `num_steps`; the slot is free."""
+        ended = self._runs[index].pruned(num_steps, reason, _CPU)
+        self.evict(index)
+        return ended
+
     def predict(self, ids_KBT: Tensor) -> Tensor:
         """Logits of every slot's model, [K, N, V], for token ids [K, B, T]."""
         logits_KNV: Tensor = self.model(ids_KBT, self._forward)
@@ -145,12 +159,13 @@ class Bank:
 
     def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
         """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (slot, result, curve),
-        when runs end.
+        when runs end, or with nothing when one is where it was to pause.
         """
         until = time.monotonic() + seconds
         ended: list[tuple[int, RunResult, Curve]] = []
         for _ in range(num_steps):
-            if ended or not self._runs or time.monotonic() > until:
+            runs = self._runs.values()
+            if ended or not runs or any(run.paused for run in runs) or time.monotonic() > until:
                 break
             ended = self._advance_once()
         return ended

@@ -20,6 +20,10 @@ from pathlib import Path
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 ID_LENGTH = 64  # hex digits of a sha256
+LATER = {"later": True}
+"""Metadata of a field that a record got after it was first written down: at its default it is left out of the JSON, so
+that older texts are read as before and keep their content ids.
+"""
 
 
 class CanonError(ValueError):
@@ -115,9 +119,14 @@ def to_json(value: object, path: str = "$") -> Json:
                 raise CanonError(f"{path} has the key {key!r}: keys are strings")
         return {_text(key, path): to_json(item, f"{path}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
+        fields = [f for f in dataclasses.fields(value) if not ("later" in f.metadata and _is_default(f, value))]
         return {f.name: to_json(getattr(value, f.name), f"{path}.{f.name}") for f in fields}
     raise CanonError(f"{path} is a {type(value).__name__}: not a JSON value")
+
+
+def _is_default(field: dataclasses.Field[typing.Any], record: object) -> bool:
+    held = getattr(record, field.name)
+    return type(held) is type(field.default) and bool(held == field.default)
 
 
 def _text(value: str, path: str) -> str:
@@ -224,15 +233,16 @@ def _decode_tuple(args: tuple[typing.Any, ...], value: object, path: str) -> tup
 def _decode_record(kind: type, value: object, path: str) -> object:
     if not isinstance(value, dict):
         raise CanonError(f"{path} is a {type(value).__name__}: an object ({kind.__name__}) is wanted")
-    names = [f.name for f in dataclasses.fields(kind)]
-    missing = [n for n in names if n not in value]
+    fields = dataclasses.fields(kind)
+    names = [f.name for f in fields]
+    missing = [f.name for f in fields if f.name not in value and "later" not in f.metadata]
     unknown = [n for n in value if n not in names]
     if missing or unknown:
         parts = [f"lacks {', '.join(missing)}"] if missing else []
         parts += [f"has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
         raise CanonError(f"{path} ({kind.__name__}) {' and '.join(parts)}")
     hints = _type_hints(kind)
-    return kind(**{n: _decode(hints[n], value[n], f"{path}.{n}") for n in names})
+    return kind(**{n: _decode(hints[n], value[n], f"{path}.{n}") for n in names if n in value})
 
 
 @functools.cache

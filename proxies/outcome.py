@@ -14,7 +14,7 @@ from torch import Tensor
 
 from proxies import canon, flops
 from proxies.data.tokens import TokenStore
-from proxies.spec import Curve, RunResult, RunSpec
+from proxies.spec import Curve, RunResult, RunSpec, Status
 
 VALIDATION_SEQUENCES = 256
 
@@ -51,6 +51,13 @@ class Progress:
     """The most passes that any batch so far was split into because of too little memory."""
     losses_nats: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
+    pause_step: int | None = None
+    """Where somebody wants to look at it before it goes on."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is there; a run that went on from a later state is at once."""
+        return self.pause_step is not None and self.step >= self.pause_step
 
     @property
     def sequences(self) -> tuple[int, int]:
@@ -79,24 +86,33 @@ class Progress:
 
     def outcome(self, reason: str, validation_nats: float, device: torch.device) -> tuple[RunResult, Curve]:
         """The result and the curve of a run that ends here: diverged for a `reason`, else finished."""
-        spec = self.spec
         if not reason and not math.isfinite(validation_nats):
             reason = "validation loss not finite"
+        return self._ended("diverged" if reason else "finished", self.step, reason, validation_nats, device)
+
+    def pruned(self, num_steps: int, reason: str, device: torch.device) -> tuple[RunResult, Curve]:
+        """The same of a run that is given up, as it was after `num_steps`: it may have gone on meanwhile."""
+        return self._ended("pruned", num_steps, reason, math.nan, device)
+
+    def _ended(
+        self, status: Status, num_steps: int, reason: str, validation_nats: float, device: torch.device
+    ) -> tuple[RunResult, Curve]:
+        spec = self.spec
         curve = Curve(
-            steps=tuple(range(1, self.step + 1)),
-            train_loss_nats=tuple(self.losses_nats),
-            grad_norm=tuple(self.grad_norms),
+            steps=tuple(range(1, num_steps + 1)),
+            train_loss_nats=tuple(self.losses_nats[:num_steps]),
+            grad_norm=tuple(self.grad_norms[:num_steps]),
         )
-        tokens = self.sequences[0] * spec.shape.seq_len
+        tokens = spec.schedule.sequences(num_steps, spec.batch_sequences)[0] * spec.shape.seq_len
         parts = (
             {"num_microbatches": str(self.num_microbatches)} if self.num_microbatches > 1 else {}
         )  # equal up to rounding only
         result = RunResult(
             id=spec.id,
-            status="diverged" if reason else "finished",
-            loss_nats=None if reason else validation_nats,
-            num_steps=self.step,
-            last_train_loss_nats=self.losses_nats[-1] if self.losses_nats else None,
+            status=status,
+            loss_nats=validation_nats if status == "finished" else None,
+            num_steps=num_steps,
+            last_train_loss_nats=curve.train_loss_nats[-1] if num_steps else None,
             curve_id=canon.content_id(curve),
             flops=float(flops.flops_per_token(spec.shape)) * tokens,
             tokens=tokens,

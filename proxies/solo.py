@@ -23,10 +23,9 @@ from proxies.optimizer import MOMENTS, adamw, grouped, moments_of, restore_momen
 from proxies.outcome import Progress, environment, validation_ids
 from proxies.prefetch import Prefetch
 from proxies.schedule import lr_multiplier
-from proxies.slot_state import SlotState, StateError, captured, resumed
+from proxies.slot_state import SlotState, StateError, captured, generators, restore_generators, resumed
 from proxies.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
 
-_CPU_RNG, _DEVICE_RNG = "rng.cpu", "rng.device"
 _DROPOUT_SEED = 2**32
 """Added to a run's seed: what a user's own model draws while it trains is not what its weights were drawn from."""
 
@@ -107,7 +106,7 @@ class Solo:
 
     def _restored(self, trial: _Trial, state: SlotState) -> Progress:
         """Put a fresh trial where `state` was taken. Raises StateError."""
-        own, rngs = _tensors(trial), _generators(trial.progress.spec, self.device)
+        own, rngs = _tensors(trial), generators(trial.progress.spec, self.device)
         moments = {name: tensor for name, tensor in state.tensors.items() if name.startswith(MOMENTS)}
         run = resumed(trial.progress.spec, state, {**own, **moments, **rngs}, self._num_microbatches)
         try:
@@ -117,17 +116,14 @@ class Solo:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state.tensors[name])
-        if rngs:
-            torch.set_rng_state(state.tensors[_CPU_RNG])
-        if _DEVICE_RNG in rngs:
-            torch.cuda.set_rng_state(state.tensors[_DEVICE_RNG], self.device)
+        restore_generators(rngs, state.tensors, self.device)
         return run
 
     def state(self, index: int) -> SlotState:
         """What the run in the slot can go on from."""
         trial = self._held()
         parameters = dict(trial.built.module.named_parameters())
-        rngs = _generators(trial.progress.spec, self.device)
+        rngs = generators(trial.progress.spec, self.device)
         return captured(
             trial.progress, self.device, {**_tensors(trial), **moments_of(trial.optimizer, parameters), **rngs}
         )
@@ -167,6 +163,20 @@ class Solo:
     def evict(self, index: int) -> None:
         """Free the slot, whatever it is doing."""
         self._trial = None
+
+    def pause_at(self, index: int, step: int | None) -> None:
+        """Have `advance` do nothing while the run has done `step` steps or more; None: go on."""
+        self._held().progress.pause_step = step
+
+    def losses(self, index: int) -> tuple[float, ...]:
+        """Training losses of the run so far, [step] nats."""
+        return tuple(self._held().progress.losses_nats)
+
+    def prune(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
+        """Give up the run, as it was after `num_steps`; the slot is free."""
+        ended = self._held().progress.pruned(num_steps, reason, self.device)
+        self.evict(index)
+        return ended
 
     @property
     def seconds_waited(self) -> float:
@@ -216,7 +226,7 @@ class Solo:
         """
         until = time.monotonic() + seconds
         for _ in range(num_steps):
-            if self._trial is None or time.monotonic() > until:
+            if self._trial is None or self._trial.progress.paused or time.monotonic() > until:
                 break
             if ended := self._advance_once(self._trial):
                 return [ended]
@@ -275,14 +285,6 @@ def _tensors(trial: _Trial) -> dict[str, Tensor]:
     """The module's parameters and buffers by name, as they are."""
     module = trial.built.module
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _generators(spec: RunSpec, device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's generators, where the run's model may draw from them."""
-    if spec.factory is None:
-        return {}
-    on_device = {_DEVICE_RNG: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {_CPU_RNG: torch.get_rng_state(), **on_device}
 
 
 def _update(trial: _Trial, norm: Tensor) -> None:

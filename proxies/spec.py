@@ -9,7 +9,7 @@ Units: losses in nats per token, batches in tokens, durations in optimizer steps
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from proxies import canon
@@ -77,17 +77,23 @@ class Numerics:
     """Recompute blocks in the backward pass: less memory, a third more time."""
     compiled: bool = False
     """`torch.compile`."""
+    cuda_graphs: bool = field(default=False, metadata=canon.LATER)
+    """A whole step recorded once and replayed: the same arithmetic without its launches. Of a GPU alone."""
+    fused_loss: bool = field(default=False, metadata=canon.LATER)
+    """Cross-entropy from hidden states, part by part: a batch's logits are never whole in memory."""
+    num_ranks: int = field(default=1, metadata=canon.LATER)
+    """Processes, a device each, that one trial is sharded over (FSDP2)."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.one_of("dtype", ("float32", "float64", "bfloat16"))
         checks.one_of("matmul_precision", ("highest", "high", "medium"))
-        checks.whole("num_slots", "num_threads")
+        checks.whole("num_slots", "num_threads", "num_ranks")
         if self.microbatch_tokens is not None:
             checks.whole("microbatch_tokens")
         if self.num_slots != 1:
-            alone = [n for n in ("microbatch_tokens", "activation_checkpointing", "compiled") if getattr(self, n)]
-            alone += ["dtype = bfloat16"] if self.dtype == "bfloat16" else []
+            alone = [n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(self, n)]
+            alone += ["num_ranks"] if self.num_ranks > 1 else []
             checks.that(not alone, f"num_slots = {self.num_slots}: {', '.join(alone)} wants one trial at a time")
         checks.done()
 

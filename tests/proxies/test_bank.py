@@ -292,3 +292,28 @@ def test_banks_that_cannot_be_are_refused(subject, store):
         Bank(WIDE, subject.batch_tokens, Numerics(dtype="bfloat16"), store)
     with pytest.raises(ValueError, match=r"vocab_size = 100 is smaller than the corpus's 256"):
         Bank(dataclasses.replace(WIDE, vocab_size=100), subject.batch_tokens, Numerics(), store)
+
+
+def test_a_run_pauses_where_it_is_looked_at(subject, store):
+    bank = bank_for(subject, store)
+    bank.admit(0, subject)
+    bank.pause_at(0, 3)
+    bank.admit(1, neighbours(store)[0])
+    assert not bank.advance(100)
+    assert bank.steps == {0: 3, 1: 3}
+    assert not bank.advance(100)
+    assert bank.steps == {0: 3, 1: 3}
+    bank.pause_at(0, None)
+    assert finish(bank)[subject.id][1] == alone(subject, store)[1]
+
+
+def test_a_pruned_run_is_its_first_steps(subject, store):
+    bank = bank_for(subject, store)
+    bank.admit(2, subject)
+    bank.advance(6)
+    result, curve = bank.prune(2, 4, "it lost")
+    _, whole = alone(subject, store)
+    assert curve.train_loss_nats == whole.train_loss_nats[:4] and curve.grad_norm == whole.grad_norm[:4]
+    assert (result.status, result.loss_nats, result.num_steps, result.reason) == ("pruned", None, 4, "it lost")
+    assert result.tokens == 4 * subject.batch_tokens and result.last_train_loss_nats == whole.train_loss_nats[3]
+    assert bank.free_slots == [0, 1, 2, 3]

@@ -5,7 +5,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
@@ -254,3 +254,18 @@ def test_a_file_is_replaced_and_its_folder_synced(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
     assert synced[2:] == [path.stat().st_ino, tmp_path.stat().st_ino]
     assert canon.file_sha256(path) == hashlib.sha256(b"two").hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grown:
+    first: int
+    second: bool = field(default=False, metadata=canon.LATER)
+
+
+def test_a_later_field_at_its_default_leaves_the_text_as_it_was():
+    assert canon.canonical(Grown(first=1)) == '{"first":1}'
+    assert canon.canonical(Grown(first=1, second=True)) == '{"first":1,"second":true}'
+    for record in (Grown(first=1), Grown(first=1, second=True)):
+        assert canon.decode(Grown, canon.parse(canon.canonical(record))) == record
+    with pytest.raises(canon.CanonError, match="lacks first"):
+        canon.decode(Grown, {"second": True})
