@@ -74,7 +74,7 @@ def bank_share(folder: Path, width: int, num_steps: int) -> dict[str, float]:
         batch_tokens=plan.proxy.batch_tokens,
         data_id=store.manifest.data_id,
         seed=0,
-        numerics=plan.numerics,
+        numerics=plan.numerics("proxy"),
     )
     bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
     for slot in range(spec.numerics.num_slots):

@@ -34,7 +34,7 @@ from sweeps import samplers
 from sweeps.growth import grown, open_edges, probes
 from sweeps.replicates import compare, replicates
 from sweeps.space import Params, SearchSpace, search_space
-from sweeps.suggest import suggest
+from sweeps.suggest import Search
 
 RANGES = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
 SPACE = search_space(ranges=RANGES, grid={"learning_rate": 10, "warmup_fraction": 2, "clip_norm": 2})
@@ -69,25 +69,30 @@ def searched(
 
 
 def ours(sampler: samplers.Sampler, seed: int) -> Callable[..., Params]:
-    return lambda index, told, points: suggest(
-        SPACE, seed, index, told, PARALLELISM, sampler=sampler, num_startup=NUM_STARTUP, earlier=points
-    )
+    search = Search(SPACE, seed, PARALLELISM, sampler=sampler, num_startup=NUM_STARTUP)
+
+    def ask(index: int, told: dict[int, float | None], points: list[Params]) -> Params:
+        for point in points[len(search.points) :]:
+            search.add(point)
+        return search.suggest(told)
+
+    return ask
 
 
 def told_as_failure(seed: int) -> Callable[..., Params]:
     """Our TPE, but that a diverged trial has failed: what `study.tell(nan)` makes of it."""
-    plain = samplers._trial
+    plain, tpe = samplers._trial, ours("tpe", seed)
 
-    def trial(axes: Any, told: Any, loss: float | None) -> Any:
-        if loss is not None and loss > 3.5:  # a penalty: the toy's losses stay below
+    def trial(axes: Any, told: Any, loss: float | None, index: int) -> Any:
+        if loss == math.inf:
             return optuna.trial.create_trial(
                 state=optuna.trial.TrialState.FAIL, params=dict(told), distributions={name: axes[name] for name in told}
             )
-        return plain(axes, told, loss)
+        return plain(axes, told, loss, index)
 
     def ask(index: int, told: dict[int, float | None], points: list[Params]) -> Params:
-        with mock.patch.object(samplers, "_trial", trial), mock.patch.object(samplers, "PENALTY_MARGIN_NATS", 5.0):
-            return ours("tpe", seed)(index, told, points)
+        with mock.patch.object(samplers, "_trial", trial):
+            return tpe(index, told, points)
 
     return ask
 
@@ -144,14 +149,12 @@ def _grown_search(seed: int, grows: bool) -> float:
             best = min((loss, index) for index, loss in enumerate(losses) if loss is not None)[1]
             given = probes(space, edges, points[best])[:number]
             space = grown(space, edges)
-        known = len(points)
+        search = Search(space, seed, PARALLELISM, num_known=len(points))
+        for point in points:
+            search.add(point)
         for index in range(number):
-            told = dict(enumerate(losses))
-            points.append(
-                given[index]
-                if index < len(given)
-                else suggest(space, seed, known + index, told, PARALLELISM, earlier=points, num_known=known)
-            )
+            points.append(given[index] if index < len(given) else search.suggest(dict(enumerate(losses))))
+            search.add(points[-1])
             losses.append(None if lost(points[-1]) else truth(points[-1]))
     return min(loss for loss in losses if loss is not None) - BEST_NATS
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -40,16 +40,27 @@ def sharded_model(shape: Shape, parallelism: Parallelism, precision: Dtype, devi
     Built on the meta device, so no rank ever holds the whole of it. Under `bfloat16` the forward and backward passes
     compute in bfloat16; gradients are reduced, and weights and moments kept, in float32.
     """
-    mesh = device_mesh(parallelism, device_type)
     model = Decoder(shape, device="meta", checkpointing=parallelism.activation_checkpointing == "full")
     policy = MixedPrecisionPolicy()
     if precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return shard_blocks(model, device_mesh(parallelism, device_type), policy)
+
+
+def shard_blocks(model: Decoder, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> Decoder:
+    """Shard a model of the meta device block by block (FSDP2), in place; its parameters are left uninitialized."""
     for block in model.layers:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     model.to_empty(device=mesh.device_type)
     return model
+
+
+def shared_out(full: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A full tensor that every rank has, as `parameter` is: each rank keeps its own part, and nothing is sent."""
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return full
 
 
 @torch.no_grad()
@@ -63,10 +74,7 @@ def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) 
     for name, parameter in model.named_parameters():
         group = assigned[name]
         full = drawn(name, tuple(parameter.shape), group.kind, group.init_std, seed).to(parameter.device)
-        if isinstance(parameter, DTensor):
-            # No source rank: every rank has drawn the same full tensor, so nothing is sent.
-            full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.copy_(full)
+        parameter.copy_(shared_out(full, parameter))
 
 
 def build_optimizer(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> torch.optim.AdamW:

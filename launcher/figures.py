@@ -190,7 +190,9 @@ def search(body: Body) -> str:
         for trial, rate in zip(trials, rates, strict=True):
             colour = _clip_colour(trial["clip_norm"], clips)
             loss = trial["loss_nats"]
-            if loss is not None and loss <= axes.get_ylim()[1]:
+            if trial["status"] == "pruned":
+                axes.plot([rate], [0.97], "_", color=colour, markersize=8, transform=axes.get_xaxis_transform())
+            elif loss is not None and loss <= axes.get_ylim()[1]:
                 axes.plot([rate], [loss], "o", color=colour, markersize=6, markeredgecolor=INK, markeredgewidth=0.4)
             else:
                 edge_marks(axes, [(rate, loss)], colour)
@@ -198,6 +200,8 @@ def search(body: Body) -> str:
             axes.plot([], [], "o", color=colour, markersize=6, label=f"clip {end:g}")
         if not all(trial["clip_norm"] for trial in trials):
             axes.plot([], [], "o", color=INK, markersize=6, label="no clip")
+        if any(trial["status"] == "pruned" for trial in trials):
+            axes.plot([], [], "_", color=INK, markersize=8, label="pruned")
 
     return draw("search", "Loss of every trial against learning rate, coloured by gradient clip",
                  ("learning rate", "validation loss (nats per token)"), paint)  # fmt: skip

@@ -17,9 +17,16 @@ from sweeps.pool import Advance, Advanced, Finished
 from sweeps.redaction import redacted
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from launcher.group import Follower, Leader
     from launcher.resumable import Resumable
+    from launcher.sharded import Sharded
+    from proxies.bank import Bank
     from proxies.built import BuiltModel
     from proxies.data.tokens import TokenStore
+    from proxies.solo import Solo
+    from sweeps.ray_actor import Seat
 
 
 class UserCodeError(Exception):
@@ -61,19 +68,34 @@ class HostFactory:
     """Of the user's own modules."""
     timeout_seconds: float | None = None
     """Of one run of a command."""
+    gpu_share: float = 0.0
+    """Of a GPU, for each worker; below 1 none may take more of its memory."""
     python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
     """A command's, as the user set it: a worker's own serves our code, and could hide the trainer's."""
 
-    def __call__(self) -> Host:
-        """A host with no engine yet."""
-        return Host(self)
+    def __call__(self, seat: Seat | None = None) -> Host | Leader | Follower:
+        """A host with no engine yet; on a seat among ranks, one that has met the others."""
+        if seat is None:
+            return Host(self)
+        from launcher.group import Follower, Leader, join
+        from launcher.sharded import Obedient
+
+        mesh = join(seat)
+        return Follower(Obedient(self.store(), mesh)) if seat.rank else Leader(Host(self, mesh))
+
+    def store(self) -> TokenStore:
+        """The corpus, opened."""
+        from proxies.data.tokens import TokenStore
+
+        return TokenStore(Path(self.corpus), trusted=True, weights=self.weights)
 
 
 class Host:
     """One engine at a time, rebuilt when the key changes."""
 
-    def __init__(self, where: HostFactory) -> None:
-        self._where = where
+    def __init__(self, where: HostFactory, mesh: DeviceMesh | None = None) -> None:
+        """`mesh`: of the ranks that this one leads."""
+        self._where, self._mesh = where, mesh
         self._store: TokenStore | None = None
         self._engine: Engine | None = None
         self._resumable: Resumable | None = None  # the engine, if it is ours
@@ -85,6 +107,8 @@ class Host:
         Raises:
             UserCodeError: the user's own model fails while it trains.
         """
+        if call.probe is not None:
+            return Advanced(answer=self._measured(call.probe))
         specs = [(slot, canon.decode(RunSpec, spec)) for slot, spec in call.admit]
         if call.bank_key != self._key or self._engine is None:
             if not specs:
@@ -92,22 +116,21 @@ class Host:
             self._engine = self._resumable = None  # what it held is free before the next one takes its own
             self._engine = self._open(specs[0][1], call.num_microbatches)
             self._key = call.bank_key
+        own = self._resumable
+        if own is not None:
+            own.keep(call.hold.keys() - {slot for slot, _ in specs})
         for slot, spec in specs:
             self._engine.admit(slot, spec)
+        if own is not None:
+            own.pause(call.hold)
         ended = self._trained(self._engine, call.max_steps) if call.max_steps else []
-        if call.save and self._resumable is not None:
-            self._resumable.save()
+        if call.save and own is not None:
+            own.save()
         return Advanced(
-            finished=tuple(
-                Finished(
-                    slot=slot,
-                    result=cast(dict[str, Json], canon.to_json(result)),
-                    curve=cast(dict[str, Json], canon.to_json(curve)),
-                )
-                for slot, result, curve in ended
-            ),
+            finished=tuple(_told(*each) for each in ended),
             steps=self._engine.steps,
-            notes=() if self._resumable is None else self._resumable.take_notes(),
+            paused=() if own is None else tuple(_told(*each) for each in own.paused()),
+            notes=() if own is None else own.take_notes(),
         )
 
     def _trained(self, engine: Engine, max_steps: int) -> list[tuple[int, RunResult, Curve]]:
@@ -140,24 +163,51 @@ class Host:
                 )
             )
         from launcher.resumable import Resumable
-        from proxies.data.tokens import TokenStore
 
-        self._store = self._store or TokenStore(Path(where.corpus), trusted=True, weights=where.weights)
-        if spec.numerics.num_slots == 1:
+        self._resumable = Resumable(self._own(spec, num_microbatches), Path(where.study_dir))
+        return self._resumable
+
+    def _own(self, spec: RunSpec, num_microbatches: int = 1) -> Solo | Bank | Sharded:
+        """An empty engine of ours for runs like this one."""
+        self._store = self._store or self._where.store()
+        if 0 < self._where.gpu_share < 1:
+            from launcher.gpu_share import cap_memory
+
+            cap_memory(self._where.gpu_share)
+        if self._mesh is not None:
+            from launcher.sharded import Sharded
+
+            return Sharded(self._store, self._mesh, num_microbatches=num_microbatches)
+        if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:  # a bank of one slot records its steps
             from proxies.solo import Solo
 
-            engine: Solo | Bank = Solo(self._store, build=self._build, num_microbatches=num_microbatches)
-        else:
-            from proxies.bank import Bank
+            return Solo(self._store, build=self._build, num_microbatches=num_microbatches)
+        from proxies.bank import Bank
 
-            engine = Bank(spec.shape, spec.batch_tokens, spec.numerics, self._store, num_microbatches=num_microbatches)
-        self._resumable = Resumable(engine, Path(where.study_dir))
-        return self._resumable
+        return Bank(spec.shape, spec.batch_tokens, spec.numerics, self._store, num_microbatches=num_microbatches)
+
+    def _measured(self, asked: dict[str, Json]) -> dict[str, Json]:
+        """The answer to a probe (`proxies.calibration.Probe`)."""
+        from proxies.calibration import Probe, measure
+        from proxies.torch_device import TorchDevice
+
+        self._engine, self._resumable, self._key = None, None, ""  # the memory is the probe's
+        probe = canon.decode(Probe, asked)
+        return cast(dict[str, Json], canon.to_json(measure(probe, self._own, TorchDevice(probe))))
 
     def _build(self, spec: RunSpec) -> BuiltModel:
         from proxies.external.factory import build_model
 
         return build_model(spec, Path(self._where.code_dir))
+
+
+def _told(slot: int, result: RunResult, curve: Curve) -> Finished:
+    """An outcome as it travels."""
+    return Finished(
+        slot=slot,
+        result=cast(dict[str, Json], canon.to_json(result)),
+        curve=cast(dict[str, Json], canon.to_json(curve)),
+    )
 
 
 def _frames_below(error: Exception, code_dir: str) -> list[traceback.FrameSummary]:

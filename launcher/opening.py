@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import cast
 
 from pydantic import BaseModel
 
+from launcher.calibrating import calibrated, groups_of
 from launcher.implied import implied_problems
 from launcher.links import refuse_links_out
 from launcher.plan import Plan
 from launcher.plan_file import PlanError, commented_plan, load_plan
 from launcher.plan_search import resolved
-from launcher.study import PLAN_FILE, Study
+from launcher.study import PLAN_FILE, SEMANTICS, Study
 from launcher.talk import say
 from proxies import canon
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
 from proxies.programs import Factory
-from sweeps.ledger import Ledger
+from sweeps.ledger import CALIBRATION, LEDGER_NAME, Ledger
 
 
 def plan_study(
@@ -90,9 +92,15 @@ def recorded(study_dir: Path) -> tuple[Study, Ledger]:
     ledger = Ledger.read(study_dir)
     # To read a study takes its records, not its user's code.
     sha = str(cast(dict[str, canon.Json], ledger.plan).get("factory_sha256", ""))
-    study = plan_study(study_dir / PLAN_FILE, study_dir, source_sha256=sha)
+    study = as_begun(plan_study(study_dir / PLAN_FILE, study_dir, source_sha256=sha), ledger)
     ledger.check_plan(study.question, unasked())
     return study, ledger
+
+
+def as_begun(study: Study, ledger: Ledger) -> Study:
+    """The study with the meaning that its plan had to the version that began it, and what its calibration chose."""
+    semantics = cast(dict[str, canon.Json], ledger.plan).get("semantics")
+    return calibrated(dataclasses.replace(study, older=study.plan.banks_anew and semantics == SEMANTICS), ledger)
 
 
 def verified_corpus(study: Study) -> TokenStore | None:
@@ -124,6 +132,8 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
     from sweeps.fork import read_parent
 
     refuse_links_out(study.study_dir)
+    if study.plan.banks_anew and (study.study_dir / LEDGER_NAME).exists():
+        study = as_begun(study, Ledger.read(study.study_dir))
     same = {key: study.question[key] for key in ("data_id", "semantics")}
     parent = None if parent_dir is None else read_parent(study.study_dir, parent_dir, same)  # before anything is made
     ledger = Ledger.open(study.study_dir, study.question, create=True, defaults=unasked())
@@ -148,6 +158,13 @@ def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -
     say(f"fork: {found.num_runs} finished runs taken over from {parent_dir}, {found.num_known} were known")
     for sentence in found.damaged:
         say(f"fork: left behind: {sentence}")
+    records = parent.records(CALIBRATION)
+    wanted = {group.asked.key for group in groups_of(study)} if records else set()
+    taken = [r for r in records if r.key in wanted and ledger.find(CALIBRATION, r.key) is None]
+    for record in taken:  # or the same runs would have other ids here
+        ledger.append(CALIBRATION, record.key, record.body)
+    if taken:
+        say(f"fork: {len(taken)} choices of its calibration taken over: nothing is measured again for these")
 
 
 def unasked(section: BaseModel | None = None, prefix: str = "") -> dict[str, canon.Json]:

@@ -10,6 +10,7 @@ import bisect
 import json
 import math
 
+from launcher.calibration_records import Open, Part
 from launcher.plan_cluster import ClusterSection
 from launcher.plan_search import SearchSection
 from launcher.plan_sections import (
@@ -146,23 +147,43 @@ class Plan(Section):
         """Whether proxies train one at a time: somebody else's code, or what no bank does."""
         proxy = self.proxy
         own = bool(proxy.factory or proxy.command or proxy.batch_warmup_fraction)
-        return (
-            own
-            or bool(proxy.microbatch_tokens or proxy.activation_checkpointing or proxy.compiled)
-            or (proxy.dtype == "bfloat16")
-        )
+        return own or proxy.num_ranks > 1 or bool(proxy.microbatch_tokens or proxy.activation_checkpointing)
 
     @property
-    def numerics(self) -> Numerics:
-        """How every proxy computes: one thread a worker, so that the number of workers changes nothing."""
+    def banks_anew(self) -> bool:
+        """Whether it asks for slots, by number, of what trained alone before semantics 3: compiled, or in bfloat16."""
+        several = {self.proxy.num_slots, self.ladder.num_slots} - {"auto", 1}
+        return bool(several) and not self.alone and (self.proxy.compiled is True or self.proxy.dtype == "bfloat16")
+
+    def numerics(self, part: Part) -> Numerics:
+        """How proxies, or the ladder's rungs, compute; what is to be chosen has its plain value.
+
+        One thread a worker, so that the number of workers changes nothing.
+        """
+        proxy = self.proxy
+        slots = self.ladder.num_slots if part == "ladder" else proxy.num_slots
         return Numerics(
-            dtype=self.proxy.dtype,
-            num_slots=1 if self.alone else self.proxy.num_slots,
+            dtype=proxy.dtype,
+            matmul_precision="highest" if proxy.matmul_precision == "auto" else proxy.matmul_precision,
+            num_slots=1 if self.alone or slots == "auto" else slots,
             num_threads=1,
-            microbatch_tokens=self.proxy.microbatch_tokens or None,
-            activation_checkpointing=self.proxy.activation_checkpointing,
-            compiled=self.proxy.compiled,
+            microbatch_tokens=proxy.microbatch_tokens or None,
+            activation_checkpointing=proxy.activation_checkpointing,
+            compiled=proxy.compiled is True,
+            num_ranks=proxy.num_ranks,
         )
+
+    def choices(self, part: Part) -> tuple[Open, ...]:
+        """What of these is left to the calibration: nothing of somebody else's code, or of several ranks."""
+        if self.proxy.factory or self.proxy.command or self.proxy.num_ranks > 1:
+            return ()
+        slots = self.ladder.num_slots if part == "ladder" else self.proxy.num_slots
+        found: dict[Open, bool] = {
+            "num_slots": slots == "auto" and not self.alone,
+            "compiled": self.proxy.compiled == "auto",
+            "matmul_precision": self.proxy.matmul_precision == "auto",
+        }
+        return tuple(name for name, is_open in found.items() if is_open)
 
     def question(self) -> dict[str, canon.Json]:
         """What may not change on resume: all that decides what finished runs mean, or which are asked for first."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from launcher.plan_sections import Count, Section
 from sweeps.budget import Caps
+
+if TYPE_CHECKING:
+    from launcher.plan import Plan
 
 Cap = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
@@ -25,11 +28,15 @@ class ClusterSection(Section):
         "", description="Of an existing Ray cluster, host:port or auto; empty: workers on this machine alone."
     )
     num_workers: Annotated[int, Field(ge=0, le=10**6)] = Field(
-        0, description="Ray workers, one thread each; 0: as many as there is room for."
+        0,
+        description="Ray workers, one thread each; 0: as many as there is room for. With "
+        "proxy.num_ranks a worker is a group of so many, and what it takes is what each of them takes.",
     )
     worker_cpus: Annotated[float, Field(gt=0, le=10**4)] = Field(1.0, description="CPU cores a worker takes.")
     worker_gpus: Annotated[float, Field(ge=0, le=10**4)] = Field(
-        0.0, description="GPUs a worker takes; below 1 workers share one, and must fit its memory together."
+        0.0,
+        description="GPUs a worker takes; below 1 several share one, dealt out evenly, each held to its share of its "
+        "memory.",
     )
     worker_memory_gib: Annotated[float, Field(ge=0, le=10**6)] = Field(
         0.0, description="Memory a worker takes, for placing it; 0: not counted."
@@ -48,7 +55,7 @@ class ClusterSection(Section):
     usd_per_device_hour: Cap = Field(0.0, description="What a device costs; 0: not known.")
 
     def num_devices(self, num_workers: int) -> float:
-        """What so many workers hold: GPUs, or cores where they have none."""
+        """What so many workers (or ranks of workers) hold: GPUs, or cores where they have none."""
         return num_workers * (self.worker_gpus or self.worker_cpus)
 
     @property
@@ -81,3 +88,48 @@ def cluster_problems(cluster: ClusterSection) -> list[str]:
         elif re.split("[= ]", option)[0] in _OURS:
             problems.append(f"cluster.slurm_options: {option!r} is the script's own to set")
     return problems
+
+
+def rank_problems(plan: Plan) -> list[str]:
+    """What several ranks a run want of the rest of the plan."""
+    proxy, cluster, ranks = plan.proxy, plan.cluster, f"proxy.num_ranks = {plan.proxy.num_ranks}"
+    if proxy.num_ranks == 1:
+        return []
+    problems = []
+    if cluster.backend != "ray":
+        problems.append(f'{ranks} wants cluster.backend = "ray": a rank is a process of its own')
+    if cluster.worker_gpus not in (0, 1):
+        problems.append(
+            f"cluster.worker_gpus = {cluster.worker_gpus:g}: with {ranks} a rank takes 1 GPU, or 0 (a core)"
+        )
+    if own := proxy.factory or proxy.command:
+        problems.append(f"{ranks}: {own!r} is not ours to shard; cluster.worker_gpus gives a command several GPUs")
+    batches = {
+        "proxy.batch_tokens": proxy.batch_tokens,
+        "ladder.batch_tokens": plan.ladder.batch_tokens,
+        **{f"transfer.batches, {ratio:g} times": round(ratio * proxy.batch_tokens) for ratio in plan.transfer.batches},
+    }
+    for name, batch_tokens in batches.items():
+        sequences = batch_tokens // plan.batch_stages // plan.model.seq_len
+        if sequences % proxy.num_ranks:
+            problems.append(f"{name}: {ranks} does not divide the {sequences} sequences of a batch")
+    return problems
+
+
+def rank_needs(plan: Plan, num_cores: int) -> list[str]:
+    """What a worker of several ranks takes, and what room this machine has for it, in words; else nothing.
+
+    `num_cores`: of this machine.
+    """
+    cluster, num_ranks = plan.cluster, plan.proxy.num_ranks
+    if num_ranks == 1:
+        return []
+    cpus, gpus = num_ranks * cluster.worker_cpus, num_ranks * cluster.worker_gpus
+    takes = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+    room = (
+        f"the cluster at {cluster.address} is asked for room when it is joined"
+        if cluster.address
+        else f"this machine's {num_cores} cores are room for {int(num_cores / cpus)} at a time"
+        + (", and its GPUs are counted when Ray starts" if gpus else "")
+    )
+    return [f"proxy.num_ranks = {num_ranks}: a run takes {takes}, on one node where one has them; {room}"]

@@ -14,7 +14,7 @@ import pydantic
 from pydantic import BaseModel
 
 from launcher.plan import Plan
-from launcher.plan_cluster import cluster_problems
+from launcher.plan_cluster import cluster_problems, rank_problems
 from launcher.plan_ladder import ladder_problems
 from launcher.plan_proxy import proxy_problems
 from launcher.plan_search import search_problems
@@ -46,7 +46,7 @@ def load_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
         raise PlanError(str(path), [f"cannot be read: {error.strerror}"]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PlanError(str(path), [f"is not TOML: {error}"]) from error
-    problems = [problem for override in overrides if (problem := _override(raw, override))]
+    problems = [problem for given in overrides if (problem := override(raw, given))]
     problems += text_problems(raw)
     try:
         plan = Plan.model_validate(_tuples(raw))
@@ -70,20 +70,21 @@ def _cross_checks_of_the_rest(raw: dict[str, Any], bad: list[Any]) -> list[str]:
         return []
 
 
-def _override(raw: dict[str, Any], override: str) -> str:
-    name, equals, text = override.partition("=")
+def override(raw: dict[str, Any], given: str) -> str:
+    """Set `section.key=value` in a plan's sections; why that cannot be, or nothing."""
+    name, equals, text = given.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
-        return f"--set {override}: section.key=value is wanted"
+        return f"--set {given}: section.key=value is wanted"
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         if not re.fullmatch(r"[A-Za-z_][\w.:-]*", text):
-            return f"--set {override}: {text!r} is no TOML value (strings need quotes)"
+            return f"--set {given}: {text!r} is no TOML value (strings need quotes)"
         value = text  # a word needs none
     table = raw.setdefault(section, {})
     if not isinstance(table, dict):
-        return f"--set {override}: {section} is no section"
+        return f"--set {given}: {section} is no section"
     table[key] = value
     return ""
 
@@ -166,7 +167,7 @@ def _list_checks(plan: Plan) -> list[str]:
 
 def _cross_checks(plan: Plan) -> list[str]:
     """What single keys cannot show."""
-    problems = _list_checks(plan) + proxy_problems(plan) + cluster_problems(plan.cluster)
+    problems = _list_checks(plan) + proxy_problems(plan) + cluster_problems(plan.cluster) + rank_problems(plan)
     problems += transfer_problems(plan)
     if any(problem.startswith("proxy.command: ") for problem in problems):
         return problems  # the others ask what the command can be told

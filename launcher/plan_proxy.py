@@ -17,7 +17,7 @@ def proxy_problems(plan: Plan) -> list[str]:
         problem
         for where, make in (
             ("proxy.rules", lambda: plan.parametrization),
-            ("proxy", lambda: plan.numerics),
+            ("proxy", lambda: plan.numerics("proxy")),
             ("proxy.command", lambda: plan.command),
             ("proxy.factory", lambda: proxy.factory and Factory(target=proxy.factory, source_sha256="0" * 64)),
         )
@@ -74,7 +74,9 @@ def _told_problems(plan: Plan) -> list[str]:
     ]
     unsaid = {
         "proxy.rules": plan.proxy.rules != plain.rules, "proxy.dtype": plan.proxy.dtype != plain.dtype,
-        "proxy.compiled": plan.proxy.compiled, "proxy.microbatch_tokens": plan.proxy.microbatch_tokens > 0,
+        "proxy.compiled": plan.proxy.compiled is True,
+        "proxy.matmul_precision": plan.proxy.matmul_precision not in (plain.matmul_precision, "auto"),
+        "proxy.microbatch_tokens": plan.proxy.microbatch_tokens > 0,
         "proxy.activation_checkpointing": plan.proxy.activation_checkpointing,
     }  # fmt: skip
     problems += [

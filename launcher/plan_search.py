@@ -15,6 +15,7 @@ from launcher.plan_sections import Count, Fraction, Positive, Range, Section, Se
 from proxies.checks import SpecError
 from proxies.spec import MAX_SEED
 from scaling_fits.optima.published_laws import published
+from sweeps.pruning import PrunerName, rungs
 from sweeps.space import SearchSpace, search_space
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class SearchSection(Section):
         8, description="Most trials in flight, P: suggestion k uses outcomes of 0 ... k-P alone."
     )
     num_startup: Count = Field(12, description="Trials spread evenly before TPE, GP or CMA-ES begins.")
+    pruner: PrunerName = Field(
+        "none",
+        description="Gives trials up on their way, by their training losses: curve, asha, hyperband, median; none.",
+    )
     warm_start: tuple[str, ...] = Field(
         (),
         description='First points: other studies\' folders, relative to this file, "law:StepLaw", "law:DeepSeek LLM".',
@@ -97,7 +102,7 @@ def search_problems(plan: Plan) -> list[str]:
     problems = _axis_problems(search)
     if not problems:
         problems += _space_problems(plan, search)
-    return problems + _warm_problems(search) + _budget_problems(search)
+    return problems + _warm_problems(search) + _budget_problems(search) + _pruner_problems(plan, search)
 
 
 def _axis_problems(search: SearchSection) -> list[str]:
@@ -180,6 +185,26 @@ def _grid_problems(search: SearchSection, space: SearchSpace) -> list[str]:
         )
     if search.warm_start:
         problems.append("search.warm_start: a grid has its own points: another sampler is wanted")
+    return problems
+
+
+def _pruner_problems(plan: Plan, search: SearchSection) -> list[str]:
+    """Where no trial could ever be looked at, or held against another."""
+    if search.pruner == "none":
+        return []
+    said, steps = f"search.pruner = {search.pruner!r}", plan.proxy.num_steps
+    problems = (
+        [f"{said}: a command trains by itself, and cannot be looked at: 'none' is wanted"] if plan.command else []
+    )
+    if not rungs(search.pruner, steps):
+        problems.append(f"{said}: proxy.num_steps = {steps} leaves no step at which to look: 'none', or more steps")
+    seen = search.num_startup + search.parallelism - 1
+    if search.num_trials <= seen:
+        problems.append(
+            f"{said}: search.num_trials = {search.num_trials}: more than {seen} are wanted: one is given up once it "
+            f"may look at search.num_startup = {search.num_startup} others, "
+            f"search.parallelism = {search.parallelism} before it"
+        )
     return problems
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
+from launcher.calibration_records import MOST_SLOTS
 from proxies.programs import MetricsFormat
 from proxies.rules import Name
 from proxies.schedule import ScheduleKind
@@ -20,6 +22,22 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 Width = Annotated[int, Field(ge=1, le=2**17)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Range = tuple[Positive, Positive]
+
+
+def _slots(value: object) -> object:
+    if value == "auto" or (type(value) is int and 1 <= value <= MOST_SLOTS):
+        return value
+    raise PydanticCustomError("slots", f"'auto' or a whole number from 1 to {MOST_SLOTS}")
+
+
+def _auto_or_bool(value: object) -> object:
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise PydanticCustomError("auto_or_bool", "'auto', true or false")
+
+
+Slots = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_SLOTS)], BeforeValidator(_slots)]
+AutoOrBool = Annotated[Literal["auto"] | bool, BeforeValidator(_auto_or_bool)]
 
 
 class Section(BaseModel):
@@ -116,15 +134,26 @@ class ProxySection(Section):
     dtype: Literal["float32", "float64", "bfloat16"] = Field(
         "float32", description="Arithmetic; bfloat16 is autocast over float32 weights."
     )
-    num_slots: Annotated[int, Field(ge=1, le=4096)] = Field(
+    num_slots: Slots = Field(
         4,
-        description="Trials a bank trains side by side; part of a run's identity. What no bank does trains alone.",
+        description="Trials a bank trains side by side, part of a run's identity; auto: what a short calibration on "
+        "the workers finds fastest, with their threads, CUDA graphs and fused loss. What no bank does trains alone.",
+    )
+    num_ranks: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="Ray actors, a GPU each, that every run is sharded over (FSDP2); part of a run's identity."
     )
     microbatch_tokens: Annotated[int, Field(ge=0)] = Field(
-        0, description="Tokens per pass, gradients accumulated; 0: the whole batch."
+        0, description="Tokens per pass (of a rank), gradients accumulated; 0: the whole batch."
     )
     activation_checkpointing: bool = Field(False, description="Less memory, a third more time.")
-    compiled: bool = Field(False, description="torch.compile.")
+    compiled: AutoOrBool = Field(
+        False, description="torch.compile; auto: where the calibration finds that the planned runs repay compiling."
+    )
+    matmul_precision: Literal["highest", "high", "medium", "auto"] = Field(
+        "highest",
+        description="Of float32 products, as torch names it: high and medium may round their factors to TF32 or "
+        "bfloat16; auto: the fastest.",
+    )
 
 
 Measured = Literal["duration", "batch"]
@@ -201,8 +230,10 @@ class LadderSection(Section):
     batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(
         0, description="Per step; 0: as the proxies. The rate follows the rule over batch."
     )
-    num_slots: Annotated[int, Field(ge=1, le=4096)] = Field(
-        1, description="Rungs a bank trains side by side; they end at different times, and empty slots cost theirs."
+    num_slots: Slots = Field(
+        1,
+        description="Rungs a bank trains side by side; they end at different times, and empty slots cost theirs; "
+        "auto: as the calibration finds.",
     )
     seed: Seed = Field(100, description="Of every rung; further ones count up from it.")
     num_seeds: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Runs of every rung; each is one in the fit.")

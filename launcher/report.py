@@ -7,6 +7,7 @@ from pathlib import Path
 from launcher import report_fits as fits
 from launcher import report_html as show
 from launcher import report_sections as sections
+from launcher.calibration_view import calibration_section
 from launcher.main_run_view import main_run_section
 from launcher.report_coordinates import coordinates
 from launcher.report_decision import decision, groups
@@ -43,6 +44,7 @@ def page(body: Body) -> str:
         groups(body),
         main_run_section(body),
         _spend(body),
+        calibration_section(body),
         _provenance(body),
     ]
     return (

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher import decide
+from launcher.calibration_view import calibration_body
 from launcher.decide import Choice
 from launcher.evidence import Findings, decision_of, gather
 from launcher.fit_view import fit_body, frontier_flops, next_body
@@ -58,6 +59,7 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
             "num_validation_tokens": study.manifest.num_tokens("validation"),
         },
         "progress": progress(study, ledger, found),
+        "calibration": calibration_body(ledger),
         "coordinates": found.coordinates,
         "search": None if found.searched is None else search_body(study, ledger, found.searched),
         "transfer": _transfer(study, found, results),
@@ -234,7 +236,7 @@ def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Jso
     """What the runs cost, beside what the main run will; the coordinate check and lost attempts are not counted, nor is
     what another study paid for.
     """
-    results = ledger.own_results().values()
+    results = ledger.own_results()
     flops = sum(result.flops for result in results)
     by_status: dict[str, int] = {}
     for result in results:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,8 @@ CALL_SECONDS = 5.0
 """The longest that one call goes on beginning steps: a stop must be heard within its grace."""
 SAVE_SECONDS = 30.0
 """Between two saves, so that a run loses no more when its worker dies."""
+LOOKED_AT = "looked at"
+"""Reason in the outcome of a run that waits; whoever prunes it has a better one."""
 SAVE_SHARE = 0.01
 """Of the time, at most, that saving may take: where a save takes long, the next one waits the longer."""
 
@@ -40,6 +43,15 @@ class OwnEngine(Protocol):
     def state(self, index: int) -> SlotState:
         """Of an occupied slot."""
 
+    def evict(self, index: int) -> None:
+        """Free a slot."""
+
+    def pause_at(self, index: int, step: int | None) -> None:
+        """Have `advance` do nothing while the run of an occupied slot has done `step` steps or more; None: go on."""
+
+    def pruned(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
+        """The outcome of a run if it is given up as it was after so many steps."""
+
 
 class Resumable:
     """Admits runs from their checkpoints, and writes some."""
@@ -49,6 +61,7 @@ class Resumable:
         self._engine, self._study_dir, self._clock = engine, study_dir, clock
         self._saved_steps: dict[int, int] = {}
         self._saved_at, self._save_took = clock(), 0.0
+        self._pauses: dict[int, int] = {}
         self._notes: list[str] = []
 
     @property
@@ -70,6 +83,23 @@ class Resumable:
             return
         self._engine.admit(index, spec)
         self._saved_steps[index] = 0
+
+    def keep(self, indices: AbstractSet[int]) -> None:
+        """Free every slot but those."""
+        for index in self._engine.steps.keys() - indices:
+            self._engine.evict(index)
+
+    def pause(self, hold: Mapping[int, int | None]) -> None:
+        """Have every run wait at its step to be looked at; one without goes on."""
+        for index in self._engine.steps:
+            self._engine.pause_at(index, hold.get(index))
+        self._pauses = {index: step for index, step in hold.items() if step is not None}
+
+    def paused(self) -> list[tuple[int, RunResult, Curve]]:
+        """(slot, result, curve) of the runs that wait, as if they were pruned there; they may be further already."""
+        steps = self._engine.steps
+        there = [(index, step) for index, step in self._pauses.items() if index in steps and steps[index] >= step]
+        return [(index, *self._engine.pruned(index, step, LOOKED_AT)) for index, step in there]
 
     def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
         """Up to so many steps, for some seconds; (slot, result, curve) of the runs that end. Saves, if it is time."""

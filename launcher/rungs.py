@@ -37,7 +37,6 @@ class CheckedRung:
 def ladder_runs(study: Study, point: Params, powers: Mapping[Axis, float] | None = None) -> list[RunSpec]:
     """Every width at every duration and seed, at a point set at the base; its rate moves by these exponents, if any."""
     ladder, plan = study.plan.ladder, study.plan
-    numerics = dataclasses.replace(plan.numerics, num_slots=1 if plan.alone else ladder.num_slots)
     batch = ladder.batch_tokens or plan.proxy.batch_tokens
     runs = []
     for width in ladder.widths:
@@ -45,11 +44,10 @@ def ladder_runs(study: Study, point: Params, powers: Mapping[Axis, float] | None
             tokens = int(batch * plan.schedule(num_steps, 0.0).num_full_batches)
             there = Sizes(width=width, depth=plan.model.num_layers, batch=batch, duration=tokens)
             rate = carried_rate(point["learning_rate"], powers or {}, base_sizes(study), there)
-            run = study.run(
+            rung = study.run(
                 shape=study.shape(width), point={**point, "learning_rate": rate}, seed=ladder.seed,
-                num_steps=num_steps, batch_tokens=batch,
+                num_steps=num_steps, batch_tokens=batch, part="ladder",
             )  # fmt: skip
-            rung = dataclasses.replace(run, numerics=numerics)
             runs += [dataclasses.replace(rung, seed=ladder.seed + number) for number in range(ladder.num_seeds)]
     return runs
 

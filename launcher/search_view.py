@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.searching import GROWTH, WARM_START, edges_of, ended_losses, legs
+from launcher.searching import GROWTH, WARM_START, edges_of, ended_losses, legs, pruned_trials, trial_points
 from launcher.study import SEARCH_STAGE, Study
 from launcher.sweeping import said
 from proxies import canon
 from proxies.canon import Json
+from sweeps.growth import Side, pruned_sides
 from sweeps.samplers import LEARNING
 from sweeps.space import OFF
 
@@ -24,14 +26,15 @@ CLEAR_ERRORS = 2.0
 
 def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json]:
     """Trials with where each point came from, the best, how the ranges grew, whether it is bracketed, and repeats."""
-    results, done = ledger.results(), legs(study, ledger)
+    results, done = ledger.first_results(), legs(study, ledger)
     trials: list[Json] = []
     origins = _origins(study, ledger)
     for index, point in enumerate(found.points):
         result = results[study.trial(point).id]
         trials.append(
-            {"index": index, **point, "loss_nats": result.loss_nats, "status": result.status, "origin": origins[index]}
-        )
+            {"index": index, **point, "loss_nats": result.loss_nats, "status": result.status, "origin": origins[index],
+             "num_steps": result.num_steps}
+        )  # fmt: skip
     losses = ended_losses(study, ledger)
     assert losses is not None
     edges, stopped = edges_of(study, ledger, losses)
@@ -41,6 +44,8 @@ def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json
         "best": canon.to_json(found.best),
         "best_trial": found.best_trial,
         "sampler": study.plan.search.sampler,
+        "pruner": study.plan.search.pruner,
+        "pruned_sides": [[name, side] for name, side in _pruned_sides(study, ledger, losses)],
         "ranges": {axis.name: list(axis.choices or axis.range) for axis in done[-1].space.axes},
         "can_be_off": list(study.plan.search.can_be_off),
         "growth": [record.body for record in ledger.records(GROWTH)],
@@ -49,6 +54,10 @@ def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json
         "warm_start": warm.body if warm else None,
         "replicates": _replicates(found),
     }
+
+
+def _pruned_sides(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tuple[tuple[str, Side], ...]:
+    return pruned_sides(legs(study, ledger)[-1].space, trial_points(ledger), losses, pruned_trials(study, ledger))
 
 
 def _origins(study: Study, ledger: Ledger) -> list[str]:
@@ -109,7 +118,24 @@ def sentences(body: Any) -> list[str]:
         f"{edge['range'][1]:.4g}]; search.max_extensions lets it grow, in a study of its own (--fork keeps what ran)"
         for edge in body["open_edges"]
     ]
-    return lines + list(body["stopped"]) + _repeat_sentences(body)
+    return lines + list(body["stopped"]) + _pruned_sentences(body) + _repeat_sentences(body)
+
+
+def _pruned_sentences(body: Any) -> list[str]:
+    """What was given up, how much that spared, and what is known by the pruner's word alone."""
+    pruned = [trial for trial in body["trials"] if trial["status"] == "pruned"]
+    if not pruned:
+        return []
+    # A trial that diverged has stopped by itself.
+    planned = max((trial["num_steps"] for trial in body["trials"] if trial["status"] == "finished"), default=0)
+    spared = sum(planned - trial["num_steps"] for trial in pruned)
+    share = spared / (spared + sum(trial["num_steps"] for trial in body["trials"]))
+    said = f"pruner {body['pruner']}: {len(pruned)} of {len(body['trials'])} trials were given up on their way, "
+    return [f"{said}{share:.0%} of the search's steps spared"] + [
+        f"{name}: every trial {'above' if side == 'high' else 'below'} the best one's value was pruned: what such "
+        "trials would have come to, nobody knows"
+        for name, side in body["pruned_sides"]
+    ]
 
 
 def _warm_sentences(body: Any) -> list[str]:

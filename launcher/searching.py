@@ -79,12 +79,19 @@ def trial_points(ledger: Ledger) -> list[Params]:
 
 
 def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
-    """Losses of all the last leg's trials, None of one that diverged; None before all have ended."""
-    points, results = trial_points(ledger), ledger.results()
+    """Losses of all the last leg's trials, None of one that diverged or was pruned; None before all have ended."""
+    points, results = trial_points(ledger), ledger.first_results()
     found = [results.get(study.trial(point).id) for point in points]
     if len(points) < legs(study, ledger)[-1].num_trials or None in found:
         return None
     return [result.loss_nats for result in found if result is not None]
+
+
+def pruned_trials(study: Study, ledger: Ledger) -> list[int]:
+    """Trials that were given up, by index; what came of their runs elsewhere in the study is not the search's."""
+    results = ledger.first_results()
+    ended = [results.get(study.trial(point).id) for point in trial_points(ledger)]
+    return [index for index, result in enumerate(ended) if result is not None and result.status == "pruned"]
 
 
 def edges_of(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tuple[list[Edge], list[str]]:
@@ -92,7 +99,7 @@ def edges_of(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tu
     space = legs(study, ledger)[-1].space
     edges: list[Edge] = []
     stopped: list[str] = []
-    for edge in open_edges(space, trial_points(ledger), losses):
+    for edge in open_edges(space, trial_points(ledger), losses, pruned_trials(study, ledger)):
         problems = implied_problems(study, grown(space, [*edges, edge]))
         edges += [] if problems else [edge]
         stopped += [f"{edge.axis}'s {edge.side} end stays: {problems[0]}"] if problems else []
@@ -165,7 +172,7 @@ class _Outcomes:
 
 def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:
     """Runs of the search with an outcome, and runs asked for so far."""
-    results, losses = ledger.results(), ended_losses(study, ledger)
+    results, losses = ledger.first_results(), ended_losses(study, ledger)
     done = sum(study.trial(point).id in results for point in trial_points(ledger))
     again = replicated(study, ledger, losses) if losses is not None else None
     specs = again.specs if again else ()

@@ -10,8 +10,10 @@ from types import FrameType
 from typing import cast
 
 from launcher.accounts import Accounts
+from launcher.calibrating import calibrate
 from launcher.decide import fit_key, fitted, ladder_specs
 from launcher.gates import transfer_gate
+from launcher.opening import as_begun
 from launcher.rungs import stage_specs
 from launcher.study import PLAN_FILE, Study
 from launcher.sweeping import run_search
@@ -57,7 +59,7 @@ class Runner:
 
     def __init__(self, study: Study, ledger: Ledger, store: TokenStore | None) -> None:
         """`store` is the study's corpus, verified: workers trust it; None where a command brings its own data."""
-        self.study, self.ledger, self.store = study, ledger, store
+        self.study, self.ledger, self.store = as_begun(study, ledger), ledger, store
         self._pool: Pool | None = None
         self._accounts: Accounts | None = None
         self._stopping = False
@@ -86,7 +88,7 @@ class Runner:
         say(f"\nstopping: workers save what they hold, {GRACE_SECONDS:g} s at most (once more to abort)")
 
     def _interrupted(self) -> InterruptedStudyError:
-        done = len(self.ledger.results())
+        done = len(self.ledger.runs())
         folder = self.study.study_dir
         return InterruptedStudyError(
             f"stopped with {done} runs recorded; `forerun run {folder / PLAN_FILE} --study {folder}` continues"
@@ -100,10 +102,9 @@ class Runner:
             BudgetSpent: a cap of the plan is reached.
         """
         cluster, overrun = self.study.plan.cluster, ""
-        if self._pool is None:
-            self._pool = _start_pool(self.study, self._check_stop)
+        pool = self._workers()
         if self._accounts is None:
-            num_devices = cluster.num_devices(self._pool.num_workers)
+            num_devices = cluster.num_devices(pool.num_workers * self.study.plan.proxy.num_ranks)
             self._accounts = Accounts(self.study.study_dir, self.ledger, cluster.caps, num_devices)
         accounts, budget = self._accounts, self._accounts.budget
 
@@ -131,7 +132,7 @@ class Runner:
             try:
                 drive(
                     source,
-                    self._pool,
+                    pool,
                     self.ledger,
                     self.study.study_dir,
                     num_slots_for=lambda spec: spec.numerics.num_slots,
@@ -147,6 +148,12 @@ class Runner:
         self._check_stop()
         if overrun:
             raise BudgetSpent(overrun)
+
+    def _workers(self) -> Pool:
+        """The pool, started if need be."""
+        if self._pool is None:
+            self._pool = start_pool(self.study, self._check_stop)
+        return self._pool
 
     def _check_stop(self) -> None:
         if self._stopping:
@@ -173,6 +180,7 @@ class Runner:
             from launcher.checking import refuse_failed
 
             refuse_failed(self.study, self.check())
+        self.study = calibrate(self.study, self.ledger, self._workers, self._check_stop)
         run_search(self.study, self.ledger, self.drive, bank_key)
         return searched(self.study, self.ledger)
 
@@ -223,7 +231,8 @@ class Runner:
 
     def ladder(self) -> list[RunSpec]:
         """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone."""
-        specs = ladder_specs(self.study, self.transfer())
+        found = self.transfer()  # first: the study is another one once it is calibrated
+        specs = ladder_specs(self.study, found)
         results = self.ledger.results()
         missing = [spec for spec in stage_specs(self.study, specs) if spec.id not in results]
         if missing:
@@ -239,8 +248,8 @@ class Runner:
             self._check_stop()
             from scaling_fits.summary import to_file
 
-            found = fitted(self.study, self.ledger, specs)
-            self.ledger.append("fit", fit_key(specs), to_file(found))
+            fit = fitted(self.study, self.ledger, specs)
+            self.ledger.append("fit", fit_key(specs), to_file(fit))
         self._check_stop()
         return specs
 
@@ -249,7 +258,8 @@ class Runner:
         return float(sum(spec.flops for spec in specs))
 
 
-def _start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
+def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
+    """The workers that the plan asks for. Raises PoolDead, ClusterUnfit, and what `check_stop` does."""
     from launcher.host import HostFactory
 
     plan, cluster = study.plan, study.plan.cluster
@@ -259,6 +269,7 @@ def _start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
         code_dir=str(study.code_dir),
         study_dir=str(study.study_dir.resolve()),
         timeout_seconds=plan.proxy.timeout_seconds,
+        gpu_share=cluster.worker_gpus,
     )
     if cluster.backend == "inline":
         from sweeps.pool import InlinePool
@@ -277,6 +288,7 @@ def _start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
         worker_cpus=cluster.worker_cpus,
         worker_gpus=cluster.worker_gpus,
         worker_memory_gib=cluster.worker_memory_gib,
+        num_ranks=plan.proxy.num_ranks,
     )
     pool = RayPool(cluster.num_workers, factory, place=place, node_check=node_check(study) if cluster.address else None)
     say(pool.where)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.calibration_records import Asked, Part
 from launcher.plan import Plan, target_width_guess
 from proxies import canon
 from proxies.programs import Factory
 from proxies.rules import Parametrization, named
 from proxies.schedule import Schedule
 from proxies.shape import Shape
-from proxies.spec import Hparams, RunResult, RunSpec
+from proxies.spec import Hparams, Numerics, RunResult, RunSpec
 from sweeps.space import Params, SearchSpace
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ SEMANTICS = 2
 """What a spec's numbers mean: model, initial values, data order, validation windows. A version that trains another
 model from the same spec raises it, so that no study mixes the two.
 """
+BANKED = 3
+"""The same, of plans for which several slots mean something else than before: `launcher.plan.Plan.banks_anew`."""
 SEARCH_STAGE = "search"
 
 
@@ -44,6 +47,12 @@ class Study:
     code_dir: Path
     """Where the factory's module lies, or the command runs."""
     factory: Factory | None = None
+    chosen: Mapping[str, Numerics] = field(default_factory=dict)
+    """What its calibration chose, by `Asked.key`: of the ledger (`launcher.opening`), empty before there is one."""
+    older: bool = False
+    """Begun by a version to which `Plan.banks_anew` meant one slot: it goes on with that."""
+    _trials: dict[tuple[object, ...], RunSpec] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Trials made so far: each is asked after often, and knows its id from the first time on."""
 
     @property
     def question(self) -> dict[str, canon.Json]:
@@ -52,7 +61,7 @@ class Study:
             **self.plan.question(),
             "data_id": self.manifest.data_id,
             "factory_sha256": self.factory.source_sha256 if self.factory else "",
-            "semantics": SEMANTICS,
+            "semantics": BANKED if self.plan.banks_anew and not self.older else SEMANTICS,
         }
 
     def shape(self, width: int) -> Shape:
@@ -90,6 +99,20 @@ class Study:
         plain = {"weight_decay": proxy.weight_decay, "beta1": proxy.beta1, "beta2": proxy.beta2, "eps": proxy.eps}
         return Hparams(**{**plain, **given}, clip_norm=point.get("clip_norm", 1.0) or None)  # 0.0 is no clipping
 
+    def asked(self, part: Part, shape: Shape, batch_tokens: int) -> Asked:
+        """How runs of a shape and batch compute, and what of it a calibration chooses."""
+        given = self.plan.numerics(part)
+        if self.older and self.plan.banks_anew:
+            given = dataclasses.replace(given, num_slots=1)
+        return Asked(
+            part=part, shape=shape, batch_tokens=batch_tokens, given=given, open=self.plan.choices(part)
+        )  # fmt: skip
+
+    def numerics(self, part: Part, shape: Shape, batch_tokens: int) -> Numerics:
+        """How they compute, as the plan says or the calibration chose."""
+        asked = self.asked(part, shape, batch_tokens)
+        return self.chosen.get(asked.key, asked.given) if asked.open else asked.given
+
     @property
     def control(self) -> Parametrization:
         """The same as the plan's at the base shape, and scaled by nothing."""
@@ -101,7 +124,7 @@ class Study:
 
     def run(
         self, *, shape: Shape, point: Params, seed: int, num_steps: int, batch_tokens: int | None = None,
-        parametrization: Parametrization | None = None,
+        parametrization: Parametrization | None = None, part: Part = "proxy",
     ) -> RunSpec:  # fmt: skip
         """One run of this study; the batch is the proxies' unless another is given."""
         proxy, rules = self.plan.proxy, parametrization or self.plan.parametrization
@@ -116,7 +139,7 @@ class Study:
             batch_tokens=batch_tokens or proxy.batch_tokens,
             data_id=self.manifest.data_id,
             seed=seed,
-            numerics=self.plan.numerics,
+            numerics=self.numerics(part, shape, batch_tokens or proxy.batch_tokens),
             base_batch_tokens=proxy.batch_tokens if rules.needs_tokens else None,
             base_num_tokens=int(base_tokens) if rules.needs_tokens else None,
             factory=self.factory,
@@ -125,8 +148,11 @@ class Study:
 
     def trial(self, point: Params, replicate: int = 0) -> RunSpec:
         """A trial of the search; or its replicate, from 1, with a seed of its own."""
-        seed = self.plan.search.seed + replicate
-        return self.run(shape=self.base_shape, point=point, seed=seed, num_steps=self.plan.proxy.num_steps)
+        key = (replicate, *sorted(point.items()))
+        if key not in self._trials:
+            seed, num_steps = self.plan.search.seed + replicate, self.plan.proxy.num_steps
+            self._trials[key] = self.run(shape=self.base_shape, point=point, seed=seed, num_steps=num_steps)
+        return self._trials[key]
 
     def check_runs(self, parametrization: Parametrization) -> list[list[RunSpec]]:
         """The coordinate check's runs, by width."""
@@ -144,7 +170,7 @@ class Study:
         transfer = self.plan.transfer
         point: Params = {"learning_rate": transfer.check_learning_rate, "clip_norm": 1.0, "warmup_fraction": 0.0}
         constant, steps = Schedule(kind="constant", num_steps=transfer.check_num_steps + 1), self.plan.proxy.num_steps
-        numerics = dataclasses.replace(self.plan.numerics, num_slots=1)
+        numerics = dataclasses.replace(self.plan.numerics("proxy"), num_slots=1, num_ranks=1)
         rules = dataclasses.replace(parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0)
         return [
             [
@@ -158,7 +184,7 @@ class Study:
         ]
 
     def best_trial(self, points: list[Params], results: Mapping[str, RunResult]) -> int:
-        """The best finished trial.
+        """The best finished trial; `results` as the search goes by.
 
         Raises:
             NoFinishedTrialError: every trial diverged or failed.

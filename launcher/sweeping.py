@@ -11,6 +11,7 @@ from launcher.talk import say
 from proxies.canon import Json
 from proxies.spec import RunSpec
 from sweeps.ledger import Ledger
+from sweeps.search_pruner import SearchPruner
 from sweeps.source import SearchSource, Source, StaticSource
 
 Drive = Callable[[str, Source, Sequence[RunSpec]], None]
@@ -81,6 +82,22 @@ def _source(study: Study, ledger: Ledger, leg: Leg) -> SearchSource:
         num_startup=search.num_startup,
         given=leg.given,
         num_known=leg.num_known,
+        pruner=_pruner(study, leg),
+    )
+
+
+def _pruner(study: Study, leg: Leg) -> SearchPruner | None:
+    search = study.plan.search
+    if search.pruner == "none":
+        return None
+    return SearchPruner(
+        search.pruner,
+        leg.space,
+        study.study_dir,
+        study_seed=search.seed,
+        num_steps=study.plan.proxy.num_steps,
+        parallelism=search.parallelism,
+        num_startup=search.num_startup,
     )
 
 

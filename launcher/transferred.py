@@ -103,7 +103,7 @@ def searched(study: Study, ledger: Ledger) -> Searched:
     losses = ended_losses(study, ledger)
     if losses is None:
         raise missing
-    points, results = trial_points(ledger), ledger.results()
+    points, results = trial_points(ledger), ledger.first_results()
     best_trial = study.best_trial(points, results)
     again = replicated(study, ledger, losses)
     if growth(study, ledger, losses) is not None or (again is not None and again.comparison is None):

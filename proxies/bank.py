@@ -1,12 +1,14 @@
 """A bank: K trials of one shape trained as one batched model, a slot refilled as its trial ends.
 
 Slots share the shape, batch and numerics; each has its own parametrization, hyperparameters, schedule, seed and step
-counter. Every operation works row by row, so a slot's curve is bitwise the same whatever its neighbours are, at one K
-(empty slots compute zeros). A diverging slot is stopped as data and cleared.
+counter. Every operation works row by row, so on a CPU a slot's curve is bitwise the same whatever its neighbours are,
+at one K and mode (empty slots compute zeros). A diverging slot is stopped as data and cleared. The host learns how a
+step went once, at its end.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor
 
 from proxies.data.tokens import TokenStore
-from proxies.model import Decoder, token_loss
+from proxies.memory import keep_freed_memory
+from proxies.model import Decoder
 from proxies.numbers import ForwardNumbers
 from proxies.optimizer import BankAdamW
 from proxies.outcome import Progress, environment, validation_ids
@@ -25,13 +28,13 @@ from proxies.parametrization import (
     parameter_table,
     stack_forward_numbers,
 )
+from proxies.prefetch import batch_of
+from proxies.recorded import Recorded
 from proxies.schedule import lr_multiplier
 from proxies.shape import Shape
 from proxies.slot_state import SlotState, captured, resumed
 from proxies.spec import DIVERGED_ABOVE_NATS, Curve, Numerics, RunResult, RunSpec
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_CPU = torch.device("cpu")
 _EMPTY = ForwardNumbers(embedding=0.0, attention=0.0, residual=0.0, output=0.0)
 
 
@@ -39,6 +42,8 @@ _EMPTY = ForwardNumbers(embedding=0.0, attention=0.0, residual=0.0, output=0.0)
 class _Slot:
     progress: Progress
     forward: ForwardNumbers
+    ahead: tuple[int, Tensor] | None = None
+    """The batch of a step to come, where it was read while the device computed."""
 
 
 class Bank:
@@ -46,7 +51,7 @@ class Bank:
 
     Raises:
         ValueError: the vocabulary of the corpus does not fit the shape, or `numerics` asks for what `proxies.solo`
-            does: bfloat16, accumulation, checkpointing, compilation.
+            does (accumulation, checkpointing), what several ranks do, or CUDA graphs where there is no GPU.
     """
 
     def __init__(
@@ -56,33 +61,40 @@ class Bank:
         numerics: Numerics,
         store: TokenStore,
         *,
+        device: torch.device | str | None = None,
         diverged_above_nats: float = DIVERGED_ABOVE_NATS,
+        compile_backend: str = "inductor",
         num_microbatches: int = 1,
     ) -> None:
-        """`num_microbatches`: passes that a batch is split into, gradients accumulated: the same up to rounding."""
-        if numerics.dtype not in _DTYPES:
-            raise ValueError(f"dtype = {numerics.dtype!r}: a CPU bank trains in {' or '.join(_DTYPES)}")
-        if numerics.microbatch_tokens or numerics.activation_checkpointing or numerics.compiled:
-            raise ValueError("microbatch_tokens, activation_checkpointing and compiled want one trial at a time")
-        if store.manifest.vocab_size > shape.vocab_size:
-            raise ValueError(
-                f"vocab_size = {shape.vocab_size} is smaller than the corpus's {store.manifest.vocab_size}"
-            )
+        """Args other than a run's own:
+        device: where to train; None: the GPU if there is one.
+        diverged_above_nats: over ln(vocabulary), the loss at which a run past its warmup has diverged.
+        compile_backend: of `torch.compile`, where the numerics ask for it.
+        num_microbatches: passes that a batch is split into, gradients accumulated: the same up to rounding.
+        """
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        _refuse(shape, numerics, store, self.device)
+        keep_freed_memory()
         torch.set_num_threads(numerics.num_threads)
         torch.set_float32_matmul_precision(numerics.matmul_precision)
         self.shape, self.numerics, self._store = shape, numerics, store
         self._diverged_above_nats = diverged_above_nats
-        self._num_sequences = batch_tokens // shape.seq_len
-        self._num_microbatches, self._part_sequences = (
-            num_microbatches,
-            math.ceil(self._num_sequences / num_microbatches),
-        )
-        self._dtype = _DTYPES[numerics.dtype]
+        self._num_sequences, self._num_microbatches = batch_tokens // shape.seq_len, num_microbatches
+        self._part_sequences = math.ceil(self._num_sequences / num_microbatches)
+        dtype = torch.float64 if numerics.dtype == "float64" else torch.float32
         num_slots = numerics.num_slots
-        self.model = Decoder(shape, num_trials=num_slots)
-        self.optimizer = BankAdamW(self.model, num_slots, self._dtype)
+        self.model = Decoder(shape, num_trials=num_slots, device=self.device, fused_loss=numerics.fused_loss)
+        self.optimizer = BankAdamW(self.model, num_slots, dtype, self.device, compiled=numerics.compiled)
+        if numerics.compiled:
+            _compile(self.model, compile_backend)
         self._slots: list[_Slot | None] = [None] * num_slots
-        self._set_forward()
+        # What a step reads, at one place for good: a recorded one knows no other.
+        self._forward = stack_forward_numbers([_EMPTY] * num_slots, dtype, self.device)
+        self._ids_KBT = torch.zeros(num_slots, self._num_sequences, shape.seq_len + 1, dtype=torch.int64).to(
+            self.device
+        )
+        self._share_K1, self._busy_K1 = torch.zeros(2, num_slots, 1, dtype=torch.float64, device=self.device)
+        self._step = Recorded(self._trained) if numerics.cuda_graphs else self._trained
 
     def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
         """Start a run in a free slot from its own initial weights, or go on from a `state` of it.
@@ -111,7 +123,7 @@ class Bank:
 
     def state(self, index: int) -> SlotState:
         """What the run of an occupied slot can go on from, in any slot of any bank of its key."""
-        return captured(self._runs[index], _CPU, self.optimizer.state(index))
+        return captured(self._runs[index], self.device, self.optimizer.state(index))
 
     @property
     def steps(self) -> dict[int, int]:
@@ -121,7 +133,7 @@ class Bank:
     @property
     def environment(self) -> dict[str, str]:
         """What this engine's arithmetic depends on besides the spec."""
-        return environment(_CPU)
+        return environment(self.device)
 
     @property
     def _runs(self) -> dict[int, Progress]:
@@ -137,19 +149,14 @@ class Bank:
         """Have `advance` do nothing while the run of an occupied slot has done `step` steps or more; None: go on."""
         self._runs[index].pause_step = step
 
-    def losses(self, index: int) -> tuple[float, ...]:
-        """Training losses of the run of an occupied slot so far, [step] nats."""
-        return tuple(self._runs[index].losses_nats)
-
-    def prune(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
-        """Give up the run of an occupied slot, as it was after `num_steps`; the slot is free."""
-        ended = self._runs[index].pruned(num_steps, reason, _CPU)
-        self.evict(index)
-        return ended
+    def pruned(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
+        """The outcome of a run if it is given up as it was after `num_steps`; nothing changes here."""
+        return self._runs[index].pruned(num_steps, reason, self.device)
 
     def predict(self, ids_KBT: Tensor) -> Tensor:
-        """Logits of every slot's model, [K, N, V], for token ids [K, B, T]."""
-        logits_KNV: Tensor = self.model(ids_KBT, self._forward)
+        """Logits of every slot's model, [K, N, V], for token ids [K, B, T], in the arithmetic of training."""
+        with self._arithmetic():
+            logits_KNV: Tensor = self.model(ids_KBT.to(self.device), self._forward)
         return logits_KNV
 
     @property
@@ -172,67 +179,116 @@ class Bank:
 
     def _advance_once(self) -> list[tuple[int, RunResult, Curve]]:
         started = time.perf_counter()
-        losses_K = self._forward_backward()
-        busy = list(self._runs.items())
-        norms_K = self.optimizer.gather_gradients()
-        finite_K = (losses_K.isfinite() & norms_K.isfinite()).tolist()
-        multiplier_K1 = torch.zeros(len(self._slots), 1, dtype=self._dtype)
-        active_K1 = torch.zeros(len(self._slots), 1, dtype=torch.bool)
-        for i, run in busy:
-            multiplier_K1[i] = lr_multiplier(run.spec.schedule, run.step)
-            active_K1[i] = finite_K[i]
-        self.optimizer.step(multiplier_K1, active_K1, norms_K[:, None])
-        losses, norms = losses_K.tolist(), norms_K.tolist()
-        for i, run in busy:
-            if finite_K[i]:
+        busy = {i: slot for i, slot in enumerate(self._slots) if slot is not None}
+        self._hand_over(busy)
+        report_2K = self._step()
+        if self.device.type == "cuda":
+            self._read_ahead(busy)
+        losses, norms = report_2K.tolist()  # the step's one wait for the device
+        trouble = {}
+        for i, slot in busy.items():
+            run, finite = slot.progress, math.isfinite(losses[i]) and math.isfinite(norms[i])
+            if finite:
                 run.record(losses[i], norms[i])
-        trouble = {i: why for i, run in busy if (why := run.trouble(finite_K[i], self._diverged_above_nats))}
-        done = [i for i, run in busy if i not in trouble and run.finished]
+            if why := run.trouble(finite, self._diverged_above_nats):
+                trouble[i] = why
+        done = [i for i, slot in busy.items() if i not in trouble and slot.progress.finished]
         validation = self._validate() if done else []
         spent = (time.perf_counter() - started) / len(busy)
         ended = []
-        for i, run in busy:
-            run.seconds += spent
+        for i, slot in busy.items():
+            slot.progress.seconds += spent
             if i in trouble or i in done:
                 validation_nats = validation[i] if i in done else math.nan
-                ended.append((i, *run.outcome(trouble.get(i, ""), validation_nats, _CPU)))
+                ended.append((i, *slot.progress.outcome(trouble.get(i, ""), validation_nats, self.device)))
                 self.evict(i)
         return ended
 
+    def _hand_over(self, busy: dict[int, _Slot]) -> None:
+        """What the step is to read: batches, and who trains at which share of its rates."""
+        empty_BT = torch.zeros_like(self._ids_KBT[0], device="cpu")
+        ids_KBT = torch.stack([self._batch(busy[i]) if i in busy else empty_BT for i in range(len(self._slots))])
+        shares = [0.0] * len(self._slots)
+        for i, slot in busy.items():
+            shares[i] = lr_multiplier(slot.progress.spec.schedule, slot.progress.step)
+        training = [float(i in busy) for i in range(len(self._slots))]
+        for static, value in (
+            (self._ids_KBT, ids_KBT),
+            (self._share_K1, torch.tensor(shares, dtype=torch.float64)[:, None]),
+            (self._busy_K1, torch.tensor(training, dtype=torch.float64)[:, None]),
+        ):
+            static.copy_(value.pin_memory() if self.device.type == "cuda" else value, non_blocking=True)
+
+    def _trained(self) -> Tensor:
+        """One step of all who train, on what was handed over: their losses and gradient norms, [2, K]."""
+        losses_K = self._forward_backward()
+        norms_K = self.optimizer.gather_gradients()
+        active_K = losses_K.isfinite() & norms_K.isfinite() & self._busy_K1[:, 0].bool()
+        self.optimizer.step(self._share_K1, active_K[:, None], norms_K[:, None])
+        return torch.stack([losses_K, norms_K])
+
     def _forward_backward(self) -> Tensor:
-        ids_KBT = torch.stack([self._zeros() if slot is None else self._batch(slot.progress) for slot in self._slots])
-        total_K = torch.zeros(len(self._slots), dtype=self._dtype)
-        for part_KBT in torch.split(ids_KBT, self._part_sequences, dim=1):
+        total_K = torch.zeros(len(self._slots), dtype=self.optimizer.weights_KP.dtype, device=self.device)
+        for part_KBT in torch.split(self._ids_KBT, self._part_sequences, dim=1):
             # The mean over the whole batch is the parts' means weighted by their sequences; a whole one's weight is 1.
-            share = part_KBT.shape[1] / ids_KBT.shape[1]
-            losses_K = token_loss(self.predict(part_KBT[..., :-1]), part_KBT[..., 1:]) * share
+            losses_K = self._losses(part_KBT) * (part_KBT.shape[1] / self._num_sequences)
             # The gradient of a sum of independent losses is each one's own.
             losses_K.sum().backward()  # type: ignore[no-untyped-call]
             total_K += losses_K.detach()
         return total_K
 
-    def _batch(self, run: Progress) -> Tensor:
-        first, count = run.sequences
-        return torch.from_numpy(
-            self._store.train_batch(
-                seed=run.spec.seed, first_sequence=first, num_sequences=count, seq_len=self.shape.seq_len
-            )
-        )
+    def _losses(self, ids_KBT: Tensor) -> Tensor:
+        with self._arithmetic():
+            losses_K: Tensor = self.model(ids_KBT[..., :-1], self._forward, ids_KBT[..., 1:])
+        return losses_K
 
-    def _zeros(self) -> Tensor:
-        return torch.zeros(self._num_sequences, self.shape.seq_len + 1, dtype=torch.int64)
+    def _arithmetic(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.numerics.dtype == "bfloat16")
+
+    def _batch(self, slot: _Slot) -> Tensor:
+        step, ids_BT = slot.ahead or (-1, None)
+        run = slot.progress
+        return batch_of(self._store, run.spec, run.step) if ids_BT is None or step != run.step else ids_BT
+
+    def _read_ahead(self, busy: dict[int, _Slot]) -> None:
+        for slot in busy.values():
+            spec, following = slot.progress.spec, slot.progress.step + 1
+            if following < spec.schedule.num_steps:
+                slot.ahead = (following, batch_of(self._store, spec, following))
 
     @torch.no_grad()
     def _validate(self) -> list[float]:
         """Validation loss of every slot, [K] nats, on the same windows for all."""
-        held_BT = validation_ids(self._store, self.shape.seq_len)
-        total_K = torch.zeros(len(self._slots), dtype=torch.float64)
+        held_BT = validation_ids(self._store, self.shape.seq_len).to(self.device)
+        total_K = torch.zeros(len(self._slots), dtype=torch.float64, device=self.device)
         for part_BT in torch.split(held_BT, self._part_sequences):
-            ids_KBT = part_BT.expand(len(self._slots), -1, -1)
-            loss_K = token_loss(self.predict(ids_KBT[..., :-1]), ids_KBT[..., 1:])
-            total_K += loss_K.double() * len(part_BT)
+            total_K += self._losses(part_BT.expand(len(self._slots), -1, -1)).double() * len(part_BT)
         return (total_K / len(held_BT)).tolist()
 
     def _set_forward(self) -> None:
         numbers = [_EMPTY if slot is None else slot.forward for slot in self._slots]
-        self._forward = stack_forward_numbers(numbers, self._dtype)
+        fresh = stack_forward_numbers(numbers, self.optimizer.weights_KP.dtype, self.device)
+        for field in dataclasses.fields(fresh):
+            getattr(self._forward, field.name).copy_(getattr(fresh, field.name))
+
+
+def _refuse(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.device) -> None:
+    alone = [n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(numerics, n)]
+    alone += ["num_ranks"] if numerics.num_ranks > 1 else []
+    vocab_size = store.manifest.vocab_size
+    refusals = {
+        f"{', '.join(alone)}: a trial alone does that, not a bank": not alone,
+        "cuda_graphs: a CPU records no steps; set it to false, or train on a GPU": (
+            device.type == "cuda" or not numerics.cuda_graphs
+        ),
+        f"vocab_size = {shape.vocab_size} is smaller than the corpus's {vocab_size}": shape.vocab_size >= vocab_size,
+    }
+    if problems := [problem for problem, holds in refusals.items() if not holds]:
+        raise ValueError("; ".join(problems))
+
+
+def _compile(model: Decoder, backend: str) -> None:
+    # Past a limit on recompilations torch would quietly run uncompiled. Each bank counts its own; and a graph is for
+    # its very sizes, so that what a neighbour's end makes it compile (validation) never changes how training rounds.
+    torch.compiler.config.fail_on_recompile_limit_hit = True
+    model.compile(backend=backend, fullgraph=True, dynamic=False, isolate_recompiles=True)

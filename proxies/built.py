@@ -46,12 +46,18 @@ class OurModel:
         logits_NV: Tensor = self.module(ids_BT, self.multipliers)
         return logits_NV
 
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Mean loss in nats per token, a scalar; by parts where the module was made so."""
+        loss: Tensor = self.module(ids_BT, self.multipliers, targets_BT)
+        return loss
+
 
 @torch.no_grad()
 def our_model(spec: RunSpec) -> OurModel:
     """The run's decoder, initialised."""
     numbers, forward = parameter_table(spec), forward_numbers(spec)
-    module = Decoder(spec.shape, checkpointing=spec.numerics.activation_checkpointing)
+    numerics = spec.numerics
+    module = Decoder(spec.shape, checkpointing=numerics.activation_checkpointing, fused_loss=numerics.fused_loss)
     parameters = dict(module.named_parameters())
     for parameter in numbers:
         parameters[parameter.name].copy_(initial_tensor(parameter, spec.seed))

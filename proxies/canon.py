@@ -24,6 +24,10 @@ LATER = {"later": True}
 """Metadata of a field that a record got after it was first written down: at its default it is left out of the JSON, so
 that older texts are read as before and keep their content ids.
 """
+SHARED = {"shared": True}
+"""Metadata of a field which is the same in many records: read from JSON, equal values are one object, decoded once."""
+_MOST_SHARED = 1000
+"""Of such objects; beyond, they are decoded anew."""
 
 
 class CanonError(ValueError):
@@ -101,37 +105,38 @@ def to_json(value: object, path: str = "$") -> Json:
     Raises:
         CanonError: as for `canonical`.
     """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return int(value)  # subclasses (an IntEnum, torch's version string) are not what JSON gives back
+    kind = type(value)
+    if value is None or kind is bool:
+        return typing.cast(Json, value)
     if isinstance(value, str):
         return _text(value, path)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise CanonError(f"{path} is {value}: records hold finite numbers only")
         return value
-    if isinstance(value, list | tuple):
+    if isinstance(value, int):
+        return int(value)  # subclasses (an IntEnum, torch's version string) are not what JSON gives back
+    if isinstance(value, (list, tuple)):  # a union would be made anew for each value
         return [to_json(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
                 raise CanonError(f"{path} has the key {key!r}: keys are strings")
         return {_text(key, path): to_json(item, f"{path}.{key}") for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f for f in dataclasses.fields(value) if not ("later" in f.metadata and _is_default(f, value))]
-        return {f.name: to_json(getattr(value, f.name), f"{path}.{f.name}") for f in fields}
-    raise CanonError(f"{path} is a {type(value).__name__}: not a JSON value")
-
-
-def _is_default(field: dataclasses.Field[typing.Any], record: object) -> bool:
-    held = getattr(record, field.name)
-    return type(held) is type(field.default) and bool(held == field.default)
+    if dataclasses.is_dataclass(kind):
+        held = [(field, getattr(value, field.name)) for field in _fields(kind)]
+        return {
+            field.name: to_json(item, f"{path}.{field.name}")
+            for field, item in held
+            if not ("later" in field.metadata and type(item) is type(field.default) and item == field.default)
+        }
+    raise CanonError(f"{path} is a {kind.__name__}: not a JSON value")
 
 
 def _text(value: str, path: str) -> str:
     try:
-        value.encode()
+        if not value.isascii():
+            value.encode()
     except UnicodeEncodeError as error:
         raise CanonError(f"{path} holds half a surrogate pair, which no UTF-8 text can: {error.reason}") from None
     return str.__str__(value)  # not str(): an enumeration prints its name
@@ -183,7 +188,12 @@ def decode(kind: type[_Record], value: object, path: str = "$") -> _Record:
     return typing.cast(_Record, _decode(kind, value, path))
 
 
+_PLAIN = (bool, int, float, str)
+
+
 def _decode(kind: typing.Any, value: typing.Any, path: str) -> object:
+    if type(value) is kind and kind in _PLAIN:
+        return value
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decode_record(kind, value, path)
@@ -204,8 +214,6 @@ def _decode(kind: typing.Any, value: typing.Any, path: str) -> object:
         return {key: _decode(args[1], item, f"{path}.{key}") for key, item in value.items()}
     if kind is float and type(value) is int:
         return _float(value, path)
-    if kind in (bool, int, float, str) and type(value) is kind:
-        return value
     if kind is object:
         return value
     name = getattr(kind, "__name__", str(kind))
@@ -233,16 +241,42 @@ def _decode_tuple(args: tuple[typing.Any, ...], value: object, path: str) -> tup
 def _decode_record(kind: type, value: object, path: str) -> object:
     if not isinstance(value, dict):
         raise CanonError(f"{path} is a {type(value).__name__}: an object ({kind.__name__}) is wanted")
-    fields = dataclasses.fields(kind)
-    names = [f.name for f in fields]
+    fields = _fields(kind)
     missing = [f.name for f in fields if f.name not in value and "later" not in f.metadata]
-    unknown = [n for n in value if n not in names]
+    unknown = value.keys() - {f.name for f in fields}
     if missing or unknown:
         parts = [f"lacks {', '.join(missing)}"] if missing else []
-        parts += [f"has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
+        parts += [f"has the unknown {', '.join(repr(n) for n in value if n in unknown)}"] if unknown else []
         raise CanonError(f"{path} ({kind.__name__}) {' and '.join(parts)}")
     hints = _type_hints(kind)
-    return kind(**{n: _decode(hints[n], value[n], f"{path}.{n}") for n in names if n in value})
+    return kind(
+        **{
+            f.name: (_decode_shared if "shared" in f.metadata else _decode)(
+                hints[f.name], value[f.name], f"{path}.{f.name}"
+            )
+            for f in fields
+            if f.name in value
+        }
+    )
+
+
+_shared: dict[tuple[object, str], object] = {}
+
+
+def _decode_shared(kind: typing.Any, value: object, path: str) -> object:
+    """The one object for all equal values; their text tells 1, 1.0 and true apart, as equality does not."""
+    key = (kind, repr(value))
+    if key not in _shared:
+        made = _decode(kind, value, path)
+        if len(_shared) >= _MOST_SHARED:
+            _shared.clear()
+        _shared[key] = made
+    return _shared[key]
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[dataclasses.Field[typing.Any], ...]:
+    return dataclasses.fields(kind)
 
 
 @functools.cache

@@ -31,13 +31,6 @@ class Checks:
                below: float | None = None, most: float | None = None) -> None:  # fmt: skip
         """A field that must be a finite number within bounds; a whole number becomes a float."""
         given = getattr(self.record, name)
-        wanted = [
-            text
-            for bound, text in (
-                (above, f"> {above}"), (least, f">= {least}"), (below, f"< {below}"), (most, f"<= {most}"),
-            )
-            if bound is not None
-        ]  # fmt: skip
         try:
             value = float(given) if type(given) is int else given
         except OverflowError:
@@ -54,6 +47,13 @@ class Checks:
             # 1 and 1.0 are one number to a caller but two content ids: a record holds the float it declares.
             object.__setattr__(self.record, name, value)
         else:
+            wanted = [
+                text
+                for bound, text in (
+                    (above, f"> {above}"), (least, f">= {least}"), (below, f"< {below}"), (most, f"<= {most}"),
+                )
+                if bound is not None
+            ]  # fmt: skip
             bounds = " and ".join(wanted)
             self.problems.append(f"{name} = {given!r}: a finite number {bounds} is wanted".replace("  ", " "))
 

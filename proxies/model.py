@@ -10,17 +10,19 @@ E head dim, F feed-forward width, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from proxies.fused_loss import fused_token_loss
+from proxies.rotary import rotate
 from proxies.shape import Shape
+from proxies.slotwise import slotwise
 
 NORM_EPS = 1e-5
-ROPE_BASE = 10_000.0  # arXiv 2104.09864
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +48,11 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def _scaled(x_KND: Tensor, factor: float | Tensor) -> Tensor:
-    """The product, left out where the factor is the number one."""
-    return x_KND if isinstance(factor, float) and factor == 1.0 else x_KND * factor
+def _joined(x_KND: Tensor, branch_KND: Tensor, factor: float | Tensor) -> Tensor:
+    """`x + factor * branch`, in one pass."""
+    if isinstance(factor, Tensor):
+        return torch.addcmul(x_KND, branch_KND, factor)
+    return torch.add(x_KND, branch_KND, alpha=factor)
 
 
 class Weight(nn.Module):
@@ -112,33 +116,6 @@ class LayerNorm(Weight):
         return self._biased(normed * self.weight.unsqueeze(-2)).to(x_KND.dtype)
 
 
-@lru_cache(maxsize=8)
-def _rotary_tables(seq_len: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Cosines and signed sines, [2, T, 1, E]: no buffer, which `to_empty` would leave unset."""
-    with torch.inference_mode(False):  # the cache outlives the mode, and its tensors could not enter a backward pass
-        frequencies_E = ROPE_BASE ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float64) / head_dim)
-        angles_TE = torch.arange(seq_len, device=device, dtype=torch.float64)[:, None] * frequencies_E
-        cos_TE, sin_TE = angles_TE.cos().to(dtype), angles_TE.sin().to(dtype)
-        return torch.stack((torch.cat((cos_TE, cos_TE), dim=-1), torch.cat((-sin_TE, sin_TE), dim=-1)))[:, :, None]
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _constant_tables(seq_len: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    # Compiled, the tables are a constant of the graph: no float64 cosines at every step.
-    return _rotary_tables(seq_len, head_dim, device, dtype)
-
-
-def rotate(x_BTHE: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv 2104.09864), halves paired: [B, T, H, E] to the same, in float32 at least.
-
-    Whole rows at a time, halves swapped by a roll: half rows of a few floats cost a CPU ten times as much.
-    """
-    x_BTHE = _wide(x_BTHE)
-    _, seq_len, _, head_dim = x_BTHE.shape
-    cos_T1E, sin_T1E = _constant_tables(seq_len, head_dim, x_BTHE.device, x_BTHE.dtype).unbind()
-    return torch.addcmul(x_BTHE * cos_T1E, x_BTHE.roll(head_dim // 2, -1), sin_T1E)
-
-
 class Attention(nn.Module):
     """Causal self-attention with grouped key/value heads (arXiv 2305.13245) and optional QK-norm (arXiv 2505.09388)."""
 
@@ -160,7 +137,8 @@ class Attention(nn.Module):
         k_BTGE = self._heads(self._normed(self.wk(x_KND), self.k_norm), self.shape.num_kv_heads)
         v_BTGE = self._heads(self.wv(x_KND), self.shape.num_kv_heads)
         if self.shape.family == "llama":
-            q_BTHE, k_BTGE = rotate(q_BTHE), rotate(k_BTGE)
+            most_heads = self.shape.num_heads
+            q_BTHE, k_BTGE = rotate(q_BTHE, most_heads), rotate(k_BTGE, most_heads)
         mixed_BHTE = functional.scaled_dot_product_attention(
             q_BTHE.to(v_BTGE.dtype).transpose(1, 2),
             k_BTGE.to(v_BTGE.dtype).transpose(1, 2),
@@ -199,9 +177,9 @@ class FeedForward(nn.Module):
     def forward(self, x_KND: Tensor) -> Tensor:
         """[K, N, D] to the same."""
         if self.w3 is None:
-            hidden_KNF = functional.gelu(self.w1(x_KND), approximate="tanh")
+            hidden_KNF = slotwise(partial(functional.gelu, approximate="tanh"), self.w1(x_KND))
         else:
-            hidden_KNF = functional.silu(self.w1(x_KND)) * self.w3(x_KND)
+            hidden_KNF = slotwise(functional.silu, self.w1(x_KND)) * self.w3(x_KND)
         out_KND: Tensor = self.w2(hidden_KNF)
         return out_KND
 
@@ -230,8 +208,8 @@ class Block(nn.Module):
         return self._branches(x_KND, attention_scale, residual)
 
     def _branches(self, x_KND: Tensor, attention_scale: float | Tensor, residual: float | Tensor) -> Tensor:
-        x_KND = x_KND + _scaled(self.attention(self.attention_norm(x_KND), attention_scale), residual)
-        return x_KND + _scaled(self.feed_forward(self.ffn_norm(x_KND)), residual)
+        x_KND = _joined(x_KND, self.attention(self.attention_norm(x_KND), attention_scale), residual)
+        return _joined(x_KND, self.feed_forward(self.ffn_norm(x_KND)), residual)
 
 
 def _norm(shape: Shape, num_trials: int | None, device: torch.device | None) -> RMSNorm | LayerNorm:
@@ -243,7 +221,8 @@ def _norm(shape: Shape, num_trials: int | None, device: torch.device | None) -> 
 class Decoder(nn.Module):
     """The model of `shape`, or `num_trials` of them side by side. Weights are left uninitialized.
 
-    `checkpointing` trades about a third more time for memory; gradients stay the same, bit by bit.
+    `checkpointing` trades about a third more time for memory; gradients stay the same, bit by bit. `fused_loss` takes
+    the loss by parts (`proxies.fused_loss`).
     """
 
     def __init__(
@@ -253,9 +232,10 @@ class Decoder(nn.Module):
         num_trials: int | None = None,
         device: torch.device | str | None = None,
         checkpointing: bool = False,
+        fused_loss: bool = False,
     ) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.fused_loss = shape, fused_loss
         place = None if device is None else torch.device(device)
         self.tok_embeddings = Embedding(shape.vocab_size, shape.width, num_trials=num_trials, device=place)
         self.pos_embeddings: Positions | None = None
@@ -267,8 +247,11 @@ class Decoder(nn.Module):
         if shape.tied:
             self.lm_head.weight = self.tok_embeddings.weight
 
-    def forward(self, ids_KBT: Tensor, multipliers: Multipliers) -> Tensor:
-        """Token ids [K, B, T] (or [B, T]) to logits [K, N, V] (or [N, V]), N = B * T.
+    def forward(self, ids_KBT: Tensor, multipliers: Multipliers, targets_KBT: Tensor | None = None) -> Tensor:
+        """Token ids [K, B, T] (or [B, T]) to logits [K, N, V] (or [N, V]), N = B * T; with targets, to the loss.
+
+        Returns:
+            Logits, or with `targets_KBT` of the ids' shape the mean loss in nats per token: [K], or a scalar.
 
         Raises:
             ValueError: the sequences are not of the shape's length.
@@ -281,8 +264,11 @@ class Decoder(nn.Module):
         x_KND = x_KND * multipliers.embedding
         for block in self.layers:
             x_KND = block(x_KND, multipliers.attention, multipliers.residual)
-        logits_KNV: Tensor = self.lm_head(self.norm(x_KND) * multipliers.output)
-        return logits_KNV
+        x_KND = self.norm(x_KND) * multipliers.output
+        if targets_KBT is not None and self.fused_loss:
+            return fused_token_loss(x_KND, self.lm_head.weight, targets_KBT)
+        logits_KNV: Tensor = self.lm_head(x_KND)
+        return logits_KNV if targets_KBT is None else token_loss(logits_KNV, targets_KBT)
 
 
 def token_loss(logits_KNV: Tensor, targets_KBT: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """AdamW (arXiv 1711.05101), from the numbers of a parametrization: torch's own, and one over a flat [K, P] buffer.
 
-The only file that knows the optimizer's rule. In the bank all parameters are views into one buffer, so a step is a
-dozen operations whatever the depth, and each row sees only itself.
+The only file that knows the optimizer's rule. In the bank all parameters are views into one buffer, and each row sees
+only itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -103,26 +104,44 @@ def restore_moments(
 
 
 class BankAdamW:
-    """Decoupled AdamW (arXiv 1711.05101) for K trials of P parameters each.
+    """Decoupled AdamW (arXiv 1711.05101) for K trials of P parameters in S tensors each.
 
-    Equal to `torch.optim.AdamW` with one group per parameter, after `clip_grad_norm_`.
+    Equal to `torch.optim.AdamW` with one group per tensor, after `clip_grad_norm_`. On a CPU torch's own fused kernel
+    updates row by row, in one pass over the memory; elsewhere all rows are updated at once, by as few launches whatever
+    K, and without a word from the host, so that a step can be recorded.
     """
 
-    def __init__(self, model: nn.Module, num_trials: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        num_trials: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        by_row: bool | None = None,
+        compiled: bool = False,
+    ) -> None:
+        """`by_row` None: on a CPU. `compiled`: one kernel for the update of all rows, where that is how it is done."""
         parameters = list(model.named_parameters())
         num_params = sum(p[0].numel() for _, p in parameters)
-        self.weights_KP = torch.zeros(num_trials, num_params, dtype=dtype)
-        self.gradients_KP = torch.zeros_like(self.weights_KP)
-        self.first_KP = torch.zeros_like(self.weights_KP)
-        self.second_KP = torch.zeros_like(self.weights_KP)
-        self.peak_lr_KP = torch.zeros_like(self.weights_KP)
-        self.decay_KP = torch.zeros_like(self.weights_KP)
-        self.eps_KP = torch.ones_like(self.weights_KP)
-        self.beta1_K1 = torch.zeros(num_trials, 1, dtype=dtype)
-        self.beta2_K1 = torch.zeros(num_trials, 1, dtype=dtype)
-        self.clip_K1 = torch.full((num_trials, 1), torch.inf, dtype=dtype)
-        self.updates_K1 = torch.zeros(num_trials, 1, dtype=dtype)
-        self._decays = False
+        make = partial(torch.zeros, dtype=dtype, device=device)
+        self.weights_KP, self.gradients_KP, self.first_KP, self.second_KP = (
+            make(num_trials, num_params) for _ in range(4)
+        )
+        # A trial's own numbers in float64: 1 - beta2 ** updates in float32 would keep few of its digits.
+        self.beta1_K1, self.beta2_K1, self.updates_K1 = (make(num_trials, 1, dtype=torch.float64) for _ in range(3))
+        self.clip_K1 = torch.full_like(self.beta1_K1, torch.inf)
+        self.peak_lr_KS, self.decay_KS = (
+            torch.zeros(num_trials, len(parameters), dtype=torch.float64) for _ in range(2)
+        )
+        self.eps_KS = torch.ones_like(self.peak_lr_KS)
+        self._by_row = self.weights_KP.device.type == "cpu" if by_row is None else by_row
+        # Every weight's own rates, where all rows are updated at once: learning rate, decay, eps.
+        empty = () if self._by_row else (0.0, 0.0, 1.0)
+        self._rates_KP = [torch.full_like(self.weights_KP, rate) for rate in empty]
+        self._update: Callable[..., None] = _update
+        if compiled:
+            self._update = torch.compile(_update, fullgraph=True, isolate_recompiles=True)  # type: ignore[call-overload]
         self._parameters = [parameter for _, parameter in parameters]
         self.spans: dict[str, tuple[int, int]] = {}
         start = 0
@@ -147,15 +166,17 @@ class BankAdamW:
         if len(betas := {(parameter.beta1, parameter.beta2) for parameter in numbers}) != 1:
             raise ValueError(f"betas = {sorted(betas)}: one pair for all parameters of a trial is wanted")
         self.clear(trial)
-        for parameter in numbers:
-            span = slice(*self.spans[parameter.name])
-            self.weights_KP[trial, span] = weights[parameter.name].flatten().to(self.weights_KP.dtype)
-            self.peak_lr_KP[trial, span] = parameter.learning_rate
-            self.decay_KP[trial, span] = parameter.weight_decay
-            self.eps_KP[trial, span] = parameter.eps
+        named = {parameter.name: parameter for parameter in numbers}
+        for index, (name, (start, stop)) in enumerate(self.spans.items()):
+            parameter = named[name]
+            self.weights_KP[trial, start:stop] = weights[name].flatten().to(self.weights_KP)
+            rates = (parameter.learning_rate, parameter.weight_decay, parameter.eps)
+            for rate_KS, rate in zip((self.peak_lr_KS, self.decay_KS, self.eps_KS), rates, strict=True):
+                rate_KS[trial, index] = rate
+            for rate_KP, rate in zip(self._rates_KP, rates, strict=False):
+                rate_KP[trial, start:stop] = rate
         self.beta1_K1[trial], self.beta2_K1[trial] = numbers[0].beta1, numbers[0].beta2
         self.clip_K1[trial] = torch.inf if clip_norm is None else clip_norm
-        self._decays = bool((self.decay_KP != 0).any())
 
     def state(self, trial: int) -> dict[str, Tensor]:
         """A trial's weights and moments, [P] each: views into the buffers."""
@@ -171,11 +192,12 @@ class BankAdamW:
     def clear(self, trial: int) -> None:
         """Empty a trial's row: weights, moments and rates to zero, so that it computes zeros."""
         for tensor in (
-            self.weights_KP, self.first_KP, self.second_KP, self.peak_lr_KP, self.decay_KP,
+            self.weights_KP, self.first_KP, self.second_KP, self.peak_lr_KS, self.decay_KS, *self._rates_KP[:2],
             self.beta1_K1, self.beta2_K1, self.updates_K1,
         ):  # fmt: skip
             tensor[trial] = 0
-        self.eps_KP[trial] = 1
+        for eps in (self.eps_KS, *self._rates_KP[2:]):
+            eps[trial] = 1
         self.clip_K1[trial] = torch.inf
 
     def gather_gradients(self) -> Tensor:
@@ -189,21 +211,61 @@ class BankAdamW:
 
     @torch.no_grad()
     def step(self, lr_multiplier_K1: Tensor, active_K1: Tensor, grad_norm_K1: Tensor) -> None:
-        """One update of the active trials, clipped by their gradient norms; an inactive row does not move."""
+        """One update of the active trials, clipped by their gradient norms; an inactive row does not move.
+
+        Args:
+            lr_multiplier_K1: the schedule's share of the peak rates.
+            active_K1: bool; which trials train, and have a finite gradient.
+            grad_norm_K1: of the gradients that were gathered.
+        """
         # torch.nn.utils.clip_grad_norm_'s own form, its 1e-6 included.
         shrink_K1 = (self.clip_K1 / (grad_norm_K1 + 1e-6)).clamp(max=1.0)
-        gradients_KP = self.gradients_KP.mul_(shrink_K1)
-        if not bool(active_K1.all()):
-            # where, not times: NaN * 0 is NaN, and a diverged row must not write.
-            gradients_KP = torch.where(active_K1, gradients_KP, 0)
         self.updates_K1 += active_K1
-        self.first_KP.lerp_(gradients_KP, 1 - self.beta1_K1)
-        self.second_KP.mul_(self.beta2_K1).addcmul_(gradients_KP, gradients_KP * (1 - self.beta2_K1))
-        correction1_K1 = torch.where(active_K1, 1 - self.beta1_K1**self.updates_K1, 1)
-        correction2_K1 = torch.where(active_K1, 1 - self.beta2_K1**self.updates_K1, 1)
-        share_K1 = lr_multiplier_K1 * active_K1
-        if self._decays:  # multiplying by one changes nothing, but takes its time
-            self.weights_KP.mul_(1 - self.peak_lr_KP * share_K1 * self.decay_KP)
-        denominator_KP = (self.second_KP / correction2_K1).sqrt_().add_(self.eps_KP)
-        step_KP = (self.peak_lr_KP * (share_K1 / correction1_K1)).mul_(self.first_KP).div_(denominator_KP)
-        self.weights_KP.sub_(step_KP)
+        if self._by_row:
+            rows = zip(*(t_K1.flatten().tolist() for t_K1 in (active_K1, lr_multiplier_K1, shrink_K1)), strict=True)
+            for trial, (active, lr_multiplier, shrink) in enumerate(rows):
+                if active:
+                    self._update_row(trial, lr_multiplier, shrink)
+            return
+        self._update(
+            (self.weights_KP, self.gradients_KP, self.first_KP, self.second_KP, *self._rates_KP),
+            (self.beta1_K1, self.beta2_K1, self.updates_K1, lr_multiplier_K1, shrink_K1),
+            active_K1,
+        )
+
+    def _update_row(self, trial: int, lr_multiplier: float, shrink: float) -> None:
+        if shrink < 1.0:  # times one changes nothing
+            self.gradients_KP[trial] *= shrink
+        buffers = (self.weights_KP, self.gradients_KP, self.first_KP, self.second_KP)
+        sizes = [stop - start for start, stop in self.spans.values()]
+        rows = [torch.split(buffer_KP[trial], sizes) for buffer_KP in buffers]
+        alike: dict[tuple[float, ...], list[int]] = {}
+        rates_KS = (self.peak_lr_KS, self.decay_KS, self.eps_KS)
+        for index, rates in enumerate(zip(*(rate_KS[trial].tolist() for rate_KS in rates_KS), strict=True)):
+            alike.setdefault(rates, []).append(index)
+        beta1, beta2 = self.beta1_K1[trial].item(), self.beta2_K1[trial].item()
+        for (learning_rate, decay, eps), indices in alike.items():
+            weights, gradients, first, second = ([row[index] for index in indices] for row in rows)
+            torch._fused_adamw_(
+                weights, gradients, first, second, [],
+                [self.updates_K1[trial]] * len(indices),
+                lr=learning_rate * lr_multiplier, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps,
+                amsgrad=False, maximize=False,
+            )  # fmt: skip
+
+
+def _update(buffers_KP: tuple[Tensor, ...], numbers_K1: tuple[Tensor, ...], active_K1: Tensor) -> None:
+    """The rule for all rows at once; every operation is by row or by element."""
+    weights_KP, gradients_KP, first_KP, second_KP, peak_lr_KP, decay_KP, eps_KP = buffers_KP
+    beta1_K1, beta2_K1, updates_K1, lr_multiplier_K1, shrink_K1 = numbers_K1
+    dtype = weights_KP.dtype
+    correction1_K1 = torch.where(active_K1, 1 - beta1_K1**updates_K1, 1)
+    correction2_K1 = torch.where(active_K1, 1 - beta2_K1**updates_K1, 1)
+    share_K1 = torch.where(active_K1, lr_multiplier_K1, 0)
+    # where, not times: NaN * 0 is NaN, and a diverged row must not write.
+    gradients_KP = torch.where(active_K1, gradients_KP * shrink_K1.to(dtype), 0)
+    first_KP.lerp_(gradients_KP, (1 - beta1_K1).to(dtype))
+    second_KP.mul_(beta2_K1.to(dtype)).addcmul_(gradients_KP, gradients_KP * (1 - beta2_K1).to(dtype))
+    weights_KP.mul_(1 - peak_lr_KP * share_K1.to(dtype) * decay_KP)
+    denominator_KP = (second_KP / correction2_K1.to(dtype)).sqrt_().add_(eps_KP)
+    weights_KP.sub_((peak_lr_KP * (share_K1 / correction1_K1).to(dtype)).mul_(first_KP).div_(denominator_KP))

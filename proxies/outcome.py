@@ -60,11 +60,6 @@ class Progress:
         return self.pause_step is not None and self.step >= self.pause_step
 
     @property
-    def sequences(self) -> tuple[int, int]:
-        """Where the next step stands in the data: its first sequence, and how many it takes."""
-        return self.spec.schedule.sequences(self.step, self.spec.batch_sequences)
-
-    @property
     def finished(self) -> bool:
         """Whether every step of the schedule is done."""
         return self.step == self.spec.schedule.num_steps

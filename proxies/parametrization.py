@@ -232,10 +232,12 @@ def drawn(name: str, size: tuple[int, ...], kind: Kind, init_std: float, seed: i
     return torch.randn(size, generator=torch.Generator().manual_seed(name_seed(seed, name))) * init_std
 
 
-def stack_forward_numbers(numbers: list[ForwardNumbers], dtype: torch.dtype) -> Multipliers:
+def stack_forward_numbers(
+    numbers: list[ForwardNumbers], dtype: torch.dtype, device: torch.device | None = None
+) -> Multipliers:
     """One forward multiplier per trial, as tensors [K, 1, 1]."""
     columns = {
-        field.name: torch.tensor([getattr(n, field.name) for n in numbers], dtype=dtype)[:, None, None]
+        field.name: torch.tensor([getattr(n, field.name) for n in numbers], dtype=dtype, device=device)[:, None, None]
         for field in dataclasses.fields(ForwardNumbers)
     }
     return Multipliers(**columns)

@@ -40,10 +40,16 @@ class Prefetch:
         return ids_BT.to(self._device, non_blocking=True)
 
     def _read(self, step: int) -> Tensor:
-        spec = self._spec
-        first, count = spec.schedule.sequences(step, spec.batch_sequences)
-        batch_BT = self._store.train_batch(
-            seed=spec.seed, first_sequence=first, num_sequences=count, seq_len=spec.shape.seq_len
-        )
-        ids_BT = torch.from_numpy(batch_BT)
+        ids_BT = batch_of(self._store, self._spec, step)
         return ids_BT.pin_memory() if self._device.type == "cuda" else ids_BT
+
+
+def batch_of(store: TokenStore, spec: RunSpec, step: int) -> Tensor:
+    """The batch of update `step` of a run: ids [B, T + 1], on the CPU.
+
+    Raises:
+        DataError: the training split holds no window of that length.
+    """
+    first, count = spec.schedule.sequences(step, spec.batch_sequences)
+    batch_BT = store.train_batch(seed=spec.seed, first_sequence=first, num_sequences=count, seq_len=spec.shape.seq_len)
+    return torch.from_numpy(batch_BT)

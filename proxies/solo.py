@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from proxies.built import BuiltModel, checkpoint_blocks, our_model
+from proxies.built import BuiltModel, OurModel, checkpoint_blocks, our_model
 from proxies.data.tokens import TokenStore
+from proxies.memory import keep_freed_memory
 from proxies.model import token_loss
 from proxies.numbers import ParameterNumbers
 from proxies.optimizer import MOMENTS, adamw, grouped, moments_of, restore_moments, set_rates
@@ -49,8 +50,7 @@ class Solo:
         build: makes the model of a run that names a factory.
         device: where to train; None: the GPU if there is one.
         compile_backend: of `torch.compile`, for runs whose numerics ask for it.
-        num_microbatches: passes that a batch is split into at least, beyond what its numerics ask for: the same up to
-            rounding.
+        num_microbatches: least number of passes that a batch is split into: the same up to rounding.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Solo:
             StateError: the state is not one of this run; the slot is free.
         """
         self._refuse(index, spec)
+        keep_freed_memory()
         numerics = spec.numerics
         torch.set_num_threads(numerics.num_threads)
         torch.set_float32_matmul_precision(numerics.matmul_precision)
@@ -143,7 +144,10 @@ class Solo:
             f"slot {index}: a trial alone has slot 0": index == 0,
             f"slot {index} is taken": self._trial is None,
             f"num_slots = {spec.numerics.num_slots}: 1 is wanted": spec.numerics.num_slots == 1,
+            f"num_ranks = {spec.numerics.num_ranks}: ranks are wanted, and here is one": spec.numerics.num_ranks == 1,
             "a command trains by itself": spec.command is None,
+            "cuda_graphs: a bank records steps, and only on a GPU": not spec.numerics.cuda_graphs,
+            "fused_loss: of our own model alone": not spec.numerics.fused_loss or spec.factory is None,
             "its factory's model has nobody to build it": spec.factory is None or self._build is not None,
             f"run {spec.id[:12]} is of another corpus": spec.data_id == self._store.manifest.data_id,
             f"vocab_size = {spec.shape.vocab_size} is smaller than the corpus's {self._store.manifest.vocab_size}": (
@@ -168,15 +172,9 @@ class Solo:
         """Have `advance` do nothing while the run has done `step` steps or more; None: go on."""
         self._held().progress.pause_step = step
 
-    def losses(self, index: int) -> tuple[float, ...]:
-        """Training losses of the run so far, [step] nats."""
-        return tuple(self._held().progress.losses_nats)
-
-    def prune(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
-        """Give up the run, as it was after `num_steps`; the slot is free."""
-        ended = self._held().progress.pruned(num_steps, reason, self.device)
-        self.evict(index)
-        return ended
+    def pruned(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
+        """The outcome of the run if it is given up as it was after `num_steps`; nothing changes here."""
+        return self._held().progress.pruned(num_steps, reason, self.device)
 
     @property
     def seconds_waited(self) -> float:
@@ -216,9 +214,12 @@ class Solo:
             trial.built.module.train()
 
     def _logits(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
-        bfloat16 = trial.progress.spec.numerics.dtype == "bfloat16"
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16):
+        with self._arithmetic(trial):
             return trial.built(ids_BT)
+
+    def _arithmetic(self, trial: _Trial) -> torch.autocast:
+        bfloat16 = trial.progress.spec.numerics.dtype == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
 
     def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
         """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (0, result, curve), when
@@ -254,7 +255,7 @@ class Solo:
         ids_BT = trial.batches.take(trial.progress.step)
         trial.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part_BT in torch.split(ids_BT, self._part_sequences(trial.progress.spec)):
+        for part_BT in torch.split(ids_BT, trial.progress.spec.pass_sequences(self._num_microbatches)):
             # The mean over the whole batch is the parts' means weighted by their tokens.
             loss = self._loss(trial, part_BT) * (len(part_BT) / len(ids_BT))
             loss.backward()  # type: ignore[no-untyped-call]
@@ -263,19 +264,17 @@ class Solo:
         return total, torch.nn.utils.get_total_norm(gradients)
 
     def _loss(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
+        if isinstance(trial.built, OurModel):
+            with self._arithmetic(trial):
+                return trial.built.loss(ids_BT[:, :-1], ids_BT[:, 1:])
         return token_loss(self._logits(trial, ids_BT[:, :-1]), ids_BT[:, 1:])
-
-    def _part_sequences(self, spec: RunSpec) -> int:
-        """Sequences per forward pass, at most."""
-        tokens, ours = spec.numerics.microbatch_tokens, math.ceil(spec.batch_sequences / self._num_microbatches)
-        return ours if tokens is None else min(ours, tokens // spec.shape.seq_len)
 
     @torch.no_grad()
     def _validation_loss(self, trial: _Trial) -> float:
         spec, module = trial.progress.spec, trial.built.module.eval()
         held_BT = validation_ids(self._store, spec.shape.seq_len).to(self.device)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part_BT in torch.split(held_BT, self._part_sequences(spec)):
+        for part_BT in torch.split(held_BT, spec.pass_sequences(self._num_microbatches)):
             total += self._loss(trial, part_BT).double() * len(part_BT)
         module.train()
         return total.item() / len(held_BT)

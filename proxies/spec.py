@@ -95,30 +95,40 @@ class Numerics:
             alone = [n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(self, n)]
             alone += ["num_ranks"] if self.num_ranks > 1 else []
             checks.that(not alone, f"num_slots = {self.num_slots}: {', '.join(alone)} wants one trial at a time")
+        if self.num_ranks != 1:
+            alone = [n for n in ("compiled", "cuda_graphs", "fused_loss") if getattr(self, n)]
+            checks.that(not alone, f"num_ranks = {self.num_ranks}: {', '.join(alone)} wants one device")
         checks.done()
 
 
+class _KeepsId:
+    """A place for an id once it is known. No field: no part of equality, JSON, copies or pickles."""
+
+    __slots__ = ("_id",)
+    _id: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunSpec:
+class RunSpec(_KeepsId):
     """One proxy run, wholly: what it computes follows from this and the data of that id."""
 
-    shape: Shape
-    base_shape: Shape
-    parametrization: Parametrization
+    shape: Shape = field(metadata=canon.SHARED)
+    base_shape: Shape = field(metadata=canon.SHARED)
+    parametrization: Parametrization = field(metadata=canon.SHARED)
     hparams: Hparams
     schedule: Schedule
     batch_tokens: int
     """Tokens per optimizer step."""
     data_id: str
     seed: int
-    numerics: Numerics
+    numerics: Numerics = field(metadata=canon.SHARED)
     optimizer: Literal["adamw"] = "adamw"
     base_batch_tokens: int | None = None
     """The base run's, where the parametrization scales with batch or duration; else None."""
     base_num_tokens: int | None = None
-    factory: Factory | None = None
+    factory: Factory | None = field(default=None, metadata=canon.SHARED)
     """Builds the model, where it is not `proxies.model`'s."""
-    command: Command | None = None
+    command: Command | None = field(default=None, metadata=canon.SHARED)
     """Trains, where it is not us who do."""
 
     def __post_init__(self) -> None:
@@ -139,6 +149,8 @@ class RunSpec:
         own = "a factory's model" if self.factory is not None else "a command" if self.command is not None else ""
         several = f"num_slots = {self.numerics.num_slots}: {own} trains one trial at a time"
         checks.that(not own or self.numerics.num_slots == 1, several)
+        ranks = self.numerics.num_ranks
+        checks.that(not own or ranks == 1, f"num_ranks = {ranks}: {own} is not ours to shard")
         if checks.fine:
             self._check_batch(checks)
             fixed = ("family", "vocab_size", "tied", "qk_norm", *(("seq_len",) if self.shape.family == "gpt2" else ()))
@@ -163,14 +175,22 @@ class RunSpec:
         )
         micro, smallest = self.numerics.microbatch_tokens, self.batch_tokens // stages
         checks.that(
+            smallest // seq_len % self.numerics.num_ranks == 0,
+            f"num_ranks = {self.numerics.num_ranks}: no divisor of a batch's {smallest // seq_len} sequences",
+        )
+        checks.that(
             micro is None or (micro % seq_len == 0 and smallest % micro == 0),
             f"microbatch_tokens = {micro}: whole sequences of {seq_len}, dividing {smallest}, are wanted",
         )
 
     @property
     def id(self) -> str:
-        """Content id: sha256 of the canonical JSON."""
-        return canon.content_id(self)
+        """Content id: sha256 of the canonical JSON; worked out when it is first asked for."""
+        try:
+            return self._id
+        except AttributeError:
+            object.__setattr__(self, "_id", canon.content_id(self))
+            return self._id
 
     @property
     def num_tokens(self) -> int:
@@ -186,6 +206,11 @@ class RunSpec:
     def batch_sequences(self) -> int:
         """Sequences per optimizer step, the batch at its full size."""
         return self.batch_tokens // self.shape.seq_len
+
+    def pass_sequences(self, num_microbatches: int) -> int:
+        """Sequences per forward pass of a rank, at most, of a batch in so many passes at least."""
+        ours, tokens = self.batch_sequences // self.numerics.num_ranks, self.numerics.microbatch_tokens
+        return min(-(-ours // num_microbatches), (tokens or self.batch_tokens) // self.shape.seq_len)
 
     @property
     def ratios(self) -> Ratios:
@@ -236,7 +261,8 @@ class RunResult:
     tokens: int
     seconds: float
     """Worker wall-clock time, this run's share of its bank."""
-    environment: dict[str, str]
+    environment: dict[str, str] = field(metadata=canon.SHARED)
+    """Versions and hardware: one object for many results, not to be altered."""
     reason: str = ""
     """Why it is not finished, in a sentence."""
 

@@ -23,6 +23,13 @@ class Attempt:
     """Passes that its batches are split into, at least."""
     alone: bool = False
     """Whether it must have a bank to itself."""
+    rungs: tuple[int, ...] = ()
+    """Optimizer steps, ascending, at which its source has still to look at it."""
+
+    @property
+    def pause_step(self) -> int | None:
+        """Where it is looked at next, if anywhere."""
+        return self.rungs[0] if self.rungs else None
 
 
 class Backlog:

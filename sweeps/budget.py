@@ -6,7 +6,6 @@ known only as they pass: at the cap the driver saves what is in flight and stops
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ class Budget:
         """Take in the outcomes recorded since the last look."""
         results = self._ledger.own_results()
         if len(results) > self._num_runs:  # it is asked several times a second
-            self._flops += sum(result.flops for result in itertools.islice(results.values(), self._num_runs, None))
+            self._flops += sum(result.flops for result in results[self._num_runs :])
             self._num_runs = len(results)
 
 
@@ -133,7 +132,7 @@ def spent(ledger: Ledger, usd_per_device_hour: float | None, more: tuple[float, 
         usd_per_device_hour: the price; None: dollars are not known.
         more: seconds and device-seconds of a driver that has recorded none yet.
     """
-    own = ledger.own_results().values()
+    own = ledger.own_results()
     seconds, device_seconds = (held + new for held, new in zip(_driven(ledger), more, strict=True))
     return _spent(len(own), sum(result.flops for result in own), seconds, device_seconds, usd_per_device_hour)
 

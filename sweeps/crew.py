@@ -84,6 +84,7 @@ class Crew:
             max_steps=max_steps,
             num_microbatches=some.num_microbatches,
             save=not max_steps,
+            hold={slot: held.pause_step for slot, held in worker.slots.items()},
         )
         worker.busy_since = self._clock()
         self._pool.start(index, call)

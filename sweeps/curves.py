@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import re
 from pathlib import Path
 
@@ -20,19 +21,21 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
 
 
-def curve_path(study_dir: Path, run_id: str) -> Path:
-    """Where the curve of a run lies: `curves/<run id>.parquet`.
+def curve_path(study_dir: Path, run_id: str, *, pruned: bool = False) -> Path:
+    """Where the curve of a run lies: `curves/<run id>.parquet`; of a `pruned` one's first steps: its own file.
 
     Raises:
         ValueError: `run_id` is not a sha256 in hex (and so could name another place).
     """
     if not is_run_id(run_id):
         raise ValueError(f"run_id = {run_id!r}: 64 hex digits are wanted")
-    return study_dir / CURVES_DIR / f"{run_id}.parquet"
+    return study_dir / CURVES_DIR / f"{run_id}{'.pruned' if pruned else ''}.parquet"
 
 
-def store_curve(study_dir: Path, run_id: str, curve: Curve) -> Path:
+def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = False) -> Path:
     """Write `curve`; on return it survives a power loss. A reader sees the old file or the new, never a part.
+
+    That of a `pruned` run does not stand in the way of the whole run's.
 
     Columns: `step` (int64), `train_loss_nats` and, if the trainer logs it, `grad_norm` (float64).
 
@@ -43,14 +46,20 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve) -> Path:
     import pyarrow  # only studies with curves pay for it
     import pyarrow.parquet
 
-    path = curve_path(study_dir, run_id)
-    columns = {
-        "step": pyarrow.array(curve.steps, pyarrow.int64()),
-        "train_loss_nats": pyarrow.array(curve.train_loss_nats, pyarrow.float64()),
+    path = curve_path(study_dir, run_id, pruned=pruned)
+    columns: dict[str, array.array[int] | array.array[float]] = {
+        "step": array.array("q", curve.steps),
+        "train_loss_nats": array.array("d", curve.train_loss_nats),
     }
     if curve.grad_norm or not curve.steps:
-        columns["grad_norm"] = pyarrow.array(curve.grad_norm, pyarrow.float64())
-    table = pyarrow.table(columns)
+        columns["grad_norm"] = array.array("d", curve.grad_norm)
+    types = {"q": pyarrow.int64(), "d": pyarrow.float64()}
+    # From buffers: given sequences, pyarrow loads pandas where there is one, for 50 MB of a driver's memory.
+    arrays = [
+        pyarrow.Array.from_buffers(types[column.typecode], len(column), [None, pyarrow.py_buffer(column)])
+        for column in columns.values()
+    ]
+    table = pyarrow.Table.from_arrays(arrays, names=list(columns))
     buffer = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(table, buffer, write_page_checksum=True)
     try:
@@ -72,7 +81,7 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     import pyarrow
     import pyarrow.parquet
 
-    path = curve_path(study_dir, result.id)
+    path = curve_path(study_dir, result.id, pruned=result.status == "pruned")
     advice = "restore it from a copy; the result itself stands in the ledger"
     try:
         table = pyarrow.parquet.read_table(path, page_checksum_verification=True)

@@ -6,7 +6,7 @@ A pure function of the trials in index order, asked when all of them have ended.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,22 +39,27 @@ def ranked(losses: Sequence[float | None]) -> list[int]:
     return [index for _, index in sorted((loss, index) for index, loss in enumerate(losses) if loss is not None)]
 
 
-def open_edges(space: SearchSpace, points: Sequence[Params], losses: Sequence[float | None]) -> tuple[Edge, ...]:
+def open_edges(
+    space: SearchSpace, points: Sequence[Params], losses: Sequence[float | None], pruned: Collection[int] = ()
+) -> tuple[Edge, ...]:
     """Ends that do not bracket the optimum: the best finished trial is near, and half of the best few.
 
     Only ranges in log2 are looked at; they have ends by choice, not by nature. Trials that diverged above the best
-    learning rate bracket it from above.
+    learning rate bracket it from above; those that were pruned say nothing of an end, for nobody knows what they would
+    have lost, and count only in how many the best few are.
 
     Args:
         space: as it was searched.
         points: of the trials, by index.
-        losses: of each in nats, None where it diverged.
+        losses: of each in nats, None where it diverged or was pruned.
+        pruned: which of them were.
     """
     finished = ranked(losses)
     if len(finished) < LEAST_TOP:
         return ()
-    top = [points[index] for index in finished[: max(LEAST_TOP, math.ceil(TOP_SHARE * len(finished)))]]
-    diverged = [point for point, loss in zip(points, losses, strict=True) if loss is None]
+    num_top = max(LEAST_TOP, math.ceil(TOP_SHARE * (len(finished) + len(pruned))))
+    top = [points[index] for index in finished[:num_top]]
+    diverged = [points[index] for index, loss in enumerate(losses) if loss is None and index not in pruned]
     edges = []
     for axis in space.axes:
         if axis.fixed or axis.choices or axis.scale == "linear":
@@ -66,6 +71,26 @@ def open_edges(space: SearchSpace, points: Sequence[Params], losses: Sequence[fl
         edge = Edge(axis=axis.name, side=side, range=axis.range, wider=_wider(axis, side))
         edges += [edge] if edge.wider != edge.range else []
     return tuple(edges)
+
+
+def pruned_sides(
+    space: SearchSpace, points: Sequence[Params], losses: Sequence[float | None], pruned: Collection[int]
+) -> tuple[tuple[str, Side], ...]:
+    """Axes and the sides of the best trial on which every trial was pruned: nothing but the pruner closes that end.
+
+    Arguments as in `open_edges`.
+    """
+    finished = ranked(losses)
+    sides: tuple[tuple[Side, int], ...] = (("low", -1), ("high", 1))
+    found: list[tuple[str, Side]] = []
+    for axis in space.axes if finished else ():
+        if axis.fixed or axis.choices or axis.scale == "linear":
+            continue
+        best = points[finished[0]][axis.name]
+        for side, sign in sides:
+            beyond = [index for index, point in enumerate(points) if sign * (point[axis.name] - best) > 0]
+            found += [(axis.name, side)] if beyond and all(index in pruned for index in beyond) else []
+    return tuple(found)
 
 
 def _side(axis: Axis, values: Sequence[float]) -> Side | None:

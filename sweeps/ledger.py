@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -23,12 +23,17 @@ from sweeps.chain import Record
 from sweeps.curves import CURVES_DIR, has_curves
 from sweeps.errors import DiskFull, DuplicateRecord, LedgerCorrupt, LedgerLost, PlanChanged, StudyMissing, SweepError
 from sweeps.lock import DriverLock
+from sweeps.plan_changes import plan_changes
 
 LEDGER_NAME = "ledger.db"
-RESULT, IMPORTED = "result", "imported"
-"""Kinds of records that are outcomes of runs: of this study, and of another that it was forked from."""
+RESULT, IMPORTED, PRUNED = "result", "imported", "pruned"
+"""Kinds of records that are outcomes of runs: of this study, of another that it was forked from, and of a run that a
+search gave up: a fact about its first steps, which the outcome of the whole run may follow.
+"""
 
-_OUTCOMES = (RESULT, IMPORTED)
+CALIBRATION = "calibration"
+"""Kind of the records of how runs are to compute: which runs there are depends on it."""
+_OUTCOMES = (RESULT, IMPORTED, PRUNED)
 _KIND = re.compile(r"[a-z_]+")
 
 
@@ -42,9 +47,10 @@ class Ledger:
         self._records = records
         self._connection = connection
         self._lock = lock
-        self._runs: dict[str, Run] = {}
+        self._runs: list[Run] = []
         self._results: dict[str, RunResult] = {}
-        self._own: dict[str, RunResult] = {}
+        self._first: dict[str, RunResult] = {}
+        self._own: list[RunResult] = []
         self._index = {(record.kind, record.key): record for record in records}
         for record in records:
             self._take_in(record)
@@ -147,20 +153,27 @@ class Ledger:
         return record
 
     def commit(self, spec: RunSpec, result: RunResult) -> None:
-        """Record the one outcome of a run. Raises as `append`, and SpecError if they do not belong together."""
-        self.append(RESULT, spec.id, Run(spec=spec, result=result))
+        """Record the one outcome of a run; one that was pruned may have another, of the whole of it.
+
+        Raises as `append`, and SpecError if they do not belong together.
+        """
+        self.append(PRUNED if result.status == "pruned" else RESULT, spec.id, Run(spec=spec, result=result))
 
     def results(self) -> Mapping[str, RunResult]:
-        """Every outcome so far by run id, in the order of commitment; a live view."""
+        """Every outcome of a whole run so far by run id, in the order of commitment; a live view."""
         return MappingProxyType(self._results)
 
-    def own_results(self) -> Mapping[str, RunResult]:
-        """Those that this study paid for, none imported; in the order of commitment, a live view."""
-        return MappingProxyType(self._own)
+    def first_results(self) -> Mapping[str, RunResult]:
+        """What a search goes by: of every run its first outcome, pruned or not; a live view."""
+        return MappingProxyType(self._first)
+
+    def own_results(self) -> Sequence[RunResult]:
+        """What this study paid for, none imported, pruned ones too; in the order of commitment, a live view."""
+        return self._own
 
     def runs(self) -> tuple[Run, ...]:
-        """Every outcome so far with its spec, in the order of commitment."""
-        return tuple(self._runs.values())
+        """Every outcome so far with its spec, in the order of commitment; a pruned run may be there twice."""
+        return tuple(self._runs)
 
     def imported(self) -> frozenset[str]:
         """Ids of the runs that another study paid for: outcomes here, but no spend."""
@@ -195,12 +208,7 @@ class Ledger:
         Raises:
             PlanChanged: every changed key, with both values.
         """
-        old, new = _flat(self.plan), _flat(canon.to_json(dict(plan)))
-        for key, value in (defaults or {}).items():
-            for flat in (old, new):
-                if not any(name == key or name.startswith(f"{key}.") for name in flat):
-                    flat.update(_flat(canon.to_json(value), key))
-        if changes := _changes(old, new):
+        if changes := plan_changes(self.plan, canon.to_json(dict(plan)), defaults or {}):
             raise PlanChanged(changes, self._study_dir)
 
     def close(self) -> None:
@@ -226,15 +234,18 @@ class Ledger:
 
     def _take_in(self, record: Record, body: object = None) -> None:
         """Keep an outcome at hand; `body` is what was appended: a run of ours shares its shape with the others'."""
-        if record.kind in _OUTCOMES:
-            try:
-                run = body if isinstance(body, Run) else canon.decode(Run, record.body)
-            except (canon.CanonError, SpecError) as error:
-                raise LedgerCorrupt(f"record {record.seq} is no result of a run ({error})") from error
-            self._runs[record.key] = run
+        if record.kind not in _OUTCOMES:
+            return
+        try:
+            run = body if isinstance(body, Run) else canon.decode(Run, record.body)
+        except (canon.CanonError, SpecError) as error:
+            raise LedgerCorrupt(f"record {record.seq} is no result of a run ({error})") from error
+        self._runs.append(run)
+        self._first.setdefault(record.key, run.result)
+        if record.kind != PRUNED:
             self._results[record.key] = run.result
-            if record.kind == RESULT:
-                self._own[record.key] = run.result
+        if record.kind != IMPORTED:
+            self._own.append(run.result)
 
 
 def _refuse_missing(study_dir: Path, create: bool) -> None:
@@ -279,19 +290,3 @@ def _keep_names(study_dir: Path) -> None:
         canon.sync_folder(study_dir)
     except OSError as error:
         raise DiskFull(f"{study_dir}: {error.strerror}: free some space and resume; what is recorded stands") from error
-
-
-def _flat(value: Json, prefix: str = "") -> dict[str, str]:
-    """Dotted keys to values as JSON text; lists are values."""
-    if not isinstance(value, dict) or (not value and prefix):
-        return {prefix: canon.canonical(value)}
-    flat: dict[str, str] = {}
-    for key, item in value.items():
-        flat |= _flat(item, f"{prefix}.{key}" if prefix else key)
-    return flat
-
-
-def _changes(old: dict[str, str], new: dict[str, str]) -> dict[str, tuple[str, str]]:
-    absent = "(not there)"
-    pairs = {key: (old.get(key, absent), new.get(key, absent)) for key in sorted(old | new)}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

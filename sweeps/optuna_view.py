@@ -17,7 +17,8 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from proxies.spec import Run
+from proxies.spec import Run, RunResult
+from sweeps.curves import load_curve
 from sweeps.errors import CurveCorrupt, SweepError
 from sweeps.ledger import LEDGER_NAME
 from sweeps.space import Params
@@ -68,7 +69,7 @@ class StudyStorage(BaseStorage):
         axes = _distributions(points)
         runs = [view.run_of(point) for point in points]
         return [
-            self._trial(view, 0, index, dict(point), {name: axes[name] for name in point}, run)
+            self._trial(0, index, dict(point), {name: axes[name] for name in point}, run)
             for index, (point, run) in enumerate(zip(points, runs, strict=True))
         ]
 
@@ -78,12 +79,12 @@ class StudyStorage(BaseStorage):
         ]
         axes = _distributions(rows)
         return [
-            self._trial(view, 1, index, row, {name: axes[name] for name in row}, run)
+            self._trial(1, index, row, {name: axes[name] for name in row}, run)
             for index, (row, run) in enumerate(zip(rows, view.runs, strict=True))
         ]
 
     def _trial(
-        self, view: StudyView, study_id: int, number: int, params: dict[str, Any],
+        self, study_id: int, number: int, params: dict[str, Any],
         distributions: dict[str, BaseDistribution], run: Run | None,
     ) -> FrozenTrial:  # fmt: skip
         began = datetime.datetime.fromtimestamp(number, datetime.UTC).replace(tzinfo=None)  # the ledger has no clock
@@ -103,20 +104,20 @@ class StudyStorage(BaseStorage):
             distributions=distributions,
             user_attrs=attrs,
             system_attrs={},
-            intermediate_values={} if result is None else self._curve(view, result.id),
+            intermediate_values={} if result is None else self._curve(result),
         )
 
-    def _curve(self, view: StudyView, run_id: str) -> dict[int, float]:
-        """Some of a run's training losses, the last one among them; read once."""
-        if run_id not in self._curves:
+    def _curve(self, result: RunResult) -> dict[int, float]:
+        """Some of a run's training losses, the last one among them: of a pruned one, that at its rung; read once."""
+        if result.curve_id not in self._curves:
             try:
-                curve = view.curve(run_id)
+                curve = load_curve(self._study_dir, result)
             except CurveCorrupt:
                 return {}
             every = max(1, -(-len(curve.steps) // NUM_CURVE_POINTS))
             pairs = list(zip(curve.steps, curve.train_loss_nats, strict=True))
-            self._curves[run_id] = dict(pairs[::-1][::every][::-1])
-        return self._curves[run_id]
+            self._curves[result.curve_id] = dict(pairs[::-1][::every][::-1])
+        return self._curves[result.curve_id]
 
     def get_all_studies(self) -> list[FrozenStudy]:
         """See Optuna."""

@@ -18,7 +18,7 @@ from sweeps.causes import Cause, classify, described, log_tail
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A run that ended in a slot, which is free again."""
+    """A run that ended in a slot, which is free again; or what came of one so far, that waits to be looked at."""
 
     slot: int
     result: dict[str, Json]
@@ -40,6 +40,19 @@ def decoded(finished: Finished) -> tuple[RunResult, Curve]:
     return result, curve
 
 
+def decoded_pause(paused: Finished, run_id: str, num_steps: int) -> tuple[RunResult, Curve]:
+    """What a worker sent of a run that waits, as records.
+
+    Raises:
+        CanonError, SpecError: it is not what came of that run in so many steps.
+    """
+    result, curve = decoded(paused)
+    told = (result.id, result.status, result.num_steps, curve.steps)
+    if told != (run_id, "pruned", num_steps, tuple(range(1, num_steps + 1))):
+        raise canon.CanonError(f"it is not what came of the run in {num_steps} steps")
+    return result, curve
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advance:
     """One call to a worker's host."""
@@ -55,6 +68,12 @@ class Advance:
     """Passes a batch is split into, at least: more take less memory and give the same up to rounding. One per bank."""
     save: bool = False
     """Write the state of every slot that is still occupied before answering."""
+    hold: dict[int, int | None] = field(default_factory=dict)
+    """Every slot that is occupied from now on, with the optimizer step at which its run is to be looked at before it
+    goes on; None: it goes to its end. What another slot holds, or one that `admit` fills held before, is given up.
+    """
+    probe: dict[str, Json] | None = None
+    """Something to measure in place of all that: every slot is given up. What it is, host and asker know."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +83,12 @@ class Advanced:
     finished: tuple[Finished, ...] = ()
     steps: dict[int, int] = field(default_factory=dict)
     """Slot -> optimizer steps done, of the slots still occupied."""
+    paused: tuple[Finished, ...] = ()
+    """Of every run that is where it is to be looked at, or beyond: its outcome if it were pruned there. It waits."""
     notes: tuple[str, ...] = ()
     """What the user should hear: a checkpoint resumed from, or put aside."""
+    answer: dict[str, Json] | None = None
+    """To a probe."""
 
 
 class Host(Protocol):
@@ -77,7 +100,8 @@ class Host(Protocol):
     def advance(self, call: Advance) -> Advanced:
         """Admit runs, train every occupied slot for up to `max_steps` steps, hand over those that ended.
 
-        May return sooner: as soon as some have ended, for their slots are then refilled, and after some seconds.
+        May return sooner: as soon as some have ended, for their slots are then refilled, or are where they are to be
+        looked at, and after some seconds.
         """
         ...
 
@@ -94,7 +118,11 @@ class Report:
     finished: tuple[Finished, ...] = ()
     steps: dict[int, int] = field(default_factory=dict)
     """As in `Advanced`."""
+    paused: tuple[Finished, ...] = ()
+    """As in `Advanced`."""
     notes: tuple[str, ...] = ()
+    """As in `Advanced`."""
+    answer: dict[str, Json] | None = None
     """As in `Advanced`."""
     error: str | None = None
     """Why the call failed; the worker has lost every slot and must be restarted."""
@@ -124,7 +152,10 @@ def carry_out(worker: int, call: Advance, host: Callable[[], Host]) -> Report:
             log_tail=log_tail(str(getattr(error, "log_tail", ""))),
             refused=bool(getattr(error, "refuses_study", False)),
         )
-    return Report(worker=worker, finished=done.finished, steps=done.steps, notes=done.notes)
+    return Report(
+        worker=worker, finished=done.finished, steps=done.steps, paused=done.paused, notes=done.notes,
+        answer=done.answer,
+    )  # fmt: skip
 
 
 class Pool(Protocol):

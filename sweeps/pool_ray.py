@@ -2,7 +2,8 @@
 
 Actors are never restarted or retried by Ray: what a lost worker held is the driver's to run again. Every wait has a
 deadline. A worker that dies is a report; when Ray itself is gone (its head, or the node that this driver is on), that
-is `PoolDead`. Actors belong to this driver alone: when it ends, however it ends, Ray ends them.
+is `PoolDead`. Actors belong to this driver alone: when it ends, however it ends, Ray ends them. A worker is one actor,
+or several ranks that train one run together: they get the same calls, and are lost and started again together.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import Any
 
 from sweeps.causes import Cause, log_tail
 from sweeps.errors import ClusterUnfit, PoolDead
-from sweeps.pool import Advance, Host, HostFactory, Report, carry_out
+from sweeps.pool import Advance, HostFactory, Report
+from sweeps.ray_actor import RayWorker, Seat
+from sweeps.ray_groups import Calls, Spots, on_one_node, reserved
 from sweeps.ray_nodes import NodeCheck, Place, alive_nodes, answers, check_nodes, described, found_head, room
 from sweeps.ray_own import Environment, OwnFolder
 
@@ -36,27 +39,6 @@ _RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines of a worker's 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-class _Worker:
-    """The actor: a host, made when it first has something to do, so that starting is quick."""
-
-    def __init__(self, host_factory: HostFactory) -> None:
-        self._factory = host_factory
-        self._host: Host | None = None
-
-    def ready(self) -> str:
-        """Where what this process prints goes: the log of one that is lost."""
-        with contextlib.suppress(OSError):
-            return str(Path("/proc/self/fd/2").readlink())
-        return ""
-
-    def advance(self, worker: int, call: Advance) -> Report:
-        return carry_out(worker, call, self._hosted)
-
-    def _hosted(self) -> Host:
-        self._host = self._host or self._factory()
-        return self._host
-
-
 class RayPool:
     """Workers as Ray actors, each with its share of a node and one arithmetic thread."""
 
@@ -67,8 +49,8 @@ class RayPool:
         """Start Ray (some 5 s) or join it, then start the workers.
 
         Args:
-            num_workers: actors, each its own process; 0: as many as there is room for now.
-            host_factory: makes a worker's host; picklable.
+            num_workers: each its own process, or one for every rank; 0: as many as there is room for now.
+            host_factory: makes a worker's host; picklable. Of several ranks, each calls it with its `Seat`.
             place: whose cluster, and what a worker takes of it.
             node_check: asked on every node of a cluster that is not our own.
 
@@ -80,9 +62,9 @@ class RayPool:
 
         self._ray: Any = ray
         self._factory, self._place = host_factory, place or Place()
-        self._actors: list[Any] = []
-        self._logs: dict[int, str] = {}
-        self._calls: dict[Any, int] = {}  # reference of a call in flight -> its worker
+        self._actors: list[list[Any]] = []  # by worker and rank
+        self._logs: dict[tuple[int, int], str] = {}
+        self._calls = Calls(self._place.num_ranks)
         self._probed_at = time.monotonic()
         self._dead: PoolDead | None = None
         self._own = None if self._place.address else OwnFolder()
@@ -95,7 +77,7 @@ class RayPool:
         except (ClusterUnfit, KeyboardInterrupt):  # nobody else can: this pool is not the caller's yet
             self.close()
             raise
-        except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:  # a TimeoutError is an OSError
             self.close()
             reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]  # Ray's tracebacks end in it
             without = """`--set 'cluster.backend="inline"'` does without it"""
@@ -103,36 +85,39 @@ class RayPool:
 
     def start(self, worker: int, call: Advance) -> None:
         """See `Pool`."""
-        self._calls[self._actors[worker].advance.remote(worker, call)] = worker
+        for rank, actor in enumerate(self._actors[worker]):
+            self._calls.begin(actor.advance.remote(worker, call), worker, rank)
 
     def wait(self, timeout_seconds: float) -> list[Report]:
         """See `Pool`."""
         if self._dead is not None:
             raise self._dead
-        if not self._calls:
+        pending = self._calls.pending
+        if not pending:
             return []
-        done, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=max(timeout_seconds, 0.001))
+        done, _ = self._ray.wait(pending, num_returns=1, timeout=max(timeout_seconds, 0.001))
         try:  # also while calls come back: workers go on for a while without their node or head
             self._probe()
         except PoolDead as error:
             if not done:
                 raise
             self._dead = error  # raised once what has arrived is taken in
-        if not done:
-            return []
-        more, _ = self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0.001)
-        return [self._report(reference) for reference in {*done, *more}]
+        if done:
+            done, _ = self._ray.wait(pending, num_returns=len(pending), timeout=0.001)
+        for reference in done:
+            self._take(reference)
+        return self._calls.over()
 
     def restart(self, worker: int) -> None:
         """See `Pool`."""
         ray = self._ray
-        self._calls = {reference: held for reference, held in self._calls.items() if held != worker}
+        self._calls.forget(worker)
         self._probe(0.0)  # a head that hangs would hang us too
         try:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(self._actors[worker], no_restart=True)
-            self._actors[worker] = self._actor_class.remote(self._factory)
-            self._await_ready([worker], RESTART_SECONDS)
+            for actor in self._actors[worker]:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.kill(actor, no_restart=True)
+            self._staff([worker], RESTART_SECONDS if self._place.num_ranks == 1 else START_SECONDS)
         except (ray.exceptions.RayError, OSError, RuntimeError) as error:
             raise PoolDead(
                 f"Ray is gone: worker {worker} could not be restarted ({type(error).__name__}). {_RESUME}"
@@ -142,7 +127,7 @@ class RayPool:
         """End the workers. A cluster of our own ends too, and its files go; another is left as it was."""
         with _quiet():
             if self._ray.is_initialized():
-                for actor in self._actors:
+                for actor in (actor for ranks in self._actors for actor in ranks):
                     with contextlib.suppress(self._ray.exceptions.RayError, RuntimeError):
                         self._ray.kill(actor, no_restart=True)
             self._actors = []
@@ -163,7 +148,8 @@ class RayPool:
         address = found_head(ray, place.address) if self._own is None else "local"
         if self._own is not None:
             ours = {
-                "num_cpus": math.ceil(num_workers * place.worker_cpus) or len(os.sched_getaffinity(0)),
+                "num_cpus": math.ceil(num_workers * place.num_ranks * place.worker_cpus)
+                or len(os.sched_getaffinity(0)),
                 "include_dashboard": False,
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "_temp_dir": self._own.ray_dir,
@@ -180,59 +166,87 @@ class RayPool:
 
     def _hire(self, num_workers: int, node_check: NodeCheck | None) -> None:
         """Ask the nodes, count their room, start the workers."""
-        ray, needs = self._ray, self._place.needs
+        ray, place = self._ray, self._place
         environment = dict.fromkeys(_THREAD_VARIABLES, "1")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # workers import what we can import
-        if not self._place.worker_gpus:
+        if not place.worker_gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ""  # else all of them would share the node's first
         nodes = alive_nodes(self._gcs)
         if node_check is not None:
             check_nodes(ray, nodes, node_check, environment)
         total, free = ray._private.state.total_resources_per_node(), ray._private.state.available_resources_per_node()
-        self.num_workers = num_workers or room(free, needs)
-        if not 0 < self.num_workers <= room(total, needs):
-            each = ", ".join(f"{name} {amount:g}" for name, amount in needs.items())
+        self.num_workers = num_workers or room(free, place)
+        if not 0 < self.num_workers <= room(total, place):
             raise ClusterUnfit(
-                f"cluster.num_workers = {num_workers}: there is room for {room(total, needs)} workers of {each} each, "
-                f"for {room(free, needs)} of them now. Free are:{described(free, nodes)}"
+                f"cluster.num_workers = {num_workers}: there is room for {room(total, place)} workers of {place}, "
+                f"for {room(free, place)} of them now. Free are:{described(free, nodes)}"
             )
-        self.where = f"{self.num_workers} workers on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-        idle_gpus = sum(node.get("GPU", 0) for node in free.values()) if not self._place.worker_gpus else 0
+        of_ranks = f" of {place.num_ranks} ranks" if place.num_ranks > 1 else ""
+        self.where = f"{self.num_workers} workers{of_ranks} on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        idle_gpus = sum(node.get("GPU", 0) for node in free.values()) if not place.worker_gpus else 0
         self.where += f"; GPUs free: {idle_gpus:g} (cluster.worker_gpus gives them shares)" if idle_gpus else ""
-        self._actor_class = ray.remote(_Worker).options(
-            num_cpus=self._place.worker_cpus, num_gpus=self._place.worker_gpus, memory=needs.get("memory"),
+        self._actor_class = ray.remote(
+            num_cpus=place.worker_cpus, num_gpus=place.gpu_share, memory=place.needs.get("memory"),
             max_restarts=0, max_task_retries=0, runtime_env={"env_vars": environment},
-        )  # fmt: skip
-        self._actors = [self._actor_class.remote(self._factory) for _ in range(self.num_workers)]
-        self._await_ready(list(range(self.num_workers)), START_SECONDS)
+        )(RayWorker)  # fmt: skip
+        there = free if room(free, place) >= self.num_workers else total
+        self._one_node = on_one_node(there, place)
+        self._spots: Spots = reserved(ray, there, place, self.num_workers, START_SECONDS)
+        self._actors = [[] for _ in range(self.num_workers)]
+        self._staff(list(range(self.num_workers)), START_SECONDS)
+
+    def _staff(self, workers: list[int], seconds: float) -> None:
+        """Start the actors of `workers`, and tell those of several ranks where rank 0 is. Raises as `_await_ready`."""
+        for worker in workers:
+            self._actors[worker] = [
+                self._actor_class.options(scheduling_strategy=spot).remote(self._factory)
+                for spot in self._spots[worker]
+            ]
+        self._await_ready(workers, seconds)
+        num_ranks = self._place.num_ranks
+        if num_ranks > 1:
+            head = "127.0.0.1:1" if self._one_node else self._head
+            heads = [self._actors[worker][0].listen.remote(head) for worker in workers]
+            seats = [
+                actor.sit.remote(Seat(rank=rank, num_ranks=num_ranks, address=address, one_node=self._one_node))
+                for worker, address in zip(workers, self._ray.get(heads, timeout=RESTART_SECONDS), strict=True)
+                for rank, actor in enumerate(self._actors[worker])
+            ]
+            self._ray.get(seats, timeout=RESTART_SECONDS)
 
     def _await_ready(self, workers: list[int], seconds: float) -> None:
         """Wait until all `workers` answer. Raises PoolDead on a dead node, GetTimeoutError or what an actor raised."""
-        pending = ready = [self._actors[worker].ready.remote() for worker in workers]
+        asked = {
+            (worker, rank): actor.ready.remote()
+            for worker in workers
+            for rank, actor in enumerate(self._actors[worker])
+        }
+        pending = list(asked.values())
         deadline = time.monotonic() + seconds
         while pending and time.monotonic() < deadline:
             _, pending = self._ray.wait(pending, num_returns=len(pending), timeout=1.0)
             if pending:
                 self._probe()
-        logs = self._ray.get(ready, timeout=0.001 if pending else RESTART_SECONDS)
-        self._logs.update(zip(workers, logs, strict=True))
+        logs = self._ray.get(list(asked.values()), timeout=0.001 if pending else RESTART_SECONDS)
+        self._logs.update(zip(asked, logs, strict=True))
 
-    def _report(self, reference: Any) -> Report:
-        """The outcome of a call that has ended."""
+    def _take(self, reference: Any) -> None:
+        """Take in the outcome of an actor's call that has ended."""
         exceptions = self._ray.exceptions
-        worker = self._calls.pop(reference)
+        worker, rank = self._calls.ended(reference)
         try:
             report: Report = self._ray.get(reference, timeout=RESTART_SECONDS)
         except exceptions.RayError as error:
             cause: Cause = "out_of_memory" if isinstance(error, exceptions.OutOfMemoryError) else "lost_worker"
-            said = f"worker lost ({type(error).__name__})"
-            return Report(worker=worker, error=said, cause=cause, log_tail=self._log_tail(worker))
-        return report
+            which = "worker" if self._place.num_ranks == 1 else f"rank {rank}"
+            said = f"{which} lost ({type(error).__name__})"
+            report = Report(worker=worker, error=said, cause=cause, log_tail=self._log_tail(worker, rank))
+        self._calls.answered(rank, report)
 
-    def _log_tail(self, worker: int) -> str:
-        """What a lost worker printed last; empty if it was on another machine."""
+    def _log_tail(self, worker: int, rank: int) -> str:
+        """What a lost actor printed last; empty if it was on another machine."""
         with contextlib.suppress(OSError):
-            lines = Path(self._logs[worker]).read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = Path(self._logs[worker, rank]).read_text(encoding="utf-8", errors="replace").splitlines()
             return log_tail("\n".join(line for line in lines if not line.startswith(_RAY_MARKS)))
         return ""
 

@@ -29,15 +29,34 @@ class Place:
     """`host:port` of a cluster's head, or `auto`; empty: a cluster of our own, on this machine."""
     worker_cpus: float = 1.0
     worker_gpus: float = 0.0
-    """A share of a device below 1, or a whole number; Ray keeps nobody to its share of memory."""
+    """A share of a device below 1, or a whole number."""
     worker_memory_gib: float = 0.0
     """0: not asked for."""
+    num_ranks: int = 1
+    """Actors that make up one worker; each takes all of this."""
 
     @property
     def needs(self) -> dict[str, float]:
-        """Of one worker, as Ray names resources."""
-        needs = {"CPU": self.worker_cpus, "GPU": self.worker_gpus, "memory": self.worker_memory_gib * 2**30}
+        """Of one actor, as Ray names resources."""
+        needs = {"CPU": self.worker_cpus, "GPU": self.gpu_share, "memory": self.worker_memory_gib * 2**30}
         return {name: amount for name, amount in needs.items() if amount > 0}
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several actors may sit on one GPU."""
+        return 0 < self.worker_gpus < 1
+
+    @property
+    def gpu_share(self) -> float:
+        """GPUs of one actor as Ray counts them, in 1/10,000, rounded down: seven sevenths must fit."""
+        return math.floor(self.worker_gpus * 10_000 + 1e-6) / 10_000
+
+    def __str__(self) -> str:
+        each = ", ".join(
+            f"memory {self.worker_memory_gib:g} GiB" if name == "memory" else f"{name} {amount:g}"
+            for name, amount in self.needs.items()
+        )
+        return f"{self.num_ranks} ranks, each of {each}" if self.num_ranks > 1 else f"{each} each"
 
 
 def answers(head: str, seconds: float = CONNECT_SECONDS) -> bool:
@@ -81,18 +100,32 @@ def alive_nodes(gcs: Any) -> dict[str, str]:
     return dict(sorted(alive.items(), key=lambda item: item[1]))
 
 
-def room(resources: Mapping[str, Mapping[str, float]], needs: Mapping[str, float]) -> int:
-    """How many workers fit, by node: a worker is never split over two.
+def room(resources: Mapping[str, Mapping[str, float]], place: Place) -> int:
+    """How many workers fit. An actor is never split over two nodes, nor is a share of a GPU over two GPUs; the ranks of
+    a worker are, if no node holds them all.
 
     Args:
         resources: node id -> resource -> amount.
-        needs: of one worker; at least one of them.
+        place: what an actor takes.
     """
-    slack = 1 + 1e-9  # fractions of a device: 4 * 0.25 is 1
-    return sum(
-        min(math.floor(node.get(name, 0.0) * slack / amount) for name, amount in needs.items())
-        for node in resources.values()
-    )
+    actors = [node_room(node, place) for node in resources.values()]
+    return sum(number // place.num_ranks for number in actors) or sum(actors) // place.num_ranks
+
+
+def node_room(node: Mapping[str, float], place: Place) -> int:
+    """How many actors fit on one node, given its resources."""
+    slack = 1 + 1e-9  # fractions: ten tenths are one
+    needs = {name: amount for name, amount in place.needs.items() if name != "GPU" or not place.shares_gpus}
+    most = [math.floor(node.get(name, 0.0) * slack / amount) for name, amount in needs.items()]
+    if place.shares_gpus:
+        most.append(sum(math.floor(part * slack / place.gpu_share) for part in devices(node)))
+    return min(most)
+
+
+def devices(node: Mapping[str, float]) -> list[float]:
+    """The GPUs of a node, each as the part of it that is free: whole ones first."""
+    whole, part = divmod(node.get("GPU", 0.0), 1.0)
+    return [1.0] * int(whole) + ([round(part, 4)] if part >= 1e-4 else [])
 
 
 def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, str]) -> str:

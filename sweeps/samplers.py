@@ -1,24 +1,30 @@
-"""Optuna's samplers, each made anew for one suggestion and shown the past in index order. The door to Optuna.
+"""Samplers, each suggestion a pure function of the past, at a cost that stays as the search grows. The door to Optuna.
 
 - `tpe`: multivariate (Bergstra 2011; Falkner 2018), by groups where an axis can be off; a constant liar for trials in
-  flight.
-- `gp`: a Gaussian process and log EI; trials in flight by its batch form, which integrates over their outcomes.
-- `cmaes`: CMA-ES, replayed from its first generation; trials in flight are draws of a generation as any other.
+  flight. It is shown all trials up to `MOST_SHOWN`, then the `NUM_BEST` best and the latest of the others: no more than
+  `NUM_BEST` are good ones to it anyway.
+- `gp`: a Gaussian process and log EI, on `MOST_FITTED` trials chosen likewise; trials in flight by its batch form,
+  which integrates over their outcomes.
+- `cmaes`: `sweeps.evolution`.
 - `qmc`, `random`, `grid`: a scrambled Sobol sequence, chance, a shuffled grid; they look at no outcome.
 
-What is off is told to `tpe` as not there, to the others as the middle of its axis beside a switch.
+What is off is told to `tpe` as not there, to the others as the middle of its axis beside a switch. Optuna's samplers
+are made anew with a seed of each suggestion's own; what is kept from one to the next is only what they are shown.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from sweeps.design import seed_of
+from sweeps.evolution import Evolution
+from sweeps.past import Past
 from sweeps.space import OFF, Params, SearchSpace
 
 if TYPE_CHECKING:
@@ -28,157 +34,147 @@ Sampler = Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 LEARNING: tuple[Sampler, ...] = ("tpe", "gp", "cmaes")
 """Samplers that look at outcomes."""
-PENALTY_MARGIN_NATS = 1.0
-"""By which a diverged trial is worse than the worst that finished. TPE and CMA-ES read ranks, so that any will do; of a
-GP, 0 and 1 did equally well.
-"""
-LEAST_SOURCE = 10
-"""Trials that CMA-ES wants to begin from: it takes the best tenth. A shorter design is told several times over."""
+MOST_SHOWN = 300
+"""Trials that TPE is shown. Not below 250, where it would have fewer good ones than of all. benchmarks/NOTES.md."""
+MOST_FITTED = 200
+"""Trials that a GP is fitted to: a suggestion takes 0.25 s of processor time with these, 0.6 s with 400."""
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
-    """All that a suggestion follows from."""
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No `study created` line, and no warning that what we use is experimental; as before afterwards."""
+    import optuna
 
-    space: SearchSpace
-    study_seed: int
-    points: Sequence[Params]
-    told: Mapping[int, float | None]
-    parallelism: int
-    num_startup: int
-    num_known: int
-
-    @property
-    def index(self) -> int:
-        """Of the trial that is asked for."""
-        return len(self.points)
-
-    @property
-    def seed(self) -> int:
-        """Of this suggestion alone."""
-        return seed_of(self.study_seed, self.index)
-
-    def num_seen(self, index: int) -> int:
-        """Outcomes that suggestion `index` sees, of the first trials."""
-        known = self.num_known if index >= self.num_known else 0
-        return max(index - self.parallelism + 1, known, 0)
-
-    def losses(self) -> list[float]:
-        """Those outcomes, divergence as a finite loss worse than the worst finished.
-
-        Told as NaN or a failure it would blind the sampler.
-        """
-        num_seen = self.num_seen(self.index)
-        missing = [i for i in range(num_seen) if i not in self.told]
-        if missing:
-            raise ValueError(
-                f"suggestion {self.index} at parallelism {self.parallelism} needs the outcomes of trials {missing}"
-            )
-        losses = [self.told[i] for i in range(num_seen)]
-        finished = [loss for loss in losses if loss is not None]
-        if not all(map(math.isfinite, finished)):
-            raise ValueError("a told loss is not finite: tell divergence as None")
-        penalty = max(finished, default=0.0) + PENALTY_MARGIN_NATS
-        return [penalty if loss is None else loss for loss in losses]
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
 
 
-def ask(sampler: Sampler, past: Past) -> Params:
-    """The sampler's next point. Raises ValueError where a grid has none, and as `Past.losses`."""
-    asked: dict[Sampler, Callable[[Past], Params]] = {
-        "tpe": _tpe, "gp": _gp, "cmaes": _cmaes, "qmc": _qmc, "random": _random, "grid": _grid,
+class Asker(Protocol):
+    """A sampler on one search's past."""
+
+    def ask(self) -> Params:
+        """The next point; a learning sampler's once `past` has seen what it may. Raises ValueError if there is none."""
+        ...
+
+
+def asker(sampler: Sampler, past: Past) -> Asker:
+    """The sampler on a past that grows."""
+    made: dict[Sampler, Callable[[Past], Asker]] = {
+        "tpe": _Tpe, "gp": _Gp, "cmaes": Evolution, "qmc": _Qmc, "random": _Random, "grid": _Grid,
     }  # fmt: skip
-    with _quiet():
-        return asked[sampler](past)
+    return made[sampler](past)
 
 
-def _tpe(past: Past) -> Params:
-    import optuna  # 0.2 s, and only a search needs it
+class _Tpe:
+    def __init__(self, past: Past) -> None:
+        self._past, self._axes = past, _axes(past.space)
+        self._kept: dict[tuple[int, bool], optuna.trial.FrozenTrial] = {}
 
-    space, switched = past.space, bool(past.space.switches)
-    sampler = optuna.samplers.TPESampler(
-        n_startup_trials=0, multivariate=True, group=switched, constant_liar=True, seed=past.seed
-    )
-    study = _study(sampler, past, [_told(space, point, inactive=False) for point in past.points], _axes(space))
-    return _untold(space, study.ask(_axes(space)).params)
+    @quiet()
+    def ask(self) -> Params:
+        import optuna  # 0.2 s, and only a search needs it
 
+        space = self._past.space
+        sampler = optuna.samplers.TPESampler(
+            n_startup_trials=0, multivariate=True, group=bool(space.switches), constant_liar=True, seed=self._past.seed
+        )
+        return _untold(space, _asked(sampler, self._trials(), self._axes))
 
-def _gp(past: Past) -> Params:
-    import optuna
+    def _trials(self) -> list[optuna.trial.FrozenTrial]:
+        """What is shown, as Optuna sees it, each made once: an ended trial stays as it is."""
+        past, num_seen = self._past, len(self._past.losses)
+        wanted = past.shown(MOST_SHOWN) + list(range(num_seen, past.index))
+        kept, self._kept = self._kept, {}
+        for index in wanted:
+            key = (index, index < num_seen)
+            self._kept[key] = kept.get(key) or self._made(*key)
+        return list(self._kept.values())
 
-    space = past.space
-    sampler = optuna.samplers.GPSampler(n_startup_trials=0, seed=past.seed, warn_independent_sampling=False)
-    axes = _axes(space, fixed=False)
-    study = _study(sampler, past, [_only(axes, _told(space, point)) for point in past.points], axes)
-    return _untold(space, study.ask(axes).params)
-
-
-def _cmaes(past: Past) -> Params:
-    """CMA-ES has a state: every earlier suggestion is asked for again, given its recorded point, and told as then."""
-    import optuna
-
-    space, losses = past.space, past.losses()
-    axes = _axes(space, fixed=False)
-    told = [_only(axes, _told(space, point)) for point in past.points]
-    first = next(i for i in range(past.index + 1) if i >= past.num_startup and past.num_seen(i) >= 1)
-    source = [_trial(axes, told[i], losses[i]) for i in range(past.num_seen(first))]
-    sampler = optuna.samplers.CmaEsSampler(
-        seed=seed_of(past.study_seed, first),
-        source_trials=source * math.ceil(LEAST_SOURCE / len(source)),
-        # A generation smaller than what is in flight would be over before its last trials were asked for.
-        popsize=max(4 + int(3 * math.log(max(len(axes), 1))), past.parallelism),
-        n_startup_trials=0,
-        warn_independent_sampling=False,
-    )
-    study = optuna.create_study(sampler=sampler, direction="minimize")
-    asked: list[optuna.Trial] = []
-    num_told = first
-    for index in range(first, past.index + 1):
-        for trial in range(num_told, past.num_seen(index)):
-            study.tell(asked[trial - first], losses[trial])
-        num_told = max(num_told, past.num_seen(index))
-        if index < past.index:
-            study.enqueue_trial(told[index])
-        asked.append(study.ask(axes))
-    return _untold(space, asked[-1].params)
+    def _made(self, index: int, ended: bool) -> optuna.trial.FrozenTrial:
+        past = self._past
+        loss = past.losses[index] if ended else None
+        value = (math.inf if loss is None else loss) if ended else None  # it reads ranks alone
+        return _trial(self._axes, _told(past.space, past.points[index], inactive=False), value, index)
 
 
-def _qmc(past: Past) -> Params:
+class _Gp:
+    def __init__(self, past: Past) -> None:
+        self._past, self._axes = past, _axes(past.space, fixed=False)
+
+    @quiet()
+    def ask(self) -> Params:
+        import optuna
+
+        past, axes = self._past, self._axes
+        num_seen = len(past.losses)
+        told = {index: past.penalised(index) for index in past.shown(MOST_FITTED)}
+        trials = [
+            _trial(axes, _only(axes, _told(past.space, past.points[index])), told.get(index), index)
+            for index in [*told, *range(num_seen, past.index)]
+        ]
+        sampler = optuna.samplers.GPSampler(n_startup_trials=0, seed=past.seed, warn_independent_sampling=False)
+        return _untold(past.space, _asked(sampler, trials, axes))
+
+
+class _Qmc:
     """Optuna counts a Sobol sequence's elements, in the study's one attribute: no need to ask for all before this."""
-    import optuna
 
-    axes, storage = _axes(past.space, fixed=False), optuna.storages.InMemoryStorage()
-    sampler = optuna.samplers.QMCSampler(scramble=True, seed=seed_of(past.study_seed, 0))
-    study = optuna.create_study(sampler=sampler, direction="minimize", storage=storage)
-    # Without a trial before it, the first would be drawn at random.
-    study.add_trial(_trial(axes, _only(axes, _told(past.space, past.space.nearest({}))), 0.0))
-    point = study.ask(axes).params
-    if past.index > 0 and axes:
-        study_id = storage.get_study_id_from_name(study.study_name)
-        (counter,) = storage.get_study_system_attrs(study_id)
-        storage.set_study_system_attr(study_id, counter, past.index - 1)
+    def __init__(self, past: Past) -> None:
+        self._past, self._axes = past, _axes(past.space, fixed=False)
+
+    @quiet()
+    def ask(self) -> Params:
+        import optuna
+
+        past, axes, storage = self._past, self._axes, optuna.storages.InMemoryStorage()
+        sampler = optuna.samplers.QMCSampler(scramble=True, seed=seed_of(past.study_seed, 0))
+        study = optuna.create_study(sampler=sampler, direction="minimize", storage=storage)
+        # Without a trial before it, the first would be drawn at random.
+        study.add_trial(_trial(axes, _only(axes, _told(past.space, past.space.nearest({}))), 0.0, 0))
         point = study.ask(axes).params
-    return _untold(past.space, point)
+        if past.index > 0 and axes:
+            study_id = storage.get_study_id_from_name(study.study_name)
+            (counter,) = storage.get_study_system_attrs(study_id)
+            storage.set_study_system_attr(study_id, counter, past.index - 1)
+            point = study.ask(axes).params
+        return _untold(past.space, point)
 
 
-def _random(past: Past) -> Params:
-    import optuna
+class _Random:
+    def __init__(self, past: Past) -> None:
+        self._past, self._axes = past, _axes(past.space, fixed=False)
 
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=past.seed), direction="minimize")
-    return _untold(past.space, study.ask(_axes(past.space, fixed=False)).params)
+    @quiet()
+    def ask(self) -> Params:
+        import optuna
+
+        sampler = optuna.samplers.RandomSampler(seed=self._past.seed)
+        return _untold(self._past.space, _asked(sampler, [], self._axes))
 
 
-def _grid(past: Past) -> Params:
-    import optuna
+class _Grid:
+    """Every point once, in the order that Optuna's sampler of this seed would take."""
 
-    values = {axis.name: axis.grid() for axis in past.space.axes}
-    size = math.prod(map(len, values.values()))
-    if past.index >= size:
-        raise ValueError(f"index = {past.index}: the grid has {size} points")
-    sampler = optuna.samplers.GridSampler(values, seed=seed_of(past.study_seed, 0))
-    study = optuna.create_study(sampler=sampler, direction="minimize")
-    study.add_trials([optuna.trial.create_trial(value=0.0) for _ in range(past.index)])  # it goes by their number
-    point = study.ask({name: optuna.distributions.CategoricalDistribution(some) for name, some in values.items()})
-    return {name: float(point.params[name]) for name in values}
+    def __init__(self, past: Past) -> None:
+        import numpy as np
+
+        self._past = past
+        self._names = sorted(past.space.names)
+        self._points = list(itertools.product(*(past.space.axis(name).grid() for name in self._names)))
+        np.random.RandomState(seed_of(past.study_seed, 0)).shuffle(self._points)
+
+    def ask(self) -> Params:
+        index, size = self._past.index, len(self._points)
+        if index >= size:
+            raise ValueError(f"index = {index}: the grid has {size} points")
+        point = dict(zip(self._names, self._points[index], strict=True))
+        return {name: float(point[name]) for name in self._past.space.names}
 
 
 def _axes(space: SearchSpace, *, fixed: bool = True) -> dict[str, optuna.distributions.BaseDistribution]:
@@ -231,44 +227,46 @@ def _only(axes: Mapping[str, object], told: Mapping[str, Any]) -> dict[str, Any]
     return {name: value for name, value in told.items() if name in axes}
 
 
-def _study(
+def _asked(
     sampler: optuna.samplers.BaseSampler,
-    past: Past,
-    told: Sequence[Mapping[str, Any]],
+    trials: Sequence[optuna.trial.FrozenTrial],
     axes: Mapping[str, optuna.distributions.BaseDistribution],
-) -> optuna.Study:
-    """A study that has seen the past: trials whose outcome is known are complete, the others running."""
+) -> dict[str, Any]:
+    """What a sampler suggests that has seen these trials."""
     import optuna
 
-    losses: list[float | None] = [*past.losses()]
-    losses += [None] * (past.index - len(losses))
-    study = optuna.create_study(sampler=sampler, direction="minimize")
-    study.add_trials([_trial(axes, point, loss) for point, loss in zip(told, losses, strict=True)])
-    return study
+    study = optuna.create_study(sampler=sampler, direction="minimize", storage=_showing()(trials))
+    return study.ask(dict(axes)).params
+
+
+@functools.cache
+def _showing() -> Callable[[Sequence[optuna.trial.FrozenTrial]], optuna.storages.InMemoryStorage]:
+    """A storage that shows trials as they are given: one's own would copy each, for every suggestion."""
+    import optuna
+
+    class Showing(optuna.storages.InMemoryStorage):
+        def __init__(self, shown: Sequence[optuna.trial.FrozenTrial]) -> None:
+            super().__init__()
+            self._shown = shown
+
+        def get_all_trials(
+            self, study_id: int, deepcopy: bool = True, states: Container[optuna.trial.TrialState] | None = None
+        ) -> list[optuna.trial.FrozenTrial]:
+            own = super().get_all_trials(study_id, deepcopy, states)
+            return [trial for trial in self._shown if states is None or trial.state in states] + own
+
+    return Showing
 
 
 def _trial(
-    axes: Mapping[str, optuna.distributions.BaseDistribution], told: Mapping[str, Any], loss: float | None
+    axes: Mapping[str, optuna.distributions.BaseDistribution], told: Mapping[str, Any], loss: float | None, index: int
 ) -> optuna.trial.FrozenTrial:
     """A trial as Optuna sees it: complete if its loss is known, else running."""
     import optuna
 
     state = optuna.trial.TrialState.RUNNING if loss is None else optuna.trial.TrialState.COMPLETE
-    return optuna.trial.create_trial(
+    trial = optuna.trial.create_trial(
         state=state, value=loss, params=dict(told), distributions={name: axes[name] for name in told}
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No `study created` line, and no warning that what we use is experimental; as before afterwards."""
-    import optuna
-
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(verbosity)
+    trial.number = index + 1  # it is sorted by it; 0 is the one that is asked for
+    return trial

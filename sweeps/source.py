@@ -10,8 +10,9 @@ from proxies.canon import Json
 from proxies.spec import RunResult, RunSpec
 from sweeps.ledger import Ledger
 from sweeps.samplers import Sampler
+from sweeps.search_pruner import SearchPruner
 from sweeps.space import Params, SearchSpace
-from sweeps.suggest import DEFAULT_NUM_STARTUP, suggest
+from sweeps.suggest import DEFAULT_NUM_STARTUP, Search
 
 SUGGESTION = "suggestion"
 """Kind of the records of a search's points."""
@@ -26,8 +27,28 @@ class Signal(enum.Enum):
     """Nothing more will come."""
 
 
+class Pruner(Protocol):
+    """Looks at runs on their way, and gives up those that are not worth their end."""
+
+    def rungs(self, run_id: str) -> tuple[int, ...]:
+        """Optimizer steps, ascending and before its last, at which it looks at a run that its source has given."""
+        ...
+
+    def verdict(self, run_id: str, losses_nats: Sequence[float]) -> str:
+        """Why the run is given up, or empty if it goes on; asked at a rung, with the losses of all its steps so far.
+
+        Whenever it is asked, and however often: the same.
+        """
+        ...
+
+
 class Source(Protocol):
     """Gives out runs one by one, each once. A new source starts over; the driver skips what has an outcome."""
+
+    @property
+    def pruner(self) -> Pruner | None:
+        """Who looks at its runs; None: all are run to their end, also those that another source has pruned."""
+        ...
 
     def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
         """The next run, given every outcome so far by run id."""
@@ -59,6 +80,10 @@ class StaticSource:
         runs.sort(key=lambda spec: (-costs[bank_key_for(spec)], bank_key_for(spec)))  # stable within a key
         self._runs = iter(runs)
 
+    @property
+    def pruner(self) -> None:
+        """See `Source`."""
+
     def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
         """See `Source`."""
         return next(self._runs, Signal.DONE)
@@ -86,6 +111,7 @@ class SearchSource:
         num_startup: int = DEFAULT_NUM_STARTUP,
         given: Sequence[Params] = (),
         num_known: int = 0,
+        pruner: SearchPruner | None = None,
     ) -> None:
         """A search, or what follows where one went on beyond its end.
 
@@ -101,21 +127,25 @@ class SearchSource:
             num_startup: trials of its design.
             given: points not suggested but known from elsewhere: those of trials `num_known` and after.
             num_known: trials that all ended before this; their points are recorded.
+            pruner: gives trials up; but none of those `given` where a search goes on: they are to tell of new ground.
         """
-        self._space = space
+        self._search = Search(
+            space, study_seed, parallelism, sampler=sampler, num_startup=num_startup, num_known=num_known
+        )
         self._make_run = make_run
         self._ledger = ledger
         self._stage = stage
-        self._study_seed = study_seed
         self._num_trials = num_trials
-        self._parallelism = parallelism
-        self._sampler: Sampler = sampler
-        self._num_startup = num_startup
         self._given = given
         self._num_known = num_known
-        self._points: list[Params] = []
         self._run_ids: list[str] = []
         self._told: dict[int, float | None] = {}  # of the first trials, in order
+        self._pruner = pruner
+
+    @property
+    def pruner(self) -> Pruner | None:
+        """See `Source`."""
+        return self._pruner
 
     @property
     def run_ids(self) -> tuple[str, ...]:
@@ -124,19 +154,24 @@ class SearchSource:
 
     def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
         """See `Source`. Raises what `Ledger.append` raises."""
-        index = len(self._points)
+        index = len(self._run_ids)
         if index == self._num_trials:
             return Signal.DONE
-        num_seen = max(index - self._parallelism + 1, min(self._num_known, index))
+        num_seen = self._search.num_seen
         for i in range(len(self._told), num_seen):  # what has an outcome keeps it: each is looked up once
             result = results.get(self._run_ids[i])
             if result is None:
                 return Signal.WAIT
-            self._told[i] = result.loss_nats
+            told = result.loss_nats if self._pruner is None else self._pruner.take_in(self._search.points[i], result)
+            self._told[i] = told
         point = self._point(index)
         spec = self._make_run(point)
-        self._points.append(point)
-        self._run_ids.append(spec.id)
+        self._search.add(point)
+        run_id = spec.id
+        self._run_ids.append(run_id)
+        if self._pruner is not None:
+            whole = 0 < self._num_known <= index < self._num_known + len(self._given)
+            self._pruner.begin(run_id, index, point, num_seen=num_seen, whole=whole)
         return spec
 
     def _point(self, index: int) -> Params:
@@ -148,16 +183,6 @@ class SearchSource:
         if self._num_known <= index < self._num_known + len(self._given):
             point = self._given[index - self._num_known]
         else:
-            point = suggest(
-                self._space,
-                self._study_seed,
-                index,
-                self._told,
-                self._parallelism,
-                sampler=self._sampler,
-                num_startup=self._num_startup,
-                earlier=self._points,
-                num_known=self._num_known,
-            )
+            point = self._search.suggest(self._told)
         self._ledger.append(SUGGESTION, key, cast(Json, point))
         return point

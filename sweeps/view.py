@@ -44,7 +44,7 @@ class StudyView:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Every run that has an outcome, in the order of commitment."""
+        """Every outcome, in the order of commitment: of a run that was pruned, then run whole, there are two."""
         return self.ledger.runs()
 
     def points(self) -> list[Params]:
@@ -66,15 +66,20 @@ class StudyView:
         return found
 
     def curve(self, run_id: str) -> Curve:
-        """What a run logged. Raises KeyError for a run without an outcome, CurveCorrupt as `load_curve`."""
-        return load_curve(self.study_dir, self.ledger.results()[run_id])
+        """What a run logged, the whole of it if there is more than the first steps of one that was pruned.
+
+        Raises KeyError for a run without an outcome, CurveCorrupt as `load_curve`.
+        """
+        result = self.ledger.results().get(run_id) or self.ledger.first_results()[run_id]
+        return load_curve(self.study_dir, result)
 
     def table(self) -> pyarrow.Table:
         """One row a run, in the order of commitment; units are in the columns' names."""
         import pyarrow
 
-        trials = {run.spec.id: index for index, run in enumerate(map(self.run_of, self.points())) if run is not None}
-        rows = [_row(run, trials.get(run.spec.id), self._is_imported(run)) for run in self.runs]
+        found = enumerate(map(self.run_of, self.points()))
+        trials = {(run.spec.id, run.result.status): index for index, run in found if run is not None}
+        rows = [_row(run, trials.get((run.spec.id, run.result.status)), self._is_imported(run)) for run in self.runs]
         types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
         schema = pyarrow.schema([(name, types[kind]) for name, kind in _COLUMNS.items()])
         return pyarrow.table({name: [row[name] for row in rows] for name in _COLUMNS}, schema=schema)
@@ -106,7 +111,7 @@ class StudyView:
             raise DiskFull(f"{path}: {error.strerror}: name a folder that exists and has room") from error
 
     def _is_imported(self, run: Run) -> bool:
-        return self.ledger.find(IMPORTED, run.spec.id) is not None
+        return run.result.status != "pruned" and self.ledger.find(IMPORTED, run.spec.id) is not None
 
 
 def _is_of(spec: RunSpec, point: Params) -> bool:

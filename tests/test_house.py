@@ -21,7 +21,8 @@ HEARTH = {
 }
 DOORS = {
     "mup": {"proxies.parametrization"},
-    "optuna": {"sweeps.samplers", "sweeps.optuna_view"},
+    "cmaes": {"sweeps.evolution"},
+    "optuna": {"sweeps.samplers", "sweeps.optuna_view", "sweeps.pruners"},
     "optuna_dashboard": {"launcher.verbs.dashboards"},
     "ray": {"sweeps.pool_ray"},
     "matplotlib": {

@@ -10,21 +10,19 @@ from launcher.arms import axis_sizes, base_sizes, run_at, wanted_tests
 from launcher.estimates.cost import gpu_hours
 from launcher.estimates.layout import planned_layout
 from launcher.estimates.main_run import MainRun
-from launcher.estimates.spans import Span
+from launcher.estimates.spans import Span, exactly
+from launcher.estimates.speeds import Speeds
 from launcher.grids import FIRST_SIZES, Setting, learning_rate_test, other_test
 from launcher.rungs import ladder_runs, stage_specs
 from launcher.study import Study
 from launcher.transferred import target_guess
 from proxies.rules import named
+from proxies.shape import Shape
 from proxies.spec import RunSpec
 from sweeps.growth import PROBES
 from sweeps.space import Params
 from transfer.question import Axis
 
-WORKER_FLOPS = Span(
-    value=30e9, low=10e9, high=75e9,
-    source="a second, of a worker on one server core in float32; measured on proxies of widths 32 to 256",
-)  # fmt: skip
 PROXY_MFU = Span(
     value=0.1, low=0.01, high=0.4,
     source="assumed of a proxy on a GPU: small ones wait for launches, 10M parameters at 16,384 tokens reach 0.4",
@@ -57,25 +55,41 @@ class Stage:
 
 
 def num_workers(study: Study) -> int:
-    """Workers of the study on this machine, one thread each."""
-    cluster = study.plan.cluster
-    return 1 if cluster.backend == "inline" else cluster.num_workers or len(os.sched_getaffinity(0))
+    """Workers of the study on this machine, one thread each; of several ranks, all of these."""
+    cluster, num_ranks = study.plan.cluster, study.plan.proxy.num_ranks
+    given = cluster.num_workers or max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    return 1 if cluster.backend == "inline" else given * num_ranks
 
 
-def stages_of(study: Study) -> list[Stage]:
-    """Every stage in order. A run that two stages ask for is made once, and counted in the first."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRuns:
+    """One stage's runs, as the plan asks for them before anything has ended."""
+
+    name: str
+    runs: list[RunSpec]
+    more: list[RunSpec]
+    """With all the extensions that the plan allows, beyond those."""
+
+
+def runs_of(study: Study) -> list[StageRuns]:
+    """The runs of every stage in order, some standing for others of their kind."""
     point, search = study.space.lowest, study.plan.search
     least, more = _transfer(study, point)
+    trial = study.trial(point)
     return [
-        _stage("check", _checks(study)),
-        _stage(
-            "sweep",
-            [study.trial(point)] * (search.num_trials + search.num_replicates),
-            [study.trial(point)] * (search.max_extensions * max(search.extension_trials, PROBES)),
+        StageRuns(name="check", runs=_checks(study), more=[]),
+        StageRuns(
+            name="sweep", runs=[trial] * (search.num_trials + search.num_replicates),
+            more=[trial] * (search.max_extensions * max(search.extension_trials, PROBES)),
         ),
-        _stage("transfer", least, more),
-        _stage("ladder", stage_specs(study, ladder_runs(study, point))),
-    ]
+        StageRuns(name="transfer", runs=least, more=more),
+        StageRuns(name="ladder", runs=stage_specs(study, ladder_runs(study, point)), more=[]),
+    ]  # fmt: skip
+
+
+def stages_of(study: Study, speeds: Speeds) -> list[Stage]:
+    """Every stage in order. A run that two stages ask for is made once, and counted in the first."""
+    return [_stage(stage, speeds) for stage in runs_of(study)]
 
 
 def planned_main_run(study: Study) -> MainRun:
@@ -125,16 +139,27 @@ def _later(study: Study, axis: Axis, point: Params) -> list[RunSpec]:
     ]
 
 
-def _stage(name: str, runs: list[RunSpec], more: Iterable[RunSpec] = ()) -> Stage:
-    extra = list(more)
-    flops, most = _flops(runs), _flops(runs) + _flops(extra)
-    disk, most_disk = _disk(runs), _disk(runs) + _disk(extra)
-    spent = Span(value=flops, low=flops, high=most)
+def _stage(stage: StageRuns, speeds: Speeds) -> Stage:
+    runs, every = stage.runs, [*stage.runs, *stage.more]
+    flops, disk = _flops(runs), _disk(runs)
+    hours, more = _core_hours(runs, speeds), _core_hours(stage.more, speeds)
     return Stage(
-        name=name, num_runs=(len(runs), len(runs) + len(extra)), flops=spent,
-        core_hours=spent.over(WORKER_FLOPS.scaled(3600.0)),
-        disk_bytes=Span(value=disk, low=disk, high=most_disk),
+        name=stage.name, num_runs=(len(runs), len(every)), flops=Span(value=flops, low=flops, high=_flops(every)),
+        core_hours=Span(value=hours.value, low=hours.low, high=hours.high + more.high),
+        disk_bytes=Span(value=disk, low=disk, high=_disk(every)),
     )  # fmt: skip
+
+
+def _core_hours(runs: Iterable[RunSpec], speeds: Speeds) -> Span:
+    """Of a worker; runs of one shape and batch are as fast as each other."""
+    alike: dict[tuple[Shape, int], list[RunSpec]] = {}
+    for run in runs:
+        alike.setdefault((run.shape, run.batch_tokens), []).append(run)
+    each = [exactly(_flops(those)).over(speeds.of(those[0])) for those in alike.values()]
+    total = Span(
+        value=sum(span.value for span in each), low=sum(span.low for span in each), high=sum(s.high for s in each)
+    )  # fmt: skip
+    return total.scaled(1 / 3600.0)
 
 
 def _flops(runs: Iterable[RunSpec]) -> float:

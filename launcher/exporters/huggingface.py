@@ -20,7 +20,8 @@ from launcher.exporters.view import proof_steps
 from launcher.frozen import Decision, assign_groups
 from proxies import canon, schedule
 from proxies.canon import Json
-from proxies.model import NORM_EPS, ROPE_BASE, parameter_shapes
+from proxies.model import NORM_EPS, parameter_shapes
+from proxies.rotary import ROPE_BASE
 from proxies.shape import Shape
 
 ACCELERATE = {"5.23.0": "1.15.0"}

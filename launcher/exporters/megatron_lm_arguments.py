@@ -6,7 +6,8 @@ import math
 
 from launcher.exporters.megatron_lm_numbers import Flags, Scheduler, seen_before
 from launcher.frozen import Decision
-from proxies.model import NORM_EPS, ROPE_BASE
+from proxies.model import NORM_EPS
+from proxies.rotary import ROPE_BASE
 
 
 def arguments(decision: Decision, flags: Flags, scheduler: Scheduler) -> list[tuple[str, ...]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from launcher.exporters.foreign import by_layer, names_by_group
 from launcher.frozen import Decision, ParameterGroup
 from proxies.canon import Json
-from proxies.model import NORM_EPS, ROPE_BASE, parameter_shapes
+from proxies.model import NORM_EPS, parameter_shapes
+from proxies.rotary import ROPE_BASE
 from proxies.schedule import Schedule
 from proxies.shape import Shape
 

@@ -24,7 +24,8 @@ from launcher.exporters.torchtitan_text import IMPORTS, RUN
 from launcher.exporters.torchtitan_versions import PIECES, in_version
 from launcher.exporters.view import proof_steps
 from launcher.frozen import Decision, Parallelism, ParameterGroup
-from proxies.model import NORM_EPS, ROPE_BASE, parameter_shapes
+from proxies.model import NORM_EPS, parameter_shapes
+from proxies.rotary import ROPE_BASE
 from proxies.schedule import Schedule
 from proxies.shape import Shape
 

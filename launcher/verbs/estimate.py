@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +13,7 @@ from proxies.canon import Json
 
 if TYPE_CHECKING:
     from launcher.estimates.main_run import MainEstimate, MainRun
+    from launcher.estimates.speeds import Speeds
     from launcher.study import Study
 
 _GB = 1e9
@@ -33,12 +35,16 @@ _GB = 1e9
               help="Interruptions per 1,000 node-days, nodes of 8. Default: 3.79, between 2.3 and 7.6.")  # fmt: skip
 @click.option("--accepted-loss-minutes", type=float, default=60.0, show_default=True,
               help="Work that one interruption may cost: saves are no farther apart.")  # fmt: skip
+@click.option("--study", "study_dir", type=click.Path(path_type=Path),
+              help="Whose calibration tells how fast proxies are. Default: PLAN's folder, or study in it.")  # fmt: skip
+@click.option("--measure", "measured", is_flag=True,
+              help="Calibrate here, with one worker, for hours that are not assumed: seconds a shape.")  # fmt: skip
 @click.option("--dry-shard", "dry", is_flag=True,
               help="Shard the real shape by the chosen degrees over a fake process group: seconds.")  # fmt: skip
 @set_option
 @json_option
 def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], dry: bool, as_json: bool,
-             **typed: Any) -> None:  # fmt: skip
+             study_dir: Path | None, measured: bool, **typed: Any) -> None:  # fmt: skip
     """What PLAN takes before anything runs: runs of each stage, FLOPs, hours, dollars, time, disk; and its main run.
 
     PLAN may be a frozen config instead: then it is the main run alone, exactly as frozen, and the answer is attested
@@ -50,8 +56,10 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], dry: 
     frozen = path.is_dir() or path.suffix == ".json"
     study, body, run, ranks = _of_frozen(path, overrides) if frozen else _of_plan(path, overrides)
     found = estimate_main(run, Given(num_gpus=ranks if num_gpus is None else num_gpus, **typed))
+    if study is None and (measured or study_dir is not None):
+        raise click.UsageError("--measure and --study are for a plan: a frozen config trains no proxies")
     if study is not None:
-        body |= _stages_body(study, found)
+        body |= _stages_body(study, found, _speeds(study, path.parent, study_dir, measured))
     body["main_run"] = main_body(found)
     if dry:
         from launcher.estimates.dry_shard import dry_shard
@@ -96,14 +104,36 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
     return study, {}, run, run.layout.num_ranks
 
 
-def _stages_body(study: Study, main: MainEstimate) -> dict[str, Json]:
+def _speeds(study: Study, here: Path, study_dir: Path | None, measured: bool) -> Speeds:
+    """How fast proxies train: as measured now, as a study's calibration recorded it, or as assumed."""
+    from launcher.calibrating import calibrations, measured_here
+    from launcher.estimates.speeds import Speeds, speeds_of
+    from sweeps.ledger import LEDGER_NAME, Ledger
+
+    if measured:
+        if study.factory is not None or study.plan.command is not None:
+            raise click.UsageError("--measure: proxies train by code of your own here, which its first runs time")
+        if study.plan.proxy.num_ranks > 1:
+            raise click.UsageError(
+                f"--measure: one process measures, and proxy.num_ranks = {study.plan.proxy.num_ranks} wants as many: "
+                "leave --measure away"
+            )
+        return speeds_of(measured_here(study), study, "measured now, one worker alone")
+    folders = (here, here / "study") if study_dir is None else (study_dir,)
+    folder = next((each for each in folders if (each / LEDGER_NAME).exists()), study_dir)
+    found = () if folder is None else calibrations(Ledger.read(folder))
+    return speeds_of(found, study, f"as {folder} was calibrated, all its workers at once") if found else Speeds()
+
+
+def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, Json]:
     """The stages on this machine's cores, and as they would be on the main run's GPUs."""
     from launcher.estimates.cost import usd_of
-    from launcher.estimates.study_cost import PROXY_MFU, WORKER_FLOPS, num_workers, stages_of
+    from launcher.estimates.study_cost import PROXY_MFU, num_workers, stages_of
+    from launcher.plan_cluster import rank_needs
 
     workers, machine = num_workers(study), main.machine
     stages: list[Json] = []
-    for stage in stages_of(study):
+    for stage in stages_of(study, speeds):
         on_gpu = stage.gpu_hours(machine.peak_flops)
         usd = None if machine.price_usd is None else usd_of(on_gpu, machine.price_usd).told()
         stages.append(
@@ -115,7 +145,9 @@ def _stages_body(study: Study, main: MainEstimate) -> dict[str, Json]:
             }
         )  # fmt: skip
     return {
-        "stages": stages, "num_workers": workers, "worker_flops": WORKER_FLOPS.told(), "proxy_mfu": PROXY_MFU.told(),
+        "stages": stages, "pruner": study.plan.search.pruner, "num_workers": workers,
+        "rank_needs": list(rank_needs(study.plan, len(os.sched_getaffinity(0)))),
+        "worker_flops": speeds.over_all.told(), "proxy_mfu": PROXY_MFU.told(),
         "main_run_from": "the budget, at 20 tokens a parameter: a guess until the ladder is fitted",
     }  # fmt: skip
 
@@ -136,7 +168,9 @@ def _stages(body: dict[str, Any]) -> list[str]:
             "of the main run")  # fmt: skip
     speed, share = body["worker_flops"], body["proxy_mfu"]
     said = (f"a core reaches {_span(speed)} FLOP/s ({speed['source']})", f"a GPU {_span(share)} ({share['source']})",
-            f"the main run's size is from {body['main_run_from']}")  # fmt: skip
+            f"the main run's size is from {body['main_run_from']}", *body["rank_needs"],
+            *([f"the search is counted whole, an upper bound: search.pruner = {body['pruner']!r} gives trials up"]
+              if body["pruner"] != "none" else []))  # fmt: skip
     return ["\n".join([table(head, rows), *said])]
 
 

@@ -37,7 +37,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.assembly import unfit
     from launcher.evidence import decision_of, gather
     from launcher.frozen_folder import write_frozen
-    from launcher.opening import open_ledger, recorded_study
+    from launcher.opening import as_begun, open_ledger, recorded_study
     from launcher.report import write_report
     from launcher.report_body import accepted, report_body
     from sweeps.ledger import Ledger
@@ -52,6 +52,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     Ledger.read(study_dir)  # refuses a folder that holds no study, before anything is written
     study = recorded_study(study_dir)
     with open_ledger(study) as ledger:
+        study = as_begun(study, ledger)
         found = gather(study, ledger)
         decision = decision_of(study, found)
         layout = _proven_layout(decision)

@@ -69,12 +69,16 @@ def _stale(study_dir: Path, hashes: set[str]) -> dict[str, str]:
 
 
 def _lines(study_dir: Path, found: Repaired) -> list[str]:
+    from sweeps.ledger import CALIBRATION
+
     lines = [
         f"{study_dir / found.copy} is the damaged ledger",
         f"kept: {found.num_kept} records as they were, {found.num_put_back} from beyond the damage; hashes prove all",
     ]
     lines += [f"lost: {len(keys)} {kind} ({_some(keys)})" for kind, keys in found.lost.items()]
     lines += [] if found.lost or found.rerun else ["lost: nothing"]
+    if CALIBRATION in found.lost:
+        lines.append("a calibration that is lost is made again; where it chooses otherwise, those runs run again")
     if found.rerun:
         runs = f"{len(found.rerun)} runs have a curve and no result any more ({_some(found.rerun)})"
         lines.append(f"{runs}: they run again if they are asked for")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -10,8 +11,12 @@ import click
 from launcher.verbs.options import answer, json_option, plan_argument, set_option
 from proxies import canon
 
-NEW_PLANS_EXTENSIONS = 2
-"""Times that the search's ranges may grow, in a plan that `init` writes."""
+NEW_PLANS: dict[str, dict[str, object]] = {
+    "proxy": {"num_slots": "auto", "compiled": "auto"},
+    "search": {"max_extensions": 2},
+    "ladder": {"num_slots": "auto"},
+}
+"""What a plan that `init` writes asks for. One without these keys is older, and asks what it asked: the defaults."""
 
 
 @click.command()
@@ -19,20 +24,23 @@ NEW_PLANS_EXTENSIONS = 2
 @click.option("--budget-flops", type=float, default=1e13, show_default=True, help="Training FLOPs of the main run.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("plan.toml"), show_default=True,
               help="Plan to write.")  # fmt: skip
+@set_option
 @json_option
-def init(data: str, budget_flops: float, out: Path, as_json: bool) -> None:
+def init(data: str, budget_flops: float, out: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Write a commented plan, and its JSON Schema beside it. An existing plan is left alone."""
-    from launcher.plan_file import commented_plan, load_plan, plan_schema
+    from launcher.plan_file import PlanError, commented_plan, load_plan, override, plan_schema
 
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
     out.parent.mkdir(parents=True, exist_ok=True)
-    # A plan without that key is older, and asks what it asked: there it is 0.
-    grows: dict[str, object] = {"max_extensions": NEW_PLANS_EXTENSIONS}
-    text = commented_plan({"data": {"path": data}, "search": grows, "target": {"budget_flops": budget_flops}})
+    values: dict[str, dict[str, object]] = {name: dict(keys) for name, keys in NEW_PLANS.items()}
+    values |= {"data": {"path": data}, "target": {"budget_flops": budget_flops}}
+    if problems := [problem for given in overrides if (problem := override(values, given))]:
+        raise PlanError("forerun init", problems)
+    text = commented_plan(values)
     canon.write_atomic(out, text.encode())
     try:
-        load_plan(out)
+        load_plan(out, overrides)  # which refuses a key that is none
     except ValueError:
         out.unlink()  # a plan that does not load is of no use to anyone
         raise
@@ -53,6 +61,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     """Check PLAN: every problem at once. The corpus is looked for, not read."""
     from launcher.opening import plan_study
     from launcher.own import module_problems
+    from launcher.plan_cluster import rank_needs
     from launcher.plan_file import PlanError, load_plan
     from launcher.plan_ladder import ladder_warnings
     from launcher.warm_starts import warm_problems
@@ -77,9 +86,8 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
         raise PlanError(str(plan_path), problems)
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
     warnings = ladder_warnings(plan)
-    text = "\n".join(
-        [f"{plan_path} is valid", *(f"warning: {said}" for said in warnings), f"next: forerun run {plan_path}"]
-    )
+    needs, warned = rank_needs(plan, len(os.sched_getaffinity(0))), [f"warning: {said}" for said in warnings]
+    text = "\n".join([f"{plan_path} is valid", *needs, *warned, f"next: forerun run {plan_path}"])
     answer(as_json, {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings)}, text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from launcher.calibration_view import calibration_line
 from launcher.coordinate_view import by_role, findings, points
 from launcher.own import own_text
 from launcher.search_view import sentences, value_text
@@ -234,6 +235,7 @@ def study_text(body: dict[str, Json]) -> str:
     gates, choice = body["gates"], body["choice"]
     assert isinstance(gates, list)
     parts = [spend_text(body)]
+    parts += [calibration_line(body["calibration"])] if body["calibration"] else []
     stages = body["progress"]
     assert isinstance(stages, dict)
     parts += [f"{name}: {count[0]} of {count[1]} runs" for name, count in stages.items() if isinstance(count, list)]

@@ -72,8 +72,8 @@ def overwritten_rates(patch, *, from_step=0):
             group["lr"] = max(rate.learning_rate for rate in rates) * share
 
     def step(self, lr_multiplier_K1, active_K1, grad_norm_K1):
-        one = self.peak_lr_KP.amax(1, keepdim=True)
-        self.peak_lr_KP = torch.where(self.updates_K1 >= from_step, one, self.peak_lr_KP)
+        one = self.peak_lr_KS.amax(1, keepdim=True)
+        self.peak_lr_KS = torch.where(self.updates_K1 >= from_step, one, self.peak_lr_KS)
         real_step(self, lr_multiplier_K1, active_K1, grad_norm_K1)
 
     patch.setattr(solo, "set_rates", set_rates)

@@ -22,15 +22,15 @@ from sweeps.lock import LOCK_NAME
 
 MARK = "FORERUN_TEST_MARK"
 RAY = ("--set", "cluster.backend=ray", "--set", "cluster.num_workers=2")
-PARTS = {"worker": r"^ray::_Worker\.advance", "raylet": r"/raylet/raylet ", "gcs_server": r"/gcs_server "}
+PARTS = {"worker": r"^ray::RayWorker\.advance", "raylet": r"/raylet/raylet ", "gcs_server": r"/gcs_server "}
 
 
 class Driver:
     """A `forerun run` in a process group of its own."""
 
-    def __init__(self, plan, study, *arguments, environment=()):
+    def __init__(self, plan, study, *arguments, environment=(), verb="run"):
         self.study, self.mark = study, uuid.uuid4().hex
-        command = [sys.executable, "-m", "launcher", "run", str(plan), "--study", str(study), "--json", *arguments]
+        command = [sys.executable, "-m", "launcher", verb, str(plan), "--study", str(study), "--json", *arguments]
         diary = {"FORERUN_TEST_DIARY": str(diary_of(study)), "PYTHONPATH": str(Path(__file__).parent / "spy")}
         environment = {**os.environ, **diary, **dict(environment), MARK: self.mark, "OMP_NUM_THREADS": "1"}
         self.errors = study.with_name(f"{study.name}-{self.mark[:8]}.err")

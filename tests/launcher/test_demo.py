@@ -47,6 +47,15 @@ def test_the_chain_in_order(tmp_path, monkeypatch):
     assert not any("--accept" in line for line in steps.lines)
 
 
+def test_its_plan_leaves_nothing_to_what_the_machine_measures(tmp_path, monkeypatch):
+    steps = Steps(monkeypatch, tmp_path / "study")
+    run_demo(tmp_path, ())
+    init = next(line for line in steps.lines if line[0] == "init")
+    assert ask(*init)[0] == 0
+    plan, plain = load_plan(tmp_path / "plan.toml"), Plan()
+    assert all(plan.choices(part) == () and plan.numerics(part) == plain.numerics(part) for part in ("proxy", "ladder"))
+
+
 def test_every_step_is_a_line_a_user_could_type(tmp_path, monkeypatch):
     steps = Steps(monkeypatch, tmp_path / "study", freeze=[4])
     run_demo(tmp_path, ())

@@ -19,8 +19,10 @@ from sweeps.pool import Advance, carry_out
 
 
 def call(spec, admit=(), max_steps=50, **options):
-    key = options.pop("key", bank_key(spec))
-    return Advance(bank_key=key, num_slots=spec.numerics.num_slots, admit=tuple(admit), max_steps=max_steps, **options)
+    """By default every slot goes on, and to its end."""
+    slots = {"bank_key": options.pop("key", bank_key(spec)), "num_slots": spec.numerics.num_slots}
+    hold = options.pop("hold", dict.fromkeys(range(spec.numerics.num_slots)))
+    return Advance(**slots, admit=tuple(admit), max_steps=max_steps, hold=hold, **options)
 
 
 def trained(host, specs, max_steps=50):
@@ -211,3 +213,76 @@ def test_the_factory_travels_without_torch():
         "pickle.loads(pickle.dumps(HostFactory(study_dir='s', corpus='c')))(); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def looked_at(host, spec, admit, hold):
+    """Calls until a run waits; what is said of those that do, by slot, and what has ended meanwhile."""
+    ended = {}
+    while True:
+        done = host.advance(call(spec, admit, 3, hold=hold))
+        ended |= {canon.decode(RunResult, each.result).id: each for each in done.finished}
+        if done.paused:
+            return {each.slot: each for each in done.paused}, ended
+        admit = ()
+
+
+def test_who_is_pruned_disturbs_nobody_and_makes_room(tmp_path):
+    """To the last bit: the neighbours, the run in the slot that came free, and the steps that the pruned one did."""
+    first = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=3))
+    specs = [dataclasses.replace(first, seed=seed) for seed in range(4)]
+    factory = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"))
+    whole = {}
+    for spec in specs:
+        whole |= trained(factory(), [spec])
+
+    host, steps = factory(), first.schedule.num_steps
+    admit = [(slot, canon.to_json(spec)) for slot, spec in enumerate(specs[:3])]
+    rung = steps // 3
+    paused, _ = looked_at(host, first, admit, {0: rung, 1: rung, 2: None})
+    assert set(paused) == {0, 1}
+    again = host.advance(call(first, max_steps=50, hold={0: rung, 1: rung, 2: None}))
+    assert {each.slot for each in again.paused} == {0, 1} and set(again.steps.values()) == {rung}
+    result, curve = (canon.decode(kind, part) for kind, part in ((RunResult, paused[1].result),
+                                                                 (Curve, paused[1].curve)))  # fmt: skip
+    full = canon.decode(Curve, whole[specs[1].id].curve)
+    assert (result.status, result.num_steps, result.curve_id) == ("pruned", rung, canon.content_id(curve))
+    assert (curve.train_loss_nats, curve.grad_norm) == (full.train_loss_nats[:rung], full.grad_norm[:rung])
+
+    refill = [(1, canon.to_json(specs[3]))]
+    found, ended = looked_at(host, first, refill, {0: 2 * rung, 1: None, 2: None})
+    assert set(found) == {0}, "it goes on to its next rung"
+    while len(ended) < 3:
+        for each in host.advance(call(first, max_steps=50)).finished:
+            ended[canon.decode(RunResult, each.result).id] = each
+    assert set(ended) == {specs[0].id, specs[2].id, specs[3].id}
+    for run_id, each in ended.items():
+        assert each.curve == whole[run_id].curve and each.result["loss_nats"] == whole[run_id].result["loss_nats"]
+
+
+def test_a_run_resumed_beyond_its_rung_says_what_it_was_there(tmp_path):
+    """A worker saved it at a later step than the one to be looked at: its first steps are in its state."""
+    for num_slots in (1, 2):
+        folder = tmp_path / str(num_slots)
+        spec = dataclasses.replace(spec_of(write_corpus(folder).data_id), numerics=Numerics(num_slots=num_slots))
+        factory = HostFactory(study_dir=str(folder / "study"), corpus=str(folder / "tokens"))
+        admit = [(0, canon.to_json(spec))]
+        early, _ = looked_at(factory(), spec, admit, {0: 2})
+        host = factory()
+        host.advance(call(spec, admit, 5))
+        host.advance(call(spec, max_steps=0, save=True))
+        late = factory().advance(call(spec, admit, 50, hold={0: 2}))
+        assert late.steps == {0: 5} and not late.finished
+        (paused,) = late.paused
+        assert paused.curve == early[0].curve
+        same = [key for key in paused.result if key != "seconds"]
+        assert {key: paused.result[key] for key in same} == {key: early[0].result[key] for key in same}
+
+
+def test_what_nobody_holds_is_given_up(tmp_path):
+    """A driver that went away has left runs behind: the next one does not know of them."""
+    spec = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=2))
+    host = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"))()
+    host.advance(call(spec, [(0, canon.to_json(spec))], 1))
+    other = dataclasses.replace(spec, seed=1)
+    assert host.advance(call(spec, [(0, canon.to_json(other))], 1)).steps == {0: 1}
+    assert host.advance(call(spec, [(1, canon.to_json(spec))], 1, hold={1: None})).steps == {1: 1}

@@ -70,8 +70,49 @@ def test_the_question_leaves_out_where_it_runs():
 
 
 def test_numerics_do_not_follow_the_machine():
-    assert planned(cluster={"num_workers": 7}).numerics == PLAN.numerics
-    assert PLAN.numerics.num_threads == 1
+    for part in ("proxy", "ladder"):
+        assert planned(cluster={"num_workers": 7, "worker_cpus": 4.0}).numerics(part) == PLAN.numerics(part)
+        assert PLAN.numerics(part).num_threads == 1
+        assert PLAN.choices(part) == ()
+
+
+AUTO = {"num_slots": "auto", "compiled": "auto", "matmul_precision": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("proxy", "left"),
+    [
+        ({}, ("num_slots", "compiled", "matmul_precision")),
+        ({"num_slots": 4}, ("compiled", "matmul_precision")),
+        ({"compiled": True, "matmul_precision": "high"}, ("num_slots",)),
+        ({"microbatch_tokens": 64}, ("compiled", "matmul_precision")),
+        ({"batch_warmup_fraction": 0.1}, ("compiled", "matmul_precision")),
+        ({"factory": "a:b"}, ()),
+        ({"command": "train {run_dir}"}, ()),
+        ({"num_ranks": 2}, ()),
+    ],
+)
+def test_what_is_left_to_the_calibration(proxy, left):
+    plan = planned(proxy={**AUTO, **proxy})
+    assert plan.choices("proxy") == left
+    assert plan.choices("ladder") == tuple(name for name in left if name != "num_slots"), "ladder.num_slots is given"
+    numerics = plan.numerics("proxy")
+    assert numerics.num_slots == proxy.get("num_slots", 1)
+    assert (numerics.compiled, numerics.matmul_precision) == (
+        proxy.get("compiled", False), proxy.get("matmul_precision", "highest"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("proxy", "anew"),
+    [
+        ({}, False), ({"compiled": True}, True), ({"dtype": "bfloat16"}, True), ({"compiled": "auto"}, False),
+        ({"compiled": True, "num_slots": 1}, False), ({"dtype": "bfloat16", "num_slots": "auto"}, False),
+        ({"compiled": True, "microbatch_tokens": 64}, False), ({"dtype": "float64"}, False),
+    ],
+)  # fmt: skip
+def test_which_plans_have_another_meaning_than_before(proxy, anew):
+    assert planned(proxy=proxy).banks_anew is anew
 
 
 def slow_guess(plan, vocab_size):

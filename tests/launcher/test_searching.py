@@ -15,7 +15,8 @@ from launcher.stages import bank_key
 from launcher.sweeping import run_search
 from launcher.transferred import searched
 from launcher.warm_starts import WarmStartError, warm_start
-from proxies.spec import RunResult
+from proxies import canon
+from proxies.spec import RunResult, RunSpec
 from sweeps.ledger import Ledger
 from sweeps.source import Signal
 
@@ -315,3 +316,20 @@ def test_every_sampler_grows_and_resumes(folder, sampler):
     with open_ledger(again) as other, pytest.raises(StopError):
         run_search(again, other, driver(other, 5, number + 2), bank_key)
     assert what_was_found(again, carried_out(again, seed=6)) == what_was_found(study, ledger)
+
+
+def test_each_trial_is_hashed_once_however_often_the_search_is_looked_at(whole, monkeypatch):
+    study, ledger = whole
+    hashed = []
+    plain = canon.content_id
+    monkeypatch.setattr(canon, "content_id", lambda value: hashed.append(value) or plain(value))
+    study = dataclasses.replace(study)
+    first = searched(study, ledger)
+    ids = [value.id for value in hashed if isinstance(value, RunSpec)]
+    assert len(ids) == len(set(ids)) >= len(trial_points(ledger))
+    hashed.clear()
+    assert searched(study, ledger) == first
+    assert num_asked(study, ledger)
+    assert not [value for value in hashed if isinstance(value, RunSpec)]
+    assert study.trial(first.best, 1) is study.trial(dict(reversed(first.best.items())), 1)
+    assert study.trial(first.best, 2).seed == study.trial(first.best, 1).seed + 1

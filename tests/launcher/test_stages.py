@@ -218,7 +218,7 @@ def workers_of(pid):
     def descends(child):
         return child == pid or (child in parents and descends(parents[child]))
 
-    return [child for child, name in names.items() if name.startswith("ray::_Worker") and descends(child)]
+    return [child for child, name in names.items() if name.startswith("ray::RayWorker") and descends(child)]
 
 
 def test_ray_loses_its_driver_and_then_a_worker(finished, num_runs, tmp_path):

@@ -12,6 +12,7 @@ from launcher.attestations import attest, read_attestation
 from launcher.exporters import native, proof, torchtitan
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport
 from launcher.gates import Gate
+from launcher.plan_file import load_plan
 from sweeps.lock import DriverLock
 
 OUTCOMES = {"coordinates": "failed", "transfer": "cannot_tell", "fit": "passed", "data": "passed"}
@@ -305,7 +306,7 @@ def test_each_stage_answers_from_its_records(finished, copied):
     assert set(body) == {"coordinates", "outcome", "reason"}
     assert set(ask("sweep", plan, *study)[1]) == {
         "trials", "best", "best_trial", "sampler", "ranges", "can_be_off", "growth", "open_edges", "stopped",
-        "warm_start", "replicates",
+        "warm_start", "replicates", "pruner", "pruned_sides",
     }  # fmt: skip
     code, body = ask("transfer", plan, *study)
     assert code == {"holds": 0, "drifts": 3, "cannot_tell": 4}[body["outcome"]]
@@ -324,11 +325,18 @@ def test_a_new_plan_is_valid_and_an_old_one_left_alone(tmp_path, finished):
     assert (code, body["valid"], body["plan"]["target"]["budget_flops"]) == (0, True, 1.5e13)
     assert json.loads(plan.with_name("plan.schema.json").read_text())["type"] == "object"
     content = plan.read_bytes()
+    proxy = load_plan(plan).proxy
+    assert (proxy.num_slots, proxy.compiled, proxy.matmul_precision) == ("auto", "auto", "highest")
     assert ask("init", "--out", plan)[0] == 2
     assert plan.read_bytes() == content
     bad = tmp_path / "bad.toml"
     assert ask("init", "--budget-flops", "nan", "--out", bad)[0] == 2
+    assert ask("init", "--set", "proxy.num_slot=4", "--out", bad)[0] == 2
     assert not bad.exists()
+    pinned = tmp_path / "pinned.toml"
+    assert ask("init", "--set", "proxy.num_slots=4", "--set", "search.max_extensions=0", "--out", pinned)[0] == 0
+    made = load_plan(pinned)
+    assert (made.proxy.num_slots, made.proxy.compiled, made.search.max_extensions) == (4, "auto", 0)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import mup
 import torch
 from torch import nn
 
-from proxies.model import NORM_EPS, ROPE_BASE
+from proxies.model import NORM_EPS
+from proxies.rotary import ROPE_BASE
 
 
 def rotated(x_BTHE):

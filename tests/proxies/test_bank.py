@@ -274,8 +274,9 @@ def test_a_refused_run_leaves_its_slot_free(subject, store):
 
 
 def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
-    with pytest.raises(ValueError, match="want one trial at a time"):
-        Bank(WIDE, subject.batch_tokens, Numerics(compiled=True), store)
+    numerics = Numerics(microbatch_tokens=16, activation_checkpointing=True, num_ranks=2)
+    with pytest.raises(ValueError, match="microbatch_tokens, activation_checkpointing, num_ranks: a trial alone does"):
+        Bank(WIDE, subject.batch_tokens, numerics, store)
     alone_only = dataclasses.replace(
         subject,
         numerics=Numerics(),
@@ -288,8 +289,8 @@ def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
 
 
 def test_banks_that_cannot_be_are_refused(subject, store):
-    with pytest.raises(ValueError, match=r"dtype = 'bfloat16': a CPU bank trains in float32 or float64"):
-        Bank(WIDE, subject.batch_tokens, Numerics(dtype="bfloat16"), store)
+    with pytest.raises(ValueError, match=r"cuda_graphs: a CPU records no steps; set it to false"):
+        Bank(WIDE, subject.batch_tokens, Numerics(cuda_graphs=True), store, device="cpu")
     with pytest.raises(ValueError, match=r"vocab_size = 100 is smaller than the corpus's 256"):
         Bank(dataclasses.replace(WIDE, vocab_size=100), subject.batch_tokens, Numerics(), store)
 
@@ -311,9 +312,9 @@ def test_a_pruned_run_is_its_first_steps(subject, store):
     bank = bank_for(subject, store)
     bank.admit(2, subject)
     bank.advance(6)
-    result, curve = bank.prune(2, 4, "it lost")
+    result, curve = bank.pruned(2, 4, "it lost")
+    assert bank.steps == {2: 6}, "the run may go on"
     _, whole = alone(subject, store)
     assert curve.train_loss_nats == whole.train_loss_nats[:4] and curve.grad_norm == whole.grad_norm[:4]
     assert (result.status, result.loss_nats, result.num_steps, result.reason) == ("pruned", None, 4, "it lost")
     assert result.tokens == 4 * subject.batch_tokens and result.last_train_loss_nats == whole.train_loss_nats[3]
-    assert bank.free_slots == [0, 1, 2, 3]

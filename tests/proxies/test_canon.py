@@ -269,3 +269,29 @@ def test_a_later_field_at_its_default_leaves_the_text_as_it_was():
         assert canon.decode(Grown, canon.parse(canon.canonical(record))) == record
     with pytest.raises(canon.CanonError, match="lacks first"):
         canon.decode(Grown, {"second": True})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    part: Part = field(metadata=canon.SHARED)
+    words: dict[str, str] | None = field(default=None, metadata=canon.SHARED)
+
+
+def test_shared_values_are_one_object_each():
+    data = {"part": {"kind": "bolt", "sizes": [1, 2]}, "words": {"a": "b"}}
+    one, two = (canon.decode(Sharing, dict(data)) for _ in range(2))
+    assert one.part is two.part
+    assert one.words is two.words
+    assert canon.decode(Sharing, data | {"part": {"kind": "bolt", "sizes": [1, 3]}}).part != one.part
+    for wrong in (True, 1.0):  # equal to 1
+        with pytest.raises(canon.CanonError, match=r"\$.part.sizes\[0\]"):
+            canon.decode(Sharing, {"part": {"kind": "bolt", "sizes": [wrong, 2]}, "words": None})
+
+
+def test_no_more_is_kept_than_may_be(monkeypatch):
+    monkeypatch.setattr(canon, "_MOST_SHARED", 3)
+    monkeypatch.setattr(canon, "_shared", {})
+    for size in range(10):
+        decoded = canon.decode(Sharing, {"part": {"kind": "nut", "sizes": [size]}, "words": None})
+        assert decoded.part == Part(kind="nut", sizes=(size,))
+        assert len(canon._shared) <= 3

@@ -16,10 +16,10 @@ from proxies.model import (
     RMSNorm,
     linear,
     parameter_shapes,
-    rotate,
     token_loss,
 )
 from proxies.parametrization import kind_of
+from proxies.rotary import rotate
 
 K = 3
 MULTIPLIERS = Multipliers(

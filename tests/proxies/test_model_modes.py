@@ -9,7 +9,9 @@ from model_cases import FAMILIES, filled, token_ids
 from torch.nn import functional
 
 from proxies import model as model_module
-from proxies.model import Decoder, LayerNorm, Linear, Multipliers, RMSNorm, rotate, token_loss
+from proxies import rotary
+from proxies.model import Decoder, LayerNorm, Linear, Multipliers, RMSNorm, token_loss
+from proxies.rotary import rotate
 
 K = 3
 NUMBERS = Multipliers(embedding=2.0, attention=0.3, residual=0.5, output=0.5)
@@ -152,7 +154,7 @@ def test_inductor_gives_the_same(family, num_trials):
 
 
 def test_a_pass_in_inference_mode_leaves_training_alone():
-    model_module._rotary_tables.cache_clear()
+    rotary._rotary_tables.cache_clear()
     model, multipliers, ids, targets = case("llama", None)
     with torch.inference_mode():
         before = token_loss(model(ids, multipliers), targets)

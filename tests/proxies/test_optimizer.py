@@ -18,12 +18,13 @@ TRIALS = (
     Hparams(learning_rate=1.0, weight_decay=0.1, beta1=0.4, beta2=0.999, eps=1e-12, clip_norm=1e6),
 )
 NUM_STEPS = 10
+BOTH_FORMS = pytest.mark.parametrize("by_row", [True, False], ids=["row by row", "rows at once"])
 
 
-def bank_of(trials, dtype=torch.float64):
+def bank_of(trials, dtype=torch.float64, **options):
     """A bank of muP models with weights, and each trial's own table of numbers."""
     model = Decoder(WIDE, num_trials=len(trials))
-    optimizer = BankAdamW(model, len(trials), dtype)
+    optimizer = BankAdamW(model, len(trials), dtype, **options)
     for trial, hparams in enumerate(trials):
         admit(optimizer, trial, hparams)
     return model, optimizer
@@ -80,9 +81,10 @@ def torch_trial(trial, hparams, shares):
     return torch.cat([weight.detach().flatten() for weight in weights])
 
 
-def test_it_is_torchs_adamw_after_clipping():
+@BOTH_FORMS
+def test_it_is_torchs_adamw_after_clipping(by_row):
     shares = [(step + 1) / NUM_STEPS for step in range(NUM_STEPS)]
-    model, optimizer = bank_of(TRIALS)
+    model, optimizer = bank_of(TRIALS, by_row=by_row)
     for step, share in enumerate(shares):
         norms = step_bank(model, optimizer, gradients_at(step, model), share)
         assert (norms > 1).all()  # the first trial's clip is at work
@@ -118,9 +120,10 @@ def test_parameters_are_views_of_the_flat_buffer():
         assert torch.equal(parameter.flatten(1), optimizer.weights_KP[:, start:stop])
 
 
-def test_an_inactive_row_does_not_move_and_its_nan_does_not_spread():
-    model, optimizer = bank_of(TRIALS, torch.float32)
-    alone_model, alone = bank_of(TRIALS, torch.float32)
+@BOTH_FORMS
+def test_an_inactive_row_does_not_move_and_its_nan_does_not_spread(by_row):
+    model, optimizer = bank_of(TRIALS, torch.float32, by_row=by_row)
+    alone_model, alone = bank_of(TRIALS, torch.float32, by_row=by_row)
     active = torch.tensor([[True], [False], [True]])
     held = optimizer.weights_KP[1].clone()
     for step in range(4):
@@ -136,9 +139,10 @@ def test_an_inactive_row_does_not_move_and_its_nan_does_not_spread():
     assert optimizer.updates_K1.flatten().tolist() == [4, 0, 4]
 
 
-def test_a_row_of_nan_weights_does_not_spread_and_is_cleared():
-    model, optimizer = bank_of(TRIALS, torch.float32)
-    fresh_model, fresh = bank_of(TRIALS, torch.float32)
+@BOTH_FORMS
+def test_a_row_of_nan_weights_does_not_spread_and_is_cleared(by_row):
+    model, optimizer = bank_of(TRIALS, torch.float32, by_row=by_row)
+    fresh_model, fresh = bank_of(TRIALS, torch.float32, by_row=by_row)
     optimizer.weights_KP[1] = optimizer.first_KP[1] = optimizer.second_KP[1] = torch.nan
     step_bank(model, optimizer, gradients_at(0, model))
     step_bank(fresh_model, fresh, gradients_at(0, model))
@@ -149,8 +153,9 @@ def test_a_row_of_nan_weights_does_not_spread_and_is_cleared():
     assert optimizer.weights_KP[1].eq(0).all()
 
 
-def test_a_trial_admitted_later_counts_its_own_updates():
-    model, optimizer = bank_of(TRIALS)
+@BOTH_FORMS
+def test_a_trial_admitted_later_counts_its_own_updates(by_row):
+    model, optimizer = bank_of(TRIALS, by_row=by_row)
     for step in range(3):
         step_bank(model, optimizer, gradients_at(100 + step, model))
     admit(optimizer, 0, TRIALS[0])
@@ -161,12 +166,15 @@ def test_a_trial_admitted_later_counts_its_own_updates():
     )
 
 
-def test_every_parameter_has_its_own_eps():
+@BOTH_FORMS
+def test_every_parameter_has_its_own_eps(by_row):
     """Planted: the base run's eps for all, where CompleteP divides the blocks' by width and depth."""
     numbers = table(TRIALS[1])
     assert {n.eps for n in numbers} == {1e-3, 1e-3 / 4}
-    model, optimizer = bank_of(TRIALS)
-    optimizer.eps_KP[1] = TRIALS[1].eps
+    model, optimizer = bank_of(TRIALS, by_row=by_row)
+    optimizer.eps_KS[1] = TRIALS[1].eps
+    for eps_KP in optimizer._rates_KP[2:]:
+        eps_KP[1] = TRIALS[1].eps
     for step in range(3):
         step_bank(model, optimizer, gradients_at(step, model))
     assert not torch.allclose(optimizer.weights_KP[1], torch_trial(1, TRIALS[1], [1.0] * 3), rtol=1e-6, atol=1e-6)

@@ -74,21 +74,28 @@ def through_a_file(folder, engine, index, spec):
     return state
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+MODES = [
+    {}, {"dtype": "float64"}, {"dtype": "bfloat16"}, {"fused_loss": True},
+    pytest.param({"compiled": True}, marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler calls it
+@pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_bank_goes_on_in_another_slot_among_others(tokens, tmp_path, dtype, cut):
-    spec = spec_of(tokens, dtype=dtype)
+def test_a_bank_goes_on_in_another_slot_among_others(tokens, tmp_path, mode, cut):
+    spec = spec_of(tokens, **mode)
     before = bank_of(spec, tokens)
     before.admit(0, spec)
-    before.admit(3, spec_of(tokens, dtype=dtype, seed=1, num_steps=20))
+    before.admit(3, spec_of(tokens, **mode, seed=1, num_steps=20))
     before.advance(cut)
     state = through_a_file(tmp_path, before, 0, spec)
     assert state.header.step == cut
 
     after = bank_of(spec, tokens)
-    after.admit(0, spec_of(tokens, dtype=dtype, seed=2, num_steps=2, learning_rate=0.3))
+    after.admit(0, spec_of(tokens, **mode, seed=2, num_steps=2, learning_rate=0.3))
     after.advance(10)
-    after.admit(0, spec_of(tokens, dtype=dtype, seed=3, num_steps=20, parametrization="sp"))
+    after.admit(0, spec_of(tokens, **mode, seed=3, num_steps=20, parametrization="sp"))
     after.advance(2)
     after.admit(2, spec, state)
     whole = bank_of(spec, tokens)
@@ -117,7 +124,8 @@ def test_the_comparison_can_fail(tokens, monkeypatch, planted):
     assert finish(after, spec) != finish(whole, spec)
 
 
-@pytest.mark.parametrize("changes", [{}, {"dtype": "float64"}, {"dtype": "bfloat16"}, {"schedule": WARMING}])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("changes", [*MODES, {"schedule": WARMING}], ids=str)
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_trial_alone_goes_on(tokens, tmp_path, changes, cut):
     spec = spec_of(tokens, num_slots=1, **changes)
@@ -213,7 +221,7 @@ def test_parts_take_less_memory(tokens):
         bank = bank_of(spec, tokens, num_microbatches=num_microbatches)
         bank.admit(0, spec)
         seen = []
-        bank.model.register_forward_hook(lambda module, inputs, out, seen=seen: seen.append(out.numel()))
+        bank.model.lm_head.register_forward_hook(lambda module, inputs, out, seen=seen: seen.append(out.numel()))
         bank.advance(1)
         sizes[num_microbatches] = max(seen)
     assert sizes[1] == 4 * sizes[4]

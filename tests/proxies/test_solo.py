@@ -335,6 +335,11 @@ def test_runs_that_are_not_for_it_are_refused_all_at_once(store):
         Solo(store, device="cpu").admit(1, other)
     for said in ("nobody to build it", "is of another corpus", "vocab_size = 100 is smaller than the corpus's 256"):
         assert said in str(refusal.value)
+    with pytest.raises(ValueError, match="cuda_graphs: a bank records steps"):
+        Solo(store, device="cpu").admit(0, dataclasses.replace(spec, numerics=Numerics(cuda_graphs=True)))
+    with pytest.raises(ValueError, match="fused_loss: of our own model alone"):
+        theirs = dataclasses.replace(spec, factory=FACTORY, numerics=Numerics(fused_loss=True))
+        Solo(store, device="cpu", build=users_model).admit(0, theirs)
     with pytest.raises(ValueError, match="num_slots = 4: 1 is wanted"):
         Solo(store, device="cpu").admit(0, dataclasses.replace(spec, numerics=Numerics(num_slots=4)))
 

@@ -1,6 +1,8 @@
+import copy
 import dataclasses
 import json
 import math
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -218,3 +220,47 @@ def test_rooms_of_pure_functions_load_no_torch(room):
     found = loaded_by(*(f"{room}.{path.stem}" for path in sorted((ROOT / room).glob("[a-z]*.py"))))
     assert {room, "numpy"} <= found
     assert not found & {"torch", "ray", "optuna", "mup", "wandb", "sweeps", "launcher"}
+
+
+def fresh():
+    """Equal to `GOLDEN`, and nobody has asked for its id."""
+    return dataclasses.replace(GOLDEN)
+
+
+def test_an_id_is_worked_out_once(monkeypatch):
+    hashed = []
+    plain = canon.content_id
+    monkeypatch.setattr(canon, "content_id", lambda value: hashed.append(value) or plain(value))
+    spec = fresh()
+    assert (spec.id, spec.id) == (plain(GOLDEN), plain(GOLDEN))
+    Run(spec=spec, result=dataclasses.replace(RESULT, id=spec.id))
+    assert hashed == [spec]
+
+
+def test_a_known_id_is_no_part_of_a_spec():
+    known, unknown = fresh(), fresh()
+    text = repr(known)
+    assert known.id
+    assert known == unknown
+    assert (repr(known), canon.to_json(known)) == (text, canon.to_json(unknown))
+    assert [field.name for field in dataclasses.fields(known)] == [field.name for field in dataclasses.fields(unknown)]
+    assert pickle.dumps(known) == pickle.dumps(unknown)
+    for twin in (copy.copy(known), copy.deepcopy(known), pickle.loads(pickle.dumps(known)), dataclasses.replace(known)):
+        assert not hasattr(twin, "_id")
+        assert twin == known
+        assert twin.id == known.id
+    other = dataclasses.replace(known, seed=8)
+    assert other.id == canon.content_id(other) != known.id
+    with pytest.raises((AttributeError, TypeError)):
+        known._id = "0" * 64
+
+
+def test_what_many_runs_share_is_read_once():
+    first, second = (canon.decode(RunSpec, json.loads(canon.canonical(GOLDEN))) for _ in range(2))
+    assert first.shape is second.shape
+    assert first.parametrization is second.parametrization
+    assert first == second == GOLDEN
+    wrong = json.loads(canon.canonical(GOLDEN))
+    wrong["shape"]["num_layers"] = 2.0  # equal to 2, and no whole number
+    with pytest.raises(canon.CanonError, match=r"\$.shape.num_layers is 2.0"):
+        canon.decode(RunSpec, wrong)

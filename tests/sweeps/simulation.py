@@ -7,7 +7,8 @@ What is ours is real: `drive`, its crew, leases and losses, `Ledger`, `chain` wi
   the renames of curve files and checkpoints, which other tests cut at every system call;
 - the clocks: a monotonic one, and a wall clock that jumps by hours;
 - the pool: workers finish in any order, die, hang, run out of memory, are pre-empted, report twice, late or nonsense;
-  their slots go on from checkpoints, some of which are damaged;
+  their slots go on from checkpoints, some of which are damaged, wait where they are to be looked at, and are given up;
+- the rule by which a search prunes, and what its files say of a curve;
 - the driver's fate: it is told to stop, killed, or left for dead while another takes the study over.
 
 Every promise that can be seen from outside is asserted as it goes: `BrokenPromiseError`.
@@ -28,13 +29,15 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-from sweep_fakes import bank_key, make_spec, num_slots, outcome
+from sweep_fakes import bank_key, make_spec, num_slots, outcome, pruned_outcome
 
 from proxies import canon
 from proxies.spec import RunSpec
 from sweeps import chain
 from sweeps import drive as drive_module
+from sweeps import driver as driver_module
 from sweeps import ledger as ledger_module
+from sweeps import search_pruner as pruner_module
 from sweeps.drive import drive
 from sweeps.errors import RunsFail, StaleDriver
 from sweeps.ledger import Ledger
@@ -105,7 +108,8 @@ class Disk:
         self.live = sqlite3.connect(":memory:", isolation_level=None)
         self.images = [b""]
         """The durable state, and the commits since then that are not."""
-        self.curves: set[str] = set()
+        self.curves: set[tuple[str, bool]] = set()
+        """By run, and whether of the whole run or of one that was pruned."""
         self.checkpoints: dict[str, list] = {}
         """By run: [step, good], the newest first."""
         self.num_connections = self.last_writer = 0
@@ -137,13 +141,13 @@ class Disk:
         if image:
             self.live.deserialize(image)
 
-    def store_curve(self, study_dir, run_id, curve):
+    def store_curve(self, study_dir, run_id, curve, *, pruned=False):
         self.strike()
-        self.curves.add(run_id)
+        self.curves.add((run_id, pruned))
         self.strike()
 
     def drop_checkpoints(self, study_dir, run_id):
-        sql = "SELECT count(*) FROM records WHERE kind = 'result' AND key = ?"
+        sql = "SELECT count(*) FROM records WHERE kind IN ('result', 'pruned') AND key = ?"
         if not self.live.execute(sql, (run_id,)).fetchone()[0]:
             raise BrokenPromiseError("a checkpoint was removed before its run had an outcome")
         self.strike()
@@ -209,13 +213,16 @@ class SimPool:
 
     num_workers = NUM_WORKERS
 
-    def __init__(self, world, settled):
-        self.world, self.random, self.disk, self.settled = world, world.random, world.disk, settled
+    def __init__(self, world, ledger):
+        self.world, self.random, self.disk, self.ledger = world, world.random, world.disk, ledger
+        self.settled = set(ledger.first_results())
         self.events: list = []  # heap of (time, tie, generation, report)
         self.slots: list[dict[int, list]] = [{} for _ in range(NUM_WORKERS)]  # slot -> [run id, step]
         self.keys, self.generation = [""] * NUM_WORKERS, [0] * NUM_WORKERS
         self.flight: list[tuple[bool, float] | None] = [None] * NUM_WORKERS  # (will report, since)
         self.unsaved: set[int] = set()
+        self.spoiled: set[str] = set()
+        """Runs of which a worker has said nonsense while they waited."""
         self.suspended = False
 
     def clock(self):
@@ -229,6 +236,7 @@ class SimPool:
         if call.bank_key != self.keys[worker]:
             self.keys[worker] = call.bank_key
             slots.clear()
+        self._keep(slots, call)
         for slot, data in call.admit:
             run_id = _run_id(_key(data))
             self._check_admission(slots, slot, run_id, call)
@@ -245,12 +253,23 @@ class SimPool:
             if trouble:
                 slots.clear()
 
+    def _keep(self, slots, call):
+        """Give up what is not held any more."""
+        first = self.ledger.first_results()
+        for slot in slots.keys() - call.hold.keys() | {slot for slot, _ in call.admit if slot in slots}:
+            run_id = slots.pop(slot)[0]
+            self.world.counts["given up"] += 1
+            if run_id not in first and run_id not in self.spoiled:
+                raise BrokenPromiseError("a run was given up without an outcome")
+        if any(run_id in first and first[run_id].status == "pruned" for run_id, _ in slots.values()):
+            raise BrokenPromiseError("a run that was pruned goes on")
+
     def _check_admission(self, slots, slot, run_id, call):
-        if slot in slots or slot >= call.num_slots:
-            raise BrokenPromiseError("admitted into an occupied slot")
+        if slot in slots or slot >= call.num_slots or slot not in call.hold:
+            raise BrokenPromiseError("admitted into an occupied slot, or into one that is not held")
         if run_id in self.settled:
             raise BrokenPromiseError("a run that had ended was run again")
-        if any(run_id == held for worker in self.slots for held, _ in worker.values()):
+        if any(run_id == held for worker in self.slots for held, _ in worker.values()) and run_id not in self.spoiled:
             raise BrokenPromiseError("one run in two slots")
         self.world.counts["executions"] += 1
 
@@ -263,7 +282,8 @@ class SimPool:
             return Report(worker=worker, error="can't allocate memory", cause="out_of_memory")
         for cause, share in (("lost_worker", 0.5), ("preempted", 0.2), ("out_of_memory", 0.1), ("user_code", 0.1)):
             if self.world.happens(share, cause):
-                ends = [self._finished(slot, run_id) for slot, (run_id, _) in self.slots[worker].items()]
+                held = self.slots[worker].items()
+                ends = [self._finished(slot, run_id) for slot, (run_id, _) in held if call.hold[slot] is None]
                 self.world.late += [end for end in ends if self.random.random() < 0.5]  # ended, but never reported
                 return Report(worker=worker, error="gone", cause=cause)
         return None
@@ -271,7 +291,8 @@ class SimPool:
     def _train(self, worker, call):
         slots, done = self.slots[worker], []
         for slot, held in sorted(slots.items()):
-            held[1] += self.random.randint(1, 3) if call.max_steps else 0
+            pause, ahead = call.hold[slot], held[1] + (self.random.randint(1, 3) if call.max_steps else 0)
+            held[1] = ahead if pause is None else max(held[1], min(pause, ahead))
             if held[1] >= NUM_STEPS:
                 del slots[slot]
                 done.append(self._end(slot, held[0]))
@@ -286,7 +307,20 @@ class SimPool:
             done.append(self.random.choice(late))
         self.random.shuffle(done)
         steps = {slot: step for slot, (_, step) in slots.items()}
-        return Report(worker=worker, finished=tuple(done), steps=steps)
+        there = [(slot, *held) for slot, held in slots.items() if held[1] >= (call.hold[slot] or NUM_STEPS)]
+        paused = [self._paused(slot, run_id, step, call.hold[slot]) for slot, run_id, step in there]
+        return Report(worker=worker, finished=tuple(done), steps=steps, paused=tuple(paused))
+
+    def _paused(self, slot, run_id, step, pause):
+        """What came of a run so far: at its pause, but for an engine that tells of where it is now, or nonsense."""
+        self.world.counts["paused"] += 1
+        uncut = self.world.happens(0.5, "curves not cut") if step > pause else False
+        result, curve = json_pruned(run_id, step if uncut else pause)
+        if self.world.happens(0.1, "pauses that are none"):
+            result = result | {"num_steps": pause - 1}
+        if result["num_steps"] != pause:
+            self.spoiled.add(run_id)
+        return Finished(slot=slot, result=result, curve=curve)
 
     def _end(self, slot, run_id):
         end = self._finished(slot, run_id)
@@ -349,7 +383,9 @@ class SimPool:
     def check_stopped(self):
         """After an orderly stop: whoever could answer has saved what it holds."""
         for worker in self.unsaved:
-            if self.flight[worker] is None and any(step for _, step in self.slots[worker].values()):
+            known = self.ledger.first_results().keys() | self.spoiled
+            left = [step for run_id, step in self.slots[worker].values() if run_id not in known]
+            if self.flight[worker] is None and any(left):
                 raise BrokenPromiseError("a stop left a worker unsaved")
 
 
@@ -357,6 +393,41 @@ class SimPool:
 def json_outcome(run_id):
     result, curve = outcome(RUNS[run_id])
     return canon.to_json(result), canon.to_json(curve)
+
+
+@functools.lru_cache(maxsize=256)
+def json_pruned(run_id, num_steps):
+    result, curve = pruned_outcome(RUNS[run_id], num_steps)
+    return canon.to_json(result), canon.to_json(curve)
+
+
+RUNGS = (2, 4)
+NUM_STARTUP = 3
+
+
+def rungs(name, num_steps):
+    return RUNGS
+
+
+def verdict(name, *, index, losses_nats, seen, num_startup, **_):
+    """Worse than the better half of those that came as far; its words name everything that it was shown."""
+    step = len(losses_nats)
+    others = sorted(trial.losses_nats[step - 1] for trial in seen if len(trial.losses_nats) >= step)
+    if len(seen) < num_startup or losses_nats[-1] <= others[len(others) // 2]:
+        return ""
+    return f"trial {index} lost at step {step} among {len(seen)}"
+
+
+def told_nats(name, *, losses_nats, seen, **_):
+    return losses_nats[-1] + 0.01 * len(seen)
+
+
+def load_curve(study_dir, result):
+    return (pruned_outcome if result.status == "pruned" else outcome)(RUNS[result.id], *_cut(result))[1]
+
+
+def _cut(result):
+    return (result.num_steps,) if result.status == "pruned" else ()
 
 
 _decode, _content_id = canon.decode, canon.content_id
@@ -398,10 +469,14 @@ def faked(world):
         for module, name, fake in (
             (chain, "sqlite3", sql),
             (ledger_module, "DriverLock", Lock),
-            (drive_module, "store_curve", disk.store_curve),
-            (drive_module, "drop_checkpoints", disk.drop_checkpoints),
+            (driver_module, "store_curve", disk.store_curve),
+            (driver_module, "drop_checkpoints", disk.drop_checkpoints),
             (drive_module, "drop_stale_checkpoints", disk.drop_stale_checkpoints),
-            (drive_module, "oom_kills", lambda: 0),
+            (driver_module, "oom_kills", lambda: 0),
+            (pruner_module, "rungs", rungs),
+            (pruner_module, "verdict", verdict),
+            (pruner_module, "told_nats", told_nats),
+            (pruner_module, "load_curve", load_curve),
             (canon, "decode", remembered_decode),
             (canon, "content_id", remembered_id),
         ):
@@ -416,11 +491,11 @@ def static_source(_):
 def live(world, *, should_stop=False):
     """One driver, from opening the study to its end; returns whether it got to the end of the work."""
     with contextlib.closing(Ledger.open(STUDY, {"seed": world.seed}, create=True)) as ledger:
-        if set(world.told) - set(ledger.results()):
+        if set(world.told) - set(ledger.first_results()):
             raise BrokenPromiseError("an outcome that was reported is gone")
-        if not set(ledger.results()) <= world.disk.curves:
+        if not {(run.spec.id, run.result.status == "pruned") for run in ledger.runs()} <= world.disk.curves:
             raise BrokenPromiseError("an outcome without its curve")
-        pool = SimPool(world, set(ledger.results()))
+        pool = SimPool(world, ledger)
         left = [world.random.randrange(1, 20) if should_stop else 0]
 
         def told(event):
@@ -494,7 +569,10 @@ def simulate(seed, *, faults=1.0, make_source=static_source):
 def check(world, ledger):
     """What must hold in the end, whatever has happened."""
     for spec, result in ((run.spec, run.result) for run in ledger.runs()):
-        if result.status != "failed":
+        if result.status == "pruned":
+            if result.num_steps not in RUNGS or result != pruned_outcome(spec, result.num_steps, result.reason)[0]:
+                raise BrokenPromiseError("another result of a run that was pruned")
+        elif result.status != "failed":
             if result != outcome(spec)[0]:
                 raise BrokenPromiseError("another result")
         elif not result.reason.startswith(f"lost {MAX_ATTEMPTS} times") or (world.faults == 0 and spec.id != POISON):

@@ -45,16 +45,37 @@ def num_slots(spec: RunSpec) -> int:
     return spec.numerics.num_slots
 
 
+def curve_of(spec: RunSpec, num_steps: int) -> Curve:
+    """Its first steps: where the end is lower, so is the way there, but for some noise."""
+    log2_lr = math.log2(spec.hparams.learning_rate)
+    losses = tuple(
+        3.0 + 0.02 * (log2_lr + 6.0) ** 2 + 3.0 / step + 0.3 * math.sin(7.0 * log2_lr + step)
+        for step in range(1, num_steps + 1)
+    )
+    return Curve(steps=tuple(range(1, num_steps + 1)), train_loss_nats=losses, grad_norm=(1.0 + spec.seed,) * num_steps)
+
+
+def pruned_outcome(spec: RunSpec, num_steps: int, reason: str = "looked at") -> tuple[RunResult, Curve]:
+    """What its first steps give."""
+    curve = curve_of(spec, num_steps)
+    result = RunResult(
+        id=spec.id, status="pruned", loss_nats=None, num_steps=num_steps, tokens=num_steps,
+        last_train_loss_nats=curve.train_loss_nats[-1], curve_id=canon.content_id(curve), flops=0.5, seconds=0.25,
+        environment={}, reason=reason,
+    )  # fmt: skip
+    return result, curve
+
+
 def outcome(spec: RunSpec) -> tuple[RunResult, Curve]:
     """What the run of `spec` gives, wherever and whenever."""
     log2_lr = math.log2(spec.hparams.learning_rate)
     diverged = log2_lr > CLIFF_LOG2_LR
     loss = None if diverged else 2.0 + 0.02 * (log2_lr + 6.0) ** 2 + 1e-4 * spec.seed
-    curve = Curve(steps=(1, 2), train_loss_nats=(5.0, 3.0), grad_norm=(1.0, 1.0 + spec.seed))
+    curve = curve_of(spec, spec.schedule.num_steps)
     result = RunResult(
         id=spec.id, status="diverged" if diverged else "finished", loss_nats=loss, num_steps=spec.schedule.num_steps,
-        last_train_loss_nats=3.0, curve_id=canon.content_id(curve), flops=1.0, tokens=spec.num_tokens, seconds=0.5,
-        environment={}, reason="loss above the cliff" if diverged else "",
+        last_train_loss_nats=curve.train_loss_nats[-1], curve_id=canon.content_id(curve), flops=1.0,
+        tokens=spec.num_tokens, seconds=0.5, environment={}, reason="loss above the cliff" if diverged else "",
     )  # fmt: skip
     return result, curve
 
@@ -67,7 +88,9 @@ def finished(slot: int, spec: RunSpec) -> Finished:
 @dataclasses.dataclass
 class FakeHost:
     """A bank of counters. Executions are noted in `diary` (one line per begin and end), faults come from `fault`:
-    `crash SEED` kills the process once, `always-crash SEED` each time, `raise SEED`, `nan SEED`, `hang SEED`."""
+    `crash SEED` kills the process once, `always-crash SEED` each time, `raise SEED`, `nan SEED`, `hang SEED`,
+    `deaf SEED` does not wait where it is to be looked at.
+    """
 
     diary: Path
     fault: str = ""
@@ -78,12 +101,16 @@ class FakeHost:
     def advance(self, call):
         if call.bank_key != self.bank_key:
             self.bank_key, self.slots = call.bank_key, {}
+        for slot in self.slots.keys() - (call.hold.keys() - {slot for slot, _ in call.admit}):
+            self._note("evict", self.slots.pop(slot)[0])
         for slot, data in call.admit:
             assert slot not in self.slots and slot < call.num_slots, "admitted into an occupied slot"
             self.slots[slot] = [canon.decode(RunSpec, data), 0]
             self._note("begin", self.slots[slot][0])
         done = []
         for _ in range(call.max_steps):
+            if self._waiting(call):
+                break
             time.sleep(self.step_seconds)
             for slot, held in sorted(self.slots.items()):
                 held[1] += 1
@@ -95,7 +122,21 @@ class FakeHost:
         if call.save:
             for spec, _ in self.slots.values():
                 self._note("save", spec)
-        return Advanced(finished=tuple(done), steps={slot: step for slot, (_, step) in self.slots.items()})
+        paused = []
+        for slot in self._waiting(call):
+            result, curve = pruned_outcome(self.slots[slot][0], call.hold[slot])
+            paused.append(Finished(slot=slot, result=canon.to_json(result), curve=canon.to_json(curve)))
+        steps = {slot: step for slot, (_, step) in self.slots.items()}
+        return Advanced(finished=tuple(done), steps=steps, paused=tuple(paused))
+
+    def _waiting(self, call):
+        """Slots whose runs are where they are to be looked at."""
+        pauses = {slot: call.hold.get(slot) for slot in self.slots}
+        return [
+            slot
+            for slot, (spec, step) in sorted(self.slots.items())
+            if pauses[slot] is not None and step >= pauses[slot] and self.fault != f"deaf {spec.seed}"
+        ]
 
     def _end(self, slot):
         spec, _ = self.slots.pop(slot)

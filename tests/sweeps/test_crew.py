@@ -34,7 +34,7 @@ def made():
     pool, clock = Pool(), SimpleNamespace(now=0.0)
     crew = Crew(pool, num_slots, Leases(600.0), lambda: clock.now)
     spec = make_spec(num_steps=7)
-    attempt = Attempt(spec=spec, run_id=spec.id, bank_key=bank_key(spec), num_microbatches=2)
+    attempt = Attempt(spec=spec, run_id=spec.id, bank_key=bank_key(spec), num_microbatches=2, rungs=(5, 6))
     return SimpleNamespace(crew=crew, pool=pool, clock=clock, attempt=attempt)
 
 
@@ -57,7 +57,7 @@ def test_a_call_says_what_to_do(made):
     call = begin(made)
     assert (call.bank_key, call.num_slots, call.num_microbatches) == (made.attempt.bank_key, 3, 2)
     assert [slot for slot, _ in call.admit] == [1]
-    assert (call.max_steps, call.save) == (3, False)
+    assert (call.max_steps, call.save, call.hold) == (3, False, {1: 5})
     assert made.crew.busy and [index for index, _ in made.crew.idle()] == [1]
     answer(made, steps={1: 3})
     assert not made.crew.busy

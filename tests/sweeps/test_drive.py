@@ -3,7 +3,17 @@ import math
 import time
 
 import pytest
-from sweep_fakes import FakeHostFactory, bank_key, executions, finished, make_spec, make_specs, num_slots, outcome
+from sweep_fakes import (
+    FakeHostFactory,
+    bank_key,
+    executions,
+    finished,
+    make_spec,
+    make_specs,
+    num_slots,
+    outcome,
+    pruned_outcome,
+)
 
 from proxies import canon
 from proxies.spec import RunSpec
@@ -11,7 +21,7 @@ from sweeps.curves import load_curve
 from sweeps.drive import drive
 from sweeps.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.ledger import Ledger
-from sweeps.pool import InlinePool, Report
+from sweeps.pool import Finished, InlinePool, Report
 from sweeps.progress import Running
 from sweeps.source import Signal, StaticSource
 
@@ -163,6 +173,8 @@ def test_a_hung_worker_is_given_up(study):
 
 
 class WaitingSource:
+    pruner = None
+
     def next(self, results):
         return Signal.WAIT
 
@@ -270,7 +282,7 @@ def test_what_never_fits_fails(study):
 
 def test_a_worker_killed_for_its_memory_is_known_by_the_kernels_count(study, monkeypatch):
     kills = iter([4, 5, 5])
-    monkeypatch.setattr("sweeps.drive.oom_kills", lambda: next(kills))
+    monkeypatch.setattr("sweeps.driver.oom_kills", lambda: next(kills))
     answers = [error("lost_worker"), error("lost_worker")]
     scripted(study, lambda pool, call, number: answers[number] if number < 2 else pool.ends())
     study.drive(make_specs(1))
@@ -393,3 +405,131 @@ def test_one_run_refused_none_starts_any_more_and_those_in_flight_end(study):
         study.drive(specs, refusal=refusal)
     assert len(study.ledger.results()) == 5
     assert study.drive(specs) == expected(specs)
+
+
+class Looking:
+    """A list whose runs are looked at; those of some seeds are given up at their second rung."""
+
+    def __init__(self, specs, losers, rungs=(1, 3)):
+        self.inner, self.losers, self.steps = StaticSource(specs, bank_key), losers, rungs
+        self.seeds = {spec.id: spec.seed for spec in specs}
+        self.asked = []
+
+    def next(self, results):
+        return self.inner.next(results)
+
+    @property
+    def pruner(self):
+        return self
+
+    def rungs(self, run_id):
+        return self.steps
+
+    def verdict(self, run_id, losses_nats):
+        seed, step = self.seeds[run_id], len(losses_nats)
+        self.asked.append((seed, step))
+        assert losses_nats == outcome(make_spec(seed=seed, num_steps=6))[1].train_loss_nats[:step]
+        return "it loses" if seed in self.losers and step == self.steps[-1] else ""
+
+
+def pruned(ledger):
+    return {run.spec.id: run.result for run in ledger.runs() if run.result.status == "pruned"}
+
+
+def test_a_run_that_loses_is_recorded_as_its_first_steps(study):
+    specs = make_specs(7, num_steps=6)
+    source = Looking(specs, losers={1, 4})
+    results = study.drive(source)
+    assert dict(results) == expected(specs[:1] + specs[2:4] + specs[5:])
+    assert pruned(study.ledger) == {
+        spec.id: pruned_outcome(spec, 3, "it loses")[0] for spec in specs if spec.seed in source.losers
+    }
+    for result in study.ledger.first_results().values():
+        curve = load_curve(study.folder, result)
+        assert len(curve.steps) == (3 if result.status == "pruned" else 6)
+    assert sorted(source.asked) == [(seed, step) for seed in range(7) for step in (1, 3)]
+    told = [result.id for event in study.events for result in event.outcomes]
+    assert sorted(told) == sorted(spec.id for spec in specs)
+
+
+def test_its_slot_is_refilled_in_the_very_next_call(study):
+    calls, specs = [], make_specs(4, num_steps=6)
+    start = study.pool.start
+    study.pool.start = lambda worker, call: (calls.append(call), start(worker, call))
+    study.drive(Looking(specs, losers={1}), steps_per_call=50)
+    admitted = [[slot for slot, _ in call.admit] for call in calls]
+    assert admitted[:3] == [[0, 1, 2], [], [1]], "begun, looked at once, looked at again"
+    assert [sorted(call.hold.items()) for call in calls[:3]] == [
+        [(0, 1), (1, 1), (2, 1)], [(0, 3), (1, 3), (2, 3)], [(0, None), (1, 1), (2, None)]
+    ]  # fmt: skip
+    assert executions(study.diary, "evict") == [specs[1].id]
+
+
+def test_what_was_pruned_is_not_run_again_by_who_prunes_and_whole_by_who_does_not(study):
+    specs = make_specs(4, num_steps=6)
+    study.drive(Looking(specs, losers={1, 2}))
+    again = Looking(specs, losers={1, 2})
+    study.drive(again)
+    assert again.asked == [], "an outcome is an outcome"
+    assert dict(study.drive(specs)) == expected(specs)
+    assert len(pruned(study.ledger)) == 2
+    first = {run_id: result.status for run_id, result in study.ledger.first_results().items()}
+    assert sorted(first.values()) == ["finished", "finished", "pruned", "pruned"]
+    for spec in specs[1:3]:
+        assert load_curve(study.folder, study.ledger.results()[spec.id]) == outcome(spec)[1]
+        assert load_curve(study.folder, pruned(study.ledger)[spec.id]) == pruned_outcome(spec, 3)[1]
+    study.drive(specs)
+    study.drive(Looking(specs, losers={1, 2}))
+    assert len(executions(study.diary, "begin")) == 6
+
+
+def test_whoever_does_not_wait_is_not_believed(faulty):
+    """Its loss would be that of a run that nobody has looked at; and nobody is left in another drive's slot."""
+    study = faulty("deaf 1")
+    specs = make_specs(4, num_steps=6)
+    results = study.drive(Looking(specs, losers={2}))
+    assert (results[specs[1].id].status, specs[2].id in pruned(study.ledger)) == ("failed", True)
+    assert "does not wait where it is to be looked at" in results[specs[1].id].reason
+    assert dict(study.drive(specs)) == expected(specs) | {specs[1].id: results[specs[1].id]}
+
+
+def test_what_waits_when_a_stop_comes_is_told(study):
+    """The worker saves, and is heard: a verdict is not put off."""
+    specs = make_specs(3, num_steps=6)
+
+    def answer(pool, call, number):
+        if number == 0:
+            return Report(worker=0, steps=dict.fromkeys(range(3), 1), paused=tuple(map(paused, range(3), specs)))
+        return Report(worker=0, steps=dict.fromkeys(range(3), 1))
+
+    def paused(slot, spec):
+        result, curve = pruned_outcome(spec, 1)
+        return Finished(slot=slot, result=canon.to_json(result), curve=canon.to_json(curve))
+
+    pool = scripted(study, answer)
+    study.drive(Looking(specs, losers={2}, rungs=(1,)), should_stop=lambda: len(pool.calls) >= 1)
+    assert [(call.save, call.hold) for call in pool.calls[1:]] == [(True, {0: None, 1: None})]
+    assert set(pruned(study.ledger)) == {specs[2].id}
+
+
+def test_a_worker_that_dies_while_runs_wait_loses_nothing(study):
+    specs = make_specs(3, num_steps=6)
+    begun = []
+
+    def answer(pool, call, number):
+        begun.extend(data["seed"] for _, data in call.admit)
+        pool.slots[0] = {slot: spec for slot, spec in pool.slots[0].items() if slot in call.hold}
+        waiting = [(slot, spec, call.hold[slot]) for slot, spec in pool.slots[0].items() if call.hold[slot] is not None]
+        if number == 2:  # the one order to prune is under way
+            assert 1 not in call.hold
+            return error("lost_worker")
+        if not waiting:
+            return pool.ends()
+        ends = [(slot, *pruned_outcome(spec, step)) for slot, spec, step in waiting]
+        there = (Finished(slot=slot, result=canon.to_json(r), curve=canon.to_json(c)) for slot, r, c in ends)
+        return Report(worker=0, steps={slot: step for slot, _, step in waiting}, paused=tuple(there))
+
+    scripted(study, answer)
+    assert dict(study.drive(Looking(specs, losers={1}))) == expected([specs[0], specs[2]])
+    assert set(pruned(study.ledger)) == {specs[1].id}
+    assert sorted(begun) == [0, 0, 1, 2, 2], "what was pruned is not run again"

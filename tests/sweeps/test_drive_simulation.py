@@ -9,13 +9,15 @@ import simulation
 from simulation import BrokenPromiseError, KilledError, PowerLossError, simulate, study_folder
 from sweep_fakes import make_spec
 
-from sweeps import chain, losses
+from sweeps import chain, losses, pool
 from sweeps import drive as drive_module
+from sweeps import driver as driver_module
 from sweeps.errors import SweepError
+from sweeps.search_pruner import SearchPruner
 from sweeps.source import SearchSource
 from sweeps.space import search_space
 
-NUM_SEEDS = 300
+NUM_SEEDS, NUM_SEARCHES = 300, 80
 SPACE = search_space(ranges={"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)})
 
 
@@ -49,11 +51,23 @@ def test_a_seed_is_a_study():
     assert first == again != other
 
 
-def search_source(ledger):
-    def make_run(point):
-        return make_spec(log2_lr=math.log2(point["learning_rate"]), num_steps=simulation.NUM_STEPS)
+def make_run(point):
+    return make_spec(log2_lr=math.log2(point["learning_rate"]), num_steps=simulation.NUM_STEPS)
 
+
+def search_source(ledger):
     return SearchSource(SPACE, make_run, ledger, stage="sweep", study_seed=1, num_trials=12, parallelism=4)
+
+
+def pruning_source(ledger):
+    pruner = SearchPruner(
+        "asha", SPACE, simulation.STUDY, study_seed=1, num_steps=simulation.NUM_STEPS, parallelism=4,
+        num_startup=simulation.NUM_STARTUP,
+    )  # fmt: skip
+    return SearchSource(
+        SPACE, make_run, ledger, stage="sweep", study_seed=1, num_trials=16, parallelism=4, pruner=pruner,
+        sampler="random",
+    )  # fmt: skip
 
 
 def test_a_search_is_the_same_through_all_of_it():
@@ -67,6 +81,45 @@ def test_a_search_is_the_same_through_all_of_it():
             assert dict(ledger.results()) == dict(calm.results())
             num_compared += 1
     assert num_compared > 10
+
+
+def told_by(ledger):
+    """All that a search with pruning goes by: its points, and what came of each, with the reason."""
+    points = [record.body for record in ledger.records("suggestion")]
+    return points, [ledger.first_results()[make_run(point).id] for point in points]
+
+
+def calm_search():
+    return told_by(simulate(1, faults=0.0, make_source=pruning_source)[1])
+
+
+def decided_otherwise(ledger, calm):
+    """Whether a search went another way than the calm one; None where a run was lost too often to tell."""
+    if any(result.status == "failed" for result in ledger.results().values()):
+        return None
+    return told_by(ledger) != calm
+
+
+@pytest.fixture
+def calm():
+    return calm_search()
+
+
+def test_a_search_that_prunes_is_the_same_through_all_of_it(calm):
+    """Whoever dies, hangs, stops or is killed while runs wait, and in whatever order they come to wait."""
+    pruned = [result.num_steps for result in calm[1] if result.status == "pruned"]
+    assert len(pruned) > 3 and set(pruned) == set(simulation.RUNGS), "the rule has something to do, at every rung"
+    counts, compared = Counter(), []
+    for seed in range(NUM_SEARCHES):
+        struck, ledger = simulate(seed, faults=0.2 * faults(seed), make_source=pruning_source)
+        counts += struck
+        compared.append(decided_otherwise(ledger, calm))
+    assert True not in compared and compared.count(False) > NUM_SEARCHES / 2
+    struck = (
+        "power losses", "drivers killed", "takeovers", "orderly stops", "workers hung", "lost_worker", "resumed",
+        "late or double reports", "curves not cut", "pauses that are none", "given up",
+    )  # fmt: skip
+    assert {what for what in struck if counts[what] < NUM_SEARCHES / 20} == set(), "some faults never strike"
 
 
 # Planted bugs, each in our own code as it runs: the simulation must catch every one.
@@ -98,7 +151,7 @@ def no_fencing(patch):
 
 def told_twice(patch):
     """Every result that comes in is told, whether or not its run has one."""
-    settle = drive_module._Driver._settle
+    settle = driver_module.Driver._settle
 
     def mutant(self, index, finished):
         known = self._ledger.results().get(finished.result["id"])
@@ -106,7 +159,7 @@ def told_twice(patch):
         if known is not None:
             self._outcomes.append(known)
 
-    patch.setattr(drive_module._Driver, "_settle", mutant)
+    patch.setattr(driver_module.Driver, "_settle", mutant)
 
 
 def attempts_forgotten(patch):
@@ -134,42 +187,42 @@ def own_absence_blamed(patch):
 
 
 def lost_runs_forgotten(patch):
-    patch.setattr(drive_module._Driver, "_lose", lambda self, attempt, loss: None)
+    patch.setattr(driver_module.Driver, "_lose", lambda self, attempt, loss: None)
 
 
 def results_forgotten(patch):
     """A new driver does not look at what has an outcome."""
-    pull = drive_module._Driver.pull
+    pull = driver_module.Driver.pull
 
     def mutant(self):
-        ledger, self._ledger = self._ledger, type("Empty", (), {"results": lambda _: {}})()
+        settled, self.settled = self.settled, {}
         try:
             pull(self)
         finally:
-            self._ledger = ledger
+            self.settled = settled
 
-    patch.setattr(drive_module._Driver, "pull", mutant)
+    patch.setattr(driver_module.Driver, "pull", mutant)
 
 
 def curve_after_result(patch):
     def mutant(self, attempt, result, curve):
         self._ledger.commit(attempt.spec, result)
-        drive_module.store_curve(self._study_dir, result.id, curve)
-        drive_module.drop_checkpoints(self._study_dir, result.id)
+        driver_module.store_curve(self._study_dir, result.id, curve)
+        driver_module.drop_checkpoints(self._study_dir, result.id)
         del self._open[result.id]
         self._outcomes.append(result)
 
-    patch.setattr(drive_module._Driver, "_commit", mutant)
+    patch.setattr(driver_module.Driver, "_commit", mutant)
 
 
 def checkpoint_dropped_first(patch):
-    commit = drive_module._Driver._commit
+    commit = driver_module.Driver._commit
 
     def mutant(self, attempt, result, curve):
-        drive_module.drop_checkpoints(self._study_dir, result.id)
+        driver_module.drop_checkpoints(self._study_dir, result.id)
         commit(self, attempt, result, curve)
 
-    patch.setattr(drive_module._Driver, "_commit", mutant)
+    patch.setattr(driver_module.Driver, "_commit", mutant)
 
 
 def checkpoints_left(patch):
@@ -186,7 +239,7 @@ def without_dropping(faked):
 
 
 def stop_without_saving(patch):
-    patch.setattr(drive_module._Driver, "stop", lambda self, grace_seconds, clock: iter(()))
+    patch.setattr(driver_module.Driver, "stop", lambda self, grace_seconds, clock: iter(()))
 
 
 def nobody_runs_alone(patch):
@@ -222,6 +275,99 @@ def first_caught(plant):
             except (BrokenPromiseError, SweepError, KeyError, KilledError, PowerLossError) as caught:
                 return seed, f"{type(caught).__name__}: {caught}"
     return None
+
+
+def looks_at_whoever_has_ended(patch):
+    """A decision looks at every trial that is known by now, later ones among them."""
+    begin = SearchPruner.begin
+    patch.setattr(SearchPruner, "begin", lambda self, *args, **more: begin(self, *args, **(more | {"num_seen": 10**6})))
+
+
+def slot_not_given_up(patch):
+    """The outcome is recorded, and the run goes on in its slot: an order that is lost."""
+    look = driver_module.Driver._look
+
+    def mutant(self, index, paused):
+        held = self._crew.workers[index].slots.get(paused.slot)
+        look(self, index, paused)
+        if held is not None:
+            self._crew.workers[index].slots[paused.slot] = held
+
+    patch.setattr(driver_module.Driver, "_look", mutant)
+
+
+def refilled_before_it_is_recorded(patch):
+    """The slot is free, and nobody has written down what came of its run."""
+    commit = driver_module.Driver._commit
+
+    def mutant(self, attempt, result, curve):
+        if result.status != "pruned":
+            commit(self, attempt, result, curve)
+
+    patch.setattr(driver_module.Driver, "_commit", mutant)
+
+
+def pruned_told_twice(patch):
+    commit = driver_module.Driver._commit
+
+    def mutant(self, attempt, result, curve):
+        commit(self, attempt, result, curve)
+        self._outcomes += [result] if result.status == "pruned" else []
+
+    patch.setattr(driver_module.Driver, "_commit", mutant)
+
+
+def curve_not_cut(patch):
+    """What a worker says of a run that is beyond its pause is believed as it is."""
+    patch.setattr(driver_module, "decoded_pause", lambda paused, run_id, num_steps: pool.decoded(paused))
+
+
+def pruned_forgotten(patch):
+    """A new driver takes whole runs alone for settled."""
+    patch.setattr("sweeps.ledger.Ledger.first_results", lambda self: self.results())
+
+
+def pruned_curve_after_its_record(patch):
+    patch.setattr(driver_module.Driver, "_commit", late_curve(driver_module.Driver._commit))
+
+
+def late_curve(commit):
+    def mutant(self, attempt, result, curve):
+        if result.status != "pruned":
+            commit(self, attempt, result, curve)
+            return
+        self._ledger.commit(attempt.spec, result)
+        driver_module.store_curve(self._study_dir, result.id, curve, pruned=True)
+        driver_module.drop_checkpoints(self._study_dir, result.id)
+        del self._open[result.id]
+        self._outcomes.append(result)
+
+    return mutant
+
+
+PRUNING_MUTANTS = (
+    looks_at_whoever_has_ended, slot_not_given_up, refilled_before_it_is_recorded, pruned_told_twice,
+    curve_not_cut, pruned_forgotten, pruned_curve_after_its_record,
+)  # fmt: skip
+
+
+def first_different(plant, calm):
+    """The first seed at which a planted bug of pruning is seen, and what is said; None if it never is."""
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        for seed in range(NUM_TRIES):
+            try:
+                _, ledger = simulate(seed, faults=0.5 * faults(seed), make_source=pruning_source)
+            except (BrokenPromiseError, SweepError, KeyError, KilledError, PowerLossError) as caught:
+                return seed, f"{type(caught).__name__}: {caught}"
+            if decided_otherwise(ledger, calm):
+                return seed, "another search"
+    return None
+
+
+@pytest.mark.parametrize("plant", PRUNING_MUTANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_of_pruning_is_caught(plant, calm):
+    assert first_different(plant, calm) is not None
 
 
 @pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)

@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from sweep_fakes import make_spec, make_specs, outcome
+from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 
 from sweeps import fork
 from sweeps.curves import curve_path, load_curve, store_curve
@@ -154,3 +154,16 @@ def test_a_parent_that_is_not_there_or_not_sound(tmp_path, parent_dir):
     with pytest.raises(LedgerCorrupt, match=f"{parent_dir}"):
         read_parent(tmp_path / "child", parent_dir, SAME)
     assert not (tmp_path / "child").exists()
+
+
+def test_what_was_pruned_stays_there_and_its_whole_comes_over(tmp_path):
+    """A pruned run has lost against the parent's runs; here it may win."""
+    parent_dir, child_dir = tmp_path / "parent", tmp_path / "child"
+    with Ledger.open(parent_dir, PLAN, create=True) as ledger:
+        for spec in SPECS[:2]:
+            ledger.commit(spec, pruned_outcome(spec, 2)[0])
+        store_curve(parent_dir, SPECS[1].id, outcome(SPECS[1])[1])
+        ledger.commit(SPECS[1], outcome(SPECS[1])[0])
+    assert forked(child_dir, parent_dir) == Imported(num_runs=1, num_known=0, damaged=())
+    child = Ledger.read(child_dir)
+    assert dict(child.first_results()) == {SPECS[1].id: outcome(SPECS[1])[0]}

@@ -3,7 +3,7 @@ import math
 import pytest
 from spaces import SPACE, usual
 
-from sweeps.growth import Edge, grown, open_edges, probes
+from sweeps.growth import Edge, grown, open_edges, probes, pruned_sides
 
 
 def trials(space, optimum, num=24, cliff=math.inf, name="learning_rate"):
@@ -90,3 +90,32 @@ def test_probes_lie_beyond_the_end_and_differ_in_nothing_else():
     assert [point["clip_norm"] for point in probes(SPACE, [low], best)] == pytest.approx(
         [2**-2.5, 2**-3, 2**-3.5, 2**-4]
     )
+
+
+def test_pruned_trials_say_nothing_of_an_end():
+    """Diverged above the best learning rate, they would close that end; given up, they leave it open."""
+    points, losses = trials(SPACE, -1, num=48, cliff=-2.4)
+    lost = [index for index, loss in enumerate(losses) if loss is None]
+    assert open_edges(SPACE, points, losses) == ()
+    assert [(edge.axis, edge.side) for edge in open_edges(SPACE, points, losses, lost)] == [("learning_rate", "high")]
+
+
+def test_the_best_few_are_as_many_as_without_pruning():
+    """One lucky trial among few that finished is one lucky trial among all."""
+    points, losses = trials(SPACE, -7, num=64)
+    order = sorted(range(64), key=lambda index: losses[index])
+    near = sorted(order, key=lambda index: -points[index]["learning_rate"])[:2]
+    kept = [*near, *order[:8]]
+    found = [(1.0 + 0.01 * index if index in near else loss) if index in kept else None
+             for index, loss in enumerate(losses)]  # fmt: skip
+    assert open_edges(SPACE, points, found) != ()
+    assert open_edges(SPACE, points, found, [index for index in range(64) if index not in kept]) == ()
+
+
+def test_a_side_that_pruning_alone_closes_is_named():
+    points, losses = trials(SPACE, -7)
+    above = [index for index, point in enumerate(points) if math.log2(point["learning_rate"]) > -6.5]
+    pruned = [None if index in above else loss for index, loss in enumerate(losses)]
+    assert pruned_sides(SPACE, points, pruned, above) == (("learning_rate", "high"),)
+    assert pruned_sides(SPACE, points, pruned, above[1:]) == (), "one of them diverged: that is evidence"
+    assert pruned_sides(SPACE, points, losses, []) == ()

@@ -4,7 +4,7 @@ import sys
 import textwrap
 
 import pytest
-from sweep_fakes import make_spec, make_specs, outcome
+from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 
 from proxies.canon import CanonError
 from proxies.checks import SpecError
@@ -266,3 +266,23 @@ def test_a_full_disk_loses_nothing(tmp_path):
         acknowledged = done.stdout.split()
         assert len(acknowledged) > 20
         assert [record.key for record in ledger.records("note")] == acknowledged
+
+
+def test_what_was_pruned_is_no_outcome_of_the_whole_and_may_have_one(ledger, tmp_path):
+    first, second, third = specs = make_specs(3)
+    cut = {spec.id: pruned_outcome(spec, 2)[0] for spec in specs[:2]}
+    for result, spec in zip(cut.values(), specs, strict=False):
+        ledger.commit(spec, result)
+    for spec in (second, third):
+        ledger.commit(spec, outcome(spec)[0])
+    with reopened(ledger, tmp_path) as again:
+        whole = {spec.id: outcome(spec)[0] for spec in (second, third)}
+        assert [record.kind for record in again.records()[-5:-1]] == ["pruned", "pruned", "result", "result"]
+        assert dict(again.results()) == whole
+        assert dict(again.first_results()) == whole | cut, "a search goes by what came first"
+        assert list(again.own_results()) == [run.result for run in again.runs()] == [*cut.values(), *whole.values()]
+        for spec in specs[1:]:
+            with pytest.raises(DuplicateRecord):
+                again.commit(spec, pruned_outcome(spec, 2)[0])
+        with pytest.raises(DuplicateRecord):
+            again.commit(first, cut[first.id])

@@ -1,5 +1,6 @@
 """A cluster that exists without us, two nodes of it: joined, asked, used, left as it was; its parts killed."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from ray_cluster import RayCluster, await_true, processes
 from sweep_fakes import FakeHostFactory, bank_key, executions, make_specs, num_slots, outcome
 
 from sweeps.drive import drive
-from sweeps.errors import ClusterUnfit
+from sweeps.errors import ClusterUnfit, PoolDead
 from sweeps.ledger import Ledger
 from sweeps.pool import Advance
 from sweeps.pool_ray import RayPool
@@ -25,8 +26,8 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A head with two CPUs, and a node with one and a GPU that is not there."""
-    running = RayCluster(2, 1, fake_gpus=1)
+    """A head with two CPUs, and a node with one and two GPUs that are not there."""
+    running = RayCluster(2, 1, fake_gpus=2)
     yield running
     running.close()
 
@@ -41,7 +42,7 @@ def joined(cluster, monkeypatch):
 
 def workers(cluster):
     """Processes of ours on it."""
-    return [pid for pid, line in processes("ray::_Worker").items() if _session(pid).startswith(str(cluster.folder))]
+    return [pid for pid, line in processes("ray::RayWorker").items() if _session(pid).startswith(str(cluster.folder))]
 
 
 def _session(pid):
@@ -71,7 +72,7 @@ def test_joined_used_and_left(tmp_path, joined, capfd):
     factory = FakeHostFactory(str(tmp_path / "diary"), "crash 1")
     pool = RayPool(0, factory, place=Place(address=joined.address), node_check=list)
     try:
-        free = "GPUs free: 1 (cluster.worker_gpus gives them shares)"
+        free = "GPUs free: 2 (cluster.worker_gpus gives them shares)"
         assert (pool.num_workers, pool.where) == (3, f"3 workers on 2 nodes; {free}")
         assert len(workers(joined)) == 3
         with Ledger.open(tmp_path / "study", {}, create=True) as ledger:
@@ -109,23 +110,69 @@ def test_what_there_is_no_room_for(tmp_path, joined):
 
 
 class DeviceHost:
-    """Says which devices its process sees."""
+    """Says which devices its process sees, and its seat."""
+
+    def __init__(self, seat=None):
+        self.seat = seat
 
     def advance(self, call):
-        raise ValueError(f"devices {os.environ.get('CUDA_VISIBLE_DEVICES')!r}")
+        host = self.seat and self.seat.address.rpartition(":")[0]
+        seat = self.seat and (self.seat.rank, self.seat.num_ranks, host, self.seat.one_node, bool(self.seat.listen_fd))
+        raise ValueError(f"{os.environ.get('CUDA_VISIBLE_DEVICES')}|{seat}")
 
 
-@pytest.mark.parametrize(("worker_gpus", "num_workers", "sees"), [(0.5, 0, "'0'"), (0.0, 1, "''")])
+def told(pool, workers):
+    """What the hosts of those workers say."""
+    for worker in workers:
+        pool.start(worker, Advance(bank_key="", num_slots=1, admit=(), max_steps=1))
+    reports = []
+    while len(reports) < len(workers):
+        reports += pool.wait(30)
+    return [report.error.removeprefix("ValueError: ").split("|") for report in sorted(reports, key=lambda r: r.worker)]
+
+
+@pytest.mark.parametrize(
+    ("worker_gpus", "num_workers", "sees"),
+    [(0.25, 0, "0101"), (0.25, 2, "01"), (0.6, 0, "01"), (1.0, 1, None), (0.0, 1, [""])],
+)
 def test_devices_by_share(joined, worker_gpus, num_workers, sees):
-    place = Place(address=joined.address, worker_cpus=0.5, worker_gpus=worker_gpus)
+    """As many as there is a CPU for; no GPU has two workers while another has none."""
+    place = Place(address=joined.address, worker_cpus=0.25, worker_gpus=worker_gpus)
     pool = RayPool(num_workers, DeviceHost, place=place)
     try:
-        assert pool.num_workers == (num_workers or 2), "as many as have a half of the one"
-        pool.start(0, Advance(bank_key="", num_slots=1, admit=(), max_steps=1))
-        (report,) = pool.wait(30)
-        assert report.error == f"ValueError: devices {sees}"
+        assert pool.num_workers == len(sees or "0")
+        there = [devices for devices, _ in told(pool, range(pool.num_workers))]
+        assert sees is None or sorted(there) == sorted(sees)
+        if len(there) > 1:
+            pool.restart(1)
+            assert told(pool, [1])[0][0] == there[1], "where it was"
     finally:
         pool.close()
+
+
+def test_ranks_sit_together_where_a_node_holds_them(joined):
+    pool = RayPool(0, DeviceHost, place=Place(address=joined.address, num_ranks=2))
+    try:
+        assert pool.where.startswith("1 workers of 2 ranks on 2 nodes")
+        assert told(pool, [0]) == [["", "(0, 2, '127.0.0.1', True, True)"]], "nobody else can reach them"
+        assert len(workers(joined)) == 2
+    finally:
+        pool.close()
+    pool = RayPool(0, DeviceHost, place=Place(address=joined.address, num_ranks=3))
+    try:
+        assert pool.num_workers == 1
+        _, seat = told(pool, [0])[0]
+        rank, size, host, one_node, listens = ast.literal_eval(seat)
+        assert (rank, size, one_node, listens) == (0, 3, False, True)
+        assert host == joined.address.rpartition(":")[0]
+        assert len(workers(joined)) == 3
+        pool.restart(0)
+        assert ast.literal_eval(told(pool, [0])[0][1])[0] == 0
+        await_true(lambda: len(workers(joined)) == 3, 10)
+    finally:
+        pool.close()
+    with pytest.raises(ClusterUnfit, match=r"room for 0 workers of 4 ranks, each of CPU 1, for 0 of them now"):
+        RayPool(0, DeviceHost, place=Place(address=joined.address, num_ranks=4))
 
 
 def test_a_cluster_that_cannot_be_joined(tmp_path, joined, monkeypatch):
@@ -145,8 +192,8 @@ def test_a_cluster_that_cannot_be_joined(tmp_path, joined, monkeypatch):
     assert time.monotonic() - began < 30
 
 
-def driver(cluster, folder):
-    """A driver of 30 slow runs on the cluster, as a process of its own."""
+def driver(cluster, folder, takes=""):
+    """A driver of 30 slow runs on the cluster, as a process of its own; `takes`: what a worker of it takes."""
     script = f"""
         import sys
         from pathlib import Path
@@ -156,7 +203,7 @@ def driver(cluster, folder):
         from sweeps.pool_ray import RayPool
         from sweeps.ray_nodes import Place
         factory = FakeHostFactory({str(folder / "diary")!r}, step_seconds=0.5)
-        pool = RayPool(2, factory, place=Place(address={cluster.address!r}))
+        pool = RayPool(2, factory, place=Place(address={cluster.address!r}, {takes}))
         try:
             run_all(Path({str(folder / "study")!r}), pool, make_specs(30))
         finally:
@@ -171,11 +218,21 @@ def driver(cluster, folder):
 
 
 def test_a_killed_driver_leaves_no_actor(tmp_path, joined):
-    process = driver(joined, tmp_path)
+    """Nor a place that is kept for one."""
+    process = driver(joined, tmp_path, "worker_cpus=0.25, worker_gpus=0.25")
     assert len(workers(joined)) == 2
     process.kill()
     process.communicate(timeout=20)
     await_true(lambda: not workers(joined), 20)
+
+    def is_free():
+        try:
+            RayPool(2, DeviceHost, place=Place(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)).close()
+        except (ClusterUnfit, PoolDead):
+            return False
+        return True
+
+    await_true(is_free, 30)
 
 
 @pytest.mark.slow

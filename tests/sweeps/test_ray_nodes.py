@@ -23,12 +23,12 @@ NODES = {"a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30}, "b": {"CPU": 3.0,
     ],
 )
 def test_room(place, num_workers):
-    assert room(NODES, place.needs) == num_workers
+    assert room(NODES, place) == num_workers
 
 
 def test_shares_that_make_a_whole_fit():
     for parts in (3, 7, 10):
-        assert room({"a": {"CPU": 99.0, "GPU": 1.0}}, Place(worker_gpus=1 / parts).needs) == parts
+        assert room({"a": {"CPU": 99.0, "GPU": 1.0}}, Place(worker_gpus=1 / parts)) == parts
 
 
 def test_nodes_in_words():

@@ -7,12 +7,12 @@ import sys
 import textwrap
 
 import pytest
-from sweep_fakes import make_specs, outcome
+from sweep_fakes import make_specs, outcome, pruned_outcome
 
 from sweeps import salvage
 from sweeps.curves import store_curve
 from sweeps.errors import DiskFull, LedgerCorrupt, LedgerTooNew, StudyHeld, StudyMissing
-from sweeps.ledger import LEDGER_NAME, Ledger
+from sweeps.ledger import CALIBRATION, LEDGER_NAME, Ledger
 from sweeps.lock import DriverLock
 from sweeps.repair import repair
 
@@ -85,6 +85,19 @@ def test_one_damaged_record_costs_itself_alone(study, written):
     assert repair(study) is None
     with Ledger.open(study, PLAN, create=False) as again:
         again.commit(spec, outcome(spec)[0])
+
+
+def test_a_calibration_beyond_the_damage_comes_back(tmp_path):
+    """Which runs a study asks for depends on it: measured anew, it might choose otherwise."""
+    with Ledger.open(tmp_path, PLAN, create=True) as ledger:
+        ledger.append("coordinates", "mup", {"outcome": "passes"})
+        ledger.append(CALIBRATION, "a" * 64, {"chosen": {"num_slots": 8}})
+        ledger.append(CALIBRATION, "b" * 64, {"chosen": {"num_slots": 2}})
+    damage(tmp_path, (b'"outcome":"passes"', b'"outcome":"failed"'), (b'"num_slots":2', b'"num_slots":3'))
+    found = repair(tmp_path)
+    assert found.lost == {"coordinates": ["mup"], CALIBRATION: ["b" * 64]}
+    (kept,) = Ledger.read(tmp_path).records(CALIBRATION)
+    assert kept.body == {"chosen": {"num_slots": 8}}
 
 
 @pytest.mark.parametrize(
@@ -278,3 +291,17 @@ def test_killed_anywhere_it_is_begun_again(study):
             break
         steps += 1
     assert 8 < steps < 40
+
+
+def test_what_was_pruned_beyond_the_damage_comes_back(tmp_path):
+    """A search goes by what came first: with a pruned run's outcome lost, it would wait for the whole of it."""
+    specs = SPECS[:4]
+    with Ledger.open(tmp_path, PLAN, create=True) as ledger:
+        for spec in specs:
+            ledger.commit(spec, pruned_outcome(spec, 2)[0])
+        ledger.commit(specs[3], outcome(specs[3])[0])
+    damage(tmp_path, (f'"id":"{specs[1].id}"'.encode(), b'"id":"0'))
+    found = repair(tmp_path)
+    assert found.lost == {"pruned": [specs[1].id]} and found.num_put_back == 3
+    kept = [specs[0], specs[2], specs[3]]
+    assert dict(Ledger.read(tmp_path).first_results()) == {spec.id: pruned_outcome(spec, 2)[0] for spec in kept}

@@ -88,7 +88,7 @@ def test_recorded_points_come_in_order_up_to_one_that_is_lost(ledger):
 
 def test_recorded_points_are_not_suggested_anew(ledger, monkeypatch):
     first = finish(search_source(ledger), 0)
-    monkeypatch.setattr("sweeps.source.suggest", lambda *args, **kwargs: pytest.fail("suggested anew"))
+    monkeypatch.setattr("sweeps.suggest.Search.suggest", lambda *args, **kwargs: pytest.fail("suggested anew"))
     source = search_source(ledger)
     assert finish(source, 1) == first
     assert source.run_ids == tuple(spec.id for spec in first)

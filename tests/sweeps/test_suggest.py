@@ -5,9 +5,11 @@ import statistics
 
 import optuna
 import pytest
-from spaces import SPACE, usual
+from spaces import SPACE, suggest, usual
 
-from sweeps.suggest import suggest
+from sweeps import samplers
+from sweeps.past import NUM_BEST
+from sweeps.suggest import Search
 
 CLIFF_LOG2_LR = -5.5  # half an octave above the optimum: what a learning rate range really looks like
 
@@ -218,3 +220,73 @@ def test_known_trials_are_seen_beyond_the_last_p():
     assert suggest(SPACE, 0, 30, told, 8, earlier=points, num_known=30) != plain
     with pytest.raises(ValueError, match=r"needs the outcomes of trials \[29\]"):
         suggest(SPACE, 0, 30, {i: told[i] for i in range(29)}, 8, earlier=points, num_known=30)
+
+
+def kept(sampler, space, num_trials, parallelism=3, known=(), num_known=0, on_ask=lambda search, told: None):
+    """A search as the driver carries it out, one `Search` from its first trial on."""
+    search = Search(space, 1, parallelism, sampler=sampler, num_startup=6, num_known=num_known)
+    told = {}
+    for index in range(num_trials):
+        if index >= len(known):
+            on_ask(search, told)
+        search.add(known[index] if index < len(known) else search.suggest(told))
+        told[index] = toy_loss({**search.points[-1], "clip_norm": search.points[-1]["clip_norm"] or 4.0})
+    return list(search.points), told
+
+
+@pytest.mark.parametrize(("sampler", "space"), EVERY)
+def test_what_is_kept_between_suggestions_changes_nothing(sampler, space, monkeypatch):
+    """To the bit, from any trial on, divergences among them, also beyond what a sampler is shown."""
+    monkeypatch.setattr("sweeps.past.NUM_BEST", 3)
+    monkeypatch.setattr(samplers, "MOST_SHOWN", 9)
+    monkeypatch.setattr(samplers, "MOST_FITTED", 5)
+    number = 10 if sampler == "gp" else 44
+    points, told = kept(sampler, space, number)
+    assert None in told.values() or sampler == "gp"
+    for index in [number - 1] if sampler == "gp" else range(0, number, 3):
+        again = suggest(space, 1, index, told, 3, sampler=sampler, num_startup=6, earlier=points[:index])
+        assert again == points[index]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "gp", "qmc"])
+def test_a_leg_goes_on_likewise(sampler, monkeypatch):
+    """After a growth: 12 trials of the narrower space, two given beyond its end, then the sampler's own."""
+    monkeypatch.setattr(samplers, "MOST_SHOWN", NUM_BEST + 1)
+    before = kept(sampler, usual(learning_rate=(2**-12, 2**-7)), 12)[0]
+    given = [{**before[0], "learning_rate": 2.0**log2} for log2 in (-6.5, -6.0)]
+    number = 15 if sampler == "gp" else 36
+    points, told = kept(sampler, SPACE, number, known=[*before, *given], num_known=12)
+    for index in [14, number - 1]:
+        again = suggest(SPACE, 1, index, told, 3, sampler=sampler, num_startup=6, earlier=points[:index], num_known=12)
+        assert again == points[index]
+
+
+def test_the_bound_begins_where_it_says(monkeypatch):
+    """Up to `MOST_SHOWN` trials the search is what it would be without a bound; beyond it is another."""
+    monkeypatch.setattr(samplers, "MOST_SHOWN", 30)
+    bounded = kept("tpe", SPACE, 40)[0]
+    monkeypatch.setattr(samplers, "MOST_SHOWN", 10**6)
+    free = kept("tpe", SPACE, 40)[0]
+    assert bounded[:33] == free[:33], "30 outcomes seen, and two in flight"
+    assert bounded[33:] != free[33:]
+
+
+def test_a_suggestion_costs_the_same_however_long_the_search(monkeypatch):
+    """Each trial is made for Optuna twice, running and ended, and no more than the bound are shown."""
+    made, shown = [], []
+    plain, asked = samplers._trial, samplers._asked
+    monkeypatch.setattr(samplers, "MOST_SHOWN", 30)
+    monkeypatch.setattr(samplers, "_trial", lambda *args: made.append(args[-1]) or plain(*args))
+    monkeypatch.setattr(
+        samplers, "_asked", lambda sampler, trials, axes: shown.append(len(trials)) or asked(sampler, trials, axes)
+    )
+    kept("tpe", SPACE, 90)
+    assert max(shown) == 30 + 2
+    assert max(made.count(index) for index in set(made)) == 2
+
+
+def test_the_bound_keeps_all_that_tpe_takes_for_good():
+    """Optuna's own rule: of n trials min(n / 10, 25) are good, so that of 250 and more it is 25."""
+    from optuna.samplers._tpe.sampler import default_gamma
+
+    assert default_gamma(samplers.MOST_SHOWN) == default_gamma(10**6) == NUM_BEST

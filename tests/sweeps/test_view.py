@@ -12,7 +12,7 @@ import optuna_dashboard
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from sweep_fakes import make_spec, outcome
+from sweep_fakes import make_spec, outcome, pruned_outcome
 
 import sweeps
 from sweeps.curves import store_curve
@@ -85,7 +85,8 @@ def test_optuna_reads_the_search(study):
     found = optuna.load_study(study_name="search", storage=StudyStorage(study))
     assert [trial.state.name for trial in found.trials] == ["COMPLETE", "COMPLETE", "FAIL", "RUNNING"]
     assert found.best_trial.number == 1 and found.best_value == outcome(make_spec(log2_lr=-7.0))[0].loss_nats
-    assert found.trials[0].intermediate_values == {1: 5.0, 2: 3.0}
+    losses = outcome(make_spec(log2_lr=-9.0))[1].train_loss_nats
+    assert found.trials[0].intermediate_values == dict(enumerate(losses, start=1))
     assert found.trials[2].user_attrs["reason"] == "loss above the cliff"
     assert len(optuna.load_study(study_name="runs", storage=StudyStorage(study)).trials) == 5
 
@@ -148,3 +149,24 @@ def test_optuna_dashboard_serves_it_while_a_driver_writes(study, get):
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert get("/api/studies/9")[0] == 404
+
+
+def test_a_pruned_trial_is_shown_as_such_with_its_step(study):
+    """Also when its run has been run whole for another stage: then that is a row of its own, and no trial."""
+    spec = make_spec(log2_lr=-8.0)  # trial 3
+    result, curve = pruned_outcome(spec, 2)
+    with Ledger.open(study, {}, create=False) as ledger:
+        store_curve(study, spec.id, curve, pruned=True)
+        ledger.commit(spec, result)
+        (row,) = sweeps.load(study).trials().query("status == 'pruned'").to_dict("records")
+        assert (row["trial"], row["num_steps"], row["planned_steps"], row["reason"]) == (3, 2, 4, "looked at")
+        commit(ledger, study, spec)
+    view = sweeps.load(study)
+    rows = view.trials().query(f"run_id == '{spec.id}'")
+    assert rows["status"].tolist() == ["pruned", "finished"] and rows["trial"].isna().tolist() == [False, True]
+    assert view.curve(spec.id) == outcome(spec)[1]
+    trial = optuna.load_study(study_name="search", storage=StudyStorage(study)).trials[3]
+    assert (trial.state.name, trial.value) == ("PRUNED", None)
+    assert trial.intermediate_values == dict(zip((1, 2), curve.train_loss_nats, strict=True))
+    runs = optuna.load_study(study_name="runs", storage=StudyStorage(study)).trials
+    assert [len(run.intermediate_values) for run in runs[-2:]] == [2, 4]

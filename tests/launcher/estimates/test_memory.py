@@ -18,6 +18,7 @@ from launcher.estimates.memory import kept_per_token, memory_per_rank
 from launcher.frozen import Parallelism
 from launcher.reference import MODELS
 from proxies import model as model_module
+from proxies import rotary
 from proxies.flops import count_params
 from proxies.model import Block, Decoder, Multipliers, token_loss
 from proxies.shape import Shape
@@ -41,12 +42,12 @@ GPT2 = shape_of(4, 512, 8, 8, 2048, 8000, 512, family="gpt2", tied=True)
 @contextlib.contextmanager
 def fake_ranks(count):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
-    model_module._rotary_tables.cache_clear()
+    rotary._rotary_tables.cache_clear()
     try:
         yield
     finally:
         dist.destroy_process_group()
-        model_module._rotary_tables.cache_clear()  # of fake tensors: nobody else may have them
+        rotary._rotary_tables.cache_clear()  # of fake tensors: nobody else may have them
 
 
 def tracked(shape, layout, precision, num_microbatches, monkeypatch):

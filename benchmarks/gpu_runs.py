@@ -1,0 +1,86 @@
+"""The runs that `gpu.py` trains; as a program, one of them alone in a process of its own: `gpu_runs.py ASKED`.
+
+ASKED is {"model", "batch", "seq_len", "corpus", "dtype", "seconds"}. It says "ready" after its first steps, waits for a
+line, trains for so many seconds and says its steps a second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from proxies.rules import named
+from proxies.schedule import Schedule
+from proxies.shape import Shape
+from proxies.spec import Hparams, Numerics, RunSpec
+
+TRIAL_STEPS = 2000
+ENDLESS_STEPS, FIRST_STEPS = 10**6, 3
+
+
+def run_spec(
+    model: Sequence[int], seq_len: int, batch: int, numerics: Numerics, data_id: str, num_steps: int = TRIAL_STEPS
+) -> RunSpec:
+    """One trial of a model, (width, layers, feed-forward width, vocabulary), at a batch of so many sequences."""
+    width, num_layers, ffn_width, vocab_size = model
+    num_heads = max(1, width // 64)
+    shape = Shape(
+        num_layers=num_layers, width=width, num_heads=num_heads, num_kv_heads=num_heads, ffn_width=ffn_width,
+        vocab_size=vocab_size, seq_len=seq_len,
+    )  # fmt: skip
+    return RunSpec(
+        shape=shape, base_shape=shape, parametrization=named("mup"), hparams=Hparams(learning_rate=1e-3),
+        schedule=Schedule(kind="constant", num_steps=num_steps), batch_tokens=batch * seq_len,
+        data_id=data_id, seed=0, numerics=numerics,
+    )  # fmt: skip
+
+
+def corpus_of(folder: Path, vocab_size: int, num_ids: int) -> Path:
+    """Random ids as shards, without `forerun tokenize` and the pyarrow that it wants."""
+    import numpy as np
+
+    from proxies import canon
+    from proxies.data.tokens import MANIFEST, SCHEMA_VERSION, Manifest, Shard, Source
+
+    shards = {}
+    out = folder / str(vocab_size)
+    out.mkdir()
+    for seed, (split, number) in enumerate((("train", num_ids), ("validation", num_ids // 8))):
+        ids = np.random.default_rng(seed).integers(0, vocab_size, number, dtype=np.uint16)
+        path = out / f"{split}.bin"
+        path.write_bytes(ids.astype("<u2").tobytes())
+        shard = Shard(file=path.name, num_tokens=number, max_id=int(ids.max()), sha256=canon.file_sha256(path))
+        shards[split] = (shard,)
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION, tokenizer="unnamed", vocab_size=vocab_size, dtype="uint16", end_id=None,
+        sources=(Source(name="random", weight=1.0, num_documents=1, **shards),),
+    )  # fmt: skip
+    canon.write_atomic(out / MANIFEST, canon.pretty(manifest))
+    return out
+
+
+def train(asked: dict[str, Any]) -> None:
+    """The run, for as long as was asked."""
+    from proxies.data.tokens import TokenStore
+    from proxies.solo import Solo
+
+    store = TokenStore(Path(asked["corpus"]), trusted=True)
+    numerics, solo = Numerics(dtype=asked["dtype"]), Solo(store)
+    data_id = store.manifest.data_id
+    solo.admit(0, run_spec(asked["model"], asked["seq_len"], asked["batch"], numerics, data_id, ENDLESS_STEPS))
+    solo.advance(FIRST_STEPS)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    began = time.monotonic()
+    solo.advance(ENDLESS_STEPS, asked["seconds"])
+    print((solo.steps[0] - FIRST_STEPS) / (time.monotonic() - began), flush=True)
+
+
+if __name__ == "__main__":
+    train(json.loads(sys.argv[1]))

@@ -1,0 +1,249 @@
+"""Our search against what a user would pick instead: Ray Tune with OptunaSearch, a process per trial or reused ones.
+
+    python benchmarks/peers.py --json benchmarks/results/peers.json --peer-python PYTHON
+
+1. The same search: same proxy, corpus, space, number of trials, 2 workers of one thread. Ours is `forerun sweep` on the
+   plan that `forerun init` writes (banks in Ray actors); theirs trains each trial by `proxies.solo.Solo` (our engine
+   for one trial) in their trainable. Told: wall and processor seconds of the whole process tree, Python's and Ray's
+   start included; and, along the trials as they ended, until one is within 0.01 nats of the best of all trials of all,
+   and until one is as good as the best of the search that ended worst. A round has a seed of its own.
+2. The cost of orchestration: an objective that costs nothing, from the workers' start to the last outcome; and the
+   driver's largest memory, its libraries included. Ours has TPE, the ledger on disk and Ray's actors, as in a study.
+
+Every round runs ours, then theirs; ratios are taken within a round. PYTHON has forerun and `ray[tune]`; to make one:
+
+    python -m venv peer && peer/bin/pip install -c constraints.txt torch -e . 'ray[tune]'
+    peer/bin/pip uninstall -y torchvision
+
+It takes some 45 minutes of two cores, the most of them theirs; `--quick` takes 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import math
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from process_tree import Cost, machine, measured, own_peak_mb
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "sweeps"))
+
+NUM_WORKERS, NUM_SLOTS, NEAR_NATS = 2, 4, 0.01
+OURS, THEIRS = "forerun", {"tune": False, "tune, reused": True}
+"""Ray Tune's arms: whether actors are reused."""
+RANGES = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+               "RAY_USAGE_STATS_ENABLED": "0", "PYTHONDONTWRITEBYTECODE": ""}  # fmt: skip
+
+
+def drive_trivial(study: Path, num_trials: int, out: Path) -> None:
+    """Our driver on an objective that costs nothing: what `forerun sweep` is made of, without a plan and a corpus."""
+    from soak_case import TrivialHost
+    from sweep_fakes import make_spec
+
+    from sweeps.drive import drive
+    from sweeps.ledger import Ledger
+    from sweeps.pool_ray import RayPool
+    from sweeps.source import SearchSource
+    from sweeps.space import search_space
+
+    with Ledger.open(study, {"seed": 0}, create=True) as ledger:
+        source = SearchSource(
+            search_space(ranges=RANGES),
+            lambda point: make_spec(log2_lr=math.log2(point["learning_rate"]), num_slots=NUM_SLOTS),
+            ledger, stage="search", study_seed=0, num_trials=num_trials, parallelism=NUM_SLOTS * NUM_WORKERS,
+        )  # fmt: skip
+        pool = RayPool(NUM_WORKERS, TrivialHost)
+        ended: list[tuple[float, float]] = []
+        ready = time.time()
+
+        def progress(event: Any) -> None:
+            ended.extend((time.time(), outcome.loss_nats or math.inf) for outcome in event.outcomes)
+
+        try:
+            drive(source, pool, ledger, study, num_slots_for=lambda spec: NUM_SLOTS, bank_key_for=lambda spec: "one",
+                  steps_per_call=1, max_attempts=3, progress=progress)  # fmt: skip
+        finally:
+            done = time.time()
+            pool.close()
+    peak = own_peak_mb()
+    out.write_text(json.dumps({"ready": ready, "done": done, "ended": ended, "peak_rss_mb": peak}))
+
+
+def tune(python: Path, folder: Path, reuse: bool, num_trials: int, plan: Path | None) -> tuple[Cost, dict[str, Any]]:
+    """One search of theirs: its cost, and what it wrote."""
+    folder.mkdir()
+    asked = {
+        "plan": plan and str(plan), "study": str(folder / "ray"), "num_trials": num_trials,
+        "num_workers": NUM_WORKERS, "reuse_actors": reuse, "out": str(folder / "out.json"),
+    }  # fmt: skip
+    (folder / "asked.json").write_text(json.dumps(asked))
+    script = Path(__file__).with_name("peers_tune.py")
+    cost = measured([python, script, folder / "asked.json"], ENVIRONMENT, folder / "log")
+    return cost, json.loads((folder / "out.json").read_text())
+
+
+def sweep(folder: Path, plan: Path) -> tuple[Cost, list[tuple[float, float]]]:
+    """One `forerun sweep`: its cost, and (when, loss) of its trials; a curve is written when its run has ended."""
+    from sweeps.ledger import Ledger
+
+    cost = measured(
+        [sys.executable, "-m", "launcher", "sweep", plan, "--study", folder], ENVIRONMENT, Path(f"{folder}.log")
+    )
+    when = {path.stem: path.stat().st_mtime for path in (folder / "curves").iterdir()}
+    results = Ledger.read(folder).results()
+    return cost, sorted((when[id_], result.loss_nats or math.inf) for id_, result in results.items())
+
+
+def row_of(cost: Cost, ended: list[tuple[float, float]], best: float, common: float) -> dict[str, float | None]:
+    """What one search took in all; until a trial was near the `best` of all searches, None if none was; and until one
+    was as good as the best of the search that ended worst, which all have reached.
+    """
+    row: dict[str, float | None] = {
+        "seconds": cost.seconds,
+        "cpu_seconds": cost.cpu_seconds,
+        "regret_nats": min(loss for _, loss in ended) - best,
+        "driver_peak_mb": cost.peak_rss_mb,
+    }
+    for name, limit in (("near_best", best + NEAR_NATS), ("common", common)):
+        when = next((when for when, loss in ended if loss <= limit), None)
+        row[f"seconds_to_{name}"] = when and when - cost.began
+        row[f"cpu_seconds_to_{name}"] = when and cost.cpu_seconds_at(when)
+    return row
+
+
+def searches(python: Path, folder: Path, corpus: Path, width: int, num_trials: int, num_rounds: int) -> dict[str, Any]:
+    """The same search by all, in turns."""
+    rounds = []
+    for number in range(num_rounds):
+        at = folder / f"{width}-{num_trials}-{number}"
+        at.mkdir()
+        plan = at / "plan.toml"
+        plan.write_text(
+            f'[data]\npath = "{corpus}"\n[proxy]\nbase_width = {width}\n[search]\nnum_trials = {num_trials}\n'
+            f"seed = {number}\n[cluster]\nnum_workers = {NUM_WORKERS}\n"
+        )
+        found = {OURS: sweep(at / "ours", plan)}
+        for name, reuse in THEIRS.items():
+            cost, body = tune(python, at / name.replace(", ", "-"), reuse, num_trials, plan)
+            found[name] = cost, [tuple(pair) for pair in body["ended"]]
+        bests = [min(loss for _, loss in ended) for _, ended in found.values()]
+        rounds.append({name: row_of(cost, ended, min(bests), max(bests)) for name, (cost, ended) in found.items()})
+        for name, row in rounds[-1].items():
+            print(
+                f"width {width}, {num_trials} trials, {name:13} {row['seconds']:6.1f} s, {row['cpu_seconds']:6.1f} s "
+                f"of processors; near the best after {row['seconds_to_near_best'] or math.nan:.1f} s, at what "
+                f"all reach after {row['seconds_to_common']:.1f}; regret {row['regret_nats']:.4f}", flush=True,
+            )  # fmt: skip
+    return {"width": width, "num_trials": num_trials, "rounds": rounds, "theirs_over_ours": ratios(rounds)}
+
+
+def trivial(python: Path, folder: Path, num_trials: int, num_rounds: int, arms: dict[str, bool]) -> dict[str, Any]:
+    """Orchestration alone, in turns."""
+    rounds = []
+    for number in range(num_rounds):
+        at = folder / f"trivial-{num_trials}-{number}"
+        at.mkdir()
+        found = {}
+        command = [sys.executable, __file__, "drive", at / "study", str(num_trials), at / "out.json"]
+        cost = measured(command, ENVIRONMENT, at / "log")
+        found[OURS] = cost, json.loads((at / "out.json").read_text())
+        for name, reuse in arms.items():
+            found[name] = tune(python, at / name.replace(", ", "-"), reuse, num_trials, None)
+        rounds.append(
+            {
+                name: {
+                    "ms_per_trial": 1e3 * (body["done"] - body["ready"]) / num_trials,
+                    "cpu_ms_per_trial": 1e3
+                    * (cost.cpu_seconds_at(body["done"]) - cost.cpu_seconds_at(body["ready"]))
+                    / num_trials,
+                    "driver_peak_mb": body["peak_rss_mb"],
+                }
+                for name, (cost, body) in found.items()
+            }
+        )
+        for name, row in rounds[-1].items():
+            print(
+                f"nothing to train, {num_trials} trials, {name:13} {row['ms_per_trial']:7.1f} ms a trial, "
+                f"{row['cpu_ms_per_trial']:7.1f} of processors; driver {row['driver_peak_mb']:.0f} MB", flush=True,
+            )  # fmt: skip
+    return {"num_trials": num_trials, "rounds": rounds, "theirs_over_ours": ratios(rounds)}
+
+
+def ratios(rounds: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Theirs over ours, [least, median, largest] over the rounds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in rounds[0]:
+        if name == OURS:
+            continue
+        found[name] = {}
+        for what in rounds[0][OURS]:
+            if what == "regret_nats":  # it may be zero
+                continue
+            pairs = [(r[name][what], r[OURS][what]) for r in rounds]
+            each = sorted(theirs / ours for theirs, ours in pairs if theirs and ours)
+            if len(each) == len(rounds):  # both came near the best in each round
+                found[name][what] = [each[0], statistics.median(each), each[-1]]
+        said = ", ".join(f"{what} {m:.2f} ({low:.2f} to {high:.2f})" for what, (low, m, high) in found[name].items())
+        print(f"  {name} over ours: {said}", flush=True)
+    return found
+
+
+def main() -> int:
+    """Measure, print, write."""
+    if sys.argv[1:2] == ["drive"]:
+        drive_trivial(Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--peer-python", type=Path, default=Path(sys.executable), help="It has ray[tune]; else ours.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("searches", "nothing"), help="One part: to train, or with nothing to train.")
+    parser.add_argument("--quick", action="store_true", help="One round of the smallest of each.")
+    asked = parser.parse_args()
+    versions = "import importlib.metadata as m, optuna, proxies; from ray import tune"
+    versions += "; print(*(f'{name} {m.version(name)}' for name in ('ray', 'optuna', 'torch')))"
+    there = subprocess.run(
+        [asked.peer_python, "-c", versions], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if there.returncode:
+        print(f"{asked.peer_python} lacks ray[tune], optuna or forerun; to make one:\n{__doc__.split('make one:')[1]}")
+        return 2
+    num_rounds, began = 1 if asked.quick else asked.rounds, time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus = folder / "corpus"
+        library = Path(sysconfig.get_paths()["stdlib"], "asyncio" if asked.quick else "")
+        tokenized = [sys.executable, "-m", "launcher", "tokenize", library, "--out", corpus, "--suffix", ".py"]
+        excluded = ["--exclude", "site-packages", "--exclude", "dist-packages"]
+        measured([*tokenized, *excluded], ENVIRONMENT, folder / "log")
+        cases = [(32, 16)] if asked.quick else [(32, 16), (32, 48), (64, 16), (64, 48)]
+        cases = [] if asked.only == "nothing" else cases
+        same = [searches(asked.peer_python, folder, corpus, *case, num_rounds) for case in cases]
+        reused = {"tune, reused": True}  # a process for each of 1,000 would take half an hour
+        sizes: dict[int, dict[str, bool]] = {20: THEIRS} if asked.quick else {100: THEIRS, 1000: reused}
+        sizes = {} if asked.only == "searches" else sizes
+        free = [trivial(asked.peer_python, folder, size, num_rounds, arms) for size, arms in sizes.items()]
+    body = {
+        "searches": same, "nothing_to_train": free, "num_workers": NUM_WORKERS, "num_slots": NUM_SLOTS,
+        "seconds": round(time.monotonic() - began), "machine": machine(),
+        "versions": {name: importlib.metadata.version(name) for name in ("ray", "optuna", "torch")},
+        "peer_versions": there.stdout.strip(),
+    }  # fmt: skip
+    if asked.json:
+        asked.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""A study's calibration: who measures, what is recorded, that it is never made again; on planted machines and real."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+from planted_machine import Machine
+from tiny_study import PLAN, ask, forerun, plan_with, write_corpus
+
+from launcher import calibrating
+from launcher.calibrating import calibrate, calibrated, calibrations, groups_of
+from launcher.opening import open_ledger, plan_study, recorded, recorded_study
+from launcher.stages import InterruptedStudyError
+from launcher.study import BANKED, SEMANTICS
+from proxies import canon
+from proxies.calibration import Probe
+from proxies.spec import Numerics
+from sweeps.errors import PlanChanged, RunsFail
+from sweeps.ledger import CALIBRATION, Ledger
+from sweeps.pool import Report
+
+AUTO = '[proxy]\nnum_slots = "auto"\n[ladder]\nnum_slots = "auto"\n'
+SHORT = "[transfer]\ndurations = []\nhyperparameters = {}\nmax_extensions = 0\ncontrol_widths = []\n"
+
+
+class PlantedPool:
+    """Workers that answer probes as a machine would; `deaf` ones never do, `failing` ones break where they are told."""
+
+    def __init__(self, machine, num_workers=2, *, deaf=(), failing=lambda worker, modes: False):
+        self.machine, self.num_workers, self.deaf, self.failing = machine, num_workers, deaf, failing
+        self.calls, self.restarted, self.probes = {}, [], []
+
+    def start(self, worker, call):
+        assert worker not in self.calls
+        self.calls[worker] = canon.decode(Probe, call.probe)
+        self.probes.append(self.calls[worker])
+
+    def wait(self, timeout_seconds):
+        reports = [self.report(worker) for worker in list(self.calls) if worker not in self.deaf]
+        self.calls = {worker: probe for worker, probe in self.calls.items() if worker in self.deaf}
+        return reports
+
+    def report(self, worker):
+        modes = self.calls[worker].modes
+        if self.failing(worker, modes):
+            return Report(worker=worker, error="worker lost")
+        return Report(worker=worker, answer=canon.to_json(self.machine.answer(modes)))
+
+    def restart(self, worker):
+        self.calls.pop(worker, None)
+        self.restarted.append(worker)
+
+    def close(self):
+        pass
+
+
+def doubling(limit):
+    return Machine(lambda mode: 10.0 * min(mode.num_slots, limit))
+
+
+@pytest.fixture(autouse=True)
+def every_group_is_worth_it(monkeypatch):
+    monkeypatch.setattr(calibrating, "LEAST_SECONDS", 0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("calibrating")
+    plan_with(made, AUTO)
+    write_corpus(made)
+    return made
+
+
+@pytest.fixture
+def study(folder, tmp_path):
+    return plan_study(folder / "plan.toml", tmp_path / "study")
+
+
+def run(study, pool, check_stop=lambda: None):
+    with open_ledger(study) as ledger:
+        return calibrate(calibrated(study, ledger), ledger, lambda: pool, check_stop)
+
+
+def test_every_shape_and_batch_of_the_stages_is_a_group_once(study):
+    groups = groups_of(study)
+    assert [(group.asked.part, group.asked.shape.width) for group in groups] == [
+        ("proxy", 8), ("ladder", 8), ("proxy", 16), ("ladder", 16), ("ladder", 24),
+    ]  # fmt: skip
+    search, transfer = groups[0].phases
+    assert search == (2, (6,) * 4), "in flight, as search.parallelism says"
+    assert transfer[0] == len(transfer[1]) > 4
+    assert len({group.asked.key for group in groups_of(study)}) == len(groups)
+
+
+def test_what_workers_measure_at_once_is_chosen_and_recorded(study):
+    pool = PlantedPool(doubling(4))
+    found = run(study, pool)
+    ledger = Ledger.read(study.study_dir)
+    assert [record.kind for record in ledger.records()] == ["plan", "driver", *[CALIBRATION] * 5]
+    assert len(pool.probes) % 2 == 0 and pool.probes[0] == pool.probes[1], "both workers, the same"
+    by_size = {(one.asked.part, one.asked.shape.width): one for one in calibrations(ledger)}
+    assert by_size["proxy", 16].chosen == Numerics(num_slots=4)
+    trial = found.trial(study.space.lowest)
+    assert trial.numerics == by_size["proxy", 8].chosen != study.trial(study.space.lowest).numerics
+    assert all(not json.dumps(record.body).count("NaN") for record in ledger.records(CALIBRATION))
+
+
+def test_it_is_never_made_again_whatever_the_machine(study):
+    first = run(study, PlantedPool(doubling(4)))
+    before = Ledger.read(study.study_dir).records()
+    again = run(study, PlantedPool(doubling(64), failing=lambda worker, modes: pytest.fail("measured again")))
+    assert dict(again.chosen) == dict(first.chosen) != {}
+    after = Ledger.read(study.study_dir).records()[len(before) :]
+    assert [record.kind for record in after] == ["driver"]
+    point = study.space.lowest
+    assert recorded(study.study_dir)[0].trial(point).id == again.trial(point).id == first.trial(point).id
+
+
+def test_a_stop_keeps_what_is_recorded_and_the_rest_is_measured_later(study):
+    looks = iter(range(10**6))
+
+    def check_stop():
+        if next(looks) > 8:
+            raise InterruptedStudyError("stopped")
+
+    with pytest.raises(InterruptedStudyError):
+        run(study, PlantedPool(doubling(4)), check_stop)
+    kept = Ledger.read(study.study_dir).records(CALIBRATION)
+    assert 0 < len(kept) < 5
+    run(study, PlantedPool(doubling(64)))
+    assert Ledger.read(study.study_dir).records(CALIBRATION)[: len(kept)] == kept
+    assert len(Ledger.read(study.study_dir).records(CALIBRATION)) == 5
+
+
+def test_a_worker_that_breaks_or_is_silent_is_started_anew_and_the_others_count(study, monkeypatch):
+    pool = PlantedPool(doubling(4), 3, failing=lambda worker, modes: worker == 2)
+    run(study, pool)
+    assert set(pool.restarted) == {2}
+    monkeypatch.setattr(calibrating, "SILENT_SECONDS", -1000.0)
+    deaf = PlantedPool(doubling(4), 2, deaf=(1,))
+    groups = groups_of(study)
+    answers = calibrating.asking(study, groups[0].example, deaf, 0.1, lambda: None)((Numerics(),))
+    assert (len(answers), deaf.restarted) == (1, [1])
+
+
+def test_a_mode_that_kills_every_worker_is_not_chosen_but_a_run_that_does_is_told(study, tmp_path):
+    pool = PlantedPool(doubling(64), failing=lambda worker, modes: any(mode.num_slots > 2 for mode in modes))
+    found = run(study, pool)
+    assert max(mode.num_slots for mode in found.chosen.values()) == 2
+    other = dataclasses.replace(study, study_dir=tmp_path / "other")
+    with pytest.raises(RunsFail, match="no worker could train a run of width 8: worker lost"):
+        run(other, PlantedPool(doubling(4), failing=lambda worker, modes: True))
+    assert Ledger.read(other.study_dir).records(CALIBRATION) == ()
+
+
+def test_larger_models_are_not_measured_once_a_smaller_one_gains_nothing(study):
+    found = run(study, PlantedPool(Machine(lambda mode: 10.0 / mode.num_slots)))
+    assert set(found.chosen.values()) == {Numerics()}
+    by_size = {(one.asked.part, one.asked.shape.width): one for one in calibrations(Ledger.read(study.study_dir))}
+    assert len(by_size["proxy", 8].figures) == 2
+    assert by_size["ladder", 24].why.startswith("at width 8 two slots are 0.50 times as fast as one already")
+    assert [figure.mode for figure in by_size["ladder", 24].figures] == [Numerics()]
+
+
+def test_little_work_is_not_measured(study, monkeypatch):
+    monkeypatch.setattr(calibrating, "LEAST_SECONDS", 10.0)
+    run(study, PlantedPool(Machine(lambda mode: pytest.fail("measured"))))
+    for one in calibrations(Ledger.read(study.study_dir)):
+        assert (one.chosen, one.figures) == (Numerics(), ())
+        assert "not measured: the planned runs are some 1 s of work" in one.why
+
+
+@pytest.mark.parametrize("part", ["", '[proxy]\nnum_slots = "auto"\nmicrobatch_tokens = 32\n'])
+def test_a_plan_with_nothing_to_choose_records_nothing(tmp_path, part):
+    plan = plan_with(tmp_path, part)
+    write_corpus(tmp_path)
+    study = plan_study(plan, tmp_path / "study")
+    assert study.trial(study.space.lowest).numerics.num_slots == (1 if part else 4)
+    with open_ledger(study) as ledger:
+        again = calibrate(study, ledger, lambda: pytest.fail("the pool was asked for"), lambda: None)
+    assert again is study
+    assert Ledger.read(study.study_dir).records(CALIBRATION) == ()
+
+
+def test_a_child_takes_its_parents_choices_over(study, folder, tmp_path):
+    mine = run(study, PlantedPool(doubling(4)))
+    child = plan_study(folder / "plan.toml", tmp_path / "child", ("search.seed=7", "ladder.widths=[8, 16]"))
+    with open_ledger(child, study.study_dir) as ledger:
+        theirs = calibrate(calibrated(child, ledger), ledger, lambda: pytest.fail("measured again"), lambda: None)
+    assert theirs.chosen.items() < mine.chosen.items(), "width 24 is none of its own"
+    given = plan_study(folder / "plan.toml", tmp_path / "given", ("proxy.num_slots=2", "ladder.num_slots=1"))
+    with open_ledger(given, study.study_dir) as ledger:
+        assert ledger.records(CALIBRATION) == ()
+
+
+def test_slots_by_number_of_what_trained_alone_before_are_a_meaning_of_their_own(tmp_path):
+    plan = plan_with(tmp_path, "[proxy]\ncompiled = true\n")
+    write_corpus(tmp_path)
+    new = plan_study(plan, tmp_path / "new")
+    assert (new.question["semantics"], new.trial(new.space.lowest).numerics.num_slots) == (BANKED, 4)
+    old = dataclasses.replace(new, study_dir=tmp_path / "old", older=True)
+    with Ledger.open(old.study_dir, old.question, create=True):  # as an earlier version did
+        assert old.question["semantics"] == SEMANTICS
+    shutil.copy(plan, old.study_dir)
+    (old.study_dir / "plan.toml").write_text(plan.read_text() + f'\n[data]\npath = "{tmp_path / "corpus"}"\n')
+    open_ledger(plan_study(plan, old.study_dir)).close()
+    found, _ = recorded(old.study_dir)
+    assert found.trial(found.space.lowest).numerics == Numerics(compiled=True), "it goes on with one slot"
+    one = plan_study(plan, tmp_path / "one", ("proxy.num_slots=1",))
+    assert one.question["semantics"] == SEMANTICS, "which means the same to both"
+    with Ledger.open(tmp_path / "newer", new.question, create=True), pytest.raises(PlanChanged, match="semantics"):
+        Ledger.read(tmp_path / "newer").check_plan(old.question)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The tiny study through all its stages, calibrated for real, in this process."""
+    folder = tmp_path_factory.mktemp("whole")
+    plan = plan_with(folder, AUTO + SHORT)
+    write_corpus(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrating, "LEAST_SECONDS", 0.0)
+        patch.setattr(calibrating, "LEAST_PROBE_SECONDS", 0.1)
+        code, body = ask("run", plan, "--study", folder / "study")
+    assert code == 0
+    return folder, body
+
+
+def test_a_study_calibrates_after_its_check_and_before_its_first_trial(whole):
+    folder, body = whole
+    ledger = Ledger.read(folder / "study")
+    kinds = list(dict.fromkeys(record.kind for record in ledger.records()))
+    assert kinds[:5] == ["plan", "driver", "coordinates", CALIBRATION, "suggestion"]
+    chosen = {one.asked.shape.width: one.chosen for one in calibrations(ledger) if one.asked.part == "proxy"}
+    study, _ = recorded(folder / "study")
+    searched = [run.spec for run in ledger.runs() if run.spec.shape == study.base_shape and run.spec.seed == 0]
+    assert {spec.numerics for spec in searched} == {chosen[8]}
+    assert body["calibration"] and {one["width"] for one in body["calibration"]} == {8, 16, 24}
+    assert all(one["why"] for one in body["calibration"] if not one["figures"])
+
+
+def test_it_is_told_by_status_and_report_and_resumed_as_it_was(whole, monkeypatch):
+    folder, body = whole
+    code, out, _ = forerun("status", folder / "study")
+    assert code == 0
+    assert "calibration (" in out and " at width 8" in out
+    assert "How runs compute" in (folder / "study" / "report.html").read_text()
+    monkeypatch.setattr("proxies.calibration.measure", lambda *a, **b: pytest.fail("measured again"))
+    before = Ledger.read(folder / "study").records()
+    code, again = ask("run", folder / "plan.toml", "--study", folder / "study")
+    assert code == 0
+    assert [record.kind for record in Ledger.read(folder / "study").records()[len(before) :]] == ["driver"]
+    assert again["digest"] == body["digest"]
+
+
+def test_estimate_uses_what_was_measured(whole):
+    folder, _ = whole
+    code, body = ask("estimate", folder / "plan.toml")
+    assert code == 0
+    assert body["worker_flops"]["source"].startswith(f"a second, of a worker: as {folder / 'study'} was calibrated")
+    (ladder,) = [stage for stage in body["stages"] if stage["stage"] == "ladder"]
+    low, high = ladder["core_hours"]["interval"]
+    assert low <= ladder["core_hours"]["value"] <= high < 0.1
+    code, other = ask("estimate", folder / "plan.toml", "--set", "proxy.num_slots=4", "--set", "ladder.num_slots=1")
+    assert "measured on proxies of widths 32 to 256" in other["worker_flops"]["source"], "of other numerics"
+
+
+def test_estimate_measures_where_it_is_asked_to(folder, monkeypatch):
+    monkeypatch.setattr(calibrating, "LEAST_PROBE_SECONDS", 0.05)
+    code, body = ask("estimate", folder / "plan.toml", "--measure", "--set", "proxy.num_slots=2")
+    assert code == 0
+    assert body["worker_flops"]["source"].endswith("measured now, one worker alone")
+    assert 0 < body["worker_flops"]["value"] < 1e13
+    assert not (folder / "study").exists()
+
+
+def test_estimate_does_not_measure_a_trainer_of_ones_own(tmp_path):
+    write_corpus(tmp_path)
+    plan = tmp_path / "plan.toml"
+    text = PLAN.replace("[proxy]\n", '[proxy]\ncommand = "python train.py {run_dir} {lr} {width} {num_steps} {seed} ')
+    text = text.replace("{seed} ", '{seed} {clip_norm} {warmup_steps} {parametrization}"\n')
+    plan.write_text(text)
+    code, _, err = forerun("estimate", plan, "--measure")
+    assert code == 2
+    assert "--measure: proxies train by code of your own here" in err
+
+
+@pytest.mark.slow
+def test_ray_workers_calibrate_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrating, "LEAST_PROBE_SECONDS", 0.2)
+    plan = plan_with(tmp_path, AUTO + '[cluster]\nbackend = "ray"\nnum_workers = 2\n')
+    write_corpus(tmp_path)
+    code, _ = ask("sweep", plan, "--study", tmp_path / "study")
+    assert code == 0
+    found = calibrations(Ledger.read(tmp_path / "study"))
+    assert len(found) == 5
+    measured = [one for one in found if one.figures]
+    assert measured and all((one.num_workers, one.device) == (2, "cpu") for one in measured)
+    assert recorded_study(tmp_path / "study").plan.proxy.num_slots == "auto"

@@ -1,0 +1,181 @@
+"""The rule of the calibration, on machines whose speed is planted."""
+
+import dataclasses
+
+import pytest
+from planted_machine import Machine
+
+from launcher.calibration_records import Asked, Work
+from launcher.choosing import Bench, choose
+from proxies import canon
+from proxies.shape import Shape
+from proxies.spec import Numerics
+
+SHAPE = Shape(
+    num_layers=1, width=16, num_heads=2, num_kv_heads=2, ffn_width=32, vocab_size=64, seq_len=16, family="llama"
+)
+PLAIN = Numerics()
+LONG = Work(num_workers=2, phases=((400, (1000,) * 400),))
+GIB = 2**30
+
+
+def asked(*names):
+    return Asked(part="proxy", shape=SHAPE, batch_tokens=64, given=PLAIN, open=names)
+
+
+def chosen(machine, work=LONG, names=("num_slots",), threads=1, **options):
+    return choose(asked(*names), work, Bench(PLAIN, machine), threads, **options)
+
+
+def test_slots_double_while_that_pays():
+    fast_to = Machine(lambda mode: 10.0 * min(mode.num_slots, 16) ** 0.8)
+    found = chosen(fast_to)
+    assert found.chosen == dataclasses.replace(PLAIN, num_slots=16)
+    assert [figure.mode.num_slots for figure in found.figures] == [1, 2, 4, 8, 16, 32]
+    assert "times as fast as one slot" in found.why
+
+
+@pytest.mark.parametrize("speed", [1.0, 0.9, 0.5])
+def test_no_slots_where_they_do_not_pay(speed):
+    machine = Machine(lambda mode: 10.0 * speed ** (mode.num_slots > 1))
+    found = chosen(machine)
+    assert found.chosen == PLAIN
+    assert [figure.mode.num_slots for figure in found.figures] == [1, 2], "one look is enough"
+    assert found.why.startswith("nothing is surely faster by a tenth; 2 slots")
+
+
+def test_a_gain_below_the_margin_is_left():
+    assert chosen(Machine(lambda mode: 10.0 * (1.07 if mode.num_slots > 1 else 1))).chosen == PLAIN
+    assert chosen(Machine(lambda mode: 10.0 * (1.15 if mode.num_slots > 1 else 1))).chosen.num_slots == 2
+
+
+def test_small_gains_may_add_up():
+    steps = Machine(lambda mode: 10.0 * min(mode.num_slots, 8) ** 0.1)  # 7 % a doubling
+    assert chosen(steps).chosen.num_slots == 8
+
+
+def test_slots_that_nothing_would_fill_are_not_even_looked_at():
+    twice = Machine(lambda mode: 10.0 * mode.num_slots)
+    few = Work(num_workers=2, phases=((4, (1000,) * 4),))
+    found = chosen(twice, few)
+    assert found.chosen.num_slots == 2
+    assert max(figure.mode.num_slots for figure in found.figures) == 2
+    in_flight = Work(num_workers=2, phases=((8, (1000,) * 400),))  # a search with parallelism 8
+    assert chosen(Machine(lambda mode: 10.0 * mode.num_slots), in_flight).chosen.num_slots == 4
+
+
+def test_runs_of_different_lengths_leave_slots_empty():
+    """One long run and many short ones: a bank's step costs as much for the last run alone."""
+    ladder = Work(num_workers=1, phases=((5, (1000, 100, 100, 100, 100)),))
+    assert (ladder.bank_steps(1), ladder.bank_steps(2), ladder.bank_steps(4)) == (1400, 1000, 1000)
+    # Two slots make 1.3 times the trial-steps: for equal runs enough, here the bank's steps are 1.54 times as long.
+    assert chosen(Machine(lambda mode: 10.0 * (1.3 if mode.num_slots > 1 else 1)), ladder).chosen == PLAIN
+    equal = Work(num_workers=1, phases=((4, (350,) * 4),))
+    assert chosen(Machine(lambda mode: 10.0 * (1.3 if mode.num_slots > 1 else 1)), equal).chosen.num_slots == 2
+
+
+def test_memory_ends_the_climb_before_it_is_full():
+    machine = Machine(
+        lambda mode: 10.0 * mode.num_slots, free=10 * GIB, held=lambda mode: GIB + mode.num_slots * GIB // 2
+    )
+    found = chosen(machine)
+    assert found.chosen.num_slots == 16  # 9 GiB; 32 would hold 17
+    assert max(figure.mode.num_slots for figure in found.figures) == 16, "more was not even tried"
+    assert "32 would hold 17 of 10 GiB" in found.why
+
+
+def test_a_mode_that_kills_its_workers_is_refused():
+    def ask(modes):
+        return [] if any(mode.num_slots > 4 for mode in modes) else machine(modes)
+
+    machine = Machine(lambda mode: 10.0 * mode.num_slots)
+    found = choose(asked("num_slots"), LONG, Bench(PLAIN, ask))
+    assert found.chosen.num_slots == 4
+    assert found.figures[-1].refused == "no worker survived it"
+
+
+def compiler(mode):
+    return 15.0 if mode.compiled else 10.0
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "is_compiled", "is_tried"), [(100, False, False), (3_000, True, True), (30_000, True, True)]
+)
+def test_compiling_pays_only_in_a_long_search(num_steps, is_compiled, is_tried):
+    machine = Machine(compiler, first=40.0, again=2.0)
+    work = Work(num_workers=2, phases=((8, (num_steps,) * 8),))  # 40 s, 20 min and 200 min one by one
+    found = chosen(machine, work, ("compiled",))
+    assert found.chosen.compiled is is_compiled
+    assert any(figure.mode.compiled for figure in found.figures) is is_tried
+    assert ("too few to compile for" in found.why) is not is_tried
+
+
+def test_compiling_anew_for_every_short_run_does_not_pay():
+    runs = Work(num_workers=1, phases=((600, (20,) * 600),))  # 2 s each, 20 minutes in all
+    assert not chosen(Machine(compiler, first=40.0, again=2.0), runs, ("compiled",)).chosen.compiled
+    assert chosen(Machine(compiler, first=40.0, again=0.0), runs, ("compiled",)).chosen.compiled
+
+
+def test_what_does_not_train_here_is_refused_in_words():
+    found = chosen(Machine(lambda mode: 0.0 if mode.compiled else 10.0), names=("compiled",))
+    assert found.chosen == PLAIN
+    assert "is refused (RuntimeError: not here)" in found.why
+
+
+def test_precision_and_threads_only_where_they_are_open():
+    quick = {"highest": 10.0, "high": 20.0, "medium": 40.0}
+    precise = Machine(lambda mode: quick[mode.matmul_precision])
+    assert chosen(precise, names=("num_slots", "compiled")).chosen.matmul_precision == "highest"
+    assert chosen(precise, names=("matmul_precision",)).chosen.matmul_precision == "medium"
+    threaded = Machine(lambda mode: 10.0 * mode.num_threads**0.5)
+    assert chosen(threaded, threads=1).chosen.num_threads == 1
+    assert chosen(threaded, threads=7).chosen.num_threads == 4
+    assert chosen(threaded, names=("compiled",), threads=7).chosen.num_threads == 1, "slots are given: threads too"
+
+
+def test_a_gpu_gets_graphs_and_the_slots_that_these_leave_worth_it():
+    def gpu(mode):  # launches take 9 ms of a step, 1 ms of which is left by graphs; a trial's arithmetic takes 2
+        launches = 0.001 if mode.cuda_graphs else 0.009
+        return mode.num_slots / (launches + 0.002 * mode.num_slots)
+
+    found = chosen(Machine(gpu, kind="cuda"))
+    assert found.chosen.cuda_graphs
+    assert found.chosen.num_slots > 1
+    bound = chosen(Machine(lambda mode: 10.0, kind="cuda"))  # by arithmetic: 10M parameters, 32 x 512 tokens
+    assert bound.chosen == PLAIN
+    graphs = chosen(Machine(lambda mode: 100.0 if mode.cuda_graphs else 10.0 * min(mode.num_slots, 4), kind="cuda"))
+    assert graphs.chosen == dataclasses.replace(PLAIN, cuda_graphs=True), "without launches one slot does as well"
+
+
+def test_the_reason_not_to_look_is_told():
+    machine = Machine(lambda mode: 10.0 * mode.num_slots)
+    found = chosen(machine, one_at_a_time="a smaller one gained nothing")
+    assert found.chosen == PLAIN
+    assert machine.asked == [(PLAIN,)]
+    assert "a smaller one gained nothing" in found.why
+
+
+def test_noise_seldom_decides():
+    """Of two that are alike in truth the plain one is taken, whatever the noise; one twice as fast is not missed."""
+    alike = [chosen(Machine(lambda mode: 10.0, noise=0.15, seed=seed)).chosen.num_slots for seed in range(100)]
+    assert sum(slots > 1 for slots in alike) <= 1
+    near = [chosen(Machine(lambda mode: 10.0 * min(mode.num_slots, 2) ** 0.1, noise=0.15, seed=s)) for s in range(50)]
+    assert sum(found.chosen.num_slots > 1 for found in near) <= 10, "7 % is not for the taking"
+    twice = [chosen(Machine(lambda m: 10.0 * min(m.num_slots, 2), noise=0.15, seed=s)).chosen for s in range(50)]
+    assert all(mode.num_slots >= 2 for mode in twice)
+    assert sum(mode.num_slots == 2 for mode in twice) >= 40, "four are as fast as two"
+
+
+def test_a_choice_without_its_margin_would_flip(monkeypatch):
+    """The mutant: the median alone, no margin."""
+    monkeypatch.setattr("launcher.choosing.MARGIN", 0.0)
+    monkeypatch.setattr("launcher.choosing.surely", lambda ratios: sorted(ratios)[len(ratios) // 2])
+    alike = [chosen(Machine(lambda mode: 10.0, noise=0.15, seed=seed)).chosen.num_slots for seed in range(100)]
+    assert sum(slots > 1 for slots in alike) > 10
+
+
+def test_the_record_goes_through_json_and_its_key_is_of_what_was_asked():
+    found = chosen(Machine(lambda mode: 10.0 * min(mode.num_slots, 4)))
+    again = canon.decode(type(found), canon.parse(canon.canonical(found)))
+    assert again == found
+    assert found.asked.key == asked("num_slots").key != asked("num_slots", "compiled").key

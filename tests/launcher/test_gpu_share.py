@@ -1,0 +1,75 @@
+"""A worker keeps to its share of a GPU's memory: told to torch before anything is allocated, and meant."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from main_run import spec_of, write_corpus
+
+from launcher import gpu_share
+from launcher.host import Host, HostFactory
+from proxies import canon
+from sweeps.causes import classify
+from sweeps.pool import Advance
+
+TOTAL_BYTES = 80 * 2**30
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What torch is told, on a GPU that is not there."""
+    said = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=TOTAL_BYTES))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", said.append)
+    return said
+
+
+def test_four_shares_and_their_contexts_fit(told):
+    gpu_share.cap_memory(0.25)
+    (fraction,) = told
+    assert 4 * (fraction * TOTAL_BYTES + gpu_share.CONTEXT_BYTES) == pytest.approx(TOTAL_BYTES)
+    gpu_share.cap_memory(0.001)
+    assert told[-1] == 0.0005, "something is left, however small the share"
+
+
+@pytest.mark.parametrize(("share", "times"), [(0.25, 1), (1.0, 0), (2.0, 0), (0.0, 0)])
+def test_before_the_engine_takes_any(tmp_path, told, monkeypatch, share, times):
+    spec = spec_of(write_corpus(tmp_path).data_id)
+
+    def engine(*_, **__):
+        assert len(told) == times
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr("proxies.solo.Solo", engine)
+    host = HostFactory(study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"), gpu_share=share)()
+    assert isinstance(host, Host)
+    call = Advance(bank_key="", num_slots=1, admit=((0, canon.to_json(spec)),), max_steps=1)
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        host.advance(call)
+    assert classify(error.value) == "out_of_memory", "it is tried again in smaller parts"
+
+
+def test_nothing_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpu_share.cap_memory(0.25)
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_keeps_a_worker_to_its_share():
+    script = """
+import torch
+from launcher.gpu_share import cap_memory
+cap_memory(0.25)
+total = torch.cuda.get_device_properties(0).total_memory
+kept = torch.empty(int(0.2 * total), dtype=torch.uint8, device="cuda")
+try:
+    torch.empty(int(0.1 * total), dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    print("kept")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "kept\n"

@@ -1,0 +1,140 @@
+"""A search that prunes, by the command line: cut short and gone on with, told as it was, killed on Ray."""
+
+import dataclasses
+import os
+import shutil
+import signal
+
+import pytest
+from kill_case import RAY, Driver
+from tiny_study import ask, forerun, plan_with, write_corpus
+
+from launcher.opening import recorded
+from launcher.searching import ended_losses, num_asked, pruned_trials, trial_points
+from launcher.transferred import searched
+from sweeps.ledger import Ledger
+from sweeps.optuna_view import StudyStorage
+
+PRUNING = """
+[proxy]
+num_steps = 16
+[search]
+num_trials = 14
+num_startup = 3
+parallelism = 3
+pruner = "median"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pruning")
+    write_corpus(folder)
+    plan_with(folder, PRUNING)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def swept(folder):
+    """The search of a study, uninterrupted; nobody writes into it."""
+    code, _ = ask("sweep", folder / "plan.toml", "--study", folder / "whole")
+    assert code == 0
+    return folder / "whole"
+
+
+def search_of(study_dir):
+    """Its points, and what came of each but for the clock."""
+    study, ledger = recorded(study_dir)
+    points = trial_points(ledger)
+    ends = [ledger.first_results()[study.trial(point).id] for point in points]
+    return points, [dataclasses.replace(end, seconds=0.0) for end in ends]
+
+
+def test_some_trials_are_given_up_and_told_as_such(swept):
+    study, ledger = recorded(swept)
+    points, ends = search_of(swept)
+    pruned = [index for index, end in enumerate(ends) if end.status == "pruned"]
+    assert pruned == pruned_trials(study, ledger) and len(pruned) >= 2 and min(pruned) >= 3 + 3 - 1
+    assert {ends[index].num_steps for index in pruned} <= {4, 8, 12}
+    assert set(ledger.results()) == {study.trial(points[i]).id for i in range(14) if i not in pruned}
+    assert [loss is None for loss in ended_losses(study, ledger)] == [index in pruned for index in range(14)]
+    assert num_asked(study, ledger) == (14, 14)
+    assert searched(study, ledger).best_trial not in pruned
+    code, body = ask("status", swept)
+    told = [trial for trial in body["search"]["trials"] if trial["status"] == "pruned"]
+    assert code == 0 and [trial["index"] for trial in told] == pruned
+    assert [trial["num_steps"] for trial in told] == [ends[index].num_steps for index in pruned]
+    assert body["now"]["num_runs"] == {"finished": 14 - len(pruned), "diverged": 0, "pruned": len(pruned), "failed": 0}
+    assert body["spend"]["by_status"]["pruned"] == len(pruned) and body["spend"]["num_runs"] == 14
+    assert f"pruner median: {len(pruned)} of 14 trials were given up on their way" in forerun("status", swept)[1]
+    states = [trial.state.name for trial in StudyStorage(swept).get_all_trials(0)]
+    assert [index for index, state in enumerate(states) if state == "PRUNED"] == pruned
+
+
+def test_a_search_cut_short_anywhere_goes_on_as_it_would_have(folder, swept, tmp_path):
+    for most in (4, 9):
+        study = tmp_path / str(most)
+        code, _ = ask("sweep", folder / "plan.toml", "--study", study, "--set", f"cluster.max_runs={most}")
+        assert code != 0 and len(Ledger.read(study).first_results()) == most
+        assert ask("sweep", folder / "plan.toml", "--study", study)[0] == 0
+        assert search_of(study) == search_of(swept)
+        assert not any((study / "checkpoints").glob("*")), "nothing is kept of who was given up"
+
+
+def test_another_stage_runs_in_full_what_was_given_up(folder, swept, tmp_path):
+    """It is another fact: the search goes on by its own."""
+    shutil.copytree(swept, tmp_path / "study")
+    before = search_of(tmp_path / "study")
+    code, body = ask("run", folder / "plan.toml", "--study", tmp_path / "study", "--set", "cluster.max_runs=60")
+    assert code != 0, body
+    study, ledger = recorded(tmp_path / "study")
+    assert any(run.spec.shape != study.base_shape for run in ledger.runs()), "the transfer tests have begun"
+    assert search_of(tmp_path / "study") == before
+    assert all(result.status != "pruned" for result in ledger.results().values())
+
+
+def test_a_plan_in_which_nothing_could_be_pruned_is_refused(folder):
+    def problems(*settings):
+        sets = [part for setting in settings for part in ("--set", setting)]
+        code, body = ask("validate", folder / "plan.toml", *sets)
+        assert code == 2
+        return body["message"]
+
+    assert "search.pruner = 'median': proxy.num_steps = 1 leaves no step" in problems("proxy.num_steps=1")
+    assert "search.num_trials = 5: more than 5 are wanted" in problems("search.num_trials=5")
+    command = 'proxy.command="train {lr} {width} {num_steps} {seed} {run_dir} {clip_norm} {warmup_steps}"'
+    assert "search.pruner = 'median': a command trains by itself" in problems(command)
+    assert "search.pruner" in problems('search.pruner="guess"')
+
+
+def test_the_estimate_says_that_it_counts_trials_whole(folder):
+    code, text, _ = forerun("estimate", folder / "plan.toml")
+    assert code == 0 and "the search is counted whole, an upper bound: search.pruner = 'median' gives trials up" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["worker", "driver"])
+def test_killed_on_ray_while_it_prunes(folder, swept, tmp_path, what):
+    """SIGKILL of a worker, or of the driver and then again the same command: the same search, nothing lost."""
+    study = tmp_path / "study"
+    drivers = [Driver(folder / "plan.toml", study, *RAY, verb="sweep")]
+    try:
+        drivers[0].wait_for(lambda: drivers[0].num_outcomes() >= 4)
+        assert drivers[0].process.poll() is None, drivers[0].said()
+        if what == "driver":
+            drivers[0].process.kill()
+            drivers[0].end()
+            drivers[0].gone_within()
+            drivers.append(Driver(folder / "plan.toml", study, *RAY, verb="sweep"))
+        else:
+            pids = []
+            drivers[0].wait_for(lambda: pids.extend(drivers[0].pids("worker")) or pids)
+            os.kill(pids[0], signal.SIGKILL)
+        code, _ = drivers[-1].end()
+        assert code == 0, drivers[-1].said()
+    finally:
+        for driver in drivers:
+            driver.sweep_up()
+    assert search_of(study) == search_of(swept)
+    ledger = Ledger.read(study)
+    assert len(ledger.records("lost")) > 0 or what == "driver", "a run was in flight"

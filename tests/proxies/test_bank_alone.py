@@ -1,0 +1,188 @@
+"""A trial in a bank against the same trial alone: in float64 to 1e-9, in float32 within what one ulp grows to."""
+
+import dataclasses
+import math
+from functools import partial
+
+import pytest
+import torch
+from proxy_cases import TINY, run_spec
+
+from proxies import bank as bank_module
+from proxies import fused_loss
+from proxies.bank import Bank
+from proxies.checks import SpecError
+from proxies.optimizer import BankAdamW
+from proxies.rules import NAMES
+from proxies.solo import Solo
+
+FAMILIES = {
+    "llama": {},
+    "gpt2": {"family": "gpt2"},
+    "tied": {"tied": True},
+    "gpt2, tied": {"family": "gpt2", "tied": True},
+    "qk_norm": {"qk_norm": True},
+    "grouped heads": {"num_kv_heads": 1},
+    "gpt2, all of it": {"family": "gpt2", "tied": True, "qk_norm": True, "num_kv_heads": 1},
+}
+TOKENS = {"base_batch_tokens": 32, "base_num_tokens": 576}
+
+
+@pytest.fixture(autouse=True)
+def few_windows(monkeypatch):
+    monkeypatch.setattr("proxies.outcome.VALIDATION_SEQUENCES", 16)
+
+
+def runs(store, family, **changes):
+    """One run of every parametrization that the family allows, twice as wide, deep and with twice the batch."""
+    base = dataclasses.replace(TINY, **{"num_kv_heads": 2, **FAMILIES[family]})
+    shape = base.at_width(32).at_depth(2)
+    found = []
+    for number, name in enumerate(NAMES):
+        tokens = TOKENS if name == "completedp" else {}
+        rates = {"learning_rate": 0.005 * (number + 1), "clip_norm": 0.5, "weight_decay": 0.1, "output_multiplier": 2.0}
+        try:
+            spec = run_spec(
+                store.manifest.data_id, parametrization=name, shape=shape, base_shape=base, seed=number,
+                num_slots=len(NAMES), **rates, **tokens, **changes,
+            )  # fmt: skip
+        except SpecError as refusal:
+            assert "tied" in str(refusal)
+            continue
+        found.append(spec)
+    return found
+
+
+def together(specs, store):
+    """Outcomes by run, all in one bank."""
+    bank = Bank(specs[0].shape, specs[0].batch_tokens, specs[0].numerics, store, device="cpu")
+    for slot, spec in enumerate(specs):
+        bank.admit(slot, spec)
+    return [(result, curve) for _, result, curve in sorted(bank.advance(100), key=lambda ended: ended[0])]
+
+
+def alone(spec, store, change=None, **numerics):
+    solo = Solo(store, device="cpu")
+    solo.admit(0, dataclasses.replace(spec, numerics=dataclasses.replace(spec.numerics, num_slots=1, **numerics)))
+    if change is not None:
+        change(solo.model)
+    ((_, result, curve),) = solo.advance(10**6)
+    return result, curve
+
+
+def distance(one, other):
+    """Largest difference of losses in nats, validation's among them, and of norms relative to their size."""
+    (result, curve), (their_result, their_curve) = one, other
+    losses = zip((*curve.train_loss_nats, result.loss_nats), (*their_curve.train_loss_nats, their_result.loss_nats),
+                 strict=True)  # fmt: skip
+    norms = zip(curve.grad_norm, their_curve.grad_norm, strict=True)
+    return max(*(abs(a - b) for a, b in losses), *(abs(a / b - 1) for a, b in norms))
+
+
+def largest_distance(specs, store, **numerics):
+    banked = together(specs, store)
+    return max(distance(one, alone(spec, store, **numerics)) for one, spec in zip(banked, specs, strict=True))
+
+
+@pytest.mark.parametrize("fused_loss", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_float64_it_is_the_trial_alone(store, family, fused_loss):
+    specs = runs(store, family, dtype="float64", fused_loss=fused_loss)
+    assert len(specs) == len(NAMES) - ("tied" in FAMILIES[family])  # completedp refuses tied matrices
+    assert largest_distance(specs, store) < 1e-9
+
+
+def test_the_loss_by_parts_is_the_loss_alone_without_parts(store, monkeypatch):
+    """And by rows at once, the optimizer's form on a GPU."""
+    monkeypatch.setattr(bank_module, "BankAdamW", partial(BankAdamW, by_row=False))
+    monkeypatch.setitem(fused_loss.PART_LOGITS, "cpu", len(NAMES) * 256 * 10)
+    specs = runs(store, "llama", dtype="float64", fused_loss=True)
+    assert largest_distance(specs, store, fused_loss=False) < 1e-9
+
+
+def swapped_rates(patch):
+    real = BankAdamW.admit
+
+    def admit(optimizer, trial, numbers, weights, clip_norm):
+        one = max(n.learning_rate for n in numbers)
+        real(optimizer, trial, [dataclasses.replace(n, learning_rate=one) for n in numbers], weights, clip_norm)
+
+    patch.setattr(BankAdamW, "admit", admit)
+
+
+def next_slots_multipliers(patch):
+    real = bank_module.stack_forward_numbers
+
+    def stack(numbers, dtype, device):
+        return real(numbers[1:] + numbers[:1], dtype, device)
+
+    patch.setattr(bank_module, "stack_forward_numbers", stack)
+
+
+def one_eps(patch):
+    real = BankAdamW.admit
+
+    def admit(optimizer, trial, numbers, weights, clip_norm):
+        real(optimizer, trial, [dataclasses.replace(n, eps=1e-8) for n in numbers], weights, clip_norm)
+
+    patch.setattr(BankAdamW, "admit", admit)
+
+
+@pytest.mark.parametrize("plant", [swapped_rates, next_slots_multipliers, one_eps])
+def test_the_comparison_can_fail(store, monkeypatch, plant):
+    specs = runs(store, "llama", dtype="float64", eps=1e-6)
+    assert largest_distance(specs, store) < 1e-9
+    plant(monkeypatch)
+    assert largest_distance(specs, store) > 1e-9
+
+
+def nudge(seed):
+    """Every weight to one of its two neighbours among the floats."""
+
+    @torch.no_grad()
+    def change(model):
+        generator = torch.Generator().manual_seed(seed)
+        for p in model.parameters():
+            up = torch.rand(p.shape, generator=generator) < 0.5
+            p.copy_(torch.nextafter(p, torch.where(up, math.inf, -math.inf)))
+
+    return change
+
+
+def differences(one, other):
+    return [abs(a - b) for a, b in zip(one[1].train_loss_nats, other[1].train_loss_nats, strict=True)]
+
+
+def envelope(spec, store, wanted, num_nudges=4):
+    """By step, the most that a loss has differed so far between nudged runs and the run itself."""
+    columns = zip(*(differences(alone(spec, store, nudge(seed)), wanted) for seed in range(num_nudges)), strict=True)
+    highest, so_far = [], 0.0
+    for column in columns:
+        so_far = max(so_far, *column)
+        highest.append(so_far)
+    return highest
+
+
+def nudge_case(store, learning_rate):
+    return run_spec(
+        store.manifest.data_id, shape=TINY.at_width(32).at_depth(2), base_shape=TINY, learning_rate=learning_rate,
+        num_steps=40, seed=5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("learning_rate", [2**-8, 2**-3])
+def test_in_float32_it_stays_within_what_a_nudge_of_one_ulp_does(store, learning_rate):
+    """A bank rounds otherwise than one model does. Training makes that larger, as it does any nudge of the weights."""
+    spec = nudge_case(store, learning_rate)
+    wanted, banked = alone(spec, store), together([spec], store)[0]
+    found, allowed = differences(banked, wanted), envelope(spec, store, wanted)
+    assert all(ours <= 2 * theirs + 1e-6 for ours, theirs in zip(found, allowed, strict=True))
+    assert max(found) < (1e-6 if learning_rate < 0.1 else 4e-2)
+    assert max(allowed) > 1e-7, "the nudges changed nothing"
+
+
+def test_a_rate_that_is_off_by_a_thousandth_does_not(store):
+    spec = nudge_case(store, 2**-8)
+    wanted, banked = alone(spec, store), together([nudge_case(store, 2**-8 * 1.001)], store)[0]
+    found, allowed = differences(banked, wanted), envelope(spec, store, wanted)
+    assert any(ours > 2 * theirs + 1e-6 for ours, theirs in zip(found, allowed, strict=True))

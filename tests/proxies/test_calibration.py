@@ -1,0 +1,169 @@
+"""Measuring: turns, when it is enough, what is refused; on engines of a planted speed, and once on real ones."""
+
+import dataclasses
+
+import pytest
+from proxy_cases import run_spec
+
+from proxies import canon
+from proxies.bank import Bank
+from proxies.calibration import (
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
+    Answer,
+    Probe,
+    clear,
+    measure,
+    surely,
+)
+from proxies.solo import Solo
+from proxies.spec import Numerics
+from proxies.torch_device import TorchDevice
+
+ONE, TWO, COMPILED = Numerics(), Numerics(num_slots=2), Numerics(compiled=True)
+
+
+class World:
+    """Engines whose steps take planned seconds of a clock of ours."""
+
+    kind = "cpu"
+
+    def __init__(self, seconds, *, compiling=0.0, fails=lambda mode: False):
+        self.now, self.seconds, self.compiling, self.fails = 0.0, seconds, compiling, fails
+        self.prepared, self.turns, self.held = None, [], 0
+        self.open_slots, self.most_slots = 0, 10**6
+
+    def open(self, spec):
+        assert self.prepared == spec.numerics, "threads and precision are of the whole process"
+        if self.fails(spec.numerics):
+            raise RuntimeError("no compiler\nfor it")
+        self.open_slots += spec.numerics.num_slots
+        if self.open_slots > self.most_slots:
+            self.open_slots -= spec.numerics.num_slots
+            raise MemoryError("all of it is held")
+        return Engine(self, spec)
+
+    def forget(self):
+        self.open_slots = 0
+
+    def free_bytes(self):
+        return 7
+
+    def watch(self):
+        self.held = 0
+
+    def peak_bytes(self):
+        return self.held
+
+    def prepare(self, mode):
+        self.prepared = mode
+
+    def clock(self):
+        return self.now
+
+
+class Engine:
+    def __init__(self, world, spec):
+        self.world, self.spec, self.slots, self.fresh = world, spec, {}, set()
+
+    def admit(self, index, spec):
+        assert index not in self.slots and spec.numerics == self.spec.numerics
+        self.slots[index] = spec
+        self.fresh.add(index)
+        self.world.held += 100
+
+    def evict(self, index):
+        del self.slots[index]
+
+    def advance(self, num_steps):
+        mode = self.spec.numerics
+        assert sorted(self.slots) == list(range(mode.num_slots)), "every slot is occupied"
+        assert len({spec.seed for spec in self.slots.values()}) == mode.num_slots
+        assert self.world.prepared == mode
+        self.world.turns.append((mode, num_steps))
+        self.world.now += num_steps * self.world.seconds(mode)
+        self.world.now += self.world.compiling if self.fresh and mode.compiled else 0.0
+        self.fresh = set()
+        return []
+
+
+def measured(world, *modes, seconds=1000.0):
+    probe = Probe(spec=run_spec("d", num_slots=1, learning_rate=0.01), modes=modes, seconds=seconds)
+    return measure(probe, world.open, world, world.clock)
+
+
+def test_rates_are_of_trials_and_modes_take_turns():
+    world = World(lambda mode: 0.01 * mode.num_slots**0.5)
+    answer = measured(world, ONE, TWO)
+    one, two = answer.rates
+    assert one.trial_steps_per_second == pytest.approx([100.0] * len(one.trial_steps_per_second))
+    assert two.trial_steps_per_second == pytest.approx([200 / 2**0.5] * len(two.trial_steps_per_second))
+    assert (answer.device, answer.free_bytes, one.peak_bytes, two.peak_bytes) == ("cpu", 7, 200, 300)
+    turns = [mode for mode, _ in world.turns[6:]]
+    assert turns == [ONE, TWO] * (len(turns) // 2)
+    assert {number for mode, number in world.turns[6:] if mode == ONE} == {10}, "turns take a tenth of a second each"
+
+
+def test_it_ends_as_soon_as_modes_are_told_apart_or_time_is_up():
+    far = measured(World(lambda mode: 0.01 / mode.num_slots), ONE, TWO)
+    assert len(far.rates[0].trial_steps_per_second) == LEAST_ROUNDS
+    flips = iter([1.0, 1.2] * 1000)
+    near = measured(World(lambda mode: 0.01 * (next(flips) if mode == TWO else 2.2)), ONE, TWO)
+    assert len(near.rates[0].trial_steps_per_second) == MOST_ROUNDS or clear(
+        [b / a for a, b in zip(*(rate.trial_steps_per_second for rate in near.rates), strict=True)], 1.1
+    )
+    short = measured(World(lambda mode: 10.0), ONE, TWO, seconds=1.0)
+    assert len(short.rates[0].trial_steps_per_second) == 2, "steps of ten seconds: two rounds have to do"
+
+
+def test_compiling_is_told_from_stepping():
+    one, compiled = measured(World(lambda mode: 0.01, compiling=5.0), ONE, COMPILED).rates
+    assert one.first_seconds == one.again_seconds == pytest.approx(0.0)
+    assert compiled.first_seconds == pytest.approx(5.0)
+    assert compiled.again_seconds == pytest.approx(5.0)
+    assert one.trial_steps_per_second[0] == pytest.approx(compiled.trial_steps_per_second[0])
+
+
+def test_a_mode_that_fails_is_refused_and_the_first_one_raises():
+    world = World(lambda mode: 0.01, fails=lambda mode: mode.num_slots > 1)
+    one, two, compiled = measured(world, ONE, TWO, COMPILED).rates
+    assert two.refused == "RuntimeError: no compiler"
+    assert two.trial_steps_per_second == ()
+    assert one.trial_steps_per_second and compiled.trial_steps_per_second
+    with pytest.raises(RuntimeError, match="no compiler"):
+        measured(World(lambda mode: 0.01, fails=lambda mode: True), ONE)
+
+
+def test_what_has_no_room_beside_the_others_is_measured_after_them():
+    world = World(lambda mode: 0.01)
+    world.most_slots = 2
+    one, two = measured(world, ONE, TWO).rates
+    assert two.trial_steps_per_second == pytest.approx([200.0] * len(one.trial_steps_per_second))
+    world.most_slots = 1
+    assert measured(world, ONE, TWO).rates[1].refused == "MemoryError: all of it is held"
+
+
+def test_what_is_sure_of_a_median():
+    assert surely([2.0]) == 2.0
+    assert surely([1.0, 2.0, 3.0]) == 1.0
+    assert surely([float(n) for n in range(1, 11)]) == 3.0  # P(fewer than 3 of 10 below the median) = 0.055
+    assert surely([5.0] * 12) == 5.0
+    assert clear([1.2] * 7 + [1.0], 1.1)
+    assert not clear([1.2] * 6 + [1.0] * 2, 1.1)
+
+
+def test_real_engines_are_measured_and_the_answer_travels(store):
+    def opened(spec):
+        if spec.numerics.num_slots == 1:
+            return Solo(store, device="cpu")
+        return Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
+
+    spec = run_spec(store.manifest.data_id, num_slots=1, learning_rate=1e-3)
+    probe = Probe(spec=spec, modes=(ONE, TWO, Numerics(num_slots=4, dtype="float64")), seconds=0.2)
+    answer = measure(canon.decode(Probe, canon.to_json(probe)), opened, TorchDevice(probe))
+    assert canon.decode(Answer, canon.parse(canon.canonical(answer))) == answer
+    assert [rate.mode for rate in answer.rates] == list(probe.modes)
+    for rate in answer.rates:
+        assert not rate.refused and min(rate.trial_steps_per_second) > 0
+    capped = dataclasses.replace(probe, most_bytes=10**6)
+    assert 0 < TorchDevice(capped).free_bytes() == 10**6 < TorchDevice(probe).free_bytes()

@@ -1,0 +1,48 @@
+"""Every slot gets the same bits of an activation, whichever slot it is, however many threads share the work."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import functional
+
+from proxies.slotwise import slotwise
+
+GELU = partial(functional.gelu, approximate="tanh")
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def slots_alike(function, x_NF, num_slots):
+    """Whether all slots of one input have one output and one gradient."""
+    x_KNF = x_NF.expand(num_slots, *x_NF.shape).clone().requires_grad_()
+    y_KNF = function(x_KNF)
+    y_KNF.sum().backward()
+    return all(torch.equal(each[0], each[k]) for each in (y_KNF, x_KNF.grad) for k in range(num_slots))
+
+
+@pytest.mark.parametrize("function", [functional.silu, GELU])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("num_threads", "num_slots", "shape"),
+    [(1, 3, (52, 33)), (1, 4, (64, 344)), (2, 5, (500, 86)), (4, 4, (64, 344)), (4, 3, (256, 171))],
+)
+def test_a_slot_is_the_same_wherever_vectors_and_threads_end(threads, function, dtype, num_threads, num_slots, shape):
+    threads(num_threads)
+    x_NF = (3 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)
+    assert slots_alike(partial(slotwise, function), x_NF, num_slots)
+    assert torch.equal(slotwise(function, x_NF), function(x_NF))
+
+
+def test_torch_alone_does_not_see_to_it(threads):
+    # Why there is such a function: one day torch may, and then it can go.
+    threads(1)
+    x_NF = 3 * torch.randn((52, 33), generator=torch.Generator().manual_seed(0))
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("no vectors, so nothing is left over")
+    assert not slots_alike(functional.silu, x_NF, 3)

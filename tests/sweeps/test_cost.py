@@ -1,0 +1,54 @@
+"""A trial costs the driver as much at the end of a long search as at its beginning: calls are counted, not seconds."""
+
+import cProfile
+import math
+
+import pytest
+from soak_case import TrivialHost
+from spaces import SPACE, usual
+from sweep_fakes import bank_key, make_spec, num_slots
+
+from sweeps import samplers
+from sweeps.drive import drive
+from sweeps.ledger import Ledger
+from sweeps.pool import InlinePool
+from sweeps.source import SearchSource
+
+GRID = usual(grid={"learning_rate": 10, "warmup_fraction": 4, "clip_norm": 3})
+
+
+def make_run(point):
+    return make_spec(log2_lr=math.log2(point["learning_rate"]))
+
+
+def calls(study_dir, sampler, num_trials):
+    """Function calls that a search of so many trials takes, from the plan to the last outcome."""
+    profile = cProfile.Profile()
+    with Ledger.open(study_dir, {}, create=True) as ledger:
+        source = SearchSource(
+            GRID if sampler == "grid" else SPACE, make_run, ledger, stage="s", study_seed=1, num_trials=num_trials,
+            parallelism=3, num_startup=4, sampler=sampler,
+        )  # fmt: skip
+        profile.enable()
+        drive(
+            source, InlinePool(TrivialHost), ledger, study_dir, num_slots_for=num_slots, bank_key_for=bank_key,
+            steps_per_call=4,
+        )  # fmt: skip
+        profile.disable()
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "qmc", "random", "grid"])
+def test_a_search_of_twice_the_trials_takes_twice_the_calls(sampler, tmp_path, monkeypatch):
+    monkeypatch.setattr("sweeps.past.NUM_BEST", 3)
+    monkeypatch.setattr(samplers, "MOST_SHOWN", 8)
+    calls(tmp_path / "first", sampler, 6)  # imports and caches
+    first, second, third = (calls(tmp_path / str(number), sampler, number) for number in (15, 30, 60))
+    assert (third - second) / (second - first) < 2.2, "2 where each trial costs the same, 4 where each looks at all"
+
+
+def test_it_would_be_noticed(tmp_path, monkeypatch):
+    """The mutation check: TPE without its bound looks at all."""
+    calls(tmp_path / "first", "tpe", 6)
+    first, second, third = (calls(tmp_path / str(number), "tpe", number) for number in (15, 30, 60))
+    assert (third - second) / (second - first) > 2.2

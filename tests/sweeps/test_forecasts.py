@@ -1,0 +1,60 @@
+"""Forecasts of planted valleys: as sure as they say, and silent where there is nothing to go by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sweeps import forecasts
+from sweeps.forecasts import forecast
+
+
+def test_a_forecast_is_right_as_often_as_it_says():
+    """Over planted valleys with a known noise: of 90 % intervals, nine in ten hold the truth."""
+    held = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        x = rng.uniform(-1, 1, (31, 2))
+        y = x[:, 0] ** 2 + 0.3 * x[:, 1] + rng.normal(0, 0.05, 31)
+        found = forecast(x[:30], y[:30], x[30])
+        low, high = found.interval(0.9)
+        held.append(low < y[30] < high)
+        assert abs(found.chance_below(low) - 0.05) < 1e-6 and abs(found.chance_below(high) - 0.95) < 1e-6
+    assert 0.8 <= np.mean(held) <= 1.0
+
+
+def test_a_forecast_wants_enough_runs_that_differ():
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(-1, 1, (20, 3)), rng.uniform(2, 3, 20)
+    assert forecast(x[:7], y[:7], x[19]) is None and forecast(x[:8], y[:8], x[19]) is not None
+    assert forecast([[1.0, 1.0, 1.0]] * 20, y, [1.0, 1.0, 1.0]) is None
+    assert forecast(x, [2.5] * 20, x[0]) is None
+    # An axis of one value says nothing, wherever the run in question lies on it.
+    fixed = np.c_[x, np.full(20, 7.0)]
+    assert forecast(fixed, y, [*x[0], 7.0]).loss_nats == pytest.approx(forecast(x, y, x[0]).loss_nats, abs=0.02)
+    assert forecast([*x, *x], [*y, *y], x[0]).error_nats >= forecasts.LEAST_ERROR_NATS
+
+
+def test_a_mutant_that_is_too_sure_is_found_out():
+    """Intervals of a third of the width hold the truth far too seldom: the test above can fail."""
+    held = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        x = rng.uniform(-1, 1, (31, 2))
+        y = x[:, 0] ** 2 + 0.3 * x[:, 1] + rng.normal(0, 0.05, 31)
+        found = forecast(x[:30], y[:30], x[30])
+        low, high = found.interval(0.9)
+        held.append(abs(y[30] - found.loss_nats) < (high - low) / 6)
+    assert np.mean(held) < 0.8
+
+
+def test_the_most_similar_runs_are_fitted_on_however_many_there_are():
+    """A far cloud of other losses, first or last, changes nothing."""
+    rng = np.random.default_rng(1)
+    near, far = rng.uniform(-1, 1, (70, 2)), rng.uniform(50, 51, (30, 2))
+    loss = near[:, 0] ** 2
+    both = forecast([*near, *far], [*loss, *([9.0] * 30)], [0.5, 0.5])
+    assert both.loss_nats == pytest.approx(0.25, abs=0.02)
+    turned = forecast([*far, *near], [*([9.0] * 30), *loss], [0.5, 0.5])
+    assert turned.loss_nats == pytest.approx(both.loss_nats, abs=1e-6)
+    assert both.num_freedom == forecasts.MOST_FITTED - 3

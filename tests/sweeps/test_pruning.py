@@ -1,0 +1,261 @@
+"""Planted truths for every rule: what it must give up, what it must not, and what it must not look at."""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import numpy as np
+import optuna
+import pytest
+
+from sweeps import forecasts, pruners, pruning
+from sweeps.pruning import PRUNERS, Seen, rungs, told_nats, verdict
+from tests.sweeps.spaces import SPACE, usual
+
+NUM_STEPS, STARTUP = 200, 12
+RULES = PRUNERS[1:]
+"""All that give anything up."""
+
+
+def trial(point, final, early, status="finished"):
+    """A run at `early` nats over its end until the decay, its last fifth; every batch has its own difficulty."""
+    noise = np.random.default_rng(7).normal(0, 0.05, NUM_STEPS)
+    curve = final + early * np.minimum(1, (NUM_STEPS - np.arange(NUM_STEPS)) / (NUM_STEPS / 5))
+    curve = curve + 2 * np.exp(-np.arange(NUM_STEPS) / 10) + noise
+    return Seen(point=point, status=status, losses_nats=tuple(map(float, curve)), loss_nats=float(final))
+
+
+def point_at(octave, warmup=0.1, clip=1.0):
+    return {"learning_rate": 2.0**octave, "warmup_fraction": warmup, "clip_norm": clip}
+
+
+def decaying(num, seed=0):
+    """High rates end ahead and are behind till the decay: the trap. The optimum lies at 2^-5."""
+    rng = np.random.default_rng(seed)
+    return [late(point_at(*at)) for at in zip(rng.uniform(-11, -3, num), rng.uniform(0, 0.3, num), strict=True)]
+
+
+def late(point):
+    octave = math.log2(point["learning_rate"])
+    final = 2 + 0.02 * (octave + 5) ** 2 + 0.1 * (point["warmup_fraction"] - 0.2) ** 2
+    return trial(point, final, early=0.2 * 2 ** ((octave + 5) / 2) + 0.3 * point["warmup_fraction"])
+
+
+def asked(name, one, seen, step=None, **more):
+    step = step or rungs(name, NUM_STEPS)[-1]
+    arguments = {
+        "space": SPACE, "study_seed": 3, "index": len(seen) + 7, "point": one.point, "num_steps": NUM_STEPS,
+        "losses_nats": one.losses_nats[:step], "seen": seen, "num_startup": STARTUP,
+    }  # fmt: skip
+    return verdict(name, **{**arguments, **more})
+
+
+def told(name, one, seen, step):
+    return told_nats(
+        name, space=SPACE, point=one.point, num_steps=NUM_STEPS, losses_nats=one.losses_nats[:step], seen=seen
+    )
+
+
+def shifted(one, nats):
+    """The same run, `nats` worse all along."""
+    losses = tuple(loss + nats for loss in one.losses_nats)
+    return Seen(point=one.point, status=one.status, losses_nats=losses, loss_nats=one.loss_nats + nats)
+
+
+def cut(one, step, status="pruned"):
+    return Seen(point=one.point, status=status, losses_nats=one.losses_nats[:step], loss_nats=None)
+
+
+@pytest.mark.parametrize("name", PRUNERS)
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 7, 9, 10, 27, 200, 1000])
+def test_rungs_ascend_and_lie_before_the_end(name, num_steps):
+    found = rungs(name, num_steps)
+    assert list(found) == sorted(set(found))
+    assert all(1 <= step < num_steps for step in found)
+    assert bool(found) == (name != "none" and num_steps >= 2)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_is_far_behind_is_given_up_and_the_leader_is_not(name):
+    seen = decaying(30)
+    best = min(seen, key=lambda one: one.loss_nats)
+    assert asked(name, shifted(best, 2.0), seen)
+    # Alone of its kind ahead at every step: nobody gives it up.
+    assert asked(name, shifted(best, -2.0), seen) == ""
+    assert asked("none", shifted(best, 2.0), seen, 100) == ""
+
+
+def winner():
+    """At the optimum, with a long warmup: the best, and behind the most of the others until the decay."""
+    return late(point_at(-5, warmup=0.2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_later_winner_is_kept_by_the_curve_rule_at_every_rung(seed):
+    seen = decaying(30, seed)
+    assert winner().loss_nats < min(one.loss_nats for one in seen)
+    assert [asked("curve", winner(), seen, step) for step in rungs("curve", NUM_STEPS)] == ["", "", ""]
+
+
+def test_rules_that_know_no_decay_give_the_later_winner_up():
+    """The mutants: one takes the loss at a step for what is to come, and Optuna's rank by it."""
+    seen = decaying(30)
+
+    def undecayed(space, point, losses_nats, seen):
+        drops = [loss - one.loss_nats for one in seen for loss in [pruning.smoothed(one.losses_nats, 50)]]
+        here = pruning.smoothed(losses_nats, 50) - min(drops)
+        return forecasts.Forecast(loss_nats=here, error_nats=0.02, num_freedom=20)
+
+    with mock.patch.object(pruning, "_foretold", undecayed):
+        assert asked("curve", winner(), seen, 50)
+    assert [bool(asked("asha", winner(), seen, step)) for step in rungs("asha", NUM_STEPS)] == [True, True]
+    laggard = late(point_at(-4, warmup=0.3))
+    assert asked("median", laggard, seen, 150)
+    assert asked("curve", laggard, [one for one in seen if one.loss_nats > laggard.loss_nats], 100) == ""
+
+
+def test_the_curve_rule_says_what_it_expects_and_why():
+    seen = decaying(40)
+    bad = late(point_at(-11))
+    said = asked("curve", bad, seen, 50)
+    assert said.startswith("curve: at step 50 of 200 it is expected to end at 2.7")
+    assert "90% interval" in said and f"the best so far at {min(one.loss_nats for one in seen):.4g}" in said
+    assert "under 0.01" in said
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_verdicts_are_of_their_arguments_alone(name):
+    """The same question has the same answer in any order of asking, and what is not shown changes nothing."""
+    seen, others = decaying(40), [*decaying(10, seed=5), winner()]
+    questions = [(one, step) for one in others for step in rungs(name, NUM_STEPS)]
+    there = [asked(name, one, seen, step) for one, step in questions]
+    back = [asked(name, one, list(seen), step) for one, step in reversed(questions)]
+    assert there == back[::-1]
+    assert 0 < sum(map(bool, there)) < len(there)
+
+
+def test_a_rule_that_looks_ahead_is_found_out():
+    """Only the curve up to the rung counts, of the run in question and of those it is held against."""
+    seen, one = decaying(30), late(point_at(-6.2))
+    for name in RULES:
+        for step in rungs(name, NUM_STEPS):
+            torn = [
+                Seen(point=s.point, status=s.status, losses_nats=(*s.losses_nats[:step], *[9.9] * (200 - step)),
+                     loss_nats=s.loss_nats) for s in seen
+            ]  # fmt: skip
+            assert asked(name, one, seen, step) == asked(name, one, torn, step)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_too_few_finished_and_nothing_is_given_up(name):
+    bad = shifted(late(point_at(-11)), 3.0)
+    seen = decaying(30)
+    few = seen[: STARTUP - 1]
+    unfinished = [cut(one, 100) for one in seen] + [cut(one, 20, "diverged") for one in seen]
+    assert asked(name, bad, []) == asked(name, bad, few) == asked(name, bad, few + unfinished) == ""
+    assert asked(name, bad, unfinished, num_startup=0) == ""
+    assert asked(name, bad, seen[:STARTUP]) != ""
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_equal_losses_are_no_reason(name):
+    flat = Seen(point=point_at(-5), status="finished", losses_nats=(2.0,) * NUM_STEPS, loss_nats=2.0)
+    seen = [Seen(point=point_at(-12 + i / 4), status="finished", losses_nats=flat.losses_nats, loss_nats=2.0)
+            for i in range(30)]  # fmt: skip
+    for step in rungs(name, NUM_STEPS):
+        assert asked(name, flat, seen, step) == ""
+
+
+def test_runs_given_up_are_not_fitted_on():
+    seen = decaying(40)
+    one = late(point_at(-9.5))
+    odd = [cut(shifted(trial, 5.0), 100) for trial in decaying(20, seed=9)]
+    diverged = [cut(shifted(trial, -5.0), 150, "diverged") for trial in decaying(20, seed=8)]
+    said = asked("curve", one, seen, 100)
+    assert said and asked("curve", one, seen[:20] + odd + diverged + seen[20:], 100) == said
+    assert told("curve", one, seen + odd + diverged, 100) == told("curve", one, seen, 100)
+
+
+def test_the_best_of_all_counts_however_long_ago():
+    seen = decaying(40)
+    best = shifted(min(seen, key=lambda one: one.loss_nats), -1.0)
+    good = late(point_at(-5.3))
+    assert asked("curve", good, seen, 100) == ""
+    assert "the best so far at 1." in asked("curve", good, [best, *seen * 8], 100)
+
+
+def test_a_verdict_looks_at_a_bounded_number_of_trials():
+    """However many came before the latest, and whatever they were, it is told the same (hyperband: by number)."""
+    recent = [one for seed in range(3) for one in decaying(100, seed)]
+    for one in decaying(5, seed=99):
+        old = [shifted(one, 0.5)] * 500
+        assert told("curve", one, [*old, *recent], 100) == told("curve", one, recent, 100)
+        assert told("curve", one, [*recent, *old], 100) != told("curve", one, recent, 100)
+        for name in ("asha", "median"):
+            assert bool(asked(name, one, [*old, *recent])) == bool(asked(name, one, recent))
+
+
+@pytest.mark.parametrize("name", ["asha", "hyperband", "median"])
+def test_optunas_pruners_say_what_they_say_in_a_live_study(name):
+    """Every trial asked, reported and judged by Optuna as it goes: ours, rebuilt, decides the same at every rung."""
+    runs, steps, first = decaying(60, seed=2), rungs(name, NUM_STEPS), NUM_STEPS // 9
+    pruner = {
+        "asha": optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=3),
+        "hyperband": optuna.pruners.HyperbandPruner(min_resource=first, max_resource=NUM_STEPS, reduction_factor=3),
+        "median": optuna.pruners.MedianPruner(n_startup_trials=1),
+    }[name]
+    live = optuna.create_study(pruner=pruner, study_name="search 3")
+    seen, decided = [], []
+    for index, one in enumerate(runs):
+        asks, theirs, ours = live.ask(), [], []
+        for step in steps:
+            asks.report(pruning.smoothed(one.losses_nats, step), step)
+            theirs.append(asks.should_prune())
+            ours.append(bool(asked(name, one, seen, step, index=index, num_startup=0)))
+            if theirs[-1]:
+                break
+        enough = any(other.loss_nats is not None for other in seen)
+        assert ours == theirs or not enough
+        decided += ours
+        state = optuna.trial.TrialState.PRUNED if theirs[-1] else optuna.trial.TrialState.COMPLETE
+        live.tell(asks, None if theirs[-1] else one.loss_nats, state=state)
+        seen.append(cut(one, step) if theirs[-1] else one)
+    assert 10 < sum(decided) < len(decided) - 10
+
+
+def test_a_rebuilt_study_can_fail():
+    """The mutant: marks forgotten, so that a trial is alone at its rung, and nobody is ever given up."""
+    seen = decaying(30)
+    bad = shifted(late(point_at(-11)), 3.0)
+    assert asked("asha", bad, seen)
+    with mock.patch.object(pruners, "MOST_SHOWN", -len(seen)):
+        assert asked("asha", bad, seen) == ""
+
+
+def test_what_is_off_is_a_place_of_its_own():
+    space = usual(can_be_off=("clip_norm",))
+    on, off = point_at(-5, clip=1.0), point_at(-5, clip=0.0)
+    assert pruning._coordinates(space, on)[-1] == 0.0 and pruning._coordinates(space, off)[-1] == 1.0
+    assert all(map(math.isfinite, pruning._coordinates(space, off)))
+
+
+def test_told_is_what_is_expected_never_better_than_the_best():
+    seen = decaying(40)
+    worst, good = late(point_at(-11)), late(point_at(-5.2, warmup=0.2))
+    assert told("curve", worst, seen, 100) == pytest.approx(worst.loss_nats, abs=0.05)
+    assert told("curve", good, seen, 50) >= min(one.loss_nats for one in seen)
+    # With too few to foretell by, it is the loss where it was given up.
+    assert told("asha", worst, seen[:3], 50) == pruning.smoothed(worst.losses_nats, 50)
+    assert told("asha", worst, [], 50) == pruning.smoothed(worst.losses_nats, 50)
+
+
+def test_a_run_that_may_come_near_the_best_goes_on():
+    """Within the margin another seed may turn the two round; without one it would have been given up."""
+    seen = decaying(40)
+    best = min(one.loss_nats for one in seen)
+    near = forecasts.Forecast(loss_nats=best + 0.003, error_nats=0.001, num_freedom=30)
+    with mock.patch.object(pruning, "_foretold", lambda *args: near):
+        assert asked("curve", winner(), seen, 100) == ""
+        with mock.patch.object(pruning, "MARGIN_NATS", 0.0):
+            assert "within 0 of that" in asked("curve", winner(), seen, 100)

@@ -1,0 +1,158 @@
+"""A search that prunes: who is held against whom, what the sampler is told, whatever the order in which runs go on."""
+
+import math
+import random
+
+import pytest
+from spaces import SPACE
+from sweep_fakes import make_spec, outcome, pruned_outcome
+
+from sweeps import search_pruner
+from sweeps.curves import curve_path, store_curve
+from sweeps.errors import CurveCorrupt
+from sweeps.ledger import Ledger
+from sweeps.search_pruner import SearchPruner
+from sweeps.source import SearchSource, Signal
+from sweeps.suggest import Search
+
+NUM_STEPS, PARALLELISM = 8, 4
+
+
+def make_run(point):
+    return make_spec(log2_lr=math.log2(point["learning_rate"]), num_steps=NUM_STEPS)
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch):
+    """A rule of the tests' own, and all that it was asked."""
+    calls = []
+
+    def verdict(name, **call):
+        calls.append(call)
+        step = len(call["losses_nats"])
+        others = sorted(trial.losses_nats[step - 1] for trial in call["seen"] if len(trial.losses_nats) >= step)
+        if len(others) < call["num_startup"] or call["losses_nats"][-1] <= others[len(others) // 2]:
+            return ""
+        return f"{call['index']} lost to {len(others)} at {step}"
+
+    monkeypatch.setattr(search_pruner, "rungs", lambda name, num_steps: (2, 4))
+    monkeypatch.setattr(search_pruner, "verdict", verdict)
+    monkeypatch.setattr(search_pruner, "told_nats", lambda name, *, seen, losses_nats, **_: losses_nats[-1] + len(seen))
+    return calls
+
+
+def source_of(ledger, folder, **more):
+    pruner = SearchPruner(
+        "median", SPACE, folder, study_seed=7, num_steps=NUM_STEPS, parallelism=PARALLELISM, num_startup=3
+    )
+    options = {"stage": "sweep", "study_seed": 7, "num_trials": 20, "parallelism": PARALLELISM, "num_startup": 6}
+    return SearchSource(SPACE, make_run, ledger, **(options | more), pruner=pruner)
+
+
+def finish(source, ledger, folder, seed):
+    """Carry a search out: runs go on to their next rung, or their end, in any order."""
+    rng, left = random.Random(seed), {}
+    while (answer := source.next(ledger.first_results())) is not Signal.DONE or left:
+        if isinstance(answer, Signal):
+            go_on(source, ledger, folder, left, rng.choice(sorted(left)))
+        elif answer.id not in ledger.first_results():
+            left.setdefault(answer.id, (answer, list(source.pruner.rungs(answer.id))))
+
+
+def go_on(source, ledger, folder, left, run_id):
+    """One run goes to its next rung, and beyond or not; or to its end."""
+    spec, rungs = left[run_id]
+    result, curve = pruned_outcome(spec, rungs.pop(0)) if rungs else outcome(spec)
+    if result.status == "pruned":
+        why = source.pruner.verdict(run_id, curve.train_loss_nats)
+        assert source.pruner.verdict(run_id, curve.train_loss_nats) == why, "asked again, the same"
+        if not why:
+            return
+        result = pruned_outcome(spec, result.num_steps, why)[0]
+    del left[run_id]
+    store_curve(folder, run_id, curve, pruned=result.status == "pruned")
+    ledger.commit(spec, result)
+
+
+def search(folder, seed, **more):
+    """All that a search goes by: its points, and what came of each."""
+    with Ledger.open(folder, {}, create=True) as ledger:
+        finish(source_of(ledger, folder, **more), ledger, folder, seed)
+        points = [record.body for record in ledger.records("suggestion")]
+        return points, [ledger.first_results()[make_run(point).id] for point in points]
+
+
+def test_any_order_gives_the_same_search(tmp_path):
+    searches = [search(tmp_path / str(seed), seed) for seed in range(4)]
+    statuses = {result.status for result in searches[0][1]}
+    assert statuses == {"finished", "diverged", "pruned"}
+    assert searches[0] == searches[1] == searches[2] == searches[3]
+
+
+def test_an_interrupted_search_decides_as_it_would_have(tmp_path):
+    whole = search(tmp_path / "whole", 0)
+    for num_before in (1, 9, 14):
+        search(tmp_path / str(num_before), 1, num_trials=num_before)
+        assert search(tmp_path / str(num_before), 2) == whole
+
+
+def test_a_trial_is_held_against_those_that_had_ended_before_it_was_suggested(tmp_path, asked):
+    points, outcomes = search(tmp_path, 0)
+    assert {len(call["losses_nats"]) for call in asked} == {2, 4}, "neither before the first step nor after the last"
+    for call in asked:
+        assert call["study_seed"] == 7 and call["num_steps"] == NUM_STEPS
+        assert call["point"] == points[call["index"]]
+        assert [trial.point for trial in call["seen"]] == points[: max(0, call["index"] - PARALLELISM + 1)]
+        for trial, result in zip(call["seen"], outcomes, strict=False):
+            assert (trial.status, trial.loss_nats) == (result.status, result.loss_nats)
+            assert len(trial.losses_nats) == result.num_steps
+
+
+def test_what_is_pruned_is_told_as_the_rule_says(tmp_path, monkeypatch):
+    """Never as diverged, and never by what came after it."""
+    told = {}
+    suggest = Search.suggest
+    monkeypatch.setattr(Search, "suggest", lambda self, known: (told.update(known), suggest(self, known))[1])
+    _, outcomes = search(tmp_path, 0)
+    assert "pruned" in {result.status for result in outcomes}
+    for index, result in enumerate(outcomes[: 20 - PARALLELISM]):
+        pruned = result.status == "pruned"
+        assert told[index] == (result.last_train_loss_nats + index if pruned else result.loss_nats)
+
+
+def test_points_beyond_an_end_are_run_to_their_end(tmp_path):
+    """They alone tell what is there; those of a warm start are as any other."""
+    given = [SPACE.at((share, *[0.5] * (SPACE.num_coordinates - 1))) for share in (0.01, 0.02)]
+    assert search(tmp_path / "warm", 0, given=given)[0][:2] == given
+    given = [SPACE.at((share, *[0.5] * (SPACE.num_coordinates - 1))) for share in (0.03, 0.04)]
+    with Ledger.open(tmp_path / "warm", {}, create=False) as ledger:
+        source = source_of(ledger, tmp_path / "warm", num_trials=24, given=given, num_known=20)
+        rungs = [source.pruner.rungs(spec.id) for spec in rest(source, ledger)]
+    assert rungs == [(2, 4)] * 20 + [(), ()] + [(2, 4)] * 2
+
+
+def rest(source, ledger):
+    """All that a source gives at once."""
+    return list(iter(lambda: source.next(ledger.first_results()), Signal.DONE))
+
+
+def test_a_lost_curve_stops_the_search(tmp_path):
+    """A decision without it would be another one."""
+    search(tmp_path, 0)
+    with Ledger.open(tmp_path, {}, create=False) as ledger:
+        result = next(result for result in ledger.first_results().values() if result.status == "pruned")
+        curve_path(tmp_path, result.id, pruned=True).unlink()
+        with pytest.raises(CurveCorrupt, match="restore it from a copy"):
+            rest(source_of(ledger, tmp_path), ledger)
+
+
+def test_curves_that_nobody_is_held_against_any_more_are_forgotten(tmp_path, monkeypatch, asked):
+    """Those that a rule looks at are there whenever it looks."""
+    monkeypatch.setattr(search_pruner, "MOST_SEEN", 3)
+    with Ledger.open(tmp_path / "some", {}, create=True) as ledger:
+        source = source_of(ledger, tmp_path / "some", sampler="random")
+        finish(source, ledger, tmp_path / "some", 1)
+    for call in asked:
+        assert all(trial.losses_nats for trial in call["seen"][-3:])
+    kept = [bool(trial.losses_nats) for trial in source.pruner._seen]
+    assert len(kept) == 16 and sum(kept) == PARALLELISM + 3 and all(kept[-3:])
