@@ -17,9 +17,10 @@ from launcher.study import Study
 from launcher.talk import duration, say
 from proxies import canon
 from proxies.calibration import STEP, Answer, Probe
+from proxies.checks import SpecError
 from proxies.shape import Shape
 from proxies.spec import Numerics, RunSpec
-from sweeps.errors import RunsFail
+from sweeps.errors import LedgerCorrupt, RunsFail
 from sweeps.ledger import CALIBRATION, Ledger
 from sweeps.pool import Advance, Pool, Report
 
@@ -85,8 +86,12 @@ def groups_of(study: Study) -> list[Group]:
 
 
 def calibrations(ledger: Ledger) -> tuple[Calibration, ...]:
-    """What the ledger holds, in its order."""
-    return tuple(canon.decode(Calibration, record.body) for record in ledger.records(CALIBRATION))
+    """What the ledger holds, in its order. Raises LedgerCorrupt where that is nothing a plan could have left open."""
+    records = ledger.records(CALIBRATION)
+    try:
+        return tuple(canon.decode(Calibration, record.body) for record in records)
+    except (canon.CanonError, SpecError) as error:
+        raise LedgerCorrupt(f"a calibration of the ledger is none ({error})") from error
 
 
 def calibrated(study: Study, ledger: Ledger) -> Study:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from dataclasses import dataclass
 from typing import Literal
 
 from proxies import canon
+from proxies.checks import Checks
 from proxies.shape import Shape
 from proxies.spec import Numerics
 
 Part = Literal["proxy", "ladder"]
 Open = Literal["num_slots", "compiled", "matmul_precision"]
+CHOSEN: dict[Open, tuple[str, ...]] = {
+    "num_slots": ("num_slots", "num_threads", "cuda_graphs", "fused_loss"),
+    "compiled": ("compiled",),
+    "matmul_precision": ("matmul_precision",),
+}
+"""What of the numerics an open key leaves to the calibration."""
 MOST_SLOTS = 4096
 """Of a bank, that a plan or a calibration may ask for."""
 
@@ -89,6 +97,16 @@ class Calibration:
     """Empty where nothing was measured."""
     num_workers: int
     figures: tuple[Figure, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks, asked, chosen = Checks(self), self.asked, self.chosen
+        allowed = {field for name in asked.open for field in CHOSEN[name]}
+        fields = [field.name for field in dataclasses.fields(Numerics)]
+        moved = [name for name in fields if getattr(chosen, name) != getattr(asked.given, name)]
+        wrong = [name for name in moved if name not in allowed]
+        checks.that(not wrong, f"{', '.join(wrong)} chosen, which the plan gives")
+        checks.that(chosen.num_slots <= MOST_SLOTS, f"num_slots = {chosen.num_slots}: {MOST_SLOTS} at most")
+        checks.done()
 
     @property
     def figure(self) -> Figure | None:

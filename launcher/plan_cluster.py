@@ -17,6 +17,8 @@ Cap = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
 _ADDRESS = re.compile(r"auto|([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _SLURM_OPTION = re.compile(r"(--[a-z][a-z0-9-]*|-[A-Za-z])([= ][ -~]+)?")
+LEAST_SHARE = 0.01
+"""Of a GPU: below, no worker has room for CUDA itself, and Ray counts in 1/10,000."""
 _OURS = ("--ntasks", "--ntasks-per-node", "--signal", "--requeue", "--no-requeue", "--open-mode", "--export", "-n")
 
 
@@ -78,6 +80,8 @@ def cluster_problems(cluster: ClusterSection) -> list[str]:
         problems.append(f"cluster.address = {cluster.address!r}: host:port of the head, or auto, is wanted")
     if cluster.address and cluster.backend != "ray":
         problems.append(f'cluster.address = {cluster.address!r} wants cluster.backend = "ray"')
+    if 0 < cluster.worker_gpus < LEAST_SHARE:
+        problems.append(f"cluster.worker_gpus = {cluster.worker_gpus:g}: 0, or {LEAST_SHARE} and more, is wanted")
     if cluster.worker_gpus > 1 and not cluster.worker_gpus.is_integer():
         problems.append(f"cluster.worker_gpus = {cluster.worker_gpus:g}: a share of one, or a whole number, is wanted")
     if cluster.max_usd and not cluster.usd_per_device_hour:

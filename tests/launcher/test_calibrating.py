@@ -10,11 +10,14 @@ from tiny_study import PLAN, ask, forerun, plan_with, write_corpus
 
 from launcher import calibrating
 from launcher.calibrating import calibrate, calibrated, calibrations, groups_of
+from launcher.calibration_records import Asked, Calibration
 from launcher.opening import open_ledger, plan_study, recorded, recorded_study
 from launcher.stages import InterruptedStudyError
 from launcher.study import BANKED, SEMANTICS
 from proxies import canon
 from proxies.calibration import Probe
+from proxies.checks import SpecError
+from proxies.shape import Shape
 from proxies.spec import Numerics
 from sweeps.errors import PlanChanged, RunsFail
 from sweeps.ledger import CALIBRATION, Ledger
@@ -298,3 +301,17 @@ def test_ray_workers_calibrate_at_once(tmp_path, monkeypatch):
     measured = [one for one in found if one.figures]
     assert measured and all((one.num_workers, one.device) == (2, "cpu") for one in measured)
     assert recorded_study(tmp_path / "study").plan.proxy.num_slots == "auto"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_slots": 100_000}, {"dtype": "float64"}, {"compiled": True}, {"num_threads": 0}]
+)
+def test_a_choice_that_no_plan_left_open_is_no_record(wrong):
+    shape = Shape(num_layers=1, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=16)
+    asked = Asked(part="proxy", shape=shape, batch_tokens=64, given=Numerics(), open=("num_slots",))
+    fine = Calibration(asked=asked, chosen=Numerics(num_slots=4, num_threads=2), why="so", device="", num_workers=1)
+    body = canon.to_json(fine)
+    assert canon.decode(Calibration, body) == fine
+    body["chosen"].update(wrong)
+    with pytest.raises(SpecError):
+        canon.decode(Calibration, body)

@@ -34,7 +34,14 @@ def test_an_address_wants_ray(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    ["worker_cpus = 0.0", "worker_gpus = -0.5", "worker_gpus = 1.5", "worker_memory_gib = -1.0", "num_workers = -1"],
+    [
+        "worker_cpus = 0.0",
+        "worker_gpus = -0.5",
+        "worker_gpus = 1.5",
+        "worker_gpus = 1e-9",
+        "worker_memory_gib = -1.0",
+        "num_workers = -1",
+    ],
 )
 def test_shares_out_of_range(tmp_path, line):
     with pytest.raises(PlanError, match=f"cluster.{line.split()[0]}"):

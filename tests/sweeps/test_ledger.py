@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 
 from proxies.canon import CanonError
 from proxies.checks import SpecError
+from proxies.spec import Run
 from sweeps.curves import store_curve
 from sweeps.errors import (
     DiskFull,
     DuplicateRecord,
+    LedgerCorrupt,
     LedgerLost,
     PlanChanged,
     StaleDriver,
@@ -286,3 +289,17 @@ def test_what_was_pruned_is_no_outcome_of_the_whole_and_may_have_one(ledger, tmp
                 again.commit(spec, pruned_outcome(spec, 2)[0])
         with pytest.raises(DuplicateRecord):
             again.commit(first, cut[first.id])
+
+
+@pytest.mark.parametrize("forge", ["finished as pruned", "pruned as whole", "pruned at its end"])
+def test_a_kind_that_its_outcome_is_not_is_no_ledger(ledger, tmp_path, forge):
+    (spec,) = make_specs(1)
+    whole, part = outcome(spec)[0], pruned_outcome(spec, 2)[0]
+    late = dataclasses.replace(part, num_steps=spec.schedule.num_steps)
+    forged = {"finished as pruned": ("pruned", whole), "pruned as whole": ("result", part)}
+    kind, result = forged.get(forge, ("pruned", late))
+    with pytest.raises(LedgerCorrupt, match=rf"{kind}: its run is .* after \d+ steps"):
+        ledger.append(kind, spec.id, Run(spec=spec, result=result))
+    ledger.close()
+    with pytest.raises(LedgerCorrupt, match=kind):
+        Ledger.read(tmp_path)
