@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from launcher.calibration_records import Asked, Calibration, Part, Work, mode_name
+from launcher.calibration_records import Asked, Calibration, Part, Work, mode_name, size_name
 from launcher.choosing import Ask, Bench, choose
 from launcher.study import Study
 from launcher.talk import duration, say
@@ -140,9 +140,8 @@ def measured_here(study: Study) -> list[Calibration]:
 def told(found: Calibration) -> str:
     """A choice as a line: of what, what, why."""
     asked = found.asked
-    rungs = "rungs of " if asked.part == "ladder" else ""
-    of = f"{rungs}width {asked.shape.width}, {asked.shape.num_layers} layers, {asked.batch_tokens} tokens a step"
-    return f"{of}: {mode_name(found.chosen, asked.given)}" + (f": {found.why}" if found.why else "")
+    of = size_name(asked.part, asked.shape.width, asked.shape.num_layers, asked.batch_tokens)
+    return f"{of} a step: {mode_name(found.chosen, asked.given)}" + (f": {found.why}" if found.why else "")
 
 
 def _choices(

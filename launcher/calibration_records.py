@@ -114,6 +114,11 @@ class Calibration:
         return next((figure for figure in self.figures if figure.mode == self.chosen), None)
 
 
+def size_name(part: str, width: int, num_layers: int, batch_tokens: int) -> str:
+    """Which runs a choice is for, in words."""
+    return f"{'rungs of ' if part == 'ladder' else ''}width {width}, {num_layers} layers, {batch_tokens} tokens"
+
+
 def mode_name(mode: Numerics, plain: Numerics) -> str:
     """What a mode has that the plain one has not, in words."""
     slots = f"{mode.num_slots} slots" if mode.num_slots > 1 else "one slot"

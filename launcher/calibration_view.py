@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from launcher import report_html as show
 from launcher.calibrating import calibrations
-from launcher.calibration_records import mode_name
+from launcher.calibration_records import mode_name, size_name
 from proxies import canon
 from proxies.canon import Json
 from sweeps.ledger import Ledger
@@ -47,7 +47,8 @@ def calibration_section(body: Any) -> str:
     if not body["calibration"]:
         return ""
     rows = [
-        (show.text(_size(one)), show.text(one["mode"]), show.number(one["trial_steps_per_second"], ".3g"),
+        (show.text(size_name(*(one[key] for key in ("part", "width", "num_layers", "batch_tokens")))),
+         show.text(one["mode"]), show.number(one["trial_steps_per_second"], ".3g"),
          "–" if one["planned_seconds"] is None else show.seconds(one["planned_seconds"]), show.text(one["why"]))
         for one in body["calibration"]
     ]  # fmt: skip
@@ -57,8 +58,3 @@ def calibration_section(body: Any) -> str:
     )
     head = ("runs of", "how", "trial-steps a second of a worker", "planned work", "why")
     return show.section("calibration", "How runs compute", said, show.table(head, rows, (0, 1, 4)))
-
-
-def _size(one: Any) -> str:
-    rungs = "rungs of " if one["part"] == "ladder" else ""
-    return f"{rungs}width {one['width']}, {one['num_layers']} layers, {one['batch_tokens']} tokens"

@@ -50,7 +50,7 @@ class Part:
         self._multipliers = Multipliers(**dataclasses.asdict(forward_numbers(spec)))
         groups = grouped(numbers, self._parameters)
         self._optimizer, self._rates = adamw(groups), [rates for rates, _ in groups]
-        self._batches = Prefetch(store, spec, self._device)
+        self._batches = Prefetch(store, spec, self._device, rank=self._rank, num_ranks=self._num_ranks)
 
     @property
     def _parameters(self) -> dict[str, nn.Parameter]:
@@ -58,12 +58,11 @@ class Part:
 
     def step(self, step: int) -> tuple[float, float]:
         """Make update `step`, if its batch's loss in nats per token and gradient's norm, returned, are finite."""
-        share = self._spec.schedule.sequences(step, self._spec.batch_sequences)[1] // self._num_ranks
-        ids_BT = self._batches.take(step)[self._rank * share : (self._rank + 1) * share]
+        ids_BT = self._batches.take(step)
         self._optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for part_BT in torch.split(ids_BT, self._pass_sequences):
-            loss = self._losses(part_BT).mean() * (len(part_BT) / share)
+            loss = self._losses(part_BT).mean() * (len(part_BT) / len(ids_BT))
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         gradients = [cast(DTensor, p.grad).to_local() for p in self.model.parameters() if p.grad is not None]

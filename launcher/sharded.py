@@ -7,7 +7,6 @@ rounding.
 from __future__ import annotations
 
 import math
-import time
 from typing import cast
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -107,31 +106,24 @@ class Sharded:
         """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (0, result, curve), when
         the run ends.
         """
-        until = time.monotonic() + seconds
-        for _ in range(num_steps):
-            if self._run is None or self._run.paused or time.monotonic() > until:
-                break
-            if ended := self._advance_once():
-                return [ended]
-        return []
-
-    def _advance_once(self) -> tuple[int, RunResult, Curve] | None:
-        started, (run, part) = time.perf_counter(), self._held()
-        tell(Order.STEP, run.step)
-        loss_nats, grad_norm = part.step(run.step)
-        finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
-        if finite:
-            run.record(loss_nats, grad_norm)
-        reason = run.trouble(finite, self._diverged_above_nats)
-        validation_nats = math.nan
-        if done := not reason and run.finished:
-            tell(Order.VALIDATE)
-            validation_nats = part.validation_loss()
-        run.seconds += time.perf_counter() - started
-        if not (reason or done):
-            return None
+        if self._run is None:
+            return []
+        ended = self._run.advance(
+            num_steps, seconds, self._step, self._validation_loss,
+            diverged_above_nats=self._diverged_above_nats, device=device(),
+        )  # fmt: skip
+        if ended is None:
+            return []
         self.evict(0)
-        return (0, *run.outcome(reason, validation_nats, device()))
+        return [(0, *ended)]
+
+    def _step(self, step: int) -> tuple[float, float]:
+        tell(Order.STEP, step)
+        return self._held()[1].step(step)
+
+    def _validation_loss(self) -> float:
+        tell(Order.VALIDATE)
+        return self._held()[1].validation_loss()
 
     def _held(self) -> tuple[Progress, Part]:
         if self._run is None or self._part is None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import platform
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -78,6 +80,38 @@ class Progress:
         if self.step > self.spec.schedule.warmup_steps + 1 and loss > ceiling:
             return f"loss {loss:.6g} over {ceiling:.3f} nats, that of knowing nothing and more, at step {self.step}"
         return ""
+
+    def advance(
+        self, num_steps: int, seconds: float, step: Callable[[int], tuple[float, float]],
+        validate: Callable[[], float], *, diverged_above_nats: float, device: torch.device,
+    ) -> tuple[RunResult, Curve] | None:  # fmt: skip
+        """Train a run that has its engine to itself; its result and curve, if it ends.
+
+        Args:
+            num_steps: optimizer steps at most; none while it is paused.
+            seconds: after which none is begun.
+            step: makes the update of that number, unless its batch's loss in nats per token or its gradient's norm,
+                which it returns, is not finite.
+            validate: the loss in nats per token on the validation windows.
+            diverged_above_nats: see `trouble`.
+            device: where it trains.
+        """
+        until = time.monotonic() + seconds
+        for _ in range(num_steps):
+            if self.paused or time.monotonic() > until:
+                break
+            started = time.perf_counter()
+            loss_nats, grad_norm = step(self.step)
+            finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
+            if finite:
+                self.record(loss_nats, grad_norm)
+            reason = self.trouble(finite, diverged_above_nats)
+            done = not reason and self.finished
+            validation_nats = validate() if done else math.nan
+            self.seconds += time.perf_counter() - started
+            if reason or done:
+                return self.outcome(reason, validation_nats, device)
+        return None
 
     def outcome(self, reason: str, validation_nats: float, device: torch.device) -> tuple[RunResult, Curve]:
         """The result and the curve of a run that ends here: diverged for a `reason`, else finished."""

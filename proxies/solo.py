@@ -8,9 +8,9 @@ to rounding. On a CPU a run repeats bit by bit; on a GPU up to the order of its 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -225,34 +225,29 @@ class Solo:
         """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (0, result, curve), when
         the run ends.
         """
-        until = time.monotonic() + seconds
-        for _ in range(num_steps):
-            if self._trial is None or self._trial.progress.paused or time.monotonic() > until:
-                break
-            if ended := self._advance_once(self._trial):
-                return [ended]
-        return []
-
-    def _advance_once(self, trial: _Trial) -> tuple[int, RunResult, Curve] | None:
-        started, run = time.perf_counter(), trial.progress
-        loss, norm = self._forward_backward(trial)
-        loss_nats, grad_norm = torch.stack([loss, norm.double()]).tolist()  # the step's one wait for the device
-        finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
-        if finite:
-            _update(trial, norm)
-            run.record(loss_nats, grad_norm)
-        reason = run.trouble(finite, self._diverged_above_nats)
-        done = not reason and run.finished
-        validation_nats = self._validation_loss(trial) if done else math.nan
-        run.seconds += time.perf_counter() - started
-        if not (reason or done):
-            return None
+        trial = self._trial
+        if trial is None:
+            return []
+        ended = trial.progress.advance(
+            num_steps, seconds, partial(self._step, trial), partial(self._validation_loss, trial),
+            diverged_above_nats=self._diverged_above_nats, device=self.device,
+        )  # fmt: skip
+        if ended is None:
+            return []
         self.evict(0)
-        return (0, *run.outcome(reason, validation_nats, self.device))
+        return [(0, *ended)]
 
-    def _forward_backward(self, trial: _Trial) -> tuple[Tensor, Tensor]:
+    def _step(self, trial: _Trial, step: int) -> tuple[float, float]:
+        """Make update `step`, if its batch's loss in nats per token and gradient's norm, returned, are finite."""
+        loss, norm = self._forward_backward(trial, step)
+        loss_nats, grad_norm = torch.stack([loss, norm.double()]).tolist()  # the step's one wait for the device
+        if math.isfinite(loss_nats) and math.isfinite(grad_norm):
+            _update(trial, step, norm)
+        return loss_nats, grad_norm
+
+    def _forward_backward(self, trial: _Trial, step: int) -> tuple[Tensor, Tensor]:
         """The batch's loss in nats per token and its gradient's norm; the gradients are left in the parameters."""
-        ids_BT = trial.batches.take(trial.progress.step)
+        ids_BT = trial.batches.take(step)
         trial.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part_BT in torch.split(ids_BT, trial.progress.spec.pass_sequences(self._num_microbatches)):
@@ -286,10 +281,10 @@ def _tensors(trial: _Trial) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _update(trial: _Trial, norm: Tensor) -> None:
+def _update(trial: _Trial, step: int, norm: Tensor) -> None:
     """Clip by the norm and step, every group at its peak rate times the schedule's share."""
     spec = trial.progress.spec
     if spec.hparams.clip_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(trial.built.module.parameters(), spec.hparams.clip_norm, norm)
-    set_rates(trial.optimizer, trial.rates, lr_multiplier(spec.schedule, trial.progress.step))
+    set_rates(trial.optimizer, trial.rates, lr_multiplier(spec.schedule, step))
     trial.optimizer.step()

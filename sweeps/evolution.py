@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sweeps.design import quasi_random, seed_of
 from sweeps.past import PENALTY_MARGIN_NATS, Past
-from sweeps.space import Axis, Params
+from sweeps.space import Params
 
 if TYPE_CHECKING:
     import cmaes
@@ -102,14 +102,5 @@ class Evolution:
         import numpy as np
 
         point, loss = self._past.points[trial], self._past.losses[trial]
-        shares = np.array([_share(axis, point[axis.name]) for axis in self._axes])
+        shares = np.array([axis.share(point[axis.name]) for axis in self._axes])
         return shares, self._worst + PENALTY_MARGIN_NATS if loss is None else loss
-
-
-def _share(axis: Axis, value: float) -> float:
-    """Where a value lies in its axis's range as it is searched, from 0 to 1: the inverse of `Axis.at`."""
-    low, high = axis.coordinates
-    at = axis.coordinate(value)
-    if axis.scale == "linear":
-        return (at - low) / (high - low)
-    return (math.log2(at) - math.log2(low)) / (math.log2(high) - math.log2(low))

@@ -240,8 +240,8 @@ class Ledger:
             run = body if isinstance(body, Run) else canon.decode(Run, record.body)
         except (canon.CanonError, SpecError) as error:
             raise LedgerCorrupt(f"record {record.seq} is no result of a run ({error})") from error
-        early = run.result.num_steps < run.spec.schedule.num_steps
-        if (record.kind == PRUNED) != (run.result.status == "pruned") or not (record.kind != PRUNED or early):
+        pruned, whole = record.kind == PRUNED, run.result.num_steps >= run.spec.schedule.num_steps
+        if pruned != (run.result.status == "pruned") or (pruned and whole):
             said = f"{run.result.status} after {run.result.num_steps} steps"
             raise LedgerCorrupt(f"record {record.seq}, {record.kind}: its run is {said}")
         self._runs.append(run)

@@ -88,6 +88,14 @@ class Axis:
             found = 2.0 ** (math.log2(low) + share * (math.log2(high) - math.log2(low)))
         return self.value(min(max(found, low), high))  # rounding must not leave the range
 
+    def share(self, value: float) -> float:
+        """The inverse of `at` on a range that is not one value."""
+        low, high = self.coordinates
+        at = self.coordinate(value)
+        if self.scale == "linear":
+            return (at - low) / (high - low)
+        return (math.log2(at) - math.log2(low)) / (math.log2(high) - math.log2(low))
+
     def octaves(self, value: float) -> float:
         """Log2 of a value as it is searched: of a complement, that of 1 - value."""
         return math.log2(1 - value if self.scale == "log2_complement" else value)

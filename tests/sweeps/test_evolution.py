@@ -5,7 +5,6 @@ import cmaes
 import pytest
 from spaces import SPACE, suggest, usual
 
-from sweeps.evolution import _share
 from sweeps.suggest import Search
 
 BETAS = usual(warmup_fraction=(0.1, 0.1), ranges={"beta1": (0.8, 0.95)})
@@ -25,14 +24,6 @@ def searched(space, num_trials, parallelism=4, loss=loss_of, known=(), num_known
         search.add(point)
         told[index] = loss(point)
     return list(search.points), told
-
-
-@pytest.mark.parametrize("space", [SPACE, BETAS])
-def test_a_share_is_where_a_value_lies(space):
-    for axis in space.axes:
-        if not axis.fixed:
-            assert [_share(axis, axis.at(share)) for share in (0.0, 0.3, 1.0)] == pytest.approx([0.0, 0.3, 1.0])
-            assert _share(axis, 10.0) in (0.0, 1.0), "what lies outside is held to the range"
 
 
 @pytest.mark.parametrize(("space", "parallelism"), [(SPACE, 1), (SPACE, 4), (BETAS, 13)])

@@ -9,16 +9,21 @@ from sweeps import forecasts
 from sweeps.forecasts import forecast
 
 
+def planted(seed):
+    """A forecast in a valley with noise, and what it is of."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1, 1, (31, 2))
+    y = x[:, 0] ** 2 + 0.3 * x[:, 1] + rng.normal(0, 0.05, 31)
+    return forecast(x[:30], y[:30], x[30]), y[30]
+
+
 def test_a_forecast_is_right_as_often_as_it_says():
     """Over planted valleys with a known noise: of 90 % intervals, nine in ten hold the truth."""
     held = []
     for seed in range(60):
-        rng = np.random.default_rng(seed)
-        x = rng.uniform(-1, 1, (31, 2))
-        y = x[:, 0] ** 2 + 0.3 * x[:, 1] + rng.normal(0, 0.05, 31)
-        found = forecast(x[:30], y[:30], x[30])
+        found, truth = planted(seed)
         low, high = found.interval(0.9)
-        held.append(low < y[30] < high)
+        held.append(low < truth < high)
         assert abs(found.chance_below(low) - 0.05) < 1e-6 and abs(found.chance_below(high) - 0.95) < 1e-6
     assert 0.8 <= np.mean(held) <= 1.0
 
@@ -39,12 +44,9 @@ def test_a_mutant_that_is_too_sure_is_found_out():
     """Intervals of a third of the width hold the truth far too seldom: the test above can fail."""
     held = []
     for seed in range(60):
-        rng = np.random.default_rng(seed)
-        x = rng.uniform(-1, 1, (31, 2))
-        y = x[:, 0] ** 2 + 0.3 * x[:, 1] + rng.normal(0, 0.05, 31)
-        found = forecast(x[:30], y[:30], x[30])
+        found, truth = planted(seed)
         low, high = found.interval(0.9)
-        held.append(abs(y[30] - found.loss_nats) < (high - low) / 6)
+        held.append(abs(truth - found.loss_nats) < (high - low) / 6)
     assert np.mean(held) < 0.8
 
 

@@ -25,6 +25,14 @@ def test_rounding_never_leaves_the_range():
             assert low <= value <= high
 
 
+@pytest.mark.parametrize("space", [SPACE, usual(warmup_fraction=(0.1, 0.1), ranges={"beta1": (0.8, 0.95)})])
+def test_a_share_is_where_a_value_lies(space):
+    for axis in space.axes:
+        if not axis.fixed:
+            assert [axis.share(axis.at(share)) for share in (0.0, 0.3, 1.0)] == pytest.approx([0.0, 0.3, 1.0])
+            assert axis.share(10.0) in (0.0, 1.0), "what lies outside is held to the range"
+
+
 def test_equal_ends_fix_a_value():
     space = usual((0.01, 0.02), (0.1, 0.1), (1.0, 1.0))
     assert {space.at((0.3, share, share))["clip_norm"] for share in (0.0, 0.4, 1.0)} == {1.0}
