@@ -20,6 +20,7 @@ from proxies.calibration import STEP, Answer, Probe
 from proxies.checks import SpecError
 from proxies.shape import Shape
 from proxies.spec import Numerics, RunSpec
+from sweeps.causes import Cause
 from sweeps.errors import LedgerCorrupt, RunsFail
 from sweeps.ledger import CALIBRATION, Ledger
 from sweeps.pool import Advance, Pool, Report
@@ -35,6 +36,14 @@ SILENT_SECONDS = 300.0
 """
 MEMORY_SHARE = 0.9
 POLL_SECONDS = 0.5
+
+
+class UnmeasurableError(Exception):
+    """One run alone, its batches whole, is too much for every worker: of memory, or of time."""
+
+
+_TOO_MUCH: tuple[Cause, ...] = ("out_of_memory", "lost_worker", "hung")
+"""How that shows: the system ends a process that takes too much memory, without a word."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,8 +149,11 @@ def measured_here(study: Study) -> list[Calibration]:
 def told(found: Calibration) -> str:
     """A choice as a line: of what, what, why."""
     asked = found.asked
-    of = size_name(asked.part, asked.shape.width, asked.shape.num_layers, asked.batch_tokens)
-    return f"{of} a step: {mode_name(found.chosen, asked.given)}" + (f": {found.why}" if found.why else "")
+    return f"{_of(asked)}: {mode_name(found.chosen, asked.given)}" + (f": {found.why}" if found.why else "")
+
+
+def _of(asked: Asked) -> str:
+    return f"{size_name(asked.part, asked.shape.width, asked.shape.num_layers, asked.batch_tokens)} a step"
 
 
 def _choices(
@@ -161,8 +173,14 @@ def _choices(
         else:
             share = min(MOST_PROBE_SECONDS, max(LEAST_PROBE_SECONDS, PROBE_SHARE * seconds))
             if same not in benches:
+                workers = f"{pool.num_workers} worker{'s' if pool.num_workers > 1 else ''}"
+                say(f"calibration: {_of(asked)}: measuring on {workers}")
                 benches[same] = Bench(asked.given, asking(study, group.example, pool, share, check_stop))
-            found = choose(asked, work, benches[same], threads, one_at_a_time=one_at_a_time(asked, done))
+            try:
+                found = choose(asked, work, benches[same], threads, one_at_a_time=one_at_a_time(asked, done))
+            except UnmeasurableError as error:  # when it is run, its batches may be split, and nobody waits for it
+                why = f"not measured: one run alone was too much to try ({error})"
+                found = Calibration(asked=asked, chosen=asked.given, why=why, device="", num_workers=pool.num_workers)
         done.append(found)
         yield found
 
@@ -194,8 +212,10 @@ def asking(
         )  # fmt: skip
         answers, errors = _asked(pool, probe, check_stop)
         if not answers and len(modes) == 1:
+            if all(cause in _TOO_MUCH for cause, _ in errors):
+                raise UnmeasurableError(errors[-1][1])
             raise RunsFail(
-                f"calibration: no worker could train a run of width {example.shape.width}: {errors[-1]}. Mend what "
+                f"calibration: no worker could train a run of width {example.shape.width}: {errors[-1][1]}. Mend what "
                 "fails, and the same command begins again"
             )
         return answers
@@ -203,26 +223,26 @@ def asking(
     return ask
 
 
-def _asked(pool: Pool, probe: Probe, check_stop: Callable[[], None]) -> tuple[list[Answer], list[str]]:
+def _asked(pool: Pool, probe: Probe, check_stop: Callable[[], None]) -> tuple[list[Answer], list[tuple[Cause, str]]]:
     """The answers of those workers that give one, and why others do not; these are started anew."""
     call = Advance(
         bank_key="", num_slots=1, admit=(), max_steps=0, probe=cast(dict[str, canon.Json], canon.to_json(probe))
     )  # fmt: skip
     for worker in range(pool.num_workers):
         pool.start(worker, call)
-    busy, answers, errors = set(range(pool.num_workers)), list[Answer](), list[str]()
+    busy, answers, errors = set(range(pool.num_workers)), list[Answer](), list[tuple[Cause, str]]()
     until = time.monotonic() + SILENT_SECONDS + 10 * probe.seconds
     while busy:
         for report in pool.wait(POLL_SECONDS):
             busy.discard(report.worker)
             problem = _taken(report, answers)
             if problem:
-                errors.append(problem)
+                errors.append((report.cause, problem))
                 say(f"calibration: worker {report.worker}: {problem}; it starts anew")
                 pool.restart(report.worker)
         check_stop()
         if busy and time.monotonic() > until:
-            errors.append(f"no answer in {duration(SILENT_SECONDS)}")
+            errors.append(("hung", f"no answer in {duration(SILENT_SECONDS)}"))
             for worker in busy:
                 pool.restart(worker)
             break

@@ -197,7 +197,7 @@ class _Rule:
             return best
         planned = self._seconds(best)
         if "compiled" in change and planned * COMPILE_SHARE < COMPILE_SECONDS:
-            self._said.append(f"{duration(planned)} of planned work are too few to compile for")
+            self._said.append(f"{duration(planned)} of planned work are too little to repay compiling")
             return best
         self._bench.measure(best, changed)
         return changed if self._pays(changed, best, MARGIN) else best

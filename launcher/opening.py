@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import cast
@@ -19,6 +20,7 @@ from launcher.talk import say
 from proxies import canon
 from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
 from proxies.programs import Factory
+from sweeps.errors import StudyMissing
 from sweeps.ledger import CALIBRATION, LEDGER_NAME, Ledger
 
 
@@ -133,7 +135,8 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
 
     refuse_links_out(study.study_dir)
     if study.plan.banks_anew and (study.study_dir / LEDGER_NAME).exists():
-        study = as_begun(study, Ledger.read(study.study_dir))
+        with contextlib.suppress(StudyMissing):  # its driver was killed before the first record
+            study = as_begun(study, Ledger.read(study.study_dir))
     same = {key: study.question[key] for key in ("data_id", "semantics")}
     parent = None if parent_dir is None else read_parent(study.study_dir, parent_dir, same)  # before anything is made
     ledger = Ledger.open(study.study_dir, study.question, create=True, defaults=unasked())

@@ -133,7 +133,8 @@ def rank_needs(plan: Plan, num_cores: int) -> list[str]:
     room = (
         f"the cluster at {cluster.address} is asked for room when it is joined"
         if cluster.address
-        else f"this machine's {num_cores} cores are room for {int(num_cores / cpus)} at a time"
+        else f"this machine's {num_cores} cores have room for {int(num_cores / cpus) or 'no such run'}"
+        + (" at a time" if num_cores >= cpus else "")
         + (", and its GPUs are counted when Ray starts" if gpus else "")
     )
     return [f"proxy.num_ranks = {num_ranks}: a run takes {takes}, on one node where one has them; {room}"]

@@ -51,7 +51,7 @@ class SearchSection(Section):
         (), description="What a trial may also do without: clip_norm, weight_decay."
     )
     sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"] = Field(
-        "tpe", description="Optuna's; docs/search.md says when to use which."
+        "tpe", description="How points are suggested; docs/search.md says when to use which."
     )
     grid: dict[AnyAxis, Annotated[int, Field(ge=1, le=10**4)]] = Field(
         {},
@@ -63,7 +63,7 @@ class SearchSection(Section):
     num_startup: Count = Field(12, description="Trials spread evenly before TPE, GP or CMA-ES begins.")
     pruner: PrunerName = Field(
         "none",
-        description="Gives trials up on their way, by their training losses: curve, asha, hyperband, median; none.",
+        description="Gives trials up on their way, by their training losses; `curve` pays from some 40 trials on.",
     )
     warm_start: tuple[str, ...] = Field(
         (),
@@ -201,9 +201,9 @@ def _pruner_problems(plan: Plan, search: SearchSection) -> list[str]:
     seen = search.num_startup + search.parallelism - 1
     if search.num_trials <= seen:
         problems.append(
-            f"{said}: search.num_trials = {search.num_trials}: more than {seen} are wanted: one is given up once it "
-            f"may look at search.num_startup = {search.num_startup} others, "
-            f"search.parallelism = {search.parallelism} before it"
+            f"{said}: search.num_trials = {search.num_trials}: no trial could be given up: the first {seen} run whole "
+            f"(search.num_startup = {search.num_startup}, and search.parallelism = {search.parallelism} less one): "
+            "more trials, or 'none'"
         )
     return problems
 

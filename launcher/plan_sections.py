@@ -140,7 +140,7 @@ class ProxySection(Section):
         "the workers finds fastest, with their threads, CUDA graphs and fused loss. What no bank does trains alone.",
     )
     num_ranks: Annotated[int, Field(ge=1, le=1024)] = Field(
-        1, description="Ray actors, a GPU each, that every run is sharded over (FSDP2); part of a run's identity."
+        1, description="Ray actors, a GPU or core each, that share every run (FSDP2); part of a run's identity."
     )
     microbatch_tokens: Annotated[int, Field(ge=0)] = Field(
         0, description="Tokens per pass (of a rank), gradients accumulated; 0: the whole batch."

@@ -74,8 +74,14 @@ def _points_of(body: Json) -> list[dict[str, Json]]:
 
 
 def trial_points(ledger: Ledger) -> list[Params]:
-    """Points of the trials so far, by index."""
-    return suggested(ledger, SEARCH_STAGE)
+    """Points of the trials so far, by index.
+
+    A repair may have lost a growth and kept what was suggested after it: until the ranges grow again, as they will by
+    the trials before, those are no trials.
+    """
+    search = cast(dict[str, Any], ledger.plan)["search"]
+    more = sum(int(cast(dict[str, Any], record.body)["num_trials"]) for record in ledger.records(GROWTH))
+    return suggested(ledger, SEARCH_STAGE)[: search["num_trials"] + more]
 
 
 def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:

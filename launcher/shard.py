@@ -7,6 +7,7 @@ very same ones, so all agree on what has diverged.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 from collections.abc import Mapping
 from typing import cast
@@ -38,6 +39,7 @@ class Part:
 
     def __init__(self, spec: RunSpec, store: TokenStore, mesh: DeviceMesh, num_microbatches: int) -> None:
         """Its share of the run's initial weights, and no moments. `num_microbatches`: see `launcher.sharded`."""
+        gc.collect()  # of the trial before: FSDP ties a model in a circle, and its share of the device waits for this
         numerics, numbers = spec.numerics, parameter_table(spec)
         torch.set_num_threads(numerics.num_threads)
         torch.set_float32_matmul_precision(numerics.matmul_precision)

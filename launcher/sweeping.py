@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from launcher.searching import GROWTH, WARM_START, Leg, ended_losses, growth, legs, replicated
+from launcher.searching import GROWTH, WARM_START, Leg, ended_losses, growth, legs, replicated, trial_points
 from launcher.study import SEARCH_STAGE, Study
 from launcher.talk import say
 from proxies.canon import Json
@@ -29,7 +29,7 @@ def run_search(study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[R
     while True:
         if ended_losses(study, ledger) is None:
             leg = legs(study, ledger)[-1]
-            drive("search", _source(study, ledger, leg), _alike(study, leg))
+            drive("search", _source(study, ledger, leg), _left(study, ledger, leg))
         losses = ended_losses(study, ledger)
         assert losses is not None
         wider = growth(study, ledger, losses)
@@ -101,8 +101,9 @@ def _pruner(study: Study, leg: Leg) -> SearchPruner | None:
     )
 
 
-def _alike(study: Study, leg: Leg) -> list[RunSpec]:
-    """Which points a leg will ask for is not known; what each costs is."""
+def _left(study: Study, ledger: Ledger, leg: Leg) -> list[RunSpec]:
+    """Runs that cost what the rest of a leg will: which points it will ask for is not known."""
     middle = [0.5] * (leg.space.num_coordinates - 1)
-    number = leg.num_trials - leg.num_known
+    results = ledger.first_results()
+    number = leg.num_trials - sum(study.trial(point).id in results for point in trial_points(ledger))
     return [study.trial(leg.space.at((i / number, *middle))) for i in range(number)]

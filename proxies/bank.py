@@ -9,6 +9,7 @@ step went once, at its end.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import time
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from proxies.parametrization import (
     stack_forward_numbers,
 )
 from proxies.prefetch import batch_of
-from proxies.recorded import Recorded
+from proxies.recorded import NoGpuError, Recorded
 from proxies.schedule import lr_multiplier
 from proxies.shape import Shape
 from proxies.slot_state import SlotState, captured, resumed
@@ -51,7 +52,8 @@ class Bank:
 
     Raises:
         ValueError: the vocabulary of the corpus does not fit the shape, or `numerics` asks for what `proxies.solo`
-            does (accumulation, checkpointing), what several ranks do, or CUDA graphs where there is no GPU.
+            does (accumulation, checkpointing), what several ranks do.
+        NoGpuError: they ask for CUDA graphs, and there is no GPU.
     """
 
     def __init__(
@@ -74,6 +76,8 @@ class Bank:
         """
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         _refuse(shape, numerics, store, self.device)
+        if numerics.compiled:
+            gc.collect()  # of a compiled bank before this one: its model lies in a circle with its compiled self
         keep_freed_memory()
         torch.set_num_threads(numerics.num_threads)
         torch.set_float32_matmul_precision(numerics.matmul_precision)
@@ -94,7 +98,8 @@ class Bank:
             self.device
         )
         self._share_K1, self._busy_K1 = torch.zeros(2, num_slots, 1, dtype=torch.float64, device=self.device)
-        self._step = Recorded(self._trained) if numerics.cuda_graphs else self._trained
+        # Not the bound method itself where nothing is recorded: a circle, whose memory would wait for the collector.
+        self._recorded = Recorded(self._trained) if numerics.cuda_graphs else None
 
     def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
         """Start a run in a free slot from its own initial weights, or go on from a `state` of it.
@@ -181,7 +186,7 @@ class Bank:
         started = time.perf_counter()
         busy = {i: slot for i, slot in enumerate(self._slots) if slot is not None}
         self._hand_over(busy)
-        report_2K = self._step()
+        report_2K = self._trained() if self._recorded is None else self._recorded()
         if self.device.type == "cuda":
             self._read_ahead(busy)
         losses, norms = report_2K.tolist()  # the step's one wait for the device
@@ -278,13 +283,12 @@ def _refuse(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.d
     vocab_size = store.manifest.vocab_size
     refusals = {
         f"{', '.join(alone)}: a trial alone does that, not a bank": not alone,
-        "cuda_graphs: a CPU records no steps; set it to false, or train on a GPU": (
-            device.type == "cuda" or not numerics.cuda_graphs
-        ),
         f"vocab_size = {shape.vocab_size} is smaller than the corpus's {vocab_size}": shape.vocab_size >= vocab_size,
     }
     if problems := [problem for problem, holds in refusals.items() if not holds]:
         raise ValueError("; ".join(problems))
+    if numerics.cuda_graphs and device.type != "cuda":
+        raise NoGpuError("cuda_graphs: a CPU records no steps, and no GPU is seen here: cluster.worker_gpus gives one")
 
 
 def _compile(model: Decoder, backend: str) -> None:

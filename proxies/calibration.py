@@ -173,6 +173,8 @@ def measure(
             found[mode] = _rate(built[0])
         except Exception as error:
             found[mode] = _refused(mode, error)
+    built.clear()
+    device.forget()  # before anybody is asked again, and looks at what is free
     return Answer(rates=tuple(found[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes)
 
 

@@ -11,6 +11,12 @@ NUM_WARMUPS = 3
 """Runs before the recording, in which libraries and the compiler make what they keep (torch's notes on CUDA graphs)."""
 
 
+class NoGpuError(ValueError):
+    """Steps are to be recorded, and there is no GPU here: no attempt of this study can mend that."""
+
+    refuses_study = True
+
+
 class Recorded:
     """A function without arguments, recorded on the current CUDA device.
 

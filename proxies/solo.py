@@ -7,6 +7,7 @@ to rounding. On a CPU a run repeats bit by bit; on a GPU up to the order of its 
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ class Solo:
         """
         self._refuse(index, spec)
         keep_freed_memory()
+        if spec.numerics.compiled or spec.factory is not None:
+            gc.collect()  # of a model before this one: compiled, it lies in a circle, and holds its memory till then
         numerics = spec.numerics
         torch.set_num_threads(numerics.num_threads)
         torch.set_float32_matmul_precision(numerics.matmul_precision)

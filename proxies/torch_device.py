@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from proxies.calibration import Probe
+from proxies.memory import give_back_memory
 from proxies.spec import Numerics
 
 
@@ -33,6 +34,7 @@ class TorchDevice:
         gc.collect()
         if self.kind == "cuda":
             torch.cuda.empty_cache()
+        give_back_memory()
 
     def free_bytes(self) -> int:
         """See `proxies.calibration.Device`."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.causes import Cause, log_tail
+from sweeps.cores import num_cores
 from sweeps.errors import ClusterUnfit, PoolDead
 from sweeps.pool import Advance, HostFactory, Report
 from sweeps.ray_actor import RayWorker, Seat
@@ -80,8 +81,8 @@ class RayPool:
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:  # a TimeoutError is an OSError
             self.close()
             reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]  # Ray's tracebacks end in it
-            without = """`--set 'cluster.backend="inline"'` does without it"""
-            raise PoolDead(f"Ray did not start ({reason[0].strip()}): {without}") from error
+            without = ": `--set 'cluster.backend=\"inline\"'` does without it" if self._place.num_ranks == 1 else ""
+            raise PoolDead(f"Ray did not start ({reason[0].strip()}){without}") from error
 
     def start(self, worker: int, call: Advance) -> None:
         """See `Pool`."""
@@ -148,8 +149,7 @@ class RayPool:
         address = found_head(ray, place.address) if self._own is None else "local"
         if self._own is not None:
             ours = {
-                "num_cpus": math.ceil(num_workers * place.num_ranks * place.worker_cpus)
-                or len(os.sched_getaffinity(0)),
+                "num_cpus": math.ceil(num_workers * place.num_ranks * place.worker_cpus) or num_cores(),
                 "include_dashboard": False,
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "_temp_dir": self._own.ray_dir,
@@ -176,11 +176,12 @@ class RayPool:
             check_nodes(ray, nodes, node_check, environment)
         total, free = ray._private.state.total_resources_per_node(), ray._private.state.available_resources_per_node()
         self.num_workers = num_workers or room(free, place)
+        said = (
+            f"cluster.num_workers = {num_workers}: there is room for {room(total, place)} workers of {place}, "
+            f"for {room(free, place)} of them now. Free are:{described(free, nodes)}"
+        )
         if not 0 < self.num_workers <= room(total, place):
-            raise ClusterUnfit(
-                f"cluster.num_workers = {num_workers}: there is room for {room(total, place)} workers of {place}, "
-                f"for {room(free, place)} of them now. Free are:{described(free, nodes)}"
-            )
+            raise ClusterUnfit(said)
         of_ranks = f" of {place.num_ranks} ranks" if place.num_ranks > 1 else ""
         self.where = f"{self.num_workers} workers{of_ranks} on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
         idle_gpus = sum(node.get("GPU", 0) for node in free.values()) if not place.worker_gpus else 0
@@ -191,9 +192,14 @@ class RayPool:
         )(RayWorker)  # fmt: skip
         there = free if room(free, place) >= self.num_workers else total
         self._one_node = on_one_node(there, place)
-        self._spots: Spots = reserved(ray, there, place, self.num_workers, START_SECONDS)
         self._actors = [[] for _ in range(self.num_workers)]
-        self._staff(list(range(self.num_workers)), START_SECONDS)
+        try:
+            self._spots: Spots = reserved(ray, there, place, self.num_workers, START_SECONDS)
+            self._staff(list(range(self.num_workers)), START_SECONDS)
+        except TimeoutError as error:  # Ray's own is one too
+            if there is free:
+                raise
+            raise ClusterUnfit(f"{said}\nOthers hold the rest, and gave none back in {START_SECONDS:g} s") from error
 
     def _staff(self, workers: list[int], seconds: float) -> None:
         """Start the actors of `workers`, and tell those of several ranks where rank 0 is. Raises as `_await_ready`."""

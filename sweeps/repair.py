@@ -12,7 +12,7 @@ from proxies import canon
 from proxies.canon import Json
 from sweeps import chain, salvage
 from sweeps.chain import Record
-from sweeps.curves import curve_ids
+from sweeps.curves import CURVES_DIR, curve_ids
 from sweeps.errors import DiskFull, LedgerCorrupt, StudyMissing, SweepError
 from sweeps.ledger import CALIBRATION, IMPORTED, LEDGER_NAME, PRUNED, RESULT, Ledger
 from sweeps.lock import DriverLock
@@ -107,8 +107,9 @@ def _replace(study_dir: Path, copy: Path, rows: list[Row]) -> Repaired:
     for record in again:
         records.append(chain.link(len(records), record.kind, record.key, record.text, records[-1].hash))
     ledger = _write(study_dir, records)
-    rerun = tuple(run_id for run_id in curve_ids(study_dir) if run_id not in ledger.results())
-    return Repaired(copy=copy.name, num_kept=len(kept), num_put_back=len(again), lost=lost, rerun=rerun)
+    return Repaired(
+        copy=copy.name, num_kept=len(kept), num_put_back=len(again), lost=lost, rerun=_rerun(study_dir, ledger)
+    )  # fmt: skip
 
 
 def _write(study_dir: Path, records: list[Record]) -> Ledger:
@@ -127,6 +128,13 @@ def _write(study_dir: Path, records: list[Record]) -> Ledger:
     except OSError as error:
         raise DiskFull(f"{path}: {error.strerror}: free some space and repair again; the copy stands") from error
     return ledger
+
+
+def _rerun(study_dir: Path, ledger: Ledger) -> tuple[str, ...]:
+    """Runs of which a curve tells, whole or up to where they were pruned, and no outcome any more; sorted."""
+    pruned = {path.name.partition(".")[0] for path in (study_dir / CURVES_DIR).glob("*.pruned.parquet")}
+    lost = {run_id for run_id in curve_ids(study_dir) if run_id not in ledger.results()}
+    return tuple(sorted(lost | {run_id for run_id in pruned if run_id not in ledger.first_results()}))
 
 
 def _lost(copy: Path, rows: list[Row], num_kept: int, saved: set[tuple[str, str]]) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from proxies.spec import RunResult
 from sweeps.curves import load_curve
+from sweeps.errors import CurveCorrupt
 from sweeps.pruning import MOST_SEEN, PrunerName, Seen, rungs, told_nats, verdict
 from sweeps.space import Params, SearchSpace
 
@@ -75,7 +76,13 @@ class SearchPruner:
         Raises:
             CurveCorrupt: no decision can be what it would have been.
         """
-        losses_nats = load_curve(self._study_dir, result).train_loss_nats
+        try:
+            losses_nats = load_curve(self._study_dir, result).train_loss_nats
+        except CurveCorrupt as error:
+            raise CurveCorrupt(
+                f"{error}. What the search does next depends on it: without a copy, `forerun run PLAN --study ANOTHER "
+                f"--fork {self._study_dir}` keeps what ended, and runs this again"
+            ) from error
         told = result.loss_nats
         if result.status == "pruned":
             told = told_nats(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from proxies import canon
 from proxies.spec import Curve, Hparams, Run, RunSpec
@@ -58,11 +58,16 @@ class StudyView:
 
     @functools.cached_property
     def _by_rate(self) -> dict[float, list[Run]]:
-        """Runs at the base shape by learning rate, the earliest first: the search's come before any repeat."""
+        """Runs that may be trials by learning rate: those of this study, then imported ones, which may be of another's
+        numerics; the earliest first.
+        """
+        plan = cast(dict[str, Any], self.ledger.plan)
+        asked = (plan["search"]["seed"], plan["proxy"]["num_steps"], plan["proxy"]["batch_tokens"])
         found: dict[float, list[Run]] = {}
-        for run in self.runs:
-            if run.spec.shape == run.spec.base_shape:
-                found.setdefault(run.spec.hparams.learning_rate, []).append(run)
+        for run in sorted(self.runs, key=self._is_imported):
+            spec = run.spec
+            if spec.shape == spec.base_shape and (spec.seed, spec.schedule.num_steps, spec.batch_tokens) == asked:
+                found.setdefault(spec.hparams.learning_rate, []).append(run)
         return found
 
     def curve(self, run_id: str) -> Curve:
@@ -115,8 +120,13 @@ class StudyView:
 
 
 def _is_of(spec: RunSpec, point: Params) -> bool:
-    """Whether a run has a point's values; the warmup is a whole number of steps in it."""
+    """Whether a run has a point's values."""
     values: Mapping[str, float | None] = {name: getattr(spec.hparams, name) for name in _HPARAMS}
+    schedule = spec.schedule
+    # The share as `launcher.plan.Plan.schedule` makes whole steps of it.
+    warmup_steps = max(1, round(point["warmup_fraction"] * schedule.num_steps))
+    if schedule.warmup_steps != min(warmup_steps, schedule.num_steps - schedule.decay_steps):
+        return False
     # A search's 0.0 of the gradient norm is no clipping.
     return all((values[name] or 0.0) == value for name, value in point.items() if name in values)
 

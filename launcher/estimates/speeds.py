@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.calibration_records import Asked, Calibration
+from launcher.calibration_records import Asked, Calibration, Part
 from launcher.estimates.spans import Span
 from launcher.study import Study
 from proxies.flops import flops_per_token
@@ -24,16 +24,18 @@ class Speeds:
 
     measured: tuple[tuple[Asked, Span], ...] = ()
     source: str = ""
+    num_workers: int = 0
+    """Of the study that was calibrated, at once; 0: not known."""
 
-    def of(self, spec: RunSpec) -> Span:
-        """For runs like this one."""
+    def of(self, spec: RunSpec, part: Part = "proxy") -> Span:
+        """For runs like this one, of the ladder or of any other stage: what was chosen for each may differ."""
         if not self.measured:
             return WORKER_FLOPS
 
-        def far(asked: Asked) -> tuple[float, bool]:
-            return abs(math.log(_step_flops(asked) / (flops_per_token(spec.shape) * spec.batch_tokens))), (
-                asked.shape != spec.shape or asked.batch_tokens != spec.batch_tokens
-            )
+        def far(asked: Asked) -> tuple[float, bool, bool]:
+            ratio = _step_flops(asked) / (flops_per_token(spec.shape) * spec.batch_tokens)
+            unlike = (asked.shape, asked.batch_tokens) != (spec.shape, spec.batch_tokens)
+            return abs(math.log(ratio)), unlike, asked.part != part
 
         return min(self.measured, key=lambda each: far(each[0]))[1]
 
@@ -47,7 +49,7 @@ class Speeds:
         return Span(value=spans[len(spans) // 2].value, low=low, high=high, source=self.source)
 
 
-def speeds_of(found: Iterable[Calibration], study: Study, source: str) -> Speeds:
+def speeds_of(found: Iterable[Calibration], study: Study, source: str, num_workers: int = 0) -> Speeds:
     """Those that calibrations measured of what they chose, and that this study asks for; none: as assumed."""
     measured = []
     for one in found:
@@ -58,7 +60,8 @@ def speeds_of(found: Iterable[Calibration], study: Study, source: str) -> Speeds
         low, high = figure.interval
         rate = figure.trial_steps_per_second
         measured.append((asked, Span(value=rate * flops, low=low * flops, high=high * flops)))
-    return Speeds(measured=tuple(measured), source=f"a second, of a worker: {source}")
+    source = f"a second, of a worker: {source}"
+    return Speeds(measured=tuple(measured), source=source, num_workers=num_workers if measured else 0)
 
 
 def _step_flops(asked: Asked) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.arms import axis_sizes, base_sizes, run_at, wanted_tests
+from launcher.calibration_records import Part
 from launcher.estimates.cost import gpu_hours
 from launcher.estimates.layout import planned_layout
 from launcher.estimates.main_run import MainRun
@@ -19,13 +19,15 @@ from launcher.transferred import target_guess
 from proxies.rules import named
 from proxies.shape import Shape
 from proxies.spec import RunSpec
+from sweeps.cores import num_cores
 from sweeps.growth import PROBES
 from sweeps.space import Params
 from transfer.question import Axis
 
 PROXY_MFU = Span(
     value=0.1, low=0.01, high=0.4,
-    source="assumed of a proxy on a GPU: small ones wait for launches, 10M parameters at 16,384 tokens reach 0.4",
+    source="assumed of a proxy on a GPU: small ones wait for launches, 10M parameters at 16,384 tokens reach 0.4 by a "
+    "roofline, not measured",
 )  # fmt: skip
 STEP_BYTES, RUN_BYTES = 20, 4500
 """On disk: of a curve's row, and of a run beside it, in its file and in the ledger; measured on the demo."""
@@ -54,10 +56,13 @@ class Stage:
         return gpu_hours(self.flops, peak_flops, PROXY_MFU)
 
 
-def num_workers(study: Study) -> int:
-    """Workers of the study on this machine, one thread each; of several ranks, all of these."""
+def num_workers(study: Study, known: int = 0) -> int:
+    """Workers of the study: the plan's, or as many as it was `known` to have, or as this machine's cores are room for,
+    none with less than a core; of several ranks, all of these.
+    """
     cluster, num_ranks = study.plan.cluster, study.plan.proxy.num_ranks
-    given = cluster.num_workers or max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    room = int(num_cores() / (num_ranks * max(1.0, cluster.worker_cpus)))
+    given = cluster.num_workers or known or max(1, room)
     return 1 if cluster.backend == "inline" else given * num_ranks
 
 
@@ -142,7 +147,8 @@ def _later(study: Study, axis: Axis, point: Params) -> list[RunSpec]:
 def _stage(stage: StageRuns, speeds: Speeds) -> Stage:
     runs, every = stage.runs, [*stage.runs, *stage.more]
     flops, disk = _flops(runs), _disk(runs)
-    hours, more = _core_hours(runs, speeds), _core_hours(stage.more, speeds)
+    part: Part = "ladder" if stage.name == "ladder" else "proxy"
+    hours, more = _core_hours(runs, speeds, part), _core_hours(stage.more, speeds, part)
     return Stage(
         name=stage.name, num_runs=(len(runs), len(every)), flops=Span(value=flops, low=flops, high=_flops(every)),
         core_hours=Span(value=hours.value, low=hours.low, high=hours.high + more.high),
@@ -150,12 +156,12 @@ def _stage(stage: StageRuns, speeds: Speeds) -> Stage:
     )  # fmt: skip
 
 
-def _core_hours(runs: Iterable[RunSpec], speeds: Speeds) -> Span:
+def _core_hours(runs: Iterable[RunSpec], speeds: Speeds, part: Part) -> Span:
     """Of a worker; runs of one shape and batch are as fast as each other."""
     alike: dict[tuple[Shape, int], list[RunSpec]] = {}
     for run in runs:
         alike.setdefault((run.shape, run.batch_tokens), []).append(run)
-    each = [exactly(_flops(those)).over(speeds.of(those[0])) for those in alike.values()]
+    each = [exactly(_flops(those)).over(speeds.of(those[0], part)) for those in alike.values()]
     total = Span(
         value=sum(span.value for span in each), low=sum(span.low for span in each), high=sum(s.high for s in each)
     )  # fmt: skip

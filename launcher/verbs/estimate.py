@@ -38,7 +38,7 @@ _GB = 1e9
 @click.option("--study", "study_dir", type=click.Path(path_type=Path),
               help="Whose calibration tells how fast proxies are. Default: PLAN's folder, or study in it.")  # fmt: skip
 @click.option("--measure", "measured", is_flag=True,
-              help="Calibrate here, with one worker, for hours that are not assumed: seconds a shape.")  # fmt: skip
+              help="Calibrate here, with one worker: seconds a shape, minutes where it compiles.")  # fmt: skip
 @click.option("--dry-shard", "dry", is_flag=True,
               help="Shard the real shape by the chosen degrees over a fake process group: seconds.")  # fmt: skip
 @set_option
@@ -118,20 +118,25 @@ def _speeds(study: Study, here: Path, study_dir: Path | None, measured: bool) ->
                 f"--measure: one process measures, and proxy.num_ranks = {study.plan.proxy.num_ranks} wants as many: "
                 "leave --measure away"
             )
+        if study.plan.cluster.backend == "ray" and not study.plan.cluster.worker_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as for its workers, which see no GPU
         return speeds_of(measured_here(study), study, "measured now, one worker alone")
     folders = (here, here / "study") if study_dir is None else (study_dir,)
     folder = next((each for each in folders if (each / LEDGER_NAME).exists()), study_dir)
     found = () if folder is None else calibrations(Ledger.read(folder))
-    return speeds_of(found, study, f"as {folder} was calibrated, all its workers at once") if found else Speeds()
+    if not found:
+        return Speeds()
+    return speeds_of(found, study, f"as {folder} was calibrated, all its workers at once", found[-1].num_workers)
 
 
 def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, Json]:
-    """The stages on this machine's cores, and as they would be on the main run's GPUs."""
+    """The stages on the study's workers, and as they would be on the main run's GPUs."""
     from launcher.estimates.cost import usd_of
     from launcher.estimates.study_cost import PROXY_MFU, num_workers, stages_of
     from launcher.plan_cluster import rank_needs
+    from sweeps.cores import num_cores
 
-    workers, machine = num_workers(study), main.machine
+    workers, machine = num_workers(study, speeds.num_workers), main.machine
     stages: list[Json] = []
     for stage in stages_of(study, speeds):
         on_gpu = stage.gpu_hours(machine.peak_flops)
@@ -146,7 +151,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
         )  # fmt: skip
     return {
         "stages": stages, "pruner": study.plan.search.pruner, "num_workers": workers,
-        "rank_needs": list(rank_needs(study.plan, len(os.sched_getaffinity(0)))),
+        "rank_needs": list(rank_needs(study.plan, num_cores())),
         "worker_flops": speeds.over_all.told(), "proxy_mfu": PROXY_MFU.told(),
         "main_run_from": "the budget, at 20 tokens a parameter: a guess until the ladder is fitted",
     }  # fmt: skip
@@ -164,10 +169,10 @@ def _stages(body: dict[str, Any]) -> list[str]:
          f"{s['disk_bytes']['value'] / 1e6:.2g} MB", f"{s['share_of_main_run']:.3g}")
         for s in body["stages"]
     ]  # fmt: skip
-    head = ("stage", "runs", "FLOPs", f"hours on {body['num_workers']} cores", "or GPU-hours", "USD", "disk",
-            "of the main run")  # fmt: skip
+    on = f"{body['num_workers']} {'ranks' if body['rank_needs'] else 'workers'}"
+    head = ("stage", "runs", "FLOPs", f"hours on {on}", "or GPU-hours", "USD", "disk", "of the main run")
     speed, share = body["worker_flops"], body["proxy_mfu"]
-    said = (f"a core reaches {_span(speed)} FLOP/s ({speed['source']})", f"a GPU {_span(share)} ({share['source']})",
+    said = (f"a worker reaches {_span(speed)} FLOP/s ({speed['source']})", f"a GPU {_span(share)} ({share['source']})",
             f"the main run's size is from {body['main_run_from']}", *body["rank_needs"],
             *([f"the search is counted whole, an upper bound: search.pruner = {body['pruner']!r} gives trials up"]
               if body["pruner"] != "none" else []))  # fmt: skip

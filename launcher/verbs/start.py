@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 
@@ -66,6 +65,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     from launcher.plan_ladder import ladder_warnings
     from launcher.warm_starts import warm_problems
     from proxies.data.tokens import MANIFEST
+    from sweeps.cores import num_cores
 
     plan = load_plan(plan_path, overrides)
     corpus, problems = plan_path.parent / plan.data.path, []
@@ -86,7 +86,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
         raise PlanError(str(plan_path), problems)
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
     warnings = ladder_warnings(plan)
-    needs, warned = rank_needs(plan, len(os.sched_getaffinity(0))), [f"warning: {said}" for said in warnings]
+    needs, warned = rank_needs(plan, num_cores()), [f"warning: {said}" for said in warnings]
     text = "\n".join([f"{plan_path} is valid", *needs, *warned, f"next: forerun run {plan_path}"])
     answer(as_json, {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings)}, text)
 

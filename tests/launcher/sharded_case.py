@@ -4,11 +4,13 @@ FOLDER has `corpus/` and `asked.json`: runs, each with steps at which it is save
 """
 
 import dataclasses
+import gc
 import json
 import os
 import socket
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 NUM_RANKS = 2
@@ -31,12 +33,15 @@ def main(rank, port, listen_fd, folder):
     if rank:
         group.Follower(Obedient(store, mesh)).advance(Advance(bank_key="", num_slots=1, admit=(), max_steps=1))
         return
-    told = []
+    told, before = [], None
+    gc.disable()  # what is only freed some day is memory that the next run lacks
     for asked in json.loads((folder / "asked.json").read_text()):
         spec, state = canon.decode(RunSpec, asked["spec"]), None
         for stop in [*asked["saves"], 10**6]:
             engine = Sharded(store, mesh, num_microbatches=asked["parts"])
             engine.admit(0, spec, state)
+            assert before is None or before() is None, "the model before this one still holds its share of the device"
+            before = weakref.ref(next(engine._part.model.parameters()))
             engine.pause_at(0, stop)
             ended = engine.advance(10**6)
             if ended:

@@ -1,5 +1,6 @@
 """A study's calibration: who measures, what is recorded, that it is never made again; on planted machines and real."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -19,8 +20,9 @@ from proxies.calibration import Probe
 from proxies.checks import SpecError
 from proxies.shape import Shape
 from proxies.spec import Numerics
+from sweeps import chain
 from sweeps.errors import PlanChanged, RunsFail
-from sweeps.ledger import CALIBRATION, Ledger
+from sweeps.ledger import CALIBRATION, LEDGER_NAME, Ledger
 from sweeps.pool import Report
 
 AUTO = '[proxy]\nnum_slots = "auto"\n[ladder]\nnum_slots = "auto"\n'
@@ -30,8 +32,9 @@ SHORT = "[transfer]\ndurations = []\nhyperparameters = {}\nmax_extensions = 0\nc
 class PlantedPool:
     """Workers that answer probes as a machine would; `deaf` ones never do, `failing` ones break where they are told."""
 
-    def __init__(self, machine, num_workers=2, *, deaf=(), failing=lambda worker, modes: False):
+    def __init__(self, machine, num_workers=2, *, deaf=(), failing=lambda worker, modes: False, cause="error"):
         self.machine, self.num_workers, self.deaf, self.failing = machine, num_workers, deaf, failing
+        self.cause = cause
         self.calls, self.restarted, self.probes = {}, [], []
 
     def start(self, worker, call):
@@ -47,7 +50,7 @@ class PlantedPool:
     def report(self, worker):
         modes = self.calls[worker].modes
         if self.failing(worker, modes):
-            return Report(worker=worker, error="worker lost")
+            return Report(worker=worker, error="worker lost", cause=self.cause)
         return Report(worker=worker, answer=canon.to_json(self.machine.answer(modes)))
 
     def restart(self, worker):
@@ -153,8 +156,17 @@ def test_a_mode_that_kills_every_worker_is_not_chosen_but_a_run_that_does_is_tol
     assert max(mode.num_slots for mode in found.chosen.values()) == 2
     other = dataclasses.replace(study, study_dir=tmp_path / "other")
     with pytest.raises(RunsFail, match="no worker could train a run of width 8: worker lost"):
-        run(other, PlantedPool(doubling(4), failing=lambda worker, modes: True))
+        run(other, PlantedPool(doubling(4), failing=lambda worker, modes: True, cause="error"))
     assert Ledger.read(other.study_dir).records(CALIBRATION) == ()
+
+
+@pytest.mark.parametrize("cause", ["out_of_memory", "lost_worker", "hung"])
+def test_runs_too_much_to_try_are_left_as_planned(study, cause):
+    """They are not refused: when they are run, their batches are split, and nobody waits for one call."""
+    found = run(study, PlantedPool(doubling(4), failing=lambda worker, modes: True, cause=cause))
+    assert set(found.chosen.values()) == {Numerics()}
+    for one in calibrations(Ledger.read(study.study_dir)):
+        assert one.figures == () and "one run alone was too much to try (worker lost)" in one.why
 
 
 def test_larger_models_are_not_measured_once_a_smaller_one_gains_nothing(study):
@@ -214,6 +226,18 @@ def test_slots_by_number_of_what_trained_alone_before_are_a_meaning_of_their_own
     assert one.question["semantics"] == SEMANTICS, "which means the same to both"
     with Ledger.open(tmp_path / "newer", new.question, create=True), pytest.raises(PlanChanged, match="semantics"):
         Ledger.read(tmp_path / "newer").check_plan(old.question)
+
+
+@pytest.mark.parametrize("has_schema", [False, True])
+def test_a_driver_killed_before_its_first_record_is_in_nobodys_way(tmp_path, has_schema):
+    write_corpus(tmp_path)
+    study = plan_study(plan_with(tmp_path, "[proxy]\ncompiled = true\n"), tmp_path / "study")
+    study.study_dir.mkdir()
+    with contextlib.closing(chain.connect(study.study_dir / LEDGER_NAME, write=True)) as connection:
+        if has_schema:
+            chain.create(connection)
+    with open_ledger(study) as ledger:
+        assert [record.kind for record in ledger.records()] == ["plan", "driver"]
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def test_compiling_pays_only_in_a_long_search(num_steps, is_compiled, is_tried):
     found = chosen(machine, work, ("compiled",))
     assert found.chosen.compiled is is_compiled
     assert any(figure.mode.compiled for figure in found.figures) is is_tried
-    assert ("too few to compile for" in found.why) is not is_tried
+    assert ("too little to repay compiling" in found.why) is not is_tried
 
 
 def test_compiling_anew_for_every_short_run_does_not_pay():

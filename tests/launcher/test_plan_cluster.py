@@ -85,7 +85,7 @@ def test_what_a_worker_of_ranks_takes(tmp_path):
     (said,) = rank_needs(load_plan(plan_with(tmp_path, ranks)), 16)
     assert said == (
         "proxy.num_ranks = 2: a run takes 6 CPUs, on one node where one has them; "
-        "this machine's 16 cores are room for 2 at a time"
+        "this machine's 16 cores have room for 2 at a time"
     )
     (said,) = rank_needs(load_plan(plan_with(tmp_path, f'{ranks}worker_gpus = 1.0\naddress = "auto"')), 16)
     assert "6 CPUs and 2 GPUs" in said and "the cluster at auto is asked for room when it is joined" in said
@@ -94,7 +94,7 @@ def test_what_a_worker_of_ranks_takes(tmp_path):
     code, out, _ = forerun("validate", plan_with(tmp_path, ranks))
     assert code == 0 and "a run takes 6 CPUs" in out
     code, out, _ = forerun("estimate", plan_with(tmp_path, f"{ranks}num_workers = 3"))
-    assert code == 0 and "a run takes 6 CPUs" in out and "hours on 6 cores" in out
+    assert code == 0 and "a run takes 6 CPUs" in out and "hours on 6 ranks" in out
 
 
 @pytest.mark.parametrize(

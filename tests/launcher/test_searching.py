@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from tiny_study import ask, plan_with, write_corpus
+from tiny_study import ask, plan_with, replay, write_corpus
 
 from launcher.opening import open_ledger, plan_study
 from launcher.search_view import search_body, sentences
@@ -193,6 +193,19 @@ def test_a_best_point_without_clipping(folder):
     assert study.trial(found.best).hparams.weight_decay == found.best["weight_decay"] > 0
     points = trial_points(ledger)
     assert {study.hparams(p).clip_norm is None for p in points} == {True, False}
+
+
+@pytest.mark.parametrize("first_lost", [0, 1])
+def test_growths_that_a_repair_lost_are_found_again(whole, tmp_path, first_lost):
+    """Their trials are kept, and must not be taken for trials of the search before it grew."""
+    study, ledger = whole
+    lost = ledger.records(GROWTH)[first_lost:]
+    assert len(lost) == 2 - first_lost
+    again, kept = replay(study.study_dir, tmp_path / "again", lambda record: record not in lost)
+    assert len(trial_points(kept)) == legs(again, kept)[-1].num_trials == 12 + 6 * first_lost
+    with open_ledger(again) as other:
+        run_search(again, other, driver(other, 0, stop_after=0), bank_key)
+    assert what_was_found(again, Ledger.read(again.study_dir)) == what_was_found(study, ledger)
 
 
 def test_growth_stops_where_runs_could_not_be(folder):

@@ -1,5 +1,7 @@
 import dataclasses
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from proxies.bank import Bank
 from proxies.flops import flops_per_token
 from proxies.model import token_loss
 from proxies.optimizer import BankAdamW
+from proxies.recorded import NoGpuError
 from proxies.rules import named
 from proxies.schedule import Schedule
 from proxies.spec import Numerics
@@ -289,8 +292,9 @@ def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
 
 
 def test_banks_that_cannot_be_are_refused(subject, store):
-    with pytest.raises(ValueError, match=r"cuda_graphs: a CPU records no steps; set it to false"):
+    with pytest.raises(NoGpuError, match="no GPU is seen here: cluster") as error:
         Bank(WIDE, subject.batch_tokens, Numerics(cuda_graphs=True), store, device="cpu")
+    assert error.value.refuses_study, "else the rest of the study would be recorded as failed, run by run"
     with pytest.raises(ValueError, match=r"vocab_size = 100 is smaller than the corpus's 256"):
         Bank(dataclasses.replace(WIDE, vocab_size=100), subject.batch_tokens, Numerics(), store)
 
@@ -318,3 +322,20 @@ def test_a_pruned_run_is_its_first_steps(subject, store):
     assert curve.train_loss_nats == whole.train_loss_nats[:4] and curve.grad_norm == whole.grad_norm[:4]
     assert (result.status, result.loss_nats, result.num_steps, result.reason) == ("pruned", None, 4, "it lost")
     assert result.tokens == 4 * subject.batch_tokens and result.last_train_loss_nats == whole.train_loss_nats[3]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_bank_that_is_dropped_gives_its_memory_to_the_next(subject, store, compiled):
+    spec = dataclasses.replace(subject, numerics=dataclasses.replace(subject.numerics, compiled=compiled))
+    gc.collect()
+    gc.disable()
+    try:
+        bank = bank_for(spec, store, compile_backend="eager")
+        bank.admit(0, spec)
+        bank.advance(2)
+        weights = weakref.ref(bank.optimizer.weights_KP)
+        del bank
+        bank_for(spec, store, compile_backend="eager")
+        assert weights() is None
+    finally:
+        gc.enable()

@@ -139,6 +139,7 @@ def test_what_has_no_room_beside_the_others_is_measured_after_them():
     world.most_slots = 2
     one, two = measured(world, ONE, TWO).rates
     assert two.trial_steps_per_second == pytest.approx([200.0] * len(one.trial_steps_per_second))
+    assert world.open_slots == 0, "what is free is looked at again before the next modes"
     world.most_slots = 1
     assert measured(world, ONE, TWO).rates[1].refused == "MemoryError: all of it is held"
 

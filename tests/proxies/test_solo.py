@@ -1,7 +1,9 @@
 """A trial alone is held against the same trial in a bank, and against a training loop written out by hand."""
 
 import dataclasses
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -203,6 +205,21 @@ def fresh_compiler():
 def test_compiled_it_is_the_same_function(store, fresh_compiler):
     spec = spec_of(store, shape=DEEP.at_depth(1), num_steps=4)
     assert distance(train(compiled(spec), store, compile_backend="eager"), train(spec, store)) < 1e-5
+
+
+def test_a_compiled_model_gives_its_memory_to_the_next(store, fresh_compiler):
+    solo = Solo(store, device="cpu", compile_backend="eager")
+    gc.collect()
+    gc.disable()
+    try:
+        solo.admit(0, compiled(spec_of(store)))
+        solo.advance(2)
+        weights = weakref.ref(next(solo.model.parameters()))
+        solo.evict(0)
+        solo.admit(0, compiled(spec_of(store)))
+        assert weights() is None
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_be_compiled_is_an_error(store):

@@ -13,6 +13,7 @@ import pytest
 from ray_cluster import RayCluster, await_true, processes
 from sweep_fakes import FakeHostFactory, bank_key, executions, make_specs, num_slots, outcome
 
+from sweeps import pool_ray
 from sweeps.drive import drive
 from sweeps.errors import ClusterUnfit, PoolDead
 from sweeps.ledger import Ledger
@@ -217,17 +218,22 @@ def driver(cluster, folder, takes=""):
     return process
 
 
-def test_a_killed_driver_leaves_no_actor(tmp_path, joined):
-    """Nor a place that is kept for one."""
+def test_a_killed_driver_leaves_no_actor(tmp_path, joined, monkeypatch):
+    """Nor a place that is kept for one; while it is there, another driver is told that others have the room."""
     process = driver(joined, tmp_path, "worker_cpus=0.25, worker_gpus=0.25")
     assert len(workers(joined)) == 2
+    whole = Place(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)
+    said = r"room for 2 workers of .*, for 0 of them now(?s:.*)Others hold the rest, and gave none back in 3 s"
+    with monkeypatch.context() as patch, pytest.raises(ClusterUnfit, match=said):
+        patch.setattr(pool_ray, "START_SECONDS", 3.0)
+        RayPool(2, DeviceHost, place=whole)
     process.kill()
     process.communicate(timeout=20)
     await_true(lambda: not workers(joined), 20)
 
     def is_free():
         try:
-            RayPool(2, DeviceHost, place=Place(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)).close()
+            RayPool(2, DeviceHost, place=whole).close()
         except (ClusterUnfit, PoolDead):
             return False
         return True

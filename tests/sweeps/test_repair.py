@@ -298,10 +298,12 @@ def test_what_was_pruned_beyond_the_damage_comes_back(tmp_path):
     specs = SPECS[:4]
     with Ledger.open(tmp_path, PLAN, create=True) as ledger:
         for spec in specs:
+            store_curve(tmp_path, spec.id, pruned_outcome(spec, 2)[1], pruned=True)
             ledger.commit(spec, pruned_outcome(spec, 2)[0])
         ledger.commit(specs[3], outcome(specs[3])[0])
     damage(tmp_path, (f'"id":"{specs[1].id}"'.encode(), b'"id":"0'))
     found = repair(tmp_path)
     assert found.lost == {"pruned": [specs[1].id]} and found.num_put_back == 3
+    assert found.rerun == (specs[1].id,), "its curve tells, also where its name is lost"
     kept = [specs[0], specs[2], specs[3]]
     assert dict(Ledger.read(tmp_path).first_results()) == {spec.id: pruned_outcome(spec, 2)[0] for spec in kept}

@@ -1,5 +1,6 @@
 """A study as a table, and as an Optuna storage that optuna-dashboard's REST API serves."""
 
+import dataclasses
 import http.client
 import json
 import math
@@ -12,9 +13,11 @@ import optuna_dashboard
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from sweep_fakes import make_spec, outcome, pruned_outcome
+import sweep_fakes
+from sweep_fakes import outcome, pruned_outcome
 
 import sweeps
+from proxies.spec import Run
 from sweeps.curves import store_curve
 from sweeps.errors import DiskFull, StudyMissing, SweepError
 from sweeps.ledger import Ledger
@@ -22,6 +25,13 @@ from sweeps.optuna_view import StudyStorage
 
 RATES = (-9.0, -7.0, -5.0)
 """log2; the last one diverges."""
+PLAN = {"search": {"seed": 0}, "proxy": {"num_steps": 4, "batch_tokens": 16}}
+"""What tells a trial from other runs."""
+
+
+def make_spec(warmup_steps=1, **what):
+    spec = sweep_fakes.make_spec(**what)
+    return dataclasses.replace(spec, schedule=dataclasses.replace(spec.schedule, warmup_steps=warmup_steps))
 
 
 def add_trial(ledger, study, index, log2_lr, *, ended=True):
@@ -39,7 +49,7 @@ def commit(ledger, study, spec):
 
 @pytest.fixture
 def study(tmp_path):
-    with Ledger.open(tmp_path, {}, create=True) as ledger:
+    with Ledger.open(tmp_path, PLAN, create=True) as ledger:
         for index, log2_lr in enumerate(RATES):
             add_trial(ledger, tmp_path, index, log2_lr)
         commit(ledger, tmp_path, make_spec(log2_lr=-7.0, seed=5))  # a replicate: no trial of the search
@@ -142,7 +152,7 @@ def test_optuna_dashboard_serves_it_while_a_driver_writes(study, get):
     assert status == 200 and [trial["state"] for trial in body["trials"]] == ["Complete", "Complete", "Fail", "Running"]
     assert body["best_trials"][0]["number"] == 1
     assert {param["name"] for param in body["trials"][0]["params"]} == {"learning_rate", "clip_norm", "warmup_fraction"}
-    with Ledger.open(study, {}, create=False) as ledger:
+    with Ledger.open(study, PLAN, create=False) as ledger:
         commit(ledger, study, make_spec(log2_lr=-8.0))
     deadline = time.monotonic() + 30  # it asks the storage again after 2 s
     while get("/api/studies/0")[1]["trials"][3]["state"] != "Complete":
@@ -155,7 +165,7 @@ def test_a_pruned_trial_is_shown_as_such_with_its_step(study):
     """Also when its run has been run whole for another stage: then that is a row of its own, and no trial."""
     spec = make_spec(log2_lr=-8.0)  # trial 3
     result, curve = pruned_outcome(spec, 2)
-    with Ledger.open(study, {}, create=False) as ledger:
+    with Ledger.open(study, PLAN, create=False) as ledger:
         store_curve(study, spec.id, curve, pruned=True)
         ledger.commit(spec, result)
         (row,) = sweeps.load(study).trials().query("status == 'pruned'").to_dict("records")
@@ -170,3 +180,21 @@ def test_a_pruned_trial_is_shown_as_such_with_its_step(study):
     assert trial.intermediate_values == dict(zip((1, 2), curve.train_loss_nats, strict=True))
     runs = optuna.load_study(study_name="runs", storage=StudyStorage(study)).trials
     assert [len(run.intermediate_values) for run in runs[-2:]] == [2, 4]
+
+
+def test_a_trial_is_told_from_all_that_is_like_it(tmp_path):
+    """What a fork took over may have other steps, seeds or numerics; trials of a grid differ in their warmup alone."""
+    with Ledger.open(tmp_path, PLAN, create=True) as ledger:
+        for spec in (make_spec(num_steps=8), make_spec(seed=1), make_spec(num_slots=5)):
+            store_curve(tmp_path, spec.id, outcome(spec)[1])
+            ledger.append("imported", spec.id, Run(spec=spec, result=outcome(spec)[0]))
+        for index, (warmup_steps, share) in enumerate(((1, 0.02), (2, 0.5), (3, 0.75))):
+            point = {"learning_rate": 2.0**-8, "clip_norm": 1.0, "warmup_fraction": share}
+            ledger.append("suggestion", f"search/{index}", point)
+            if index < 2:
+                commit(ledger, tmp_path, make_spec(warmup_steps))
+    frame = sweeps.load(tmp_path).trials()
+    assert frame["trial"].tolist()[-2:] == [0, 1] and frame["trial"].isna().tolist() == [True] * 3 + [False] * 2
+    assert frame["warmup_steps"].tolist()[-2:] == [1, 2] and not frame["imported"].tolist()[-2]
+    trials = optuna.load_study(study_name="search", storage=StudyStorage(tmp_path)).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE", "RUNNING"]

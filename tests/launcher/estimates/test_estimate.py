@@ -1,6 +1,7 @@
 """`forerun estimate`: what a plan takes, against what its stages then run."""
 
 import dataclasses
+import os
 import re
 
 import pytest
@@ -12,7 +13,9 @@ from launcher.estimates.machine import Given, machine_of
 from launcher.estimates.main_run import EndlessRunError, MainRun, estimate_main, main_body
 from launcher.estimates.memory import memory_per_rank
 from launcher.estimates.parallelism import NoParallelismError
+from launcher.estimates.study_cost import num_workers
 from launcher.launch_file import write_launch
+from launcher.opening import plan_study
 from launcher.reference import MODELS
 from proxies.checks import SpecError
 from proxies.shape import Shape
@@ -49,6 +52,46 @@ def test_stages_are_counted_from_the_plan(body):
         assert low < stage["core_hours"]["value"] < high
         assert stage["hours"]["value"] == stage["core_hours"]["value"]  # one worker, inline
     assert body["main_run"]["flops"]["six_nd"] == pytest.approx(2e9, rel=0.05)
+
+
+RAY = ("--set", "cluster.backend=ray")
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers"),
+    [
+        ((), 1),
+        (RAY, 16),
+        ((*RAY, "--set", "cluster.worker_cpus=2.0"), 8),
+        ((*RAY, "--set", "cluster.worker_cpus=0.25"), 16),  # none is as fast as a core with less than one
+        ((*RAY, "--set", "cluster.worker_cpus=4.0", "--set", "proxy.num_ranks=2"), 4),
+        ((*RAY, "--set", "cluster.worker_cpus=64.0"), 1),
+        ((*RAY, "--set", "cluster.num_workers=3", "--set", "cluster.worker_cpus=2.0"), 3),
+    ],
+)
+def test_hours_are_on_as_many_workers_as_there_is_room_for(plan, monkeypatch, asked, workers):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    code, found = ask("estimate", plan, *asked)
+    assert (code, found["num_workers"]) == (0, workers)
+    for stage in found["stages"]:
+        assert stage["hours"]["value"] == pytest.approx(stage["core_hours"]["value"] / workers)
+
+
+def test_a_calibrated_study_had_as_many_workers_as_it_had(plan, tmp_path):
+    study = plan_study(plan, tmp_path / "study", ("cluster.backend=ray",))
+    assert num_workers(study, known=5) == 5
+    assert num_workers(plan_study(plan, tmp_path / "study", ("cluster.backend=ray", "cluster.num_workers=3")), 5) == 3
+
+
+def test_what_is_measured_sees_the_gpus_that_a_worker_would(plan, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "launcher.calibrating.measured_here", lambda study: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or []
+    )
+    for asked in ((), RAY, (*RAY, "--set", "cluster.worker_gpus=1.0")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        assert ask("estimate", plan, "--measure", *asked)[0] == 0
+    assert seen == ["0", "", "0"]
 
 
 @pytest.mark.slow
