@@ -203,7 +203,7 @@ def as_suggested(grid: Sequence[Seen], seed: int, sampler: Sampler = "tpe") -> O
     def order(index: int, told: dict[int, float | None]) -> Seen:
         search.add(search.suggest(told))
         point = search.points[-1]
-        *losses, final = map(float, np.ravel(between(_coordinates(point))))
+        *losses, final = map(float, np.ravel(between(coordinates(point))))
         return Seen(point=point, status="finished", losses_nats=tuple(losses), loss_nats=final)
 
     return order
@@ -211,12 +211,13 @@ def as_suggested(grid: Sequence[Seen], seed: int, sampler: Sampler = "tpe") -> O
 
 def interpolated(grid: Sequence[Seen]) -> RegularGridInterpolator:
     """Losses of every step and the final one over (log2 rate, warmup, log2 clip), linear between points."""
-    axes = [np.unique([_coordinates(trial.point)[i] for trial in grid]) for i in range(len(AXES))]
+    axes = [np.unique([coordinates(trial.point)[i] for trial in grid]) for i in range(len(AXES))]
     rows = np.array([[*trial.losses_nats, trial.loss_nats] for trial in grid], dtype=float)
     return RegularGridInterpolator(axes, rows.reshape(*map(len, axes), -1))
 
 
-def _coordinates(point: Params) -> tuple[float, ...]:
+def coordinates(point: Params) -> tuple[float, ...]:
+    """Where a point lies on the axes that losses are interpolated over."""
     return tuple(value if name == "warmup_fraction" else float(np.log2(value)) for name, value in point.items())
 
 

@@ -9,7 +9,9 @@ has 40 trials, 4 in flight, 10 of a design. `tpe, told as failure` is what Optun
 
 Growth: the optimum lies 1.5 octaves beyond the range; 24 trials, then 2 x 8 in a grown range, or in the old one.
 Repeats: six candidates 0.004 nats apart, noise 0.01 (half of it the seed's); how often the truly best is chosen.
-It takes some 4 minutes of one core, a third of it the GP's; `--quick` takes a fifth of the seeds.
+Flight: TPE between the points of the full grids of trained runs (benchmarks/grids), with other numbers of trials in
+flight and of the design; mean regret after 16, 24 and 48 trials.
+It takes some 12 minutes of one core, most of it the last table; `--quick` takes a fifth of the seeds.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from unittest import mock
 
 import numpy as np
 import optuna
+import pruning
 
 from sweeps import samplers
 from sweeps.growth import grown, open_edges, probes
@@ -194,6 +197,33 @@ def _spent(losses: dict[tuple[int, int], float], runs: int) -> list[int]:
         known |= {one: losses[one] for one in asked}
 
 
+def flight_table(share: float) -> list[dict[str, Any]]:
+    """What it costs that a suggestion has not heard of the trials in flight, and that a design comes first."""
+    rows, number = [], max(3, round(30 * share))
+    for name in ("cosine-0", "cosine-1", "wsd-0", "constant-0"):
+        grid = pruning.loaded(name)
+        between, best = pruning.interpolated(grid), min(trial.loss_nats or math.inf for trial in grid)
+        ends = {axis: (min(t.point[axis] for t in grid), max(t.point[axis] for t in grid)) for axis in pruning.AXES}
+        for num_startup, parallelism in ((6, 2), (6, 4), (8, 8), (12, 2), (12, 4), (12, 8)):
+            regrets: dict[int, list[float]] = {16: [], 24: [], 48: []}
+            for seed in range(number):
+                search, losses = Search(search_space(ranges=ends), seed, parallelism, num_startup=num_startup), []
+                for _ in range(48):
+                    search.add(search.suggest(dict(enumerate(losses))))
+                    losses.append(float(np.ravel(between(pruning.coordinates(search.points[-1])))[-1]))
+                for after, found in regrets.items():
+                    found.append(min(losses[:after]) - best)
+            row = {"grid": name, "num_startup": num_startup, "parallelism": parallelism, "num_searches": number}
+            row |= {f"regret_nats_{after}": statistics.mean(found) for after, found in regrets.items()}
+            row |= {f"se_nats_{after}": statistics.stdev(found) / math.sqrt(number) for after, found in regrets.items()}
+            rows.append(row)
+            told = ", ".join(
+                f"{after}: {row[f'regret_nats_{after}']:.4f} +- {row[f'se_nats_{after}']:.4f}" for after in regrets
+            )
+            print(f"{name:10} design of {num_startup:2}, {parallelism} in flight: {told}", flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="Where the numbers go.")
@@ -204,6 +234,7 @@ def main() -> None:
         "samplers": sampler_table(share),
         "growth": growth_table(share),
         "replicates": repeat_table(share),
+        "flight": flight_table(share),
         "num_trials": NUM_TRIALS,
         "parallelism": PARALLELISM,
         "optuna": optuna.__version__,

@@ -54,6 +54,8 @@ class Driver:
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
+        if self.process.poll() is None:  # just started, it may not show its environment yet
+            found.setdefault(self.process.pid, "driver")
         return {pid: line for pid, line in found.items() if line}  # a zombie has none
 
     def pids(self, part):

@@ -101,7 +101,7 @@ def test_a_plan_in_which_nothing_could_be_pruned_is_refused(folder):
         return body["message"]
 
     assert "search.pruner = 'median': proxy.num_steps = 1 leaves no step" in problems("proxy.num_steps=1")
-    assert "search.num_trials = 5: more than 5 are wanted" in problems("search.num_trials=5")
+    assert "search.num_trials = 5: no trial could be given up: the first 5 run whole" in problems("search.num_trials=5")
     command = 'proxy.command="train {lr} {width} {num_steps} {seed} {run_dir} {clip_norm} {warmup_steps}"'
     assert "search.pruner = 'median': a command trains by itself" in problems(command)
     assert "search.pruner" in problems('search.pruner="guess"')
