@@ -15,7 +15,7 @@ the same round; `bfloat16_share` over that of a bfloat16 one.
 - `compiled`: each under `torch.compile` (inductor); `fused loss`, `medium` (products of float32 through bfloat16) and
   `bfloat16` (autocast): of the bank and the trial alone.
 
-Compiling takes most of the time: some 15 minutes of one core in all; `--quick` takes two widths, two K and three modes,
+Compiling takes most of the time: some 25 minutes of one core in all; `--quick` takes two widths, two K and three modes,
 nothing compiled, in a minute or two.
 """
 
@@ -247,30 +247,28 @@ def arms_of(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="Where the numbers go.")
+    parser.add_argument("--widths", help="Some others than 32,64,128,256.")
     parser.add_argument("--quick", action="store_true", help="Two widths, two K, three modes, two rounds.")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     began = time.monotonic()
     widths, slots = ((32, 256), (1, 4)) if options.quick else (WIDTHS, SLOTS)
+    widths = tuple(map(int, options.widths.split(","))) if options.widths else widths
     modes = ["", "fused loss", "bfloat16"] if options.quick else list(MODES)
+    rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:
         store = corpus(Path(folder))
-        rows = [
-            row
-            for width in widths
-            for row in table(
-                store, width, arms_of(store, width, slots, modes, COMPILED_SLOTS), 2 if options.quick else 7
-            )
-        ]
-    body = {
-        "rows": rows,
-        "quick": options.quick,
-        "machine": {**machine(), "torch": str(torch.__version__)},
-        "seconds": time.monotonic() - began,
-    }
-    if options.json:
-        options.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+        for width in widths:
+            rows += table(store, width, arms_of(store, width, slots, modes, COMPILED_SLOTS), 2 if options.quick else 7)
+            body = {
+                "rows": rows,
+                "quick": options.quick,
+                "machine": {**machine(), "torch": str(torch.__version__)},
+                "seconds": time.monotonic() - began,
+            }
+            if options.json:  # after each width: the wide ones take most of the time
+                options.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
