@@ -186,7 +186,7 @@ def decision(
     study: Study, found: Transferred, verdicts: Verdicts, choice: Choice, rungs: Sequence[FinishedRun]
 ) -> Decision:
     """Everything the main run computes with, as plain numbers."""
-    from launcher import frozen
+    from launcher import frozen, policy
     from proxies.parametrization import forward_numbers, parameter_table
     from transfer.rules import rule_of
 
@@ -224,7 +224,14 @@ def decision(
             microbatch_sequences=plan.launch.microbatch_sequences,
             activation_checkpointing=plan.launch.activation_checkpointing,
         ),
-        checkpointing=frozen.Checkpointing(every_steps=plan.launch.checkpoint_every_steps),
+        checkpointing=policy.Checkpointing(every_steps=plan.launch.checkpoint_every_steps),
         predicted=predicted_loss(choice, rungs),
-        abort=frozen.Abort(on_non_finite=True, train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS),
+        abort=policy.Abort(on_non_finite=True, train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS),
+        spikes=policy.SpikePolicy(max_rollbacks=plan.launch.spike_rollbacks),
+        monitoring=policy.Monitoring(
+            validate_every_steps=plan.launch.validate_every_steps,
+            layers_every_steps=plan.launch.layers_every_steps,
+            replay_every_steps=plan.launch.replay_every_steps,
+        ),
+        compiled=plan.launch.compiled,
     )

@@ -8,9 +8,10 @@ hash shows accident and edit, not a forger.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from launcher.policy import Abort, Checkpointing, Monitoring, SpikePolicy
 from proxies import canon
 from proxies.checks import Checks
 from proxies.numbers import ForwardNumbers, Kind, ParameterNumbers
@@ -58,8 +59,8 @@ class ParameterGroup:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        for field in _NUMBERS:
-            checks.number(field, least=0, below=1 if field.startswith("beta") else None)
+        for name in _NUMBERS:
+            checks.number(name, least=0, below=1 if name.startswith("beta") else None)
         plain = len(self.pattern) <= MOST_PATTERN and re.fullmatch(_PLAIN, self.pattern) is not None
         checks.that(
             plain, f"pattern = {self.pattern[:80]!r}: names with `|` between them, numbers as `\\d+`, are wanted"
@@ -127,21 +128,6 @@ class Parallelism:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpointing:
-    """When the run saves, and how many complete checkpoints stay."""
-
-    every_steps: int
-    keep: int = 2
-    """Two at least: the newest may turn out corrupt."""
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.whole("every_steps")
-        checks.whole("keep", least=2)
-        checks.done()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CurvePoint:
     """Training loss expected on the way, in nats per token: the mean over the steps within 15 % of `step`."""
 
@@ -163,36 +149,9 @@ class PredictedLoss:
     """Training FLOPs over the largest fitted run's."""
     curve: tuple[CurvePoint, ...] = ()
     """How training loss is to run down there, at the same level; empty where the ladder has too few runs to say."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Abort:
-    """When the run must stop by itself."""
-
-    on_non_finite: bool
-    """Before the optimizer step, the last checkpoint intact."""
-    train_loss_above_nats: float
-    """Past the warmup: ln(vocabulary) + 1."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpikePolicy:
-    """What to do by hand when the loss spikes and does not come back.
-
-    PaLM went back about 100 steps and skipped 200 to 500 batches (arXiv 2204.02311, section 5.1); OPT lowered its
-    clip from 1.0 to 0.3 (arXiv 2205.01068, section 2.5).
-    """
-
-    rollback_steps: int = 100
-    skip_batches: int = 200
-    clip_share: float = 0.3
-    """Of `clip_norm`, if spikes come again."""
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.whole("rollback_steps", "skip_batches")
-        checks.number("clip_share", above=0, most=1)
-        checks.done()
+    memory_octaves: float | None = field(default=None, metadata=canon.LATER)
+    """Over so many doublings of the step a departure from the curve is forgotten, as the ladder's own runs show: what
+    is one departure, and what are several. None: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,7 +183,10 @@ class Decision:
     checkpointing: Checkpointing
     predicted: PredictedLoss
     abort: Abort
-    spikes: SpikePolicy = SpikePolicy()
+    spikes: SpikePolicy = field(default=SpikePolicy())
+    monitoring: Monitoring = field(default=Monitoring(), metadata=canon.LATER)
+    compiled: bool = field(default=False, metadata=canon.LATER)
+    """torch.compile of each block."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -235,8 +197,8 @@ class Decision:
         checks.that(len(self.groups) <= MOST_GROUPS, f"{len(self.groups)} groups: at most {MOST_GROUPS} are wanted")
         stop_above = self.abort.train_loss_above_nats
         checks.that(stop_above > 0, f"abort.train_loss_above_nats = {stop_above!r}: more than 0 is wanted")
-        for field, value in asdict(self.forward).items():  # of some of them trainers want the reciprocal
-            checks.that(1e-12 <= value <= 1e12, f"forward.{field} = {value!r}: between 1e-12 and 1e12 is wanted")
+        for name, value in asdict(self.forward).items():  # of some of them trainers want the reciprocal
+            checks.that(1e-12 <= value <= 1e12, f"forward.{name} = {value!r}: between 1e-12 and 1e12 is wanted")
         schedule, ranks = self.learning_rate.schedule, self.parallelism.num_data_ranks
         checks.that(schedule.num_steps <= MOST_STEPS, _TOO_LONG.format(schedule.num_steps))
         if checks.fine:

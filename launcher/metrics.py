@@ -1,9 +1,19 @@
-"""What a main run leaves for its readers: `metrics.jsonl`, appended step by step, and how the last attempt ended.
+"""What a main run leaves for its readers: `metrics.jsonl`, appended line by line, and how the last attempt ended.
 
-A line of metrics is strict JSON. One per optimizer step:
+A line is strict JSON, of one of two kinds.
+
+A step's line has `train_loss_nats`:
 `step` (steps done), `train_loss_nats` (before that step's update), `grad_norm` (before clipping), `lr` (of the first
-group), `tokens` (seen so far), `tokens_per_second`, `seconds` (of that step).
-The last line of an attempt that ended in order is its ending: `event`, `step`, `reason`, `validation_loss_nats`.
+group), `tokens` (seen so far), `tokens_per_second`, `seconds` (of that step); and where they are known
+`mfu`, `hfu` (shares of the peak of the header's `peak_flops_per_second`), `clip_norm` (in force),
+`validation_loss_nats` (after the update), `rank_seconds` (compute time of each rank, before it waits for the others),
+`layers` (name of a layer -> `weight_rms`, `param_norm`, `grad_norm`, `update_ratio`), `gpus` (one a rank:
+`temperature_celsius`, `num_ecc_errors`, `num_link_errors`, null where the driver does not say).
+
+Any other line has `event` and the `step` after which it came: `started` (a `Header`: the first line of every attempt),
+`saved` (`seconds`, of which the run waited `wait_seconds`), `replayed` (`difference`, `noise`), `rolled_back`
+(`to_step`, `skipped_sequences`, `clip_norm`, `reason`), and the last line of an attempt that ended in order, its
+`Ending`.
 """
 
 from __future__ import annotations
@@ -16,6 +26,31 @@ from proxies import canon
 
 METRICS_FILE = "metrics.jsonl"
 ENDING_FILE = "ending.json"
+SCHEMA_VERSION = 1
+_ENDINGS = ("finished", "stopped", "interrupted", "aborted", "refused")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What the lines below belong to, and the machine they were made on."""
+
+    event: Literal["started"] = "started"
+    schema_version: int = SCHEMA_VERSION
+    digest: str
+    """Of the launch config: a reader that follows another one says so."""
+    step: int
+    """Steps done when this attempt began."""
+    started_at: str
+    """UTC, ISO 8601."""
+    num_ranks: int
+    device: str
+    """As torch names it; `cpu`."""
+    model_flops_per_token: float
+    """Forward and backward, convention `causal` of `proxies.flops`: what MFU counts."""
+    hardware_flops_per_token: float
+    """The same and what activation checkpointing computes again: what HFU counts."""
+    peak_flops_per_second: float | None
+    """Of one rank's device at the run's precision, as its maker names it; None: not known, and no MFU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +88,12 @@ def read(run_dir: Path) -> list[dict[str, canon.Json]]:
 
 
 def rewind(run_dir: Path, step: int) -> None:
-    """Drop what a run resumed after `step` steps will write anew: later steps, and earlier endings."""
-    kept = [r for r in read(run_dir) if "event" not in r and isinstance(at := r.get("step"), int) and at <= step]
+    """Drop what a run resumed after `step` steps will write anew: later steps and events, and earlier endings."""
+    kept = [
+        line
+        for line in read(run_dir)
+        if line.get("event") not in _ENDINGS and isinstance(at := line.get("step"), int) and at <= step
+    ]
     content = "".join(canon.canonical(record) + "\n" for record in kept)
     canon.write_atomic(run_dir / METRICS_FILE, content.encode())
 

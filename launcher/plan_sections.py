@@ -19,6 +19,7 @@ from proxies.shape import Family
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+Steps = Annotated[int, Field(ge=0, le=10**9)]
 Width = Annotated[int, Field(ge=1, le=2**17)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Range = tuple[Positive, Positive]
@@ -277,5 +278,14 @@ class LaunchSection(Section):
         "none", description="Recomputed in the backward pass: all but products and attention, or whole blocks."
     )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="Compute precision; master is float32.")
+    compiled: bool = Field(False, description="torch.compile of each block: minutes to start, faster on a GPU.")
     checkpoint_every_steps: Count = Field(20, description="Cadence of checkpoints.")
+    validate_every_steps: Steps = Field(0, description="Cadence of validation losses; 0: at the end alone.")
+    layers_every_steps: Steps = Field(0, description="Cadence of every layer's norms and update ratios; 0: never.")
+    replay_every_steps: Steps = Field(
+        0, description="Cadence of steps computed twice and compared, against silent data corruption; 0: never."
+    )
+    spike_rollbacks: Annotated[int, Field(ge=0, le=100)] = Field(
+        0, description="How often the trainer may by itself go back before a spike and skip its data; 0: never."
+    )
     seed: Seed = Field(1000, description="Of weights and data order of the main run.")

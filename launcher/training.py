@@ -11,7 +11,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher import assembly, checkpoints, metrics
 from launcher.frozen import Decision
+from launcher.hooks import Hook, Seen
 from launcher.metrics import Ending
 from launcher.ranks import device, together
 from proxies import canon
@@ -41,8 +42,16 @@ class Trainer:
     Shape suffixes: B sequences of this rank, T tokens.
     """
 
-    def __init__(self, decision: Decision, store: TokenStore, run_dir: Path, interrupted: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        decision: Decision,
+        store: TokenStore,
+        run_dir: Path,
+        interrupted: Callable[[], bool],
+        hooks: Sequence[Hook] = (),
+    ) -> None:
         self.decision, self.store, self.run_dir, self.interrupted = decision, store, run_dir, interrupted
+        self.hooks = tuple(hooks)
         self.rank, self.num_ranks, self.device = dist.get_rank(), dist.get_world_size(), device()
         parallelism = decision.parallelism
         if self.num_ranks != parallelism.num_ranks:
@@ -65,10 +74,14 @@ class Trainer:
         for step in range(start, target):
             began = time.perf_counter()
             loss_nats, norm, interrupted = self._gradients(step)
+            seen = Seen(
+                step=step, loss_nats=loss_nats, grad_norm=norm.item(), compute_seconds=time.perf_counter() - began
+            )
             if trouble := self._trouble(step, loss_nats, norm.item()):
                 return Ending(event="aborted", exit_code=3, step=step, reason=trouble)
             self._update(step, norm)
-            self._log(step, loss_nats, norm.item(), time.perf_counter() - began)
+            columns = {name: value for hook in self.hooks for name, value in hook.after_update(seen).items()}
+            self._log(seen, columns, time.perf_counter() - began)
             done = step + 1
             if interrupted or done == target or done % self.decision.checkpointing.every_steps == 0:
                 self._save(done)
@@ -171,14 +184,15 @@ class Trainer:
         set_rates(self.optimizer, self.decision.groups, self.lr_shares[step])
         self.optimizer.step()
 
-    def _log(self, step: int, loss_nats: float, grad_norm: float, seconds: float) -> None:
+    def _log(self, seen: Seen, columns: dict[str, canon.Json], seconds: float) -> None:
         if self.rank == 0:
-            first, count = self._sequences(step)
+            first, count = self._sequences(seen.step)
             seq_len = self.decision.shape.seq_len
             line = {
-                "step": step + 1,
-                "train_loss_nats": loss_nats,
-                "grad_norm": grad_norm,
+                **columns,
+                "step": seen.step + 1,
+                "train_loss_nats": seen.loss_nats,
+                "grad_norm": seen.grad_norm,
                 "lr": self.optimizer.param_groups[0]["lr"],
                 "tokens": (first + count) * seq_len,
                 "tokens_per_second": count * seq_len / seconds,

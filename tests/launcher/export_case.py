@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from main_run import decision_of, spec_of
 
-from launcher import frozen
+from launcher import frozen, policy
 from launcher.exporters.fidelity import ExportError, FidelityReport
 from launcher.frozen import Decision, Parallelism
 from proxies.data.tokens import Manifest
@@ -79,7 +79,7 @@ def unrunnable(manifest: Manifest, *, qk_norm: bool = False, **changes: Any) -> 
         manifest,
         shape=dataclasses.replace(SHAPE, family="gpt2", qk_norm=qk_norm),
         precision="float64",
-        abort=frozen.Abort(on_non_finite=False, train_loss_above_nats=6.0),
+        abort=policy.Abort(on_non_finite=False, train_loss_above_nats=6.0),
         learning_rate=dataclasses.replace(wide_decision(manifest).learning_rate, table_sha256="0" * 64),
         **changes,
     )

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from launcher.frozen import (
     SCHEMA_VERSION,
-    Abort,
-    Checkpointing,
     Data,
     Decision,
     Parallelism,
@@ -17,6 +15,7 @@ from launcher.frozen import (
     groups_of,
     learning_rate_of,
 )
+from launcher.policy import Abort, Checkpointing
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import Manifest, read_manifest
 from proxies.parametrization import forward_numbers, parameter_table

@@ -14,7 +14,6 @@ from main_run import spec_of, tiny_decision, write_corpus
 from launcher.attestations import attest, read_attestation
 from launcher.frozen import (
     SCHEMA_VERSION,
-    Checkpointing,
     FrozenError,
     Parallelism,
     TamperedError,
@@ -23,6 +22,7 @@ from launcher.frozen import (
     learning_rate_of,
 )
 from launcher.launch_file import read_launch, write_launch
+from launcher.policy import Checkpointing
 from proxies import canon
 from proxies.checks import SpecError
 from proxies.parametrization import parameter_table
