@@ -33,7 +33,7 @@ from launcher.calibrating import asking, groups_of
 from launcher.calibration_records import Calibration, Work, mode_name
 from launcher.choosing import Bench, choose
 from launcher.opening import plan_study
-from launcher.stages import start_pool
+from launcher.pools import start_pool
 from launcher.study import Study
 
 NUM_TIMES, WIDTHS, BATCHES = 20, (32, 64, 128, 256), (128, 1024)
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 def measured(study: Study, times: int) -> dict[str, Any]:
     """So many calibrations of the base width's group."""
-    pool = start_pool(study, lambda: None)
+    pool = start_pool(study, None, lambda: None)
     try:
         found, seconds = [], []
         for _ in range(times):

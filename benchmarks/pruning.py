@@ -36,11 +36,11 @@ from safetensors.numpy import load_file, save_file
 from scipy.interpolate import RegularGridInterpolator
 from scipy.stats import spearmanr
 
-from proxies.schedule import ScheduleKind
+from proxies.schedule import ScheduleKind, whole_warmup
 from sweeps import pruners, pruning
 from sweeps.pruning import PrunerName, Seen
 from sweeps.samplers import Sampler
-from sweeps.space import Params, search_space
+from sweeps.space import Params, SearchSpace, search_space
 from sweeps.suggest import Search
 
 GRIDS = Path(__file__).parent / "grids"
@@ -91,7 +91,7 @@ def trained(corpus: Path, kind: ScheduleKind, seed: int, points: Sequence[tuple[
 
     def spec(point: tuple[float, ...]) -> RunSpec:
         rate, warmup, clip = point
-        steps = min(max(1, round(warmup * NUM_STEPS)), NUM_STEPS - decay)
+        steps = whole_warmup(warmup, NUM_STEPS, decay)
         return RunSpec(
             shape=shape, base_shape=shape, parametrization=named("mup"), batch_tokens=1024, seed=seed,
             hparams=Hparams(learning_rate=rate, clip_norm=clip), data_id=store.manifest.data_id, numerics=numerics,
@@ -195,9 +195,7 @@ def in_random_order(grid: Sequence[Seen], seed: int) -> Order:
 
 def as_suggested(grid: Sequence[Seen], seed: int, sampler: Sampler = "tpe") -> Order:
     """What a sampler suggests; its curve and its final loss lie between those of the grid's points around it."""
-    points = [trial.point for trial in grid]
-    ends = {name: (min(p[name] for p in points), max(p[name] for p in points)) for name in AXES}
-    search = Search(search_space(ranges=ends), seed, PARALLELISM, sampler=sampler, num_startup=NUM_STARTUP)
+    search = Search(space_of(grid), seed, PARALLELISM, sampler=sampler, num_startup=NUM_STARTUP)
     between = interpolated(grid)
 
     def order(index: int, told: dict[int, float | None]) -> Seen:
@@ -207,6 +205,12 @@ def as_suggested(grid: Sequence[Seen], seed: int, sampler: Sampler = "tpe") -> O
         return Seen(point=point, status="finished", losses_nats=tuple(losses), loss_nats=final)
 
     return order
+
+
+def space_of(grid: Sequence[Seen]) -> SearchSpace:
+    """Between a grid's outermost points: a small one ends before `AXES` do."""
+    points = [trial.point for trial in grid]
+    return search_space(ranges={name: (min(p[name] for p in points), max(p[name] for p in points)) for name in AXES})
 
 
 def interpolated(grid: Sequence[Seen]) -> RegularGridInterpolator:

@@ -203,11 +203,10 @@ def flight_table(share: float) -> list[dict[str, Any]]:
     for name in ("cosine-0", "cosine-1", "wsd-0", "constant-0"):
         grid = pruning.loaded(name)
         between, best = pruning.interpolated(grid), min(trial.loss_nats or math.inf for trial in grid)
-        ends = {axis: (min(t.point[axis] for t in grid), max(t.point[axis] for t in grid)) for axis in pruning.AXES}
         for num_startup, parallelism in ((6, 2), (6, 4), (8, 8), (12, 2), (12, 4), (12, 8)):
             regrets: dict[int, list[float]] = {16: [], 24: [], 48: []}
             for seed in range(number):
-                search, losses = Search(search_space(ranges=ends), seed, parallelism, num_startup=num_startup), []
+                search, losses = Search(pruning.space_of(grid), seed, parallelism, num_startup=num_startup), []
                 for _ in range(48):
                     search.add(search.suggest(dict(enumerate(losses))))
                     losses.append(float(np.ravel(between(pruning.coordinates(search.points[-1])))[-1]))

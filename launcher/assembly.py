@@ -15,36 +15,45 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from launcher import tensor_parallel
 from launcher.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
 from proxies import canon
 from proxies.model import Decoder
 from proxies.optimizer import adamw
 from proxies.parametrization import drawn
-from proxies.shape import Shape
-from proxies.spec import Dtype
+from proxies.recompute import Checkpointing
 
 STD_ERRORS = 6.0
 """A measured init std farther from the frozen one than so many standard errors is another distribution."""
 
 
 def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
-    """Ranks as a mesh: one axis that shards, and with replicas (HSDP) a replicate axis before it."""
-    size = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard)
-    mesh = init_device_mesh(device_type, size, mesh_dim_names=("replicate", "shard"))
-    return mesh if parallelism.data_parallel_replicate > 1 else mesh["shard"]
+    """Ranks as a mesh: replicas (HSDP) of a data axis that shards, and the tensor axis, whose ranks are neighbours."""
+    size = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard, parallelism.tensor)
+    return init_device_mesh(device_type, size, mesh_dim_names=("replicate", "shard", "tensor"))
 
 
-def sharded_model(shape: Shape, parallelism: Parallelism, precision: Dtype, device_type: str) -> Decoder:
-    """The model with its parameters sharded block by block, float32 and uninitialized.
+def sharded_model(decision: Decision, parallelism: Parallelism, device_type: str) -> Decoder:
+    """The model with its parameters split and sharded block by block, float32 and uninitialized.
 
     Built on the meta device, so no rank ever holds the whole of it. Under `bfloat16` the forward and backward passes
-    compute in bfloat16; gradients are reduced, and weights and moments kept, in float32.
+    compute in bfloat16; gradients are reduced, and weights and moments kept, in float32. `parallelism` is the
+    decision's own, or what other ranks make of it.
     """
-    model = Decoder(shape, device="meta", checkpointing=parallelism.activation_checkpointing == "full")
+    asked = parallelism.activation_checkpointing
+    checkpointing: Checkpointing = "selective" if asked == "selective" else asked == "full"
+    model = Decoder(decision.shape, device="meta", checkpointing=checkpointing)
+    mesh = device_mesh(parallelism, device_type)
+    if parallelism.tensor > 1:
+        tensor_parallel.split(model, mesh["tensor"])
+    if decision.compiled:
+        for block in model.layers:
+            block.compile()
     policy = MixedPrecisionPolicy()
-    if precision == "bfloat16":
+    if decision.precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return shard_blocks(model, device_mesh(parallelism, device_type), policy)
+    replicas = parallelism.data_parallel_replicate > 1
+    return shard_blocks(model, mesh["replicate", "shard"] if replicas else mesh["shard"], policy)
 
 
 def shard_blocks(model: Decoder, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> Decoder:
@@ -190,14 +199,12 @@ def unfit(decision: Decision) -> list[str]:
         "this version's learning-rate table is not the frozen one: train with the version that froze it": (
             decision.learning_rate == learning_rate_of(decision.learning_rate.schedule)
         ),
-        f"parallelism: tensor = {layout.tensor}, pipeline = {layout.pipeline}, context = {layout.context}: this "
-        "trainer deals out data only; export to a trainer that splits the model": (
-            layout.tensor == layout.pipeline == layout.context == 1
-        ),
-        "parallelism.activation_checkpointing = selective: this trainer recomputes whole blocks (full) or nothing": (
-            layout.activation_checkpointing != "selective"
+        f"parallelism: pipeline = {layout.pipeline}, context = {layout.context}: this trainer deals out data and "
+        "splits matrices, no more; export to a trainer that splits layers or sequences": (
+            layout.pipeline == layout.context == 1
         ),
         "precision = float64: float32 or bfloat16 is wanted": decision.precision != "float64",
         "abort.on_non_finite = false: this trainer never steps on NaN": decision.abort.on_non_finite,
     }
-    return [problem for problem, holds in expected.items() if not holds]
+    shares = [f"parallelism: {said}" for said in tensor_parallel.indivisible(decision.shape, layout.tensor)]
+    return [problem for problem, holds in expected.items() if not holds] + shares

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from launcher.gates import DEPTH, GateError, coordinate_gate
 from launcher.study import Study
 from launcher.talk import Meter, say
@@ -45,6 +47,7 @@ def checks_of(
     for name, runs in wanted.items():
         if runs and ledger.find("coordinates", name) is None:
             found = _check(study, name, runs, store, check_stop)
+            torch.cuda.empty_cache()  # the workers' now: this process keeps none of it through the study
             ledger.append("coordinates", name, found)
             expected = ", as it should" if name == "sp" and mine.name != "sp" and found.outcome == "blows_up" else ""
             say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}{expected}")

@@ -2,8 +2,8 @@
 
 A checkpoint is written as `step-00000020.part`, its manifest (the sha256 of every file) last, and renamed to
 `step-00000020` when all of it is on disk. It is hashed again before it is loaded; one that does not match is renamed
-`.corrupt`, kept for inspection, and the one before it is used. State: weights, optimizer moments, step and digest; the
-data order and the schedule are functions of the step.
+`.corrupt`, kept for inspection, and the one before it is used. State: weights, optimizer moments, step, digest, and
+what hooks carry on; the data order and the schedule are functions of the step, and nothing draws at random on the way.
 
 The tensors are read with torch's restricted unpickler, but the index file `.metadata` of torch.distributed.checkpoint
 is a plain pickle of torch's: before torch opens it, its hash is checked, which tells accident, and the names that it
@@ -14,16 +14,23 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from launcher.checkpoint_index import check_index
+from launcher.checkpoint_index import INDEX, check_index
 from proxies import canon
 
 MANIFEST = "manifest.json"
@@ -50,6 +57,10 @@ class Manifest:
     """Optimizer steps done."""
     files: dict[str, str]
     """Name -> sha256."""
+    carried: dict[str, object] = field(default_factory=dict, metadata=canon.LATER)
+    """Name of a hook's class -> what it carries over a restart, as JSON."""
+    num_rollbacks: int = field(default=0, metadata=canon.LATER)
+    """That the run had made by then."""
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -62,10 +73,39 @@ def part_of(root: Path, step: int) -> Path:
     return folder_of(root, step).with_suffix(".part")
 
 
-def write_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Every rank writes its part of weights and moments into `folder`; collective."""
+def staged(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """This rank's weights and moments as they are now, copied to the host's memory; collective."""
     weights, moments = get_state_dict(model, optimizer)
-    save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    copied: dict[str, Any] = _copied({"model": weights, "optimizer": moments})
+    return copied
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def write_tensors(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None = None) -> dict[str, str]:
+    """Every rank writes its part of a staged state into `folder`; collective over `group`.
+
+    Returns:
+        Name -> sha256 of the files that this rank wrote; the first one's index among its own.
+
+    Raises:
+        CheckpointError: a rank could not write; raised on all of them. Or this one cannot read what it wrote.
+    """
+    try:
+        save(state, checkpoint_id=folder, process_group=group)
+    except CheckpointException as error:
+        causes = {f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()}
+        raise CheckpointError("; ".join(sorted(causes))) from error
+    rank = dist.get_rank(group)
+    mine = [*folder.glob(f"__{rank}_*"), *([folder / INDEX] if rank == 0 else [])]
+    try:
+        return {file.name: canon.file_sha256(file) for file in mine}
+    except OSError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def read_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -81,6 +121,37 @@ def read_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimize
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
 
 
+def saved_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint, whole, by its name.
+
+    Raises:
+        IndexRefusedError: see `check_index`.
+    """
+    check_index(folder)
+    kept = FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
+        for name, entry in kept.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group is what is wanted
+        load(dict(tensors), checkpoint_id=folder, no_dist=True)
+    return tensors
+
+
+def manifest_of(root: Path, step: int) -> Manifest:
+    """Of the checkpoint after `step` updates, for every rank to read once one has found it good.
+
+    Raises:
+        CheckpointError: it is gone, or no longer whole.
+    """
+    manifest, problems = _read_manifest(folder_of(root, step))
+    if manifest is None:
+        raise CheckpointError(f"{folder_of(root, step)}: {'; '.join(problems)}")
+    return manifest
+
+
 def begin(root: Path, step: int) -> Path:
     """The empty folder to write a checkpoint into; what an interrupted save left is removed. One rank only."""
     root.mkdir(parents=True, exist_ok=True)
@@ -91,46 +162,69 @@ def begin(root: Path, step: int) -> Path:
     return part
 
 
-def complete(part: Path, *, digest: str, step: int, keep: int) -> Path:
-    """Make the written folder a checkpoint, then delete the oldest beyond `keep`. One rank only."""
-    names = sorted(file.name for file in part.iterdir())
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        digest=digest,
-        step=step,
-        files={name: canon.file_sha256(part / name) for name in names},
-    )
+def complete(part: Path, manifest: Manifest, *, keep: int, reach_steps: int = 0) -> Path:
+    """Make the written folder a checkpoint, then delete older ones: see `kept_steps`. One rank only."""
     content = canon.to_json(manifest)
     canon.write_atomic(part / MANIFEST, canon.pretty({"manifest": content, "sha256": canon.content_id(content)}))
     final = part.with_suffix("")
     part.rename(final)
     canon.sync_folder(final.parent)
-    for old in _complete_folders(final.parent)[max(keep, 1) :]:
-        # Renamed first: a deletion that is cut short must not leave half a checkpoint under a good name.
-        shutil.rmtree(old.rename(old.with_suffix(".part")))
+    folders = {int(folder.name.removeprefix("step-")): folder for folder in _complete_folders(final.parent)}
+    for step in folders.keys() - kept_steps(list(folders), keep, reach_steps):
+        _discard(folders[step])
     return final
 
 
-def newest_good(root: Path, digest: str, warn: list[str]) -> Manifest | None:
-    """The newest checkpoint whose every file has its hash, or None where there never was one. One rank only.
+def kept_steps(steps: list[int], keep: int, reach_steps: int) -> set[int]:
+    """Which checkpoints stay, of those after `steps` updates, newest first: the newest `keep`, one at least.
 
-    A newer one that is not whole is renamed `.corrupt`, and `warn` is told.
+    A run that may go back by itself also keeps one that lies `reach_steps` back or more, and the one that will take
+    its place: so it has one between once and twice that old.
+    """
+    kept = set(steps[: max(keep, 1)])
+    if reach_steps:
+        old = [step for step in steps if step <= steps[0] - reach_steps]
+        kept |= {*old[:1], steps[-len(old) - 1]}
+    return kept
+
+
+def _discard(folder: Path) -> None:
+    # Renamed first: a deletion that is cut short must not leave half a checkpoint under a good name.
+    shutil.rmtree(folder.rename(folder.with_suffix(".part")))
+
+
+def _usable(manifest: Manifest) -> bool:
+    return True
+
+
+def newest_good(
+    root: Path, digest: str, warn: list[str], usable: Callable[[Manifest], bool] = _usable
+) -> Manifest | None:
+    """The newest usable checkpoint whose every file has its hash, or None where there is none. One rank only.
+
+    A newer one that is not whole is renamed `.corrupt`, one that is not usable is deleted, and `warn` is told.
 
     Raises:
         CorruptError: there are checkpoints, none of them good.
-        CheckpointError: the newest good one is of another launch config.
+        CheckpointError: the newest one is of another launch config.
     """
     for folder in _complete_folders(root):
-        manifest, problems = _verify(folder)
-        if manifest is None:
+        manifest, problems = _read_manifest(folder)
+        if manifest is not None:
+            if manifest.digest != digest:
+                raise CheckpointError(
+                    f"{folder} is of the launch config {manifest.digest[:16]}..., this is {digest[:16]}...: "
+                    "resume with that config, or start this one in another folder"
+                )
+            if not usable(manifest):
+                warn.append(f"checkpoint {folder.name} is of a path that the run went back from: deleted")
+                _discard(folder)
+                continue
+            problems = _differing(folder, manifest.files)
+        if manifest is None or problems:
             kept = _quarantine(folder)
             warn.append(f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {kept.name}")
             continue
-        if manifest.digest != digest:
-            raise CheckpointError(
-                f"{folder} is of the launch config {manifest.digest[:16]}..., this is {digest[:16]}...: "
-                "resume with that config, or start this one in another folder"
-            )
         return manifest
     if corrupt := sorted(folder.name for folder in root.glob("*.corrupt*")):
         raise CorruptError(
@@ -147,8 +241,8 @@ def _complete_folders(root: Path) -> list[Path]:
     return sorted((f for f in root.iterdir() if _COMPLETE.fullmatch(f.name)), reverse=True)
 
 
-def _verify(folder: Path) -> tuple[Manifest | None, list[str]]:
-    """The manifest if the checkpoint is whole, else what is wrong with it."""
+def _read_manifest(folder: Path) -> tuple[Manifest | None, list[str]]:
+    """The manifest if it is whole and of its folder, else what is wrong with it."""
     try:
         value = canon.parse((folder / MANIFEST).read_bytes())
         if not isinstance(value, dict) or canon.content_id(value.get("manifest")) != value.get("sha256"):
@@ -158,16 +252,21 @@ def _verify(folder: Path) -> tuple[Manifest | None, list[str]]:
         return None, [f"{MANIFEST} cannot be read: {error.strerror}"]
     except canon.CanonError as error:
         return None, [f"{MANIFEST}: {error}"]
-    problems = []
     if folder_of(folder.parent, manifest.step) != folder:
-        problems.append(f"the manifest is of step {manifest.step}")
-    for name, wanted in manifest.files.items():
+        return None, [f"the manifest is of step {manifest.step}"]
+    return manifest, []
+
+
+def _differing(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Which files do not have their hash."""
+    problems = []
+    for name, wanted in files.items():
         try:
             if canon.file_sha256(folder / name) != wanted:
                 problems.append(f"{name} does not have its hash")
         except OSError as error:
             problems.append(f"{name} cannot be read: {error.strerror}")
-    return (None if problems else manifest), problems
+    return problems
 
 
 def _quarantine(folder: Path) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from proxies import canon
+from proxies.canon import Json
 
 CHRONICLE_FILE = "chronicle.jsonl"
 
@@ -35,8 +36,8 @@ class Entry:
     """Steps of the main run done, where it is about one."""
     digest: str | None = None
     """Of the launch config, where it is about one."""
-    data: dict[str, canon.Json] = field(default_factory=dict)
-    """The numbers behind the sentence."""
+    data: dict[str, object] = field(default_factory=dict)
+    """The numbers behind the sentence: JSON."""
 
 
 def record(
@@ -46,7 +47,7 @@ def record(
     *,
     step: int | None = None,
     digest: str | None = None,
-    data: dict[str, canon.Json] | None = None,
+    data: dict[str, Json] | None = None,
 ) -> Entry:
     """Append an event of now to the chronicle in `folder`, on disk when this returns.
 
@@ -54,7 +55,7 @@ def record(
         OSError: it cannot be written.
     """
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    entry = Entry(at=at, kind=kind, text=text, step=step, digest=digest, data=data or {})
+    entry = Entry(at=at, kind=kind, text=text, step=step, digest=digest, data={**(data or {})})
     folder.mkdir(parents=True, exist_ok=True)
     line = canon.canonical(entry).encode() + b"\n"
     file = os.open(folder / CHRONICLE_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

@@ -64,7 +64,10 @@ _VERBS = {
     "freeze": ("freeze", "Write the frozen launch config, if every gate passed or was accepted."),
     "verify": ("exports", "Digest, attestations and exports of a frozen config, each proven by its own trainer."),
     "export": ("exports", "A frozen config as a trainer's own files, with a fidelity report."),
-    "launch": ("freeze", "Run a frozen config with the embedded trainer, under torchrun."),
+    "rehearse": ("rehearse", "The drills before a launch: kills, cuts, corruption, NaN, a full disk, a hang."),
+    "launch": ("launching", "Run a frozen config with the embedded trainer, restarted when it dies."),
+    "watch": ("watch", "A main run against its forecast: alerts, end and cost; afterwards, how it went."),
+    "note": ("note", "Add a dated line to the logbook of the study and its main run; alone: print it."),
     "report": ("freeze", "report.html and report.json of a study."),
     "dashboards": ("dashboards", "A study as one W&B run: tables, pictures, verdicts; offline unless told."),
 }

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -100,13 +101,31 @@ def log_study(
     )  # fmt: skip
 
 
+def fetch_history(run_path: str, wanted: Collection[str], min_step: int) -> list[dict[str, Any]]:
+    """What a run logged online, row by row from `_step` `min_step` on: of each the wanted names and `_step`.
+
+    Args:
+        run_path: `entity/project/run`.
+        wanted: names; rows with none of them are left out.
+        min_step: wandb's own count of rows.
+
+    Raises:
+        DashboardError: W&B does not answer, or knows no such run, or not to this login.
+    """
+    order = {"fetch": run_path, "wanted": sorted(wanted), "min_step": min_step}
+    with tempfile.TemporaryDirectory(prefix="forerun-wandb-") as folder:
+        rows: list[dict[str, Any]] = _ask(order, Path(folder), online=True)["rows"]
+    return rows
+
+
 def _ours(home: Path, run_id: str) -> list[Path]:
     """What was logged of this study so far: runs, and the files of their tables."""
     patterns = (f"offline-run-*-{run_id}", f"run-*-{run_id}", f"data-{run_id}-*")
     return [path for pattern in patterns for path in home.glob(pattern) if path.is_dir() and not path.is_symlink()]
 
 
-def _environment(data_dir: Path, *, online: bool) -> dict[str, str]:
+def short_environment(data_dir: Path, *, online: bool) -> dict[str, str]:
+    """What a process of wandb's gets of our environment: no secret but, online, the login it needs."""
     names = _PASSED + (_PASSED_ONLINE if online else ())
     given = {name: os.environ[name] for name in names if name in os.environ}
     ours = str(Path(__file__).parents[1])
@@ -125,7 +144,7 @@ def _ask(order: dict[str, Any], data_dir: Path, *, online: bool) -> dict[str, An
     job = subprocess.Popen(
         [sys.executable, "-P", "-m", "launcher.dashboards"],
         cwd=data_dir,
-        env=_environment(data_dir, online=online),
+        env=short_environment(data_dir, online=online),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -150,7 +169,7 @@ def _ask(order: dict[str, Any], data_dir: Path, *, online: bool) -> dict[str, An
         answer = json.loads(text.splitlines()[-1])
     except (ValueError, IndexError):
         answer = None
-    if not isinstance(answer, dict) or not answer.keys() & {"dir", "problem"}:
+    if not isinstance(answer, dict) or not answer.keys() & {"dir", "rows", "problem"}:
         raise DashboardError(f"wandb ended with code {job.returncode}: {text[-_NUM_SAID:] or 'it said nothing'}")
     if "problem" in answer:
         hint = " (wandb's own login is used: `wandb login`, or WANDB_API_KEY)" if online else ""
@@ -188,10 +207,10 @@ def _logged_keys(record: Record) -> list[str]:
 
 
 def _serve() -> NoReturn:
-    """In the process of its own: log the order of stdin, answer in one line."""
-    order = json.loads(sys.stdin.buffer.read())
+    """In the process of its own: do what the first line of stdin orders, answer in one line."""
+    order = json.loads(sys.stdin.buffer.readline())
     try:
-        answer = _log(order)
+        answer = _fetch(order) if "fetch" in order else _follow(order) if "follow" in order else _log(order)
     except BaseException as error:  # whatever wandb raises is told, not shown as a traceback
         answer = {"problem": f"{type(error).__name__}: {error}"}
     print(json.dumps(answer), flush=True)
@@ -221,6 +240,44 @@ def _log(order: dict[str, Any]) -> dict[str, Any]:
     run.finish()
     wandb.teardown()
     return answer
+
+
+def _follow(order: dict[str, Any]) -> dict[str, Any]:
+    """Log a run's metrics while they grow, until stdin ends; charts are drawn over `step`, our own."""
+    import wandb
+
+    from launcher.mirror_rows import Row, follow
+
+    settings = wandb.Settings(mode=order["mode"], root_dir=order["follow"], **_SETTINGS)
+    run = wandb.init(
+        project=order["project"], id=order["run_id"], name=order["name"], job_type="main run", config=order["config"],
+        settings=settings,
+    )  # fmt: skip
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    take = 1
+
+    def tell(row: Row) -> None:
+        nonlocal take
+        take += row.goes_back
+        run.log({"step": row.step, "take": take, **row.columns})
+
+    where = {"dir": run.dir, "url": run.url if order["mode"] == "online" else None}
+    num_rows = follow(Path(order["follow"]), tell)
+    run.finish()
+    wandb.teardown()
+    return {**where, "num_rows": num_rows}
+
+
+def _fetch(order: dict[str, Any]) -> dict[str, Any]:
+    import wandb
+
+    wanted, rows = {*order["wanted"]}, []
+    for row in wandb.Api(timeout=30).run(order["fetch"]).scan_history(min_step=order["min_step"], use_cache=False):
+        kept = {key: value for key, value in row.items() if key in wanted}
+        rows += [{**kept, "_step": row["_step"]}] if kept.keys() - {"_timestamp", "_step"} else []
+    wandb.teardown()
+    return {"rows": rows}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.arms import Sizes, base_sizes
+from launcher.history import Concluded, inherited, like, scaled
 from launcher.rungs import ladder_runs
 from launcher.study import Study
 from launcher.transferred import StageMissingError, Transferred, Verdicts
@@ -58,8 +59,10 @@ def ladder_specs(study: Study, found: Transferred) -> list[RunSpec]:
     return ladder_runs(study, found.point, found.powers)
 
 
-def ladder_table(specs: Sequence[RunSpec], results: Mapping[str, RunResult]) -> RunTable:
-    """Finished rungs as a table of runs.
+def ladder_table(
+    specs: Sequence[RunSpec], results: Mapping[str, RunResult], past: Sequence[Concluded] = ()
+) -> RunTable:
+    """Finished rungs as a table of runs, and below them main runs that were concluded.
 
     Raises:
         StageMissingError: rungs without an outcome.
@@ -70,15 +73,15 @@ def ladder_table(specs: Sequence[RunSpec], results: Mapping[str, RunResult]) -> 
         raise StageMissingError("the ladder has not ended: `forerun ladder PLAN` runs or resumes it")
     rungs = [(spec, loss) for spec in specs if (loss := results[spec.id].loss_nats) is not None]
     return from_columns(
-        params=[count_params(spec.shape).total for spec, _ in rungs],
-        tokens=[spec.num_tokens for spec, _ in rungs],
-        loss=[loss for _, loss in rungs],
+        params=[*(count_params(spec.shape).total for spec, _ in rungs), *(run.params for run in past)],
+        tokens=[*(spec.num_tokens for spec, _ in rungs), *(run.tokens for run in past)],
+        loss=[*(loss for _, loss in rungs), *(run.actual_nats for run in past)],
     )
 
 
-def fit_key(specs: Sequence[RunSpec]) -> str:
+def fit_key(specs: Sequence[RunSpec], past: Sequence[Concluded] = ()) -> str:
     """Of the fit of these rungs in the ledger: other rungs, after more runs moved the rate, have a fit of their own."""
-    return f"ladder/{canon.content_id([spec.id for spec in specs])[:16]}"
+    return f"ladder/{canon.content_id([spec.id for spec in specs] + [run.digest for run in past])[:16]}"
 
 
 def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns:
@@ -90,13 +93,15 @@ def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns
     from scaling_fits.summary import from_file
     from scaling_fits.uncertainty import fit_runs
 
-    recorded = ledger.find("fit", fit_key(specs))
+    past, notes = like(study, inherited(ledger))
+    recorded = ledger.find("fit", fit_key(specs, past))
     if recorded is not None:
         with contextlib.suppress(FitFileError):
             return from_file(recorded.body)
-    table = ladder_table(specs, ledger.results())
+    table = ladder_table(specs, ledger.results(), past)
     ladder = study.plan.ladder
-    return fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
+    fit = fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
+    return scaled(fit, past, notes)
 
 
 def choose(study: Study, fit: FittedRuns) -> Choice:
@@ -158,7 +163,7 @@ def finished_rungs(study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunRe
 def predicted_loss(choice: Choice, rungs: Sequence[FinishedRun]) -> PredictedLoss:
     """The forecast of the end, and the way there as the rungs' curves went."""
     from launcher.frozen import CurvePoint, PredictedLoss
-    from scaling_fits.loss_curves import expected_curve
+    from scaling_fits.loss_curves import expected_curve, memory_octaves
 
     end = choice.prediction
     assert end.low is not None and end.high is not None  # the plan asks for a bootstrap
@@ -179,6 +184,7 @@ def predicted_loss(choice: Choice, rungs: Sequence[FinishedRun]) -> PredictedLos
             )
             for point in points
         ),
+        memory_octaves=memory_octaves(rungs) if points else None,
     )
 
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from launcher import decide
 from launcher.decide import Choice
 from launcher.gates import Gate, gates
+from launcher.history import Concluded, as_rungs, inherited, like
 from launcher.ladder_tilt import LadderChecks, Tilt, ladder_checks, tilt
 from launcher.own import OwnProgramError, is_own
+from launcher.rerun_view import replay_gates
 from launcher.study import NoFinishedTrialError, Study
 from launcher.transferred import (
     Searched,
@@ -42,6 +44,8 @@ class Findings:
     ladder: tuple[RunSpec, ...] = ()
     rungs: tuple[RunResult, ...] = ()
     """What came of `ladder`, in its order."""
+    past: tuple[Concluded, ...] = ()
+    """Main runs of earlier studies that are rows of `table`, after the ladder's."""
     table: RunTable | None = None
     fit: FittedRuns | None = None
     checks: LadderChecks | None = None
@@ -66,13 +70,16 @@ def gather(study: Study, ledger: Ledger) -> Findings:
         verdicts = verdicts_at(study, ledger, moved, target_guess(study))
         found = dataclasses.replace(found, transferred=moved, verdicts=verdicts)
         specs = decide.ladder_specs(study, moved)
-        table = decide.ladder_table(specs, ledger.results())
+        past, _ = like(study, inherited(ledger))
+        table = decide.ladder_table(specs, ledger.results(), past)
     except (StageMissingError, NoFinishedTrialError):
         return found
     fit, results = decide.fitted(study, ledger, specs), ledger.results()
     checks = ladder_checks(study, specs, results, verdicts, fit)
     rungs = tuple(results[spec.id] for spec in specs)
-    found = dataclasses.replace(found, ladder=tuple(specs), rungs=rungs, table=table, fit=fit, checks=checks)
+    found = dataclasses.replace(
+        found, ladder=tuple(specs), rungs=rungs, past=tuple(past), table=table, fit=fit, checks=checks
+    )
     return _chosen(study, ledger, found, moved, fit)
 
 
@@ -90,6 +97,7 @@ def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, f
     if found.checks is not None and found.table is not None:
         moves = tilt(found.checks.rungs, found.ladder, found.table, fit, choice.prediction)
     closed = gates(study, found.coordinates, verdicts, fit, choice, lost, found.checks, moves)
+    closed += replay_gates(study, ledger)
     return dataclasses.replace(found, choice=choice, verdicts=verdicts, tilt=moves, gates=closed)
 
 
@@ -109,5 +117,5 @@ def decision_of(study: Study, found: Findings) -> Decision:
         raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
     if is_own(study):
         raise OwnProgramError(study)
-    finished = decide.finished_rungs(study, found.ladder, found.rungs)
+    finished = [*decide.finished_rungs(study, found.ladder, found.rungs), *as_rungs(found.past)]
     return decide.decision(study, found.transferred, found.verdicts, found.choice, finished)

@@ -99,7 +99,7 @@ def look_through(folder: Path, digest: str) -> Found:
             export, num_files = _export(folder, path, body)
             unchanged.append(f"files of {export.trainer}: {num_files} unchanged")
             exports.append(export)
-    own = {LAUNCH_FILE, attestations.name, exports_dir.name, "run"}
+    own = {LAUNCH_FILE, attestations.name, exports_dir.name, "run", "rehearsal"}
     strays = [entry.name for entry in sorted(folder.iterdir()) if entry.name not in own]
     strays += [f"attestations/{name}" for name in kinds if name not in kept]
     strays += _unattested(exports_dir, {export.trainer for export in exports})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import math
 import os
 import traceback
@@ -11,10 +13,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from proxies import canon
 from proxies.canon import Json
+from proxies.memory import give_back_memory
 from proxies.spec import Curve, RunResult, RunSpec
 from sweeps.causes import classify
-from sweeps.pool import Advance, Advanced, Finished
+from sweeps.pool import Advance, Advanced, Finished, Replay
 from sweeps.redaction import redacted
+from sweeps.sites import RESUMED, WHERE, site
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -100,6 +104,7 @@ class Host:
         self._engine: Engine | None = None
         self._resumable: Resumable | None = None  # the engine, if it is ours
         self._key = ""
+        self._begun: dict[str, int] = {}  # run id -> step that it was admitted at
 
     def advance(self, call: Advance) -> Advanced:
         """See `sweeps.pool.Host`.
@@ -108,30 +113,45 @@ class Host:
             UserCodeError: the user's own model fails while it trains.
         """
         if call.probe is not None:
+            if call.probe == WHERE:
+                return Advanced(answer=cast(dict[str, Json], site()))
             return Advanced(answer=self._measured(call.probe))
         specs = [(slot, canon.decode(RunSpec, spec)) for slot, spec in call.admit]
         if call.bank_key != self._key or self._engine is None:
             if not specs:
                 raise ValueError("an empty bank was asked to advance")
-            self._engine = self._resumable = None  # what it held is free before the next one takes its own
-            self._engine = self._open(specs[0][1], call.num_microbatches)
+            self._drop()
+            self._engine = self._open(specs[0][1], call.num_microbatches, call.replay)
             self._key = call.bank_key
         own = self._resumable
         if own is not None:
             own.keep(call.hold.keys() - {slot for slot, _ in specs})
         for slot, spec in specs:
             self._engine.admit(slot, spec)
+            self._begun[spec.id] = self._engine.steps.get(slot, 0)
         if own is not None:
             own.pause(call.hold)
         ended = self._trained(self._engine, call.max_steps) if call.max_steps else []
         if call.save and own is not None:
             own.save()
         return Advanced(
-            finished=tuple(_told(*each) for each in ended),
+            finished=tuple(self._told(*each) for each in ended),
             steps=self._engine.steps,
-            paused=() if own is None else tuple(_told(*each) for each in own.paused()),
+            paused=() if own is None else tuple(self._told(*each) for each in own.paused()),
             notes=() if own is None else own.take_notes(),
         )
+
+    def _drop(self) -> None:
+        """Free what the engine holds before the next one takes its own.
+
+        A compiled model lies in a circle with its compiled self: of a bank of 1056 MB, 264 MB would wait for the
+        collector, and glibc does not fit a bank of other sizes into what is left. With both done, a worker that went
+        from that bank to an eager one of as many weights was at 2.4 GB, not at 2.8 to 3.0.
+        """
+        if self._engine is not None:
+            self._engine = self._resumable = None
+            gc.collect()
+            give_back_memory()
 
     def _trained(self, engine: Engine, max_steps: int) -> list[tuple[int, RunResult, Curve]]:
         """The engine's own `advance`, its errors in the user's files told as such."""
@@ -146,7 +166,18 @@ class Host:
             tail = "\n".join(f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in theirs)
             raise UserCodeError(said, f"{tail}\n{type(error).__name__}: {error}") from error
 
-    def _open(self, spec: RunSpec, num_microbatches: int) -> Engine:
+    def _told(self, slot: int, result: RunResult, curve: Curve) -> Finished:
+        """An outcome as it travels, with where it was made."""
+        begun = 0 if result.status == "pruned" else self._begun.get(result.id, 0)  # its first steps are as any's
+        here = site() | ({RESUMED: str(begun)} if begun else {})
+        placed = dataclasses.replace(result, environment={**result.environment, **here})
+        return Finished(
+            slot=slot,
+            result=cast(dict[str, Json], canon.to_json(placed)),
+            curve=cast(dict[str, Json], canon.to_json(curve)),
+        )
+
+    def _open(self, spec: RunSpec, num_microbatches: int, replay: Replay) -> Engine:
         """What trains runs like this one: their own command, we ourselves one at a time, or side by side."""
         where = self._where
         if spec.command is not None:
@@ -162,6 +193,10 @@ class Host:
                     redact=redacted,
                 )
             )
+        if replay:
+            from launcher.rerun_engine import RerunEngine
+
+            return RerunEngine(self._own(spec, num_microbatches), nudged=replay == "nudged")
         from launcher.resumable import Resumable
 
         self._resumable = Resumable(self._own(spec, num_microbatches), Path(where.study_dir))
@@ -199,15 +234,6 @@ class Host:
         from proxies.external.factory import build_model
 
         return build_model(spec, Path(self._where.code_dir))
-
-
-def _told(slot: int, result: RunResult, curve: Curve) -> Finished:
-    """An outcome as it travels."""
-    return Finished(
-        slot=slot,
-        result=cast(dict[str, Json], canon.to_json(result)),
-        curve=cast(dict[str, Json], canon.to_json(curve)),
-    )
 
 
 def _frames_below(error: Exception, code_dir: str) -> list[traceback.FrameSummary]:

@@ -1,4 +1,4 @@
-"""Starts the embedded trainer under torchrun, and starts it again from its newest good checkpoint when it is killed.
+"""Starts the embedded trainer under torchrun; when it dies or hangs, starts it again from its newest good checkpoint.
 
 A job is restarted whole, by this supervisor: torchrun's own in-agent restart was measured as flaky on gloo. What counts
 is the ending the run wrote, not torchrun's exit code, which says 1 for every failure.
@@ -7,28 +7,46 @@ is the ending the run wrote, not torchrun's exit code, which says 1 for every fa
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 import shlex
-import signal
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launcher import metrics
+from launcher import chronicle
+from launcher.attempt import Course, Ended, Told, attempt, last_step, listening
+from launcher.crashes import ADVICE, EXIT_CODES, PASSING, Crash
 from launcher.frozen import Decision
 from launcher.launch_file import LAUNCH_FILE, read_launch
-from launcher.lifeline import die_with_parent
+from launcher.talk import duration, say
+from launcher.watchdog import Limits
+from proxies.canon import Json
 from sweeps.lock import DriverLock
 
 LOG_FILE = "torchrun.log"
-POLL_SECONDS = 0.1
-PROGRESS_SECONDS = 2.0
-NUM_LOG_LINES = 20
+BACKOFF_SECONDS, BACKOFF_FACTOR, MOST_BACKOFF_SECONDS = 1.0, 4.0, 300.0
+"""Before the first restart without progress, each one after it, and at most."""
+_COMPLETE = re.compile(r"step-\d{8}")
+"""A checkpoint that is whole, as `launcher.checkpoints` names it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nodes:
+    """The machines of a job."""
+
+    num_nodes: int = 1
+    rank: int = 0
+    """Of this machine, where each has a supervisor of its own; the first one keeps the run's folder."""
+    rendezvous: str = "127.0.0.1:0"
+    """HOST:PORT where they meet."""
+    srun: bool = False
+    """One supervisor for all: `srun` starts torchrun on every node of the SLURM job that this is."""
+
+
+ALONE = Nodes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,47 +54,76 @@ class LaunchOutcome:
     """What came of a launch, all its attempts together."""
 
     event: Literal["finished", "stopped", "interrupted", "aborted", "refused", "failed"]
-    """As `launcher.metrics.Ending`; `failed`: every attempt was killed or crashed."""
+    """As `launcher.metrics.Ending`; `failed`: every attempt died."""
     exit_code: int
     step: int
     """Optimizer steps done."""
     reason: str
     validation_loss_nats: float | None
     num_restarts: int
+    cause: str = ""
+    """Of `failed`: the last attempt's, one of `launcher.crashes.CAUSES`."""
 
 
-def torchrun_command(python: str, num_ranks: int) -> list[str]:
-    """The head of a launch line: one machine, `num_ranks` processes, on a free local port."""
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--max-restarts", "0"]
-    ranks = ["--nnodes", "1", "--nproc-per-node", str(num_ranks)]
-    return [python, "-m", "torch.distributed.run", *ranks, *rendezvous, "-m", "launcher.trainer"]
+def torchrun_command(
+    python: str, num_ranks: int, module: str = "launcher.trainer", *, nodes: Nodes = ALONE, job: str = ""
+) -> list[str]:
+    """The head of a launch line: this machine's share of `num_ranks` processes of `module`, which `nodes` divides.
+
+    Alone they meet on a free local port; several machines know each other by the name of their `job`.
+    """
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", nodes.rendezvous]
+    meeting += ["--rdzv-id", job] if nodes.num_nodes > 1 else []
+    ranks = ["--nnodes", str(nodes.num_nodes), "--nproc-per-node", str(num_ranks // nodes.num_nodes)]
+    each = str(nodes.num_nodes)
+    head = ["srun", "--nodes", each, "--ntasks", each, "--ntasks-per-node", "1", "--kill-on-bad-exit=1"]
+    torchrun = [python, "-m", "torch.distributed.run", *ranks, *meeting, "--max-restarts", "0", "-m", module]
+    return [*(head if nodes.srun else []), *torchrun]
 
 
 def _command(
-    python: str, frozen: Path, decision: Decision, data_dir: Path, out_dir: Path, stop_after: int | None
-) -> list[str]:
+    python: str, frozen: Path, decision: Decision, data_dir: Path, out_dir: Path, stop_after: int | None,
+    program: Sequence[str] = ("launcher.trainer",), num_ranks: int | None = None, nodes: Nodes = ALONE,
+) -> list[str]:  # fmt: skip
     config = frozen / LAUNCH_FILE if frozen.is_dir() else frozen
     paths = ["--config", str(config), "--data", str(data_dir), "--out", str(out_dir)]
     stop = [] if stop_after is None else ["--stop-after", str(stop_after)]
-    return [*torchrun_command(python, decision.parallelism.num_ranks), *paths, *stop]
+    own_ranks = decision.parallelism.num_ranks
+    ranks = [] if num_ranks in (None, own_ranks) else ["--allow-world-size"]
+    module, *arguments = program
+    head = (python, num_ranks or own_ranks, module)
+    return [*torchrun_command(*head, nodes=nodes, job=decision.digest[:16]), *paths, *stop, *ranks, *arguments]
 
 
-def launch_line(frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None) -> str:
+def launch_line(
+    frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, nodes: Nodes = ALONE
+) -> str:
     """The exact line that launches a frozen config (its folder or file) by hand, quoted for a shell.
 
     Raises:
         FrozenError: it cannot be read, or was tampered with.
     """
-    return shlex.join(_command("python", frozen, read_launch(frozen), data_dir, out_dir, stop_after))
+    return shlex.join(_command("python", frozen, read_launch(frozen), data_dir, out_dir, stop_after, nodes=nodes))
 
 
 def launch(
-    frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, max_restarts: int = 3
-) -> LaunchOutcome:
-    """Train a frozen config (its folder or file) into `out_dir`, restarting a killed job at most `max_restarts` times.
+    frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, max_restarts: int = 3,
+    *, program: Sequence[str] = ("launcher.trainer",), num_ranks: int | None = None, nodes: Nodes = ALONE,
+    limits: Limits | None = None, beside: AbstractContextManager[None] | None = None,
+) -> LaunchOutcome:  # fmt: skip
+    """Train a frozen config (its folder or file) into `out_dir`; a job that dies or hangs is started again.
 
-    A run that ended in order, well or not, is never restarted. On SIGTERM or Ctrl-C it saves and ends. Progress goes to
-    stderr, what the ranks say to `out_dir/torchrun.log`.
+    At most `max_restarts` times in a row: an attempt that leaves a new complete checkpoint begins the count anew, for a
+    run of weeks dies more often than any fixed number, while one that gets nowhere will not by itself. A second death
+    at the same step, of the same cause, with nothing saved between, ends it at once.
+
+    `program` is the module that each rank runs and its own arguments (a rehearsal's plants faults); `num_ranks` other
+    than the frozen ones train the same run up to rounding; `limits` say how long it may be silent; `beside` is entered
+    while the folder is ours.
+
+    A run that ended in order, well or not, is never restarted. On SIGTERM or Ctrl-C it saves and ends; a second Ctrl-C
+    ends it unsaved. Progress goes to stderr, what the ranks say to `out_dir/torchrun.log`, what happened to the
+    chronicle in `out_dir`.
 
     Raises:
         FrozenError: the config cannot be read, or was tampered with.
@@ -84,111 +131,116 @@ def launch(
         StudyHeld: another supervisor is at work in `out_dir`.
     """
     decision = read_launch(frozen)
-    command = _command(sys.executable, frozen, decision, data_dir, out_dir, stop_after)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with DriverLock(out_dir):
-        return _supervise(command, decision, out_dir, max_restarts)
+    command = _command(sys.executable, frozen, decision, data_dir, out_dir, stop_after, program, num_ranks, nodes)
+    own_dir = out_dir / f"node-{nodes.rank}" if nodes.rank else out_dir
+    own_dir.mkdir(parents=True, exist_ok=True)
+    course = Course(
+        command=command, run_dir=out_dir, log=own_dir / LOG_FILE, limits=limits or Limits(),
+        num_steps=decision.learning_rate.schedule.num_steps, num_tokens=decision.num_tokens,
+        keeps_ending=nodes.rank == 0,
+    )  # fmt: skip
+    with DriverLock(own_dir), beside or contextlib.nullcontext(), listening() as told:
+        return _Supervisor(course, told, decision.digest, max_restarts).run()
 
 
-def _supervise(command: list[str], decision: Decision, out_dir: Path, max_restarts: int) -> LaunchOutcome:
-    """Attempt after attempt, until one comes to an end of its own."""
-    for attempt in range(max_restarts + 1):
-        ending = _attempt(command, decision, out_dir)
-        if ending is not None:
-            return LaunchOutcome(
-                event=ending.event,
-                exit_code=ending.exit_code,
-                step=ending.step,
-                reason=ending.reason,
-                validation_loss_nats=ending.validation_loss_nats,
-                num_restarts=attempt,
-            )
-        again = "starting it again from the newest checkpoint" if attempt < max_restarts else "giving up"
-        _say(f"attempt {attempt + 1} was killed or crashed; {again} (log: {out_dir / LOG_FILE})")
-    log = (out_dir / LOG_FILE).read_text(errors="replace").splitlines()
-    return LaunchOutcome(
-        event="failed",
-        exit_code=1,
-        step=_last_step(out_dir),
-        reason="\n".join(
-            [f"{max_restarts + 1} attempts, none came to an end; the log's last lines:", *log[-NUM_LOG_LINES:]]
-        ),
-        validation_loss_nats=None,
-        num_restarts=max_restarts,
-    )
+class _Supervisor:
+    """Attempt after attempt, until one comes to an end of its own, or none will."""
+
+    def __init__(self, course: Course, told: Told, digest: str, max_restarts: int) -> None:
+        self._course, self._told, self._digest, self._most = course, told, digest, max_restarts
+        self._num_restarts = 0
+
+    def run(self) -> LaunchOutcome:
+        """See `launch`."""
+        course = self._course
+        from_step = _newest_step(course.run_dir)
+        self._record("launched", f"launched from step {from_step} of {course.num_steps}", from_step,
+                     {"command": shlex.join(course.command)})  # fmt: skip
+        num_idle, last = 0, None
+        while True:
+            saved = _saved(course.run_dir)
+            ended = attempt(course, self._told)
+            if ended.crash is None:
+                return self._ended(ended)
+            progressed = bool(_saved(course.run_dir) - saved)
+            num_idle = 1 if progressed else num_idle + 1
+            again = last is not None and (last.cause, last.step) == (ended.crash.cause, ended.crash.step)
+            why = ""
+            if again and not progressed and ended.crash.cause not in PASSING:
+                why = "twice at the same point with nothing saved between: it would again"
+            elif num_idle > self._most:
+                why = f"{num_idle} attempts in a row saved nothing new" if num_idle > 1 else "no restart is allowed"
+            if why:
+                return self._failed(ended.crash, why)
+            last = ended.crash
+            if not self._wait(ended.crash, num_idle):
+                return self._interrupted()
+
+    def _wait(self, crash: Crash, num_idle: int) -> bool:
+        """Tell of a restart and wait for its moment; False if a signal came instead."""
+        seconds = min(BACKOFF_SECONDS * BACKOFF_FACTOR ** (num_idle - 1), MOST_BACKOFF_SECONDS)
+        from_step = _newest_step(self._course.run_dir)
+        text = f"{crash.words}; starting again from step {from_step} in {duration(seconds)}"
+        say(f"forerun: {text} (log: {self._course.log})")
+        if self._told.save.wait(seconds):
+            return False
+        self._num_restarts += 1
+        self._record("restarted", text, from_step, {
+            "cause": crash.cause, "reached_step": crash.step, "attempts_without_progress": num_idle,
+            "log_tail": crash.log_tail,
+        })  # fmt: skip
+        return True
+
+    def _ended(self, ended: Ended) -> LaunchOutcome:
+        ending = ended.ending
+        assert ending is not None
+        return self._told_of(LaunchOutcome(
+            event=ending.event, exit_code=ending.exit_code, step=ending.step, reason=ending.reason,
+            validation_loss_nats=ending.validation_loss_nats, num_restarts=self._num_restarts,
+        ))  # fmt: skip
+
+    def _interrupted(self) -> LaunchOutcome:
+        return self._told_of(LaunchOutcome(
+            event="interrupted", exit_code=130, step=_newest_step(self._course.run_dir),
+            reason="by a signal, between two attempts", validation_loss_nats=None, num_restarts=self._num_restarts,
+        ))  # fmt: skip
+
+    def _failed(self, crash: Crash, why: str) -> LaunchOutcome:
+        advice = ADVICE[crash.cause]
+        reason = f"{crash.words}, {why}. What to do: {advice}. The log's last lines:\n{crash.log_tail}"
+        return self._told_of(LaunchOutcome(
+            event="failed", exit_code=EXIT_CODES[crash.cause], step=last_step(self._course.run_dir), reason=reason,
+            validation_loss_nats=None, num_restarts=self._num_restarts, cause=crash.cause,
+        ))  # fmt: skip
+
+    def _told_of(self, outcome: LaunchOutcome) -> LaunchOutcome:
+        text = f"{outcome.event} at step {outcome.step}"
+        text += f": {outcome.reason.splitlines()[0]}" if outcome.reason else ""
+        data: dict[str, Json] = {"event": outcome.event, "num_restarts": outcome.num_restarts, "cause": outcome.cause,
+                                 "validation_loss_nats": outcome.validation_loss_nats}  # fmt: skip
+        self._record("ended", text, outcome.step, data)
+        return outcome
+
+    def _record(self, kind: chronicle.Kind, text: str, step: int, data: dict[str, Json]) -> None:
+        """Into the run's chronicle, by the one supervisor that keeps its folder; a full disk ends no run."""
+        if not self._course.keeps_ending:
+            return
+        try:
+            chronicle.record(self._course.run_dir, kind, text, step=step, digest=self._digest, data=data)
+        except OSError as error:
+            say(f"forerun: {self._course.run_dir / chronicle.CHRONICLE_FILE}: {error.strerror}; not recorded: {text}")
 
 
-def _attempt(command: list[str], decision: Decision, out_dir: Path) -> metrics.Ending | None:
-    """Run torchrun once, to whatever end."""
-    (out_dir / metrics.ENDING_FILE).unlink(missing_ok=True)
-    # One thread a rank unless told otherwise, as torchrun itself would choose, but without its warning.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    with (out_dir / LOG_FILE).open("ab") as log, _signals() as told:
-        # Its own session: Ctrl-C reaches the supervisor alone, which passes it on once.
-        job = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
-        )
-        _follow(job, told, decision, out_dir)
-    ending = metrics.read_ending(out_dir)
-    if ending is None and told.is_set():
-        # Too early for the ranks to listen; what was asked for is an end all the same, not a restart.
-        reason = "by a signal, before it could save"
-        return metrics.Ending(event="interrupted", exit_code=130, step=_last_step(out_dir), reason=reason)
-    return ending
+def _saved(run_dir: Path) -> frozenset[tuple[str, int]]:
+    """The complete checkpoints there are, and when each was written; a run that went back writes a name again."""
+    found = set()
+    for folder in (run_dir / "checkpoints").glob("step-*"):
+        with contextlib.suppress(OSError):
+            if _COMPLETE.fullmatch(folder.name):
+                found.add((folder.name, folder.stat().st_mtime_ns))
+    return frozenset(found)
 
 
-def _follow(job: subprocess.Popen[bytes], told: threading.Event, decision: Decision, out_dir: Path) -> None:
-    """Wait for the job, telling its progress, and pass a signal on to it."""
-    shown, next_report, passed_on = -1, time.monotonic() + PROGRESS_SECONDS, False
-    while job.poll() is None:
-        if told.wait(POLL_SECONDS) and not passed_on:
-            _say("asked to end: saving")
-            job.send_signal(signal.SIGTERM)
-            passed_on = True
-        if time.monotonic() >= next_report:
-            shown = _report(decision, out_dir, shown)
-            next_report = time.monotonic() + PROGRESS_SECONDS
-    _report(decision, out_dir, shown)
-
-
-def _report(decision: Decision, out_dir: Path, shown: int) -> int:
-    """Say where the run is, unless that was said already; returns the step said last."""
-    lines = [line for line in metrics.read(out_dir) if "train_loss_nats" in line]
-    if not lines or lines[-1]["step"] == shown:
-        return shown
-    step, loss, speed = (lines[-1][key] for key in ("step", "train_loss_nats", "tokens_per_second"))
-    assert isinstance(step, int) and isinstance(loss, float) and isinstance(speed, float)
-    num_steps = decision.learning_rate.schedule.num_steps
-    eta_seconds = (num_steps - step) * decision.batch_tokens / speed
-    _say(f"step {step}/{num_steps}  loss {loss:.4f} nats  {speed:,.0f} tokens/s  {eta_seconds:,.0f} s to the end")
-    return step
-
-
-def _last_step(out_dir: Path) -> int:
-    steps = [step for line in metrics.read(out_dir) if isinstance(step := line.get("step"), int)]
-    return max(steps, default=0)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set, instead of ending this process; only the main thread can listen."""
-    told = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield told
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: told.set()) for number in numbers]
-    try:
-        yield told
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _newest_step(run_dir: Path) -> int:
+    """The step that the run would go on from, if that checkpoint is good; 0 for the start."""
+    return max((int(name.removeprefix("step-")) for name, _ in _saved(run_dir)), default=0)

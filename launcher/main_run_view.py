@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher import report_html as show
+from launcher.main_run_watch import watched_parts
 from launcher.report_html import Body
 from proxies.canon import Json
 
@@ -59,7 +60,8 @@ def main_run_section(body: Body) -> str:
     if held_out is not None:
         forecast = _beside_forecast(held_out, body) if after == "finished" else ""
         said += f" Validation loss {show.loss(held_out)} nats{forecast}."
-    return show.section("main-run", "The main run so far", f"<p>{said}</p>", *_on_the_way(run, body))
+    parts = [f"<p>{said}</p>", *_on_the_way(run, body), *watched_parts(run)]
+    return show.section("main-run", "The main run so far", *parts)
 
 
 def _beside_forecast(held_out: float, body: Body) -> str:

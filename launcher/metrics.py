@@ -11,9 +11,9 @@ group), `tokens` (seen so far), `tokens_per_second`, `seconds` (of that step); a
 `temperature_celsius`, `num_ecc_errors`, `num_link_errors`, null where the driver does not say).
 
 Any other line has `event` and the `step` after which it came: `started` (a `Header`: the first line of every attempt),
-`saved` (`seconds`, of which the run waited `wait_seconds`), `replayed` (`difference`, `noise`), `rolled_back`
-(`to_step`, `skipped_sequences`, `clip_norm`, `reason`), and the last line of an attempt that ended in order, its
-`Ending`.
+`saved` (`seconds`, of which the run waited `wait_seconds`), `replayed` (`difference`, `noise`; of that very step, whose
+line follows), `rolled_back` (`to_step`, `skipped_sequences`, `clip_norm`, `reason`), and the last line of an attempt
+that ended in order, its `Ending`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import cast
 from pydantic import BaseModel
 
 from launcher.calibrating import calibrated, groups_of
+from launcher.history import take_over
 from launcher.implied import implied_problems
 from launcher.links import refuse_links_out
 from launcher.plan import Plan
@@ -161,6 +162,10 @@ def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -
     say(f"fork: {found.num_runs} finished runs taken over from {parent_dir}, {found.num_known} were known")
     for sentence in found.damaged:
         say(f"fork: left behind: {sentence}")
+    if found.num_suspect:
+        say(f"fork: left behind: {found.num_suspect} runs of hosts in quarantine; nothing runs on these here either")
+    if num := take_over(ledger, parent):
+        say(f"fork: {num} concluded main runs taken over: they join the ladder's fit, and scale its intervals")
     records = parent.records(CALIBRATION)
     wanted = {group.asked.key for group in groups_of(study)} if records else set()
     taken = [r for r in records if r.key in wanted and ledger.find(CALIBRATION, r.key) is None]

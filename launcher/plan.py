@@ -28,7 +28,7 @@ from proxies.checks import SpecError
 from proxies.flops import count_params
 from proxies.programs import Command
 from proxies.rules import Parametrization, named
-from proxies.schedule import Schedule
+from proxies.schedule import Schedule, whole_warmup
 from proxies.shape import Shape
 from proxies.spec import Numerics
 
@@ -102,7 +102,7 @@ class Plan(Section):
         return Schedule(
             kind=proxy.schedule,
             num_steps=num_steps,
-            warmup_steps=min(max(1, round(warmup_fraction * num_steps)), num_steps - decay),
+            warmup_steps=whole_warmup(warmup_fraction, num_steps, decay),
             decay_steps=decay,
             final_fraction=proxy.final_fraction,
             batch_warmup_steps=ramp,
@@ -194,6 +194,7 @@ class Plan(Section):
                     "data": True,
                     "launch": True,
                     # More checks or repeats of rungs, or fewer, change no run that is there already.
+                    "search": {"num_replays"},  # the same of trials that are run again
                     "ladder": {"num_seeds", "check_offsets_octaves", "num_checked", "check_share", "check_num_seeds"},
                     "proxy": {"code_path", "timeout_seconds"},
                 }

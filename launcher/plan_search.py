@@ -77,6 +77,10 @@ class SearchSection(Section):
         0,
         description="Runs of the best trials with other seeds, most where the choice is in doubt; 0, or 4 at least.",
     )
+    num_replays: Annotated[int, Field(ge=0, le=1000)] = Field(
+        0,
+        description="Trials run again on another worker to catch one that computes wrongly: the winner, others by lot.",
+    )
     seed: Seed = Field(0, description="Of the search, and of the trials' weights and data order.")
 
     @field_serializer("warm_start", when_used="json")

@@ -32,8 +32,8 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def together(work: Callable[[], _Value]) -> _Value:
-    """Do `work` on every rank; collective.
+def together(work: Callable[[], _Value], group: dist.ProcessGroup | None = None) -> _Value:
+    """Do `work` on every rank; collective. A `group` of gloo may do so in a thread beside the training.
 
     Raises:
         TrainerError: one rank refused, so all do: none waits for ever for another.
@@ -45,8 +45,8 @@ def together(work: Callable[[], _Value]) -> _Value:
         problem, code = str(error), CORRUPT
     except (TrainerError, FrozenError, DataError, CheckpointError) as error:
         problem, code = str(error), REFUSED
-    worst = torch.tensor(code, device=device())
-    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    worst = torch.tensor(code, device=device() if group is None else "cpu")
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=group)
     if worst.item():
         raise TrainerError([problem], int(worst.item()))
     return cast(_Value, value)

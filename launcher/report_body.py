@@ -148,7 +148,18 @@ def _rungs(found: Findings, results: Mapping[str, RunResult]) -> list[dict[str, 
                 "fitted_nats": expected,
             }
         )
-    return rungs
+    past: list[dict[str, Json]] = [
+        {
+            "width": run.shape.width,
+            "params": run.params,
+            "tokens": run.tokens,
+            "flops": 6.0 * run.params * run.tokens,
+            "loss_nats": run.actual_nats,
+            "fitted_nats": predict(found.fit, run.params, run.tokens).loss_nats if found.choice else None,
+        }
+        for run in found.past
+    ]
+    return rungs + past
 
 
 def _ladder(found: Findings, rungs: list[dict[str, Json]]) -> Json:
@@ -215,8 +226,10 @@ def main_run(study: Study, decision: Decision) -> Json:
     """What the embedded trainer logged so far, if it was launched into its usual place."""
     from launcher import metrics
     from launcher.main_run_view import beside_curve
+    from launcher.main_run_watch import watched
 
-    folder = study.study_dir / "frozen" / decision.digest / "run"
+    frozen = study.study_dir / "frozen" / decision.digest
+    folder = frozen / "run"
     lines = [line for line in metrics.read(folder) if "train_loss_nats" in line] if folder.is_dir() else []
     if not lines:
         return None
@@ -229,6 +242,7 @@ def main_run(study: Study, decision: Decision) -> Json:
         "beside_curve": beside_curve(steps, losses, decision.predicted.curve, num_steps),
         "validation_loss_nats": None if ending is None else ending.validation_loss_nats,
         "event": None if ending is None else ending.event,
+        "watched": watched(decision, frozen),
     }
 
 

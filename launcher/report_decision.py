@@ -90,11 +90,19 @@ def _configuration(body: Body) -> str:
         ("Precision", (f"{show.text(config['precision'])}, AdamW, parametrization "
                       f"{show.text(config['parametrization']['name'])}")),
         ("Ranks", f"{parallel['data_parallel_shard']} sharded × {parallel['data_parallel_replicate']} replicated"),
-        ("If the loss spikes", (f"go back {show.count(config['spikes']['rollback_steps'])} steps, skip "
-                               f"{show.count(config['spikes']['skip_batches'])} batches")),
+        ("If the loss spikes", _on_a_spike(config["spikes"])),
         ("Digest", f"<code>{show.text(body['digest'])}</code>"),
     ]  # fmt: skip
     return f'<div class="card"><h2>The launch</h2>{show.facts(rows)}</div>'
+
+
+def _on_a_spike(policy: Any) -> str:
+    """What is done, and by whom; a file of before the trainer could has no number of times."""
+    times = policy.get("max_rollbacks", 0)
+    by = f"the trainer by itself, {show.count(times)} times at most" if times else "for people to do"
+    return (
+        f"go back {show.count(policy['rollback_steps'])} steps, skip {show.count(policy['skip_batches'])} batches: {by}"
+    )
 
 
 def _rates(config: Any) -> list[str]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from launcher.rerun_view import replays_body
+from launcher.rerun_view import sentences as replay_sentences
 from launcher.searching import GROWTH, WARM_START, edges_of, ended_losses, legs, pruned_trials, trial_points
 from launcher.study import SEARCH_STAGE, Study
 from launcher.sweeping import said
@@ -53,6 +55,7 @@ def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json
         "stopped": canon.to_json(stopped),
         "warm_start": warm.body if warm else None,
         "replicates": _replicates(found),
+        "replays": replays_body(ledger),
     }
 
 
@@ -118,7 +121,8 @@ def sentences(body: Any) -> list[str]:
         f"{edge['range'][1]:.4g}]; search.max_extensions lets it grow, in a study of its own (--fork keeps what ran)"
         for edge in body["open_edges"]
     ]
-    return lines + list(body["stopped"]) + _pruned_sentences(body) + _repeat_sentences(body)
+    lines += list(body["stopped"]) + _pruned_sentences(body) + _repeat_sentences(body)
+    return lines + replay_sentences(body.get("replays"))
 
 
 def _pruned_sentences(body: Any) -> list[str]:

@@ -84,20 +84,24 @@ def trial_points(ledger: Ledger) -> list[Params]:
     return suggested(ledger, SEARCH_STAGE)[: search["num_trials"] + more]
 
 
+def trial_results(study: Study, ledger: Ledger) -> list[RunResult | None]:
+    """Outcomes of the trials so far as the search goes by them, by index; None of one that has not ended."""
+    results = ledger.first_results()
+    return [results.get(study.trial(point).id) for point in trial_points(ledger)]
+
+
 def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
     """Losses of all the last leg's trials, None of one that diverged or was pruned; None before all have ended."""
-    points, results = trial_points(ledger), ledger.first_results()
-    found = [results.get(study.trial(point).id) for point in points]
-    if len(points) < legs(study, ledger)[-1].num_trials or None in found:
+    found = trial_results(study, ledger)
+    if len(found) < legs(study, ledger)[-1].num_trials or None in found:
         return None
     return [result.loss_nats for result in found if result is not None]
 
 
 def pruned_trials(study: Study, ledger: Ledger) -> list[int]:
     """Trials that were given up, by index; what came of their runs elsewhere in the study is not the search's."""
-    results = ledger.first_results()
-    ended = [results.get(study.trial(point).id) for point in trial_points(ledger)]
-    return [index for index, result in enumerate(ended) if result is not None and result.status == "pruned"]
+    ended = enumerate(trial_results(study, ledger))
+    return [index for index, result in ended if result is not None and result.status == "pruned"]
 
 
 def edges_of(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tuple[list[Edge], list[str]]:
@@ -179,7 +183,7 @@ class _Outcomes:
 def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:
     """Runs of the search with an outcome, and runs asked for so far."""
     results, losses = ledger.first_results(), ended_losses(study, ledger)
-    done = sum(study.trial(point).id in results for point in trial_points(ledger))
+    done = sum(result is not None for result in trial_results(study, ledger))
     again = replicated(study, ledger, losses) if losses is not None else None
     specs = again.specs if again else ()
     return done + sum(spec.id in results for spec in specs), legs(study, ledger)[-1].num_trials + len(specs)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import cast
 
@@ -13,7 +12,10 @@ from launcher.accounts import Accounts
 from launcher.calibrating import calibrate
 from launcher.decide import fit_key, fitted, ladder_specs
 from launcher.gates import transfer_gate
+from launcher.history import inherited, like
 from launcher.opening import as_begun
+from launcher.pools import start_pool
+from launcher.rerunning import replay_search
 from launcher.rungs import stage_specs
 from launcher.study import PLAN_FILE, Study
 from launcher.sweeping import run_search
@@ -103,10 +105,8 @@ class Runner:
         """
         cluster, overrun = self.study.plan.cluster, ""
         pool = self._workers()
-        if self._accounts is None:
-            num_devices = cluster.num_devices(pool.num_workers * self.study.plan.proxy.num_ranks)
-            self._accounts = Accounts(self.study.study_dir, self.ledger, cluster.caps, num_devices)
-        accounts, budget = self._accounts, self._accounts.budget
+        accounts = self._opened_accounts(pool)
+        budget = accounts.budget
 
         def should_stop() -> bool:
             nonlocal overrun
@@ -152,8 +152,16 @@ class Runner:
     def _workers(self) -> Pool:
         """The pool, started if need be."""
         if self._pool is None:
-            self._pool = start_pool(self.study, self._check_stop)
+            self._pool = start_pool(self.study, self.ledger, self._check_stop)
         return self._pool
+
+    def _opened_accounts(self, pool: Pool) -> Accounts:
+        """What these workers' time is written down in."""
+        if self._accounts is None:
+            cluster = self.study.plan.cluster
+            num_devices = cluster.num_devices(pool.num_workers * self.study.plan.proxy.num_ranks)
+            self._accounts = Accounts(self.study.study_dir, self.ledger, cluster.caps, num_devices)
+        return self._accounts
 
     def _check_stop(self) -> None:
         if self._stopping:
@@ -175,6 +183,7 @@ class Runner:
         Raises:
             GateError: the user's own model fails the check.
             WarmStartError: the plan's warm start gives no points.
+            CorruptHostError: a trial that was run again gave something else.
         """
         if self.study.factory is not None:
             from launcher.checking import refuse_failed
@@ -182,7 +191,25 @@ class Runner:
             refuse_failed(self.study, self.check())
         self.study = calibrate(self.study, self.ledger, self._workers, self._check_stop)
         run_search(self.study, self.ledger, self.drive, bank_key)
+        self._replay()
         return searched(self.study, self.ledger)
+
+    def _replay(self) -> None:
+        """Run the winning trial and some others again elsewhere, their hours counted. Raises CorruptHostError."""
+
+        def check() -> None:
+            self._check_stop()
+            if said := self._opened_accounts(self._workers()).budget.overrun():
+                raise BudgetSpent(said)
+
+        num_records = len(self.ledger.records())
+        try:
+            if replay_search(self.study, self.ledger, self._workers, bank_key, STEPS_PER_CALL, check) and self._pool:
+                self._pool.close()  # the next one keeps away from the host that was found
+                self._pool = None
+        finally:
+            if self._accounts is not None and len(self.ledger.records()) > num_records:
+                self._accounts.write_down()
 
     def transfer(self, *, spend: bool = False) -> Transferred:
         """Every test's valleys, larger sizes after smaller ones, and what their verdicts ask for in addition.
@@ -244,52 +271,16 @@ class Runner:
                 f"({checks:.0%} of it), {share:.2g} of the target's FLOPs"
             )
             self.drive("ladder", StaticSource(missing, bank_key), missing)
-        if self.ledger.find("fit", fit_key(specs)) is None:
+        past, _ = like(self.study, inherited(self.ledger))
+        if self.ledger.find("fit", fit_key(specs, past)) is None:
             self._check_stop()
             from scaling_fits.summary import to_file
 
             fit = fitted(self.study, self.ledger, specs)
-            self.ledger.append("fit", fit_key(specs), to_file(fit))
+            self.ledger.append("fit", fit_key(specs, past), to_file(fit))
         self._check_stop()
         return specs
 
     @staticmethod
     def _flops(specs: Iterable[RunSpec]) -> float:
         return float(sum(spec.flops for spec in specs))
-
-
-def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
-    """The workers that the plan asks for. Raises PoolDead, ClusterUnfit, and what `check_stop` does."""
-    from launcher.host import HostFactory
-
-    plan, cluster = study.plan, study.plan.cluster
-    factory = HostFactory(
-        corpus=str(study.corpus or ""),
-        weights=plan.data.weights or None,
-        code_dir=str(study.code_dir),
-        study_dir=str(study.study_dir.resolve()),
-        timeout_seconds=plan.proxy.timeout_seconds,
-        gpu_share=cluster.worker_gpus,
-    )
-    if cluster.backend == "inline":
-        from sweeps.pool import InlinePool
-
-        return InlinePool(factory)
-    from launcher.node_check import node_check
-    from sweeps.pool_ray import RayPool
-    from sweeps.ray_nodes import Place
-
-    if not cluster.address and "RAY_ADDRESS" in os.environ:
-        say("RAY_ADDRESS is set, and not used: `--set cluster.address=auto` joins that cluster")
-    say(f"joining Ray at {cluster.address}" if cluster.address else "starting Ray on this machine")
-    check_stop()
-    place = Place(
-        address=cluster.address,
-        worker_cpus=cluster.worker_cpus,
-        worker_gpus=cluster.worker_gpus,
-        worker_memory_gib=cluster.worker_memory_gib,
-        num_ranks=plan.proxy.num_ranks,
-    )
-    pool = RayPool(cluster.num_workers, factory, place=place, node_check=node_check(study) if cluster.address else None)
-    say(pool.where)
-    return pool

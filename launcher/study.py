@@ -74,6 +74,12 @@ class Study:
         return self.shape(self.plan.proxy.base_width)
 
     @property
+    def num_replays(self) -> int:
+        """Trials that are run again elsewhere: none of what somebody else trains, nor over several ranks."""
+        plan = self.plan
+        return 0 if plan.command is not None or plan.proxy.num_ranks > 1 else plan.search.num_replays
+
+    @property
     def space(self) -> SearchSpace:
         """What the search varies, as it begins."""
         return self.plan.search.space

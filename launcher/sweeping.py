@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from launcher.searching import GROWTH, WARM_START, Leg, ended_losses, growth, legs, replicated, trial_points
+from launcher.searching import GROWTH, WARM_START, Leg, ended_losses, growth, legs, replicated, trial_results
 from launcher.study import SEARCH_STAGE, Study
 from launcher.talk import say
 from proxies.canon import Json
@@ -104,6 +104,5 @@ def _pruner(study: Study, leg: Leg) -> SearchPruner | None:
 def _left(study: Study, ledger: Ledger, leg: Leg) -> list[RunSpec]:
     """Runs that cost what the rest of a leg will: which points it will ask for is not known."""
     middle = [0.5] * (leg.space.num_coordinates - 1)
-    results = ledger.first_results()
-    number = leg.num_trials - sum(study.trial(point).id in results for point in trial_points(ledger))
+    number = leg.num_trials - sum(result is not None for result in trial_results(study, ledger))
     return [study.trial(leg.space.at((i / number, *middle))) for i in range(number)]

@@ -2,13 +2,15 @@
 
     torchrun --nproc-per-node R -m launcher.trainer --config LAUNCH_JSON --data CORPUS --out RUN_DIR [--stop-after N]
 
-Exit codes of a rank: 0 finished, or stopped where asked; 2 refused; 3 stopped by its own brake; 5 corrupt or tampered;
-130 interrupted. torchrun turns every failure into 1, so `RUN_DIR/ending.json` says it again.
+Exit codes of a rank: 0 finished, or stopped where asked; 1 its own machine failed it; 2 refused; 3 stopped by the run's
+own brake; 5 corrupt or tampered; 130 interrupted. torchrun turns every failure into 1, so `RUN_DIR/ending.json` says it
+again.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import signal
 import sys
@@ -47,11 +49,16 @@ class Options:
     """Take the ranks there are (all sharding) instead of the frozen parallelism: the same curve up to rounding."""
 
 
-def run(options: Options, interrupted: Callable[[], bool] = lambda: False) -> Ending:
-    """Train, on every rank of an initialized process group, and say how it ended; a refusal is an ending too."""
+def run(
+    options: Options, interrupted: Callable[[], bool] = lambda: False, build: Callable[..., Trainer] = Trainer
+) -> Ending:
+    """Train, on every rank of an initialized process group, and say how it ended; a refusal is an ending too.
+
+    `build` makes the trainer; a rehearsal gives one with a fault in it.
+    """
     try:
         decision, store = together(lambda: _prepare(options))
-        trainer = Trainer(decision, store, options.out, interrupted)
+        trainer = build(decision, store, options.out, interrupted)
         ending = trainer.train(options.stop_after)
     except TrainerError as error:
         ending = Ending(event="refused", exit_code=error.exit_code, step=0, reason=str(error))
@@ -73,17 +80,20 @@ def _prepare(options: Options) -> tuple[Decision, TokenStore]:
 
 def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks: int) -> list[str]:
     shape, schedule, manifest = decision.shape, decision.learning_rate.schedule, store.manifest
-    ranks_fit = num_ranks == decision.parallelism.num_ranks or options.allow_world_size
+    own_ranks = num_ranks == decision.parallelism.num_ranks
+    shares = decision.parallelism.num_data_ranks if own_ranks else num_ranks
     stages = schedule.batch_warmup_stages
     corpus, wanted_corpus = manifest.data_id[:16], decision.data.data_id[:16]
     expected = {
         f"the corpus {options.data} is {corpus}..., the config is for {wanted_corpus}...": (
             manifest.data_id == decision.data.data_id
         ),
-        f"{num_ranks} ranks: the config is for {decision.parallelism.num_ranks}": ranks_fit,
-        f"batch_tokens = {decision.batch_tokens} does not give {num_ranks} ranks whole sequences of {shape.seq_len}"
+        f"{num_ranks} ranks: the config is for {decision.parallelism.num_ranks}": (
+            own_ranks or options.allow_world_size
+        ),
+        f"batch_tokens = {decision.batch_tokens} does not give {shares} ranks whole sequences of {shape.seq_len}"
         + (f" in each of batch_warmup_stages = {stages}" if stages > 1 else ""): (
-            decision.batch_tokens % (shape.seq_len * num_ranks * stages) == 0
+            decision.batch_tokens % (shape.seq_len * shares * stages) == 0
         ),
         f"vocab_size = {shape.vocab_size} is smaller than the corpus's {manifest.vocab_size}": (
             manifest.vocab_size <= shape.vocab_size
@@ -96,8 +106,8 @@ def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks
     return [problem for problem, holds in expected.items() if not holds] + unfit(decision)
 
 
-def main() -> NoReturn:
-    """One rank's process, as torchrun starts it."""
+def main(build: Callable[..., Trainer] = Trainer) -> NoReturn:
+    """One rank's process, as torchrun starts it; `build` as in `run`."""
     parser = argparse.ArgumentParser(prog="python -m launcher.trainer", description="Train a frozen config.")
     parser.add_argument("--config", type=Path, required=True, help="launch.json")
     parser.add_argument("--data", type=Path, required=True, help="corpus folder")
@@ -106,13 +116,18 @@ def main() -> NoReturn:
     parser.add_argument("--allow-world-size", action="store_true", help="take the ranks there are")
     options = Options(**vars(parser.parse_args()))
     die_with_parent()  # torchrun's agent: killed, it would leave its ranks training
+    faulthandler.register(signal.SIGUSR1)  # the supervisor of a job that hangs asks every rank where it is
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()
-    ending = run(options, told.is_set)
+    try:
+        ending = run(options, told.is_set, build)
+    except OSError as error:  # of this rank alone, so nothing can be agreed upon: torchrun ends the others
+        print(f"rank {dist.get_rank()}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
     if dist.get_rank() == 0:
         print(canon.canonical(ending), file=sys.stderr)
     # Tearing gloo down at exit aborts now and then; a barrier and a hard exit never did.

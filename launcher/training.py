@@ -8,23 +8,27 @@ on the number of ranks by rounding only, and a resumed run is the same run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from launcher import assembly, checkpoints, metrics
+from launcher import assembly, checkpoints, metrics, rollback
+from launcher.care import hooks_of
 from launcher.frozen import Decision
-from launcher.hooks import Hook, Seen
+from launcher.hooks import GoBack, Hook, Seen, Stop
 from launcher.metrics import Ending
 from launcher.ranks import device, together
+from launcher.saving import SaveError, Saver
+from launcher.work import header, shares_of_peak
 from proxies import canon
 from proxies.data.tokens import TokenStore
 from proxies.model import Multipliers, token_loss
@@ -51,17 +55,24 @@ class Trainer:
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.decision, self.store, self.run_dir, self.interrupted = decision, store, run_dir, interrupted
-        self.hooks = tuple(hooks)
+        self.hooks = (*hooks_of(decision), *hooks)
         self.rank, self.num_ranks, self.device = dist.get_rank(), dist.get_world_size(), device()
         parallelism = decision.parallelism
         if self.num_ranks != parallelism.num_ranks:
             parallelism = dataclasses.replace(
-                parallelism, data_parallel_shard=self.num_ranks, data_parallel_replicate=1
+                parallelism, data_parallel_shard=self.num_ranks, data_parallel_replicate=1, tensor=1
             )
-        self.model = assembly.sharded_model(decision.shape, parallelism, decision.precision, self.device.type)
+        # Ranks that split matrices among them are neighbours, and share their data.
+        self.num_data_ranks, self.data_rank = parallelism.num_data_ranks, self.rank // parallelism.tensor
+        self.model = assembly.sharded_model(decision, parallelism, self.device.type)
         self.optimizer = assembly.build_optimizer(self.model, decision.groups)
         self.multipliers = Multipliers(**dataclasses.asdict(decision.forward))
         self.lr_shares = lr_table(decision.learning_rate.schedule)
+        spikes = decision.spikes
+        reach_steps = spikes.rollback_steps + spikes.patience_steps if spikes.max_rollbacks else 0
+        self.saver = Saver(self._root, decision.digest, decision.checkpointing.keep, reach_steps)
+        self.rollbacks: tuple[rollback.Rollback, ...] = ()
+        self.done = 0
 
     def train(self, stop_after: int | None = None) -> Ending:
         """Resume or begin; train to the end of the schedule, or until `stop_after` steps are done.
@@ -69,16 +80,33 @@ class Trainer:
         Raises:
             TrainerError: nothing good to resume from, or the live optimizer is not the frozen one.
         """
-        start, num_steps = self._resume(), len(self.lr_shares)
+        self._resume()
+        self.header = header(self.decision, self.done, self.num_ranks, self.device)
+        if self.rank == 0:
+            metrics.append(self.run_dir, self.header)
+        try:
+            ending = self._steps(stop_after)
+            self._settle()  # a run that its brake stopped, too, completes its last checkpoint
+        except SaveError as error:
+            ending = Ending(event="aborted", exit_code=3, step=self.done, reason=str(error))
+        return ending
+
+    def _steps(self, stop_after: int | None) -> Ending:
+        start, num_steps = self.done, len(self.lr_shares)
         target = num_steps if stop_after is None else max(start, min(stop_after, num_steps))
-        for step in range(start, target):
+        while (step := self.done) < target:
             began = time.perf_counter()
-            loss_nats, norm, interrupted = self._gradients(step)
-            seen = Seen(
-                step=step, loss_nats=loss_nats, grad_norm=norm.item(), compute_seconds=time.perf_counter() - began
-            )
+            loss_nats, norm, interrupted = self.gradients(step)
+            seen = Seen(step=step, loss_nats=loss_nats, grad_norm=norm.item())
             if trouble := self._trouble(step, loss_nats, norm.item()):
                 return Ending(event="aborted", exit_code=3, step=step, reason=trouble)
+            answers = [hook.before_update(seen) for hook in self.hooks]
+            for answer in answers:
+                if isinstance(answer, Stop):
+                    return Ending(event="aborted", exit_code=3, step=step, reason=answer.reason)
+            if back := next((answer for answer in answers if isinstance(answer, GoBack)), None):
+                self._go_back(step, back)
+                continue
             self._update(step, norm)
             columns = {name: value for hook in self.hooks for name, value in hook.after_update(seen).items()}
             self._log(seen, columns, time.perf_counter() - began)
@@ -93,8 +121,19 @@ class Trainer:
         event: Literal["finished", "stopped"] = "finished" if target == num_steps else "stopped"
         return Ending(event=event, exit_code=0, step=target, validation_loss_nats=loss_nats)
 
+    def _go_back(self, step: int, back: GoBack) -> None:
+        """Recorded first, and then as any resume."""
+        self._settle()
+        new = rollback.Rollback(at_step=step, **dataclasses.asdict(back))
+        rollback.add(self.run_dir, self.decision.digest, self.rollbacks, new)
+        self.optimizer.zero_grad()
+        self.optimizer = assembly.build_optimizer(self.model, self.decision.groups)
+        self._resume()
+
     def _resume(self) -> int:
         """Steps done: the newest good checkpoint's, or 0 with initial weights."""
+        self._settle()
+        self.rollbacks = together(lambda: rollback.shared(self.run_dir, self.decision.digest))
         found = torch.tensor(together(self._newest_step), device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)  # only rank 0 has looked
         start = int(found.item())
@@ -105,6 +144,11 @@ class Trainer:
         self._prove_parity(start)
         if self.rank == 0:
             metrics.rewind(self.run_dir, start)
+            rollback.tell(self.run_dir, self.decision.digest, self.rollbacks, start)
+        self.done = start
+        carried = together(lambda: checkpoints.manifest_of(self._root, start)).carried if start else {}
+        for hook in self.hooks:
+            hook.begin(self, start, cast(canon.Json, carried.get(type(hook).__name__)))
         return start
 
     @property
@@ -117,7 +161,8 @@ class Trainer:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         warnings: list[str] = []
         try:
-            manifest = checkpoints.newest_good(self._root, self.decision.digest, warnings)
+            usable = functools.partial(rollback.on_path, self.rollbacks)
+            manifest = checkpoints.newest_good(self._root, self.decision.digest, warnings, usable)
         finally:
             sys.stderr.writelines(f"{warning}\n" for warning in warnings)
         return 0 if manifest is None else manifest.step
@@ -136,13 +181,14 @@ class Trainer:
                 self.run_dir / PARITY_FILE, canon.pretty({"digest": self.decision.digest, "parameters": table})
             )
 
-    def _gradients(self, step: int) -> tuple[float, Tensor, bool]:
+    def gradients(self, step: int) -> tuple[float, Tensor, bool]:
         """Loss of the global batch in nats per token, norm of its gradient, and whether any rank got a signal."""
-        first, count = self._sequences(step)
-        mine = count // self.num_ranks
+        _, count = self._sequences(step)
+        first = self.first_sequence(step)
+        mine = count // self.num_data_ranks
         batch = self.store.train_batch(
             seed=self.decision.seed,
-            first_sequence=first + self.rank * mine,
+            first_sequence=first + self.data_rank * mine,
             num_sequences=mine,
             seq_len=self.decision.shape.seq_len,
         )
@@ -157,14 +203,20 @@ class Trainer:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        told = torch.tensor([loss_nats / self.num_ranks, self.interrupted()], dtype=torch.float64)
+        told = torch.tensor([loss_nats / self.num_ranks, self.interrupted(), self.saver.failed], dtype=torch.float64)
         told = told.to(self.device)
         dist.all_reduce(told)
-        loss_nats, num_interrupted = told.tolist()
+        loss_nats, num_interrupted, num_failed = told.tolist()
+        if num_failed:
+            self._settle()
         return loss_nats, norm, num_interrupted > 0
 
+    def first_sequence(self, step: int) -> int:
+        """Where the global batch of `step` stands in the data: past what the schedule says and rollbacks skipped."""
+        return self._sequences(step)[0] + rollback.skipped_sequences(self.rollbacks, step)
+
     def _sequences(self, step: int) -> tuple[int, int]:
-        """Where the global batch of `step` stands in the data: its first sequence, and how many it takes."""
+        """Sequences trained on before `step`, and how many it takes."""
         decision = self.decision
         return decision.learning_rate.schedule.sequences(step, decision.batch_tokens // decision.shape.seq_len)
 
@@ -177,10 +229,15 @@ class Trainer:
             return f"loss {loss_nats:.6g} over {ceiling:.3f} nats at step {step + 1}, before its update"
         return ""
 
+    def clip_norm(self, step: int) -> float | None:
+        """In force at update `step`."""
+        return rollback.clip_norm(self.rollbacks, step, self.decision.clip_norm)
+
     def _update(self, step: int, norm: Tensor) -> None:
         """Clip by the full norm and step, every group at its peak rate times the schedule's share."""
-        if self.decision.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.decision.clip_norm, norm)
+        clip_norm = self.clip_norm(step)
+        if clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip_norm, norm)
         set_rates(self.optimizer, self.decision.groups, self.lr_shares[step])
         self.optimizer.step()
 
@@ -194,22 +251,28 @@ class Trainer:
                 "train_loss_nats": seen.loss_nats,
                 "grad_norm": seen.grad_norm,
                 "lr": self.optimizer.param_groups[0]["lr"],
+                **({} if (clip_norm := self.clip_norm(seen.step)) is None else {"clip_norm": clip_norm}),
                 "tokens": (first + count) * seq_len,
                 "tokens_per_second": count * seq_len / seconds,
                 "seconds": seconds,
             }
-            metrics.append(self.run_dir, line)
+            metrics.append(self.run_dir, {**line, **shares_of_peak(self.header, count * seq_len / seconds)})
+        self.done = seen.step + 1
+        self._tell_saves()
 
     def _save(self, step: int) -> None:
-        if self.rank == 0:
-            checkpoints.begin(self._root, step)
-        dist.barrier()
-        part = checkpoints.part_of(self._root, step)
-        checkpoints.write_tensors(part, self.model, self.optimizer)
-        if self.rank == 0:
-            keep = self.decision.checkpointing.keep
-            checkpoints.complete(part, digest=self.decision.digest, step=step, keep=keep)
-        dist.barrier()
+        carried = {type(hook).__name__: kept for hook in self.hooks if (kept := hook.carried()) is not None}
+        self.saver.save(step, self.model, self.optimizer, carried, len(self.rollbacks))
+
+    def _settle(self) -> None:
+        """Wait for the save under way. Raises SaveError where it failed."""
+        self.saver.settle()
+        self._tell_saves()
+
+    def _tell_saves(self) -> None:
+        for saved in self.saver.finished():
+            if self.rank == 0:
+                metrics.append(self.run_dir, saved)
 
     @torch.no_grad()
     def validation_loss(self) -> float:
@@ -217,14 +280,15 @@ class Trainer:
         seq_len = self.decision.shape.seq_len
         held = validation_ids(self.store, seq_len)
         num_sequences = len(held)
-        mine = self.decision.batch_tokens // seq_len // self.num_ranks
+        mine = self.decision.batch_tokens // seq_len // self.num_data_ranks
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for first in range(0, num_sequences, mine * self.num_ranks):
+        for first in range(0, num_sequences, mine * self.num_data_ranks):
             # Every rank runs the model equally often, as sharding needs; rows past the end repeat and do not count.
-            rows = torch.arange(mine) + first + self.rank * mine
+            rows = torch.arange(mine) + first + self.data_rank * mine
             ids_BT = held[rows.clamp(max=num_sequences - 1)].to(self.device)
             logits_BTV = self.model(ids_BT[:, :-1], self.multipliers).unflatten(0, (mine, seq_len))
             losses_B = token_loss(logits_BTV, ids_BT[:, 1:])
             total += losses_B[(rows < num_sequences).to(self.device)].double().sum()
         dist.all_reduce(total)
-        return total.item() / num_sequences
+        num_times = self.num_ranks // self.num_data_ranks  # ranks that split matrices have computed the same
+        return total.item() / (num_sequences * num_times)

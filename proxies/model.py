@@ -15,9 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from proxies.fused_loss import fused_token_loss
+from proxies.recompute import Checkpointing, recomputed
 from proxies.rotary import rotate
 from proxies.shape import Shape
 from proxies.slotwise import slotwise
@@ -147,7 +147,7 @@ class Attention(nn.Module):
             scale=1.0,
             enable_gqa=self.shape.num_heads != self.shape.num_kv_heads,
         )
-        out_KND: Tensor = self.wo(mixed_BHTE.transpose(1, 2).reshape(x_KND.shape))
+        out_KND: Tensor = self.wo(mixed_BHTE.transpose(1, 2).reshape(*x_KND.shape[:-1], -1))
         return out_KND
 
     def _normed(self, x_KND: Tensor, norm: RMSNorm | None) -> Tensor:
@@ -188,7 +188,7 @@ class Block(nn.Module):
     """Pre-norm transformer block; `checkpointing` recomputes it in the backward pass rather than keep its insides."""
 
     def __init__(
-        self, shape: Shape, num_trials: int | None, device: torch.device | None, checkpointing: bool = False
+        self, shape: Shape, num_trials: int | None, device: torch.device | None, checkpointing: Checkpointing = False
     ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
@@ -201,10 +201,7 @@ class Block(nn.Module):
         """[K, N, D] to the same; `residual` multiplies what each branch adds."""
         if self.checkpointing and torch.is_grad_enabled():
             # Inside the block, so that FSDP's gathering of its weights is not part of what is recomputed.
-            out_KND: Tensor = checkpoint(
-                self._branches, x_KND, attention_scale, residual, use_reentrant=False, preserve_rng_state=False
-            )
-            return out_KND
+            return recomputed(self.checkpointing, self._branches, x_KND, attention_scale, residual)
         return self._branches(x_KND, attention_scale, residual)
 
     def _branches(self, x_KND: Tensor, attention_scale: float | Tensor, residual: float | Tensor) -> Tensor:
@@ -231,7 +228,7 @@ class Decoder(nn.Module):
         *,
         num_trials: int | None = None,
         device: torch.device | str | None = None,
-        checkpointing: bool = False,
+        checkpointing: Checkpointing = False,
         fused_loss: bool = False,
     ) -> None:
         super().__init__()

@@ -88,6 +88,11 @@ def _shares_before(schedule: Schedule) -> tuple[Fraction, ...]:
     return tuple(itertools.accumulate(shares, initial=Fraction(0)))
 
 
+def whole_warmup(fraction: float, num_steps: int, decay_steps: int) -> int:
+    """Steps of a warmup over a share of a run: at least one, unless the final decay takes them all."""
+    return min(max(1, round(fraction * num_steps)), num_steps - decay_steps)
+
+
 def lr_multiplier(schedule: Schedule, step: int) -> float:
     """Share of the peak learning rate at update `step` (0 <= step < num_steps).
 

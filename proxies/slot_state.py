@@ -54,7 +54,8 @@ class Header:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.whole("schema_version", "num_microbatches", "step")
+        checks.whole("schema_version", "num_microbatches")
+        checks.whole("step", least=0)
         checks.number("seconds", least=0)
         checks.done()
 

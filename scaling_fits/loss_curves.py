@@ -9,6 +9,10 @@ least squares over the ladder's runs, D* and N* the main run's: a_f is its curve
 run. A line in log D is not the truth either: the longest runs are foretold from the shorter ones, and what that misses
 by, about f, grows with the extrapolation as the laws' own error does (`pooling.reach`). It and the interval of the
 final loss are added in squares. Training loss at f is a mean over steps within 15 % of f.
+
+A run that is above its curve at f is likely above it at 2f too. How likely is measured on the same lines: the rungs'
+departures, each from the lines through the others, are correlated between shares f and g as exp(-|log2(f / g)| / m),
+and m is the memory of departures in octaves.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ LEAST_RUNS = 6  # three coefficients, and as many runs again to know their error
 WINDOW = 0.15
 _SAME_LENGTH = 1.25
 _ABOUT = 2.0  # errors at shares up to twice as early or late are of one size
+_MEMORIES = np.round(np.geomspace(0.1, 20.0, 200), 2)  # octaves: from none to beyond the curve's 4.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +65,8 @@ def expected_curve(
     the longest. Shares that a run has no logged step near are left out of that run's part; a share that too few runs
     reach is left out altogether.
     """
-    height_RS = np.array([[_height(run, share) for share in SHARES] for run in runs]).reshape(-1, len(SHARES))
-    sizes_RQ = np.array([[1.0, np.log(run.tokens / tokens), np.log(run.params / params)] for run in runs])
-    drift_S = _drift(sizes_RQ.reshape(-1, 3), height_RS)
+    height_RS, sizes_RQ = _heights(runs), _sizes(runs, params, tokens)
+    drift_S = _drift(sizes_RQ, height_RS)
     if drift_S is None:
         return ()
     furthest = reach(np.exp(np.array([max(0.0, *-sizes_RQ[:, 1:].max(axis=0))])))[0]
@@ -77,6 +81,40 @@ def expected_curve(
         loss, low, high = (float(final_nats[0] * np.exp(middle + by)) for by in (0.0, -arms[0], arms[1]))
         found.append(ExpectedLoss(share=share, loss_nats=loss, low_nats=low, high_nats=high))
     return tuple(found)
+
+
+def memory_octaves(runs: Sequence[FinishedRun]) -> float | None:
+    """Over how many doublings of the step departures from the curve are forgotten: to 1/e of them is left.
+
+    None below `LEAST_RUNS` runs, or where they have fewer than two shares of `SHARES` in common.
+    """
+    if len(runs) < LEAST_RUNS:
+        return None
+    height_RS, sizes_RQ = _heights(runs), _sizes(runs, runs[0].params, runs[0].tokens)
+    common = np.isfinite(height_RS).all(axis=0)
+    hat_RR = sizes_RQ @ np.linalg.pinv(sizes_RQ)
+    own = 1 - np.diag(hat_RR)
+    free = own > 1e-6  # a run that alone holds a coefficient departs from nothing
+    left_out_RS = ((height_RS[:, common] - hat_RR @ height_RS[:, common]) / np.maximum(own, 1e-6)[:, None])[free]
+    size_S = np.sqrt((left_out_RS**2).mean(axis=0)) if free.any() else np.zeros(int(common.sum()))
+    if common.sum() < 2 or free.sum() < LEAST_RUNS or (size_S < 1e-9).any():
+        return None
+    alike_SS = left_out_RS.T @ left_out_RS / len(left_out_RS) / np.outer(size_S, size_S)
+    octaves = np.log2(np.array(SHARES)[common])
+    apart_SS = np.abs(octaves[:, None] - octaves)
+    missed = [float(((alike_SS - np.exp(-apart_SS / memory)) ** 2).sum()) for memory in _MEMORIES]
+    return float(_MEMORIES[int(np.argmin(missed))])
+
+
+def _heights(runs: Sequence[FinishedRun]) -> Floats:
+    """(R, S)"""
+    return np.array([[_height(run, share) for share in SHARES] for run in runs]).reshape(-1, len(SHARES))
+
+
+def _sizes(runs: Sequence[FinishedRun], params: float, tokens: float) -> Floats:
+    """Columns of the lines (R, 3): one, and the logs of tokens and of parameters over the target's."""
+    sizes = [[1.0, np.log(run.tokens / tokens), np.log(run.params / params)] for run in runs]
+    return np.array(sizes).reshape(-1, 3)
 
 
 def _height(run: FinishedRun, share: float) -> float:

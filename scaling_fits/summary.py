@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
         "weighting": fitted.weighting,
         "misfit_sd": _median(fitted.cloud.misfit_draws),
         "interval_inflation": fitted.inflation,
+        "record_scale": fitted.record_scale,
         "bootstrap": {
             "draws": fitted.bootstrap,
             "unconverged": {fit.form: fit.num_unconverged for fit in fitted.members},
@@ -199,6 +201,7 @@ class _FitFile:
     backtest: hindcast.Backtest | None
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
+    record_scale: float = dataclasses.field(default=1.0, metadata=canon.LATER)
 
     def __post_init__(self) -> None:
         if self.kind != FILE_KIND:
@@ -224,6 +227,8 @@ class _FitFile:
             raise FitFileError("a draw of an sd is below zero")
         if not (self.inflation >= 1 and 0 < self.level < 1 and self.seed >= 0 and self.span.six_nd[1] > 0):
             raise FitFileError("inflation, level, seed or span is out of range")
+        if not 0 < self.record_scale < math.inf:
+            raise FitFileError("record_scale is out of range")
 
 
 def to_file(fitted: FittedRuns) -> dict[str, Json]:
@@ -240,7 +245,9 @@ def to_file(fitted: FittedRuns) -> dict[str, Json]:
         ),
         **_shared(fitted),
     )
-    return {field.name: canon.to_json(getattr(plain, field.name)) for field in dataclasses.fields(plain)}
+    found = canon.to_json(plain)
+    assert isinstance(found, dict)
+    return found
 
 
 def from_file(data: Json) -> FittedRuns:

@@ -71,6 +71,9 @@ class FittedRuns:
     backtest: Backtest | None
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
+    record_scale: float = 1.0
+    """Factor on both arms of the interval of a loss, in logs, from what became of earlier forecasts
+    (`scaling_fits.track_record`)."""
 
     @property
     def heaviest(self) -> LawFit:
@@ -241,7 +244,7 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
         log_best = math.log(fitted.span.best_loss_nats)
         ratio = _times_beyond(fitted.span, n, d)
         ends = cloud.new_run_quantiles(fitted.members, fitted.cloud, n, d, ratio, log_best, fitted.level)
-        low, high = (exp_finite(float(end[0])) for end in ends)
+        low, high = (exp_finite(centre + fitted.record_scale * (float(end[0]) - centre)) for end in ends)
     flops = 6.0 * float(params) * float(tokens)
     return Prediction(
         params=float(params),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxies.spec import RunSpec
+from sweeps.pool import Replay
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -25,6 +26,8 @@ class Attempt:
     """Whether it must have a bank to itself."""
     rungs: tuple[int, ...] = ()
     """Optimizer steps, ascending, at which its source has still to look at it."""
+    replay: Replay = ""
+    """Whether it has its outcome, and is run once more: see `sweeps.reruns`."""
 
     @property
     def pause_step(self) -> int | None:

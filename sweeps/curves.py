@@ -100,6 +100,8 @@ def has_curves(study_dir: Path) -> bool:
     return any((study_dir / CURVES_DIR).glob("*.parquet"))
 
 
-def curve_ids(study_dir: Path) -> tuple[str, ...]:
-    """Ids of the runs that have left a curve here, sorted."""
-    return tuple(sorted(p.stem for p in (study_dir / CURVES_DIR).glob("*.parquet") if _RUN_ID.fullmatch(p.stem)))
+def curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
+    """Ids of the runs that have left a whole curve here, or one of their first steps as they were `pruned`; sorted."""
+    ending = ".pruned.parquet" if pruned else ".parquet"
+    names = (path.name.removesuffix(ending) for path in (study_dir / CURVES_DIR).glob(f"*{ending}"))
+    return tuple(sorted(filter(is_run_id, names)))

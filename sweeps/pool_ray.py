@@ -27,7 +27,7 @@ from sweeps.errors import ClusterUnfit, PoolDead
 from sweeps.pool import Advance, HostFactory, Report
 from sweeps.ray_actor import RayWorker, Seat
 from sweeps.ray_groups import Calls, Spots, on_one_node, reserved
-from sweeps.ray_nodes import NodeCheck, Place, alive_nodes, answers, check_nodes, described, found_head, room
+from sweeps.ray_nodes import NodeCheck, Place, alive_nodes, allowed, answers, check_nodes, described, found_head, room
 from sweeps.ray_own import Environment, OwnFolder
 
 START_SECONDS = 60.0  # a worker process takes 1 to 5 s, more on a busy machine
@@ -175,6 +175,9 @@ class RayPool:
         if node_check is not None:
             check_nodes(ray, nodes, node_check, environment)
         total, free = ray._private.state.total_resources_per_node(), ray._private.state.available_resources_per_node()
+        if place.avoided:
+            nodes = allowed(ray, nodes, place, environment)
+            total, free = ({node: has for node, has in each.items() if node in nodes} for each in (total, free))
         self.num_workers = num_workers or room(free, place)
         said = (
             f"cluster.num_workers = {num_workers}: there is room for {room(total, place)} workers of {place}, "

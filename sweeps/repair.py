@@ -12,7 +12,7 @@ from proxies import canon
 from proxies.canon import Json
 from sweeps import chain, salvage
 from sweeps.chain import Record
-from sweeps.curves import CURVES_DIR, curve_ids
+from sweeps.curves import curve_ids
 from sweeps.errors import DiskFull, LedgerCorrupt, StudyMissing, SweepError
 from sweeps.ledger import CALIBRATION, IMPORTED, LEDGER_NAME, PRUNED, RESULT, Ledger
 from sweeps.lock import DriverLock
@@ -132,9 +132,9 @@ def _write(study_dir: Path, records: list[Record]) -> Ledger:
 
 def _rerun(study_dir: Path, ledger: Ledger) -> tuple[str, ...]:
     """Runs of which a curve tells, whole or up to where they were pruned, and no outcome any more; sorted."""
-    pruned = {path.name.partition(".")[0] for path in (study_dir / CURVES_DIR).glob("*.pruned.parquet")}
-    lost = {run_id for run_id in curve_ids(study_dir) if run_id not in ledger.results()}
-    return tuple(sorted(lost | {run_id for run_id in pruned if run_id not in ledger.first_results()}))
+    whole = set(curve_ids(study_dir)) - ledger.results().keys()
+    pruned = set(curve_ids(study_dir, pruned=True)) - ledger.first_results().keys()
+    return tuple(sorted(whole | pruned))
 
 
 def _lost(copy: Path, rows: list[Row], num_kept: int, saved: set[tuple[str, str]]) -> dict[str, list[str]]:

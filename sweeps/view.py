@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from proxies import canon
+from proxies.schedule import whole_warmup
 from proxies.spec import Curve, Hparams, Run, RunSpec
 from sweeps.curves import load_curve
 from sweeps.errors import DiskFull, SweepError
@@ -121,14 +121,11 @@ class StudyView:
 
 def _is_of(spec: RunSpec, point: Params) -> bool:
     """Whether a run has a point's values."""
-    values: Mapping[str, float | None] = {name: getattr(spec.hparams, name) for name in _HPARAMS}
     schedule = spec.schedule
-    # The share as `launcher.plan.Plan.schedule` makes whole steps of it.
-    warmup_steps = max(1, round(point["warmup_fraction"] * schedule.num_steps))
-    if schedule.warmup_steps != min(warmup_steps, schedule.num_steps - schedule.decay_steps):
+    if schedule.warmup_steps != whole_warmup(point["warmup_fraction"], schedule.num_steps, schedule.decay_steps):
         return False
     # A search's 0.0 of the gradient norm is no clipping.
-    return all((values[name] or 0.0) == value for name, value in point.items() if name in values)
+    return all((getattr(spec.hparams, name) or 0.0) == value for name, value in point.items() if name in _HPARAMS)
 
 
 def _row(run: Run, trial: int | None, imported: bool) -> dict[str, Any]:

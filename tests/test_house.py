@@ -33,6 +33,7 @@ DOORS = {
         "launcher.figures_main_run",
     },
     "tokenizers": {"proxies.data.tokenizer"},
+    "pynvml": {"launcher.gpu_health"},
     "wandb": {"launcher.dashboards"},
 }
 TORCH_ROOMS = {"proxies", "launcher"}

@@ -32,6 +32,9 @@ JUDGEMENTS: dict[str, Judgement] = {
     "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
     "predicted": ("equivalent", "the trainer does not read it: hold the run against it by hand"),
     "spikes": ("equivalent", "what to do by hand"),
+    "spikes.max_rollbacks": ("equivalent", "the trainer does not go back by itself: `forerun watch` says when to"),
+    "monitoring": ("equivalent", "changes no number: the trainer looks at what it looks at, and replays no step"),
+    "compiled": ("equivalent", "the same up to rounding: switch on the trainer's own option"),
 }
 """Of fields that need no other word; a trainer's own table goes over it."""
 

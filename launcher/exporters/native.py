@@ -24,6 +24,8 @@ _NOTES = {
     "parametrization": "carried along; its numbers are in groups and forward",
     "transfer": "carried along: evidence; its numbers are in groups",
     "parallelism": "other numbers of ranks are refused",
+    "spikes": "by itself as often as max_rollbacks says; `forerun watch` says when it is for people to do",
+    "monitoring": "columns of metrics.jsonl; a step whose replay differs stops the run",
 }
 
 

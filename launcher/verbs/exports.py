@@ -39,6 +39,7 @@ def verify(frozen: Path, limit_seconds: int, as_json: bool) -> None:
     from launcher.exporters import native
     from launcher.frozen_folder import look_through
     from launcher.launch_file import read_launch
+    from launcher.rehearsal.standing import rehearsal_of
 
     decision = read_launch(frozen)
     folder = folder_of(frozen)
@@ -50,8 +51,10 @@ def verify(frozen: Path, limit_seconds: int, as_json: bool) -> None:
     proven, open_ = _proofs(decision, folder, found.exports, limit_seconds)
     done += [*found.unchanged, *proven]
     open_ += found.unnamed
-    lines = [*(f"ok  {line}" for line in done), *(f"not proven  {line}" for line in open_)]
-    answer(as_json, {"digest": decision.digest, "verified": done, "not_proven": open_}, "\n".join(lines))
+    standing = rehearsal_of(folder, decision.digest)
+    lines = [*(f"ok  {line}" for line in done), *(f"not proven  {line}" for line in open_), standing.sentence]
+    body = {"digest": decision.digest, "verified": done, "not_proven": open_, "rehearsed": standing.body}
+    answer(as_json, body, "\n".join(lines))
 
 
 def _proofs(

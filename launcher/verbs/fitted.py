@@ -11,10 +11,13 @@ import click
 from proxies.canon import CanonError, Json
 
 if TYPE_CHECKING:
+    from launcher.history import Concluded
+    from launcher.study import Study
     from scaling_fits.optima.compute_fit import ComputeFit
     from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
     from scaling_fits.table import RunTable
     from scaling_fits.uncertainty import FittedRuns
+    from sweeps.ledger import Ledger
 
 COMPUTE_FORMS = ("isoflop", "frontier")
 """Optima against compute."""
@@ -49,6 +52,11 @@ def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any])
     table_of_runs = _runs(runs, params_column)
     _say_how_long(table_of_runs, options["bootstrap"])
     found = fit_runs(table_of_runs, form=form, **options)  # type: ignore[arg-type]
+    if runs.is_dir():
+        from launcher.history import scaled
+        from launcher.opening import recorded
+
+        found = scaled(found, *_past(*recorded(runs)))
     try:
         return summary.to_file(found), summary.fit_summary(found)
     except CanonError as error:
@@ -106,7 +114,7 @@ def _fit_hyperparameter(runs: Path, form: str, params_column: str, options: dict
 
 
 def _runs(path: Path, params_column: str, extra: Sequence[str] = ()) -> RunTable:
-    """The table of a study folder's ladder, or of a file."""
+    """The table of a study folder's ladder and of the main runs concluded since, or of a file."""
     if path.is_dir():
         from launcher import decide
         from launcher.opening import recorded
@@ -114,10 +122,17 @@ def _runs(path: Path, params_column: str, extra: Sequence[str] = ()) -> RunTable
 
         study, ledger = recorded(path)
         specs = decide.ladder_specs(study, transferred(study, ledger))
-        return decide.ladder_table(specs, ledger.results())
+        return decide.ladder_table(specs, ledger.results(), _past(study, ledger)[0])
     from scaling_fits.table import read_runs
 
     return read_runs(path, params_column, extra)
+
+
+def _past(study: Study, ledger: Ledger) -> tuple[list[Concluded], list[str]]:
+    """Main runs of the study's recipe, its own among them, and why others are left out."""
+    from launcher.history import concluded, inherited, like
+
+    return like(study, [*inherited(ledger), *concluded(ledger)])
 
 
 def read_fit(path: Path) -> FittedRuns:

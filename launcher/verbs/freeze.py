@@ -1,4 +1,4 @@
-"""Verbs from the decision to the main run: freeze, launch, report."""
+"""Verbs of the decision: freeze, report."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from launcher.gates import GateError
-from launcher.verbs.options import answer, folder_of, frozen_argument, json_option, study_argument
-from launcher.verbs.problems import OptionProblems
-from proxies import canon
+from launcher.verbs.options import answer, json_option, study_argument
 from proxies.canon import Json
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from launcher.gates import Gate
     from sweeps.ledger import Ledger
 
-GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned")
+GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned", "replays_agree")
 MOST_REASON = 2000
 """Characters: a reason is shown in one piece wherever the config is."""
 
@@ -38,6 +36,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.evidence import decision_of, gather
     from launcher.frozen_folder import write_frozen
     from launcher.opening import as_begun, open_ledger, recorded_study
+    from launcher.rehearsal.standing import rehearsal_of
     from launcher.report import write_report
     from launcher.report_body import accepted, report_body
     from sweeps.ledger import Ledger
@@ -59,7 +58,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         _check_accepts(found.gates, accepts)
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
         _refuse(found.gates, given, study_dir)
-        _record(ledger, found.gates, accepts, reason.strip())
+        _record(ledger, study_dir, found.gates, accepts, reason.strip())
         body = report_body(study, ledger, found)
         evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
@@ -69,11 +68,15 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         write_report(study_dir, body)
     lines = [f"frozen {decision.digest}", f"  {path}", *_decision_lines(decision)]
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
-    wanted = unfit(decision)  # then another trainer is
-    lines += [
-        f"next: forerun {f'export {path.parent} --to torchtitan' if wanted else f'launch {path.parent} --steps 20'}"
-    ]
-    answer(as_json, {"digest": decision.digest, "path": str(path), "accepted": given}, "\n".join(lines))
+    standing = rehearsal_of(path.parent, decision.digest)
+    then = f"launch {path.parent} --steps 20" if standing.rehearsed else f"rehearse {path.parent}"
+    if unfit(decision):  # then another trainer is wanted
+        then = f"export {path.parent} --to torchtitan"
+    lines += [standing.sentence, f"next: forerun {then}"]
+    told: dict[str, Json] = {
+        "digest": decision.digest, "path": str(path), "accepted": cast(Json, given), "rehearsed": standing.body
+    }  # fmt: skip
+    answer(as_json, told, "\n".join(lines))
 
 
 def _proven_layout(decision: Decision) -> dict[str, Json]:
@@ -109,13 +112,24 @@ def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...]) -> None:
         raise click.UsageError(f"--accept {', '.join(idle)}: passed, there is nothing to accept")
 
 
-def _record(ledger: Ledger, gates: tuple[Gate, ...], accepts: tuple[str, ...], reason: str) -> None:
-    """Record that someone accepts what these gates found; of that alone, not of what they may find later."""
+def _record(
+    ledger: Ledger, study_dir: Path, gates: tuple[Gate, ...], accepts: tuple[str, ...], reason: str
+) -> None:  # fmt: skip
+    """Record that someone accepts what these gates found; of that alone, not of what they may find later.
+
+    The ledger keeps what is accepted, the chronicle also who did so and when.
+    """
+    from launcher import chronicle
+    from launcher.logbook import author
+
     by_name = {gate.name: gate for gate in gates}
     for name in dict.fromkeys(accepts):
         gate = by_name[name]
         body = {"gate": name, "outcome": gate.outcome, "found": gate.reason, "reason": reason}
-        ledger.append("accepted", f"{name}/{len(ledger.records('accepted'))}", body)
+        key = f"{name}/{len(ledger.records('accepted'))}"
+        ledger.append("accepted", key, body)
+        text = f"gate {name}, which {gate.outcome.replace('_', ' ')}: {reason}"
+        chronicle.record(study_dir, "accepted", text, data={"author": author(), "record": key})
 
 
 def _refuse(gates: tuple[Gate, ...], given: dict[str, Json], study_dir: Path) -> None:
@@ -147,55 +161,6 @@ def _decision_lines(decision: Decision) -> list[str]:
             f"at level {predicted.level:g}"
         ),
     ]
-
-
-@click.command()
-@frozen_argument
-@click.option("--data", "data_dir", type=click.Path(path_type=Path), help="Corpus folder; default: the study's.")
-@click.option("--out", "out_dir", type=click.Path(path_type=Path), help="Run folder; default: run/ beside the config.")
-@click.option("--steps", "stop_after", type=click.IntRange(min=1), help="Save and stop after this step of the run.")
-@click.option("--dry-run", is_flag=True, help="Print the exact launch line and stop.")
-@json_option
-def launch(
-    frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool, as_json: bool
-) -> None:
-    """Train a FROZEN config with the embedded trainer under torchrun; resumes from its newest good checkpoint."""
-    from launcher.assembly import unfit
-    from launcher.attestations import attest
-    from launcher.launch import launch as start
-    from launcher.launch import launch_line
-    from launcher.launch_file import read_launch
-    from launcher.opening import recorded_study
-
-    decision = read_launch(frozen)
-    folder = folder_of(frozen)
-    corpus = data_dir or recorded_study(folder.resolve().parents[1]).corpus
-    if corpus is None:
-        raise click.UsageError("the study has no corpus: name one with --data")
-    out = out_dir or folder / "run"
-    line = launch_line(frozen, corpus, out, stop_after)
-    if dry_run:
-        if problems := unfit(decision):
-            raise OptionProblems(problems)
-        answer(as_json, {"line": line}, line)
-        return
-    outcome = start(frozen, corpus, out, stop_after)
-    body = cast(dict[str, Json], canon.to_json(outcome))
-    attest(folder, "launch", decision.digest, {"outcome": body, "line": line, "parity": _parity(out)})
-    loss = outcome.validation_loss_nats
-    text = f"{outcome.event} at step {outcome.step} of {decision.learning_rate.schedule.num_steps}"
-    text += f", validation loss {loss:.4f} nats" if loss is not None else ""
-    text += f" after {outcome.num_restarts} restarts" if outcome.num_restarts else ""
-    text += f": {outcome.reason}" if outcome.reason else ""
-    answer(as_json, {**body, "out": str(out)}, text)
-    if outcome.exit_code:
-        raise SystemExit(outcome.exit_code)
-
-
-def _parity(run_dir: Path) -> Json:
-    """What the ranks found in their live optimizer groups; None if they did not come so far."""
-    path = run_dir / "parity.json"
-    return canon.parse(path.read_bytes()) if path.exists() else None
 
 
 @click.command()

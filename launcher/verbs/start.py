@@ -12,8 +12,9 @@ from proxies import canon
 
 NEW_PLANS: dict[str, dict[str, object]] = {
     "proxy": {"num_slots": "auto", "compiled": "auto"},
-    "search": {"max_extensions": 2},
+    "search": {"max_extensions": 2, "num_replays": 2},
     "ladder": {"num_slots": "auto"},
+    "launch": {"validate_every_steps": 100, "layers_every_steps": 20, "spike_rollbacks": 2},
 }
 """What a plan that `init` writes asks for. One without these keys is older, and asks what it asked: the defaults."""
 

@@ -48,14 +48,28 @@ class EventFile:
         self.complaint = ""
         self._file, self._wanted, self._step_key = Growing(path), wanted - {step_key}, step_key
         self._pending, self._at = b"", 0
+        self._damage: MetricsError | None = None
 
     def read(self, max_bytes: int) -> list[dict[str, object]]:
-        """See `Rows`; an event that is not whole waits for its rest."""
+        """See `Rows`; an event that is not whole waits for its rest. Damage is raised after the rows before it."""
         data, begins = self._file.read(max_bytes)
         if begins:
-            self._pending, self._at = b"", 0
+            self._pending, self._at, self._damage = b"", 0, None
+        if self._damage is not None:
+            raise self._damage
         self._pending += data
-        rows, used = [], 0
+        rows: list[dict[str, object]] = []
+        try:
+            self._read_events(rows)
+        except MetricsError as error:
+            if not rows:
+                raise
+            self._damage = error
+        return rows
+
+    def _read_events(self, rows: list[dict[str, object]]) -> None:
+        """Add the rows of the events that are whole by now."""
+        used = 0
         while len(self._pending) >= used + 12:
             size, crc = struct.unpack_from("<QI", self._pending, used)
             if masked_crc32c(self._pending[used : used + 8]) != crc or size > MAX_PENDING_BYTES:
@@ -67,7 +81,6 @@ class EventFile:
             rows += self._rows(data, crc, self._at + used)
             used = end + 4
         self._pending, self._at = self._pending[used:], self._at + used
-        return rows
 
     def end(self) -> list[dict[str, object]]:
         """See `Rows`: what is torn holds nothing."""
@@ -76,7 +89,7 @@ class EventFile:
     @property
     def at_end(self) -> bool:
         """See `Rows`."""
-        return self._file.at_end
+        return self._file.at_end and self._damage is None
 
     def _rows(self, event: bytes, crc: int, at: int) -> list[dict[str, object]]:
         """An event's scalars. The checksum of a large one is verified only if it has some: images would take long."""

@@ -30,14 +30,17 @@ class WandbRun:
         self.complaint = ""
         self._file, self._wanted = Growing(path), wanted
         self._pending, self._at, self._record = b"", 0, b""  # bytes not read yet, the file's offset of the first
+        self._damage: MetricsError | None = None
 
     def read(self, max_bytes: int) -> list[dict[str, object]]:
-        """See `Rows`; a frame that is not whole waits for its rest."""
+        """See `Rows`; a frame that is not whole waits for its rest. Damage is raised after the rows before it."""
         data, begins = self._file.read(max_bytes)
         if begins:
-            self._pending, self._at, self._record = b"", 0, b""
+            self._pending, self._at, self._record, self._damage = b"", 0, b"", None
+        if self._damage is not None:
+            raise self._damage
         self._pending += data
-        rows = []
+        rows: list[dict[str, object]] = []
         for record in self._records():
             try:
                 rows += [row for number, part in wire.fields(record) if number == 2 and (row := self._row(part))]
@@ -52,11 +55,22 @@ class WandbRun:
     @property
     def at_end(self) -> bool:
         """See `Rows`."""
-        return self._file.at_end
+        return self._file.at_end and self._damage is None
 
     def _records(self) -> list[bytes]:
-        """The records that are whole by now."""
-        found, used, data = [], 0, self._pending
+        """The records that are whole by now; of a damaged file those before the damage, if there are any."""
+        found: list[bytes] = []
+        try:
+            self._read_frames(found)
+        except MetricsError as error:
+            if not found:
+                raise
+            self._damage = error
+        return found
+
+    def _read_frames(self, found: list[bytes]) -> None:
+        """Add the records that are whole by now."""
+        used, data = 0, self._pending
         if self._at == 0 and len(data) >= _HEADER_BYTES:
             if not data.startswith(_MAGIC):
                 raise MetricsError("this is no W&B run: it does not begin as one")
@@ -87,7 +101,6 @@ class WandbRun:
             elif len(self._record) > MAX_PENDING_BYTES:
                 raise MetricsError(f"a record before byte {self._at + used} is longer than {MAX_PENDING_BYTES} bytes")
         self._pending, self._at = data[used:], self._at + used
-        return found
 
     def _row(self, history: int | bytes) -> dict[str, object]:
         """What one call of `log` gave, the wanted names only."""

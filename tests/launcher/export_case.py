@@ -122,7 +122,13 @@ def assert_judges_every_leaf(export: Exporter, manifest: Manifest, out: Path) ->
     """Of a decision without an empty field, and loses none."""
     decision = wide_decision(manifest)
     point = frozen.CurvePoint(step=3, loss_nats=3.0, low_nats=2.9, high_nats=3.1)
-    decision = dataclasses.replace(decision, predicted=dataclasses.replace(decision.predicted, curve=(point,)))
+    decision = dataclasses.replace(
+        decision,
+        predicted=dataclasses.replace(decision.predicted, curve=(point,), memory_octaves=1.5),
+        spikes=policy.SpikePolicy(max_rollbacks=1, window_steps=32, threshold=5, least_nats=0.2, patience_steps=4),
+        monitoring=policy.Monitoring(validate_every_steps=1, layers_every_steps=1, replay_every_steps=1),
+        compiled=True,
+    )
     report = export(decision, out)
     assert judged(report) == leaf_fields()
     assert report.lost == ()

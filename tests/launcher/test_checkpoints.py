@@ -7,16 +7,28 @@ import json
 import pytest
 
 from launcher import checkpoints
-from launcher.checkpoints import CheckpointError, CorruptError, begin, complete, newest_good
+from launcher.checkpoints import (
+    CheckpointError,
+    CorruptError,
+    Manifest,
+    begin,
+    complete,
+    kept_steps,
+    manifest_of,
+    newest_good,
+)  # fmt: skip
+from proxies import canon
 
 DIGEST = "d" * 64
 
 
-def save(root, step, *, keep=2, digest=DIGEST, content=b"tensors"):
+def save(root, step, *, keep=2, reach_steps=0, digest=DIGEST, content=b"tensors", **later):
     part = begin(root, step)
     (part / "__0_0.distcp").write_bytes(content)
     (part / ".metadata").write_bytes(b"index")
-    return complete(part, digest=digest, step=step, keep=keep)
+    files = {file.name: canon.file_sha256(file) for file in part.iterdir()}
+    manifest = Manifest(schema_version=1, digest=digest, step=step, files=files, **later)
+    return complete(part, manifest, keep=keep, reach_steps=reach_steps)
 
 
 def names(root):
@@ -126,3 +138,47 @@ def test_a_complete_checkpoint_is_never_overwritten(tmp_path):
         save(tmp_path, 4, content=b"second")
     assert (tmp_path / "step-00000004" / "__0_0.distcp").read_bytes() == b"first"
     assert newest_good(tmp_path, DIGEST, []).step == 4
+
+
+def test_what_hooks_carry_comes_back_and_older_manifests_have_none(tmp_path):
+    carried = {"Spikes": {"losses": [1.5, None], "clip_norm": 0.3}}
+    save(tmp_path, 4, carried=carried, num_rollbacks=2)
+    manifest = newest_good(tmp_path, DIGEST, [])
+    assert (manifest.carried, manifest.num_rollbacks) == (carried, 2)
+    assert manifest_of(tmp_path, 4) == manifest
+    path = save(tmp_path, 8) / checkpoints.MANIFEST
+    content = json.loads(path.read_text())["manifest"]
+    del content["carried"]  # as before hooks
+    assert "num_rollbacks" not in content
+    path.write_text(json.dumps({"manifest": content, "sha256": canon.content_id(content)}))
+    manifest = newest_good(tmp_path, DIGEST, [])
+    assert (manifest.step, manifest.carried, manifest.num_rollbacks) == (8, {}, 0)
+
+
+def test_a_checkpoint_that_is_not_usable_makes_room_for_the_new_one(tmp_path):
+    for step in (4, 8, 12):
+        save(tmp_path, step, keep=3, num_rollbacks=int(step == 4))
+    warnings = []
+    manifest = newest_good(tmp_path, DIGEST, warnings, usable=lambda m: m.num_rollbacks == 1)
+    assert (manifest.step, names(tmp_path)) == (4, ["step-00000004"])
+    assert [warning.split()[1] for warning in warnings] == ["step-00000012", "step-00000008"]
+    save(tmp_path, 8, num_rollbacks=1)
+
+
+def test_a_run_that_may_go_back_keeps_one_between_once_and_twice_as_old():
+    steps, seen = [], []
+    for step in range(10, 2001, 10):
+        kept = kept_steps([step, *steps], 2, 100)
+        steps = sorted(kept, reverse=True)
+        assert steps[:2] == [step, step - 10][: len(steps)] and len(steps) <= 4
+        if step >= 200:
+            seen.append(min(step - old for old in steps if step - old >= 100))
+    assert min(seen) == 100 and max(seen) < 200
+    assert kept_steps([30, 20, 10], 2, 0) == {30, 20}
+    assert kept_steps([30, 20, 10], 1, 100) == {30, 10}
+
+
+def test_the_manifest_of_a_checkpoint_that_is_gone_is_told(tmp_path):
+    save(tmp_path, 4)
+    with pytest.raises(CheckpointError, match=r"step-00000008: manifest\.json cannot be read: No such file"):
+        manifest_of(tmp_path, 8)

@@ -182,7 +182,7 @@ def test_no_secret_reaches_the_disk_and_no_byte_the_network(told):
         assert word not in done.stdout + done.stderr
     assert server.asked == [] and server.put == {}
     # Else wandb looks its own error service up, even offline (seen with strace).
-    assert dashboards._environment(folder, online=False)["WANDB_ERROR_REPORTING"] == "false"
+    assert dashboards.short_environment(folder, online=False)["WANDB_ERROR_REPORTING"] == "false"
 
 
 def test_nothing_is_left_outside_the_study_nor_running(told):

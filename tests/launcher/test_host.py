@@ -1,15 +1,17 @@
 """The worker's side of the pool: records in, records out, one engine at a time."""
 
 import dataclasses
+import gc
 import json
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 from main_run import spec_of, write_corpus
 
-from launcher.host import HostFactory
+from launcher.host import Host, HostFactory
 from launcher.stages import bank_key
 from proxies import canon
 from proxies.data.tokens import CorruptCorpusError
@@ -58,6 +60,26 @@ def test_another_key_is_another_bank_and_drops_what_was_held(study, ledger, tmp_
     assert (done.finished, done.steps) == ((), {0: 1})
     assert set(trained(host, [other])) == {other.id}
     assert set(trained(host, [first])) == {first.id}, "slot 0 was free again"
+
+
+def test_what_was_held_is_free_before_the_next_bank_takes_its_own(study, ledger, tmp_path, monkeypatch):
+    """Also what lies in a circle, as a compiled model does, and without waiting for the collector's own time."""
+    first, other = (
+        next(run.spec for run in ledger.runs() if run.spec.shape.width == width) for width in (8, 16)
+    )  # fmt: skip
+    host, opened, found = HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))(), Host._open, []
+    given_back = []
+    monkeypatch.setattr("launcher.host.give_back_memory", lambda: given_back.append(held() is None))
+    gc.collect()
+    gc.disable()
+    try:
+        host.advance(call(first, [(0, canon.to_json(first))], 1))
+        host._engine.circle, held = host._engine, weakref.ref(host._engine)
+        monkeypatch.setattr(Host, "_open", lambda *args: found.append(held()) or opened(*args))
+        host.advance(call(other, [(0, canon.to_json(other))], 1))
+    finally:
+        gc.enable()
+    assert (found, given_back) == ([None], [True])
 
 
 def test_an_empty_bank_is_the_drivers_mistake(study, ledger, tmp_path):

@@ -16,6 +16,7 @@ from launcher.exporters.fidelity import MODULES
 from launcher.exporters.megatron_lm_numbers import flags_of, scheduler_of, seen_before
 from launcher.exporters.refused import REFUSED
 from launcher.frozen import Decision, Parallelism
+from launcher.policy import Monitoring
 from proxies.parametrization import initial_tensor, parameter_table
 from proxies.rules import named
 from proxies.schedule import Schedule, lr_table
@@ -175,7 +176,9 @@ def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
 
 def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
     for precision in ("float32", "bfloat16"):
-        report = megatron_lm.export(decision_for(manifest, spec_for(manifest.data_id), precision=precision), tmp_path)
+        decision = decision_for(manifest, spec_for(manifest.data_id), precision=precision)
+        decision = dataclasses.replace(decision, monitoring=Monitoring(validate_every_steps=1), compiled=True)
+        report = megatron_lm.export(decision, tmp_path)
         assert {field.split(".")[0] for field in judged(report)} == {
             field.name for field in dataclasses.fields(Decision)
         }

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxies.checks import SpecError
-from proxies.schedule import Schedule, lr_multiplier, lr_table
+from proxies.schedule import Schedule, lr_multiplier, lr_table, whole_warmup
 
 KINDS = ("cosine", "linear", "wsd", "constant")
 
@@ -116,6 +116,14 @@ def test_schedules_that_do_not_hold_together(changes, problem):
         Schedule(**{"kind": "cosine", "num_steps": 10, **changes})
     (found,) = caught.value.problems
     assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "fraction, num_steps, decay_steps, found",
+    [(0.0, 100, 0, 1), (0.25, 10, 0, 2), (0.26, 10, 0, 3), (0.9, 10, 4, 6), (1.0, 10, 0, 10), (0.5, 10, 10, 0)],
+)
+def test_a_share_of_warmup_is_whole_steps_before_the_decay(fraction, num_steps, decay_steps, found):
+    assert whole_warmup(fraction, num_steps, decay_steps) == found
 
 
 def test_a_batch_warms_up_in_equal_stages():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from proxies.spec import Curve
-from scaling_fits.loss_curves import SHARES, WINDOW, FinishedRun, expected_curve
+from scaling_fits.loss_curves import SHARES, WINDOW, FinishedRun, expected_curve, memory_octaves
 
 SIZES = [(params, tokens) for params in (1e6, 4e6, 1.6e7) for tokens in (2e7, 8e7, 3.2e8)]
 TARGET = (1e8, 2e9)
@@ -104,3 +104,30 @@ def test_one_size_is_no_trouble():
     runs = [finished(1e6, tokens, np.random.default_rng(int(tokens))) for tokens in (2e7, 4e7, 8e7, 1.6e8) * 3]
     found = expected_curve(runs, 1e6, 1.6e8, (final_of(1e6, 1.6e8),) * 3, 0.9)
     assert found[-1].loss_nats == pytest.approx(final_of(1e6, 1.6e8), rel=0.03)
+
+
+def remembering(rng, memory, num_runs, noise=0.01):
+    """Runs whose departures from one curve are correlated as exp(-octaves / memory) from share to share."""
+    steps = np.arange(1, 401)
+    octaves = np.log2(np.array(SHARES))
+    apart = np.abs(octaves[:, None] - octaves)
+    root = np.linalg.cholesky(np.exp(-apart / memory))
+    for number in range(num_runs):
+        departure = noise * np.interp(np.log2(steps / 400), octaves, root @ rng.standard_normal(len(SHARES)))
+        losses = 2.0 * np.exp(0.12 * ((steps / 400) ** -0.3 - 1) + departure)
+        curve = Curve(steps=tuple(steps.tolist()), train_loss_nats=tuple(losses.tolist()), grad_norm=())
+        sizes = {"params": 1e6 * 2 ** (number % 3), "tokens": 1e7 * 2 ** (number % 4)}
+        yield FinishedRun(**sizes, num_steps=400, final_loss_nats=2.0, curve=curve)
+
+
+@pytest.mark.parametrize("memory", [1.0, 4.0])
+def test_a_planted_memory_is_found(memory):
+    found = [memory_octaves(list(remembering(np.random.default_rng(seed), memory, 48))) for seed in range(8)]
+    assert 0.7 * memory < np.median(found) < 1.6 * memory
+
+
+def test_no_memory_is_told_of_too_few_runs_or_of_runs_on_one_line():
+    runs = list(remembering(np.random.default_rng(0), 2.0, 12))
+    assert memory_octaves(runs[:5]) is None
+    assert memory_octaves([]) is None
+    assert memory_octaves([runs[0]] * 12) is None, "they depart from nothing"

@@ -1,0 +1,199 @@
+"""Where the drills play: starts runs of the copy under the real supervisor, and compares what they leave.
+
+A run's folder lies below the stage's; the uninterrupted run, the run of one rank and the run that was cut three times
+are made once, by the first drill that asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from launcher import checkpoints, metrics
+from launcher.frozen import Decision
+from launcher.launch import LaunchOutcome, launch
+from launcher.launch_file import write_launch
+from launcher.rehearsal.plants import Plant
+from launcher.rehearsal.rank import MODULE, arguments
+from launcher.rehearsal.scaled import Scaled
+from launcher.rehearsal.tensors import NOTHING, Apart, apart
+from launcher.training import CHECKPOINTS
+from launcher.watchdog import FLOOR_SECONDS, Limits
+from proxies.canon import Json
+from proxies.data.tokens import Manifest
+
+LOG_FILE = "supervisor.log"
+"""What the supervisor of the drills' runs said."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+CUTS = (3, 7, 11)
+"""Steps done at which the run that is cut ends and begins again: in the warmup, after it, and near the end."""
+HANG_SECONDS = 10.0
+"""Without a step, after which the supervisor of the hang drill kills the job."""
+
+
+class UnexpectedEndError(ValueError):
+    """A run without a fault that did not come to its end: there is nothing to compare the others with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One rehearsal's place."""
+
+    real: Decision
+    scaled: Scaled
+    folder: Path
+    """All of it may be removed when the rehearsal is over."""
+    corpus: Path
+    """The cut that the copy trains on."""
+    cut: Manifest
+    real_corpus: Path
+    frozen_dir: Path
+    """Where the real config lies, with its attestations."""
+    module: str = MODULE
+    hang_seconds: float = HANG_SECONDS
+    plants: Sequence[Plant] = field(default=())
+    """In every run but those that all else is compared with."""
+
+    @property
+    def decision(self) -> Decision:
+        """Of the copy."""
+        return self.scaled.decision
+
+    @property
+    def num_steps(self) -> int:
+        """Of the copy."""
+        return self.decision.learning_rate.schedule.num_steps
+
+    def run(
+        self, name: str, *plants: Plant, stop_after: int | None = None, num_ranks: int | None = None,
+        max_restarts: int = 0, hang_seconds: float = FLOOR_SECONDS,
+    ) -> LaunchOutcome:  # fmt: skip
+        """Start, or go on with, the run of that name; one without a step for `hang_seconds` is killed.
+
+        Raises:
+            KeyboardInterrupt: the user ended it.
+        """
+        config = write_launch(self.folder / "frozen", self.decision)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (
+            (self.folder / LOG_FILE).open("a", encoding="utf-8") as log,
+            contextlib.redirect_stderr(log),
+            self._devices(),
+        ):
+            print(f"== {name} {' '.join(plant.fault for plant in plants)}".rstrip(), file=log)
+            outcome = launch(
+                config, self.corpus, self.path(name), stop_after, max_restarts, num_ranks=num_ranks,
+                program=(self.module, *arguments([*self.plants, *plants])),
+                limits=Limits(floor_seconds=hang_seconds),
+            )  # fmt: skip
+        if outcome.event == "interrupted" and not any(plant.fault == "sigterm" for plant in plants):
+            raise KeyboardInterrupt
+        return outcome
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether this machine has fewer GPUs than the copy has ranks: then its ranks are to see none."""
+        return torch.cuda.device_count() < self.decision.parallelism.num_ranks
+
+    @contextlib.contextmanager
+    def _devices(self) -> Iterator[None]:
+        """Within, what is started sees the devices that its ranks are for."""
+        before = os.environ.get(_VISIBLE)
+        if self.on_cpu:
+            os.environ[_VISIBLE] = ""
+        try:
+            yield
+        finally:
+            if self.on_cpu:
+                os.environ.pop(_VISIBLE)
+                os.environ.update({} if before is None else {_VISIBLE: before})
+
+    def path(self, name: str) -> Path:
+        """The folder of a run."""
+        return self.folder / name
+
+    def fresh(self, name: str) -> str:
+        """The name, its folder removed: what a drill that was broken off left there says nothing."""
+        shutil.rmtree(self.path(name), ignore_errors=True)
+        return name
+
+    def reference(self) -> str:
+        """The uninterrupted run on the copy's own ranks."""
+        return self._made_once("reference")
+
+    def one_rank(self) -> str:
+        """The uninterrupted run on one rank."""
+        return self._made_once("one-rank", num_ranks=1)
+
+    def cut_thrice(self) -> str:
+        """The run that ended at every one of `CUTS`, and began again in new processes."""
+        name = "cut-thrice"
+        if self.ended(name):
+            return name
+        self.fresh(name)
+        for cut in (*CUTS, None):
+            self._must_end(name, self.run(name, stop_after=cut))
+        return name
+
+    def forked(self, source: str, step: int, name: str) -> str:
+        """A new run whose only checkpoints are those that a run had when `step` steps were done."""
+        root = self.path(self.fresh(name)) / CHECKPOINTS
+        root.mkdir(parents=True)
+        for folder in checkpoint_folders(self.path(source)):
+            if int(folder.name.removeprefix("step-")) <= step:
+                shutil.copytree(folder, root / folder.name)
+        return name
+
+    def apart(self, one: str, other: str, step: int | None = None) -> Apart:
+        """How far the weights and moments of two runs' checkpoints are apart; of the last step unless told."""
+        at = self.num_steps if step is None else step
+        folders = [checkpoints.folder_of(self.path(name) / CHECKPOINTS, at) for name in (one, other)]
+        if not all(folder.is_dir() for folder in folders):
+            return NOTHING
+        return apart(*map(checkpoints.saved_tensors, folders))
+
+    def losses(self, name: str) -> dict[int, float]:
+        """Step -> training loss, nats."""
+        return {int(str(line["step"])): float(str(line["train_loss_nats"])) for line in self._steps(name)}
+
+    def step_seconds(self, name: str) -> list[float]:
+        """Of each logged step."""
+        return [float(str(line["seconds"])) for line in self._steps(name)]
+
+    def _steps(self, name: str) -> list[dict[str, Json]]:
+        return [line for line in metrics.read(self.path(name)) if "train_loss_nats" in line]
+
+    def ended(self, name: str) -> bool:
+        """Whether the run of that name has come to its schedule's end."""
+        ending = metrics.read_ending(self.path(name))
+        return ending is not None and ending.event == "finished"
+
+    def _made_once(self, name: str, num_ranks: int | None = None) -> str:
+        if not self.ended(name):
+            self.fresh(name)
+            self._must_end(name, self.run(name, num_ranks=num_ranks))
+        return name
+
+    def _must_end(self, name: str, outcome: LaunchOutcome) -> None:
+        if outcome.event not in ("finished", "stopped"):
+            raise UnexpectedEndError(f"the run {name!r} without a fault: {outcome.event}: {outcome.reason}")
+
+
+def checkpoint_folders(run_dir: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(folder for folder in (run_dir / CHECKPOINTS).glob("step-*") if folder.name.split("-")[1].isdigit())
+
+
+def flip_a_bit(folder: Path) -> str:
+    """Change one bit in the middle of a checkpoint's largest file; returns the file's name."""
+    file = max((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    return file.name

@@ -1,0 +1,61 @@
+"""Whether a frozen config was rehearsed: what `verify`, `freeze` and `launch` say of it. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.attestations import read_attestation
+from launcher.rehearsal.results import Attested
+from proxies import canon
+from proxies.canon import Json
+
+_COPIES = {"scaled": "a scaled-down copy", "full": "the real shape"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """What a config's rehearsal says."""
+
+    rehearsed: bool
+    """Whether a whole rehearsal passed."""
+    sentence: str
+    """For people; begins with UNREHEARSED where it was not."""
+    body: dict[str, Json] | None
+    """When, where and what, for `--json`; None: there is no sound attestation."""
+
+
+def rehearsal_of(folder: Path, digest: str) -> Standing:
+    """How the config in `folder` stands."""
+    path = folder / "attestations" / "rehearsal.json"
+    command = f"forerun rehearse {folder}"
+    if not path.is_file():
+        return Standing(
+            rehearsed=False, body=None, sentence=f"UNREHEARSED: no drill was held with this config; {command}"
+        )
+    try:
+        found = canon.decode(Attested, read_attestation(path, digest))
+    except ValueError as error:  # tampered with, or of another version
+        return Standing(rehearsed=False, body=None, sentence=f"UNREHEARSED: {error}; {command}")
+    passed, failed, skipped = (found.named(outcome) for outcome in ("passed", "failed", "skipped"))
+    at, kind = _when(path), str(found.copy.get("kind"))
+    held = f"{len(passed)} of {len(found.drills)} drills passed on {_COPIES.get(kind, kind)}, {at}"
+    if failed:
+        sentence = f"UNREHEARSED: {', '.join(failed)} failed ({held}); mend it, then {command}"
+    elif found.not_asked_for:
+        sentence = f"UNREHEARSED in part: {held}; not held: {', '.join(found.not_asked_for)}; {command}"
+    elif found.outcome != "passed":
+        sentence = f"UNREHEARSED in part: {held}; skipped: {', '.join(skipped)}; {command}"
+    else:
+        sentence = f"rehearsed: {held}" + (f"; skipped: {', '.join(skipped)}" if skipped else "")
+    body: dict[str, Json] = {
+        "at": at, "outcome": found.outcome, "copy": kind, "passed": [*passed], "failed": [*failed],
+        "skipped": [*skipped], "not_asked_for": [*found.not_asked_for], "machine": canon.to_json(found.machine),
+    }  # fmt: skip
+    return Standing(rehearsed=sentence.startswith("rehearsed"), sentence=sentence, body=body)
+
+
+def _when(path: Path) -> str:
+    """When it was attested."""
+    value = canon.parse(path.read_bytes())
+    return str(value["created_at"]) if isinstance(value, dict) else ""

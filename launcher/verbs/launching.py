@@ -1,0 +1,204 @@
+"""The verb of the main run: launch."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+import click
+
+from launcher.talk import say
+from launcher.verbs.options import answer, folder_of, frozen_argument, json_option
+from launcher.verbs.problems import OptionProblems
+from proxies import canon
+from proxies.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.frozen import Decision
+    from launcher.launch import LaunchOutcome, Nodes
+    from launcher.mirrors import Mirrored
+
+_ENDPOINT = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+_path = click.Path(path_type=Path)
+
+
+@click.command()
+@frozen_argument
+@click.option("--data", "data_dir", type=_path, help="Corpus folder; default: the study's.")
+@click.option("--out", "out_dir", type=_path, help="Run folder; default: run/ beside the config.")
+@click.option("--steps", "stop_after", type=click.IntRange(min=1), help="Save and stop after this step of the run.")
+@click.option("--dry-run", is_flag=True, help="Print the exact launch line and stop.")
+@click.option("--trainer", help="Print the launch line of this export beside the config instead.")
+@click.option("--max-restarts", type=click.IntRange(0, 1000), default=3, show_default=True,
+              help="Restarts in a row of a job that dies; a new checkpoint begins the count anew.")  # fmt: skip
+@click.option("--hang-seconds", type=click.IntRange(0, 10**6), default=600, show_default=True,
+              help="A job silent for so long, and for 20 median steps, is started again; 0: never.")  # fmt: skip
+@click.option("--nnodes", "num_nodes", type=click.IntRange(1, 10**5), default=1, show_default=True,
+              help="Machines that share the run; give the same command on each, with its --node-rank.")  # fmt: skip
+@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which of them this is.")
+@click.option("--rdzv-endpoint", "endpoint", metavar="HOST:PORT", help="Where they meet: a port of the first.")
+@click.option("--srun", is_flag=True, help="In a SLURM job: this one command starts the ranks on all its nodes.")
+@click.option("--sbatch", "sbatch_file", metavar="FILE", type=_path, help="Run nothing; write this as a SLURM job.")
+@click.option("--slurm", "slurm_options", metavar="OPTION", multiple=True,
+              help="Of sbatch, for its script, as --slurm=--time=24:00:00; repeatable.")  # fmt: skip
+@click.option("--wandb", type=click.Choice(["offline", "online"]), help="Mirror the metrics into a W&B run.")
+@click.option("--tensorboard", "tensorboard_dir", type=_path, metavar="DIR", help="Mirror them into event files.")
+@json_option
+def launch(
+    frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool,
+    trainer: str | None, max_restarts: int, hang_seconds: int, num_nodes: int, node_rank: int, endpoint: str | None,
+    srun: bool, sbatch_file: Path | None, slurm_options: tuple[str, ...],
+    wandb: Literal["offline", "online"] | None, tensorboard_dir: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Train a FROZEN config with the embedded trainer under torchrun, or print the launch line of an exported one.
+
+    Resumes from its newest good checkpoint; a job that dies or hangs is started again. Ctrl-C saves and ends, a second
+    one ends it at once. Exit 3: the run stopped by its own brake; 130: interrupted, the same command continues.
+    """
+    from launcher.assembly import unfit
+    from launcher.launch import Nodes, launch_line
+    from launcher.launch import launch as start
+    from launcher.launch_file import read_launch
+    from launcher.mirrors import mirrored
+    from launcher.opening import recorded_study
+    from launcher.rehearsal.standing import rehearsal_of
+    from launcher.watchdog import START_SECONDS, Limits
+
+    decision, folder = read_launch(frozen), folder_of(frozen)
+    corpus = data_dir or recorded_study(folder.resolve().parents[1]).corpus
+    if corpus is None:
+        raise click.UsageError("the study has no corpus: name one with --data")
+    why = unfit(decision)
+    if why or trainer is not None:
+        _tell_exported(folder, decision, corpus, trainer, why, as_json)
+        return
+    out = out_dir or folder / "run"
+    nodes = Nodes(num_nodes=num_nodes, rank=node_rank, rendezvous=endpoint or Nodes().rendezvous, srun=srun)
+    _check(decision, nodes, endpoint, sbatch_file, slurm_options)
+    if sbatch_file is not None:
+        arguments = _arguments(corpus, out, stop_after, max_restarts, hang_seconds, wandb, tensorboard_dir)
+        _write_script(sbatch_file, frozen, arguments, num_nodes, slurm_options, as_json)
+        return
+    line = launch_line(frozen, corpus, out, stop_after, nodes)
+    standing = rehearsal_of(folder, decision.digest)
+    say(f"forerun: {standing.sentence}")
+    if dry_run:
+        answer(as_json, {"line": line, "rehearsed": standing.body}, line)
+        return
+    limits = Limits(floor_seconds=hang_seconds or None, start_seconds=max(START_SECONDS, hang_seconds))
+    if not hang_seconds:
+        limits = Limits(floor_seconds=None, start_seconds=None)
+    mirrors: list[Mirrored] = []
+    windows = mirrored(out, decision, mirrors, wandb=wandb, tensorboard_dir=tensorboard_dir)
+    beside = nullcontext() if node_rank else windows  # the first machine shows the run for all
+    outcome = start(frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=beside)
+    if node_rank == 0:
+        _keep(folder, decision, out, outcome, line)
+    answer(as_json, {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(out),
+                     "rehearsed": standing.body, "mirrors": [canon.to_json(mirror) for mirror in mirrors]},
+           _text(decision, outcome, mirrors))  # fmt: skip
+    if outcome.exit_code:
+        raise SystemExit(outcome.exit_code)
+
+
+def _check(
+    decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None, slurm_options: tuple[str, ...]
+) -> None:
+    """Hold the options that say which machines against each other and the config."""
+    from launcher.job_script import option_problems
+
+    num_ranks, several = decision.parallelism.num_ranks, nodes.num_nodes > 1
+    expected = {
+        f"--nnodes {nodes.num_nodes} does not divide the config's {num_ranks} ranks": num_ranks % nodes.num_nodes == 0,
+        f"--node-rank {nodes.rank}: of {nodes.num_nodes} machines the last is {nodes.num_nodes - 1}": (
+            nodes.rank < nodes.num_nodes
+        ),
+        "several machines want --rdzv-endpoint HOST:PORT, the same on each: a free port of the first": (
+            endpoint is not None or not several or sbatch_file is not None
+        ),
+        f"--rdzv-endpoint {endpoint}: HOST:PORT is wanted": endpoint is None or bool(_ENDPOINT.fullmatch(endpoint)),
+        "--srun starts the ranks on every node itself: without --node-rank": not (nodes.srun and nodes.rank),
+        "--srun is for several nodes: --nnodes says how many": several or not nodes.srun,
+        "--slurm is for the script of --sbatch FILE": sbatch_file is not None or not slurm_options,
+    }
+    problems = [problem for problem, holds in expected.items() if not holds] + option_problems(slurm_options)
+    if problems:
+        raise OptionProblems(problems)
+
+
+def _arguments(
+    corpus: Path, out: Path, stop_after: int | None, max_restarts: int, hang_seconds: int, wandb: str | None,
+    tensorboard_dir: Path | None,
+) -> list[str]:  # fmt: skip
+    """The options of this command as its job will want them, paths absolute."""
+    given = {
+        "--data": corpus.resolve(), "--out": out.resolve(), "--steps": stop_after, "--max-restarts": max_restarts,
+        "--hang-seconds": hang_seconds, "--wandb": wandb,
+        "--tensorboard": tensorboard_dir and tensorboard_dir.resolve(),
+    }  # fmt: skip
+    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
+
+
+def _write_script(
+    sbatch_file: Path, frozen: Path, arguments: list[str], num_nodes: int, options: tuple[str, ...], as_json: bool
+) -> None:
+    from launcher.job_script import sbatch_script
+
+    canon.write_atomic(sbatch_file, sbatch_script(frozen, arguments, num_nodes, options).encode())
+    answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")
+
+
+def _tell_exported(
+    folder: Path, decision: Decision, corpus: Path, trainer: str | None, why: list[str], as_json: bool
+) -> None:
+    """Answer with the launch line of an export beside the config, whose files are as they were written.
+
+    Raises:
+        OptionProblems: there is none of that name, or none, or several and no name.
+        TamperedError: one was changed.
+    """
+    from launcher.exporters.files import RUN_FILE
+    from launcher.frozen_folder import look_through
+
+    exports = look_through(folder, decision.digest).exports if (folder / "exports").is_dir() else ()
+    found = [export for export in exports if trainer in (None, export.trainer) and export.trainer != "native"]
+    names = ", ".join(export.trainer for export in exports) or "none"
+    if len(found) != 1:
+        hint = f"beside the config lie these exports: {names}; "
+        hint += "--trainer NAME says which" if len(found) > 1 else f"`forerun export {folder} --to TRAINER` writes one"
+        raise OptionProblems([*(why if trainer is None else [f"--trainer {trainer}: no such export"]), hint])
+    (export,) = found
+    line = f"FORERUN_DATA={shlex.quote(str(corpus.resolve()))} {shlex.quote(str((export.out / RUN_FILE).resolve()))}"
+    lines = [*(f"# not the embedded trainer: {problem}" for problem in why), line,
+             "# its first lines say what it needs; `forerun verify` asks the trainer what it would run"]  # fmt: skip
+    answer(as_json, {"trainer": export.trainer, "version": export.version, "line": line, "why": cast(Json, why)},
+           "\n".join(lines))  # fmt: skip
+
+
+def _keep(folder: Path, decision: Decision, out: Path, outcome: LaunchOutcome, line: str) -> None:
+    """Attest the launch, and bring the study's logbook up to date."""
+    from launcher.attestations import attest
+    from launcher.logbook import study_of, write_logbook
+
+    body = cast(dict[str, Json], canon.to_json(outcome))
+    attest(folder, "launch", decision.digest, {"outcome": body, "line": line, "parity": _parity(out)})
+    if (study_dir := study_of(folder)) is not None:
+        write_logbook(study_dir)
+
+
+def _text(decision: Decision, outcome: LaunchOutcome, mirrors: list[Mirrored]) -> str:
+    loss = outcome.validation_loss_nats
+    text = f"{outcome.event} at step {outcome.step} of {decision.learning_rate.schedule.num_steps}"
+    text += f", validation loss {loss:.4f} nats" if loss is not None else ""
+    text += f" after {outcome.num_restarts} restarts" if outcome.num_restarts else ""
+    text += f": {outcome.reason}" if outcome.reason else ""
+    return "\n".join([text, *(f"{mirror.name}: {mirror.text}" for mirror in mirrors)])
+
+
+def _parity(run_dir: Path) -> Json:
+    """What the ranks found in their live optimizer groups; None if they did not come so far."""
+    path = run_dir / "parity.json"
+    return canon.parse(path.read_bytes()) if path.exists() else None

@@ -1,0 +1,57 @@
+"""The verb of the logbook: note."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import click
+
+from launcher.verbs.options import answer, json_option
+from proxies import canon
+from proxies.canon import Json
+
+MOST_NOTE = 10_000
+"""Characters."""
+
+
+@click.command()
+@click.argument("text", required=False)
+@click.option("--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
+              help="Study folder.")  # fmt: skip
+@json_option
+def note(text: str | None, study_dir: Path, as_json: bool) -> None:
+    """Add TEXT, dated and signed with your user name, to the logbook of a study and its main run.
+
+    Without TEXT the logbook is drawn anew and printed: everything recorded, day by day, times in UTC.
+    """
+    from launcher.logbook import add_note, dated, write_logbook
+    from launcher.logbook_events import events_of
+    from sweeps.ledger import LEDGER_NAME
+    from sweeps.redaction import secret_in
+
+    if not (study_dir / LEDGER_NAME).exists() and not (study_dir / "frozen").is_dir():
+        raise click.BadParameter(f"--study {study_dir} holds no study: name another folder")
+    if text is None:
+        path = write_logbook(study_dir)
+        events = sorted(events_of(study_dir), key=dated)
+        answer(as_json, {"path": str(path), "events": cast(Json, [canon.to_json(event) for event in events])},
+               path.read_text(encoding="utf-8").rstrip("\n"))  # fmt: skip
+        return
+    _check(text, secret_in(text))
+    entry = add_note(study_dir, text.strip())
+    path = write_logbook(study_dir)
+    answer(as_json, {"path": str(path), "entry": canon.to_json(entry)}, f"noted at {entry.at} in {path}")
+
+
+def _check(text: str, secret: str) -> None:
+    if not text.strip():
+        raise click.UsageError("TEXT is empty: say something, or leave it away to print the logbook")
+    if len(text) > MOST_NOTE:
+        raise click.UsageError(f"TEXT has {len(text):,} characters, at most {MOST_NOTE:,} are kept: name a document")
+    if secret:
+        raise click.UsageError(f"TEXT holds what looks like {secret}: it is kept, and shown to whoever reads the study")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError("TEXT is not UTF-8: check the terminal's encoding") from None

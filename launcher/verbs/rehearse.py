@@ -1,0 +1,92 @@
+"""The verb of the drills before a launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from launcher.verbs.options import answer, folder_of, frozen_argument, json_option
+from proxies import canon
+from proxies.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.rehearsal.results import Attested
+
+DRILLS = (
+    "echo", "two_ranks", "loss", "resume", "killed_rank", "hang", "nan", "sigterm", "disk_full", "corrupt_newest",
+    "corrupt_all", "world_size", "data", "budget", "export",
+)  # fmt: skip
+"""In the order they are held; `launcher.rehearsal.run` holds them, and a test that both lists are one."""
+
+
+@click.command()
+@frozen_argument
+@click.option("--data", "data_dir", type=click.Path(path_type=Path), help="Corpus folder; default: the study's.")
+@click.option("--only", multiple=True, type=click.Choice(DRILLS), help="Hold this drill alone; repeatable.")
+@click.option("--full", is_flag=True, help="The real shape in place of a small copy; wants the real run's GPUs.")
+@json_option
+def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: bool, as_json: bool) -> None:
+    """Hold the drills before a launch with a FROZEN config: kills, cuts, corruption, NaN, a full disk, a hang.
+
+    Minutes on a CPU, on a scaled-down copy. Goes on where it was interrupted. Writes attestations/rehearsal.json, which
+    `verify` and `launch` ask for. Exit 3: a drill failed; 4: a drill that is needed could not be held.
+    """
+    from launcher.launch_file import read_launch
+    from launcher.opening import recorded_study
+
+    decision = read_launch(frozen)
+    folder = folder_of(frozen)
+    corpus = data_dir or recorded_study(folder.resolve().parents[1]).corpus
+    if corpus is None:
+        raise click.UsageError("the study has no corpus: name one with --data")
+    from launcher.rehearsal.run import SCRATCH, set_up
+    from launcher.rehearsal.run import rehearse as hold
+    from sweeps.lock import DriverLock
+
+    (folder / SCRATCH).mkdir(exist_ok=True)
+    with DriverLock(folder / SCRATCH):  # a second rehearsal would clear the first one's runs away
+        found = hold(set_up(folder, decision, corpus, full=full), only)
+    _record(folder, decision.digest, found)
+    body = cast(dict[str, Json], canon.to_json(found))
+    answer(as_json, {"digest": decision.digest, **body}, _text(found, folder))
+    if found.exit_code:
+        raise SystemExit(found.exit_code)
+
+
+def _record(folder: Path, digest: str, found: Attested) -> None:
+    """Tell the study's chronicle and logbook; without a study, the chronicle of the config's own run."""
+    from launcher import chronicle
+    from launcher.logbook import study_of, write_logbook
+
+    failed = found.named("failed")
+    part = ", in part" if found.not_asked_for else ""
+    text = f"Rehearsed{part}: {found.outcome.replace('_', ' ')}, {len(found.drills)} drills"
+    text += f"; failed: {', '.join(failed)}" if failed else ""
+    data: dict[str, Json] = {"outcome": found.outcome, "partial": bool(found.not_asked_for), "failed": [*failed]}
+    study_dir = study_of(folder)
+    chronicle.record(study_dir or folder / "run", "rehearsed", text, digest=digest, data=data)
+    if study_dir is not None:
+        write_logbook(study_dir)
+
+
+def _text(found: Attested, folder: Path) -> str:
+    """For people: a line a drill, and what to do."""
+    from launcher.talk import duration
+
+    lines = []
+    for result in found.drills:
+        lines.append(f"{result.outcome:<7} {result.name:<14} {duration(result.seconds):>10}  {result.said}")
+        if result.outcome == "failed":
+            lines.append(f"        wanted: {result.limit}")
+        if result.advice:
+            lines.append(f"        do: {result.advice}")
+    lines.append(f"rehearsal {found.outcome.replace('_', ' ')} in {duration(found.seconds)}")
+    if found.not_asked_for:
+        lines.append("in part: launch and verify go on saying UNREHEARSED until all drills were held")
+    if found.outcome == "failed":
+        lines.append(f"the runs are kept in {folder / 'rehearsal'}")
+    elif not found.not_asked_for:
+        lines.append(f"next: forerun launch {folder}")
+    return "\n".join(lines)

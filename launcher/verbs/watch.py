@@ -1,0 +1,119 @@
+"""The verb that follows a main run: watch."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.verbs.options import answer, folder_of, frozen_argument, json_option
+from proxies.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.frozen import Decision
+    from launcher.watch.follower import Follower, Standing
+    from launcher.watch.readings import Readings
+
+_EXITS = {"fine": 0, "alarm": 3, "cannot_tell": 4}
+LEAST_SECONDS, INTERRUPTED = 0.2, 130
+
+
+@click.command()
+@frozen_argument
+@click.option("--metrics", "where", metavar="FILE|FOLDER|WANDB_RUN",
+              help="Log of the run: JSONL, W&B (a folder, or entity/project/run online), TensorBoard. "
+              "Default: run/ beside the config.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Judge what there is and end: 0 fine, 3 an alarm, 4 cannot tell.")
+@click.option("--conclude", is_flag=True, help="The run has ended: score its forecast, and keep it for later ones.")
+@click.option("--every", "every_seconds", type=click.FloatRange(LEAST_SECONDS, 86400), default=10.0, show_default=True,
+              help="Seconds between looks, live.")  # fmt: skip
+@click.option("--usd-per-device-hour", type=click.FloatRange(0, 1e6), help="For the projected cost.")
+@click.option("--study", "study_dir", type=click.Path(path_type=Path),
+              help="With --conclude: whose ledger keeps the run. Default: the one the config lies in.")  # fmt: skip
+@click.option("--step-key", default="", help="Name of the step in the log; default: what common trainers call it.")
+@click.option("--train-loss-key", default="", help="Of the training loss, nats per token.")
+@click.option("--validation-loss-key", default="", help="Of the validation loss.")
+@click.option("--grad-norm-key", default="", help="Of the gradient norm before clipping.")
+@json_option
+def watch(
+    frozen: Path, where: str | None, once: bool, conclude: bool, every_seconds: float,
+    usd_per_device_hour: float | None, study_dir: Path | None, step_key: str, train_loss_key: str,
+    validation_loss_key: str, grad_norm_key: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Hold a main run against the loss and pace that FROZEN foretold; live unless --once or --conclude is given."""
+    from launcher.launch_file import read_launch
+    from launcher.watch.keys import LOSS, STEP, VALIDATION, Keys
+    from launcher.watch.readings import Readings, source_of
+
+    if once and conclude:
+        raise click.UsageError("--once judges a run that goes on, --conclude one that has ended: give one of them")
+    if study_dir is not None and not conclude:
+        raise click.UsageError("--study goes with --conclude")
+    decision, folder = read_launch(frozen), folder_of(frozen)
+    metrics = where or str(folder / "run")
+    asked = {STEP: step_key, LOSS: train_loss_key, VALIDATION: validation_loss_key, "grad_norm": grad_norm_key}
+    keys = Keys(asked)
+    readings = Readings(source_of(metrics, keys), keys, decision.digest, decision.learning_rate.schedule.num_steps)
+    run_dir = _run_dir(folder, where)
+    if conclude:
+        _conclude(decision, folder, run_dir, readings, study_dir, as_json)
+        return
+    from launcher.watch.follower import Follower
+
+    follower = Follower(
+        decision, readings, frozen=frozen, run_dir=run_dir, metrics=where, usd_per_device_hour=usd_per_device_hour,
+    )  # fmt: skip
+    found, code = (follower.look(last=True), None) if once else _follow(follower, every_seconds)
+    if found is None:
+        raise KeyboardInterrupt
+    answer(as_json, {**found.body, "metrics": metrics}, found.text)
+    raise SystemExit(_EXITS[found.standing] if code is None else code)
+
+
+def _run_dir(folder: Path, where: str | None) -> Path:
+    """Whose chronicle hears of it: the run folder that is followed, or the config's own."""
+    from launcher.metrics import METRICS_FILE
+
+    path = Path(where) if where else folder / "run"
+    if path.name == METRICS_FILE:
+        return path.parent
+    return path if (path / METRICS_FILE).exists() else folder / "run"
+
+
+def _follow(follower: Follower, every_seconds: float) -> tuple[Standing | None, int | None]:
+    """Look until the run has ended or somebody ends this; what was seen last, and an exit code that overrides its."""
+    from launcher.dashboards import DashboardError
+    from launcher.talk import say
+    from launcher.watch.readings import OtherRunError
+
+    found: Standing | None = None
+    said: list[str] = []
+    try:
+        while True:
+            try:
+                look = found = follower.look(last=False)
+                lines, told = [*look.news, *look.notes], look.line
+            except (OtherRunError, DashboardError, OSError) as error:
+                lines, told = [], f"nothing is judged: {error}"
+            for line in [*(line for line in lines if line not in said), *([told] if told not in said[-1:] else [])]:
+                say(line)
+            said = [*lines, told]
+            if found is not None and found.over:
+                return found, None
+            time.sleep(every_seconds)
+    except KeyboardInterrupt:
+        return found, INTERRUPTED
+
+
+def _conclude(
+    decision: Decision, folder: Path, run_dir: Path, readings: Readings, study_dir: Path | None, as_json: bool
+) -> None:  # fmt: skip
+    from launcher.watch.conclude import conclude, next_lines, sentence, study_of
+
+    reading = readings.read(last=True)
+    found = conclude(decision, folder, run_dir, reading, study_dir or study_of(folder))
+    notes: list[Json] = [*reading.notes]
+    lines = [sentence(found), *next_lines(found), *(f"log: {note}" for note in reading.notes)]
+    answer(as_json, {**found.body, "notes": notes}, "\n".join(lines))

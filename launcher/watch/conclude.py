@@ -1,0 +1,256 @@
+"""After the run: its forecast scored, attested, and the run added to what later forecasts are made of.
+
+What is scored is the validation loss at the end, against the interval frozen before the run began. The ledger of the
+study keeps the run (`launcher.history`); `conclusion.json` beside the config says how it went.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from launcher import chronicle, history
+from launcher.attestations import attest, read_attestation
+from launcher.frozen import Decision
+from launcher.history import Concluded
+from launcher.watch.readings import Reading
+from proxies import canon
+from proxies.canon import Json
+from proxies.flops import count_params
+from proxies.spec import Curve
+from sweeps.errors import StudyMissing
+from sweeps.ledger import Ledger
+
+if TYPE_CHECKING:
+    from launcher.study import Study
+
+CONCLUSION = "conclusion"
+"""Kind of the attestation."""
+NUM_PARTS = 500
+"""Of the run: its curve is kept as a mean over each."""
+
+
+class NotConcludedError(ValueError):
+    """A run that its forecast cannot be scored by; says why, and what would do."""
+
+    exit_code = 4
+
+
+class ConcludedOtherwiseError(ValueError):
+    """This config was concluded before, with another outcome."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conclusion:
+    """How a forecast went."""
+
+    run: Concluded
+    study: Path | None
+    """Whose ledger keeps it; None where there is none."""
+    num_concluded: int
+    """Main runs that this study knows of, this one among them."""
+    num_inside: int
+    """Of those, within their intervals."""
+    next_scale: float
+    """What the arms of later intervals are multiplied by."""
+
+    @property
+    def body(self) -> dict[str, Json]:
+        """For the attestation and `--json`."""
+        run, actual = self.run, self.run.actual_nats
+        return {
+            "digest": run.digest, "actual_nats": actual, "predicted_nats": run.predicted_nats,
+            "interval_nats": [run.low_nats, run.high_nats], "level": run.level, "inside": run.foretold.covered,
+            "z": run.foretold.z, "error_nats": actual - run.predicted_nats,
+            "error_share": actual / run.predicted_nats - 1, "extrapolation": run.extrapolation,
+            "params": run.params, "tokens": run.tokens,
+            "coverage": {"num_concluded": self.num_concluded, "num_inside": self.num_inside},
+            "next_interval_scale": self.next_scale, "in_ledger": self.study is not None,
+        }  # fmt: skip
+
+
+def concluded_run(decision: Decision, reading: Reading, interval_scale: float = 1.0) -> Concluded:
+    """The run as its log shows it.
+
+    Raises:
+        NotConcludedError: it has not come to the schedule's end, or nobody measured its validation loss there.
+        SpecError: the frozen forecast has no interval to score it by.
+    """
+    predicted = decision.predicted
+    run = Concluded(
+        digest=decision.digest, params=count_params(decision.shape).total, tokens=decision.num_tokens,
+        shape=decision.shape, parametrization=decision.parametrization,
+        schedule=decision.learning_rate.schedule, data_id=decision.data.data_id,
+        predicted_nats=predicted.loss_nats, low_nats=predicted.low_nats, high_nats=predicted.high_nats,
+        level=predicted.level, extrapolation=predicted.extrapolation, interval_scale=interval_scale,
+        actual_nats=_last_loss(decision, reading), curve=_curve(reading),
+    )  # fmt: skip
+    run.foretold  # noqa: B018  (refuses an interval without arms)
+    return run
+
+
+def _last_loss(decision: Decision, reading: Reading) -> float:
+    num_steps, columns, ending = decision.learning_rate.schedule.num_steps, reading.columns, reading.ending
+    at = f"step {columns.step} of {num_steps}"
+    if ending is not None and ending.event != "finished":
+        reason = f": {ending.reason}" if ending.reason else ""
+        again = "" if ending.event == "aborted" else "; `forerun launch` goes on"
+        raise NotConcludedError(f"the run {ending.event} at {at}{reason}{again}: there is no end to score")
+    if ending is not None and ending.validation_loss_nats is not None:
+        return ending.validation_loss_nats
+    if ending is None and reading.names_digest:
+        raise NotConcludedError(
+            f"the run has not ended: {at}, and its last attempt left no ending; watch it, or `forerun launch` goes on"
+        )
+    if columns.step < num_steps:
+        raise NotConcludedError(f"the run has not ended: its log is at {at}")
+    if not len(columns.validation_steps) or columns.validation_steps[-1] < num_steps:
+        last = f"its last is of step {columns.validation_steps[-1]:.0f}" if len(columns.validation_steps) else "none is"
+        raise NotConcludedError(
+            f"the forecast is of the validation loss at step {num_steps}, and {last} in the log: log one there, or "
+            "name it with --validation-loss-key"
+        )
+    return float(columns.validation_loss_nats[-1])
+
+
+def _curve(reading: Reading) -> Curve:
+    """Means over equal parts of the run."""
+    steps, losses = reading.columns.steps, reading.columns.train_loss_nats
+    there = np.isfinite(losses)
+    steps, losses = steps[there], losses[there]
+    parts = np.unique(np.minimum((steps - 1) * NUM_PARTS // max(steps.max(initial=1.0), 1.0), NUM_PARTS - 1),
+                      return_inverse=True)[1]  # fmt: skip
+    sizes = np.bincount(parts)
+    means = [np.bincount(parts, weights=column) / sizes for column in (steps, losses)]
+    return Curve(
+        steps=tuple(round(step) for step in means[0].tolist()), train_loss_nats=tuple(means[1].tolist()),
+        grad_norm=(),
+    )  # fmt: skip
+
+
+def conclude(decision: Decision, folder: Path, run_dir: Path, reading: Reading, study_dir: Path | None) -> Conclusion:
+    """Score, keep and attest; done twice, it is the same as done once.
+
+    Args:
+        decision: what was frozen.
+        folder: where it lies; gets the attestation.
+        run_dir: whose chronicle tells of it.
+        reading: the run's log.
+        study_dir: whose ledger keeps the run; None: no study is at hand.
+
+    Raises:
+        NotConcludedError: see `concluded_run`.
+        ConcludedOtherwiseError: it was concluded before, with another loss.
+        SweepError, PlanError, DataError: of the study, if its ledger cannot be written.
+    """
+    if study_dir is None:
+        found = _scored(concluded_run(decision, reading), [], None)
+    else:
+        found = _kept(decision, reading, study_dir)
+    _attest_once(folder, decision.digest, found)
+    told = [
+        entry for entry in chronicle.entries(run_dir) if (entry.kind, entry.digest) == ("concluded", found.run.digest)
+    ]
+    if not told:
+        chronicle.record(
+            run_dir, "concluded", sentence(found), step=decision.learning_rate.schedule.num_steps,
+            digest=decision.digest, data=found.body,
+        )  # fmt: skip
+    return found
+
+
+def _kept(decision: Decision, reading: Reading, study_dir: Path) -> Conclusion:
+    """The conclusion, with the run in the study's ledger."""
+    from launcher.opening import open_ledger, recorded_study
+    from scaling_fits.track_record import interval_scale
+
+    ledger = Ledger.read(study_dir)
+    past = history.inherited(ledger)
+    scale = interval_scale([run.z for run in past], decision.predicted.level) if past else 1.0
+    run = concluded_run(decision, reading, scale)
+    known = ledger.find(history.CONCLUDED, run.digest)
+    if known is None:
+        study = recorded_study(study_dir)
+        _check_study(study, decision, study_dir)
+        with open_ledger(study) as writing:
+            writing.append(history.CONCLUDED, run.digest, run)
+    else:
+        before = canon.decode(Concluded, known.body)
+        if before.actual_nats != run.actual_nats:
+            raise ConcludedOtherwiseError(
+                f"{study_dir} has this config concluded at {before.actual_nats:.6g} nats, and this log ends at "
+                f"{run.actual_nats:.6g}: the first stands; is this the log of the same run?"
+            )
+        run = before
+    others = [one for one in (*past, *history.concluded(ledger)) if one.digest != run.digest]
+    return _scored(run, others, study_dir)
+
+
+def _check_study(study: Study, decision: Decision, study_dir: Path) -> None:
+    if study.manifest.data_id != decision.data.data_id:
+        raise NotConcludedError(f"{study_dir} is of other data than this config: name its own study with --study")
+
+
+def _scored(run: Concluded, others: list[Concluded], study_dir: Path | None) -> Conclusion:
+    from scaling_fits.track_record import interval_scale
+
+    runs = [*others, run]
+    return Conclusion(
+        run=run, study=study_dir, num_concluded=len(runs), num_inside=sum(one.foretold.covered for one in runs),
+        next_scale=interval_scale([one.z for one in runs], run.level),
+    )  # fmt: skip
+
+
+def _attest_once(folder: Path, digest: str, found: Conclusion) -> None:
+    path = folder / "attestations" / f"{CONCLUSION}.json"
+    if path.exists():
+        before = read_attestation(path, digest)
+        if before.get("actual_nats") != found.run.actual_nats:
+            raise ConcludedOtherwiseError(
+                f"{path} says {before.get('actual_nats')} nats, and this log ends at {found.run.actual_nats:.6g}: the "
+                "first stands; is this the log of the same run?"
+            )
+        if before == found.body or (before.get("in_ledger") and found.study is None):
+            return
+    attest(folder, CONCLUSION, digest, cast(dict[str, Json], canon.to_json(found.body)))
+
+
+def sentence(found: Conclusion) -> str:
+    """How the forecast went, in a line."""
+    run, foretold = found.run, found.run.foretold
+    where = "inside" if foretold.covered else "outside"
+    return (
+        f"ended at {run.actual_nats:.4f} nats, {where} the {run.level:.0%} interval [{run.low_nats:.4f}, "
+        f"{run.high_nats:.4f}] around {run.predicted_nats:.4f}: {run.actual_nats - run.predicted_nats:+.4f} nats, "
+        f"{math.expm1(math.log(run.actual_nats / run.predicted_nats)):+.2%}, z {foretold.z:+.2f}"
+    )
+
+
+def study_of(folder: Path) -> Path | None:
+    """The study that a frozen config lies in, if it lies in one."""
+    above = folder.resolve().parents
+    if len(above) < 2 or above[0].name != "frozen":
+        return None
+    try:
+        Ledger.read(above[1])
+    except StudyMissing:
+        return None
+    return above[1]
+
+
+def next_lines(found: Conclusion) -> list[str]:
+    """What the outcome means for later forecasts, and the commands that use it."""
+    level = found.run.level
+    counted = f"{found.num_inside} of {found.num_concluded} main runs ended inside their interval"
+    scale = f"later intervals are {found.next_scale:.3g} times as wide as a fit's own"
+    lines = [f"so far {counted} ({level:.0%} is wanted): {scale}"]
+    if found.study is None:
+        return [*lines, "no study lies around the config, so no ledger keeps the run: name one with --study STUDY"]
+    study = shlex.quote(str(found.study))
+    used = f"`forerun fit {study}`, and in a new study begun with `forerun run PLAN --study NEW --fork {study}`"
+    return [*lines, f"kept in the ledger of {found.study}: it joins the ladder in {used}"]

@@ -1,0 +1,191 @@
+"""The losses and norms of a run as alerts."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import stdtrit
+
+from launcher.frozen import Decision
+from launcher.watch.alerts import Alert, Commands
+from launcher.watch.columns import Columns
+from launcher.watch.course import FALSE_ALARMS, FREEDOM, Course, end_sd
+from launcher.watch.losses import Spike, rise, spikes
+from launcher.watch.precursors import Growth, gradient_growth, layer_growths
+
+
+def departures(decision: Decision, found: Course | None, commands: Commands) -> list[Alert]:
+    """The course against the frozen band: an alarm beyond the bound over the whole run, a notice outside the band."""
+    if found is None:
+        return []
+    first = found.departed
+    which = len(found.departure) - 1 if first is None else first
+    if first is None and abs(found.outside[which]) <= 1:
+        return []
+    loss, expected, departure = (
+        float(column[which]) for column in (found.loss_nats, found.expected_nats, found.departure)
+    )
+    side = "above" if departure > 0 else "below"
+    rule = (
+        f"outside the {decision.predicted.level:.0%} band at that point, which one healthy run in ten is"
+        if first is None
+        else f"beyond the {found.bound:.1f} that {FALSE_ALARMS:.0%} of healthy runs ever reach"
+    )
+    advice = "" if departure > 0 else "; lower may mean easier data than the ladder's, or data seen twice"
+    return [
+        Alert(
+            name="departed" if first is not None else "outside_band",
+            severity="alarm" if first is not None else "notice",
+            first_step=int(found.seen_at[which]),
+            seen=f"training loss near step {found.looked_at[which]:.0f} is {loss:.4f} nats, {side} the foretold "
+            f"{expected:.4f} by {abs(departure):.1f} standard deviations of the band: {rule}{advice}",
+            evidence={
+                "loss_nats": loss, "expected_nats": expected, "departure_sds": departure, "bound_sds": found.bound,
+                "false_alarms_per_run": FALSE_ALARMS, "final_nats": found.final[0], "final_low_nats": found.final[1],
+                "final_high_nats": found.final[2],
+            },
+            next_command=commands.verify,
+        )
+    ]  # fmt: skip
+
+
+def missed_end(decision: Decision, columns: Columns, commands: Commands) -> list[Alert]:
+    """The validation loss after the last step, against the forecast of it."""
+    num_steps = decision.learning_rate.schedule.num_steps
+    if not len(columns.validation_steps) or columns.validation_steps[-1] < num_steps:
+        return []
+    predicted, actual = decision.predicted, float(columns.validation_loss_nats[-1])
+    low_sd, high_sd = end_sd(predicted)
+    off = float(np.log(actual / predicted.loss_nats))
+    departure = off / (low_sd if off < 0 else high_sd)
+    if abs(departure) <= stdtrit(FREEDOM, 1 - FALSE_ALARMS / 2):
+        return []
+    return [
+        Alert(
+            name="missed_end",
+            severity="alarm",
+            first_step=num_steps,
+            seen=f"the run ended at {actual:.4f} nats, {abs(departure):.1f} standard deviations from the foretold "
+            f"{predicted.loss_nats:.4f} [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}]",
+            evidence={"validation_loss_nats": actual, "departure_sds": departure},
+            next_command=f"{commands.watch} --conclude",
+        )
+    ]
+
+
+def bad_values(decision: Decision, columns: Columns, commands: Commands) -> list[Alert]:
+    """Losses that are no numbers, or above where the run must stop by itself."""
+    found = []
+    missing = columns.steps[~np.isfinite(columns.train_loss_nats)]
+    if len(missing):
+        found.append(
+            Alert(
+                name="non_finite",
+                severity="alarm",
+                first_step=int(missing[0]),
+                seen=f"training loss is no number at {len(missing)} logged steps, the first {missing[0]:.0f}",
+                evidence={"num_lines": len(missing), "last_step": int(missing[-1])},
+                next_command=commands.resume,
+            )
+        )
+    limit = decision.abort.train_loss_above_nats
+    past = columns.steps > decision.learning_rate.schedule.warmup_steps
+    above = columns.steps[past & (columns.train_loss_nats > limit)]
+    if len(above):
+        found.append(
+            Alert(
+                name="diverged",
+                severity="alarm",
+                first_step=int(above[0]),
+                seen=f"training loss passed {limit:.4f} nats at step {above[0]:.0f}: a run must stop there",
+                evidence={"limit_nats": limit, "num_lines": len(above)},
+                next_command=commands.resume,
+            )
+        )
+    return found
+
+
+def spike_alerts(decision: Decision, columns: Columns, commands: Commands) -> tuple[list[Alert], list[Spike]]:
+    """An alarm for a spike that lasts, one notice for all that came back; and the spikes."""
+    policy, alerts = decision.spikes, []
+    found = spikes(columns.steps, columns.train_loss_nats, policy)
+    back = [spike for spike in found if spike.over]
+    if back:
+        highest = max(back, key=lambda spike: spike.peak_nats - spike.level_nats)
+        alerts.append(
+            Alert(
+                name="spikes",
+                severity="notice",
+                first_step=back[0].first_step,
+                seen=f"{len(back)} spikes that came back, the highest of {highest.peak_nats - highest.level_nats:.3f} "
+                f"nats at step {highest.first_step}, the last at step {back[-1].first_step}",
+                evidence={
+                    "num_spikes": len(back),
+                    "num_lasted": sum(spike.lasted for spike in back),
+                    "first_steps": [spike.first_step for spike in back[-20:]],
+                },
+                next_command=f"{commands.watch} --once",
+            )
+        )
+    if found and not found[-1].over and found[-1].lasted:
+        spike = found[-1]
+        by_itself = (
+            f"the trainer may do so by itself {policy.max_rollbacks} times"
+            if policy.max_rollbacks
+            else "the frozen config leaves that to people (launch.spike_rollbacks = 0)"
+        )
+        alerts.append(
+            Alert(
+                name="spike_lasts",
+                severity="alarm",
+                first_step=spike.first_step,
+                seen=f"a spike from {spike.level_nats:.4f} to {spike.peak_nats:.4f} nats lasts for {spike.num_lines} "
+                f"logged steps: the policy is to go back {policy.rollback_steps} steps before it and to skip "
+                f"{policy.skip_batches} batches; {by_itself}",
+                evidence={
+                    "level_nats": spike.level_nats,
+                    "peak_nats": spike.peak_nats,
+                    "num_lines": spike.num_lines,
+                    "patience_steps": policy.patience_steps,
+                },
+                next_command=commands.note(f"spike at step {spike.first_step}: ..."),
+            )
+        )
+    return alerts, found
+
+
+def risen(decision: Decision, columns: Columns, commands: Commands) -> list[Alert]:
+    """A loss that goes up and stays there, slower than a spike."""
+    found = rise(columns.steps, columns.train_loss_nats, decision.learning_rate.schedule.warmup_steps)
+    if found is None:
+        return []
+    return [
+        Alert(
+            name="rising", severity="alarm", first_step=found.first_step,
+            seen=f"training loss rose from {found.lowest_nats:.4f} to {found.now_nats:.4f} nats by step "
+            f"{found.first_step} and stayed up, {found.sds:.0f} standard deviations of its noise",
+            evidence={"lowest_nats": found.lowest_nats, "now_nats": found.now_nats, "rise_sds": found.sds},
+            next_command=commands.verify,
+        )
+    ]  # fmt: skip
+
+
+def precursors(decision: Decision, columns: Columns, commands: Commands) -> list[Alert]:
+    """Notices of gradient norms and layers that grow out of line."""
+    schedule = decision.learning_rate.schedule
+    whole = gradient_growth(columns.steps, columns.grad_norm, schedule)
+    layers = layer_growths(columns.layer_steps, columns.layers, schedule)
+    return [_grown(growth, commands) for growth in ([whole] if whole else []) + layers]
+
+
+def _grown(growth: Growth, commands: Commands) -> Alert:
+    times, of = growth.now / growth.before, f"{growth.column} of {growth.layer}" if growth.layer else "gradient norm"
+    others = "" if growth.others is None else f", where the other layers' went by {growth.others:.2f}"
+    return Alert(
+        name="layer_grows" if growth.layer else "gradients_grow", severity="notice", first_step=growth.first_step,
+        seen=f"{of} is {times:.2f} times what it was half the steps before{others}",
+        evidence={
+            "layer": growth.layer, "column": growth.column, "before": growth.before, "now": growth.now,
+            "others_factor": growth.others,
+        },
+        next_command=f"{commands.watch} --once",
+    )  # fmt: skip

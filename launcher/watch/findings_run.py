@@ -1,0 +1,128 @@
+"""The machine under a run as alerts: pace, stragglers, silence, GPU errors, how attempts ended."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from launcher.watch import pace
+from launcher.watch.alerts import Alert, Commands, Severity
+from launcher.watch.columns import Columns
+
+_ENDED = ("finished", "stopped", "interrupted", "aborted")
+_ERRORS = {"num_ecc_errors": "ECC", "num_link_errors": "link"}
+
+
+def over(columns: Columns, num_steps: int) -> bool:
+    """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come by itself."""
+    return columns.step >= num_steps or bool(columns.events and columns.events[-1].get("event") in _ENDED)
+
+
+def slowed(columns: Columns, commands: Commands) -> list[Alert]:
+    """Throughput below the run's own best."""
+    found = pace.slowdown(columns)
+    if found is None:
+        return []
+    mfu = "" if found.mfu is None else f", MFU {found.mfu:.1%}"
+    return [
+        Alert(
+            name="slow", severity=_severity(found.lost_share), first_step=found.first_step,
+            seen=f"since step {found.first_step} {found.tokens_per_second:,.0f} tokens/s{mfu}: "
+            f"{found.lost_share:.0%} below the {found.best_tokens_per_second:,.0f} that this run has sustained",
+            evidence={
+                "tokens_per_second": found.tokens_per_second, "best_tokens_per_second": found.best_tokens_per_second,
+                "lost_share": found.lost_share, "mfu": found.mfu,
+            },
+            next_command=commands.machine,
+        )
+    ]  # fmt: skip
+
+
+def straggling(columns: Columns, commands: Commands) -> list[Alert]:
+    """Ranks that the others wait for."""
+    return [
+        Alert(
+            name="straggler", severity=_severity(found.slower_share), first_step=found.first_step,
+            seen=f"rank {found.rank} computes {found.seconds:.3g} s a step, {found.slower_share:.0%} longer than the "
+            f"other ranks' median of {found.others_seconds:.3g} s, since step {found.first_step} or before: all wait "
+            "for it",
+            evidence={
+                "rank": found.rank, "slower_share": found.slower_share, "seconds": found.seconds,
+                "others_seconds": found.others_seconds,
+            },
+            next_command=commands.machine,
+        )
+        for found in pace.stragglers(columns)
+    ]  # fmt: skip
+
+
+def silent(columns: Columns, num_steps: int, now: float | None, commands: Commands) -> list[Alert]:
+    """A run that is not over and says nothing."""
+    found = None if over(columns, num_steps) else pace.silent_seconds(columns, now)
+    if found is None or found[0] <= found[1]:
+        return []
+    return [
+        Alert(
+            name="stalled", severity="alarm", first_step=columns.step,
+            seen=f"no line for {found[0]:,.0f} s after step {columns.step}, where at most {found[1]:,.0f} s are usual",
+            evidence={"silent_seconds": found[0], "allowed_seconds": found[1]}, next_command=commands.resume,
+        )
+    ]  # fmt: skip
+
+
+def ended_badly(columns: Columns, commands: Commands) -> list[Alert]:
+    """The newest attempt stopped itself, or was asked to before its end."""
+    last = columns.events[-1] if columns.events else {}
+    event, reason = last.get("event"), str(last.get("reason") or "")
+    if event not in ("aborted", "interrupted"):
+        return []
+    return [
+        Alert(
+            name=str(event), severity="alarm" if event == "aborted" else "notice", first_step=columns.step,
+            seen=f"the run was {event} after step {columns.step}" + (f": {reason}" if reason else ""),
+            evidence={"exit_code": last.get("exit_code")}, next_command=commands.resume,
+        )
+    ]  # fmt: skip
+
+
+def rolled_back(columns: Columns, commands: Commands) -> list[Alert]:
+    """What the trainer itself did about spikes."""
+    found = [event for event in columns.events if event.get("event") == "rolled_back"]
+    if not found:
+        return []
+    step = found[-1].get("to_step")
+    to_step = step if isinstance(step, int) else columns.step
+    return [
+        Alert(
+            name="rolled_back", severity="notice", first_step=to_step,
+            seen=f"{len(found)} rollbacks, the last to step {to_step}: {found[-1].get('reason', '')}",
+            evidence={"num_rollbacks": len(found)}, next_command=f"{commands.watch} --once",
+        )
+    ]  # fmt: skip
+
+
+def gpu_errors(columns: Columns, commands: Commands) -> list[Alert]:
+    """Counters of the GPUs that grew while this run was watched; what they stood at before is not its doing."""
+    alerts = []
+    for column, name in _ERRORS.items():
+        counts_GR = columns.gpus.get(column)
+        if counts_GR is None:
+            continue
+        for rank, counts in enumerate(counts_GR.T):
+            there = np.isfinite(counts)
+            grown = np.flatnonzero(np.diff(counts[there]) > 0)  # a restart elsewhere may begin lower
+            if not len(grown):
+                continue
+            first = int(columns.gpu_steps[there][grown[0] + 1])
+            num_more = int(np.maximum(np.diff(counts[there]), 0).sum())
+            alerts.append(
+                Alert(
+                    name=f"{name.lower()}_errors", severity="notice", first_step=first,
+                    seen=f"the GPU of rank {rank} counts {num_more} more {name} errors, the first by step {first}",
+                    evidence={"rank": rank, "num_errors": num_more}, next_command=commands.machine,
+                )
+            )  # fmt: skip
+    return alerts
+
+
+def _severity(share: float) -> Severity:
+    return "alarm" if share > pace.ALARM_SHARE else "notice"

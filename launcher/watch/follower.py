@@ -1,0 +1,181 @@
+"""A run looked at again and again: what stands, what is new since the last look, and the words for both."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher import chronicle
+from launcher.frozen import Decision
+from launcher.talk import duration, say
+from launcher.watch.alerts import Alert, Commands
+from launcher.watch.judge import ALARM, CANNOT_TELL, Judged, judge
+from launcher.watch.readings import Reading, Readings
+from proxies import canon
+from proxies.canon import Json
+
+_STANDINGS: dict[int, Literal["fine", "alarm", "cannot_tell"]] = {0: "fine", ALARM: "alarm", CANNOT_TELL: "cannot_tell"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """What is to be said after a look."""
+
+    standing: Literal["fine", "alarm", "cannot_tell"]
+    line: str
+    """All of it in one line."""
+    text: str
+    """All of it, the standing first."""
+    news: tuple[str, ...]
+    """Alerts that were not there at the look before."""
+    notes: tuple[str, ...]
+    """What is odd about the log."""
+    over: bool
+    """Nothing more will come: the run finished or stopped itself."""
+    body: dict[str, Json]
+
+
+class Follower:
+    """Looks at one run; its chronicle hears of every alert once."""
+
+    def __init__(
+        self, decision: Decision, readings: Readings, *, frozen: Path, run_dir: Path, metrics: str | None = None,
+        usd_per_device_hour: float | None,
+    ) -> None:  # fmt: skip
+        """`frozen` and `metrics` are named in the commands; `run_dir` is where the chronicle lies."""
+        self._decision, self._readings, self._run_dir, self._usd = decision, readings, run_dir, usd_per_device_hour
+        self._frozen, self._metrics = str(frozen), metrics
+        self._active: set[str] = set()
+
+    def look(self, *, last: bool) -> Standing:
+        """Read on, judge, and record what is new.
+
+        Args:
+            last: nobody will look again: the last line counts without its end.
+
+        Raises:
+            OtherRunError, OSError, DashboardError: see `Readings.read`.
+        """
+        reading = self._readings.read(last=last)
+        over = reading.ending is not None
+        ours = str(self._run_dir) if reading.names_digest else None
+        commands = Commands(frozen=self._frozen, metrics=self._metrics, run_dir=ours)
+        found = judge(
+            self._decision, reading.columns, now=None if over else time.time(), usd_per_device_hour=self._usd,
+            commands=commands,
+        )  # fmt: skip
+        new = [alert for alert in found.alerts if alert.name not in self._active]
+        self._active = {alert.name for alert in found.alerts}
+        self._record(new, reading.columns.step)
+        return self._standing(reading, found, new, commands)
+
+    def _standing(self, reading: Reading, found: Judged, new: list[Alert], commands: Commands) -> Standing:
+        nothing = not len(reading.columns) and not found.alerts
+        standing = "cannot_tell" if nothing else _STANDINGS[found.exit_code]
+        why = "nothing is logged yet" if nothing else found.why
+        head = headline(standing, why, found, self._decision)
+        ended = reading.ending is not None and reading.ending.event in ("finished", "aborted")
+        tail = []
+        if reading.ending is not None and reading.ending.event == "finished":
+            tail = [f"the run finished; next: {commands.watch} --conclude"]
+        lines = [head, *map(alert_text, found.alerts), *figure_lines(found.figures), *tail,
+                 *(f"log: {note}" for note in reading.notes)]  # fmt: skip
+        return Standing(
+            standing=standing, line=short_line(head, found.figures), text="\n".join(lines),
+            news=tuple(map(alert_text, new)), notes=tuple(f"log: {note}" for note in reading.notes), over=ended,
+            body={
+                "standing": standing, "why": why, "digest": self._decision.digest,
+                "alerts": canon.to_json(found.alerts), "figures": found.figures, "notes": [*reading.notes],
+                "names_digest": reading.names_digest,
+                "ending": None if reading.ending is None else canon.to_json(reading.ending),
+            },
+        )  # fmt: skip
+
+    def _record(self, new: list[Alert], step: int) -> None:
+        """Into the chronicle, but for what it has: an alert of that name that was seen after this one began."""
+        try:
+            known = [entry.data for entry in chronicle.entries(self._run_dir) if entry.kind == "alert"]
+            for alert in new:
+                seen_at = [at for data in known if data.get("name") == alert.name
+                           and isinstance(at := data.get("at_step"), int)]  # fmt: skip
+                if any(at >= alert.first_step for at in seen_at):
+                    continue
+                data: dict[str, Json] = {"name": alert.name, "severity": alert.severity, "at_step": step,
+                                         "first_step": alert.first_step, "evidence": alert.evidence}  # fmt: skip
+                text = f"{alert.severity}: {alert.seen}"
+                chronicle.record(self._run_dir, "alert", text, step=alert.first_step, digest=self._decision.digest,
+                                 data=data)  # fmt: skip
+        except OSError as error:
+            say(f"the chronicle in {self._run_dir} cannot be written ({error.strerror}): alerts are not recorded")
+
+
+def headline(standing: str, why: str, found: Judged, decision: Decision) -> str:
+    """The standing, and where the run is."""
+    counts = [
+        f"{number} {name}{'s' if number > 1 else ''}"
+        for name in ("alarm", "notice")
+        if (number := sum(alert.severity == name for alert in found.alerts))
+    ]
+    at = f"step {found.figures['step']} of {decision.learning_rate.schedule.num_steps}"
+    said = f"{standing.upper().replace('_', ' ')} at {at}: {why}"
+    return f"{said} ({', '.join(counts)})" if counts else said
+
+
+def alert_text(alert: Alert) -> str:
+    """What was seen, the numbers, what to run."""
+    numbers = ", ".join(f"{name} {_value(value)}" for name, value in alert.evidence.items() if value is not None)
+    lines = [f"{alert.severity.upper()} {alert.name}, from step {alert.first_step}: {alert.seen}"]
+    lines += [f"  evidence: {numbers}"] if numbers else []
+    return "\n".join([*lines, f"  next: {alert.next_command}"])
+
+
+def _value(value: Json) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def short_line(head: str, figures: dict[str, Any]) -> str:
+    """For a terminal that is looked at now and then."""
+    parts = [head]
+    if figures["train_loss_nats"] is not None:
+        parts.append(f"loss {figures['train_loss_nats']:.4f} nats")
+    if (ends := figures["projection"]) is not None:
+        parts.append(f"{duration(ends['remaining_seconds'][0])} left")
+    return "; ".join(parts)
+
+
+def figure_lines(figures: dict[str, Any]) -> list[str]:
+    """Loss, pace, end and cost, as far as they are known."""
+    low, high = figures["final_interval_nats"]
+    frozen_low, frozen_high = figures["foretold_interval_nats"]
+    lines = []
+    if figures["train_loss_nats"] is not None:
+        lines.append(f"training loss {figures['train_loss_nats']:.4f} nats; spikes so far: {figures['num_spikes']}")
+    lines.append(
+        f"validation loss at the end: {figures['final_nats']:.4f} nats [{low:.4f}, {high:.4f}] from here; frozen "
+        f"{figures['foretold_nats']:.4f} [{frozen_low:.4f}, {frozen_high:.4f}], at level {figures['level']:g}"
+    )
+    pace = [
+        f"{figures['tokens_per_second']:,.0f} tokens/s" if figures["tokens_per_second"] is not None else "",
+        f"MFU {figures['mfu']:.1%}" if figures["mfu"] is not None else "",
+        f"goodput {figures['goodput']:.1%}" if figures["goodput"] is not None else "",
+        f"{figures['num_attempts'] - 1} restarts" if figures["num_attempts"] else "",
+    ]
+    if any(pace):
+        lines.append(", ".join(filter(None, pace)))
+    if (ends := figures["projection"]) is not None:
+        lines.append(_end_line(ends))
+    return lines
+
+
+def _end_line(ends: dict[str, Any]) -> str:
+    left = [duration(seconds) for seconds in ends["remaining_seconds"]]
+    said = f"ends in {left[0]} ({left[1]} to {left[2]})"
+    if ends["ends_at"] is not None:
+        said += f", at {ends['ends_at'][0]}"
+    hours = ends["device_hours"]
+    said += f"; {hours[0]:.4g} device-hours in all ({hours[1]:.4g} to {hours[2]:.4g})"
+    if ends["usd"] is not None:
+        said += f", USD {ends['usd'][0]:,.2f} ({ends['usd'][1]:,.2f} to {ends['usd'][2]:,.2f})"
+    return said

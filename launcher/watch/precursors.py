@@ -1,0 +1,113 @@
+"""Signs before the loss shows anything: gradient norms and layers that grow out of their own past.
+
+A quantity is held against itself half the steps ago, and only within one part of the schedule (warmup, plateau, decay):
+what the schedule does to it is not its own doing. Growth of a healthy run slows down in the log of the step, so that a
+layer is out of line where it grew over the last octave by more than it did over the one before, and by more than the
+other layers did. Instabilities start in single layers and show there first (arXiv 2309.14322).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.watch.columns import Floats
+from proxies.schedule import Schedule
+
+GRAD_NORM_FACTOR = 2.0
+"""Of the median gradient norm over that half the steps ago."""
+LAYER_FACTORS = {"weight_rms": 1.5, "param_norm": 1.5, "grad_norm": 3.0, "update_ratio": 3.0}
+"""By how much a layer's growth over an octave may be beyond its own before and the others'; gradients scatter more."""
+_GRAD_LINES, _LAYER_LINES = 32, 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """Something grew out of line."""
+
+    first_step: int
+    """At which it had."""
+    layer: str | None
+    """None: of the whole model."""
+    column: str
+    before: float
+    """Median about half the steps ago."""
+    now: float
+    others: float | None = None
+    """Median growth of the other layers over the same steps, as a factor."""
+
+
+def part_starts(schedule: Schedule) -> list[int]:
+    """Steps at which a part of the schedule begins: 0, the end of the warmup, the start of a final decay."""
+    starts = {0, schedule.warmup_steps}
+    if schedule.kind == "wsd":
+        starts.add(schedule.num_steps - schedule.decay_steps)
+    return sorted(starts)
+
+
+def gradient_growth(steps: Floats, grad_norm: Floats, schedule: Schedule) -> Growth | None:
+    """Where the gradient norm first was `GRAD_NORM_FACTOR` times its own past."""
+    there = np.isfinite(grad_norm) & (grad_norm > 0)
+    at, norms = steps[there], grad_norm[there]
+    for end in _ends(2 * _GRAD_LINES, len(at), _GRAD_LINES // 4):
+        recent = slice(end - _GRAD_LINES, end)
+        past = _past(at, end, _GRAD_LINES, _start_of(at[end - 1], schedule))
+        if past is None:
+            continue
+        before, now = float(np.median(norms[past])), float(np.median(norms[recent]))
+        if now > GRAD_NORM_FACTOR * before:
+            return Growth(first_step=int(at[end - 1]), layer=None, column="grad_norm", before=before, now=now)
+    return None
+
+
+def layer_growths(steps: Floats, layers: Mapping[str, Mapping[str, Floats]], schedule: Schedule) -> list[Growth]:
+    """For each layer and column where it first grew out of line; the earliest first."""
+    found: dict[tuple[str, str], Growth] = {}
+    for column, factor in LAYER_FACTORS.items():
+        names = [
+            name for name in layers if np.isfinite(layers[name][column]).all() and (layers[name][column] > 0).all()
+        ]
+        if len(names) < 2:
+            continue
+        logs_NL = np.log([layers[name][column] for name in names])
+        for end in _ends(_LAYER_LINES, len(steps), 1):
+            first = _start_of(steps[end - 1], schedule)
+            past = _past(steps, end, _LAYER_LINES, first)
+            older = None if past is None else _past(steps, past.stop, _LAYER_LINES, first)
+            if past is None or older is None:
+                continue
+            now_N, before_N, older_N = (
+                np.median(logs_NL[:, part], axis=1) for part in (slice(end - _LAYER_LINES, end), past, older)
+            )
+            grown_N, earlier_N = now_N - before_N, before_N - older_N
+            for i in np.flatnonzero(grown_N - np.maximum(earlier_N, 0.0) > np.log(factor)):
+                name, others = names[i], float(np.median(np.delete(grown_N, i)))
+                if (name, column) not in found and grown_N[i] - max(earlier_N[i], others, 0.0) > np.log(factor):
+                    found[name, column] = Growth(
+                        first_step=int(steps[end - 1]), layer=name, column=column, before=float(np.exp(before_N[i])),
+                        now=float(np.exp(now_N[i])), others=float(np.exp(others)),
+                    )  # fmt: skip
+    return sorted(found.values(), key=lambda growth: growth.first_step)
+
+
+def _ends(first: int, last: int, least: int) -> Iterator[int]:
+    """Numbers of lines to look back from: by `least`, later by a part in 200, so that a long log is soon done."""
+    end = first
+    while end <= last:
+        yield end
+        end += max(least, end // 200)
+
+
+def _start_of(step: float, schedule: Schedule) -> int:
+    return max(start for start in part_starts(schedule) if start <= step)
+
+
+def _past(steps: Floats, end: int, num_lines: int, first_step: int) -> slice | None:
+    """As many lines, about half the steps of those before `end`; None where they reach out of the part."""
+    middle = float(np.median(steps[end - num_lines : end])) / 2
+    start = int(np.searchsorted(steps, middle)) - num_lines // 2
+    if start < 0 or steps[start] <= first_step or start + num_lines > end - num_lines:
+        return None
+    return slice(start, start + num_lines)

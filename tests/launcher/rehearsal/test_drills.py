@@ -1,0 +1,255 @@
+"""Each drill passes on the embedded trainer, and fails on a trainer broken in the way that it looks for.
+
+On one rank in this process, but for what kills; the runs under torchrun are in test_rehearse.
+"""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch.distributed as dist
+from main_run import tiny_decision, write_corpus
+from stage_case import here
+
+from launcher import checkpoints, training
+from launcher.exporters import proof
+from launcher.frozen import Parallelism
+from launcher.policy import Monitoring
+from launcher.rehearsal import drills_config, plants
+from launcher.rehearsal.drill_export import export
+from launcher.rehearsal.drills_config import budget, echo, loss
+from launcher.rehearsal.drills_data import data
+from launcher.rehearsal.drills_ends import disk_full, nan, sigterm
+from launcher.rehearsal.drills_ranks import two_ranks, world_size
+from launcher.rehearsal.drills_resume import corrupt_all, corrupt_newest, resume
+from launcher.rehearsal.plants import Plant, Planted
+from launcher.rehearsal.rank import planted
+from launcher.rehearsal.stage import UnexpectedEndError, checkpoint_folders
+from launcher.training import Trainer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"
+)
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder / "tokens"
+
+
+@pytest.fixture(scope="module")
+def sound(one_rank, corpus, tmp_path_factory):
+    """A stage with the shared runs of a sound trainer."""
+    stage = here(tmp_path_factory.mktemp("frozen"), tiny_decision(corpus), corpus)
+    stage.reference()
+    stage.one_rank()
+    stage.cut_thrice()
+    return stage
+
+
+@pytest.fixture
+def stage(sound, tmp_path):
+    """The same, for one test to spoil."""
+    folder = tmp_path / "rehearsal"
+    shutil.copytree(sound.folder, folder)
+    return dataclasses.replace(sound, folder=folder, corpus=folder / "corpus", frozen_dir=tmp_path)
+
+
+DRILLS = (two_ranks, resume, corrupt_newest, corrupt_all, world_size, nan, disk_full, sigterm, data, echo, loss)
+
+
+@pytest.mark.parametrize("drill", DRILLS, ids=lambda drill: drill.__name__)
+def test_a_sound_trainer_passes(sound, drill):
+    found = drill(sound)
+    assert found.outcome == "passed", found.said
+    assert (found.name, found.advice, found.needed) == (drill.__name__, "", True)
+    assert found.seen
+
+
+VARIANTS = {
+    "bfloat16": {"precision": "bfloat16"},
+    "recomputed-in-passes": {
+        "parallelism": Parallelism(data_parallel_shard=1, microbatch_sequences=3, activation_checkpointing="full")
+    },
+    "watched": {"monitoring": Monitoring(validate_every_steps=50, layers_every_steps=10, replay_every_steps=20)},
+    "unclipped": {"clip_norm": None},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_copies_of_other_configs_pass(one_rank, corpus, tmp_path, name):
+    stage = here(tmp_path, dataclasses.replace(tiny_decision(corpus), **VARIANTS[name]), corpus)
+    for drill in (loss, echo, resume, data):
+        found = drill(stage)
+        assert found.outcome == "passed", found.said
+    if name == "bfloat16":
+        assert loss(stage).seen["worst_apart_nats"] > 1e-6  # else it did not compute in bfloat16
+
+
+def assert_fails(drill, stage, *words):
+    found = drill(stage)
+    assert found.outcome == "failed", found.said
+    assert found.advice
+    for word in words:
+        assert word in found.said
+
+
+WRONG_RESUMES = ("drop_moments", "shift_batch", "other_seed")
+
+
+@pytest.mark.parametrize("fault", WRONG_RESUMES)
+def test_a_wrong_resume_fails_the_resume_drill(stage, fault):
+    wrong = dataclasses.replace(stage, plants=[Plant(fault=fault, step=1)])
+    shutil.rmtree(stage.path("cut-thrice"))
+    assert_fails(resume, wrong, "tensors differ")
+    if fault != "drop_moments":
+        assert_fails(data, wrong, "cut-thrice: update 4 used other windows than the uninterrupted run's")
+    assert_fails(sigterm, wrong, "it does not come to the same end")
+    assert_fails(disk_full, wrong, "it does not come to the same end")
+
+
+def test_a_drill_that_sees_no_difference_fails(stage, monkeypatch):
+    """Controls that end as the uninterrupted run would: the comparison, not the trainer, is broken."""
+    monkeypatch.setattr(Planted, "begin", lambda self, run, step, carried: None)
+    assert_fails(resume, stage, "all 84 tensors", "the drill sees nothing")
+
+
+def test_checkpoints_that_are_not_verified_fail(stage, monkeypatch):
+    monkeypatch.setattr(checkpoints, "_differing", lambda folder, files: [])
+    assert_fails(corrupt_newest, stage, "0 set aside")
+    assert_fails(corrupt_all, stage, "finished, exit 0")
+
+
+def test_a_trainer_that_begins_anew_without_a_good_checkpoint_fails(stage, monkeypatch):
+    monkeypatch.setattr(Trainer, "_newest_step", lambda self: 0)
+    assert_fails(corrupt_newest, stage)
+    assert_fails(corrupt_all, stage)
+
+
+def test_stepping_on_nan_fails(stage, monkeypatch):
+    monkeypatch.setattr(Trainer, "_trouble", lambda self, *_: "")
+    assert_fails(nan, stage, "NaN in the forward pass of update 10: failed")
+
+
+def test_a_deaf_trainer_fails(stage, monkeypatch):
+    monkeypatch.setattr(plants, "SIGNAL_SECONDS", 0.0)
+    gradients = Trainer.gradients
+    monkeypatch.setattr(Trainer, "gradients", lambda self, step: (*gradients(self, step)[:2], False))
+    assert_fails(sigterm, stage, "finished, exit 0")
+
+
+def test_a_disk_that_was_never_full_fails(stage, monkeypatch):
+    monkeypatch.setattr(plants, "FULL_DISK_BYTES", 2**30)
+    assert_fails(disk_full, stage, "finished")
+
+
+def test_other_rates_fail_the_echo(stage, monkeypatch):
+    rates = training.set_rates
+    monkeypatch.setattr(training, "set_rates", lambda optimizer, groups, share: rates(optimizer, groups, share * 1.001))
+    shutil.rmtree(stage.path("reference"))
+    assert_fails(echo, stage, "update 1 of the copy ran at the rates")
+
+
+def test_other_groups_of_the_real_model_fail_the_echo(stage, monkeypatch):
+    monkeypatch.setattr(drills_config, "set_rates", lambda optimizer, groups, share: None)
+    assert_fails(echo, stage, "step 0: ", "learning_rate is")
+
+
+def test_a_table_of_another_version_fails_the_echo(stage):
+    rate = dataclasses.replace(stage.real.learning_rate, table_sha256="0" * 64)
+    assert_fails(echo, dataclasses.replace(stage, real=dataclasses.replace(stage.real, learning_rate=rate)), "table")
+
+
+def test_another_function_than_the_proxies_fails_the_loss(stage):
+    other = dataclasses.replace(stage.scaled.spec, seed=stage.scaled.spec.seed + 1)
+    assert_fails(loss, dataclasses.replace(stage, scaled=dataclasses.replace(stage.scaled, spec=other)))
+
+
+def test_a_run_that_is_not_the_same_run_again_fails(stage):
+    """Resumed with other data, as by ranks that are dealt wrong rows."""
+    shifted = dataclasses.replace(stage, plants=[Plant(fault="other_seed", step=1)])
+    shutil.rmtree(stage.path("cut-thrice"))
+    assert_fails(two_ranks, shifted, "3 of 16 losses are bitwise equal")
+    assert_fails(world_size, shifted, "after step 8: losses within")
+
+
+def test_a_rank_that_trains_other_rows_fails(stage, monkeypatch):
+    first = Trainer.first_sequence
+    monkeypatch.setattr(Trainer, "first_sequence", lambda self, step: first(self, step) + 1)
+    shutil.rmtree(stage.path("one-rank"))
+    assert_fails(two_ranks, stage, "the same loss within")
+
+
+def test_an_id_beyond_the_vocabulary_fails_the_data(stage, corpus, tmp_path):
+    spoiled = tmp_path / "spoiled"
+    shutil.copytree(corpus, spoiled)
+    shard = stage.cut.sources[0].train[0]
+    file = next(path for path in spoiled.glob("*.bin") if path.stat().st_size == shard.num_tokens * 2)
+    content = bytearray(file.read_bytes())
+    content[-2:] = (1000).to_bytes(2, "little")
+    file.write_bytes(content)
+    assert_fails(data, dataclasses.replace(stage, real_corpus=spoiled), "holds the id 1000")
+    file.unlink()
+    assert_fails(data, dataclasses.replace(stage, real_corpus=spoiled), "is missing")
+
+
+def test_another_corpus_than_the_frozen_one_fails_the_data(stage, tmp_path):
+    write_corpus(tmp_path / "other", seed=1)
+    other = dataclasses.replace(stage, real_corpus=tmp_path / "other" / "tokens")
+    assert_fails(data, other, "frozen is")
+
+
+def test_a_reader_that_repeats_a_window_fails_the_data(stage):
+    for name in ("reference", "cut-thrice"):
+        file = stage.path(name) / "consumed-0.jsonl"
+        first, *rest = file.read_text().splitlines()
+        row = first.split('"rows":[[')[1].split("]")[0].split(",", 1)[1]
+        later = rest[4].split('"rows":[[')[1].split("]")[0].split(",", 1)[1]
+        rest[4] = rest[4].replace(later, row)
+        file.write_text("\n".join([first, *rest]) + "\n")
+    assert_fails(data, stage, "came twice within an epoch")
+
+
+def test_the_time_of_a_copys_step_is_not_compared(sound):
+    found = budget(sound)
+    assert (found.outcome, found.needed) == ("skipped", False)
+    assert "not comparable" in found.said
+    assert found.seen["step_seconds"] > 0
+    assert "--full" in found.advice
+
+
+def test_an_export_without_its_trainer_is_skipped_with_the_command(stage, monkeypatch):
+    monkeypatch.setattr(proof, "interpreter", lambda trainer: None)
+    found = export(stage)
+    assert (found.outcome, found.needed, found.advice) == ("skipped", False, "make trainers TRAINERS=olmo-core")
+
+
+def test_a_run_without_a_fault_that_fails_leaves_nothing_to_compare(stage):
+    shutil.rmtree(stage.path("reference"))
+    broken = dataclasses.replace(stage, plants=[Plant(fault="nan", step=2)])
+    with pytest.raises(UnexpectedEndError, match="'reference' without a fault: aborted: loss nan"):
+        broken.reference()
+
+
+def test_the_reference_keeps_what_the_drills_begin_from(sound):
+    steps = [folder.name for folder in checkpoint_folders(sound.path("reference"))]
+    assert steps == ["step-00000008", "step-00000012", "step-00000016"]
+
+
+def test_plants_are_read_back_as_they_were_given():
+    words = ["--config", "x", "--plant", "kill:10:0", "--plant", "sigterm:9:77", "--stop-after", "3"]
+    faults, rest = planted(words)
+    assert faults == [Plant(fault="kill", step=10), Plant(fault="sigterm", step=9, supervisor_pid=77)]
+    assert rest == ["--config", "x", "--stop-after", "3"]
+    with pytest.raises(SystemExit, match="one of kill, hang"):
+        planted(["--plant", "flood:1:0"])

@@ -1,0 +1,177 @@
+"""The copy is the parametrization's own at a small shape; its corpus is a cut; a config's standing is told as it is."""
+
+import dataclasses
+
+import pytest
+from main_run import decision_of, spec_of, tiny_decision, write_corpus
+
+from launcher.attestations import attest
+from launcher.frozen import FrozenError, Parallelism
+from launcher.rehearsal import cut as cutting
+from launcher.rehearsal.cut import cut_corpus
+from launcher.rehearsal.results import Attested, DrillResult
+from launcher.rehearsal.run import DRILLS
+from launcher.rehearsal.scaled import _implied, full_copy, scaled_copy, short_schedule
+from launcher.rehearsal.standing import rehearsal_of
+from launcher.verbs import rehearse as verb
+from proxies import canon
+from proxies.data.tokens import TokenStore, read_manifest
+from proxies.parametrization import forward_numbers, parameter_table
+from proxies.rules import named
+from proxies.schedule import Schedule
+from proxies.shape import Shape
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder / "tokens"
+
+
+@pytest.fixture(scope="module")
+def manifest(corpus):
+    return read_manifest(corpus)
+
+
+def wide(manifest, **changes):
+    base = Shape(num_layers=3, width=64, num_heads=4, num_kv_heads=2, ffn_width=176, vocab_size=300, seq_len=64,
+                 **{key: changes.pop(key) for key in ("family", "tied", "qk_norm") if key in changes})  # fmt: skip
+    spec = dataclasses.replace(
+        spec_of(manifest.data_id), shape=base.at_width(256), base_shape=base, batch_tokens=16 * 64, **changes
+    )
+    return spec, decision_of(spec, manifest)
+
+
+VARIANTS = {
+    "mup": {},
+    "completep": {"parametrization": named("completep")},
+    "sp": {"parametrization": named("sp")},
+    "gpt2-tied": {"family": "gpt2", "tied": True},
+    "qk-norm": {"qk_norm": True},
+    "wsd-growing": {"schedule": Schedule(kind="wsd", num_steps=1000, warmup_steps=10, decay_steps=200,
+                                         batch_warmup_steps=100, batch_warmup_stages=4)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_copys_numbers_are_those_of_the_same_hyperparameters_at_its_own_shape(manifest, name):
+    spec, decision = wide(manifest, **VARIANTS[name])
+    copy = scaled_copy(decision, manifest)
+    for field in dataclasses.fields(spec.hparams):
+        assert getattr(_implied(decision), field.name) == pytest.approx(getattr(spec.hparams, field.name), rel=1e-9)
+    assert [g.pattern for g in copy.decision.groups] == [g.pattern for g in decision.groups]
+    small = dataclasses.replace(copy.spec, hparams=spec.hparams)
+    table = {p.name: p for p in parameter_table(small)}
+    by_kind = {group.kind: group for group in copy.decision.groups}
+    for kind in {p.kind for p in table.values()}:
+        rates = {p.learning_rate for p in table.values() if p.kind == kind}
+        assert by_kind[kind].learning_rate in [pytest.approx(rate) for rate in rates]
+    assert copy.decision.forward == pytest.approx(forward_numbers(small)) or copy.decision.forward == forward_numbers(
+        small
+    )
+    shape = copy.decision.shape
+    assert (shape.num_layers, shape.family, shape.tied, shape.qk_norm) == (
+        2, spec.shape.family, spec.shape.tied, spec.shape.qk_norm,
+    )  # fmt: skip
+    assert shape.num_heads == 2 * shape.num_kv_heads  # grouped queries stay grouped
+    assert copy.decision.digest != decision.digest == copy.stands_for
+
+
+def test_wide_and_narrow_groups_of_the_copy_have_rates_of_their_own(manifest):
+    rates = {group.kind: group.learning_rate for group in scaled_copy(wide(manifest)[1], manifest).decision.groups}
+    assert rates["hidden"] == pytest.approx(rates["embedding"] / 2)
+
+
+def test_numbers_that_no_parametrization_gives_are_refused(manifest):
+    decision = wide(manifest)[1]
+    first, *rest = decision.groups
+    odd = dataclasses.replace(decision, groups=(dataclasses.replace(first, learning_rate=0.5), *rest))
+    with pytest.raises(FrozenError, match=r"learning_rate: the groups imply from 0.03125 to 0.5.*--full"):
+        scaled_copy(odd, manifest)
+
+
+def test_the_layout_keeps_what_two_ranks_can_hold(manifest):
+    layout = Parallelism(data_parallel_shard=8, microbatch_sequences=2, activation_checkpointing="full")
+    decision = dataclasses.replace(wide(manifest)[1], parallelism=layout, batch_tokens=16 * 64, compiled=True)
+    copy = scaled_copy(decision, manifest).decision
+    assert copy.parallelism == Parallelism(
+        data_parallel_shard=2, microbatch_sequences=1, activation_checkpointing="full"
+    )
+    assert not copy.compiled
+    full = full_copy(decision).decision
+    assert (full.shape, full.groups, full.parallelism, full.compiled) == (
+        decision.shape, decision.groups, layout, True,
+    )  # fmt: skip
+    assert full.learning_rate.schedule.num_steps == 16
+
+
+def test_a_short_schedule_keeps_its_form():
+    long = Schedule(kind="wsd", num_steps=1000, warmup_steps=10, decay_steps=250, batch_warmup_steps=100,
+                    batch_warmup_stages=4, final_fraction=0.1)  # fmt: skip
+    short = Schedule(kind="wsd", num_steps=16, warmup_steps=4, decay_steps=4, batch_warmup_steps=4,
+                     batch_warmup_stages=2, final_fraction=0.1)  # fmt: skip
+    assert short_schedule(long) == short
+    assert short_schedule(Schedule(kind="linear", num_steps=100)) == Schedule(kind="linear", num_steps=16)
+
+
+def test_a_cut_holds_the_ends_of_the_corpus_and_can_be_trained_on(corpus, manifest, tmp_path, monkeypatch):
+    whole = cut_corpus(corpus, {}, tmp_path / "whole")
+    assert whole.num_tokens("train") == manifest.num_tokens("train")
+    monkeypatch.setattr(cutting, "NUM_TOKENS", 500)
+    cut = cut_corpus(corpus, {}, tmp_path / "cut")
+    assert cut.num_tokens("train") == cut.num_tokens("validation") == 1000
+    store = TokenStore(tmp_path / "cut")  # every byte hashed
+    assert store.manifest == cut
+    shard = manifest.sources[0].train[0]
+    content = (corpus / shard.file).read_bytes()
+    parts = [(tmp_path / "cut" / s.file).read_bytes() for s in cut.sources[0].train]
+    assert content.startswith(parts[0])
+    assert content.endswith(parts[1])
+
+
+def test_the_verb_names_the_drills_that_are_held():
+    assert tuple(DRILLS) == verb.DRILLS
+
+
+def attested(folder, decision, outcomes, not_asked_for=(), outcome="passed"):
+    drills = tuple(
+        DrillResult(name=name, outcome=found, said="", seen={}, limit="", needed=False)
+        for name, found in outcomes.items()
+    )
+    record = Attested(outcome=outcome, not_asked_for=not_asked_for, copy={"kind": "scaled"}, machine={}, seconds=1.0,
+                      drills=drills)  # fmt: skip
+    return attest(folder, "rehearsal", decision.digest, canon.to_json(record))
+
+
+def test_a_standing_says_what_was_held(corpus, tmp_path):
+    decision = tiny_decision(corpus)
+    digest = decision.digest
+    none = rehearsal_of(tmp_path, digest)
+    assert (none.rehearsed, none.body) == (False, None)
+    assert none.sentence == f"UNREHEARSED: no drill was held with this config; forerun rehearse {tmp_path}"
+    attested(tmp_path, decision, {"nan": "passed", "export": "skipped"})
+    whole = rehearsal_of(tmp_path, digest)
+    assert whole.rehearsed
+    assert whole.sentence.startswith("rehearsed: 1 of 2 drills passed on a scaled-down copy, 20")
+    assert whole.sentence.endswith("skipped: export")
+    attested(tmp_path, decision, {"nan": "passed"}, not_asked_for=("hang",))
+    part = rehearsal_of(tmp_path, digest)
+    assert not part.rehearsed
+    assert "UNREHEARSED in part" in part.sentence
+    assert "not held: hang" in part.sentence
+    attested(tmp_path, decision, {"nan": "failed", "hang": "passed"}, outcome="failed")
+    failed = rehearsal_of(tmp_path, digest)
+    assert not failed.rehearsed
+    assert failed.sentence.startswith("UNREHEARSED: nan failed (1 of 2 drills passed")
+    assert failed.body["failed"] == ["nan"]
+
+
+def test_an_edited_or_foreign_attestation_rehearses_nothing(corpus, tmp_path):
+    decision = tiny_decision(corpus)
+    path = attested(tmp_path, decision, {"nan": "failed"}, outcome="failed")
+    assert not rehearsal_of(tmp_path, "0" * 64).rehearsed
+    path.write_text(path.read_text().replace("failed", "passed"))
+    edited = rehearsal_of(tmp_path, decision.digest)
+    assert (edited.rehearsed, edited.body) == (False, None)
+    assert "its content does not have its hash" in edited.sentence

@@ -1,0 +1,133 @@
+"""A study's workers on several machines that are one process: real banks, machines by name, some that are odd."""
+
+import contextlib
+from unittest import mock
+
+import torch
+
+from launcher import host as host_module
+from launcher import stages
+from launcher.host import HostFactory
+from proxies.optimizer import BankAdamW
+from proxies.solo import Solo
+from sweeps.pool import InlinePool
+
+PLAN = """
+[proxy]
+num_slots = {num_slots}
+[search]
+num_trials = 6
+parallelism = 3
+num_startup = 3
+num_replays = 2
+"""
+
+
+class Machines:
+    """A pool with one worker on each of `hosts`; a worker that is restarted is another process."""
+
+    def __init__(self, study, hosts, cpus=None):
+        make = HostFactory(study_dir=str(study.study_dir.resolve()), corpus=str(study.corpus))
+        self.num_workers, self.hosts = len(hosts), hosts
+        self.pools = [InlinePool(make) for _ in hosts]
+        self.pids = list(range(100, 100 + len(hosts)))
+        self.cpus = cpus or ["one kind"] * len(hosts)
+        self.busy, self.current, self.turn = [], 0, 0
+        self.admitted = []
+        """(host, run id, replay) of every run that was begun."""
+
+    def site(self):
+        """Of the worker at work."""
+        return {
+            "host": self.hosts[self.current], "process": str(self.pids[self.current]), "cpu": self.cpus[self.current]
+        }  # fmt: skip
+
+    def start(self, worker, call):
+        self.pools[worker].start(0, call)
+        self.busy.append(worker)
+        self.admitted += [(self.hosts[worker], data["seed"], call.replay) for _, data in call.admit]
+
+    def wait(self, timeout_seconds):
+        if not self.busy:
+            return []
+        self.turn += 1
+        self.current = self.busy.pop(self.turn % len(self.busy))
+        (report,) = self.pools[self.current].wait(timeout_seconds)
+        return [mock_worker(report, self.current)]
+
+    def restart(self, worker):
+        self.pools[worker].restart(0)
+        self.pids[worker] += 100
+        self.busy = [each for each in self.busy if each != worker]
+
+    def close(self):
+        pass
+
+
+def mock_worker(report, worker):
+    object.__setattr__(report, "worker", worker)
+    return report
+
+
+def flipped(tensor, bit, everywhere):
+    """One bit of its largest value the other way: in one that is zero it would come to nothing; or of all values."""
+    with torch.no_grad():
+        bits = tensor.view(torch.int32).view(-1)
+        bits[slice(None) if everywhere else tensor.abs().argmax()] ^= 1 << bit
+
+
+class Corruption:
+    """Gradients in which a bit is flipped now and then, on the hosts named.
+
+    One of the lowest bits of all values, at every step: no fault, but another chip, which rounds otherwise.
+    """
+
+    def __init__(self, hosts, bit=20, every=3, everywhere=False):
+        self.hosts, self.bit, self.every, self.everywhere = hosts, bit, every, everywhere
+        self.machines, self.num_steps, self.num_flips = None, 0, 0
+
+    def strikes(self):
+        if self.machines is None or self.machines.hosts[self.machines.current] not in self.hosts:
+            return False
+        self.num_steps += 1
+        self.num_flips += self.num_steps % self.every == 0
+        return self.num_steps % self.every == 0
+
+
+@contextlib.contextmanager
+def machines(hosts, corrupt=(), cpus=None, **how):
+    """`forerun` in this process finds those machines; yields the list of the pools that it started."""
+    corruption, pools = Corruption(corrupt, **how), []
+    gather, backward = BankAdamW.gather_gradients, Solo._forward_backward
+
+    def start_pool(study, ledger, check_stop):
+        from launcher.pools import quarantined
+
+        left = [host for host in hosts if host not in quarantined(ledger)]
+        pools.append(Machines(study, left, cpus))
+        corruption.machines = pools[-1]
+        return pools[-1]
+
+    def site_now():
+        return pools[-1].site()
+
+    def gathered(self):
+        norms_K = gather(self)
+        if corruption.strikes():
+            for row_P in self.gradients_KP:
+                flipped(row_P, corruption.bit, corruption.everywhere)
+        return norms_K
+
+    def gone_back(self, trial, step):
+        found = backward(self, trial, step)
+        if corruption.strikes():
+            flipped(next(iter(trial.built.module.parameters())).grad, corruption.bit, corruption.everywhere)
+        return found
+
+    with (
+        mock.patch.object(stages, "start_pool", start_pool),
+        mock.patch.object(host_module, "site", site_now),
+        mock.patch.object(BankAdamW, "gather_gradients", gathered),
+        mock.patch.object(Solo, "_forward_backward", gone_back),
+    ):
+        yield pools, corruption

@@ -1,0 +1,206 @@
+"""What looks on while two ranks train: held against the whole weights, a planted fault, a slow rank, a spike."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from care_case import POLICY, curve, events
+from care_ranks import SLOW_SECONDS, Flipping, Ruler
+from main_run import tiny_decision, write_corpus
+
+from launcher import chronicle, metrics, rollback
+from launcher.care import hooks_of
+from launcher.launch_file import write_launch
+from launcher.policy import Monitoring
+from launcher.replay import NOISE_FACTOR, Replay, difference, fingerprint
+from launcher.telemetry import Machines, layer_of
+from launcher.trainer import Options, run
+from launcher.training import Trainer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"
+)
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder / "tokens"
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(corpus, tmp_path_factory):
+    """The folder that `care_ranks` left."""
+    out = tmp_path_factory.mktemp("ranks")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, HERE / "care_ranks.py", corpus, out], timeout=240, check=False, capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def lines_with(run_dir, column):
+    return {line["step"]: line[column] for line in metrics.read(run_dir) if column in line and "event" not in line}
+
+
+def assert_measured(layers, ruler):
+    assert set(layers) == set(ruler) and "layers.1" in layers
+    for layer, numbers in ruler.items():
+        for name, value in numbers.items():
+            assert layers[layer][name] == pytest.approx(value, rel=1e-4), (layer, name)
+
+
+def test_layers_of_two_ranks_are_those_of_the_whole_weights(two_ranks):
+    told, ruler = (
+        lines_with(two_ranks / "watched" / "run", "layers"),
+        json.loads((two_ranks / "ruler.json").read_text()),
+    )
+    assert list(told) == [5, 10]
+    for step, layers in told.items():
+        assert_measured(layers, ruler[str(step)])
+        assert set(layers) == {"embedding", "layers.0", "layers.1", "norm", "readout"}
+
+
+def test_a_slow_rank_shows_though_all_steps_take_as_long(two_ranks):
+    told = lines_with(two_ranks / "watched" / "run", "rank_seconds")
+    assert list(told) == [10]
+    fast, slow = told[10]
+    assert 0 < fast < slow - 0.8 * SLOW_SECONDS
+    assert slow < lines_with(two_ranks / "watched" / "run", "seconds")[10]
+
+
+def test_validation_losses_on_the_way(two_ranks):
+    run_dir = two_ranks / "watched" / "run"
+    told = lines_with(run_dir, "validation_loss_nats")
+    ending = metrics.read_ending(run_dir)
+    assert ending.event == "finished"
+    assert list(told) == [6, 12]
+    assert told[12] == ending.validation_loss_nats < told[6]
+
+
+def test_healthy_ranks_replay_without_a_word(two_ranks):
+    replayed = events(two_ranks / "watched" / "run", "replayed")
+    assert [line["step"] for line in replayed] == [2, 4, 6, 8, 10, 12]
+    assert {(line["difference"], line["noise"]) for line in replayed} == {(0.0, 0.0)}
+    assert not chronicle.entries(two_ranks / "watched" / "run")
+
+
+def test_a_flipped_bit_stops_the_run_and_names_the_rank(two_ranks):
+    run_dir = two_ranks / "flipped" / "run"
+    ending = metrics.read_ending(run_dir)
+    assert (ending.event, ending.exit_code, ending.step) == ("aborted", 3, 5)
+    host = socket.gethostname()
+    assert f"at rank 1 on host {host}, before the update: take {host} out" in ending.reason
+    assert max(curve(run_dir)) == 5, "the update was not made"
+    (entry,) = chronicle.entries(run_dir)
+    assert (entry.kind, entry.step, entry.data["ranks"], entry.data["hosts"]) == ("quarantined", 5, [1], [host])
+    assert events(run_dir, "replayed")[-1]["difference"] == entry.data["difference"] > 0
+
+
+def test_two_ranks_go_back_together(two_ranks):
+    run_dir = two_ranks / "back" / "run"
+    assert metrics.read_ending(run_dir).event == "finished"
+    (line,) = events(run_dir, "rolled_back")
+    assert (line["to_step"], line["skipped_sequences"]) == (16, 80)
+    assert list(curve(run_dir)) == list(range(1, 33))
+    assert max(loss for step, (loss, _, _) in curve(run_dir).items() if step > 16) < 3
+    assert (run_dir / rollback.ROLLBACKS_FILE).exists()
+
+
+def train(decision, corpus, out, build=Trainer, **options):
+    config = write_launch(out / "frozen", decision)
+    return run(Options(config=config, data=corpus, out=out / "run", **options), build=build)
+
+
+def test_one_rank_alone_is_measured_too(one_rank, corpus, tmp_path):
+    ruler = Ruler()
+    decision = dataclasses.replace(tiny_decision(corpus), monitoring=Monitoring(layers_every_steps=4))
+    train(decision, corpus, tmp_path, build=lambda *given: Trainer(*given, hooks=(ruler,)))
+    told = lines_with(tmp_path / "run", "layers")
+    assert list(told) == [4, 8, 12]
+    for step, layers in told.items():
+        assert_measured(layers, ruler.measured[step])
+
+
+class FlippingAlone(Flipping):
+    faulty = 0
+
+
+def test_looking_on_changes_nothing_and_a_fault_is_not_stepped_on(one_rank, corpus, tmp_path):
+    plain = tiny_decision(corpus)
+    watched = dataclasses.replace(
+        plain, monitoring=Monitoring(layers_every_steps=1, replay_every_steps=2, validate_every_steps=1)
+    )
+    train(plain, corpus, tmp_path / "plain")
+    stopped = train(watched, corpus, tmp_path / "watched", build=FlippingAlone)
+    assert (stopped.event, stopped.exit_code, stopped.step) == ("aborted", 3, 5)
+    assert train(watched, corpus, tmp_path / "watched").event == "finished"  # on a healthy host
+    assert curve(tmp_path / "watched" / "run") == curve(tmp_path / "plain" / "run")
+    steps = [line["step"] for line in events(tmp_path / "watched" / "run", "replayed")]
+    assert steps == [2, 4, 6, 8, 10, 12], "each once, though step 5 was reached twice"
+
+
+@pytest.mark.parametrize("bit", range(32))
+def test_every_bit_of_a_number_shows(bit):
+    numbers = torch.randn(1000, generator=torch.Generator().manual_seed(3)) * 1e-3
+    wrong = numbers.clone()
+    wrong.view(torch.int32)[500] ^= torch.tensor(1 << bit if bit < 31 else -(1 << 31), dtype=torch.int32)
+    assert difference([fingerprint(numbers)], [fingerprint(numbers.clone())]) == 0
+    told = difference([fingerprint(numbers)] * 2, [fingerprint(numbers), fingerprint(wrong)])
+    assert 0 < told <= 1e9
+
+
+def judged(tmp_path, replays, device="cpu"):
+    """What the last of several replays is answered, `replays` being differences by rank."""
+    replay = Replay(1)
+    replay._run = SimpleNamespace(
+        rank=0, num_ranks=1, run_dir=tmp_path, device=torch.device(device), decision=SimpleNamespace(digest="d" * 64)
+    )
+    replay._measured = []
+    for step, told in enumerate(replays):
+        answer = replay._judge(step, [[share, share] for share in told])
+    return answer
+
+
+def test_what_counts_is_the_measured_noise(one_rank, tmp_path):
+    noise = [[2e-6], [3e-6], [1e-6]]
+    assert judged(tmp_path, [*noise, [NOISE_FACTOR * 1e-6]]) is None
+    stop = judged(tmp_path, [*noise, [1e-3]])
+    assert "differ by 0.001 of their norm (noise: 2e-06) at rank 0" in stop.reason
+    assert judged(tmp_path, [[0.0], [1e-9]]).reason, "on a CPU equal computations are equal"
+    assert judged(tmp_path, [[0.0], [1e-9]], device="cuda") is None
+
+
+def test_there_is_a_hook_for_what_the_config_asks_and_no_other(corpus):
+    decision = tiny_decision(corpus)
+    assert [type(hook) for hook in hooks_of(decision)] == [Machines]
+    watched = Monitoring(layers_every_steps=1, replay_every_steps=1, validate_every_steps=1)
+    asked = dataclasses.replace(decision, monitoring=watched, spikes=POLICY)
+    names = [type(hook).__name__ for hook in hooks_of(asked)]
+    assert names == ["Machines", "SpikeWatch", "Layers", "Replay", "Validation"]
+
+
+def test_layers_are_named_as_people_name_them():
+    names = ["tok_embeddings.weight", "layers.10.attention.wq.weight", "norm.weight", "lm_head.weight"]
+    assert [layer_of(name) for name in names] == ["embedding", "layers.10", "norm", "readout"]

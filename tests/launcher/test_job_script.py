@@ -1,0 +1,183 @@
+"""The sbatch script of a launch: its text, its behaviour under signals with SLURM faked, and once all else real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from main_run import tiny_decision
+from tiny_study import ask, forerun
+
+from launcher import chronicle, metrics
+from launcher.job_script import GRACE_SECONDS, option_problems, sbatch_script
+from launcher.launch_file import write_launch
+
+SCONTROL = '#!/usr/bin/env bash\necho "$@" >>"$SEEN/scontrol"\n'
+# srun in this place: options away; the rest runs once for every node, as on machines of their own.
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* || $1 =~ ^[0-9]+$ ]]; do echo "$1" >>"$SEEN/srun"; shift; done
+trap 'kill -TERM $(jobs -p) 2>/dev/null' TERM
+for _ in $(seq "$SLURM_JOB_NUM_NODES"); do "$@" & done
+code=0
+for job in $(jobs -p); do wait "$job" || code=$?; done
+exit $code
+"""
+# The supervisor in this place: tells what it was given, and when it is told to end does so a moment later.
+SUPERVISOR = """#!/usr/bin/env bash
+printf '%s\\0' "$@" >"$SEEN/given"
+trap 'echo told >>"$SEEN/told"; sleep 0.3; exit "$WHEN_TOLD"' TERM
+for _ in $(seq "$STEPS"); do sleep 0.1; done
+exit "$CODE"
+"""
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Starts a script on a machine of fakes; `seen/` has what they saw."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "seen").mkdir()
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "python": SUPERVISOR}.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    started = []
+
+    def start(text, *, steps=0, code=0, when_told=130, num_nodes=1, own_python=False):
+        script = tmp_path / "job.sh"
+        script.write_text(text if own_python else text.replace(sys.executable, str(tmp_path / "bin" / "python")))
+        slurm = {"SLURM_JOB_ID": f"9{os.getpid()}", "SLURM_JOB_NUM_NODES": str(num_nodes), "SLURM_CPUS_ON_NODE": "2"}
+        told = {"SEEN": str(tmp_path / "seen"), "STEPS": str(steps), "CODE": str(code), "WHEN_TOLD": str(when_told)}
+        path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        log = (tmp_path / "said").open("ab")
+        started.append(subprocess.Popen(["bash", str(script)], env={**os.environ, **slurm, **told, **path},
+                                        stdout=log, stderr=log, start_new_session=True))  # fmt: skip
+        log.close()
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def seen(folder, name):
+    path = folder / "seen" / name
+    return path.read_text() if path.exists() else ""
+
+
+def await_seen(folder, name):
+    deadline = time.monotonic() + 20
+    while not seen(folder, name) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_the_command_arrives_as_it_was_given(tmp_path, job, monkeypatch):
+    folder = tmp_path / 'it\'s "one" $folder; {x}'
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    text = sbatch_script(folder / "frozen", ["--out", str(folder / "run")], 1, ("--time=1:00", "-p gpu"))
+    assert job(text, code=4).wait(timeout=30) == 4, "the supervisor's exit code is the job's"
+    given = seen(tmp_path, "given").split("\0")[:-1]
+    assert given == ["-m", "launcher", "launch", str(folder / "frozen"), "--out", str(folder / "run")]
+    assert "\n#SBATCH --time=1:00\n#SBATCH -p gpu\n#SBATCH --nodes=1\n" in text
+    assert f"\n#SBATCH --signal=B:USR1@{GRACE_SECONDS}\n" in text
+    assert (seen(tmp_path, "scontrol"), seen(tmp_path, "srun")) == ("", "")
+
+
+def test_several_nodes_have_one_supervisor_that_is_told_where_they_meet(tmp_path, job):
+    text = sbatch_script(tmp_path, [], 4, ())
+    assert job(text, num_nodes=4).wait(timeout=30) == 0
+    *_, nodes, number, srun, where, endpoint = seen(tmp_path, "given").split("\0")[:-1]
+    assert (nodes, number, srun, where) == ("--nnodes", "4", "--srun", "--rdzv-endpoint")
+    assert endpoint == f"{os.uname().nodename}:{20000 + int(f'9{os.getpid()}') % 20000}"
+    assert "#SBATCH --nodes=4\n" in text
+
+
+@pytest.mark.parametrize(
+    ("number", "when_told", "requeued"),
+    [(signal.SIGUSR1, 130, True), (signal.SIGUSR1, 0, False), (signal.SIGUSR1, 3, False), (signal.SIGTERM, 130, False)],
+    ids=["time limit", "ended just then", "stopped by its brake just then", "cancelled"],
+)
+def test_told_to_stop(tmp_path, job, number, when_told, requeued):
+    process = job(sbatch_script(tmp_path, [], 1, ()), steps=600, when_told=when_told)
+    await_seen(tmp_path, "given")
+    time.sleep(0.2)
+    os.kill(process.pid, number)
+    assert process.wait(timeout=30) == when_told
+    assert seen(tmp_path, "told") == "told\n", "the supervisor, and once"
+    assert seen(tmp_path, "scontrol").split() == (["requeue", f"9{os.getpid()}"] if requeued else [])
+
+
+@pytest.mark.parametrize("option", ["--nodes=4", "--time=1\nrm -rf", "time", "--signal=TERM", "--export=NONE", "-N 4"])
+def test_options_that_are_none_or_ours(option):
+    assert len(option_problems([option])) == 1
+    assert option_problems(["--time=24:00:00", "-p gpu", "--gres=gpu:8"]) == []
+
+
+@pytest.fixture
+def config(corpus, tmp_path):
+    return write_launch(tmp_path / "config", tiny_decision(corpus, num_ranks=2))
+
+
+def test_written_by_launch(corpus, config, tmp_path):
+    target = tmp_path / "job.sh"
+    where = ("--data", corpus, "--out", tmp_path / "run")
+    more = ("--slurm=--time=24:00:00", "--nnodes", 2, "--wandb", "offline", "--max-restarts", 7)
+    code, out, _ = forerun("launch", config, *where, "--sbatch", target, *more)
+    assert (code, out) == (0, f"wrote {target}\nnext: sbatch {target}\n")
+    subprocess.run(["bash", "-n", str(target)], check=True)
+    text = target.read_text()
+    assert "#SBATCH --time=24:00:00\n" in text and "--max-restarts 7" in text and "--wandb offline" in text
+    assert not (tmp_path / "run").exists(), "nothing is run"
+    code, body = ask("launch", config, *where, "--sbatch", target, "--slurm=--nodes=4", "--nnodes", 3)
+    assert code == 2
+    assert body["problems"] == [
+        "--nnodes 3 does not divide the config's 2 ranks",
+        "--slurm '--nodes=4' is the script's own to set; --nnodes says how many nodes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nnodes", 2), "several machines want --rdzv-endpoint HOST:PORT"),
+        (("--nnodes", 2, "--rdzv-endpoint", "head"), "--rdzv-endpoint head: HOST:PORT is wanted"),
+        (("--nnodes", 2, "--rdzv-endpoint", "h:1", "--node-rank", 2), "--node-rank 2: of 2 machines the last is 1"),
+        (("--nnodes", 2, "--rdzv-endpoint", "h:1", "--node-rank", 1, "--srun"), "without --node-rank"),
+        (("--srun",), "--srun is for several nodes"),
+        (("--slurm=--time=1",), "--slurm is for the script of --sbatch FILE"),
+    ],
+)
+def test_machines_that_do_not_fit(corpus, config, options, said):
+    code, body = ask("launch", config, "--data", corpus, *options)
+    assert code == 2 and said in body["message"]
+
+
+def losses(run_dir):
+    return {line["step"]: line["train_loss_nats"] for line in metrics.read(run_dir) if "train_loss_nats" in line}
+
+
+@pytest.mark.slow
+def test_a_job_of_two_nodes_hits_its_limit_is_requeued_and_ends_as_if_it_had_not(corpus, config, tmp_path, job):
+    """Real supervisor, real torchrun agents and ranks; only SLURM is faked, and both nodes are this machine."""
+    run_dir = tmp_path / "run"
+    given = ["--data", str(corpus), "--out", str(run_dir)]
+    text = sbatch_script(config, given, 2, ())
+    process = job(text, num_nodes=2, own_python=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not losses(run_dir) and process.poll() is None:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGUSR1)
+    assert process.wait(timeout=120) == 130, (tmp_path / "said").read_text()
+    assert seen(tmp_path, "scontrol").split() == ["requeue", f"9{os.getpid()}"]
+    assert metrics.read_ending(run_dir).event == "interrupted"
+    assert job(text, num_nodes=2, own_python=True).wait(timeout=120) == 0, (tmp_path / "said").read_text()
+    assert forerun("launch", config, "--data", corpus, "--out", tmp_path / "alone")[0] == 0
+    assert losses(run_dir) == losses(tmp_path / "alone")
+    assert len(losses(run_dir)) == 12
+    kinds = [entry.kind for entry in chronicle.entries(run_dir) if entry.kind in ("launched", "restarted", "ended")]
+    assert kinds == ["launched", "ended", "launched", "ended"]

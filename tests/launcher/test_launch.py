@@ -1,0 +1,400 @@
+"""The supervisor: what it makes of deaths, silence and signals: of a scripted job, then of torchrun's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from main_run import tiny_decision
+
+from launcher import attempt, chronicle, metrics
+from launcher import launch as supervisor
+from launcher.launch import Nodes, launch, launch_line
+from launcher.launch_file import write_launch
+from launcher.watchdog import Limits
+from sweeps.errors import StudyHeld
+from sweeps.lock import DriverLock
+
+HEAD = """
+import json, os, signal, sys, time
+from pathlib import Path
+run = Path(sys.argv[sys.argv.index("--out") + 1])
+count = len(list(run.glob("began-*")))
+(run / f"began-{count}").write_text(str(os.getpid()))
+def step(number):
+    line = {"step": number, "train_loss_nats": 2.5, "tokens": 256 * number, "tokens_per_second": 9.0, "seconds": 0.1}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\\n")
+def save(number):
+    (run / "checkpoints" / f"step-{number:08d}").mkdir(parents=True)
+def end(event="finished", code=0, number=12):
+    text = {"event": event, "exit_code": code, "step": number, "reason": "", "validation_loss_nats": None}
+    (run / "ending.json").write_text(json.dumps(text))
+    sys.exit(bool(code))
+"""
+
+
+@pytest.fixture
+def scripted(corpus, tmp_path, monkeypatch):
+    """Launches with a Python script as the job; the script knows how many attempts came before it, as `count`."""
+    monkeypatch.setattr(supervisor, "BACKOFF_SECONDS", 0.01)
+    config = write_launch(tmp_path / "config", tiny_decision(corpus))
+
+    def start(text, **kwargs):
+        monkeypatch.setattr(supervisor, "torchrun_command", lambda python, *_, **__: [python, "-c", HEAD + text])
+        return launch(config, corpus, tmp_path / "run", **kwargs)
+
+    return start
+
+
+def num_attempts(tmp_path):
+    return len(list((tmp_path / "run").glob("began-*")))
+
+
+def events(tmp_path):
+    return [(entry.kind, entry.data.get("cause", "")) for entry in chronicle.entries(tmp_path / "run")]
+
+
+# Deaths
+
+
+def test_a_run_that_ends_in_order_is_not_started_again(scripted, tmp_path):
+    outcome = scripted("end('aborted', 3, 7)")
+    assert (outcome.event, outcome.exit_code, outcome.step, outcome.num_restarts) == ("aborted", 3, 7, 0)
+    assert events(tmp_path) == [("launched", ""), ("ended", "")]
+
+
+def test_a_killed_job_is_started_again_until_it_ends(scripted, tmp_path):
+    outcome = scripted("step(count + 1)\nos.kill(os.getpid(), signal.SIGKILL) if count < 2 else end()")
+    assert (outcome.event, outcome.num_restarts) == ("finished", 2)
+    assert events(tmp_path) == [("launched", ""), ("restarted", "killed"), ("restarted", "killed"), ("ended", "")]
+    first = chronicle.entries(tmp_path / "run")[1]
+    assert first.text.startswith("killed from outside after step 1 (by signal 9); starting again from step 0 in 0 s")
+    assert (first.data["reached_step"], first.data["attempts_without_progress"]) == (1, 1)
+
+
+def test_attempts_that_save_nothing_are_bounded(scripted, tmp_path):
+    outcome = scripted("step(count + 1)\nos.kill(os.getpid(), signal.SIGKILL)", max_restarts=2)
+    assert (outcome.event, outcome.exit_code, outcome.num_restarts, outcome.cause) == ("failed", 130, 2, "killed")
+    assert num_attempts(tmp_path) == 3
+    assert "3 attempts in a row saved nothing new" in outcome.reason
+
+
+def test_a_checkpoint_begins_the_count_anew(scripted, tmp_path):
+    die = "os.kill(os.getpid(), signal.SIGKILL)"
+    outcome = scripted(f"save(4 * count + 4) if count < 6 else end()\n{die}", max_restarts=1)
+    assert (outcome.event, outcome.num_restarts) == ("finished", 6)
+    assert [entry.step for entry in chronicle.entries(tmp_path / "run") if entry.kind == "restarted"][-1] == 24
+
+
+def test_a_death_at_the_same_step_twice_ends_it(scripted, tmp_path):
+    outcome = scripted("step(5)\nraise ValueError('a bad shard')", max_restarts=9)
+    assert (outcome.event, outcome.exit_code, outcome.cause) == ("failed", 1, "error")
+    assert num_attempts(tmp_path) == 2
+    assert "crashed after step 5 (ValueError: a bad shard), twice at the same point" in outcome.reason
+
+
+def test_being_killed_where_the_last_one_was_proves_nothing(scripted):
+    outcome = scripted("step(5)\nos.kill(os.getpid(), signal.SIGKILL) if count < 3 else end()")
+    assert (outcome.event, outcome.num_restarts) == ("finished", 3)
+
+
+def test_another_step_is_no_second_time(scripted, tmp_path):
+    scripted("step(5 + count)\nraise ValueError('a')", max_restarts=3)
+    assert num_attempts(tmp_path) == 4
+
+
+def test_the_same_step_after_a_save_is_no_second_time(scripted, tmp_path):
+    scripted("step(5)\nsave(count + 1) if count < 3 else None\nraise ValueError('a')", max_restarts=9)
+    assert num_attempts(tmp_path) == 4  # three that saved; the last saved nothing, and died where the one before it had
+
+
+def test_no_restart_at_all(scripted, tmp_path):
+    assert scripted("save(4)\nraise ValueError('a')", max_restarts=0).num_restarts == 0
+    assert num_attempts(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "code"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out_of_memory", 2),
+        ("RuntimeError: No CUDA GPUs are available", "no_device", 2),
+        ("OSError: [Errno 28] No space left on device: 'x'", "disk_full", 2),
+        ("torch.distributed.DistNetworkError: EADDRINUSE: address already in use", "port", 2),
+    ],
+)
+def test_the_cause_is_named(scripted, said, cause, code):
+    outcome = scripted(f"sys.exit({said!r})", max_restarts=1)
+    assert (outcome.cause, outcome.exit_code) == (cause, code)
+    assert said in outcome.reason
+
+
+def test_an_old_ending_is_not_this_attempts(scripted, tmp_path):
+    (tmp_path / "run").mkdir()
+    metrics.write_ending(tmp_path / "run", metrics.Ending(event="finished", exit_code=0, step=12))
+    assert scripted("raise ValueError('a')", max_restarts=0).event == "failed"
+
+
+def test_another_machines_supervisor_leaves_the_folder_to_the_first(scripted, tmp_path):
+    (tmp_path / "run").mkdir()
+    ending = metrics.Ending(event="finished", exit_code=0, step=12)
+    metrics.write_ending(tmp_path / "run", ending)
+    second = Nodes(num_nodes=2, rank=1, rendezvous="127.0.0.1:1")
+    outcome = scripted("raise ValueError('a')", max_restarts=0, nodes=second)
+    assert outcome.event == "failed", "that ending was there before"
+    assert metrics.read_ending(tmp_path / "run") == ending
+    assert "ValueError: a" in (tmp_path / "run" / "node-1" / "torchrun.log").read_text()
+    assert chronicle.entries(tmp_path / "run") == []
+    with DriverLock(tmp_path / "run"):
+        assert scripted("end('stopped', 0, 3)", nodes=second).event == "stopped"
+
+
+def test_secrets_of_the_log_stay_there(scripted, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "planted-4711-planted")
+    outcome = scripted("print(os.environ['MY_API_KEY']); raise ValueError(os.environ['MY_API_KEY'])", max_restarts=1)
+    kept = (tmp_path / "run" / chronicle.CHRONICLE_FILE).read_text()
+    assert "planted-4711" in (tmp_path / "run" / "torchrun.log").read_text()
+    assert "planted-4711" not in outcome.reason + kept
+    assert "ValueError: ***" in kept
+
+
+def test_pauses_grow(scripted, monkeypatch):
+    waited = []
+    monkeypatch.setattr(supervisor, "BACKOFF_SECONDS", 1.0)
+    monkeypatch.setattr(threading.Event, "wait", lambda self, s=None: waited.append(s) or self.is_set())
+    scripted("step(count + 1)\nos.kill(os.getpid(), signal.SIGKILL)", max_restarts=5)
+    assert [s for s in waited if s != attempt.POLL_SECONDS] == [1, 4, 16, 64, 256]
+
+
+# Silence
+
+
+def test_a_silent_job_is_ended_and_started_again(scripted, tmp_path):
+    text = (
+        "import faulthandler; faulthandler.register(signal.SIGUSR1)\n"
+        "def stuck_in_here(): time.sleep(600)\n"
+        "step(1), time.sleep(0.5), step(2)\n"
+        "os.environ.get('x')\n"
+        "end() if count else stuck_in_here()"
+    )
+    began = time.monotonic()
+    outcome = scripted(text, limits=Limits(floor_seconds=3))
+    assert (outcome.event, outcome.num_restarts) == ("finished", 1)
+    assert events(tmp_path)[1] == ("restarted", "hung")
+    assert "no line of metrics for" in chronicle.entries(tmp_path / "run")[1].text
+    assert time.monotonic() - began < 40
+
+
+def test_a_job_that_hangs_after_its_ending_is_taken_at_its_word(scripted, monkeypatch):
+    monkeypatch.setattr(attempt, "LEAVE_SECONDS", 0.5)
+    text = "import threading; threading.Thread(target=time.sleep, args=(600,)).start()\nend()"
+    assert scripted(text).event == "finished"
+
+
+# Signals
+
+
+def after_the_first_attempt_began(tmp_path, *actions):
+    """Does each action in turn, half a second apart, once the script runs."""
+
+    def act():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not num_attempts(tmp_path):
+            time.sleep(0.02)
+        for action in actions:
+            time.sleep(0.5)
+            action()
+
+    threading.Thread(target=act).start()
+
+
+def test_a_signal_before_the_ranks_listen_is_not_answered_with_a_restart(scripted, tmp_path):
+    after_the_first_attempt_began(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    outcome = scripted("time.sleep(60)")
+    assert (outcome.event, outcome.exit_code, outcome.num_restarts) == ("interrupted", 130, 0)
+
+
+SAVES_SLOWLY = """
+os.environ["LOCAL_RANK"] = "0"
+def told(*_):
+    step(3), time.sleep(float(os.environ["SAVE_SECONDS"])), end("interrupted", 130, 3)
+signal.signal(signal.SIGTERM, told)
+time.sleep(60)
+"""
+
+
+def test_ctrl_c_once_saves_and_twice_ends_it_now(scripted, tmp_path, monkeypatch):
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setenv("SAVE_SECONDS", "1.5")
+    after_the_first_attempt_began(tmp_path, interrupt)
+    assert scripted(SAVES_SLOWLY).step == 3
+    for began in (tmp_path / "run").glob("began-*"):
+        began.unlink()
+    monkeypatch.setenv("SAVE_SECONDS", "50")
+    after_the_first_attempt_began(tmp_path, interrupt, interrupt)
+    before = time.monotonic()
+    outcome = scripted(SAVES_SLOWLY)
+    assert (outcome.event, outcome.exit_code, outcome.reason) == ("interrupted", 130, "killed by a second signal")
+    assert time.monotonic() - before < 20
+
+
+def test_a_schedulers_second_sigterm_does_not_cut_the_save_short(scripted, tmp_path, monkeypatch):
+    def end():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setenv("SAVE_SECONDS", "1.5")
+    after_the_first_attempt_began(tmp_path, end, end)
+    outcome = scripted(SAVES_SLOWLY)
+    assert (outcome.event, outcome.step, outcome.reason) == ("interrupted", 3, "")
+
+
+WORKER = "import pathlib, signal, sys, time; signal.signal(15, lambda *_: pathlib.Path(sys.argv[1]).touch())"
+RANK = f"""
+import pathlib, signal, subprocess, sys, time
+run = pathlib.Path(sys.argv[1])
+worker = subprocess.Popen([sys.executable, "-c", {WORKER + "; time.sleep(60)"!r}, str(run / "worker-told")])
+signal.signal(15, lambda *_: ((run / "rank-told").touch(), sys.exit(0)))
+time.sleep(1)
+(run / "began-here").touch()
+time.sleep(60)
+"""
+AGENT = f"""
+import subprocess
+(run / f"began-{{count}}").unlink()
+rank = [sys.executable, "-c", {RANK!r}, str(run)]
+subprocess.run(rank, env={{**os.environ, "LOCAL_RANK": "0"}})
+end("interrupted", 130, 3)
+"""
+
+
+def test_the_ranks_are_told_and_not_what_they_have_started(scripted, tmp_path):
+    after_the_first_attempt_began(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    outcome = scripted(AGENT)
+    assert (outcome.event, outcome.step) == ("interrupted", 3), "the agent was not told, or it would have died"
+    assert (tmp_path / "run" / "rank-told").exists()
+    assert not (tmp_path / "run" / "worker-told").exists()
+
+
+def test_a_signal_ends_the_pause_between_attempts(scripted, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "BACKOFF_SECONDS", 60.0)
+    after_the_first_attempt_began(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    outcome = scripted("raise ValueError('a')")
+    assert (outcome.event, outcome.exit_code) == ("interrupted", 130)
+    assert num_attempts(tmp_path) == 1
+
+
+def test_nothing_of_a_job_is_left_behind(scripted, tmp_path):
+    child = "import subprocess; p = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    child += "(run / 'child').write_text(str(p.pid))\nend()"
+    scripted(child)
+    pid = int((tmp_path / "run" / "child").read_text())
+    with pytest.raises(ProcessLookupError):
+        for _ in range(50):  # reaped by whoever is its parent now
+            os.kill(pid, 0)
+            assert Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"
+            time.sleep(0.1)
+        raise ProcessLookupError
+
+
+# Lines
+
+
+def test_one_supervisor_a_run(scripted, tmp_path):
+    (tmp_path / "run").mkdir()
+    entered = []
+
+    @contextlib.contextmanager
+    def beside():
+        entered.append(tmp_path)
+        yield
+
+    with DriverLock(tmp_path / "run"), pytest.raises(StudyHeld):
+        scripted("end()", beside=beside())
+    assert not entered, "whoever shows the run takes away what was shown before"
+    scripted("end()", beside=beside())
+    assert entered
+
+
+def test_the_line_of_several_machines(corpus, tmp_path):
+    config = write_launch(tmp_path, tiny_decision(corpus, num_ranks=4))
+    two = Nodes(num_nodes=2, rendezvous="head:29400")
+    words = shlex.split(launch_line(config, corpus, tmp_path / "run", None, two))
+    pairs = {words[i]: words[i + 1] for i in range(len(words) - 1) if words[i].startswith("--")}
+    assert (pairs["--nnodes"], pairs["--nproc-per-node"], pairs["--rdzv-endpoint"]) == ("2", "2", "head:29400")
+    assert pairs["--rdzv-id"] == tiny_decision(corpus, num_ranks=4).digest[:16]
+    step = Nodes(num_nodes=2, rendezvous="head:29400", srun=True)
+    assert launch_line(config, corpus, tmp_path / "run", None, step).startswith("srun --nodes 2 --ntasks 2 ")
+
+
+# The real thing
+
+
+FROZEN_RANK = """
+import sys, time
+from launcher.training import Trainer
+from launcher.trainer import main
+class Stuck(Trainer):
+    def _update(self, step, *rest):
+        if step == 5 and self.rank == 1 and not (self.run_dir / "hung").exists():
+            (self.run_dir / "hung").touch()
+            time.sleep(600)
+        super()._update(step, *rest)
+main(Stuck)
+"""
+
+
+@pytest.mark.slow
+def test_a_hung_rank_is_seen_its_stack_kept_and_the_job_started_again(corpus, tmp_path, monkeypatch):
+    (tmp_path / "stuck_rank.py").write_text(FROZEN_RANK)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    config = write_launch(tmp_path / "config", tiny_decision(corpus, num_ranks=2))
+    run_dir = tmp_path / "run"
+    outcome = launch(config, corpus, run_dir, program=("stuck_rank",), limits=Limits(floor_seconds=5))
+    assert (outcome.event, outcome.step, outcome.num_restarts) == ("finished", 12, 1)
+    log = (run_dir / "torchrun.log").read_text()
+    assert 'stuck_rank.py", line 9 in _update' in log, "the rank that waits says where"
+    assert log.count("most recent call first") >= 2, "and so does the one that waits for it"
+    restarted = chronicle.entries(run_dir)[1]
+    assert (restarted.kind, restarted.data["cause"], restarted.step) == ("restarted", "hung", 4)
+
+
+@pytest.mark.slow
+def test_two_machines_that_are_one_train_as_two_ranks_alone(corpus, tmp_path):
+    """Two supervisors, two agents, one rank each; they meet at a port of this machine."""
+    config = write_launch(tmp_path, tiny_decision(corpus, num_ranks=2))
+    port = 20000 + os.getpid() % 20000
+    code = (
+        "import sys; from pathlib import Path; from launcher.launch import *;"
+        "c, d, o = map(Path, sys.argv[1:4]); n = Nodes(num_nodes=2, rank=int(sys.argv[4]), rendezvous=sys.argv[5]);"
+        "print(launch(c, d, o, nodes=n).event)"
+    )
+    where = [str(config), str(corpus), str(tmp_path / "run")]
+    jobs = [
+        subprocess.Popen([sys.executable, "-c", code, *where, str(rank), f"127.0.0.1:{port}"],
+                         stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]  # fmt: skip
+    assert [job.communicate(timeout=120)[0].strip() for job in jobs] == ["finished", "finished"]
+    alone = launch(config, corpus, tmp_path / "alone")
+    assert alone.event == "finished"
+    assert losses(tmp_path / "run") == losses(tmp_path / "alone")
+    assert [entry.kind for entry in chronicle.entries(tmp_path / "run")].count("launched") == 1
+
+
+def losses(run_dir):
+    return {line["step"]: line["train_loss_nats"] for line in metrics.read(run_dir) if "train_loss_nats" in line}
+
+
+def test_the_chronicle_names_the_config(scripted, corpus, tmp_path):
+    scripted("end()")
+    assert {entry.digest for entry in chronicle.entries(tmp_path / "run")} == {tiny_decision(corpus).digest}

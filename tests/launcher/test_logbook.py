@@ -1,0 +1,214 @@
+"""The logbook: everything that happened is in it, once, in order; what it shows is text, whatever it holds."""
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from tiny_study import ask, forerun
+
+from launcher import chronicle, logbook
+from launcher.logbook import MOST_SHOWN, add_note, page, plain, write_logbook
+from launcher.logbook_events import Event, events_of
+
+DIGEST = "a1" * 32
+
+
+def event(at, kind="note", text="x", **kwargs):
+    return Event(at=at, kind=kind, text=text, **kwargs)
+
+
+def test_days_in_order_and_times_in_utc():
+    text = page([
+        event("2026-03-02T01:30:00+02:00", text="second"), event("2026-03-01T22:00:00+00:00", text="first"),
+        event("2026-03-02T08:00:00", text="third", kind="restarted", digest=DIGEST, step=1200),
+    ])  # fmt: skip
+    assert text.splitlines() == [
+        "# Logbook", "", "## 2026-03-01", "", "- 22:00 **note** first", "- 23:30 **note** second", "",
+        "## 2026-03-02", "", "- 08:00 **restarted** (run a1a1a1a1, step 1,200) third",
+    ]  # fmt: skip
+
+
+def test_what_has_no_date_is_still_told():
+    text = page([event("2026-03-01T22:00:00+00:00"), event("yesterday", text="when?"), event("9" * 400, text="never")])
+    assert text.index("## Undated") < text.index("when?") < text.index("never") < text.index("## 2026-03-01")
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "a\n## 1999-01-01\n- 00:00 **launched** forged", "a\r\n# b", "a\u2028# b\u0085# c", "\x1b[31mred\x07\x00",
+        "\u202eesrever", "<script>alert(1)</script>", "![x](http://evil/x.png)", "[x](javascript:alert(1))",
+        "`a` **b**", "| a | b |", "&lt;script&gt;", "\\", "~~gone~~", "www.evil.example http://evil.example", "$x$",
+    ],
+)  # fmt: skip
+def test_hostile_text_is_shown_and_does_nothing(hostile):
+    shown = page([event("2026-03-01T22:00:00+00:00", text=hostile)])
+    lines = shown.splitlines()
+    assert len(lines) == 5 and lines[4].startswith("- 22:00 **note** ")
+    assert all(character.isprintable() for character in lines[4])
+    rendered = _rendered(lines[4].removeprefix("- 22:00 **note** "))
+    assert rendered == " ".join("".join(c if c.isprintable() else " " for c in hostile).split())
+
+
+def _rendered(markdown):
+    """What a reader of Markdown shows of text in which every mark is escaped; fails on one that is not."""
+    shown, at = "", 0
+    while at < len(markdown):
+        character = markdown[at]
+        if character == "\\":
+            at += 1
+            character = markdown[at]
+        elif character == "&":
+            name, _, _ = markdown[at + 1 :].partition(";")
+            character = {"amp": "&", "lt": "<", "gt": ">"}[name]
+            at += len(name) + 1
+        else:
+            assert character not in "`*_[]|~$<>", f"{character!r} is markup"
+        shown += character
+        at += 1
+    return shown
+
+
+def test_addresses_are_no_links():
+    assert "://" not in plain("see http://evil.example") and "www." not in plain("www.evil.example")
+
+
+def test_a_megabyte_takes_a_screen(tmp_path):
+    chronicle.record(tmp_path, "note", "a\n" * 2**19)
+    text = write_logbook(tmp_path).read_text()
+    assert len(text) < MOST_SHOWN + 200
+    assert f"({2**20 - MOST_SHOWN:,} characters more)" in text
+
+
+def test_torn_and_forged_lines_of_a_chronicle_are_no_events(tmp_path):
+    add_note(tmp_path, "kept")
+    with (tmp_path / chronicle.CHRONICLE_FILE).open("a") as file:
+        file.write('{"at": 3, "kind": "note"}\n')
+        file.write('{"at": "2026-03-01T00:00:00+00:00", "kind": "no such kind", "text": "x"}\n')
+        file.write('{"at": "2026-03-01T00')
+    add_note(tmp_path, "also kept")
+    assert [found.text.partition(": ")[2] for found in events_of(tmp_path)] == ["kept", "also kept"]
+
+
+# Of a real study
+
+
+@pytest.fixture(scope="module")
+def frozen_once(finished, tmp_path_factory):
+    """A copy of the finished study, frozen with its closed gates accepted, and the config's digest."""
+    study = tmp_path_factory.mktemp("frozen") / "study"
+    shutil.copytree(finished / "study", study)
+    closed = [gate["name"] for gate in ask("status", study)[1]["gates"] if gate["outcome"] != "passed"]
+    accepts = [word for gate in closed for word in ("--accept", gate)]
+    code, body = ask("freeze", study, *accepts, "--reason", "the spread is\nknown, see #12")
+    assert code == 0 and closed
+    return study, body["digest"], closed
+
+
+@pytest.fixture
+def frozen_study(frozen_once, tmp_path):
+    """A copy of that, to be written into."""
+    shutil.copytree(frozen_once[0], tmp_path / "study")
+    return tmp_path / "study"
+
+
+def test_a_study_from_its_first_driver_to_its_notes(frozen_study, frozen_once):
+    _, digest, closed = frozen_once
+    run_dir = frozen_study / "frozen" / digest / "run"
+    chronicle.record(run_dir, "launched", "from step 0", step=0, digest=digest)
+    chronicle.record(run_dir, "restarted", "out of memory after step 7", step=4, digest=digest)
+    code, noted = ask("note", "Halved the microbatch.", "--study", frozen_study)
+    assert (code, noted["entry"]["data"]["author"]) == (0, logbook.author())
+    text = (frozen_study / "logbook.md").read_text()
+    for said in (
+        "**driver** pid ", " finished", "**coordinates** mup: ", "**fit** ", "**frozen** (run ",
+        f"(run {digest[:8]}, step 4) out of memory after step 7", f"**note** {plain(logbook.author())}: Halved",
+    ):  # fmt: skip
+        assert said in text, said
+    assert text.count("\n## ") == len({line for line in text.splitlines() if line.startswith("## ")})
+    for gate in closed:
+        (line,) = [line for line in text.splitlines() if f"gate {plain(gate)}, which" in line]
+        assert f"**accepted** {plain(logbook.author())}: gate {plain(gate)}, which" in line
+        assert "the spread is known, see #12" in line
+
+
+def test_what_was_accepted_before_there_was_a_chronicle_is_told(frozen_study, frozen_once):
+    before = [e for e in events_of(frozen_study) if e.kind == "accepted"]
+    (frozen_study / chronicle.CHRONICLE_FILE).unlink()
+    after = [e for e in events_of(frozen_study) if e.kind == "accepted"]
+    assert [e.text.split()[1].rstrip(",") for e in after] == frozen_once[2]
+    assert len(before) == len(after)
+    assert all("the spread is" in e.text and e.at for e in after)
+
+
+def test_a_study_whose_ledger_is_damaged_keeps_its_notes(copied):
+    add_note(copied, "before the crash")
+    content = bytearray((copied / "ledger.db").read_bytes())
+    content[len(content) // 2 :] = os.urandom(len(content) - len(content) // 2)
+    (copied / "ledger.db").write_bytes(content)
+    text = write_logbook(copied).read_text()
+    assert "before the crash" in text and "the ledger is left out" in text
+
+
+def test_a_tampered_attestation_is_told(frozen_study, frozen_once):
+    path = frozen_study / "frozen" / frozen_once[1] / "attestations" / "evidence.json"
+    path.write_text(path.read_text().replace("passed", "Passed"))
+    (told,) = [e for e in events_of(frozen_study) if e.kind == "corrupt"]
+    assert "does not have its hash" in told.text
+
+
+# The verb
+
+
+def test_note_alone_prints_the_logbook(copied):
+    ask("note", "a first note", "--study", copied)
+    code, out, _ = forerun("note", "--study", copied)
+    assert code == 0 and out.strip() == (copied / "logbook.md").read_text().strip()
+    code, body = ask("note", "--study", copied)
+    assert (body["events"][-1]["kind"], body["events"][-1]["text"]) == ("note", f"{logbook.author()}: a first note")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("   ", "TEXT is empty"),
+        ("a" * 10_001, "10,001 characters, at most 10,000"),
+        ("the key is hf_" + "a1" * 10, "a service's key"),
+        ("see https://me:pass@host/x", "a user or a password in an address"),
+    ],
+)
+def test_notes_that_are_refused(copied, text, said):
+    code, body = ask("note", text, "--study", copied)
+    assert code == 2 and said in body["message"]
+    assert not (copied / chronicle.CHRONICLE_FILE).exists()
+
+
+def test_a_folder_that_holds_no_study(tmp_path):
+    code, body = ask("note", "x", "--study", tmp_path / "nowhere")
+    assert code == 2 and "holds no study" in body["message"]
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_author_is_whom_the_system_knows(monkeypatch):
+    monkeypatch.setenv("LOGNAME", "forged")
+    monkeypatch.setenv("USER", "forged")
+    assert getpass.getuser() == "forged" and logbook.author() != "forged"
+    code = "import os; os.setuid(54321); from launcher.logbook import author; print(author())"
+    if os.getuid() == 0:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode != 0 or done.stdout.strip() == "uid 54321"
+
+
+def test_two_notes_at_once_are_both_whole(copied):
+    jobs = [
+        subprocess.Popen([sys.executable, "-m", "launcher", "note", f"note {n} " + "x" * 5000, "--study", str(copied)],
+                         stdout=subprocess.DEVNULL)
+        for n in range(4)
+    ]  # fmt: skip
+    assert [job.wait(timeout=60) for job in jobs] == [0] * 4
+    lines = (copied / chronicle.CHRONICLE_FILE).read_text().splitlines()
+    assert sorted(json.loads(line)["text"].split()[1] for line in lines) == list("0123")

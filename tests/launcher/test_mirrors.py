@@ -1,0 +1,417 @@
+"""The windows on a main run: every step once, over rewinds and rollbacks, read back by readers of their own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from main_run import tiny_decision
+from wandb_case import Server, read_run
+
+from launcher import metrics, mirrors
+from launcher.event_writer import EventWriter
+from launcher.following import Following
+from launcher.mirror_rows import MirrorRows, flat
+from launcher.mirrors import mirrored
+from proxies.external.event_files import EventFile
+from proxies.external.growing import MetricsError
+
+KEY = "5ec7e7" * 6 + "0000"
+
+
+def line(step, loss=None, **more):
+    return {"step": step, "train_loss_nats": loss or 3 - 0.1 * step, "seconds": 0.5, "tokens": 256 * step, **more}
+
+
+def rewound(run_dir, to_step, *then):
+    metrics.rewind(run_dir, to_step)
+    for record in then:
+        metrics.append(run_dir, record)
+
+
+def rollback(to_step, start, number=1):
+    return {"event": "rolled_back", "step": start, "to_step": to_step, "skipped_sequences": 8, "clip_norm": 0.3,
+            "reason": f"spike {number}"}  # fmt: skip
+
+
+GONE_BACK = ("to_step", "skipped_sequences", "clip_norm")
+STARTED = {"event": "started", "step": 0, "digest": "ab" * 32, "num_ranks": 2}
+FULL = line(
+    1,
+    rank_seconds=[0.25, 0.5],
+    layers={"layers.0": {"weight_rms": 0.02, "param_norm": 4.0, "grad_norm": 1.5, "update_ratio": 1e-3}},
+    gpus=[{"temperature_celsius": 61, "num_ecc_errors": None, "num_link_errors": 0}],
+    validation_loss_nats=2.5, mfu=0.41,
+)  # fmt: skip
+FLAT = {
+    "step": 1, "train_loss_nats": 2.9, "seconds": 0.5, "tokens": 256, "rank_seconds/0": 0.25, "rank_seconds/1": 0.5,
+    "layers/layers.0/weight_rms": 0.02, "layers/layers.0/param_norm": 4.0, "layers/layers.0/grad_norm": 1.5,
+    "layers/layers.0/update_ratio": 1e-3, "gpus/0/temperature_celsius": 61, "gpus/0/num_link_errors": 0,
+    "validation_loss_nats": 2.5, "mfu": 0.41,
+}  # fmt: skip
+
+
+# Rows
+
+
+def test_every_number_of_a_line_has_a_flat_name():
+    assert flat(FULL) == FLAT
+    assert flat({"a": True, "b": "text", "c": None, "d": [], "e": {}}) == {}
+
+
+def steps_of(rows):
+    return [(row.step, row.goes_back) for row in rows]
+
+
+def test_a_file_is_followed_line_by_line(tmp_path):
+    following = Following(tmp_path)
+    assert following.read().lines == [] and following.at_end
+    path = tmp_path / metrics.METRICS_FILE
+    path.write_text('{"step": 1}\n{"st')
+    assert following.read().lines == [{"step": 1}]
+    with path.open("a") as file:
+        file.write('ep": 2}\nno json\n[3]\n{"step": NaN}\n')
+    news = following.read()
+    assert (news.lines, news.begins) == ([{"step": 2}], False)
+    metrics.rewind(tmp_path, 1)
+    news = following.read()
+    assert (news.lines, news.begins) == ([{"step": 1}], True)
+
+
+def test_resumed_steps_are_told_once(tmp_path):
+    rows = MirrorRows(tmp_path)
+    metrics.append(tmp_path, STARTED)
+    for step in range(1, 7):
+        metrics.append(tmp_path, line(step))
+    assert steps_of(rows.read()) == [(step, False) for step in range(1, 7)]
+    rewound(tmp_path, 4, {**STARTED, "step": 4}, line(5), line(6), line(7))
+    assert steps_of(rows.read()) == [(7, False)]
+    rewound(tmp_path, 4, line(5))
+    assert rows.read() == []
+    for step in (6, 7, 8):
+        metrics.append(tmp_path, line(step))
+    assert steps_of(rows.read()) == [(8, False)]
+
+
+def test_rolled_back_steps_are_told_again(tmp_path):
+    rows = MirrorRows(tmp_path)
+    for step in range(1, 11):
+        metrics.append(tmp_path, line(step))
+    rows.read()
+    rewound(tmp_path, 4, rollback(to_step=6, start=4), *(line(step, 1.0 + step) for step in range(5, 12)))
+    told = rows.read()
+    assert steps_of(told) == [(6, True), *((step, False) for step in range(7, 12))]
+    assert told[0].columns == {f"rolled_back/{k}": v for k, v in rollback(6, 4).items() if k in GONE_BACK}
+    assert told[1].columns["train_loss_nats"] == 8.0
+    # Killed, and resumed from before the rollback, which is said again at another step.
+    rewound(tmp_path, 3, rollback(to_step=6, start=3), *(line(step, 1.0 + step) for step in range(4, 13)))
+    assert steps_of(rows.read()) == [(12, False)]
+    rewound(tmp_path, 8, rollback(to_step=9, start=8, number=2), line(9), line(10))
+    assert steps_of(rows.read()) == [(9, True), (10, False)]
+
+
+def test_events_with_numbers_are_told_once(tmp_path):
+    rows = MirrorRows(tmp_path)
+    saved = {"event": "saved", "step": 1, "seconds": 0.5, "wait_seconds": 0.1}
+    for record in (line(1), saved, metrics.Ending(event="stopped", exit_code=0, step=1, validation_loss_nats=2.0)):
+        metrics.append(tmp_path, record)
+    assert [row.columns for row in rows.read()[1:]] == [
+        {"saved/seconds": 0.5, "saved/wait_seconds": 0.1},
+        {"stopped/exit_code": 0, "stopped/validation_loss_nats": 2.0},
+    ]  # fmt: skip
+    rewound(tmp_path, 1)
+    assert rows.read() == []
+
+
+def test_lines_that_are_not_ours_hurt_nothing(tmp_path):
+    (tmp_path / metrics.METRICS_FILE).write_text(
+        '{"step": "a"}\n{"step": true}\n{}\n[]\n\xff\n{"event": 3, "step": 1}\n{"event": "rolled_back", "step": 2}\n'
+        '{"step": 1, "x": 1e400}\n{"step": 3, "train_loss_nats": 2.0}\n'
+    )
+    assert [row.step for row in MirrorRows(tmp_path).read()] == [3]
+
+
+# Event files
+
+
+def scalars(path, *names):
+    """What our own reader finds, an event a row."""
+    return EventFile(path, frozenset(names), "step").read(2**30)
+
+
+def test_scalars_read_back(tmp_path):
+    writer = EventWriter(tmp_path / "events")
+    writer.scalars(1, {"train_loss_nats": 2.5, "layers/layers.0/weight_rms": 0.02})
+    writer.scalars(2**40, {"train_loss_nats": -1e300, "ü": math.inf})
+    writer.close()
+    rows = scalars(tmp_path / "events", "train_loss_nats", "layers/layers.0/weight_rms", "ü")
+    (single,) = struct.unpack("<f", struct.pack("<f", 0.02))
+    assert rows == [
+        {"train_loss_nats": 2.5, "layers/layers.0/weight_rms": single, "step": 1},
+        {"train_loss_nats": -math.inf, "ü": math.inf, "step": 2**40},
+    ]  # fmt: skip
+    content = bytearray((tmp_path / "events").read_bytes())
+    content[-6] ^= 1
+    (tmp_path / "damaged").write_bytes(content)
+    with pytest.raises(MetricsError, match="damaged"):
+        scalars(tmp_path / "damaged", "ü")
+
+
+def as_tensorboard_shows_it(folder):
+    """(step, training loss) as TensorBoard keeps them; in a process of its own, for its imports warn."""
+    pytest.importorskip("tensorboard")
+    code = (
+        "import sys; from tensorboard.backend.event_processing.event_accumulator import EventAccumulator as A\n"
+        "a = A(sys.argv[1]); a.Reload(); print([(e.step, e.value) for e in a.Scalars('train_loss_nats')])"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, folder]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [tuple(pair) for pair in json.loads(shown.replace("(", "[").replace(")", "]"))]
+
+
+def test_tensorboard_itself_reads_them_and_forgets_what_was_rolled_back(tmp_path):
+    writer = EventWriter(tmp_path / "events.out.tfevents.1.host.2.forerun")
+    for step in range(1, 11):
+        writer.scalars(step, {"train_loss_nats": float(step)})
+    writer.forget_from(7)
+    for step in range(7, 9):
+        writer.scalars(step, {"train_loss_nats": 100.0 + step})
+    writer.close()
+    assert as_tensorboard_shows_it(tmp_path) == [*((step, step) for step in range(1, 7)), (7, 107.0), (8, 108.0)]
+
+
+# Beside a run
+
+
+@pytest.fixture
+def decision(corpus):
+    return tiny_decision(corpus)
+
+
+def logged(run_dir):
+    (path,) = (run_dir / "wandb").glob("offline-run-*")
+    return read_run(path)
+
+
+def test_both_windows_show_a_run_while_it_grows_rewinds_and_goes_back(decision, tmp_path):
+    run_dir, log_dir = tmp_path / "run", tmp_path / "tb"
+    run_dir.mkdir()
+    metrics.append(run_dir, STARTED)
+    metrics.append(run_dir, FULL)
+    found = []
+    with mirrored(run_dir, decision, found, wandb="offline", tensorboard_dir=log_dir):
+        for step in range(2, 9):
+            metrics.append(run_dir, line(step))
+        await_rows(log_dir, 8)
+        await_wandb(run_dir)
+        rewound(run_dir, 4, rollback(to_step=5, start=4), *(line(step, 7.0) for step in range(5, 8)))
+        metrics.append(run_dir, line(8, 7.5))
+    assert [(mirror.name, mirror.whole, mirror.num_rows) for mirror in found] == [
+        ("wandb", True, 12), ("tensorboard", True, 12),
+    ]  # fmt: skip
+    (path,) = log_dir.iterdir()
+    assert found[1].path == str(path)
+    rows = scalars(path, "train_loss_nats", "rolled_back/to_step", "layers/layers.0/weight_rms", "mfu")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8]
+    assert (rows[0]["mfu"], rows[8]["rolled_back/to_step"], rows[-1]["train_loss_nats"]) == (
+        pytest.approx(0.41), 5, 7.5,
+    )  # fmt: skip
+    assert as_tensorboard_shows_it(log_dir) == [
+        (1, pytest.approx(2.9)), *((step, pytest.approx(3 - 0.1 * step)) for step in range(2, 6)),
+        (6, 7.0), (7, 7.0), (8, 7.5),
+    ]  # fmt: skip
+    config, _, history = logged(run_dir)
+    assert config["digest"] == decision.digest
+    assert config["predicted_loss_nats"] == decision.predicted.loss_nats
+    assert [(row["step"], row["take"]) for row in history] == [
+        *((step, 1) for step in range(1, 9)), (5, 2), (6, 2), (7, 2), (8, 2),
+    ]  # fmt: skip
+    assert {name: history[0][name] for name in FLAT} == FLAT
+
+
+def await_wandb(run_dir):
+    """Until W&B's own process has taken what was there: it writes in bursts, so its file may tell less."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if any(path.stat().st_size > 0 for path in (run_dir / "wandb").glob("offline-run-*/*.wandb")):
+            time.sleep(2.5)  # two looks
+            return
+        time.sleep(0.1)
+    raise AssertionError("wandb did not begin")
+
+
+def await_rows(log_dir, count):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for path in log_dir.glob("events*"):
+            if len(scalars(path, "train_loss_nats")) >= count:
+                return
+        time.sleep(0.1)
+    raise AssertionError("the window shows nothing while the run grows")
+
+
+def test_a_later_launch_shows_the_run_anew_not_twice(decision, tmp_path):
+    run_dir, log_dir = tmp_path / "run", tmp_path / "tb"
+    run_dir.mkdir()
+    log_dir.mkdir()
+    (log_dir / "events.out.tfevents.1.host.2").write_bytes(b"another's")
+    for last in (3, 6):
+        for step in range(last - 2, last + 1):
+            metrics.append(run_dir, line(step))
+        found = []
+        with mirrored(run_dir, decision, found, wandb="offline", tensorboard_dir=log_dir):
+            pass
+        assert [mirror.num_rows for mirror in found] == [last, last]
+    assert len(list(log_dir.iterdir())) == 2 and (log_dir / "events.out.tfevents.1.host.2").exists()
+    assert [row["step"] for row in logged(run_dir)[2]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_window_that_dies_is_told_and_the_other_goes_on(decision, tmp_path, capsys):
+    run_dir, log_dir = tmp_path / "run", tmp_path / "tb"
+    run_dir.mkdir()
+    found = []
+    with mirrored(run_dir, decision, found, wandb="offline", tensorboard_dir=log_dir):
+        await_child("launcher.dashboards", run_dir, kill=True)
+        metrics.append(run_dir, line(1))
+        deadline = time.monotonic() + 30
+        while "wandb mirror ended early" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert "the wandb mirror ended early, the run goes on: code -9" in said
+    assert [(mirror.name, mirror.whole, mirror.num_rows) for mirror in found] == [
+        ("wandb", False, 0), ("tensorboard", True, 1),
+    ]  # fmt: skip
+    assert found[0].text == "not whole: code -9: it said nothing"
+
+
+def await_child(module, run_dir, *, kill):
+    """The mirror of this process, once it is up; its pid."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words, parent = path.read_bytes().split(b"\0"), (path.parent / "stat").read_text().split()[3]
+            except OSError:
+                continue
+            if module.encode() in words and int(parent) == os.getpid():
+                if kill:
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                return int(path.parent.name)
+        time.sleep(0.02)
+    raise AssertionError(f"no {module} for {run_dir}")
+
+
+def test_a_folder_that_cannot_be_written_is_told(decision, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "file").write_text("")
+    found = []
+    with mirrored(tmp_path / "run", decision, found, tensorboard_dir=tmp_path / "file"):
+        pass
+    assert not found[0].whole and f"{tmp_path / 'file'}: File exists" in found[0].text
+
+
+def test_a_full_disk_is_told(decision, tmp_path):
+    """/dev/full takes nothing; an event file that is it stands for a disk that has filled."""
+    code = (
+        "import sys; from pathlib import Path; from launcher import mirror_tensorboard as m\n"
+        "m.EventWriter.__init__ = lambda self, path: setattr(self, '_file', open('/dev/full', 'wb'))\n"
+        "m.main()"
+    )
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    metrics.append(run_dir, line(1))
+    order = json.dumps({"follow": str(run_dir), "log_dir": str(tmp_path / "tb"), "digest": decision.digest})
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=order + "\n", capture_output=True, text=True, check=True)
+    assert "No space left on device" in json.loads(done.stdout)["problem"]
+
+
+def test_no_secret_and_no_name_a_person_gave_is_sent(decision, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("MY_TOKEN", "planted-4711-planted")
+    run_dir = tmp_path / "secret-folder" / "run"
+    run_dir.mkdir(parents=True)
+    metrics.append(run_dir, line(1))
+    with mirrored(run_dir, decision, [], wandb="offline"):
+        pass
+    kept = b"".join(path.read_bytes() for path in (run_dir / "wandb").rglob("*") if path.is_file())
+    assert b"train_loss_nats" in kept
+    assert KEY.encode() not in kept and b"planted-4711" not in kept
+
+
+def test_rows_go_online_with_the_users_own_login(decision, tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    for step in (1, 2):
+        metrics.append(run_dir, line(step))
+    with Server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        found = []
+        with mirrored(run_dir, decision, found, wandb="online"):
+            pass
+    assert found[0].whole, found[0].text
+    assert found[0].url is not None
+    sent = [
+        json.loads(row)
+        for body in server.streamed
+        for name, part in body.get("files", {}).items()
+        if name.endswith("history.jsonl")
+        for row in part["content"]
+    ]
+    assert [(row["step"], row["train_loss_nats"]) for row in sent] == [(1, 2.9), (2, 2.8)]
+
+
+def test_a_window_that_does_not_end_is_ended(decision, tmp_path, monkeypatch):
+    monkeypatch.setitem(mirrors.FINISH_SECONDS, "tensorboard", 1.0)
+    (tmp_path / "run").mkdir()
+    found = []
+    with mirrored(tmp_path / "run", decision, found, tensorboard_dir=tmp_path / "tb"):
+        pid = await_child("launcher.mirror_tensorboard", tmp_path, kill=False)
+        os.kill(pid, signal.SIGSTOP)
+    assert found[0].text == "not whole: it did not end within 1 s"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_windows_outlive_a_killed_supervisor_only_to_finish(corpus, decision, tmp_path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    metrics.append(run_dir, line(1))
+    code = (
+        f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from pathlib import Path; from main_run import tiny_decision; from launcher.mirrors import mirrored\n"
+        "with mirrored(Path(sys.argv[1]), tiny_decision(Path(sys.argv[2])), [], tensorboard_dir=Path(sys.argv[3])):\n"
+        "    print('up', flush=True); time.sleep(600)"
+    )
+    job = subprocess.Popen([sys.executable, "-c", code, run_dir, corpus, tmp_path / "tb"], stdout=subprocess.PIPE)
+    assert job.stdout.readline() == b"up\n"
+    await_rows(tmp_path / "tb", 1)
+    metrics.append(run_dir, line(2))
+    job.kill()
+    job.wait()
+    job.stdout.close()
+    await_rows(tmp_path / "tb", 2)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and writers(tmp_path / "tb"):
+        time.sleep(0.1)
+    assert writers(tmp_path / "tb") == []
+
+
+def writers(folder):
+    """Processes that hold a file below a folder open."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if str(link.readlink()).startswith(str(folder)):
+                found.append(link)
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,290 @@
+"""Saves in the background: the weights of their step, whole or not there, and told where they fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from main_run import tiny_decision, write_corpus
+
+from launcher import assembly, checkpoints, metrics, saving
+from launcher.launch_file import write_launch
+from launcher.saving import SaveError, Saver
+from launcher.trainer import Options, run
+from launcher.training import Trainer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"
+)
+DIGEST = "d" * 64
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder / "tokens"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def live(corpus):
+    """A model and its optimizer after one update, so that there are moments."""
+    decision = tiny_decision(corpus)
+    model = assembly.sharded_model(decision, decision.parallelism, "cpu")
+    optimizer = assembly.build_optimizer(model, decision.groups)
+    assembly.initialize(model, decision.groups, decision.seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """The background's writing waits until it is let go."""
+    go, whole = threading.Event(), checkpoints.write_tensors
+
+    def waiting(*args):
+        assert go.wait(30)
+        return whole(*args)
+
+    monkeypatch.setattr(checkpoints, "write_tensors", waiting)
+    yield go
+    go.set()
+
+
+@pytest.fixture
+def small_disk():
+    """Files beyond 20 kB cannot be written, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def values(model, optimizer):
+    moments = [value.full_tensor() for state in optimizer.state.values() for value in (state["exp_avg"],)]
+    return [parameter.full_tensor().clone() for parameter in model.parameters()] + [m.clone() for m in moments]
+
+
+def test_the_weights_saved_are_those_of_the_step_though_training_goes_on(live, held, tmp_path):
+    model, optimizer = live
+    saver = Saver(tmp_path, DIGEST, keep=2)
+    before = values(model, optimizer)
+    saver.save(4, model, optimizer, {"Hook": [1]}, 0)
+    assert not (tmp_path / "step-00000004").exists() and saver.finished() == []
+    optimizer.step()  # returned before anything was written
+    assert not torch.equal(values(model, optimizer)[0], before[0])
+    held.set()
+    saver.settle()
+    (saved,) = saver.finished()
+    assert saved.step == 4 and 0 < saved.wait_seconds < saved.seconds
+    manifest = checkpoints.newest_good(tmp_path, DIGEST, [])
+    assert (manifest.step, manifest.carried) == (4, {"Hook": [1]})
+    assert set(manifest.files) == {"__0_0.distcp", ".metadata"}
+    checkpoints.read_tensors(tmp_path / "step-00000004", model, optimizer)
+    assert all(torch.equal(now, then) for now, then in zip(values(model, optimizer), before, strict=True))
+
+
+def test_one_save_at_a_time_the_next_one_waits(live, held, tmp_path):
+    saver = Saver(tmp_path, DIGEST, keep=2)
+    saver.save(4, *live, {}, 0)
+    threading.Timer(0.5, held.set).start()
+    saver.save(8, *live, {}, 0)
+    assert (tmp_path / "step-00000004" / "manifest.json").exists()
+    saver.settle()
+    first, second = saver.finished()
+    assert (first.step, second.step) == (4, 8)
+    assert first.wait_seconds < 0.4 < second.wait_seconds
+
+
+def test_a_full_disk_is_told_once_and_leaves_the_older_ones(live, small_disk, tmp_path):
+    saver = Saver(tmp_path, DIGEST, keep=2)
+    (tmp_path / "step-00000002").mkdir()
+    saver.save(4, *live, {}, 0)
+    while not saver.failed:
+        time.sleep(0.01)
+    with pytest.raises(
+        SaveError, match=r"step 4 .*File too large.*; complete checkpoints that are kept: step-00000002$"
+    ):
+        saver.settle()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+    saver.settle()
+    assert saver.finished() == []
+
+
+def test_an_error_of_any_kind_in_the_background_is_told(live, tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "replace", lambda *_, **__: 1 / 0)
+    saver = Saver(tmp_path, DIGEST, keep=2)
+    saver.save(4, *live, {}, 0)
+    with pytest.raises(SaveError, match="step 4 could not be written"):
+        saver.settle()
+
+
+def test_a_folder_that_cannot_be_made_is_told(live, tmp_path):
+    (tmp_path / "file").write_text("")
+    saver = Saver(tmp_path / "file" / "checkpoints", DIGEST, keep=2)
+    saver.save(4, *live, {}, 0)
+    with pytest.raises(SaveError, match=r"Not a directory.*that are kept: none"):
+        saver.settle()
+
+
+def train(decision, corpus, out, **options):
+    return run(Options(config=write_launch(out / "frozen", decision), data=corpus, out=out / "run", **options))
+
+
+def test_a_run_on_a_full_disk_ends_in_words_and_goes_on_when_there_is_room(corpus, tmp_path, request):
+    decision = tiny_decision(corpus)
+    assert train(decision, corpus, tmp_path, stop_after=4).event == "stopped"
+    request.getfixturevalue("small_disk")
+    options = Options(config=write_launch(tmp_path / "frozen", decision), data=corpus, out=tmp_path / "run")
+    ending = run(
+        options, interrupted=lambda: bool(time.sleep(0.3))
+    )  # the save has failed before the step after it ends
+    assert (ending.event, ending.exit_code) == ("aborted", 3)
+    assert "the checkpoint after step 8 could not be written" in ending.reason
+    assert ending.reason.endswith("kept: step-00000004")
+    assert ending.step == 8
+    assert metrics.read_ending(tmp_path / "run") == ending
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    assert train(decision, corpus, tmp_path).event == "finished"
+
+
+def test_a_run_that_its_brake_stops_completes_the_save_under_way(corpus, held, tmp_path, monkeypatch):
+    decision = tiny_decision(corpus)
+    monkeypatch.setattr(Trainer, "_trouble", lambda self, step, *_: "enough" if step == 4 else "")
+    threading.Timer(0.5, held.set).start()
+    ending = train(decision, corpus, tmp_path)
+    assert (ending.event, ending.reason, ending.step) == ("aborted", "enough", 4)
+    assert checkpoints.newest_good(tmp_path / "run" / "checkpoints", decision.digest, []).step == 4
+
+
+def test_saves_are_lines_of_the_metrics(corpus, tmp_path):
+    train(tiny_decision(corpus), corpus, tmp_path)
+    lines = [line for line in metrics.read(tmp_path / "run") if line.get("event") == "saved"]
+    assert [line["step"] for line in lines] == [4, 8, 12]
+    assert all(set(line) == {"event", "step", "seconds", "wait_seconds"} for line in lines)
+    assert metrics.read(tmp_path / "run")[-1]["event"] == "finished"
+
+
+@pytest.mark.parametrize("moment", ["__0_0.distcp", "manifest.json", "rename", "retention"])
+def test_a_kill_at_any_moment_of_a_save_leaves_a_folder_to_go_on_from(corpus, tmp_path, moment):
+    """SIGKILL of a real process: its second save, with the first one beside it, is cut where `moment` says."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[4:]; import test_saving; from pathlib import Path;"
+        "test_saving.save_until_killed(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])"
+    )
+    here = Path(__file__).parent
+    job = subprocess.run(
+        [sys.executable, "-c", code, corpus, tmp_path, moment, here, here.parents[1]],
+        timeout=120,
+        capture_output=True,
+        check=False,
+    )
+    assert job.returncode == -signal.SIGKILL, job.stderr.decode()
+    decision = tiny_decision(corpus)
+    newest = checkpoints.newest_good(tmp_path / "run" / "checkpoints", decision.digest, [])
+    assert newest.step == {"__0_0.distcp": 4, "manifest.json": 4, "rename": 8, "retention": 12}[moment]
+    assert train(decision, corpus, tmp_path).event == "finished"
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    # Nothing is saved after the last step, so what its deletion left lies there still.
+    left_over = ["step-00000004.part"] if moment == "retention" else []
+    assert names == [*left_over, "step-00000008", "step-00000012"]
+
+
+def save_until_killed(corpus, out, moment):
+    """In a process of its own: train, and be killed amid a save."""
+
+    def killed(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if moment == "__0_0.distcp":  # after its first bytes
+        whole = checkpoints.write_tensors
+
+        def half(folder, state, group):
+            files = whole(folder, state, group)
+            if folder.name == "step-00000008.part":
+                os.truncate(folder / moment, 1000)
+                killed()
+            return files
+
+        checkpoints.write_tensors = half
+    elif moment == "manifest.json":
+        complete = checkpoints.complete
+        checkpoints.complete = lambda part, *rest, **named: (
+            killed() if "08" in part.name else complete(part, *rest, **named)
+        )
+    elif moment == "rename":  # done, and nothing after it
+        checkpoints.canon.sync_folder = lambda folder: killed() if (folder / "step-00000008").exists() else None
+    else:
+        shutil.rmtree = killed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    train(tiny_decision(corpus), corpus, out)
+
+
+def test_retention_follows_the_spike_policy(corpus, tmp_path):
+    decision = tiny_decision(corpus, every_steps=1)
+    spikes = dataclasses.replace(decision.spikes, rollback_steps=4, max_rollbacks=1)
+    train(dataclasses.replace(decision, spikes=spikes), corpus, tmp_path, stop_after=9)
+    steps = sorted(int(p.name[5:]) for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert steps[-2:] == [8, 9] and any(steps[-1] - 8 <= step <= steps[-1] - 4 for step in steps)
+
+
+@pytest.fixture
+def process(corpus, tmp_path):
+    """Starts a rank as torchrun does, alone."""
+    decision = tiny_decision(corpus, every_steps=1)
+    config = write_launch(tmp_path / "frozen", decision)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    words = [sys.executable, "-m", "launcher.trainer", "--config", config, "--data", corpus, "--out", tmp_path / "run"]
+
+    def start():
+        return subprocess.Popen(words, env={**os.environ, **alone}, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def test_one_signal_after_another_saves_once_and_harms_nothing(process, corpus, tmp_path):
+    with process() as job:
+        while job.poll() is None and not (tmp_path / "run" / "checkpoints" / "step-00000001").exists():
+            time.sleep(0.005)
+        while job.poll() is None:
+            job.send_signal(signal.SIGTERM)
+            time.sleep(0.002)
+        assert job.returncode == 130, job.stderr.read()
+    ending = metrics.read_ending(tmp_path / "run")
+    assert (ending.event, ending.exit_code) == ("interrupted", 130)
+    decision = tiny_decision(corpus, every_steps=1)
+    newest = checkpoints.newest_good(tmp_path / "run" / "checkpoints", decision.digest, [])
+    assert newest.step == ending.step < 12
+    assert train(decision, corpus, tmp_path).step == 12
+
+
+def test_metrics_that_cannot_be_written_end_the_rank_in_words(process, tmp_path):
+    (tmp_path / "run" / metrics.METRICS_FILE).mkdir(parents=True)
+    with process() as job:
+        _, said = job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert "rank 0: " in said and "Is a directory" in said and "Traceback" not in said

@@ -1,0 +1,102 @@
+"""The watchdog, by a clock of its own: what counts as moving, and how long silence may last."""
+
+import pytest
+
+from launcher import metrics
+from launcher.watchdog import STEP_FACTOR, Limits, Watchdog
+
+
+def step(run_dir, number, seconds=0.5):
+    metrics.append(run_dir, {"step": number, "train_loss_nats": 2.5, "tokens": 100 * number, "seconds": seconds})
+
+
+def hung(watchdog, now):
+    return bool(watchdog.look(now))
+
+
+def test_before_the_first_step_there_is_more_time(tmp_path):
+    watchdog = Watchdog(tmp_path, Limits(floor_seconds=10, start_seconds=100), now=0)
+    assert not hung(watchdog, 100)
+    assert "before its first step" in watchdog.look(101)
+
+
+def test_a_header_is_a_sign_of_life_but_no_step(tmp_path):
+    watchdog = Watchdog(tmp_path, Limits(floor_seconds=10, start_seconds=100), now=0)
+    metrics.append(tmp_path, {"event": "started", "step": 0})
+    assert not hung(watchdog, 90)
+    assert not hung(watchdog, 190) and hung(watchdog, 191)
+
+
+def test_after_a_step_the_floor_counts_from_the_last_one(tmp_path):
+    watchdog = Watchdog(tmp_path, Limits(floor_seconds=10, start_seconds=100), now=0)
+    watchdog.look(1)
+    for number in range(1, 4):
+        step(tmp_path, number)
+        assert not hung(watchdog, 9.0 * number)
+    assert not hung(watchdog, 37)
+    assert watchdog.look(38) == "no line of metrics for 11 s after step 3; the limit is 10 s"
+
+
+def test_slow_steps_lengthen_the_limit(tmp_path):
+    watchdog = Watchdog(tmp_path, Limits(floor_seconds=10), now=0)
+    watchdog.look(0)
+    for number, seconds in enumerate((30.0, 500.0, 30.0), start=1):
+        step(tmp_path, number, seconds)
+        watchdog.look(1)
+    assert not hung(watchdog, 1 + STEP_FACTOR * 30) and hung(watchdog, 2 + STEP_FACTOR * 30)
+
+
+def test_what_earlier_attempts_left_is_no_step_of_this_one(tmp_path):
+    for number in range(1, 8):
+        step(tmp_path, number)
+    watchdog = Watchdog(tmp_path, Limits(floor_seconds=10, start_seconds=100), now=0)
+    watchdog.look(1)
+    assert watchdog.pace.step is None
+    metrics.rewind(tmp_path, 4)
+    watchdog.look(2)
+    assert watchdog.pace.step == 4
+    assert not hung(watchdog, 100), "a rewind is no step: the ranks may compile now"
+    step(tmp_path, 5)
+    watchdog.look(101)
+    assert watchdog.pace.step == 5 and hung(watchdog, 112)
+
+
+def test_no_limit_at_all(tmp_path):
+    watchdog = Watchdog(tmp_path, Limits(floor_seconds=None, start_seconds=None), now=0)
+    watchdog.look(0)
+    step(tmp_path, 1)
+    assert not hung(watchdog, 1) and not hung(watchdog, 1e9)
+
+
+def test_the_speed_is_by_the_clock(tmp_path):
+    watchdog = Watchdog(tmp_path, Limits(), now=0)
+    watchdog.look(0)
+    for number in range(1, 5):
+        step(tmp_path, number)
+        watchdog.look(10.0 * number)
+    assert watchdog.pace.tokens_per_second(40.0) == pytest.approx(200 / 20)
+    assert watchdog.pace.tokens_per_second(70.0) == pytest.approx(200 / 50), "a pause counts"
+
+
+def test_half_a_line_is_no_sign_of_life(tmp_path):
+    watchdog = Watchdog(tmp_path, Limits(floor_seconds=10, start_seconds=10), now=0)
+    watchdog.look(0)
+    (tmp_path / metrics.METRICS_FILE).write_text("")
+    watchdog.look(1)
+    with (tmp_path / metrics.METRICS_FILE).open("a") as file:
+        file.write('{"step": 1, "train_lo')
+    assert not hung(watchdog, 5)
+    assert hung(watchdog, 16)
+
+
+def test_a_disk_that_stutters_is_silence_and_no_error(tmp_path, monkeypatch):
+    watchdog = Watchdog(tmp_path, Limits(floor_seconds=10, start_seconds=10), now=0)
+
+    def stale(self):
+        raise OSError(116, "Stale file handle", "metrics.jsonl")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("launcher.following.Following.read", stale)
+        assert not hung(watchdog, 9) and hung(watchdog, 11)
+    step(tmp_path, 1)
+    assert not hung(watchdog, 12)

@@ -1,0 +1,277 @@
+"""A run that has ended: its forecast scored, kept once, and used by what is forecast later."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+from main_run import tiny_decision
+from scipy.special import ndtri
+from tiny_study import ask, replay
+from watched_case import finish, header, line, loss_at, write_lines
+
+from launcher import chronicle, history, metrics
+from launcher.attestations import read_attestation
+from launcher.evidence import decision_of, gather
+from launcher.frozen import Decision
+from launcher.history import Concluded
+from launcher.launch_file import write_launch
+from launcher.opening import recorded, recorded_study
+from launcher.watch.conclude import NUM_PARTS, NotConcludedError, concluded_run
+from launcher.watch.keys import Keys
+from launcher.watch.readings import Readings, source_of
+from proxies import canon
+from proxies.schedule import Schedule
+from scaling_fits.loss_curves import WINDOW
+from scaling_fits.track_record import interval_scale
+from scaling_fits.uncertainty import predict
+from sweeps.ledger import Ledger
+
+
+def log(decision: Decision, folder, loss=None, last=None):
+    """A log of ours up to `last`; with a loss, ended in order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    num_steps = decision.learning_rate.schedule.num_steps
+    lines = [canon.to_json(dataclasses.replace(header(), digest=decision.digest))]
+    write_lines(folder / metrics.METRICS_FILE, [*lines, *(line(step) for step in range(1, (last or num_steps) + 1))])
+    if loss is not None:
+        finish(folder, num_steps, loss)
+    return folder
+
+
+def reading_of(decision, where):
+    keys = Keys({})
+    steps = decision.learning_rate.schedule.num_steps
+    return Readings(source_of(str(where), keys), keys, decision.digest, steps).read(last=True)
+
+
+@pytest.fixture
+def decision(corpus):
+    return tiny_decision(corpus)
+
+
+# Scoring
+
+
+def test_a_run_as_its_log_shows_it(decision, tmp_path):
+    run = concluded_run(decision, reading_of(decision, log(decision, tmp_path, 2.8)))
+    assert run.actual_nats == 2.8
+    assert run.tokens == 12 * 256
+    assert run.foretold.z == pytest.approx(1.6449 * 0.6214, abs=2e-3), "log(2.8 / 2.5) over log(3.0 / 2.5), in arms"
+    assert run.curve.steps == tuple(range(1, 13))
+    assert run.curve.train_loss_nats == tuple(loss_at(step) for step in range(1, 13))
+    assert canon.decode(Concluded, canon.parse(canon.canonical(run))) == run
+
+
+def test_the_kept_curve_has_the_means_of_the_whole(decision, tmp_path):
+    long = dataclasses.replace(decision.learning_rate, schedule=Schedule(kind="cosine", num_steps=7000))
+    decision = dataclasses.replace(decision, learning_rate=long, num_tokens=7000 * decision.batch_tokens)
+    run = concluded_run(decision, reading_of(decision, log(decision, tmp_path, 2.8)))
+    assert len(run.curve.steps) == NUM_PARTS
+    for share in (0.05, 0.3, 1.0):
+        near = [s for s in range(1, 7001) if abs(s / 7000 - share) <= WINDOW * share]
+        kept = [x for s, x in zip(run.curve.steps, run.curve.train_loss_nats, strict=True) if s in set(near)]
+        assert sum(kept) / len(kept) == pytest.approx(sum(map(loss_at, near)) / len(near), abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (None, "has not ended: step 8 of 12, and its last attempt left no ending"),
+        (("stopped", 0, ""), "the run stopped at step 8 of 12; `forerun launch` goes on: there is no end to score"),
+        (("aborted", 3, "loss is NaN"), "the run aborted at step 8 of 12: loss is NaN: there is no end to score"),
+        (("interrupted", 130, "by a signal"), "interrupted at step 8 of 12: by a signal; `forerun launch` goes on"),
+    ],
+)
+def test_a_run_without_an_end_is_refused_in_words(decision, tmp_path, ending, said):
+    log(decision, tmp_path, last=8)
+    if ending:
+        event, code, reason = ending
+        metrics.write_ending(tmp_path, metrics.Ending(event=event, exit_code=code, step=8, reason=reason))
+    with pytest.raises(NotConcludedError) as error:
+        concluded_run(decision, reading_of(decision, tmp_path))
+    assert said in str(error.value)
+
+
+def test_another_trainers_run_needs_a_validation_loss_at_its_end(decision, tmp_path):
+    rows = [{"step": step, "loss": loss_at(step)} for step in range(1, 13)]
+    path = tmp_path / "log.jsonl"
+    for added, said in (
+        ([], "and none is in the log: log one there"),
+        ([{"step": 8, "val_loss": 2.9}], "and its last is of step 8 in the log"),
+    ):
+        with pytest.raises(NotConcludedError) as error:
+            concluded_run(decision, reading_of(decision, write_lines(path, rows + added)))
+        assert said in str(error.value)
+    found = concluded_run(decision, reading_of(decision, write_lines(path, [*rows, {"step": 12, "val_loss": 2.7}])))
+    assert found.actual_nats == 2.7
+    with pytest.raises(NotConcludedError, match="its log is at step 11 of 12"):
+        concluded_run(decision, reading_of(decision, write_lines(path, rows[:-1])))
+
+
+# The verb and the ledger
+
+
+@pytest.fixture
+def frozen(copied):
+    """The config of a finished study, in it."""
+    study = recorded_study(copied)
+    decision = decision_of(study, gather(study, Ledger.read(copied)))
+    return decision, write_launch(copied / "frozen", decision).parent
+
+
+def concluded(frozen, arms=0.5):
+    """End so many upper arms of the interval above the forecast, and conclude."""
+    decision, folder = frozen
+    predicted = decision.predicted
+    log(decision, folder / "run", predicted.loss_nats * (predicted.high_nats / predicted.loss_nats) ** arms)
+    code, body = ask("watch", folder, "--conclude")
+    assert code == 0
+    return body
+
+
+def test_conclude_scores_attests_and_keeps_once(frozen, copied):
+    decision, folder = frozen
+    body = concluded(frozen)
+    predicted = decision.predicted
+    assert body["z"] == pytest.approx(0.5 * ndtri((1 + predicted.level) / 2))
+    assert body["error_share"] == pytest.approx((predicted.high_nats / predicted.loss_nats) ** 0.5 - 1)
+    assert body["error_nats"] == pytest.approx(body["error_share"] * predicted.loss_nats)
+    assert body["inside"] is True
+    assert body["coverage"] == {"num_concluded": 1, "num_inside": 1}
+    assert body["next_interval_scale"] == pytest.approx(interval_scale([body["z"]], predicted.level))
+    path = folder / "attestations" / "conclusion.json"
+    assert read_attestation(path, decision.digest)["z"] == body["z"]
+    (kept,) = history.concluded(Ledger.read(copied))
+    assert (kept.digest, kept.actual_nats) == (decision.digest, body["actual_nats"])
+    (told,) = [entry for entry in chronicle.entries(folder / "run") if entry.kind == "concluded"]
+    assert told.step == decision.learning_rate.schedule.num_steps
+    before = (path.read_bytes(), Ledger.read(copied).head_hash, len(chronicle.entries(folder / "run")))
+    assert concluded(frozen) == body
+    assert (path.read_bytes(), Ledger.read(copied).head_hash, len(chronicle.entries(folder / "run"))) == before
+
+
+def test_another_outcome_of_the_same_config_is_refused(frozen):
+    concluded(frozen)
+    decision, folder = frozen
+    log(decision, folder / "run", decision.predicted.loss_nats * 1.2)
+    code, body = ask("watch", folder, "--conclude")
+    assert (code, body["error"]) == (2, "ConcludedOtherwiseError")
+    assert "the first stands; is this the log of the same run?" in body["message"]
+
+
+def test_a_run_that_goes_on_is_not_concluded(frozen, copied):
+    decision, folder = frozen
+    log(decision, folder / "run", last=3)
+    code, body = ask("watch", folder, "--conclude")
+    assert (code, body["error"]) == (4, "NotConcludedError")
+    assert not (folder / "attestations").exists()
+    assert history.concluded(Ledger.read(copied)) == []
+
+
+def test_a_config_that_lies_in_no_study_is_scored_all_the_same(frozen, copied, tmp_path):
+    decision, folder = frozen
+    away = tmp_path / "elsewhere" / "frozen" / decision.digest
+    shutil.copytree(folder, away)
+    log(decision, away / "run", decision.predicted.loss_nats)
+    code, body = ask("watch", away, "--conclude")
+    assert (code, body["in_ledger"], body["z"]) == (0, False, 0.0)
+    assert history.concluded(Ledger.read(copied)) == []
+    code, body = ask("watch", away, "--conclude", "--study", copied)
+    assert (code, body["in_ledger"]) == (0, True)
+    assert len(history.concluded(Ledger.read(copied))) == 1
+
+
+def test_the_study_itself_still_freezes_what_it_froze(frozen, copied):
+    concluded(frozen, 2.0)
+    study, ledger = recorded(copied)
+    assert decision_of(study, gather(study, ledger)).digest == frozen[0].digest
+
+
+# What comes later
+
+
+@pytest.fixture
+def child(frozen, copied, finished, tmp_path):
+    """A study forked from one whose main run was concluded far above its forecast."""
+    concluded(frozen, 2.0)
+    code, body = ask("run", finished / "plan.toml", "--study", tmp_path / "child", "--fork", copied)
+    assert code == 0
+    return tmp_path / "child", body
+
+
+def test_the_next_study_has_the_run_in_its_ladder_and_in_its_intervals(child, frozen, copied):
+    folder, body = child
+    before, after = frozen[0].predicted, body["choice"]["prediction"]
+    study, ledger = recorded(folder)
+    found = gather(study, ledger)
+    (past,) = found.past
+    assert found.table.num_runs == len(found.rungs) + 1
+    assert (found.table.params[-1], found.table.loss[-1]) == (past.params, past.actual_nats)
+    assert body["ladder"]["rungs"][-1]["loss_nats"] == past.actual_nats
+    assert len(body["ladder"]["rungs"]) == len(found.rungs) + 1
+    assert found.fit.record_scale == pytest.approx(interval_scale([past.z], before.level))
+    assert found.fit.record_scale > 1
+    plain = predict(dataclasses.replace(found.fit, record_scale=1.0), past.params, past.tokens)
+    scaled = predict(found.fit, past.params, past.tokens)
+    assert scaled.loss_nats == plain.loss_nats
+    assert scaled.high / scaled.loss_nats == pytest.approx(
+        (plain.high / plain.loss_nats) ** found.fit.record_scale, rel=1e-9
+    )
+    assert after["loss"] != before.loss_nats
+    assert any("concluded main runs are among the runs" in warning for warning in body["fit"]["warnings"])
+    decided, without = decision_of(study, found), decision_of(study, dataclasses.replace(found, past=()))
+    assert decided.digest != frozen[0].digest
+    assert decided.predicted.curve != without.predicted.curve, "its curve is one of those the course is fitted to"
+    again = gather(*recorded(folder))
+    assert again.fit.record_scale == found.fit.record_scale, "as the ledger recorded it"
+
+
+def test_a_run_of_another_recipe_is_left_out_and_said_to_be(child, tmp_path):
+    folder, _ = child
+
+    def edit(record):
+        if record.kind != "history":
+            return record.body
+        schedule = {**record.body["schedule"], "final_fraction": 0.5}
+        return {**record.body, "schedule": schedule, "data_id": "f" * 64}
+
+    study, ledger = replay(folder, tmp_path / "other", lambda record: record.kind != "fit", edit)
+    found = gather(study, ledger)
+    assert found.past == ()
+    assert found.fit.record_scale == 1.0
+    (said,) = [warning for warning in found.fit.warnings if "left out of the fit" in warning]
+    assert "its last learning rate is 0.5, here 0.0" in said
+    assert "it was trained on other data" in said
+
+
+def test_a_fit_of_the_study_has_its_own_run_too(frozen, copied, tmp_path):
+    _, before = ask("fit", copied, "--bootstrap", "50", "--form", "chinchilla")
+    body = concluded(frozen, 2.0)
+    code, after = ask("fit", copied, "--bootstrap", "50", "--form", "chinchilla", "--out", tmp_path / "fit.json")
+    assert code == 0
+    assert after["num_runs"] == before["num_runs"] + 1
+    assert (before["record_scale"], after["record_scale"]) == (1.0, pytest.approx(body["next_interval_scale"]))
+    kept = json.loads((tmp_path / "fit.json").read_text())["fit"]["record_scale"]
+    assert kept == after["record_scale"]
+
+
+def test_a_grandchild_inherits_both(child, copied, finished, tmp_path):
+    folder, _ = child
+    study, _ = recorded(folder)
+    decision = decision_of(study, gather(study, Ledger.read(folder)))
+    mine = write_launch(folder / "frozen", decision).parent
+    log(decision, mine / "run", decision.predicted.loss_nats * 1.01)
+    code, second = ask("watch", mine, "--conclude")
+    assert code == 0
+    assert second["coverage"]["num_concluded"] == 2
+    (own,) = history.concluded(Ledger.read(folder))
+    scale = gather(*recorded(folder)).fit.record_scale
+    assert own.interval_scale == pytest.approx(scale)
+    assert own.z == pytest.approx(own.foretold.z * scale), "misses are counted by the fit's own interval"
+    with Ledger.open(tmp_path / "new", {"planted": 1}, create=True) as ledger:
+        assert history.take_over(ledger, Ledger.read(folder)) == 2
+        assert history.take_over(ledger, Ledger.read(folder)) == 0
+        assert [run.digest for run in history.inherited(ledger)] == [
+            run.digest for run in (*history.inherited(Ledger.read(folder)), own)
+        ]

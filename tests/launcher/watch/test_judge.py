@@ -1,0 +1,185 @@
+"""The whole verdict: healthy runs pass, each planted fault has its alert, exit codes are as documented."""
+
+import dataclasses
+import shlex
+
+import numpy as np
+import pytest
+from planted_watch import BEGAN, NUM_STEPS, columns_of, decision, header, losses_of, started
+
+from launcher.policy import SpikePolicy
+from launcher.watch.alerts import Commands
+from launcher.watch.judge import ALARM, CANNOT_TELL, judge
+from proxies import canon
+
+NOW = BEGAN.timestamp() + 500.0
+
+
+def healthy(seed=0, upto=NUM_STEPS, **given):
+    rng = np.random.default_rng(seed)
+    columns = {
+        "seconds": 0.5 * np.exp(0.03 * rng.standard_normal(upto)), "grad_norm": np.exp(0.2 * rng.standard_normal(upto)),
+        "tokens_per_second": 2000 * np.exp(0.03 * rng.standard_normal(upto)),
+        "rank_seconds": 0.4 * np.exp(0.03 * rng.standard_normal((upto, 4))), "events": (started(),),
+        "header": header(), "newest_at": NOW,
+    }  # fmt: skip
+    return columns_of(losses_of(rng)[:upto], **{**columns, **given})
+
+
+def alert(judged, name):
+    (found,) = (each for each in judged.alerts if each.name == name)
+    return found
+
+
+def names(judged):
+    return [each.name for each in judged.alerts]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_healthy_run_is_on_the_band_and_says_nothing(seed):
+    judged = judge(decision(), healthy(seed, 600), now=NOW)
+    assert (judged.standing, names(judged), judged.exit_code) == ("on the band", [], 0)
+    assert judged.figures["final_nats"] == pytest.approx(2.0, rel=0.01)
+    low, high = judged.figures["final_interval_nats"]
+    before_low, before_high = judged.figures["foretold_interval_nats"]
+    assert before_low < low < high < before_high, "what was seen makes the forecast surer"
+    assert judged.figures["goodput"] == pytest.approx(0.6, abs=0.02)
+    canon.canonical(judged)  # no NaN in it
+
+
+def test_too_little_to_say_is_told():
+    early = judge(decision(), healthy(upto=30), now=NOW)
+    assert (early.standing, early.exit_code) == ("cannot tell", CANNOT_TELL)
+    nothing = judge(decision(), columns_of([]))
+    assert nothing.exit_code == CANNOT_TELL and nothing.figures["train_loss_nats"] is None
+    bare = decision(forecast=dataclasses.replace(decision().predicted, curve=()))
+    assert judge(bare, healthy(), now=NOW).exit_code == CANNOT_TELL
+    assert "too few runs" in judge(bare, healthy(), now=NOW).why
+
+
+def test_an_alarm_outranks_too_little_to_say():
+    columns = healthy(upto=30)
+    columns.train_loss_nats[20] = np.nan
+    judged = judge(decision(), columns, now=NOW)
+    assert judged.exit_code == ALARM and alert(judged, "non_finite").first_step == 21
+
+
+def test_a_departed_run_says_from_when_and_by_how_much():
+    losses = losses_of(np.random.default_rng(0))
+    losses[400:] *= 1.25
+    judged = judge(decision(), columns_of(losses))
+    found = alert(judged, "departed")
+    assert (judged.standing, judged.exit_code, found.severity) == ("departed", ALARM, "alarm")
+    assert abs(found.evidence["departure_sds"]) > found.evidence["bound_sds"]
+    assert str(int(found.first_step)) in judged.why
+
+
+def test_a_run_outside_the_band_but_within_the_bound_is_a_notice():
+    judged = judge(decision(), columns_of(losses_of(np.random.default_rng(0), departure=0.035)))
+    assert judged.standing == "on the band" and judged.exit_code == 0
+    assert alert(judged, "outside_band").severity == "notice"
+
+
+def test_spikes_that_come_back_are_a_notice_and_one_that_lasts_an_alarm():
+    columns = healthy()
+    columns.train_loss_nats[[300, 500]] += 2.0
+    judged = judge(decision(), columns, now=NOW)
+    assert alert(judged, "spikes").evidence["first_steps"] == [301, 501] and judged.exit_code == 0
+    lasting = healthy(upto=500)
+    lasting.train_loss_nats[480:] += 2.0
+    for rollbacks, said in ((0, "leaves that to people"), (2, "by itself 2 times")):
+        policy = SpikePolicy(max_rollbacks=rollbacks)
+        found = alert(judge(decision(spikes=policy), lasting, now=NOW), "spike_lasts")
+        assert found.severity == "alarm" and found.first_step == 481 and said in found.seen
+
+
+def test_a_loss_past_the_ceiling_and_a_slow_rise_are_alarms():
+    columns = healthy()
+    columns.train_loss_nats[700:] = 7.0
+    found = alert(judge(decision(), columns, now=NOW), "diverged")
+    assert found.severity == "alarm" and found.first_step == 701
+    rising = healthy()
+    rising.train_loss_nats[400:] += 1e-3 * np.arange(400)
+    assert alert(judge(decision(), rising, now=NOW), "rising").severity == "alarm"
+    start = healthy(upto=10)
+    start.train_loss_nats[:] = 7.0
+    assert "diverged" not in names(judge(decision(), start, now=NOW)), "within the warmup"
+
+
+def test_precursors_are_notices():
+    grown = np.where(np.arange(NUM_STEPS) > 600, 4.0, 1.0)
+    judged = judge(decision(), healthy(grad_norm=grown), now=NOW)
+    assert alert(judged, "gradients_grow").severity == "notice" and judged.exit_code == 0
+    steps = np.arange(10.0, NUM_STEPS + 1, 10)
+    flat = {"weight_rms": np.full(80, 0.1)}
+    rest = {name: np.full(80, 0.1) for name in ("param_norm", "grad_norm", "update_ratio")}
+    layers = {name: {**flat, **rest} for name in ("blocks.0", "blocks.1", "head")}
+    layers["head"] = {**rest, "weight_rms": 0.1 * np.maximum(1.0, steps / 400) ** 3}
+    found = alert(judge(decision(), healthy(layer_steps=steps, layers=layers), now=NOW), "layer_grows")
+    assert found.evidence["layer"] == "head" and "weight_rms of head" in found.seen
+
+
+@pytest.mark.parametrize(("lost", "severity"), [(0.15, "notice"), (0.4, "alarm")])
+def test_slow_runs_and_slow_ranks(lost, severity):
+    columns = healthy()
+    columns.tokens_per_second[500:] *= 1 - lost
+    columns.rank_seconds[500:, 3] *= 1 + lost
+    judged = judge(decision(), columns, now=NOW)
+    assert alert(judged, "slow").severity == severity
+    assert alert(judged, "straggler").severity == severity and alert(judged, "straggler").evidence["rank"] == 3
+    assert judged.exit_code == (ALARM if severity == "alarm" else 0)
+
+
+def test_silence_is_an_alarm_unless_the_run_is_over():
+    assert alert(judge(decision(), healthy(upto=500), now=NOW + 3600), "stalled").severity == "alarm"
+    assert names(judge(decision(), healthy(), now=NOW + 3600)) == [], "its last step is there"
+    ended = {"event": "interrupted", "step": 500, "exit_code": 130, "reason": "SIGTERM", "validation_loss_nats": None}
+    judged = judge(decision(), healthy(upto=500, events=(started(), ended)), now=NOW + 3600)
+    assert names(judged) == ["interrupted"] and judged.exit_code == 0
+    aborted = {**ended, "event": "aborted", "reason": "loss is nan"}
+    judged = judge(decision(), healthy(upto=500, events=(started(), aborted)), now=NOW + 3600)
+    assert alert(judged, "aborted").severity == "alarm" and "loss is nan" in alert(judged, "aborted").seen
+
+
+def test_the_end_is_held_against_the_forecast():
+    at_end = {"validation_steps": np.array([float(NUM_STEPS)])}
+    fine = judge(decision(), healthy(**at_end, validation_loss_nats=np.array([2.02])), now=NOW)
+    assert fine.standing == "on the band" and fine.exit_code == 0
+    missed = judge(decision(), healthy(**at_end, validation_loss_nats=np.array([2.4])), now=NOW)
+    assert missed.standing == "departed" and alert(missed, "missed_end").severity == "alarm"
+    middle = {"validation_steps": np.array([400.0]), "validation_loss_nats": np.array([2.4])}
+    assert names(judge(decision(), healthy(**middle), now=NOW)) == []
+
+
+def test_rollbacks_and_gpu_errors_are_told():
+    back = {"event": "rolled_back", "step": 300, "to_step": 200, "reason": "a spike"}
+    counts = np.zeros((3, 4))
+    counts[2, 1] = 7.0
+    gpus = {"num_ecc_errors": counts + 5, "num_link_errors": np.full((3, 4), np.nan)}
+    columns = healthy(events=(started(), back), gpu_steps=np.array([100.0, 200.0, 300.0]), gpus=gpus)
+    judged = judge(decision(), columns, now=NOW)
+    assert alert(judged, "rolled_back").first_step == 200
+    found = alert(judged, "ecc_errors")
+    assert (found.first_step, found.evidence) == (300, {"rank": 1, "num_errors": 7})
+
+
+def test_alarms_come_first_and_every_alert_says_what_to_run():
+    columns = healthy(upto=700)
+    columns.train_loss_nats[300] += 2.0
+    columns.train_loss_nats[640:] += 2.0
+    columns.tokens_per_second[300:] *= 0.5
+    commands = Commands(frozen="a b/launch.json", metrics="run", run_dir="my run")
+    judged = judge(decision(), columns, now=NOW + 3600, commands=commands)
+    severities = [each.severity for each in judged.alerts]
+    assert severities == sorted(severities) and {"spikes", "slow", "spike_lasts", "stalled"} <= set(names(judged))
+    for each in judged.alerts:
+        program = shlex.split(each.next_command)[0]
+        assert program in ("forerun", "nvidia-smi") and each.evidence and each.seen
+    assert alert(judged, "stalled").next_command == "forerun launch 'a b/launch.json' --out 'my run'"
+
+
+def test_cost_is_projected_where_the_price_is_known():
+    figures = judge(decision(), healthy(upto=400), now=NOW, usd_per_device_hour=2.0).figures
+    projected = figures["projection"]
+    assert projected["usd"][0] == pytest.approx(2.0 * projected["device_hours"][0])
+    assert judge(decision(), healthy(upto=400), now=NOW).figures["projection"]["usd"] is None

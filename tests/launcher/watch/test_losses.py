@@ -1,0 +1,99 @@
+"""Planted spikes and rises are found where they are, and not where they are not."""
+
+import numpy as np
+import pytest
+from planted_watch import losses_of
+
+from launcher.policy import SpikePolicy
+from launcher.spikes import Detector
+from launcher.watch.losses import rise, spikes
+
+POLICY = SpikePolicy(patience_steps=8, window_steps=64)
+
+
+def spiked(height, length, at=400, seed=0):
+    losses = losses_of(np.random.default_rng(seed))
+    losses[at - 1 : at - 1 + length] += height
+    return np.arange(1.0, len(losses) + 1), losses
+
+
+def test_a_spike_that_comes_back_is_one_with_its_steps_and_height():
+    (spike,) = spikes(*spiked(1.0, 5), POLICY)
+    assert (spike.first_step, spike.last_step, spike.num_lines) == (400, 404, 5)
+    assert spike.over and not spike.lasted
+    assert spike.peak_nats - spike.level_nats == pytest.approx(1.0, abs=0.15)
+
+
+def test_one_that_lasts_for_the_patience_is_told_apart():
+    assert [each.lasted for each in spikes(*spiked(1.0, 7), POLICY)] == [False]
+    assert [each.lasted for each in spikes(*spiked(1.0, 8), POLICY)] == [True]
+    steps, losses = spiked(1.0, 60)
+    (still,) = spikes(steps[:420], losses[:420], POLICY)
+    assert still.lasted and not still.over and still.last_step == 420
+
+
+def test_two_spikes_are_two_and_none_is_none():
+    steps, losses = spiked(1.0, 3)
+    losses[600] += 1.0
+    assert [spike.first_step for spike in spikes(steps, losses, POLICY)] == [400, 601]
+    assert spikes(*spiked(0.0, 1), POLICY) == []
+    assert spikes(*spiked(0.09, 3), POLICY) == [], "less than least_nats"
+
+
+def test_losses_that_are_none_neither_are_spikes_nor_hide_them():
+    steps, losses = spiked(1.0, 5)
+    losses[[390, 401]] = np.nan
+    (spike,) = spikes(steps, losses, POLICY)
+    assert (spike.first_step, spike.num_lines) == (400, 4)
+
+
+def drifting(slope, start=400, seed=0):
+    """Nats a step, from `start` on."""
+    losses = losses_of(np.random.default_rng(seed))
+    steps = np.arange(1.0, len(losses) + 1)
+    return steps, losses + slope * np.maximum(0, steps - start)
+
+
+def test_a_slow_rise_is_found_and_where_it_began():
+    found = rise(*drifting(1e-3), 20)
+    assert 400 < found.first_step < 560
+    assert found.now_nats > found.lowest_nats + 0.02 and found.sds > 6
+    assert spikes(*drifting(1e-3), POLICY) == [], "too slow for a spike"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_run_never_rises(seed):
+    assert rise(*drifting(0.0, seed=seed), 20) is None
+    rng = np.random.default_rng(seed)
+    assert rise(np.arange(1.0, 1001), 2.0 + 0.05 * rng.standard_normal(1000), 0) is None, "nor one that is level"
+
+
+def test_neither_a_spike_nor_the_warmup_is_a_rise():
+    assert rise(*spiked(3.0, 5), 20) is None
+    steps, losses = spiked(0.0, 1)
+    losses[:150] = np.linspace(1.0, 5.0, 150)
+    assert rise(steps, losses, 150) is None
+    assert rise(steps, losses, 0) is not None
+
+
+def test_one_high_block_is_no_rise():
+    steps, losses = spiked(0.3, 22, at=500)  # two thirds of a block of 34 steps
+    assert rise(steps, losses, 20) is None
+    assert rise(steps[:3], losses[:3], 0) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_lines_at_once_are_judged_as_the_trainer_judges_them_one_by_one(seed):
+    rng = np.random.default_rng(seed)
+    losses = 2.0 + 0.1 * rng.standard_normal(6000)
+    for start in rng.integers(0, 6000, 12):
+        losses[start : start + int(rng.integers(1, 40))] += rng.choice([0.5, 1.0, 3.0])
+    losses[4000:] += 1.0 * (seed % 2)  # a level that the window never takes up
+    detector, above = Detector(POLICY), []
+    for loss in losses:
+        detector.see(loss)
+        above.append(detector.num_above > 0)
+    found = np.zeros(6000, dtype=bool)
+    for spike in spikes(np.arange(1.0, 6001), losses, POLICY):
+        found[spike.first_step - 1 : spike.last_step] = True
+    assert found.tolist() == above and any(above)

@@ -1,0 +1,122 @@
+"""Slow runs, slow ranks, time lost and time left, each with a planted truth."""
+
+import datetime
+
+import numpy as np
+import pytest
+from planted_watch import BEGAN, columns_of, started
+
+from launcher.watch import pace
+
+SECONDS, TOKENS = 0.5, 1000.0
+
+
+def run(num_lines=400, factor=1.0, since=None, seed=0, noise=0.05, **given):
+    """`factor` times as long a step after step `since`."""
+    rng = np.random.default_rng(seed)
+    steps = np.arange(1.0, num_lines + 1)
+    slow = np.where(steps > (num_lines if since is None else since), factor, 1.0)
+    seconds = SECONDS * slow * np.exp(noise * rng.standard_normal(num_lines))
+    columns = {"seconds": seconds, "tokens_per_second": TOKENS / seconds, **given}
+    return columns_of(np.full(num_lines, 2.0), **columns)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_steady_run_is_not_slow(seed):
+    assert pace.slowdown(run(seed=seed)) is None
+    assert pace.slowdown(run(seed=seed, noise=0.3)) is None, "nor one of ragged steps"
+
+
+def test_a_slowdown_that_stays_is_found_with_its_start_and_size():
+    found = pace.slowdown(run(factor=1.25, since=300))
+    assert found.first_step == pytest.approx(301, abs=16)
+    assert found.lost_share == pytest.approx(0.2, abs=0.03)
+    assert found.best_tokens_per_second == pytest.approx(TOKENS / SECONDS, rel=0.05)
+    assert pace.slowdown(run(310, factor=1.25, since=300)) is None, "ten lines are not sustained"
+
+
+def test_a_slowdown_that_is_over_is_none_any_more():
+    columns = run(factor=2.0, since=200)
+    columns.tokens_per_second[300:] = TOKENS / SECONDS
+    assert pace.slowdown(columns) is None
+
+
+def test_slow_lines_after_a_start_and_other_machines_are_not_held_against_it():
+    columns = run()
+    columns.tokens_per_second[[200, 201, 202, 399]] /= 20
+    assert pace.slowdown(columns) is None
+    fewer = run(factor=2.0, since=200, events=(started(), started(step=200, num_ranks=1)))
+    assert pace.slowdown(fewer) is None, "half the ranks, half the throughput"
+    same = run(factor=2.0, since=200, events=(started(), started(step=200)))
+    assert pace.slowdown(same).lost_share == pytest.approx(0.5, abs=0.03)
+
+
+def ranks(slow_rank=None, by=0.0, since=0, num_lines=300, num_ranks=4, seed=0):
+    rng = np.random.default_rng(seed)
+    table = 0.4 * np.exp(0.05 * rng.standard_normal((num_lines, num_ranks)))
+    if slow_rank is not None:
+        table[since:, slow_rank] *= 1 + by
+    return run(num_lines, rank_seconds=table)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 7])
+def test_a_rank_that_stays_slower_is_named(num_ranks):
+    (found,) = pace.stragglers(ranks(slow_rank=1, by=0.2, since=150, num_ranks=num_ranks))
+    assert found.rank == 1 and found.slower_share == pytest.approx(0.2, abs=0.03)
+    assert found.first_step == pytest.approx(151, abs=24)
+    assert found.seconds > 1.15 * found.others_seconds
+
+
+def test_ranks_that_take_turns_or_a_few_slow_steps_are_no_stragglers():
+    assert pace.stragglers(ranks()) == []
+    turns = ranks()
+    for line in range(300):
+        turns.rank_seconds[line, line % 4] *= 3
+    assert pace.stragglers(turns) == []
+    assert pace.stragglers(ranks(slow_rank=2, by=1.0, since=270)) == [], "not yet three of four lines"
+    assert pace.stragglers(run()) == [], "nothing told of ranks"
+
+
+def test_goodput_is_kept_steps_over_wall_time():
+    begun = BEGAN.timestamp()
+    columns = run(100, noise=0.0, events=(started(), started(step=60, after_seconds=60.0)), newest_at=begun + 100.0)
+    assert pace.goodput(columns) == pytest.approx(0.5), "50 s of steps in 100 s"
+    sparse = columns_of(
+        np.full(10, 2.0), steps=np.arange(10.0, 101, 10), seconds=np.full(10, SECONDS), events=(started(),),
+        newest_at=begun + 100.0,
+    )  # fmt: skip
+    assert pace.goodput(sparse) == pytest.approx(0.5), "lines stand for the steps before them"
+    assert pace.goodput(run(events=(started(),))) is None, "nobody says when"
+    assert pace.goodput(run(newest_at=begun)) is None, "nor since when"
+
+
+def test_the_end_is_projected_from_recorded_times_and_what_was_lost():
+    begun = BEGAN.timestamp()
+    columns = run(100, noise=0.0, events=(started(),), newest_at=begun + 100.0)
+    found = pace.projection(columns, 300, 2, None, 3.0)
+    centre, low, high = found.remaining_seconds
+    assert (centre, low, high) == pytest.approx((200.0, 100.0, 200.0)), "200 steps of 0.5 s, half of it lost so far"
+    ends = [datetime.datetime.fromisoformat(at).timestamp() - begun for at in found.ends_at]
+    assert ends == pytest.approx([300.0, 200.0, 300.0], abs=1)
+    assert found.device_hours[0] == pytest.approx(2 * 300 / 3600)
+    assert found.usd[0] == pytest.approx(3.0 * 2 * 300 / 3600)
+
+
+def test_times_that_vary_widen_the_projection():
+    even, ragged = run(noise=0.0), run(factor=2.0, since=200, noise=0.0)
+    centre, low, high = pace.projection(ragged, 800, 2, None, None).remaining_seconds
+    assert low == pytest.approx(400 * SECONDS) and high == pytest.approx(800 * SECONDS) and low < centre < high
+    assert len(set(pace.projection(even, 800, 2, None, None).remaining_seconds)) == 1
+    assert pace.projection(even, 800, 2, None, None).ends_at is None
+    assert pace.projection(columns_of([2.0, 2.0]), 800, 2, None, None) is None, "no times"
+
+
+def test_silence_is_allowed_as_long_as_steps_and_saves_take():
+    now = BEGAN.timestamp()
+    assert pace.silent_seconds(run(newest_at=now), now + 5.0) == (5.0, pace.LEAST_STALL_SECONDS)
+    slow = run(factor=20.0, since=0, noise=0.0, newest_at=now)
+    assert pace.silent_seconds(slow, now)[1] == pytest.approx(pace.STALL_STEPS * 10.0)
+    saves = ({"event": "saved", "step": 3, "seconds": 300.0},)
+    assert pace.silent_seconds(run(newest_at=now, events=saves), now)[1] == 600.0
+    assert pace.silent_seconds(columns_of([], newest_at=now), now + 1.0) == (1.0, pace.START_SECONDS)
+    assert pace.silent_seconds(run(), now) is None and pace.silent_seconds(run(newest_at=now), None) is None

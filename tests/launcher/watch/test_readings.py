@@ -1,0 +1,293 @@
+"""A main run's log from every source, and everything that may be wrong with one: told, and never fatal."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from watched_case import (
+    DIGEST,
+    finish,
+    header,
+    line,
+    loss_at,
+    write_events,
+    write_lines,
+    write_run,
+    write_wandb,
+)
+
+from launcher import metrics
+from launcher.watch.keys import Keys
+from launcher.watch.readings import OtherRunError, Readings, source_of
+
+
+def reader(where, num_steps=100, **asked):
+    keys = Keys(asked)
+    return Readings(source_of(str(where), keys), keys, DIGEST, num_steps)
+
+
+def read(where, num_steps=100, **asked):
+    return reader(where, num_steps, **asked).read(last=True)
+
+
+def told(reading, text):
+    found = [note for note in reading.notes if text in note]
+    assert len(found) == 1, reading.notes
+    return found[0]
+
+
+# Sources
+
+
+def test_our_own_run_whole(tmp_path):
+    write_run(tmp_path / "run", 40, rank_seconds=[0.01, 0.02], layers={"blocks.0": {"weight_rms": 0.5}})
+    finish(tmp_path / "run", 40, 2.25)
+    for where in (tmp_path / "run", tmp_path / "run" / metrics.METRICS_FILE):
+        reading = read(where)
+        columns = reading.columns
+        assert columns.steps.tolist() == list(range(1, 41))
+        assert columns.train_loss_nats[7] == loss_at(8)
+        assert columns.rank_seconds.shape == (40, 2)
+        assert columns.layers["blocks.0"]["weight_rms"].tolist() == [0.5] * 40
+        assert columns.header == header()
+        assert reading.names_digest
+        assert reading.notes == ()
+        assert (reading.ending.event, reading.ending.validation_loss_nats) == ("finished", 2.25)
+        assert columns.newest_at == (tmp_path / "run" / metrics.METRICS_FILE).stat().st_mtime
+
+
+def test_another_trainers_jsonl_by_its_own_names(tmp_path):
+    lines = [{"iteration": s, "lm loss": loss_at(s), "grad-norm": 2.0, "learning-rate": 1e-3} for s in range(1, 11)]
+    reading = read(write_lines(tmp_path / "log.jsonl", lines))
+    assert reading.columns.train_loss_nats.tolist() == [loss_at(s) for s in range(1, 11)]
+    assert reading.columns.grad_norm.tolist() == [2.0] * 10
+    assert not reading.names_digest
+    told(reading, "it does not say of which config it is")
+    told(reading, "it has no tokens_per_second: what needs that is not judged")
+
+
+def test_names_given_by_option(tmp_path):
+    lines = [{"n": s, "nested": {"ce": 3.0}, "loss": 99.0, "held": 2.5} for s in (1, 2)]
+    path = write_lines(tmp_path / "log.jsonl", lines)
+    reading = read(path, step="n", train_loss_nats="nested.ce", validation_loss_nats="held")
+    assert reading.columns.train_loss_nats.tolist() == [3.0, 3.0]
+    assert reading.columns.validation_loss_nats.tolist() == [2.5, 2.5]
+    empty = read(path, step="n", train_loss_nats="nested.other")
+    assert len(empty.columns) == 0
+    assert "nested.ce" in told(empty, "it has no train_loss_nats, looked for as 'nested.other'")
+    assert "--train-loss-key" in told(empty, "it has no train_loss_nats")
+
+
+def test_wandb_offline(tmp_path, monkeypatch):
+    rows = [(s, {"train/loss": loss_at(s), "train/grad_norm": 1.5}) for s in range(1, 31)] + [(30, {"eval/loss": 2.5})]
+    files = write_wandb(tmp_path / "wb", rows, monkeypatch)
+    for where in (tmp_path / "wb", f"{files}/.."):
+        reading = read(where)
+        assert reading.columns.train_loss_nats.tolist() == pytest.approx([loss_at(s) for s in range(1, 31)], abs=1e-12)
+        assert reading.columns.grad_norm.tolist() == [1.5] * 30
+        assert (reading.columns.validation_steps.tolist(), reading.columns.validation_loss_nats.tolist()) == (
+            [30],
+            [2.5],
+        )
+        assert reading.columns.newest_at == pytest.approx((tmp_path / "wb").stat().st_mtime, abs=120)
+
+
+def test_tensorboard(tmp_path):
+    rows = [(s, {"lm loss": loss_at(s), "iteration-time": 0.5}) for s in range(1, 21)] + [
+        (20, {"lm loss validation": 2.5})
+    ]
+    reading = read(write_events(tmp_path / "tb", rows))
+    assert reading.columns.train_loss_nats == pytest.approx([loss_at(s) for s in range(1, 21)], abs=1e-6)
+    assert reading.columns.seconds.tolist() == [0.5] * 20
+    assert reading.columns.validation_steps.tolist() == [20]
+    assert not any("again" in note for note in reading.notes)
+
+
+def test_two_files_of_one_run_are_one(tmp_path):
+    write_events(tmp_path / "tb" / "a", [(s, {"loss": 5.0}) for s in range(1, 11)])
+    write_events(tmp_path / "tb" / "b", [(s, {"loss": 3.0}) for s in range(9, 15)])
+    reading = read(tmp_path / "tb")
+    assert reading.columns.train_loss_nats.tolist() == [5.0] * 8 + [3.0] * 6
+    told(reading, "2 steps were logged again, the first is 9: the last value counts")
+
+
+def test_steps_counted_from_zero(tmp_path):
+    lines = [{"step": s, "loss": 3.0} for s in range(10)] + [{"step": 10, "val_loss": 2.5}]
+    reading = read(write_lines(tmp_path / "log.jsonl", lines), num_steps=10)
+    assert reading.columns.step == 10
+    assert reading.columns.steps[0] == 1
+    assert reading.columns.validation_steps.tolist() == [10]
+    assert not any("outside" in note for note in reading.notes)
+
+
+def test_our_own_log_wins_over_its_copies(tmp_path):
+    write_run(tmp_path / "run", 5)
+    write_events(tmp_path / "run" / "tensorboard", [(1, {"loss": 9.0})])
+    assert read(tmp_path / "run").columns.step == 5
+
+
+# What may be wrong
+
+
+def test_a_log_of_another_config_is_refused(tmp_path):
+    write_run(tmp_path / "run", 5, digest="cd" * 32)
+    with pytest.raises(
+        OtherRunError, match=r"metrics.jsonl is of the config cdcdcdcdcdcdcdcd.*nothing of it is judged"
+    ):
+        read(tmp_path / "run")
+    write_run(tmp_path / "mixed", 5)
+    write_run(tmp_path / "mixed", 9, first=6, digest="cd" * 32)
+    with pytest.raises(OtherRunError):
+        read(tmp_path / "mixed")
+
+
+def test_no_log_yet(tmp_path):
+    reading = read(tmp_path / "run")
+    assert len(reading.columns) == 0
+    told(reading, f"there is nothing at {tmp_path / 'run'} yet")
+    (tmp_path / "run").mkdir()
+    assert len(read(tmp_path / "run").columns) == 0
+
+
+def test_missing_fields(tmp_path):
+    lines = [json.dumps(header().__class__.__name__), line(1), {"step": 2}, {"step": 3, "grad_norm": 1.0}, line(4)]
+    lines += [{"train_loss_nats": 3.0, "step": "five"}, {"train_loss_nats": 3.0, "step": -1}, line(6)]
+    reading = read(write_lines(tmp_path / "log.jsonl", lines))
+    assert reading.columns.steps.tolist() == [1, 4, 6]
+    told(reading, "2 steps have no loss: they are left out")
+    told(reading, "2 lines have a step that is no whole number, as 'five': they are left out")
+    told(reading, "1 lines are no JSON objects, the first is line 1: left out")
+
+
+def test_a_loss_before_any_step(tmp_path):
+    reading = read(write_lines(tmp_path / "log.jsonl", [{"loss": 3.0}, {"step": 1, "loss": 2.0}]))
+    assert reading.columns.train_loss_nats.tolist() == [2.0]
+    told(reading, "1 lines have a loss and no step")
+
+
+def test_steps_out_of_order_and_twice(tmp_path):
+    lines = [line(1), line(3), line(2), {**line(3), "train_loss_nats": 7.0}, line(4)]
+    reading = read(write_lines(tmp_path / "log.jsonl", lines))
+    assert reading.columns.steps.tolist() == [1, 2, 3, 4]
+    assert reading.columns.train_loss_nats[2] == 7.0
+    told(reading, "1 steps were logged again, the first is 3: the last value counts")
+    told(reading, "1 steps came out of order, the first is 2")
+
+
+def test_steps_beyond_the_run(tmp_path):
+    reading = read(write_lines(tmp_path / "log.jsonl", [line(99), line(100), line(101), line(256)]))
+    assert reading.columns.step == 100
+    told(reading, "2 lines are of steps outside 1 to 100, as 101, and are left out")
+
+
+def test_our_own_rewinds_are_no_fault(tmp_path):
+    """A restart and a rollback: steps beyond were not made, and are not told of."""
+    path = write_run(tmp_path, 20)
+    metrics.append(tmp_path, header(step=16))
+    for step in (17, 18, 19):
+        metrics.append(tmp_path, line(step, train_loss_nats=6.0))
+    back = {"event": "rolled_back", "step": 19, "to_step": 12, "skipped_sequences": 8, "clip_norm": None, "reason": "x"}
+    metrics.append(tmp_path, back)
+    metrics.append(tmp_path, line(13, train_loss_nats=5.0))
+    reading = read(path)
+    assert reading.columns.steps.tolist() == list(range(1, 14))
+    assert reading.columns.train_loss_nats[-1] == 5.0
+    assert [event["event"] for event in reading.columns.events] == ["started", "started", "rolled_back"]
+    assert reading.notes == ()
+
+
+def test_a_last_line_cut_short(tmp_path):
+    path = write_run(tmp_path, 8)
+    path.write_bytes(path.read_bytes()[:-20])
+    reading = read(path)
+    assert reading.columns.step == 7
+    told(reading, "its last line is cut short")
+    following = reader(path)
+    assert following.read().columns.step == 7
+    assert following.read().notes == (), "while a run is followed its last line is waited for"
+    whole = json.dumps(line(8)).encode()
+    path.write_bytes(path.read_bytes().rpartition(b"\n")[0] + b"\n" + whole)
+    assert read(path).columns.step == 8, "a last line that lacks nothing but its end counts"
+
+
+def test_losses_that_are_no_numbers(tmp_path):
+    lines = [line(1), '{"step": 2, "train_loss_nats": NaN}', '{"step": 3, "train_loss_nats": "inf"}', line(4)]
+    lines.append({"step": 5, "train_loss_nats": None})
+    path = write_lines(tmp_path / "log.jsonl", lines)
+    reading = read(path)
+    assert reading.not_finite == (2, 3)
+    assert np.isnan(reading.columns.train_loss_nats).tolist() == [False, True, True, False, True]
+    told(reading, "the training loss is no finite number at 2 steps, the first is 2")
+    told(reading, "1 training losses are no numbers, the first at step 5")
+    reading = read(write_lines(path, [*lines, line(6)]))
+    assert reading.columns.steps.tolist() == [1, 2, 3, 4, 6], "a column without a value, as numbers came after it"
+
+
+def test_a_validation_loss_between_logged_steps_is_no_missing_loss(tmp_path):
+    lines = [line(10), {"step": 15, "val_loss": 2.5, "train_loss_nats": None}, line(20), {"step": 25, "val_loss": 2.4}]
+    columns = read(write_lines(tmp_path / "log.jsonl", lines)).columns
+    assert columns.steps.tolist() == [10, 20]
+    assert columns.validation_steps.tolist() == [15, 25]
+
+
+def test_a_file_that_is_cut_or_replaced_is_read_anew(tmp_path):
+    path = write_run(tmp_path, 30)
+    following = reader(tmp_path)
+    assert following.read().columns.step == 30
+    metrics.rewind(tmp_path, 20)
+    assert following.read().columns.step == 20
+    write_lines(path, [json.loads(text) for text in path.read_text().splitlines()][:11])
+    assert following.read().columns.step == 10
+    path.unlink()
+    write_run(tmp_path, 35, seconds=9.0)  # the file system may give it the number of the old one
+    assert following.read().columns.seconds.tolist() == [9.0] * 35
+    path.unlink()
+    assert len(following.read().columns) == 0
+
+
+def test_a_growing_file_is_read_on(tmp_path):
+    write_run(tmp_path, 3)
+    following = reader(tmp_path)
+    for last in (3, 4, 9):
+        for step in range(following.read().columns.step + 1, last + 1):
+            metrics.append(tmp_path, line(step))
+        reading = following.read()
+        assert reading.columns.steps.tolist() == list(range(1, last + 1))
+        assert reading.notes == ()
+
+
+def test_a_damaged_event_file_is_told(tmp_path):
+    write_events(tmp_path, [(s, {"loss": 3.0}) for s in range(1, 11)])
+    (path,) = tmp_path.glob("*tfevents*")
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+    reading = read(tmp_path)
+    assert reading.columns.step == 9
+    told(reading, "is damaged")
+
+
+def test_what_looks_like_a_run_of_wandb(tmp_path, monkeypatch):
+    from launcher.watch.online import OnlineRun
+    from launcher.watch.readings import Files
+
+    monkeypatch.chdir(tmp_path)
+    keys = Keys({})
+    for where in ("me/forerun/abc123", "me/forerun/runs/abc123", "https://wandb.ai/me/forerun/runs/abc123"):
+        found = source_of(where, keys)
+        assert isinstance(found, OnlineRun)
+        assert found._run_path == "me/forerun/abc123"
+    (tmp_path / "me" / "forerun").mkdir(parents=True)
+    for where in ("me/forerun/run.jsonl", "run", "frozen/run/", "../a/b/c"):
+        assert isinstance(source_of(where, keys), Files), where
+
+
+def test_not_a_number_stays_one():
+    from launcher.watch.keys import number, whole
+
+    assert math.isnan(number("NaN"))
+    assert number(True) is None
+    assert number("3.0") is None
+    assert number(10**400) == math.inf
+    assert [whole(value) for value in (3.0, 3.5, -1, True, math.nan, "3")] == [3, None, None, None, None, None]

@@ -1,0 +1,212 @@
+"""`forerun watch`: its exit codes, its words, its memory in the chronicle, and a run followed while it is written."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from main_run import tiny_decision
+from tiny_study import ask, forerun
+from watched_case import finish, line, loss_at, watched_decision, write_events, write_lines, write_run, write_wandb
+
+from launcher import chronicle, metrics
+from launcher.launch import launch
+from launcher.launch_file import write_launch
+
+NUM_STEPS = 400
+
+
+@pytest.fixture(scope="module")
+def decision(corpus):
+    return watched_decision(tiny_decision(corpus), NUM_STEPS)
+
+
+@pytest.fixture
+def frozen(decision, tmp_path):
+    return write_launch(tmp_path / "frozen", decision).parent
+
+
+def run_of(decision, frozen, last, **more):
+    return write_run(frozen / "run", last, digest=decision.digest, **more)
+
+
+def names(body):
+    return [alert["name"] for alert in body["alerts"]]
+
+
+def test_a_run_on_its_course_is_fine(decision, frozen):
+    run_of(decision, frozen, 300)
+    code, body = ask("watch", frozen, "--once", "--usd-per-device-hour", "2")
+    assert (code, body["standing"], body["notes"]) == (0, "fine", [])
+    assert (body["figures"]["step"], body["digest"]) == (300, decision.digest)
+    assert body["figures"]["projection"]["usd"][0] > 0
+    code, text, _ = forerun("watch", frozen, "--once")
+    assert code == 0
+    assert text.startswith("FINE at step 300 of 400: ")
+    for said in ("validation loss at the end: ", "frozen 2.1500 [", "tokens/s", "ends in ", "device-hours in all"):
+        assert said in text
+
+
+def test_a_departure_is_an_alarm_with_its_evidence_and_the_command(decision, frozen):
+    run_of(decision, frozen, 200)
+    for step in range(201, 301):
+        metrics.append(frozen / "run", line(step, train_loss_nats=1.6 * loss_at(step)))
+    code, body = ask("watch", frozen, "--once")
+    assert (code, body["standing"]) == (3, "alarm")
+    assert "departed" in names(body)
+    code, text, _ = forerun("watch", frozen, "--once")
+    assert code == 3
+    first, second, third, fourth, *_ = text.splitlines()
+    assert first.startswith("ALARM at step 300 of 400: training loss left the foretold course")
+    assert second.startswith("ALARM ")
+    assert third.startswith("  evidence: ")
+    assert fourth.startswith("  next: forerun ")
+    assert str(frozen) in text
+
+
+def test_an_alert_is_recorded_once_however_often_one_looks(decision, frozen):
+    run_of(decision, frozen, 200)
+    for step in range(201, 260):
+        metrics.append(frozen / "run", line(step, train_loss_nats=1.6 * loss_at(step)))
+    for _ in range(3):
+        assert ask("watch", frozen, "--once")[0] == 3
+    for step in range(260, 300):
+        metrics.append(frozen / "run", line(step, train_loss_nats=1.6 * loss_at(step)))
+    _, body = ask("watch", frozen, "--once")
+    told = [entry for entry in chronicle.entries(frozen / "run") if entry.kind == "alert"]
+    recorded = [entry.data["name"] for entry in told]
+    assert sorted(set(recorded)) == sorted(recorded)
+    assert set(names(body)) <= set(recorded)
+    assert {entry.digest for entry in told} == {decision.digest}
+
+
+def test_cannot_tell(decision, frozen, corpus, tmp_path):
+    code, body = ask("watch", frozen, "--once")
+    assert (code, body["standing"], body["why"]) == (4, "cannot_tell", "nothing is logged yet")
+    assert body["notes"] == [f"there is nothing at {frozen / 'run'} yet"]
+    run_of(decision, frozen, 5)
+    code, body = ask("watch", frozen, "--once")
+    assert (code, body["standing"]) == (4, "cannot_tell")
+    assert "the foretold course is first looked at near step 20" in body["why"]
+    bare = tiny_decision(corpus)
+    other = write_launch(tmp_path / "bare", bare).parent
+    write_run(other / "run", 5, digest=bare.digest)
+    assert ask("watch", other, "--once")[1]["why"].startswith("the frozen config has no foretold course")
+
+
+def test_bad_input(decision, frozen, tmp_path):
+    write_run(frozen / "run", 50, digest="cd" * 32)
+    code, body = ask("watch", frozen, "--once")
+    assert (code, body["error"]) == (2, "OtherRunError")
+    assert "nothing of it is judged" in body["message"]
+    for options in (("--once", "--conclude"), ("--study", tmp_path, "--once"), ("--every", "0", "--once")):
+        assert ask("watch", frozen, *options)[0] == 2
+    assert ask("watch", tmp_path / "nowhere", "--once")[0] == 2
+    (frozen / "launch.json").write_text((frozen / "launch.json").read_text().replace('"seed": 7', '"seed": 8'))
+    assert ask("watch", frozen, "--once")[0] == 5
+
+
+def test_a_loss_that_is_no_number_is_an_alarm(frozen, tmp_path):
+    rows = [{"step": step, "loss": loss_at(step)} for step in range(1, 200)]
+    path = write_lines(tmp_path / "log.jsonl", [*rows, '{"step": 200, "loss": NaN}'])
+    code, body = ask("watch", frozen, "--once", "--metrics", path)
+    assert code == 3
+    assert "non_finite" in names(body)
+
+
+def test_other_trainers_logs(frozen, tmp_path, monkeypatch):
+    rows = [(step, {"lm loss": loss_at(step), "grad-norm": 1.0}) for step in range(1, 301)]
+    write_wandb(tmp_path / "wb", rows, monkeypatch)
+    write_events(tmp_path / "tb", rows)
+    write_lines(tmp_path / "log.jsonl", [{"n": step, **values} for step, values in rows])
+    found = [
+        ask("watch", frozen, "--once", "--metrics", tmp_path / "wb"),
+        ask("watch", frozen, "--once", "--metrics", tmp_path / "tb"),
+        ask("watch", frozen, "--once", "--metrics", tmp_path / "log.jsonl", "--step-key", "n"),
+    ]
+    for code, body in found:
+        assert (code, body["standing"], body["figures"]["step"]) == (0, "fine", 300)
+        assert body["names_digest"] is False
+        assert body["figures"]["departure_sds"] == pytest.approx(found[2][1]["figures"]["departure_sds"], abs=1e-4)
+
+
+# Live
+
+
+@pytest.fixture
+def watching(frozen):
+    """The verb at work in a process of its own; gone after the test."""
+    command = [sys.executable, "-m", "launcher", "watch", str(frozen), "--every", "0.2", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        yield job
+        job.kill()
+
+
+def test_a_run_is_followed_while_it_is_written(decision, frozen, watching):
+    """It waits for a log, tells of a spike when it comes and once, and ends with the run."""
+
+    def write():
+        time.sleep(3)
+        run_of(decision, frozen, 200)
+        time.sleep(2.5)
+        for step in range(201, NUM_STEPS + 1):
+            metrics.append(frozen / "run", line(step, train_loss_nats=loss_at(step) + (2.0 if step > 220 else 0.0)))
+            time.sleep(0.002)
+        time.sleep(1.5)
+        finish(frozen / "run", NUM_STEPS, 4.0)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    out, err = watching.communicate(timeout=120)
+    writer.join()
+    body = json.loads(out)
+    assert (watching.returncode, body["standing"]) == (3, "alarm"), err
+    assert (body["figures"]["step"], body["ending"]["event"]) == (NUM_STEPS, "finished")
+    lines = err.splitlines()
+    assert lines[0] == f"log: there is nothing at {frozen / 'run'} yet"
+    assert lines[1] == "CANNOT TELL at step 0 of 400: nothing is logged yet"
+    assert any(said.startswith("FINE at step 200 of 400") for said in lines)
+    for name in names(body):
+        assert sum(said.startswith(("ALARM", "NOTICE")) and f" {name}, from step" in said for said in lines) == 1, name
+    assert {entry.data["name"] for entry in chronicle.entries(frozen / "run")} >= set(names(body))
+
+
+def test_ctrl_c_leaves_the_last_standing(decision, frozen, watching):
+    run_of(decision, frozen, 300)
+    assert any(said.startswith("FINE at step 300") for said in iter(watching.stderr.readline, ""))
+    watching.send_signal(signal.SIGINT)
+    out, _ = watching.communicate(timeout=60)
+    assert watching.returncode == 130
+    assert json.loads(out)["figures"]["step"] == 300
+
+
+def test_live_a_log_of_another_run_is_told_and_waited_out(decision, frozen, watching):
+    path = write_run(frozen / "run", 50, digest="cd" * 32)
+    told = "nothing is judged: metrics.jsonl is of the config cdcd"
+    assert any(said.startswith(told) for said in iter(watching.stderr.readline, ""))
+    path.unlink()
+    run_of(decision, frozen, 300)
+    assert any(said.startswith("FINE at step 300") for said in iter(watching.stderr.readline, ""))
+    watching.send_signal(signal.SIGINT)
+    watching.communicate(timeout=60)
+    assert watching.returncode == 130
+
+
+# The embedded trainer's own run
+
+
+def test_a_real_run_watched_and_concluded(corpus, tmp_path):
+    decision = tiny_decision(corpus)
+    frozen = write_launch(tmp_path / "frozen", decision).parent
+    outcome = launch(frozen, corpus, frozen / "run")
+    assert outcome.event == "finished"
+    code, body = ask("watch", frozen, "--once")
+    assert body["figures"]["step"] == 12
+    assert (body["names_digest"], body["notes"], body["ending"]["event"]) == (True, [], "finished")
+    code, body = ask("watch", frozen, "--conclude")
+    assert (code, body["actual_nats"]) == (0, outcome.validation_loss_nats)
+    assert body["tokens"] == decision.num_tokens
+    assert [path.name for path in (frozen / "attestations").iterdir()] == ["conclusion.json"]
