@@ -33,6 +33,11 @@ def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
     return init_device_mesh(device_type, size, mesh_dim_names=("replicate", "shard", "tensor"))
 
 
+def data_axes(mesh: DeviceMesh) -> DeviceMesh:
+    """Of that mesh what a model is sharded over: the data axis, and replicas where there are some."""
+    return mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+
+
 def sharded_model(decision: Decision, parallelism: Parallelism, device_type: str) -> Decoder:
     """The model with its parameters split and sharded block by block, float32 and uninitialized.
 
@@ -52,8 +57,7 @@ def sharded_model(decision: Decision, parallelism: Parallelism, device_type: str
     policy = MixedPrecisionPolicy()
     if decision.precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    replicas = parallelism.data_parallel_replicate > 1
-    return shard_blocks(model, mesh["replicate", "shard"] if replicas else mesh["shard"], policy)
+    return shard_blocks(model, data_axes(mesh), policy)
 
 
 def shard_blocks(model: Decoder, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> Decoder:

@@ -112,7 +112,7 @@ def attempt(course: Course, told: Told) -> Ended:
         begins = log.tell()
         job = _Job(course.command, log.fileno())
         try:
-            hung = _follow(job, course, told, watchdog, lambda: _stamp(ending_file) != before)
+            hung = _follow(job, course, told, watchdog, lambda: _stamp(ending_file) not in (before, None))
         finally:
             job.clear(remote=course.remote)
     if _stamp(ending_file) not in (before, None):

@@ -10,11 +10,16 @@ from launcher.plain_files import read_plain
 from proxies import canon
 
 
+def path_of(folder: Path, kind: str) -> Path:
+    """Where a config's attestation of that kind lies, if there is one."""
+    return folder / "attestations" / f"{kind}.json"
+
+
 def attest(folder: Path, kind: str, digest: str, body: dict[str, canon.Json]) -> Path:
     """Put an attestation beside a launch config: `attestations/<kind>.json`."""
     created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     content: dict[str, canon.Json] = {"kind": kind, "digest": digest, "created_at": created_at, "body": body}
-    path = folder / "attestations" / f"{kind}.json"
+    path = path_of(folder, kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     canon.write_atomic(path, canon.pretty({**content, "sha256": canon.content_id(content)}))
     return path
@@ -45,6 +50,12 @@ def read_attestation(path: Path, digest: str) -> dict[str, canon.Json]:
     body = value["body"]
     assert isinstance(body, dict)
     return body
+
+
+def created_at(path: Path) -> str:
+    """When a sound attestation was made: UTC, ISO 8601; empty where it does not say."""
+    value = canon.parse(read_plain(path))
+    return str(value.get("created_at", "")) if isinstance(value, dict) else ""
 
 
 def _tampered(path: Path, what: str) -> TamperedError:

@@ -12,7 +12,6 @@ would call are held against a short list (`checkpoint_index`), which stops a for
 
 from __future__ import annotations
 
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -30,12 +29,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from launcher.checkpoint_folders import complete_folders
 from launcher.checkpoint_index import INDEX, check_index
 from proxies import canon
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
-_COMPLETE = re.compile(r"step-(\d{8})")
 
 
 class CheckpointError(ValueError):
@@ -169,7 +168,7 @@ def complete(part: Path, manifest: Manifest, *, keep: int, reach_steps: int = 0)
     final = part.with_suffix("")
     part.rename(final)
     canon.sync_folder(final.parent)
-    folders = {int(folder.name.removeprefix("step-")): folder for folder in _complete_folders(final.parent)}
+    folders = complete_folders(final.parent)
     for step in folders.keys() - kept_steps(list(folders), keep, reach_steps):
         _discard(folders[step])
     return final
@@ -198,17 +197,19 @@ def _usable(manifest: Manifest) -> bool:
 
 
 def newest_good(
-    root: Path, digest: str, warn: list[str], usable: Callable[[Manifest], bool] = _usable
+    root: Path, digest: str, warn: list[str], usable: Callable[[Manifest], bool] = _usable, *, may_begin: bool = True
 ) -> Manifest | None:
     """The newest usable checkpoint whose every file has its hash, or None where there is none. One rank only.
 
-    A newer one that is not whole is renamed `.corrupt`, one that is not usable is deleted, and `warn` is told.
+    A newer one that is not whole is renamed `.corrupt`, and `warn` is told. One that is not usable is deleted, once it
+    is known what to go on from; `may_begin`: from step 0, where no usable one is left.
 
     Raises:
         CorruptError: there are checkpoints, none of them good.
-        CheckpointError: the newest one is of another launch config.
+        CheckpointError: the newest one is of another launch config, or none is usable.
     """
-    for folder in _complete_folders(root):
+    left: list[Path] = []
+    for folder in complete_folders(root).values():
         manifest, problems = _read_manifest(folder)
         if manifest is not None:
             if manifest.digest != digest:
@@ -217,28 +218,33 @@ def newest_good(
                     "resume with that config, or start this one in another folder"
                 )
             if not usable(manifest):
-                warn.append(f"checkpoint {folder.name} is of a path that the run went back from: deleted")
-                _discard(folder)
+                left.append(folder)
                 continue
             problems = _differing(folder, manifest.files)
         if manifest is None or problems:
             kept = _quarantine(folder)
             warn.append(f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {kept.name}")
             continue
+        _discard_left(left, warn)
         return manifest
     if corrupt := sorted(folder.name for folder in root.glob("*.corrupt*")):
         raise CorruptError(
             f"{root} holds no good checkpoint, only {', '.join(corrupt)}: restore one from a backup, or move them "
             "away to start again from step 0"
         )
+    if left and not may_begin:
+        raise CheckpointError(
+            f"{root} holds no checkpoint old enough to go back to, only {', '.join(sorted(f.name for f in left))}: "
+            "restore one from a backup, or move them away to start again from step 0"
+        )
+    _discard_left(left, warn)
     return None
 
 
-def _complete_folders(root: Path) -> list[Path]:
-    """Newest first."""
-    if not root.is_dir():
-        return []
-    return sorted((f for f in root.iterdir() if _COMPLETE.fullmatch(f.name)), reverse=True)
+def _discard_left(folders: list[Path], warn: list[str]) -> None:
+    for folder in folders:
+        warn.append(f"checkpoint {folder.name} is of a path that the run went back from: deleted")
+        _discard(folder)
 
 
 def _read_manifest(folder: Path) -> tuple[Manifest | None, list[str]]:

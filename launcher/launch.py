@@ -7,7 +7,6 @@ is the ending the run wrote, not torchrun's exit code, which says 1 for every fa
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Literal
 
 from launcher import chronicle
 from launcher.attempt import Course, Ended, Told, attempt, last_step, listening
+from launcher.checkpoint_folders import CHECKPOINTS, complete_folders
 from launcher.crashes import ADVICE, EXIT_CODES, PASSING, Crash
 from launcher.frozen import Decision
 from launcher.launch_file import LAUNCH_FILE, read_launch
@@ -29,8 +29,6 @@ from sweeps.lock import DriverLock
 LOG_FILE = "torchrun.log"
 BACKOFF_SECONDS, BACKOFF_FACTOR, MOST_BACKOFF_SECONDS = 1.0, 4.0, 300.0
 """Before the first restart without progress, each one after it, and at most."""
-_COMPLETE = re.compile(r"step-\d{8}")
-"""A checkpoint that is whole, as `launcher.checkpoints` names it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +176,8 @@ class _Supervisor:
 
     def _wait(self, crash: Crash, num_idle: int) -> bool:
         """Tell of a restart and wait for its moment; False if a signal came instead."""
-        seconds = min(BACKOFF_SECONDS * BACKOFF_FACTOR ** (num_idle - 1), MOST_BACKOFF_SECONDS)
+        # A float has no room for 4 to the power of a thousand restarts.
+        seconds = min(BACKOFF_SECONDS * BACKOFF_FACTOR ** min(num_idle - 1, 100), MOST_BACKOFF_SECONDS)
         from_step = _newest_step(self._course.run_dir)
         text = f"{crash.words}; starting again from step {from_step} in {duration(seconds)}"
         say(f"forerun: {text} (log: {self._course.log})")
@@ -231,16 +230,15 @@ class _Supervisor:
             say(f"forerun: {self._course.run_dir / chronicle.CHRONICLE_FILE}: {error.strerror}; not recorded: {text}")
 
 
-def _saved(run_dir: Path) -> frozenset[tuple[str, int]]:
-    """The complete checkpoints there are, and when each was written; a run that went back writes a name again."""
+def _saved(run_dir: Path) -> frozenset[tuple[int, int]]:
+    """Steps of the complete checkpoints, and when each was written; a run that went back writes one again."""
     found = set()
-    for folder in (run_dir / "checkpoints").glob("step-*"):
+    for step, folder in complete_folders(run_dir / CHECKPOINTS).items():
         with contextlib.suppress(OSError):
-            if _COMPLETE.fullmatch(folder.name):
-                found.add((folder.name, folder.stat().st_mtime_ns))
+            found.add((step, folder.stat().st_mtime_ns))
     return frozenset(found)
 
 
 def _newest_step(run_dir: Path) -> int:
     """The step that the run would go on from, if that checkpoint is good; 0 for the start."""
-    return max((int(name.removeprefix("step-")) for name, _ in _saved(run_dir)), default=0)
+    return max(complete_folders(run_dir / CHECKPOINTS), default=0)

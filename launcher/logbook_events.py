@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher import chronicle
-from launcher.attestations import read_attestation
+from launcher.attestations import created_at, read_attestation
 from launcher.frozen import TamperedError
-from launcher.plain_files import read_plain
 from proxies import canon
 from sweeps.causes import WORDS
 from sweeps.errors import StudyMissing, SweepError
@@ -67,11 +66,11 @@ def _of_attestations(folder: Path) -> list[Event]:
             continue
         try:
             body = read_attestation(path, folder.name)
-            value: Any = canon.parse(read_plain(path))
+            at = created_at(path)
         except (TamperedError, OSError, canon.CanonError) as error:
             found.append(Event(at="", kind="corrupt", text=str(error), digest=folder.name))
             continue
-        found.append(Event(at=str(value["created_at"]), kind=kind, text=_said(path.stem, body), digest=folder.name))
+        found.append(Event(at=at, kind=kind, text=_said(path.stem, body), digest=folder.name))
     return found
 
 

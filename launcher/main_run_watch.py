@@ -66,10 +66,10 @@ def _alert(alert: Any) -> dict[str, Json]:
 
 
 def _conclusion(folder: Path, digest: str) -> Json:
-    from launcher.attestations import read_attestation
+    from launcher.attestations import path_of, read_attestation
     from launcher.watch.conclude import CONCLUSION
 
-    path = folder / "attestations" / f"{CONCLUSION}.json"
+    path = path_of(folder, CONCLUSION)
     return read_attestation(path, digest) if path.exists() else None
 
 

@@ -27,7 +27,8 @@ from proxies import canon
 METRICS_FILE = "metrics.jsonl"
 ENDING_FILE = "ending.json"
 SCHEMA_VERSION = 1
-_ENDINGS = ("finished", "stopped", "interrupted", "aborted", "refused")
+ENDINGS = ("finished", "stopped", "interrupted", "aborted", "refused")
+"""Events that end an attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +93,7 @@ def rewind(run_dir: Path, step: int) -> None:
     kept = [
         line
         for line in read(run_dir)
-        if line.get("event") not in _ENDINGS and isinstance(at := line.get("step"), int) and at <= step
+        if line.get("event") not in ENDINGS and isinstance(at := line.get("step"), int) and at <= step
     ]
     content = "".join(canon.canonical(record) + "\n" for record in kept)
     canon.write_atomic(run_dir / METRICS_FILE, content.encode())

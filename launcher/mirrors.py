@@ -29,6 +29,8 @@ from sweeps.redaction import redacted
 
 FINISH_SECONDS = {"offline": 120.0, "online": 600.0, "tensorboard": 120.0}
 """How long a window may take for what is left once the run has ended."""
+_LAST_SECONDS = 10.0
+"""For its end, once it was killed."""
 _READ_BACK_BYTES = 64 * 2**20
 _MOST_SAID = 400
 
@@ -140,9 +142,10 @@ class _Window:
         late = self._listener.is_alive()
         with contextlib.suppress(ProcessLookupError):  # it, or what it left: none stays behind
             os.killpg(self._job.pid, signal.SIGKILL)
-        self._listener.join()
-        assert self._job.stdout is not None
-        self._job.stdout.close()
+        self._listener.join(_LAST_SECONDS)
+        if not self._listener.is_alive():  # wandb's service has a session of its own, and may hold the pipe still
+            assert self._job.stdout is not None
+            self._job.stdout.close()
         self._scratch.cleanup()
         answer = {} if late else self._answer()
         problem = f"it did not end within {self._limit_seconds:.0f} s" if late else self._problem()

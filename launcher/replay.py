@@ -8,7 +8,6 @@ tells of an exchange that went wrong. A machine that errs the same way each time
 
 from __future__ import annotations
 
-import socket
 import statistics
 import sys
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 from launcher import chronicle, metrics
 from launcher.hooks import Hook, Seen, Stop
 from proxies.canon import Json
+from sweeps.sites import host
 
 if TYPE_CHECKING:
     from launcher.training import Trainer
@@ -133,7 +133,7 @@ class Replay(Hook):
     def _quarantine(self, step: int, ranks: list[int], shares: list[float], noise: float) -> Stop:
         run = self._run
         hosts: list[Any] = [None] * run.num_ranks
-        dist.all_gather_object(hosts, socket.gethostname())
+        dist.all_gather_object(hosts, host())
         where = ", ".join(f"rank {rank} on host {hosts[rank]}" for rank in ranks)
         out, share = sorted({hosts[rank] for rank in ranks}), max(shares[rank] for rank in ranks)
         reason = (

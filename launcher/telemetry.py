@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 MACHINES_EVERY_STEPS = 10
 """How often the run asks how its machines are: so seldom that it costs nothing, often enough to see a slow one."""
-_READOUT, _TOKENS, _POSITIONS = "lm_head", "tok_embeddings", "pos_embeddings"
-_NAMES = {_TOKENS: "embedding", _POSITIONS: "positions", _READOUT: "readout"}
+_NAMES = {"tok_embeddings": "embedding", "pos_embeddings": "positions", "lm_head": "readout"}
 
 
 def layer_of(name: str) -> str:
@@ -165,12 +164,15 @@ class Stopwatch:
         if self._began is not None:  # a pass that trains
             self._spans.append((self._began, self._now()))
 
-    def take(self) -> float:
-        """Seconds since the last call."""
-        spans, self._spans = self._spans, []
+    def seconds(self) -> float:
+        """Since `reset`."""
         if not self._on_gpu:
-            return math.fsum(stop - start for start, stop in spans)
-        return math.fsum(start.elapsed_time(stop) for start, stop in spans) / 1000
+            return math.fsum(stop - start for start, stop in self._spans)
+        return math.fsum(start.elapsed_time(stop) for start, stop in self._spans) / 1000
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._spans = []
 
 
 class Machines(Hook):
@@ -185,15 +187,18 @@ class Machines(Hook):
         self._run = run
         if self._watch is None and run.num_ranks > 1 and not run.decision.compiled:
             self._watch = Stopwatch(run.model, run.device)
+        if self._watch is not None:
+            self._watch.reset()  # of a step that the run went back at
 
     def before_update(self, seen: Seen) -> None:
-        """Reads the stopwatch, before other hooks compute the step again."""
-        self._seconds = self._watch.take() if self._watch is not None else None
+        """Reads the stopwatch, before other hooks compute the step again; only where it is told."""
+        if self._watch is not None and (seen.step + 1) % MACHINES_EVERY_STEPS == 0:
+            self._seconds = self._watch.seconds()
 
     def after_update(self, seen: Seen) -> dict[str, Json]:
         """Of this step alone."""
         if self._watch is not None:
-            self._watch.take()
+            self._watch.reset()
         if (seen.step + 1) % MACHINES_EVERY_STEPS:
             return {}
         columns: dict[str, Json] = {}

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +32,7 @@ from launcher.lifeline import die_with_parent
 from launcher.metrics import Ending
 from launcher.ranks import TrainerError, together
 from launcher.training import Trainer
+from launcher.watchdog import START_SECONDS
 from proxies import canon
 from proxies.data.tokens import TokenStore
 from proxies.model import parameter_shapes
@@ -122,7 +124,8 @@ def main(build: Callable[..., Trainer] = Trainer) -> NoReturn:
         signal.signal(number, lambda *_: told.set())
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group()
+    # Rank 0 hashes the newest checkpoint while the others wait; NCCL's own limit is ten minutes, some hundred GB.
+    dist.init_process_group(timeout=timedelta(seconds=START_SECONDS))
     try:
         ending = run(options, told.is_set, build)
     except OSError as error:  # of this rank alone, so nothing can be agreed upon: torchrun ends the others

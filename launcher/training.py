@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher import assembly, checkpoints, metrics, rollback
 from launcher.care import hooks_of
+from launcher.checkpoint_folders import CHECKPOINTS
 from launcher.frozen import Decision
 from launcher.hooks import GoBack, Hook, Seen, Stop
 from launcher.metrics import Ending
@@ -36,7 +37,6 @@ from proxies.optimizer import set_rates
 from proxies.outcome import validation_ids
 from proxies.schedule import lr_table
 
-CHECKPOINTS = "checkpoints"
 PARITY_FILE = "parity.json"
 
 
@@ -98,7 +98,7 @@ class Trainer:
             began = time.perf_counter()
             loss_nats, norm, interrupted = self.gradients(step)
             seen = Seen(step=step, loss_nats=loss_nats, grad_norm=norm.item())
-            if trouble := self._trouble(step, loss_nats, norm.item()):
+            if trouble := self._trouble(step, loss_nats, seen.grad_norm):
                 return Ending(event="aborted", exit_code=3, step=step, reason=trouble)
             answers = [hook.before_update(seen) for hook in self.hooks]
             for answer in answers:
@@ -132,7 +132,6 @@ class Trainer:
 
     def _resume(self) -> int:
         """Steps done: the newest good checkpoint's, or 0 with initial weights."""
-        self._settle()
         self.rollbacks = together(lambda: rollback.shared(self.run_dir, self.decision.digest))
         found = torch.tensor(together(self._newest_step), device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)  # only rank 0 has looked
@@ -162,7 +161,9 @@ class Trainer:
         warnings: list[str] = []
         try:
             usable = functools.partial(rollback.on_path, self.rollbacks)
-            manifest = checkpoints.newest_good(self._root, self.decision.digest, warnings, usable)
+            first_save = self.decision.checkpointing.every_steps
+            may_begin = any(back.to_step < first_save for back in self.rollbacks)
+            manifest = checkpoints.newest_good(self._root, self.decision.digest, warnings, usable, may_begin=may_begin)
         finally:
             sys.stderr.writelines(f"{warning}\n" for warning in warnings)
         return 0 if manifest is None else manifest.step
@@ -193,18 +194,18 @@ class Trainer:
             seq_len=self.decision.shape.seq_len,
         )
         self.optimizer.zero_grad()
-        loss_nats = 0.0
+        mean_nats = torch.zeros((), dtype=torch.float64, device=self.device)
         most = self.decision.parallelism.microbatch_sequences or mine
         for start in range(0, mine, most):
             ids_BT = torch.from_numpy(batch[start : start + most]).to(self.device)
             loss = token_loss(self.model(ids_BT[:, :-1], self.multipliers), ids_BT[:, 1:]) * (len(ids_BT) / mine)
             loss.backward()  # type: ignore[no-untyped-call]
-            loss_nats += loss.item()
+            mean_nats += loss.detach()  # not read here: a GPU would wait after every pass
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        told = torch.tensor([loss_nats / self.num_ranks, self.interrupted(), self.saver.failed], dtype=torch.float64)
-        told = told.to(self.device)
+        flags = torch.tensor([self.interrupted(), self.saver.failed], dtype=torch.float64).to(self.device)
+        told = torch.cat([(mean_nats / self.num_ranks)[None], flags])
         dist.all_reduce(told)
         loss_nats, num_interrupted, num_failed = told.tolist()
         if num_failed:
@@ -281,6 +282,7 @@ class Trainer:
         held = validation_ids(self.store, seq_len)
         num_sequences = len(held)
         mine = self.decision.batch_tokens // seq_len // self.num_data_ranks
+        mine = min(mine, self.decision.parallelism.microbatch_sequences or mine)  # as many as fit, in training too
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for first in range(0, num_sequences, mine * self.num_data_ranks):
             # Every rank runs the model equally often, as sharding needs; rows past the end repeat and do not count.

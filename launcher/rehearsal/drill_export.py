@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
 
+from launcher import metrics
 from launcher.exporters import olmo_core, proof
 from launcher.exporters.fidelity import ExportError
 from launcher.rehearsal.drills_ranks import LOSS_NATS
@@ -32,8 +32,8 @@ def export(stage: Stage) -> DrillResult:
         return _skipped(limit, str(error), "rehearse the trainer that this config is for by hand")
     code, said = _trained(python, out, stage)
     files = list(out.glob("outputs/*/metrics.jsonl"))
-    rows = [json.loads(line) for line in files[0].read_text().splitlines()] if files else []
-    theirs = {int(row["step"]): float(row["train_loss_nats"]) for row in rows if "train_loss_nats" in row}
+    rows = metrics.read(files[0].parent) if files else []
+    theirs = {int(str(row["step"])): float(str(row["train_loss_nats"])) for row in rows if "train_loss_nats" in row}
     ours = stage.losses(stage.reference())
     worst = max((abs(ours[step] - theirs[step]) for step in ours if step in theirs), default=float("inf"))
     whole = code == 0 and set(theirs) == set(ours)

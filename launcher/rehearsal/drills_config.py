@@ -8,7 +8,7 @@ import statistics
 import torch
 
 from launcher import assembly
-from launcher.attestations import read_attestation
+from launcher.attestations import path_of, read_attestation
 from launcher.frozen import Decision, TamperedError, learning_rate_of
 from launcher.rehearsal.recording import live_rates
 from launcher.rehearsal.results import DrillResult, judged
@@ -123,7 +123,7 @@ def budget(stage: Stage) -> DrillResult:
             advice=f"on the machine of the main run: forerun estimate {frozen_dir}, then {command}",
         )  # fmt: skip
     try:
-        body = read_attestation(frozen_dir / "attestations" / "estimate.json", stage.real.digest)
+        body = read_attestation(path_of(frozen_dir, "estimate"), stage.real.digest)
         slow = _slow_end(body)
     except (TamperedError, KeyError, TypeError, ValueError):
         return DrillResult(

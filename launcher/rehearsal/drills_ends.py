@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from launcher import checkpoints
+from launcher.checkpoint_folders import CHECKPOINTS, complete_folders
 from launcher.rehearsal.plants import Plant
 from launcher.rehearsal.results import DrillResult, judged
-from launcher.rehearsal.stage import Stage, checkpoint_folders
-from launcher.training import CHECKPOINTS
+from launcher.rehearsal.stage import Stage
 from proxies.canon import Json
 
 STRUCK_STEP = 9
@@ -79,12 +79,12 @@ def sigterm(stage: Stage) -> DrillResult:
 
 def _newest(stage: Stage, run: str) -> tuple[int, bool]:
     """The newest checkpoint's step, and whether it is whole by its hashes; 0 where there is none."""
-    steps = [int(folder.name.removeprefix("step-")) for folder in checkpoint_folders(stage.path(run))]
-    if not steps:
+    newest = max(complete_folders(stage.path(run) / CHECKPOINTS), default=0)
+    if not newest:
         return 0, False
     warnings: list[str] = []
     try:
         found = checkpoints.newest_good(stage.path(run) / CHECKPOINTS, stage.decision.digest, warnings)
     except checkpoints.CheckpointError:
-        return max(steps), False
-    return max(steps), found is not None and found.step == max(steps) and not warnings
+        return newest, False
+    return newest, found is not None and found.step == newest and not warnings

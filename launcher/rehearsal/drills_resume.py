@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from launcher.checkpoint_folders import CHECKPOINTS
 from launcher.launch import LaunchOutcome
 from launcher.rehearsal.plants import Fault, Plant
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import CUTS, Stage, checkpoint_folders, flip_a_bit
-from launcher.training import CHECKPOINTS
 from proxies.canon import Json
 
 CONTROLS: dict[Fault, str] = {

@@ -19,7 +19,7 @@ from typing import Literal, cast
 import torch
 
 from launcher import assembly
-from launcher.attestations import attest, read_attestation
+from launcher.attestations import attest, path_of, read_attestation
 from launcher.checkpoint_index import IndexRefusedError
 from launcher.checkpoints import CheckpointError
 from launcher.frozen import Decision, FrozenError
@@ -121,7 +121,7 @@ def rehearse(stage: Stage, only: Collection[str] = ()) -> Attested:
 
 def _earlier(stage: Stage) -> dict[str, DrillResult]:
     """What the attestation there is says of the same copy on the same machine."""
-    path = stage.frozen_dir / "attestations" / f"{KIND}.json"
+    path = path_of(stage.frozen_dir, KIND)
     try:
         before = canon.decode(Attested, read_attestation(path, stage.real.digest))
     except ValueError:  # none, or none to trust

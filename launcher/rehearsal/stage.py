@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from launcher import checkpoints, metrics
+from launcher.checkpoint_folders import CHECKPOINTS, complete_folders
 from launcher.frozen import Decision
 from launcher.launch import LaunchOutcome, launch
 from launcher.launch_file import write_launch
@@ -23,7 +24,6 @@ from launcher.rehearsal.plants import Plant
 from launcher.rehearsal.rank import MODULE, arguments
 from launcher.rehearsal.scaled import Scaled
 from launcher.rehearsal.tensors import NOTHING, Apart, apart
-from launcher.training import CHECKPOINTS
 from launcher.watchdog import FLOOR_SECONDS, Limits
 from proxies.canon import Json
 from proxies.data.tokens import Manifest
@@ -145,8 +145,8 @@ class Stage:
         """A new run whose only checkpoints are those that a run had when `step` steps were done."""
         root = self.path(self.fresh(name)) / CHECKPOINTS
         root.mkdir(parents=True)
-        for folder in checkpoint_folders(self.path(source)):
-            if int(folder.name.removeprefix("step-")) <= step:
+        for at, folder in complete_folders(self.path(source) / CHECKPOINTS).items():
+            if at <= step:
                 shutil.copytree(folder, root / folder.name)
         return name
 
@@ -187,7 +187,7 @@ class Stage:
 
 def checkpoint_folders(run_dir: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return sorted(folder for folder in (run_dir / CHECKPOINTS).glob("step-*") if folder.name.split("-")[1].isdigit())
+    return [*complete_folders(run_dir / CHECKPOINTS).values()][::-1]
 
 
 def flip_a_bit(folder: Path) -> str:

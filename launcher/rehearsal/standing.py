@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.attestations import read_attestation
+from launcher.attestations import created_at, path_of, read_attestation
 from launcher.rehearsal.results import Attested
 from proxies import canon
 from proxies.canon import Json
@@ -27,7 +27,7 @@ class Standing:
 
 def rehearsal_of(folder: Path, digest: str) -> Standing:
     """How the config in `folder` stands."""
-    path = folder / "attestations" / "rehearsal.json"
+    path = path_of(folder, "rehearsal")
     command = f"forerun rehearse {folder}"
     if not path.is_file():
         return Standing(
@@ -38,7 +38,7 @@ def rehearsal_of(folder: Path, digest: str) -> Standing:
     except ValueError as error:  # tampered with, or of another version
         return Standing(rehearsed=False, body=None, sentence=f"UNREHEARSED: {error}; {command}")
     passed, failed, skipped = (found.named(outcome) for outcome in ("passed", "failed", "skipped"))
-    at, kind = _when(path), str(found.copy.get("kind"))
+    at, kind = created_at(path), str(found.copy.get("kind"))
     held = f"{len(passed)} of {len(found.drills)} drills passed on {_COPIES.get(kind, kind)}, {at}"
     if failed:
         sentence = f"UNREHEARSED: {', '.join(failed)} failed ({held}); mend it, then {command}"
@@ -52,10 +52,5 @@ def rehearsal_of(folder: Path, digest: str) -> Standing:
         "at": at, "outcome": found.outcome, "copy": kind, "passed": [*passed], "failed": [*failed],
         "skipped": [*skipped], "not_asked_for": [*found.not_asked_for], "machine": canon.to_json(found.machine),
     }  # fmt: skip
-    return Standing(rehearsed=sentence.startswith("rehearsed"), sentence=sentence, body=body)
-
-
-def _when(path: Path) -> str:
-    """When it was attested."""
-    value = canon.parse(path.read_bytes())
-    return str(value["created_at"]) if isinstance(value, dict) else ""
+    whole = found.outcome == "passed" and not found.not_asked_for
+    return Standing(rehearsed=whole, sentence=sentence, body=body)

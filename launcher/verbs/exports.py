@@ -206,11 +206,11 @@ def _target(folder: Path, trainer: str, out: Path | None) -> Path:
 
 def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
     """Files of the export that lies there by its attestation; none if that cannot be read."""
-    from launcher.attestations import read_attestation
+    from launcher.attestations import path_of, read_attestation
     from launcher.frozen import TamperedError
 
     try:
-        files = read_attestation(folder / "attestations" / f"export-{trainer}.json", digest).get("files")
+        files = read_attestation(path_of(folder, f"export-{trainer}"), digest).get("files")
     except TamperedError:
         return set()
     return set(files) if isinstance(files, dict) else set()

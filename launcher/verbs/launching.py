@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import click
 
 from launcher.talk import say
-from launcher.verbs.options import answer, folder_of, frozen_argument, json_option
+from launcher.verbs.options import answer, corpus_of, folder_of, frozen_argument, json_option
 from launcher.verbs.problems import OptionProblems
 from proxies import canon
 from proxies.canon import Json
@@ -63,14 +63,11 @@ def launch(
     from launcher.launch import launch as start
     from launcher.launch_file import read_launch
     from launcher.mirrors import mirrored
-    from launcher.opening import recorded_study
     from launcher.rehearsal.standing import rehearsal_of
     from launcher.watchdog import START_SECONDS, Limits
 
     decision, folder = read_launch(frozen), folder_of(frozen)
-    corpus = data_dir or recorded_study(folder.resolve().parents[1]).corpus
-    if corpus is None:
-        raise click.UsageError("the study has no corpus: name one with --data")
+    corpus = corpus_of(folder, data_dir)
     why = unfit(decision)
     if why or trainer is not None:
         _tell_exported(folder, decision, corpus, trainer, why, as_json)
@@ -88,9 +85,9 @@ def launch(
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
-    limits = Limits(floor_seconds=hang_seconds or None, start_seconds=max(START_SECONDS, hang_seconds))
-    if not hang_seconds:
-        limits = Limits(floor_seconds=None, start_seconds=None)
+    limits = Limits(floor_seconds=None, start_seconds=None)
+    if hang_seconds:
+        limits = Limits(floor_seconds=hang_seconds, start_seconds=max(START_SECONDS, hang_seconds))
     mirrors: list[Mirrored] = []
     windows = mirrored(out, decision, mirrors, wandb=wandb, tensorboard_dir=tensorboard_dir)
     beside = nullcontext() if node_rank else windows  # the first machine shows the run for all

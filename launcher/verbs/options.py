@@ -32,6 +32,21 @@ def folder_of(frozen: Path) -> Path:
     return (frozen.resolve() if frozen.is_symlink() else frozen).parent
 
 
+def corpus_of(folder: Path, given: Path | None) -> Path:
+    """The corpus that is `given`, or that of the study around a frozen config's folder.
+
+    Raises:
+        UsageError: the study has none.
+        PlanError, DataError: there is no study, or not a sound one.
+    """
+    from launcher.opening import recorded_study
+
+    corpus = given or recorded_study(folder.resolve().parent.parent).corpus
+    if corpus is None:
+        raise click.UsageError("the study has no corpus: name one with --data")
+    return corpus
+
+
 def plan_verb(command: _Command) -> _Command:
     """PLAN, --study, --set and --json."""
     for option in (json_option, set_option, study_option, plan_argument):

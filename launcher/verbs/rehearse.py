@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from launcher.verbs.options import answer, folder_of, frozen_argument, json_option
+from launcher.verbs.options import answer, corpus_of, folder_of, frozen_argument, json_option
 from proxies import canon
 from proxies.canon import Json
 
@@ -34,13 +34,10 @@ def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: b
     `verify` and `launch` ask for. Exit 3: a drill failed; 4: a drill that is needed could not be held.
     """
     from launcher.launch_file import read_launch
-    from launcher.opening import recorded_study
 
     decision = read_launch(frozen)
     folder = folder_of(frozen)
-    corpus = data_dir or recorded_study(folder.resolve().parents[1]).corpus
-    if corpus is None:
-        raise click.UsageError("the study has no corpus: name one with --data")
+    corpus = corpus_of(folder, data_dir)
     from launcher.rehearsal.run import SCRATCH, set_up
     from launcher.rehearsal.run import rehearse as hold
     from sweeps.lock import DriverLock

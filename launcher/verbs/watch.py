@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,8 @@ def watch(
         raise click.UsageError("--once judges a run that goes on, --conclude one that has ended: give one of them")
     if study_dir is not None and not conclude:
         raise click.UsageError("--study goes with --conclude")
+    if math.isnan(every_seconds) or math.isnan(usd_per_device_hour or 0.0):
+        raise click.UsageError("--every and --usd-per-device-hour: a number is wanted, not nan")
     decision, folder = read_launch(frozen), folder_of(frozen)
     metrics = where or str(folder / "run")
     asked = {STEP: step_key, LOSS: train_loss_key, VALIDATION: validation_loss_key, "grad_norm": grad_norm_key}

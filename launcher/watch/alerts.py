@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,8 +24,13 @@ class Alert:
     seen: str
     """In a sentence."""
     evidence: dict[str, Json] = field(default_factory=dict)
-    """The numbers behind it, units in their names."""
+    """The numbers behind it, units in their names; None for one that is not finite."""
     next_command: str
+
+    def __post_init__(self) -> None:
+        for name, value in self.evidence.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                self.evidence[name] = None  # a record could not hold it, and the alert would be lost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

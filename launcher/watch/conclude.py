@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from launcher import chronicle, history
-from launcher.attestations import attest, read_attestation
+from launcher import chronicle, history, logbook
+from launcher.attestations import attest, path_of, read_attestation
 from launcher.frozen import Decision
 from launcher.history import Concluded
 from launcher.watch.readings import Reading
@@ -207,7 +207,7 @@ def _scored(run: Concluded, others: list[Concluded], study_dir: Path | None) -> 
 
 
 def _attest_once(folder: Path, digest: str, found: Conclusion) -> None:
-    path = folder / "attestations" / f"{CONCLUSION}.json"
+    path = path_of(folder, CONCLUSION)
     if path.exists():
         before = read_attestation(path, digest)
         if before.get("actual_nats") != found.run.actual_nats:
@@ -232,15 +232,15 @@ def sentence(found: Conclusion) -> str:
 
 
 def study_of(folder: Path) -> Path | None:
-    """The study that a frozen config lies in, if it lies in one."""
-    above = folder.resolve().parents
-    if len(above) < 2 or above[0].name != "frozen":
+    """The study that a frozen config lies in, if its ledger is there."""
+    found = logbook.study_of(folder)
+    if found is None:
         return None
     try:
-        Ledger.read(above[1])
+        Ledger.read(found)
     except StudyMissing:
         return None
-    return above[1]
+    return found
 
 
 def next_lines(found: Conclusion) -> list[str]:

@@ -28,6 +28,8 @@ from launcher.watch.columns import Floats
 from scaling_fits.loss_curves import WINDOW
 
 FALSE_ALARMS = 0.01
+LEAST_NATS = 1e-6
+"""A loss below is none (zero where every label is masked): held as this, it is a departure, and has a log."""
 FREEDOM = 6  # a ladder's 9 to 12 rungs less the coefficients of a line or a law
 _LOOKS_PER_OCTAVE = 8
 _NUM_DRAWS, _SEED = 40_000, 0
@@ -89,7 +91,7 @@ def course(predicted: PredictedLoss, num_steps: int, steps: Floats, losses: Floa
     there = np.isfinite(means)
     if not there.any():
         return None
-    logs = np.log(means[there] / band.expected_nats[there])
+    logs = np.log(np.maximum(means[there], LEAST_NATS) / band.expected_nats[there])
     sd = np.where(logs < 0, band.low_sd[there], band.high_sd[there])
     return Course(
         looked_at=band.centres[there], seen_at=np.floor(until[there]), loss_nats=means[there],

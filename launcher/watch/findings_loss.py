@@ -8,7 +8,7 @@ from scipy.special import stdtrit
 from launcher.frozen import Decision
 from launcher.watch.alerts import Alert, Commands
 from launcher.watch.columns import Columns
-from launcher.watch.course import FALSE_ALARMS, FREEDOM, Course, end_sd
+from launcher.watch.course import FALSE_ALARMS, FREEDOM, LEAST_NATS, Course, end_sd
 from launcher.watch.losses import Spike, rise, spikes
 from launcher.watch.precursors import Growth, gradient_growth, layer_growths
 
@@ -24,9 +24,9 @@ def departures(decision: Decision, found: Course | None, commands: Commands) -> 
     loss, expected, departure = (
         float(column[which]) for column in (found.loss_nats, found.expected_nats, found.departure)
     )
-    side = "above" if departure > 0 else "below"
+    level, side = decision.predicted.level, "above" if departure > 0 else "below"
     rule = (
-        f"outside the {decision.predicted.level:.0%} band at that point, which one healthy run in ten is"
+        f"outside the {level:.0%} band at that point, as {1 - level:.0%} of healthy runs are"
         if first is None
         else f"beyond the {found.bound:.1f} that {FALSE_ALARMS:.0%} of healthy runs ever reach"
     )
@@ -55,7 +55,7 @@ def missed_end(decision: Decision, columns: Columns, commands: Commands) -> list
         return []
     predicted, actual = decision.predicted, float(columns.validation_loss_nats[-1])
     low_sd, high_sd = end_sd(predicted)
-    off = float(np.log(actual / predicted.loss_nats))
+    off = float(np.log(max(actual, LEAST_NATS) / predicted.loss_nats))
     departure = off / (low_sd if off < 0 else high_sd)
     if abs(departure) <= stdtrit(FREEDOM, 1 - FALSE_ALARMS / 2):
         return []
@@ -158,11 +158,12 @@ def risen(decision: Decision, columns: Columns, commands: Commands) -> list[Aler
     found = rise(columns.steps, columns.train_loss_nats, decision.learning_rate.schedule.warmup_steps)
     if found is None:
         return []
+    by = f", {found.sds:.0f} standard deviations of its noise" if np.isfinite(found.sds) else ""  # rounded: it has none
     return [
         Alert(
             name="rising", severity="alarm", first_step=found.first_step,
             seen=f"training loss rose from {found.lowest_nats:.4f} to {found.now_nats:.4f} nats by step "
-            f"{found.first_step} and stayed up, {found.sds:.0f} standard deviations of its noise",
+            f"{found.first_step} and stayed up{by}",
             evidence={"lowest_nats": found.lowest_nats, "now_nats": found.now_nats, "rise_sds": found.sds},
             next_command=commands.verify,
         )

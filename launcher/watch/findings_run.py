@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from launcher.metrics import ENDINGS
 from launcher.watch import pace
 from launcher.watch.alerts import Alert, Commands, Severity
 from launcher.watch.columns import Columns
 
-_ENDED = ("finished", "stopped", "interrupted", "aborted")
 _ERRORS = {"num_ecc_errors": "ECC", "num_link_errors": "link"}
 
 
 def over(columns: Columns, num_steps: int) -> bool:
     """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come by itself."""
-    return columns.step >= num_steps or bool(columns.events and columns.events[-1].get("event") in _ENDED)
+    return columns.step >= num_steps or bool(columns.events and columns.events[-1].get("event") in ENDINGS)
 
 
 def slowed(columns: Columns, commands: Commands) -> list[Alert]:

@@ -95,6 +95,8 @@ class Follower:
 
     def _record(self, new: list[Alert], step: int) -> None:
         """Into the chronicle, but for what it has: an alert of that name that was seen after this one began."""
+        if not new:
+            return
         try:
             known = [entry.data for entry in chronicle.entries(self._run_dir) if entry.kind == "alert"]
             for alert in new:

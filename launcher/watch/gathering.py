@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from launcher.metrics import ENDINGS
 from launcher.watch.keys import LOSS, STEP, UNASKED_STEP, VALIDATION, Keys, number, whole
 from proxies.canon import Json
 
@@ -36,7 +37,7 @@ class Gathered:
         """All rows of one file; `from_zero`: it counts its first step 0."""
         step = None
         for row in rows:
-            if isinstance(row.get("event"), str) and names.get(LOSS) not in row:
+            if _is_event(row) and names.get(LOSS) not in row:
                 self._event(row)
                 continue
             if names.get(STEP) in row:
@@ -119,6 +120,12 @@ class Gathered:
         if absent and LOSS in names:
             said.append(f"it has no {' and no '.join(absent)}: what needs that is not judged")
         return said
+
+
+def _is_event(row: Mapping[str, object]) -> bool:
+    """Of our trainer; what others call one may hold the validation loss."""
+    event = row.get("event")
+    return isinstance(event, str) and event in (*ENDINGS, "started", "saved", "replayed", "rolled_back")
 
 
 _SENTENCES = {

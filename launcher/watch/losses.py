@@ -108,7 +108,7 @@ def rise(steps: Floats, losses: Floats, warmup_steps: int) -> Rise | None:
     if len(blocks) < _NUM_RISEN + 1:
         return None
     medians = np.array([np.median(loss[a:b]) for a, b in blocks])
-    noise = np.array([_noise(loss[a:b]) * np.sqrt(np.pi / 2 / (b - a)) for a, b in blocks])
+    noise = np.array([line_noise(loss[a:b]) * np.sqrt(np.pi / 2 / (b - a)) for a, b in blocks])
     lowest, floor, num_risen = 0, RISE_NATS, 0
     for i in range(1, len(blocks)):
         sd = float(np.hypot(noise[i], noise[lowest]))
@@ -135,6 +135,6 @@ def _blocks(steps: Floats) -> list[tuple[int, int]]:
     return found
 
 
-def _noise(losses: Floats) -> float:
+def line_noise(values: Floats) -> float:
     """Standard deviation from line to line; a trend is none."""
-    return float(MAD_TO_SIGMA * np.median(np.abs(np.diff(losses))) / np.sqrt(2))
+    return float(MAD_TO_SIGMA * np.median(np.abs(np.diff(values))) / np.sqrt(2))

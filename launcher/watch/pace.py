@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from launcher.spikes import MAD_TO_SIGMA
 from launcher.watch.columns import Columns, Floats, headers, number
+from launcher.watch.losses import line_noise
 
 _T = TypeVar("_T")
 
@@ -75,8 +75,7 @@ def slowdown(columns: Columns) -> Slowdown | None:
     starts, levels = found
     sustained = np.minimum(levels[1:], levels[:-1])
     best = float(sustained.max())
-    noise = MAD_TO_SIGMA * float(np.median(np.abs(np.diff(levels)))) / np.sqrt(2)
-    limit = best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * noise)
+    limit = best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * line_noise(levels))
     slow = levels < limit
     num_slow = int(np.argmin(slow[::-1])) if not slow.all() else len(slow)
     if num_slow < _SUSTAINED:

@@ -30,7 +30,6 @@ READ_BYTES = 2**22
 _HEAD_BYTES = 512  # by which a file is known to be another one: a number of an inode is used again at once
 _EVENT_FIELDS = ("event", "to_step", "skipped_sequences", "wait_seconds", "difference", "noise", "reason", "exit_code")
 _OURS = frozenset({*_EVENT_FIELDS, "rank_seconds", "layers", "gpus", *(field.name for field in fields(Header))})
-_ENDINGS = ("finished", "stopped", "interrupted", "aborted")
 _ONLINE = re.compile(r"(?:https?://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
 
 
@@ -240,7 +239,7 @@ class Readings:
 
 def _ending(events: Sequence[Mapping[str, Any]]) -> Ending | None:
     """The last event, if it is how an attempt ended."""
-    if not events or events[-1]["event"] not in _ENDINGS:
+    if not events or events[-1]["event"] not in metrics.ENDINGS:
         return None
     names = {field.name for field in fields(Ending)}
     try:

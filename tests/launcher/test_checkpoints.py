@@ -165,6 +165,24 @@ def test_a_checkpoint_that_is_not_usable_makes_room_for_the_new_one(tmp_path):
     save(tmp_path, 8, num_rollbacks=1)
 
 
+def test_what_is_not_usable_stays_until_it_is_known_what_to_go_on_from(tmp_path):
+    harmed = save(tmp_path, 4, keep=3, num_rollbacks=1) / "__0_0.distcp"
+    save(tmp_path, 8, keep=3)
+    harmed.write_bytes(b"rotten")
+    with pytest.raises(CorruptError):
+        newest_good(tmp_path, DIGEST, [], usable=lambda m: m.num_rollbacks == 1)
+    assert names(tmp_path) == ["step-00000004.corrupt", "step-00000008"]
+
+
+def test_where_nothing_usable_is_left_the_run_does_not_begin_anew_unasked(tmp_path):
+    save(tmp_path, 8)
+    with pytest.raises(CheckpointError, match="only step-00000008: restore one from a backup"):
+        newest_good(tmp_path, DIGEST, [], usable=lambda m: False, may_begin=False)
+    assert names(tmp_path) == ["step-00000008"]
+    assert newest_good(tmp_path, DIGEST, [], usable=lambda m: False) is None
+    assert names(tmp_path) == []
+
+
 def test_a_run_that_may_go_back_keeps_one_between_once_and_twice_as_old():
     steps, seen = [], []
     for step in range(10, 2001, 10):

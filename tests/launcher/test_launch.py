@@ -157,6 +157,15 @@ def test_another_machines_supervisor_leaves_the_folder_to_the_first(scripted, tm
         assert scripted("end('stopped', 0, 3)", nodes=second).event == "stopped"
 
 
+def test_an_old_ending_that_the_first_machine_clears_away_ends_no_attempt_elsewhere(scripted, tmp_path, monkeypatch):
+    monkeypatch.setattr(attempt, "LEAVE_SECONDS", 0.3)
+    (tmp_path / "run").mkdir()
+    metrics.write_ending(tmp_path / "run", metrics.Ending(event="interrupted", exit_code=130, step=4))
+    text = "(run / 'ending.json').unlink(); time.sleep(1.5); end()"  # what the first machine's supervisor does
+    outcome = scripted(text, max_restarts=0, nodes=Nodes(num_nodes=2, rank=1, rendezvous="127.0.0.1:1"))
+    assert outcome.event == "finished"
+
+
 def test_secrets_of_the_log_stay_there(scripted, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_API_KEY", "planted-4711-planted")
     outcome = scripted("print(os.environ['MY_API_KEY']); raise ValueError(os.environ['MY_API_KEY'])", max_restarts=1)

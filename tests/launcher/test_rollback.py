@@ -190,6 +190,18 @@ def test_before_the_first_checkpoint_it_starts_afresh(gone_back, corpus, tmp_pat
     assert events(tmp_path / "run", "rolled_back")[0]["step"] == 0
 
 
+def test_of_a_run_moved_with_its_newest_checkpoint_alone_nothing_is_thrown_away(one_rank, corpus, tmp_path):
+    decision = care_decision(corpus)
+    poisoned_run(decision, corpus, tmp_path, stop_after=21)
+    *older, newest = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    for folder in older:
+        shutil.rmtree(folder)
+    ending = poisoned_run(decision, corpus, tmp_path)
+    assert ending.event == "refused"
+    assert "no checkpoint old enough to go back to, only step-00000021" in ending.reason
+    assert newest.is_dir() and max(curve(tmp_path / "run")) == 22
+
+
 def test_a_checkpoint_old_enough_is_there_however_many_came_since(gone_back, corpus, tmp_path):
     poisoned_run(care_decision(corpus, every_steps=2), corpus, tmp_path, stop_after=23)
     (line,) = events(tmp_path / "run", "rolled_back")

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from main_run import decision_of, spec_of, tiny_decision, write_corpus
 
-from launcher import assembly, metrics
+from launcher import assembly, metrics, trainer
 from launcher.exporters import native
 from launcher.exporters.fidelity import ExportError
 from launcher.frozen import FrozenError, Parallelism
@@ -27,6 +27,7 @@ from launcher.launch import launch, launch_line
 from launcher.launch_file import read_launch, write_launch
 from launcher.trainer import Options, _problems, run
 from launcher.training import Trainer
+from launcher.watchdog import START_SECONDS
 from proxies.data.tokens import TokenStore, read_manifest
 from proxies.flops import flops_per_token
 from proxies.model import Block, Decoder
@@ -132,6 +133,7 @@ def test_smaller_passes_that_recompute_train_as_the_proxy(one_rank, proxy, corpu
     layout = Parallelism(data_parallel_shard=1, microbatch_sequences=3, activation_checkpointing="full")
     ending = train(dataclasses.replace(tiny_decision(corpus), parallelism=layout), corpus, tmp_path)
     assert passes[:6] == [3, 3, 2, 3, 3, 2]  # eight sequences a step, the last pass smaller
+    assert max(passes) == 3, "nor does validation take more at once than fit in training"
     assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy)
 
 
@@ -572,3 +574,23 @@ def test_sigterm_to_the_supervisor_saves_and_ends(corpus, tmp_path):
     assert said.strip() == "interrupted"
     assert metrics.read_ending(run_dir).exit_code == 130
     assert launch(config, corpus, run_dir).event == "finished"
+
+
+def test_ranks_wait_for_the_first_one_as_long_as_the_supervisor_does(monkeypatch, tmp_path):
+    """It hashes the newest checkpoint alone: of a large model for longer than NCCL's ten minutes."""
+    found = {}
+
+    def meet(**given):
+        found.update(given)
+        raise KeyboardInterrupt
+
+    paths = ["--config", tmp_path, "--data", tmp_path, "--out", tmp_path]
+    monkeypatch.setattr(sys, "argv", ["trainer", *map(str, paths)])
+    monkeypatch.setattr(trainer, "die_with_parent", lambda: None)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for module, name in ((trainer.signal, "signal"), (trainer.faulthandler, "register")):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(trainer.dist, "init_process_group", meet)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.main()
+    assert found["timeout"].total_seconds() == START_SECONDS

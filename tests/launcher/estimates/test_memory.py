@@ -1,7 +1,6 @@
 """Bytes of a rank against torch's own tracker, on our model under fake tensors."""
 
 import contextlib
-from functools import partial
 
 import pytest
 import torch
@@ -10,20 +9,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from launcher.assembly import device_mesh
+from launcher.assembly import data_axes, device_mesh
 from launcher.estimates.layout import Layout
 from launcher.estimates.memory import kept_per_token, memory_per_rank
 from launcher.frozen import Parallelism
 from launcher.reference import MODELS
-from proxies import model as model_module
 from proxies import rotary
 from proxies.flops import count_params
 from proxies.model import Block, Decoder, Multipliers, token_loss
 from proxies.shape import Shape
-
-KEPT_OPS = [torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
 
 
 def shape_of(layers, width, heads, kv_heads, ffn, vocab, seq_len, **more):
@@ -50,19 +45,17 @@ def fake_ranks(count):
         rotary._rotary_tables.cache_clear()  # of fake tensors: nobody else may have them
 
 
-def tracked(shape, layout, precision, num_microbatches, monkeypatch):
+def tracked(shape, layout, precision, num_microbatches):
     """The peak that FSDPMemTracker sees over a step's passes, moments there already; bytes."""
-    if layout.checkpointing == "selective":
-        contexts = partial(create_selective_checkpoint_contexts, KEPT_OPS)
-        monkeypatch.setattr(model_module, "checkpoint", partial(checkpoint, context_fn=contexts))
     policy = MixedPrecisionPolicy()
     if precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     with fake_ranks(layout.num_ranks):
         degrees = Parallelism(data_parallel_shard=layout.shard, data_parallel_replicate=layout.replicate)
-        mesh = device_mesh(degrees, "cpu")
+        mesh = data_axes(device_mesh(degrees, "cpu"))
         with FakeTensorMode():
-            model = Decoder(shape, device="meta", checkpointing=layout.checkpointing != "none")
+            checkpointing = {"none": False, "full": True}.get(layout.checkpointing, layout.checkpointing)
+            model = Decoder(shape, device="meta", checkpointing=checkpointing)
             for block in (*model.layers, model):
                 fully_shard(block, mesh=mesh, mp_policy=policy)
             model.to_empty(device="cpu")
@@ -96,18 +89,18 @@ def tracked(shape, layout, precision, num_microbatches, monkeypatch):
         (GPT2, 4, 2, "selective", "bfloat16", 1),
     ],
 )  # fmt: skip
-def test_a_rank_holds_what_torch_tracks(shape, shards, sequences, checkpointing, precision, passes, monkeypatch):
+def test_a_rank_holds_what_torch_tracks(shape, shards, sequences, checkpointing, precision, passes):
     layout = Layout(shard=shards, microbatch_sequences=sequences, checkpointing=checkpointing)
     found = memory_per_rank(shape, layout, precision, passes)
-    assert found.total_bytes == pytest.approx(tracked(shape, layout, precision, passes, monkeypatch), rel=0.1)
+    assert found.total_bytes == pytest.approx(tracked(shape, layout, precision, passes), rel=0.1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("checkpointing", "gib"), [("none", 78.3), ("selective", 50.3), ("full", 27.2)])
-def test_llama_3_8b_on_eight_ranks(checkpointing, gib, monkeypatch):
+def test_llama_3_8b_on_eight_ranks(checkpointing, gib):
     shape, layout = MODELS["llama-3-8b"].shape, Layout(shard=8, checkpointing=checkpointing)
     found = memory_per_rank(shape, layout, "bfloat16")
-    assert found.total_bytes == pytest.approx(tracked(shape, layout, "bfloat16", 1, monkeypatch), rel=0.01)
+    assert found.total_bytes == pytest.approx(tracked(shape, layout, "bfloat16", 1), rel=0.01)
     assert found.total_bytes / 2**30 == pytest.approx(gib, abs=0.1)
 
 

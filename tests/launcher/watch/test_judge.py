@@ -183,3 +183,26 @@ def test_cost_is_projected_where_the_price_is_known():
     projected = figures["projection"]
     assert projected["usd"][0] == pytest.approx(2.0 * projected["device_hours"][0])
     assert judge(decision(), healthy(upto=400), now=NOW).figures["projection"]["usd"] is None
+
+
+def odd_logs():
+    losses = losses_of(np.random.default_rng(0))
+    steps = np.arange(NUM_STEPS)
+    rounded = np.where(steps < 500, np.round(losses, 1), 2.6)
+    slow = np.column_stack([np.ones(NUM_STEPS), np.full(NUM_STEPS, 1e308)])
+    yield "zero", columns_of(np.where(steps < 400, losses, 0.0)), "departed"
+    yield "below zero", columns_of(np.where(steps < 400, losses, -1.0)), "departed"
+    yield "rounded", columns_of(rounded), "rising"
+    yield "huge", columns_of(np.full(NUM_STEPS, 1e308)), "diverged"
+    yield "a rank", columns_of(losses, rank_seconds=slow), "straggler"
+    for end in (0.0, -1.0):
+        last = {"validation_steps": np.array([float(NUM_STEPS)]), "validation_loss_nats": np.array([end])}
+        yield f"ends at {end}", columns_of(losses, **last), "missed_end"
+
+
+@pytest.mark.parametrize(("columns", "name"), [pytest.param(*found, id=what) for what, *found in odd_logs()])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_no_number_of_a_log_keeps_its_alarm_from_being_told(columns, name):
+    judged = judge(decision(), columns, now=NOW)
+    assert alert(judged, name).severity == "alarm"
+    canon.canonical(judged)

@@ -291,3 +291,9 @@ def test_not_a_number_stays_one():
     assert number("3.0") is None
     assert number(10**400) == math.inf
     assert [whole(value) for value in (3.0, 3.5, -1, True, math.nan, "3")] == [3, None, None, None, None, None]
+
+
+def test_what_another_trainer_calls_an_event_may_hold_the_validation_loss(tmp_path):
+    rows = [{"step": step, "loss": loss_at(step)} for step in range(1, 101)]
+    path = write_lines(tmp_path / "log.jsonl", [*rows, {"event": "eval", "step": 100, "val_loss": 2.4}])
+    assert read(path).columns.validation_loss_nats.tolist() == [2.4]

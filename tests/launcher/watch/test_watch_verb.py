@@ -97,6 +97,13 @@ def test_cannot_tell(decision, frozen, corpus, tmp_path):
     assert ask("watch", other, "--once")[1]["why"].startswith("the frozen config has no foretold course")
 
 
+@pytest.mark.parametrize("option", ["--every", "--usd-per-device-hour"])
+def test_an_option_that_is_no_number_is_refused(decision, frozen, option):
+    run_of(decision, frozen, 20)
+    code, _, said = forerun("watch", frozen, option, "nan", *(() if option == "--every" else ("--once",)))
+    assert code == 2 and "a number is wanted" in said
+
+
 def test_bad_input(decision, frozen, tmp_path):
     write_run(frozen / "run", 50, digest="cd" * 32)
     code, body = ask("watch", frozen, "--once")
