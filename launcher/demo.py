@@ -62,7 +62,8 @@ def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json],
     seconds = time.monotonic() - started
     text = (
         f"the chain took {duration(seconds)}\nfrozen config: {frozen / 'launch.json'}\n"
-        f"report: {study / 'report.html'}\nnext: forerun rehearse {frozen}, then forerun launch {frozen}, and forerun watch {frozen} beside it"
+        f"report: {study / 'report.html'}\n"
+        f"next: forerun rehearse {frozen}, then forerun launch {frozen}, with forerun watch {frozen} beside it"
     )
     return {"frozen": str(frozen), "report": str(study / "report.html"), "seconds": seconds}, text
 

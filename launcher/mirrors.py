@@ -27,8 +27,8 @@ from proxies.external.growing import MetricsError
 from proxies.external.wandb_run import WandbRun
 from sweeps.redaction import redacted
 
-FINISH_SECONDS = {"offline": 120.0, "online": 600.0, "tensorboard": 120.0}
-"""How long a window may take for what is left once the run has ended."""
+FINISH_SECONDS = 120.0
+"""How long a window may take for what is left once the run has ended; well within what SLURM leaves a job at its end."""
 _LAST_SECONDS = 10.0
 """For its end, once it was killed."""
 _READ_BACK_BYTES = 64 * 2**20
@@ -65,7 +65,7 @@ def mirrored(
     if tensorboard_dir is not None:
         order = {"follow": str(run_dir.absolute()), "log_dir": str(tensorboard_dir.absolute()),
                  "digest": decision.digest}  # fmt: skip
-        windows.append(_Window("tensorboard", "launcher.mirror_tensorboard", order, FINISH_SECONDS["tensorboard"]))
+        windows.append(_Window("tensorboard", "launcher.mirror_tensorboard", order, FINISH_SECONDS))
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ def _wandb(run_dir: Path, decision: Decision, mode: Literal["offline", "online"]
         "follow": str(run_dir), "mode": mode, "project": "forerun", "run_id": run_id, "name": f"run {run_id[:8]}",
         "config": _settings(decision),
     }  # fmt: skip
-    return _Window("wandb", "launcher.dashboards", order, FINISH_SECONDS[mode], online=mode == "online")
+    return _Window("wandb", "launcher.dashboards", order, FINISH_SECONDS, online=mode == "online")
 
 
 def _settings(decision: Decision) -> dict[str, Any]:

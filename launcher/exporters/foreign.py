@@ -30,7 +30,7 @@ JUDGEMENTS: dict[str, Judgement] = {
     "batch_tokens": ("exact", "the loss is a mean over its tokens; microbatches accumulate it with other rounding"),
     "num_tokens": ("exact", "of the schedule's steps"),
     "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
-    "predicted": ("equivalent", "the trainer does not read it: hold the run against it by hand"),
+    "predicted": ("equivalent", "the trainer does not read it: `forerun watch` holds its log against it"),
     "spikes": ("equivalent", "what to do by hand"),
     "spikes.max_rollbacks": ("equivalent", "the trainer does not go back by itself: `forerun watch` says when to"),
     "monitoring": ("equivalent", "changes no number: the trainer looks at what it looks at, and replays no step"),

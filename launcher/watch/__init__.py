@@ -2,6 +2,6 @@
 
 Enters:   a `launcher.frozen.Decision`, and a run's lines (`launcher.metrics`) or a dashboard's copy of them.
 Leaves:   alerts with their evidence and the command to run next, the run's standing, a score once it has ended.
-Promises: the statistics are pure functions of numbers; their false alarms are measured (`benchmarks/watch.py`).
+Promises: the statistics are pure functions of numbers; `benchmarks/watch.py` measures their false alarms.
 Refuses:  to call a run healthy or ill on too little: it says that it cannot tell.
 """

@@ -8,9 +8,10 @@ import pickletools
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from launcher.checkpoint_index import INDEX, IndexRefusedError, check_index
-from launcher.checkpoints import read_tensors, staged, write_tensors
+from launcher.checkpoints import read_tensors, staged
 
 
 def trained(num_layers=2):
@@ -25,7 +26,7 @@ def trained(num_layers=2):
 def written(tmp_path):
     model, optimizer = trained()
     with pytest.warns(UserWarning, match="single process"):
-        write_tensors(tmp_path, staged(model, optimizer))
+        save(staged(model, optimizer), checkpoint_id=tmp_path)
     return tmp_path
 
 
@@ -48,7 +49,7 @@ def test_a_large_index_passes(tmp_path):
     """Above 64 kB a pickle is cut into frames, anywhere."""
     model, optimizer = trained(400)
     with pytest.warns(UserWarning, match="single process"):
-        write_tensors(tmp_path, staged(model, optimizer))
+        save(staged(model, optimizer), checkpoint_id=tmp_path)
     content = (tmp_path / INDEX).read_bytes()
     assert sum(opcode.name == "FRAME" for opcode, _, _ in pickletools.genops(content)) > 1
     check_index(tmp_path)

@@ -370,7 +370,7 @@ def test_rows_go_online_with_the_users_own_login(decision, tmp_path, monkeypatch
 
 
 def test_a_window_that_does_not_end_is_ended(decision, tmp_path, monkeypatch):
-    monkeypatch.setitem(mirrors.FINISH_SECONDS, "tensorboard", 1.0)
+    monkeypatch.setattr(mirrors, "FINISH_SECONDS", 1.0)
     (tmp_path / "run").mkdir()
     found = []
     with mirrored(tmp_path / "run", decision, found, tensorboard_dir=tmp_path / "tb"):
