@@ -28,7 +28,7 @@ from proxies.external.wandb_run import WandbRun
 from sweeps.redaction import redacted
 
 FINISH_SECONDS = 120.0
-"""How long a window may take for what is left once the run has ended; well within what SLURM leaves a job at its end."""
+"""How long a window may take for what is left once the run has ended; well within SLURM's grace."""
 _LAST_SECONDS = 10.0
 """For its end, once it was killed."""
 _READ_BACK_BYTES = 64 * 2**20
