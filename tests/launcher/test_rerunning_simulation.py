@@ -45,6 +45,7 @@ class Machines:
     def __init__(self, rng, odd, share, lost):
         self.random, self.odd, self.share, self.lost = rng, odd, share, lost
         self.waiting, self.processes = [], Counter()
+        self.salt = rng.random()  # another trial wins each time, on another machine
 
     def start(self, worker, call):
         self.waiting.append((worker, call))
@@ -62,7 +63,7 @@ class Machines:
 
     def ended(self, slot, data, site):
         spec = canon.decode(RunSpec, data)
-        rng = random.Random(spec.id)
+        rng = random.Random(f"{spec.id} {self.salt}")
         off = site["host"] == self.odd and self.random.random() < self.share
         losses = [3.0 + rng.random() + (1e-9 * off if step == 4 else 0.0) for step in range(spec.schedule.num_steps)]
         steps = tuple(range(1, len(losses) + 1))
