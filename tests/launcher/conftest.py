@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+import torch.distributed as dist
 from main_run import write_corpus
 from tiny_study import ask, write_plan
 
@@ -10,6 +11,14 @@ from launcher.evidence import gather
 from launcher.opening import recorded_study
 from proxies.data.tokens import read_manifest
 from sweeps.ledger import Ledger
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    """A process group of this process alone, so that a rank's whole life runs here."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from care_case import POLICY, curve, events
 from care_ranks import SLOW_SECONDS, Flipping, Ruler
 from main_run import tiny_decision, write_corpus
@@ -38,13 +37,6 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(folder)
     return folder / "tokens"
-
-
-@pytest.fixture(scope="module")
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from care_case import NUM_STEPS, POLICY, care_decision, curve, events, poisoned_run
 from main_run import write_corpus
 
@@ -33,13 +32,6 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(folder)
     return folder / "tokens"
-
-
-@pytest.fixture(scope="module")
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

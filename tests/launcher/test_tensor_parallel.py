@@ -6,7 +6,6 @@ import dataclasses
 import shutil
 
 import pytest
-import torch.distributed as dist
 from main_run import decision_of, spec_of, tiny_decision, write_corpus
 
 from launcher import metrics, tensor_parallel
@@ -28,13 +27,6 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(folder)
     return folder / "tokens"
-
-
-@pytest.fixture(scope="module")
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def lines_of(run_dir):

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from main_run import decision_of, spec_of, tiny_decision, write_corpus
 
 from launcher import assembly, metrics, trainer
@@ -45,14 +44,6 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(folder)
     return folder / "tokens"
-
-
-@pytest.fixture(scope="module")
-def one_rank():
-    """A process group of this process alone, so that a rank's whole life runs here."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def train(decision, corpus, out, **options):

@@ -7,7 +7,6 @@ import dataclasses
 import shutil
 
 import pytest
-import torch.distributed as dist
 from main_run import tiny_decision, write_corpus
 from stage_case import here
 
@@ -30,14 +29,6 @@ from launcher.training import Trainer
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"
 )
-
-
-@pytest.fixture(scope="module")
-def one_rank():
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
