@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +33,7 @@ LIVE_SECONDS, PLAIN_SECONDS = 2.0, 15.0
 LEAVE_SECONDS = 60.0
 """What a job may take to end once its ending is written."""
 STACK_SECONDS = 3.0
-"""What the ranks of a hung job have to write where they are."""
+"""What the ranks of a hung job on this machine have, all together, to write where they are."""
 SRUN_SECONDS = 60.0
 """What `srun` has to end its tasks on other machines."""
 _TOKEN = "FORERUN_ATTEMPT"
@@ -54,16 +54,15 @@ class Told:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[Told]:
-    """Within, SIGTERM, SIGHUP and Ctrl-C are heard instead of ending this process; in the main thread only."""
-    told = Told()
+def hearing(hear: Callable[[int], None]) -> Iterator[None]:
+    """Within, SIGTERM, SIGHUP and Ctrl-C call `hear` instead of ending this process; in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
-        yield told
+        yield
         return
     numbers = [n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = [signal.signal(number, lambda got, _: told.hear(got)) for number in numbers]
+    before = [signal.signal(number, lambda got, _: hear(got)) for number in numbers]
     try:
-        yield told
+        yield
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
@@ -110,7 +109,7 @@ def attempt(course: Course, told: Told) -> Ended:
     watchdog = Watchdog(course.run_dir, course.limits, time.monotonic())
     with course.log.open("ab") as log:
         begins = log.tell()
-        job = _Job(course.command, log.fileno())
+        job = Job(course.command, log.fileno())
         try:
             hung = _follow(job, course, told, watchdog, lambda: _stamp(ending_file) not in (before, None))
         finally:
@@ -144,7 +143,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _follow(job: _Job, course: Course, told: Told, watchdog: Watchdog, has_ended: Callable[[], bool]) -> str:
+def _follow(job: Job, course: Course, told: Told, watchdog: Watchdog, has_ended: Callable[[], bool]) -> str:
     """Wait for the job, telling its progress, and pass a signal on to it; returns why it is called hung, if it is."""
     every = LIVE_SECONDS if sys.stderr.isatty() else PLAIN_SECONDS
     shown, next_report, passed_on = -1, time.monotonic() + LIVE_SECONDS, False
@@ -189,20 +188,23 @@ def _report(course: Course, pace: Pace, shown: int, now: float) -> int:
     return pace.step
 
 
-class _Job:
-    """A process in a session of its own, and all that it starts."""
+class Job:
+    """A process in a session of its own, and all that it starts; `environment` in place of ours, if told."""
 
-    def __init__(self, command: list[str], log: int) -> None:
-        self._token = secrets.token_hex(16)
+    def __init__(
+        self, command: list[str], log: int, *, folder: Path | None = None, environment: Mapping[str, str] = os.environ
+    ) -> None:
+        self._token, self._log = secrets.token_hex(16), log
         # One thread a rank unless told otherwise, as torchrun itself would choose, but without its warning.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, _TOKEN: self._token}
+        told = {"OMP_NUM_THREADS": "1", **environment, _TOKEN: self._token}
         # Its own session: Ctrl-C reaches the supervisor alone, which passes it on once.
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environment,
+            env=told,
+            cwd=folder,
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
         )
@@ -213,11 +215,16 @@ class _Job:
             _send(pid, signal.SIGTERM)
 
     def dump_stacks(self) -> None:
-        """Have the ranks write the stacks of all their threads into the log; those that do not listen are left be."""
-        for pid in self._ranks():
-            if _catches(pid, signal.SIGUSR1):
-                _send(pid, signal.SIGUSR1)
-        time.sleep(STACK_SECONDS)
+        """Have the ranks write the stacks of all their threads into the log; those that do not listen are left be.
+
+        One after another, or their words would mix.
+        """
+        asked = [pid for pid in self._ranks() if _catches(pid, signal.SIGUSR1)]
+        for pid in asked:
+            with contextlib.suppress(OSError):  # a full disk
+                os.write(self._log, f"forerun: process {pid} is here:\n".encode())
+            _send(pid, signal.SIGUSR1)
+            time.sleep(STACK_SECONDS / len(asked))
 
     def clear(self, *, remote: bool) -> None:
         """End what is left, and wait until it is gone: none may write on where the next attempt writes."""

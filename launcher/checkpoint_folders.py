@@ -1,9 +1,16 @@
-"""Where a run's checkpoints lie, and which of them are complete, by their names alone. Standard library only."""
+"""Where a run's checkpoints lie, which of them are complete, by their names alone, and what is said of one that is not
+gone on from. Standard library only.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from launcher import chronicle
+from launcher.talk import say
 
 CHECKPOINTS = "checkpoints"
 """In a run's folder."""
@@ -16,3 +23,25 @@ def complete_folders(root: Path) -> dict[int, Path]:
         return {}
     found = {int(named[1]): folder for folder in root.iterdir() if (named := _COMPLETE.fullmatch(folder.name))}
     return dict(sorted(found.items(), reverse=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A complete checkpoint that a run does not go on from."""
+
+    step: int
+    text: str
+    """Why, and what became of it."""
+    corrupt: bool
+    """Or else of a path that the run went back from, which the chronicle tells as a rollback."""
+
+
+def tell(run_dir: Path, digest: str, refused: Sequence[Refused]) -> None:
+    """Say it on stderr, and of corrupt ones in the run's chronicle, which a full disk may prevent. One rank only."""
+    for each in refused:
+        say(each.text)
+        if each.corrupt:
+            try:
+                chronicle.record(run_dir, "corrupt", each.text, step=each.step, digest=digest)
+            except OSError as error:
+                say(f"{run_dir / chronicle.CHRONICLE_FILE}: {error.strerror}; not recorded")

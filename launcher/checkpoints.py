@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from launcher.checkpoint_folders import complete_folders
+from launcher.checkpoint_folders import Refused, complete_folders
 from launcher.checkpoint_index import INDEX, check_index
 from proxies import canon
 
@@ -197,19 +197,24 @@ def _usable(manifest: Manifest) -> bool:
 
 
 def newest_good(
-    root: Path, digest: str, warn: list[str], usable: Callable[[Manifest], bool] = _usable, *, may_begin: bool = True
+    root: Path,
+    digest: str,
+    refused: list[Refused],
+    usable: Callable[[Manifest], bool] = _usable,
+    *,
+    may_begin: bool = True,
 ) -> Manifest | None:
     """The newest usable checkpoint whose every file has its hash, or None where there is none. One rank only.
 
-    A newer one that is not whole is renamed `.corrupt`, and `warn` is told. One that is not usable is deleted, once it
-    is known what to go on from; `may_begin`: from step 0, where no usable one is left.
+    A newer one that is not whole is renamed `.corrupt`. One that is not usable is deleted, once it is known what to go
+    on from; `may_begin`: from step 0, where no usable one is left. Both are added to `refused`.
 
     Raises:
         CorruptError: there are checkpoints, none of them good.
         CheckpointError: the newest one is of another launch config, or none is usable.
     """
-    left: list[Path] = []
-    for folder in complete_folders(root).values():
+    left: dict[int, Path] = {}
+    for step, folder in complete_folders(root).items():
         manifest, problems = _read_manifest(folder)
         if manifest is not None:
             if manifest.digest != digest:
@@ -218,14 +223,15 @@ def newest_good(
                     "resume with that config, or start this one in another folder"
                 )
             if not usable(manifest):
-                left.append(folder)
+                left[step] = folder
                 continue
             problems = _differing(folder, manifest.files)
         if manifest is None or problems:
             kept = _quarantine(folder)
-            warn.append(f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {kept.name}")
+            text = f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {kept.name}"
+            refused.append(Refused(step=step, text=text, corrupt=True))
             continue
-        _discard_left(left, warn)
+        _discard_left(left, refused)
         return manifest
     if corrupt := sorted(folder.name for folder in root.glob("*.corrupt*")):
         raise CorruptError(
@@ -234,16 +240,18 @@ def newest_good(
         )
     if left and not may_begin:
         raise CheckpointError(
-            f"{root} holds no checkpoint old enough to go back to, only {', '.join(sorted(f.name for f in left))}: "
+            f"{root} holds no checkpoint old enough to go back to, only "
+            f"{', '.join(sorted(folder.name for folder in left.values()))}: "
             "restore one from a backup, or move them away to start again from step 0"
         )
-    _discard_left(left, warn)
+    _discard_left(left, refused)
     return None
 
 
-def _discard_left(folders: list[Path], warn: list[str]) -> None:
-    for folder in folders:
-        warn.append(f"checkpoint {folder.name} is of a path that the run went back from: deleted")
+def _discard_left(folders: Mapping[int, Path], refused: list[Refused]) -> None:
+    for step, folder in folders.items():
+        text = f"checkpoint {folder.name} is of a path that the run went back from: deleted"
+        refused.append(Refused(step=step, text=text, corrupt=False))
         _discard(folder)
 
 

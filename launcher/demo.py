@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.attempt import hearing
+from launcher.lifeline import die_with_parent
 from launcher.talk import duration, say
 from proxies import canon
 from proxies.canon import Json
@@ -99,11 +101,33 @@ def _step(*arguments: str) -> None:
 
 
 def _call(*arguments: str) -> tuple[int, str]:
+    """Exit code and stdout of one command, which is told of every signal that comes, once, and ends in its own time.
+
+    Raises:
+        KeyboardInterrupt: it was told to end, and has.
+    """
     say(f"\n$ forerun {shlex.join(arguments)}")
-    with subprocess.Popen([sys.executable, "-m", "launcher", *arguments], stdout=subprocess.PIPE, text=True) as step:
-        try:
+    told: list[int] = []
+    running: list[subprocess.Popen[str]] = []
+
+    def pass_on(number: int) -> None:
+        told.append(number)
+        for step in running:
+            step.send_signal(number)
+
+    with hearing(pass_on):
+        step = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # else a terminal's Ctrl-C comes twice, and the second one ends it unsaved
+            preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
+        )
+        running.append(step)
+        if told:  # meanwhile
+            step.send_signal(told[0])
+        with step:
             out, _ = step.communicate()
-        except KeyboardInterrupt:  # it reached the step too, which records what has finished
-            step.wait()
-            raise
+    if told:
+        raise KeyboardInterrupt
     return step.returncode, out

@@ -57,7 +57,10 @@ class Hook:
         return None
 
     def after_update(self, seen: Seen) -> dict[str, Json]:
-        """The update is made; what is returned stands in the step's line of metrics beside its own columns."""
+        """The update is made; what is returned stands in the step's line of metrics beside its own columns.
+
+        A number that is not finite ends the run, and so must be there on every rank.
+        """
         return {}
 
     def carried(self) -> Json:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher import chronicle
-from launcher.attempt import Course, Ended, Told, attempt, last_step, listening
+from launcher.attempt import Course, Ended, Told, attempt, hearing, last_step
 from launcher.checkpoint_folders import CHECKPOINTS, complete_folders
 from launcher.crashes import ADVICE, EXIT_CODES, PASSING, Crash
 from launcher.frozen import Decision
@@ -107,7 +107,7 @@ def launch_line(
 def launch(
     frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, max_restarts: int = 3,
     *, program: Sequence[str] = ("launcher.trainer",), num_ranks: int | None = None, nodes: Nodes = ALONE,
-    limits: Limits | None = None, beside: AbstractContextManager[None] | None = None,
+    limits: Limits | None = None, beside: AbstractContextManager[None] | None = None, told: Told | None = None,
 ) -> LaunchOutcome:  # fmt: skip
     """Train a frozen config (its folder or file) into `out_dir`; a job that dies or hangs is started again.
 
@@ -117,7 +117,7 @@ def launch(
 
     `program` is the module that each rank runs and its own arguments (a rehearsal's plants faults); `num_ranks` other
     than the frozen ones train the same run up to rounding; `limits` say how long it may be silent; `beside` is entered
-    while the folder is ours.
+    while the folder is ours; `told` is what a caller has heard who listens to signals himself.
 
     A run that ended in order, well or not, is never restarted. On SIGTERM or Ctrl-C it saves and ends; a second Ctrl-C
     ends it unsaved. Progress goes to stderr, what the ranks say to `out_dir/torchrun.log`, what happened to the
@@ -137,7 +137,8 @@ def launch(
         num_steps=decision.learning_rate.schedule.num_steps, num_tokens=decision.num_tokens,
         keeps_ending=nodes.rank == 0,
     )  # fmt: skip
-    with DriverLock(own_dir), beside or contextlib.nullcontext(), listening() as told:
+    told = told or Told()
+    with DriverLock(own_dir), hearing(told.hear), beside or contextlib.nullcontext():
         return _Supervisor(course, told, decision.digest, max_restarts).run()
 
 
@@ -154,41 +155,43 @@ class _Supervisor:
         from_step = _newest_step(course.run_dir)
         self._record("launched", f"launched from step {from_step} of {course.num_steps}", from_step,
                      {"command": shlex.join(course.command)})  # fmt: skip
-        num_idle, last = 0, None
-        while True:
+        num_deaths, num_idle, last = 0, 0, None  # in a row
+        while not self._told.save.is_set():
             saved = _saved(course.run_dir)
             ended = attempt(course, self._told)
             if ended.crash is None:
                 return self._ended(ended)
             progressed = bool(_saved(course.run_dir) - saved)
-            num_idle = 1 if progressed else num_idle + 1
+            num_deaths, num_idle = (1, 0) if progressed else (num_deaths + 1, num_idle + 1)
             again = last is not None and (last.cause, last.step) == (ended.crash.cause, ended.crash.step)
             why = ""
             if again and not progressed and ended.crash.cause not in PASSING:
                 why = "twice at the same point with nothing saved between: it would again"
-            elif num_idle > self._most:
-                why = f"{num_idle} attempts in a row saved nothing new" if num_idle > 1 else "no restart is allowed"
+            elif num_deaths > self._most:
+                why = "no restart is allowed"
+                if self._most:
+                    why = f"{num_idle} attempt{'s in a row' if num_idle > 1 else ''} saved nothing new, "
+                    why += f"and --max-restarts is {self._most}"
             if why:
                 return self._failed(ended.crash, why)
             last = ended.crash
-            if not self._wait(ended.crash, num_idle):
-                return self._interrupted()
+            self._wait(ended.crash, num_deaths, num_idle)
+        return self._interrupted()
 
-    def _wait(self, crash: Crash, num_idle: int) -> bool:
-        """Tell of a restart and wait for its moment; False if a signal came instead."""
+    def _wait(self, crash: Crash, num_deaths: int, num_idle: int) -> None:
+        """Tell of a restart and wait for its moment, or until a signal comes instead."""
         # A float has no room for 4 to the power of a thousand restarts.
-        seconds = min(BACKOFF_SECONDS * BACKOFF_FACTOR ** min(num_idle - 1, 100), MOST_BACKOFF_SECONDS)
+        seconds = min(BACKOFF_SECONDS * BACKOFF_FACTOR ** min(num_deaths - 1, 100), MOST_BACKOFF_SECONDS)
         from_step = _newest_step(self._course.run_dir)
         text = f"{crash.words}; starting again from step {from_step} in {duration(seconds)}"
         say(f"forerun: {text} (log: {self._course.log})")
         if self._told.save.wait(seconds):
-            return False
+            return
         self._num_restarts += 1
         self._record("restarted", text, from_step, {
             "cause": crash.cause, "reached_step": crash.step, "attempts_without_progress": num_idle,
             "log_tail": crash.log_tail,
         })  # fmt: skip
-        return True
 
     def _ended(self, ended: Ended) -> LaunchOutcome:
         ending = ended.ending
@@ -201,7 +204,7 @@ class _Supervisor:
     def _interrupted(self) -> LaunchOutcome:
         return self._told_of(LaunchOutcome(
             event="interrupted", exit_code=130, step=_newest_step(self._course.run_dir),
-            reason="by a signal, between two attempts", validation_loss_nats=None, num_restarts=self._num_restarts,
+            reason="by a signal, with no attempt under way", validation_loss_nats=None, num_restarts=self._num_restarts,
         ))  # fmt: skip
 
     def _failed(self, crash: Crash, why: str) -> LaunchOutcome:

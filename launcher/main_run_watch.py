@@ -34,7 +34,8 @@ def watched(decision: Decision, folder: Path) -> dict[str, Json]:
     keys, num_steps = Keys({}), decision.learning_rate.schedule.num_steps
     run_dir = folder / "run"
     try:
-        reading = Readings(source_of(str(run_dir), keys), keys, decision.digest, num_steps).read(last=True)
+        source, num_ranks = source_of(str(run_dir), keys), decision.parallelism.num_ranks
+        reading = Readings(source, keys, decision.digest, num_steps, num_ranks).read(last=True)
     except OtherRunError as error:
         return {"problem": str(error)}
     backs: list[Json] = [

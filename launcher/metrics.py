@@ -12,12 +12,13 @@ group), `tokens` (seen so far), `tokens_per_second`, `seconds` (of that step); a
 
 Any other line has `event` and the `step` after which it came: `started` (a `Header`: the first line of every attempt),
 `saved` (`seconds`, of which the run waited `wait_seconds`), `replayed` (`difference`, `noise`; of that very step, whose
-line follows), `rolled_back` (`to_step`, `skipped_sequences`, `clip_norm`, `reason`), and the last line of an attempt
-that ended in order, its `Ending`.
+line follows), `rolled_back` (`number`, `to_step`, `skipped_sequences`, `clip_norm`, `reason`), and the last line of an
+attempt that ended in order, its `Ending`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,8 +69,21 @@ class Ending:
     """Only of `finished` and `stopped`."""
 
 
+def not_finite(columns: canon.Json, name: str = "") -> str:
+    """The first number in the columns of a line that is NaN or infinite, with its path; empty where there is none."""
+    if isinstance(columns, float):
+        return "" if math.isfinite(columns) else f"{name} is {columns}"
+    parts = columns.items() if isinstance(columns, dict) else enumerate(columns) if isinstance(columns, list) else ()
+    told = (not_finite(part, f"{name}.{key}" if name else str(key)) for key, part in parts)
+    return next(filter(None, told), "")
+
+
 def append(run_dir: Path, record: object) -> None:
-    """Add one line."""
+    """Add one line.
+
+    Raises:
+        CanonError: a number in it is not finite.
+    """
     with (run_dir / METRICS_FILE).open("a", encoding="utf-8") as file:
         file.write(canon.canonical(record) + "\n")
 

@@ -30,6 +30,10 @@ NOISE_FACTOR = 10.0
 """A difference is a fault beyond so many times the measured noise."""
 NUM_MEASURED = 8
 """Of so many replays, the last ones, the noise is taken: the median over them and the ranks."""
+ANOTHER_ORDER = {"float32": 2.0**-16, "bfloat16": 2.0**-7}
+"""By what the same sums in another order may differ, at the precision of the passes: six times what was measured
+(docs/run-care.md). A GPU's kernels may choose an order now and then, where the noise so far was none.
+"""
 _MOST = 1e9
 """Differences are told up to this; one that is not a number is it."""
 
@@ -120,7 +124,7 @@ class Replay(Hook):
         noise = statistics.median_low([share for replay in self._measured for share in replay])
         run, limit = self._run, NOISE_FACTOR * noise
         if run.device.type != "cpu":
-            limit = max(limit, torch.finfo(torch.float32).eps)  # kernels that add in another order now and then
+            limit = max(limit, ANOTHER_ORDER[run.decision.precision])
         if run.rank == 0:
             line = {"event": "replayed", "step": step, "difference": max(worst), "noise": noise}
             metrics.append(run.run_dir, line)

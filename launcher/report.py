@@ -8,6 +8,7 @@ from launcher import report_fits as fits
 from launcher import report_html as show
 from launcher import report_sections as sections
 from launcher.calibration_view import calibration_section
+from launcher.logbook import LOGBOOK_FILE
 from launcher.main_run_view import main_run_section
 from launcher.report_coordinates import coordinates
 from launcher.report_decision import decision, groups
@@ -96,5 +97,7 @@ def _provenance(body: Body) -> str:
         show.facts(names),
         "<h3>The plan's question</h3>",
         show.table(("key", "value"), rows, left=(0, 1)),
-        "<p>Every number here is in <code>report.json</code>, beside this page.</p>",
+        "<p>Every number here is in <code>report.json</code>, beside this page"
+        + (f'; <a href="{LOGBOOK_FILE}">{LOGBOOK_FILE}</a> tells it day by day' if body.get("has_logbook") else "")
+        + ".</p>",
     )

@@ -13,6 +13,7 @@ from launcher.evidence import Findings, decision_of, gather
 from launcher.fit_view import fit_body, frontier_flops, next_body
 from launcher.gates import Gate
 from launcher.ladder_tilt import checks_body
+from launcher.logbook import LOGBOOK_FILE
 from launcher.own import is_own, own_run
 from launcher.rungs import stage_specs
 from launcher.search_view import search_body
@@ -54,6 +55,7 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         "corpus": {
             "data_id": study.manifest.data_id,
             "tokenizer": study.manifest.tokenizer,
+            "vocab_size": study.manifest.vocab_size,
             "num_documents": study.manifest.num_documents,
             "num_train_tokens": study.manifest.num_tokens("train"),
             "num_validation_tokens": study.manifest.num_tokens("validation"),
@@ -76,6 +78,7 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         "main_run": None if decision is None else main_run(study, decision),
         "spend": _spend(study, ledger, found.choice),
         "ledger_head": ledger.head_hash,
+        "has_logbook": (study.study_dir / LOGBOOK_FILE).is_file(),
     }
 
 

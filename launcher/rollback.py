@@ -135,21 +135,21 @@ def tell(run_dir: Path, digest: str, rollbacks: Sequence[Rollback], start: int) 
     One rank only. Whoever was killed before it could say so is made up for.
     """
     entries = chronicle.entries(run_dir)
-    said = [e.data.get("number") for e in entries if (e.kind, e.digest) == ("rolled_back", digest)]
+    chronicled = [e.data.get("number") for e in entries if (e.kind, e.digest) == ("rolled_back", digest)]
+    lines = [line for line in metrics.read(run_dir) if line.get("event") == "rolled_back"]
+    told = [line.get("number", place) for place, line in enumerate(lines, start=1)]
     for number, rollback in enumerate(rollbacks, start=1):
-        if number in said:
-            continue
-        chronicle.record(
-            run_dir,
-            "rolled_back",
-            f"rollback {number}: {rollback.reason}; went back to step {rollback.to_step}, by the checkpoint of step "
-            f"{start}, skipping {rollback.skipped_sequences} sequences of the data, "
-            + ("clipping nothing" if rollback.clip_norm is None else f"clipping at {rollback.clip_norm:g}"),
-            step=rollback.at_step,
-            digest=digest,
-            data={"number": number, "from_step": start, **asdict(rollback)},
-        )
-    told = sum(line.get("event") == "rolled_back" for line in metrics.read(run_dir))
-    for rollback in rollbacks[told:]:
-        line = {name: value for name, value in asdict(rollback).items() if name != "at_step"}
-        metrics.append(run_dir, {"event": "rolled_back", "step": start, **line})
+        if number not in chronicled:
+            chronicle.record(
+                run_dir,
+                "rolled_back",
+                f"rollback {number}: {rollback.reason}; went back to step {rollback.to_step}, by the checkpoint of "
+                f"step {start}, skipping {rollback.skipped_sequences} sequences of the data, "
+                + ("clipping nothing" if rollback.clip_norm is None else f"clipping at {rollback.clip_norm:g}"),
+                step=rollback.at_step,
+                digest=digest,
+                data={"number": number, "from_step": start, **asdict(rollback)},
+            )
+        if number not in told:
+            line = {name: value for name, value in asdict(rollback).items() if name != "at_step"}
+            metrics.append(run_dir, {"event": "rolled_back", "step": start, "number": number, **line})

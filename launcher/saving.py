@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from launcher import checkpoints
 from launcher.checkpoints import CheckpointError, Manifest
@@ -110,6 +111,7 @@ class Saver:
         """In the thread, on every rank."""
         part = checkpoints.part_of(self._root, manifest.step)
         try:
+            together(lambda: _refuse_not_finite(state["model"]), self._group)
             self._on_first_rank(lambda: checkpoints.begin(self._root, manifest.step))
             mine = together(lambda: checkpoints.write_tensors(part, state, self._group), self._group)
             hashes: list[Any] = [None] * dist.get_world_size()
@@ -132,6 +134,14 @@ class Saver:
                 raise CheckpointError(str(error)) from error
 
         together(named, self._group)
+
+
+def _refuse_not_finite(weights: dict[str, Tensor]) -> None:
+    """A run that resumed from these would never get on."""
+    for name, weight in weights.items():
+        mine = weight.to_local() if isinstance(weight, DTensor) else weight
+        if not bool(mine.isfinite().all()):
+            raise CheckpointError(f"{name} is not finite")
 
 
 def _raise_if(problem: str) -> None:

@@ -127,11 +127,8 @@ class Validation(Hook):
         self._run = run
 
     def after_update(self, seen: Seen) -> dict[str, Json]:
-        """A loss that is not finite is left out: the next step, or the run's end, stops for it."""
-        if (seen.step + 1) % self._every_steps:
-            return {}
-        loss_nats = self._run.validation_loss()
-        return {"validation_loss_nats": loss_nats} if math.isfinite(loss_nats) else {}
+        """Over all ranks: the same on each."""
+        return {} if (seen.step + 1) % self._every_steps else {"validation_loss_nats": self._run.validation_loss()}
 
 
 class Stopwatch:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher import assembly, checkpoints, metrics, rollback
 from launcher.care import hooks_of
-from launcher.checkpoint_folders import CHECKPOINTS
+from launcher.checkpoint_folders import CHECKPOINTS, Refused, tell
 from launcher.frozen import Decision
 from launcher.hooks import GoBack, Hook, Seen, Stop
 from launcher.metrics import Ending
@@ -88,38 +87,45 @@ class Trainer:
             ending = self._steps(stop_after)
             self._settle()  # a run that its brake stopped, too, completes its last checkpoint
         except SaveError as error:
-            ending = Ending(event="aborted", exit_code=3, step=self.done, reason=str(error))
+            ending = self._aborted(str(error))
         return ending
 
     def _steps(self, stop_after: int | None) -> Ending:
-        start, num_steps = self.done, len(self.lr_shares)
-        target = num_steps if stop_after is None else max(start, min(stop_after, num_steps))
+        num_steps = len(self.lr_shares)
+        target = num_steps if stop_after is None else max(self.done, min(stop_after, num_steps))
+        columns: dict[str, canon.Json] = {}
         while (step := self.done) < target:
             began = time.perf_counter()
             loss_nats, norm, interrupted = self.gradients(step)
             seen = Seen(step=step, loss_nats=loss_nats, grad_norm=norm.item())
             if trouble := self._trouble(step, loss_nats, seen.grad_norm):
-                return Ending(event="aborted", exit_code=3, step=step, reason=trouble)
+                return self._aborted(trouble)
             answers = [hook.before_update(seen) for hook in self.hooks]
-            for answer in answers:
-                if isinstance(answer, Stop):
-                    return Ending(event="aborted", exit_code=3, step=step, reason=answer.reason)
+            if stop := next((answer for answer in answers if isinstance(answer, Stop)), None):
+                return self._aborted(stop.reason)
             if back := next((answer for answer in answers if isinstance(answer, GoBack)), None):
                 self._go_back(step, back)
                 continue
             self._update(step, norm)
+            self.done = step + 1
             columns = {name: value for hook in self.hooks for name, value in hook.after_update(seen).items()}
-            self._log(seen, columns, time.perf_counter() - began)
-            done = step + 1
-            if interrupted or done == target or done % self.decision.checkpointing.every_steps == 0:
-                self._save(done)
+            trouble = metrics.not_finite(columns)
+            self._log(seen, {} if trouble else columns, time.perf_counter() - began)
+            if trouble:
+                return self._aborted(f"{trouble} after the update of step {self.done}, which is not saved")
+            if interrupted or self.done == target or self.done % self.decision.checkpointing.every_steps == 0:
+                self._save()
             if interrupted:
-                return Ending(event="interrupted", exit_code=130, step=done, reason="by a signal; saved")
-        loss_nats = self.validation_loss()
+                return Ending(event="interrupted", exit_code=130, step=self.done, reason="by a signal; saved")
+        measured = columns.get("validation_loss_nats")  # after the last update, where that is when the run looks
+        loss_nats = measured if isinstance(measured, float) else self.validation_loss()
         if not math.isfinite(loss_nats):
-            return Ending(event="aborted", exit_code=3, step=target, reason=f"validation loss is {loss_nats}")
+            return self._aborted(f"validation loss is {loss_nats}")
         event: Literal["finished", "stopped"] = "finished" if target == num_steps else "stopped"
         return Ending(event=event, exit_code=0, step=target, validation_loss_nats=loss_nats)
+
+    def _aborted(self, reason: str) -> Ending:
+        return Ending(event="aborted", exit_code=3, step=self.done, reason=reason)
 
     def _go_back(self, step: int, back: GoBack) -> None:
         """Recorded first, and then as any resume."""
@@ -130,8 +136,8 @@ class Trainer:
         self.optimizer = assembly.build_optimizer(self.model, self.decision.groups)
         self._resume()
 
-    def _resume(self) -> int:
-        """Steps done: the newest good checkpoint's, or 0 with initial weights."""
+    def _resume(self) -> None:
+        """From the newest good checkpoint, or from step 0 with initial weights."""
         self.rollbacks = together(lambda: rollback.shared(self.run_dir, self.decision.digest))
         found = torch.tensor(together(self._newest_step), device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)  # only rank 0 has looked
@@ -148,7 +154,6 @@ class Trainer:
         carried = together(lambda: checkpoints.manifest_of(self._root, start)).carried if start else {}
         for hook in self.hooks:
             hook.begin(self, start, cast(canon.Json, carried.get(type(hook).__name__)))
-        return start
 
     @property
     def _root(self) -> Path:
@@ -158,14 +163,14 @@ class Trainer:
         if self.rank != 0:
             return 0
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        warnings: list[str] = []
+        refused: list[Refused] = []
         try:
             usable = functools.partial(rollback.on_path, self.rollbacks)
             first_save = self.decision.checkpointing.every_steps
             may_begin = any(back.to_step < first_save for back in self.rollbacks)
-            manifest = checkpoints.newest_good(self._root, self.decision.digest, warnings, usable, may_begin=may_begin)
+            manifest = checkpoints.newest_good(self._root, self.decision.digest, refused, usable, may_begin=may_begin)
         finally:
-            sys.stderr.writelines(f"{warning}\n" for warning in warnings)
+            tell(self.run_dir, self.decision.digest, refused)
         return 0 if manifest is None else manifest.step
 
     def _prove_parity(self, start: int) -> None:
@@ -258,12 +263,11 @@ class Trainer:
                 "seconds": seconds,
             }
             metrics.append(self.run_dir, {**line, **shares_of_peak(self.header, count * seq_len / seconds)})
-        self.done = seen.step + 1
         self._tell_saves()
 
-    def _save(self, step: int) -> None:
+    def _save(self) -> None:
         carried = {type(hook).__name__: kept for hook in self.hooks if (kept := hook.carried()) is not None}
-        self.saver.save(step, self.model, self.optimizer, carried, len(self.rollbacks))
+        self.saver.save(self.done, self.model, self.optimizer, carried, len(self.rollbacks))
 
     def _settle(self) -> None:
         """Wait for the save under way. Raises SaveError where it failed."""

@@ -1,5 +1,8 @@
 """Whether a run still moves: its metrics are followed, its steps timed, and silence past a limit is a hang.
 
+A save that the training waits for writes no metrics, and may take long: its files are looked at, and while they change
+the run moves.
+
 A rank that waits for ever for another one (a dead link, a stuck device, a deadlock) raises nothing, and its job would
 hold the machines until somebody looks: what Llama 3's team called hangs, arXiv 2407.21783, section 3.3.4.
 """
@@ -12,18 +15,21 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher.checkpoint_folders import CHECKPOINTS
 from launcher.following import Following
 from launcher.talk import duration
 from proxies.canon import Json
 
 FLOOR_SECONDS = 600.0
-"""The shortest silence called a hang: a save and a validation lie between two steps."""
+"""The shortest silence called a hang: a validation lies between two steps."""
 STEP_FACTOR = 20.0
 """Or so many median steps, if that is longer."""
 START_SECONDS = 3600.0
 """For everything before an attempt's first step: meeting, loading a checkpoint, compiling."""
 _NUM_TIMED = 64
 """Steps that the median is of."""
+_NUM_LOOKS = 16
+"""At the files of a save, within a silence as long as the limit; their folder may lie on a slow disk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +66,7 @@ class Watchdog:
     def __init__(self, run_dir: Path, limits: Limits, now: float) -> None:
         self.pace = Pace()
         self._following, self._limits, self._moved, self._stepping = Following(run_dir), limits, now, False
+        self._run_dir, self._looked, self._written = run_dir, now, _written(run_dir)
         while True:  # what earlier attempts left
             self._time(self._following.read().lines)
             if self._following.at_end:
@@ -74,7 +81,7 @@ class Watchdog:
     def _read_on(self, now: float) -> None:
         while True:
             news = self._following.read()
-            if news.lines or news.begins:
+            if news.lines:  # an empty file begins at every look
                 self._moved = now
             self._time(news.lines)
             for line in news.lines:
@@ -98,15 +105,31 @@ class Watchdog:
                 self.pace.since = self.pace.since or (now, tokens)
 
     def _hung(self, now: float) -> str:
-        silent = now - self._moved
         limit, what = self._limits.start_seconds, "before its first step"
         if self._stepping:
             limit, what = self._limits.floor_seconds, f"after step {self.pace.step}"
             if limit is not None and self.pace.seconds:
                 limit = max(limit, STEP_FACTOR * statistics.median(self.pace.seconds))
-        if limit is None or silent <= limit:
+        if limit is None:
             return ""
-        return f"no line of metrics for {duration(silent)} {what}; the limit is {duration(limit)}"
+        if now - max(self._moved, self._looked) >= limit / _NUM_LOOKS:
+            self._looked, before, self._written = now, self._written, _written(self._run_dir)
+            if self._written != before:
+                self._moved = now
+        if (silent := now - self._moved) <= limit:
+            return ""
+        save = ", nor anything of the save under way" if self._written else ""
+        return f"no line of metrics{save} for {duration(silent)} {what}; the limit is {duration(limit)}"
+
+
+def _written(run_dir: Path) -> frozenset[tuple[str, int]]:
+    """The files of checkpoints that are not complete, and how large they are by now."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for file in (run_dir / CHECKPOINTS).glob("*.part/*"):
+            with contextlib.suppress(OSError):  # it may just be gone
+                found.add((f"{file.parent.name}/{file.name}", file.stat().st_size))
+    return frozenset(found)
 
 
 def _is_step(line: dict[str, Json]) -> bool:

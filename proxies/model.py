@@ -52,6 +52,8 @@ def _joined(x_KND: Tensor, branch_KND: Tensor, factor: float | Tensor) -> Tensor
     """`x + factor * branch`, in one pass."""
     if isinstance(factor, Tensor):
         return torch.addcmul(x_KND, branch_KND, factor)
+    if torch.compiler.is_compiling():  # torch 2.13 makes this sum and the product before it one, and drops `alpha`
+        return x_KND + branch_KND * factor
     return torch.add(x_KND, branch_KND, alpha=factor)
 
 

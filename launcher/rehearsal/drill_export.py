@@ -7,14 +7,30 @@ import subprocess
 from pathlib import Path
 
 from launcher import metrics
+from launcher.attempt import Job
+from launcher.crashes import crash_of, end_of
 from launcher.exporters import olmo_core, proof
 from launcher.exporters.fidelity import ExportError
+from launcher.launch import LOG_FILE
 from launcher.rehearsal.drills_ranks import LOSS_NATS
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
 
 TRAINER = "olmo-core"
 LIMIT_SECONDS = 300.0
+RANK_FILE = "rank.py"
+RANK_TEXT = '''"""A rank of train.py that ends with the process that started it, however that ends."""
+
+import contextlib
+import ctypes
+import runpy
+import signal
+
+with contextlib.suppress(OSError, AttributeError):
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
+runpy.run_path("train.py", run_name="__main__")
+'''
+"""torchrun puts every rank into a session of its own: killed with this rehearsal, it would leave them training."""
 _NAME, _LIMIT = "export", "the losses of the embedded trainer's uninterrupted run, within {:g} nats at every step"
 
 
@@ -50,16 +66,19 @@ def _skipped(limit: str, said: str, advice: str) -> DrillResult:
 
 
 def _trained(python: Path, out: Path, stage: Stage) -> tuple[int, str]:
-    """Exit status of the exported trainer on the copy, and the last line it said."""
+    """Exit status of the exported trainer on the copy, and what it said of its end; nothing of it is left running."""
+    (out / RANK_FILE).write_text(RANK_TEXT)
     ranks = ["--standalone", "--nproc-per-node", str(stage.decision.parallelism.num_ranks)]
     bare = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            [str(python), "-m", "torch.distributed.run", *ranks, "train.py"], cwd=out, check=False, text=True,
-            env={**bare, "FORERUN_DATA": str(stage.corpus.absolute()), "OLMO_SHARED_FS": "1"},
-            capture_output=True, timeout=LIMIT_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return 124, f"no end within {LIMIT_SECONDS:g} s"
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return done.returncode, lines[-1] if lines else ""
+    told = {**bare, "FORERUN_DATA": str(stage.corpus.absolute()), "OLMO_SHARED_FS": "1"}
+    with (out / LOG_FILE).open("wb") as log:
+        job = Job(
+            [str(python), "-m", "torch.distributed.run", *ranks, RANK_FILE], log.fileno(), folder=out, environment=told
+        )
+        try:
+            code = job.process.wait(LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return 124, f"no end within {LIMIT_SECONDS:g} s, and was killed"
+        finally:  # also after Ctrl-C, which does not reach its ranks
+            job.clear(remote=False)
+    return code, crash_of(end_of(out / LOG_FILE, 0), step=None, exit_code=code).detail

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from launcher import checkpoints
-from launcher.checkpoint_folders import CHECKPOINTS, complete_folders
+from launcher.checkpoint_folders import CHECKPOINTS, Refused, complete_folders
 from launcher.rehearsal.plants import Plant
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
@@ -82,9 +82,9 @@ def _newest(stage: Stage, run: str) -> tuple[int, bool]:
     newest = max(complete_folders(stage.path(run) / CHECKPOINTS), default=0)
     if not newest:
         return 0, False
-    warnings: list[str] = []
+    refused: list[Refused] = []
     try:
-        found = checkpoints.newest_good(stage.path(run) / CHECKPOINTS, stage.decision.digest, warnings)
+        found = checkpoints.newest_good(stage.path(run) / CHECKPOINTS, stage.decision.digest, refused)
     except checkpoints.CheckpointError:
         return newest, False
-    return newest, found is not None and found.step == newest and not warnings
+    return newest, found is not None and found.step == newest and not refused

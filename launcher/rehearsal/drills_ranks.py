@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from launcher.rehearsal.plants import Plant, struck
 from launcher.rehearsal.results import DrillResult, judged
-from launcher.rehearsal.stage import Stage
+from launcher.rehearsal.stage import TO_ONE_RANK, Stage
 from launcher.watchdog import FLOOR_SECONDS
 from proxies.canon import Json
 from proxies.spec import Dtype
 
 STRUCK_STEP = 10
 """Between two checkpoints, past the warmup."""
+FROM_ONE_RANK = "from-one-rank"
 LOSS_NATS: dict[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.05}
 """That another number of ranks may make of a step's loss: sums in another order round otherwise."""
 WEIGHTS_SHARE: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.1}
@@ -82,19 +83,19 @@ def world_size(stage: Stage) -> DrillResult:
     """A run that goes on with other ranks than it began with stays the same run, up to rounding."""
     if stage.scaled.kind == "full":
         return _of_the_copy("world_size")
-    own, at = stage.decision.parallelism.num_ranks, 2 * stage.decision.checkpointing.every_steps
+    own, at = stage.decision.parallelism.num_ranks, stage.forked_at
     seen: dict[str, Json] = {}
     texts, holds = [], True
     limit_nats = LOSS_NATS[stage.decision.precision]
     limit_share = WEIGHTS_SHARE[stage.decision.precision]
-    for source, ranks_then in ((stage.reference(), 1), (stage.one_rank(), own)):
-        before = own if ranks_then == 1 else 1
-        run = stage.forked(source, at, f"from-{before}-to-{ranks_then}")
-        outcome = stage.run(run, num_ranks=ranks_then)
-        if outcome.event != "finished":
-            holds = False
-            texts.append(f"{before} to {ranks_then} ranks: {outcome.event}: {outcome.reason}")
-            continue
+    changes = ((stage.reference(), TO_ONE_RANK, own, 1), (stage.one_rank(), FROM_ONE_RANK, 1, own))
+    for source, run, before, ranks_then in changes:
+        if run == FROM_ONE_RANK or not stage.ended(run):
+            outcome = stage.run(stage.forked(source, at, run), num_ranks=ranks_then)
+            if outcome.event != "finished":
+                holds = False
+                texts.append(f"{before} to {ranks_then} ranks: {outcome.event}: {outcome.reason}")
+                continue
         theirs, mine = stage.losses(source), stage.losses(run)
         worst = max(abs(theirs[step] - mine[step]) for step in mine)
         apart = stage.apart(source, run)

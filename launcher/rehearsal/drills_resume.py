@@ -22,11 +22,15 @@ def resume(stage: Stage) -> DrillResult:
     run, reference = stage.cut_thrice(), stage.reference()
     apart = stage.apart(reference, run)
     seen: dict[str, Json] = {"cuts": [*CUTS], "num_tensors_differing": apart.num_differing}
+    controls_of = {fault: f"control-{fault.replace('_', '-')}" for fault in CONTROLS}
+    stage.run_in_turn({
+        stage.forked(run, CUTS[-1], control): (Plant(fault=fault, step=CUTS[-1]),)
+        for fault, control in controls_of.items()
+    })  # fmt: skip
     unnoticed = []
     for fault, what in CONTROLS.items():
-        control = stage.forked(run, CUTS[-1], f"control-{fault.replace('_', '-')}")
-        outcome = stage.run(control, Plant(fault=fault, step=CUTS[-1]))
-        wrong = stage.apart(reference, control) if outcome.event == "finished" else None
+        control = controls_of[fault]
+        wrong = stage.apart(reference, control) if stage.ended(control) else None
         seen[f"control_{fault}"] = None if wrong is None else wrong.weights_share
         if wrong is None or wrong.bitwise:
             unnoticed.append(what)

@@ -6,6 +6,8 @@ folder, and the attempt after it runs through.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import resource
 import signal
@@ -17,15 +19,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from launcher.frozen import Decision
 from launcher.hooks import GoBack, Hook, Seen
 from launcher.rehearsal.recording import RecordedStore
 from launcher.training import Trainer
 from proxies.canon import Json
 
-Fault = Literal["kill", "hang", "nan", "disk_full", "sigterm", "other_seed", "drop_moments", "shift_batch"]
+Fault = Literal[
+    "kill", "hang", "nan", "spike", "disk_full", "sigterm", "other_seed", "drop_moments", "shift_batch", "keep_data",
+]  # fmt: skip
 FULL_DISK_BYTES = 48 * 1024
 """No file may grow beyond it: less than a rank's part of a small checkpoint, more than a line of metrics."""
 SIGNAL_SECONDS = 30.0
+SPIKE_NATS, BELOW_CEILING_NATS = 0.75, 0.25
+"""What a spike's loss is above a uniform guess's, and at least below the run's own ceiling, which would end it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,15 +50,18 @@ class Planted(Hook):
     """One fault in one rank's run."""
 
     def __init__(self, plant: Plant) -> None:
-        self._plant, self._step = plant, 0
+        self._plant, self._step, self._armed = plant, 0, False
 
     def begin(self, run: Trainer, step: int, carried: Json) -> None:
         """Put a wrong resume's fault in; arm the others."""
         self._run, self._step = run, step
         fault, store = self._plant.fault, run.store
         assert isinstance(store, RecordedStore)
-        if fault == "nan":
-            run.model.register_forward_hook(self._poisoned)
+        if fault in ("nan", "spike") and not self._armed:  # a run that went back begins again
+            run.model.register_forward_hook(self._poisoned if fault == "nan" else self._lifted)
+            self._armed = True
+        if fault == "keep_data":
+            run.rollbacks = tuple(dataclasses.replace(back, skipped_sequences=0) for back in run.rollbacks)
         if not step or step < self._plant.step:
             return
         if fault == "other_seed":
@@ -105,6 +115,32 @@ class Planted(Hook):
 
     def _poisoned(self, module: nn.Module, inputs: tuple[object, ...], output: Tensor) -> Tensor:
         return output * torch.nan if torch.is_grad_enabled() and self._step == self._plant.step else output
+
+    def _lifted(self, module: nn.Module, inputs: tuple[object, ...], output: Tensor) -> Tensor:
+        """On the spike's data, and nowhere else: a sure guess at one token, as loud as gives the spike's loss."""
+        run, schedule = self._run, self._run.decision.learning_rate.schedule
+        batch = run.decision.batch_tokens // run.decision.shape.seq_len
+        first, after = (
+            schedule.sequences(step, batch)[0]
+            for step in (self._plant.step, self._plant.step + run.decision.spikes.patience_steps)
+        )
+        if not (torch.is_grad_enabled() and first <= run.first_sequence(self._step) < after):
+            return output
+        vocab_size = output.shape[-1]
+        others = torch.zeros(vocab_size - 1, device=output.device, dtype=output.dtype)
+        return output * 0 + torch.cat((others.new_full((1,), loudness(run.decision)), others))
+
+
+def spike_nats(decision: Decision) -> float:
+    """The training loss of a spike's step."""
+    return min(
+        math.log(decision.shape.vocab_size) + SPIKE_NATS, decision.abort.train_loss_above_nats - BELOW_CEILING_NATS
+    )
+
+
+def loudness(decision: Decision) -> float:
+    """The logit of a token that does not come, all others' being 0, with which the loss is the spike's."""
+    return math.log(max(math.exp(spike_nats(decision)) - decision.shape.vocab_size + 1, 1.0))
 
 
 def struck(run_dir: Path, fault: Fault) -> Path:

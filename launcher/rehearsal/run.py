@@ -1,12 +1,13 @@
 """A rehearsal: the drills in order, one after the other, and the attestation that signs what they found.
 
-What has been found is kept drill by drill, so that one that was interrupted goes on where it was; one that came to its
-end begins anew.
+What has been found is kept drill by drill, so that one that was interrupted goes on where it was, as long as copy,
+machine and code are the same; one that came to its end begins anew.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import platform
 import shutil
@@ -30,6 +31,7 @@ from launcher.rehearsal.drills_data import data
 from launcher.rehearsal.drills_ends import disk_full, nan, sigterm
 from launcher.rehearsal.drills_ranks import hang, killed_rank, two_ranks, world_size
 from launcher.rehearsal.drills_resume import corrupt_all, corrupt_newest, resume
+from launcher.rehearsal.drills_spike import spike
 from launcher.rehearsal.results import Attested, DrillResult
 from launcher.rehearsal.scaled import Scaled, full_copy, scaled_copy
 from launcher.rehearsal.stage import Stage, UnexpectedEndError
@@ -43,12 +45,14 @@ KIND = "rehearsal"
 SCRATCH, PROGRESS_FILE = "rehearsal", "progress.json"
 
 DRILLS: dict[str, tuple[Callable[[Stage], DrillResult], int]] = {
-    "echo": (echo, 2), "two_ranks": (two_ranks, 5), "loss": (loss, 1), "resume": (resume, 3),
-    "killed_rank": (killed_rank, 2), "hang": (hang, 5), "nan": (nan, 1), "sigterm": (sigterm, 2),
+    "echo": (echo, 1), "two_ranks": (two_ranks, 5), "loss": (loss, 0), "resume": (resume, 1),
+    "killed_rank": (killed_rank, 2), "hang": (hang, 4), "nan": (nan, 1), "spike": (spike, 1), "sigterm": (sigterm, 2),
     "disk_full": (disk_full, 2), "corrupt_newest": (corrupt_newest, 1), "corrupt_all": (corrupt_all, 1),
-    "world_size": (world_size, 2), "data": (data, 1), "budget": (budget, 0), "export": (export, 1),
+    "world_size": (world_size, 1), "data": (data, 0), "budget": (budget, 0), "export": (export, 1),
 }  # fmt: skip
 """In order, each with about how many starts of a job it takes, the shared ones counted where they are first wanted."""
+_ROOMS = ("launcher", "proxies", "sweeps")
+"""Whose code a run of the trainer and its supervisor is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +108,7 @@ def rehearse(stage: Stage, only: Collection[str] = ()) -> Attested:
                 found[name] = _held(stage, name)
                 _keep(stage, tuple(found.values()))
             meter.add(DRILLS[name][1], f"{name}: {found[name].outcome}")
-    held = {**(_earlier(stage) if only else {}), **{name: found[name] for name in names}}
+    held = {**(_earlier(stage) if only else {}), **found}
     results = tuple(held[name] for name in DRILLS if name in held)
     found_all = Attested(
         outcome=_outcome(results), not_asked_for=tuple(name for name in DRILLS if name not in held),
@@ -131,12 +135,21 @@ def _earlier(stage: Stage) -> dict[str, DrillResult]:
 
 
 def machine() -> dict[str, Json]:
-    """Where the drills took place."""
+    """Where the drills took place, and with which code."""
     gpus: list[Json] = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
     return {
         "gpus": gpus, "machine": platform.machine(), "system": platform.system(), "python": platform.python_version(),
         "torch": str(torch.__version__), "forerun": importlib.metadata.version("forerun"),
+        "code_sha256": _code_sha256(),
     }  # fmt: skip
+
+
+@functools.cache
+def _code_sha256() -> str:
+    """Of what was rehearsed, which a version number need not tell from what a lab made of it."""
+    house = Path(assembly.__file__).parents[1]
+    files = sorted(path for room in _ROOMS for path in (house / room).rglob("*.py"))
+    return canon.content_id({str(path.relative_to(house)): canon.file_sha256(path) for path in files})
 
 
 def _held(stage: Stage, name: str) -> DrillResult:

@@ -1,7 +1,8 @@
 """Where the drills play: starts runs of the copy under the real supervisor, and compares what they leave.
 
 A run's folder lies below the stage's; the uninterrupted run, the run of one rank and the run that was cut three times
-are made once, by the first drill that asks.
+are made once, by the first drill that asks. A start of a job takes several times as long as a run of the copy: runs
+that may follow each other in the same processes share one.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from launcher import checkpoints, metrics
+from launcher.attempt import Told
 from launcher.checkpoint_folders import CHECKPOINTS, complete_folders
 from launcher.frozen import Decision
 from launcher.launch import LaunchOutcome, launch
 from launcher.launch_file import write_launch
-from launcher.rehearsal.plants import Plant
-from launcher.rehearsal.rank import MODULE, arguments
+from launcher.rehearsal.plants import Plant, struck
+from launcher.rehearsal.rank import MODULE, Others, arguments
 from launcher.rehearsal.scaled import Scaled
 from launcher.rehearsal.tensors import NOTHING, Apart, apart
 from launcher.watchdog import FLOOR_SECONDS, Limits
@@ -33,8 +36,23 @@ LOG_FILE = "supervisor.log"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 CUTS = (3, 7, 11)
 """Steps done at which the run that is cut ends and begins again: in the warmup, after it, and near the end."""
+TO_ONE_RANK = "to-one-rank"
+"""The run that goes on on one rank, from a checkpoint of the uninterrupted one."""
 HANG_SECONDS = 10.0
 """Without a step, after which the supervisor of the hang drill kills the job."""
+
+
+class _Heard(Told):
+    """Counts the signals: one of them may be the drill's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_signals = 0
+
+    def hear(self, number: int) -> None:
+        """One more."""
+        self.num_signals += 1
+        super().hear(number)
 
 
 class UnexpectedEndError(ValueError):
@@ -72,29 +90,53 @@ class Stage:
 
     def run(
         self, name: str, *plants: Plant, stop_after: int | None = None, num_ranks: int | None = None,
-        max_restarts: int = 0, hang_seconds: float = FLOOR_SECONDS,
+        max_restarts: int = 0, hang_seconds: float = FLOOR_SECONDS, others: Others = MappingProxyType({}),
     ) -> LaunchOutcome:  # fmt: skip
         """Start, or go on with, the run of that name; one without a step for `hang_seconds` is killed.
+
+        The job trains `others` first.
 
         Raises:
             KeyboardInterrupt: the user ended it.
         """
         config = write_launch(self.folder / "frozen", self.decision)
         self.folder.mkdir(parents=True, exist_ok=True)
+        told = _Heard()
         with (
             (self.folder / LOG_FILE).open("a", encoding="utf-8") as log,
             contextlib.redirect_stderr(log),
             self._devices(),
         ):
-            print(f"== {name} {' '.join(plant.fault for plant in plants)}".rstrip(), file=log)
+            print(f"== {' '.join((*others, name, *(plant.fault for plant in plants)))}", file=log)
             outcome = launch(
                 config, self.corpus, self.path(name), stop_after, max_restarts, num_ranks=num_ranks,
-                program=(self.module, *arguments([*self.plants, *plants])),
-                limits=Limits(floor_seconds=hang_seconds),
+                program=(self.module, *arguments(self._with_own(plants), {
+                    other: self._with_own(faults) for other, faults in others.items()
+                })),
+                limits=Limits(floor_seconds=hang_seconds), told=told,
             )  # fmt: skip
-        if outcome.event == "interrupted" and not any(plant.fault == "sigterm" for plant in plants):
+        num_own = sum(plant.fault == "sigterm" and struck(self.path(name), "sigterm").exists() for plant in plants)
+        if told.num_signals > num_own or (outcome.event == "interrupted" and not num_own):
             raise KeyboardInterrupt
         return outcome
+
+    def run_in_turn(self, runs: Others, num_ranks: int | None = None) -> LaunchOutcome:
+        """All of the runs, whatever becomes of them: of the copy in one job, of the real shape a job each.
+
+        Returns the last one's outcome, which is the job's.
+
+        Raises:
+            KeyboardInterrupt: the user ended it.
+        """
+        *names, last = runs
+        others = {name: runs[name] for name in names}
+        if self.scaled.kind == "full":  # the model of a run before may still fill the devices
+            for name in names:
+                self.run(name, *others.pop(name), num_ranks=num_ranks)
+        return self.run(last, *runs[last], num_ranks=num_ranks, others=others)
+
+    def _with_own(self, plants: Sequence[Plant]) -> list[Plant]:
+        return [*self.plants, *plants]
 
     @property
     def on_cpu(self) -> bool:
@@ -125,11 +167,21 @@ class Stage:
 
     def reference(self) -> str:
         """The uninterrupted run on the copy's own ranks."""
-        return self._made_once("reference")
+        name = "reference"
+        if not self.ended(name):
+            self.fresh(name)
+            self._must_end(name, self.run(name))
+        return name
 
     def one_rank(self) -> str:
-        """The uninterrupted run on one rank."""
-        return self._made_once("one-rank", num_ranks=1)
+        """The uninterrupted run on one rank; in the same job, `to_one_rank` is made."""
+        name = "one-rank"
+        if not self.ended(name):
+            to_one_rank = self.forked(self.reference(), self.forked_at, TO_ONE_RANK)
+            outcome = self.run_in_turn({self.fresh(name): (), to_one_rank: ()}, num_ranks=1)
+            if not self.ended(name):
+                raise UnexpectedEndError(f"the run {name!r} without a fault: {outcome.event}: {outcome.reason}")
+        return name
 
     def cut_thrice(self) -> str:
         """The run that ended at every one of `CUTS`, and began again in new processes."""
@@ -149,6 +201,11 @@ class Stage:
             if at <= step:
                 shutil.copytree(folder, root / folder.name)
         return name
+
+    @property
+    def forked_at(self) -> int:
+        """Steps done when the runs that change the number of ranks do."""
+        return 2 * self.decision.checkpointing.every_steps
 
     def apart(self, one: str, other: str, step: int | None = None) -> Apart:
         """How far the weights and moments of two runs' checkpoints are apart; of the last step unless told."""
@@ -173,12 +230,6 @@ class Stage:
         """Whether the run of that name has come to its schedule's end."""
         ending = metrics.read_ending(self.path(name))
         return ending is not None and ending.event == "finished"
-
-    def _made_once(self, name: str, num_ranks: int | None = None) -> str:
-        if not self.ended(name):
-            self.fresh(name)
-            self._must_end(name, self.run(name, num_ranks=num_ranks))
-        return name
 
     def _must_end(self, name: str, outcome: LaunchOutcome) -> None:
         if outcome.event not in ("finished", "stopped"):

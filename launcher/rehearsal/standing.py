@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from launcher.rehearsal.results import Attested
 from proxies import canon
 from proxies.canon import Json
 
+_CODE = ("forerun", "torch")
+"""What a rehearsal is of, besides the config."""
 _COPIES = {"scaled": "a scaled-down copy", "full": "the real shape"}
 
 
@@ -18,7 +21,7 @@ class Standing:
     """What a config's rehearsal says."""
 
     rehearsed: bool
-    """Whether a whole rehearsal passed."""
+    """Whether a whole rehearsal passed, with the versions that are installed here."""
     sentence: str
     """For people; begins with UNREHEARSED where it was not."""
     body: dict[str, Json] | None
@@ -39,8 +42,11 @@ def rehearsal_of(folder: Path, digest: str) -> Standing:
         return Standing(rehearsed=False, body=None, sentence=f"UNREHEARSED: {error}; {command}")
     passed, failed, skipped = (found.named(outcome) for outcome in ("passed", "failed", "skipped"))
     at, kind = created_at(path), str(found.copy.get("kind"))
-    held = f"{len(passed)} of {len(found.drills)} drills passed on {_COPIES.get(kind, kind)}, {at}"
-    if failed:
+    held = f"{len(passed)} of {len(found.drills)} drills passed on {_COPIES.get(kind, kind)}{_where(found)}, {at}"
+    stale = _other_versions(found)
+    if stale:
+        sentence = f"UNREHEARSED with what is installed here: {held}, by {', '.join(stale)}; {command}"
+    elif failed:
         sentence = f"UNREHEARSED: {', '.join(failed)} failed ({held}); mend it, then {command}"
     elif found.not_asked_for:
         sentence = f"UNREHEARSED in part: {held}; not held: {', '.join(found.not_asked_for)}; {command}"
@@ -51,6 +57,25 @@ def rehearsal_of(folder: Path, digest: str) -> Standing:
     body: dict[str, Json] = {
         "at": at, "outcome": found.outcome, "copy": kind, "passed": [*passed], "failed": [*failed],
         "skipped": [*skipped], "not_asked_for": [*found.not_asked_for], "machine": canon.to_json(found.machine),
+        "other_versions": [*stale],
     }  # fmt: skip
-    whole = found.outcome == "passed" and not found.not_asked_for
+    whole = found.outcome == "passed" and not found.not_asked_for and not stale
     return Standing(rehearsed=whole, sentence=sentence, body=body)
+
+
+def _where(found: Attested) -> str:
+    """The devices of the rehearsal's machine, as far as it says."""
+    gpus = found.machine.get("gpus")
+    if not isinstance(gpus, list):
+        return ""
+    return f" on {len(gpus)} {gpus[0]}" if gpus else " on a CPU"
+
+
+def _other_versions(found: Attested) -> list[str]:
+    """What would run here in another version than was rehearsed."""
+    here = {name: importlib.metadata.version(name) for name in _CODE}
+    return [
+        f"{name} {theirs} (here is {here[name]})"
+        for name in _CODE
+        if (theirs := found.machine.get(name, here[name])) != here[name]
+    ]

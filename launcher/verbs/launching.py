@@ -59,6 +59,7 @@ def launch(
     one ends it at once. Exit 3: the run stopped by its own brake; 130: interrupted, the same command continues.
     """
     from launcher.assembly import unfit
+    from launcher.attempt import Told, hearing
     from launcher.launch import Nodes, launch_line
     from launcher.launch import launch as start
     from launcher.launch_file import read_launch
@@ -91,12 +92,16 @@ def launch(
     mirrors: list[Mirrored] = []
     windows = mirrored(out, decision, mirrors, wandb=wandb, tensorboard_dir=tensorboard_dir)
     beside = nullcontext() if node_rank else windows  # the first machine shows the run for all
-    outcome = start(frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=beside)
-    if node_rank == 0:
-        _keep(folder, decision, out, outcome, line)
-    answer(as_json, {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(out),
-                     "rehearsed": standing.body, "mirrors": [canon.to_json(mirror) for mirror in mirrors]},
-           _text(decision, outcome, mirrors))  # fmt: skip
+    told = Told()
+    with hearing(told.hear):  # up to the last word: a signal must not take it away
+        outcome = start(
+            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=beside, told=told
+        )
+        if node_rank == 0:
+            _keep(folder, decision, out, outcome, line)
+        answer(as_json, {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(out),
+                         "rehearsed": standing.body, "mirrors": [canon.to_json(mirror) for mirror in mirrors]},
+               _text(decision, outcome, mirrors) + _next(outcome, frozen, out_dir))  # fmt: skip
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
 
@@ -193,6 +198,15 @@ def _text(decision: Decision, outcome: LaunchOutcome, mirrors: list[Mirrored]) -
     text += f" after {outcome.num_restarts} restarts" if outcome.num_restarts else ""
     text += f": {outcome.reason}" if outcome.reason else ""
     return "\n".join([text, *(f"{mirror.name}: {mirror.text}" for mirror in mirrors)])
+
+
+def _next(outcome: LaunchOutcome, frozen: Path, out_dir: Path | None) -> str:
+    """The command that comes next; none where the reason says what to do."""
+    if outcome.event == "finished":
+        return f"\nnext: forerun watch {frozen}{f' --metrics {out_dir}' if out_dir else ''} --conclude"
+    if outcome.event in ("stopped", "interrupted"):
+        return f"\nnext: forerun launch {frozen}{f' --out {out_dir}' if out_dir else ''}, which goes on from there"
+    return ""
 
 
 def _parity(run_dir: Path) -> Json:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from launcher.rehearsal.results import Attested
 
 DRILLS = (
-    "echo", "two_ranks", "loss", "resume", "killed_rank", "hang", "nan", "sigterm", "disk_full", "corrupt_newest",
-    "corrupt_all", "world_size", "data", "budget", "export",
+    "echo", "two_ranks", "loss", "resume", "killed_rank", "hang", "nan", "spike", "sigterm", "disk_full",
+    "corrupt_newest", "corrupt_all", "world_size", "data", "budget", "export",
 )  # fmt: skip
 """In the order they are held; `launcher.rehearsal.run` holds them, and a test that both lists are one."""
 
@@ -31,7 +31,8 @@ def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: b
     """Hold the drills before a launch with a FROZEN config: kills, cuts, corruption, NaN, a full disk, a hang.
 
     Minutes on a CPU, on a scaled-down copy. Goes on where it was interrupted. Writes attestations/rehearsal.json, which
-    `verify` and `launch` ask for. Exit 3: a drill failed; 4: a drill that is needed could not be held.
+    `verify` and `launch` ask for. Exit 3: a drill failed; 4: a drill that is needed could not be held; 75: this config
+    is being rehearsed already; 130: interrupted, the same command continues.
     """
     from launcher.launch_file import read_launch
 

@@ -58,7 +58,10 @@ def watch(
     metrics = where or str(folder / "run")
     asked = {STEP: step_key, LOSS: train_loss_key, VALIDATION: validation_loss_key, "grad_norm": grad_norm_key}
     keys = Keys(asked)
-    readings = Readings(source_of(metrics, keys), keys, decision.digest, decision.learning_rate.schedule.num_steps)
+    readings = Readings(
+        source_of(metrics, keys), keys, decision.digest, decision.learning_rate.schedule.num_steps,
+        decision.parallelism.num_ranks,
+    )  # fmt: skip
     run_dir = _run_dir(folder, where)
     if conclude:
         _conclude(decision, folder, run_dir, readings, study_dir, as_json)
@@ -87,8 +90,8 @@ def _run_dir(folder: Path, where: str | None) -> Path:
 
 def _follow(follower: Follower, every_seconds: float) -> tuple[Standing | None, int | None]:
     """Look until the run has ended or somebody ends this; what was seen last, and an exit code that overrides its."""
-    from launcher.dashboards import DashboardError
     from launcher.talk import say
+    from launcher.wandb_calls import DashboardError
     from launcher.watch.readings import OtherRunError
 
     found: Standing | None = None

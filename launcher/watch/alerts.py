@@ -56,9 +56,10 @@ class Commands:
 
     @property
     def resume(self) -> str:
-        """The run again, from its newest good checkpoint."""
-        out = f" --out {shlex.quote(self.run_dir)}" if self.run_dir else ""
-        return f"forerun launch {shlex.quote(self.frozen)}{out}"
+        """The run again, from its newest good checkpoint; another trainer's is not ours to start."""
+        if self.run_dir is None:
+            return f"{self.watch} --once"
+        return f"forerun launch {shlex.quote(self.frozen)} --out {shlex.quote(self.run_dir)}"
 
     @property
     def machine(self) -> str:

@@ -107,9 +107,10 @@ def _last_loss(decision: Decision, reading: Reading) -> float:
         raise NotConcludedError(
             f"the run has not ended: {at}, and its last attempt left no ending; watch it, or `forerun launch` goes on"
         )
-    if columns.step < num_steps:
+    measured = len(columns.validation_steps) and columns.validation_steps[-1] >= num_steps
+    if columns.step < num_steps and not measured:  # not every step needs to be logged
         raise NotConcludedError(f"the run has not ended: its log is at {at}")
-    if not len(columns.validation_steps) or columns.validation_steps[-1] < num_steps:
+    if not measured:
         last = f"its last is of step {columns.validation_steps[-1]:.0f}" if len(columns.validation_steps) else "none is"
         raise NotConcludedError(
             f"the forecast is of the validation loss at step {num_steps}, and {last} in the log: log one there, or "

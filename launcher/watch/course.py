@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from launcher.frozen import PredictedLoss
-from launcher.watch.columns import Floats
+from launcher.watch.series import Floats
 from scaling_fits.loss_curves import WINDOW
 
 FALSE_ALARMS = 0.01
@@ -32,6 +32,7 @@ LEAST_NATS = 1e-6
 """A loss below is none (zero where every label is masked): held as this, it is a departure, and has a log."""
 FREEDOM = 6  # a ladder's 9 to 12 rungs less the coefficients of a line or a law
 _LOOKS_PER_OCTAVE = 8
+_MOST_LOG = 700.0  # of a number
 _NUM_DRAWS, _SEED = 40_000, 0
 
 
@@ -160,5 +161,5 @@ def _foretold(predicted: PredictedLoss, departure: float, sd: float) -> tuple[fl
     share = min(1.0, mine / sd) ** 2 if sd > 0 else 1.0
     centre = np.log(predicted.loss_nats) + share * departure
     arms = _quantile(predicted.level) * np.sqrt(1 - share) * np.array([-low_sd, high_sd])
-    loss, low, high = (float(np.exp(centre + by)) for by in (0.0, *arms))
+    loss, low, high = (float(np.exp(min(centre + by, _MOST_LOG))) for by in (0.0, *arms))
     return loss, low, high

@@ -8,13 +8,18 @@ from launcher.metrics import ENDINGS
 from launcher.watch import pace
 from launcher.watch.alerts import Alert, Commands, Severity
 from launcher.watch.columns import Columns
+from launcher.watch.signs import Signs
 
 _ERRORS = {"num_ecc_errors": "ECC", "num_link_errors": "link"}
 
 
 def over(columns: Columns, num_steps: int) -> bool:
-    """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come by itself."""
-    return columns.step >= num_steps or bool(columns.events and columns.events[-1].get("event") in ENDINGS)
+    """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come by itself.
+
+    Where not every step is logged the schedule has ended when the next line would lie beyond it.
+    """
+    done = len(columns) and columns.step > num_steps - pace.line_steps(columns)
+    return bool(done) or bool(columns.events and columns.events[-1].get("event") in ENDINGS)
 
 
 def slowed(columns: Columns, commands: Commands) -> list[Alert]:
@@ -55,25 +60,30 @@ def straggling(columns: Columns, commands: Commands) -> list[Alert]:
     ]  # fmt: skip
 
 
-def silent(columns: Columns, num_steps: int, now: float | None, commands: Commands) -> list[Alert]:
+def silent(columns: Columns, num_steps: int, now: float | None, signs: Signs, commands: Commands) -> list[Alert]:
     """A run that is not over and says nothing."""
-    found = None if over(columns, num_steps) else pace.silent_seconds(columns, now)
-    if found is None or found[0] <= found[1]:
+    ended = over(columns, num_steps) and not signs.starting(columns.newest_at)
+    found = None if ended else pace.silence(columns, now, signs)
+    if found is None or found.seconds <= found.allowed_seconds:
         return []
+    after = "since it was started" if found.starting else f"after step {columns.step}"
+    said = f"; its supervisor has ended: {signs.ended}" if signs.ended else ""
     return [
         Alert(
             name="stalled", severity="alarm", first_step=columns.step,
-            seen=f"no line for {found[0]:,.0f} s after step {columns.step}, where at most {found[1]:,.0f} s are usual",
-            evidence={"silent_seconds": found[0], "allowed_seconds": found[1]}, next_command=commands.resume,
+            seen=f"no line for {found.seconds:,.0f} s {after}, where at most {found.allowed_seconds:,.0f} s are "
+            f"usual{said}",
+            evidence={"silent_seconds": found.seconds, "allowed_seconds": found.allowed_seconds},
+            next_command=commands.resume,
         )
     ]  # fmt: skip
 
 
-def ended_badly(columns: Columns, commands: Commands) -> list[Alert]:
-    """The newest attempt stopped itself, or was asked to before its end."""
+def ended_badly(columns: Columns, signs: Signs, commands: Commands) -> list[Alert]:
+    """The newest attempt stopped itself, or was asked to before its end, and no other was launched since."""
     last = columns.events[-1] if columns.events else {}
     event, reason = last.get("event"), str(last.get("reason") or "")
-    if event not in ("aborted", "interrupted"):
+    if event not in ("aborted", "interrupted") or signs.starting(columns.newest_at):
         return []
     return [
         Alert(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +13,12 @@ from launcher.talk import duration, say
 from launcher.watch.alerts import Alert, Commands
 from launcher.watch.judge import ALARM, CANNOT_TELL, Judged, judge
 from launcher.watch.readings import Reading, Readings
+from launcher.watch.signs import signs
 from proxies import canon
 from proxies.canon import Json
 
+AHEAD_SECONDS = 60.0
+"""By which the clocks of two machines may differ."""
 _STANDINGS: dict[int, Literal["fine", "alarm", "cannot_tell"]] = {0: "fine", ALARM: "alarm", CANNOT_TELL: "cannot_tell"}
 
 
@@ -62,21 +65,26 @@ class Follower:
         over = reading.ending is not None
         ours = str(self._run_dir) if reading.names_digest else None
         commands = Commands(frozen=self._frozen, metrics=self._metrics, run_dir=ours)
+        folder = signs(self._run_dir, self._decision.digest)
+        over = over and not folder.starting(reading.columns.newest_at)
         found = judge(
             self._decision, reading.columns, now=None if over else time.time(), usd_per_device_hour=self._usd,
-            commands=commands,
+            commands=commands, signs=folder,
         )  # fmt: skip
+        notes = (*reading.notes, *_clock_notes(reading.columns.newest_at))
         new = [alert for alert in found.alerts if alert.name not in self._active]
         self._active = {alert.name for alert in found.alerts}
         self._record(new, reading.columns.step)
-        return self._standing(reading, found, new, commands)
+        return self._standing(replace(reading, notes=notes), found, new, commands, over=over)
 
-    def _standing(self, reading: Reading, found: Judged, new: list[Alert], commands: Commands) -> Standing:
+    def _standing(
+        self, reading: Reading, found: Judged, new: list[Alert], commands: Commands, *, over: bool
+    ) -> Standing:
         nothing = not len(reading.columns) and not found.alerts
         standing = "cannot_tell" if nothing else _STANDINGS[found.exit_code]
         why = "nothing is logged yet" if nothing else found.why
         head = headline(standing, why, found, self._decision)
-        ended = reading.ending is not None and reading.ending.event in ("finished", "aborted")
+        ended = over and reading.ending is not None and reading.ending.event in ("finished", "aborted")
         tail = []
         if reading.ending is not None and reading.ending.event == "finished":
             tail = [f"the run finished; next: {commands.watch} --conclude"]
@@ -111,6 +119,14 @@ class Follower:
                                  data=data)  # fmt: skip
         except OSError as error:
             say(f"the chronicle in {self._run_dir} cannot be written ({error.strerror}): alerts are not recorded")
+
+
+def _clock_notes(newest_at: float | None) -> list[str]:
+    """Of a log whose newest line was written later than now."""
+    ahead = 0.0 if newest_at is None else newest_at - time.time()
+    if ahead <= AHEAD_SECONDS:
+        return []
+    return ["its newest line is dated ahead of this machine's clock: silence cannot be told until the clock is there"]
 
 
 def headline(standing: str, why: str, found: Judged, decision: Decision) -> str:

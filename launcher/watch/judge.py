@@ -16,6 +16,7 @@ from launcher.watch import findings_loss, findings_run, pace
 from launcher.watch.alerts import Alert, Commands
 from launcher.watch.columns import Columns
 from launcher.watch.course import Course, course
+from launcher.watch.signs import Signs
 from proxies import canon
 from proxies.canon import Json
 
@@ -44,6 +45,7 @@ class Judged:
         return CANNOT_TELL if self.standing == "cannot tell" else 0
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def judge(
     decision: Decision,
     columns: Columns,
@@ -51,6 +53,7 @@ def judge(
     now: float | None = None,
     usd_per_device_hour: float | None = None,
     commands: Commands | None = None,
+    signs: Signs | None = None,
 ) -> Judged:
     """Hold a run against its decision and against itself.
 
@@ -60,8 +63,9 @@ def judge(
         now: seconds since 1970; None: silence cannot be told.
         usd_per_device_hour: for the projected cost.
         commands: the lines to run next, of this config and run.
+        signs: what else the run's folder says; None: nothing.
     """
-    say = commands or Commands()
+    say, others = commands or Commands(), signs or Signs()
     num_steps = decision.learning_rate.schedule.num_steps
     seen = course(decision.predicted, num_steps, columns.steps, columns.train_loss_nats)
     missed = findings_loss.missed_end(decision, columns, say)
@@ -75,8 +79,8 @@ def judge(
         *findings_loss.precursors(decision, columns, say),
         *findings_run.slowed(columns, say),
         *findings_run.straggling(columns, say),
-        *findings_run.silent(columns, num_steps, now, say),
-        *findings_run.ended_badly(columns, say),
+        *findings_run.silent(columns, num_steps, now, others, say),
+        *findings_run.ended_badly(columns, others, say),
         *findings_run.rolled_back(columns, say),
         *findings_run.gpu_errors(columns, say),
     ]
@@ -156,4 +160,5 @@ def _pace_figures(decision: Decision, columns: Columns, now: float | None, usd: 
 def _recent(columns: Columns, name: str) -> float | None:
     values = getattr(columns, name)[-pace.BLOCK_LINES :]
     values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else None
+    middle = float(np.median(values)) if len(values) else float("nan")
+    return middle if np.isfinite(middle) else None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from launcher.policy import SpikePolicy
 from launcher.spikes import MAD_TO_SIGMA, Detector
-from launcher.watch.columns import Floats
+from launcher.watch.series import Floats
 
 RISE_NATS, RISE_SDS = 0.02, 6.0
 """A block's median above the lowest before it, by both and in two blocks on end: no healthy run does."""
@@ -81,9 +81,12 @@ def _above(losses: Floats, policy: SpikePolicy) -> NDArray[np.bool_]:
     while at < len(losses):
         end = min(at + _CHUNK, len(losses))
         windows = np.lib.stride_tricks.sliding_window_view(losses, size)[at - size : end - size]
-        medians = np.median(windows, axis=1)
-        sigmas = MAD_TO_SIGMA * np.median(np.abs(windows - medians[:, None]), axis=1)
-        hits = np.flatnonzero(losses[at:end] > medians + np.maximum(policy.threshold * sigmas, policy.least_nats))
+        # No median is below its window's least: few lines of a healthy run are worth a median.
+        high = np.flatnonzero(losses[at:end] > windows.min(axis=1) + policy.least_nats)
+        medians = np.median(windows[high], axis=1)
+        sigmas = MAD_TO_SIGMA * np.median(np.abs(windows[high] - medians[:, None]), axis=1)
+        above_limit = losses[at:end][high] > medians + np.maximum(policy.threshold * sigmas, policy.least_nats)
+        hits = high[above_limit]
         if not len(hits):
             at = end
             continue

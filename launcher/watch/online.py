@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-from launcher.dashboards import fetch_history
-from launcher.watch.keys import TIME, UNASKED_STEP
+from launcher.wandb_calls import fetch_history
+from launcher.watch.keys import UNASKED_STEP
+from launcher.watch.log_files import Portion
 
 LEAST_SECONDS = 30.0
 """Each asking starts a process and takes seconds."""
 
 
 class OnlineRun:
-    """See `launcher.watch.readings.Source`."""
+    """See `launcher.watch.log_files.Source`."""
 
     def __init__(self, run_path: str, wanted: frozenset[str]) -> None:
         """`run_path` is `entity/project/run`."""
         self._run_path, self._wanted = run_path, wanted
-        self._rows: list[dict[str, Any]] = []
-        self._asked_at = -LEAST_SECONDS
+        self._names: set[str] = set()
+        self._after, self._asked_at = 0, -LEAST_SECONDS
 
-    def read(self, *, last: bool) -> None:
+    def portions(self, *, last: bool) -> Iterator[Portion]:
         """See `Source`; what W&B shows of a run never shrinks.
 
         Raises:
@@ -31,22 +31,28 @@ class OnlineRun:
         now = time.monotonic()
         if not last and now - self._asked_at < LEAST_SECONDS:
             return
-        self._asked_at = now
-        after = self._rows[-1][UNASKED_STEP] + 1 if self._rows else 0
-        self._rows += fetch_history(self._run_path, self._wanted, after)
+        rows = fetch_history(self._run_path, self._wanted, self._after)
+        self._asked_at, begins = now, self._after == 0
+        self._names.update(*rows)
+        self._after = rows[-1][UNASKED_STEP] + 1 if rows else self._after
+        yield Portion(self._run_path, rows, begins)
 
-    def batches(self) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+    def again(self) -> None:
         """See `Source`."""
-        return [(self._run_path, self._rows)] if self._rows else []
+        self._after, self._asked_at = 0, -LEAST_SECONDS
+
+    def files(self) -> list[str]:
+        """See `Source`."""
+        return [self._run_path]
 
     def there(self) -> set[str]:
         """See `Source`."""
-        return {name for row in self._rows for name in row}
+        return set(self._names)
 
     def notes(self) -> list[str]:
         """See `Source`."""
-        return [] if self._rows else [f"W&B has logged nothing of {self._run_path} under the names looked for"]
+        return [] if self._names else [f"W&B has logged nothing of {self._run_path} under the names looked for"]
 
     def newest_at(self) -> float | None:
-        """See `Source`: of the rows themselves."""
-        return self._rows[-1].get(TIME) if self._rows else None
+        """See `Source`: the rows themselves say."""
+        return None

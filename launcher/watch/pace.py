@@ -15,15 +15,20 @@ from typing import TypeVar
 
 import numpy as np
 
-from launcher.watch.columns import Columns, Floats, headers, number
+from launcher.watch.columns import Columns, headers, number
 from launcher.watch.losses import line_noise
+from launcher.watch.series import Floats
+from launcher.watch.signs import Signs
+from launcher.watchdog import START_SECONDS
 
 _T = TypeVar("_T")
 
 NOTICE_SHARE, ALARM_SHARE = 0.1, 0.25
 """Of throughput lost, or of time that a rank takes longer than the others."""
-STALL_STEPS, LEAST_STALL_SECONDS, START_SECONDS = 20, 60.0, 600.0
-"""No line for so many median steps, and for so long; before the first line, for `START_SECONDS`."""
+STALL_STEPS, LEAST_STALL_SECONDS = 20, 60.0
+"""No line for so many median steps, and for so long; before an attempt's first step, for `START_SECONDS`."""
+_MOST_SECONDS = 1e8
+"""Of a step: a longer one, or none of any length, was not measured."""
 BLOCK_LINES, STRAGGLER_LINES = 16, 64
 _SUSTAINED, _SLOWDOWN_SDS, _STRAGGLER_QUANTILE = 2, 5.0, 0.25
 
@@ -90,41 +95,54 @@ def slowdown(columns: Columns) -> Slowdown | None:
 
 def stragglers(columns: Columns) -> list[Straggler]:
     """Ranks that the others wait for, over the newest `STRAGGLER_LINES` lines; the slowest first."""
-    table = columns.rank_seconds
-    if table is None or table.shape[1] < 2:
+    if columns.rank_seconds is None:
         return []
-    at = _comparable(columns)
-    steps, seconds_SR = columns.steps[at], table[at]
-    whole = np.isfinite(seconds_SR).all(axis=1) & (seconds_SR > 0).all(axis=1)
-    steps, seconds_SR = steps[whole], seconds_SR[whole]
-    if len(steps) < STRAGGLER_LINES:
+    since = np.searchsorted(columns.rank_steps, _comparable_since(columns), side="right")
+    steps, seconds_KR = columns.rank_steps[since:], columns.rank_seconds[since:]
+    seconds_KR = seconds_KR[:, np.isfinite(seconds_KR).any(axis=0)]  # more ranks were there before
+    whole = (np.isfinite(seconds_KR) & (seconds_KR > 0)).all(axis=1)
+    steps, seconds_KR = steps[whole], seconds_KR[whole]
+    if len(steps) < STRAGGLER_LINES or seconds_KR.shape[1] < 2:
         return []
+    others_KR = _medians_of_others(seconds_KR)
+    slower_KR = seconds_KR / others_KR - 1
+    recent = slice(-STRAGGLER_LINES, None)
+    low_R = np.quantile(slower_KR[recent], _STRAGGLER_QUANTILE, axis=0)
     found = []
-    for rank in range(seconds_SR.shape[1]):
-        others = np.median(np.delete(seconds_SR, rank, axis=1), axis=1)
-        slower = seconds_SR[:, rank] / others - 1
-        recent = slower[-STRAGGLER_LINES:]
-        if np.quantile(recent, _STRAGGLER_QUANTILE) <= NOTICE_SHARE:
-            continue
+    for rank in np.flatnonzero(low_R > NOTICE_SHARE).tolist():
+        slower = slower_KR[:, rank]
         start = len(slower) - STRAGGLER_LINES
         while start >= BLOCK_LINES and np.median(slower[start - BLOCK_LINES : start]) > NOTICE_SHARE:
             start -= BLOCK_LINES
         found.append(
             Straggler(
-                first_step=int(steps[start]),
-                rank=rank,
-                slower_share=float(np.median(recent)),
-                seconds=float(np.median(seconds_SR[-STRAGGLER_LINES:, rank])),
-                others_seconds=float(np.median(others[-STRAGGLER_LINES:])),
+                first_step=int(steps[start]), rank=rank, slower_share=float(np.median(slower[recent])),
+                seconds=float(np.median(seconds_KR[recent, rank])),
+                others_seconds=float(np.median(others_KR[recent, rank])),
             )
-        )
+        )  # fmt: skip
     return sorted(found, key=lambda straggler: -straggler.slower_share)
+
+
+def _medians_of_others(values_KR: Floats) -> Floats:
+    """[K, R] Of each line without that rank."""
+    num_ranks = values_KR.shape[1]
+    ranked, place_KR = np.sort(values_KR, axis=1), np.argsort(np.argsort(values_KR, axis=1), axis=1)
+    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2  # of what is left when one is taken out
+    halves = [np.where(at < place_KR, ranked[:, [at]], ranked[:, [at + 1]]) / 2 for at in (low, high)]
+    found: Floats = halves[0] + halves[1]
+    return found
 
 
 def step_seconds(columns: Columns) -> float | None:
     """Median time of a step, over the comparable lines; None where nothing was told of it."""
-    seconds = columns.seconds[_comparable(columns)]
+    seconds = measured(columns)[_comparable(columns)]
     return float(np.nanmedian(seconds)) if np.isfinite(seconds).any() else None
+
+
+def measured(columns: Columns) -> Floats:
+    """[S] Seconds of each step, NaN where they cannot be."""
+    return np.where((columns.seconds >= 0) & (columns.seconds < _MOST_SECONDS), columns.seconds, np.nan)
 
 
 def goodput(columns: Columns) -> float | None:
@@ -134,7 +152,8 @@ def goodput(columns: Columns) -> float | None:
     if not begun or typical is None or columns.newest_at is None:
         return None
     wall = columns.newest_at - _unix(begun[0].started_at)
-    seconds = np.where(np.isfinite(columns.seconds), columns.seconds, typical)
+    times = measured(columns)
+    seconds = np.where(np.isfinite(times), times, typical)
     kept = float((seconds * np.diff(columns.steps, prepend=begun[0].step)).sum())
     return min(1.0, kept / wall) if wall > 0 else None
 
@@ -143,7 +162,7 @@ def projection(
     columns: Columns, num_steps: int, num_ranks: int, now: float | None, usd_per_device_hour: float | None
 ) -> Projection | None:
     """From the recorded step times; None where there are none."""
-    seconds = columns.seconds[_comparable(columns)]
+    seconds = measured(columns)[_comparable(columns)]
     seconds = seconds[np.isfinite(seconds)]
     if not len(seconds):
         return None
@@ -167,28 +186,55 @@ def projection(
     )
 
 
-def silent_seconds(columns: Columns, now: float | None) -> tuple[float, float] | None:
-    """For how long no line came, and what is allowed; None where nobody says when the newest one was written."""
-    if now is None or columns.newest_at is None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Silence:
+    """For how long no line came."""
+
+    seconds: float
+    allowed_seconds: float
+    starting: bool
+    """Since an attempt was begun that has not made a step yet."""
+
+
+def silence(columns: Columns, now: float | None, found: Signs) -> Silence | None:
+    """How long the run has been silent, and may be; None where nobody says when the newest line was written."""
+    newest = columns.newest_at
+    if now is None or (newest is None and found.launched_at is None):
         return None
+    if found.starting(newest) and found.launched_at is not None:
+        return Silence(seconds=now - found.launched_at, allowed_seconds=START_SECONDS, starting=True)
+    assert newest is not None
     typical = step_seconds(columns)
-    if typical is None:
-        return now - columns.newest_at, START_SECONDS
-    between = float(np.median(np.diff(columns.steps[-BLOCK_LINES:]))) if len(columns) > 1 else 1.0
+    begun = bool(columns.events) and columns.events[-1].get("event") == "started"
+    if typical is None or (begun and columns.step <= number(columns.events[-1].get("step"))):
+        return Silence(seconds=now - newest, allowed_seconds=START_SECONDS, starting=True)
     waits = [number(event.get("seconds")) for event in columns.events if event.get("event") == "saved"]
-    longest = 2 * max([float(np.nanmax(columns.seconds)), *(wait for wait in waits if np.isfinite(wait))])
-    return now - columns.newest_at, max(STALL_STEPS * between * typical, longest, LEAST_STALL_SECONDS)
+    slowest = np.nanmax([*measured(columns), *(wait for wait in waits if 0 <= wait < _MOST_SECONDS)])
+    usual = STALL_STEPS * line_steps(columns) * typical
+    since = newest if found.saved_at is None else max(newest, min(found.saved_at, now))
+    return Silence(
+        seconds=now - since, allowed_seconds=max(usual, 2 * float(slowest), LEAST_STALL_SECONDS), starting=False
+    )
+
+
+def line_steps(columns: Columns) -> float:
+    """Steps from one of the newest lines to the next."""
+    return float(np.median(np.diff(columns.steps[-BLOCK_LINES:]))) if len(columns) > 1 else 1.0
 
 
 def _comparable(columns: Columns) -> slice:
     """Lines since the ranks or the device last changed."""
+    return slice(int(np.searchsorted(columns.steps, _comparable_since(columns), side="right")), len(columns.steps))
+
+
+def _comparable_since(columns: Columns) -> int:
+    """The step after which the ranks or the device last changed; -1: never."""
     begun = headers(columns.events)
     changed = [
         new.step for old, new in itertools.pairwise(begun)
         if (old.num_ranks, old.device) != (new.num_ranks, new.device)
     ]  # fmt: skip
-    first = int(np.searchsorted(columns.steps, changed[-1], side="right")) if changed else 0
-    return slice(first, len(columns.steps))
+    return changed[-1] if changed else -1
 
 
 def _blocks(columns: Columns, values: Floats) -> tuple[Floats, Floats] | None:
@@ -215,4 +261,6 @@ def _unix(text: str) -> float:
 
 
 def _iso(at: float) -> str:
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat(timespec="seconds")
+    latest = datetime.datetime.max.replace(tzinfo=datetime.UTC)
+    moment = latest if at >= latest.timestamp() else datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return moment.isoformat(timespec="seconds")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.watch.columns import Floats
+from launcher.watch.series import Floats
 from proxies.schedule import Schedule
 
 GRAD_NORM_FACTOR = 2.0
@@ -69,18 +69,17 @@ def layer_growths(steps: Floats, layers: Mapping[str, Mapping[str, Floats]], sch
         names = [
             name for name in layers if np.isfinite(layers[name][column]).all() and (layers[name][column] > 0).all()
         ]
-        if len(names) < 2:
+        if len(names) < 2 or len(steps) < _LAYER_LINES:
             continue
         logs_NL = np.log([layers[name][column] for name in names])
+        medians_NL = np.median(np.lib.stride_tricks.sliding_window_view(logs_NL, _LAYER_LINES, axis=1), axis=2)
         for end in _ends(_LAYER_LINES, len(steps), 1):
             first = _start_of(steps[end - 1], schedule)
             past = _past(steps, end, _LAYER_LINES, first)
             older = None if past is None else _past(steps, past.stop, _LAYER_LINES, first)
             if past is None or older is None:
                 continue
-            now_N, before_N, older_N = (
-                np.median(logs_NL[:, part], axis=1) for part in (slice(end - _LAYER_LINES, end), past, older)
-            )
+            now_N, before_N, older_N = (medians_NL[:, at] for at in (end - _LAYER_LINES, past.start, older.start))
             grown_N, earlier_N = now_N - before_N, before_N - older_N
             for i in np.flatnonzero(grown_N - np.maximum(earlier_N, 0.0) > np.log(factor)):
                 name, others = names[i], float(np.median(np.delete(grown_N, i)))
@@ -106,7 +105,7 @@ def _start_of(step: float, schedule: Schedule) -> int:
 
 def _past(steps: Floats, end: int, num_lines: int, first_step: int) -> slice | None:
     """As many lines, about half the steps of those before `end`; None where they reach out of the part."""
-    middle = float(np.median(steps[end - num_lines : end])) / 2
+    middle = float(steps[end - num_lines // 2 - 1] + steps[end - (num_lines + 1) // 2]) / 4  # half their median
     start = int(np.searchsorted(steps, middle)) - num_lines // 2
     if start < 0 or steps[start] <= first_step or start + num_lines > end - num_lines:
         return None

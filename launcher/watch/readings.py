@@ -1,36 +1,33 @@
 """A main run's metrics from wherever they are: our `metrics.jsonl`, any trainer's JSONL, W&B, TensorBoard.
 
-Files are read on where they were left, and anew when they were cut or replaced, as our trainer's own are when a run
-resumes. What is odd in them is told and is no error; a log that names another config is one.
+A run is read on from look to look; what a look says is what a fresh reading would say. What is odd in a log is told
+and is no error; a log that names another config is one.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from launcher import metrics
 from launcher.metrics import Ending, Header
-from launcher.watch.columns import Columns, from_lines
+from launcher.watch.assembly import columns_of
+from launcher.watch.columns import Columns
 from launcher.watch.gathering import Gathered, counts_from_zero
 from launcher.watch.keys import TIME, Keys
+from launcher.watch.log_files import Files, Portion, Source
+from launcher.watch.oddities import not_finite, odd_notes
 from proxies import canon
-from proxies.external.event_files import EventFile
-from proxies.external.growing import MetricsError, Rows
-from proxies.external.json_lines import JsonLines
-from proxies.external.wandb_run import WandbRun
 
-READ_BYTES = 2**22
-_HEAD_BYTES = 512  # by which a file is known to be another one: a number of an inode is used again at once
 _EVENT_FIELDS = ("event", "to_step", "skipped_sequences", "wait_seconds", "difference", "noise", "reason", "exit_code")
 _OURS = frozenset({*_EVENT_FIELDS, "rank_seconds", "layers", "gpus", *(field.name for field in fields(Header))})
 _ONLINE = re.compile(r"(?:https?://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
+_MOST_PASSES = 8
+"""Over one log at one look: its names are chosen anew when it turns out to have better ones."""
 
 
 class OtherRunError(ValueError):
@@ -52,34 +49,6 @@ class Reading:
     """Of the newest attempt, if it came to one that it could write down."""
 
 
-class Source(Protocol):
-    """Where rows come from."""
-
-    def read(self, *, last: bool) -> None:
-        """Read on; `last`: nobody will read again, so a last line without its end is taken as it is.
-
-        Raises:
-            OSError: something is there and cannot be read.
-        """
-        ...
-
-    def batches(self) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
-        """The name and all rows so far of each file, in order."""
-        ...
-
-    def there(self) -> set[str]:
-        """Names of what was logged, as many as are kept."""
-        ...
-
-    def notes(self) -> list[str]:
-        """What of it cannot be read."""
-        ...
-
-    def newest_at(self) -> float | None:
-        """When the last row came, in seconds since 1970, where that is known."""
-        ...
-
-
 def source_of(where: str, keys: Keys) -> Source:
     """What a `--metrics` names: a file, a folder, or a run of W&B as `entity/project/run` or by its address.
 
@@ -95,146 +64,130 @@ def source_of(where: str, keys: Keys) -> Source:
     return Files(path, keys.wanted | _OURS)
 
 
-class _File:
-    """One file and its rows."""
+class _Part:
+    """What is known of one file."""
 
-    def __init__(self, path: Path, wanted: frozenset[str]) -> None:
-        self.path, self.damage, self.cut, self.written_at = path, "", False, 0.0
-        self.rows: list[dict[str, Any]] = []
-        self._wanted, self._inode, self._size, self._head = wanted, 0, 0, b""
-        self.reader = self._begin()
-
-    def _begin(self) -> Rows:
-        self.rows = []
-        if self.path.name.endswith(".wandb"):
-            return WandbRun(self.path, self._wanted)
-        if "tfevents" in self.path.name:
-            return EventFile(self.path, self._wanted, "step")
-        return JsonLines(self.path, self._wanted)
-
-    def read(self, *, last: bool) -> None:
-        with self.path.open("rb") as file:
-            found, head = os.fstat(file.fileno()), file.read(_HEAD_BYTES)
-        if found.st_ino != self._inode or found.st_size < self._size or not head.startswith(self._head):
-            self.reader = self._begin()
-        self._inode, self._size, self._head = found.st_ino, found.st_size, head
-        self.written_at, self.damage = found.st_mtime, ""
-        try:
-            while True:
-                self.rows += self.reader.read(READ_BYTES)
-                if self.reader.at_end:
-                    break
-        except MetricsError as error:
-            self.damage = f"{self.path.name}: {error}; what comes after is not read"
-            return
-        if last:
-            complaint = self.reader.complaint
-            self.rows += self.reader.end()
-            self.cut = self.reader.complaint != complaint
-            self.reader.complaint = complaint
-
-    def notes(self) -> list[str]:
-        said = [self.damage] if self.damage else []
-        said += [f"{self.path.name}: {self.reader.complaint}: left out"] if self.reader.complaint else []
-        if self.cut:
-            said.append(f"{self.path.name}: its last line is cut short (it is being written, or its writer was killed)")
-        return said
-
-
-class Files:
-    """A file, or what lies in a folder: our own log if it is there, else W&B's, else TensorBoard's, else one JSONL."""
-
-    def __init__(self, path: Path, wanted: frozenset[str]) -> None:
-        self.path, self._wanted = path, wanted
-        self._files: dict[Path, _File] = {}
-
-    def read(self, *, last: bool) -> None:
-        """See `Source`."""
-        paths = self._found()
-        self._files = {path: self._files.get(path) or _File(path, self._wanted) for path in paths}
-        for file in self._files.values():
-            file.read(last=last)
-
-    def batches(self) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
-        """See `Source`."""
-        return [(path.name, file.rows) for path, file in self._files.items()]
-
-    def there(self) -> set[str]:
-        """See `Source`."""
-        return {name for file in self._files.values() for name in file.reader.names}
-
-    def notes(self) -> list[str]:
-        """See `Source`."""
-        if not self._files:
-            return [f"there is nothing at {self.path} yet"]
-        return [note for file in self._files.values() for note in file.notes()]
-
-    def newest_at(self) -> float | None:
-        """See `Source`."""
-        return max((file.written_at for file in self._files.values()), default=None)
-
-    def _found(self) -> list[Path]:
-        if not self.path.is_dir():
-            return [self.path] if self.path.exists() else []
-        own = self.path / metrics.METRICS_FILE
-        if own.exists():
-            return [own]
-        for pattern in ("*.wandb", "*tfevents*", "*.jsonl"):
-            found = {path.resolve(): path for path in sorted(self.path.rglob(pattern)) if path.is_file()}
-            if found and (pattern != "*.jsonl" or len(found) == 1):
-                return list(found.values())
-        return []
+    def __init__(self) -> None:
+        self.gathered: Gathered | None = None
+        """None: nothing of it is taken yet."""
+        self.there: set[str] = set()
+        self.others: list[str] = []
+        """Other configs that it names."""
+        self.from_zero = False
+        self.step: object = None
+        """The one last named."""
+        self.written_at: float | None = None
 
 
 class Readings:
     """Follows one run."""
 
-    def __init__(self, source: Source, keys: Keys, digest: str, num_steps: int) -> None:
-        self._source, self._keys, self._digest, self._num_steps = source, keys, digest, num_steps
+    def __init__(self, source: Source, keys: Keys, digest: str, num_steps: int, num_ranks: int = 1) -> None:
+        """`num_steps` and `num_ranks` are those of the frozen config."""
+        self._source, self._keys, self._digest = source, keys, digest
+        self._num_steps, self._num_ranks = num_steps, num_ranks
+        self._parts: dict[str, _Part] = {}
+        self._names: dict[str, str] = {}
+        self._from_zero = False
+        self._hint: tuple[set[str], bool] = (set(), False)
+        """What a reading before found: names, and whether steps count from 0."""
 
     def read(self, *, last: bool = False) -> Reading:
-        """The run as it is now.
+        """The run as it is now; `last`: nobody will read again.
 
         Raises:
             OtherRunError: a header in the log has another digest.
             OSError: what is there cannot be read.
             DashboardError: W&B was asked online, and did not answer.
         """
-        self._source.read(last=last)
-        gathered, batches = Gathered(self._num_steps), self._source.batches()
-        there = {name for _, rows in batches for row in rows for name in row}
-        names = self._keys.chosen(there)
-        from_zero = any(counts_from_zero(rows, names) for _, rows in batches)
-        for name, rows in batches:
-            self._check(name, rows)
-            gathered.take(rows, names, from_zero=from_zero)
-        names_digest = any(event["event"] == "started" for event in gathered.events)
-        notes = [*self._source.notes(), *gathered.notes(self._keys, names, sorted(self._source.there()))]
-        if batches and not names_digest:
+        for _ in range(_MOST_PASSES):
+            if self._read_on(last=last):
+                break
+            self._source.again()
+        files = self._source.files()
+        self._check(files)
+        parts = [part.gathered for name in files if (part := self._parts[name]).gathered]
+        columns = columns_of(parts, self._newest_at(files))
+        names_digest = any(event["event"] == "started" for event in columns.events)
+        there = sorted(self._source.there())
+        odd = odd_notes(parts, self._keys, self._names, there, self._num_steps, self._num_ranks)
+        notes = [*self._source.notes(), *odd]
+        if parts and not names_digest:
             notes.append("it does not say of which config it is: it is taken to be of this one")
-        validation = np.array(gathered.validation(), dtype=np.float64).reshape(-1, 2)
-        columns = replace(
-            from_lines(gathered.lines(), self._newest_at(batches)),
-            validation_steps=validation[:, 0], validation_loss_nats=validation[:, 1],
-        )  # fmt: skip
         return Reading(
-            columns=columns, notes=tuple(notes), not_finite=tuple(gathered.not_finite), names_digest=names_digest,
-            ending=_ending(gathered.events),
+            columns=columns, notes=tuple(notes), not_finite=tuple(not_finite(parts)), names_digest=names_digest,
+            ending=_ending(columns.events),
         )  # fmt: skip
 
-    def _newest_at(self, batches: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> float | None:
+    def _read_on(self, *, last: bool) -> bool:
+        """Take what came; False where all must be taken again, by names that came too late for the rows before."""
+        names_before, right = dict(self._names), True
+        for portion in self._source.portions(last=last):
+            part = self._learned(portion)
+            right = right and self._settled()
+            if right and portion.rows:
+                part.gathered = part.gathered or Gathered(self._keys, self._num_steps, self._num_ranks)
+                part.gathered.take(portion.rows, self._names, from_zero=self._from_zero)
+        self._parts = {name: self._parts.get(name) or _Part() for name in self._source.files()}
+        self._hint, hinted = (set(), False), self._hint
+        there = self._there()
+        if right and self._settled() and (not hinted[0] or self._keys.chosen(there) == self._keys.chosen(hinted[0])):
+            return True
+        # Whether steps count from 0 was asked of rows by the names of then.
+        zero = self._keys.chosen(there) == names_before and any(part.from_zero for part in self._parts.values())
+        self._hint = (there, zero)
+        self._parts, self._names, self._from_zero = {}, self._keys.chosen(there), zero
+        return False
+
+    def _learned(self, portion: Portion) -> _Part:
+        """The file of the portion, with what its rows say of it."""
+        if portion.begins or portion.name not in self._parts:
+            self._parts[portion.name] = _Part()
+        part, rows = self._parts[portion.name], portion.rows
+        part.there.update(*rows)
+        part.others += [str(row.get("digest")) for row in rows
+                        if row.get("event") == "started" and row.get("digest") != self._digest]  # fmt: skip
+        zero, part.step = counts_from_zero(rows, self._keys.chosen(self._there()), part.step)
+        part.from_zero = part.from_zero or zero
+        if rows:
+            at = rows[-1].get(TIME)
+            part.written_at = at if isinstance(at, int | float) and math.isfinite(at) else None
+        return part
+
+    def _there(self) -> set[str]:
+        """Names in all files, and those that the reading before found."""
+        return {name for part in self._parts.values() for name in part.there} | self._hint[0]
+
+    def _settled(self) -> bool:
+        """Choose the names of what is there; False where rows were taken by others.
+
+        A name for a column that had none changes nothing of the rows before: none of them has it.
+        """
+        names = self._keys.chosen(self._there())
+        from_zero = self._hint[1] or any(part.from_zero for part in self._parts.values())
+        same = from_zero == self._from_zero and all(
+            (names[column], self._factor(column, names)) == (self._names[column], self._factor(column, self._names))
+            for column in names.keys() & self._names.keys()
+        )
+        self._names, self._from_zero = names, from_zero
+        return same or not any(part.gathered for part in self._parts.values())
+
+    def _factor(self, column: str, names: Mapping[str, str]) -> float:
+        return self._keys.factor(column, names)
+
+    def _newest_at(self, files: Sequence[str]) -> float | None:
         """By the rows' own time where they have one: a file may be a copy."""
-        times = [at for _, rows in batches for row in rows[-1:] if isinstance(at := row.get(TIME), int | float)]
+        times = [at for name in files if (at := self._parts[name].written_at) is not None]
         return max(times, default=self._source.newest_at())
 
-    def _check(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        others = {str(row.get("digest")): number for number, row in enumerate(rows)
-                  if row.get("event") == "started" and row.get("digest") != self._digest}  # fmt: skip
-        if others:
-            raise OtherRunError(
-                f"{name} is of the config {', '.join(f'{digest[:16]}...' for digest in others)}, and this one is "
-                f"{self._digest[:16]}...: nothing of it is judged; name this run's own with --metrics"
-            )
+    def _check(self, files: Sequence[str]) -> None:
+        for name in files:
+            others = dict.fromkeys(self._parts[name].others)
+            if others:
+                raise OtherRunError(
+                    f"{name} is of the config {', '.join(f'{digest[:16]}...' for digest in others)}, and this one is "
+                    f"{self._digest[:16]}...: nothing of it is judged; name this run's own with --metrics"
+                )
 
 
 def _ending(events: Sequence[Mapping[str, Any]]) -> Ending | None:

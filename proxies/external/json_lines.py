@@ -20,6 +20,8 @@ class JsonLines:
         self.names: set[str] = set()
         self.complaint = ""
         self._file, self._wanted = Growing(path), wanted
+        self._nested = [(key, key.partition(".")[0]) for key in wanted if "." in key]
+        self._told: set[str] = set()
         self._pending, self._num_lines, self._num_odd = b"", 0, 0
 
     def read(self, max_bytes: int) -> list[dict[str, object]]:
@@ -53,9 +55,14 @@ class JsonLines:
             first = self.complaint.rpartition(" ")[2] if self.complaint else self._num_lines
             self.complaint = f"{self._num_odd} lines are no JSON objects, the first is line {first}"
             return {}
-        if len(self.names) < _MAX_NAMES:
+        if len(self.names) < _MAX_NAMES and not self._told.issuperset(found):
             self.names.update(_paths(found))
-        return {key: value for key in self._wanted for value in _look(found, key)}
+            self._told.update(found)
+        row = {key: value for key, value in found.items() if key in self._wanted}
+        for key, first in self._nested:
+            if first in found and key not in row:
+                row.update((key, value) for value in _look(found, key))
+        return row
 
 
 def _parsed(line: str) -> object:

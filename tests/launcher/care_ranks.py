@@ -1,28 +1,14 @@
-"""Runs of two ranks, one after the other under one torchrun; `test_care` looks at what they leave.
-
-torchrun --nproc-per-node 2 care_ranks.py CORPUS OUT
-"""
+"""A ruler for every layer, and ranks with a fault: what `test_care` holds the trainer's own hooks against."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
-import sys
 import time
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from care_case import Poisoned, care_decision
-from main_run import tiny_decision
 from torch.distributed.tensor import DTensor
 
 from launcher.hooks import Hook
-from launcher.launch_file import write_launch
-from launcher.policy import Monitoring
 from launcher.telemetry import layer_of
-from launcher.trainer import Options, run
 from launcher.training import Trainer
 
 SLOW_SECONDS = 0.03
@@ -92,43 +78,6 @@ def plant(output):
     output.register_hook(flipped)
 
 
-def one_is_slow(decision, store, run_dir, interrupted):
-    trainer = Trainer(decision, store, run_dir, interrupted, (ruler := Ruler(),))
-    if trainer.rank == 1:
-        trainer.model.layers[1].attention.register_forward_pre_hook(lambda *_: time.sleep(SLOW_SECONDS))
-    trainer.ruler = ruler
-    built.append(trainer)
-    return trainer
-
-
-def poisoned(decision, store, run_dir, interrupted):
-    return Trainer(decision, Poisoned(store), run_dir, interrupted)
-
-
-built = []
-
-
-def main():
-    corpus, out = map(Path, sys.argv[1:])
-    watched = Monitoring(layers_every_steps=5, replay_every_steps=2, validate_every_steps=6)
-    tiny = dataclasses.replace(tiny_decision(corpus, num_ranks=2), monitoring=watched)
-    runs = {
-        "watched": (tiny, one_is_slow),
-        "flipped": (tiny, Flipping),
-        "back": (care_decision(corpus, num_ranks=2), poisoned),
-    }
-    for name, (decision, build) in runs.items():
-        config = out / name / "frozen" / decision.digest / "launch.json"
-        if dist.get_rank() == 0:
-            write_launch(out / name / "frozen", decision)
-        dist.barrier()
-        run(Options(config=config, data=corpus, out=out / name / "run"), build=build)
-    if dist.get_rank() == 0:
-        (out / "ruler.json").write_text(json.dumps(built[0].ruler.measured))
-    dist.barrier()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    main()
+def slowed(trainer):
+    """Its last block's attention takes longer than another rank's."""
+    trainer.model.layers[1].attention.register_forward_pre_hook(lambda *_: time.sleep(SLOW_SECONDS))

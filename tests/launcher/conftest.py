@@ -1,6 +1,10 @@
 """One finished tiny study and one corpus for every test of this room that only reads them."""
 
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -19,6 +23,19 @@ def one_rank():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def two_ranks(corpus, tmp_path_factory):
+    """The folder that the runs of `rank_runs` left; nobody writes into it."""
+    here, out = Path(__file__).parent, tmp_path_factory.mktemp("ranks")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, here / "rank_runs.py", corpus, out], timeout=240, check=False, capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{here}:{here.parents[1]}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return out
 
 
 @pytest.fixture(scope="session")

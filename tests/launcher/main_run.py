@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from pathlib import Path
+
+import pytest
 
 from launcher.frozen import (
     SCHEMA_VERSION,
@@ -25,6 +28,13 @@ from proxies.shape import Shape
 from proxies.spec import Hparams, Numerics, RunSpec
 from transfer.rules import TransferRule
 
+QUIET_TORCH = pytest.mark.filterwarnings(
+    "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"
+)
+"""What torch's sharding and checkpoints warn of among themselves; for a module's `pytestmark`."""
+WARMING = Schedule(
+    kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1, batch_warmup_steps=5, batch_warmup_stages=4
+)
 SENTENCE = "the loss of a small model falls as far as its width and its data let it fall"
 
 
@@ -100,3 +110,33 @@ def decision_of(spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_
 def tiny_decision(corpus: Path, *, num_ranks: int = 1, every_steps: int = 4, **hparams: float) -> Decision:
     manifest = read_manifest(corpus)
     return decision_of(spec_of(manifest.data_id, **hparams), manifest, num_ranks=num_ranks, every_steps=every_steps)
+
+
+def unlike(corpus: Path, *changes: str) -> RunSpec:
+    """The tiny run with one choice or several made otherwise, at two layers over a base of one."""
+    spec = spec_of(read_manifest(corpus).data_id)
+    base = dataclasses.replace(spec.base_shape, num_layers=1, family="gpt2" if "gpt2" in changes else "llama")
+    spec = dataclasses.replace(spec, base_shape=base, shape=base.at_width(32).at_depth(2))
+    if "completep" in changes:
+        spec = dataclasses.replace(spec, parametrization=named("completep"))
+    return dataclasses.replace(spec, schedule=WARMING) if "warming" in changes else spec
+
+
+def all_choices(corpus: Path) -> RunSpec:
+    """All of them, with stages of the batch that two ranks can share."""
+    schedule = dataclasses.replace(WARMING, batch_warmup_stages=2)
+    return dataclasses.replace(unlike(corpus, "gpt2", "completep", "warming"), schedule=schedule)
+
+
+def spec_like(corpus: Path, **shape: object) -> RunSpec:
+    """Twice the heads of queries that keys and values have, unless told otherwise."""
+    spec = spec_of(read_manifest(corpus).data_id)
+    base = dataclasses.replace(spec.base_shape, **{"num_heads": 2, "num_kv_heads": 1, **shape})
+    if base.tied:
+        return dataclasses.replace(spec, shape=base, base_shape=base, parametrization=named("sp"))
+    return dataclasses.replace(spec, shape=base.at_width(32), base_shape=base)
+
+
+def split(spec: RunSpec, corpus: Path, **degrees: int) -> Decision:
+    """The decision of `spec` on ranks that share the work so."""
+    return dataclasses.replace(decision_of(spec, read_manifest(corpus)), parallelism=Parallelism(**degrees))

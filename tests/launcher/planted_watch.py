@@ -68,7 +68,8 @@ def columns_of(losses, **given) -> Columns:
     steps = given.pop("steps", np.arange(1, len(losses) + 1, dtype=np.float64))
     scalars = {name: given.pop(name, np.full(len(steps), np.nan)) for name in SCALARS}
     validation = {name: given.pop(name, np.empty(0)) for name in ("validation_steps", "validation_loss_nats")}
-    return Columns(steps=steps, train_loss_nats=np.asarray(losses), **scalars, **validation, **given)
+    ranks = {"rank_steps": steps, **given} if "rank_seconds" in given else given
+    return Columns(steps=steps, train_loss_nats=np.asarray(losses), **scalars, **validation, **ranks)
 
 
 def header(step=0, num_ranks=2, after_seconds=0.0) -> Header:

@@ -7,6 +7,7 @@ import dataclasses
 import resource
 import signal
 import threading
+from types import MappingProxyType
 
 from launcher import metrics
 from launcher.launch import LaunchOutcome
@@ -21,18 +22,23 @@ from launcher.trainer import Options, run
 class HereStage(Stage):
     """Needs a process group of this process alone."""
 
-    def run(self, name, *plants, stop_after=None, num_ranks=None, max_restarts=0, hang_seconds=0.0):
+    def run(
+        self, name, *plants, stop_after=None, num_ranks=None, max_restarts=0, hang_seconds=0.0,
+        others=MappingProxyType({}),
+    ):  # fmt: skip
         config = write_launch(self.folder / "frozen", self.decision)
         options = Options(
             config=config, data=self.corpus, out=self.path(name), stop_after=stop_after, allow_world_size=True
         )
         told = threading.Event()
+        own = self.plants
+        build = builder([*own, *plants], {other: [*own, *faults] for other, faults in others.items()})
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         before = signal.signal(signal.SIGTERM, lambda *_: told.set())
         with contextlib.suppress(FileNotFoundError):
             (self.path(name) / metrics.ENDING_FILE).unlink()
         try:
-            ending = run(options, told.is_set, builder([*self.plants, *plants]))
+            ending = run(options, told.is_set, build)
         except (ValueError, OSError) as error:  # what ends a process, and is told by its supervisor
             return LaunchOutcome(event="failed", exit_code=1, step=0, reason=repr(error), validation_loss_nats=None,
                                  num_restarts=0)  # fmt: skip

@@ -84,7 +84,8 @@ def test_any_harm_to_any_file_is_found_and_set_aside(tmp_path, name, harm):
     assert newest_good(tmp_path, DIGEST, warnings).step == 4
     assert names(tmp_path) == ["step-00000004", "step-00000008.corrupt"]
     (warning,) = warnings
-    assert "step-00000008 is corrupt" in warning and "kept as step-00000008.corrupt" in warning
+    assert (warning.step, warning.corrupt) == (8, True)
+    assert "step-00000008 is corrupt" in warning.text and "kept as step-00000008.corrupt" in warning.text
 
 
 def test_every_bit_of_the_manifest_counts(tmp_path):
@@ -161,7 +162,7 @@ def test_a_checkpoint_that_is_not_usable_makes_room_for_the_new_one(tmp_path):
     warnings = []
     manifest = newest_good(tmp_path, DIGEST, warnings, usable=lambda m: m.num_rollbacks == 1)
     assert (manifest.step, names(tmp_path)) == (4, ["step-00000004"])
-    assert [warning.split()[1] for warning in warnings] == ["step-00000012", "step-00000008"]
+    assert [(warning.step, warning.corrupt) for warning in warnings] == [(12, False), (8, False)]
     save(tmp_path, 8, num_rollbacks=1)
 
 

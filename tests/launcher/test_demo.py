@@ -1,9 +1,17 @@
 """The demo: the order of its steps, how it takes a refusal, and (slow) the whole of it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
 
 import click
 import pytest
+from scripted_job import signal_once_there
 from tiny_study import PLAN, ask
 
 from launcher import cli, demo
@@ -90,6 +98,66 @@ def test_a_step_that_fails_ends_the_demo_with_its_exit_code(tmp_path, monkeypatc
     steps.codes[verb] = [code]
     got, body = ask("demo", "--dir", tmp_path)
     assert (got, body["error"]) == (code, "DemoError")
+
+
+@pytest.fixture
+def slow_step(tmp_path):
+    """In the place of python: a step that, told to end, takes a moment for it; which signals came is in `told`."""
+    path = tmp_path / "python"
+    path.write_text(
+        f"#!{sys.executable} -S\n"
+        "import os, pathlib, signal, sys, time\n"
+        f"here = pathlib.Path({str(tmp_path)!r})\n"
+        "def told(number, _):\n"
+        "    (here / 'told').open('a').write(f'{number} ')\n"
+        "    time.sleep(0.3), (here / 'ended').touch(), sys.exit(130)\n"
+        "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(number, told)\n"
+        "(here / 'session').write_text(str(os.getsid(0)))\n"
+        "(here / 'began').write_text(str(os.getpid())), time.sleep(60)\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, monkeypatch, slow_step, number):
+    monkeypatch.setattr(demo, "sys", types.SimpleNamespace(executable=str(slow_step)))
+    signal_once_there(tmp_path / "began", number)
+    code, body = ask("demo", "--dir", tmp_path / "demo")
+    assert (code, body["exit_code"]) == (130, 130)
+    assert "the same command continues" in body["message"]
+    assert (tmp_path / "told").read_text() == f"{int(number)} "
+    assert (tmp_path / "ended").exists(), "it was waited for"
+    assert (tmp_path / "session").read_text() == (tmp_path / "began").read_text(), "a terminal reaches the demo alone"
+
+
+def test_a_signal_just_before_a_step_begins_is_passed_on_too(monkeypatch, slow_step):
+    def start(*arguments, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return subprocess.Popen(*arguments, **kwargs)
+
+    monkeypatch.setattr(demo, "sys", types.SimpleNamespace(executable=str(slow_step)))
+    monkeypatch.setattr(demo, "subprocess", types.SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        demo._call("run")
+    assert time.monotonic() - before < 50
+
+
+def test_a_demo_that_is_killed_leaves_no_step_behind(tmp_path, slow_step):
+    code = "import sys, types; from launcher import demo\ndemo.sys = types.SimpleNamespace(executable=sys.argv[1])\n"
+    code += "demo._call('run')"
+    job = subprocess.Popen([sys.executable, "-c", code, str(slow_step)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    job.kill()
+    job.wait()
+    stat = Path(f"/proc/{(tmp_path / 'began').read_text()}/stat")
+    while stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert time.monotonic() < deadline
 
 
 def test_the_demo_asks_a_valid_question(tmp_path):

@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from main_run import tiny_decision
+from slurm_fakes import JOB_ID, await_seen, machine, seen
 from tiny_study import ask, forerun
 
 from launcher import chronicle, metrics
 from launcher.job_script import GRACE_SECONDS, option_problems, sbatch_script
 from launcher.launch_file import write_launch
 
-SCONTROL = '#!/usr/bin/env bash\necho "$@" >>"$SEEN/scontrol"\n'
 # srun in this place: options away; the rest runs once for every node, as on machines of their own.
 SRUN = """#!/usr/bin/env bash
 while [[ $1 == --* || $1 =~ ^[0-9]+$ ]]; do echo "$1" >>"$SEEN/srun"; shift; done
@@ -29,6 +30,8 @@ exit $code
 # The supervisor in this place: tells what it was given, and when it is told to end does so a moment later.
 SUPERVISOR = """#!/usr/bin/env bash
 printf '%s\\0' "$@" >"$SEEN/given"
+umask >"$SEEN/umask"
+env -0 >"$SEEN/environment"
 trap 'echo told >>"$SEEN/told"; sleep 0.3; exit "$WHEN_TOLD"' TERM
 for _ in $(seq "$STEPS"); do sleep 0.1; done
 exit "$CODE"
@@ -36,43 +39,15 @@ exit "$CODE"
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch):
+def job(tmp_path):
     """Starts a script on a machine of fakes; `seen/` has what they saw."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "seen").mkdir()
-    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "python": SUPERVISOR}.items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    started = []
+    with machine(tmp_path, {"srun": SRUN, "python": SUPERVISOR}) as start:
 
-    def start(text, *, steps=0, code=0, when_told=130, num_nodes=1, own_python=False):
-        script = tmp_path / "job.sh"
-        script.write_text(text if own_python else text.replace(sys.executable, str(tmp_path / "bin" / "python")))
-        slurm = {"SLURM_JOB_ID": f"9{os.getpid()}", "SLURM_JOB_NUM_NODES": str(num_nodes), "SLURM_CPUS_ON_NODE": "2"}
-        told = {"SEEN": str(tmp_path / "seen"), "STEPS": str(steps), "CODE": str(code), "WHEN_TOLD": str(when_told)}
-        path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-        log = (tmp_path / "said").open("ab")
-        started.append(subprocess.Popen(["bash", str(script)], env={**os.environ, **slurm, **told, **path},
-                                        stdout=log, stderr=log, start_new_session=True))  # fmt: skip
-        log.close()
-        return started[-1]
+        def run(text, *, steps=0, code=0, when_told=130, num_nodes=1, own_python=False):
+            text = text if own_python else text.replace(sys.executable, str(tmp_path / "bin" / "python"))
+            return start(text, STEPS=steps, CODE=code, WHEN_TOLD=when_told, SLURM_JOB_NUM_NODES=num_nodes)
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def seen(folder, name):
-    path = folder / "seen" / name
-    return path.read_text() if path.exists() else ""
-
-
-def await_seen(folder, name):
-    deadline = time.monotonic() + 20
-    while not seen(folder, name) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        yield run
 
 
 def test_the_command_arrives_as_it_was_given(tmp_path, job, monkeypatch):
@@ -80,12 +55,18 @@ def test_the_command_arrives_as_it_was_given(tmp_path, job, monkeypatch):
     folder.mkdir()
     monkeypatch.chdir(folder)
     text = sbatch_script(folder / "frozen", ["--out", str(folder / "run")], 1, ("--time=1:00", "-p gpu"))
+    monkeypatch.chdir(tmp_path)
     assert job(text, code=4).wait(timeout=30) == 4, "the supervisor's exit code is the job's"
     given = seen(tmp_path, "given").split("\0")[:-1]
     assert given == ["-m", "launcher", "launch", str(folder / "frozen"), "--out", str(folder / "run")]
     assert "\n#SBATCH --time=1:00\n#SBATCH -p gpu\n#SBATCH --nodes=1\n" in text
     assert f"\n#SBATCH --signal=B:USR1@{GRACE_SECONDS}\n" in text
     assert (seen(tmp_path, "scontrol"), seen(tmp_path, "srun")) == ("", "")
+    environment = dict(pair.split("=", 1) for pair in seen(tmp_path, "environment").split("\0") if pair)
+    assert environment["PWD"] == str(folder), "where `launch` was called"
+    assert environment["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    assert environment["SRUN_CPUS_PER_TASK"] == environment["SLURM_CPUS_ON_NODE"] == "2"
+    assert seen(tmp_path, "umask") == "0077\n"
 
 
 def test_several_nodes_have_one_supervisor_that_is_told_where_they_meet(tmp_path, job):
@@ -93,7 +74,7 @@ def test_several_nodes_have_one_supervisor_that_is_told_where_they_meet(tmp_path
     assert job(text, num_nodes=4).wait(timeout=30) == 0
     *_, nodes, number, srun, where, endpoint = seen(tmp_path, "given").split("\0")[:-1]
     assert (nodes, number, srun, where) == ("--nnodes", "4", "--srun", "--rdzv-endpoint")
-    assert endpoint == f"{os.uname().nodename}:{20000 + int(f'9{os.getpid()}') % 20000}"
+    assert endpoint == f"{os.uname().nodename}:{20000 + int(JOB_ID) % 20000}"
     assert "#SBATCH --nodes=4\n" in text
 
 
@@ -109,7 +90,7 @@ def test_told_to_stop(tmp_path, job, number, when_told, requeued):
     os.kill(process.pid, number)
     assert process.wait(timeout=30) == when_told
     assert seen(tmp_path, "told") == "told\n", "the supervisor, and once"
-    assert seen(tmp_path, "scontrol").split() == (["requeue", f"9{os.getpid()}"] if requeued else [])
+    assert seen(tmp_path, "scontrol").split() == (["requeue", JOB_ID] if requeued else [])
 
 
 @pytest.mark.parametrize("option", ["--nodes=4", "--time=1\nrm -rf", "time", "--signal=TERM", "--export=NONE", "-N 4"])
@@ -173,7 +154,7 @@ def test_a_job_of_two_nodes_hits_its_limit_is_requeued_and_ends_as_if_it_had_not
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGUSR1)
     assert process.wait(timeout=120) == 130, (tmp_path / "said").read_text()
-    assert seen(tmp_path, "scontrol").split() == ["requeue", f"9{os.getpid()}"]
+    assert seen(tmp_path, "scontrol").split() == ["requeue", JOB_ID]
     assert metrics.read_ending(run_dir).event == "interrupted"
     assert job(text, num_nodes=2, own_python=True).wait(timeout=120) == 0, (tmp_path / "said").read_text()
     assert forerun("launch", config, "--data", corpus, "--out", tmp_path / "alone")[0] == 0

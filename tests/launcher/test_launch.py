@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from main_run import tiny_decision
+from scripted_job import HEAD
 
 from launcher import attempt, chronicle, metrics
 from launcher import launch as supervisor
@@ -23,29 +24,12 @@ from launcher.watchdog import Limits
 from sweeps.errors import StudyHeld
 from sweeps.lock import DriverLock
 
-HEAD = """
-import json, os, signal, sys, time
-from pathlib import Path
-run = Path(sys.argv[sys.argv.index("--out") + 1])
-count = len(list(run.glob("began-*")))
-(run / f"began-{count}").write_text(str(os.getpid()))
-def step(number):
-    line = {"step": number, "train_loss_nats": 2.5, "tokens": 256 * number, "tokens_per_second": 9.0, "seconds": 0.1}
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\\n")
-def save(number):
-    (run / "checkpoints" / f"step-{number:08d}").mkdir(parents=True)
-def end(event="finished", code=0, number=12):
-    text = {"event": event, "exit_code": code, "step": number, "reason": "", "validation_loss_nats": None}
-    (run / "ending.json").write_text(json.dumps(text))
-    sys.exit(bool(code))
-"""
-
 
 @pytest.fixture
 def scripted(corpus, tmp_path, monkeypatch):
     """Launches with a Python script as the job; the script knows how many attempts came before it, as `count`."""
     monkeypatch.setattr(supervisor, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(attempt, "STACK_SECONDS", 0.5)
     config = write_launch(tmp_path / "config", tiny_decision(corpus))
 
     def start(text, **kwargs):
@@ -92,7 +76,30 @@ def test_a_checkpoint_begins_the_count_anew(scripted, tmp_path):
     die = "os.kill(os.getpid(), signal.SIGKILL)"
     outcome = scripted(f"save(4 * count + 4) if count < 6 else end()\n{die}", max_restarts=1)
     assert (outcome.event, outcome.num_restarts) == ("finished", 6)
-    assert [entry.step for entry in chronicle.entries(tmp_path / "run") if entry.kind == "restarted"][-1] == 24
+    restarted = [entry for entry in chronicle.entries(tmp_path / "run") if entry.kind == "restarted"]
+    assert restarted[-1].step == 24
+    assert {entry.data["attempts_without_progress"] for entry in restarted} == {0}
+
+
+def test_only_attempts_that_saved_nothing_are_counted_as_such(scripted, tmp_path):
+    die = "step(count + 1)\nos.kill(os.getpid(), signal.SIGKILL)"
+    outcome = scripted(f"save(4) if count == 1 else None\n{die}", max_restarts=2)
+    assert num_attempts(tmp_path) == 4, "one, one that saved, and two more"
+    counts = [entry.data.get("attempts_without_progress") for entry in chronicle.entries(tmp_path / "run")]
+    assert counts == [None, 1, 0, 1, None]
+    assert "2 attempts in a row saved nothing new, and --max-restarts is 2" in outcome.reason
+
+
+def test_a_checkpoint_written_again_by_a_run_that_went_back_is_a_new_one(scripted):
+    anew = "import shutil\nshutil.rmtree(run / 'checkpoints', ignore_errors=True), save(4)\n"
+    outcome = scripted(f"{anew}end() if count == 3 else os.kill(os.getpid(), signal.SIGKILL)", max_restarts=1)
+    assert (outcome.event, outcome.num_restarts) == ("finished", 3)
+
+
+def test_a_process_that_the_kernel_killed_for_memory_is_told_as_such(scripted, monkeypatch):
+    monkeypatch.setattr(attempt, "oom_kills", iter((3, 4)).__next__)
+    outcome = scripted("os.kill(os.getpid(), signal.SIGKILL)", max_restarts=0)
+    assert (outcome.cause, outcome.exit_code) == ("out_of_memory", 2)
 
 
 def test_a_death_at_the_same_step_twice_ends_it(scripted, tmp_path):
@@ -179,27 +186,74 @@ def test_pauses_grow(scripted, monkeypatch):
     waited = []
     monkeypatch.setattr(supervisor, "BACKOFF_SECONDS", 1.0)
     monkeypatch.setattr(threading.Event, "wait", lambda self, s=None: waited.append(s) or self.is_set())
-    scripted("step(count + 1)\nos.kill(os.getpid(), signal.SIGKILL)", max_restarts=5)
-    assert [s for s in waited if s != attempt.POLL_SECONDS] == [1, 4, 16, 64, 256]
+    scripted("step(count + 1)\nos.kill(os.getpid(), signal.SIGKILL)", max_restarts=6)
+    assert [s for s in waited if s != attempt.POLL_SECONDS] == [1, 4, 16, 64, 256, 300]
 
 
 # Silence
 
 
-def test_a_silent_job_is_ended_and_started_again(scripted, tmp_path):
-    text = (
-        "import faulthandler; faulthandler.register(signal.SIGUSR1)\n"
-        "def stuck_in_here(): time.sleep(600)\n"
-        "step(1), time.sleep(0.5), step(2)\n"
-        "os.environ.get('x')\n"
-        "end() if count else stuck_in_here()"
-    )
+STUCK = """
+import faulthandler, signal, time
+faulthandler.register(signal.SIGUSR1)
+def stuck(left):
+    stuck(left - 1) if left else time.sleep(600)
+stuck(60)
+"""
+TWO_STUCK = f"""
+import subprocess
+if count: end()
+for rank in "01":
+    subprocess.Popen([sys.executable, "-S", "-c", {STUCK!r}], env={{**os.environ, "LOCAL_RANK": rank}})
+subprocess.Popen(["sleep", "600"], env={{**os.environ, "LOCAL_RANK": "2"}})  # the signal would end it: it is not asked
+step(1), time.sleep(0.5), step(2), time.sleep(600)
+"""
+
+
+def test_a_silent_job_says_where_each_rank_is_and_is_started_again(scripted, tmp_path):
     began = time.monotonic()
-    outcome = scripted(text, limits=Limits(floor_seconds=3))
+    outcome = scripted(TWO_STUCK, limits=Limits(floor_seconds=2))
     assert (outcome.event, outcome.num_restarts) == ("finished", 1)
     assert events(tmp_path)[1] == ("restarted", "hung")
     assert "no line of metrics for" in chronicle.entries(tmp_path / "run")[1].text
     assert time.monotonic() - began < 40
+    stacks = (tmp_path / "run" / "torchrun.log").read_text().split("forerun: process ")[1:]
+    assert len(stacks) == 2
+    for each in stacks:
+        _, called, *lines = each.splitlines()
+        assert "most recent call first" in called
+        assert [line.split(" in ")[1] for line in lines] == ["stuck"] * 61 + ["<module>"], "its own alone"
+
+
+def test_srun_is_asked_to_end_for_it_alone_reaches_the_other_machines(tmp_path):
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!/bin/sh\ntrap 'touch {tmp_path}/asked; exit 143' TERM\nsleep 60 & wait\n")
+    srun.chmod(0o755)
+    course = attempt.Course(
+        command=[str(srun)], run_dir=tmp_path, log=tmp_path / "log", limits=Limits(start_seconds=0.5), num_steps=12,
+        num_tokens=9,
+    )  # fmt: skip
+    for remote in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attempt.Course, "remote", remote)
+            assert attempt.attempt(course, attempt.Told()).crash.cause == "hung"
+        assert (tmp_path / "asked").exists() == remote
+
+
+@pytest.mark.parametrize(("grows", "num_restarts"), [(True, 0), (False, 1)])
+def test_a_long_save_is_no_hang_while_it_is_written(scripted, tmp_path, grows, num_restarts):
+    text = (
+        "step(3), time.sleep(0.5), step(4)\n"
+        "part = run / 'checkpoints' / 'step-00000004.part'\n"
+        "part.mkdir(parents=True, exist_ok=True)\n"
+        f"for size in [] if count else range(1, 25):\n    time.sleep(0.1)\n    size = size if {grows} else 1\n"
+        "    (part / '__0_0.distcp').write_bytes(b'x' * size)\n"
+        "end()"
+    )
+    outcome = scripted(text, limits=Limits(floor_seconds=1.2))
+    assert (outcome.event, outcome.num_restarts) == ("finished", num_restarts)
+    if not grows:
+        assert "nor anything of the save under way" in chronicle.entries(tmp_path / "run")[1].text
 
 
 def test_a_job_that_hangs_after_its_ending_is_taken_at_its_word(scripted, monkeypatch):
@@ -372,7 +426,9 @@ def test_a_hung_rank_is_seen_its_stack_kept_and_the_job_started_again(corpus, tm
     assert (outcome.event, outcome.step, outcome.num_restarts) == ("finished", 12, 1)
     log = (run_dir / "torchrun.log").read_text()
     assert 'stuck_rank.py", line 9 in _update' in log, "the rank that waits says where"
-    assert log.count("most recent call first") >= 2, "and so does the one that waits for it"
+    stacks = log.split("forerun: process ")[1:]
+    assert len(stacks) == 2 and all("most recent call first" in each for each in stacks), "each rank by itself"
+    assert sum("in all_gather" in each for each in stacks) == 1, "the other one waits for it"
     restarted = chronicle.entries(run_dir)[1]
     assert (restarted.kind, restarted.data["cause"], restarted.step) == ("restarted", "hung", 4)
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import shlex
+import signal
 import subprocess
+import sys
+import types
 from pathlib import Path
 
 import pytest
 from main_run import tiny_decision
+from scripted_job import HEAD, left_behind, signal_once_there
 from tiny_study import ask, forerun
 
-from launcher import chronicle, metrics
+from launcher import chronicle, metrics, mirrors
 from launcher.frozen import Parallelism
 from launcher.frozen_folder import ATTESTED, write_frozen
 from launcher.watchdog import Limits
@@ -29,8 +35,10 @@ def split(corpus):
     return dataclasses.replace(tiny_decision(corpus), parallelism=layout)
 
 
-def test_a_launch_with_its_windows_and_its_logbook(corpus, tmp_path):
-    folder = freeze(tmp_path / "study", tiny_decision(corpus, num_ranks=2))
+def test_a_launch_with_its_windows_and_its_logbook(corpus, tmp_path, monkeypatch):
+    line = [sys.executable, "-c", HEAD + "for number in range(1, 13): step(number)\nend()"]
+    monkeypatch.setattr("launcher.launch.torchrun_command", lambda *_, **__: line)
+    folder = freeze(tmp_path / "study", tiny_decision(corpus))
     windows = ("--wandb", "offline", "--tensorboard", tmp_path / "tb")
     code, body = ask("launch", folder, "--data", corpus, *windows)
     assert (code, body["event"], body["num_restarts"]) == (0, "finished", 0)
@@ -61,6 +69,7 @@ def test_options_arrive(corpus, tmp_path, monkeypatch):
     assert given["arguments"][4] == 7
     assert given["limits"] == Limits(floor_seconds=90, start_seconds=3600)
     assert (given["nodes"].num_nodes, given["nodes"].rank, given["nodes"].rendezvous) == (2, 1, "h:29400")
+    assert isinstance(given["beside"], contextlib.nullcontext), "the first machine shows the run"
     ask("launch", folder, "--data", corpus, "--hang-seconds", 0)
     assert given["limits"] == Limits(floor_seconds=None, start_seconds=None)
 
@@ -115,9 +124,110 @@ def test_a_run_outside_a_study_keeps_no_logbook(corpus, tmp_path, monkeypatch):
         num_restarts=1, cause="out_of_memory",
     )  # fmt: skip
     monkeypatch.setattr("launcher.launch.launch", lambda *_, **__: outcome)
-    folder = freeze(tmp_path, tiny_decision(corpus)).rename(tmp_path / "config")
+    folder = freeze(tmp_path, tiny_decision(corpus, num_ranks=2)).rename(tmp_path / "config")
     code, body = ask("launch", folder, "--data", corpus, "--out", tmp_path / "out")
     assert (code, body["cause"]) == (2, "out_of_memory")
     assert "failed at step 3 of 12 after 1 restarts: out of memory" in forerun("launch", folder, "--data", corpus)[1]
     assert not list(tmp_path.rglob("logbook.md"))
     assert chronicle.entries(folder / "run") == []
+    (folder / "attestations" / "launch.json").unlink()
+    second = ("--nnodes", 1, "--node-rank", 0), ("--nnodes", 2, "--node-rank", 1, "--rdzv-endpoint", "h:1")
+    for nodes, kept in zip(second, (True, False), strict=True):
+        assert ask("launch", folder, "--data", corpus, *nodes)[0] == 2
+        assert (folder / "attestations" / "launch.json").exists() == kept, "by the first machine alone"
+        (folder / "attestations" / "launch.json").unlink(missing_ok=True)
+
+
+# Signals: one ends it at any moment, with the exit code of what has come of the run and nothing left behind
+
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+MARKER = "FORERUN_TEST_SIGNALS"
+TOLD = """
+def told(*_):
+    (run / "told").open("a").write("x")
+signal.signal(signal.SIGTERM, told)
+os.environ["LOCAL_RANK"] = "0"  # for a child: what a rank starts is its own business
+"""
+TRAINS = (
+    TOLD
+    + """
+step(1), step(2), (run / "at-it").touch()
+while not (run / "told").exists(): time.sleep(0.02)
+step(3), save(3), end("interrupted", 130, 3)
+"""
+)
+SAVES = (
+    TOLD
+    + """
+step(1), (run / "at-it").touch(), time.sleep(0.5), save(1)
+if (run / "told").exists(): end("interrupted", 130, 1)
+step(2), end("finished", 0, 2)
+"""
+)
+
+
+@pytest.fixture
+def told(corpus, tmp_path, monkeypatch):
+    """Launches a scripted job by the verb; code, body, and the run's folder. Nothing may be left behind."""
+    monkeypatch.setenv(MARKER, "1")
+    folder = freeze(tmp_path / "study", tiny_decision(corpus))
+
+    def start(script, *options):
+        line = [sys.executable, "-c", HEAD + script]
+        monkeypatch.setattr("launcher.launch.torchrun_command", lambda *_, **__: line)
+        code, body = ask("launch", folder, "--data", corpus, *options)
+        assert left_behind(MARKER) == []
+        return code, body, folder / "run"
+
+    start.run_dir = folder / "run"
+    return start
+
+
+@SIGNALS
+@pytest.mark.parametrize(("where", "began"), [("standing.rehearsal_of", False), ("launch._newest_step", True)])
+def test_a_signal_before_the_ranks_start(told, monkeypatch, number, where, began):
+    name = f"launcher.rehearsal.{where}" if where.startswith("standing") else f"launcher.{where}"
+    module, _, function = name.rpartition(".")
+    real = getattr(__import__(module, fromlist=[function]), function)
+    monkeypatch.setattr(name, lambda *arguments: (os.kill(os.getpid(), number), real(*arguments))[1])
+    code, body, run_dir = told("end()")
+    assert code == 130
+    assert not list(run_dir.glob("began-*")), "no rank was started"
+    assert body.get("event") == ("interrupted" if began else None)
+
+
+@SIGNALS
+@pytest.mark.parametrize(("script", "step"), [(TRAINS, 3), (SAVES, 1)], ids=["training", "in a save"])
+def test_a_signal_while_the_ranks_are_at_it(told, number, script, step):
+    signal_once_there(told.run_dir / "at-it", number)
+    code, body, run_dir = told(script)
+    assert (code, body["event"], body["step"], body["num_restarts"]) == (130, "interrupted", step, 0)
+    assert (run_dir / "told").read_text() == "x", "once"
+    assert (run_dir / "checkpoints" / f"step-{step:08d}").is_dir(), "and it saved"
+
+
+@SIGNALS
+def test_a_signal_while_the_windows_finish_cuts_them_short_and_the_answer_comes(told, tmp_path, monkeypatch, number):
+    window = tmp_path / "python"
+    window.write_text(
+        f"#!{sys.executable} -S\nimport os, pathlib, sys, time\nsys.stdin.read()\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'finishing').write_text(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    window.chmod(0o755)
+    monkeypatch.setattr(mirrors, "sys", types.SimpleNamespace(executable=str(window)))
+    signal_once_there(tmp_path / "finishing", number)
+    code, body, _ = told("step(12), end()", "--tensorboard", tmp_path / "tb")
+    assert (code, body["event"], body["step"]) == (0, "finished", 12)
+    assert body["mirrors"][0]["text"] == "not whole: a signal came while it told what was left"
+    assert not Path(f"/proc/{(tmp_path / 'finishing').read_text()}").exists()
+
+
+@SIGNALS
+def test_a_signal_after_the_run_takes_the_answer_from_nobody(told, monkeypatch, number):
+    from launcher import logbook
+
+    real = logbook.write_logbook
+    monkeypatch.setattr(logbook, "write_logbook", lambda *given: (os.kill(os.getpid(), number), real(*given))[1])
+    code, body, run_dir = told("end('aborted', 3, 7)")
+    assert (code, body["event"], body["step"]) == (3, "aborted", 7)
+    assert (run_dir.parents[2] / "logbook.md").exists()

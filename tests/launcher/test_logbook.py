@@ -13,6 +13,8 @@ from tiny_study import ask, forerun
 from launcher import chronicle, logbook
 from launcher.logbook import MOST_SHOWN, add_note, page, plain, write_logbook
 from launcher.logbook_events import Event, events_of
+from sweeps.causes import WORDS
+from sweeps.ledger import Ledger
 
 DIGEST = "a1" * 32
 
@@ -121,11 +123,13 @@ def test_a_study_from_its_first_driver_to_its_notes(frozen_study, frozen_once):
     run_dir = frozen_study / "frozen" / digest / "run"
     chronicle.record(run_dir, "launched", "from step 0", step=0, digest=digest)
     chronicle.record(run_dir, "restarted", "out of memory after step 7", step=4, digest=digest)
+    chronicle.record(run_dir, "corrupt", "checkpoint step-00000008 is corrupt", step=8, digest=digest)
     code, noted = ask("note", "Halved the microbatch.", "--study", frozen_study)
     assert (code, noted["entry"]["data"]["author"]) == (0, logbook.author())
     text = (frozen_study / "logbook.md").read_text()
     for said in (
         "**driver** pid ", " finished", "**coordinates** mup: ", "**fit** ", "**frozen** (run ",
+        f"**corrupt** (run {digest[:8]}, step 8) checkpoint step-00000008 is corrupt",
         f"(run {digest[:8]}, step 4) out of memory after step 7", f"**note** {plain(logbook.author())}: Halved",
     ):  # fmt: skip
         assert said in text, said
@@ -134,6 +138,21 @@ def test_a_study_from_its_first_driver_to_its_notes(frozen_study, frozen_once):
         (line,) = [line for line in text.splitlines() if f"gate {plain(gate)}, which" in line]
         assert f"**accepted** {plain(logbook.author())}: gate {plain(gate)}, which" in line
         assert "the spread is known, see #12" in line
+
+
+def test_runs_are_counted_by_the_driver_that_ended_them(finished, ledger):
+    (told,) = [e for e in events_of(finished / "study") if e.kind == "runs"]
+    (driver,) = [e for e in events_of(finished / "study") if e.kind == "driver"]
+    assert told.at == driver.at
+    assert sum(int(part.split()[0]) for part in told.text.split(", ")) == len(ledger.results())
+
+
+def test_lost_runs_are_counted_by_their_cause(tmp_path):
+    with Ledger.open(tmp_path, {"planted": 1}, create=True) as ledger:
+        for run in "ab":
+            ledger.append("lost", run, {"cause": "out_of_memory"})
+    (told,) = [e for e in events_of(tmp_path) if e.kind == "lost"]
+    assert told.text == f"2 times {WORDS['out_of_memory']}"
 
 
 def test_what_was_accepted_before_there_was_a_chronicle_is_told(frozen_study, frozen_once):

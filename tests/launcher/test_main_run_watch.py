@@ -1,10 +1,8 @@
 """The report's part on the watch: what it holds is what the watch and the chronicle said, and the page shows it."""
 
-import copy
 import xml.etree.ElementTree as ET
 
 import pytest
-from example_report import finished_body
 from main_run import tiny_decision
 from test_report import text_of, unknown_numbers
 from tiny_study import ask
@@ -12,9 +10,8 @@ from watched_case import finish, line, loss_at, watched_decision, write_run
 
 from launcher import chronicle, metrics
 from launcher.launch_file import write_launch
-from launcher.main_run_view import beside_curve
+from launcher.main_run_view import beside_curve, main_run_section
 from launcher.main_run_watch import watched
-from launcher.report import page
 from proxies import canon
 
 SPIKE_AT, SPIKE_NATS, ROLLED_BACK_AT = 200, 1.5, 320
@@ -67,19 +64,15 @@ def test_a_log_of_another_config_is_a_problem_and_no_judgement(decision, tmp_pat
 
 
 def test_the_page_shows_it_and_the_figure_marks_it(found, decision):
-    body = copy.deepcopy(finished_body())
-    body["decision"]["predicted"]["curve"] = canon.to_json(decision.predicted.curve)
-    body["decision"]["learning_rate"]["schedule"]["num_steps"] = 400
     steps = list(range(1, 401))
     losses = [loss_at(step) for step in steps]
-    body["main_run"] = {
+    main_run = {
         "steps": steps, "train_loss_nats": losses, "validation_loss_nats": 2.2, "event": "finished",
         "beside_curve": beside_curve(steps, losses, decision.predicted.curve, 400), "watched": found,
     }  # fmt: skip
-    source = page(body)
-    assert unknown_numbers(source, body) == []
-    section = source[source.index('<section id="main-run">') :]
-    section = section[: section.index("</section>")]
+    body = {"decision": canon.to_json(decision), "main_run": main_run, "transfer": None}
+    section = main_run_section(body)
+    assert unknown_numbers(section, body) == []
     svg = section[section.index("<svg") : section.index("</svg>") + 6]
     ET.fromstring(svg)
     told = " ".join(text_of(section).split())
@@ -88,6 +81,6 @@ def test_the_page_shows_it_and_the_figure_marks_it(found, decision):
         assert said in told, said
     assert "spike, at its peak" in svg
     assert "rolled back" in svg
-    body["main_run"]["watched"] = {"problem": "nothing of it is judged"}
-    assert "nothing of it is judged" in page(body)
-    assert "spike, at its peak" not in page(body)
+    main_run["watched"] = {"problem": "nothing of it is judged"}
+    assert "nothing of it is judged" in main_run_section(body)
+    assert "spike, at its peak" not in main_run_section(body)

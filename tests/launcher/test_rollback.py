@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from care_case import NUM_STEPS, POLICY, care_decision, curve, events, poisoned_run
-from main_run import write_corpus
+from main_run import QUIET_TORCH
 
 from launcher import chronicle, metrics, rollback
 from launcher.checkpoints import CheckpointError, CorruptError, Manifest
@@ -22,16 +22,7 @@ from launcher.rollback import Rollback
 from launcher.training import Trainer
 from proxies import canon
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"
-)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
+pytestmark = QUIET_TORCH
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +218,24 @@ def test_the_lowered_clip_is_what_the_update_is_made_with(one_rank, corpus, tmp_
     mine, other = curve(tmp_path / "run"), curve(tmp_path / "other" / "run")
     assert mine[17] == other[17], "the first loss is of before the update"
     assert mine[18][0] > other[18][0], "an update clipped fifty times shorter moves less"
+
+
+def test_what_is_not_yet_told_is_told_and_nothing_twice(tmp_path):
+    """Each by its number: a line that was lost is not made up for by another one."""
+    rollback.tell(tmp_path, "d" * 64, ROLLBACKS, 50)
+    first, second = lines = events(tmp_path, "rolled_back")
+    assert [(line["number"], line["step"], line["reason"]) for line in lines] == [(1, 50, "a"), (2, 50, "b")]
+    rollback.tell(tmp_path, "d" * 64, ROLLBACKS, 50)
+    assert events(tmp_path, "rolled_back") == lines
+    path = tmp_path / metrics.METRICS_FILE
+    path.write_text("torn\n" + canon.canonical(second) + "\n")
+    rollback.tell(tmp_path, "d" * 64, ROLLBACKS, 50)
+    assert events(tmp_path, "rolled_back") == [second, first]
+    older = [{name: value for name, value in line.items() if name != "number"} for line in lines]
+    path.write_text("".join(canon.canonical(line) + "\n" for line in older))
+    rollback.tell(tmp_path, "d" * 64, ROLLBACKS, 50)
+    assert events(tmp_path, "rolled_back") == older, "of before lines had numbers"
+    assert len(actions(tmp_path)) == 2
 
 
 ROLLBACKS = (

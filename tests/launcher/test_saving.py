@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from main_run import tiny_decision, write_corpus
+from main_run import QUIET_TORCH, tiny_decision
 
 from launcher import assembly, checkpoints, metrics, saving
 from launcher.launch_file import write_launch
@@ -25,24 +25,8 @@ from launcher.saving import SaveError, Saver
 from launcher.trainer import Options, run
 from launcher.training import Trainer
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"
-)
+pytestmark = [QUIET_TORCH, pytest.mark.usefixtures("one_rank")]
 DIGEST = "d" * 64
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -186,26 +170,41 @@ def test_saves_are_lines_of_the_metrics(corpus, tmp_path):
     assert metrics.read(tmp_path / "run")[-1]["event"] == "finished"
 
 
-@pytest.mark.parametrize("moment", ["__0_0.distcp", "manifest.json", "rename", "retention"])
-def test_a_kill_at_any_moment_of_a_save_leaves_a_folder_to_go_on_from(corpus, tmp_path, moment):
-    """SIGKILL of a real process: its second save, with the first one beside it, is cut where `moment` says."""
-    code = (
-        "import sys; sys.path[:0] = sys.argv[4:]; import test_saving; from pathlib import Path;"
-        "test_saving.save_until_killed(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])"
-    )
-    here = Path(__file__).parent
+MOMENTS = {"__0_0.distcp": 4, "manifest.json": 4, "rename": 8, "retention": 12}
+"""Where a save is cut, and the newest step that is whole then."""
+
+
+@pytest.fixture(scope="module")
+def killed(corpus, tmp_path_factory):
+    """Folders of runs that SIGKILL ended at each moment: forks of one process, as torch takes longer to import."""
+    here, out = Path(__file__).parent, tmp_path_factory.mktemp("killed")
+    code = "import sys; sys.path[:0] = sys.argv[3:]; import test_saving; test_saving.be_killed(*sys.argv[1:3])"
     job = subprocess.run(
-        [sys.executable, "-c", code, corpus, tmp_path, moment, here, here.parents[1]],
-        timeout=120,
-        capture_output=True,
-        check=False,
+        [sys.executable, "-c", code, corpus, out, here, here.parents[1]], timeout=200, capture_output=True, check=False
     )
-    assert job.returncode == -signal.SIGKILL, job.stderr.decode()
-    decision = tiny_decision(corpus)
-    newest = checkpoints.newest_good(tmp_path / "run" / "checkpoints", decision.digest, [])
-    assert newest.step == {"__0_0.distcp": 4, "manifest.json": 4, "rename": 8, "retention": 12}[moment]
-    assert train(decision, corpus, tmp_path).event == "finished"
-    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert job.stdout.split() == [b"-9"] * len(MOMENTS), job.stderr.decode()
+    return out
+
+
+def be_killed(corpus, out):
+    """In a process that has not computed yet: a fork of one that has would lack its threads."""
+    for moment in MOMENTS:
+        if not (child := os.fork()):
+            try:
+                save_until_killed(Path(corpus), Path(out) / moment, moment)
+            finally:
+                os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_at_any_moment_of_a_save_leaves_a_folder_to_go_on_from(killed, corpus, moment):
+    """SIGKILL of a real process: its second save, with the first one beside it, is cut where `moment` says."""
+    out, decision = killed / moment, tiny_decision(corpus)
+    newest = checkpoints.newest_good(out / "run" / "checkpoints", decision.digest, [])
+    assert newest.step == MOMENTS[moment]
+    assert train(decision, corpus, out).event == "finished"
+    names = sorted(path.name for path in (out / "run" / "checkpoints").iterdir())
     # Nothing is saved after the last step, so what its deletion left lies there still.
     left_over = ["step-00000004.part"] if moment == "retention" else []
     assert names == [*left_over, "step-00000008", "step-00000012"]

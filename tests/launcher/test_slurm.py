@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from kill_case import num_outcomes
+from slurm_fakes import JOB_ID, await_seen, machine, put_fakes, seen
 from tiny_study import PLAN, ask, forerun, write_plan
 
 from launcher.slurm import sbatch_script
@@ -25,10 +26,10 @@ trap 'kill -KILL -- -$child; exit 143' TERM
 wait $child
 exit $?
 """
-SCONTROL = '#!/usr/bin/env bash\necho "$@" >>"$SEEN/scontrol"\n'
 # `ray symmetric-run` does nothing but what comes after `--`; python is the driver.
 RAY = '#!/usr/bin/env bash\nenv >"$SEEN/environment"\nwhile [[ $1 != -- ]]; do echo "$1" >>"$SEEN/ray"; shift; done\n'
 RAY += 'shift\nexec "$@"\n'
+PYTHON = sys.executable
 DRIVER = """#!/usr/bin/env bash
 if [[ $1 == -c ]]; then exec {python} "$@"; fi
 printf '%s\\0' "$@" >"$SEEN/driver"
@@ -40,46 +41,15 @@ exit "$CODE"
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """Starts a script that `text` is, on a machine of fakes; `SEEN` has what they saw."""
-    fakes = {"srun": SRUN, "scontrol": SCONTROL, "ray": RAY, "python": DRIVER.format(python=sys.executable)}
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "seen").mkdir()
-    for name, text in fakes.items():
-        path = tmp_path / "bin" / name
-        path.write_text(text)
-        path.chmod(0o755)
+    """Starts a script that `text` is, on a machine of fakes; `seen/` has what they saw."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    started = []
-
-    def start(text, *, steps=0, code=0):
-        script = tmp_path / "job.sh"
-        script.write_text(text)
-        slurm = {"SLURM_JOB_ID": f"9{os.getpid()}", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_ON_NODE": "2"}
-        environment = {**os.environ, **slurm, "SEEN": str(tmp_path / "seen"), "STEPS": str(steps), "CODE": str(code)}
-        started.append(subprocess.Popen(["bash", str(script)], env=environment, start_new_session=True))
-        return started[-1]
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with machine(tmp_path, {"srun": SRUN, "ray": RAY, "python": DRIVER.format(python=PYTHON)}) as start:
+        yield lambda text, *, steps=0, code=0: start(text, STEPS=steps, CODE=code)
 
 
 def script(folder, **kwargs):
     given = {"overrides": (), "parent_dir": None, "options": ()} | kwargs
     return sbatch_script(folder / "plan.toml", folder / "study", **given)
-
-
-def seen(folder, name):
-    path = folder / "seen" / name
-    return path.read_text() if path.exists() else ""
-
-
-def await_seen(folder, name):
-    deadline = time.monotonic() + 20
-    while not seen(folder, name) and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def test_the_command_arrives_as_it_was_given(tmp_path, job, monkeypatch):
@@ -120,7 +90,7 @@ def test_told_to_stop(tmp_path, job, number, requeued):
     os.kill(process.pid, number)
     assert process.wait(timeout=30) == 130
     assert seen(tmp_path, "told") == "told\n", "the driver, and once"
-    assert seen(tmp_path, "scontrol").split() == (["requeue", f"9{os.getpid()}"] if requeued else [])
+    assert seen(tmp_path, "scontrol").split() == (["requeue", JOB_ID] if requeued else [])
 
 
 def test_a_driver_that_ends_well_when_time_is_up_is_not_run_again(tmp_path, job):
@@ -175,16 +145,8 @@ def test_a_job_of_real_ray_hits_its_limit_and_goes_on(tmp_path):
     if not own_pids_allowed():
         pytest.skip("this machine allows no namespace of processes")
     plan = write_plan(tmp_path, PLAN.replace('backend = "inline"', 'backend = "ray"'))
-    study, seen_dir = tmp_path / "study", tmp_path / "seen"
-    (tmp_path / "bin").mkdir()
-    seen_dir.mkdir()
-    for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
+    study, environment = tmp_path / "study", put_fakes(tmp_path, {"srun": SRUN})
     assert forerun("run", plan, "--study", study, "--sbatch", tmp_path / "job.sh")[0] == 0
-    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_ON_NODE": "2"}
-    environment = {**os.environ, **slurm, "SEEN": str(seen_dir), "OMP_NUM_THREADS": "1"}
-    environment["PATH"] = f"{tmp_path / 'bin'}:{environment['PATH']}"
     said = tmp_path / "said"
     # The signal is sent from inside, where the script's own pid is known.
     watched = f'bash {shlex.quote(str(tmp_path / "job.sh"))} & job=$!; trap "kill -USR1 $job" USR1; '
@@ -200,6 +162,6 @@ def test_a_job_of_real_ray_hits_its_limit_and_goes_on(tmp_path):
             os.kill(int(inner), signal.SIGUSR1)
         assert process.wait(timeout=280) == (130 if limit else 0), said.read_text()
         assert ("continues" in said.read_text()) == limit
-    assert (seen_dir / "scontrol").read_text() == f"requeue {os.getpid()}\n"
+    assert seen(tmp_path, "scontrol") == f"requeue {JOB_ID}\n"
     assert ask("status", study)[0] == 0
     assert num_outcomes(study) > 60

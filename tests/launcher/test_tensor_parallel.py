@@ -6,27 +6,18 @@ import dataclasses
 import shutil
 
 import pytest
-from main_run import decision_of, spec_of, tiny_decision, write_corpus
+from main_run import QUIET_TORCH, spec_like, split, tiny_decision
+from rank_runs import CUT
 
 from launcher import metrics, tensor_parallel
 from launcher.frozen import Parallelism
 from launcher.launch import launch
 from launcher.launch_file import write_launch
 from launcher.trainer import Options, _problems, run
-from proxies.data.tokens import TokenStore, read_manifest
-from proxies.rules import named
+from proxies.data.tokens import TokenStore
 from proxies.solo import Solo
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"
-)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
+pytestmark = QUIET_TORCH
 
 
 def lines_of(run_dir):
@@ -44,32 +35,17 @@ def assert_is_the_proxys(run_dir, outcome, spec, corpus):
     assert outcome.validation_loss_nats == pytest.approx(result.loss_nats, abs=1e-5)
 
 
-def spec_like(corpus, **shape):
-    """Twice the heads of queries that keys and values have, unless told otherwise."""
-    spec = spec_of(read_manifest(corpus).data_id)
-    base = dataclasses.replace(spec.base_shape, **{"num_heads": 2, "num_kv_heads": 1, **shape})
-    if base.tied:
-        return dataclasses.replace(spec, shape=base, base_shape=base, parametrization=named("sp"))
-    return dataclasses.replace(spec, shape=base.at_width(32), base_shape=base)
+def test_two_ranks_that_split_the_model_train_as_the_proxy_and_one_can_go_on(two_ranks, one_rank, corpus, tmp_path):
+    """The two stopped at step 6 and resumed, and so did the one after them."""
+    spec, run_dir = spec_like(corpus, qk_norm=True), two_ranks / "split" / "run"
+    assert_is_the_proxys(run_dir, metrics.read_ending(run_dir), spec, corpus)
 
-
-def split(spec, corpus, **degrees):
-    decision = decision_of(spec, read_manifest(corpus))
-    return dataclasses.replace(decision, parallelism=Parallelism(**degrees))
-
-
-def test_two_ranks_that_split_the_model_train_as_the_proxy_and_one_can_go_on(one_rank, corpus, tmp_path):
-    spec = spec_like(corpus, qk_norm=True)
+    shutil.copytree(two_ranks / "split" / "cut", tmp_path / "one")
+    assert metrics.read_ending(tmp_path / "one").step == CUT
     config = write_launch(tmp_path / "frozen", split(spec, corpus, data_parallel_shard=1, tensor=2))
-    first = launch(config, corpus, tmp_path / "run", stop_after=6)
-    assert (first.event, first.step) == ("stopped", 6)
-    shutil.copytree(tmp_path / "run", tmp_path / "one")
-    second = launch(config, corpus, tmp_path / "run")
-    assert_is_the_proxys(tmp_path / "run", second, spec, corpus)
-
     ending = run(Options(config=config, data=corpus, out=tmp_path / "one", allow_world_size=True))
     assert_is_the_proxys(tmp_path / "one", ending, spec, corpus)
-    assert lines_of(tmp_path / "one") != lines_of(tmp_path / "run")
+    assert lines_of(tmp_path / "one") != lines_of(run_dir)
 
 
 @pytest.mark.slow
@@ -88,6 +64,19 @@ def test_every_family_and_sharding_trains_as_the_proxy(corpus, tmp_path, shape, 
     outcome = launch(config, corpus, tmp_path / "run")
     assert (outcome.event, outcome.step) == ("finished", 12)
     assert_is_the_proxys(tmp_path / "run", outcome, spec, corpus)
+
+
+@pytest.mark.slow  # the compiler takes a minute
+def test_compiled_blocks_that_are_split_train_as_the_proxy(two_ranks, corpus, tmp_path):
+    spec = spec_like(corpus, qk_norm=True)
+    decision = split(spec, corpus, data_parallel_shard=1, tensor=2)
+    config = write_launch(tmp_path / "frozen", dataclasses.replace(decision, compiled=True))
+    outcome = launch(config, corpus, tmp_path / "run")
+    assert (outcome.event, outcome.step) == ("finished", 12), outcome
+    assert_is_the_proxys(tmp_path / "run", outcome, spec, corpus)
+    compiled, eager = lines_of(tmp_path / "run"), lines_of(two_ranks / "split" / "run")
+    norms = [[line["grad_norm"] for line in lines] for lines in (compiled, eager)]
+    assert norms[0] != norms[1], "it was compiled: other kernels round otherwise"
 
 
 def test_what_the_ranks_cannot_share_evenly_is_refused(one_rank, corpus, tmp_path):

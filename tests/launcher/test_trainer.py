@@ -16,14 +16,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from main_run import decision_of, spec_of, tiny_decision, write_corpus
+from main_run import QUIET_TORCH, all_choices, decision_of, spec_of, tiny_decision, unlike, write_corpus
+from rank_runs import CUT
 
-from launcher import assembly, metrics, trainer
+from launcher import assembly, chronicle, metrics, trainer
 from launcher.exporters import native
 from launcher.exporters.fidelity import ExportError
 from launcher.frozen import FrozenError, Parallelism
 from launcher.launch import launch, launch_line
 from launcher.launch_file import read_launch, write_launch
+from launcher.policy import Monitoring
 from launcher.trainer import Options, _problems, run
 from launcher.training import Trainer
 from launcher.watchdog import START_SECONDS
@@ -31,19 +33,9 @@ from proxies.data.tokens import TokenStore, read_manifest
 from proxies.flops import flops_per_token
 from proxies.model import Block, Decoder
 from proxies.rules import named
-from proxies.schedule import Schedule
 from proxies.solo import Solo
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"
-)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
+pytestmark = QUIET_TORCH
 
 
 def train(decision, corpus, out, **options):
@@ -79,14 +71,6 @@ def alone(one_rank, corpus, tmp_path_factory):
     return out / "run", train(tiny_decision(corpus), corpus, out)
 
 
-@pytest.fixture(scope="module")
-def pair(corpus, tmp_path_factory):
-    """An uninterrupted run of two ranks under torchrun: its folder and outcome."""
-    out = tmp_path_factory.mktemp("pair")
-    config = write_launch(out / "frozen", tiny_decision(corpus, num_ranks=2))
-    return out / "run", launch(config, corpus, out / "run")
-
-
 def assert_is_the_proxys(run_dir, validation_loss_nats, proxy):
     result, curve_of_proxy = proxy
     mine = curve(run_dir)
@@ -106,10 +90,10 @@ def test_one_rank_trains_as_the_proxy(alone, proxy):
     assert_is_the_proxys(run_dir, ending.validation_loss_nats, proxy)
 
 
-def test_two_ranks_train_as_the_proxy(pair, proxy):
-    run_dir, outcome = pair
-    assert (outcome.event, outcome.exit_code, outcome.step, outcome.num_restarts) == ("finished", 0, 12, 0)
-    assert_is_the_proxys(run_dir, outcome.validation_loss_nats, proxy)
+def test_two_ranks_train_as_the_proxy(two_ranks, proxy):
+    ending = metrics.read_ending(two_ranks / "plain" / "run")
+    assert (ending.event, ending.exit_code, ending.step) == ("finished", 0, 12)
+    assert_is_the_proxys(two_ranks / "plain" / "run", ending.validation_loss_nats, proxy)
 
 
 def test_smaller_passes_that_recompute_train_as_the_proxy(one_rank, proxy, corpus, tmp_path, monkeypatch):
@@ -193,22 +177,24 @@ def test_parity_table_is_the_frozen_numbers(alone, corpus):
     assert table["parameters"]["norm.weight"]["measured_init_std"] == 0
 
 
-def test_resume_of_two_ranks_is_bitwise_and_one_rank_can_go_on(pair, one_rank, corpus, tmp_path):
-    config = write_launch(tmp_path / "frozen", tiny_decision(corpus, num_ranks=2))
-    first = launch(config, corpus, tmp_path / "run", stop_after=6)
-    assert (first.event, first.step) == ("stopped", 6)
+def test_resume_of_two_ranks_is_bitwise_and_one_rank_can_go_on(two_ranks, one_rank, corpus, tmp_path):
+    plain = two_ranks / "plain" / "run"
+    first = metrics.read_ending(two_ranks / "cut" / "cut")
+    assert (first.event, first.step) == ("stopped", CUT)
     assert first.validation_loss_nats is not None
-    shutil.copytree(tmp_path / "run", tmp_path / "narrow")
+    assert metrics.read_ending(two_ranks / "cut" / "run") == metrics.read_ending(plain)
+    assert losses(two_ranks / "cut" / "run") == losses(plain)
+    assert [line["step"] for line in metrics.read(two_ranks / "cut" / "run") if line.get("event") == "started"] == [
+        0,
+        6,
+    ]
 
-    second = launch(config, corpus, tmp_path / "run")
-    assert (second.event, second.step) == ("finished", 12)
-    assert losses(tmp_path / "run") == losses(pair[0])
-    assert second.validation_loss_nats == pair[1].validation_loss_nats
-
+    shutil.copytree(two_ranks / "cut" / "cut", tmp_path / "narrow")
+    config = write_launch(tmp_path / "frozen", tiny_decision(corpus, num_ranks=2))
     options = Options(config=config, data=corpus, out=tmp_path / "narrow", allow_world_size=True)
     assert run(options).event == "finished"
-    assert losses(tmp_path / "narrow") == pytest.approx(losses(pair[0]), abs=1e-5)
-    assert losses(tmp_path / "narrow") != losses(pair[0])
+    assert losses(tmp_path / "narrow") == pytest.approx(losses(plain), abs=1e-5)
+    assert losses(tmp_path / "narrow") != losses(plain)
 
 
 @pytest.mark.parametrize("cut", [1, 4, 11])
@@ -251,10 +237,9 @@ def test_moments_and_not_only_weights_are_resumed(alone, corpus, tmp_path, monke
     resume = Trainer._resume
 
     def forgetful(self):
-        start = resume(self)
+        resume(self)
         for state in self.optimizer.state.values():
             state["exp_avg"].zero_()
-        return start
 
     monkeypatch.setattr(Trainer, "_resume", forgetful)
     train(decision, corpus, tmp_path)
@@ -273,6 +258,8 @@ def test_a_corrupt_newest_checkpoint_falls_back_one(alone, corpus, tmp_path, cap
     assert losses(tmp_path / "run") == losses(alone[0])
     assert (tmp_path / "run" / "checkpoints" / "step-00000008.corrupt").is_dir()
     assert "step-00000008 is corrupt" in capsys.readouterr().err
+    (told,) = [entry for entry in chronicle.entries(tmp_path / "run") if entry.kind == "corrupt"]
+    assert (told.step, told.digest) == (8, tiny_decision(corpus).digest) and "does not have its hash" in told.text
 
 
 def flip(path):
@@ -354,6 +341,61 @@ def test_nan_stops_before_the_step_and_leaves_the_checkpoint(one_rank, corpus, t
     assert newest == f"step-{ending.step:08d}"
 
 
+def spoiled(monkeypatch, value, at_step=6):
+    """A weight becomes `value` in the update of that step."""
+    update = Trainer._update
+
+    def spoiling(self, step, norm):
+        update(self, step, norm)
+        if step == at_step - 1:
+            with torch.no_grad():
+                self.model.get_parameter("layers.1.attention.wo.weight").to_local()[3, 4] = value
+
+    monkeypatch.setattr(Trainer, "_update", spoiling)
+
+
+@pytest.mark.parametrize(
+    ("monitoring", "value", "wrong"),
+    [
+        (Monitoring(layers_every_steps=1), math.nan, "layers.layers.1.weight_rms is nan"),
+        (Monitoring(layers_every_steps=2), math.inf, "layers.layers.1.weight_rms is inf"),
+        (Monitoring(validate_every_steps=3), math.nan, "validation_loss_nats is nan"),
+    ],
+)
+def test_a_weight_that_is_no_number_stops_the_run_before_it_is_saved(
+    one_rank, corpus, tmp_path, monkeypatch, monitoring, value, wrong
+):
+    spoiled(monkeypatch, value)
+    ending = train(dataclasses.replace(tiny_decision(corpus, every_steps=3), monitoring=monitoring), corpus, tmp_path)
+    assert (ending.event, ending.exit_code, ending.step) == ("aborted", 3, 6)
+    assert ending.reason == f"{wrong} after the update of step 6, which is not saved"
+    last = curve(tmp_path / "run")[6]
+    assert math.isfinite(last["train_loss_nats"]) and not {"layers", "validation_loss_nats"} & set(last)
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_nor_is_it_saved_where_nobody_looked(one_rank, corpus, tmp_path, monkeypatch):
+    spoiled(monkeypatch, math.nan)
+    ending = train(tiny_decision(corpus, every_steps=3), corpus, tmp_path)
+    assert (ending.event, ending.exit_code) == ("aborted", 3)
+    assert "step 6 could not be written (layers.1.attention.wo.weight is not finite)" in ending.reason
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_the_last_step_is_validated_once(one_rank, corpus, tmp_path, monkeypatch):
+    validated = []
+    whole = Trainer.validation_loss
+    monkeypatch.setattr(Trainer, "validation_loss", lambda self: (validated.append(self.done), whole(self))[1])
+    decision = dataclasses.replace(tiny_decision(corpus), monitoring=Monitoring(validate_every_steps=4))
+    first = train(decision, corpus, tmp_path, stop_after=6)
+    assert validated == [4, 6]
+    ending = train(decision, corpus, tmp_path)
+    assert validated == [4, 6, 8, 12]
+    assert ending.validation_loss_nats == curve(tmp_path / "run")[12]["validation_loss_nats"]
+    assert ending.validation_loss_nats < first.validation_loss_nats
+    assert train(decision, corpus, tmp_path) == ending, "finished, it is measured anew"
+
+
 def test_a_loss_over_the_ceiling_past_warmup_aborts(one_rank, corpus, tmp_path):
     decision = tiny_decision(corpus)
     low = dataclasses.replace(decision.abort, train_loss_above_nats=0.1)
@@ -386,21 +428,6 @@ def test_tied_matrices_stay_one(one_rank, corpus, tmp_path):
     assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy_of(spec, corpus))
 
 
-WARMING = Schedule(
-    kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1, batch_warmup_steps=5, batch_warmup_stages=4
-)
-
-
-def unlike(corpus, *changes):
-    """The tiny run with one choice or several made otherwise, at two layers over a base of one."""
-    spec = spec_of(read_manifest(corpus).data_id)
-    base = dataclasses.replace(spec.base_shape, num_layers=1, family="gpt2" if "gpt2" in changes else "llama")
-    spec = dataclasses.replace(spec, base_shape=base, shape=base.at_width(32).at_depth(2))
-    if "completep" in changes:
-        spec = dataclasses.replace(spec, parametrization=named("completep"))
-    return dataclasses.replace(spec, schedule=WARMING) if "warming" in changes else spec
-
-
 @pytest.mark.parametrize("change", ["gpt2", "completep", "warming"])
 def test_every_choice_trains_as_the_proxy(one_rank, corpus, tmp_path, change):
     """Resumed on the way, so that positions in the data, too, are those of an uninterrupted run."""
@@ -413,16 +440,13 @@ def test_every_choice_trains_as_the_proxy(one_rank, corpus, tmp_path, change):
     assert abs(losses(tmp_path / "run")[12] - plain[-1]) > 1e-3, "the choice makes a difference"
 
 
-def test_all_choices_at_once_train_as_the_proxy_on_two_ranks(corpus, tmp_path):
-    spec = unlike(corpus, "gpt2", "completep", "warming")
-    # Stages of two ranks' sequences each.
-    spec = dataclasses.replace(spec, schedule=dataclasses.replace(WARMING, batch_warmup_stages=2))
-    config = write_launch(tmp_path / "frozen", decision_of(spec, read_manifest(corpus), num_ranks=2))
-    outcome = launch(config, corpus, tmp_path / "run")
-    assert (outcome.event, outcome.step) == ("finished", 12)
-    proxy = proxy_of(spec, corpus)
-    assert_is_the_proxys(tmp_path / "run", outcome.validation_loss_nats, proxy)
-    lines = curve(tmp_path / "run")
+def test_all_choices_at_once_train_as_the_proxy_on_two_ranks(two_ranks, corpus):
+    run_dir = two_ranks / "choices" / "run"
+    ending = metrics.read_ending(run_dir)
+    assert (ending.event, ending.step) == ("finished", 12)
+    proxy = proxy_of(all_choices(corpus), corpus)
+    assert_is_the_proxys(run_dir, ending.validation_loss_nats, proxy)
+    lines = curve(run_dir)
     assert [lines[step]["tokens"] for step in (1, 5, 6, 12)] == [128, 640, 896, proxy[0].tokens]
 
 
@@ -477,6 +501,32 @@ def test_wrong_initial_weights_are_refused(corpus):
         assembly.prove_init(model, decision.groups)
 
 
+def test_a_run_whose_live_optimizer_or_weights_are_not_the_frozen_ones_never_steps(
+    one_rank, corpus, tmp_path, monkeypatch
+):
+    build, initialize = assembly.build_optimizer, assembly.initialize
+
+    def other(model, groups):
+        optimizer = build(model, groups)
+        optimizer.param_groups[1]["weight_decay"] += 0.1
+        return optimizer
+
+    def louder(model, *given):
+        initialize(model, *given)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(2.0)
+
+    for name, wrong, said in (
+        ("build_optimizer", other, "weight_decay is 0."),
+        ("initialize", louder, "lm_head.weight: init std is"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(assembly, name, wrong)
+            ending = train(tiny_decision(corpus), corpus, tmp_path / name)
+        assert (ending.event, ending.exit_code) == ("refused", 2) and said in ending.reason
+        assert not curve(tmp_path / name / "run")
+
+
 def test_native_export_reads_back_and_starts(corpus, tmp_path):
     decision = tiny_decision(corpus)
     report = native.export(decision, tmp_path)
@@ -500,6 +550,7 @@ def test_native_export_refuses_what_the_embedded_trainer_refuses(corpus, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow  # test_launch has it of a scripted job; a refusal is an ending here, as every test of one says
 def test_launch_does_not_restart_a_refusal(corpus, tmp_path):
     config = write_launch(tmp_path, tiny_decision(corpus))
     write_corpus(tmp_path / "other", seed=1)
@@ -518,7 +569,7 @@ def test_replicas_train_as_the_proxy(corpus, proxy, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_rank_restarts_the_job_to_the_same_curve(pair, corpus, tmp_path):
+def test_a_killed_rank_restarts_the_job_to_the_same_curve(two_ranks, corpus, tmp_path):
     config = write_launch(tmp_path, tiny_decision(corpus, num_ranks=2))
     run_dir = tmp_path / "run"
     killer = threading.Thread(target=kill_a_rank_past_step, args=(run_dir, 4))
@@ -526,7 +577,7 @@ def test_a_killed_rank_restarts_the_job_to_the_same_curve(pair, corpus, tmp_path
     outcome = launch(config, corpus, run_dir)
     killer.join()
     assert (outcome.event, outcome.num_restarts) == ("finished", 1)
-    assert losses(run_dir) == losses(pair[0])
+    assert losses(run_dir) == losses(two_ranks / "plain" / "run")
 
 
 def kill_a_rank_past_step(run_dir, step):

@@ -137,6 +137,21 @@ def test_other_multipliers_need_no_other_break():
             torch.testing.assert_close(compiled(ids, multipliers), model(ids, multipliers))
 
 
+def test_no_sum_that_is_compiled_has_a_factor_of_its_own():
+    """torch 2.13's inductor takes `torch.add(x, a @ b, alpha=0.5)` for `x + a @ b`; no other backend does."""
+    torch.compiler.reset()
+    model, multipliers, ids, _ = case("llama-qk", None)
+    sums = []
+
+    def backend(graph, inputs):
+        sums.extend(node for node in graph.graph.nodes if "add" in str(node.target))
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(ids, multipliers), model(ids, multipliers))
+    assert len(sums) >= 4 and not [node for node in sums if "alpha" in node.kwargs]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize(("family", "num_trials"), [("llama-qk", None), ("gpt2", K)])

@@ -1,6 +1,8 @@
 """The copy is the parametrization's own at a small shape; its corpus is a cut; a config's standing is told as it is."""
 
 import dataclasses
+import importlib.metadata
+from types import MappingProxyType
 
 import pytest
 from main_run import decision_of, spec_of, tiny_decision, write_corpus
@@ -134,13 +136,13 @@ def test_the_verb_names_the_drills_that_are_held():
     assert tuple(DRILLS) == verb.DRILLS
 
 
-def attested(folder, decision, outcomes, not_asked_for=(), outcome="passed"):
+def attested(folder, decision, outcomes, not_asked_for=(), outcome="passed", machine=MappingProxyType({})):
     drills = tuple(
         DrillResult(name=name, outcome=found, said="", seen={}, limit="", needed=False)
         for name, found in outcomes.items()
     )
-    record = Attested(outcome=outcome, not_asked_for=not_asked_for, copy={"kind": "scaled"}, machine={}, seconds=1.0,
-                      drills=drills)  # fmt: skip
+    record = Attested(outcome=outcome, not_asked_for=not_asked_for, copy={"kind": "scaled"}, machine={**machine},
+                      seconds=1.0, drills=drills)  # fmt: skip
     return attest(folder, "rehearsal", decision.digest, canon.to_json(record))
 
 
@@ -175,3 +177,19 @@ def test_an_edited_or_foreign_attestation_rehearses_nothing(corpus, tmp_path):
     edited = rehearsal_of(tmp_path, decision.digest)
     assert (edited.rehearsed, edited.body) == (False, None)
     assert "its content does not have its hash" in edited.sentence
+
+
+@pytest.mark.parametrize("name", ["forerun", "torch"])
+def test_a_rehearsal_of_other_versions_is_named(corpus, tmp_path, name):
+    decision = tiny_decision(corpus)
+    here = {each: importlib.metadata.version(each) for each in ("forerun", "torch")}
+    attested(tmp_path, decision, {"nan": "passed"}, machine={**here, "gpus": ["NVIDIA H100", "NVIDIA H100"]})
+    sound = rehearsal_of(tmp_path, decision.digest)
+    assert sound.rehearsed
+    assert "rehearsed: 1 of 1 drills passed on a scaled-down copy on 2 NVIDIA H100, 20" in sound.sentence
+    attested(tmp_path, decision, {"nan": "passed"}, machine={**here, name: "0.0.1"})
+    older = rehearsal_of(tmp_path, decision.digest)
+    assert not older.rehearsed
+    assert older.sentence.startswith("UNREHEARSED with what is installed here: 1 of 1 drills passed")
+    assert older.sentence.endswith(f"by {name} 0.0.1 (here is {here[name]}); forerun rehearse {tmp_path}")
+    assert older.body["other_versions"] == [f"{name} 0.0.1 (here is {here[name]})"]

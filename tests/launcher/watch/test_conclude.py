@@ -16,7 +16,7 @@ from launcher.evidence import decision_of, gather
 from launcher.frozen import Decision
 from launcher.history import Concluded
 from launcher.launch_file import write_launch
-from launcher.opening import recorded, recorded_study
+from launcher.opening import recorded
 from launcher.watch.conclude import NUM_PARTS, NotConcludedError, concluded_run
 from launcher.watch.keys import Keys
 from launcher.watch.readings import Readings, source_of
@@ -112,12 +112,16 @@ def test_another_trainers_run_needs_a_validation_loss_at_its_end(decision, tmp_p
 # The verb and the ledger
 
 
+@pytest.fixture(scope="module")
+def decided(study, found):
+    """What the finished study freezes."""
+    return decision_of(study, found)
+
+
 @pytest.fixture
-def frozen(copied):
+def frozen(decided, copied):
     """The config of a finished study, in it."""
-    study = recorded_study(copied)
-    decision = decision_of(study, gather(study, Ledger.read(copied)))
-    return decision, write_launch(copied / "frozen", decision).parent
+    return decided, write_launch(copied / "frozen", decided).parent
 
 
 def concluded(frozen, arms=0.5):
@@ -191,20 +195,23 @@ def test_the_study_itself_still_freezes_what_it_froze(frozen, copied):
 # What comes later
 
 
-@pytest.fixture
-def child(frozen, copied, finished, tmp_path):
-    """A study forked from one whose main run was concluded far above its forecast."""
-    concluded(frozen, 2.0)
-    code, body = ask("run", finished / "plan.toml", "--study", tmp_path / "child", "--fork", copied)
+@pytest.fixture(scope="module")
+def child(decided, finished, tmp_path_factory):
+    """A study forked from one whose main run was concluded far above its forecast: its folder, what it answered, and
+    what it found. Nobody writes into it.
+    """
+    family = tmp_path_factory.mktemp("family")
+    shutil.copytree(finished / "study", family / "parent")
+    concluded((decided, write_launch(family / "parent" / "frozen", decided).parent), 2.0)
+    code, body = ask("run", finished / "plan.toml", "--study", family / "child", "--fork", family / "parent")
     assert code == 0
-    return tmp_path / "child", body
+    study, ledger = recorded(family / "child")
+    return family / "child", body, study, gather(study, ledger)
 
 
-def test_the_next_study_has_the_run_in_its_ladder_and_in_its_intervals(child, frozen, copied):
-    folder, body = child
-    before, after = frozen[0].predicted, body["choice"]["prediction"]
-    study, ledger = recorded(folder)
-    found = gather(study, ledger)
+def test_the_next_study_has_the_run_in_its_ladder_and_in_its_intervals(child, decided):
+    folder, body, study, found = child
+    before, after = decided.predicted, body["choice"]["prediction"]
     (past,) = found.past
     assert found.table.num_runs == len(found.rungs) + 1
     assert (found.table.params[-1], found.table.loss[-1]) == (past.params, past.actual_nats)
@@ -220,15 +227,15 @@ def test_the_next_study_has_the_run_in_its_ladder_and_in_its_intervals(child, fr
     )
     assert after["loss"] != before.loss_nats
     assert any("concluded main runs are among the runs" in warning for warning in body["fit"]["warnings"])
-    decided, without = decision_of(study, found), decision_of(study, dataclasses.replace(found, past=()))
-    assert decided.digest != frozen[0].digest
-    assert decided.predicted.curve != without.predicted.curve, "its curve is one of those the course is fitted to"
+    with_it, without = decision_of(study, found), decision_of(study, dataclasses.replace(found, past=()))
+    assert with_it.digest != decided.digest
+    assert with_it.predicted.curve != without.predicted.curve, "its curve is one of those the course is fitted to"
     again = gather(*recorded(folder))
     assert again.fit.record_scale == found.fit.record_scale, "as the ledger recorded it"
 
 
 def test_a_run_of_another_recipe_is_left_out_and_said_to_be(child, tmp_path):
-    folder, _ = child
+    folder, *_ = child
 
     def edit(record):
         if record.kind != "history":
@@ -256,17 +263,17 @@ def test_a_fit_of_the_study_has_its_own_run_too(frozen, copied, tmp_path):
     assert kept == after["record_scale"]
 
 
-def test_a_grandchild_inherits_both(child, copied, finished, tmp_path):
-    folder, _ = child
-    study, _ = recorded(folder)
-    decision = decision_of(study, gather(study, Ledger.read(folder)))
+def test_a_grandchild_inherits_both(child, tmp_path):
+    parent, _, study, found = child
+    folder = shutil.copytree(parent, tmp_path / "study")
+    decision = decision_of(study, found)
     mine = write_launch(folder / "frozen", decision).parent
     log(decision, mine / "run", decision.predicted.loss_nats * 1.01)
     code, second = ask("watch", mine, "--conclude")
     assert code == 0
     assert second["coverage"]["num_concluded"] == 2
     (own,) = history.concluded(Ledger.read(folder))
-    scale = gather(*recorded(folder)).fit.record_scale
+    scale = found.fit.record_scale
     assert own.interval_scale == pytest.approx(scale)
     assert own.z == pytest.approx(own.foretold.z * scale), "misses are counted by the fit's own interval"
     with Ledger.open(tmp_path / "new", {"planted": 1}, create=True) as ledger:

@@ -93,6 +93,14 @@ def test_spikes_that_come_back_are_a_notice_and_one_that_lasts_an_alarm():
         assert found.severity == "alarm" and found.first_step == 481 and said in found.seen
 
 
+def test_a_spike_that_lasted_and_came_back_is_a_notice():
+    columns = healthy(upto=520)
+    columns.train_loss_nats[480:500] += 2.0
+    judged = judge(decision(), columns, now=NOW)
+    assert "spike_lasts" not in names(judged)
+    assert alert(judged, "spikes").evidence["num_lasted"] == 1
+
+
 def test_a_loss_past_the_ceiling_and_a_slow_rise_are_alarms():
     columns = healthy()
     columns.train_loss_nats[700:] = 7.0
@@ -155,12 +163,17 @@ def test_rollbacks_and_gpu_errors_are_told():
     back = {"event": "rolled_back", "step": 300, "to_step": 200, "reason": "a spike"}
     counts = np.zeros((3, 4))
     counts[2, 1] = 7.0
-    gpus = {"num_ecc_errors": counts + 5, "num_link_errors": np.full((3, 4), np.nan)}
+    gpus = {"num_ecc_errors": counts, "num_link_errors": np.full((3, 4), np.nan)}
     columns = healthy(events=(started(), back), gpu_steps=np.array([100.0, 200.0, 300.0]), gpus=gpus)
     judged = judge(decision(), columns, now=NOW)
     assert alert(judged, "rolled_back").first_step == 200
     found = alert(judged, "ecc_errors")
     assert (found.first_step, found.evidence) == (300, {"rank": 1, "num_errors": 7})
+    counts[:, 1] = [9.0, 2.0, 4.0]
+    found = alert(judge(decision(), columns, now=NOW), "ecc_errors")
+    assert (found.first_step, found.evidence["num_errors"]) == (300, 2), "a device that began lower after a restart"
+    counts[:, 1] = [9.0, 2.0, 2.0]
+    assert names(judge(decision(), columns, now=NOW)) == ["rolled_back"]
 
 
 def test_alarms_come_first_and_every_alert_says_what_to_run():

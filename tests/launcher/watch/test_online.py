@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from watched_case import DIGEST, loss_at
 
-from launcher.dashboards import DashboardError, fetch_history
+from launcher.wandb_calls import DashboardError, fetch_history
 from launcher.watch import online
 from launcher.watch.keys import Keys
 from launcher.watch.readings import Readings, source_of

@@ -1,0 +1,64 @@
+"""What a run's folder says of a run whose log is silent: that it was just launched, or that it is saving.
+
+Loading a large checkpoint, and compiling before the first step, come before the first line of an attempt; a save may
+take longer than any number of steps. A silence that these explain is no stall.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import chronicle
+from launcher.checkpoint_folders import CHECKPOINTS
+
+ROLLBACKS_FILE = "rollbacks.json"
+"""As in `launcher.rollback`, which imports torch: written before a run goes back, and loads a checkpoint again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signs:
+    """Times in seconds since 1970, None where there is no such sign."""
+
+    launched_at: float | None = None
+    """The newest launch or restart by a supervisor that is still at it, or the run's own going back."""
+    saved_at: float | None = None
+    """The newest write below the folder of checkpoints."""
+    ended: str = ""
+    """What the supervisor said when it gave up, or ended in order."""
+
+    def starting(self, newest_at: float | None) -> bool:
+        """Whether an attempt was launched that has not written a line yet; `newest_at`: of the newest line."""
+        # The chronicle's times are whole seconds.
+        return self.launched_at is not None and (newest_at is None or self.launched_at + 1 > newest_at)
+
+
+def signs(run_dir: Path, digest: str) -> Signs:
+    """Of the run of a launch config in `run_dir`; what cannot be read is no sign."""
+    launched_at, ended = None, ""
+    with contextlib.suppress(OSError):
+        for entry in chronicle.entries(run_dir):
+            if entry.digest != digest:
+                continue
+            if entry.kind in ("launched", "restarted"):
+                launched_at, ended = _unix(entry.at), ""
+            elif entry.kind == "ended":
+                launched_at, ended = None, entry.text
+    if not ended:
+        with contextlib.suppress(OSError):
+            launched_at = max((run_dir / ROLLBACKS_FILE).stat().st_mtime, launched_at or 0.0)
+    saved_at = None
+    with contextlib.suppress(OSError):
+        times = [path.stat().st_mtime for path in (run_dir / CHECKPOINTS).rglob("*")]
+        saved_at = max(times, default=None)
+    return Signs(launched_at=launched_at, saved_at=saved_at, ended=ended)
+
+
+def _unix(text: str) -> float | None:
+    try:
+        at = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()

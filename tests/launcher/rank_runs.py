@@ -1,0 +1,81 @@
+"""Runs of two ranks, one after the other under one torchrun: its start costs as much as they do. See `two_ranks`.
+
+torchrun --nproc-per-node 2 rank_runs.py CORPUS OUT
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+from care_case import Poisoned, care_decision
+from care_ranks import Flipping, Ruler, slowed
+from main_run import all_choices, decision_of, spec_like, split, tiny_decision
+
+from launcher.launch_file import write_launch
+from launcher.policy import Monitoring
+from launcher.trainer import Options, run
+from launcher.training import Trainer
+from proxies.data.tokens import read_manifest
+
+RULER = Ruler()
+CUT = 6
+"""Where those that are cut stop once, and their folder is copied to `cut`."""
+
+
+def ruled(decision, store, run_dir, interrupted):
+    """With a ruler, and with one rank that is slow."""
+    trainer = Trainer(decision, store, run_dir, interrupted, (RULER,))
+    if trainer.rank == 1:
+        slowed(trainer)
+    return trainer
+
+
+def poisoned(decision, store, run_dir, interrupted):
+    return Trainer(decision, Poisoned(store), run_dir, interrupted)
+
+
+def runs_of(corpus):
+    """By name: the decision, what builds its trainer, and whether it is cut."""
+    tiny = tiny_decision(corpus, num_ranks=2)
+    watched = Monitoring(layers_every_steps=5, replay_every_steps=2, validate_every_steps=6)
+    watched = dataclasses.replace(tiny, monitoring=watched)
+    return {
+        "plain": (tiny, Trainer, False),
+        "cut": (tiny, Trainer, True),
+        "choices": (decision_of(all_choices(corpus), read_manifest(corpus), num_ranks=2), Trainer, False),
+        "split": (split(spec_like(corpus, qk_norm=True), corpus, data_parallel_shard=1, tensor=2), Trainer, True),
+        "watched": (watched, ruled, False),
+        "flipped": (watched, Flipping, False),
+        "back": (care_decision(corpus, num_ranks=2), poisoned, False),
+    }
+
+
+def main():
+    corpus, out = map(Path, sys.argv[1:])
+    for name, (decision, build, is_cut) in runs_of(corpus).items():
+        config = out / name / "frozen" / decision.digest / "launch.json"
+        if dist.get_rank() == 0:
+            write_launch(out / name / "frozen", decision)
+        dist.barrier()
+        options = Options(config=config, data=corpus, out=out / name / "run")
+        if is_cut:
+            run(dataclasses.replace(options, stop_after=CUT), build=build)
+            if dist.get_rank() == 0:
+                shutil.copytree(out / name / "run", out / name / "cut")
+            dist.barrier()
+        run(options, build=build)
+    if dist.get_rank() == 0:
+        (out / "ruler.json").write_text(json.dumps(RULER.measured))
+    dist.barrier()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    main()

@@ -1,0 +1,122 @@
+"""The whole rehearsal under torchrun, ended from outside at one drill and another: no process stays, and it goes on."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from main_run import tiny_decision
+from tiny_study import forerun
+
+from launcher.launch_file import write_launch
+from launcher.rehearsal.run import DRILLS
+from launcher.rehearsal.standing import rehearsal_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def frozen(corpus, tmp_path):
+    decision = tiny_decision(corpus, num_ranks=2)
+    return write_launch(tmp_path / "alone", decision).parent, corpus, decision
+
+
+class Started:
+    """A rehearsal in a process of its own, whose descendants are known by a mark in their environment."""
+
+    def __init__(self, folder, corpus, *options):
+        self.mark = uuid.uuid4().hex
+        command = [sys.executable, "-m", "launcher", "rehearse", str(folder), "--data", str(corpus), *options]
+        environment = {**os.environ, "FORERUN_TEST_MARK": self.mark}
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def left(self, seconds=10.0):
+        """Its processes that still run, once that time has passed or none is left."""
+        until = time.monotonic() + seconds
+        while (found := self._marked()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return found
+
+    def _marked(self):
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in path.read_bytes():
+                    found.append(path.parent.name)
+        return found
+
+
+def wait_for(path, seconds=200.0):
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, path
+        time.sleep(0.05)
+
+
+ENDS = [
+    ("nan", "reference/torchrun.log", signal.SIGINT, 130),
+    ("killed_rank", "killed-rank/struck-kill", signal.SIGTERM, 130),
+    ("hang", "hang/struck-hang", signal.SIGINT, 130),
+    ("hang", "hang/struck-hang", signal.SIGKILL, -9),
+    ("nan", "nan/metrics.jsonl", signal.SIGKILL, -9),
+    ("sigterm", "sigterm/torchrun.log", signal.SIGINT, 130),
+    ("sigterm", "sigterm/struck-sigterm", signal.SIGTERM, 130),
+    ("disk_full", "disk-full/torchrun.log", signal.SIGHUP, 130),
+]
+
+
+@pytest.mark.parametrize(("drill", "moment", "number", "code"), ENDS)
+def test_ended_from_outside_it_leaves_no_process_and_no_result(frozen, drill, moment, number, code):
+    folder, corpus, decision = frozen
+    began = Started(folder, corpus, "--only", drill)
+    wait_for(folder / "rehearsal" / moment)
+    assert began.left(0.0)
+    began.process.send_signal(number)
+    _, err = began.process.communicate(timeout=90)
+    assert began.process.returncode == code, err
+    assert began.left() == []
+    assert not (folder / "rehearsal" / "progress.json").exists()  # the drill is not held
+    assert rehearsal_of(folder, decision.digest).body is None
+    if code == 130:
+        assert "the same command continues" in err
+
+
+@pytest.mark.timeout(600)
+def test_every_drill_passes_and_an_interrupted_rehearsal_goes_on(frozen):
+    folder, corpus, decision = frozen
+    first = Started(folder, corpus)
+    wait_for(folder / "rehearsal" / "progress.json")
+    time.sleep(1.0)
+    code, _, err = forerun("rehearse", folder, "--data", corpus)
+    assert code == 75, err
+    assert f"pid {first.process.pid}" in err
+    first.process.send_signal(signal.SIGINT)
+    first.process.communicate(timeout=60)
+    assert first.process.returncode == 130
+    assert first.left() == []
+    told = json.loads((folder / "rehearsal" / "progress.json").read_text())["results"]
+    assert [result["name"] for result in told] == list(DRILLS)[: len(told)]
+    second = Started(folder, corpus, "--json")
+    out, _ = second.process.communicate(timeout=500)
+    assert second.process.returncode == 0, out[-3000:]
+    assert second.left() == []
+    body = json.loads(out)
+    found = {drill["name"]: drill["outcome"] for drill in body["drills"]}
+    assert {name for name, outcome in found.items() if outcome == "skipped"} <= {"budget", "export", "spike"}
+    assert list(found) == list(DRILLS)
+    assert "failed" not in found.values()
+    assert body["drills"][: len(told)] == told  # not held again
+    standing = rehearsal_of(folder, decision.digest)
+    assert standing.rehearsed, standing.sentence
+    line = forerun("launch", folder, "--data", corpus, "--dry-run", "--json")
+    assert json.loads(line[1])["rehearsed"]["outcome"] == "passed"
+    assert "of 16 drills passed" in line[2]
+    assert [path.name for path in (folder / "attestations").iterdir()] == ["rehearsal.json"]

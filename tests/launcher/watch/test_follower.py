@@ -1,0 +1,99 @@
+"""A run looked at again and again: what is new is told once, what stands stays, what comes back is told again."""
+
+import pytest
+from planted_watch import NUM_STEPS, decision, expected
+from watched_case import header, write_lines
+
+from launcher import chronicle, metrics
+from launcher.verbs import watch as verb
+from launcher.watch.follower import Follower
+from launcher.watch.keys import Keys
+from launcher.watch.readings import Readings, source_of
+from proxies import canon
+
+DECISION = decision()
+
+
+def follower(folder, where=None, metrics_said=None):
+    keys = Keys({})
+    readings = Readings(source_of(str(where or folder), keys), keys, DECISION.digest, NUM_STEPS)
+    return Follower(DECISION, readings, frozen=folder / "launch.json", run_dir=folder, metrics=metrics_said,
+                    usd_per_device_hour=None)  # fmt: skip
+
+
+def write(folder, *spiked, last=400, first=1):
+    for step in range(first, last + 1):
+        loss = float(expected(step)) + 0.003 * (step % 7) + 3.0 * (step in spiked)
+        metrics.append(folder, {"step": step, "train_loss_nats": loss})
+
+
+@pytest.fixture
+def run(tmp_path):
+    metrics.append(tmp_path, canon.decode(metrics.Header, canon.to_json(header(digest=DECISION.digest))))
+    return tmp_path
+
+
+def recorded(folder):
+    return [(entry.data["name"], entry.step) for entry in chronicle.entries(folder) if entry.kind == "alert"]
+
+
+def spikes_told(following):
+    return [said for said in following.look(last=False).news if said.startswith("ALARM spike_lasts")]
+
+
+def test_an_alert_is_news_once_and_again_when_it_has_been_away(run):
+    write(run, last=300)
+    following = follower(run)
+    assert following.look(last=False).news == ()
+    write(run, *range(301, 321), first=301, last=320)
+    (told,) = spikes_told(following)
+    assert told.startswith("ALARM spike_lasts, from step 301: ")
+    assert following.look(last=False).news == ()
+    write(run, first=321, last=420)
+    assert spikes_told(following) == [], "it is over"
+    write(run, *range(421, 441), first=421, last=440)
+    assert len(spikes_told(following)) == 1
+    twice = [("spike_lasts", 301), ("spike_lasts", 421)]
+    assert [entry for entry in recorded(run) if entry[0] == "spike_lasts"] == twice
+    follower(run).look(last=False)
+    assert [entry for entry in recorded(run) if entry[0] == "spike_lasts"] == twice, "whoever looks"
+
+
+def test_another_trainer_s_run_is_not_ours_to_launch(tmp_path):
+    rows = [{"step": step, "loss": float(expected(step))} for step in range(1, 100)] + [{"step": 100, "loss": "nan"}]
+    path = write_lines(tmp_path / "a log.jsonl", rows)
+    (found,) = [alert for alert in follower(tmp_path, path, str(path)).look(last=True).body["alerts"]
+                if alert["name"] == "non_finite"]  # fmt: skip
+    assert found["next_command"] == f"forerun watch {tmp_path / 'launch.json'} --metrics '{path}' --once"
+
+
+def test_a_chronicle_that_cannot_be_written_does_not_end_the_watch(run, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "x")
+
+    monkeypatch.setattr(chronicle, "record", full)
+    write(run, *range(301, 331), last=330)
+    assert follower(run).look(last=True).standing == "alarm"
+    assert "No space left on device): alerts are not recorded" in capsys.readouterr().err
+
+
+def test_live_each_line_is_said_once(run, monkeypatch, capsys):
+    write(run, last=300)
+    looks = []
+
+    def wait(_):
+        looks.append(1)
+        if len(looks) == 3:
+            write(run, first=301, last=NUM_STEPS)
+        elif len(looks) == 5:
+            metrics.write_ending(run, metrics.Ending(event="finished", exit_code=0, step=NUM_STEPS))
+
+    monkeypatch.setattr(verb.time, "sleep", wait)
+    found, code = verb._follow(follower(run), 1.0)
+    assert (found.over, code) == (True, None)
+    said = [text for text in capsys.readouterr().err.splitlines() if text.startswith("FINE")]
+    assert [text.split(":")[0] for text in said] == [
+        f"FINE at step 300 of {NUM_STEPS}",
+        f"FINE at step {NUM_STEPS} of {NUM_STEPS}",
+    ]
+    assert len(looks) == 5

@@ -1,0 +1,113 @@
+"""Rows as each trainer writes them, by the names and in the units that its sources have (see `launcher.watch.keys`)."""
+
+import pytest
+from watched_case import DIGEST, write_lines
+
+from launcher.watch import signs
+from launcher.watch.keys import FACTORS, NAMES, PER_DEVICE, RECIPROCALS, number, whole
+from launcher.watch.keys import Keys as Names
+from launcher.watch.readings import Readings, source_of
+
+RANKS = 4
+LOSS, TOKENS, SECONDS, MFU = 2.5, 800.0, 0.25, 0.4
+"""What every row below says."""
+ROWS = {
+    "torchtitan": {
+        "_step": 3, "loss_metrics/global_avg_loss": LOSS, "loss_metrics/global_max_loss": 9.0, "grad_norm": 1.5,
+        "throughput(tps)": TOKENS / RANKS, "tflops": 3.0, "mfu(%)": 100 * MFU, "time_metrics/end_to_end(s)": SECONDS,
+        "lr/AdamW": 1e-3, "validation_metrics/loss": 2.0,
+    },
+    "Megatron-LM": {
+        "_step": 3, "lm loss": LOSS, "grad-norm": 1.5, "learning-rate": 1e-3, "iteration-time": SECONDS,
+        "throughput": 412.0, "lm loss validation": 2.0,
+    },
+    "Megatron-Bridge": {"_step": 3, "lm loss": LOSS, "throughput/tokens_per_sec": TOKENS, "grad-norm": 1.5},
+    "OLMo-core": {
+        "_step": 3, "train/CE loss": LOSS, "optim/total grad norm": 1.5, "optim/LR (group 0)": 1e-3,
+        "throughput/device/TPS": TOKENS / RANKS, "throughput/device/MFU": 100 * MFU,
+        "throughput/device/BPS": 1 / SECONDS,
+    },
+    "transformers": {"train/global_step": 3, "_step": 99, "train/loss": LOSS, "train/grad_norm": 1.5,
+                     "train/learning_rate": 1e-3, "eval/loss": 2.0},
+    "transformers, its own log": {"step": 3, "loss": LOSS, "grad_norm": 1.5, "learning_rate": 1e-3, "eval_loss": 2.0},
+    "Lightning": {"trainer/global_step": 3, "_step": 99, "train_loss": LOSS, "val_loss": 2.0},
+    "litgpt": {
+        "trainer/global_step": 23, "step": 3, "iter": 24, "loss": LOSS, "learning_rate": 1e-3, "iter_time": 77.0,
+        "device/items_per_sec": TOKENS / RANKS, "device/mfu": MFU,
+    },
+    "nanoGPT": {"iter": 3, "train/loss": LOSS, "val/loss": 2.0, "lr": 1e-3, "mfu": 100 * MFU},
+    "nanochat": {"step": 3, "train/loss": LOSS, "train/dt": SECONDS, "train/tok_per_sec": TOKENS,
+                 "train/mfu": 100 * MFU, "val/bpb": 0.9},
+    "GPT-NeoX": {
+        "_step": 3, "train/lm_loss": LOSS, "train/learning_rate": 1e-3, "runtime/iteration_time": SECONDS,
+        "runtime/tokens_per_sec": TOKENS, "runtime/model_flops_utilization": 100 * MFU, "validation/lm_loss": 2.0,
+    },
+    "nanotron": {"iteration_step": 3, "lm_loss": LOSS, "grad_norm": 1.5, "lr": 1e-3,
+                 "time_per_iteration_ms": 1000 * SECONDS, "tokens_per_sec": TOKENS, "tokens_per_sec_per_gpu": 1.0},
+    "NeMo Automodel": {"step": 3, "loss": LOSS, "grad_norm": 1.5, "lr": 1e-3, "tps": TOKENS, "tps_per_gpu": 1.0,
+                       "mfu": 100 * MFU, "val_loss": 2.0},
+    "MaxText": {
+        "step": 3.0, "learning/loss": LOSS, "learning/grad_norm": 1.5, "learning/current_learning_rate": 1e-3,
+        "perf/step_time_seconds": SECONDS, "perf/per_device_tokens_per_sec": TOKENS / RANKS, "eval/avg_loss": 2.0,
+    },
+    "Composer": {
+        "time/batch": 3, "_step": 3, "loss/train/total": LOSS, "l2_norm/grad/global": 1.5,
+        "throughput/tokens_per_sec": TOKENS, "throughput/device/mfu": MFU, "metrics/eval/LanguageCrossEntropy": 2.0,
+        "lr-DecoupledAdamW/group0": 1e-3,
+    },
+    "ours": {"step": 3, "train_loss_nats": LOSS, "grad_norm": 1.5, "lr": 1e-3, "tokens_per_second": TOKENS,
+             "seconds": SECONDS, "mfu": MFU, "validation_loss_nats": 2.0},
+}  # fmt: skip
+_COLUMNS = {"grad_norm": 1.5, "lr": 1e-3, "tokens_per_second": TOKENS, "seconds": SECONDS, "mfu": MFU}
+
+
+def read(path, **asked):
+    keys = Names(asked)
+    return Readings(source_of(str(path), keys), keys, DIGEST, 100, RANKS).read(last=True)
+
+
+@pytest.mark.parametrize("trainer", ROWS)
+def test_a_row_of_each_trainer_is_read_in_our_units(tmp_path, trainer):
+    row = ROWS[trainer]
+    found = read(write_lines(tmp_path / "log.jsonl", [row]))
+    columns = found.columns
+    assert (columns.steps.tolist(), columns.train_loss_nats.tolist()) == ([3], [LOSS])
+    read_names = 0
+    for column, value in _COLUMNS.items():
+        if any(name in row for name in NAMES[column]):
+            assert getattr(columns, column).tolist() == [pytest.approx(value)], column
+            read_names += 1
+    assert read_names >= len(row) - 8
+    has_validation = any(name in row for name in NAMES["validation_loss_nats"])
+    assert columns.validation_loss_nats.tolist() == [2.0] * has_validation
+    told = [note for note in found.notes if "is of one device: taken 4 times, for the ranks" in note]
+    assert len(told) == bool(PER_DEVICE & set(row))
+
+
+def test_the_mean_of_a_run_is_not_the_loss_of_its_steps(tmp_path):
+    """Hugging Face's last line has `train_loss`."""
+    rows = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "train_loss": 2.5}]
+    assert read(write_lines(tmp_path / "log.jsonl", rows)).columns.train_loss_nats.tolist() == [3.0, 2.0]
+
+
+def test_a_name_that_is_asked_for_is_in_our_units():
+    keys = Names({"seconds": "time_per_iteration_ms", "mfu": "mfu"})
+    names = keys.chosen({"time_per_iteration_ms", "mfu", "iter"})
+    assert [keys.factor(column, names) for column in ("seconds", "mfu")] == [1.0, 1.0]
+
+
+def test_every_unit_is_of_a_name_that_is_known():
+    known = {name for names in NAMES.values() for name in names}
+    assert set(FACTORS) | PER_DEVICE | RECIPROCALS <= known
+    assert all(len(set(names)) == len(names) for names in NAMES.values())
+
+
+def test_numbers_and_steps_of_any_size():
+    assert (number(-(10**400)), number(10**400)) == (float("-inf"), float("inf"))
+    assert (whole(10**400), whole(1e300), whole(float("inf"))) == (10**400, int(1e300), None)
+
+
+def test_the_file_of_rollbacks_has_the_name_that_the_trainer_gives_it():
+    from launcher import rollback
+
+    assert signs.ROLLBACKS_FILE == rollback.ROLLBACKS_FILE

@@ -1,0 +1,208 @@
+"""Logs that no trainer should leave, each watched as a user would: told in words, and never fatal."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from main_run import tiny_decision
+from tiny_study import ask, forerun
+from watched_case import header, loss_at, watched_decision, write_events, write_lines, write_run
+
+from launcher import chronicle, metrics
+from launcher.launch_file import write_launch
+from launcher.rollback import ROLLBACKS_FILE
+from proxies import canon
+from proxies.external import json_lines
+
+NUM_STEPS = 400
+
+
+@pytest.fixture(scope="module")
+def decision(corpus):
+    return watched_decision(tiny_decision(corpus), NUM_STEPS)
+
+
+@pytest.fixture
+def frozen(decision, tmp_path):
+    return write_launch(tmp_path / "frozen", decision).parent
+
+
+def look(frozen, where):
+    """One look, as text too; its notes."""
+    code, body = ask("watch", frozen, "--once", "--metrics", where)
+    canon.canonical(body)
+    text_code, text, said = forerun("watch", frozen, "--once", "--metrics", where)
+    assert code == text_code, said
+    assert "Traceback" not in said and "Warning" not in said
+    return code, body, text
+
+
+def plain(steps, **more):
+    return [{"step": step, "loss": loss_at(step), **more} for step in steps]
+
+
+def write_bytes(path, data):
+    path.write_bytes(data)
+    return path
+
+
+ODD = {
+    "empty": (lambda p: write_bytes(p, b""), 4, "there is nothing in log.jsonl yet"),
+    "zeros": (lambda p: write_bytes(p, b"\0" * 5000 + b"\n"), 4, "1 lines are no JSON objects, the first is line 1"),
+    "zeros within": (
+        lambda p: write_bytes(p, write_lines(p, plain(range(1, 101))).read_bytes() + b"\0" * 4096 + b"\n"), 0,
+        "1 lines are no JSON objects, the first is line 101",
+    ),
+    "noise": (lambda p: write_bytes(p, np.random.default_rng(0).bytes(9000)), 4, "no JSON objects"),
+    "unicode": (
+        lambda p: write_lines(p, [{"st\u0000ep\ud83d\ude00": "\u202e", "loss": "\ufffd"}, *plain(range(1, 101))]), 0,
+        "1 lines have a loss and no step",
+    ),
+    "no UTF-8": (lambda p: write_bytes(p, b'{"step": 1, "loss": "\xff\xfe"}\n'), 3, "1 training losses are no numbers"),
+    "nested deep": (lambda p: write_lines(p, ["[" * 50_000, *plain(range(1, 101))]), 0, "1 lines are no JSON objects"),
+    "two runs": (
+        lambda p: write_lines(p, plain(range(1, 301)) + plain(range(1, 101))), 0,
+        "100 steps were logged again, the first is 1: the last value counts",
+    ),
+    "begins again at 0": (
+        lambda p: write_lines(p, [{"step": 0, "loss": 5.0}, *plain(range(1, 200)), {"step": 0, "loss": 5.0}]), 0,
+        "1 steps were logged again, the first is 1: the last value counts",
+    ),
+    "out of order": (
+        lambda p: write_lines(p, plain(range(300, 0, -1))), 0, "299 steps came out of order, the first is 299",
+    ),
+    "words": (
+        lambda p: write_lines(p, [*plain(range(1, 101)), {"step": 101, "loss": "NaN"}, {"step": 102, "loss": "inf"}]),
+        3,
+        "the training loss is no finite number at 2 steps, the first is 101",
+    ),
+    "huge": (lambda p: write_lines(p, plain(range(1, 101)) + [{"step": 101, "loss": 1e308}] * 3), 3, "again"),
+    "huge steps": (
+        lambda p: write_lines(p, [*plain(range(1, 101)), *({"step": at, "loss": 1.0} for at in (10**400, 1e300))]),
+        0, "2 lines are of steps outside 1 to 400, as 1000",
+    ),
+    "huge times": (lambda p: write_lines(p, plain(range(1, 201), seconds=1e308, tokens_per_second=1e308)), 0, ""),
+    "times below 0": (lambda p: write_lines(p, plain(range(1, 201), seconds=-1.0, mfu=-100)), 0, ""),
+    "a cut line": (
+        lambda p: write_bytes(p, write_lines(p, plain(range(1, 101))).read_bytes()[:-9]), 0,
+        "its last line is cut short",
+    ),
+    "no newline for ever": (lambda p: write_bytes(p, b"x" * 70_000), 4, "this is no JSONL file"),
+    "half a W&B file": (lambda p: write_bytes(p.with_suffix(".wandb"), b":W&"), 4, ""),
+    "no W&B file": (lambda p: write_bytes(p.with_suffix(".wandb"), b"hello there"), 4, "this is no W&B run"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_is_odd_is_told_and_is_not_fatal(frozen, tmp_path, what, monkeypatch):
+    monkeypatch.setattr(json_lines, "MAX_PENDING_BYTES", 2**16)  # in place of 64 MiB
+    make, wanted, note = ODD[what]
+    code, body, text = look(frozen, make(tmp_path / "log.jsonl"))
+    assert code == wanted, text
+    assert not note or any(note in said for said in body["notes"]), body["notes"]
+    assert all(f"log: {said}" in text for said in body["notes"])
+
+
+def test_a_pipe_is_refused_and_not_waited_for(frozen, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    code, body = ask("watch", frozen, "--once", "--metrics", tmp_path / "pipe")
+    assert code == 2 and "neither a file nor a folder" in body["message"]
+
+
+def test_a_folder_that_may_not_be_read_is_an_error_and_not_an_empty_one(frozen, tmp_path, monkeypatch):
+    """Tests run as root, whom no mode keeps out."""
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path=".": _refused(path) if str(path) == str(folder) else real(path))
+    code, body = ask("watch", frozen, "--once", "--metrics", folder)
+    assert code == 2 and body["message"] == f"{folder}: Permission denied"
+
+
+def _refused(path):
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def test_a_folder_of_several_jsonl_files_is_told(frozen, tmp_path):
+    (tmp_path / "logs").mkdir()
+    for name in ("training", "validation"):
+        write_lines(tmp_path / "logs" / f"{name}.jsonl", plain(range(1, 10)))
+    _, body, _ = look(frozen, tmp_path / "logs")
+    assert body["notes"] == [
+        f"{tmp_path / 'logs'} holds 2 JSONL files (training.jsonl, validation.jsonl): name the run's with --metrics"
+    ]
+
+
+def test_a_file_that_shrinks_while_it_is_read(frozen, tmp_path, monkeypatch):
+    from launcher.watch import log_files
+
+    monkeypatch.setattr(log_files, "READ_BYTES", 4096)
+    path = write_lines(tmp_path / "log.jsonl", plain(range(1, 301)))
+    real, reads = log_files.JsonLines.read, []
+
+    def read(self, max_bytes):
+        rows = real(self, max_bytes)
+        reads.append(len(rows))
+        if len(reads) == 2:
+            os.truncate(path, 5000)
+        return rows
+
+    monkeypatch.setattr(log_files.JsonLines, "read", read)
+    assert ask("watch", frozen, "--once", "--metrics", path)[0] in (0, 4)
+
+
+def test_a_clock_that_jumps_back_and_one_that_is_ahead(decision, frozen, tmp_path):
+    rows = [{**row, "_timestamp": 4e9 - 100 * row["step"]} for row in plain(range(1, 301))]
+    code, body, _ = look(frozen, write_lines(tmp_path / "log.jsonl", rows))
+    assert code == 0
+    assert any("ahead of this machine's clock: silence cannot be told" in note for note in body["notes"])
+    write_run(frozen / "run", 300, digest=decision.digest)
+    late = {**canon.to_json(header(300, decision.digest)), "started_at": "9999-12-31T23:59:59"}
+    metrics.append(frozen / "run", late)
+    code, body = ask("watch", frozen, "--once", "--usd-per-device-hour", "3")
+    assert code == 0 and body["figures"]["goodput"] is not None
+
+
+def test_a_run_that_loads_or_saves_is_not_stalled(decision, frozen):
+    """Its log is silent for an hour; its folder says why."""
+    path = write_run(frozen / "run", 300, digest=decision.digest)
+    hour_ago = path.stat().st_mtime - 3000
+    os.utime(path, (hour_ago, hour_ago))
+    assert "stalled" in [alert["name"] for alert in ask("watch", frozen, "--once")[1]["alerts"]]
+    folder = frozen / "run" / "checkpoints" / "step-00000300.tmp"
+    folder.mkdir(parents=True)
+    (folder / "rank-0").write_bytes(b"half")
+    assert ask("watch", frozen, "--once")[0] == 0, "it saves"
+    for each in (folder / "rank-0", folder, folder.parent):
+        os.utime(each, (hour_ago, hour_ago))
+    assert ask("watch", frozen, "--once")[0] == 3
+    (frozen / "run" / ROLLBACKS_FILE).write_text("{}")
+    assert ask("watch", frozen, "--once")[0] == 0, "it goes back"
+    os.utime(frozen / "run" / ROLLBACKS_FILE, (hour_ago - 60, hour_ago - 60))
+    chronicle.record(frozen / "run", "launched", "launched from step 300", step=300, digest="cd" * 32)
+    assert ask("watch", frozen, "--once")[0] == 3, "another run's launch"
+    chronicle.record(frozen / "run", "restarted", "starting again", step=300, digest=decision.digest)
+    assert ask("watch", frozen, "--once")[0] == 0, "it loads"
+    chronicle.record(frozen / "run", "ended", "failed at step 300: no memory", step=300, digest=decision.digest)
+    code, body = ask("watch", frozen, "--once")
+    assert code == 3
+    assert "its supervisor has ended: failed at step 300: no memory" in body["alerts"][0]["seen"]
+
+
+def test_a_run_that_was_aborted_and_launched_again_is_starting(decision, frozen):
+    path = write_run(frozen / "run", 300, digest=decision.digest)
+    metrics.append(frozen / "run", metrics.Ending(event="aborted", exit_code=3, step=300, reason="NaN"))
+    assert [alert["name"] for alert in ask("watch", frozen, "--once")[1]["alerts"]] == ["aborted"]
+    long_ago = path.stat().st_mtime - 30
+    os.utime(path, (long_ago, long_ago))
+    chronicle.record(frozen / "run", "launched", "launched from step 250", step=250, digest=decision.digest)
+    code, body = ask("watch", frozen, "--once")
+    assert (code, body["alerts"]) == (0, [])
+
+
+def test_a_validation_loss_in_a_file_of_its_own_is_of_the_run(frozen, tmp_path):
+    write_events(tmp_path / "tb" / "train", [(s, {"lm loss": loss_at(s)}) for s in range(1, NUM_STEPS)])
+    write_events(tmp_path / "tb" / "valid", [(NUM_STEPS, {"lm loss validation": 2.15})])
+    code, body = ask("watch", frozen, "--conclude", "--metrics", tmp_path / "tb")
+    assert (code, body.get("actual_nats")) == (0, pytest.approx(2.15)), json.dumps(body)
