@@ -155,6 +155,11 @@ class Plan(Section):
         several = {self.proxy.num_slots, self.ladder.num_slots} - {"auto", 1}
         return bool(several) and not self.alone and (self.proxy.compiled is True or self.proxy.dtype == "bfloat16")
 
+    @property
+    def scales_branches_compiled(self) -> bool:
+        """Whether it may compile models that multiply what a branch adds, which torch 2.13 dropped before semantics 4."""
+        return bool(self.parametrization.depth_alpha) and self.proxy.compiled is not False
+
     def numerics(self, part: Part) -> Numerics:
         """How proxies, or the ladder's rungs, compute; what is to be chosen has its plain value.
 

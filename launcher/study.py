@@ -32,6 +32,8 @@ model from the same spec raises it, so that no study mixes the two.
 """
 BANKED = 3
 """The same, of plans for which several slots mean something else than before: `launcher.plan.Plan.banks_anew`."""
+SCALED = 4
+"""The same, of plans whose runs may have been wrong before: `launcher.plan.Plan.scales_branches_compiled`."""
 SEARCH_STAGE = "search"
 
 
@@ -61,8 +63,14 @@ class Study:
             **self.plan.question(),
             "data_id": self.manifest.data_id,
             "factory_sha256": self.factory.source_sha256 if self.factory else "",
-            "semantics": BANKED if self.plan.banks_anew and not self.older else SEMANTICS,
+            "semantics": self._semantics,
         }
+
+    @property
+    def _semantics(self) -> int:
+        if self.plan.scales_branches_compiled:
+            return SCALED
+        return BANKED if self.plan.banks_anew and not self.older else SEMANTICS
 
     def shape(self, width: int) -> Shape:
         """The shape at a width, with the corpus's vocabulary."""

@@ -14,7 +14,7 @@ from launcher.calibrating import calibrate, calibrated, calibrations, groups_of
 from launcher.calibration_records import Asked, Calibration
 from launcher.opening import open_ledger, plan_study, recorded, recorded_study
 from launcher.stages import InterruptedStudyError
-from launcher.study import BANKED, SEMANTICS
+from launcher.study import BANKED, SCALED, SEMANTICS
 from proxies import canon
 from proxies.calibration import Probe
 from proxies.checks import SpecError
@@ -226,6 +226,15 @@ def test_slots_by_number_of_what_trained_alone_before_are_a_meaning_of_their_own
     assert one.question["semantics"] == SEMANTICS, "which means the same to both"
     with Ledger.open(tmp_path / "newer", new.question, create=True), pytest.raises(PlanChanged, match="semantics"):
         Ledger.read(tmp_path / "newer").check_plan(old.question)
+
+
+@pytest.mark.parametrize(("rule", "compiled"), [("completep", '"auto"'), ("completep", "false"), ("mup", "true")])
+def test_runs_whose_branches_were_added_whole_are_not_mixed_with_others(tmp_path, rule, compiled):
+    plan = plan_with(tmp_path, f'[proxy]\nparametrization = "{rule}"\ncompiled = {compiled}\nnum_slots = 1\n')
+    write_corpus(tmp_path)
+    study = plan_study(plan, tmp_path / "study")
+    spoilt = (rule, compiled) == ("completep", '"auto"')
+    assert study.question["semantics"] == (SCALED if spoilt else SEMANTICS)
 
 
 @pytest.mark.parametrize("has_schema", [False, True])
