@@ -131,6 +131,7 @@ def modelled(tmp_path):
     sys.modules.pop("mine", None)
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_goes_through_every_stage(modelled, tmp_path):
     widths = "transfer.check_widths=[8, 16, 32]"
     code, body = ask("run", modelled, "--study", tmp_path / "study", "--set", widths)

@@ -105,6 +105,7 @@ def test_a_study_with_suspect_runs_stops_and_stays_stopped(spoilt):
     assert "a is in quarantine; suspect are its" in out and one["suspect_runs"][0][:12] in out
 
 
+@pytest.mark.slow
 def test_a_fork_goes_on_without_its_runs_and_without_it(spoilt):
     plan, _, ledger = spoilt
     kept = {run.spec.id for run in ledger.runs() if run.result.environment["host"] != "a"}

@@ -227,6 +227,7 @@ def test_the_neighbours_are_not_in_the_fit(study, ledger, found):
     assert record.key == decide.fit_key(list(found.ladder))
 
 
+@pytest.mark.slow
 def test_checks_are_resumed_and_may_be_asked_for_later(finished, copied, monkeypatch):
     """Off, none of them counts and the gate says so; with more seeds only these are run; the fit stays."""
     plan, before = finished / "plan.toml", Ledger.read(copied).results()

@@ -41,8 +41,8 @@ def _coverage(count, bootstrap, form):
 
 
 def test_new_runs_are_covered():
-    covered, width = _coverage(40, 24, "chinchilla")
-    assert 0.8 <= covered <= 1.0
+    covered, width = _coverage(12, 16, "chinchilla")
+    assert 0.75 <= covered <= 1.0
     assert width < 0.25  # an interval of everything covers too
 
 
@@ -56,7 +56,7 @@ def test_new_runs_are_covered_with_more_draws(form):
 
 def test_the_same_seed_gives_the_same_interval():
     table = ladder(CHINCHILLA, np.random.default_rng(2), 0.01)
-    one, same, other = (predict(fit_runs(table, bootstrap=12, seed=seed), 3e6, 3e6) for seed in (4, 4, 5))
+    one, same, other = (predict(fit_runs(table, "chinchilla", bootstrap=6, seed=s), 3e6, 3e6) for s in (4, 4, 5))
     assert one == same
     assert one.low != other.low
 
