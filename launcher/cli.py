@@ -10,13 +10,27 @@ import signal
 import sys
 import threading
 import traceback
-from typing import NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
 EXIT_BUG, EXIT_INPUT, EXIT_GATE, EXIT_CANNOT_TELL, EXIT_CORRUPT = 1, 2, 3, 4, 5
 EXIT_HELD, EXIT_INTERRUPTED = 75, 130
+EXIT_CODES = {
+    0: "done",
+    EXIT_BUG: "our bug",
+    EXIT_INPUT: "bad input",
+    EXIT_GATE: "a gate failed",
+    EXIT_CANNOT_TELL: "cannot tell",
+    EXIT_CORRUPT: "corrupt or tampered",
+    EXIT_HELD: "another driver holds the study",
+    EXIT_INTERRUPTED: "interrupted (resumable)",
+}
 
 # Errors of the rooms are bad input (2) unless named here.
 _EXIT_CODES = {
@@ -45,6 +59,7 @@ _KEEP_NOTHING = {"estimate", "fit", "predict", "allocate", "flops"}  # verbs wit
 # In the order of the story; the module is loaded when its verb is called, or its help asked for.
 _VERBS = {
     "demo": ("start", "The whole chain on a corpus found on this machine: minutes, CPU, no account."),
+    "doctor": ("doctor", "Is all here that a study needs? Each line ok, warn or fail, with what mends it."),
     "init": ("start", "Write a commented plan and its JSON Schema."),
     "validate": ("start", "Check a plan: every problem at once."),
     "estimate": ("estimate", "What a plan takes before anything runs: runs, FLOPs, hours, dollars, disk."),
@@ -60,7 +75,7 @@ _VERBS = {
     "predict": ("predict", "Loss of a run from a fit, with its interval."),
     "allocate": ("allocate", "The best size and tokens for a budget, with intervals."),
     "flops": ("flops", "Parameters and FLOPs of a shape, by named convention."),
-    "explain": ("explain", "A parametrization as numbers at a shape, and whose each choice is."),
+    "explain": ("explain", "A frozen config, field by field: source, strength, what would change it. Or a rule."),
     "freeze": ("freeze", "Write the frozen launch config, if every gate passed or was accepted."),
     "verify": ("exports", "Digest, attestations and exports of a frozen config, each proven by its own trainer."),
     "export": ("exports", "A frozen config as a trainer's own files, with a fidelity report."),
@@ -69,7 +84,8 @@ _VERBS = {
     "watch": ("watch", "A main run against its forecast: alerts, end and cost; afterwards, how it went."),
     "note": ("note", "Add a dated line to the logbook of the study and its main run; alone: print it."),
     "report": ("freeze", "report.html and report.json of a study."),
-    "dashboards": ("dashboards", "A study as one W&B run: tables, pictures, verdicts; offline unless told."),
+    "dashboards": ("dashboards", "A study in W&B or TensorBoard: runs, verdicts, a workspace; offline unless told."),
+    "completion": ("completion", "A script that has your shell complete verbs, options, studies and digests."),
 }
 
 
@@ -85,6 +101,13 @@ class _Verbs(click.Group):
         module = importlib.import_module(f"launcher.verbs.{_VERBS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        verbs = [(name, text) for name, (_, text) in _VERBS.items() if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=text) for name, text in verbs), *options]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -104,8 +127,7 @@ class _Verbs(click.Group):
 
 @click.command(
     cls=_Verbs,
-    epilog="Exit codes: 0 done, 1 our bug, 2 bad input, 3 a gate failed, 4 cannot tell, 5 corrupt or tampered, "
-    "75 another driver holds the study, 130 interrupted (resumable).",
+    epilog=f"Exit codes: {', '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="forerun", prog_name="forerun")
@@ -197,14 +219,27 @@ def _let_go_of_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException]:
+    """What takes secrets out of what is said, for a user's own code may name one in what it raises; and the error.
+
+    Where another package hides one of ours, that is the error, whatever came of it: and all that is said of it.
+    """
+    from launcher.doctor.names import NamesError, foreign, found
+
+    if wrong := foreign(found()):
+        return str, NamesError(wrong)
+    from sweeps.redaction import redacted
+
+    return redacted, error
+
+
 def _complain(error: BaseException, typed: list[str]) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_BUG
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return EXIT_INPUT
-    from sweeps.redaction import redacted  # a user's own code may name a secret in what it raises
-
+    redacted, error = _redactor(error)
     verb = next((word for word in typed if word in _VERBS), "")
     code, message = exit_code_of(error), redacted(message_of(error, verb))
     problems = [redacted(str(problem)) for problem in getattr(error, "problems", None) or [message]]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.coordinate_view import findings
-from launcher.study import Study
 from proxies.spec import RunResult
 
 if TYPE_CHECKING:
     from launcher.decide import Choice
     from launcher.ladder_tilt import LadderChecks, Tilt
+    from launcher.study import Study
     from launcher.transferred import Verdicts
     from scaling_fits.hindcast import Backtest
     from scaling_fits.uncertainty import FittedRuns

@@ -1,16 +1,19 @@
-"""The verb that shows a parametrization as numbers, and whose rules they are: explain."""
+"""The verb that says where numbers come from, of a frozen config or of a parametrization: explain."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import re
+from pathlib import Path
 from typing import get_args
 
 import click
+from click.core import ParameterSource
 
 from launcher import sources
 from launcher.verbs import explained
+from launcher.verbs.explained_fields import explained_fields
 from launcher.verbs.options import answer, json_option
 from proxies.checks import SpecError
 from proxies.rules import named
@@ -26,6 +29,8 @@ _LIST = "*"
 
 
 @click.command()
+@click.argument("frozen", metavar="[FROZEN", required=False, type=click.Path(path_type=Path))
+@click.argument("field", metavar="[FIELD]]", required=False)
 @click.option("--parametrization", "name", is_flag=False, flag_value=_LIST, default=_LIST, metavar="NAME",
               help="Without a NAME: all of them, a sentence each.")  # fmt: skip
 @click.option("--shape", "shape_text", metavar="KEY=N,...",
@@ -47,14 +52,25 @@ _LIST = "*"
 @click.option("--set", "choices", multiple=True, metavar="CHOICE=VALUE",
               help="Another answer than the source's own, such as depth_alpha=0.5; repeatable.")  # fmt: skip
 @json_option
+@click.pass_context
 def explain(
-    name: str, shape_text: str | None, base_text: str | None, batch_ratio: float, duration_ratio: float, lr: float,
+    ctx: click.Context, frozen: Path | None, field: str | None, name: str, shape_text: str | None,
+    base_text: str | None, batch_ratio: float, duration_ratio: float, lr: float,
     weight_decay: float, eps: float, beta1: float, beta2: float, family: Family, tied: bool, qk_norm: bool,
     moved: bool, choices: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """A parametrization as numbers: per group of parameters init std, learning rate, weight decay and eps at a shape,
+    """Where the numbers come from.
+
+    FROZEN [FIELD]: every field of a frozen config (its folder, or launch.json), or those of a name: value, source,
+    strength of the evidence, what would change it. A name is `clip_norm`, `groups.embedding.lr`, `schedule`,
+    `groups.*.wd`; a prefix means all below it. Exit 5 if something was edited.
+
+    Without FROZEN a parametrization: per group of parameters init std, learning rate, weight decay and eps at a shape,
     the forward multipliers, and for each choice whose it is and what others do.
     """
+    if frozen is not None:
+        _alone(ctx)
+        return answer(as_json, *explained_fields(frozen, field))
     if name == _LIST and not (shape_text or base_text or choices):
         return answer(as_json, {"parametrizations": dict(sources.PRESETS)}, _list())
     if name not in sources.PRESETS:
@@ -74,6 +90,19 @@ def explain(
     base = shape if base_text is None else _base(base_text, shape)
     hparams = Hparams(learning_rate=lr, weight_decay=weight_decay, eps=eps, beta1=beta1, beta2=beta2)
     return answer(as_json, *explained.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio, moved=moved))
+
+
+def _alone(ctx: click.Context) -> None:
+    """Refuse options of the other half."""
+    given = [
+        parameter.opts[0]
+        for parameter in ctx.command.params
+        if isinstance(parameter, click.Option)
+        and parameter.name not in (None, "as_json")
+        and ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: of a parametrization, and not with FROZEN")
 
 
 def _list() -> str:

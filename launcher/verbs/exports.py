@@ -52,7 +52,8 @@ def verify(frozen: Path, limit_seconds: int, as_json: bool) -> None:
     done += [*found.unchanged, *proven]
     open_ += found.unnamed
     standing = rehearsal_of(folder, decision.digest)
-    lines = [*(f"ok  {line}" for line in done), *(f"not proven  {line}" for line in open_), standing.sentence]
+    after = f"next: forerun {'launch' if standing.rehearsed else 'rehearse'} {folder}"
+    lines = [*(f"ok  {line}" for line in done), *(f"not proven  {line}" for line in open_), standing.sentence, after]
     body = {"digest": decision.digest, "verified": done, "not_proven": open_, "rehearsed": standing.body}
     answer(as_json, body, "\n".join(lines))
 
@@ -84,8 +85,9 @@ def _proofs(
         unreleased = version.startswith("main")
         python = proof.interpreter(f"{name}-main" if unreleased else name)
         if python is None:
-            variable = f"{proof.variable_of(name + '-main')} names a Python that has it"
-            mend = variable if unreleased else f"`make trainers TRAINERS={name}` installs it in .venv-trainers here"
+            variable = f"{proof.variable_of(name + '-main' * unreleased)} names a Python that has it"
+            made = f"`make trainers TRAINERS={name}` installs it in .venv-trainers of a checkout; elsewhere {variable}"
+            mend = variable if unreleased else made
             open_.append(f"parity of {name} {version}: {mend}; then verify again")
             continue
         say(f"forerun: asking {name} what it makes of the export")

@@ -58,9 +58,18 @@ def fit(
     if status in _STATUS_SAID:
         click.echo(f"warning: the fit is {status}: {_STATUS_SAID[status]}; see its warnings", err=True)
     told = compute_text if form in COMPUTE_FORMS else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
-    answer(as_json, body, told(body))
+    answer(as_json, body, f"{told(body)}\n{_next(form, out)}")
     if status == "unidentified":
         raise SystemExit(4)
+
+
+def _next(form: str, out: Path | None) -> str:
+    """What a fit is asked, once it is kept."""
+    if out is None:
+        return "next: the same with --out fit.json, which predict and allocate read"
+    asked = "--flops C" if form in COMPUTE_FORMS else "--params N --tokens D"
+    also = "" if form in COMPUTE_FORMS or form in HYPERPARAMETER_FORMS else f", or forerun allocate {out} --flops C"
+    return f"next: forerun predict {out} {asked}{also}"
 
 
 _STATUS_SAID = {

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import click
 
+from launcher.completing import frozen_configs, plans, studies
 from proxies import canon
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
@@ -18,11 +19,15 @@ set_option = click.option(
 )
 study_option = click.option(
     "--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-    help="Study folder; made if need be.",
+    help="Study folder; made if need be.", shell_complete=studies,
 )  # fmt: skip
-study_argument = click.argument("study_dir", type=click.Path(path_type=Path), default=Path("study"))
-frozen_argument = click.argument("frozen", metavar="FROZEN", type=click.Path(path_type=Path))
-plan_argument = click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path))
+study_argument = click.argument(
+    "study_dir", type=click.Path(path_type=Path), default=Path("study"), shell_complete=studies
+)
+frozen_argument = click.argument(
+    "frozen", metavar="FROZEN", type=click.Path(path_type=Path), shell_complete=frozen_configs
+)
+plan_argument = click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path), shell_complete=plans)
 
 
 def folder_of(frozen: Path) -> Path:

@@ -44,6 +44,7 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
         body, text = _predict_hyperparameter(found, **_asked(found.form, sizes, ("params", "tokens")))
     else:
         body, text = _predict_law(found, **_asked(found.form, sizes, ("params", "tokens")))
+        text += f"\nnext: forerun allocate {fit_path} --flops C, the best size for a budget"
     answer(as_json, body, text)
 
 

@@ -83,13 +83,16 @@ def now_text(body: dict[str, Any], study_dir: Path) -> str:
 
 
 def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
+    from launcher.study import PLAN_FILE
+
     live = body["driver"]
     done = ", ".join(f"{count} {status}" for status, count in body["num_runs"].items() if count) or "none yet"
     done += f"; {body['num_imported']} imported" if body["num_imported"] else ""
     done += f"; {body['num_lost_executions']} executions lost" if body["num_lost_executions"] else ""
     lines = [f"{study_dir}: runs with an outcome: {done}"]
     if live is None or live["at_work"] is False:
-        none = "no driver is at work" if body["at_work"] is False else "a driver is at work; nothing is running yet"
+        idle = f"no driver is at work; to go on: forerun run {study_dir / PLAN_FILE} --study {study_dir}"
+        none = idle if body["at_work"] is False else "a driver is at work; nothing is running yet"
         return "\n".join([*lines, none])
     where = f"pid {live['pid']} on {live['host']}" + ("" if live["at_work"] else f", last heard of {live['at']}")
     left = "" if live["left_seconds"] is None else f", about {duration(live['left_seconds'])} left"

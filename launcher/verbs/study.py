@@ -9,7 +9,6 @@ import click
 
 from launcher.verbs.options import answer, plan_verb
 from launcher.verbs.runner import exit_by, with_runner
-from launcher.verbs.texts import coordinate_text, ladder_text, model_text, search_text, study_text
 from proxies import canon
 from proxies.canon import Json
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Coordinate check of PLAN: do updates keep their size as width grows? Exit 3 if not, 4 if it cannot tell."""
     from launcher.gates import coordinate_gate
+    from launcher.verbs.texts import coordinate_text, model_text
 
     outcome = ""
 
@@ -40,8 +40,9 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
         return body, text
 
     body, text = with_runner(plan_path, study_dir, overrides, work)
-    after = f"\n\nnext: forerun sweep {plan_path} --study {study_dir}" if outcome == "passed" else ""
-    answer(as_json, body, f"{text}{after}")
+    verb = "sweep" if outcome == "passed" else "check"
+    after = f"next: {'' if outcome == 'passed' else 'mend what is named above, then '}forerun {verb} {plan_path}"
+    answer(as_json, body, f"{text}\n\n{after} --study {study_dir}")
     exit_by(outcome)
 
 
@@ -53,6 +54,7 @@ def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
     def work(runner: Runner) -> tuple[Json, str]:
         from launcher.evidence import gather
         from launcher.report_body import report_body
+        from launcher.verbs.texts import search_text
 
         runner.sweep()
         body = report_body(runner.study, runner.ledger, gather(runner.study, runner.ledger))["search"]
@@ -71,6 +73,7 @@ def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json
     def work(runner: Runner) -> tuple[Json, str]:
         from launcher.evidence import gather
         from launcher.report_body import report_body
+        from launcher.verbs.texts import ladder_text
 
         runner.ladder()
         body = report_body(runner.study, runner.ledger, gather(runner.study, runner.ledger))
@@ -110,6 +113,7 @@ def run(
         from launcher.evidence import gather
         from launcher.report import write_report
         from launcher.report_body import report_body
+        from launcher.verbs.texts import study_text
 
         if runner.study.plan.command is None:  # else nobody sees activations
             runner.check()

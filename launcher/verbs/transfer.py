@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.completing import plans, studies
 from launcher.verbs.judged import judge_table, table_options
 from launcher.verbs.options import answer, json_option
 from launcher.verbs.runner import exit_by, with_runner
-from launcher.verbs.texts import spend_text, transfer_text, verdict_text
 from proxies.canon import Json
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 
 
 @click.command()
-@click.argument("plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), required=False)
+@click.argument("plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), required=False, shell_complete=plans)
 @click.option("--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-              help="Study folder; made if need be.")  # fmt: skip
+              help="Study folder; made if need be.", shell_complete=studies)  # fmt: skip
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value.")
 @click.option("--spend", is_flag=True, help="Run what would decide a verdict that cannot tell.")
 @click.option(
@@ -44,6 +44,8 @@ def transfer(
     if runs_path is not None:
         if spend or dry_run:
             raise click.UsageError("--spend and --dry-run are for a PLAN: a table is judged as it is")
+        from launcher.verbs.texts import verdict_text
+
         body = judge_table(runs_path, **table)  # type: ignore[arg-type]
         answer(as_json, body, verdict_text(body))
         exit_by(_OUTCOMES.get(str(body["outcome"]), "cannot_tell"))
@@ -57,7 +59,7 @@ def transfer(
         from launcher.verbs.expected import expected, expected_text
 
         found = expected(plan_path, study_dir, overrides)
-        answer(as_json, found, expected_text(found))
+        answer(as_json, found, f"{expected_text(found)}\n\nnext: forerun transfer {plan_path} --study {study_dir}")
         return
     study_body, text = with_runner(plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend))
     assert isinstance(study_body, dict)
@@ -71,6 +73,7 @@ def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
     from launcher.evidence import gather
     from launcher.gates import transfer_gate
     from launcher.report_body import report_body
+    from launcher.verbs.texts import spend_text, transfer_text
 
     runner.transfer(spend=spend)
     found = gather(runner.study, runner.ledger)
@@ -88,7 +91,10 @@ def _next(outcome: str, plan_path: Path, study_dir: Path, *, spend: bool) -> str
     if outcome == "passed":
         return f"next: forerun ladder {plan_path} --study {study_dir}"
     if outcome == "failed":
-        return ""
+        return (
+            "next: another parametrization, or sizes nearer to the target, in a new plan; or, knowing what it costs: "
+            f"forerun freeze {study_dir} --accept transfer --reason TEXT"
+        )
     if spend:
         return (
             "still open: --spend once more, where runs are named above; else a new plan: larger sizes, axes not tested "

@@ -144,7 +144,8 @@ def test_the_base_keeps_head_dim_and_ratios_unless_told():
         (("--parametrization", "completedp", *SMALL, "--batch-ratio", "40"), "outside [0, 1): a smaller batch"),
         (("--parametrization", "mup", *SMALL, "--lr", "-1"), "learning_rate = -1.0: a finite number > 0 is wanted"),
         (("--parametrization", "mup", *SMALL, "--batch-ratio", "0"), "batch = 0.0: a finite number > 0 is wanted"),
-        (("launch.json", "shape"), "unexpected extra arguments"),
+        (("launch.json", "shape"), "launch.json: cannot be read: No such file or directory"),
+        (("launch.json", "shape", "width"), "unexpected extra argument"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_in_words(options, said):

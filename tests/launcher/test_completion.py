@@ -1,0 +1,130 @@
+"""What a shell is offered, through the protocol that its script speaks, and in bash itself."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_study import forerun
+
+from launcher import cli
+from launcher.verbs.completion import SHELLS
+
+DIGEST = "3f2a" + "0" * 60
+HEAVY = {"torch", "ray", "optuna", "wandb", "mup", "matplotlib", "scipy", "pydantic", "pyarrow", "rich"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Two studies, one of them below a folder, with a frozen config; a plan; what is none of these."""
+    for study in ("study", "demo/study", ".hidden/study"):
+        (tmp_path / study).mkdir(parents=True)
+        (tmp_path / study / "ledger.db").touch()
+    (tmp_path / "study" / "frozen" / DIGEST).mkdir(parents=True)
+    (tmp_path / "study" / "frozen" / DIGEST / "launch.json").touch()
+    (tmp_path / "other").mkdir()
+    for file in ("plan.toml", "demo/plan.toml", "notes.txt"):
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def offered(monkeypatch):
+    """Types and words that are offered after a line, its last word unfinished."""
+
+    def ask(*words):
+        monkeypatch.setenv("_FORERUN_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", " ".join(["forerun", *words]))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())) as out, pytest.raises(SystemExit) as stop:
+            cli.main([])
+        out.seek(0)
+        assert stop.value.code == 0
+        return [tuple(line.split(",", 1)) for line in out.read().splitlines()]
+
+    return ask
+
+
+def test_verbs_are_offered_without_loading_any(offered):
+    assert offered("st") == [("plain", "status")]
+    assert {word for _, word in offered("")} == set(cli._VERBS)
+    assert offered("--he") == [("plain", "--help")]
+    assert ("plain", "--version") in offered("--")
+    assert offered("nothing-like-it") == [("",)]
+
+
+def test_options_and_choices_of_a_verb(offered):
+    assert ("plain", "--bootstrap") in offered("fit", "--")
+    assert offered("fit", "--form", "chin") == [("plain", "chinchilla")]
+    assert offered("completion", "") == [("plain", shell) for shell in SHELLS]
+
+
+def test_plans_studies_and_digests(folder, offered):
+    assert offered("run", "") == [("plain", "demo/plan.toml"), ("plain", "plan.toml")]
+    assert offered("run", "./pl") == [("plain", "./plan.toml")]
+    assert offered("status", "") == [("plain", "demo/study"), ("plain", "study")]
+    assert offered("status", "d") == [("plain", "demo/study")]
+    assert offered("run", "plan.toml", "--study", "s") == [("plain", "study")]
+    frozen = f"study/frozen/{DIGEST}"
+    for typed in ("", "st", "study/", "study/frozen/3f"):
+        assert offered("verify", typed) == [("plain", frozen)], typed
+    assert offered("verify", f"{folder}/study/") == [("plain", f"{folder}/{frozen}")]
+
+
+def test_where_nothing_of_ours_is_found_the_shell_looks(folder, offered):
+    assert offered("status", "other/") == [("dir", "other/")]
+    assert offered("verify", "nowhere/x") == [("file", "nowhere/x")]
+    assert offered("validate", "no") == [("file", "no")]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_every_shell(shell):
+    code, out, err = forerun("completion", shell)
+    assert (code, err) == (0, "")
+    assert f"_FORERUN_COMPLETE={shell}_complete" in out
+    code, printed, _ = forerun("completion", shell, "--json")
+    assert (code, json.loads(printed)) == (0, {"shell": shell, "line": SHELLS[shell], "script": out.removesuffix("\n")})
+    assert SHELLS[shell] in forerun("completion", "--help")[1]
+
+
+def test_bash_itself_completes(folder):
+    program = folder / "bin" / "forerun"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m launcher "$@"\n')
+    program.chmod(0o755)
+    script = (
+        'eval "$(forerun completion bash)"; complete -p forerun\n'
+        'COMP_WORDS=(forerun verify study/fr); COMP_CWORD=2; _forerun_completion forerun; echo "${COMPREPLY[@]}"'
+    )
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == [
+        "complete -o nosort -F _forerun_completion forerun", f"study/frozen/{DIGEST}",
+    ]  # fmt: skip
+
+
+def test_no_help_and_no_key_press_loads_anything_heavy():
+    """Every verb's own module, in one fresh interpreter; and the processor time of one whole answer."""
+    code = (
+        "import sys, click\nfrom launcher import cli\n"
+        "for verb in cli._VERBS:\n    cli.cli.get_command(None, verb).get_help(click.Context(cli.cli))\n"
+        "    print(verb, *{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {line.split()[0]: HEAVY & set(line.split()[1:]) for line in done.stdout.splitlines()}
+    assert loaded == {verb: set() for verb in cli._VERBS}
+    spent = []
+    asked = {**os.environ, "_FORERUN_COMPLETE": "bash_complete", "COMP_WORDS": "forerun check --", "COMP_CWORD": "2"}
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher"], stdout=subprocess.DEVNULL, env=asked, cwd=Path(cli.__file__).parents[1]
+        )
+        _, _, usage = os.wait4(process.pid, 0)
+        process.returncode = 0
+        spent.append(usage.ru_utime + usage.ru_stime)
+    assert min(spent) < 0.5
