@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Versions to install; empty: the newest there are.
+CONSTRAINTS := constraints.txt
 # Test processes at a time; files stay whole, so fixtures are made once.
 JOBS ?= 2
 # One arithmetic thread per process: workers and ranks are the parallelism.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint unit test-slow test-gpu test-trainers data trainers clean
+.PHONY: demo test lint unit test-slow test-gpu test-trainers test-min test-newest wheel docs reference data trainers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/forerun demo
@@ -27,6 +29,28 @@ test-slow: $(VENV)/.installed
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/pytest -m gpu
+
+# With the oldest versions that pyproject.toml allows, and with the newest there are, each in an environment of its own;
+# another interpreter by PYTHON=python3.13. Where torch comes from PyPI, each takes 5 GB more, of CUDA.
+test-min:
+	$(MAKE) unit VENV=.venv-min CONSTRAINTS=constraints-min.txt
+
+test-newest:
+	$(MAKE) unit VENV=.venv-newest CONSTRAINTS=
+
+# What `pip install` takes, into dist/. A build/ of before would put files that are no more into the wheel.
+wheel: $(VENV)/.installed
+	rm -rf build
+	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-build-isolation --no-deps -w dist .
+
+# The site, strictly: into build/site, which reads offline.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+
+# docs/reference as the code has it, and the recorded shapes of answers.
+reference: $(VENV)/.installed
+	FORERUN_WRITE_REFERENCE=1 $(BIN)/pytest -m slow tests/launcher/test_json_page.py
+	PYTHONPATH=docs $(BIN)/python -m reference_pages.writing
 
 # What the installed trainers themselves make of the exports; a trainer that is not there is skipped with its command.
 test-trainers: $(VENV)/.installed
@@ -58,14 +82,14 @@ trainers/%.txt:
 	@echo "make trainers: there is no $@; known: $(basename $(notdir $(wildcard trainers/*.txt)))" >&2; exit 2
 
 # torch alone and first, at the pinned version: asked for by mup it would come with several GB of CUDA.
-$(VENV)/.installed: constraints.txt pyproject.toml
+$(VENV)/.installed: $(CONSTRAINTS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "forerun needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt torch
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q $(CONSTRAINTS:%=-c %) torch
+	$(BIN)/python -m pip install --disable-pip-version-check -q $(CONSTRAINTS:%=-c %) -e '.[dev]'
 	# mup asks for torchvision and never imports it; a build that does not fit this torch breaks `import transformers`.
 	$(BIN)/python -m pip uninstall --disable-pip-version-check -q -y torchvision
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-trainers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-min .venv-newest .venv-trainers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

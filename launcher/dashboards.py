@@ -1,184 +1,218 @@
-"""A study as one W&B run: a one-way window that can be rebuilt at any time. The only door to wandb.
+"""A study in W&B: a one-way window that is made from the ledger, and can be made again at any time.
 
-wandb runs in a process of its own, which gets the record on stdin and an environment from a short list: so no secret of
-the command line or the environment reaches the disk, no thread or signal handler of wandb's enters this process, and
-nothing can hang or stay behind. What it wrote is read back before anybody is told that it is there.
+Every run is written by wandb in a process of its own (`launcher.wandb_calls`), read back before anybody is told that it
+is there, and not written again while nothing about it changes. What was uploaded is asked back from the service.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal
 
-from launcher.lifeline import die_with_parent
+from launcher import dashboard_index
+from launcher.dashboard_index import Entry, Index, alone, folders_of, home_of, is_there, read_index, write_index
+from launcher.dashboard_record import Record, Wanted
+from launcher.talk import say
+from launcher.wandb_calls import DashboardError, ask, upload
+from sweeps.errors import CurveCorrupt
 
-if TYPE_CHECKING:
-    from launcher.dashboard_record import Record
+ARRIVAL_SECONDS = 60.0
+"""How long the service may take to show what it was sent."""
+_MOST_RUNS, _MOST_ROWS = 100, 200_000
+"""Of one process of wandb's, so that little is lost when it is killed."""
+_SECONDS_A_RUN, _SECONDS_A_ROW = 2.0, 0.005
+"""A tenth of it is what wandb takes on an idle core."""
 
-WANDB_DIR = "wandb"
-OFFLINE_SECONDS, ONLINE_SECONDS = 180.0, 900.0
-"""The longest wait for wandb."""
-
-_PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH")
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
-_PASSED_ONLINE = (
-    "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_CONFIG_DIR", "WANDB_IDENTITY_TOKEN_FILE", "NETRC", "SSL_CERT_FILE",
-    "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", *_PROXIES, *(name.lower() for name in _PROXIES),
-)  # fmt: skip
-_NUM_SAID = 400
-_SETTINGS: dict[str, Any] = {
-    "console": "off", "disable_code": True, "disable_git": True, "save_code": False, "disable_job_creation": True,
-    "x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True, "x_save_requirements": False,
-    "silent": True, "init_timeout": 30.0, "symlink": False, "host": "forerun", "program": "forerun",
-}  # fmt: skip
-
-
-class DashboardError(Exception):
-    """The study could not be logged; the study itself is untouched."""
+Mode = Literal["offline", "online"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Logged:
-    """A study that W&B has, or can be given."""
+    """What W&B has, or can be given."""
 
-    run_id: str
-    path: Path
-    """The run's folder; what `wandb sync` takes, if it was logged offline."""
-    mode: Literal["offline", "online"]
-    url: str | None
-    """Of the run's page, online."""
-    num_tables: int
-    num_table_rows: int
-    num_pictures: int
-    num_summary_values: int
+    mode: Mode
+    folders: dict[str, Path]
+    """Of every run by its id; what can be uploaded, if it was logged offline."""
+    written: tuple[str, ...]
+    """Ids of the runs that were written just now; the others were there."""
+    damaged: tuple[str, ...]
+    """A sentence for every run whose curve is not what was recorded: it is not logged."""
 
 
-def log_study(
-    study_dir: Path, record: Record, *, online: bool = False, project: str = "forerun", entity: str | None = None
-) -> Logged:
-    """Log a study, in place of what was logged of it before. The study is only read, but for its folder `wandb`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrived:
+    """What the service was asked back."""
+
+    url: str
+    """Of the project."""
+    num_sent: int
+    num_there: int
+    """Runs that are there whole: settings, summary, history, files and artifacts as logged."""
+    lacking: dict[str, list[str]]
+    """By the run's name, what did not arrive, in sentences."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where W&B puts it."""
+
+    project: str = "forerun"
+    entity: str | None = None
+    """A user or team; None is the login's own."""
+
+
+def log_runs(study_dir: Path, wanted: Sequence[Wanted], *, uploadable: bool = False) -> Logged:
+    """Log runs offline, those that were not logged as they are now, in place of what was logged of them before.
+
+    The study is only read, but for its folder `wandb`.
 
     Args:
         study_dir: the study's folder.
-        record: what to log.
-        online: send it, with the login that wandb finds; else it is only written below `study_dir`.
-        project: of W&B.
-        entity: of W&B: a user or team; None is the login's own.
+        wanted: all its runs.
+        uploadable: also those anew that were last sent online, or were logged elsewhere.
 
     Raises:
         DashboardError: wandb cannot be started, or what was asked for is not whole on the disk afterwards.
         OSError: the folder cannot be written.
     """
-    home = study_dir.absolute() / WANDB_DIR
-    home.mkdir(parents=True, exist_ok=True)
-    older = _ours(home, record.run_id)
-    data_dir = Path(tempfile.mkdtemp(prefix=f"data-{record.run_id}-", dir=home))
-    mode: Literal["offline", "online"] = "online" if online else "offline"
-    order = {"mode": mode, "root_dir": str(home.parent), "project": project, "entity": entity, "record": asdict(record)}
-    try:
-        answer = _ask(order, data_dir, online=online)
-        path = _written(answer, home, record)
-    except BaseException:
-        for partial in set(_ours(home, record.run_id)) - set(older):
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
-    for folder in set(older) - {path}:  # named by the second: the clock may have been set back
-        shutil.rmtree(folder, ignore_errors=True)
-    return Logged(
-        run_id=record.run_id, path=study_dir / WANDB_DIR / path.name, mode=mode, url=answer.get("url"),
-        num_tables=len(record.tables), num_table_rows=sum(len(t.rows) for t in record.tables.values()),
-        num_pictures=len(record.pictures), num_summary_values=len(record.summary),
-    )  # fmt: skip
+    home = home_of(study_dir)
+    with alone(home):
+        runs = read_index(home).runs
+        new = [one for one in wanted if not is_there(home, one.record.run_id, runs.get(one.record.run_id), one.content,
+                                                     offline=uploadable)]  # fmt: skip
+        return _logged(home, wanted, *_log(home, new, "offline", Place()), "offline")
 
 
-def fetch_history(run_path: str, wanted: Collection[str], min_step: int) -> list[dict[str, Any]]:
-    """What a run logged online, row by row from `_step` `min_step` on: of each the wanted names and `_step`.
+def send_runs(study_dir: Path, wanted: Sequence[Wanted], place: Place) -> tuple[Logged, Arrived]:
+    """Log runs online, those that the service does not have as they are now; then ask it back for all.
 
-    Args:
-        run_path: `entity/project/run`.
-        wanted: names; rows with none of them are left out.
-        min_step: wandb's own count of rows.
+    Raises as `log_runs`, and DashboardError where there is no login or no answer.
+    """
+    home = home_of(study_dir)
+    with alone(home):
+        before = _asked(home, wanted, place, seconds=0.0)
+        new = [one for one in wanted if one.record.run_id in before["lacking"]]
+        logged = _logged(home, wanted, *_log(home, new, "online", place), "online")
+        after = _asked(home, wanted, place, seconds=ARRIVAL_SECONDS) if new else before
+        return logged, _arrived(wanted, after, len(logged.written))
+
+
+def upload_runs(study_dir: Path, wanted: Sequence[Wanted], place: Place) -> Arrived:
+    """Upload what was logged offline and the service does not have as it is now; then ask it back for all.
 
     Raises:
-        DashboardError: W&B does not answer, or knows no such run, or not to this login.
+        DashboardError: there is no login, or no answer.
     """
-    order = {"fetch": run_path, "wanted": sorted(wanted), "min_step": min_step}
-    with tempfile.TemporaryDirectory(prefix="forerun-wandb-") as folder:
-        rows: list[dict[str, Any]] = _ask(order, Path(folder), online=True)["rows"]
-    return rows
+    home = home_of(study_dir)
+    with alone(home):
+        runs, before = read_index(home).runs, _asked(home, wanted, place, seconds=0.0)
+        ids = [run_id for run_id in before["lacking"] if run_id in runs]
+        for first in range(0, len(ids), _MOST_RUNS):
+            some = ids[first : first + _MOST_RUNS]
+            seconds = 300.0 + sum(_seconds(runs[run_id].num_rows) for run_id in some)
+            upload([home / runs[run_id].folder for run_id in some], place.project, place.entity, seconds)
+            say(f"uploaded {first + len(some)} of {len(ids)} runs")
+        after = _asked(home, wanted, place, seconds=ARRIVAL_SECONDS) if ids else before
+        return _arrived(wanted, after, len(ids))
 
 
-def _ours(home: Path, run_id: str) -> list[Path]:
-    """What was logged of this study so far: runs, and the files of their tables."""
-    patterns = (f"offline-run-*-{run_id}", f"run-*-{run_id}", f"data-{run_id}-*")
-    return [path for pattern in patterns for path in home.glob(pattern) if path.is_dir() and not path.is_symlink()]
+def _log(home: Path, new: Sequence[Wanted], mode: Mode, place: Place) -> tuple[list[str], list[str]]:
+    """Ids of what was written, and sentences on what could not be; the index is kept up to date on the way."""
+    written: list[str] = []
+    damaged: list[str] = []
+    waiting = list(new)
+    while waiting:
+        with_files = bool(waiting[0].record.tables or waiting[0].record.artifacts or waiting[0].record.pictures)
+        with tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch:
+            order = Path(scratch) / "runs.jsonl"
+            try:
+                taken, counts = _write_order(order, waiting, damaged, alone=with_files)
+            except OSError as error:
+                raise DashboardError(f"{order} cannot be written: {error.strerror}; is the disk full?") from error
+            if counts:
+                _log_some(home, [one for one in waiting[:taken] if one.record.run_id in counts], counts, order, mode,
+                          place)  # fmt: skip
+        written += counts
+        waiting = waiting[taken:]
+        if waiting:
+            say(f"logged {len(new) - len(waiting)} of {len(new)} runs")
+    return written, damaged
 
 
-def short_environment(data_dir: Path, *, online: bool) -> dict[str, str]:
-    """What a process of wandb's gets of our environment: no secret but, online, the login it needs."""
-    names = _PASSED + (_PASSED_ONLINE if online else ())
-    given = {name: os.environ[name] for name in names if name in os.environ}
-    ours = str(Path(__file__).parents[1])
-    given["PYTHONPATH"] = os.pathsep.join(filter(None, (ours, given.get("PYTHONPATH"))))
-    # Files of tables are staged here, and uploaded from here; the default is a folder of the user's own.
-    given |= {"WANDB_DATA_DIR": str(data_dir), "WANDB_CACHE_DIR": str(data_dir / "cache")}
-    given["WANDB_ERROR_REPORTING"] = "false"  # else wandb looks its error service up, even offline
-    if not online:
-        given["WANDB_CONFIG_DIR"] = str(data_dir / "config")
-    return given
+def _write_order(
+    path: Path, waiting: Sequence[Wanted], damaged: list[str], *, alone: bool
+) -> tuple[int, dict[str, int]]:
+    """Lines for `launcher.wandb_process`; how many runs were taken, and the number of rows of each that is in it."""
+    counts: dict[str, int] = {}
+    taken = 0
+    with path.open("w", encoding="utf-8") as file:
+        for one in waiting[: 1 if alone else _MOST_RUNS]:
+            record = one.record
+            if taken and (record.tables or record.artifacts or sum(counts.values()) > _MOST_ROWS):
+                break
+            taken += 1
+            try:
+                rows = one.rows()
+            except CurveCorrupt as error:
+                damaged.append(f"{record.name} is not logged: {error}")
+                continue
+            told = {**asdict(record), "config": {**record.config, "content_sha256": one.content}}
+            file.write(json.dumps({"record": told}) + "\n")
+            counts[record.run_id] = 0
+            for row in rows:
+                file.write(json.dumps({"row": row}) + "\n")
+                counts[record.run_id] += 1
+    return taken, counts
 
 
-def _ask(order: dict[str, Any], data_dir: Path, *, online: bool) -> dict[str, Any]:
-    """Have a process of its own log it; ends it, whatever happens here."""
-    limit_seconds = ONLINE_SECONDS if online else OFFLINE_SECONDS
-    job = subprocess.Popen(
-        [sys.executable, "-P", "-m", "launcher.dashboards"],
-        cwd=data_dir,
-        env=short_environment(data_dir, online=online),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
-    )
+def _log_some(
+    home: Path, runs: Sequence[Wanted], counts: dict[str, int], order: Path, mode: Mode, place: Place
+) -> None:
+    """Have wandb write some runs; once they are whole, what was there of them before goes."""
+    older = folders_of(home)
+    _await_next_second([path for one in runs for path in older.get(one.record.run_id, ())])
+    keeps = runs[0].record
+    staged = Path(tempfile.mkdtemp(prefix=f"data-{keeps.run_id}-", dir=home))
     try:
-        said, _ = job.communicate(json.dumps(order).encode(), timeout=limit_seconds)
-    except subprocess.TimeoutExpired:
-        raise DashboardError(f"wandb did not end within {limit_seconds:.0f} s, and was ended") from None
-    finally:
-        if job.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
-        for pipe in (job.stdin, job.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-    text = said.decode(errors="replace").strip()
-    try:
-        answer = json.loads(text.splitlines()[-1])
-    except (ValueError, IndexError):
-        answer = None
-    if not isinstance(answer, dict) or not answer.keys() & {"dir", "rows", "problem"}:
-        raise DashboardError(f"wandb ended with code {job.returncode}: {text[-_NUM_SAID:] or 'it said nothing'}")
-    if "problem" in answer:
-        hint = " (wandb's own login is used: `wandb login`, or WANDB_API_KEY)" if online else ""
-        raise DashboardError(f"wandb failed: {answer['problem']}{hint}")
-    return answer
+        command = {"runs": str(order), "mode": mode, "root_dir": str(home.parent), **asdict(place)}
+        seconds = sum(_seconds(count) for count in counts.values())
+        answer = ask(command, staged, online=mode == "online", more_seconds=seconds)
+        entries = {
+            one.record.run_id: _written(home, one, counts[one.record.run_id], answer) for one in runs
+        }  # fmt: skip
+    except BaseException:
+        for run_id, paths in folders_of(home).items():
+            if run_id in counts:
+                dashboard_index.remove([path for path in paths if path not in older.get(run_id, ())])
+        raise
+    kept = {home / entry.folder for entry in entries.values()}
+    if keeps.tables or keeps.artifacts:
+        kept.add(staged)
+    else:
+        dashboard_index.remove([staged])
+    index = read_index(home)
+    write_index(home, dataclasses.replace(index, runs={**index.runs, **entries}))
+    dashboard_index.remove([path for one in runs for path in older.get(one.record.run_id, ()) if path not in kept])
 
 
-def _written(answer: dict[str, Any], home: Path, record: Record) -> Path:
-    """The run's folder, once all that was logged is found in it: wandb says nothing when a disk is full.
+def _await_next_second(older: Sequence[Path]) -> None:
+    """Until wandb names a folder otherwise than the newest: it does so by the second."""
+    if older and time.time() - max(path.stat().st_mtime for path in older) < 2:
+        time.sleep(1.1)
+
+
+def _seconds(num_rows: int) -> float:
+    return _SECONDS_A_RUN + _SECONDS_A_ROW * num_rows
+
+
+def _written(home: Path, one: Wanted, num_rows: int, answer: dict[str, Any]) -> Entry:
+    """What is known of a run, once all that was logged is found in its folder: wandb says nothing when a disk is full.
 
     Raises:
         DashboardError: it is elsewhere, or not whole.
@@ -186,99 +220,64 @@ def _written(answer: dict[str, Any], home: Path, record: Record) -> Path:
     from proxies.external.growing import MetricsError
     from proxies.external.wandb_run import WandbRun
 
-    path = Path(answer["dir"]).parent
+    record = one.record
+    path = Path(answer["dirs"][record.run_id]).parent
     if path.parent != home:
         raise DashboardError(f"wandb wrote to {path}, not below {home}: is that folder writable?")
     file = path / f"run-{record.run_id}.wandb"
-    wanted = frozenset(f"{key}.path" for key in _logged_keys(record))
+    shown = frozenset(f"{key}.path" for key in _shown(record))
     try:
-        rows = WandbRun(file, wanted).read(file.stat().st_size)
+        rows = WandbRun(file, shown | {"_step"}).read(file.stat().st_size)
     except (MetricsError, OSError) as error:
         raise DashboardError(f"what wandb wrote cannot be read back: {error}; is the disk full?") from error
-    found = {name: media for row in rows for name, media in row.items()}
-    lost = sorted(name for name in wanted if not (path / "files" / str(found.get(name, "?"))).is_file())
-    if lost:
-        raise DashboardError(f"wandb did not write {', '.join(lost)} to {file}; is the disk full?")
-    return path
+    found = {name: str(media) for row in rows for name, media in row.items() if name in shown}
+    lost = sorted(name for name in shown if not (path / "files" / found.get(name, "?")).is_file())
+    expected = num_rows + bool(shown)
+    if lost or len(rows) != expected:
+        what = ", ".join(lost) or f"{expected - len(rows)} of {expected} rows"
+        raise DashboardError(f"wandb did not write {what} to {file}; is the disk full?")
+    return Entry(
+        content=one.content, folder=path.name, num_rows=len(rows), digests=answer["digests"][record.run_id],
+        files={name: (path / "files" / name).stat().st_size for name in found.values()},
+        home=str(home) if record.tables or record.artifacts else "",
+    )  # fmt: skip
 
 
-def _logged_keys(record: Record) -> list[str]:
+def _shown(record: Record) -> list[str]:
     return [f"tables/{name}" for name in record.tables] + [f"pictures/{name}" for name in record.pictures]
 
 
-def _serve() -> NoReturn:
-    """In the process of its own: do what the first line of stdin orders, answer in one line."""
-    order = json.loads(sys.stdin.buffer.readline())
-    try:
-        answer = _fetch(order) if "fetch" in order else _follow(order) if "follow" in order else _log(order)
-    except BaseException as error:  # whatever wandb raises is told, not shown as a traceback
-        answer = {"problem": f"{type(error).__name__}: {error}"}
-    print(json.dumps(answer), flush=True)
-    sys.exit(0)
-
-
-def _log(order: dict[str, Any]) -> dict[str, Any]:
-    import wandb
-
-    record = order["record"]
-    settings = wandb.Settings(mode=order["mode"], root_dir=order["root_dir"], **_SETTINGS)
-    run = wandb.init(
-        project=order["project"], entity=order["entity"], id=record["run_id"], name=record["name"], job_type="study",
-        config=record["config"], settings=settings,
+def _logged(home: Path, wanted: Sequence[Wanted], written: Collection[str], damaged: list[str], mode: Mode) -> Logged:
+    runs = read_index(home).runs
+    ids = [one.record.run_id for one in wanted]
+    return Logged(
+        mode=mode, folders={run_id: home / runs[run_id].folder for run_id in ids if run_id in runs},
+        written=tuple(written), damaged=tuple(damaged),
     )  # fmt: skip
-    run.summary.update(record["summary"])
-    tables = {
-        f"tables/{name}": wandb.Table(columns=table["columns"], data=table["rows"])
-        for name, table in record["tables"].items()
-    }
-    drawn = {
-        f"pictures/{name}": wandb.Html(text, inject=False, data_is_not_path=True)
-        for name, text in record["pictures"].items()
-    }
-    run.log({**tables, **drawn})
-    answer = {"dir": run.dir, "url": run.url if order["mode"] == "online" else None}
-    run.finish()
-    wandb.teardown()
-    return answer
 
 
-def _follow(order: dict[str, Any]) -> dict[str, Any]:
-    """Log a run's metrics while they grow, until stdin ends; charts are drawn over `step`, our own."""
-    import wandb
-
-    from launcher.mirror_rows import Row, follow
-
-    settings = wandb.Settings(mode=order["mode"], root_dir=order["follow"], **_SETTINGS)
-    run = wandb.init(
-        project=order["project"], id=order["run_id"], name=order["name"], job_type="main run", config=order["config"],
-        settings=settings,
-    )  # fmt: skip
-    run.define_metric("step")
-    run.define_metric("*", step_metric="step")
-    take = 1
-
-    def tell(row: Row) -> None:
-        nonlocal take
-        take += row.goes_back
-        run.log({"step": row.step, "take": take, **row.columns})
-
-    where = {"dir": run.dir, "url": run.url if order["mode"] == "online" else None}
-    num_rows = follow(Path(order["follow"]), tell)
-    run.finish()
-    wandb.teardown()
-    return {**where, "num_rows": num_rows}
+def _arrived(wanted: Sequence[Wanted], answer: dict[str, Any], num_sent: int) -> Arrived:
+    names = {one.record.run_id: one.record.name for one in wanted}
+    lacking = {f"{names[run_id]} ({run_id})": said for run_id, said in answer["lacking"].items()}
+    return Arrived(url=answer["url"], num_sent=num_sent, num_there=len(wanted) - len(lacking), lacking=lacking)
 
 
-def _fetch(order: dict[str, Any]) -> dict[str, Any]:
-    import wandb
+def _asked(home: Path, wanted: Sequence[Wanted], place: Place, *, seconds: float) -> dict[str, Any]:
+    """What the service lacks of the runs; what was never logged it lacks."""
+    index = read_index(home)
+    expected = [_expected(index, one) for one in wanted]
+    study = wanted[0].record.config["study"]
+    order = {"expected": expected, "study": study, "seconds": seconds, **asdict(place)}
+    with tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch:
+        return ask(order, Path(scratch), online=True, more_seconds=seconds + len(expected))
 
-    wanted, rows = {*order["wanted"]}, []
-    for row in wandb.Api(timeout=30).run(order["fetch"]).scan_history(min_step=order["min_step"], use_cache=False):
-        kept = {key: value for key, value in row.items() if key in wanted}
-        rows += [{**kept, "_step": row["_step"]}] if kept.keys() - {"_timestamp", "_step"} else []
-    wandb.teardown()
-    return {"rows": rows}
 
-
-if __name__ == "__main__":
-    _serve()
+def _expected(index: Index, one: Wanted) -> dict[str, Any]:
+    record = one.record
+    entry = index.runs.get(record.run_id, Entry(content="", folder="", num_rows=-1))
+    return {
+        "run_id": record.run_id, "content": one.content, "summary": record.summary, "num_rows": entry.num_rows,
+        "files": entry.files,
+        "artifacts": {name: {"digest": entry.digests.get(name, ""), "metadata": artifact.metadata}
+                      for name, artifact in record.artifacts.items()},
+    }  # fmt: skip

@@ -1,14 +1,20 @@
-"""TensorBoard's event files, written without TensorBoard: scalars by step. Standard library only.
+"""TensorBoard's event files, written without TensorBoard: scalars by step, text, settings. Standard library only.
 
 Framing and messages are those that `proxies.external.event_files` reads, and besides Event.wall_time = 1 (double),
 Event.file_version = 3, Event.session_log = 7; SessionLog.status = 1, of which 1 is START: a reader then forgets what it
 was told of this step and later ones, as it must when a run goes back.
+
+Text and settings are Values with metadata = 9, SummaryMetadata.plugin_data = 1: plugin_name = 1, content = 2. Text is a
+tensor of one string: TensorProto.dtype = 1 (7: DT_STRING), string_val = 8. Settings are the hparams plugin's
+(tensorboard/plugins/hparams/plugin_data.proto): version = 1, session_start_info = 3, whose hparams = 1 is a map from
+names to google.protobuf.Value (number_value = 2, string_value = 3, bool_value = 4) and group_name = 4.
 """
 
 from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from proxies.external.event_files import masked_crc32c
@@ -33,6 +39,18 @@ class EventWriter:
         )
         self._event(step, _text(5, summary))
 
+    def text(self, name: str, markdown: str) -> None:
+        """A text under a name."""
+        tensor = b"\x08\x07" + _text(8, markdown.encode())
+        self._event(0, _text(5, _text(1, _text(1, name.encode()) + _plugin("text", b"") + _text(8, tensor))))
+
+    def hyperparameters(self, values: Mapping[str, str | float | bool], group: str) -> None:
+        """Settings, for the view that sets runs side by side; `group` names the run there."""
+        entries = b"".join(_text(1, _text(1, name.encode()) + _text(2, _value(v))) for name, v in values.items())
+        content = _text(3, entries + _text(4, group.encode()))
+        tag = _text(1, b"_hparams_/session_start_info")
+        self._event(0, _text(5, _text(1, tag + _plugin("hparams", content))))
+
     def forget_from(self, step: int) -> None:
         """Void what was written of `step` and later ones."""
         self._event(step, _text(7, b"\x08\x01"))
@@ -50,6 +68,16 @@ class EventWriter:
         size = struct.pack("<Q", len(event))
         crcs = [struct.pack("<I", masked_crc32c(part)) for part in (size, event)]
         self._file.write(size + crcs[0] + event + crcs[1])
+
+
+def _plugin(name: str, content: bytes) -> bytes:
+    return _text(9, _text(1, _text(1, name.encode()) + _text(2, content)))
+
+
+def _value(value: str | float | bool) -> bytes:
+    if isinstance(value, bool):
+        return b"\x20" + bytes([value])
+    return _text(3, value.encode()) if isinstance(value, str) else b"\x11" + struct.pack("<d", value)
 
 
 def _single(value: float) -> float:

@@ -1,7 +1,8 @@
 """The report's figures, each a pure function from the report's body to one SVG.
 
-With `figures_transfer` and `figures_cost`, which draw the transfer tests, `figures_fits`, which draws the ladder, and
-`figures_main_run`, the only door to matplotlib.
+With `figures_transfer` and `figures_cost`, which draw the transfer tests, `figures_fits`, which draws the ladder,
+`figures_main_run` and `figures_compare`, which lays two studies over each other, the only door to matplotlib; `plots`
+hands the same figures to notebooks.
 
 One panel each, side by side or stacked; panels to be compared share their axes. The same body gives the same bytes.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import matplotlib
@@ -34,12 +37,22 @@ _STYLE: Any = {
 INCHES = (4.8, 3.5)
 MARKERS = "osD^vP"
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+_KEPT: ContextVar[list[Figure] | None] = ContextVar("kept figures", default=None)
+
+
+class Panel(Figure):
+    """A figure that a notebook shows at the end of a cell, with no pyplot and no line of magic."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=120)
+        return buffer.getvalue()
 
 
 def draw(
     name: str, title: str, labels: tuple[str, str], paint: Callable[[Axes], None], inches: tuple[float, float] = INCHES
 ) -> str:
-    """One panel as SVG, its legend above it.
+    """One panel as SVG, its legend above it; within `kept`, nothing is written and the figure is kept.
 
     Args:
         name: unique on the page.
@@ -51,7 +64,7 @@ def draw(
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change a report
         matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": name})
-        figure = Figure(figsize=inches, layout="constrained")
+        figure = Panel(figsize=inches, layout="constrained")
         axes = figure.add_subplot()
         axes.set_xlabel(labels[0])
         axes.set_ylabel(labels[1])
@@ -61,9 +74,24 @@ def draw(
             columns = _legend_columns(names, inches[0])  # filled column by column; read row by row
             handles = [handles[j] for i in range(columns) for j in range(i, len(handles), columns)]
             figure.legend(handles=handles, loc="outside upper left", ncols=columns)
+        if (keeping := _KEPT.get()) is not None:
+            figure.set_label(title)
+            keeping.append(figure)
+            return ""
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
     return finish(buffer.getvalue(), name, title)
+
+
+@contextmanager
+def kept() -> Iterator[list[Figure]]:
+    """Figures that are drawn inside, as matplotlib's own, each labelled with its title; as SVG they are empty then."""
+    figures: list[Figure] = []
+    token = _KEPT.set(figures)
+    try:
+        yield figures
+    finally:
+        _KEPT.reset(token)
 
 
 def _legend_columns(names: Sequence[str], inches: float) -> int:

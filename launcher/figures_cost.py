@@ -33,7 +33,7 @@ MOST_NATS = 10.0
 DEEPEST_MARGINS = 10.0
 """Loss above the best, in margins, from which a heat map's colour no longer changes."""
 _PALEST, _DEEPEST = 0.04, 0.55  # of full colour: text on it stays readable, on a light page and on a dark one
-_NUMBER_OCTAVES = 0.072  # share of the axis that a cell's number needs
+_NUMBER_OCTAVES = 0.082  # share of the axis that a cell's number needs
 
 
 def regrets(body: Body) -> str:
@@ -146,7 +146,7 @@ def _heat_row(axes: Axes, row: int, cells: Mapping[float, float | None], margin:
         cell = (value - left, row - 0.46), left + right, 0.92
         axes.add_patch(Rectangle(*cell, color=KINDS[1], alpha=_depth(loss - best, margin), linewidth=0))
         if left + right >= _NUMBER_OCTAVES * (last - first):
-            axes.text(value + (right - left) / 2, row + 0.16, f"{loss - best:.3f}", fontsize=7.5, ha="center",
+            axes.text(value + (right - left) / 2, row + 0.16, f"{loss - best:.3f}", fontsize=8.5, ha="center",
                       va="center")  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from launcher.report_html import Body
 from launcher.svg import INK, KINDS, raised, shade
 
 _FLOPS = "training compute, 6ND (FLOPs)"
-_WIDE = (5.4, 3.8)
+_WIDE = (4.8, 3.7)
 _LAW_STYLES = ((KINDS[2], (0, (5, 2))), (KINDS[5], (0, (1, 1.2))), (KINDS[3], (0, (6, 2, 1, 2))))
 _NUM_TICKS = 7
 _BESIDE = 0.025
@@ -28,7 +28,7 @@ _GAP = 0.055
 """Between names, as a share of the axis."""
 
 
-def _flops_axis(axes: Axes, values: Iterable[float]) -> None:
+def flops_axis(axes: Axes, values: Iterable[float]) -> None:
     """Decades, with their twos and fives where there are few, on an axis that holds log10(FLOPs)."""
     shown = [math.log10(value) for value in values]
     low, high = min(shown), max(shown)
@@ -40,7 +40,7 @@ def _flops_axis(axes: Axes, values: Iterable[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ticks[value]))
 
 
-def _loss_axis(axes: Axes, low: float, high: float) -> None:
+def loss_axis(axes: Axes, low: float, high: float) -> None:
     """Round losses between these nats, the finest step of which at most seven fit, on an axis that holds log10."""
     axes.set_ylim(math.log10(low), math.log10(high))
     steps = [digit * 10.0**power for power in range(-4, 3) for digit in (1, 2, 5)]
@@ -70,8 +70,8 @@ def laws(body: Body) -> str:
     def paint(axes: Axes) -> None:
         seen = [rung["loss_nats"] for rung in rungs] + [run["predicted"] for run in held_out]
         seen += [predicted["loss"]] if predicted else []
-        _flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
-        _loss_axis(axes, *_room(seen, predicted, frontier, body["fit"]["members"]))
+        flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
+        loss_axis(axes, *_room(seen, predicted, frontier, body["fit"]["members"]))
         if predicted and rungs:
             axes.axvline(math.log10(max(rung["flops"] for rung in rungs)), color=INK, alpha=0.55, linewidth=0.9,
                          linestyle=(0, (4, 3)), label="largest rung")  # fmt: skip
@@ -166,7 +166,7 @@ def residuals(body: Body) -> str:
             axes.axhspan(-100 * num_sd * spread, 100 * num_sd * spread, color=KINDS[0], alpha=0.1, linewidth=0,
                          label="1 and 2 sd of all rungs" if num_sd == 1 else None)  # fmt: skip
         _rungs(axes, rungs, height)
-        _flops_axis(axes, [rung["flops"] for rung in body["ladder"]["rungs"]])
+        flops_axis(axes, [rung["flops"] for rung in body["ladder"]["rungs"]])
         widest = 1.08 * max([abs(height(rung)) for rung in rungs] + [200 * (spread or 0.0), 1e-3])
         axes.set_ylim(-widest, widest)
         middle, taken = sum(axes.get_xlim()) / 2, list[float]()

@@ -13,7 +13,7 @@ from launcher.figures import draw
 from launcher.report_html import Body
 from launcher.svg import INK, KINDS
 
-_INCHES = (7.2, 3.4)
+_INCHES = (4.8, 3.4)
 BINS_PER_DECADE = 40
 """Losses are drawn as means over so many parts of a decade of steps."""
 

@@ -51,14 +51,13 @@ def value_axis(axis: Axis, name: Hyperparameter, ends: Sequence[float], tried: I
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{from_log2(name, value):.3g}"))
 
 
-def _size_axis(axes: Axes, test: Test, sizes: Iterable[int]) -> None:
-    """Doublings, on an axis that holds log2(size); base and target have ticks, others where there is room."""
-    verdict, at = test["verdict"], {math.log2(size): size for size in sorted(sizes)}
+def size_axis(axes: Axes, sizes: Iterable[int], first: Iterable[int]) -> None:
+    """Doublings, on an axis that holds log2(size); those named `first` have ticks, others where there is room."""
+    at = {math.log2(size): size for size in sorted(sizes)}
     low, high = min(at), max(at)
     pad = 0.06 * (high - low) + 0.2
     axes.set_xlim(low - pad, high + pad)
-    first = [math.log2(verdict["target_size"]), math.log2(verdict["base_size"])]
-    shown = _spaced([*first, *at], 0.12 * (high - low + 2 * pad))
+    shown = _spaced([*map(math.log2, first), *at], 0.12 * (high - low + 2 * pad))
     axes.xaxis.set_major_locator(FixedLocator(shown))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_size(at[value])))
 
@@ -139,7 +138,8 @@ def drift(body: Body, test: Test) -> str:
     target = math.log2(verdict["target_size"])
 
     def paint(axes: Axes) -> None:
-        _size_axis(axes, test, sizes | {verdict["target_size"], verdict["base_size"]})
+        named = (verdict["target_size"], verdict["base_size"])
+        size_axis(axes, sizes | {*named}, named)
         axes.axvline(target, color=INK, alpha=0.55, linewidth=0.9, linestyle=_DOTTED,
                      label="target")  # fmt: skip
         ends = _carried(axes, verdict)

@@ -10,7 +10,7 @@ from sweeps.checkpoints import CHECKPOINTS_DIR
 from sweeps.curves import CURVES_DIR
 
 _NUM_NAMED = 8
-_LOOKED_INTO = (CURVES_DIR, CHECKPOINTS_DIR, "frozen")
+_LOOKED_INTO = (CURVES_DIR, CHECKPOINTS_DIR, "frozen", "wandb")
 
 
 class LinksOutError(ValueError):

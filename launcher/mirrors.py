@@ -15,20 +15,24 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.dashboards import WANDB_DIR, short_environment
+from launcher.attempt import hearing
+from launcher.dashboard_runs import main_settings
 from launcher.frozen import Decision
 from launcher.talk import say
+from launcher.wandb_calls import WANDB_DIR, short_environment
 from proxies.external.growing import MetricsError
 from proxies.external.wandb_run import WandbRun
 from sweeps.redaction import redacted
 
 FINISH_SECONDS = 120.0
 """How long a window may take for what is left once the run has ended; well within SLURM's grace."""
+_POLL_SECONDS = 0.1
 _LAST_SECONDS = 10.0
 """For its end, once it was killed."""
 _READ_BACK_BYTES = 64 * 2**20
@@ -57,7 +61,8 @@ def mirrored(
 ) -> Iterator[None]:  # fmt: skip
     """Within, the run in `run_dir` is shown in the windows asked for; afterwards `found` says what became of them.
 
-    What earlier launches showed is taken away: to be entered by the one supervisor that has the folder.
+    A signal that comes while they finish cuts them short. What earlier launches showed is taken away: to be entered by
+    the one supervisor that has the folder.
     """
     windows: list[_Window] = []
     if wandb is not None:
@@ -69,9 +74,11 @@ def mirrored(
     try:
         yield
     finally:
-        for window in windows:
-            window.ask_to_end()
-        found += [window.ended() for window in windows]
+        signalled = threading.Event()
+        with hearing(lambda _: signalled.set()):
+            for window in windows:
+                window.ask_to_end()
+            found += [window.ended(signalled) for window in windows]
 
 
 def _wandb(run_dir: Path, decision: Decision, mode: Literal["offline", "online"]) -> _Window:
@@ -79,21 +86,9 @@ def _wandb(run_dir: Path, decision: Decision, mode: Literal["offline", "online"]
     (run_dir / WANDB_DIR).mkdir(parents=True, exist_ok=True)
     order = {
         "follow": str(run_dir), "mode": mode, "project": "forerun", "run_id": run_id, "name": f"run {run_id[:8]}",
-        "config": _settings(decision),
+        "config": main_settings(decision),
     }  # fmt: skip
-    return _Window("wandb", "launcher.dashboards", order, FINISH_SECONDS, online=mode == "online")
-
-
-def _settings(decision: Decision) -> dict[str, Any]:
-    """Numbers and choices from fixed lists alone: no path, no name that a person gave."""
-    predicted = decision.predicted
-    return {
-        "digest": decision.digest, "shape": asdict(decision.shape), "batch_tokens": decision.batch_tokens,
-        "num_tokens": decision.num_tokens, "num_steps": decision.learning_rate.schedule.num_steps,
-        "num_ranks": decision.parallelism.num_ranks, "precision": decision.precision, "seed": decision.seed,
-        "clip_norm": decision.clip_norm, "predicted_loss_nats": predicted.loss_nats,
-        "predicted_low_nats": predicted.low_nats, "predicted_high_nats": predicted.high_nats,
-    }  # fmt: skip
+    return _Window("wandb", "launcher.wandb_process", order, FINISH_SECONDS, online=mode == "online")
 
 
 class _Window:
@@ -136,9 +131,11 @@ class _Window:
         with contextlib.suppress(OSError):
             self._job.stdin.close()
 
-    def ended(self) -> Mirrored:
-        """Wait until it has; one that takes too long is ended."""
-        self._listener.join(self._limit_seconds)
+    def ended(self, signalled: threading.Event) -> Mirrored:
+        """Wait until it has; one that takes too long is ended, or at once when a signal comes."""
+        deadline = time.monotonic() + self._limit_seconds
+        while self._listener.is_alive() and not signalled.is_set() and time.monotonic() < deadline:
+            self._listener.join(_POLL_SECONDS)
         late = self._listener.is_alive()
         with contextlib.suppress(ProcessLookupError):  # it, or what it left: none stays behind
             os.killpg(self._job.pid, signal.SIGKILL)
@@ -148,7 +145,11 @@ class _Window:
             self._job.stdout.close()
         self._scratch.cleanup()
         answer = {} if late else self._answer()
-        problem = f"it did not end within {self._limit_seconds:.0f} s" if late else self._problem()
+        problem = self._problem()
+        if late:
+            problem = "a signal came while it told what was left"
+            if not signalled.is_set():
+                problem = f"it did not end within {self._limit_seconds:.0f} s"
         num_rows = answer.get("num_rows", 0)
         path = answer.get("path") or (str(Path(answer["dir"]).parent) if "dir" in answer else None)
         if not problem and self._name == "wandb":

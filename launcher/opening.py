@@ -14,8 +14,9 @@ from launcher.history import take_over
 from launcher.implied import implied_problems
 from launcher.links import refuse_links_out
 from launcher.plan import Plan
-from launcher.plan_file import PlanError, commented_plan, load_plan
+from launcher.plan_file import PlanError, load_plan
 from launcher.plan_search import resolved
+from launcher.plan_writing import commented_plan
 from launcher.study import PLAN_FILE, SEMANTICS, Study
 from launcher.talk import say
 from proxies import canon

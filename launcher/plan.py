@@ -157,7 +157,7 @@ class Plan(Section):
 
     @property
     def scales_branches_compiled(self) -> bool:
-        """Whether it may compile models that multiply what a branch adds, which torch 2.13 dropped before semantics 4."""
+        """Whether it may compile models that scale what a branch adds, which torch 2.13 dropped before semantics 4."""
         return bool(self.parametrization.depth_alpha) and self.proxy.compiled is not False
 
     def numerics(self, part: Part) -> Numerics:

@@ -1,14 +1,13 @@
-"""Reading and writing plans: TOML in, every problem at once; a commented plan and its JSON Schema out."""
+"""Reading plans: TOML in, every problem at once. `launcher.plan_writing` writes them."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pydantic
 from pydantic import BaseModel
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 from launcher.plan import Plan
 from launcher.plan_cluster import cluster_problems, rank_problems
 from launcher.plan_ladder import ladder_problems
+from launcher.plan_lines import key_lines, with_line
 from launcher.plan_proxy import proxy_problems
 from launcher.plan_search import search_problems
 from launcher.plan_sections import RuleChoices
@@ -23,6 +23,11 @@ from launcher.plan_texts import text_problems
 from launcher.plan_transfer import transfer_lists, transfer_problems
 from proxies.checks import SpecError
 from sweeps.redaction import redacted
+
+MOST_BYTES = 2**20
+"""Of a plan's file."""
+_MOST_SHOWN = 80
+"""Characters of a value that is wrong."""
 
 
 class PlanError(ValueError):
@@ -40,24 +45,65 @@ def load_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
     Raises:
         PlanError: everything that is wrong, at once.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(str(path), [f"cannot be read: {error.strerror}"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlanError(str(path), [f"is not TOML: {error}"]) from error
+    raw = read_plan(path)[1]
     problems = [problem for given in overrides if (problem := override(raw, given))]
     problems += text_problems(raw)
+    plan = Plan()
     try:
         plan = Plan.model_validate(_tuples(raw))
     except pydantic.ValidationError as error:
         bad = [e for e in error.errors() if not _is_echo(e)]
         problems += [_say(e) for e in bad] + _cross_checks_of_the_rest(raw, bad)
-        raise PlanError(str(path), [redacted(problem) for problem in problems]) from None
-    problems += _cross_checks(plan)
+    else:
+        problems += _cross_checks(plan)
     if problems:
-        raise PlanError(str(path), [redacted(problem) for problem in problems])
+        raise PlanError(str(path), [redacted(problem) for problem in located(path, problems, overrides)])
     return plan
+
+
+def located(path: Path, problems: Sequence[str], overrides: tuple[str, ...]) -> list[str]:
+    """Problems of a plan with the lines of the keys they name; what `--set` says is on none."""
+    lines = key_lines(*read_plan(path))
+    given = {one.partition("=")[0].strip() for one in overrides}
+    return [with_line(problem, lines, given) for problem in problems]
+
+
+def read_plan(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of a plan's file and what TOML reads in it, unchecked.
+
+    Raises:
+        PlanError: it cannot be read, or is not TOML.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise PlanError(str(path), [f"cannot be read: {error.strerror}"]) from error
+    if len(content) > MOST_BYTES:
+        raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: this is no plan"])
+    try:
+        text = content.decode("utf-8-sig")  # editors on Windows begin a file with a mark
+        return text, tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        said = f"is not UTF-8: byte 0x{content[error.start]:02x} (line {line}); save it as UTF-8"
+        raise PlanError(str(path), [said]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(str(path), [_not_toml(str(error), text)]) from error
+    except RecursionError as error:
+        raise PlanError(str(path), ["is not TOML: brackets too deep in one another"]) from error
+    except ValueError as error:  # Python reads whole numbers of some thousand digits
+        raise PlanError(str(path), ["is not TOML: a whole number of more than 4,000 digits"]) from error
+
+
+def _not_toml(said: str, text: str) -> str:
+    """What the parser said, and the line it said it of."""
+    at = re.search(r"at line (\d+)", said)
+    line = text.split("\n")[int(at[1]) - 1].strip() if at else ""
+    if said.startswith("Cannot overwrite a value"):
+        said += ": each key once"
+    shown = "".join(letter if letter.isprintable() else "?" for letter in redacted(line))
+    return f"is not TOML: {said}" + (f": {shown[:60]}" if shown else "")
 
 
 def _cross_checks_of_the_rest(raw: dict[str, Any], bad: list[Any]) -> list[str]:
@@ -119,10 +165,27 @@ def _say(error: Any) -> str:
     if path[-1] == "[key]":
         return f"{'.'.join(path[:-1])} is unknown: {_wanted(error)} is wanted"
     value = error["input"]
-    shown = list(value) if isinstance(value, tuple) else value
+    shown = _shown(list(value) if isinstance(value, tuple) else value)
     if error["type"] == "missing":  # all keys have defaults: this is the end of a range
-        return f"{'.'.join(path[:-1])} = {shown!r}: one more value is wanted"
-    return f"{where} = {shown!r}: {_wanted(error)} is wanted"
+        return f"{'.'.join(path[:-1])} = {shown}: one more value is wanted"
+    quoted = isinstance(value, str) and error["type"] in ("int_type", "float_type") and _is_number(value)
+    return f"{where} = {shown}: {_wanted(error)} is wanted{', without quotes' if quoted else ''}"
+
+
+def _shown(value: object) -> str:
+    try:
+        said = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        said = "a number that is too long to show"
+    return said if len(said) <= _MOST_SHOWN else f"{said[:_MOST_SHOWN]}..."
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _wanted(error: Any) -> str:
@@ -149,11 +212,17 @@ def _list_checks(plan: Plan) -> list[str]:
         "ladder.widths": plan.ladder.widths,
     }
     for name, values in widths.items():
+        wrong: dict[str, list[str]] = {}  # by the problem: one head_dim may be wrong for every width
         for width in values:
             try:
                 plan.shape(width, vocab_size=2)
             except SpecError as error:
-                problems += [f"{name}: {problem}" for problem in error.problems]
+                for problem in error.problems:
+                    wrong.setdefault(re.sub(r"\d+", "", problem), [problem]).append(str(width))
+        problems += [
+            f"{name}: {first}{', and so of ' if others else ''}{', '.join(others)}"
+            for first, _, *others in wrong.values()
+        ]
     lists: dict[str, Sequence[float]] = {
         **widths,
         **transfer_lists(plan),
@@ -172,45 +241,3 @@ def _cross_checks(plan: Plan) -> list[str]:
     if any(problem.startswith("proxy.command: ") for problem in problems):
         return problems  # the others ask what the command can be told
     return problems + search_problems(plan) + ladder_problems(plan)
-
-
-def commented_plan(values: dict[str, dict[str, object]]) -> str:
-    """A plan with every key, its value and its sentence; `values` replace defaults."""
-    lines = [
-        "#:schema ./plan.schema.json",
-        "# A forerun plan. Every key is shown with its value; delete what you leave alone.",
-        "",
-    ]
-    for name, field in Plan.model_fields.items():
-        section = field.annotation
-        assert isinstance(section, type) and issubclass(section, BaseModel)
-        lines += [f"[{name}]  # {(section.__doc__ or '').strip()}"]
-        for key, inner in section.model_fields.items():
-            value = values.get(name, {}).get(key, inner.default)
-            lines += [f"# {inner.description}{_choices(inner.annotation)}", f"{key} = {_toml(value)}"]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _choices(annotation: Any) -> str:
-    options = get_args(annotation) if not isinstance(annotation, type) else ()
-    return f" One of: {', '.join(options)}." if options and all(isinstance(o, str) for o in options) else ""
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, BaseModel):
-        value = value.model_dump(exclude_none=True)
-    if isinstance(value, dict):
-        pairs = [f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items() if item is not None]
-        return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, float):
-        short = f"{value:g}".replace("e+", "e")
-        return short if "e" in short and float(short) == value else repr(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML knows no surrogate pairs
-
-
-def plan_schema() -> dict[str, Any]:
-    """JSON Schema of the plan, for editors."""
-    return Plan.model_json_schema()

@@ -289,3 +289,9 @@ class LaunchSection(Section):
         0, description="How often the trainer may by itself go back before a spike and skip its data; 0: never."
     )
     seed: Seed = Field(1000, description="Of weights and data order of the main run.")
+    gpu: str = Field(
+        "", description="Accelerator of the main run, for `forerun estimate`: a name it knows; empty: H100."
+    )
+    usd_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
+        0.0, description="Its price, dollars for an hour, for `forerun estimate`; 0: the published one, if any."
+    )

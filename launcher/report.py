@@ -15,6 +15,7 @@ from launcher.report_decision import decision, groups
 from launcher.report_html import Body
 from launcher.report_style import CSS
 from launcher.report_transfer import transfer
+from launcher.report_words import words
 from proxies import canon
 
 
@@ -47,6 +48,7 @@ def page(body: Body) -> str:
         _spend(body),
         calibration_section(body),
         _provenance(body),
+        words(),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

@@ -15,6 +15,7 @@ def decision(body: Body) -> str:
     parts = [
         '<p class="over">forerun report</p>',
         f"<h1>{headline}</h1>",
+        _in_one_sentence(body),
         f'<p class="lead">{lead}</p>',
     ]
     if body["decision"] is not None:
@@ -58,6 +59,21 @@ def _standing(body: Body) -> tuple[str, str]:
     return "Launch this", (
         f"Every gate passed. {show.command('forerun freeze STUDY')} writes the config, to be launched with "
         f"{show.command('forerun launch FROZEN')}."
+    )
+
+
+def _in_one_sentence(body: Body) -> str:
+    """What, what to expect, and at what cost; nothing before there is a config."""
+    config, choice = body["decision"], body["choice"]
+    if config is None:
+        return ""
+    predicted = config["predicted"]
+    ends = show.interval((predicted["low_nats"], predicted["high_nats"]))
+    return (
+        f'<p class="lead"><b>{show.count(choice["params"])} parameters on {show.count(config["num_tokens"])} tokens.'
+        f"</b> Expect a validation loss of <b>{show.loss(predicted['loss_nats'])} nats per token</b> {ends}, at "
+        f"<b>{show.flops(choice['prediction']['flops'])} FLOPs</b>; what these take in hours and dollars on your GPUs "
+        f"says {show.command('forerun estimate FROZEN --gpu NAME')}.</p>"
     )
 
 

@@ -55,6 +55,7 @@ table{{border-collapse:collapse;font-size:.9rem;min-width:min(100%,20rem)}}
 th{{text-align:left;font-weight:600;color:var(--soft);border-bottom:1px solid var(--line);vertical-align:bottom}}
 th,td{{padding:.3rem 1.1rem .3rem 0}} td{{border-bottom:1px solid var(--line);vertical-align:top}}
 th:last-child,td:last-child{{padding-right:0}}
+td:first-child{{min-width:7rem}}
 td.n,th.n{{text-align:right}} td.n{{white-space:nowrap}}
 td code{{overflow-wrap:normal;white-space:nowrap}}
 .missing{{border-left:3px solid var(--open);padding:.3rem 0 .3rem .9rem}}
@@ -64,6 +65,7 @@ sup{{line-height:0;font-size:.72em}}
 body{{font-size:10.5pt}} main{{max-width:none;padding:0}}
 .pair,.decision{{grid-template-columns:1fr 1fr}} figure,.card,tr,.gates li{{break-inside:avoid}}
 h2,h3{{break-after:avoid}}
-.scroll{{overflow:visible}} table{{font-size:8.5pt}} th,td{{padding-right:.6rem}}
+.scroll{{overflow:visible}} table{{font-size:8.5pt}} th,td{{padding-right:.5rem}} td:first-child{{min-width:0}}
+td.n,td code{{white-space:normal;overflow-wrap:anywhere}}
 }}
 """

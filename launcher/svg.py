@@ -12,8 +12,8 @@ SEQUENCE = ("#c97700", "#c9552f", "#b4326b", "#852a93", "#4b2f9e", "#12246e")
 """Ordered things, narrow to wide: hue and lightness both move, so order survives colour blindness and grey print."""
 _SEQUENCE_DARK = ("#9a7bea", "#c272d4", "#e0709f", "#f28b6e", "#f7b24d", "#f8e67a")
 
-KINDS = ("#0072b2", "#d55e00", "#007a5a", "#a87000", "#6b7280", "#9a3fa5")
-"""Unordered things: after Okabe and Ito's palette for colour-blind readers, darkened to three to one on white."""
+KINDS = ("#0072b2", "#bf5000", "#007a5a", "#8f5f00", "#6b7280", "#9a3fa5")
+"""Unordered things: after Okabe and Ito's palette for colour-blind readers, dark enough on white for names in them."""
 _KINDS_DARK = ("#56b4e9", "#f08a4b", "#35c99b", "#f0b93a", "#a3abb8", "#d48fe0")
 
 

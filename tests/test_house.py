@@ -31,10 +31,13 @@ DOORS = {
         "launcher.figures_cost",
         "launcher.figures_fits",
         "launcher.figures_main_run",
+        "launcher.figures_compare",
+        "launcher.plots",
     },
     "tokenizers": {"proxies.data.tokenizer"},
     "pynvml": {"launcher.gpu_health"},
-    "wandb": {"launcher.dashboards"},
+    "wandb": {"launcher.wandb_process"},
+    "wandb_workspaces": {"launcher.workspaces"},
 }
 TORCH_ROOMS = {"proxies", "launcher"}
 HEAVY = ("torch", "ray", "optuna", "wandb", "mup", "matplotlib", "scipy")

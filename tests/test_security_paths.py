@@ -40,7 +40,7 @@ def outside(tmp_path):
 LINKS = {
     "folders": ["curves", "checkpoints", "external", "wandb", "frozen", f"checkpoints/{ID}", f"frozen/{ID}"],
     "files": ["ledger.db", "plan.toml", "driver.lock", "live.json", "live.tmp", "report.html", "report.json",
-              f"curves/{ID}.parquet"],
+              f"curves/{ID}.parquet", "wandb/index.json", "wandb/workspace.json"],
 }  # fmt: skip
 
 

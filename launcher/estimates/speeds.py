@@ -26,11 +26,13 @@ class Speeds:
     source: str = ""
     num_workers: int = 0
     """Of the study that was calibrated, at once; 0: not known."""
+    assumed: Span = WORKER_FLOPS
+    """Where nothing was measured."""
 
     def of(self, spec: RunSpec, part: Part = "proxy") -> Span:
         """For runs like this one, of the ladder or of any other stage: what was chosen for each may differ."""
         if not self.measured:
-            return WORKER_FLOPS
+            return self.assumed
 
         def far(asked: Asked) -> tuple[float, bool, bool]:
             ratio = _step_flops(asked) / (flops_per_token(spec.shape) * spec.batch_tokens)
@@ -43,7 +45,7 @@ class Speeds:
     def over_all(self) -> Span:
         """The lowest, the middle, the highest, with where they are from."""
         if not self.measured:
-            return WORKER_FLOPS
+            return self.assumed
         spans = sorted((span for _, span in self.measured), key=lambda span: span.value)
         low, high = min(span.low for span in spans), max(span.high for span in spans)
         return Span(value=spans[len(spans) // 2].value, low=low, high=high, source=self.source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.arms import axis_sizes, base_sizes, run_at, wanted_tests
 from launcher.calibration_records import Part
@@ -95,6 +95,30 @@ def runs_of(study: Study) -> list[StageRuns]:
 def stages_of(study: Study, speeds: Speeds) -> list[Stage]:
     """Every stage in order. A run that two stages ask for is made once, and counted in the first."""
     return [_stage(stage, speeds) for stage in runs_of(study)]
+
+
+def total_of(stages: Iterable[Stage]) -> Stage:
+    """All of them together; ends are added to ends, as if what is assumed were wrong in all of them at once."""
+    every = list(stages)
+
+    def added(spans: Iterable[Span]) -> Span:
+        those = list(spans)
+        return Span(value=sum(s.value for s in those), low=sum(s.low for s in those), high=sum(s.high for s in those))
+
+    return Stage(
+        name="total", num_runs=(sum(s.num_runs[0] for s in every), sum(s.num_runs[1] for s in every)),
+        flops=added(s.flops for s in every), core_hours=added(s.core_hours for s in every),
+        disk_bytes=added(s.disk_bytes for s in every),
+    )  # fmt: skip
+
+
+def worker_speed(study: Study, gpu: str, peak_flops: float) -> Speeds:
+    """What a worker with GPUs (`cluster.worker_gpus`) is assumed to make of proxies, of a peak for each, a second."""
+    gpus = study.plan.cluster.worker_gpus
+    return Speeds(assumed=replace(
+        PROXY_MFU.scaled(gpus * peak_flops),
+        source=f"a second, of a worker with {gpus:g} {gpu} at the share of the peak below",
+    ))  # fmt: skip
 
 
 def planned_main_run(study: Study) -> MainRun:

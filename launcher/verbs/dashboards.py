@@ -1,63 +1,198 @@
-"""The verb that shows a study in W&B."""
+"""The verb that shows a study in W&B or TensorBoard."""
 
 from __future__ import annotations
 
 import errno
-import shlex
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from launcher.talk import say
 from launcher.verbs.options import answer, json_option, study_argument
-from proxies.canon import Json
+from launcher.verbs.problems import OptionProblems
+from proxies import canon
 
 if TYPE_CHECKING:
-    from launcher.dashboards import Logged
+    from launcher.dashboard_events import Shown
+    from launcher.dashboard_study import Told
+    from launcher.dashboard_workspace import Kept
+    from launcher.dashboards import Arrived, Logged, Place
+
+FOLLOW_SECONDS = 30.0
+IDLE_PER_PASS = 4.0
+"""Rest, in times that the last pass took: what follows a study must not take its cores."""
+_LACKING_SHOWN = 20
+NOT_ARRIVED = 2
+"""Exit code."""
+
+Mode = Literal["offline", "online", "disabled"]
 
 
 @click.command()
 @study_argument
-@click.option(
-    "--online", is_flag=True, help="Send it to W&B now, with your own login; else nothing leaves this machine."
-)
+@click.option("--mode", type=click.Choice(["offline", "online", "disabled"]), default="offline", show_default=True,
+              help="offline: write files; online: send; disabled: nothing of W&B.")  # fmt: skip
+@click.option("--online", is_flag=True, help="The same as --mode online: send it to W&B now, with your own login.")
+@click.option("--sync", is_flag=True, help="Upload what is logged offline, and verify what arrived.")
+@click.option("--follow", is_flag=True, help="Go on while a driver is at work on the study.")
+@click.option("--tensorboard", "tensorboard_dir", metavar="DIR", type=click.Path(path_type=Path),
+              help="The same records as event files below DIR.")  # fmt: skip
 @click.option("--project", envvar="WANDB_PROJECT", default="forerun", show_default=True, help="W&B project.")
 @click.option("--entity", envvar="WANDB_ENTITY", help="W&B user or team; default: your login's own.")
 @click.option("--optuna", "optuna_port", type=click.IntRange(1024, 65535), metavar="PORT",
               help="Show it in optuna-dashboard instead, at 127.0.0.1:PORT, until Ctrl-C.")  # fmt: skip
 @json_option
 def dashboards(
-    study_dir: Path, online: bool, project: str, entity: str | None, optuna_port: int | None, as_json: bool
-) -> None:
-    """Log STUDY to W&B as one run: settings, verdicts, tables and the report's pictures; again, to bring it up to date.
+    study_dir: Path, mode: Mode, online: bool, sync: bool, follow: bool, tensorboard_dir: Path | None, project: str,
+    entity: str | None, optuna_port: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Log STUDY to W&B: a run for every proxy, one for the study, its main runs, a workspace. Again: what is new.
 
-    Works on an unfinished study too. W&B's is a copy: the study's ledger is the truth, and is only read.
+    Works on an unfinished study too. Offline unless told: nothing leaves this machine. W&B's is a copy: the study's
+    ledger is the truth, and is only read. Exit 2 if something that was sent did not arrive.
     """
     if optuna_port is not None:
         _serve_optuna(study_dir, optuna_port)
         return
-    from launcher.dashboard_record import record_of
-    from launcher.dashboards import log_study
-    from launcher.report import page
-    from launcher.report_body import recorded_body
-    from proxies import canon
+    from launcher.dashboards import Place
 
-    body = canon.parse(canon.pretty(recorded_body(study_dir)))
-    assert isinstance(body, dict)
-    logged = log_study(study_dir, record_of(body, page(body)), online=online, project=project, entity=entity)
-    counts: dict[str, Json] = {
-        "tables": logged.num_tables, "table_rows": logged.num_table_rows, "pictures": logged.num_pictures,
-        "summary_values": logged.num_summary_values,
-    }  # fmt: skip
-    found: dict[str, Json] = {
-        "run_id": logged.run_id, "path": str(logged.path), "mode": logged.mode, "url": logged.url, "logged": counts,
-    }  # fmt: skip
-    answer(as_json, found, _text(logged))
+    mode = "online" if online else mode
+    if sync and mode != "offline":
+        raise OptionProblems([f"--sync uploads what is logged offline: not with --mode {mode}"])
+    place = Place(project=project, entity=entity or None)
+    done = _follow if follow else _pass
+    found = done(study_dir, mode, sync, tensorboard_dir, place)
+    answer(as_json, found.body, found.text)
+    if found.arrived is not None and found.arrived.lacking:
+        raise SystemExit(NOT_ARRIVED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Done:
+    """What a pass over a study gave."""
+
+    told: Told
+    mode: Mode
+    logged: Logged | None
+    arrived: Arrived | None
+    kept: Kept | None
+    shown: Shown | None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As JSON."""
+        study, logged, kept, shown = self.told.study, self.logged, self.kept, self.shown
+        return {
+            "run_id": study.run_id, "mode": self.mode, "url": self.arrived and self.arrived.url,
+            "path": None if logged is None else str(logged.folders[study.run_id]),
+            "logged": {
+                "tables": len(study.tables), "table_rows": sum(len(table.rows) for table in study.tables.values()),
+                "pictures": len(study.pictures), "summary_values": len(study.summary),
+                "artifacts": [*study.artifacts],
+            },
+            "runs": None if logged is None else {
+                "num": len(logged.folders), "num_written": len(logged.written), "damaged": [*logged.damaged],
+            },
+            "workspace": kept and {"path": kept.path and str(kept.path), "url": kept.url},
+            "arrived": self.arrived and canon.to_json(self.arrived),
+            "tensorboard": shown and {
+                "log_dir": str(shown.log_dir), "num_runs": shown.num_runs, "num_written": shown.num_written,
+                "damaged": [*shown.damaged],
+            },
+        }  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        lines = []
+        if self.logged is not None:
+            lines += self._logged_lines(self.logged)
+        if self.arrived is not None:
+            lines += self._arrived_lines(self.arrived)
+        if self.kept is not None:
+            from launcher.dashboard_workspace import ABSENT
+
+            kept = self.kept.url or self.kept.path
+            lines.append(f"workspace: {kept}" if kept else ABSENT)
+        if self.shown is not None:
+            shown = self.shown
+            lines += [f"TensorBoard: {shown.num_runs} runs in {shown.log_dir}, {shown.num_written} written now",
+                      *shown.damaged]  # fmt: skip
+        if self.mode == "offline" and self.arrived is None:
+            lines.append("nothing has left this machine; --sync uploads it, with your own login, and verifies it")
+        return "\n".join([*lines, "this is a copy that can be made again; the study's ledger is the truth"])
+
+    def _logged_lines(self, logged: Logged) -> list[str]:
+        study = self.told.study
+        num = len(logged.written)
+        counts = (("tables", study.tables), ("pictures", study.pictures), ("artifacts", study.artifacts))
+        what = ", ".join(f"{name} {len(parts)}" for name, parts in counts)
+        return [
+            f"W&B: {len(logged.folders)} runs, {num} written now, {len(logged.folders) - num} as they were",
+            f"the study itself is run {study.run_id} ({what}) in {logged.folders[study.run_id]}",
+            *logged.damaged,
+        ]
+
+    def _arrived_lines(self, arrived: Arrived) -> list[str]:
+        lacking = [f"did not arrive: {name}: {'; '.join(said)}" for name, said in arrived.lacking.items()]
+        more = [f"... and {len(lacking) - _LACKING_SHOWN} more"] if len(lacking) > _LACKING_SHOWN else []
+        whole = f"{arrived.url} has {arrived.num_there} runs whole, as it says when asked; {arrived.num_sent} sent now"
+        again = ["the same command sends again what is not there"] if lacking else []
+        return [whole, *lacking[:_LACKING_SHOWN], *more, *again]
+
+
+def _pass(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | None, place: Place) -> _Done:
+    """All of it once."""
+    from launcher.dashboard_events import write_events
+    from launcher.dashboard_study import told_of
+    from launcher.dashboard_workspace import keep_workspace
+    from launcher.dashboards import log_runs, send_runs, upload_runs
+
+    told = told_of(study_dir)
+    shown = None if tensorboard_dir is None else write_events(tensorboard_dir, told.runs)
+    if mode == "disabled":
+        return _Done(told=told, mode=mode, logged=None, arrived=None, kept=None, shown=shown)
+    arrived = None
+    if mode == "online":
+        logged, arrived = send_runs(study_dir, told.runs, place)
+    else:
+        logged = log_runs(study_dir, told.runs, uploadable=sync)
+        arrived = upload_runs(study_dir, told.runs, place) if sync else None
+    kept = keep_workspace(study_dir, told.workspace, place, online=arrived is not None)
+    return _Done(told=told, mode=mode, logged=logged, arrived=arrived, kept=kept, shown=shown)
+
+
+def _follow(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | None, place: Place) -> _Done:
+    """Again and again, once more after the driver has ended; what fails meanwhile is told, and tried again."""
+    from launcher.now import now_body
+    from launcher.plan_file import load_plan
+    from launcher.study import PLAN_FILE
+    from launcher.wandb_calls import DashboardError
+    from sweeps.ledger import Ledger
+
+    while True:
+        plan = load_plan(study_dir / PLAN_FILE)
+        at_work = now_body(study_dir, Ledger.read(study_dir), plan)["at_work"] is not False
+        began = time.monotonic()
+        try:
+            done = _pass(study_dir, mode, sync, tensorboard_dir, place)
+        except DashboardError as error:
+            if not at_work:
+                raise
+            say(f"forerun: {error}; once more later")
+        else:
+            if not at_work:
+                return done
+            new = len(done.logged.written) if done.logged else done.shown.num_written if done.shown else 0
+            say(f"{len(done.told.runs)} runs, {new} new; following the study until its driver ends")
+        time.sleep(max(FOLLOW_SECONDS, IDLE_PER_PASS * (time.monotonic() - began)))
 
 
 def _serve_optuna(study_dir: Path, port: int) -> None:
     """Serve the study to this machine's browsers, following a driver at work, until interrupted."""
-    from launcher.talk import say
     from sweeps.optuna_view import StudyStorage
 
     try:
@@ -72,15 +207,3 @@ def _serve_optuna(study_dir: Path, port: int) -> None:
         if error.errno != errno.EADDRINUSE:
             raise
         raise click.UsageError(f"--optuna {port}: something else serves there already: name another port") from None
-
-
-def _text(logged: Logged) -> str:
-    counts = (("tables", logged.num_tables), ("rows in them", logged.num_table_rows),
-              ("pictures", logged.num_pictures), ("summary values", logged.num_summary_values))  # fmt: skip
-    lines = [f"W&B run {logged.run_id}: {', '.join(f'{what} {count}' for what, count in counts)}", f"in {logged.path}"]
-    if logged.mode == "offline":
-        lines.append(f"nothing has left this machine; this uploads it: wandb sync {shlex.quote(str(logged.path))}")
-    else:
-        lines.append(f"sent to {logged.url}")
-    lines.append("W&B's is a copy that this verb rebuilds; the study's ledger is the truth")
-    return "\n".join(lines)

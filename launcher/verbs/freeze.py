@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
+from click.core import ParameterSource
 
 from launcher.gates import GateError
 from launcher.verbs.options import answer, json_option, study_argument
+from launcher.verbs.problems import OptionProblems
 from proxies.canon import Json
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
     from launcher.assembly import unfit
     from launcher.evidence import decision_of, gather
+    from launcher.explaining.provenance import provenance
     from launcher.frozen_folder import write_frozen
     from launcher.opening import as_begun, open_ledger, recorded_study
     from launcher.rehearsal.standing import rehearsal_of
@@ -63,6 +66,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]
+        evidence["provenance"] = provenance(study, found, body)
         attested = {"evidence": evidence, "layout": layout, "environment": _environment()}
         path = write_frozen(study_dir / "frozen", decision, attested)
         write_report(study_dir, body)
@@ -165,12 +169,46 @@ def _decision_lines(decision: Decision) -> list[str]:
 
 @click.command()
 @study_argument
+@click.option("--compare", "compared", nargs=2, type=click.Path(path_type=Path), metavar="A B",
+              help="Two studies side by side instead: folders of studies, or their report.json.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False),
+              help="Where compare.html and compare.json go. Default: here.")  # fmt: skip
 @json_option
-def report(study_dir: Path, as_json: bool) -> None:
-    """Write report.html and report.json of STUDY, as far as it has come; works while a driver runs."""
+@click.pass_context
+def report(
+    context: click.Context, study_dir: Path, compared: tuple[Path, Path] | None, out: Path | None, as_json: bool
+) -> None:
+    """Write report.html and report.json of STUDY, as far as it has come; works while a driver runs.
+
+    With --compare A B: compare.html and compare.json, which say what differs between two studies, with intervals.
+    """
+    if compared is not None:
+        if context.get_parameter_source("study_dir") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--compare takes the two studies it names, and no STUDY: {study_dir}")
+        _compare(compared, out or Path(), as_json)
+        return
+    if out is not None:
+        raise click.UsageError("--out goes with --compare A B: a study's report lies in its own folder")
     from launcher.report import write_report
     from launcher.report_body import recorded_body
 
     body = recorded_body(study_dir)
     write_report(study_dir, body)
-    answer(as_json, body, f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}")
+    text = f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}"
+    after = "" if body["own_run"] else f"\nnext: forerun freeze {study_dir}, which names the gates that are closed"
+    answer(as_json, body, f"{text}{after}")
+
+
+def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:
+    """Two studies, or their reports, side by side."""
+    from launcher.report_compare import NotAReportError, compare_body, labels, read_two
+    from launcher.report_compare_page import HTML_FILE, JSON_FILE, write_comparison
+
+    try:
+        first, second = read_two(*compared)
+    except NotAReportError as error:
+        raise OptionProblems(error.problems) from None
+    body = compare_body(first, second, labels(*compared))
+    write_comparison(out, body)
+    lines = [f"A: {compared[0]}", f"B: {compared[1]}", *cast(list[str], body["summary"])]
+    answer(as_json, body, "\n".join([*lines, f"wrote {out / HTML_FILE} and {out / JSON_FILE}"]))

@@ -4,52 +4,78 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.presets import PRESETS
 from launcher.verbs.options import answer, json_option, plan_argument, set_option
 from proxies import canon
 
-NEW_PLANS: dict[str, dict[str, object]] = {
-    "proxy": {"num_slots": "auto", "compiled": "auto"},
-    "search": {"max_extensions": 2, "num_replays": 2},
-    "ladder": {"num_slots": "auto"},
-    "launch": {"validate_every_steps": 100, "layers_every_steps": 20, "spike_rollbacks": 2},
-}
-"""What a plan that `init` writes asks for. One without these keys is older, and asks what it asked: the defaults."""
+if TYPE_CHECKING:
+    from launcher.plan import Plan
 
 
-@click.command()
+@click.command(epilog="Presets: " + "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items()) + ".")
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="A plan for a situation, listed below.")
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
-@click.option("--budget-flops", type=float, default=1e13, show_default=True, help="Training FLOPs of the main run.")
+@click.option("--budget-flops", type=float, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
+@click.option("--budget-usd", type=float, help="Dollars for the main run, in place of FLOPs; what is assumed is said.")
+@click.option("--gpu", help="Accelerator of the main run, as H100; alone it chooses the nearest preset.")
+@click.option("--gpus", "num_gpus", type=click.IntRange(1, 10**6), help="How many.")
+@click.option("--usd-per-gpu-hour", type=float, help="With --budget-usd. Default: published, where there is a price.")
+@click.option("--mfu", type=float, help="With --budget-usd: share of the peak. Default: 0.35.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("plan.toml"), show_default=True,
               help="Plan to write.")  # fmt: skip
 @set_option
 @json_option
-def init(data: str, budget_flops: float, out: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """Write a commented plan, and its JSON Schema beside it. An existing plan is left alone."""
-    from launcher.plan_file import PlanError, commented_plan, load_plan, override, plan_schema
+    from launcher.first_plan import Wanted, first_plan, manifest_of, priced, sketched, summary, warnings
+    from launcher.plan_file import PlanError, load_plan, override
+    from launcher.plan_writing import commented_plan, plan_schema
 
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
+    wanted = Wanted(**asked)
+    new = first_plan(wanted, data)
     out.parent.mkdir(parents=True, exist_ok=True)
-    values: dict[str, dict[str, object]] = {name: dict(keys) for name, keys in NEW_PLANS.items()}
-    values |= {"data": {"path": data}, "target": {"budget_flops": budget_flops}}
-    if problems := [problem for given in overrides if (problem := override(values, given))]:
+    if problems := [problem for given in overrides if (problem := override(new.values, given))]:
         raise PlanError("forerun init", problems)
-    text = commented_plan(values)
-    canon.write_atomic(out, text.encode())
+
+    def write() -> Plan:
+        canon.write_atomic(out, commented_plan(new.values, new.head, new.reasons).encode())
+        return load_plan(out, overrides)  # which refuses a key that is none
+
+    lines: list[str] = []
     try:
-        load_plan(out, overrides)  # which refuses a key that is none
+        plan = write()
+        manifest = manifest_of(plan, out.parent)
+        if wanted.budget_usd is not None:
+            new.values["target"]["budget_flops"], said = priced(sketched(plan, manifest), wanted)
+            lines.append(said)
+            plan = write()
+        study = sketched(plan, manifest)
+        found = summary(study)
     except ValueError:
-        out.unlink()  # a plan that does not load is of no use to anyone
+        out.unlink(missing_ok=True)  # a plan that does not load is of no use to anyone
         raise
     schema = out.with_name("plan.schema.json")
     canon.write_atomic(schema, canon.pretty(plan_schema()))
-    answer(
-        as_json,
-        {"plan": str(out), "schema": str(schema)},
-        f"wrote {out} and {schema}\nnext: forerun validate {out}",
+    warned = warnings(study, found) if new.name != "cpu" else []
+    body = {"plan": str(out), "schema": str(schema), "preset": new.name, "comes_to": found, "warnings": warned}
+    lines += [_comes_to(found), *(f"warning: {said}" for said in warned)]
+    corpus = shlex.quote(str(out.parent / plan.data.path))
+    first = "" if manifest or not plan.data.path else f"forerun tokenize SOURCE... --out {corpus}, then "
+    lines.append(f"next: {first}forerun validate {shlex.quote(str(out))}")
+    answer(as_json, body, "\n".join([f"wrote {out} and {schema} (preset {new.name})", *lines]))
+
+
+def _comes_to(found: dict[str, Any]) -> str:
+    return (
+        f"main run: about {found['params']:.3g} parameters (width {found['width']}, {found['num_layers']} layers), "
+        f"{found['tokens']:.3g} tokens of a vocabulary of {found['vocab_size']}; proxies: {found['num_runs']} runs and "
+        f"more, {found['flops']:.2g} FLOPs, {found['share_of_main_run']:.2g} of the main run's"
     )
 
 
@@ -62,7 +88,7 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     from launcher.opening import plan_study
     from launcher.own import module_problems
     from launcher.plan_cluster import rank_needs
-    from launcher.plan_file import PlanError, load_plan
+    from launcher.plan_file import PlanError, load_plan, located, read_plan
     from launcher.plan_ladder import ladder_warnings
     from launcher.warm_starts import warm_problems
     from proxies.data.tokens import MANIFEST
@@ -84,11 +110,14 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     problems += module_problems(plan.proxy.factory, plan_path.parent / plan.proxy.code_path)
     problems += warm_problems(plan, plan_path.parent)
     if problems:
-        raise PlanError(str(plan_path), problems)
+        raise PlanError(str(plan_path), located(plan_path, problems, overrides))
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
     warnings = ladder_warnings(plan)
+    if not read_plan(plan_path)[1]:
+        warnings.append("the file names no section: every key is at its default")
     needs, warned = rank_needs(plan, num_cores()), [f"warning: {said}" for said in warnings]
-    text = "\n".join([f"{plan_path} is valid", *needs, *warned, f"next: forerun run {plan_path}"])
+    after = f"next: forerun estimate {shlex.quote(str(plan_path))}"
+    text = "\n".join([f"{plan_path} is valid", *needs, *warned, after])
     answer(as_json, {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings)}, text)
 
 

@@ -113,11 +113,15 @@ def run(
         from launcher.evidence import gather
         from launcher.report import write_report
         from launcher.report_body import report_body
+        from launcher.talk import say
+        from launcher.verbs.estimated import planned
         from launcher.verbs.texts import study_text
 
+        say(planned(runner.study, runner.ledger))
         if runner.study.plan.command is None:  # else nobody sees activations
             runner.check()
         runner.ladder()
+        say(f"fit: laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
         body = report_body(runner.study, runner.ledger, gather(runner.study, runner.ledger))
         write_report(study_dir, body)
         return body, study_text(body)
@@ -125,7 +129,10 @@ def run(
     body, text = with_runner(plan_path, study_dir, overrides, work, parent_dir)
     assert isinstance(body, dict) and isinstance(body["gates"], list)
     closed = [str(g["name"]) for g in body["gates"] if isinstance(g, dict) and g["outcome"] != "passed"]
-    after = f"{len(closed)} gates closed ({', '.join(closed)})" if closed else f"next: forerun freeze {study_dir}"
+    after = f"next: forerun freeze {study_dir}"
+    if closed:
+        gates = f"{len(closed)} gate{'s' if len(closed) > 1 else ''} closed ({', '.join(closed)})"
+        after = f"{gates}\n{after}, which says what would open each"
     if isinstance(body["own_run"], dict) and not closed:
         after = "every gate passed: start your main run as shown above"
     answer(as_json, body, f"{text}\n\nreport: {study_dir / 'report.html'}\n{after}")

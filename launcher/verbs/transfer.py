@@ -100,7 +100,7 @@ def _next(outcome: str, plan_path: Path, study_dir: Path, *, spend: bool) -> str
             "still open: --spend once more, where runs are named above; else a new plan: larger sizes, axes not tested "
             "yet, or a wider transfer.margin_nats"
         )
-    return f"to run what would decide it: forerun transfer {plan_path} --study {study_dir} --spend"
+    return f"next: forerun transfer {plan_path} --study {study_dir} --spend, which runs what would decide it"
 
 
 def _is_given(name: str) -> bool:

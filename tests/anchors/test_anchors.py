@@ -223,7 +223,14 @@ def spiked(points):
             yield runs, best(runs, run.size) != best(points, run.size)
 
 
-@pytest.mark.parametrize("rates", [PUBLISHED, (FIVE, FOUR, FOUR, FOUR), (FIVE,) * 4], ids=["published", "four", "five"])
+@pytest.mark.parametrize(
+    "rates",
+    [
+        pytest.param(PUBLISHED, id="published"),
+        pytest.param((FIVE, FOUR, FOUR, FOUR), id="four", marks=pytest.mark.slow),
+        pytest.param((FIVE,) * 4, id="five", marks=pytest.mark.slow),
+    ],
+)
 def test_one_spiked_seed_never_makes_a_drift(rates):
     began = time.perf_counter()
     points = grid(ALARM, rates, optimum=-8, drift=0.0, num_seeds=1)
@@ -245,7 +252,7 @@ def test_one_spiked_seed_does_not_hide_a_true_drift():
     """Or the test above would pass by never saying `drifts`."""
     began = time.perf_counter()
     points = grid(ALARM, [range(-13, -5)] * 4, optimum=-8, drift=-0.7, num_seeds=1)
-    outcomes = [judge(runs, QUESTION, draws=200).outcome for runs, _ in list(spiked(points))[2::40]]
+    outcomes = [judge(runs, QUESTION, draws=200).outcome for runs, _ in list(spiked(points))[2::80]]
     seconds = time.perf_counter() - began
     number = f"{outcomes.count('drifts')} of {len(outcomes)} drifts"
     told("a true drift of 0.7 octaves, one seed, one spike", "verdict", number, seconds)

@@ -12,10 +12,11 @@ from main_run import tiny_decision, write_corpus
 from launcher.exporters import native
 from launcher.exporters.fidelity import MODULES, judged
 from launcher.exporters.foreign import JUDGEMENTS
-from launcher.plan_file import commented_plan, load_plan
+from launcher.plan_file import load_plan
+from launcher.plan_writing import commented_plan
 from launcher.policy import Monitoring
+from launcher.presets import PRESETS
 from launcher.report_decision import _on_a_spike
-from launcher.verbs.start import NEW_PLANS
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_the_report_says_by_whom_a_spike_is_answered():
 
 
 def test_a_new_plan_asks_for_care_and_an_older_one_does_not(tmp_path):
-    (tmp_path / "new.toml").write_text(commented_plan(NEW_PLANS))
+    (tmp_path / "new.toml").write_text(commented_plan(PRESETS["cpu"].values))
     (tmp_path / "old.toml").write_text("")
     new, old = (load_plan(tmp_path / name).launch for name in ("new.toml", "old.toml"))
     assert new.spike_rollbacks > 0 and new.layers_every_steps > 0 and new.validate_every_steps > 0

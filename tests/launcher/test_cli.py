@@ -135,7 +135,7 @@ ladde plan.toml|2|No such verb 'ladde'. Did you mean 'ladder'?
 run|2|Missing argument 'PLAN'.
 run nowhere.toml|2|nowhere.toml: 1 problem
 run plan.toml extra|2|Got unexpected extra argument (extra)
-run plan.toml --studdy x|2|No such option '--studdy'.
+run plan.toml --studdy x|2|--studdy
 run plan.toml --set x|2|--set x: section.key=value is wanted
 run plan.toml --set proxy.num_steps=0|2|proxy.num_steps = 0: greater than or equal to 1 is wanted
 run plan.toml --study /dev/null/x|2|/dev/null/x cannot be made (Not a directory): name another folder

@@ -14,28 +14,40 @@ from pathlib import Path
 
 import pytest
 from example_report import finished_body
-from tiny_study import ask
-from wandb_case import RUN_ID, Server, media, read_run, small_record
+from tiny_study import ask, forerun
+from wandb_case import RUN_ID, Server, log_one, media, read_run, small_record, small_study
 
-from launcher import dashboards, figures, figures_fits
-from launcher.dashboard_record import pictures, record_of
-from launcher.dashboards import DashboardError, log_study
+from launcher import dashboard_study, figures, figures_fits, wandb_calls
+from launcher.dashboard_events import Shown
+from launcher.dashboard_index import alone, home_of, is_there, read_index
+from launcher.dashboard_pictures import pictures
+from launcher.dashboard_record import Wanted, record_of
+from launcher.dashboard_runs import proxy_runs
+from launcher.dashboard_study import Told
+from launcher.dashboards import Place, log_runs, send_runs
+from launcher.opening import recorded_study
+from launcher.verbs import dashboards as verb
+from launcher.wandb_calls import DashboardError
 from proxies import canon
+from sweeps.ledger import Ledger
 
 HERE = Path(__file__).parent
 KEY = "5ec7e7" * 6 + "0000"
 SCRIPT = """
 import sys; sys.path[:0] = [{here!r}, {root!r}]
 from pathlib import Path
-from wandb_case import small_record
-from launcher.dashboards import log_study
+from wandb_case import log_one, small_record, small_run, small_study
+from launcher.dashboards import log_runs
+from launcher.dashboard_events import write_events
 {before}
-print(log_study(Path(sys.argv[1]), small_record({record})).path)
+print({what})
 """
+ALL = "write_events(Path(sys.argv[2]), small_study()) and log_runs(Path(sys.argv[1]), small_study()).folders[{run!r}]"
 
 
-def script(before="", record=""):
-    text = SCRIPT.format(here=str(HERE), root=str(HERE.parents[1]), before=before, record=record)
+def script(before="", record="", what="log_one(Path(sys.argv[1]), small_record({record}))"):
+    said = what.format(record=record, run=RUN_ID)
+    text = SCRIPT.format(here=str(HERE), root=str(HERE.parents[1]), before=before, what=said)
     return [sys.executable, "-c", text]
 
 
@@ -153,7 +165,7 @@ def told(tmp_path_factory):
     with Server() as server:
         env = {**os.environ, **secrets, "WANDB_BASE_URL": server.url, "HOME": str(folder / "home")}
         (folder / "home").mkdir()
-        command = [*script(), str(folder / "study"), "--token", "planted-argv"]
+        command = [*script(what=ALL), str(folder / "study"), str(folder / "events"), "--token", "planted-argv"]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return folder, Path(done.stdout.strip()), server, done
@@ -170,7 +182,7 @@ def test_what_was_logged_can_be_read_back(told):
     assert table["columns"] == ["size", "log2_value", "status"]
     assert table["data"] == [list(row) for row in record.tables["optima"].rows]
     assert media(path, rows, "pictures/valleys-mup") == record.pictures["valleys-mup"]
-    assert done.stderr == "" and path.name.startswith("offline-run-")
+    assert done.stderr == "logged 1 of 3 runs\n" and path.name.startswith("offline-run-")
 
 
 def test_no_secret_reaches_the_disk_and_no_byte_the_network(told):
@@ -182,14 +194,14 @@ def test_no_secret_reaches_the_disk_and_no_byte_the_network(told):
         assert word not in done.stdout + done.stderr
     assert server.asked == [] and server.put == {}
     # Else wandb looks its own error service up, even offline (seen with strace).
-    assert dashboards.short_environment(folder, online=False)["WANDB_ERROR_REPORTING"] == "false"
+    assert wandb_calls.short_environment(folder, online=False)["WANDB_ERROR_REPORTING"] == "false"
 
 
 def test_nothing_is_left_outside_the_study_nor_running(told):
     folder, _, _, _ = told
     assert everything(folder / "home") == {}
     assert of_wandb(folder) == []
-    assert [path.name for path in folder.iterdir() if path.name not in ("home", "study")] == []
+    assert [path.name for path in folder.iterdir() if path.name not in ("home", "study", "events")] == []
     assert [path.name for path in (folder / "study").iterdir()] == ["wandb"]
 
 
@@ -200,18 +212,32 @@ def test_logging_again_replaces_what_is_its_own(told, tmp_path):
     for name in others:
         (study / "wandb" / name).mkdir()
     older = set(runs_in(study)) - set(others)
-    time.sleep(1.1)  # wandb names a run's folder by the second
-    logged = log_study(study, small_record(num_rows=5), project="other")
-    assert set(runs_in(study)) == {logged.path.name, *others} and logged.path.name not in older
+    logged = log_runs(study, [Wanted(record=small_record(num_rows=5)), *small_study()[1:]])
+    path = logged.folders[RUN_ID]
+    assert logged.written == (RUN_ID,), "the proxies are as they were"
+    assert set(runs_in(study)) - older == {path.name, *others} and len(older - set(runs_in(study))) == 1
     assert len(list((study / "wandb").glob("data-*"))) == 1
-    assert (logged.num_table_rows, logged.num_pictures, logged.mode, logged.url) == (5, 1, "offline", None)
+    assert json.loads(media(path, read_run(path)[2], "tables/optima"))["data"][4] == [64, -9.0, "ok"]
+
+
+def test_what_was_told_otherwise_or_lies_elsewhere_is_not_there(told, tmp_path):
+    home = told[0] / "study" / "wandb"
+    entries = read_index(home).runs
+    shutil.copytree(home, tmp_path / "wandb", symlinks=True)
+    for one in small_study():
+        run_id = one.record.run_id
+        assert is_there(home, run_id, entries[run_id], one.content, offline=True)
+        assert not is_there(home, run_id, entries[run_id], "0" * 64, offline=False)
+        moved = is_there(tmp_path / "wandb", run_id, entries[run_id], one.content, offline=True)
+        assert moved == (run_id != RUN_ID), "W&B keeps the files of its tables by their full path"
+    assert not is_there(home, RUN_ID, None, small_study()[0].content, offline=False)
 
 
 def test_a_study_with_nothing_to_show_yet_can_be_logged(tmp_path):
-    empty = dataclasses.replace(small_record(), tables={}, pictures={})
-    logged = log_study(tmp_path / "study", empty)
-    assert (logged.num_tables, logged.num_pictures) == (0, 0)
-    assert read_run(logged.path)[1].items() >= empty.summary.items()
+    empty = dataclasses.replace(small_record(), tables={}, pictures={}, artifacts={})
+    _, summary, rows = read_run(log_one(tmp_path / "study", empty))
+    assert summary.items() >= empty.summary.items() and rows == []
+    assert not list(tmp_path.rglob("data-*"))
 
 
 # What can go wrong
@@ -227,9 +253,13 @@ def logged_before(told, tmp_path):
     assert of_wandb(study) == []
 
 
-def test_a_full_disk_is_noticed(logged_before):
+@pytest.mark.parametrize("what", [
+    "log_one(Path(sys.argv[1]), small_record(num_values=2000))",  # what wandb is told does not fit
+    "log_runs(Path(sys.argv[1]), [small_run(9, num_steps=150)])",  # it does, what wandb writes does not
+])  # fmt: skip
+def test_a_full_disk_is_noticed(logged_before, what):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
-    command = [*script(limit, "num_values=2000"), str(logged_before)]
+    command = [*script(limit, what=what), str(logged_before)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert "DashboardError" in done.stderr and "disk full" in done.stderr
 
@@ -249,27 +279,27 @@ def other_wandb(tmp_path, monkeypatch):
 def test_wandb_that_cannot_be_imported(logged_before, other_wandb):
     other_wandb("raise ImportError('no such library')")
     with pytest.raises(DashboardError, match="ImportError: no such library"):
-        log_study(logged_before, small_record())
+        log_one(logged_before, small_record(4))
 
 
 def test_wandb_that_dies(logged_before, other_wandb):
     other_wandb("import os; print('{}', flush=True); os._exit(9)")
     with pytest.raises(DashboardError, match="code 9"):
-        log_study(logged_before, small_record())
+        log_one(logged_before, small_record(4))
 
 
 def test_wandb_that_hangs(logged_before, other_wandb, monkeypatch):
     other_wandb("import time; time.sleep(60)")
-    monkeypatch.setattr(dashboards, "OFFLINE_SECONDS", 0.5)
+    monkeypatch.setattr(wandb_calls, "OFFLINE_SECONDS", 0.5)
     with pytest.raises(DashboardError, match="did not end within"):
-        log_study(logged_before, small_record())
+        log_one(logged_before, small_record(4))
 
 
 def test_online_without_a_login_does_not_ask(logged_before, tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(DashboardError, match="wandb login"):
-        log_study(logged_before, small_record(), online=True)
+        send_runs(logged_before, small_study(), Place())
 
 
 def kill(job, folder):
@@ -291,13 +321,12 @@ def wait_for(found):
 
 def test_a_killed_verb_leaves_no_process_and_is_made_good(tmp_path):
     study = tmp_path / "study"
-    job = subprocess.Popen([*script(record="num_rows=100_000"), str(study)])
+    job = subprocess.Popen([*script(record="num_rows=30_000"), str(study)])
     wait_for(lambda: list(study.glob("wandb/offline-run-*/run-*.wandb")))
     assert len(of_wandb(study)) >= 2  # ours, and wandb's own beside it
     assert kill(job, study / "wandb")
-    time.sleep(1.1)
-    logged = log_study(study, small_record())
-    assert runs_in(study) == [logged.path.name]
+    path = log_one(study, small_record())
+    assert runs_in(study) == [path.name]
     assert len(list((study / "wandb").glob("data-*"))) == 1
 
 
@@ -308,32 +337,13 @@ def test_a_verb_killed_while_wandb_hangs_leaves_no_process(tmp_path, other_wandb
     assert kill(job, tmp_path / "study" / "wandb")
 
 
-# Online
-
-
-def test_online_sends_all_of_it_with_the_users_own_login(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    with Server() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        logged = log_study(tmp_path / "study", small_record(), online=True, entity="me")
-    assert (logged.mode, logged.url) == ("online", f"{server.url}/me/forerun/runs/{RUN_ID}")
-    assert json.loads(server.put["wandb-summary.json"])["transfer/width/learning_rate/outcome"] == "holds"
-    (html,) = (content for name, content in server.put.items() if name.endswith(".html"))
-    assert html.decode() == small_record().pictures["valleys-mup"]
-    assert json.loads(server.put["artifact/tables/optima.table.json"])["nrows"] == 3
-    assert "CommitArtifact" in server.asked
-    history = [
-        s["files"]["wandb-history.jsonl"] for s in server.streamed if "wandb-history.jsonl" in s.get("files", {})
-    ]
-    assert [part["offset"] for part in history] == [0]  # so that what is sent again overwrites
-    assert [name for name, content in everything(tmp_path).items() if KEY.encode() in content] == []
-
-
 # The verb
 
 
-def test_the_verb_logs_a_finished_study_and_only_reads_it(finished, copied):
+def test_the_verb_logs_a_finished_study_and_only_reads_it(finished, copied, monkeypatch):
+    """With five of its proxies: the test of secrets logs them all."""
+    some = proxy_runs(recorded_study(copied), Ledger.read(copied))[:5]
+    monkeypatch.setattr(dashboard_study, "proxy_runs", lambda *_: some)
     before = {n: hashlib.sha256(c).hexdigest() for n, c in everything(copied).items()}
     code, found = ask("dashboards", copied)
     assert code == 0
@@ -341,6 +351,8 @@ def test_the_verb_logs_a_finished_study_and_only_reads_it(finished, copied):
     assert after == before
     report = json.loads((finished / "study" / "report.json").read_text())
     assert found["run_id"] == canon.content_id(report["question"])[:16]
+    assert found["runs"] == {"num": 6, "num_written": 6, "damaged": []}
+    assert len(runs_in(copied)) == 6 and Path(found["workspace"]["path"]).is_file()
     assert (found["mode"], found["url"], Path(found["path"]).is_dir()) == ("offline", None, True)
     _, summary, rows = read_run(Path(found["path"]))
     assert summary["transfer/together/outcome"] == report["transfer"]["together"]["outcome"]
@@ -348,14 +360,58 @@ def test_the_verb_logs_a_finished_study_and_only_reads_it(finished, copied):
     assert len(trials) == len(report["search"]["trials"])
     page = (finished / "study" / "report.html").read_text()
     assert found["logged"]["pictures"] == page.count("<svg") > 3
-    assert found["logged"]["tables"] == 6
+    assert {name.split("-")[0] for name in found["logged"]["artifacts"]} == {"transfer", "fit", "gates", "choice"}
     machine = str(finished).encode()  # the plan and its corpus lie there
     assert [n for n, c in everything(copied / "wandb").items() if machine in c] == []
 
 
-def test_the_verb_says_what_is_wrong(copied):
-    (copied / "wandb").write_text("in the way")
-    code, found = ask("dashboards", copied)
-    assert code == 2 and "wandb" in found["message"]
-    code, found = ask("dashboards", copied / "nowhere")
-    assert code == 2
+@pytest.fixture
+def small(monkeypatch):
+    """A study of two proxies in place of any other."""
+    workspace = {"name": "s", "study": "5" * 16, "digests": [], "hyperparameters": [], "tables": {}, "pictures": []}
+    told = Told(runs=tuple(small_study()), workspace=workspace)
+    monkeypatch.setattr(dashboard_study, "told_of", lambda _: told)
+
+
+def test_disabled_is_tensorboard_alone(tmp_path, small):
+    code, found = ask("dashboards", tmp_path, "--mode", "disabled", "--tensorboard", tmp_path / "events")
+    assert (code, found["runs"], found["workspace"], found["mode"]) == (0, None, None, "disabled")
+    assert found["tensorboard"]["num_written"] == 3 and [path.name for path in tmp_path.iterdir()] == ["events"]
+    code, found = ask("dashboards", tmp_path, "--sync", "--online")
+    assert code == 2 and "not with --mode online" in found["message"]
+
+
+def test_a_study_at_work_is_followed_to_its_end_through_failures(finished, small, monkeypatch):
+    passes, at_work = [], [True, True, True, False]
+
+    def fails_once(*_, **__):
+        passes.append(None)
+        if len(passes) == 2:
+            raise DashboardError("no answer")
+        return Shown(log_dir=Path(), num_runs=3, num_written=len(passes), damaged=())
+
+    monkeypatch.setattr(verb, "FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr(verb, "IDLE_PER_PASS", 0.0)
+    monkeypatch.setattr("launcher.now.now_body", lambda *_: {"at_work": at_work[len(passes)]})
+    monkeypatch.setattr("launcher.dashboard_events.write_events", fails_once)
+    where = ("--mode", "disabled", "--tensorboard", "events")
+    code, out, err = forerun("dashboards", finished / "study", "--follow", *where)
+    assert code == 0 and len(passes) == 4 and "4 written now" in out
+    assert "no answer; once more later" in err and err.count("following the study") == 2
+
+
+def test_two_at_once_are_refused(tmp_path):
+    with alone(home_of(tmp_path)), pytest.raises(DashboardError, match="another process logs this study"):
+        log_one(tmp_path, small_record())
+
+
+def test_a_file_in_the_way_is_named(tmp_path, small):
+    (tmp_path / "wandb").write_text("in the way")
+    code, found = ask("dashboards", tmp_path)
+    assert code == 2 and str(tmp_path / "wandb") in found["message"]
+
+
+def test_where_there_is_no_study_it_is_said_and_nothing_is_made(tmp_path):
+    code, found = ask("dashboards", tmp_path / "nowhere")
+    assert code == 2 and "nowhere" in found["message"]
+    assert list(tmp_path.iterdir()) == []

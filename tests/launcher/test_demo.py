@@ -17,7 +17,8 @@ from tiny_study import PLAN, ask
 from launcher import cli, demo
 from launcher.demo import DemoError, run_demo
 from launcher.plan import Plan
-from launcher.plan_file import commented_plan, load_plan
+from launcher.plan_file import load_plan
+from launcher.plan_writing import commented_plan
 
 DIGEST = "f" * 64
 

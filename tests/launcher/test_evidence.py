@@ -10,6 +10,7 @@ from tiny_study import ask, replay
 from launcher import metrics
 from launcher.evidence import decision_of, gather
 from launcher.gates import Gate
+from launcher.logbook import write_logbook
 from launcher.opening import recorded_study
 from launcher.report_body import accepted, main_run, report_body
 from proxies import canon
@@ -50,11 +51,13 @@ def test_a_lost_curve_costs_the_config_and_not_the_report(finished, tmp_path, ca
     found = gather(study, ledger)
     curve_path(study.study_dir, found.ladder[0].id).unlink()
     body = report_body(study, ledger, found)
-    assert body["digest"] is None
+    assert (body["digest"], body["has_logbook"]) == (None, False)
     assert body["choice"]["prediction"]["loss"] > 0
     assert "no launch config in the report" in capsys.readouterr().err
     with pytest.raises(CurveCorrupt, match="restore it from a copy"):
         decision_of(study, found)
+    write_logbook(study.study_dir)
+    assert report_body(study, ledger, found)["has_logbook"] is True
 
 
 def test_the_report_of_the_run_is_the_report_of_its_records(finished, body):

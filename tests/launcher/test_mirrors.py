@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -81,9 +82,22 @@ def test_a_file_is_followed_line_by_line(tmp_path):
         file.write('ep": 2}\nno json\n[3]\n{"step": NaN}\n')
     news = following.read()
     assert (news.lines, news.begins) == ([{"step": 2}], False)
+    with path.open("a") as file:
+        file.write('{"half a li')
+    assert following.read().lines == []
     metrics.rewind(tmp_path, 1)
     news = following.read()
     assert (news.lines, news.begins) == ([{"step": 1}], True)
+
+
+def test_a_line_without_end_is_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr("launcher.following._MAX_LINE_BYTES", 20)
+    following, path = Following(tmp_path), tmp_path / metrics.METRICS_FILE
+    for text in ('{"step": 1, "pad": "xxxxxxxx', 'xx"}\n{"step": 2}\n'):
+        with path.open("a") as file:
+            file.write(text)
+        lines = following.read().lines
+    assert lines == [{"step": 2}]
 
 
 def test_resumed_steps_are_told_once(tmp_path):
@@ -116,6 +130,23 @@ def test_rolled_back_steps_are_told_again(tmp_path):
     assert steps_of(rows.read()) == [(12, False)]
     rewound(tmp_path, 8, rollback(to_step=9, start=8, number=2), line(9), line(10))
     assert steps_of(rows.read()) == [(9, True), (10, False)]
+
+
+def test_a_window_opened_just_after_a_rollback_misses_no_step(tmp_path):
+    rows = MirrorRows(tmp_path)
+    for record in (*map(line, range(1, 5)), rollback(to_step=6, start=4), *map(line, range(5, 8))):
+        metrics.append(tmp_path, record)
+    assert steps_of(rows.read()) == [*((step, False) for step in range(1, 5)), (4, True), (5, False), (6, False),
+                                     (7, False)]  # fmt: skip
+
+
+def test_events_past_a_rollback_are_told_again(tmp_path):
+    rows, saved = MirrorRows(tmp_path), [{"event": "saved", "step": step, "seconds": 0.5} for step in (4, 8)]
+    for record in (*map(line, range(1, 9)), *saved):
+        metrics.append(tmp_path, record)
+    assert steps_of(rows.read())[-2:] == [(4, False), (8, False)]
+    rewound(tmp_path, 4, rollback(to_step=6, start=4), *map(line, range(5, 9)), *saved)
+    assert [row.columns for row in rows.read()][-1] == {"saved/seconds": 0.5}
 
 
 def test_events_with_numbers_are_told_once(tmp_path):
@@ -238,10 +269,11 @@ def test_both_windows_show_a_run_while_it_grows_rewinds_and_goes_back(decision, 
 
 
 def await_wandb(run_dir):
-    """Until W&B's own process has taken what was there: it writes in bursts, so its file may tell less."""
+    """Until W&B's own process has taken what was there: it writes every 15 s, so its file may tell less."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if any(path.stat().st_size > 0 for path in (run_dir / "wandb").glob("offline-run-*/*.wandb")):
+        logs = (run_dir / "wandb").glob("offline-run-*/logs/debug.log")
+        if any("run started, returning control" in path.read_text() for path in logs):
             time.sleep(2.5)  # two looks
             return
         time.sleep(0.1)
@@ -279,7 +311,7 @@ def test_a_window_that_dies_is_told_and_the_other_goes_on(decision, tmp_path, ca
     run_dir.mkdir()
     found = []
     with mirrored(run_dir, decision, found, wandb="offline", tensorboard_dir=log_dir):
-        await_child("launcher.dashboards", run_dir, kill=True)
+        await_child("launcher.wandb_process", run_dir, kill=True)
         metrics.append(run_dir, line(1))
         deadline = time.monotonic() + 30
         while "wandb mirror ended early" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
@@ -306,6 +338,25 @@ def await_child(module, run_dir, *, kill):
                 return int(path.parent.name)
         time.sleep(0.02)
     raise AssertionError(f"no {module} for {run_dir}")
+
+
+@pytest.mark.parametrize(("num_found", "said"), [(2, "2 of 3 rows are in"), (3, ""), (None, "0 of 3 rows are in")])
+def test_what_wandb_says_it_wrote_is_read_back_and_counted(decision, tmp_path, monkeypatch, num_found, said):
+    """wandb itself stands aside: a process that answers as its own does, and a file of so many rows."""
+    path = tmp_path / "run" / "wandb" / f"offline-run-1-{decision.digest[:16]}"
+    window = tmp_path / "python"
+    answer = json.dumps({"num_rows": 3, "dir": str(path / "files")})
+    window.write_text(f"#!{sys.executable} -S\nimport sys\nsys.stdin.read()\nprint({answer!r})\n")
+    window.chmod(0o755)
+    monkeypatch.setattr(mirrors, "sys", types.SimpleNamespace(executable=str(window)))
+    if num_found is not None:
+        rows = types.SimpleNamespace(read=lambda _: [{}] * num_found, at_end=True)
+        monkeypatch.setattr(mirrors, "WandbRun", lambda *_: rows)
+    found = []
+    with mirrored(tmp_path / "run", decision, found, wandb="offline"):
+        pass
+    assert found[0].whole == (said == "")
+    assert said in found[0].text
 
 
 def test_a_folder_that_cannot_be_written_is_told(decision, tmp_path):

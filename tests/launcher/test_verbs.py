@@ -30,11 +30,23 @@ def shut(monkeypatch):
     set_gates(monkeypatch, OUTCOMES)
 
 
-@pytest.fixture
-def frozen(copied, shut):
-    code, body = ask("freeze", copied, *ACCEPTED)
+@pytest.fixture(scope="module")
+def frozen_once(finished, tmp_path_factory):
+    """The finished study frozen, both gates accepted, and the digest; nobody writes into it."""
+    study = shutil.copytree(finished / "study", tmp_path_factory.mktemp("frozen") / "study")
+    with pytest.MonkeyPatch.context() as patch:
+        set_gates(patch, OUTCOMES)
+        code, body = ask("freeze", study, *ACCEPTED)
     assert code == 0
-    return copied / "frozen" / body["digest"]
+    return study, body["digest"]
+
+
+@pytest.fixture
+def frozen(frozen_once, copied, shut):
+    """A copy of that, in place of the copied study, to be written into."""
+    study, digest = frozen_once
+    shutil.rmtree(copied)
+    return shutil.copytree(study, copied) / "frozen" / digest
 
 
 def test_freeze_refuses_a_shut_gate_and_lists_every_one(copied, shut):
@@ -312,7 +324,7 @@ def test_each_stage_answers_from_its_records(finished, copied):
     assert code == {"holds": 0, "drifts": 3, "cannot_tell": 4}[body["outcome"]]
     code, body = ask("ladder", plan, *study)
     assert (code, set(body)) == (0, {"ladder", "fit"})
-    for verb in ("check", "sweep", "transfer", "ladder", "run"):
+    for verb in ("sweep", "run"):
         code, out, _ = forerun(verb, plan, *study)
         assert "next: forerun " in out or "gates closed" in out or code in (3, 4)
 
@@ -320,7 +332,7 @@ def test_each_stage_answers_from_its_records(finished, copied):
 def test_a_new_plan_is_valid_and_an_old_one_left_alone(tmp_path, finished):
     plan = tmp_path / "new" / "plan.toml"
     code, body = ask("init", "--data", finished / "corpus", "--budget-flops", "1.5e13", "--out", plan)
-    assert (code, body) == (0, {"plan": str(plan), "schema": str(plan.with_name("plan.schema.json"))})
+    assert (code, body["plan"], body["schema"]) == (0, str(plan), str(plan.with_name("plan.schema.json")))
     code, body = ask("validate", plan)
     assert (code, body["valid"], body["plan"]["target"]["budget_flops"]) == (0, True, 1.5e13)
     assert json.loads(plan.with_name("plan.schema.json").read_text())["type"] == "object"
@@ -350,7 +362,10 @@ def test_verify_says_what_nobody_could_be_asked_about(exported, monkeypatch):
     monkeypatch.setattr(proof, "interpreter", lambda trainer: None)
     code, body = ask("verify", exported)
     assert code == 0
-    mend = "`make trainers TRAINERS=torchtitan` installs it in .venv-trainers here"
+    mend = (
+        "`make trainers TRAINERS=torchtitan` installs it in .venv-trainers of a checkout; "
+        "elsewhere FORERUN_TORCHTITAN_PYTHON names a Python that has it"
+    )
     assert body["not_proven"] == [f"parity of torchtitan 0.3.0: {mend}; then verify again"]
     assert "not proven  parity of torchtitan" in forerun("verify", exported)[1]
 

@@ -1,0 +1,269 @@
+"""A study's runs as they are told: every outcome once, numbers from ledger and curve alone, nothing made up."""
+
+import dataclasses
+import json
+import math
+import statistics
+from types import SimpleNamespace
+
+import pytest
+from example_report import finished_body
+from main_run import tiny_decision
+from tiny_study import replay
+from wandb_case import small_study
+
+from launcher import metrics
+from launcher.dashboard_charts import charts
+from launcher.dashboard_events import write_events
+from launcher.dashboard_record import Wanted, record_of, study_id
+from launcher.dashboard_runs import band_at, main_runs, proxy_runs, stages_of, tokens_by
+from launcher.launch_file import write_launch
+from proxies import canon
+from proxies.external.event_files import EventFile
+from proxies.schedule import Schedule
+from sweeps.curves import curve_path, load_curve
+
+HISTORY = {"step", "tokens", "train_loss_nats", "grad_norm", "validation_loss_nats"}
+
+
+@pytest.fixture(scope="module")
+def runs(study, ledger):
+    return proxy_runs(study, ledger)
+
+
+# Proxies
+
+
+def test_every_outcome_is_one_run_with_its_settings(runs, study, ledger):
+    results = ledger.results()
+    assert len(runs) == len({one.record.run_id for one in runs}) == len(results) > 50
+    specs = {run.spec.id: run.spec for run in ledger.runs()}
+    for one in runs:
+        config, summary = one.record.config, one.record.summary
+        spec, result = specs[config["run_id"]], results[config["run_id"]]
+        assert (config["width"], config["learning_rate"]) == (spec.shape.width, spec.hparams.learning_rate)
+        assert config["arm"] == spec.parametrization.name and config["study"] == study_id(study.question)
+        assert summary["validation_loss_nats"] == summary["objective_nats"] == result.loss_nats
+        assert (summary["status"], summary["diverged"], summary["flops"]) == ("finished", False, result.flops)
+        assert canon.canonical([config, summary])  # finite, plain
+
+
+def test_no_metrics_name_holds_a_width_or_a_hyperparameter(runs):
+    """W&B slows down by distinct names: they are the same at every size."""
+    assert len({one.record.config["width"] for one in runs}) == 3
+    assert {name for one in runs for row in one.rows() for name in row} == HISTORY
+    assert len({frozenset(one.record.summary) for one in runs}) == 1
+
+
+def test_runs_are_grouped_by_the_stage_that_asked_first(runs, study, ledger):
+    groups = {}
+    for one in runs:
+        groups.setdefault((one.record.group, one.record.job_type), []).append(one)
+    assert set(groups) >= {("search", "trial"), ("transfer", "valley"), ("transfer", "control"), ("ladder", "rung")}
+    assert len(groups["search", "trial"]) == 4
+    assert {one.record.config["arm"] for one in groups["transfer", "control"]} == {"sp"}
+    shared = [one for one in runs if {"transfer", "ladder"} <= {*one.record.tags}]
+    assert all(one.record.group == "transfer" for one in shared)
+    assert "other" not in {group for group, _ in groups}
+    assert all(f"study-{study_id(study.question)[:8]}" in one.record.tags for one in runs)
+
+
+def test_rows_are_the_curve_and_the_end_has_the_validation_loss(runs, study, ledger):
+    for one in runs[:3]:
+        result, rows = ledger.results()[one.record.config["run_id"]], list(one.rows())
+        curve = load_curve(study.study_dir, result)
+        assert tuple(row["train_loss_nats"] for row in rows) == curve.train_loss_nats
+        assert tuple(row["grad_norm"] for row in rows) == curve.grad_norm
+        assert [row["tokens"] for row in rows] == [64 * step for step in curve.steps]
+        assert [row.get("validation_loss_nats") for row in rows] == [None] * (len(rows) - 1) + [result.loss_nats]
+
+
+def test_tokens_are_counted_through_a_batch_that_warms_up(ledger):
+    spec = ledger.runs()[0].spec
+    schedule = Schedule(kind="constant", num_steps=8, warmup_steps=1, batch_warmup_steps=4, batch_warmup_stages=2)
+    warming = dataclasses.replace(
+        spec, schedule=schedule, batch_tokens=128, numerics=dataclasses.replace(spec.numerics, num_slots=1)
+    )
+    by_hand = [sum(int(schedule.batch_share(at) * 128) for at in range(step)) for step in range(9)]
+    assert [tokens_by(warming, step) for step in range(9)] == by_hand and by_hand[-1] == warming.num_tokens < 1024
+
+
+ENDS = {"diverged": "the loss left the range", "failed": "out of memory"}
+
+
+def test_runs_that_did_not_finish_say_so(tmp_path, finished, runs):
+    """One diverged, one failed; the rest of the study is as it was."""
+    ended = dict(zip((runs[0].record.config["run_id"], runs[1].record.config["run_id"]), ENDS, strict=True))
+
+    def edit(record):
+        if record.key not in ended or record.kind != "result":
+            return record.body
+        status = ended[record.key]
+        body = json.loads(json.dumps(record.body))
+        body["result"] |= {"status": status, "loss_nats": None, "reason": ENDS[status]}
+        return body
+
+    found = proxy_runs(*replay(finished / "study", tmp_path / "study", lambda record: True, edit))
+    lost = {one.record.summary["status"]: one for one in found if one.record.config["run_id"] in ended}
+    diverged, failed = (lost[status].record.summary for status in ENDS)
+    assert diverged["diverged"] is True and diverged["objective_nats"] == pytest.approx(math.log(256) + 1)
+    assert failed["diverged"] is False and "objective_nats" not in failed
+    assert all("validation_loss_nats" not in one.record.summary for one in lost.values())
+    assert all("validation_loss_nats" not in row for one in lost.values() for row in one.rows())
+    assert "out of memory" not in json.dumps([dataclasses.asdict(one.record) for one in found])
+    assert "diverged" in lost["diverged"].record.tags
+
+
+def test_an_unfinished_study_has_the_runs_it_has(tmp_path, finished):
+    outcomes = 0
+
+    def keep(record):
+        nonlocal outcomes
+        outcomes += record.kind == "result"
+        return outcomes <= 3
+
+    half, its = replay(finished / "study", tmp_path / "half", keep)
+    assert len(proxy_runs(half, its)) == 3
+    assert {job for jobs in stages_of(half, its).values() for job in jobs} == {"search/trial"}
+
+
+def test_the_same_run_is_the_same_and_a_change_is_seen(runs, study, ledger):
+    again = proxy_runs(study, ledger)
+    assert [one.content for one in again] == [one.content for one in runs]
+    first = runs[0]
+    for other in (
+        dataclasses.replace(first, rows_id="another curve"),
+        dataclasses.replace(first, record=dataclasses.replace(first.record, tags=("more",))),
+        dataclasses.replace(first, record=dataclasses.replace(first.record, summary={"status": "failed"})),
+    ):
+        assert other.content != first.content
+
+
+# Main runs
+
+
+def write_main_run(study_dir, corpus, losses):
+    decision = tiny_decision(corpus)
+    run_dir = write_launch(study_dir / "frozen", decision).parent / "run"
+    run_dir.mkdir()
+    for step, loss in enumerate(losses, 1):
+        layers = {"layers.0": {"weight_rms": 0.02, "update_ratio": 1e-3}}
+        line = {"step": step, "train_loss_nats": loss, "tokens_per_second": 9.0, "mfu": 0.4, "layers": layers}
+        metrics.append(run_dir, line)
+    return decision, run_dir
+
+
+def test_a_main_run_has_its_layers_its_band_and_its_spikes(tmp_path, corpus):
+    losses = [3.0 + 0.01 * (step % 3) for step in range(80)]
+    losses[70] = losses[74] = losses[75] = 9.0  # two spikes
+    decision, run_dir = write_main_run(tmp_path, corpus, losses)
+    metrics.write_ending(run_dir, metrics.Ending(event="finished", exit_code=0, step=80, validation_loss_nats=3.01))
+    (one,) = main_runs(SimpleNamespace(study_dir=tmp_path, question={"a": 1}), [decision])
+    rows = [row for row in one.rows() if "train_loss_nats" in row]
+    assert [row["train_loss_nats"] for row in rows] == losses
+    assert [row["main_run/train_loss_nats"] for row in rows] == losses
+    assert (rows[0]["layers/layers.0/update_ratio"], rows[0]["mfu"], rows[0]["take"]) == (1e-3, 0.4, 1)
+    assert [rows[at]["num_loss_spikes"] for at in (69, 70, 73, 74, 75, 79)] == [0, 1, 1, 2, 2, 2]
+    assert one.record.run_id == decision.digest[:16] and one.record.config["digest"] == decision.digest
+    assert one.record.summary == {"ended": "finished", "num_steps_done": 80, "validation_loss_nats": 3.01}
+    metrics.append(run_dir, {"step": 81, "train_loss_nats": 3.0})
+    assert main_runs(SimpleNamespace(study_dir=tmp_path, question={"a": 1}), [decision])[0].content != one.content
+
+
+def test_the_band_is_straight_over_the_logarithm_of_the_step():
+    points = [(10, 4.0, 3.5, 4.5), (40, 3.0, 2.0, 3.2)]
+    curve = [SimpleNamespace(step=s, loss_nats=m, low_nats=a, high_nats=b) for s, m, a, b in points]
+    assert band_at(curve, 20) == {"expected_loss_nats": 3.5, "expected_low_nats": 2.75,
+                                  "expected_high_nats": pytest.approx(3.85)}  # fmt: skip
+    assert band_at(curve, 10)["expected_loss_nats"] == 4.0 and band_at(curve, 40)["expected_high_nats"] == 3.2
+    assert band_at(curve, 9) == band_at(curve, 41) == band_at([], 5) == {}
+
+
+# The study's own run
+
+
+def test_a_frozen_config_is_a_file_whose_sha256_is_its_digest(corpus):
+    decision = tiny_decision(corpus)
+    record = record_of(finished_body(), "<html></html>", [canon.to_json(decision)])
+    artifact = record.artifacts[f"launch-config-{decision.digest[:16]}"]
+    assert artifact.metadata["digest"] == decision.digest and decision.digest[:16] in artifact.aliases
+    assert canon.content_id(canon.parse(artifact.files["decision.json"])) == decision.digest
+    fields = {name: value for _, name, value in record.tables["frozen_config"].rows}
+    assert float(fields["groups.0.learning_rate"]) == decision.groups[0].learning_rate
+    assert not [name for name in fields if name.startswith("data.") and name != "data.data_id"]
+    fit = record.artifacts[f"fit-{record.run_id}"]
+    body = finished_body()
+    assert fit.metadata["digest"] == body["digest"] and json.loads(fit.files["fit.json"])["fit"] == body["fit"]
+
+
+def test_charts_hold_the_reports_numbers():
+    body = finished_body()
+    found = charts(body)
+    test = body["transfer"]["tests"][0]
+    valley = found["chart_valley_learning_rate_over_width_mup"]
+    at = {(x, line): y for x, y, line in valley.rows}
+    for (x, line), y in at.items():
+        same = [run["loss_nats"] for run in test["runs"] if run["arm"] == "mup" and run["log2_value"] == x
+                and f"width {run['size']}" == line and run["loss_nats"] is not None]  # fmt: skip
+        assert y == pytest.approx(statistics.fmean(same))
+    assert {line for _, line in at} == {"width 32", "width 64", "width 128"}
+    drift = {(x, line): y for x, y, line in found["chart_drift_learning_rate_over_width"].rows}
+    for optimum in test["verdict"]["optima"]:
+        if optimum["log2_value"] is not None:
+            along = math.log2(optimum["size"])
+            assert drift[along, "mup"] == optimum["log2_value"]
+            assert drift[along, "mup high"] == optimum["interval_log2"][1]
+    assert [line for _, _, line in found["chart_scaling"].rows].count("target") == 1
+    (target,) = (row for row in found["chart_scaling"].rows if row[2] == "target")
+    assert target[1] == body["choice"]["prediction"]["loss"]
+    assert charts({**body, "transfer": None, "frontier": None, "main_run": None}) == {}
+
+
+# TensorBoard
+
+
+def test_a_folder_a_run_in_tensorboard_written_once(tmp_path):
+    found = write_events(tmp_path, small_study())
+    assert (found.num_runs, found.num_written, found.damaged) == (3, 3, ())
+    (path,) = (tmp_path / "search").glob("mup-1-*/events*")
+    rows = EventFile(path, frozenset({"train_loss_nats", "summary/validation_loss_nats"}), "step").read(2**20)
+    assert [row["train_loss_nats"] for row in rows[:5]] == [8.0 / 2**step for step in range(1, 6)]
+    assert rows[5] == {"summary/validation_loss_nats": 2.5, "step": 5}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("events*")}
+    assert write_events(tmp_path, small_study()).num_written == 0
+    changed = [*small_study()[:2], dataclasses.replace(small_study()[2], rows_id="other")]
+    assert write_events(tmp_path, changed).num_written == 1
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("events*")}
+    assert len(after) == 3 and len(before.items() & after.items()) == 2
+
+
+def test_tensorboard_itself_reads_settings_as_text_and_hyperparameters(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    write_events(tmp_path, small_study(1))
+    (path,) = (tmp_path / "search").glob("mup-1-*/events*")
+    content, values, at = path.read_bytes(), {}, 0
+    while at < len(content):
+        size = int.from_bytes(content[at : at + 8], "little")
+        for value in Event.FromString(content[at + 12 : at + 12 + size]).summary.value:
+            values.setdefault(value.tag, value)
+        at += 16 + size
+    assert b"| learning_rate | 0.1 |" in values["settings"].tensor.string_val[0]
+    assert values["settings"].metadata.plugin_data.plugin_name == "text"
+    settings = values["_hparams_/session_start_info"].metadata.plugin_data
+    told = HParamsPluginData.FromString(settings.content).session_start_info
+    assert settings.plugin_name == "hparams" and told.hparams["learning_rate"].number_value == 0.1
+    assert told.hparams["study"].string_value == "5" * 16 and told.group_name == "search mup 1"
+
+
+def test_a_damaged_curve_is_told_and_the_other_runs_are_shown(tmp_path, copied, study, ledger):
+    there = dataclasses.replace(study, study_dir=copied)
+    some = proxy_runs(there, ledger)[:2]
+    path = curve_path(copied, some[0].record.config["run_id"])
+    path.write_bytes(path.read_bytes()[:-20])
+    found = write_events(tmp_path / "events", some)
+    assert (found.num_runs, found.num_written, len(found.damaged)) == (1, 1, 1)
+    assert some[0].record.name in found.damaged[0] and "cannot be read" in found.damaged[0]
+    assert isinstance(some[1], Wanted)

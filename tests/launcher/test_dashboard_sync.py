@@ -1,0 +1,250 @@
+"""What is sent to W&B arrives, or is named: real wandb against a service on this machine that fails as services do."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tiny_study import ask
+from wandb_case import DIGEST, RUN_ID, STUDY, Server, small_run, small_study
+
+from launcher import dashboard_study, dashboards
+from launcher.dashboard_study import Told
+from launcher.dashboards import Place, log_runs, send_runs, upload_runs
+from launcher.wandb_calls import DashboardError
+from launcher.wandb_process import _lacks
+
+KEY = "5ec7e7" * 6 + "0000"
+FIRST = f"{1:016x}"
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A study of two proxies, logged offline once; not to be moved, nor written into."""
+    study = tmp_path_factory.mktemp("logged") / "study"
+    log_runs(study, small_study())
+    return study
+
+
+@pytest.fixture
+def login(tmp_path, monkeypatch):
+    """Has the user logged in to a service; what is not sent within a moment is given up."""
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(dashboards, "ARRIVAL_SECONDS", 1.0)
+    return lambda server: monkeypatch.setenv("WANDB_BASE_URL", server.url)
+
+
+def files_in(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def leet(path):
+    """Records as wandb's own inspector tells them, by type."""
+    (file,) = path.glob("run-*.wandb")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", file]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    found = {}
+    for record in map(json.loads, said.splitlines()):
+        found.setdefault(record["type"], []).append(record[record["type"]])
+    return found
+
+
+def test_wandbs_own_inspector_finds_what_was_logged(logged):
+    folders = log_runs(logged, small_study()).folders
+    found, wanted = leet(folders[FIRST]), small_run(1).record
+    (run,) = found["run"]
+    assert (run["run_id"], run["run_group"], run["job_type"], run["tags"]) == (FIRST, "search", "trial", [*wanted.tags])
+    assert run["config"]["update"].items() >= wanted.config.items()
+    assert run["config"]["update"]["content_sha256"] == small_run(1).content
+    rows = [history["item"] for history in found["history"]]
+    assert [(row["step"], row["tokens"], row["train_loss_nats"]) for row in rows] == [
+        (step, 64 * step, 8.0 / 2**step) for step in range(1, 6)
+    ]  # fmt: skip
+    summary = {name: value for one in found["summary"] for name, value in one["update"].items()}
+    assert summary.items() >= wanted.summary.items()
+
+
+@pytest.mark.slow
+def test_wandbs_own_inspector_finds_the_artifacts(logged):
+    folders = log_runs(logged, small_study()).folders
+    (artifact,) = [one for one in leet(folders[RUN_ID])["artifact"] if one["type"] == "launch-config"]
+    assert artifact["name"] == "launch-config-dd" and json.loads(artifact["metadata"]) == {"digest": DIGEST}
+    assert "dddddddd" in artifact["aliases"]
+
+
+def test_what_was_logged_is_uploaded_once_and_asked_back(logged, login):
+    with Server() as server:
+        login(server)
+        arrived = upload_runs(logged, small_study(), Place(entity="me"))
+        assert (arrived.num_sent, arrived.num_there, arrived.lacking) == (3, 3, {})
+        assert arrived.url == f"{server.url}/me/forerun"
+        run = server.runs[FIRST]
+        assert [row["train_loss_nats"] for row in run["history"].values()] == [8.0 / 2**step for step in range(1, 6)]
+        assert run["config"]["study"]["value"] == STUDY and run["of"]["group"] == "search"
+        assert server.put["artifact/decision.json"] == b'{"clip":1.0}'
+        uploads = server.asked.count("UpsertBucket")
+        assert upload_runs(logged, small_study(), Place(entity="me")).num_sent == 0
+        assert server.asked.count("UpsertBucket") == uploads
+    secrets = [path for path in logged.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert secrets == []
+
+
+def failing(what, how, times=10**6):
+    """A service that fails so often at what begins so."""
+    left = times
+
+    def refuse(asked):
+        nonlocal left
+        if not asked.startswith(what) or left == 0:
+            return None
+        left -= 1
+        return how
+
+    return refuse
+
+
+LOST = {
+    "an artifact": (failing("CommitArtifact", "error"), {RUN_ID: "artifact launch-config-dd: not there"}),
+    "a file": (failing("PUT media/html", 403), {RUN_ID: "files: media/html/pictures/valleys-mup_0"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", LOST)
+def test_what_does_not_arrive_is_named(logged, login, what):
+    refuse, lost = LOST[what]
+    with Server(refuse) as server:
+        login(server)
+        arrived = upload_runs(logged, small_study(), Place(entity="me"))
+    assert server.refused
+    assert sorted(name.split("(")[1].rstrip(")") for name in arrived.lacking) == sorted(lost)
+    for name, said in arrived.lacking.items():
+        assert any(lost[name.split("(")[1].rstrip(")")] in sentence for sentence in said)
+    assert arrived.num_there == 3 - len(lost)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [500, "drop"])
+@pytest.mark.parametrize("what", ["file_stream", "UpsertBucket", "PUT artifact/decision.json"])
+def test_a_service_that_fails_for_a_while_has_all_of_it_in_the_end(logged, login, what, how):
+    """What wandb gives up is named, and sent by the same command once more."""
+    with Server(failing(what, how, times=2)) as server:
+        login(server)
+        arrived = upload_runs(logged, small_study(), Place(entity="me"))
+        if how == "drop" and arrived.lacking:
+            lost = len(arrived.lacking)
+            arrived = upload_runs(logged, small_study(), Place(entity="me"))
+            assert arrived.num_sent == lost
+    assert server.refused == [what, what] and arrived.lacking == {}
+
+
+def test_a_service_that_is_not_there_and_a_login_that_is_not(logged, login, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", os.devnull)
+    with pytest.raises(DashboardError, match="wandb login"):
+        upload_runs(logged, small_study(), Place())
+
+
+@pytest.mark.slow
+def test_a_study_that_was_moved_is_uploaded_whole(logged, login, tmp_path):
+    """W&B keeps a staged file by its full path: what has such files is written anew, and only that."""
+    shutil.copytree(logged, tmp_path / "moved", symlinks=True)
+    again = log_runs(tmp_path / "moved", small_study(), uploadable=True)
+    assert again.written == (RUN_ID,)
+    with Server() as server:
+        login(server)
+        assert upload_runs(tmp_path / "moved", small_study(), Place()).lacking == {}
+    assert log_runs(tmp_path / "moved", small_study()).written == ()
+
+
+def test_online_sends_with_the_users_own_login(tmp_path, login):
+    study = tmp_path / "study"
+    with Server() as server:
+        login(server)
+        logged, arrived = send_runs(study, small_study(0), Place(entity="me"))
+        assert (len(logged.written), arrived.num_there, arrived.lacking) == (1, 1, {})
+        assert json.loads(server.put["wandb-summary.json"])
+        (page,) = (content for name, content in server.put.items() if name.endswith(".html"))
+        assert page == b"<!doctype html><p>a valley</p>"
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_online_again_sends_what_is_new(tmp_path, login):
+    study = tmp_path / "study"
+    with Server() as server:
+        login(server)
+        send_runs(study, small_study(1), Place(entity="me"))
+        history = [sent["files"]["wandb-history.jsonl"] for sent in server.streamed
+                   if "wandb-history.jsonl" in sent.get("files", {})]  # fmt: skip
+        assert 0 in {part["offset"] for part in history}  # so that what is sent again overwrites
+        longer = [small_study(1)[0], small_run(1, loss=9.0), small_run(2)]
+        logged, arrived = send_runs(study, longer, Place(entity="me"))
+        assert (len(logged.written), arrived.num_sent, arrived.lacking) == (2, 2, {})
+        assert server.runs[FIRST]["summary"]["validation_loss_nats"] == 9.0
+
+
+def test_the_verb_ends_with_2_and_names_what_did_not_arrive(logged, login, monkeypatch):
+    workspace = {"name": "study", "study": STUDY, "digests": [], "hyperparameters": [], "tables": {}, "pictures": []}
+    told = Told(runs=tuple(small_study()), workspace=workspace)
+    monkeypatch.setattr(dashboard_study, "told_of", lambda _: told)
+    with Server(failing("UpsertBucket", "error")) as server:  # wandb's own command ends with 0
+        login(server)
+        code, body = ask("dashboards", logged, "--sync", "--entity", "me")
+    assert code == 2
+    names = {one.record.run_id: one.record.name for one in small_study()}
+    lacking = {f"{name} ({run_id})": ["the run is not there"] for run_id, name in names.items()}
+    assert body["arrived"]["lacking"] == lacking
+    assert body["runs"]["num_written"] == 0 and body["url"] == f"{server.url}/me/forerun"
+
+
+# What the service is asked back
+
+
+def there(**changed):
+    """A run as wandb's public API shows it, whole but for what was changed."""
+    artifact = SimpleNamespace(name="fit-1:v3", state="COMMITTED", digest="aa", metadata={"digest": DIGEST})
+    found = {"config": {"content_sha256": "c"}, "summary_metrics": {"loss": 1.5, "ok": True, "n": 2},
+             "historyLineCount": 4, "files_": {"media/a.json": 10}, "artifacts": [artifact]} | changed  # fmt: skip
+    files = [SimpleNamespace(name=name, size=size) for name, size in found.pop("files_").items()]
+    artifacts = found.pop("artifacts")
+    return SimpleNamespace(files=lambda per_page: files, logged_artifacts=lambda: artifacts, **found)
+
+
+WANTED = {
+    "run_id": "r", "content": "c", "summary": {"loss": 1.5, "ok": True, "n": 2.0}, "num_rows": 4,
+    "files": {"media/a.json": 10}, "artifacts": {"fit-1": {"digest": "aa", "metadata": {"digest": DIGEST}}},
+}  # fmt: skip
+FAULTS = {
+    "the run is not there": None,
+    "its settings are not those that were logged": {"config": {"content_sha256": "older"}},
+    "summary: loss not as logged": {"summary_metrics": {"loss": 1.5001, "ok": True, "n": 2}},
+    "summary: loss, n, ok not as logged": {"summary_metrics": {}},
+    "history: 3 of 4 rows": {"historyLineCount": 3},
+    "files: media/a.json not whole": {"files_": {"media/a.json": 9}},
+    "artifact fit-1: not there": {"artifacts": []},
+    "artifact fit-1: its content is not what was logged": {
+        "artifacts": [SimpleNamespace(name="fit-1:v4", state="COMMITTED", digest="bb", metadata={})]
+    },
+    "artifact fit-1: digest not as logged": {
+        "artifacts": [SimpleNamespace(name="fit-1:v4", state="COMMITTED", digest="aa", metadata={"digest": "e"})]
+    },
+}
+
+
+def test_a_deleted_artifact_and_one_never_committed_are_not_there():
+    gone = SimpleNamespace(name="fit-1:v3", state="DELETED", digest="aa", metadata={"digest": DIGEST})
+    assert _lacks(there(artifacts=[gone]), WANTED) == ["artifact fit-1: not there"]
+    run = there()
+    run.logged_artifacts = lambda: (_ for _ in ()).throw(AssertionError)  # as wandb does
+    assert _lacks(run, WANTED) == ["artifact fit-1: not there"]
+
+
+@pytest.mark.parametrize("said", FAULTS)
+def test_each_thing_that_a_service_lacks_is_seen(said):
+    assert _lacks(there(), WANTED) == []
+    assert _lacks(None if FAULTS[said] is None else there(**FAULTS[said]), WANTED) == [said]

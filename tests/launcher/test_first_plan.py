@@ -1,0 +1,192 @@
+"""`forerun init`: plans for real situations are valid, affordable, and say what they come to; editors know them."""
+
+import json
+import re
+import tomllib
+
+import jsonschema
+import pytest
+from tiny_study import ask, forerun, write_corpus
+
+from launcher.plan import Plan
+from launcher.plan_file import load_plan
+from launcher.plan_writing import SCHEMA_LINE, commented_plan, plan_schema
+from launcher.presets import PRESETS
+
+ON_GPUS = [name for name, preset in PRESETS.items() if preset.gpu]
+COSTS_USD = {"gpu-24gb": None, "8xh100": (1500, 4000), "slurm": (15_000, 30_000)}
+"""About what each preset's main run comes to, where a price is published."""
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plans(corpora):
+    """Every preset's plan beside one corpus, and what `init` answered."""
+    found = {}
+    for name in PRESETS:
+        path = corpora / f"{name}.toml"
+        code, body = ask("init", "--preset", name, "--out", path)
+        assert code == 0
+        found[name] = path, body
+    return found
+
+
+def test_no_preset_is_the_demos_plan(tmp_path, plans):
+    """Its text, and so the digest of a demo, does not depend on there being presets."""
+    code, body = ask("init", "--out", tmp_path / "plan.toml")
+    assert (code, body["preset"]) == (0, "cpu")
+    assert (tmp_path / "plan.toml").read_text() == plans["cpu"][0].read_text()
+    plan = load_plan(tmp_path / "plan.toml")
+    wanted = commented_plan(PRESETS["cpu"].values | {"data": {"path": "corpus"}, "target": {"budget_flops": 1e13}})
+    assert (tmp_path / "plan.toml").read_text() == wanted
+    assert (plan.proxy.base_width, plan.proxy.num_steps, plan.launch.precision) == (32, 200, "float32")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_valid(plans, name):
+    code, out, err = forerun("validate", plans[name][0])
+    assert (code, err) == (0, "")
+    assert "warning" not in out
+    assert out.endswith(f"next: forerun estimate {plans[name][0]}\n")
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_a_gpu_preset_is_sensible_and_affordable(plans, name):
+    path, told = plans[name]
+    plan, preset = load_plan(path), PRESETS[name]
+    assert plan.proxy.base_width >= 256 and plan.model.num_layers >= 4
+    assert (plan.proxy.num_slots, plan.ladder.num_slots, plan.proxy.dtype) == ("auto", "auto", "bfloat16")
+    assert plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate == preset.num_gpus
+    assert plan.cluster.num_workers * plan.cluster.worker_gpus == preset.num_gpus
+    code, body = ask("estimate", path)
+    assert code == 0
+    main = body["main_run"]
+    assert (main["machine"]["gpu"], main["machine"]["num_gpus"]) == (preset.gpu, preset.num_gpus)
+    assert main["parallelism"]["from"] == "[launch]", "its own layout fits the card"
+    assert body["num_workers"] == preset.num_gpus
+    assert body["total"]["share_of_main_run"] < 0.15
+    assert body["total"]["share_of_main_run"] == pytest.approx(sum(s["share_of_main_run"] for s in body["stages"]))
+    assert told["comes_to"]["share_of_main_run"] == pytest.approx(body["total"]["share_of_main_run"])
+    assert 1 < main["days"]["value"] < 10
+    assert 3 * plan.proxy.base_width < main["shape"]["width"] < 20 * plan.proxy.base_width
+    assert max(plan.transfer.widths) <= main["shape"]["width"] / 2
+    if COSTS_USD[name]:
+        assert COSTS_USD[name][0] < main["usd"]["value"] < COSTS_USD[name][1]
+    # On the main run's GPUs and a worker each, both columns of hours are one.
+    for stage in body["stages"]:
+        assert stage["hours"]["value"] * preset.num_gpus == pytest.approx(stage["gpu_hours"]["value"])
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_its_comments_say_why_and_what_is_not_measured(plans, name):
+    text, preset = plans[name][0].read_text(), PRESETS[name]
+    assert text.startswith(f"{SCHEMA_LINE}\n")
+    assert "# Not measured: this project has run no plan of this size on a GPU." in text
+    for key, reason in preset.reasons.items():
+        section, _, inner = key.partition(".")
+        assert inner in Plan.model_fields[section].annotation.model_fields
+        if section in preset.values and inner in preset.values[section]:
+            assert reason[:40] in " ".join(text.replace("#   ", "").split())
+
+
+def test_editors_know_every_plan(plans):
+    schema = plan_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for path, _ in plans.values():
+        assert json.loads(path.with_name("plan.schema.json").read_text()) == schema
+        assert list(validator.iter_errors(tomllib.loads(path.read_text()))) == []
+    bad = {
+        "proxy": {"num_steps": 0, "schedule": "cosin", "num_slots": 0, "beta1": 1.0}, "zzz": {},
+        "search": {"learning_rate": [1e-3], "num_trials": "24", "warmup_fraction": [0.1, 1.0]},
+        "model": {"head_dim": 7},
+    }  # fmt: skip
+    paths = {".".join(str(part) for part in error.absolute_path) for error in validator.iter_errors(bad)}
+    assert paths == {
+        "", "proxy.num_steps", "proxy.schedule", "proxy.num_slots", "proxy.beta1", "search.learning_rate",
+        "search.num_trials", "search.warmup_fraction.1", "model.head_dim",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", ["H100", "h800"])
+def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path, gpu):
+    path = tmp_path / "plan.toml"
+    asked = ("--budget-usd", 5000, "--gpu", gpu, "--gpus", 4, "--usd-per-gpu-hour", 2.5, "--mfu", 0.4)
+    code, out, _ = forerun("init", "--data", corpora / "corpus", "--out", path, *asked)
+    assert code == 0
+    assumed = r"at USD 2.5 an hour \(given\) and MFU 0.4 \(given\)"
+    assert re.search(rf"USD 5000 are \S+ FLOPs on 4 {gpu.upper()}, {assumed}", out)
+    assert "(preset 8xh100)" in out
+    code, body = ask("estimate", path, "--mfu", 0.4)
+    assert code == 0
+    main = body["main_run"]
+    assert main["usd"]["value"] == pytest.approx(5000, rel=0.1)
+    assert (main["machine"]["gpu"], main["machine"]["num_gpus"]) == (gpu.upper(), 4)
+    assert main["machine"]["price_usd"]["value"] == 2.5
+    assert ask("estimate", path, "--price-usd", 5)[1]["main_run"]["machine"]["price_usd"]["value"] == 5
+    assert ask("estimate", path, "--gpu", "H200")[1]["main_run"]["machine"]["gpu"] == "H200"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--budget-usd", 5, "--budget-flops", 5), "budget_flops and budget_usd: give one of them"),
+        (("--mfu", 0.4), "mfu: it turns dollars into FLOPs: give budget_usd with it"),
+        (("--usd-per-gpu-hour", 2), "usd_per_gpu_hour: it turns dollars into FLOPs: give budget_usd with it"),
+        (("--budget-usd", "nan"), "budget_usd = nan"),
+        (("--budget-usd", 5000, "--gpu", "A100"), "gpu = A100: no published price is known: give usd_per_gpu_hour"),
+        (("--gpu", "H100", "--gpus", 12), "gpus = 12: up to 8 of one node, or whole nodes of 8"),
+        (("--gpu", "H101"), "GPU 'H101' is not in the table (did you mean"),
+        (("--preset", "8xh100", "--gpus", 7), "launch: 7 ranks do not divide the 256 sequences of a batch"),
+        (("--preset", "8xh"), "is not one of 'cpu'"),
+    ],
+)
+def test_what_is_refused_leaves_no_plan(tmp_path, asked, said):
+    code, body = ask("init", "--out", tmp_path / "plan.toml", *asked)
+    assert code == 2
+    assert said in body["message"]
+    assert not (tmp_path / "plan.toml").exists()
+
+
+def test_more_nodes_are_asked_of_slurm_and_shard_each(tmp_path):
+    code, body = ask("init", "--gpu", "H100", "--gpus", 64, "--out", tmp_path / "plan.toml")
+    assert (code, body["preset"]) == (0, "slurm")
+    plan = load_plan(tmp_path / "plan.toml")
+    degrees = plan.launch.data_parallel_shard, plan.launch.data_parallel_replicate
+    assert (degrees, plan.cluster.num_workers) == ((8, 8), 64)
+    assert plan.cluster.slurm_options[:2] == ("--nodes=8", "--gpus-per-node=8")
+    assert "Budget or GPUs are your own." in (tmp_path / "plan.toml").read_text()
+
+
+def test_several_wrong_options_are_said_at_once(tmp_path):
+    asked = ("--budget-usd", -1, "--budget-flops", 5, "--gpu", "H101", "--mfu", 2)
+    assert len(ask("init", "--out", tmp_path / "plan.toml", *asked)[1]["problems"]) == 4
+
+
+def test_too_few_data_and_too_small_a_run_are_warned_of(plans, tmp_path, corpora):
+    (warning,) = plans["8xh100"][1]["warnings"]
+    assert "the corpus has" in warning and "epochs" in warning
+    assert plans["cpu"][1]["warnings"] == []
+    asked = ("--preset", "8xh100", "--data", corpora / "corpus", "--budget-flops", 1e17)
+    _, body = ask("init", "--out", tmp_path / "plan.toml", *asked)
+    assert ["times the main run's FLOPs" in said for said in body["warnings"]].count(True) == 1
+    assert ["hardly anything to transfer" in said for said in body["warnings"]].count(True) == 1
+
+
+def test_without_a_corpus_the_next_command_makes_one(tmp_path):
+    code, out, _ = forerun("init", "--preset", "gpu-24gb", "--out", tmp_path / "a plan.toml")
+    assert code == 0
+    tokenize = f"forerun tokenize SOURCE... --out {tmp_path}/corpus"
+    assert out.endswith(f"next: {tokenize}, then forerun validate '{tmp_path}/a plan.toml'\n")
+    assert "of a vocabulary of 50304" in out
+
+
+def test_help_lists_the_presets():
+    out = " ".join(forerun("init", "--help")[1].split())
+    assert all(f"{name}: {preset.about}" in out for name, preset in PRESETS.items())

@@ -1,0 +1,131 @@
+"""The figures as functions: the page's own, as matplotlib's, without pyplot; and the notebook that shows them."""
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from example_report import finished_body
+from matplotlib.figure import Figure
+
+from launcher import figures, plots
+from launcher.report import page
+from proxies import canon
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "study.ipynb"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def report():
+    return finished_body()
+
+
+def every_plot(report):
+    functions = inspect.getmembers(plots, lambda held: inspect.isfunction(held) and held.__module__ == plots.__name__)
+    return {name: plot for name, plot in functions if not name.startswith("_")}
+
+
+def label(figure):
+    (axes,) = figure.axes
+    return axes.get_xlabel(), axes.get_ylabel()
+
+
+def test_every_function_gives_the_figure_that_its_name_says(report):
+    wanted = {
+        "valleys": ("learning rate", "validation loss (nats per token)"), "drift": ("width", "optimal learning rate"),
+        "heat": ("learning rate", "width"), "regrets": ("nats lost at the target", ""),
+        "coordinates": ("width", "mean absolute change of output"),
+        "search": ("learning rate", "validation loss (nats per token)"),
+        "ladder": ("training compute, 6ND (FLOPs)", "validation loss (nats per token)"),
+        "residuals": ("training compute, 6ND (FLOPs)", "measured above fitted (% of loss)"),
+    }  # fmt: skip
+    assert {*wanted, "main_run"} == every_plot(report).keys()
+    for name, labels in wanted.items():
+        figure = every_plot(report)[name](report)
+        assert isinstance(figure, Figure)
+        assert label(figure) == labels
+        assert figure.get_label(), "its title, for a reader who does not see it"
+    assert "matplotlib.pyplot" not in plots.__dict__
+
+
+def test_arguments_choose_the_test_and_the_arm(report):
+    assert label(plots.valleys(report, "clip_norm")) == ("clip norm", "validation loss (nats per token)")
+    assert label(plots.drift(report, axis="duration")) == ("tokens", "optimal learning rate")
+    own, control = plots.valleys(report), plots.valleys(report, arm="sp")
+    assert [figure.get_label().rsplit(", ", 1)[1] for figure in (own, control)] == ["muP", "SP"]
+    assert plots.coordinates(report, "sp").get_label().startswith("Coordinate check, SP")
+
+
+def test_what_is_not_there_is_said_with_what_is(report):
+    for call, said in (
+        (lambda: plots.valleys(report, "momentum"), "momentum over width was not tested; there is: learning rate over"),
+        (lambda: plots.valleys(report, arm="adam"), "no arm adam in learning rate over width; there is: mup, sp"),
+        (lambda: plots.coordinates(report, "depth"), "no coordinate check depth; there is: mup, sp"),
+        (lambda: plots.drift(report, "clip_norm"), "clip norm over width found no optimum"),
+        (lambda: plots.main_run(report), "forerun launch FROZEN"),
+    ):
+        with pytest.raises(plots.MissingError, match=said):
+            call()
+    empty = report | dict.fromkeys(("transfer", "search", "ladder", "fit")) | {"coordinates": {}}
+    for name, plot in every_plot(report).items():
+        with pytest.raises(plots.MissingError, match="the report has no"):
+            plot(empty)
+        assert name
+
+
+def test_the_main_runs_figure(report):
+    steps = [1, 40, 400]
+    point = {"loss_nats": 3.0, "low_nats": 2.9, "high_nats": 3.1}
+    report["decision"]["predicted"]["curve"] = [{"step": step, **point} for step in (10, 100)]
+    report["main_run"] = {"steps": steps, "train_loss_nats": [5.6, 3.2, 3.0], "beside_curve": {"passed": []}}
+    assert label(plots.main_run(report)) == ("optimizer steps", "training loss (nats per token)")
+
+
+def test_a_figure_shows_itself_in_a_notebook(report):
+    assert plots.search(report)._repr_png_().startswith(PNG)
+
+
+def test_keeping_figures_ends_with_its_block(report):
+    with figures.kept() as found:
+        shown = page(report)
+    assert len(found) == shown.count("<figure>") > 10, "composed, every one"
+    assert "<svg" not in shown
+    assert figures.search(report).startswith("<svg")
+
+
+def test_the_notebook_holds_no_output():
+    notebook = json.loads(NOTEBOOK.read_text())
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs") and cell.get("execution_count") is None and not cell["metadata"]
+
+
+def script_of(notebook):
+    """Its code cells, one after the other; what a cell ends in is shown, as a notebook does."""
+    lines = [f"def show(shown):\n    if shown is not None:\n        print(shown._repr_png_()[:{len(PNG)}] == {PNG!r})"]
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            tree = ast.parse("".join(cell["source"]))
+            if isinstance(tree.body[-1], ast.Expr):
+                last = tree.body[-1]
+                last.value = ast.Call(func=ast.Name("show", ast.Load()), args=[last.value], keywords=[])
+            lines.append(ast.unparse(ast.fix_missing_locations(tree)))
+    return "\n".join(lines)
+
+
+def test_the_notebook_runs_from_its_first_cell_to_its_last(report, tmp_path):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "report.json").write_bytes(canon.pretty(report))
+    (tmp_path / "cells.py").write_text(script_of(json.loads(NOTEBOOK.read_text())))
+    done = subprocess.run([sys.executable, "-W", "error", "cells.py"], cwd=tmp_path, capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.splitlines()
+    assert shown.count("True") == 7 and "False" not in shown
+    predicted = report["choice"]["prediction"]
+    assert f"expected loss {predicted['loss']:.3f} nats, between {predicted['interval'][0]:.3f} and" in done.stdout
+    assert "clip_norm over width at 64: flat" in shown
+    assert {"control.png", "ladder.pdf"} <= {path.name for path in tmp_path.iterdir()}

@@ -1,0 +1,300 @@
+"""Two studies side by side: what differs is said with intervals, what cannot be compared is not subtracted."""
+
+import copy
+import html
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from example_report import finished_body
+from test_report import HOSTILE, STAGES, leaves_of, text_of, unknown_numbers
+from tiny_study import ask, forerun
+
+from launcher import figures
+from launcher.report_compare import comparability, compare_body, labels
+from launcher.report_compare_page import page, write_comparison
+from launcher.report_compare_top import sentences
+from launcher.report_differences import along, difference
+from proxies import canon
+
+NAMES = ("first", "second")
+
+
+@pytest.fixture
+def a():
+    return finished_body()
+
+
+@pytest.fixture
+def b():
+    """Another study of the same data: its ladder lies lower, its widest optimum half an octave higher."""
+    body = finished_body()
+    body["ledger_head"] = "0" * 64
+    body["question"]["search"]["seed"] = 4
+    optimum = body["transfer"]["tests"][0]["verdict"]["optima"][-1]
+    optimum["log2_value"] += 0.5
+    optimum["interval_log2"] = [end + 0.5 for end in optimum["interval_log2"]]
+    predicted = body["choice"]["prediction"]
+    predicted["loss"] -= 0.02
+    predicted["interval"] = [end - 0.02 for end in predicted["interval"]]
+    for run in body["transfer"]["tests"][0]["runs"]:
+        if run["loss_nats"] is not None:
+            run["loss_nats"] += 1e-3
+    return body
+
+
+def compared(a, b):
+    """As the page gets it: through JSON."""
+    return canon.parse(canon.pretty(compare_body(a, b, NAMES)))
+
+
+def undrawn(body):
+    """The page without its drawings."""
+    with figures.kept():
+        return page(body)
+
+
+def test_a_difference_adds_the_arms_as_squares():
+    found = difference((2.0, 1.0), ((1.7, 2.4), (0.6, 1.3)), (0.9, 0.9))
+    assert found["value"] == -1.0
+    assert found["interval"] == pytest.approx([-1.0 - math.hypot(0.4, 0.4), -1.0 + math.hypot(0.3, 0.3)])
+    assert found["apart"] and not found["overlap"]
+    assert not difference((2.0, 1.9), ((1.7, 2.4), (0.6, 2.3)), (0.9, 0.9))["apart"]
+
+
+def test_intervals_that_overlap_may_still_tell_two_apart():
+    """The reason why the difference has an interval of its own."""
+    found = difference((0.0, 1.5), ((-1.0, 1.0), (0.5, 2.5)), (0.9, 0.9))
+    assert found["overlap"] and found["apart"]
+
+
+def test_coverage_of_the_difference():
+    """Of normal estimates with unlike errors, nine of ten intervals hold the truth."""
+    import numpy as np
+
+    rng, held, num_draws, z = np.random.default_rng(0), 0, 2000, 1.6449
+    for _ in range(num_draws):
+        x, y = rng.normal(0.0, 1.0), rng.normal(0.7, 0.3)
+        low, high = difference((x, y), ((x - z, x + z), (y - 0.3 * z, y + 0.3 * z)), (0.9, 0.9))["interval"]
+        held += low <= 0.7 <= high
+    assert abs(held / num_draws - 0.9) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("values", "intervals", "levels"),
+    [((1.0, 2.0), (None, (1.0, 3.0)), (0.9, 0.9)), ((1.0, 2.0), ((0.5, 1.5), (1.0, 3.0)), (0.9, 0.8)),
+     ((None, 2.0), (None, (1.0, 3.0)), (0.9, 0.9))],
+)  # fmt: skip
+def test_what_lacks_an_interval_or_has_another_level_gets_none(values, intervals, levels):
+    found = difference(values, intervals, levels)
+    assert found["interval"] is None and found["apart"] is None
+    assert found["value"] == (None if None in values else 1.0)
+
+
+def test_an_estimate_outside_its_own_interval_adds_nothing_on_that_side():
+    low, high = difference((0.0, 1.0), ((0.2, 0.4), (0.9, 1.1)), (0.9, 0.9))["interval"]
+    assert (low, high) == pytest.approx((1.0 - math.hypot(0.1, 0.4), 1.0 + 0.1))
+
+
+def test_differences_stand_on_top_with_their_intervals(a, b):
+    body = compared(a, b)
+    said = sentences(body)
+    forecast = body["forecast"]["difference_nats"]
+    assert forecast["value"] == pytest.approx(-0.02) and not forecast["apart"]
+    assert said[0].startswith("main run's expected loss, B less A: -0.0200 nats [-0.")
+    assert ", which may be nothing" in said[0]
+    assert any(
+        re.fullmatch(r"optimal learning rate at width 128, B less A: \+0\.50 octaves \[.*\]; the two intervals do not "
+                     "overlap", one) for one in said
+    ), said  # fmt: skip
+    assert said[-1] == "1 key of the plans differs"
+    top = text_of(undrawn(body)).split("What can be compared")[0]
+    for one in said:
+        assert one[1:] in top
+
+
+def test_the_plans_differences_are_all_listed(a, b):
+    b["question"]["target"] = {"budget_flops": 1e14}
+    b["question"]["transfer"]["widths"] = [32, 64]
+    rows = {row["key"]: (row["a"], row["b"]) for row in compared(a, b)["question"]}
+    assert rows == {
+        "search.seed": (3, 4), "target.budget_flops": ("(not in the plan)", 1e14),
+        "transfer.widths": ([32, 64, 128], [32, 64]),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"tokenizer": "gpt2"}, "tokenizers"), ({"vocab_size": 512}, "vocabularies"), ({}, "other data")],
+)
+def test_losses_of_other_data_are_not_subtracted(a, b, change, why):
+    a["corpus"]["vocab_size"] = b["corpus"]["vocab_size"] = 256
+    b["corpus"] |= {"data_id": "f" * 64, **change}
+    body = compared(a, b)
+    assert body["comparable"]["losses"]["comparable"] == "no"
+    assert why in body["comparable"]["losses"]["reasons"][0]
+    assert body["forecast"]["difference_nats"] is None and body["forecast"]["at_one_compute"] is None
+    assert body["ladder"] is None
+    assert all(test["regret_nats"]["difference"] is None for test in body["tests"])
+    compared_parameters = {row["name"] for row in body["fit"]["rows"] if row["difference"] is not None}
+    assert compared_parameters == {"params_vs_flops", "tokens_vs_flops", "alpha", "beta"}
+    assert why in sentences(body)[0]
+    with figures.kept() as drawn:
+        shown = text_of(page(body))
+    assert not any("Loss against" in figure.get_label() for figure in drawn)
+    assert "not comparable" in shown
+
+
+@pytest.mark.parametrize(("key", "value"), [("base_width", 64), ("parametrization", "sp")])
+def test_values_of_another_base_are_not_subtracted(a, b, key, value):
+    found = comparability(a, b | {"question": b["question"] | {"proxy": b["question"]["proxy"] | {key: value}}})
+    assert found["values"]["comparable"] == "no" and found["losses"]["comparable"] == "yes"
+    b["question"]["proxy"][key] = value
+    assert all(row["difference_octaves"] is None for test in compared(a, b)["tests"] for row in test["optima"])
+
+
+def test_what_needs_care_is_said(a, b):
+    b["question"]["proxy"] |= {"batch_tokens": 2048, "num_steps": 300}
+    b["question"]["model"] = {"seq_len": 64}
+    b["choice"]["budget_flops"] = 2e13
+    found = comparability(a, b)
+    assert [found[what]["comparable"] for what in ("losses", "values", "forecasts")] == ["with_care"] * 3
+    assert len(found["values"]["reasons"]) == 2 and "budgets differ" in found["forecasts"]["reasons"][-1]
+
+
+def test_other_budgets_are_set_beside_each_other_at_one_compute(a, b):
+    b["frontier"] = [point for point in b["frontier"] if point["flops"] <= 5e12]
+    last = b["frontier"][-1]
+    at = compared(a, b)["forecast"]["at_one_compute"]
+    assert at["flops"] == last["flops"]
+    assert at["b"]["loss_nats"] == pytest.approx(last["loss_nats"])
+    assert at["a"]["loss_nats"] == pytest.approx(last["loss_nats"]), "one ladder, one frontier"
+    assert at["a"]["interval"] == pytest.approx(last["interval"])
+
+
+def test_a_frontier_is_straight_between_its_points():
+    frontier = [
+        {"flops": 1e10, "loss_nats": 4.0, "interval": None},
+        {"flops": 1e12, "loss_nats": 1.0, "interval": None},
+    ]
+    assert along(frontier, 1e11) == {"loss_nats": pytest.approx(2.0), "interval": None}
+
+
+def test_a_study_beside_itself_differs_in_nothing(a):
+    body = compared(a, copy.deepcopy(a))
+    assert body["same_study"]
+    assert sentences(body) == ["both are one study at one moment: nothing differs"]
+    assert body["forecast"]["difference_nats"] == {"value": 0.0, "interval": [0.0, 0.0], "overlap": True,
+                                                   "apart": False}  # fmt: skip
+    assert "not told apart" in text_of(undrawn(body)), "and it has a page"
+
+
+def test_runs_that_are_in_both_are_counted(a, b):
+    runs = [run for test in a["transfer"]["tests"] for run in test["runs"] if run["loss_nats"] is not None]
+    first = [run for run in a["transfer"]["tests"][0]["runs"] if run["loss_nats"] is not None]
+    body = compared(a, b)
+    assert body["num_shared_runs"] == len(runs) - len(first) > 0
+    assert f"{len(runs) - len(first)} runs of the transfer tests are in both" in text_of(undrawn(body))
+
+
+@pytest.mark.parametrize("missing", [STAGES, STAGES[2:], STAGES[4:]])
+def test_a_study_that_has_not_ended_may_stand_on_either_side(a, b, missing):
+    b |= dict.fromkeys(missing)
+    b["gates"] = []
+    for pair in ((a, b), (b, a), (b, b)):
+        body = compared(*pair)
+        assert unknown_numbers(undrawn(body), body | {"transfer": None}) == []
+
+
+def test_reports_of_older_versions_compare(a, b):
+    """Without the keys that came later."""
+    for key in ("next_runs", "calibration", "frontier", "main_run", "own_run"):
+        del b[key]
+    del b["spend"]["worker_seconds"]
+    shown = text_of(undrawn(compared(a, b)))
+    assert "–" in shown.split("What each cost")[1]
+
+
+def test_every_number_on_the_page_is_in_the_json(a, b):
+    body = compared(a, b)
+    # Ends of an optimum's interval are drawn from their octaves; the page's captions name the sides.
+    assert unknown_numbers(page(body), body | {"transfer": None}) == []
+    planted = page(body).replace("</h1>", " 0.31337</h1>")
+    assert unknown_numbers(planted, body | {"transfer": None}) == ["0.31337"]
+
+
+def test_the_page_is_sound_small_and_needs_nothing(tmp_path, a, b):
+    write_comparison(tmp_path / "new", compare_body(a, b, NAMES))
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["compare.html", "compare.json"]
+    whole = (tmp_path / "new" / "compare.html").read_text()
+    assert whole == page(canon.parse((tmp_path / "new" / "compare.json").read_bytes()))
+    drawn = re.findall(r"<svg.*?</svg>", whole, flags=re.DOTALL)
+    assert len(drawn) == 7, "valleys and optima of three tests, both ladders: what has no valley is not drawn"
+    for svg in drawn:
+        ET.fromstring(svg)
+        assert not re.search(r": #(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
+    ids = re.findall(r'\bid="([^"]*)"', whole)
+    assert len(ids) == len(set(ids))
+    bare = whole.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert not any(banned in bare for banned in ("http", "<script", "<link", "<img", "@import", "src="))
+    assert len(whole) < 200_000
+
+
+def test_what_studies_say_is_escaped(a, b):
+    b["gates"][0] |= {"reason": HOSTILE, "outcome": "failed", "name": HOSTILE}
+    b["accepted"] = {HOSTILE: HOSTILE}
+    b["question"]["note"] = HOSTILE
+    b["corpus"]["tokenizer"] = HOSTILE
+    source = undrawn(canon.parse(canon.pretty(compare_body(a, b, (HOSTILE, "b")))))
+    assert "<script" not in source and source.count(html.escape(HOSTILE)) > 5
+
+
+def test_names_tell_two_folders_of_one_name_apart(tmp_path):
+    for folder in ("x/study", "y/study"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "y/study/report.json").write_text("{}")
+    assert labels(tmp_path / "x/study", tmp_path / "y/study/report.json") == ("x/study", "y/study")
+    assert labels(tmp_path / "x/study", tmp_path / "y") == ("study", "y")
+
+
+def test_the_verb_compares_a_study_with_a_report(finished, tmp_path, b):
+    study = finished / "study"
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "report.json").write_bytes(canon.pretty(b))
+    code, body = ask("report", "--compare", study, other, "--out", tmp_path / "out")
+    assert code == 0
+    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == body
+    assert [of["name"] for of in body["studies"].values()] == ["study", "other"]
+    report = json.loads((study / "report.json").read_text())
+    assert body["studies"]["a"]["ledger_head"] == report["ledger_head"]
+    assert body["comparable"]["losses"]["comparable"] == "no"
+    assert {leaf for leaf in leaves_of(body["spend"]["a"]) if isinstance(leaf, int | float)} <= {*leaves_of(report)}
+    code, out, _ = forerun("report", "--compare", study / "report.json", study / "report.json", "--out", tmp_path)
+    assert code == 0 and "nothing differs" in out and "compare.html" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--compare", "none", "bad.json"), ("none: there is no such file", "bad.json: not JSON")),
+        (("--compare", "empty", "list.json"), ("empty: no study is there", "list.json: not a JSON object")),
+        (("--compare", "half.json", "half.json"), ("half.json: not a report: question, corpus, spend, gates",)),
+        (("study", "--compare", "a", "b"), ("takes the two studies it names, and no STUDY: study",)),
+        (("--out", "here"), ("--out goes with --compare A B",)),
+        (("--compare", "a"), ("--compare",)),
+    ],
+)
+def test_the_verb_names_every_problem(tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for name, text in (("bad.json", "{nan"), ("list.json", "[]"), ("half.json", '{"schema_version": 1}')):
+        (tmp_path / name).write_text(text)
+    before = sorted(tmp_path.iterdir())
+    code, out, err = forerun("report", *arguments)
+    assert code == 2 and "Traceback" not in err
+    for one in said:
+        assert one in err + out
+    assert sorted(tmp_path.iterdir()) == before, "nothing was written"

@@ -1,0 +1,242 @@
+"""As much of W&B's service as runs, artifacts, their reading back and workspaces ask for, on this machine alone."""
+
+import gzip
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+VIEWER = {"id": "u", "entity": "me", "username": "me", "email": "", "name": "u", "flags": "{}", "teams": {"edges": []}}
+PAGE = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+WHEN = "2026-01-01T00:00:00"
+RUN = {
+    "state": "finished", "sweepName": None, "commit": None, "readOnly": False, "createdAt": WHEN, "heartbeatAt": WHEN,
+    "description": None, "notes": None, "systemMetrics": "{}", "projectId": "1", "historyKeys": None,
+    "user": {"name": "u", "username": "u"},
+}  # fmt: skip
+ARTIFACT = {
+    "__typename": "Artifact", "versionIndex": 0, "description": None, "ttlDurationSeconds": -1, "ttlIsInherited": True,
+    "tags": [], "historyStep": None, "size": 1, "digestAlgorithm": "MANIFEST_MD5", "commitHash": None, "fileCount": 1,
+    "createdAt": WHEN, "updatedAt": WHEN, "aliases": [],
+}  # fmt: skip
+
+
+class Server(ThreadingHTTPServer):
+    """What came is kept; what is asked back is told from it.
+
+    `refuse` says of a GraphQL operation's name, or of `file_stream` and `PUT name`, how it fails: `error` (an answer
+    that says so), `drop` (the connection ends midway), or a status; None: it does not.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, refuse=lambda what: None):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.refuse = refuse
+        self.asked, self.put, self.streamed, self.views = [], {}, [], []
+        self.runs, self.artifacts, self.refused = {}, {}, []
+        self.guard = threading.Lock()
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request, client_address):
+        """A client that was cut off is no error of ours."""
+
+    def run(self, name):
+        return self.runs.setdefault(name, {"config": {}, "summary": {}, "history": {}, "files": {}, "of": {}})
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_PUT(self):
+        where, body = urlsplit(self.path), self._body()
+        name = unquote(where.path).removeprefix("/put/")
+        if self._fails(f"PUT {name}"):
+            return
+        with self.server.guard:
+            self.server.put[name] = body
+            for run in parse_qs(where.query).get("run", []):
+                self.server.run(run)["files"][name] = len(body)
+        self._say({})
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        self._say({})
+
+    def do_POST(self):
+        body = self._body()
+        if self.path.endswith("/file_stream"):
+            if not self._fails("file_stream"):
+                with self.server.guard:
+                    self._stream(self.path.split("/")[-2], json.loads(body))
+                self._say({})
+        elif self.path != "/graphql":
+            self.server.asked.append(self.path)
+            self._say({})
+        else:
+            query = json.loads(body)
+            name = query.get("operationName") or re.search(r"(?:query|mutation)\s+(\w+)", query["query"])[1]
+            self.server.asked.append(name)
+            if not self._fails(name):
+                with self.server.guard:
+                    answer = _answer(self.server, name, query.get("variables") or {})
+                self._say({"data": answer})
+
+    def _fails(self, what):
+        how = self.server.refuse(what)
+        if how is None:
+            return False
+        self.server.refused.append(what)
+        if how == "drop":
+            if self.command != "PUT":  # of that the status is the whole answer
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+            self.close_connection = True
+        elif how == "error":
+            self._say({"data": None, "errors": [{"message": "refused"}]})
+        else:
+            self._say({"error": "broken"}, how)
+        return True
+
+    def _stream(self, name, body):
+        run, files = self.server.run(name), body.get("files") or {}
+        self.server.streamed.append(body)
+        history = files.get("wandb-history.jsonl", {"offset": 0, "content": []})
+        for number, line in enumerate(history["content"], history["offset"]):
+            run["history"][number] = json.loads(line)
+        for line in files.get("wandb-summary.json", {}).get("content", []):
+            run["summary"] = json.loads(line)
+
+    def _body(self):
+        body = b""
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+        else:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+
+    def _say(self, answer, status=200):
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _answer(server, name, asked):
+    project = {"id": "p", "internalId": "1", "name": "forerun", "entity": {"id": "e", "name": "me"}}
+    does = {"UpsertBucket": _upsert, "CreateRunFiles": _run_files, "CreateArtifact": _artifact,
+            "CommitArtifact": _commit, "CreateArtifactFiles": _artifact_files, "Runs": _runs, "RunFiles": _files,
+            "RunOutputArtifacts": _output_artifacts, "UpsertView2": _view, "ArtifactType": _kind}  # fmt: skip
+    if name in does:
+        return does[name](server, asked, project)
+    file = {"id": "f", "name": "n", "displayName": "n", "uploadUrl": f"{server.url}/put/manifest", "uploadHeaders": []}
+    return {
+        "Viewer": {"viewer": VIEWER}, "GetViewer": {"viewer": VIEWER}, "GetDefaultEntity": {"viewer": VIEWER},
+        "ServerFeaturesQuery": {"serverInfo": {"features": []}},
+        "CreateArtifactManifest": {"createArtifactManifest": {"artifactManifest": {"id": "m", "file": file}}},
+    }.get(name, {})  # fmt: skip
+
+
+def _upsert(server, asked, project):
+    run = server.run(asked["name"])
+    if asked.get("config"):
+        run["config"] = json.loads(asked["config"])
+    given = {"displayName": asked.get("displayName"), "group": asked.get("groupName"), "jobType": asked.get("jobType"),
+             "tags": asked.get("tags")}  # fmt: skip
+    run["of"] |= {key: value for key, value in given.items() if value or key not in run["of"]}
+    bucket = {"id": asked["name"], "name": asked["name"], "displayName": "d", "config": "{}", "sweepName": None,
+              "project": project, "historyLineCount": 0}  # fmt: skip
+    return {"upsertBucket": {"bucket": bucket, "inserted": True}}
+
+
+def _run_files(server, asked, project):
+    run = asked.get("runName") or asked.get("run") or asked.get("name")
+    files = [{"name": name, "uploadUrl": f"{server.url}/put/{name}?run={run}"} for name in asked.get("files") or []]
+    return {"createRunFiles": {"runID": run, "uploadHeaders": [], "files": files}}
+
+
+def _artifact(server, asked, project):
+    given = asked["input"]
+    number = f"a{len(server.artifacts)}"
+    server.artifacts[number] = {
+        "name": given["artifactCollectionName"], "kind": given["artifactTypeName"], "run": given["runName"],
+        "metadata": given.get("metadata"), "digest": given["digest"], "state": "PENDING", "given": given,
+    }  # fmt: skip
+    sequence = {"id": "s", "latestArtifact": None}
+    return {"createArtifact": {"artifact": {"id": number, "state": "PENDING", "artifactSequence": sequence}}}
+
+
+def _kind(server, asked, project):
+    kinds = [one["kind"] for one in server.artifacts.values() if asked["name"].split(":")[0] == one["name"]]
+    return {"project": {"artifact": {"artifactType": {"name": kinds[0]}} if kinds else None}}
+
+
+def _commit(server, asked, project):
+    number = (asked.get("input") or asked).get("artifactID")
+    server.artifacts[number]["state"] = "COMMITTED"
+    return {"commitArtifact": {"artifact": {"id": number, "digest": server.artifacts[number]["digest"]}}}
+
+
+def _artifact_files(server, asked, project):
+    named = [file["name"] for file in asked["input"]["artifactFiles"]]
+    files = [
+        {"node": {"id": "f", "name": n, "displayName": n, "uploadUrl": f"{server.url}/put/artifact/{n}",
+                  "storagePath": n, "uploadHeaders": [], "uploadMultipartUrls": None, "artifact": {"id": "a"}}}
+        for n in named
+    ]  # fmt: skip
+    return {"createArtifactFiles": {"files": {"edges": files}}}
+
+
+def _runs(server, asked, project):
+    wanted = json.loads(asked.get("filters") or "{}").get("config.study")
+    edges = [
+        {"cursor": name, "node": {
+            **RUN, **run["of"], "id": name, "name": name, "config": json.dumps(run["config"]),
+            "summaryMetrics": json.dumps(run["summary"]), "historyLineCount": len(run["history"])}}
+        for name, run in server.runs.items()
+        if wanted is None or run["config"].get("study", {}).get("value") == wanted
+    ]  # fmt: skip
+    found = {"edges": edges, "pageInfo": PAGE}
+    return {"project": {**project, "runCount": len(edges), "readOnly": False, "runs": found} if server.runs else None}
+
+
+def _files(server, asked, project):
+    files = server.run(asked["name"])["files"]
+    edges = [{"cursor": n, "node": {"id": n, "name": n, "url": "", "directUrl": "", "sizeBytes": size, "mimetype": "",
+                                    "updatedAt": WHEN, "md5": ""}} for n, size in files.items()]  # fmt: skip
+    return {"project": {**project, "run": {"fileCount": len(files), "files": {"edges": edges, "pageInfo": PAGE}}}}
+
+
+def _output_artifacts(server, asked, project):
+    mine = {key: value for key, value in server.artifacts.items() if value["run"] == asked["run"]}
+    edges = [
+        {"node": {**ARTIFACT, "id": key, "state": one["state"], "digest": one["digest"], "metadata": one["metadata"],
+                  "artifactType": {"name": one["kind"]},
+                  "artifactSequence": {"__typename": "ArtifactSequence", "id": "s", "name": one["name"],
+                                       "project": project}}}
+        for key, one in mine.items()
+    ]  # fmt: skip
+    found = {"totalCount": len(edges), "pageInfo": PAGE, "edges": edges}
+    return {"project": {"run": {"artifacts": found}}}
+
+
+def _view(server, asked, project):
+    server.views.append(asked)
+    view = {"id": asked.get("id") or f"view{len(server.views)}", "name": asked["name"]}
+    return {"upsertView": {"view": view, "inserted": True}}
