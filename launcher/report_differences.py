@@ -78,7 +78,7 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
     return {path: value}
 
 
-def _by_name(body: Body) -> dict[tuple[str, str], Any]:
+def _by_name(body: Body) -> dict[tuple[str, Hyperparameter], Any]:
     tests = (body.get("transfer") or {"tests": []})["tests"]
     return {(test["axis"], test["hyperparameter"]): test["verdict"] for test in tests}
 
