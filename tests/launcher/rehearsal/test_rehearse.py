@@ -68,7 +68,11 @@ def test_verify_says_whether_it_was_rehearsed_and_minds_no_run_under_way(frozen,
     assert (code, json.loads(out)["rehearsed"]) == (0, None)
     assert json.loads(out)["not_proven"] == []
     code, out, _ = forerun("verify", folder)
-    assert out.splitlines()[-1] == (f"UNREHEARSED: no drill was held with this config; forerun rehearse {folder}")
+    said = [
+        f"UNREHEARSED: no drill was held with this config; forerun rehearse {folder}",
+        f"next: forerun rehearse {folder}",
+    ]
+    assert out.splitlines()[-2:] == said
     record = Attested(outcome="passed", not_asked_for=(), copy={"kind": "full"}, machine={}, seconds=1.0, drills=())
     attest(folder, "rehearsal", decision.digest, canon.to_json(record))
     assert "rehearsed: 0 of 0 drills passed on the real shape" in forerun("verify", folder)[1]
