@@ -12,8 +12,8 @@ from pathlib import Path
 from launcher import chronicle
 from launcher.talk import say
 
-CHECKPOINTS = "checkpoints"
-"""In a run's folder."""
+CHECKPOINTS, ROLLBACKS_FILE = "checkpoints", "rollbacks.json"
+"""In a run's folder; the second is written before a run goes back, and loads a checkpoint again."""
 _COMPLETE = re.compile(r"step-(\d{8})")
 
 

@@ -133,21 +133,16 @@ def _steps(study_dir: Path, spec: RunSpec, result: RunResult) -> list[dict[str, 
     """
     curve = load_curve(study_dir, result)
     rows: list[dict[str, float]] = [
-        {"step": step, "tokens": tokens_by(spec, step), "train_loss_nats": loss}
+        {"step": step, "tokens": spec.tokens_by(step), "train_loss_nats": loss}
         for step, loss in zip(curve.steps, curve.train_loss_nats, strict=True)
     ]
     for row, norm in zip(rows, curve.grad_norm, strict=False):
         row["grad_norm"] = norm
     if result.loss_nats is not None:
         if not rows or rows[-1]["step"] < result.num_steps:
-            rows.append({"step": result.num_steps, "tokens": tokens_by(spec, result.num_steps)})
+            rows.append({"step": result.num_steps, "tokens": spec.tokens_by(result.num_steps)})
         rows[-1]["validation_loss_nats"] = result.loss_nats
     return rows
-
-
-def tokens_by(spec: RunSpec, step: int) -> int:
-    """Tokens trained on once `step` steps are done."""
-    return spec.schedule.sequences(step, spec.batch_sequences)[0] * spec.shape.seq_len
 
 
 def main_runs(study: Study, decisions: Sequence[Decision]) -> list[Wanted]:

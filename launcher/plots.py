@@ -42,6 +42,11 @@ def _part(report: Body, key: str, stage: str) -> Any:
     return found
 
 
+def _fitted(report: Body) -> None:
+    _part(report, "ladder", "`forerun ladder PLAN` runs it")
+    _part(report, "fit", "`forerun ladder PLAN` runs what it needs")
+
+
 def _test(report: Body, hyperparameter: str, axis: str) -> Any:
     tests = _part(report, "transfer", "`forerun transfer PLAN` runs what it needs")["tests"]
     for test in tests:
@@ -134,8 +139,7 @@ def ladder(report: Body) -> Figure:
     Raises:
         MissingError: the ladder has not ended.
     """
-    _part(report, "ladder", "`forerun ladder PLAN` runs it")
-    _part(report, "fit", "`forerun ladder PLAN` runs what it needs")
+    _fitted(report)
     return _one(lambda: figures_fits.laws(report))
 
 
@@ -145,8 +149,7 @@ def residuals(report: Body) -> Figure:
     Raises:
         MissingError: the ladder has not ended.
     """
-    _part(report, "ladder", "`forerun ladder PLAN` runs it")
-    _part(report, "fit", "`forerun ladder PLAN` runs what it needs")
+    _fitted(report)
     return _one(lambda: figures_fits.residuals(report))
 
 

@@ -54,6 +54,18 @@ def difference(
     }
 
 
+def _between(
+    both: Sequence[Any], levels: Sequence[float | None], value: str = "value", interval: str = "interval", *, same: bool
+) -> dict[str, Json]:
+    """The difference of two records by the names of estimate and interval in them; a record may be None."""
+    held = [of or {value: None, interval: None} for of in both]
+    return difference([of[value] for of in held], [of[interval] for of in held], levels, same=same)
+
+
+def _levels(pair: Sequence[Any]) -> list[float | None]:
+    return [None if of is None else of["level"] for of in pair]
+
+
 def budget(body: Body) -> float | None:
     """The main run's FLOPs, as chosen or as the plan has them."""
     chosen = (body.get("choice") or {}).get("budget_flops")
@@ -116,23 +128,18 @@ def _sides(pair: Sequence[Any], read: Any) -> dict[str, Any]:
 def _estimates(pair: Sequence[Any], key: str, *, same: bool, comparable: bool = True) -> dict[str, Any]:
     """Both sides' estimates with intervals, and the difference; none where it says nothing."""
     sides = _sides(pair, lambda verdict: verdict[key])
-    held = [side or {"value": None, "interval": None} for side in sides.values()]
-    levels = [None if of is None else of["level"] for of in pair]
-    found = difference([h["value"] for h in held], [h["interval"] for h in held], levels, same=same)
+    found = _between([*sides.values()], _levels(pair), same=same)
     return {**sides, "difference": found if comparable else None}
 
 
 def _optima(pair: Sequence[Any], name: Hyperparameter, *, same: bool, comparable: bool) -> list[Any]:
     """Optima of both at every size that either ran, with the curve of each, as the figures draw them."""
     by_size = [{o["size"]: o for o in (of or {"optima": []})["optima"]} for of in pair]
-    levels = [None if of is None else of["level"] for of in pair]
+    levels = _levels(pair)
     rows = []
     for size in sorted(by_size[0].keys() | by_size[1].keys()):
         both = [sizes.get(size) for sizes in by_size]
-        found = [o or {"log2_value": None, "interval_log2": None} for o in both]
-        octaves = difference(
-            [o["log2_value"] for o in found], [o["interval_log2"] for o in found], levels, same=same
-        )  # fmt: skip
+        octaves = _between(both, levels, "log2_value", "interval_log2", same=same)
         sides = _sides(both, lambda optimum: _optimum(optimum, name))
         rows.append({"size": size, **sides, "difference_octaves": octaves if comparable else None})
     return rows
@@ -176,7 +183,7 @@ def fits(a: Body, b: Body, *, same: bool, losses: bool) -> Json:
     pair: list[Any] = [body.get("fit") for body in (a, b)]
     if pair == [None, None]:
         return None
-    levels = [None if of is None else of["level"] for of in pair]
+    levels = _levels(pair)
     rows = []
     for name in ("params_vs_flops", "tokens_vs_flops"):
         both = [None if of is None else of["exponents"].get(name) for of in pair]
@@ -207,8 +214,7 @@ def heaviest(fit: Any) -> str | None:
 def _parameter(
     name: str, both: Sequence[Any], levels: Sequence[float | None], *, same: bool, comparable: bool
 ) -> dict[str, Any]:  # fmt: skip
-    held = [side or {"value": None, "interval": None} for side in both]
-    found = difference([h["value"] for h in held], [h["interval"] for h in held], levels, same=same)
+    found = _between(both, levels, same=same)
     return {"name": name, "a": both[0], "b": both[1], "difference": found if comparable else None}
 
 
@@ -232,9 +238,8 @@ def forecasts(a: Body, b: Body, *, same: bool, losses: bool) -> Json:
     if pair == [None, None]:
         return None
     sides = _sides(pair, lambda of: {key: of[key] for key in ("loss", "interval", "level", "flops", "extrapolation")})
-    levels = [None if of is None else of["level"] for of in pair]
-    held = [of or {"loss": None, "interval": None} for of in pair]
-    found = difference([h["loss"] for h in held], [h["interval"] for h in held], levels, same=same)
+    levels = _levels(pair)
+    found = _between(pair, levels, "loss", same=same)
     return cast(
         Json,
         {
@@ -254,7 +259,7 @@ def _at_one_compute(a: Body, b: Body, levels: Sequence[float | None], *, same: b
     if any(float(frontier[0]["flops"]) > flops for frontier in frontiers):
         return None
     sides = [along(frontier, flops) for frontier in frontiers]
-    found = difference([s["loss_nats"] for s in sides], [s["interval"] for s in sides], levels, same=same)
+    found = _between(sides, levels, "loss_nats", same=same)
     return {"flops": flops, "a": sides[0], "b": sides[1], "difference_nats": found}
 
 

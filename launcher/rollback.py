@@ -13,13 +13,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 from launcher import chronicle, metrics
+from launcher.checkpoint_folders import ROLLBACKS_FILE
 from launcher.checkpoints import CheckpointError, CorruptError, Manifest
 from launcher.ranks import TrainerError, together
 from launcher.saving import SaveError
 from proxies import canon
 from proxies.checks import Checks
-
-ROLLBACKS_FILE = "rollbacks.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

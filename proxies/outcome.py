@@ -132,7 +132,7 @@ class Progress:
             train_loss_nats=tuple(self.losses_nats[:num_steps]),
             grad_norm=tuple(self.grad_norms[:num_steps]),
         )
-        tokens = spec.schedule.sequences(num_steps, spec.batch_sequences)[0] * spec.shape.seq_len
+        tokens = spec.tokens_by(num_steps)
         parts = (
             {"num_microbatches": str(self.num_microbatches)} if self.num_microbatches > 1 else {}
         )  # equal up to rounding only

@@ -52,9 +52,8 @@ class Hparams:
         checks.number("weight_decay", least=0)
         checks.number("beta1", least=0, below=1)
         checks.number("beta2", least=0, below=1)
-        checks.number("eps", above=0)
-        checks.number("embedding_multiplier", above=0)
-        checks.number("output_multiplier", above=0)
+        for name in ("eps", "embedding_multiplier", "output_multiplier"):
+            checks.number(name, above=0)
         if self.clip_norm is not None:
             checks.number("clip_norm", above=0)
         checks.done()
@@ -197,6 +196,10 @@ class RunSpec(_KeepsId):
         """Tokens the run trains on."""
         return int(self.batch_tokens * self.schedule.num_full_batches)
 
+    def tokens_by(self, num_steps: int) -> int:
+        """Tokens trained on once so many steps are done."""
+        return self.schedule.sequences(num_steps, self.batch_sequences)[0] * self.shape.seq_len
+
     @property
     def flops(self) -> int:
         """Training FLOPs of the whole run, causal convention (`proxies.flops`)."""
@@ -274,10 +277,9 @@ class RunResult:
             (self.loss_nats is not None) == (self.status == "finished"),
             f"status = {self.status} with loss_nats = {self.loss_nats}: finished runs, and only they, have one",
         )
-        if self.loss_nats is not None:
-            checks.number("loss_nats", least=0)
-        if self.last_train_loss_nats is not None:
-            checks.number("last_train_loss_nats", least=0)
+        for name in ("loss_nats", "last_train_loss_nats"):
+            if getattr(self, name) is not None:
+                checks.number(name, least=0)
         checks.whole("num_steps", "tokens", least=0)
         checks.number("flops", least=0)
         checks.number("seconds", least=0)

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import chronicle
-from launcher.checkpoint_folders import CHECKPOINTS
-
-ROLLBACKS_FILE = "rollbacks.json"
-"""As in `launcher.rollback`, which imports torch: written before a run goes back, and loads a checkpoint again."""
+from launcher.checkpoint_folders import CHECKPOINTS, ROLLBACKS_FILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

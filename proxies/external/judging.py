@@ -89,7 +89,7 @@ def _outcome(spec: RunSpec, logged: Logged, ending: Ending, *, reason: str, unti
         grad_norm=tuple(logged.grad_norm[step] for step in steps) if has_norms else (),
     )
     num_steps = wanted if not reason else (steps[-1] + shift if steps else 0)
-    tokens = spec.schedule.sequences(num_steps, spec.batch_sequences)[0] * spec.shape.seq_len
+    tokens = spec.tokens_by(num_steps)
     result = RunResult(
         id=spec.id,
         status="diverged" if reason else "finished",

@@ -16,7 +16,7 @@ from launcher import metrics
 from launcher.dashboard_charts import charts
 from launcher.dashboard_events import write_events
 from launcher.dashboard_record import Wanted, record_of, study_id
-from launcher.dashboard_runs import band_at, main_runs, proxy_runs, stages_of, tokens_by
+from launcher.dashboard_runs import band_at, main_runs, proxy_runs, stages_of
 from launcher.launch_file import write_launch
 from proxies import canon
 from proxies.external.event_files import EventFile
@@ -85,7 +85,7 @@ def test_tokens_are_counted_through_a_batch_that_warms_up(ledger):
         spec, schedule=schedule, batch_tokens=128, numerics=dataclasses.replace(spec.numerics, num_slots=1)
     )
     by_hand = [sum(int(schedule.batch_share(at) * 128) for at in range(step)) for step in range(9)]
-    assert [tokens_by(warming, step) for step in range(9)] == by_hand and by_hand[-1] == warming.num_tokens < 1024
+    assert [warming.tokens_by(step) for step in range(9)] == by_hand and by_hand[-1] == warming.num_tokens < 1024
 
 
 ENDS = {"diverged": "the loss left the range", "failed": "out of memory"}

@@ -38,10 +38,6 @@ def login(tmp_path, monkeypatch):
     return lambda server: monkeypatch.setenv("WANDB_BASE_URL", server.url)
 
 
-def files_in(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-
-
 def leet(path):
     """Records as wandb's own inspector tells them, by type."""
     (file,) = path.glob("run-*.wandb")
