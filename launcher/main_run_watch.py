@@ -30,6 +30,7 @@ def watched(decision: Decision, folder: Path) -> dict[str, Json]:
     from launcher.watch.keys import Keys
     from launcher.watch.losses import spikes
     from launcher.watch.readings import OtherRunError, Readings, source_of
+    from launcher.watch.signs import signs
 
     keys, num_steps = Keys({}), decision.learning_rate.schedule.num_steps
     run_dir = folder / "run"
@@ -44,7 +45,7 @@ def watched(decision: Decision, folder: Path) -> dict[str, Json]:
         if event.get("event") == "rolled_back"
     ]
     columns, entries = reading.columns, chronicle.entries(run_dir)
-    found = judge(decision, columns)
+    found = judge(decision, columns, signs=signs(run_dir, decision.digest))
     return {
         "standing": found.standing,
         "why": found.why,
@@ -104,7 +105,8 @@ def _facts(found: Any) -> list[tuple[str, str]]:
     facts = [("Throughput", f"{show.count(figures['tokens_per_second'])} tokens a second")]
     shares = (("MFU", "mfu"), ("HFU", "hfu"), ("Goodput", "goodput"))
     facts += [(name, show.percent(figures[key])) for name, key in shares if figures[key] is not None]
-    facts += [("Attempts", show.count(figures["num_attempts"]))] if figures["num_attempts"] else []
+    counts = (("Launches", "num_launches"), ("Attempts", "num_attempts"))
+    facts += [(name, show.count(figures[key])) for name, key in counts if figures[key]]
     return [
         *facts, ("Restarts by the supervisor", show.count(events["restarted"])),
         ("Spikes", show.count(figures["num_spikes"])), ("Rollbacks", show.count(found["num_rollbacks"])),

@@ -195,7 +195,7 @@ def _text(decision: Decision, outcome: LaunchOutcome, mirrors: list[Mirrored]) -
     loss = outcome.validation_loss_nats
     text = f"{outcome.event} at step {outcome.step} of {decision.learning_rate.schedule.num_steps}"
     text += f", validation loss {loss:.4f} nats" if loss is not None else ""
-    text += f" after {outcome.num_restarts} restarts" if outcome.num_restarts else ""
+    text += f" after {outcome.num_restarts} restart{'s' * (outcome.num_restarts > 1)}" if outcome.num_restarts else ""
     text += f": {outcome.reason}" if outcome.reason else ""
     return "\n".join([text, *(f"{mirror.name}: {mirror.text}" for mirror in mirrors)])
 

@@ -178,13 +178,22 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
         f"{figures['tokens_per_second']:,.0f} tokens/s" if figures["tokens_per_second"] is not None else "",
         f"MFU {figures['mfu']:.1%}" if figures["mfu"] is not None else "",
         f"goodput {figures['goodput']:.1%}" if figures["goodput"] is not None else "",
-        f"{figures['num_attempts'] - 1} restarts" if figures["num_attempts"] else "",
+        *_attempts(figures),
     ]
     if any(pace):
         lines.append(", ".join(filter(None, pace)))
     if (ends := figures["projection"]) is not None:
         lines.append(_end_line(ends))
     return lines
+
+
+def _attempts(figures: dict[str, Any]) -> list[str]:
+    """How often the run was launched, where more than once, and how often it began again by itself."""
+    launches = figures["num_launches"] or 1
+    if not figures["num_attempts"]:
+        return []
+    restarts = max(0, figures["num_attempts"] - launches)
+    return [*([f"launched {launches} times"] if launches > 1 else []), f"{restarts} restart{'s' * (restarts != 1)}"]
 
 
 def _end_line(ends: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from launcher.watch import findings_loss, findings_run, pace
 from launcher.watch.alerts import Alert, Commands
 from launcher.watch.columns import Columns
 from launcher.watch.course import Course, course
-from launcher.watch.signs import Signs
+from launcher.watch.signs import NO_SIGNS, Signs
 from proxies import canon
 from proxies.canon import Json
 
@@ -65,7 +65,7 @@ def judge(
         commands: the lines to run next, of this config and run.
         signs: what else the run's folder says; None: nothing.
     """
-    say, others = commands or Commands(), signs or Signs()
+    say, others = commands or Commands(), signs or NO_SIGNS
     num_steps = decision.learning_rate.schedule.num_steps
     seen = course(decision.predicted, num_steps, columns.steps, columns.train_loss_nats)
     missed = findings_loss.missed_end(decision, columns, say)
@@ -96,7 +96,7 @@ def judge(
             "train_loss_nats": _newest(columns),
             "num_spikes": len(spikes),
             **_course_figures(decision, seen),
-            **_pace_figures(decision, columns, now, usd_per_device_hour),
+            **_pace_figures(decision, columns, now, usd_per_device_hour, others),
         },
     )
 
@@ -141,18 +141,21 @@ def _course_figures(decision: Decision, seen: Course | None) -> dict[str, Json]:
     }
 
 
-def _pace_figures(decision: Decision, columns: Columns, now: float | None, usd: float | None) -> dict[str, Json]:
+def _pace_figures(
+    decision: Decision, columns: Columns, now: float | None, usd: float | None, found: Signs
+) -> dict[str, Json]:
     header = columns.header
     num_ranks = decision.parallelism.num_ranks if header is None else header.num_ranks
-    ends = pace.projection(columns, decision.learning_rate.schedule.num_steps, num_ranks, now, usd)
+    ends = pace.projection(columns, decision.learning_rate.schedule.num_steps, num_ranks, now, usd, found)
     attempts = [event for event in columns.events if event.get("event") == "started"]
     return {
+        "num_launches": found.num_launches or None,
         "num_attempts": len(attempts) or None,
         "step_seconds": pace.step_seconds(columns),
         "tokens_per_second": _recent(columns, "tokens_per_second"),
         "mfu": _recent(columns, "mfu"),
         "hfu": _recent(columns, "hfu"),
-        "goodput": pace.goodput(columns),
+        "goodput": pace.goodput(columns, found),
         "projection": None if ends is None else canon.to_json(ends),
     }
 

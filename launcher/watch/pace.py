@@ -18,7 +18,7 @@ import numpy as np
 from launcher.watch.columns import Columns, headers, number
 from launcher.watch.losses import line_noise
 from launcher.watch.series import Floats
-from launcher.watch.signs import Signs
+from launcher.watch.signs import NO_SIGNS, Signs
 from launcher.watchdog import START_SECONDS
 
 _T = TypeVar("_T")
@@ -145,13 +145,16 @@ def measured(columns: Columns) -> Floats:
     return np.where((columns.seconds >= 0) & (columns.seconds < _MOST_SECONDS), columns.seconds, np.nan)
 
 
-def goodput(columns: Columns) -> float | None:
-    """Share of the time since the run first started that went into steps that are still part of it."""
+def goodput(columns: Columns, found: Signs = NO_SIGNS) -> float | None:
+    """Share of the time since the run first started that went into steps that are still part of it.
+
+    From the end of a launch to the next nothing ran: that is none of it.
+    """
     begun = headers(columns.events)
     typical = step_seconds(columns)
     if not begun or typical is None or columns.newest_at is None:
         return None
-    wall = columns.newest_at - _unix(begun[0].started_at)
+    wall = columns.newest_at - found.paused_seconds(columns.newest_at) - _unix(begun[0].started_at)
     times = measured(columns)
     seconds = np.where(np.isfinite(times), times, typical)
     kept = float((seconds * np.diff(columns.steps, prepend=begun[0].step)).sum())
@@ -159,8 +162,9 @@ def goodput(columns: Columns) -> float | None:
 
 
 def projection(
-    columns: Columns, num_steps: int, num_ranks: int, now: float | None, usd_per_device_hour: float | None
-) -> Projection | None:
+    columns: Columns, num_steps: int, num_ranks: int, now: float | None, usd_per_device_hour: float | None,
+    found: Signs = NO_SIGNS,
+) -> Projection | None:  # fmt: skip
     """From the recorded step times; None where there are none."""
     seconds = measured(columns)[_comparable(columns)]
     seconds = seconds[np.isfinite(seconds)]
@@ -168,13 +172,15 @@ def projection(
         return None
     starts = range(0, max(1, len(seconds) - BLOCK_LINES + 1), BLOCK_LINES)
     blocks = [seconds[start : start + BLOCK_LINES].mean() for start in starts]
-    useful, left = goodput(columns) or 1.0, max(0, num_steps - columns.step)
+    useful, left = goodput(columns, found) or 1.0, max(0, num_steps - columns.step)
     paces = np.array([seconds.mean() / useful, np.quantile(blocks, 0.1), np.quantile(blocks, 0.9) / useful])
     paces[1:] = min(paces[:2]), max(paces[0], paces[2])
     centre, low, high = (float(left * pace) for pace in paces)
     begun = headers(columns.events)
     since = columns.newest_at if columns.newest_at is not None else now
-    spent = since - _unix(begun[0].started_at) if begun and since is not None else float(seconds.mean()) * columns.step
+    spent = float(seconds.mean()) * columns.step
+    if begun and since is not None:
+        spent = since - found.paused_seconds(since) - _unix(begun[0].started_at)
     rest = (centre, low, high)
     hours = _each(rest, lambda seconds: (spent + seconds) * num_ranks / 3600)
     price = usd_per_device_hour

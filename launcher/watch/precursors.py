@@ -18,8 +18,11 @@ from proxies.schedule import Schedule
 
 GRAD_NORM_FACTOR = 2.0
 """Of the median gradient norm over that half the steps ago."""
-LAYER_FACTORS = {"weight_rms": 1.5, "param_norm": 1.5, "grad_norm": 3.0, "update_ratio": 3.0}
-"""By how much a layer's growth over an octave may be beyond its own before and the others'; gradients scatter more."""
+LAYER_FACTORS = {"weight_rms": 1.5, "grad_norm": 3.0, "update_ratio": 3.0}
+"""By how much a layer's growth over an octave may be beyond its own before and the others'; gradients scatter more.
+
+A layer's `param_norm` is its `weight_rms` times a constant: one fact, told once.
+"""
 _GRAD_LINES, _LAYER_LINES = 32, 3
 
 

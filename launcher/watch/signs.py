@@ -1,7 +1,8 @@
-"""What a run's folder says of a run whose log is silent: that it was just launched, or that it is saving.
+"""What a run's folder says that its log does not: that it was just launched, that it is saving, when it lay still.
 
 Loading a large checkpoint, and compiling before the first step, come before the first line of an attempt; a save may
-take longer than any number of steps. A silence that these explain is no stall.
+take longer than any number of steps. A silence that these explain is no stall. From the end of one launch to the begin
+of the next, by whoever continued the run, nothing ran that could be waited for: that time is no loss of the run's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ class Signs:
     """The newest write below the folder of checkpoints."""
     ended: str = ""
     """What the supervisor said when it gave up, or ended in order."""
+    pauses: tuple[tuple[float, float], ...] = ()
+    """From the end of a launch to the begin of the next."""
+    num_launches: int = 0
+    """By a supervisor; its own restarts are none."""
+
+    def paused_seconds(self, until: float) -> float:
+        """How long the run lay still before that time."""
+        return sum(max(0.0, min(end, until) - start) for start, end in self.pauses)
 
     def starting(self, newest_at: float | None) -> bool:
         """Whether an attempt was launched that has not written a line yet; `newest_at`: of the newest line."""
@@ -32,17 +41,25 @@ class Signs:
         return self.launched_at is not None and (newest_at is None or self.launched_at + 1 > newest_at)
 
 
+NO_SIGNS = Signs()
+
+
 def signs(run_dir: Path, digest: str) -> Signs:
     """Of the run of a launch config in `run_dir`; what cannot be read is no sign."""
-    launched_at, ended = None, ""
+    launched_at, ended_at, ended, num_launches = None, None, "", 0
+    pauses: list[tuple[float, float]] = []
     with contextlib.suppress(OSError):
         for entry in chronicle.entries(run_dir):
             if entry.digest != digest:
                 continue
             if entry.kind in ("launched", "restarted"):
                 launched_at, ended = _unix(entry.at), ""
+                num_launches += entry.kind == "launched"
+                if launched_at is not None and ended_at is not None:
+                    pauses.append((ended_at, launched_at))
+                ended_at = None
             elif entry.kind == "ended":
-                launched_at, ended = None, entry.text
+                launched_at, ended_at, ended = None, _unix(entry.at), entry.text
     if not ended:
         with contextlib.suppress(OSError):
             launched_at = max((run_dir / ROLLBACKS_FILE).stat().st_mtime, launched_at or 0.0)
@@ -50,7 +67,9 @@ def signs(run_dir: Path, digest: str) -> Signs:
     with contextlib.suppress(OSError):
         times = [path.stat().st_mtime for path in (run_dir / CHECKPOINTS).rglob("*")]
         saved_at = max(times, default=None)
-    return Signs(launched_at=launched_at, saved_at=saved_at, ended=ended)
+    return Signs(
+        launched_at=launched_at, saved_at=saved_at, ended=ended, pauses=tuple(pauses), num_launches=num_launches
+    )
 
 
 def _unix(text: str) -> float | None:

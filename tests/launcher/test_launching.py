@@ -127,7 +127,7 @@ def test_a_run_outside_a_study_keeps_no_logbook(corpus, tmp_path, monkeypatch):
     folder = freeze(tmp_path, tiny_decision(corpus, num_ranks=2)).rename(tmp_path / "config")
     code, body = ask("launch", folder, "--data", corpus, "--out", tmp_path / "out")
     assert (code, body["cause"]) == (2, "out_of_memory")
-    assert "failed at step 3 of 12 after 1 restarts: out of memory" in forerun("launch", folder, "--data", corpus)[1]
+    assert "failed at step 3 of 12 after 1 restart: out of memory" in forerun("launch", folder, "--data", corpus)[1]
     assert not list(tmp_path.rglob("logbook.md"))
     assert chronicle.entries(folder / "run") == []
     (folder / "attestations" / "launch.json").unlink()

@@ -11,6 +11,7 @@ from launcher.frozen import CurvePoint, PredictedLoss, learning_rate_of
 from proxies.schedule import Schedule
 
 DIGEST = "ab" * 32
+NUM_STEPS = 400
 STARTED = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 

@@ -3,7 +3,6 @@
 import pytest
 from watched_case import DIGEST, write_lines
 
-from launcher.watch import signs
 from launcher.watch.keys import FACTORS, NAMES, PER_DEVICE, RECIPROCALS, number, whole
 from launcher.watch.keys import Keys as Names
 from launcher.watch.readings import Readings, source_of
@@ -105,9 +104,3 @@ def test_every_unit_is_of_a_name_that_is_known():
 def test_numbers_and_steps_of_any_size():
     assert (number(-(10**400)), number(10**400)) == (float("-inf"), float("inf"))
     assert (whole(10**400), whole(1e300), whole(float("inf"))) == (10**400, int(1e300), None)
-
-
-def test_the_file_of_rollbacks_has_the_name_that_the_trainer_gives_it():
-    from launcher import rollback
-
-    assert signs.ROLLBACKS_FILE == rollback.ROLLBACKS_FILE

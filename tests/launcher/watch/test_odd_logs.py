@@ -5,27 +5,13 @@ import os
 
 import numpy as np
 import pytest
-from main_run import tiny_decision
 from tiny_study import ask, forerun
-from watched_case import header, loss_at, watched_decision, write_events, write_lines, write_run
+from watched_case import NUM_STEPS, header, loss_at, write_events, write_lines, write_run
 
 from launcher import chronicle, metrics
-from launcher.launch_file import write_launch
 from launcher.rollback import ROLLBACKS_FILE
 from proxies import canon
 from proxies.external import json_lines
-
-NUM_STEPS = 400
-
-
-@pytest.fixture(scope="module")
-def decision(corpus):
-    return watched_decision(tiny_decision(corpus), NUM_STEPS)
-
-
-@pytest.fixture
-def frozen(decision, tmp_path):
-    return write_launch(tmp_path / "frozen", decision).parent
 
 
 def look(frozen, where):

@@ -95,6 +95,17 @@ def test_goodput_is_kept_steps_over_wall_time():
     assert pace.goodput(run(newest_at=begun)) is None, "nor since when"
 
 
+def test_the_time_between_two_launches_is_no_loss():
+    begun = BEGAN.timestamp()
+    paused = Signs(pauses=((begun + 30, begun + 80), (begun + 95, begun + 500)))
+    columns = run(90, noise=0.0, events=(started(), started(step=60, after_seconds=80.0)), newest_at=begun + 100.0)
+    assert pace.goodput(columns) == pytest.approx(0.45)
+    assert pace.goodput(columns, paused) == pytest.approx(1.0), "45 s of steps, in 100 s of which 55 lay still"
+    found, plain = (pace.projection(columns, 290, 2, None, None, *given) for given in ((paused,), ()))
+    assert found.remaining_seconds[0] == pytest.approx(100.0) and plain.remaining_seconds[0] > 200
+    assert found.device_hours[0] == pytest.approx(2 * (45 + 100) / 3600)
+
+
 def test_the_end_is_projected_from_recorded_times_and_what_was_lost():
     begun = BEGAN.timestamp()
     columns = run(100, noise=0.0, events=(started(),), newest_at=begun + 100.0)

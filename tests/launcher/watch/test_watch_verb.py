@@ -10,23 +10,20 @@ import time
 import pytest
 from main_run import tiny_decision
 from tiny_study import ask, forerun
-from watched_case import finish, line, loss_at, watched_decision, write_events, write_lines, write_run, write_wandb
+from watched_case import (
+    NUM_STEPS,
+    finish,
+    line,
+    loss_at,
+    write_events,
+    write_lines,
+    write_run,
+    write_wandb,
+)
 
 from launcher import chronicle, metrics
 from launcher.launch import launch
 from launcher.launch_file import write_launch
-
-NUM_STEPS = 400
-
-
-@pytest.fixture(scope="module")
-def decision(corpus):
-    return watched_decision(tiny_decision(corpus), NUM_STEPS)
-
-
-@pytest.fixture
-def frozen(decision, tmp_path):
-    return write_launch(tmp_path / "frozen", decision).parent
 
 
 def run_of(decision, frozen, last, **more):

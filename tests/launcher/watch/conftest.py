@@ -1,0 +1,17 @@
+"""A frozen config whose run is written line by line."""
+
+import pytest
+from main_run import tiny_decision
+from watched_case import NUM_STEPS, watched_decision
+
+from launcher.launch_file import write_launch
+
+
+@pytest.fixture(scope="module")
+def decision(corpus):
+    return watched_decision(tiny_decision(corpus), NUM_STEPS)
+
+
+@pytest.fixture
+def frozen(decision, tmp_path):
+    return write_launch(tmp_path / "frozen", decision).parent
