@@ -35,13 +35,12 @@ def told_of(study_dir: Path) -> Told:
         LinksOutError: links in it lead elsewhere.
         FrozenError, TamperedError: a config that was frozen of it is not what its digest names.
     """
-    from launcher.evidence import gather
     from launcher.opening import recorded
     from launcher.report import page
-    from launcher.report_body import report_body
+    from launcher.report_body import body_of
 
     study, ledger = recorded(study_dir)
-    body = canon.parse(canon.pretty(report_body(study, ledger, gather(study, ledger))))
+    body = canon.parse(canon.pretty(body_of(study, ledger)))
     assert isinstance(body, dict)
     decisions = read_frozen(study_dir)
     record = record_of(body, page(body), [canon.to_json(decision) for decision in decisions])

@@ -19,7 +19,7 @@ from launcher.rungs import stage_specs
 from launcher.search_view import search_body
 from launcher.searching import num_asked
 from launcher.study import Study
-from launcher.talk import say
+from launcher.talk import say, working
 from launcher.transferred import asked
 from proxies import canon
 from proxies.canon import Json
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from launcher.frozen import Decision
 
 
+FINDING = "working out verdicts, fit and forecast"
+
+
 def recorded_body(study_dir: Path) -> dict[str, Json]:
     """The body of a study folder as it is now; works while a driver runs.
 
@@ -39,8 +42,13 @@ def recorded_body(study_dir: Path) -> dict[str, Json]:
     """
     from launcher.opening import recorded
 
-    study, ledger = recorded(study_dir)
-    return report_body(study, ledger, gather(study, ledger))
+    return body_of(*recorded(study_dir))
+
+
+def body_of(study: Study, ledger: Ledger) -> dict[str, Json]:
+    """The body of a study as its ledger is now; says that it takes its time."""
+    with working(FINDING):
+        return report_body(study, ledger, gather(study, ledger))
 
 
 def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:

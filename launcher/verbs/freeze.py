@@ -41,7 +41,8 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.opening import as_begun, open_ledger, recorded_study
     from launcher.rehearsal.standing import rehearsal_of
     from launcher.report import write_report
-    from launcher.report_body import accepted, report_body
+    from launcher.report_body import FINDING, accepted, report_body
+    from launcher.talk import working
     from sweeps.ledger import Ledger
     from sweeps.redaction import secret_in
 
@@ -55,14 +56,16 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     study = recorded_study(study_dir)
     with open_ledger(study) as ledger:
         study = as_begun(study, ledger)
-        found = gather(study, ledger)
-        decision = decision_of(study, found)
-        layout = _proven_layout(decision)
+        with working(FINDING):
+            found = gather(study, ledger)
+            decision = decision_of(study, found)
+            layout = _proven_layout(decision)
         _check_accepts(found.gates, accepts)
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
         _refuse(found.gates, given, study_dir)
         _record(ledger, study_dir, found.gates, accepts, reason.strip())
-        body = report_body(study, ledger, found)
+        with working("its report"):
+            body = report_body(study, ledger, found)
         evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]

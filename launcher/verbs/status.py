@@ -40,14 +40,13 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
         now = _look(study_dir)
         answer(as_json, {"now": now}, now_text(now, study_dir))
         return
-    from launcher.evidence import gather
     from launcher.now import now_body
     from launcher.opening import recorded
-    from launcher.report_body import report_body
+    from launcher.report_body import body_of
     from launcher.verbs.texts import study_text
 
     study, ledger = recorded(study_dir)
-    findings = report_body(study, ledger, gather(study, ledger))
+    findings = body_of(study, ledger)
     now = now_body(study_dir, ledger, study.plan)
     answer(as_json, {**findings, "now": now}, f"{now_text(now, study_dir)}\n\n{study_text(findings)}")
 

@@ -52,12 +52,11 @@ def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
     """Search learning rate, warmup, clip and what else PLAN names, at its base width."""
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.evidence import gather
-        from launcher.report_body import report_body
+        from launcher.report_body import body_of
         from launcher.verbs.texts import search_text
 
         runner.sweep()
-        body = report_body(runner.study, runner.ledger, gather(runner.study, runner.ledger))["search"]
+        body = body_of(runner.study, runner.ledger)["search"]
         assert isinstance(body, dict)
         return body, search_text(body)
 
@@ -71,12 +70,11 @@ def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json
     """The scaling ladder of PLAN at the transferred hyperparameters, and its fit."""
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.evidence import gather
-        from launcher.report_body import report_body
+        from launcher.report_body import body_of
         from launcher.verbs.texts import ladder_text
 
         runner.ladder()
-        body = report_body(runner.study, runner.ledger, gather(runner.study, runner.ledger))
+        body = body_of(runner.study, runner.ledger)
         assert isinstance(body["ladder"], dict)
         return {"ladder": body["ladder"], "fit": body["fit"]}, ladder_text(body["ladder"])
 
@@ -110,9 +108,8 @@ def run(
         return
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.evidence import gather
         from launcher.report import write_report
-        from launcher.report_body import report_body
+        from launcher.report_body import body_of
         from launcher.talk import say
         from launcher.verbs.estimated import planned
         from launcher.verbs.texts import study_text
@@ -122,7 +119,7 @@ def run(
             runner.check()
         runner.ladder()
         say(f"fit: laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
-        body = report_body(runner.study, runner.ledger, gather(runner.study, runner.ledger))
+        body = body_of(runner.study, runner.ledger)
         write_report(study_dir, body)
         return body, study_text(body)
 

@@ -72,11 +72,13 @@ def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
     """Run what is missing, and say what the verdicts are."""
     from launcher.evidence import gather
     from launcher.gates import transfer_gate
-    from launcher.report_body import report_body
+    from launcher.report_body import FINDING, report_body
+    from launcher.talk import working
     from launcher.verbs.texts import spend_text, transfer_text
 
     runner.transfer(spend=spend)
-    found = gather(runner.study, runner.ledger)
+    with working(FINDING):
+        found = gather(runner.study, runner.ledger)
     assert found.verdicts is not None
     gate = transfer_gate(found.verdicts).outcome
     outcome = next((word for word, of in _OUTCOMES.items() if of == gate), gate)

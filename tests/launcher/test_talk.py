@@ -1,10 +1,12 @@
 """What the command line says: never a reason to stop working."""
 
 import io
+import time
 
 import pytest
 
-from launcher.talk import Meter, say
+from launcher import talk
+from launcher.talk import Meter, say, working
 
 
 class Terminal(io.StringIO):
@@ -39,3 +41,21 @@ def test_nobody_who_listens_stops_no_work(monkeypatch, error):
     say("stopping: workers save what they hold")
     with Meter("search", 2.0) as meter:
         meter.add(1.0)
+
+
+def test_work_that_cannot_say_how_far_it_is_says_how_long_it_takes(monkeypatch):
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    monkeypatch.setattr(talk, "QUIET_SECONDS", 0.05)
+    with working("the findings"):
+        time.sleep(0.2)
+    assert terminal.getvalue() == "\r\033[Kthe findings: 0 s\r\033[K", "the next second is not yet over"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_where_nobody_looks_on_only_long_work_is_told(monkeypatch, seconds):
+    monkeypatch.setattr("sys.stderr", log := io.StringIO())
+    monkeypatch.setattr(talk, "PLAIN_EVERY_SECONDS", 0.2)
+    with pytest.raises(KeyboardInterrupt), working("the findings"):
+        time.sleep(seconds)
+        raise KeyboardInterrupt
+    assert log.getvalue() == ("the findings: 0 s\n" if seconds else "")

@@ -210,9 +210,24 @@ def test_cliff_and_cost_are_said():
 
 def test_same_question_same_verdict_and_a_canonical_form():
     points, _ = SMALL.draw(rng(0))
-    one, two = (judge(points, Question(target_size=256, base_size=32), control_points=points) for _ in range(2))
-    assert canon.canonical(one) == canon.canonical(two)
+    one, remembered = (judge(points, Question(target_size=256, base_size=32), control_points=points) for _ in range(2))
+    verdict_room._optima.cache_clear()
+    two = judge(points, Question(target_size=256, base_size=32), control_points=points)
+    assert canon.canonical(one) == canon.canonical(two) == canon.canonical(remembered)
     assert canon.decode(Verdict, canon.parse(canon.canonical(one))) == one
+
+
+def test_runs_are_fitted_once_whatever_is_asked_of_them(monkeypatch):
+    fits = []
+    honest = verdict_room.find_optima
+    monkeypatch.setattr(verdict_room, "find_optima", lambda points, **given: fits.append(1) or honest(points, **given))
+    points, _ = WIDE.draw(rng(0))
+    near, far = (judge(points, dataclasses.replace(WIDE.question, target_size=size)) for size in (2048, 8192))
+    assert len(fits) == 1 and near.optima == far.optima and near.regret_nats != far.regret_nats
+    worse = dataclasses.replace(points[0], loss_nats=points[0].loss_nats + 0.5)
+    judge([worse, *points[1:]], WIDE.question)
+    judge(points, WIDE.question, seed=1)
+    assert len(fits) == 3
 
 
 def test_everything_wrong_with_the_question_is_said_at_once():
