@@ -19,8 +19,8 @@ def decision(body: Body) -> str:
         f'<p class="lead">{lead}</p>',
     ]
     if body["decision"] is not None:
-        beside = f"<div>{_expectation(body)}{_gates(body)}</div>"
-        parts.append(f'<div class="decision">{_configuration(body)}{beside}</div>')
+        cards = f"{_configuration(body)}{_expectation(body)}{_gates(body)}"
+        parts.append(f'<div class="decision">{cards}</div>')
     if body["own_run"] is not None:
         parts.append(f"<pre>{show.text(own_text(body['own_run']))}</pre>{_gates(body)}")
     parts.append(show.section("unknown", "What is not known", show.bullets(_unknown(body))))

@@ -30,7 +30,6 @@ p,ul{{max-width:46rem}} p{{margin:.6rem 0}} ul{{padding-left:1.2rem;margin:.4rem
 code{{font:.86em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}}
 pre{{font:.86em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}}
 .card{{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:1rem 1.2rem;min-width:0}}
-.card+.card{{margin-top:1.2rem}}
 .card h2{{border:0;margin:0 0 .5rem;padding:0;font-size:1.05rem}}
 .big{{font-size:2rem;font-weight:650;letter-spacing:-.02em;line-height:1.2;margin:.1rem 0}}
 .facts{{margin:0;display:grid;gap:.15rem;max-width:46rem}}
@@ -42,8 +41,12 @@ dt{{color:var(--soft)}} dd{{margin:0;overflow-wrap:anywhere;min-width:0}}
 .chip{{display:inline-block;border:1px solid currentColor;border-radius:1rem;padding:0 .55rem;font-size:.78rem;
 line-height:1.45;white-space:nowrap;font-weight:600}}
 .good{{color:var(--good)}} .bad{{color:var(--bad)}} .open{{color:var(--open)}}
-.pair,.decision{{display:grid;gap:1.2rem 2rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr))}}
-.pair{{align-items:start}} .decision{{margin:1.4rem 0;align-items:start}}
+.pair{{display:grid;gap:1.2rem 2rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));
+align-items:start}}
+.decision{{columns:2 24rem;column-gap:2rem;margin:1.4rem 0}}
+.decision .card{{break-inside:avoid;margin:0 0 1.2rem}}
+.decision #gates{{break-inside:auto;-webkit-box-decoration-break:clone;box-decoration-break:clone}}
+.gates li{{break-inside:avoid}}
 #unknown ul{{columns:2 24rem;column-gap:2rem;max-width:none}} #unknown li{{break-inside:avoid;margin:0 0 .6rem}}
 .pair>*{{min-width:0}}
 figure{{margin:.6rem 0;max-width:36rem}} figure h3{{margin:.2rem 0}}
@@ -63,7 +66,7 @@ footer{{margin-top:3rem;color:var(--soft);font-size:.85rem}}
 sup{{line-height:0;font-size:.72em}}
 @media print{{
 body{{font-size:10.5pt}} main{{max-width:none;padding:0}}
-.pair,.decision{{grid-template-columns:1fr 1fr}} figure,.card,tr,.gates li{{break-inside:avoid}}
+.pair{{grid-template-columns:1fr 1fr}} figure,.card,tr{{break-inside:avoid}}
 h2,h3{{break-after:avoid}}
 .scroll{{overflow:visible}} table{{font-size:8.5pt}} th,td{{padding-right:.5rem}} td:first-child{{min-width:0}}
 td.n,td code{{white-space:normal;overflow-wrap:anywhere}}

@@ -347,7 +347,7 @@ def test_ids_do_not_clash_and_references_hold(whole):
 def test_figures_follow_the_colours_of_the_page(drawings):
     for svg in drawings.values():
         assert "currentColor" in svg
-        assert not re.search(r": #(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
+        assert not re.search(r":#(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
         assert all("fill:" in style for style in re.findall(r'<text style="([^"]*)"', svg))
 
 
