@@ -35,6 +35,7 @@ RESTART_SECONDS = 30.0
 
 _OBJECT_STORE_BYTES = 80 * 2**20  # Ray's least is 75 MB; what we send is a few kB
 _PROBE_SECONDS = 2.0  # Ray itself needs 10 to 15 s to tell that its node is dead
+_BUSY_HEAD_SECONDS = 30.0  # it lives, by its socket: on a machine with more to do than cores it was seen to take 5
 _RESUME = "What was recorded stands; run the same command again to resume"
 _RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines of a worker's log that are Ray's own
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -273,7 +274,7 @@ class RayPool:
         if not answers(self._raylet, _PROBE_SECONDS):  # the head takes half a minute to believe it
             raise PoolDead(f"Ray is gone: the node of this driver does not answer. {_RESUME}")
         try:
-            alive = alive_nodes(self._gcs)
+            alive = alive_nodes(self._gcs, _BUSY_HEAD_SECONDS)
         except self._ray.exceptions.RayError as error:
             raise PoolDead(f"Ray is gone: its head does not answer ({type(error).__name__}). {_RESUME}") from error
         if self._node not in alive:

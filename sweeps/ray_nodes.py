@@ -96,9 +96,9 @@ def found_head(ray: Any, address: str) -> str:
     return head
 
 
-def alive_nodes(gcs: Any) -> dict[str, str]:
+def alive_nodes(gcs: Any, seconds: float = RPC_SECONDS) -> dict[str, str]:
     """Node id -> address, of the nodes that the head believes alive. Raises RayError if it does not say in time."""
-    nodes = gcs.get_all_node_info(timeout=RPC_SECONDS)
+    nodes = gcs.get_all_node_info(timeout=seconds)
     alive = {node_id.hex(): str(node.node_manager_address) for node_id, node in nodes.items() if node.state == 0}
     return dict(sorted(alive.items(), key=lambda item: item[1]))
 

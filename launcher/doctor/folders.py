@@ -70,9 +70,14 @@ class FolderFacts:
     ignores_case: bool = False
 
 
+def nearest(path: Path) -> Path:
+    """The path, or the closest folder above it that exists."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+
+
 def look_at_folder(path: Path) -> FolderFacts:
     """The facts; leaves nothing behind."""
-    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    there = nearest(path)
     try:
         inner = Path(tempfile.mkdtemp(prefix=".forerun-doctor-", dir=there))
     except OSError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.doctor.findings import Finding, fail, ok, warn
+from launcher.doctor.folders import nearest
 
 HEAD_SECONDS = 3.0
 """For the head of a Ray cluster to take a connection."""
@@ -59,12 +60,12 @@ def look_at_plan(path: Path, study_dir: Path, overrides: tuple[str, ...], num_gp
     except DataError as error:
         problem = str(error)
     cluster = plan.cluster
-    there = next(each for each in (study_dir.absolute(), *study_dir.absolute().parents) if each.exists())
     return PlanFacts(
         path=str(path), problems=(), corpus="" if corpus is None else str(corpus), corpus_problem=problem,
         address=cluster.address, head_answers=_head_answers(cluster.address), num_workers=cluster.num_workers or 1,
         num_ranks=plan.proxy.num_ranks, worker_cpus=cluster.worker_cpus, worker_gpus=cluster.worker_gpus,
-        disk_bytes=disk_bytes, free_bytes=shutil.disk_usage(there).free, num_cores=num_cores(), num_gpus=num_gpus,
+        disk_bytes=disk_bytes, free_bytes=shutil.disk_usage(nearest(study_dir)).free, num_cores=num_cores(),
+        num_gpus=num_gpus,
     )  # fmt: skip
 
 

@@ -1,11 +1,15 @@
 """One finished tiny study and one corpus for every test of this room that only reads them."""
 
+import dataclasses
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from main_run import write_corpus
@@ -14,6 +18,7 @@ from tiny_study import ask, write_plan
 from launcher.evidence import gather
 from launcher.opening import recorded_study
 from proxies.data.tokens import read_manifest
+from scaling_fits import law, uncertainty
 from sweeps.ledger import Ledger
 
 
@@ -23,6 +28,48 @@ def one_rank():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def nothing_is_fitted_twice():
+    """Some hundred tests of this room fit the same few ladders; a fit is a function of its table, so it is kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((uncertainty, "fit_runs"), (law, "fit_law"), (law, "refit")):
+            patch.setattr(module, name, kept(getattr(module, name)))
+        yield
+
+
+@pytest.fixture
+def fitted_anew():
+    """For tests of two fits being one: what was fitted so far is forgotten, and by a call what was since."""
+    MEMORY.clear()
+    return MEMORY.clear
+
+
+MEMORY = {}
+
+
+def kept(fitting):
+    """The function, with a memory."""
+
+    def remembering(*args, **given):
+        key = repr([fitting.__name__, *given, *map(said, (*args, *given.values()))])
+        if key not in MEMORY:
+            MEMORY[key] = fitting(*args, **given)
+        return MEMORY[key]
+
+    return remembering
+
+
+def said(part):
+    """All that a table, a fit or an option holds, as text."""
+    if isinstance(part, np.ndarray):
+        return hashlib.sha256(part.tobytes()).hexdigest(), part.shape
+    if dataclasses.is_dataclass(part):
+        return [said(getattr(part, field.name)) for field in dataclasses.fields(part)]
+    if isinstance(part, Mapping):
+        return [(name, said(value)) for name, value in part.items()]
+    return [said(each) for each in part] if isinstance(part, tuple | list) else part
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,9 @@ data_parallel_shard = 2
 """
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("choices")

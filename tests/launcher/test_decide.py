@@ -43,11 +43,13 @@ def test_the_transferred_rate_is_the_base_optimum_to_four_digits(found):
         assert found.transferred.log2_lr == base.log2_value
 
 
+@pytest.mark.usefixtures("fitted_anew")
 def test_the_recorded_fit_is_the_fit_made_anew(finished, tmp_path, study, ledger):
     other, without = replay(finished / "study", tmp_path / "study", lambda record: record.kind != "fit")
     assert decision_of(other, gather(other, without)).digest == decision_of(study, gather(study, ledger)).digest
 
 
+@pytest.mark.usefixtures("fitted_anew")
 def test_a_fit_that_an_older_version_recorded_is_made_anew(finished, tmp_path, study, ledger):
     def older(record):
         return {**record.body, "kind": "forerun.fit/2"} if record.kind == "fit" else record.body

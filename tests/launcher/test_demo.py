@@ -114,7 +114,7 @@ def slow_step(tmp_path):
         "    time.sleep(0.3), (here / 'ended').touch(), sys.exit(130)\n"
         "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(number, told)\n"
         "(here / 'session').write_text(str(os.getsid(0)))\n"
-        "(here / 'began').write_text(str(os.getpid())), time.sleep(60)\n"
+        "(here / 'begins').write_text(str(os.getpid())), (here / 'begins').rename(here / 'began'), time.sleep(60)\n"
     )
     path.chmod(0o755)
     return path

@@ -37,6 +37,7 @@ def killed_and_finished(finished, whole, study, what, at_outcomes):
     return row
 
 
+@pytest.mark.slow
 def test_a_worker_is_killed(finished, whole, tmp_path):
     row = killed_and_finished(finished, whole, tmp_path / "study", "worker", 5)
     assert "worker lost" in row["said"]

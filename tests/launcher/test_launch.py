@@ -246,7 +246,8 @@ def test_a_long_save_is_no_hang_while_it_is_written(scripted, tmp_path, grows, n
         "step(3), time.sleep(0.5), step(4)\n"
         "part = run / 'checkpoints' / 'step-00000004.part'\n"
         "part.mkdir(parents=True, exist_ok=True)\n"
-        f"for size in [] if count else range(1, 25):\n    time.sleep(0.1)\n    size = size if {grows} else 1\n"
+        f"for size in [] if count else range(1, {25 if grows else 600}):\n"
+        f"    time.sleep(0.1)\n    size = size if {grows} else 1\n"
         "    (part / '__0_0.distcp').write_bytes(b'x' * size)\n"
         "end()"
     )

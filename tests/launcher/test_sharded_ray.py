@@ -52,6 +52,7 @@ def run(study, specs, pool, progress=lambda event: None):
         return {run_id: (result.loss_nats, result.curve_id) for run_id, result in ledger.results().items()}, lost
 
 
+@pytest.mark.slow
 def test_a_killed_ranks_run_goes_on(tmp_path):
     spec = spec_of(write_corpus(tmp_path).data_id)
     spec = dataclasses.replace(spec, schedule=Schedule(kind="cosine", num_steps=18, warmup_steps=3))

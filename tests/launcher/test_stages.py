@@ -135,6 +135,7 @@ def test_interrupted_again_and_again(finished, num_runs, tmp_path, monkeypatch):
     assert Counter(r.kind for r in Ledger.read(study).records())["result"] == num_runs
 
 
+@pytest.mark.slow
 def test_stopped_in_the_midst_of_runs(finished, tmp_path, monkeypatch):
     """Calls of two steps, so that a signal finds runs half done: they are saved, and go on where they were."""
     study, plan, advance, left = tmp_path / "study", finished / "plan.toml", Host.advance, [0]
@@ -188,7 +189,8 @@ def test_a_second_signal_ends_at_once(finished, tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("leasts", [(8,), pytest.param((2, 14), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("leasts", [(8,), (2, 14)])
 def test_killed_at_random_moments(finished, num_runs, tmp_path, leasts):
     rng, study = random.Random(), tmp_path / "study"  # truly random: whatever the moment, it must hold
     for least in leasts:

@@ -93,6 +93,7 @@ def test_huber_keeps_the_choice_near_though_runs_are_outliers():
     assert sorted(row.place for row in found if row.outlier) == [3, 14, 25]
 
 
+@pytest.mark.slow
 def test_clean_tables_show_outliers_rarely():
     num_flagged = 0
     for seed in range(12):

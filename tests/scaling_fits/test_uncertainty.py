@@ -40,6 +40,7 @@ def _coverage(count, bootstrap, form):
     return float(np.mean(covered)), float(np.mean(widths))
 
 
+@pytest.mark.slow
 def test_new_runs_are_covered():
     covered, width = _coverage(12, 16, "chinchilla")
     assert 0.75 <= covered <= 1.0

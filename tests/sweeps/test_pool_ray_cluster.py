@@ -134,7 +134,13 @@ def told(pool, workers):
 
 @pytest.mark.parametrize(
     ("worker_gpus", "num_workers", "sees"),
-    [(0.25, 0, "0101"), (0.25, 2, "01"), (0.6, 0, "01"), (1.0, 1, None), (0.0, 1, [""])],
+    [
+        (0.25, 0, "0101"),
+        pytest.param(0.25, 2, "01", marks=pytest.mark.slow),
+        pytest.param(0.6, 0, "01", marks=pytest.mark.slow),
+        pytest.param(1.0, 1, None, marks=pytest.mark.slow),
+        pytest.param(0.0, 1, [""], marks=pytest.mark.slow),
+    ],
 )
 def test_devices_by_share(joined, worker_gpus, num_workers, sees):
     """As many as there is a CPU for; no GPU has two workers while another has none."""
@@ -151,6 +157,7 @@ def test_devices_by_share(joined, worker_gpus, num_workers, sees):
         pool.close()
 
 
+@pytest.mark.slow
 def test_ranks_sit_together_where_a_node_holds_them(joined):
     pool = RayPool(0, DeviceHost, place=Place(address=joined.address, num_ranks=2))
     try:

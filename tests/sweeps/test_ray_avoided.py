@@ -55,6 +55,7 @@ def hosts(place, num_workers=0):
         pool.close()
 
 
+@pytest.mark.slow
 def test_workers_keep_away_from_a_host_in_quarantine(named, monkeypatch):
     for name, value in named.environment.items():
         monkeypatch.setenv(name, value)

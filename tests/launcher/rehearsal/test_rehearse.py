@@ -28,6 +28,7 @@ def frozen(tmp_path):
     return write_launch(tmp_path / "alone", decision).parent, corpus, decision
 
 
+@pytest.mark.slow
 def test_a_rank_is_killed_and_the_rehearsal_says_so(frozen):
     """The one drill of the fast tests whose ranks are real: two under torchrun, one of them killed by SIGKILL."""
     folder, corpus, decision = frozen

@@ -142,6 +142,7 @@ def _at_random(candidates, flops, rng):
     return chosen
 
 
+@pytest.mark.slow
 def test_runs_as_advised_narrow_more_for_their_flops_than_others():
     """Advice from noisy ladders, judged by the planted truth: log sd of the target gained, and for its FLOPs.
 
