@@ -127,7 +127,8 @@ class Runner:
                 for said in (*event.lost, *event.notes):
                     say(f"{label}: {said}")
                 fresh = sum(work.get(outcome.id, mean_work) for outcome in event.outcomes)
-                meter.add(fresh, f"{len(event.running)} running")
+                under_way = sum(work.get(run.run_id, mean_work) * run.step / run.num_steps for run in event.running)
+                meter.add(fresh, f"{len(event.running)} running", under_way)
 
             try:
                 drive(

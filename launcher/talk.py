@@ -14,9 +14,12 @@ QUIET_SECONDS = 2.0
 """What takes no longer is not worth a line."""
 
 
+_CLEAR = "\r\033[K"
+
+
 def say(text: str) -> None:
-    """A line on stderr."""
-    _put(f"{text}\n")
+    """A line on stderr, in the place of a live one."""
+    _put(f"{_CLEAR if sys.stderr.isatty() else ''}{text}\n")
 
 
 def _put(text: str) -> None:
@@ -47,7 +50,7 @@ def working(label: str) -> Iterator[None]:
         wait = QUIET_SECONDS if live else PLAIN_EVERY_SECONDS
         while not ended.wait(wait):
             line = f"{label}: {duration(time.monotonic() - started)}"
-            _put(f"\r\033[K{line}" if live else f"{line}\n")
+            _put(f"{_CLEAR}{line}" if live else f"{line}\n")
             wait = 1.0 if live else PLAIN_EVERY_SECONDS
 
     teller = threading.Thread(target=tell, daemon=True)
@@ -58,7 +61,7 @@ def working(label: str) -> Iterator[None]:
         ended.set()
         teller.join()
         if live and time.monotonic() - started > QUIET_SECONDS:
-            _put("\r\033[K")
+            _put(_CLEAR)
 
 
 class Meter:
@@ -76,19 +79,19 @@ class Meter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._live:
-            _put("\r\033[K")
+            _put(_CLEAR)
 
-    def add(self, work: float, note: str = "") -> None:
-        """Count finished work, and say so if it is time."""
+    def add(self, work: float, note: str = "", under_way: float = 0.0) -> None:
+        """Count finished work, and say so if it is time; `under_way` is done of what is not finished, as of now."""
         self._done += work
         now = time.monotonic()
         elapsed = now - self._started
-        share = min(self._done / self._total, 1.0) if self._total else 1.0
+        share = min((self._done + under_way) / self._total, 1.0) if self._total else 1.0
         self.left_seconds = elapsed / share * (1 - share) if share else None
         left = f", {duration(self.left_seconds)} left" if self.left_seconds else ""
         line = f"{self._label}: {share:4.0%} in {duration(elapsed)}{left}{'  ' + note if note else ''}"
         if self._live:
-            _put(f"\r\033[K{line[:150]}")
+            _put(f"{_CLEAR}{line[:150]}")
         elif now - self._said > PLAIN_EVERY_SECONDS or share == 1:
             say(line)
             self._said = now
