@@ -21,6 +21,8 @@ ABOVE = {
     "benchmarks/NOTES.md": "project/benchmarks.md",
 }
 """Path from the root to the place in the site."""
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^):\s]+)\)")
+"""One of ours, below docs/."""
 LINK = re.compile(r"(?<!\!)\[([^\]]+)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 
 
@@ -45,7 +47,11 @@ def turned(text: str, page: str) -> str:
             return f"{words} (`{target}`)" if target not in words else f"`{target}`"
         return f"[{words}]({posixpath.relpath(there, posixpath.dirname(place) or '.')}{anchor})"
 
-    return LINK.sub(link, text)
+    def picture(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), match[2])).removeprefix("docs/")
+        return f"![{match[1]}]({posixpath.relpath(target, posixpath.dirname(place) or '.')})"
+
+    return PICTURE.sub(picture, LINK.sub(link, text))
 
 
 def on_config(config: Any) -> Any:

@@ -250,7 +250,7 @@ def _unknown_of_loss(body: Body) -> list[str]:
     said.append(_coverage(fit))
     said += _unknown_of_laws(fit)
     if choice is not None and choice["allocation"]["warnings"]:
-        said.append(f"<b>Choice.</b> {show.text('; '.join(choice['allocation']['warnings']))}.")
+        said.append(f"<b>Choice:</b> {show.text('; '.join(choice['allocation']['warnings']))}.")
     return said
 
 
@@ -264,7 +264,7 @@ def _unknown_of_laws(fit: Any) -> list[str]:
             "nats of the main run; only runs nearer to it tell which is right."
         )
     hangs = fit["influence"]
-    return said + [f"<b>Single rungs.</b> {show.text(words)}." for words in (hangs["warnings"] if hangs else ())]
+    return said + [f"<b>Single rungs:</b> {show.text(words)}." for words in (hangs["warnings"] if hangs else ())]
 
 
 def _coverage(fit: Any) -> str:

@@ -135,8 +135,8 @@ def influence_warnings(found: tuple[RowInfluence, ...]) -> tuple[str, ...]:
     if outliers:
         warnings.append(
             f"{_named(outliers)} off the law by more than noise takes a run (the furthest by "
-            f"{outliers[0].residual_sds:+.1f} robust sds): the fit leans on such runs little, but were they made like "
-            "the others?"
+            f"{outliers[0].residual_sds:+.1f} robust sds): the fit leans on such runs little; see whether they were "
+            "made like the others"
         )
     return tuple(warnings)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from reference_pages.writing import PAGES
-from site_hook import ABOVE, LINK, slug, turned
+from site_hook import ABOVE, LINK, PICTURE, slug, turned
 
 ROOT = Path(__file__).parents[1]
 WRITTEN = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/NOTES.md")
@@ -35,7 +35,7 @@ def dead_links(root):
     problems = []
     for page in all_pages(root):
         text = FENCE.sub("", page.read_text(encoding="utf-8"))
-        for _, path, anchor in LINK.findall(text):
+        for _, path, anchor in [*LINK.findall(text), *((words, path, "") for words, path in PICTURE.findall(text))]:
             if re.match(r"[a-z]+:", path):
                 continue
             target = page.parent / path if path else page

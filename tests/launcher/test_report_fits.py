@@ -49,7 +49,7 @@ def test_the_rungs_that_the_choice_hangs_on_are_named_first(body):
     assert "hangs on no single rung" in shown(scaling(body))
     body["fit"]["influence"]["warnings"] = ["the choice hangs on run 3"]
     assert "hangs on no single rung" not in shown(scaling(body))
-    assert "Single rungs. the choice hangs on run 3." in shown(decision(body))
+    assert "Single rungs: the choice hangs on run 3." in shown(decision(body))
 
 
 def test_a_rung_that_is_needed_has_dashes_and_a_wild_one_whole_percents(body):
