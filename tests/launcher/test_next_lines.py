@@ -27,6 +27,7 @@ def tiny():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_printed_commands_lead_from_init_to_watch(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
