@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from proxies import canon
 HTML_FILE, JSON_FILE = "compare.html", "compare.json"
 _UNITS = {"regret_nats": ("nats lost at the target", ".4f"),
           "drift_octaves_per_doubling": ("octaves per doubling", "+.2f")}  # fmt: skip
+_HASH = re.compile("[0-9a-f]{64}")
 _ABOUT = {"losses": "Losses", "values": "Optima and values", "forecasts": "Forecasts"}
 _CAN = {"yes": "good", "with_care": "open", "no": "bad"}
 
@@ -65,7 +67,12 @@ def _question(body: Body) -> str:
 def _leaf(value: Any) -> str:
     if value == NOT_THERE:
         return f'<span class="over">{show.text(value)}</span>'
-    return ", ".join(map(show.text, value)) if isinstance(value, list) else show.text(value)
+    if isinstance(value, list):
+        return ", ".join(map(_leaf, value))
+    if isinstance(value, float) and abs(value) >= 1e6:
+        return show.number(value)
+    said = show.text(value)
+    return f'<code title="{said}">{said[:16]}</code>' if _HASH.fullmatch(said) else said
 
 
 def _transfer(body: Body) -> str:
