@@ -92,6 +92,6 @@ class Meter:
         line = f"{self._label}: {share:4.0%} in {duration(elapsed)}{left}{'  ' + note if note else ''}"
         if self._live:
             _put(f"{_CLEAR}{line[:150]}")
-        elif now - self._said > PLAIN_EVERY_SECONDS or share == 1:
+        elif now - self._said > PLAIN_EVERY_SECONDS or (share == 1 and not under_way):
             say(line)
             self._said = now

@@ -1,5 +1,6 @@
 """What the main refusals say, word for word: people read them, and search for them."""
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -118,7 +119,7 @@ def test_a_held_study_names_its_holder(folder):
 
 def test_a_tampered_ledger_names_the_record(folder, tmp_path):
     open_ledger(plan_study(folder / "plan.toml", tmp_path / "study")).close()
-    with sqlite3.connect(tmp_path / "study" / "ledger.db") as connection:
+    with contextlib.closing(sqlite3.connect(tmp_path / "study" / "ledger.db")) as connection, connection:
         connection.execute("UPDATE records SET body = '{}' WHERE seq = 1")
     study = tmp_path / "study"
     assert said(folder, "status", study) == (

@@ -3,6 +3,7 @@
 Each reader gets each payload under the name of its own file. A payload that runs makes a folder.
 """
 
+import contextlib
 import io
 import json
 import math
@@ -69,10 +70,10 @@ def python_type(fuse):
 
 
 def database(*statements):
-    connection = sqlite3.connect(":memory:")
-    for statement in statements:
-        connection.execute(statement)
-    return connection.serialize()
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        return connection.serialize()
 
 
 def torch_file(fuse):

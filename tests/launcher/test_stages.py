@@ -279,7 +279,7 @@ def test_a_second_driver_is_sent_away_and_status_works_meanwhile(finished, copie
 
 @pytest.mark.parametrize("verb", ["run", "status", "freeze", "report", "fit"])
 def test_an_edited_ledger_is_refused_by_everyone(finished, copied, verb):
-    with sqlite3.connect(copied / "ledger.db") as connection:
+    with contextlib.closing(sqlite3.connect(copied / "ledger.db")) as connection, connection:
         connection.execute("UPDATE records SET body = replace(body, 'finished', 'diverged') WHERE seq = 20")
     arguments = (finished / "plan.toml", "--study", copied) if verb == "run" else (copied,)
     code, body = ask(verb, *arguments)

@@ -184,7 +184,8 @@ def test_a_corpus_is_read_with_numpy_and_these_modules_alone(small, tmp_path):
     total, *loaded = done.stdout.split()
     batch = TokenStore(small).train_batch(seed=0, first_sequence=5, num_sequences=3, seq_len=16)
     assert int(total) == batch.sum()
-    assert {name for name in loaded if not name.startswith("_")} <= {"numpy", "proxies"}
+    sites = {"sitecustomize", "usercustomize"}  # a distribution's Python brings its own
+    assert {name for name in loaded if not name.startswith("_")} - sites <= {"numpy", "proxies"}
 
 
 def test_windows_do_not_cross_shards(tmp_path, monkeypatch):

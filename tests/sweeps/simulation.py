@@ -114,6 +114,9 @@ class Disk:
         """By run: [step, good], the newest first."""
         self.num_connections = self.last_writer = 0
 
+    def __del__(self):
+        self.live.close()
+
     def connect(self, *_, **__):
         self.num_connections += 1
         return Connection(self, self.num_connections)
@@ -137,6 +140,7 @@ class Disk:
         if power_lost:
             self.images = [self.world.random.choice(self.images)]
         image = self.images[-1]
+        self.live.close()
         self.live = sqlite3.connect(":memory:", isolation_level=None)
         if image:
             self.live.deserialize(image)

@@ -100,14 +100,22 @@ def test_a_folder_that_may_not_be_read_is_an_error_and_not_an_empty_one(frozen, 
     """Tests run as root, whom no mode keeps out."""
     folder = tmp_path / "closed"
     folder.mkdir()
-    real = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path=".": _refused(path) if str(path) == str(folder) else real(path))
+    closed_to(monkeypatch, folder, "listdir")
+    closed_to(monkeypatch, folder, "scandir")  # from Python 3.13 on pathlib asks this
     code, body = ask("watch", frozen, "--once", "--metrics", folder)
     assert code == 2 and body["message"] == f"{folder}: Permission denied"
 
 
-def _refused(path):
-    raise PermissionError(13, "Permission denied", str(path))
+def closed_to(monkeypatch, folder, name):
+    """The function of `os` as where `folder` may not be read."""
+    ask_system = getattr(os, name)
+
+    def ask_at(path="."):
+        if str(path) == str(folder):
+            raise PermissionError(13, "Permission denied", str(path))
+        return ask_system(path)
+
+    monkeypatch.setattr(os, name, ask_at)
 
 
 def test_a_folder_of_several_jsonl_files_is_told(frozen, tmp_path):
