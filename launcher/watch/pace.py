@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from launcher.metrics import Header
 from launcher.watch.columns import Columns, headers, number
 from launcher.watch.losses import line_noise
 from launcher.watch.series import Floats
@@ -154,7 +155,7 @@ def goodput(columns: Columns, found: Signs = NO_SIGNS) -> float | None:
     typical = step_seconds(columns)
     if not begun or typical is None or columns.newest_at is None:
         return None
-    wall = columns.newest_at - found.paused_seconds(columns.newest_at) - _unix(begun[0].started_at)
+    wall = _awake(begun[0], columns.newest_at, found)
     times = measured(columns)
     seconds = np.where(np.isfinite(times), times, typical)
     kept = float((seconds * np.diff(columns.steps, prepend=begun[0].step)).sum())
@@ -180,7 +181,7 @@ def projection(
     since = columns.newest_at if columns.newest_at is not None else now
     spent = float(seconds.mean()) * columns.step
     if begun and since is not None:
-        spent = since - found.paused_seconds(since) - _unix(begun[0].started_at)
+        spent = _awake(begun[0], since, found)
     rest = (centre, low, high)
     hours = _each(rest, lambda seconds: (spent + seconds) * num_ranks / 3600)
     price = usd_per_device_hour
@@ -259,6 +260,12 @@ def _blocks(columns: Columns, values: Floats) -> tuple[Floats, Floats] | None:
 def _each(values: tuple[float, float, float], change: Callable[[float], _T]) -> tuple[_T, _T, _T]:
     centre, low, high = values
     return change(centre), change(low), change(high)
+
+
+def _awake(first: Header, until: float, found: Signs) -> float:
+    """Seconds since the run first started, in which a launch was under way."""
+    begun = _unix(first.started_at)
+    return until - begun - found.paused_seconds(begun, until)
 
 
 def _unix(text: str) -> float:

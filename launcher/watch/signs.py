@@ -31,9 +31,9 @@ class Signs:
     num_launches: int = 0
     """By a supervisor; its own restarts are none."""
 
-    def paused_seconds(self, until: float) -> float:
-        """How long the run lay still before that time."""
-        return sum(max(0.0, min(end, until) - start) for start, end in self.pauses)
+    def paused_seconds(self, since: float, until: float) -> float:
+        """How long the run lay still between these times; a launch may end before the run has begun."""
+        return sum(max(0.0, min(end, until) - max(start, since)) for start, end in self.pauses)
 
     def starting(self, newest_at: float | None) -> bool:
         """Whether an attempt was launched that has not written a line yet; `newest_at`: of the newest line."""

@@ -97,7 +97,7 @@ def test_goodput_is_kept_steps_over_wall_time():
 
 def test_the_time_between_two_launches_is_no_loss():
     begun = BEGAN.timestamp()
-    paused = Signs(pauses=((begun + 30, begun + 80), (begun + 95, begun + 500)))
+    paused = Signs(pauses=((begun - 900, begun - 10), (begun + 30, begun + 80), (begun + 95, begun + 500)))
     columns = run(90, noise=0.0, events=(started(), started(step=60, after_seconds=80.0)), newest_at=begun + 100.0)
     assert pace.goodput(columns) == pytest.approx(0.45)
     assert pace.goodput(columns, paused) == pytest.approx(1.0), "45 s of steps, in 100 s of which 55 lay still"

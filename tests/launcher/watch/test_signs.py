@@ -31,7 +31,8 @@ def said_by(folder, *events, digest=DIGEST):
 def test_a_run_lies_still_from_the_end_of_a_launch_to_the_next(tmp_path):
     found = said_by(tmp_path, ("launched", 0), ("restarted", 40), ("ended", 60), ("launched", 100), ("ended", 150))
     assert found.pauses == ((BEGUN + 60, BEGUN + 100),) and found.num_launches == 2
-    assert [found.paused_seconds(BEGUN + at) for at in (50, 60, 70, 100, 900)] == [0, 0, 10, 40, 40]
+    assert [found.paused_seconds(BEGUN, BEGUN + at) for at in (50, 60, 70, 100, 900)] == [0, 0, 10, 40, 40]
+    assert [found.paused_seconds(BEGUN + at, BEGUN + 900) for at in (70, 100, 200)] == [30, 0, 0], "not begun yet"
     assert found.ended == "ended"
 
 
