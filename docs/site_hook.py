@@ -35,21 +35,26 @@ def turned(text: str, page: str) -> str:
     """The text of a page with the links that it has in the site; `page`: its path from the root."""
     place = ABOVE.get(page, page.removeprefix("docs/"))
 
+    def from_root(path: str) -> str:
+        return posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+
+    def from_place(there: str) -> str:
+        return posixpath.relpath(there, posixpath.dirname(place) or ".")
+
     def link(match: re.Match[str]) -> str:
         words, path, anchor = match[1], match[2], match[3] or ""
         if not path or "://" in path or path.startswith("mailto:"):
             return match[0]
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+        target = from_root(path)
         if page.startswith("docs/") and target.startswith("docs/"):
             return match[0]
         there = ABOVE.get(target, target.removeprefix("docs/") if target.startswith("docs/") else "")
         if not there.endswith(".md"):
             return f"{words} (`{target}`)" if target not in words else f"`{target}`"
-        return f"[{words}]({posixpath.relpath(there, posixpath.dirname(place) or '.')}{anchor})"
+        return f"[{words}]({from_place(there)}{anchor})"
 
     def picture(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), match[2])).removeprefix("docs/")
-        return f"![{match[1]}]({posixpath.relpath(target, posixpath.dirname(place) or '.')})"
+        return f"![{match[1]}]({from_place(from_root(match[2]).removeprefix('docs/'))})"
 
     return PICTURE.sub(picture, LINK.sub(link, text))
 

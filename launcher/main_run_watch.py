@@ -30,7 +30,7 @@ def watched(decision: Decision, folder: Path) -> dict[str, Json]:
     from launcher.watch.keys import Keys
     from launcher.watch.losses import spikes
     from launcher.watch.readings import OtherRunError, Readings, source_of
-    from launcher.watch.signs import signs
+    from launcher.watch.signs import chronicled
 
     keys, num_steps = Keys({}), decision.learning_rate.schedule.num_steps
     run_dir = folder / "run"
@@ -45,7 +45,7 @@ def watched(decision: Decision, folder: Path) -> dict[str, Json]:
         if event.get("event") == "rolled_back"
     ]
     columns, entries = reading.columns, chronicle.entries(run_dir)
-    found = judge(decision, columns, signs=signs(run_dir, decision.digest))
+    found = judge(decision, columns, signs=chronicled(entries, decision.digest))
     return {
         "standing": found.standing,
         "why": found.why,

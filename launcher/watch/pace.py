@@ -19,7 +19,7 @@ from launcher.metrics import Header
 from launcher.watch.columns import Columns, headers, number
 from launcher.watch.losses import line_noise
 from launcher.watch.series import Floats
-from launcher.watch.signs import NO_SIGNS, Signs
+from launcher.watch.signs import NO_SIGNS, Signs, unix_seconds
 from launcher.watchdog import START_SECONDS
 
 _T = TypeVar("_T")
@@ -264,13 +264,8 @@ def _each(values: tuple[float, float, float], change: Callable[[float], _T]) -> 
 
 def _awake(first: Header, until: float, found: Signs) -> float:
     """Seconds since the run first started, in which a launch was under way."""
-    begun = _unix(first.started_at)
+    begun = unix_seconds(first.started_at)
     return until - begun - found.paused_seconds(begun, until)
-
-
-def _unix(text: str) -> float:
-    at = datetime.datetime.fromisoformat(text)
-    return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def _iso(at: float) -> str:

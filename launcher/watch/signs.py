@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher import chronicle
@@ -46,35 +47,40 @@ NO_SIGNS = Signs()
 
 def signs(run_dir: Path, digest: str) -> Signs:
     """Of the run of a launch config in `run_dir`; what cannot be read is no sign."""
-    launched_at, ended_at, ended, num_launches = None, None, "", 0
-    pauses: list[tuple[float, float]] = []
+    found = NO_SIGNS
     with contextlib.suppress(OSError):
-        for entry in chronicle.entries(run_dir):
-            if entry.digest != digest:
-                continue
-            if entry.kind in ("launched", "restarted"):
-                launched_at, ended = _unix(entry.at), ""
-                num_launches += entry.kind == "launched"
-                if launched_at is not None and ended_at is not None:
-                    pauses.append((ended_at, launched_at))
-                ended_at = None
-            elif entry.kind == "ended":
-                launched_at, ended_at, ended = None, _unix(entry.at), entry.text
-    if not ended:
+        found = chronicled(chronicle.entries(run_dir), digest)
+    launched_at, saved_at = found.launched_at, None
+    if not found.ended:
         with contextlib.suppress(OSError):
             launched_at = max((run_dir / ROLLBACKS_FILE).stat().st_mtime, launched_at or 0.0)
-    saved_at = None
     with contextlib.suppress(OSError):
         times = [path.stat().st_mtime for path in (run_dir / CHECKPOINTS).rglob("*")]
         saved_at = max(times, default=None)
-    return Signs(
-        launched_at=launched_at, saved_at=saved_at, ended=ended, pauses=tuple(pauses), num_launches=num_launches
-    )
+    return replace(found, launched_at=launched_at, saved_at=saved_at)
 
 
-def _unix(text: str) -> float | None:
-    try:
-        at = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        return None
+def chronicled(entries: Iterable[chronicle.Entry], digest: str) -> Signs:
+    """What a run's chronicle alone says, which is the same wherever it was copied to."""
+    launched_at, ended_at, ended, num_launches = None, None, "", 0
+    pauses: list[tuple[float, float]] = []
+    for entry in entries:
+        if entry.digest != digest:
+            continue
+        at = None
+        with contextlib.suppress(ValueError):
+            at = unix_seconds(entry.at)
+        if entry.kind in ("launched", "restarted"):
+            if at is not None and ended_at is not None:
+                pauses.append((ended_at, at))
+            launched_at, ended_at, ended = at, None, ""
+            num_launches += entry.kind == "launched"
+        elif entry.kind == "ended":
+            launched_at, ended_at, ended = None, at, entry.text
+    return Signs(launched_at=launched_at, ended=ended, pauses=tuple(pauses), num_launches=num_launches)
+
+
+def unix_seconds(text: str) -> float:
+    """Of a time in ISO 8601, in UTC where it names no zone. Raises ValueError."""
+    at = datetime.datetime.fromisoformat(text)
     return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()

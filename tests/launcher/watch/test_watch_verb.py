@@ -10,16 +10,7 @@ import time
 import pytest
 from main_run import tiny_decision
 from tiny_study import ask, forerun
-from watched_case import (
-    NUM_STEPS,
-    finish,
-    line,
-    loss_at,
-    write_events,
-    write_lines,
-    write_run,
-    write_wandb,
-)
+from watched_case import NUM_STEPS, finish, line, loss_at, write_events, write_lines, write_run, write_wandb
 
 from launcher import chronicle, metrics
 from launcher.launch import launch
