@@ -30,9 +30,12 @@ def one_rank():
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def nothing_is_fitted_twice():
-    """Some hundred tests of this room fit the same few ladders; a fit is a function of its table, so it is kept."""
+    """Some hundred tests of this room fit the same few ladders; a fit is a function of its table, so it is kept.
+
+    A module's, as a folder without `__init__.py` is no package: the patches would outlive this room.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for module, name in ((uncertainty, "fit_runs"), (law, "fit_law"), (law, "refit")):
             patch.setattr(module, name, kept(getattr(module, name)))
