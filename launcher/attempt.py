@@ -22,6 +22,7 @@ from pathlib import Path
 
 from launcher import metrics
 from launcher.crashes import Crash, crash_of, end_of
+from launcher.flag import Flag
 from launcher.lifeline import die_with_parent
 from launcher.talk import duration, say
 from launcher.watchdog import Limits, Pace, Watchdog
@@ -44,7 +45,7 @@ class Told:
     """What signals ask for: to save and end, or (Ctrl-C again) to end now."""
 
     def __init__(self) -> None:
-        self.save, self.now = threading.Event(), threading.Event()
+        self.save, self.now = Flag(), Flag()
 
     def hear(self, number: int) -> None:
         """A signal came. Only a person's impatience counts as a second one: schedulers repeat theirs."""

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from launcher.attempt import hearing
 from launcher.dashboard_runs import main_settings
+from launcher.flag import Flag
 from launcher.frozen import Decision
 from launcher.talk import say
 from launcher.wandb_calls import WANDB_DIR, short_environment
@@ -74,7 +75,7 @@ def mirrored(
     try:
         yield
     finally:
-        signalled = threading.Event()
+        signalled = Flag()
         with hearing(lambda _: signalled.set()):
             for window in windows:
                 window.ask_to_end()
@@ -131,7 +132,7 @@ class _Window:
         with contextlib.suppress(OSError):
             self._job.stdin.close()
 
-    def ended(self, signalled: threading.Event) -> Mirrored:
+    def ended(self, signalled: Flag) -> Mirrored:
         """Wait until it has; one that takes too long is ended, or at once when a signal comes."""
         deadline = time.monotonic() + self._limit_seconds
         while self._listener.is_alive() and not signalled.is_set() and time.monotonic() < deadline:

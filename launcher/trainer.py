@@ -14,7 +14,6 @@ import faulthandler
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +25,7 @@ import torch.distributed as dist
 
 from launcher import metrics
 from launcher.assembly import unfit
+from launcher.flag import Flag
 from launcher.frozen import Decision, assign_groups
 from launcher.launch_file import read_launch
 from launcher.lifeline import die_with_parent
@@ -119,7 +119,7 @@ def main(build: Callable[..., Trainer] = Trainer) -> NoReturn:
     options = Options(**vars(parser.parse_args()))
     die_with_parent()  # torchrun's agent: killed, it would leave its ranks training
     faulthandler.register(signal.SIGUSR1)  # the supervisor of a job that hangs asks every rank where it is
-    told = threading.Event()
+    told = Flag()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     if torch.cuda.is_available():

@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import resource
 import signal
-import threading
 from types import MappingProxyType
 
 from launcher import metrics
+from launcher.flag import Flag
 from launcher.launch import LaunchOutcome
 from launcher.launch_file import write_launch
 from launcher.rehearsal.rank import builder
@@ -30,7 +30,7 @@ class HereStage(Stage):
         options = Options(
             config=config, data=self.corpus, out=self.path(name), stop_after=stop_after, allow_world_size=True
         )
-        told = threading.Event()
+        told = Flag()
         own = self.plants
         build = builder([*own, *plants], {other: [*own, *faults] for other, faults in others.items()})
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,0 +1,33 @@
+"""What a signal's handler may set. Standard library only."""
+
+from __future__ import annotations
+
+import time
+
+_NAP_SECONDS = 0.05
+
+
+class Flag:
+    """As `threading.Event`, for handlers of signals, which run in the midst of the main thread.
+
+    An event has a lock: a handler that sets it while the main thread, in `wait` or in a handler of the signal before,
+    holds that lock waits for ever. This has none.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        """From now on it is set."""
+        self._set = True
+
+    def is_set(self) -> bool:
+        """Whether it has been set."""
+        return self._set
+
+    def wait(self, seconds: float) -> bool:
+        """Until it is set, and so long at most. Returns whether it is."""
+        deadline = time.monotonic() + seconds
+        while not self._set and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _NAP_SECONDS))
+        return self._set
