@@ -13,7 +13,7 @@ from launcher.main_run_view import main_run_section
 from launcher.report_coordinates import coordinates
 from launcher.report_decision import decision, groups
 from launcher.report_html import Body
-from launcher.report_style import CSS
+from launcher.report_page import whole_page
 from launcher.report_transfer import transfer
 from launcher.report_words import words
 from proxies import canon
@@ -50,12 +50,7 @@ def page(body: Body) -> str:
         _provenance(body),
         words(),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
-        f'content="light dark"><title>forerun report</title><style>{CSS}</style></head>'
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return whole_page("forerun report", parts)
 
 
 def _spend(body: Body) -> str:

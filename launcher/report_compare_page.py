@@ -12,7 +12,7 @@ from launcher import report_html as show
 from launcher.report_compare_top import top
 from launcher.report_differences import NOT_THERE
 from launcher.report_html import Body
-from launcher.report_style import CSS
+from launcher.report_page import whole_page
 from launcher.report_words import words
 from launcher.transfer_view import anchor, name_of, size_name
 from proxies import canon
@@ -39,12 +39,7 @@ def page(body: Body) -> str:
     """The whole page. No number on it that does not come from `body`."""
     parts = [top(body), _limits(body), _question(body), _transfer(body), _values(body), _forecast(body),
              _fit(body), _gates(body), _spend(body), words()]  # fmt: skip
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
-        f'content="light dark"><title>forerun comparison</title><style>{CSS}</style></head>'
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return whole_page("forerun comparison", parts)
 
 
 def _limits(body: Body) -> str:

@@ -87,6 +87,7 @@ def _coloured(text: str) -> str:
 _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _PLACED = re.compile(r'\b(?:d|x|y|width|height|transform)="[^"]*"')
 _PATH = re.compile(r'\bd="([^"]*)"')
+_CLIPPED_ALIKE = re.compile(r'(<g clip-path="[^"]*">)(?:<use[^>]*/>)*</g>(?:\1(?:<use[^>]*/>)*</g>)+')
 
 
 def _lean(text: str) -> str:
@@ -96,7 +97,7 @@ def _lean(text: str) -> str:
     text = re.sub(r'<path d="[^"]*" style="fill: none"/>', "", text)
     text = _PATH.sub(lambda found: f'd="{_joined(found[1])}"', text)
     text = re.sub(r'style="([^"]*)"', lambda found: found.group().replace(": ", ":").replace("; ", ";"), text)
-    return _without_bare_groups(text)
+    return _without_repeated_groups(_without_bare_groups(text))
 
 
 def _hundredths(number: re.Match[str]) -> str:
@@ -105,7 +106,14 @@ def _hundredths(number: re.Match[str]) -> str:
 
 def _joined(path: str) -> str:
     """A path without the spaces around its letters."""
-    return re.sub(r"\s*([A-Za-z])\s*", r"\1", path)
+    return re.sub(r"\s*([A-Za-z])\s*", r"\1", path).strip()
+
+
+def _without_repeated_groups(text: str) -> str:
+    """Marks that are clipped alike, one group after another, in one group."""
+    return _CLIPPED_ALIKE.sub(
+        lambda found: found[1] + found.group().replace(found[1], "").replace("</g>", "") + "</g>", text
+    )
 
 
 def _without_bare_groups(text: str) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from launcher.dashboard_runs import proxy_runs
 from launcher.dashboard_study import Told
 from launcher.dashboards import Place, log_runs, send_runs
 from launcher.opening import recorded_study
+from launcher.report_page import whole_page
 from launcher.verbs import dashboards as verb
 from launcher.wandb_calls import DashboardError
 from proxies import canon
@@ -58,7 +60,7 @@ def body():
 
 @pytest.fixture(scope="module")
 def drawn(body):
-    return f"<html><figure>{figures.search(body)}</figure><p>text</p>{figures_fits.laws(body)}</html>"
+    return whole_page("two drawings", [f"<figure>{figures.search(body)}</figure><p>text</p>", figures_fits.laws(body)])
 
 
 def everything(folder):
@@ -147,6 +149,8 @@ def test_a_picture_stands_alone(body, drawn):
         title = ET.fromstring(svg).find("{http://www.w3.org/2000/svg}title").text
         assert f"<p>{title}</p>" in page
         assert "background:#fff" in page and "--s0:" in page
+        used = set(re.findall(r'class="(d\d+)"', svg))
+        assert used and used == set(re.findall(r"\.(d\d+)\{[^}]+\}", page)), "the rules of this drawing, and no others"
         outside = page.replace('xmlns="http://www.w3.org/2000/svg"', "")
         assert "http" not in outside and "<script" not in outside and "@import" not in outside
 
