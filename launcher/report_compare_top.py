@@ -60,11 +60,9 @@ def _optima_sentences(body: Body) -> list[str]:
                 open_ones += 1
                 continue
             where = size_name(test["axis"], row["size"])
-            over = "overlap" if found["overlap"] else "do not overlap"
+            over = ", though the two intervals overlap" if found["overlap"] else "; the two intervals do not overlap"
             what = hyperparameter_name(test["hyperparameter"])
-            said.append(
-                f"optimal {what} at {where}, B less A: {_plain(found, '+.2f', 'octaves')}; the two intervals {over}"
-            )
+            said.append(f"optimal {what} at {where}, B less A: {_plain(found, '+.2f', 'octaves')}{over}")
     if open_ones:
         said.append(f"optima that these runs do not tell apart: {open_ones}")
     return said

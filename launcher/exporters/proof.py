@@ -74,6 +74,14 @@ def interpreter(trainer: str) -> Path | None:
     return built.absolute() if built.is_file() else None
 
 
+def installing(trainer: str) -> str:
+    """What to do for `interpreter` to find a trainer: `make trainers` knows no main branch."""
+    named = f"{variable_of(trainer)} names a Python that has it"
+    if trainer.endswith("-main"):
+        return named
+    return f"`make trainers TRAINERS={trainer}` installs it in .venv-trainers of a checkout; elsewhere {named}"
+
+
 def ask(trainer: str, python: Path, folder: Path, limit_seconds: float = LIMIT_SECONDS) -> TrainerView:
     """Run an export's `prove.py` with the trainer's interpreter.
 

@@ -42,7 +42,7 @@ def export(stage: Stage) -> DrillResult:
     try:
         python = proof.interpreter(TRAINER)
         if python is None:
-            return _skipped(limit, f"{TRAINER} is not installed", f"make trainers TRAINERS={TRAINER}")
+            return _skipped(limit, f"{TRAINER} is not installed", proof.installing(TRAINER))
         olmo_core.export(stage.decision, out)
     except (ExportError, proof.ProofError) as error:
         return _skipped(limit, str(error), "rehearse the trainer that this config is for by hand")

@@ -82,13 +82,10 @@ def _proofs(
         if name not in MODULES:
             open_.append(f"parity of {name} {version}: this version of forerun has no exporter of that name")
             continue
-        unreleased = version.startswith("main")
-        python = proof.interpreter(f"{name}-main" if unreleased else name)
+        installed = f"{name}-main" if version.startswith("main") else name
+        python = proof.interpreter(installed)
         if python is None:
-            variable = f"{proof.variable_of(name + '-main' * unreleased)} names a Python that has it"
-            made = f"`make trainers TRAINERS={name}` installs it in .venv-trainers of a checkout; elsewhere {variable}"
-            mend = variable if unreleased else made
-            open_.append(f"parity of {name} {version}: {mend}; then verify again")
+            open_.append(f"parity of {name} {version}: {proof.installing(installed)}; then verify again")
             continue
         say(f"forerun: asking {name} what it makes of the export")
         try:

@@ -70,7 +70,8 @@ def gone(pid, seconds=5.0):
 def test_without_its_trainer_it_is_skipped_with_the_command(stage, monkeypatch):
     monkeypatch.setattr(proof, "interpreter", lambda trainer: None)
     found = export(stage)
-    assert (found.outcome, found.needed, found.advice) == ("skipped", False, "make trainers TRAINERS=olmo-core")
+    assert (found.outcome, found.needed) == ("skipped", False)
+    assert "make trainers TRAINERS=olmo-core" in found.advice and "FORERUN_OLMO_CORE_PYTHON" in found.advice
 
 
 DEAF_RANK = """
