@@ -137,11 +137,11 @@ def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) 
 
 def _backtested(backtest: Backtest, level: float) -> tuple[list[str], bool]:
     """What the held-out rungs say, and whether it is against the fit: too far off, or too few inside."""
-    from scipy import stats
+    from scipy.special import bdtr
 
     num_runs, covered = len(backtest.runs), backtest.num_covered or 0
     # As few as chance would allow once in twenty times, if the intervals were right.
-    least = max(1, int(stats.binom.ppf(0.05, num_runs, level)))
+    least = next((least for least in range(1, num_runs + 1) if bdtr(least, num_runs, level) >= 0.05), 1)
     said = [
         f"largest rungs held out ({num_runs}) predicted with {backtest.largest_error:.2%} error at most",
         f"{covered} of {num_runs} inside the {level:.0%} interval",

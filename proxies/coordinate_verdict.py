@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from proxies.rules import Parametrization
 
@@ -121,7 +121,7 @@ def _slopes(size_PK: NDArray[np.float64], points: Sequence[int]) -> NDArray[np.f
 
 def _with_interval(slopes_K: NDArray[np.float64], level: float) -> Slope:
     num_seeds, slope = len(slopes_K), float(slopes_K.mean())
-    half = float(stats.t.ppf(0.5 + level / 2, num_seeds - 1) * slopes_K.std(ddof=1) / math.sqrt(num_seeds))
+    half = float(stdtrit(num_seeds - 1, 0.5 + level / 2) * slopes_K.std(ddof=1) / math.sqrt(num_seeds))
     return Slope(slope=slope, interval=(slope - half, slope + half))
 
 

@@ -21,10 +21,13 @@ def _rotary_tables(seq_len: int, num_heads: int, head_dim: int, device: torch.de
         return tables_TE[:, :, None].repeat(1, 1, num_heads, 1)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _constant_tables(seq_len: int, num_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     # Compiled, the tables are a constant of the graph: no float64 cosines at every step.
     return _rotary_tables(seq_len, num_heads, head_dim, device, dtype)
+
+
+# As `torch.compiler.assume_constant_result` marks it, which loads the compiler: two seconds of every verb with torch.
+_constant_tables._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def rotate(x_BTHE: Tensor, most_heads: int | None = None) -> Tensor:

@@ -84,7 +84,9 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     path = curve_path(study_dir, result.id, pruned=result.status == "pruned")
     advice = "restore it from a copy; the result itself stands in the ledger"
     try:
-        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+        # Not `read_table`, which loads pyarrow's datasets and with them pandas, for seconds of every verb.
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
         columns = [tuple(table.column(i).to_pylist()) for i in range(table.num_columns)]
         curve = Curve(steps=columns[0], train_loss_nats=columns[1], grad_norm=columns[2] if len(columns) > 2 else ())
         found = canon.content_id(curve)

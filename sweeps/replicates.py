@@ -149,7 +149,7 @@ def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
 
 def _effects(table: Sequence[tuple[int, int, float]], number: int) -> tuple[Floats, Floats | None, bool]:
     """Mean of each candidate, their covariance (None without a degree of freedom), and whether seeds were taken out."""
-    from scipy.stats import f
+    from scipy.special import fdtrc
 
     if not table:
         return np.zeros(0), None, False
@@ -165,7 +165,7 @@ def _effects(table: Sequence[tuple[int, int, float]], number: int) -> tuple[Floa
     gained = free_alone - free_paired
     if free_paired > 0 and gained > 0 and rest_paired > 0:
         ratio = (rest_alone - rest_paired) / gained / (rest_paired / free_paired)
-        if f.sf(ratio, gained, free_paired) < PAIRED_LEVEL:
+        if fdtrc(gained, free_paired, ratio) < PAIRED_LEVEL:
             noise = rest_paired / free_paired
             return paired[:number], noise * np.linalg.pinv(both.T @ both)[:number, :number], True
     if free_alone <= 0:

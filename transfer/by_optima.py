@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from transfer.question import Question, TransferError, at_size
 from transfer.regret import Estimate
@@ -86,7 +86,7 @@ def _line(optima: Sequence[tuple[int, float]], target_size: int, level: float) -
     step = float(gaps.min()) if gaps.size else USUAL_STEP_OCTAVES
     scatter = float(((y - design @ coefficients) ** 2).sum()) / free
     variance = max(scatter, min(step, USUAL_STEP_OCTAVES) ** 2 / 12)
-    reach = stats.t.ppf((1 + level) / 2, free) * np.sqrt(variance * np.diag(covariance))
+    reach = stdtrit(free, (1 + level) / 2) * np.sqrt(variance * np.diag(covariance))
     low, high = (coefficients - reach).tolist(), (coefficients + reach).tolist()
     at_target, slope = (
         Estimate(value=value, low=low[i], high=high[i]) for i, value in enumerate(coefficients.tolist())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from transfer.shapes import Floats
 
@@ -26,7 +26,7 @@ SCATTERS = np.concatenate([[0.0], np.geomspace(0.005, 4.0, 40)])
 
 def scatter_prior(share_of_none: float, median: float) -> Floats:
     """Of the scatters: a lump at none, and a half Student t with 3 degrees of freedom."""
-    scale = median / float(stats.t.ppf(0.75, 3))
+    scale = median / float(stdtrit(3, 0.75))
     rough = (1 + (SCATTERS / scale) ** 2 / 3) ** -2.0 * np.gradient(SCATTERS) * (SCATTERS > 0)
     return np.where(SCATTERS > 0, (1 - share_of_none) * rough / rough.sum(), share_of_none)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from transfer.shapes import Floats, Ints
 
@@ -157,6 +157,10 @@ class Noise:
     log_prior: Floats
 
 
+def _chi2_quantile(probability: float, num_degrees: int) -> float:
+    return 2 * float(special.gammaincinv(num_degrees / 2, probability))
+
+
 def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int) -> Noise:
     """The grid spans what seeds, and the lack of fit of the best shape, allow.
 
@@ -170,8 +174,10 @@ def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int) -> Nois
         num_free: Its degrees of freedom.
     """
     least, number = LEAST_NOISE_NATS**2, num_pure + num_free
-    low = max((pure + misfit) / float(stats.chi2.isf(0.001, number)), least)
-    high = max((pure + misfit) / float(stats.chi2.ppf(0.002, number)), misfit / float(stats.chi2.ppf(0.002, num_free)))
+    low = max((pure + misfit) / float(special.chdtri(number, 0.001)), least)
+    high = (pure + misfit) / _chi2_quantile(0.002, number)
+    if num_free:
+        high = max(high, misfit / _chi2_quantile(0.002, num_free))
     usual = 2 * np.log(USUAL_NOISE_NATS)
     if number < FEW_DEGREES:
         high = max(high, float(np.exp(usual + 2 * NOISE_EFOLDS)))

@@ -106,8 +106,9 @@ def _quote_not_finite(line: str) -> str:
 def _parquet_rows(path: Path, known: Collection[str]) -> tuple[list[str], list[Row]]:
     parquet = importlib.import_module("pyarrow.parquet")  # slow to load, and few tables need it
     try:
-        names = list(parquet.read_schema(path).names)
-        cells = parquet.read_table(path, columns=[name for name in names if name in known]).to_pylist()
+        with parquet.ParquetFile(path) as file:  # not `read_table`, which loads pandas
+            names = list(file.schema_arrow.names)
+            cells = file.read(columns=[name for name in names if name in known]).to_pylist()
     except (ValueError, OSError, OverflowError) as error:  # pyarrow's own errors are of these
         raise TableError(path, [f"not a parquet file: {error}"]) from error
     return names, list(enumerate(cells, start=2))

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -309,6 +311,21 @@ def test_report_writes_what_status_answers(copied):
     told = ask("status", copied)[1]
     assert told.pop("now")["num_runs"]["finished"] > 0
     assert json.loads((copied / "report.json").read_text()) == told
+
+
+def test_what_only_reads_a_study_loads_no_compiler_and_no_tables(copied):
+    """They came in by the way and took half of the seconds of `status`: a decorator, quantiles, a reader of files."""
+    code = (
+        "import sys; from launcher.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print([name for name in ('torch._dynamo', 'scipy.stats', 'pandas', 'ray', 'matplotlib') "
+        "if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "status", copied], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert "runs with an outcome" in done.stdout and "gate " in done.stdout
+    assert done.stderr.splitlines()[-1] == "[]"
 
 
 def test_each_stage_answers_from_its_records(finished, copied):
