@@ -23,6 +23,7 @@ def test_without_a_device_nothing_is_measured(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_every_figure_is_told_and_other_proxies_stay(tmp_path):
     out = tmp_path / "gpu.json"
     out.write_text(json.dumps({"models": {"40M": "of an earlier run"}}))

@@ -1,6 +1,7 @@
 """One finished tiny study and one corpus for every test of this room that only reads them."""
 
 import dataclasses
+import fcntl
 import hashlib
 import os
 import shutil
@@ -75,26 +76,45 @@ def said(part):
     return [said(each) for each in part] if isinstance(part, tuple | list) else part
 
 
+def made_once(tmp_path_factory, name, make):
+    """A folder that the first of pytest-xdist's processes to want it makes for all; nobody writes into it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (whole := folder.with_suffix(".whole")).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            whole.touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def two_ranks(corpus, tmp_path_factory):
-    """The folder that the runs of `rank_runs` left; nobody writes into it."""
-    here, out = Path(__file__).parent, tmp_path_factory.mktemp("ranks")
+    """The folder that the runs of `rank_runs` left."""
+    here = Path(__file__).parent
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, here / "rank_runs.py", corpus, out], timeout=240, check=False, capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{here}:{here.parents[1]}"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return out
+
+    def make(out):
+        done = subprocess.run(
+            [*torchrun, here / "rank_runs.py", corpus, out], timeout=240, check=False, capture_output=True, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{here}:{here.parents[1]}"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    return made_once(tmp_path_factory, "ranks", make)
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """Folder of `plan.toml`, `corpus/` and the finished `study/`; nobody writes into it."""
-    folder = tmp_path_factory.mktemp("finished")
-    code, _ = ask("run", write_plan(folder), "--study", folder / "study")
-    assert code == 0
-    return folder
+    """Folder of `plan.toml`, `corpus/` and the finished `study/`."""
+
+    def make(folder):
+        code, _ = ask("run", write_plan(folder), "--study", folder / "study")
+        assert code == 0
+
+    return made_once(tmp_path_factory, "finished", make)
 
 
 @pytest.fixture
@@ -121,10 +141,8 @@ def found(study, ledger):
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    """The tokens of made-up sentences; nobody writes into them."""
-    folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder)
-    return folder / "tokens"
+    """The tokens of made-up sentences."""
+    return made_once(tmp_path_factory, "made_up", write_corpus) / "tokens"
 
 
 @pytest.fixture(scope="session")

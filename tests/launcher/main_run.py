@@ -44,7 +44,7 @@ def write_corpus(folder: Path, seed: int = 0) -> Manifest:
     source.mkdir(parents=True)
     for number in range(60):
         (source / f"{number:02d}.txt").write_text(" ".join(draw.choices(SENTENCE.split(), k=120)))
-    return tokenize([source], folder / "tokens", validation_fraction=0.3)
+    return tokenize([source], folder / "tokens", validation_fraction=0.1)
 
 
 def spec_of(data_id: str, **hparams: float) -> RunSpec:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
+
+import pytest
 
 HEAD = """
 import json, os, signal, sys, time
@@ -24,6 +27,17 @@ def end(event="finished", code=0, number=12):
     (run / "ending.json").write_text(json.dumps(text))
     sys.exit(bool(code))
 """
+
+
+def _unless_ignored(number: signal.Signals) -> object:
+    reason = f"{number.name} is ignored here, as under nohup or in the background, and by processes that tests start"
+    ignored = signal.getsignal(number) == signal.SIG_IGN
+    return pytest.param(number, marks=pytest.mark.skipif(ignored, reason=reason))
+
+
+ENDING_SIGNALS = pytest.mark.parametrize(
+    "number", [_unless_ignored(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+)
 
 
 def signal_once_there(path: Path, number: int) -> None:

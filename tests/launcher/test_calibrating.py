@@ -302,6 +302,7 @@ def test_estimate_uses_what_was_measured(whole):
     assert "measured on proxies of widths 32 to 256" in other["worker_flops"]["source"], "of other numerics"
 
 
+@pytest.mark.slow
 def test_estimate_measures_where_it_is_asked_to(folder, monkeypatch):
     monkeypatch.setattr(calibrating, "LEAST_PROBE_SECONDS", 0.05)
     code, body = ask("estimate", folder / "plan.toml", "--measure", "--set", "proxy.num_slots=2")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
-from scripted_job import signal_once_there
+from scripted_job import ENDING_SIGNALS, signal_once_there
 from tiny_study import PLAN, ask
 
 from launcher import cli, demo
@@ -120,7 +120,7 @@ def slow_step(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@ENDING_SIGNALS
 def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, monkeypatch, slow_step, number):
     monkeypatch.setattr(demo, "sys", types.SimpleNamespace(executable=str(slow_step)))
     signal_once_there(tmp_path / "began", number)

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import types
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from main_run import tiny_decision
-from scripted_job import HEAD, left_behind, signal_once_there
+from scripted_job import ENDING_SIGNALS, HEAD, left_behind, signal_once_there
 from tiny_study import ask, forerun
 
 from launcher import chronicle, metrics, mirrors
@@ -140,7 +139,6 @@ def test_a_run_outside_a_study_keeps_no_logbook(corpus, tmp_path, monkeypatch):
 
 # Signals: one ends it at any moment, with the exit code of what has come of the run and nothing left behind
 
-SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 MARKER = "FORERUN_TEST_SIGNALS"
 TOLD = """
 def told(*_):
@@ -183,7 +181,7 @@ def told(corpus, tmp_path, monkeypatch):
     return start
 
 
-@SIGNALS
+@ENDING_SIGNALS
 @pytest.mark.parametrize(("where", "began"), [("standing.rehearsal_of", False), ("launch._newest_step", True)])
 def test_a_signal_before_the_ranks_start(told, monkeypatch, number, where, began):
     name = f"launcher.rehearsal.{where}" if where.startswith("standing") else f"launcher.{where}"
@@ -196,7 +194,7 @@ def test_a_signal_before_the_ranks_start(told, monkeypatch, number, where, began
     assert body.get("event") == ("interrupted" if began else None)
 
 
-@SIGNALS
+@ENDING_SIGNALS
 @pytest.mark.parametrize(("script", "step"), [(TRAINS, 3), (SAVES, 1)], ids=["training", "in a save"])
 def test_a_signal_while_the_ranks_are_at_it(told, number, script, step):
     signal_once_there(told.run_dir / "at-it", number)
@@ -206,7 +204,7 @@ def test_a_signal_while_the_ranks_are_at_it(told, number, script, step):
     assert (run_dir / "checkpoints" / f"step-{step:08d}").is_dir(), "and it saved"
 
 
-@SIGNALS
+@ENDING_SIGNALS
 def test_a_signal_while_the_windows_finish_cuts_them_short_and_the_answer_comes(told, tmp_path, monkeypatch, number):
     window = tmp_path / "python"
     window.write_text(
@@ -222,7 +220,7 @@ def test_a_signal_while_the_windows_finish_cuts_them_short_and_the_answer_comes(
     assert not Path(f"/proc/{(tmp_path / 'finishing').read_text()}").exists()
 
 
-@SIGNALS
+@ENDING_SIGNALS
 def test_a_signal_after_the_run_takes_the_answer_from_nobody(told, monkeypatch, number):
     from launcher import logbook
 

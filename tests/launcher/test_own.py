@@ -180,6 +180,7 @@ def test_a_model_that_cannot_be_built_yet_pins_nothing(modelled, tmp_path):
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.slow
 def test_a_model_edited_while_it_is_swept_ends_the_sweep_and_spoils_nothing(modelled, tmp_path, monkeypatch):
     source, text = tmp_path / "mine.py", (tmp_path / "mine.py").read_text()
     changes = ("--set", "transfer.check_widths=[8, 16, 32]")

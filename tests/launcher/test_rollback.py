@@ -71,7 +71,7 @@ def test_without_the_policy_the_spike_is_the_runs(one_rank, corpus, gone_back, t
     assert not actions(tmp_path / "run")
 
 
-@pytest.mark.parametrize("cut", [18, 21, 22, 24])
+@pytest.mark.parametrize("cut", [21, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (18, 22, 24))])
 def test_stopped_and_resumed_it_is_the_same_run(gone_back, corpus, tmp_path, cut):
     """At 21 and 22 within the spike: how long it has lasted is carried too."""
     decision = care_decision(corpus)
@@ -89,11 +89,11 @@ class KilledError(Exception):
     "instant",
     [
         "launcher.rollback.write",  # before it is recorded
-        "launcher.assembly.build_optimizer",  # after
-        "launcher.checkpoints.newest_good",
+        pytest.param("launcher.assembly.build_optimizer", marks=pytest.mark.slow),  # after
+        pytest.param("launcher.checkpoints.newest_good", marks=pytest.mark.slow),
         "launcher.checkpoints.read_tensors",  # stale checkpoints are gone
-        "launcher.metrics.rewind",
-        "launcher.chronicle.record",
+        pytest.param("launcher.metrics.rewind", marks=pytest.mark.slow),
+        pytest.param("launcher.chronicle.record", marks=pytest.mark.slow),
         "launcher.rollback.metrics.append",  # chronicled, and not yet in the metrics
     ],
 )

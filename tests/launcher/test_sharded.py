@@ -64,7 +64,10 @@ def distance(found, expected):
     return max(abs(mine - theirs) / abs(theirs or 1.0) for mine, theirs in pairs)
 
 
-def test_as_on_one_device(words, store, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "left_out", [("llama", "gpt2", "warming", "bfloat16"), pytest.param((), marks=pytest.mark.slow)]
+)
+def test_as_on_one_device(words, store, tmp_path, monkeypatch, left_out):
     monkeypatch.setattr("proxies.outcome.VALIDATION_SEQUENCES", NUM_WINDOWS)
     gpt2 = dataclasses.replace(TINY, family="gpt2", num_kv_heads=2)
     tied = dataclasses.replace(TINY, tied=True, qk_norm=True)
@@ -79,6 +82,7 @@ def test_as_on_one_device(words, store, tmp_path, monkeypatch):
         "bfloat16": (spec_of(store, dtype="bfloat16"), 0.02),
         "diverged": (spec_of(store, learning_rate=1e12, clip_norm=None), 1.0),
     }
+    close = {name: case for name, case in close.items() if name not in left_out}
     asked = [(ranked(spec), [], 1) for spec, _ in close.values()]
     whole = ranked(spec_of(store))
     asked += [(whole, [1, 5], 1), (whole, [4], 2)]

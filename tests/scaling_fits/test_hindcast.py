@@ -35,6 +35,7 @@ def test_the_true_law_gets_the_weight():
     assert learned.backtest.num_covered is None
 
 
+@pytest.mark.slow
 def test_a_broken_law_inflates_the_interval():
     """The largest runs stop short by 5 %: no power law of the rest says so, and the interval must."""
     wide = {"sizes": np.geomspace(1e5, 1e8, 6), "tokens": np.geomspace(1e6, 1e9, 6)}
@@ -55,6 +56,7 @@ def test_too_few_runs_for_a_back_test_say_so():
     assert "no back-test" in learned.warnings[0]
 
 
+@pytest.mark.slow
 def test_a_law_too_rich_for_a_cut_counts_there_as_the_simpler_one():
     """Nine runs, the largest held out: eight are one too few for the coupled law's six parameters and two more."""
     table = ladder(CHINCHILLA, np.random.default_rng(3), 0.005, 10)

@@ -11,7 +11,7 @@ from scaling_fits.table import from_columns
 WIDE = {"sizes": np.geomspace(1e5, 1e8, 7), "tokens": np.geomspace(1e6, 1e9, 7)}
 
 
-@pytest.mark.parametrize("form", ["chinchilla", "coupled"])
+@pytest.mark.parametrize("form", ["chinchilla", pytest.param("coupled", marks=pytest.mark.slow)])
 def test_a_true_law_fails_as_often_as_it_should(form):
     truth = CHINCHILLA if form == "chinchilla" else COUPLED
     tables = [ladder(truth, np.random.default_rng(seed), 0.01, 40, **WIDE) for seed in range(60)]

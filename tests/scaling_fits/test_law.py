@@ -64,7 +64,12 @@ def law_table(table, weight):
     return dataclasses.replace(table, weight=weight)
 
 
-@pytest.mark.parametrize("form", law.ALL_FORMS)
+FORMS = [
+    form if form in ("power", "chinchilla") else pytest.param(form, marks=pytest.mark.slow) for form in law.ALL_FORMS
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_a_unit_of_weight_changes_nothing_but_the_objective(form):
     rng = np.random.default_rng(4)
     table = law_table(ladder(CHINCHILLA, rng, 0.01), rng.uniform(0.5, 2, 12))
@@ -199,7 +204,7 @@ EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("form", law.ALL_FORMS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", list(EXTREMES))
 def test_extreme_tables_get_a_status_and_finite_numbers(name, form):
     table = EXTREMES[name]

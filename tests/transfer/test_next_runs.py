@@ -150,6 +150,7 @@ def shares(make, right, num):
     return len(ends), two, three, wrong, statistics.median(costs) if costs else 0.0
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_decides_within_three_rounds():
     found = [shares(make, right, 2) for _, make, right in OPEN]
     num, _, three, wrong = (sum(column) for column in list(zip(*found, strict=True))[:4])

@@ -49,6 +49,7 @@ def test_the_pooled_optimum_is_the_least_of_a_dense_grid(truth):
     assert found.loss_nats <= min(losses) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_flat_range_ends_at_three_per_mille(noisy):
     found = allocate(noisy, 1e13)
     low, high = found.flat_params

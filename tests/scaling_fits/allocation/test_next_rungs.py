@@ -40,6 +40,7 @@ def test_conditioning_is_the_normal_conditional():
     np.testing.assert_allclose(conditioned(covariance, 2, noise)[:2, :2], wanted)
 
 
+@pytest.mark.slow
 def test_the_advice_keeps_to_the_money_and_its_own_promise(fitted):
     candidates = candidates_below(fitted, MOST)
     advised = next_rungs(fitted, *TARGET, candidates, most_flops=MOST)

@@ -40,6 +40,7 @@ def test_fresh_data_and_endless_repeats():
     assert math.exp(worth[0]) == pytest.approx(16.39e9)
 
 
+@pytest.mark.slow
 def test_a_limit_that_does_not_bind_changes_nothing(fitted):
     free, limited = allocate(fitted, 1e13), allocate(fitted, 1e13, unique_tokens=1e9)
     assert limited.params == pytest.approx(free.params, rel=1e-6)

@@ -49,6 +49,7 @@ def test_the_compute_optimal_model_of_this_loss(exact):
     assert told.saved_share.interval is None
 
 
+@pytest.mark.slow
 def test_intervals_of_the_saving_hold_the_truth():
     held = 0
     truth = fit_runs(ladder(CHINCHILLA), "chinchilla", bootstrap=0)
