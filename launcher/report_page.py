@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from launcher.report_style import CSS
 
-DRAWING = re.compile(r"<svg .*?</svg>", re.DOTALL)
+_DRAWING = re.compile(r"<svg .*?</svg>", re.DOTALL)
 _STYLE = re.compile(r' style="([^"]*)"')
 _ID = re.compile(r'\bid="([^"]*-\d+)"')
 _REFERENCE = re.compile(r'(?<=url\(#)[^)]*|(?<=\bhref="#)[^"]*|(?<=\bid=")[^"]*')
@@ -25,7 +25,7 @@ def whole_page(title: str, parts: Iterable[str]) -> str:
         parts: HTML of the page's sections; drawings as `launcher.svg.finish` makes them.
     """
     body = "".join(parts)
-    drawn = "".join(DRAWING.findall(body))
+    drawn = "".join(_DRAWING.findall(body))
     ids = {long: f"i{number}" for number, long in enumerate(dict.fromkeys(_ID.findall(drawn)))}
     classes = {style: f"d{number}" for number, style in enumerate(dict.fromkeys(_STYLE.findall(drawn)))}
 
@@ -38,7 +38,7 @@ def whole_page(title: str, parts: Iterable[str]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
         f'content="light dark"><title>{html.escape(title)}</title><style>{CSS}{rules}</style></head>'
-        f"<body><main>{DRAWING.sub(said_once, body)}</main></body></html>\n"
+        f"<body><main>{_DRAWING.sub(said_once, body)}</main></body></html>\n"
     )
 
 

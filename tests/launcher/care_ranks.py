@@ -11,7 +11,7 @@ from launcher.hooks import Hook
 from launcher.telemetry import layer_of
 from launcher.training import Trainer
 
-SLOW_SECONDS = 0.03
+SLOW_SECONDS = 0.08
 
 
 def whole(tensor):

@@ -18,6 +18,7 @@ from scripted_job import HEAD
 
 from launcher import attempt, chronicle, metrics
 from launcher import launch as supervisor
+from launcher.flag import Flag
 from launcher.launch import Nodes, launch, launch_line
 from launcher.launch_file import write_launch
 from launcher.watchdog import Limits
@@ -185,7 +186,7 @@ def test_secrets_of_the_log_stay_there(scripted, tmp_path, monkeypatch):
 def test_pauses_grow(scripted, monkeypatch):
     waited = []
     monkeypatch.setattr(supervisor, "BACKOFF_SECONDS", 1.0)
-    monkeypatch.setattr(threading.Event, "wait", lambda self, s=None: waited.append(s) or self.is_set())
+    monkeypatch.setattr(Flag, "wait", lambda self, seconds: waited.append(seconds) or self.is_set())
     scripted("step(count + 1)\nos.kill(os.getpid(), signal.SIGKILL)", max_restarts=6)
     assert [s for s in waited if s != attempt.POLL_SECONDS] == [1, 4, 16, 64, 256, 300]
 
