@@ -9,6 +9,10 @@ Per family: median over tasks of the median relative error; share of runs in the
 (alpha 0.1) of 100 log loss; then means over families, and over groups, since families of one study share runs.
 Beside `auto`: what most people do, one law and a bootstrap of its parameters.
 
+Calibration of `auto`: coverage of intervals of 50, 80 and 90 %, and the PIT, the share of the predicted distribution
+below each run, in tenths (a tenth of the runs in each would be right). And leave-one-study-out: the factor on both arms
+that would make intervals cover right in all studies but one, and what intervals of the one cover with it.
+
 Planted ladders: a law with noise is the truth, and a run at 100 times the largest FLOPs is predicted. The oracle knows
 the form, the parameters up to what the runs say (linearised), and the noise; widths are over the oracle's.
 Two processes take about 15 minutes; `--quick` takes the largest budget and few ladders.
@@ -17,6 +21,7 @@ Two processes take about 15 minutes; `--quick` takes the largest budget and few 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -27,7 +32,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from datasets import Family, families
@@ -36,7 +41,7 @@ from scaling_fits import cloud, law
 from scaling_fits.law import Form
 from scaling_fits.solver import Floats
 from scaling_fits.table import RunTable, from_columns
-from scaling_fits.uncertainty import fit_runs, predict
+from scaling_fits.uncertainty import FittedRuns, fit_runs, predict
 
 RATIOS = (3, 10, 30)
 LEVEL = 0.9
@@ -44,7 +49,10 @@ NUM_DRAWS = 200
 LEAST_RUNS = 7
 SAME_BUDGET, NEXT_BUDGET, GOOD_RUN = 1.25, 1.5, 1.02
 PLANTED_RATIO = 100
-METHODS = ("auto", "chinchilla", "coupled")
+NOMINAL = (0.5, 0.8, 0.9)
+TENTHS = tuple(i / 10 for i in range(1, 10))
+FACTORS = np.geomspace(0.25, 8.0, 201)
+METHODS: tuple[Literal["auto", "chinchilla", "coupled"], ...] = ("auto", "chinchilla", "coupled")
 Ends = tuple[Floats, Floats, Floats]
 """Centre and ends of the interval, logs of losses."""
 
@@ -67,14 +75,43 @@ class Score:
     winkler: float
     width_percent: float
     seconds: float
+    pit: tuple[float, ...] = ()
+    """Of `auto`: tenths of the runs by their place in the predicted distribution."""
+    arms: tuple[float, ...] = ()
+    """Of `auto`: of each run, by what factor the 90 % interval's arm must be multiplied to reach it."""
+    covered: tuple[float, ...] = ()
+    """Of `auto`: shares of the runs in the intervals of `NOMINAL`."""
 
 
 def auto(table: RunTable, params: Floats, tokens: Floats) -> Ends:
     """What `forerun fit` and `predict` say."""
-    fitted = fit_runs(table, bootstrap=NUM_DRAWS, level=LEVEL)
+    return foretold(fit_runs(table, bootstrap=NUM_DRAWS, level=LEVEL), params, tokens)
+
+
+def foretold(fitted: FittedRuns, params: Floats, tokens: Floats) -> Ends:
+    """What a fit says of new runs."""
     said = [predict(fitted, float(n), float(d)) for n, d in zip(params, tokens, strict=True)]
     columns = np.log([(each.loss_nats, each.low or np.nan, each.high or np.nan) for each in said])
     return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+def calibration(fitted: FittedRuns, held: RunTable) -> dict[str, Any]:
+    """Where the held-out runs lie in what the fit says of them."""
+    y = np.log(held.loss)
+
+    def at(level: float) -> Ends:
+        return foretold(dataclasses.replace(fitted, level=level), held.params, held.tokens)
+
+    centre, low, high = at(LEVEL)
+    inside = [at(level)[1:] for level in NOMINAL]
+    cuts = [centre if tenth == 0.5 else at(abs(2 * tenth - 1))[1 if tenth < 0.5 else 2] for tenth in TENTHS]
+    place = (y[None, :] > np.array(cuts)).sum(axis=0)
+    arm = np.where(y > centre, high - centre, centre - low)
+    return {
+        "pit": tuple((np.bincount(place, minlength=10) / len(y)).tolist()),
+        "arms": tuple((np.abs(y - centre) / np.maximum(arm, 1e-9)).tolist()),
+        "covered": tuple(float(((y >= least) & (y <= most)).mean()) for least, most in inside),
+    }
 
 
 def usual(form: Form) -> Callable[[RunTable, Floats, Floats], Ends]:
@@ -87,11 +124,6 @@ def usual(form: Form) -> Callable[[RunTable, Floats, Floats], Ends]:
         return fit_MR[0], low, high
 
     return method
-
-
-def method_of(name: str) -> Callable[[RunTable, Floats, Floats], Ends]:
-    """The method of this name."""
-    return auto if name == "auto" else usual("chinchilla" if name == "chinchilla" else "coupled")
 
 
 def tasks(table: RunTable, budgets: int) -> Iterable[tuple[int, int, RunTable, RunTable]]:
@@ -119,12 +151,20 @@ def score_family(work: tuple[Family, int]) -> list[Score]:
             continue
         for name in METHODS:
             start = time.process_time()
-            centre, low, high = method_of(name)(table, held.params, held.tokens)
+            more: dict[str, Any] = {}
+            if name == "auto":
+                fitted = fit_runs(table, bootstrap=NUM_DRAWS, level=LEVEL)
+                centre, low, high = foretold(fitted, held.params, held.tokens)
+            else:
+                centre, low, high = usual(name)(table, held.params, held.tokens)
+            seconds = time.process_time() - start
+            if name == "auto":
+                more = calibration(fitted, held)
             scores.append(
                 Score(
                     family=family.name, group=family.group, ratio=ratio, budget=budget, method=name,
-                    num_fitted=table.num_runs, num_predicted=held.num_runs, seconds=time.process_time() - start,
-                    **_marks(np.log(held.loss), centre, low, high),
+                    num_fitted=table.num_runs, num_predicted=held.num_runs, seconds=seconds,
+                    **_marks(np.log(held.loss), centre, low, high), **more,
                 )
             )  # fmt: skip
     return scores
@@ -171,6 +211,43 @@ def means(scores: list[Score], method: str) -> dict[str, dict[str, float]]:
         own = [asdict(score) for score in scores if score.method == method and score.ratio == ratio]
         found[f"r = {ratio}"] = mean(own)
     return found
+
+
+def calibrated(scores: list[Score]) -> dict[str, Any]:
+    """Calibration of `auto`: means over tasks in a family, families in a study, and studies, which count alike."""
+    own = [score for score in scores if score.method == "auto"]
+    studies = sorted({score.group for score in own})
+
+    def over(value: Callable[[Score], Floats], names: list[str]) -> Floats:
+        rows = []
+        for study in names:
+            inside = sorted({score.family for score in own if score.group == study})
+            rows.append(
+                np.mean([np.mean([value(s) for s in own if s.family == name], axis=0) for name in inside], axis=0)
+            )
+        result: Floats = np.mean(rows, axis=0)
+        return result
+
+    def at_factors(score: Score) -> Floats:
+        return (np.array(score.arms)[:, None] <= FACTORS).mean(axis=0)
+
+    def row(study: str) -> dict[str, Any]:
+        others = over(at_factors, [name for name in studies if name != study])
+        place = min(int((others < LEVEL).sum()), len(FACTORS) - 1)
+        return {
+            "covered": over(lambda score: np.array(score.covered), [study]).tolist(),
+            "factor_of_the_others": float(FACTORS[place]),
+            "covered_with_it": float(over(at_factors, [study])[place]),
+        }
+
+    rows = {study: row(study) for study in studies}
+    return {
+        "nominal": list(NOMINAL),
+        "covered": over(lambda score: np.array(score.covered), studies).tolist(),
+        "pit": over(lambda score: np.array(score.pit), studies).tolist(),
+        "leave_one_study_out": rows,
+        "leave_one_study_out_covered": float(np.mean([row["covered_with_it"] for row in rows.values()])),
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,15 +354,23 @@ def main() -> None:
         "largest_budget_only": {name: means([s for s in scores if s.budget == 0], name) for name in METHODS},
         "means": {name: means(scores, name) for name in METHODS},
         "families": {name: by_family(scores, name) for name in METHODS},
+        "calibration": calibrated(scores),
         "planted": [asdict(row) for row in ladders_],
     }  # fmt: skip
     for name in METHODS:
         _table(f"{name}: families", body["families"][name] if name == "auto" else {})
         _table(f"{name}: {len(found)} families, {body['num_tasks']} tasks", body["means"][name])
+    found_ = body["calibration"]
+    print(f"\ncovered at {NOMINAL}: {np.round(found_['covered'], 2)}; PIT in tenths: {np.round(found_['pit'], 2)}")
+    print(f"{'leave one study out':32s} {'50 %':>6s} {'80 %':>6s} {'90 %':>6s} {'factor':>7s} {'covered':>8s}")
+    for study, row in found_["leave_one_study_out"].items():
+        shares = " ".join(f"{share:6.2f}" for share in row["covered"])
+        print(f"{study:32s} {shares} {row['factor_of_the_others']:7.2f} {row['covered_with_it']:8.2f}")
+    print(f"{'mean over studies':61s} {found_['leave_one_study_out_covered']:8.2f}")
     print(f"\n{'planted, 100x':32s} {'covered':>8s} {'width / oracle':>15s} {'error %':>8s}")
-    for row in ladders_:
-        name = f"{row.form}, {row.num_runs} runs, noise {row.noise:g}"
-        print(f"{name:32s} {row.coverage:8.2f} {row.width_over_oracle:15.2f} {row.error_percent:8.2f}")
+    for cell in ladders_:
+        name = f"{cell.form}, {cell.num_runs} runs, noise {cell.noise:g}"
+        print(f"{name:32s} {cell.coverage:8.2f} {cell.width_over_oracle:15.2f} {cell.error_percent:8.2f}")
     if options.json:
         options.json.write_text(json.dumps(body, indent=1) + "\n")
 

@@ -1,9 +1,9 @@
 """What one GPU gives: trials a second by slots and mode, share of its bfloat16 peak, memory a slot, what is chosen.
 
-    python benchmarks/gpu.py --json benchmarks/results/gpu.json
+    python benchmarks/gpu.py --json benchmarks/results/gpu.json    # `make gpu` runs it after the tests marked gpu
 
 Needs a CUDA device, torch, numpy, safetensors, PyYAML and `mup` (pure Python: where nothing can be installed, copy it
-from any site-packages and name its place in PYTHONPATH); no Ray, no Optuna. Without a device: exit code 2.
+from any site-packages and name its place in PYTHONPATH); no Ray, Optuna, W&B, pydantic. Without a device: exit code 2.
 
 Proxies of 2, 10 and 40 million parameters (tables not counted) at batches of 8 and 32 sequences of 512 tokens, random
 ids, bfloat16 autocast. Every mode is measured in turns with one eager trial (`proxies.calibration.measure`), and its
@@ -11,30 +11,32 @@ rate is a ratio to that one's in the same rounds. References: one eager process 
 the device, as somebody without a bank would run them. The peak is a product of 8192 x 8192 matrices in the same run;
 a product of the model's own sizes is told beside it. FLOPs are of the causal convention (`proxies.flops`).
 
-It stops asking for modes after `--seconds`; the most telling come first, for all proxies. A file of an earlier run
-keeps the proxies that this one leaves out (`--models 40M`).
+The most telling modes come first, for all proxies. No step (one mode, or one set of processes) is begun after
+`--seconds`: the exit code is then 3, and the same command resumes. The file is written after each step, so a killed
+call loses one step. Steps of another device, torch, Python or source are measured again; to measure all again, remove
+the file. Proxies that a call leaves out (`--models 40M`) stay in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu_runs import TRIAL_STEPS, corpus_of, run_spec
+from gpu_runs import TRIAL_STEPS, corpus_of, machine, run_spec
 from process_tree import together
 
 from launcher.calibration_records import Asked, Work, mode_name
 from launcher.choosing import Bench, choose
+from proxies import canon
 from proxies.calibration import Answer, Probe, measure
 from proxies.flops import count_params, flops_per_token
 from proxies.spec import Numerics, RunSpec
@@ -74,9 +76,7 @@ class Settings:
     """That what is chosen is chosen for."""
     num_ids: int = 2**22
     seconds: float
-    """After which no further mode is begun."""
-    until: float = 0.0
-    """The same as `time.monotonic()`, once it has begun."""
+    """After which no further step is begun."""
 
 
 def quick(settings: Settings) -> Settings:
@@ -88,6 +88,34 @@ def quick(settings: Settings) -> Settings:
 
 
 @dataclass(kw_only=True)
+class Steps:
+    """What was measured of one proxy, step by step, in this call and in earlier ones."""
+
+    model: str
+    body: dict[str, Any]
+    """Of the proxy in the file: `steps` by their names, and the `seconds` that they took."""
+    until: float
+    """As `time.monotonic()`: no step is begun later."""
+    save: Callable[[], None]
+    """Writes the file."""
+    finished: bool = True
+
+    def once(self, name: str, measured: Callable[[], Any], *, needed: bool = False) -> Any:
+        """A step's figures as JSON, measured unless the file has them; None if it is too late, unless `needed`."""
+        done = self.body.setdefault("steps", {})
+        if name not in done:
+            if not needed and time.monotonic() > self.until:
+                self.finished = False
+                return None
+            began = time.monotonic()
+            done[name] = measured()
+            self.body["seconds"] = self.body.get("seconds", 0.0) + time.monotonic() - began
+            self.save()
+            print(f"measured: {self.model}, {name}", flush=True)
+        return done[name]
+
+
+@dataclass(kw_only=True)
 class Case:
     """One proxy at one batch, and what was measured of it."""
 
@@ -95,27 +123,38 @@ class Case:
     batch: int
     spec: RunSpec
     bench: Bench
+    steps: Steps
     processes: dict[int, dict[str, float]] = field(default_factory=dict)
     unreached: set[Numerics] = field(default_factory=set)
 
 
-def make_case(settings: Settings, model: str, batch: int, corpus: Path) -> Case:
-    """Nothing measured yet; a mode that is asked for too late is said to be unreached."""
+def make_case(settings: Settings, steps: Steps, batch: int, corpus: Path) -> Case:
+    """A mode is measured when it is first asked for; one that is asked for too late is said to be unreached."""
     from proxies.data.tokens import TokenStore
     from proxies.torch_device import TorchDevice
 
     store = TokenStore(corpus, trusted=True)
-    spec = run_spec(settings.models[model], settings.seq_len, batch, settings.plain, store.manifest.data_id)
+    spec = run_spec(settings.models[steps.model], settings.seq_len, batch, settings.plain, store.manifest.data_id)
 
     def ask(modes: tuple[Numerics, ...]) -> tuple[Answer, ...]:
-        if time.monotonic() > settings.until:
+        probe = Probe(spec=spec, modes=modes, seconds=settings.mode_seconds, worker_gpus=1.0)
+        names = " | ".join(name_of(mode, settings.plain) for mode in modes)
+        answer = steps.once(
+            f"{batch} sequences, {names}",
+            lambda: canon.to_json(measure(probe, lambda one: engine(one, store), TorchDevice(probe))),
+        )
+        if answer is None:
             case.unreached.add(modes[-1])
             return ()
-        probe = Probe(spec=spec, modes=modes, seconds=settings.mode_seconds, worker_gpus=1.0)
-        return (measure(probe, lambda one: engine(one, store), TorchDevice(probe)),)
+        return (canon.decode(Answer, answer),)
 
-    case = Case(model=model, batch=batch, spec=spec, bench=Bench(settings.plain, ask))
+    case = Case(model=steps.model, batch=batch, spec=spec, bench=Bench(settings.plain, ask), steps=steps)
     return case
+
+
+def name_of(mode: Numerics, plain: Numerics) -> str:
+    """A mode in words, its dtype included where it differs from the plain one's."""
+    return mode_name(mode, plain) + (f", {mode.dtype}" if mode.dtype != plain.dtype else "")
 
 
 def engine(spec: RunSpec, store: Any) -> Any:
@@ -171,7 +210,7 @@ def row_of(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
         figure = bench.figure(mode, work)
         modes.append(
             {
-                "mode": mode_name(mode, plain) + (f", {mode.dtype}" if mode.dtype != plain.dtype else ""),
+                "mode": name_of(mode, plain),
                 "num_slots": mode.num_slots,
                 "refused": "not reached" if mode in case.unreached else figure.refused,
                 "trial_steps_per_second": figure.trial_steps_per_second,
@@ -222,43 +261,75 @@ def say(model: str, row: dict[str, Any]) -> None:
         print(f"  aim: {wanted:.0%} of the peak; reached: {reached:.1%}", flush=True)
 
 
-def measured(settings: Settings, folder: Path) -> dict[str, Any]:
-    """All cases, tier by tier."""
-    peak_flops = product_flops(settings.device, settings.square, settings.square, settings.square)
+def measured(settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]) -> bool:
+    """All cases, tier by tier, into the file's models; whether every step was reached."""
     places = {
         size: corpus_of(folder, size, settings.num_ids) for size in {model[3] for model in settings.models.values()}
     }
     corpora = {model: places[size] for model, (*_, size) in settings.models.items()}
-    settings = replace(settings, until=time.monotonic() + settings.seconds)
+    until = time.monotonic() + settings.seconds
+    all_steps = [Steps(model=model, body=file["models"][model], until=until, save=save) for model in settings.models]
     cases = [
-        make_case(settings, model, batch, corpora[model]) for model in settings.models for batch in settings.batches
+        make_case(settings, steps, batch, corpora[steps.model]) for steps in all_steps for batch in settings.batches
     ]
     for tier, changes in enumerate(settings.tiers):
         for case in cases:
             case.bench.measure(settings.plain)
             for change in changes:
                 case.bench.measure(replace(settings.plain, **change))
-            number = {0: 1, 1: settings.num_processes}.get(tier)
-            if number and time.monotonic() < settings.until:
-                case.processes[number] = processes(settings, case, corpora[case.model], number)
-    models: dict[str, Any] = {}
-    for case in cases:
-        row = row_of(settings, case, peak_flops)
-        tokens, shape = case.spec.batch_tokens, case.spec.shape
-        row["own_product_share_of_peak"] = (
-            product_flops(settings.device, tokens, shape.width, shape.ffn_width) / peak_flops
-        )
-        models.setdefault(case.model, {"peak_flops": peak_flops, "cases": []})["cases"].append(row)
-        say(case.model, row)
-    return models
+            if number := {0: 1, 1: settings.num_processes}.get(tier):
+                together_again(settings, case, corpora[case.model], number)
+    for steps in all_steps:
+        square = (settings.square,) * 3
+        peak_flops = steps.once("peak", lambda square=square: product_flops(settings.device, *square), needed=True)
+        rows = [told(settings, case, peak_flops) for case in cases if case.steps is steps]
+        steps.body |= {"peak_flops": peak_flops, "cases": rows}
+        save()
+    return all(steps.finished for steps in all_steps)
+
+
+def together_again(settings: Settings, case: Case, corpus: Path, number: int) -> None:
+    """The reference of so many processes, unless it is too late for it."""
+    name = f"{case.batch} sequences, {number} processes"
+    found = case.steps.once(name, lambda: processes(settings, case, corpus, number))
+    if found is not None:
+        case.processes[number] = found
+
+
+def told(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
+    """Everything that was measured of a case, printed too."""
+    row = row_of(settings, case, peak_flops)
+    sizes = (case.spec.batch_tokens, case.spec.shape.width, case.spec.shape.ffn_width)
+    own = case.steps.once(
+        f"{case.batch} sequences, own product", lambda: product_flops(settings.device, *sizes), needed=True
+    )
+    row["own_product_share_of_peak"] = own / peak_flops
+    say(case.model, row)
+    return row
+
+
+def opened(path: Path | None, here: dict[str, Any], models: Sequence[str]) -> tuple[dict[str, Any], Callable[[], None]]:
+    """The file's content, these models' steps kept if they were measured here; and what writes it."""
+    content = json.loads(path.read_text()) if path and path.exists() else {"models": {}}
+    for model in models:
+        if content["models"].get(model, {}).get("machine") != here:
+            content["models"][model] = {"machine": here}
+
+    def save() -> None:
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+            canon.write_atomic(path, text.encode())
+
+    return content, save
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, print, write; 2 where there is no device."""
+    """Measure, print, write; 2 where there is no device, 3 where the time was too short."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--models", default=",".join(MODELS), help="Some of them, as 2M,10M.")
-    parser.add_argument("--seconds", type=float, default=400.0, help="After which no further mode is begun.")
+    parser.add_argument("--seconds", type=float, default=400.0, help="After which no further step is begun.")
     parser.add_argument("--quick", action="store_true", help="A tiny proxy, as the tests do it.")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
@@ -271,17 +342,13 @@ def main(arguments: list[str]) -> int:
         device=asked.device, plain=Numerics(dtype="bfloat16"), seconds=asked.seconds,
         models={name: MODELS[name] for name in asked.models.split(",")},
     )  # fmt: skip
-    began = time.monotonic()
+    settings = quick(settings) if asked.quick else settings
+    content, save = opened(asked.json, machine(), list(settings.models))
     with tempfile.TemporaryDirectory() as name:
-        models = measured(quick(settings) if asked.quick else settings, Path(name))
-    name = torch.cuda.get_device_name() if asked.device == "cuda" else platform.machine()
-    machine = {"device": name, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
-               "seconds": round(time.monotonic() - began)}  # fmt: skip
-    if asked.json:
-        before = json.loads(asked.json.read_text())["models"] if asked.json.exists() else {}
-        told = {model: {"machine": machine, **body} for model, body in models.items()}
-        asked.json.write_text(json.dumps({"models": {**before, **told}}, indent=1, sort_keys=True) + "\n")
-    return 0
+        finished = measured(settings, Path(name), content, save)
+    if not finished:
+        print(f"not finished within --seconds {asked.seconds:g}: run the same command again to resume", file=sys.stderr)
+    return 0 if finished else 3
 
 
 if __name__ == "__main__":

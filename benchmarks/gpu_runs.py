@@ -6,7 +6,10 @@ line, trains for so many seconds and says its steps a second.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ from proxies.schedule import Schedule
 from proxies.shape import Shape
 from proxies.spec import Hparams, Numerics, RunSpec
 
+ROOT = Path(__file__).resolve().parents[1]
 TRIAL_STEPS = 2000
 ENDLESS_STEPS, FIRST_STEPS = 10**6, 3
 
@@ -63,6 +67,20 @@ def corpus_of(folder: Path, vocab_size: int, num_ids: int) -> Path:
     )  # fmt: skip
     canon.write_atomic(out / MANIFEST, canon.pretty(manifest))
     return out
+
+
+def machine() -> dict[str, Any]:
+    """What figures were taken with; where any of it differs, those of before are not resumed."""
+    import torch
+
+    sources = hashlib.sha256()
+    for path in sorted(path for room in ("proxies", "launcher", "benchmarks") for path in (ROOT / room).rglob("*.py")):
+        sources.update(path.read_bytes())
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
+        "source": sources.hexdigest()[:12],
+    }  # fmt: skip
 
 
 def train(asked: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.study import Study, moved
+from launcher.study import Study, base_duration, moved
 from proxies.rules import Parametrization, kind_rule
 from proxies.spec import RunResult, RunSpec
 from sweeps.space import Params
@@ -81,11 +81,8 @@ class Sizes:
 
 def base_sizes(study: Study) -> Sizes:
     """Where hyperparameters are searched."""
-    proxy = study.plan.proxy
-    tokens = proxy.batch_tokens * study.plan.schedule(proxy.num_steps, 0.0).num_full_batches
-    return Sizes(
-        width=proxy.base_width, depth=study.plan.model.num_layers, batch=proxy.batch_tokens, duration=int(tokens)
-    )
+    proxy, tokens = study.plan.proxy, base_duration(study)
+    return Sizes(width=proxy.base_width, depth=study.plan.model.num_layers, batch=proxy.batch_tokens, duration=tokens)
 
 
 def carried_rate(rate: float, powers: Mapping[Axis, float], base: Sizes, there: Sizes) -> float:

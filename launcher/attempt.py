@@ -26,7 +26,9 @@ from launcher.flag import Flag
 from launcher.lifeline import die_with_parent
 from launcher.talk import duration, say
 from launcher.watchdog import Limits, Pace, Watchdog
+from proxies.external.log_file import RedactedLog
 from sweeps.causes import oom_kills
+from sweeps.redaction import LineRedactor
 
 POLL_SECONDS = 0.1
 LIVE_SECONDS, PLAIN_SECONDS = 2.0, 15.0
@@ -108,8 +110,8 @@ def attempt(course: Course, told: Told) -> Ended:
         ending_file.unlink(missing_ok=True)
     before, kills_before = _stamp(ending_file), oom_kills()
     watchdog = Watchdog(course.run_dir, course.limits, time.monotonic())
-    with course.log.open("ab") as log:
-        begins = log.tell()
+    with contextlib.closing(RedactedLog(course.log, LineRedactor(), append=True)) as log:
+        begins = course.log.stat().st_size
         job = Job(course.command, log.fileno())
         try:
             hung = _follow(job, course, told, watchdog, lambda: _stamp(ending_file) not in (before, None))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from launcher.arms import Sizes, TransferTest, axis_sizes, base_sizes, base_value
 from launcher.study import Study
+from launcher.ties import ties_body
 from launcher.transferred import Transferred, Verdicts
 from proxies.canon import Json
 from proxies.powers import Ratios
@@ -80,6 +81,8 @@ def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperpara
     worst = max(mine, key=_regret, default=None)
     regret = verdicts.together.regret_nats if rate else worst.regret_nats if worst else None
     outcome = verdicts.together.outcome if rate else worst.outcome if worst else None
+    margin = study.plan.transfer.margin_nats
+    over = [*axes, *(["duration"] if name == "warmup_fraction" and found.warmup.finding else [])]
     twice = [cost for verdict in mine if (cost := verdict_summary(verdict)["cost_of_2x_off_nats"]) is not None]
     return {
         "hyperparameter": name,
@@ -87,11 +90,13 @@ def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperpara
         "target_value": value,
         "rule": rule,
         "tested": list(axes),
-        "untested": [a for a in _AXES if a not in axes and differs(target.along(a), base.along(a))],
+        "untested": [a for a in _AXES if a not in over and differs(target.along(a), base.along(a))],
         "outcome": outcome,
         "drifts": {v.question.axis: estimate_summary(v.drift) for v in mine},
         "regret_nats": estimate_summary(regret),
         "cost_of_2x_off_nats": twice[0] if twice else None,
+        "tie": next(iter(ties_body([tie for tie in found.ties if tie.hyperparameter == name], margin)), None),
+        "carry": found.warmup.body(margin) if name == "warmup_fraction" else None,
     }
 
 
@@ -102,7 +107,13 @@ def _regret(verdict: Verdict) -> tuple[int, float]:
 
 
 def _carried(study: Study, found: Transferred, target: Sizes, name: Hyperparameter) -> tuple[Json, str]:
-    """A value at the target, and the rule that puts it there in words."""
+    """A value at the target, and the rule that puts it there in words, with what the search's end decided."""
+    value, rule = _ruled(study, found, target, name)
+    margin = study.plan.transfer.margin_nats
+    return value, "; ".join([rule, *(tie.words(margin) for tie in found.ties if tie.hyperparameter == name)])
+
+
+def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter) -> tuple[Json, str]:
     base, rules = base_sizes(study), study.plan.parametrization
     ratios = Ratios(**{axis: target.along(axis) / base.along(axis) for axis in _AXES})
     if name == "learning_rate":
@@ -119,21 +130,17 @@ def _carried(study: Study, found: Transferred, target: Sizes, name: Hyperparamet
         ]
         return found.rate_at(base, target), "; ".join(said)
     value = base_value(study, name, found.point)
-    searched = base_value(study, name, found.best)
-    better = (
-        f"; repeated runs at the base found it better than the search's {searched:.3g}" if value != searched else ""
-    )
     if name == "warmup_fraction":
-        return value, f"the same share of the steps{better}"
+        return found.point_at(study, target)[name], found.warmup.words(study.plan.transfer.margin_nats)
     if name == "weight_decay" and value:
         rule = kind_rule(rules, "hidden").weight_decay
-        return value * rule.at(ratios), f"of hidden matrices, times {rule}{better}"
+        return value * rule.at(ratios), f"of hidden matrices, times {rule}"
     if name in ("beta1", "beta2"):
         scaled = betas(rules, ratios, *(base_value(study, beta, found.point) for beta in _BETAS))
         return scaled[_BETAS.index(name)], "as it is" if rules.moments == "fixed" else "1 - beta times m_B / m_D"
     if name == "clip_norm" and not value:
         return value, "no clipping: the search turned it off"
-    return value, f"as it is{better}"
+    return value, "as it is"
 
 
 _BETAS: tuple[Hyperparameter, Hyperparameter] = ("beta1", "beta2")

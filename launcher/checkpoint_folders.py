@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import chronicle
+from launcher import chronicle, metrics
 from launcher.talk import say
 
 CHECKPOINTS, ROLLBACKS_FILE = "checkpoints", "rollbacks.json"
@@ -23,6 +23,16 @@ def complete_folders(root: Path) -> dict[int, Path]:
         return {}
     found = {int(named[1]): folder for folder in root.iterdir() if (named := _COMPLETE.fullmatch(folder.name))}
     return dict(sorted(found.items(), reverse=True))
+
+
+def expected(run_dir: Path, digest: str) -> str:
+    """Why this run must have a complete checkpoint, in words; empty where it may not have saved one yet."""
+    told = [entry for entry in chronicle.entries(run_dir) if entry.digest == digest]
+    begun = max((entry.step or 0 for entry in told if entry.kind in ("launched", "restarted")), default=0)
+    if begun:
+        return f"{chronicle.CHRONICLE_FILE} says that it resumed from step {begun}"
+    saved = [line.get("step") for line in metrics.read(run_dir) if line.get("event") == "saved"]
+    return f"{metrics.METRICS_FILE} says that it saved at step {saved[-1]}" if saved else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

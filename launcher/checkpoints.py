@@ -203,15 +203,18 @@ def newest_good(
     usable: Callable[[Manifest], bool] = _usable,
     *,
     may_begin: bool = True,
+    expected: str = "",
 ) -> Manifest | None:
     """The newest usable checkpoint whose every file has its hash, or None where there is none. One rank only.
 
     A newer one that is not whole is renamed `.corrupt`. One that is not usable is deleted, once it is known what to go
-    on from; `may_begin`: from step 0, where no usable one is left. Both are added to `refused`.
+    on from; `may_begin`: from step 0, where no usable one is left. Both are added to `refused`. `expected`: why there
+    must be one, in words; empty where there may be none.
 
     Raises:
         CorruptError: there are checkpoints, none of them good.
-        CheckpointError: the newest one is of another launch config, or none is usable.
+        CheckpointError: the newest one is of another launch config, or cannot be read, which proves nothing against it;
+            or none is usable, or there is none although one is expected.
     """
     left: dict[int, Path] = {}
     for step, folder in complete_folders(root).items():
@@ -235,14 +238,19 @@ def newest_good(
         return manifest
     if corrupt := sorted(folder.name for folder in root.glob("*.corrupt*")):
         raise CorruptError(
-            f"{root} holds no good checkpoint, only {', '.join(corrupt)}: restore one from a backup, or move them "
-            "away to start again from step 0"
+            f"{root} holds no good checkpoint, only {', '.join(corrupt)}: restore one from a backup, or move "
+            f"{root.parent} away to begin at step 0"
+        )
+    if expected and not left:
+        raise CheckpointError(
+            f"{root} holds no checkpoint, although {expected}: put them back, or move {root.parent} away to begin at "
+            "step 0"
         )
     if left and not may_begin:
         raise CheckpointError(
             f"{root} holds no checkpoint old enough to go back to, only "
             f"{', '.join(sorted(folder.name for folder in left.values()))}: "
-            "restore one from a backup, or move them away to start again from step 0"
+            f"restore one from a backup, or move {root.parent} away to begin at step 0"
         )
     _discard_left(left, refused)
     return None
@@ -262,8 +270,10 @@ def _read_manifest(folder: Path) -> tuple[Manifest | None, list[str]]:
         if not isinstance(value, dict) or canon.content_id(value.get("manifest")) != value.get("sha256"):
             return None, ["the manifest does not have its hash"]
         manifest = canon.decode(Manifest, value.get("manifest"))
+    except _ABSENT as error:
+        return None, [f"{MANIFEST} is missing: {error.strerror}"]
     except OSError as error:
-        return None, [f"{MANIFEST} cannot be read: {error.strerror}"]
+        raise _unread(folder / MANIFEST, error) from error
     except canon.CanonError as error:
         return None, [f"{MANIFEST}: {error}"]
     if folder_of(folder.parent, manifest.step) != folder:
@@ -278,9 +288,22 @@ def _differing(folder: Path, files: Mapping[str, str]) -> list[str]:
         try:
             if canon.file_sha256(folder / name) != wanted:
                 problems.append(f"{name} does not have its hash")
+        except _ABSENT as error:
+            problems.append(f"{name} is missing: {error.strerror}")
         except OSError as error:
-            problems.append(f"{name} cannot be read: {error.strerror}")
+            raise _unread(folder / name, error) from error
     return problems
+
+
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""The file is not there. Any other failed read (a stale handle, a disk that fails) says nothing of what it holds."""
+
+
+def _unread(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be read ({error.strerror}); no checkpoint was changed. Try again when the disk answers, or "
+        f"move {path.parent} away to resume from the one before"
+    )
 
 
 def _quarantine(folder: Path) -> Path:

@@ -48,7 +48,6 @@ _EXIT_CODES = {
     "StudyHeld": EXIT_HELD,
     "StaleDriver": EXIT_HELD,
     "InterruptedStudyError": EXIT_INTERRUPTED,
-    "PoolDead": EXIT_INTERRUPTED,
     "CorruptCorpusError": EXIT_CORRUPT,
     "SourceStuck": EXIT_BUG,
     "DuplicateRecord": EXIT_BUG,
@@ -239,16 +238,18 @@ def _complain(error: BaseException, typed: list[str]) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return EXIT_INPUT
+    from launcher.talk import shown
+
     redacted, error = _redactor(error)
     verb = next((word for word in typed if word in _VERBS), "")
     code, message = exit_code_of(error), redacted(message_of(error, verb))
     problems = [redacted(str(problem)) for problem in getattr(error, "problems", None) or [message]]
     with contextlib.suppress(OSError):  # a stream that takes no more: the exit code says it still
         if os.environ.get("FORERUN_TRACEBACK") == "1":
-            click.echo(redacted("".join(traceback.format_exception(error))), err=True, nl=False)
+            click.echo(shown(redacted("".join(traceback.format_exception(error)))), err=True, nl=False)
         if isinstance(error, click.UsageError) and error.ctx is not None:
             click.echo(error.ctx.get_usage(), err=True)
-        click.echo(f"forerun: {message}", err=True)
+        click.echo(f"forerun: {shown(message)}", err=True)
     if "--json" in typed:
         body = {"error": type(error).__name__, "exit_code": code, "message": message, "problems": problems}
         with contextlib.suppress(OSError):

@@ -39,7 +39,7 @@ def stages_of(study: Study, ledger: Ledger) -> dict[str, list[str]]:
     """By run id the stages and jobs that asked for it, the first one first: `search/trial`, `transfer/control` ..."""
     from launcher import decide
     from launcher.rungs import stage_specs
-    from launcher.searching import ended_losses, replicated, trial_points
+    from launcher.searching import ended_losses, growth, replicated, ties, trial_points
     from launcher.study import NoFinishedTrialError
     from launcher.transferred import StageMissingError, asked, transferred
 
@@ -55,6 +55,8 @@ def stages_of(study: Study, ledger: Ledger) -> dict[str, list[str]]:
         losses = ended_losses(study, ledger)
         again = replicated(study, ledger, losses) if losses is not None else None
         add(again.specs if again else (), "search/replicate")
+        decided = ties(study, ledger, losses) if losses is not None and growth(study, ledger, losses) is None else None
+        add(decided.specs if decided else (), "search/convention")
         for test in asked(study, ledger):
             add([spec for spec, _ in test.arm.specs], "transfer/valley")
             add([spec for spec, _ in test.control.specs] if test.control else [], "transfer/control")

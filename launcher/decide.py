@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.arms import Sizes, base_sizes
+from launcher.arms import Sizes
 from launcher.history import Concluded, inherited, like, scaled
 from launcher.rungs import ladder_runs
 from launcher.study import Study
@@ -21,6 +21,7 @@ from proxies.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
 if TYPE_CHECKING:
     from launcher.frozen import Decision, PredictedLoss
     from scaling_fits.allocation.allocate import Allocation
+    from scaling_fits.allocation.shapes import Template
     from scaling_fits.loss_curves import FinishedRun
     from scaling_fits.table import RunTable
     from scaling_fits.uncertainty import FittedRuns, Prediction
@@ -33,6 +34,8 @@ class Choice:
 
     allocation: Allocation
     shape: Shape
+    traded: str
+    """Parameters given up for heads that split evenly, in words; empty: none."""
     num_steps: int
     prediction: Prediction
 
@@ -55,8 +58,8 @@ class Choice:
 
 
 def ladder_specs(study: Study, found: Transferred) -> list[RunSpec]:
-    """The ladder at the transferred rate and the search's warmup and clip."""
-    return ladder_runs(study, found.point, found.powers)
+    """The ladder at the transferred rate and the other values that are frozen."""
+    return ladder_runs(study, found.point, found.powers, found.warmup.rule)
 
 
 def ladder_table(
@@ -104,27 +107,39 @@ def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns
     return scaled(fit, past, notes)
 
 
+def shape_template(study: Study) -> Template:
+    """What the plan fixes of the main run's shape: all but its width, over which alone the ladder varies."""
+    from scaling_fits.allocation.shapes import Template
+
+    plan = study.plan
+    return Template(
+        shape=study.base_shape.at_depth(plan.target_num_layers), width_multiple=plan.target.width_multiple,
+        tensor_parallel=plan.launch.tensor,
+    )  # fmt: skip
+
+
 def choose(study: Study, fit: FittedRuns) -> Choice:
     """The shape and steps for the plan's budget: the fitted optimum, made whole.
 
     Raises:
         CannotTellError: the ladder identifies no law.
+        ShapeError: no width keeps the template's ratios and splits over `[launch] tensor`.
     """
     from scaling_fits.allocation.allocate import allocate
-    from scaling_fits.allocation.shapes import shape_near
+    from scaling_fits.allocation.shapes import ShapeRequest, choose_shapes
     from scaling_fits.uncertainty import predict
 
     budget_flops = study.plan.target.budget_flops
     allocation = allocate(fit, budget_flops)
-    template = study.base_shape.at_depth(study.plan.target_num_layers)
-    shape = shape_near(template, allocation.params, study.plan.target.width_multiple).shape
-    params = count_params(shape).total
+    shapes = choose_shapes(ShapeRequest(params=allocation.params, template=shape_template(study)))
+    shape, params = shapes.options[0].shape, shapes.options[0].params
     batch_tokens = study.plan.target_batch_tokens
     num_steps = study.plan.steps_for(budget_flops / (6.0 * params * batch_tokens))
     num_tokens = int(batch_tokens * study.plan.schedule(num_steps, 0.0).num_full_batches)
     return Choice(
         allocation=allocation,
         shape=shape,
+        traded=shapes.traded,
         num_steps=num_steps,
         batch_tokens=batch_tokens,
         prediction=predict(fit, params, num_tokens),
@@ -135,7 +150,7 @@ def main_spec(study: Study, found: Transferred, choice: Choice) -> RunSpec:
     """The main run, as a run of this study."""
     return study.run(
         shape=choice.shape,
-        point={**found.point, "learning_rate": found.rate_at(base_sizes(study), choice.sizes)},
+        point=found.point_at(study, choice.sizes),
         seed=study.plan.launch.seed,
         num_steps=choice.num_steps,
         batch_tokens=choice.batch_tokens,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher import decide
 from launcher.decide import Choice
+from launcher.failed_runs import failed_gates
 from launcher.gates import Gate, gates
 from launcher.history import Concluded, as_rungs, inherited, like
 from launcher.ladder_tilt import LadderChecks, Tilt, ladder_checks, tilt
@@ -97,7 +98,7 @@ def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, f
     if found.checks is not None and found.table is not None:
         moves = tilt(found.checks.rungs, found.ladder, found.table, fit, choice.prediction)
     closed = gates(study, found.coordinates, verdicts, fit, choice, lost, found.checks, moves)
-    closed += replay_gates(study, ledger)
+    closed += replay_gates(study, ledger) + failed_gates(ledger, study.study_dir)
     return dataclasses.replace(found, choice=choice, verdicts=verdicts, tilt=moves, gates=closed)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from launcher.presets import NODE_GPUS, PRESETS, Preset, layout, preset_for, slurm_options
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 ASSUMED_VOCAB_SIZE, BYTES = 50_304, 256
 """Until a corpus is there to say: on GPUs GPT-2's, rounded up to a multiple of 64; else bytes, as `tokenize` makes."""
-MOST_EPOCHS = 4.0
-"""Of repeated data, as good as new ones up to there (arXiv 2305.16264)."""
-MOST_SHARE = 0.3
-"""Of the main run's FLOPs: beyond, proxies cost so much beside it that it is said."""
 _ROUNDS = 12
 
 
@@ -153,8 +149,9 @@ def priced(study: Study, wanted: Wanted) -> tuple[float, str]:
     from launcher.estimates.machine import Given, machine_of
     from launcher.estimates.spans import exactly
     from launcher.estimates.study_cost import planned_main_run
+    from launcher.estimates.utilization import paid_share
     from proxies.checks import SpecError
-    from proxies.flops import flops_per_token
+    from proxies.flops import count_params, flops_per_token
 
     plan = study.plan
     assert wanted.budget_usd is not None
@@ -168,15 +165,16 @@ def priced(study: Study, wanted: Wanted) -> tuple[float, str]:
         machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
         if machine.price_usd is None:
             raise SpecError("Budget", [f"gpu = {machine.name}: no published price is known: give usd_per_gpu_hour"])
-        hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, machine.mfu)
         saves = cadence(run.shape, ranks, rate=machine.failures, accepted_loss_seconds=machine.accepted_loss_seconds)
-        usd = usd_of(hours.over(saves.goodput), machine.price_usd).value
+        share = paid_share(machine, count_params(run.shape).total, saves.goodput)
+        hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, share)
+        usd = usd_of(hours, machine.price_usd).value
         budget = min(1e30, max(1.0, budget * wanted.budget_usd / usd))
-    price, mfu = machine.price_usd, machine.mfu
+    price = machine.price_usd
     assert price is not None  # or the loop above had refused it
     said = (
         f"USD {wanted.budget_usd:g} are {budget:.3g} FLOPs on {ranks} {machine.name}, at USD {price.value:g} an hour "
-        f"({_whence(price)}) and MFU {mfu.value:g} ({_whence(mfu)})"
+        f"({_whence(price)}) and a share of {share.value:.3g} of the peak over all hours paid ({_whence(share)})"
     )
     return float(f"{budget:.4g}"), said
 
@@ -198,28 +196,3 @@ def summary(study: Study) -> dict[str, Json]:
         "tokens": run.num_tokens, "num_runs": sum(stage.num_runs[0] for stage in stages), "flops": flops,
         "share_of_main_run": flops / run.flops["causal"], "vocab_size": study.manifest.vocab_size,
     }  # fmt: skip
-
-
-def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
-    """What of a plan would not serve: data that are too few, proxies that cost too much, or teach too little."""
-    said, plan = [], study.plan
-    tokens, width = cast(float, found["tokens"]), cast(int, found["width"])
-    share = cast(float, found["share_of_main_run"])
-    there = study.manifest.num_tokens("train")
-    if there and tokens > MOST_EPOCHS * there:
-        said.append(
-            f"the main run takes about {tokens:.3g} tokens and the corpus has {there:.3g}: {tokens / there:.1f} "
-            f"epochs, and beyond {MOST_EPOCHS:g} repeated data are worth less than new ones (arXiv 2305.16264): more "
-            "data, or a smaller target.budget_flops"
-        )
-    if share > MOST_SHARE:
-        said.append(
-            f"the proxies take {share:.2g} times the main run's FLOPs: worth it for what is learned, not for this run; "
-            "a larger target.budget_flops, or a smaller preset"
-        )
-    if width < 2 * plan.proxy.base_width:
-        said.append(
-            f"the main run's guessed width is {width}, proxy.base_width {plan.proxy.base_width}: there is hardly "
-            "anything to transfer; a larger target.budget_flops, or a smaller preset"
-        )
-    return said

@@ -96,9 +96,9 @@ def influence_body(table: RunTable, fit: FittedRuns, at: Prediction, rungs: Sequ
             {
                 "run": row.place,
                 "rung": finished[row.place],
-                "params_shift": None if sizes is None else math.expm1(sizes),
-                "loss_shift": None if losses is None else math.expm1(losses),
-                "share_of_arm": row.share_of_arm,
+                "params_shift": None if sizes is None or not row.size_determined else math.expm1(sizes),
+                "loss_shift": None if losses is None or not row.loss_determined else math.expm1(losses),
+                "share_of_arm": row.share_of_arm if row.size_determined and row.loss_determined else None,
                 "residual_sds": row.residual_sds,
                 "outlier": row.outlier,
                 "decisive": row.decisive,
@@ -141,6 +141,7 @@ def next_body(study: Study, fit: FittedRuns, at: Prediction) -> dict[str, Json]:
 
 def _width_near(study: Study, params: float) -> int:
     """Width of a rung of about so many parameters."""
-    from scaling_fits.allocation.shapes import shape_near
+    from scaling_fits.allocation.shapes import ShapeRequest, Template, choose_shapes
 
-    return int(shape_near(study.base_shape, params, study.base_shape.head_dim).shape.width)
+    request = ShapeRequest(params=params, template=Template(shape=study.base_shape))
+    return int(choose_shapes(request).options[0].shape.width)

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from launcher.coordinate_view import findings
+from proxies import canon
 from proxies.spec import RunResult
+from scaling_fits.conclusive import backtested, fit_doubts, inconclusive, reach_doubts
 
 if TYPE_CHECKING:
     from launcher.decide import Choice
     from launcher.ladder_tilt import LadderChecks, Tilt
     from launcher.study import Study
     from launcher.transferred import Verdicts
-    from scaling_fits.hindcast import Backtest
     from scaling_fits.uncertainty import FittedRuns
-
-FARTHEST_REACH = 100.0
-"""Times the largest rung's FLOPs: published ladders were back-tested to 30 and 100 times, with errors of 4 to 6 %."""
-
-LARGEST_ERROR = 0.05
-"""Of a held-out rung's loss: twice the median that public ladders show at 10 times the compute."""
 
 SHAPE_EXCESS = 0.01
 """Of the predicted loss, for rounding the size to a shape."""
-
-WIDEST_HALF = 0.25
-"""Half the predicted loss's interval over the loss: a wider one predicts nothing."""
 
 GateOutcome = Literal["passed", "failed", "cannot_tell"]
 
@@ -125,28 +117,19 @@ def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) 
         diverged = any(rung.status == "diverged" for rung in lost_rungs)
         told = "; ".join(f"a rung {rung.status}: {rung.reason}" for rung in lost_rungs)
         return Gate(name="fit", outcome="failed" if diverged else "cannot_tell", reason=told)
-    if fit.status != "converged":
-        return Gate(name="fit", outcome="cannot_tell", reason=f"{fit.status}: {'; '.join(fit.warnings)}")
-    if fit.backtest is None:
-        return Gate(name="fit", outcome="cannot_tell", reason="too few rungs to hold the largest one out")
-    said, wrong = _backtested(fit.backtest, fit.level)
+    if fit.status != "converged" or fit.backtest is None:
+        return Gate(name="fit", outcome="cannot_tell", reason="; ".join(fit_doubts(fit)))
+    said, wrong = backtested(fit.backtest, fit.level)
     doubts = _reach_doubts(choice)
     outcome: GateOutcome = "failed" if wrong else "cannot_tell" if doubts else "passed"
     return Gate(name="fit", outcome=outcome, reason=", ".join([*said, *doubts, *fit.warnings]))
 
 
-def _backtested(backtest: Backtest, level: float) -> tuple[list[str], bool]:
-    """What the held-out rungs say, and whether it is against the fit: too far off, or too few inside."""
-    from scipy.special import bdtr
-
-    num_runs, covered = len(backtest.runs), backtest.num_covered or 0
-    # As few as chance would allow once in twenty times, if the intervals were right.
-    least = next((least for least in range(1, num_runs + 1) if bdtr(least, num_runs, level) >= 0.05), 1)
-    said = [
-        f"largest rungs held out ({num_runs}) predicted with {backtest.largest_error:.2%} error at most",
-        f"{covered} of {num_runs} inside the {level:.0%} interval",
-    ]
-    return said, covered < least or backtest.largest_error > LARGEST_ERROR
+def forecast_warnings(gates: Iterable[Any]) -> tuple[str, ...]:
+    """What is said before a forecast whose fit gate did not pass, accepted or not; of gates as records or as JSON."""
+    fits = [gate for each in gates if (gate := cast(Any, canon.to_json(each)))["name"] == "fit"]
+    closed = [gate for gate in fits if gate["outcome"] != "passed"]
+    return inconclusive(tuple(f"the fit gate {g['outcome'].replace('_', ' ')}: {g['reason']}" for g in closed))
 
 
 def _reach_doubts(choice: Choice) -> list[str]:
@@ -155,15 +138,10 @@ def _reach_doubts(choice: Choice) -> list[str]:
     doubts = list(choice.allocation.warnings)
     excess = prediction.loss_nats / choice.allocation.loss_nats - 1
     if excess > SHAPE_EXCESS:
-        doubts.append(f"the nearest width allowed costs {excess:.1%} over the best size: lower target.width_multiple")
-    if prediction.extrapolation > FARTHEST_REACH:
-        reach = f"target at {prediction.extrapolation:.3g} times the largest rung's FLOPs"
-        doubts.append(f"{reach}: beyond {FARTHEST_REACH:g} no back-test speaks, add larger rungs")
-    if prediction.low is not None and prediction.high is not None:
-        half = (prediction.high - prediction.low) / 2 / prediction.loss_nats
-        if half > WIDEST_HALF:
-            doubts.append(f"the predicted loss is known to {half:.0%} only: add rungs")
-    return doubts
+        doubts.append(f"the nearest width allowed costs {excess:.1%} over the best size: lower "
+                      "target.width_multiple or launch.tensor")  # fmt: skip
+    interval = None if prediction.low is None or prediction.high is None else (prediction.low, prediction.high)
+    return [*doubts, *reach_doubts(prediction.loss_nats, interval, prediction.extrapolation)]
 
 
 def tuned_gate(checks: LadderChecks | None, tilt: Tilt | None) -> Gate:

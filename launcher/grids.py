@@ -1,9 +1,8 @@
 """Grids of runs for each test of transfer, and what its verdict asks for in addition. No torch.
 
-The other hyperparameters come first, around the search's best trial: one trial's luck is not what a main run should
-hang on, so a value that repeated runs find clearly better at the base takes its place. The learning rate's tests run at
-these. Every list of runs is a pure function of the plan and of results, so a resumed study asks for exactly the runs an
-uninterrupted one would.
+All run at the point that the search settled on. How the warmup is carried over duration is decided first, since runs of
+other durations follow it. Every list of runs is a pure function of the plan and of results, so a resumed study asks for
+exactly the runs an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from launcher.arms import (
     wanted_tests,
 )
 from launcher.study import Study
+from launcher.warmup import CARRY_SHARE, Carry, Carrying, Rule, carried_warmup, carrying
 from proxies.spec import RunResult, RunSpec
 from sweeps.space import Params
 from transfer.question import Axis, Hyperparameter, Question, from_log2, to_log2
@@ -50,12 +50,12 @@ class Setting:
     study: Study
     results: Mapping[str, RunResult]
     best: Params
-    """Of the search."""
-    point: Params
-    """The same, with values that repeated runs found better: at which the learning rate's tests run."""
+    """What the search settled on."""
     target: Sizes
     rounds: int
     """How often a verdict may ask for more."""
+    warmup: Rule = "share"
+    """How the warmup is carried over duration."""
 
 
 def learning_rate_test(setting: Setting, axis: Axis) -> TransferTest:
@@ -121,7 +121,7 @@ def _control(setting: Setting) -> Arm:
 
 
 def other_test(setting: Setting, name: Hyperparameter, axis: Axis) -> TransferTest:
-    """Another hyperparameter over an axis, around the search's best trial."""
+    """Another hyperparameter over an axis, around the value that the search settled on."""
     study, transfer = setting.study, setting.study.plan.transfer
     sizes = axis_sizes(study, axis)
     if axis == "width":
@@ -135,26 +135,6 @@ def other_test(setting: Setting, name: Hyperparameter, axis: Axis) -> TransferTe
     return TransferTest(hyperparameter=name, axis=axis, arm=_extended(setting, name, axis, cells))
 
 
-def refined(setting: Setting, name: Hyperparameter, axis: Axis, arm: Arm) -> float:
-    """The value to launch with, log2: the search's, unless its runs at the base say that another is clearly better."""
-    from transfer.verdict import judge
-
-    study = setting.study
-    own = to_log2(name, base_value(study, name, setting.best))
-    question = question_of(setting, name, axis, own)
-    at_base = dataclasses.replace(question, target_size=question.base_size)
-    points = arm.points(setting.results)
-    verdict = judge(points, at_base) if points else None
-    if verdict is None or verdict.regret_nats is None:
-        return own
-    if verdict.regret_nats.low <= 0:
-        return own
-    if verdict.bounded is not None:
-        return verdict.bounded.best_log2
-    optimum = next((o.log2_value for o in verdict.optima if o.size == question.base_size), None)
-    return own if optimum is None else optimum
-
-
 def _extended(
     setting: Setting, name: Hyperparameter, axis: Axis, cells: dict[tuple[int, float], int], *, control: bool = False
 ) -> Arm:  # fmt: skip
@@ -166,7 +146,7 @@ def _extended(
         arm = _arm(setting, name, axis, cells, control=control)
         if not arm.done(setting.results) or not arm.points(setting.results):
             break
-        verdict = _judge_arm(setting, name, axis, arm, spent=number >= plain)
+        verdict = _judge_arm(setting, name, axis, arm)
         # The control arm must be bracketed to be shown; it need not be decided.
         enough = control and all(optimum.status != "edge" for optimum in verdict.optima)
         asked = [
@@ -191,15 +171,13 @@ def value_at(study: Study, name: Hyperparameter, start: Params, log2_value: floa
     return float(f"{from_log2(name, log2_value):.{DIGITS}g}")
 
 
-def _judge_arm(setting: Setting, name: Hyperparameter, axis: Axis, arm: Arm, *, spent: bool) -> Verdict:
+def _judge_arm(setting: Setting, name: Hyperparameter, axis: Axis, arm: Arm) -> Verdict:
     """The verdict that says which runs are still wanted."""
     from transfer.verdict import judge  # numpy and scipy are not for `--help`
 
     if name != "learning_rate":
-        # The plan's rounds find the value to launch with; what is spent later is about that value.
-        own = to_log2(name, base_value(setting.study, name, setting.point))
-        value = own if spent else refined(setting, name, axis, arm)
-        return judge(arm.points(setting.results), question_of(setting, name, axis, value))
+        own = to_log2(name, base_value(setting.study, name, setting.best))
+        return judge(arm.points(setting.results), question_of(setting, name, axis, own))
     # What the axes cost adds up, and must be under the margin together: each may have its share, and no more.
     num_axes = sum(tested == name for tested, _ in wanted_tests(setting.study))
     question, points = question_of(setting, name, axis, None), arm.points(setting.results)
@@ -217,11 +195,21 @@ def question_of(setting: Setting, name: Hyperparameter, axis: Axis, transferred:
         base_size=base.along(axis),
         target_size=setting.target.along(axis),
         transferred_log2=transferred,
-        power=None if rate and measured(study, axis) else 0.0,
+        power=None if rate and measured(study, axis) else _power(setting, name, axis),
         built_in=built_in(study, name, axis),
         margin_nats=study.plan.transfer.margin_nats,
         level=study.plan.transfer.level,
+        untrained_nats=math.log(study.manifest.vocab_size),
     )
+
+
+def _power(setting: Setting, name: Hyperparameter, axis: Axis) -> float:
+    """By which a rule that is not measured moves a value to the target."""
+    base, target = base_sizes(setting.study).along(axis), setting.target.along(axis)
+    own = setting.best["warmup_fraction"]
+    if name != "warmup_fraction" or axis != "duration" or target == base or not own:
+        return 0.0
+    return math.log(carried_warmup(setting.study, setting.warmup, own, target) / own) / math.log(target / base)
 
 
 def _fits(study: Study, name: Hyperparameter, axis: Axis, size: int, log2_value: float) -> bool:
@@ -238,18 +226,59 @@ def _arm(
     setting: Setting, name: Hyperparameter, axis: Axis, cells: Mapping[tuple[int, float], int], *, control: bool = False
 ) -> Arm:  # fmt: skip
     study, base = setting.study, base_sizes(setting.study).along(axis)
-    start = setting.point if name == "learning_rate" else setting.best
     specs: list[tuple[RunSpec, float]] = []
     for (size, log2_value), num_seeds in sorted(cells.items()):
         if not _fits(study, name, axis, size, log2_value):
             continue
-        value = 2.0**log2_value if name == "learning_rate" else value_at(study, name, start, log2_value)
+        value = 2.0**log2_value if name == "learning_rate" else value_at(study, name, setting.best, log2_value)
         rules = study.control if control and size != base else None
-        runs = [run_at(study, axis, size, {**start, name: value}, seed, rules) for seed in range(num_seeds)]
+        point = {**point_at(setting, size if axis == "duration" else None), name: value}
+        runs = [run_at(study, axis, size, point, seed, rules) for seed in range(num_seeds)]
         # Two warmups may round to the same number of steps: one run is one point.
         known = {spec.id for spec, _ in specs}
         specs += [(run, log2_value) for run in runs if run.id not in known]
     return Arm(axis=axis, specs=tuple(specs))
+
+
+def point_at(setting: Setting, num_tokens: int | None) -> Params:
+    """The point of runs on so many tokens, None: as many as the base's."""
+    own = setting.best["warmup_fraction"]
+    if num_tokens is None:
+        return setting.best
+    return {**setting.best, "warmup_fraction": carried_warmup(setting.study, setting.warmup, own, num_tokens)}
+
+
+def first_runs(study: Study, point: Params, target: Sizes) -> dict[str, list[RunSpec]]:
+    """By test, the runs that its first verdict asks for, before anything has ended."""
+    setting, found = Setting(study=study, results={}, best=point, target=target, rounds=0), {}
+    for name, axis in wanted_tests(study):
+        test = learning_rate_test(setting, axis) if name == "learning_rate" else other_test(setting, name, axis)
+        found[test.name] = test.specs + (_later(study, axis, point) if name == "learning_rate" else [])
+    return found
+
+
+def _later(study: Study, axis: Axis, point: Params) -> list[RunSpec]:
+    """Sizes whose grid waits for the smaller ones' optima: narrower, about where these put it."""
+    transfer, base = study.plan.transfer, base_sizes(study).along(axis)
+    sizes, count = axis_sizes(study, axis), transfer.num_seeds if axis == "width" else transfer.axis_num_seeds
+    return [
+        run_at(study, axis, size, {**point, "learning_rate": point["learning_rate"] * 2.0**offset}, seed)
+        for size in sizes
+        if size not in {base, *sizes[:FIRST_SIZES]}
+        for offset in transfer.narrow_offsets_octaves
+        for seed in range(count)
+    ]
+
+
+def warmup_runs(study: Study, point: Params, target: Sizes, results: Mapping[str, RunResult]) -> Carrying:
+    """The comparison of a warmup's share with its number of tokens, within its part of what all tests take."""
+    if study.plan.command is not None and not study.plan.command.reaches("warmup_steps"):
+        return Carrying(specs=(), num_tokens=None, carry=Carry(rule="share"))
+    tests = {spec.id: spec.flops for specs in first_runs(study, point, target).values() for spec in specs}
+    return carrying(
+        study, point, axis_sizes(study, "duration"), CARRY_SHARE * sum(tests.values()),
+        lambda size, there, seed: run_at(study, "duration", size, there, seed), results,
+    )  # fmt: skip
 
 
 def judged(setting: Setting, test: TransferTest, transferred: float | None) -> Judged:

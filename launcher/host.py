@@ -17,7 +17,7 @@ from proxies.memory import give_back_memory
 from proxies.spec import Curve, RunResult, RunSpec
 from sweeps.causes import classify
 from sweeps.pool import Advance, Advanced, Finished, Replay
-from sweeps.redaction import redacted
+from sweeps.redaction import LineRedactor
 from sweeps.sites import RESUMED, WHERE, site
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Host:
                     corpus=Path(where.corpus) if where.corpus else None,
                     timeout_seconds=where.timeout_seconds or math.inf,
                     python_path=where.python_path,
-                    redact=redacted,
+                    redact=LineRedactor,
                 )
             )
         if replay:

@@ -182,13 +182,13 @@ def _forecast(table: RunTable, fit: FittedRuns, target: Prediction) -> float | N
 
 
 def _pooled(members: Sequence[LawFit], fit: FittedRuns, target: Prediction) -> float:
-    """Nats at the target by these members and the fit's weights, as `predict` mixes them."""
+    """Nats at the target by these members and the fit's weights and drift, as `predict` mixes them."""
     import numpy as np
 
-    from scaling_fits.cloud import pooled_log_loss
+    from scaling_fits.uncertainty import expected_log_loss
 
     n, d = np.array([target.params]), np.array([target.tokens])
-    return math.exp(float(pooled_log_loss(members, fit.weights, n, d)[0]))
+    return math.exp(float(expected_log_loss(dataclasses.replace(fit, members=tuple(members)), n, d)[0]))
 
 
 def checks_body(checks: LadderChecks | None, found: Tilt | None, gates: Sequence[Gate]) -> dict[str, Json]:

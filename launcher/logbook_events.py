@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher import chronicle
-from launcher.attestations import created_at, read_attestation
-from launcher.frozen import TamperedError
 from proxies import canon
 from sweeps.causes import WORDS
 from sweeps.errors import StudyMissing, SweepError
@@ -50,15 +48,20 @@ def _of_chronicle(folder: Path) -> list[Event]:
         entries = chronicle.entries(folder)
     except OSError:
         return []
-    return [Event(at=e.at, kind=e.kind, text=_by(e) + e.text, digest=e.digest, step=e.step) for e in entries]
+    return [event_of(entry) for entry in entries]
 
 
-def _by(entry: chronicle.Entry) -> str:
+def event_of(entry: chronicle.Entry) -> Event:
+    """What a chronicle has as a line of the logbook."""
     author = entry.data.get("author")
-    return f"{author}: " if isinstance(author, str) else ""
+    by = f"{author}: " if isinstance(author, str) else ""
+    return Event(at=entry.at, kind=entry.kind, text=by + entry.text, digest=entry.digest, step=entry.step)
 
 
 def _of_attestations(folder: Path) -> list[Event]:
+    from launcher.attestations import created_at, read_attestation  # a note waits for neither
+    from launcher.frozen import TamperedError
+
     found = []
     for path in sorted((folder / "attestations").glob("*.json")):
         kind = _ATTESTED.get(path.stem.partition("-")[0])

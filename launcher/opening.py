@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -103,8 +103,13 @@ def recorded(study_dir: Path) -> tuple[Study, Ledger]:
 
 def as_begun(study: Study, ledger: Ledger) -> Study:
     """The study with the meaning that its plan had to the version that began it, and what its calibration chose."""
-    semantics = cast(dict[str, canon.Json], ledger.plan).get("semantics")
-    return calibrated(dataclasses.replace(study, older=study.plan.banks_anew and semantics == SEMANTICS), ledger)
+    begun: Any = ledger.plan
+    search = study.plan.search
+    if "tie_seeds" not in begun.get("search", ()) and "tie_seeds" not in search.model_fields_set:
+        plan = study.plan.model_copy(update={"search": search.model_copy(update={"tie_seeds": 0})})
+        study = dataclasses.replace(study, plan=plan)
+    older = study.plan.banks_anew and begun.get("semantics") == SEMANTICS
+    return calibrated(dataclasses.replace(study, older=older), ledger)
 
 
 def verified_corpus(study: Study) -> TokenStore | None:
@@ -136,7 +141,7 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
     from sweeps.fork import read_parent
 
     refuse_links_out(study.study_dir)
-    if study.plan.banks_anew and (study.study_dir / LEDGER_NAME).exists():
+    if (study.study_dir / LEDGER_NAME).exists():
         with contextlib.suppress(StudyMissing):  # its driver was killed before the first record
             study = as_begun(study, Ledger.read(study.study_dir))
     same = {key: study.question[key] for key in ("data_id", "semantics")}
@@ -190,4 +195,8 @@ def unasked(section: BaseModel | None = None, prefix: str = "") -> dict[str, can
             found |= unasked(value, f"{prefix}{name}.")
         else:
             found[f"{prefix}{name}"] = canon.to_json(value)
-    return found
+    return found | _ONCE if not prefix else found
+
+
+_ONCE: dict[str, canon.Json] = {"search.tie_seeds": 0}
+"""What keys asked that were not there, where they ask something else by default now."""

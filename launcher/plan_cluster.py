@@ -49,7 +49,7 @@ class ClusterSection(Section):
     trusted_hosts: tuple[str, ...] = Field(
         (), description="Machines to use again that a replay had put into quarantine: mended since."
     )
-    max_attempts: Count = Field(3, description="Times a run is tried when its worker dies.")
+    max_attempts: Count = Field(3, description="Times a run is tried that brings its worker down by itself.")
     max_runs: Annotated[int, Field(ge=0)] = Field(
         0, description="Most runs of the study, over all its drivers; 0: any."
     )

@@ -77,6 +77,11 @@ class SearchSection(Section):
         0,
         description="Runs of the best trials with other seeds, most where the choice is in doubt; 0, or 4 at least.",
     )
+    tie_seeds: Annotated[int, Field(ge=0, le=1000)] = Field(
+        4,
+        description="Seeds that compare searched values with conventional ones, which win unless they clearly lose; "
+        "at least 2; 0: no such runs, and the search's values are used.",
+    )
     num_replays: Annotated[int, Field(ge=0, le=1000)] = Field(
         0,
         description="Trials run again on another worker to catch one that computes wrongly: the winner, others by lot.",
@@ -236,7 +241,9 @@ def _budget_problems(search: SearchSection) -> list[str]:
             f"search.num_replicates = {search.num_replicates}: 0, or {LEAST_REPLICATES} and more, is wanted: fewer "
             "compare nothing"
         )
-    if search.seed + search.num_replicates > MAX_SEED:
+    if search.tie_seeds == 1:
+        problems.append("search.tie_seeds = 1: must be 0, or at least 2: one seed tells no noise")
+    if search.seed + max(search.num_replicates, search.tie_seeds) > MAX_SEED:
         problems.append(f"search.seed = {search.seed}: replicates count up from it, beyond {MAX_SEED}")
     return problems
 

@@ -53,6 +53,9 @@ def start_pool(study: Study, ledger: Ledger | None, check_stop: Callable[[], Non
         num_ranks=plan.proxy.num_ranks,
         avoided=tuple(each for each in found if each not in cluster.trusted_hosts) if cluster.address else (),
     )
-    pool = RayPool(cluster.num_workers, factory, place=place, node_check=node_check(study) if cluster.address else None)
+    pool = RayPool(
+        cluster.num_workers, factory, place=place, node_check=node_check(study) if cluster.address else None,
+        check_stop=check_stop,
+    )  # fmt: skip
     say(pool.where)
     return pool

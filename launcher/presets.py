@@ -105,8 +105,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "gpu-24gb": Preset(
             about="one card of 24 GB (RTX 4090, A10G): a main run of 0.4e9 parameters in days",
             gpu="RTX4090", num_gpus=1, budget_flops=2e19,
-            head=("One card of 24 GB. Main run: about 0.4e9 parameters, 8e9 tokens, some four days.", *NOT_MEASURED),
-            reasons={**_WHY, "target.budget_flops": "about four days of an RTX 4090 at 0.35 of its peak."},
+            head=("One card of 24 GB. Main run: about 0.4e9 parameters, 8e9 tokens, some six days.", *NOT_MEASURED),
+            reasons={**_WHY, "target.budget_flops": "some six days of an RTX 4090, by published runs."},
             values=_joined(_GPU, {
                 "model": {"num_layers": 16, "seq_len": 1024},
                 "proxy": {"batch_tokens": 131_072, "microbatch_tokens": 8192},
@@ -121,8 +121,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "8xh100": Preset(
             about="one node of 8 H100: a main run of 2.4e9 parameters in days",
             gpu="H100", num_gpus=8, budget_flops=7e20,
-            head=("One node of 8 H100. Main run: about 2.4e9 parameters, 48e9 tokens, some four days.", *NOT_MEASURED),
-            reasons={**_WHY, "target.budget_flops": "some four days of 8 H100 at 0.35 of their peak."},
+            head=("One node of 8 H100. Main run: about 2.4e9 parameters, 48e9 tokens, some five days.", *NOT_MEASURED),
+            reasons={**_WHY, "target.budget_flops": "some five days of 8 H100, by published runs."},
             values=_joined(_GPU, {
                 "model": {"num_layers": 24, "seq_len": 2048},
                 "proxy": {"batch_tokens": 524_288, "microbatch_tokens": 32_768},
@@ -135,16 +135,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             }),
         ),
         "slurm": Preset(
-            about="a SLURM cluster, 4 nodes of 8 H100: a main run of 7e9 parameters in a week",
+            about="a SLURM cluster, 4 nodes of 8 H100: a main run of 7e9 parameters in ten days",
             gpu="H100", num_gpus=32, budget_flops=6e21,
             head=(
-                "A SLURM cluster, 4 nodes of 8 H100. Main run: about 7e9 parameters, 140e9 tokens, about a week.",
+                "A SLURM cluster, 4 nodes of 8 H100. Main run: about 7e9 parameters, 140e9 tokens, some ten days.",
                 *NOT_MEASURED,
                 "Start it with `forerun run PLAN --study STUDY --sbatch job.sh`, then `sbatch job.sh`: plan, study and",
                 "corpus lie where all nodes see them (docs/clusters.md). Add your partition and account below.",
             ),
             reasons={
-                **_WHY, "target.budget_flops": "about a week of 32 H100 at 0.35 of their peak.",
+                **_WHY, "target.budget_flops": "some ten days of 32 H100, by published runs.",
                 "cluster.slurm_options": "whole nodes; add --partition and --account of your own.",
                 "launch.data_parallel_replicate": "a replica a node: only gradients cross between nodes (HSDP).",
             },

@@ -67,6 +67,7 @@ GPUS: MappingProxyType[str, Gpu] = MappingProxyType(
         "MI300X": Gpu(peak_flops=1300e12, memory_gb=192, source=_TITAN),
         "L40S": Gpu(peak_flops=362e12, memory_gb=48, source=_SHEET),
         "RTX4090": Gpu(peak_flops=165e12, memory_gb=24, source=_SHEET),
+        "TPUv3": Gpu(peak_flops=123e12, memory_gb=32, source="arXiv 2104.10350, table 4"),
         "TPUv4": Gpu(peak_flops=275e12, memory_gb=32, source="arXiv 2204.02311"),
         "TPUv5p": Gpu(peak_flops=459e12, memory_gb=95, source=_TITAN),
     }

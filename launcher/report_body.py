@@ -11,7 +11,7 @@ from launcher.calibration_view import calibration_body
 from launcher.decide import Choice
 from launcher.evidence import Findings, decision_of, gather
 from launcher.fit_view import fit_body, frontier_flops, next_body
-from launcher.gates import Gate
+from launcher.gates import Gate, forecast_warnings
 from launcher.ladder_tilt import checks_body
 from launcher.logbook import LOGBOOK_FILE
 from launcher.own import is_own, own_run
@@ -213,17 +213,18 @@ def _choice(study: Study, found: Findings) -> Json:
     from scaling_fits.summary import allocation_summary, prediction_summary
 
     choice = found.choice
-    params = count_params(choice.shape)
+    params, prediction = count_params(choice.shape), prediction_summary(choice.prediction)
     return {
         "budget_flops": study.plan.target.budget_flops,
         "allocation": allocation_summary(choice.allocation, choice.batch_tokens),
         "shape": canon.to_json(choice.shape),
+        "shape_traded": choice.traded or None,
         "params": params.total,
         "params_non_embedding": params.non_embedding,
         "num_steps": choice.num_steps,
         "tokens": choice.num_tokens,
         "flops_causal": _causal_flops(choice),
-        "prediction": prediction_summary(choice.prediction),
+        "prediction": {**prediction, "warnings": [*forecast_warnings(found.gates), *choice.prediction.warnings]},
     }
 
 

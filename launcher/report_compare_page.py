@@ -9,12 +9,12 @@ from typing import Any
 
 from launcher import figures_compare
 from launcher import report_html as show
-from launcher.report_compare_top import top
+from launcher.report_compare_top import forecast_doubts, top
 from launcher.report_differences import NOT_THERE
 from launcher.report_html import Body
 from launcher.report_page import whole_page
 from launcher.report_words import words
-from launcher.transfer_view import anchor, name_of, size_name
+from launcher.transfer_view import anchor, estimated, name_of, size_name
 from proxies import canon
 
 HTML_FILE, JSON_FILE = "compare.html", "compare.json"
@@ -124,7 +124,8 @@ def _estimate(found: Any, spec: str) -> str:
         return "–"
     if found["value"] is None:
         return "not estimated"
-    return f"{show.number(found['value'], spec)} {show.interval(found['interval'], spec)}"
+    value, *ends = estimated(found, lambda number: show.number(number, spec))
+    return f"{value} [{', '.join(ends)}]" if ends else f"{value} {show.interval(None)}"
 
 
 def _difference(found: Any, spec: str, unit: str = "") -> str:
@@ -162,6 +163,7 @@ def _forecast(body: Body) -> str:
         parts.append(f'<div class="wide">{show.figure(figures_compare.ladders(sides), said, "Both ladders")}</div>')
     rows: list[tuple[str, ...]] = []
     if found is not None:
+        parts += [f"<p>{show.text(doubt)}</p>" for doubt in forecast_doubts(found)]
         rows.append(("expected loss (nats)", *(_loss(found[side]) for side in "ab"),
                      _difference(found["difference_nats"], "+.4f")))  # fmt: skip
         at = found["at_one_compute"]

@@ -7,6 +7,7 @@ from typing import Any
 from launcher import report_html as show
 from launcher.report_html import Body
 from launcher.transfer_view import hyperparameter_name, name_of, size_name
+from scaling_fits.conclusive import first_and_rest
 
 
 def sentences(body: Body) -> list[str]:
@@ -35,11 +36,20 @@ def _outcome(side: Any) -> Any:
     return None if side is None else side["outcome"]
 
 
+def forecast_doubts(found: Any) -> list[str]:
+    """Of each side's forecast that is inconclusive, why: said before its number."""
+    sides = {name: found[side] for name, side in (("A", "a"), ("B", "b")) if found[side] is not None}
+    return [f"{name}: {doubt}" for name, side in sides.items() for doubt in first_and_rest(side["warnings"])[0]]
+
+
 def _forecast_sentences(body: Body) -> list[str]:
     found = body["forecast"]
     if found is None or found["difference_nats"] is None or found["difference_nats"]["value"] is None:
         return []
-    said = [f"main run's expected loss, B less A: {_plain(found['difference_nats'], '+.4f', 'nats')}"]
+    said = [
+        *forecast_doubts(found),
+        f"main run's expected loss, B less A: {_plain(found['difference_nats'], '+.4f', 'nats')}",
+    ]
     if found["at_one_compute"] is not None and found["a"]["flops"] != found["b"]["flops"]:
         said.append(
             "the same on each one's frontier at the smaller budget: "

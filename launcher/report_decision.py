@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher import report_html as show
+from launcher.gates import forecast_warnings
 from launcher.own import own_text
 from launcher.report_html import Body
 
@@ -69,9 +70,15 @@ def _in_one_sentence(body: Body) -> str:
         return ""
     predicted = config["predicted"]
     ends = show.interval((predicted["low_nats"], predicted["high_nats"]))
+    expect = f"Expect a validation loss of <b>{show.loss(predicted['loss_nats'])} nats per token</b> {ends}"
+    if _inconclusive(body):
+        expect = (
+            "<b>No loss can be expected yet:</b> the forecast is inconclusive (see the fit gate below); the fit would "
+            f"say {show.loss(predicted['loss_nats'])} nats per token {ends}"
+        )
     return (
         f'<p class="lead"><b>{show.count(choice["params"])} parameters on {show.count(config["num_tokens"])} tokens.'
-        f"</b> Expect a validation loss of <b>{show.loss(predicted['loss_nats'])} nats per token</b> {ends}, at "
+        f"</b> {expect}, at "
         f"<b>{show.flops(choice['prediction']['flops'])} FLOPs</b>; what these take in hours and dollars on your GPUs "
         f"says {show.command('forerun estimate FROZEN --gpu NAME')}.</p>"
     )
@@ -90,7 +97,8 @@ def _configuration(body: Body) -> str:
     parallel = config["parallelism"]
     rows = [
         ("Shape", (f"{shape['num_layers']} layers, width {shape['width']}, {shape['num_heads']} heads "
-                  f"({shape['num_kv_heads']} KV), feed-forward {shape['ffn_width']}")),
+                  f"({shape['num_kv_heads']} KV), feed-forward {shape['ffn_width']}"
+                  + (f"<br>{show.text(traded)}" if (traded := choice.get("shape_traded")) else ""))),
         ("Vocabulary", f"{show.count(shape['vocab_size'])}, {tied}; sequences of {show.count(shape['seq_len'])}"),
         ("Parameters", (f"{show.count(choice['params'])} ({show.count(choice['params_non_embedding'])} "
                        "without embeddings)")),
@@ -135,22 +143,39 @@ def _decays(config: Any) -> list[str]:
 
 def _expectation(body: Body) -> str:
     config = body["decision"]
-    predicted, allocation = config["predicted"], body["choice"]["allocation"]
+    predicted = config["predicted"]
     ends = (predicted["low_nats"], predicted["high_nats"])
     rows = [
         ("Interval", f"{show.interval(ends)} at level {show.percent(predicted['level'])}, for one new run"),
         ("Training loss on the way", "<br>".join(_on_the_way(config)) or "the ladder has too few runs to say"),
         ("Beyond the ladder", f"{show.number(predicted['extrapolation'], '.3g')} times its largest rung's compute"),
-        ("About as good", f"{_range(allocation['flat_range']['params'])} parameters, on the same compute"),
+        ("About as good", _about_as_good(body["choice"])),
         ("Stop if", (f"a loss is not finite, or training loss exceeds "
                     f"{show.loss(config['abort']['train_loss_above_nats'])} nats")),
         ("Spent on proxies", (f"{show.flops(body['spend']['flops_causal'])} FLOPs, "
                              f"{show.percent(body['spend']['share_of_target'])} of the main run's budget")),
     ]  # fmt: skip
-    return (
-        '<div class="card"><h2>Expect this validation loss</h2>'
-        f'<p class="big">{show.loss(predicted["loss_nats"])} nats per token</p>{show.facts(rows)}</div>'
-    )
+    loss = f"{show.loss(predicted['loss_nats'])} nats per token"
+    if said := _inconclusive(body):
+        rows.insert(0, ("The fit would say", loss))
+        return (
+            f'<div class="card"><h2>No loss can be expected yet</h2><p>{show.text(said)}.</p>{show.facts(rows)}</div>'
+        )
+    return f'<div class="card"><h2>Expect this validation loss</h2><p class="big">{loss}</p>{show.facts(rows)}</div>'
+
+
+def _inconclusive(body: Body) -> str:
+    """What must be said before the forecast; empty where the fit's gate passed."""
+    return "; ".join(forecast_warnings(body["gates"]))
+
+
+def _about_as_good(choice: Any) -> str:
+    """Sizes that lose about as little; only a range that holds the chosen one speaks of it."""
+    best = choice["allocation"]
+    low, high = best["flat_range"]["params"]
+    if low <= choice["params"] <= high:
+        return f"{_range((low, high))} parameters, on the same compute"
+    return f"not determined: the fit's best size, {show.count(best['params'])} parameters, is not the one chosen"
 
 
 def _on_the_way(config: Any) -> list[str]:

@@ -237,7 +237,8 @@ def forecasts(a: Body, b: Body, *, same: bool, losses: bool) -> Json:
     pair = [(body.get("choice") or {}).get("prediction") for body in (a, b)]
     if pair == [None, None]:
         return None
-    sides = _sides(pair, lambda of: {key: of[key] for key in ("loss", "interval", "level", "flops", "extrapolation")})
+    keys = ("loss", "interval", "level", "flops", "extrapolation", "warnings")
+    sides = _sides(pair, lambda of: {key: of[key] for key in keys})
     levels = _levels(pair)
     found = _between(pair, levels, "loss", same=same)
     return cast(

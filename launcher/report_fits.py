@@ -8,6 +8,7 @@ from typing import Any
 from launcher import figures_fits
 from launcher import report_html as show
 from launcher.fit_view import rung_names
+from launcher.gates import forecast_warnings
 from launcher.report_html import Body
 
 NUM_INFLUENTIAL = 5
@@ -46,7 +47,7 @@ def _laws_caption(body: Body) -> str:
     if body["choice"] is None:
         return f"The ladder's {body['fit']['num_runs']} rungs identify no law, so there is no frontier to draw."
     predicted, backtest = body["choice"]["prediction"], body["fit"]["backtest"]
-    said = (
+    said = "".join(f"{show.text(warning)}. " for warning in forecast_warnings(body["gates"])) + (
         f"The best loss for each compute, with its {show.percent(predicted['level'])} band for one new run. The main "
         f"run, at {show.flops(predicted['flops'])} FLOPs: {show.loss(predicted['loss'])} nats "
         f"{show.interval(predicted['interval'])}, {show.number(predicted['extrapolation'], '.3g')} times beyond the "
@@ -132,8 +133,8 @@ def _backtest(fit: Any) -> str:
     ]  # fmt: skip
     said = (
         f"<p>{backtest['num_held_out']} of the rungs, up to {show.number(backtest['extrapolation'], '.3g')} times the "
-        f"compute of those left in, predicted from the other {backtest['num_fitted']}: at most "
-        f"{show.percent(backtest['largest_error'])} off.</p>"
+        f"compute of those left in, predicted from the other {backtest['num_fitted']}: mean error "
+        f"{show.percent(backtest['mean_error'], '+.1f')}, at most {show.percent(backtest['largest_error'])} off.</p>"
     )
     return f"<h3>Back-test</h3>{said}{show.table(head, rows)}"
 
@@ -163,7 +164,8 @@ def _influence(body: Body) -> str:
 
 
 def _shift(share: float | None) -> str:
-    return show.percent(share, "+.2g" if share is not None and abs(share) < 0.995 else "+.0f")
+    """How far a choice moves; without a number the other rungs do not tell it."""
+    return "not determined" if share is None else show.percent(share, "+.2g" if abs(share) < 0.995 else "+.0f")
 
 
 def _checks(ladder: Any) -> str:

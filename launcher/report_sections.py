@@ -60,9 +60,14 @@ def choice(body: Body) -> str:
          show.interval(predicted["interval"])),
     ]  # fmt: skip
     flat = best["flat_range"]["params"]
+    about = "The chosen shape lies outside the sizes that the fit takes for about as good. "
+    if flat[0] <= chosen["params"] <= flat[1]:
+        about = (
+            f"The optimum is flat: from {show.count(flat[0])} to {show.count(flat[1])} parameters the predicted loss "
+            "stays about the same. "
+        )
     said = (
-        f"<p>For {show.flops(chosen['budget_flops'])} FLOPs. The optimum is flat: from {show.count(flat[0])} to "
-        f"{show.count(flat[1])} parameters the predicted loss stays about the same. Interval of the optimum: "
+        f"<p>For {show.flops(chosen['budget_flops'])} FLOPs. {about}Interval of the optimum: "
         f"{_counts(best['params_interval'])} parameters, {_counts(best['tokens_interval'])} tokens; "
         f"{show.number(best['tokens_per_param'], '.3g')} tokens per parameter.</p>"
     )
@@ -72,7 +77,7 @@ def choice(body: Body) -> str:
 
 
 def _counts(ends: Any) -> str:
-    return "unknown" if ends is None else f"{show.count(ends[0])} to {show.count(ends[1])}"
+    return "not determined" if ends is None else f"{show.count(ends[0])} to {show.count(ends[1])}"
 
 
 def _budgets(body: Body) -> str:

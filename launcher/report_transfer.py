@@ -9,7 +9,7 @@ from launcher import figures_cost, figures_transfer
 from launcher import report_html as show
 from launcher.figures import main_arm
 from launcher.report_html import Body
-from launcher.transfer_view import NO_OPTIMUM, Test, anchor, name_of, size_name, verdicts_by_arm, wanted
+from launcher.transfer_view import NO_OPTIMUM, Test, anchor, estimated, name_of, size_name, verdicts_by_arm, wanted
 from transfer.question import from_log2
 
 _LEGEND = (
@@ -200,4 +200,5 @@ def _facts(verdict: Any) -> list[tuple[str, str]]:
 def _estimate(found: Any, spec: str) -> str:
     if found["value"] is None:
         return "not estimated"
-    return f"{show.number(found['value'], spec)} {show.interval(found['interval'], spec)}"
+    value, low, high = estimated(found, lambda number: show.number(number, spec))
+    return f"{value} [{low}, {high}]"

@@ -17,10 +17,14 @@ CALL_SECONDS = 5.0
 """The longest that one call goes on beginning steps: a stop must be heard within its grace."""
 SAVE_SECONDS = 30.0
 """Between two saves, so that a run loses no more when its worker dies."""
+SAVES_PER_RUN, LEAST_SAVE_SECONDS = 10, 1.0
+"""A run of less than ten times that is saved at each tenth: where workers live for seconds, it ends all the same."""
 LOOKED_AT = "looked at"
 """Reason in the outcome of a run that waits; whoever prunes it has a better one."""
-SAVE_SHARE = 0.01
-"""Of the time, at most, that saving may take: where a save takes long, the next one waits the longer."""
+SAVE_SHARE, SHORT_SAVE_SHARE = 0.01, 0.05
+"""Of the time, at most, that saving may take, of long runs and short ones: where a save takes long, the next one waits
+the longer. Four slots of a tiny model take 45 ms, and their steps 40.
+"""
 
 
 class OwnEngine(Protocol):
@@ -60,6 +64,8 @@ class Resumable:
         """`clock`: monotonic seconds."""
         self._engine, self._study_dir, self._clock = engine, study_dir, clock
         self._saved_steps: dict[int, int] = {}
+        self._num_steps: dict[int, int] = {}
+        self._step_seconds = 0.0
         self._saved_at, self._save_took = clock(), 0.0
         self._pauses: dict[int, int] = {}
         self._notes: list[str] = []
@@ -71,6 +77,7 @@ class Resumable:
 
     def admit(self, index: int, spec: RunSpec) -> None:
         """Start a run in a free slot, from its newest good checkpoint if there is one."""
+        self._num_steps[index] = spec.schedule.num_steps
         folder = checkpoint_dir(self._study_dir, spec.id)
         while state := newest(folder, spec.id, self._engine.environment, self._notes):
             try:
@@ -103,10 +110,23 @@ class Resumable:
 
     def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
         """Up to so many steps, for some seconds; (slot, result, curve) of the runs that end. Saves, if it is time."""
-        ended = self._engine.advance(num_steps, CALL_SECONDS)
-        if self._clock() - self._saved_at >= max(SAVE_SECONDS, self._save_took / SAVE_SHARE):
+        began, before = self._clock(), self._engine.steps
+        due_seconds = self._saved_at + self._save_every_seconds() - began
+        # However late the call comes: one that made no step would be followed by others like it.
+        ended = self._engine.advance(num_steps, min(CALL_SECONDS, max(due_seconds, LEAST_SAVE_SECONDS / 2)))
+        done = [step - before[index] for index, step in self._engine.steps.items() if index in before]
+        if any(done):
+            self._step_seconds = (self._clock() - began) / max(done)
+        if self._clock() - self._saved_at >= self._save_every_seconds():
             self.save()
         return ended
+
+    def _save_every_seconds(self) -> float:
+        """Between two saves, by the shortest run at hand; of no known length, it is short."""
+        shortest = min((self._num_steps[index] for index in self._engine.steps), default=0) * self._step_seconds
+        if shortest >= SAVES_PER_RUN * SAVE_SECONDS:
+            return max(SAVE_SECONDS, self._save_took / SAVE_SHARE)
+        return max(shortest / SAVES_PER_RUN, LEAST_SAVE_SECONDS, self._save_took / SHORT_SAVE_SHARE)
 
     def save(self) -> None:
         """Write the state of every slot that has moved since it was last written. What fails is a note, no error."""

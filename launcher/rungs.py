@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from launcher.arms import Sizes, base_sizes, carried_rate
 from launcher.study import Study
+from launcher.warmup import Rule, carried_warmup
 from proxies.spec import RunSpec
 from sweeps.space import Params
 from transfer.question import Axis
@@ -34,7 +35,9 @@ class CheckedRung:
         return [spec for _, specs in self.runs for spec in specs if spec.id != self.rung.id]
 
 
-def ladder_runs(study: Study, point: Params, powers: Mapping[Axis, float] | None = None) -> list[RunSpec]:
+def ladder_runs(
+    study: Study, point: Params, powers: Mapping[Axis, float] | None = None, warmup: Rule = "share"
+) -> list[RunSpec]:
     """Every width at every duration and seed, at a point set at the base; its rate moves by these exponents, if any."""
     ladder, plan = study.plan.ladder, study.plan
     batch = ladder.batch_tokens or plan.proxy.batch_tokens
@@ -44,9 +47,10 @@ def ladder_runs(study: Study, point: Params, powers: Mapping[Axis, float] | None
             tokens = int(batch * plan.schedule(num_steps, 0.0).num_full_batches)
             there = Sizes(width=width, depth=plan.model.num_layers, batch=batch, duration=tokens)
             rate = carried_rate(point["learning_rate"], powers or {}, base_sizes(study), there)
+            share = carried_warmup(study, warmup, point["warmup_fraction"], tokens)
             rung = study.run(
-                shape=study.shape(width), point={**point, "learning_rate": rate}, seed=ladder.seed,
-                num_steps=num_steps, batch_tokens=batch, part="ladder",
+                shape=study.shape(width), point={**point, "learning_rate": rate, "warmup_fraction": share},
+                seed=ladder.seed, num_steps=num_steps, batch_tokens=batch, part="ladder",
             )  # fmt: skip
             runs += [dataclasses.replace(rung, seed=ladder.seed + number) for number in range(ladder.num_seeds)]
     return runs

@@ -11,6 +11,7 @@ from launcher.rerun_view import sentences as replay_sentences
 from launcher.searching import GROWTH, WARM_START, edges_of, ended_losses, legs, pruned_trials, trial_points
 from launcher.study import SEARCH_STAGE, Study
 from launcher.sweeping import said
+from launcher.ties import ties_body
 from proxies import canon
 from proxies.canon import Json
 from sweeps.growth import Side, pruned_sides
@@ -55,6 +56,7 @@ def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json
         "stopped": canon.to_json(stopped),
         "warm_start": warm.body if warm else None,
         "replicates": _replicates(found),
+        "ties": list(ties_body(found.ties, study.plan.transfer.margin_nats)),
         "replays": replays_body(ledger),
     }
 
@@ -122,6 +124,7 @@ def sentences(body: Any) -> list[str]:
         for edge in body["open_edges"]
     ]
     lines += list(body["stopped"]) + _pruned_sentences(body) + _repeat_sentences(body)
+    lines += [f"{one['hyperparameter'].replace('_', ' ')}: {one['words']}" for one in body.get("ties", ())]
     return lines + replay_sentences(body.get("replays"))
 
 

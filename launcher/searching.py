@@ -1,4 +1,4 @@
-"""The search of a study: its legs, whether it goes on, and repeats of its best trials. No torch, no Optuna.
+"""The search of a study: its legs, whether it goes on, repeats of its best trials, ties. No torch, no Optuna.
 
 A search has one leg, and one more each time that its ranges grew, which is a record. All else is a pure function of
 plan and results, so that a resumed search goes on as the uninterrupted one would have.
@@ -20,6 +20,7 @@ from sweeps.source import suggested
 from sweeps.space import Params, SearchSpace
 
 if TYPE_CHECKING:
+    from launcher.ties import Settled
     from sweeps.ledger import Ledger
     from sweeps.replicates import Comparison
 
@@ -159,6 +160,24 @@ def replicated(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> 
     )
 
 
+def winner(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> int | None:
+    """The best trial, by its repeats where there are any; None before these have ended, or where nothing finished."""
+    again, best_first = replicated(study, ledger, losses), ranked(losses)
+    if again is None:
+        return best_first[0] if best_first else None
+    return again.candidates[again.comparison.standings[0].candidate] if again.comparison is not None else None
+
+
+def ties(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> Settled | None:
+    """What is decided between the best trial's values and conventional ones; None before there is a best trial."""
+    from launcher.ties import settled
+
+    best = winner(study, ledger, losses)
+    if best is None:
+        return None
+    return settled(study, legs(study, ledger)[-1].space, trial_points(ledger)[best], ledger.results())
+
+
 class _Outcomes:
     """Of repeats, by candidate and number; a run is made when it is asked after."""
 
@@ -184,6 +203,14 @@ def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:
     """Runs of the search with an outcome, and runs asked for so far."""
     results, losses = ledger.first_results(), ended_losses(study, ledger)
     done = sum(result is not None for result in trial_results(study, ledger))
-    again = replicated(study, ledger, losses) if losses is not None else None
-    specs = again.specs if again else ()
-    return done + sum(spec.id in results for spec in specs), legs(study, ledger)[-1].num_trials + len(specs)
+    ids = {spec.id for spec in repeats(study, ledger, losses)} if losses is not None else set()
+    return done + sum(id in results for id in ids), legs(study, ledger)[-1].num_trials + len(ids)
+
+
+def repeats(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> list[RunSpec]:
+    """Runs of the search beyond its trials, as far as outcomes tell: repeats of the best, then against conventions."""
+    again, decided = replicated(study, ledger, losses), None
+    if growth(study, ledger, losses) is None:
+        decided = ties(study, ledger, losses)
+    specs = [*(again.specs if again else ()), *(decided.specs if decided else ())]
+    return list({spec.id: spec for spec in specs}.values())

@@ -47,6 +47,9 @@ STEPS_PER_CALL = 50
 """Optimizer steps between a worker's reports: under a second to some seconds for a proxy of this kind."""
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class InterruptedStudyError(Exception):
     """The user, or the system, asked to stop; everything finished is recorded."""
 
@@ -69,7 +72,8 @@ class Runner:
     @contextlib.contextmanager
     def running(self) -> Iterator[Runner]:
         """Signals caught, pool closed at the end. A second signal ends at once."""
-        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # A signal that is ignored at the start (`nohup`) stays ignored.
+        caught = [one for one in _SIGNALS if signal.getsignal(one) != signal.SIG_IGN]
         before = [signal.signal(number, self._on_signal) for number in caught]
         try:
             yield self

@@ -142,8 +142,6 @@ class Study:
     ) -> RunSpec:  # fmt: skip
         """One run of this study; the batch is the proxies' unless another is given."""
         proxy, rules = self.plan.proxy, parametrization or self.plan.parametrization
-        # The base run is a trial of the search, whatever its learning rate's warmup.
-        base_tokens = proxy.batch_tokens * self.plan.schedule(proxy.num_steps, 0.0).num_full_batches
         return RunSpec(
             shape=shape,
             base_shape=self.base_shape,
@@ -155,7 +153,7 @@ class Study:
             seed=seed,
             numerics=self.numerics(part, shape, batch_tokens or proxy.batch_tokens),
             base_batch_tokens=proxy.batch_tokens if rules.needs_tokens else None,
-            base_num_tokens=int(base_tokens) if rules.needs_tokens else None,
+            base_num_tokens=base_duration(self) if rules.needs_tokens else None,
             factory=self.factory,
             command=self.plan.command,
         )
@@ -212,6 +210,12 @@ class Study:
                 f"lower search.learning_rate = {list(self.plan.search.learning_rate)}, in a study folder of its own"
             )
         return min(finished)[1]
+
+
+def base_duration(study: Study) -> int:
+    """Tokens of a run of the search."""
+    proxy = study.plan.proxy
+    return int(proxy.batch_tokens * study.plan.schedule(proxy.num_steps, 0.0).num_full_batches)
 
 
 def moved(rate: float, ratio: float, power: float) -> float:

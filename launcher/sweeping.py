@@ -1,11 +1,11 @@
-"""Carrying a study's search out: leg by leg, then repeats of the best trials in rounds. No torch, no Optuna."""
+"""Carrying a study's search out: leg by leg, repeats of the best trials, ties. No torch, no Optuna."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from launcher.searching import GROWTH, WARM_START, Leg, ended_losses, growth, legs, replicated, trial_results
+from launcher.searching import GROWTH, WARM_START, Leg, ended_losses, growth, legs, replicated, ties, trial_results
 from launcher.study import SEARCH_STAGE, Study
 from launcher.talk import say
 from proxies.canon import Json
@@ -41,6 +41,10 @@ def run_search(study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[R
         missing = [spec for spec in again.specs if spec.id not in ledger.results()]
         say(f"search: {len(missing)} repeats of the best {len(again.candidates)} trials with other seeds")
         drive("replicates", StaticSource(missing, bank_key), missing)
+    while (found := ties(study, ledger, losses)) is not None and found.point is None:
+        missing = [spec for spec in found.specs if spec.id not in ledger.results()]
+        say(f"search: {len(missing)} runs compare the best trial's values with conventional ones, seed by seed")
+        drive("ties", StaticSource(missing, bank_key), missing)
 
 
 def said(record: Json) -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
+from unicodedata import category
 
 PLAIN_EVERY_SECONDS = 15.0
 QUIET_SECONDS = 2.0
@@ -15,11 +16,24 @@ QUIET_SECONDS = 2.0
 
 
 _CLEAR = "\r\033[K"
+_STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of Unicode: controls, marks that turn the direction of text, halves of characters, ends of lines."""
+
+
+def shown(text: str) -> str:
+    """A text as a terminal may have it: what would steer it is spelled out, as \\x1b. New lines and tabs stay.
+
+    Names of files, runs and hosts, and the environment, are not ours: an escape in one could colour a line, hide it, or
+    write another.
+    """
+    return "".join(
+        c if c in "\n\t" or category(c) not in _STEERING else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def say(text: str) -> None:
     """A line on stderr, in the place of a live one."""
-    _put(f"{_CLEAR if sys.stderr.isatty() else ''}{text}\n")
+    _put(f"{_CLEAR if sys.stderr.isatty() else ''}{shown(text)}\n")
 
 
 def _put(text: str) -> None:
@@ -49,7 +63,7 @@ def working(label: str) -> Iterator[None]:
     def tell() -> None:
         wait = QUIET_SECONDS if live else PLAIN_EVERY_SECONDS
         while not ended.wait(wait):
-            line = f"{label}: {duration(time.monotonic() - started)}"
+            line = f"{shown(label)}: {duration(time.monotonic() - started)}"
             _put(f"{_CLEAR}{line}" if live else f"{line}\n")
             wait = 1.0 if live else PLAIN_EVERY_SECONDS
 
@@ -91,7 +105,7 @@ class Meter:
         left = f", {duration(self.left_seconds)} left" if self.left_seconds else ""
         line = f"{self._label}: {share:4.0%} in {duration(elapsed)}{left}{'  ' + note if note else ''}"
         if self._live:
-            _put(f"{_CLEAR}{line[:150]}")
+            _put(f"{_CLEAR}{shown(line[:150])}")
         elif now - self._said > PLAIN_EVERY_SECONDS or (share == 1 and not under_way):
             say(line)
             self._said = now

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher import assembly, checkpoints, metrics, rollback
 from launcher.care import hooks_of
-from launcher.checkpoint_folders import CHECKPOINTS, Refused, tell
+from launcher.checkpoint_folders import CHECKPOINTS, Refused, expected, tell
 from launcher.frozen import Decision
 from launcher.hooks import GoBack, Hook, Seen, Stop
 from launcher.metrics import Ending
@@ -168,7 +168,10 @@ class Trainer:
             usable = functools.partial(rollback.on_path, self.rollbacks)
             first_save = self.decision.checkpointing.every_steps
             may_begin = any(back.to_step < first_save for back in self.rollbacks)
-            manifest = checkpoints.newest_good(self._root, self.decision.digest, refused, usable, may_begin=may_begin)
+            manifest = checkpoints.newest_good(
+                self._root, self.decision.digest, refused, usable, may_begin=may_begin,
+                expected="" if may_begin else expected(self.run_dir, self.decision.digest),
+            )  # fmt: skip
         finally:
             tell(self.run_dir, self.decision.digest, refused)
         return 0 if manifest is None else manifest.step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transfer.question import Axis, at_size, written
@@ -60,6 +60,13 @@ def short_size(size: int) -> str:
 def exponent(power: float) -> str:
     """A rule's exponent, signed: `-0.28`."""
     return f"{power:+.3g}" if power else "0"
+
+
+def estimated(found: Any, number: Callable[[float], str]) -> tuple[str, ...]:
+    """Value, low and high end of an estimate that has them, each through `number`; or that it is more than so much."""
+    most = found.get("more_than", math.inf)
+    ends = (found["value"], *(found["interval"] or ()))
+    return tuple(f"more than {number(most)}" if end >= most else number(end) for end in ends)
 
 
 def verdicts_by_arm(test: Test, main_arm: str) -> dict[str, Any]:

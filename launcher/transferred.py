@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.arms import Sizes, TransferTest, base_sizes, base_value, carried_rate, measured, wanted_tests
-from launcher.grids import Setting, judged, learning_rate_test, other_test, refined, value_at
-from launcher.searching import Replicated, ended_losses, growth, replicated, trial_points
+from launcher.arms import Arm, Sizes, TransferTest, base_sizes, base_value, carried_rate, measured, wanted_tests
+from launcher.grids import Setting, judged, learning_rate_test, other_test, warmup_runs
+from launcher.searching import Replicated, ended_losses, growth, replicated, ties, trial_points
 from launcher.study import Study
+from launcher.ties import Tie
+from launcher.warmup import Carry, Carrying, carried_warmup
 from proxies.flops import count_params
+from proxies.spec import RunSpec
 from sweeps.space import Params
 from transfer.question import Axis, to_log2
 from transfer.rules import POWER_DIGITS
@@ -38,8 +41,10 @@ class Searched:
 
     points: tuple[Params, ...]
     best: Params
-    """To three digits."""
+    """What is used: the best trial's point, with conventional values where these are no worse; to three digits."""
     best_trial: int
+    ties: tuple[Tie, ...]
+    """Between its values and conventional ones."""
     replicated: Replicated | None
     """Repeats of the best trials, which chose among them; None without."""
 
@@ -51,9 +56,11 @@ class Transferred:
     tests: tuple[TransferTest, ...]
     """The learning rate's first, over width first of all."""
     best: Params
-    """Of the search."""
-    refined: Params
-    """The same, with values that repeated runs at the base found clearly better."""
+    """What the search settled on."""
+    ties: tuple[Tie, ...]
+    """Between the search's values and conventional ones."""
+    warmup: Carry
+    """How the warmup is carried over duration."""
     log2_lr: float
     """Set at the base, to be used everywhere."""
     at_optimum: bool
@@ -69,11 +76,16 @@ class Transferred:
     @property
     def point(self) -> Params:
         """What is launched with, as set at the base."""
-        return {**self.refined, "learning_rate": self.learning_rate}
+        return {**self.best, "learning_rate": self.learning_rate}
 
     def rate_at(self, base: Sizes, target: Sizes) -> float:
         """The learning rate set at the base of width and depth, carried to the target's batch and duration."""
         return carried_rate(self.learning_rate, self.powers, base, target)
+
+    def point_at(self, study: Study, target: Sizes) -> Params:
+        """The point of a run at the target."""
+        warmup = carried_warmup(study, self.warmup.rule, self.best["warmup_fraction"], target.duration)
+        return {**self.point, "learning_rate": self.rate_at(base_sizes(study), target), "warmup_fraction": warmup}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -110,8 +122,11 @@ def searched(study: Study, ledger: Ledger) -> Searched:
         raise missing
     if again is not None and again.comparison is not None:
         best_trial = again.candidates[again.comparison.standings[0].candidate]
-    best = study.space.rounded(points[best_trial])
-    return Searched(points=tuple(points), best=best, best_trial=best_trial, replicated=again)
+    decided = ties(study, ledger, losses)
+    if decided is None or decided.point is None:
+        raise missing
+    best = study.space.rounded(decided.point)
+    return Searched(points=tuple(points), best=best, best_trial=best_trial, ties=decided.ties, replicated=again)
 
 
 def target_guess(study: Study) -> Sizes:
@@ -124,51 +139,49 @@ def target_guess(study: Study) -> Sizes:
     return Sizes(width=width, depth=plan.target_num_layers, batch=batch, duration=int(tokens))
 
 
-def _setting(study: Study, ledger: Ledger, target: Sizes | None = None) -> Setting:
-    best = searched(study, ledger).best
+def _setting(study: Study, ledger: Ledger, won: Searched, target: Sizes | None = None) -> Setting:
     return Setting(
         study=study,
         results=ledger.results(),
-        best=best,
-        point=best,
+        best=won.best,
         target=target or target_guess(study),
         rounds=study.plan.transfer.max_extensions + len(ledger.records(SPEND)),
     )
 
 
-def _tests(setting: Setting) -> tuple[Setting, tuple[TransferTest, ...]]:
-    """The tests as far as results tell, and the setting at the point that those of other hyperparameters found."""
+def _tests(setting: Setting) -> tuple[Setting, Carrying, tuple[TransferTest, ...]]:
+    """The setting with the warmup's rule, its comparison, and the tests as far as results tell.
+
+    Runs of other durations follow the rule, so tests over duration wait for it.
+    """
     study, wanted = setting.study, wanted_tests(setting.study)
-    others = [(n, a) for n, a in wanted if n != "learning_rate" and base_value(study, n, setting.best) > 0]
-    # What is spent later must not move the point: every run of the learning rate would be for nothing.
-    plain = dataclasses.replace(setting, rounds=min(setting.rounds, study.plan.transfer.max_extensions))
-    first = tuple(other_test(plain, name, axis) for name, axis in others)
-    if not all(test.done(setting.results) for test in first):
-        return setting, first
-    there = dataclasses.replace(setting, point=_refined_point(plain, first))
-    rates = tuple(learning_rate_test(there, axis) for name, axis in wanted if name == "learning_rate")
-    return there, rates + tuple(other_test(there, name, axis) for name, axis in others)
-
-
-def _refined_point(setting: Setting, tests: Sequence[TransferTest]) -> Params:
-    """The search's best trial, with the values that its repeated runs found better."""
-    point: Params = {}
-    for test in tests:
-        name = test.hyperparameter
-        value = refined(setting, name, test.axis, test.arm)
-        if value != to_log2(name, base_value(setting.study, name, setting.best)):
-            # The first axis to find one is heard.
-            point.setdefault(name, value_at(setting.study, name, setting.best, value))
-    return {**setting.best, **point}
+    warmup = warmup_runs(study, setting.best, target_guess(study), setting.results)
+    if warmup.carry is not None:
+        setting = dataclasses.replace(setting, warmup=warmup.carry.rule)
+    tests = tuple(
+        learning_rate_test(setting, axis) if name == "learning_rate" else other_test(setting, name, axis)
+        for name, axis in wanted
+        if (warmup.carry is not None or axis != "duration") and base_value(study, name, setting.best) > 0
+    )
+    return setting, warmup, tests
 
 
 def asked(study: Study, ledger: Ledger) -> tuple[TransferTest, ...]:
-    """The tests, with the runs they want as far as results tell: the learning rate's last, at the point found.
+    """The tests, with the runs they want as far as results tell, after the comparison of how a warmup is carried.
 
     Raises:
         StageMissingError: the search has not ended.
     """
-    return _tests(_setting(study, ledger))[1]
+    _, warmup, tests = _tests(_setting(study, ledger, searched(study, ledger)))
+    if not warmup.specs:
+        return tests
+    compared = tuple((spec, to_log2("warmup_fraction", _warmup_of(spec))) for spec in warmup.specs)
+    arm = Arm(axis="duration", specs=compared)
+    return (TransferTest(hyperparameter="warmup_fraction", axis="duration", arm=arm), *tests)
+
+
+def _warmup_of(spec: RunSpec) -> float:
+    return spec.schedule.warmup_steps / spec.schedule.num_steps
 
 
 def transferred(study: Study, ledger: Ledger) -> Transferred:
@@ -177,13 +190,16 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
     Raises:
         StageMissingError: their runs have not ended.
     """
-    setting, tests = _tests(_setting(study, ledger))
-    if not all(test.done(setting.results) for test in tests):
+    won = searched(study, ledger)
+    setting, warmup, tests = _tests(_setting(study, ledger, won))
+    if warmup.carry is None or not all(test.done(setting.results) for test in tests):
         raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
-    return _rates_found(setting, tests)
+    return _rates_found(setting, won.ties, warmup.carry, tests)
 
 
-def _rates_found(setting: Setting, tests: Sequence[TransferTest]) -> Transferred:
+def _rates_found(
+    setting: Setting, ties: tuple[Tie, ...], warmup: Carry, tests: Sequence[TransferTest]
+) -> Transferred:  # fmt: skip
     """The base's optimum, and the measured exponents."""
     study, base = setting.study, base_sizes(setting.study)
     first = judged(setting, tests[0], None)
@@ -198,7 +214,7 @@ def _rates_found(setting: Setting, tests: Sequence[TransferTest]) -> Transferred
             if found.at_target is not None:
                 powers[test.axis] = round(found.at_target.power, POWER_DIGITS)
     return Transferred(
-        tests=tuple(tests), best=setting.best, refined=setting.point, log2_lr=log2_lr, at_optimum=at_optimum,
+        tests=tuple(tests), best=setting.best, ties=ties, warmup=warmup, log2_lr=log2_lr, at_optimum=at_optimum,
         powers=powers,
     )  # fmt: skip
 
@@ -207,7 +223,8 @@ def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes)
     """Every test judged at a target, and the learning rate over all axes at once."""
     from transfer.together import judge_together
 
-    setting, base = _setting(study, ledger, target), base_sizes(study)
+    base, rule = base_sizes(study), found.warmup.rule
+    setting = dataclasses.replace(_setting(study, ledger, searched(study, ledger), target), warmup=rule)
     tests = []
     for test in found.tests:
         name = test.hyperparameter

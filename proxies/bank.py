@@ -21,7 +21,7 @@ from proxies.data.tokens import TokenStore
 from proxies.memory import keep_freed_memory
 from proxies.model import Decoder
 from proxies.numbers import ForwardNumbers
-from proxies.optimizer import BankAdamW
+from proxies.optimizer import BankAdamW, isolated
 from proxies.outcome import Progress, environment, validation_ids
 from proxies.parametrization import (
     forward_numbers,
@@ -295,4 +295,4 @@ def _compile(model: Decoder, backend: str) -> None:
     # Past a limit on recompilations torch would quietly run uncompiled. Each bank counts its own; and a graph is for
     # its very sizes, so that what a neighbour's end makes it compile (validation) never changes how training rounds.
     torch.compiler.config.fail_on_recompile_limit_hit = True
-    model.compile(backend=backend, fullgraph=True, dynamic=False, isolate_recompiles=True)
+    model.compile(backend=backend, fullgraph=True, dynamic=False, **isolated())

@@ -6,9 +6,10 @@ only itself.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from proxies.numbers import ParameterNumbers
 
 MOMENTS = "adamw."
 """What the names of saved moments begin with."""
+SHARED_RECOMPILE_LIMIT = 64
+"""Of all banks of a process together, where torch counts them so: two graphs of each, training and validation; torch's
+own limit of 8 is for one."""
 
 
 class Rates(Protocol):
@@ -69,6 +73,19 @@ def grouped(
         key = (n.learning_rate, n.weight_decay, n.eps, n.beta1, n.beta2)
         groups.setdefault(key, (n, []))[1].append(parameters[n.name])
     return list(groups.values())
+
+
+def isolated() -> dict[str, Any]:
+    """Options of `torch.compile` by which each bank counts its own recompilations.
+
+    A torch without `isolate_recompiles`, which 2.13 has, counts those of all banks of the
+    process together: there its limit is raised, and no option given.
+    """
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        return {"isolate_recompiles": True}
+    limits = torch.compiler.config
+    limits.recompile_limit = max(limits.recompile_limit, SHARED_RECOMPILE_LIMIT)
+    return {}
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Iterable[Rates], share: float) -> None:
@@ -141,7 +158,7 @@ class BankAdamW:
         self._rates_KP = [torch.full_like(self.weights_KP, rate) for rate in empty]
         self._update: Callable[..., None] = _update
         if compiled:
-            self._update = torch.compile(_update, fullgraph=True, isolate_recompiles=True)  # type: ignore[call-overload]
+            self._update = torch.compile(_update, fullgraph=True, **isolated())
         self._parameters = [parameter for _, parameter in parameters]
         self.spans: dict[str, tuple[int, int]] = {}
         start = 0

@@ -7,6 +7,8 @@ wrong all of them may be (`pooling`), and how much longer the arms of other inte
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +16,10 @@ from numpy.typing import NDArray
 
 from scaling_fits import cloud, law, pooling
 from scaling_fits.cloud import Cloud
-from scaling_fits.lack_of_fit import structure_of
+from scaling_fits.lack_of_fit import Trend, structure_of, trend
 from scaling_fits.law import Form, LawFit
 from scaling_fits.nearness import near_frontier
-from scaling_fits.pooling import Pool
+from scaling_fits.pooling import Drift, Pool
 from scaling_fits.solver import Floats
 from scaling_fits.table import RunTable
 
@@ -29,7 +31,10 @@ _GOOD_RUN = 1.02  # over the best loss of its budget: the runs one would launch
 _LEAST_FREEDOM = 2  # with one, an all but exact fit thinks itself free of noise and misses by hundreds of sd
 _LEAST_DRAWS = 40
 _DRAWS_SHARE = 10  # a hindcast's interval is read once: a tenth of the draws will do
+_MOST_STEPS = 150  # of a cut's search: only a law at a bound takes more, and up to 600
 _STRANGE = 4.0
+_ONE_SIDED = 1.645  # sds: a 90 % interval of the drift leaves out none
+_TENFOLD = math.log(10.0)
 _NO_BACKTEST = (
     "no back-test: without the largest rung too few runs are left; weights of the laws and their error are what "
     "public families say, not these runs"
@@ -85,7 +90,9 @@ class Hindcast:
     """What the held-out budgets teach."""
 
     pool: Pool
-    """Over the identified laws, in their order."""
+    """Over the identified laws, in their order; its drift counts the trend where that goes the same way."""
+    trend: Trend | None
+    """Among the largest runs; None where they are too few."""
     inflation: float
     """Factor on both arms of an interval of something else than a loss, at least 1."""
     backtest: Backtest | None
@@ -131,25 +138,95 @@ def hindcast(
     draws = max(num_draws // _DRAWS_SHARE, min(num_draws, _LEAST_DRAWS))
     tops, lower = _keeps(table)
     cuts = [cut for keep in tops if (cut := _cut(table, keep, forms, near, draws, seed))]
-    more = [cut for below, keep in lower if (cut := _cut(table.rows(below), keep, forms, near, 0, seed))]
+    more = [cut for b, keep in lower if (cut := _cut(table.rows(b), keep, forms, near, 0, seed))]
     every = [*cuts, *more]
-    pool = pooling.learn(
+    weighed = near_frontier(table) if near else table
+    learned = pooling.learn(
         forms,
         np.array([cut.errors for cut in every]).reshape(-1, len(forms)),
         np.array([cut.ratio for cut in every]),
-        structure_of(near_frontier(table) if near else table, fits),
+        structure_of(weighed, fits),
         num_draws=num_draws,
         seed=seed,
     )
+    quietest = cloud.quietest(fits)
+    found = trend(weighed, quietest)
+    pool = learned if found is None else _with_trend(learned, found, seed)
+    warnings = _trend_said(found, quietest.form)
     if not cuts:
-        return Hindcast(pool=pool, inflation=1.0, backtest=None, warnings=(_NO_BACKTEST,))
+        return Hindcast(pool=pool, trend=found, inflation=1.0, backtest=None, warnings=(_NO_BACKTEST, *warnings))
     inflation = _inflation(cuts, pool, level, seed) if num_draws else 1.0
-    warnings: tuple[str, ...] = ()
     if inflation > _STRANGE:
         warnings = (
             f"held-out budgets stretch intervals {inflation:.1f} times beyond refits and noise: no law fits these",
+            *warnings,
         )
-    return Hindcast(pool=pool, inflation=inflation, backtest=_backtest(cuts[0], pool, level, seed), warnings=warnings)
+    backtest = _backtest(cuts[0], pool, level, seed)
+    warnings += _backtest_said(backtest, learned.drift)
+    return Hindcast(pool=pool, trend=found, inflation=inflation, backtest=backtest, warnings=warnings)
+
+
+def _with_trend(pool: Pool, found: Trend, seed: int) -> Pool:
+    """The pool with a drift as large as the trend, where the largest runs do better the larger they are.
+
+    Hindcasts and trend tell of the same runs, so what the drift has of it already is not added again.
+    """
+    drift = pool.drift
+    more = found.size - drift.applied
+    if found.slope >= 0 or more <= 0:
+        return pool
+    sd = more * found.sd / abs(found.slope)
+    normal_S = np.random.default_rng([seed, 3]).standard_normal(len(pool.drift_draws))
+    return dataclasses.replace(
+        pool,
+        drift=Drift(mean=drift.mean + more, sd=math.hypot(drift.sd, sd), applied=drift.applied + more),
+        drift_draws=pool.drift_draws + more + sd * normal_S,
+    )
+
+
+def _trend_said(found: Trend | None, form: str) -> tuple[str, ...]:
+    """What a reader must know of a trend among the largest runs; nothing where it may be noise."""
+    if found is None or found.size == 0:
+        return ()
+    way = "above" if found.slope > 0 else "below"
+    told = (
+        f"the largest runs (6ND from {found.from_flops:.2g}) lie {way} the {form} law, by "
+        f"{found.slope * _TENFOLD:+.2%} of the loss per tenfold FLOPs (sd {found.sd * _TENFOLD:.2%}): "
+    )
+    if found.slope > 0:
+        told += (
+            "a batch too small or a rate mis-tuned there would do that, and so would a law that bends; intervals from "
+            "there on are wider for it; check the batch and the rate of those runs"
+        )
+    else:
+        told += f"predictions are lowered for it, by {_at_ten(found.size):.2%} at ten times the largest FLOPs"
+    return (told,)
+
+
+def _backtest_said(backtest: Backtest, drift: Drift) -> tuple[str, ...]:
+    """A warning where the held-out runs were missed to one side."""
+    covered = backtest.num_covered
+    missed = covered is not None and 2 * covered < len(backtest.runs)
+    if not missed and abs(drift.mean) < _ONE_SIDED * drift.sd:
+        return ()
+    told = f"back-test: held-out runs were predicted with a mean error of {backtest.mean_error:+.2%}"
+    told += "" if covered is None else f", {covered} of {len(backtest.runs)} inside their intervals"
+    if drift.mean > 0:
+        told += (
+            ": larger runs come out better than those below them say; predictions are lowered for it, by "
+            f"{_at_ten(drift.applied):.2%} at ten times the largest FLOPs"
+        )
+    else:
+        told += (
+            ": larger runs come out worse than those below them say; if they were trained worse the run to come need "
+            "not be, so predictions stay as they are and intervals are wider"
+        )
+    return (told,)
+
+
+def _at_ten(drift: float) -> float:
+    """Share of the loss that a drift makes at ten times the largest FLOPs."""
+    return -math.expm1(-drift * float(pooling.beyond(np.array(10.0))))
 
 
 def _keeps(table: RunTable) -> tuple[list[NDArray[np.bool_]], list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]]:
@@ -179,9 +256,12 @@ def _keeps(table: RunTable) -> tuple[list[NDArray[np.bool_]], list[tuple[NDArray
 def _cut(
     table: RunTable, keep: NDArray[np.bool_], forms: tuple[Form, ...], near: bool, num_draws: int, seed: int
 ) -> _Cut | None:
+    """The runs to keep, fitted, and the others; None where too few are left."""
     below, held = table.rows(keep), table.rows(~keep)
     weighed = near_frontier(below) if near else below
-    fits = tuple(cloud.with_nearby_draws(weighed, law.fit_law(weighed, form), num_draws, seed) for form in forms)
+    fits = tuple(
+        cloud.with_nearby_draws(weighed, law.fit_law(weighed, form, _MOST_STEPS), num_draws, seed) for form in forms
+    )
     if not _strong(fits[0]):
         return None
     rows: list[Floats] = []
@@ -204,7 +284,10 @@ def _strong(fit: LawFit) -> bool:
 
 
 def _quantiles(cut: _Cut, pool: Pool, level: float, seed: int, *, misfit: bool) -> tuple[Floats, Floats]:
-    """Ends of the interval of each held-out run, by the cut's own refits; with or without the laws' common error."""
+    """Ends of the interval of each held-out run, by the cut's own refits; with or without the laws' common error.
+
+    The drift was learned from these very runs: it is not subtracted from them, and counts as an error like any.
+    """
     strong = cut.strong
     fits = [cut.fits[index] for index in strong]
     num_draws = len(fits[0].draws)
@@ -216,7 +299,10 @@ def _quantiles(cut: _Cut, pool: Pool, level: float, seed: int, *, misfit: bool) 
         noise_draws=cloud.noise_draws(fits, num_draws, seed),
     )
     ratio_R = cut.held.flops / cut.held.flops.max() * cut.ratio
-    return cloud.new_run_quantiles(fits, own, cut.held.params, cut.held.tokens, ratio_R, cut.log_best, level)
+    drift_R = misfit * pool.drift.applied * pooling.beyond(ratio_R)
+    return cloud.new_run_quantiles(
+        fits, own, cut.held.params, cut.held.tokens, ratio_R, cut.log_best, level, doubt_R=drift_R
+    )
 
 
 def _inflation(cuts: list[_Cut], pool: Pool, level: float, seed: int) -> float:

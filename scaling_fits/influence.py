@@ -12,28 +12,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
-from scaling_fits import law
-from scaling_fits.allocation.allocate import allocate
+from scaling_fits import law, outliers
+from scaling_fits.allocation.allocate import WIDEST_SIZE, allocate
 from scaling_fits.law import LawFit
 from scaling_fits.nearness import near_frontier
 from scaling_fits.sizes import check_positive
 from scaling_fits.solver import Floats
-from scaling_fits.table import RunTable
+from scaling_fits.table import RunTable, listed
 from scaling_fits.uncertainty import FittedRuns, predict
 
 LARGE_SHARE = 0.5
 """Of an interval's arm: a run that moves the choice by more is worth a second look."""
 LARGE_SHIFT = math.log(1.1)
 """Of log N*, where there are no intervals: 10 % in the best size."""
-OUTLIER_SDS = 5.0
-"""Robust sds, at least; few runs need more (`outlier_limit`). Of 100 clean tables 1 to 3 show an outlier."""
+LARGEST_LOSS_SHIFT = math.log(2.0)
+"""Of log loss at the target: a forecast that halves or doubles for one run is none."""
 
-_MOST_NAMED = 5
 _NUM_STARTS = 2  # the fit itself and the grid's best cell: without one run the optimum is near
-_HUBER_DELTA = 1e-3  # of log loss: what the objective itself takes for noise
-_NORMAL_MAD = 1.4826  # sd of a normal over its median absolute deviation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +50,16 @@ class RowInfluence:
     """How far the run's log loss is above the law (below: negative), in robust sds of all runs."""
     outlier: bool
     """Whether that is further than noise takes a run among so many."""
+
+    @property
+    def size_determined(self) -> bool:
+        """Whether the other runs tell a best size at all: a law moved by a factor of a thousand tells none."""
+        return self.shift_log_params is not None and abs(self.shift_log_params) <= math.log(WIDEST_SIZE)
+
+    @property
+    def loss_determined(self) -> bool:
+        """Whether the other runs tell the loss at the target."""
+        return self.shift_log_loss is not None and abs(self.shift_log_loss) <= LARGEST_LOSS_SHIFT
 
     @property
     def decisive(self) -> bool:
@@ -105,7 +111,7 @@ def influence(
         rows.append(
             RowInfluence(
                 place=i,
-                name=_name(table, i) if names is None else names[i],
+                name=table.name(i) if names is None else names[i],
                 shift_log_params=None if needed else shifts[0],
                 shift_log_loss=None if needed else shifts[1],
                 share_of_arm=None if needed or arms is None else max(map(_share, shifts, arms)),
@@ -125,17 +131,15 @@ def influence_warnings(found: tuple[RowInfluence, ...]) -> tuple[str, ...]:
     decisive = [row for row in found if row.decisive and row.shift_log_params is not None]
     if decisive:
         worst = decisive[0]
-        assert worst.shift_log_params is not None and worst.shift_log_loss is not None
         warnings.append(
-            f"the choice hangs on {_named(decisive)}: without {_named([worst])} the best size moves by "
-            f"{math.expm1(worst.shift_log_params):+.1%} and the loss at the target by "
-            f"{math.expm1(worst.shift_log_loss):+.2%}{_of_arm(worst)}; look at such runs again, or add some beside them"
+            f"the choice hangs on {_named(decisive)}: without {_named([worst])} {_moves(worst)}; look at such runs "
+            "again, or add some beside them"
         )
-    outliers = sorted((row for row in found if row.outlier), key=lambda row: -abs(row.residual_sds))
-    if outliers:
+    far = sorted((row for row in found if row.outlier), key=lambda row: -abs(row.residual_sds))
+    if far:
         warnings.append(
-            f"{_named(outliers)} off the law by more than noise takes a run (the furthest by "
-            f"{outliers[0].residual_sds:+.1f} robust sds): the fit leans on such runs little; see whether they were "
+            f"{_named(far)} off the law by more than noise takes a run (the furthest by "
+            f"{far[0].residual_sds:+.1f} robust sds): the fit leans on such runs little; see whether they were "
             "made like the others"
         )
     return tuple(warnings)
@@ -167,26 +171,14 @@ def _share(shift: float, arms: tuple[float, float]) -> float:
 
 
 def outlier_limit(fit: LawFit) -> float:
-    """Robust sds beyond which a run is no noise: what 1 clean table in 100 reaches by Student's tails, at least 5.
-
-    Of 12 runs with 1 % noise, one that is 4 % off is caught every other time; of 30, always.
-    """
-    freedom = max(fit.degrees_of_freedom, 1)
-    return max(OUTLIER_SDS, float(stdtrit(freedom, 1 - 0.005 / fit.num_runs)))
+    """Robust sds beyond which a run is no noise (`outliers.outlier_limit`)."""
+    return outliers.outlier_limit(fit.num_runs, fit.degrees_of_freedom)
 
 
 def _residual_sds(table: RunTable, fit: LawFit) -> Floats:
-    """Residuals of log loss over their robust sd; a run of a quarter of the weight is taken to be twice as noisy.
-
-    A fit that forgives large residuals runs through about as many runs as it has parameters, so that many of the
-    smallest residuals say nothing of noise and are left out of the median. The sd is no smaller than what the
-    objective takes for noise: runs that fit a law exactly have no outliers.
-    """
+    """Residuals of log loss over their robust sd; a run of a quarter of the weight is taken to be twice as noisy."""
     residuals = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
-    residuals = residuals * np.sqrt(table.weight / table.weight.mean())
-    telling = np.sort(np.abs(residuals))[law.NUM_PARAMETERS[fit.form] :]
-    scores: Floats = residuals / max(_NORMAL_MAD * float(np.median(telling)), _HUBER_DELTA)
-    return scores
+    return outliers.robust_sds(residuals * np.sqrt(law.shares_of(table.weight)), law.NUM_PARAMETERS[fit.form])
 
 
 def _rank(row: RowInfluence) -> tuple[float, float]:
@@ -197,17 +189,19 @@ def _rank(row: RowInfluence) -> tuple[float, float]:
     return (-shift if row.share_of_arm is None else -row.share_of_arm, -shift)
 
 
-def _name(table: RunTable, place: int) -> str:
-    if table.lines is not None:
-        return f"row {table.lines[place]}"
-    return f"the run of {table.params[place]:.4g} params and {table.tokens[place]:.4g} tokens"
-
-
 def _named(rows: list[RowInfluence]) -> str:
-    """One run, a few, or the first few and how many more."""
-    shown = [row.name for row in rows[:_MOST_NAMED]]
-    shown += [f"{len(rows) - _MOST_NAMED} more"] if len(rows) > _MOST_NAMED else []
-    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
+    return listed([row.name for row in rows])
+
+
+def _moves(row: RowInfluence) -> str:
+    """What becomes of the choice without the run."""
+    assert row.shift_log_params is not None and row.shift_log_loss is not None
+    size, loss = math.expm1(row.shift_log_params), math.expm1(row.shift_log_loss)
+    said = [
+        f"the best size moves by {size:+.1%}" if row.size_determined else "the best size is not determined",
+        f"the loss at the target moves by {loss:+.2%}" if row.loss_determined else "the loss there is not determined",
+    ]
+    return " and ".join(said) + (_of_arm(row) if row.size_determined and row.loss_determined else "")
 
 
 def _of_arm(row: RowInfluence) -> str:

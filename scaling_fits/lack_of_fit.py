@@ -2,10 +2,14 @@
 
 Noise is rough; what a wrong law leaves behind is smooth over log N and log D. So residuals are laid on a few smooth
 functions of both (polynomials, orthonormal under the runs' weights). What they hold beyond the noise is misfit.
+
+What grows with compute is the worst of it, for a forecast goes there: a batch too small at the top, a rate mis-tuned
+at large runs, a frontier that falls faster than the law. `trend` asks for it alone, among the largest runs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +26,10 @@ _CUBIC_FROM = 30  # runs from which third powers can be told from noise
 _STEP = 1e-5  # of a coordinate, for the tangents of a law
 _CLIP = 4.0  # robust sds: an outlier is no structure
 _DEPENDENT = 1e-7  # singular values below this share of the largest are the same direction twice
+_TOP_SHARE = 1 / 3  # of the logs of the FLOPs: what counts as the largest runs
+_LEAST_TOP = 3  # runs there, below which a trend is a single run's noise
+_USUAL_TREND = 0.004  # sd of trends, log loss a factor e: public families have up to 0.02, most none
+_SURE = 2.0  # sds: one healthy ladder in twenty shows such a trend
 _USUAL_PARAMETERS = 4  # directions of the smooth functions that a fitted law has emptied already
 
 
@@ -42,6 +50,47 @@ class Structure:
         expected = max(num_smooth - _USUAL_PARAMETERS, 1) * self.noise_sd**2
         result: Floats = (np.maximum(squares_G - expected, 0.0) + 2 * self.noise_sd**2) / self.num_runs
         return result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trend:
+    """How the residuals of the largest runs go with compute, beside what the law could follow."""
+
+    slope: float
+    """Log loss, measured less the law's, per factor e of FLOPs beyond `from_flops`; above 0: larger runs do worse."""
+    sd: float
+    from_flops: float
+    """6ND from which runs count as the largest."""
+
+    @property
+    def size(self) -> float:
+        """What to believe of the slope, without its sign: 0 up to two sds, then shrunk by how uncertain it is."""
+        beyond = max(self.slope**2 - (_SURE * self.sd) ** 2, 0.0)
+        return math.sqrt(beyond) * _USUAL_TREND**2 / (_USUAL_TREND**2 + self.sd**2)
+
+
+def trend(table: RunTable, fit: LawFit) -> Trend | None:
+    """The trend among the largest runs, by regression on log FLOPs beyond a knee and on the law's tangents.
+
+    None where the runs are too few to tell.
+    """
+    shares = np.sqrt(law.shares_of(table.weight))
+    log_nd = np.log(table.params) + np.log(table.tokens)
+    knee = float(log_nd.max() - _TOP_SHARE * np.ptp(log_nd))
+    tangents = _orthonormal(_tangents(table, fit) * shares[:, None])
+    freedom = fit.num_effective_runs - tangents.shape[1] - 1
+    if freedom < 1 or (log_nd > knee).sum() < _LEAST_TOP:
+        return None
+    ramp = np.maximum(log_nd - knee, 0.0) * shares
+    ramp = ramp - tangents @ (tangents.T @ ramp)
+    squares = float(ramp @ ramp)
+    if squares < _DEPENDENT:
+        return None
+    rough = _clipped(table, fit)
+    slope = float(ramp @ rough) / squares
+    rest = rough - tangents @ (tangents.T @ rough) - slope * ramp
+    noise = float((rest**2).mean()) * fit.num_effective_runs / freedom
+    return Trend(slope=slope, sd=math.sqrt(noise / squares), from_flops=6.0 * math.exp(knee))
 
 
 def structure_of(table: RunTable, fits: Sequence[LawFit]) -> Structure:

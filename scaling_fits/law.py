@@ -19,6 +19,7 @@ import numpy as np
 from scaling_fits import search, solver, starts
 from scaling_fits.forms import SHAPES, Shape
 from scaling_fits.nearness import effective_runs
+from scaling_fits.outliers import outliers
 from scaling_fits.solver import Floats, Points
 from scaling_fits.table import RunTable
 
@@ -50,6 +51,18 @@ class CannotTellError(ValueError):
         super().__init__("; ".join(reasons))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anchor:
+    """Where a law meets the runs it was fitted to: read off the runs, so it stands however loose the law is."""
+
+    median_miss: float
+    """Median over the runs of the absolute residual of log loss."""
+    log_nd: float
+    """Log of their largest N * D."""
+    log_ratio: float
+    """Log of D / N in the middle of their sizes and tokens."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LawFit:
     """One law fitted to one table."""
@@ -61,11 +74,15 @@ class LawFit:
     objective: float | None
     """Sum over runs of weight * Huber; None when unidentified."""
     residual_sd: float | None
-    """Sd of log-loss residuals, with the degrees of freedom the parameters took."""
+    """Sd of log-loss residuals without outliers, with the degrees of freedom the parameters took."""
     num_runs: int
     num_effective_runs: float
     """Runs of one weight that would say as much: fewer than `num_runs` where some hardly count."""
+    anchor: Anchor | None
+    """None when unidentified."""
     warnings: tuple[str, ...] = ()
+    outliers: tuple[int, ...] = ()
+    """Places in the table of runs too far off this law to be noise; they are fitted, and leave the noise alone."""
     draws: Floats = dataclasses.field(default_factory=lambda: np.empty((0, solver.NUM_COORDINATES)))
     """Bootstrap refits, one `theta` a row."""
     num_unconverged: int = 0
@@ -144,7 +161,7 @@ def _same(column: Floats | None) -> bool:
     return column is not None and len(np.unique(column)) == 1
 
 
-def fit_law(table: RunTable, form: Form) -> LawFit:
+def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawFit:
     """Fit one law, from the best cells of a grid and never from one start; deterministic.
 
     Raises:
@@ -158,12 +175,13 @@ def fit_law(table: RunTable, form: Form) -> LawFit:
     points, centre = centred_points(table)
     shape, shares = SHAPES[form], shares_of(table.weight)
     grid = starts.grid_starts(points, shares, shape, _NUM_STARTS)
-    solutions = search.best_of(grid, points, shares, shape)
+    solutions = search.best_of(grid, points, shares, shape, most_steps)
     best = int(solutions.objective.argmin())
     theta = solutions.theta[best]
     missed = solver.residuals(theta[None, :], points)[0]
-    effective = effective_runs(table.weight)
-    sd = float(np.sqrt((shares * missed**2).mean() * effective / _freedom(effective, form)))
+    off = outliers(np.sqrt(shares) * missed, NUM_PARAMETERS[form], _freedom(effective_runs(table.weight), form))
+    effective = effective_runs(table.weight[~off])
+    sd = float(np.sqrt((shares * missed**2)[~off].mean() * effective / _freedom(effective, form)))
     status, warnings = _judge(theta, points, shape, sd)
     if status == "converged" and search.condition(theta, points, shape) > _LOOSE:
         return _unidentified(table, form, (_LOOSE_SAID,))
@@ -178,7 +196,9 @@ def fit_law(table: RunTable, form: Form) -> LawFit:
         residual_sd=sd,
         num_runs=table.num_runs,
         num_effective_runs=effective,
+        anchor=_anchor(table, missed),
         warnings=tuple(f"{form}: {warning}" for warning in warnings),
+        outliers=tuple(np.flatnonzero(off).tolist()),
     )
 
 
@@ -191,7 +211,17 @@ def _unidentified(table: RunTable, form: Form, reasons: tuple[str, ...]) -> LawF
         residual_sd=None,
         num_runs=table.num_runs,
         num_effective_runs=effective_runs(table.weight),
+        anchor=None,
         warnings=tuple(f"{form}: {reason}" for reason in reasons),
+    )
+
+
+def _anchor(table: RunTable, missed: Floats) -> Anchor:
+    n, d = np.log(table.params), np.log(table.tokens)
+    return Anchor(
+        median_miss=float(np.median(np.abs(missed))),
+        log_nd=float((n + d).max()),
+        log_ratio=float(d.max() + d.min() - n.max() - n.min()) / 2,
     )
 
 
@@ -218,6 +248,7 @@ def refit(table: RunTable, fit: LawFit, weight_MR: Floats, num_starts: int = 4) 
 def refit_blocks(table: RunTable, fit: LawFit, blocks: Iterable[Floats], num_starts: int = 4) -> search.Solutions:
     """`refit` of weights that come block by block, best of `search.BLOCK` rows: memory is flat in their number.
 
+    Without any `num_starts` every problem only walks from the fit (`search.refits_near`): for weights near even.
     Problems of one block help each other, so results depend, within the tolerance, on where blocks end.
 
     Raises:
@@ -227,19 +258,25 @@ def refit_blocks(table: RunTable, fit: LawFit, blocks: Iterable[Floats], num_sta
     points, centre = centred_points(table)
     shape = SHAPES[fit.form]
     shares = shares_of(table.weight)
-    grid = starts.grid_starts(points, shares, shape, _NUM_POOLED)
-    ends = search.best_of(grid[:_NUM_STARTS], points, shares, shape)
-    pool = np.concatenate([centred(fit.theta[None, :], centre), ends.theta, grid])
+    pool = centred(fit.theta[None, :], centre)
+    if num_starts:
+        grid = starts.grid_starts(points, shares, shape, _NUM_POOLED)
+        ends = search.best_of(grid[:_NUM_STARTS], points, shares, shape)
+        pool = np.concatenate([pool, ends.theta, grid])
     found = []
     for block, weight_MR in enumerate(blocks):
         if not (np.isfinite(weight_MR).all() and (weight_MR >= 0).all() and (weight_MR.sum(axis=1) > 0).all()):
             raise LawError("weights of refits: finite numbers >= 0 are wanted, and in every row one above 0")
-        if block == 0:
+        if num_starts and block == 0:
             pool = search.scouted(pool, points, shares_of(weight_MR), shape)
-        ended = search.refits(pool, points, shares_of(weight_MR), shape, num_starts)
+        if num_starts:
+            ended = search.refits(pool, points, shares_of(weight_MR), shape, num_starts)
+        else:
+            ended = search.refits_near(pool[0], points, shares_of(weight_MR), shape)
         found.append((uncentred(ended.theta, centre, shape), ended.objective * weight_MR.mean(axis=1), ended.converged))
     if not found:
-        return ends.rows(np.arange(0))
+        none = np.empty(0)
+        return search.Solutions(theta=pool[:0], objective=none, converged=none.astype(bool))
     theta, objective, converged = (np.concatenate(column) for column in zip(*found, strict=True))
     return search.Solutions(theta=theta, objective=objective, converged=converged)
 

@@ -25,7 +25,7 @@ _EASING = (1e-2, 3e-3)  # Huber deltas before the last
 _EXACT, _REFIT, _ROUGH = 1e-10, 1e-6, 1e-3  # a search is over when a step would gain this share of the objective
 _FLOOR = 1e-22  # ... or this many squared nats per unit of weight
 _NOTHING = 1e-40  # a curvature or a step
-_STEPS, _EASED_STEPS = 600, 40
+STEPS, _EASED_STEPS = 600, 40
 _FINALISTS = 5
 _MET = 1e-3  # distance in theta of searches that have met
 _ALIKE = 2.0  # Huber deltas: laws whose log losses are this near are one start
@@ -33,7 +33,8 @@ _LISTED, _LOOKED_AT = 64, 12  # laws of a pool a problem looks at closer, and ru
 _TURNS, _GIFTS = 8, 8  # most rounds of starts from neighbours, and starts in each
 _FEW_RUNS = 60
 _SCOUTS = 48  # problems searched from all of the pool
-_SHORT = 60  # most steps of a search that may not be the best one
+_SETTLING = 150  # most steps of those that have not settled after a short search
+SHORT = 60  # most steps of a search that may not be the best one
 _LIGHT = 1e-3  # what a run that is left out still weighs
 _DIFFERENCE = 1e-5  # of a coordinate, for central differences
 _AGREE, _FLAT = 1e-4, 1e-12  # ends this close, relatively or per unit of weight, are one
@@ -72,7 +73,7 @@ def polish(
     *,
     ease: bool = True,
     exact: bool = False,
-    most_steps: int = _STEPS,
+    most_steps: int = STEPS,
 ) -> Solutions:
     """Damped Newton search from every start within the bounds, one row a problem.
 
@@ -150,7 +151,7 @@ def _newton_step(
     return step * np.minimum(1.0, 2.0 / longest), gain
 
 
-def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: Shape) -> Solutions:
+def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: Shape, most_steps: int = STEPS) -> Solutions:
     """`polish` for many starts of one problem: those that met on the way go on as one, the best few to the end."""
     weight_MR = np.broadcast_to(weight_R, (len(theta_MP), len(weight_R)))
     free = theta_MP[:, shape.space.first]
@@ -159,7 +160,7 @@ def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: Shape) ->
     eased = shape.space.theta(free)
     order = np.argsort(solver.objective(eased, points, weight_MR), kind="stable")
     kept = _apart(eased[order], _MET)[:_FINALISTS]
-    return polish(kept, points, weight_MR[: len(kept)], shape, ease=False, exact=True)
+    return polish(kept, points, weight_MR[: len(kept)], shape, ease=False, exact=True, most_steps=most_steps)
 
 
 def scouted(pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape) -> Floats:
@@ -172,7 +173,7 @@ def scouted(pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape) ->
         return pool_KP
     rolled = [np.roll(weight_MR[row % len(weight_MR)], row // len(weight_MR)) for row in range(_SCOUTS)]
     every_MR = np.repeat(np.array(rolled), len(pool_KP), axis=0)
-    ends = polish(np.tile(pool_KP, (_SCOUTS, 1)), points, every_MR, shape, most_steps=_SHORT)
+    ends = polish(np.tile(pool_KP, (_SCOUTS, 1)), points, every_MR, shape, most_steps=SHORT)
     return _thinned(np.concatenate([ends.theta, pool_KP]), points)
 
 
@@ -198,6 +199,24 @@ def refits(pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape, num
     return _lower(best, polish(best.theta[left], points, weight_MR[left], shape, ease=False), left)
 
 
+def refits_near(theta_P: Floats, points: Points, weight_MR: Floats, shape: Shape) -> Solutions:
+    """The optimum under each row of weights downhill from one law and, of few runs, from others' ends.
+
+    A thirtieth of the steps of `refits`. Under Dirichlet weights of 11 runs and more, 90 to 100 % of the problems end
+    within 1e-3 of where those do; where the law lies at a bound, up to a tenth do not settle.
+    """
+    few = points.n.size <= _FEW_RUNS
+    start_MP = np.broadcast_to(theta_P, (len(weight_MR), len(theta_P)))
+    best = polish(start_MP, points, weight_MR, shape, ease=few, most_steps=SHORT)
+    if few:
+        given, _ = _tried(_thinned(best.theta, points), points, weight_MR, shape, 1, best.theta)
+        best = _lower(best, given, np.arange(len(weight_MR)))
+    left = np.flatnonzero(~best.converged)
+    return _lower(
+        best, polish(best.theta[left], points, weight_MR[left], shape, ease=False, most_steps=_SETTLING), left
+    )
+
+
 def _shared(best: Solutions, pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape, count: int) -> Solutions:
     """`best`, or lower ends of searches from the pool and from the other problems' best, while these are found."""
     todo = np.arange(len(weight_MR))
@@ -219,8 +238,8 @@ def _without(best: Solutions, rank: int, points: Points, weight_MR: Floats, shap
     run = np.argsort(missed, axis=1)[:, rank]
     light_MR = weight_MR.copy()
     light_MR[np.arange(len(run)), run] *= _LIGHT
-    start = polish(best.theta, points, light_MR, shape, ease=False, most_steps=_SHORT)
-    return polish(start.theta, points, weight_MR, shape, ease=False, most_steps=_SHORT)
+    start = polish(best.theta, points, light_MR, shape, ease=False, most_steps=SHORT)
+    return polish(start.theta, points, weight_MR, shape, ease=False, most_steps=SHORT)
 
 
 def _tried(
@@ -243,7 +262,7 @@ def _tried(
         chosen.append(listed[every, first])
         scores[(np.abs(marks - marks[every, first][:, None]) <= _ALIKE).all(axis=2)] = np.inf
     start_MP, weight_MR = pool_KP[np.concatenate(chosen)], np.tile(weight_MR, (len(chosen), 1))
-    found = polish(start_MP, points, weight_MR, shape, ease=own_MP is None, most_steps=_SHORT)
+    found = polish(start_MP, points, weight_MR, shape, ease=own_MP is None, most_steps=SHORT)
     lowest = found.objective.reshape(len(chosen), -1).argmin(axis=0)
     return found.rows(lowest * len(scores) + every), found.theta
 

@@ -80,6 +80,9 @@ class Space:
 
     def hessian(self, hessian_PPM: Floats) -> Floats:
         """A Hessian in the free coordinates (M, Q, Q)."""
+        first = self.first
+        if len(first) == sum(index is not None for index in self.free):  # nothing is shared: nothing to add up
+            return np.ascontiguousarray(hessian_PPM.transpose(2, 0, 1)[:, first][:, :, first])
         result = np.zeros((self.dim, self.dim, hessian_PPM.shape[2]))
         for i, row in enumerate(self.free):
             for j, column in enumerate(self.free):

@@ -7,12 +7,15 @@ import math
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from proxies import canon
 from proxies.canon import Json
-from scaling_fits import hindcast, law, uncertainty
+from scaling_fits import hindcast, lack_of_fit, law, pooling, uncertainty
 from scaling_fits.allocation.allocate import Allocation
+from scaling_fits.allocation.shapes import Template
 from scaling_fits.cloud import Cloud
+from scaling_fits.conclusive import fit_doubts, inconclusive
 from scaling_fits.derived import Interval, draw_intervals, exponents
 from scaling_fits.fit_file import FitFileError
 from scaling_fits.law import LawFit
@@ -20,8 +23,8 @@ from scaling_fits.solver import NUM_COORDINATES, Floats
 from scaling_fits.table import DroppedRow
 from scaling_fits.uncertainty import FittedRuns, Prediction
 
-FILE_KIND = "forerun.fit/3"
-_OLD_KINDS = ("forerun.fit/1", "forerun.fit/2")  # without the laws' common error; without effective runs
+FILE_KIND = "forerun.fit/4"
+_OLD_KINDS = ("forerun.fit/1", "forerun.fit/2", "forerun.fit/3")  # each lacks what the next holds
 
 _Pair = tuple[float, float]
 
@@ -32,6 +35,7 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
     intervals = draw_intervals(fitted)
     growth = exponents(fitted) if heaviest.identified else None
     empty: dict[str, Json] = {"value": None, "interval": None}
+    doubts = fit_doubts(fitted) if fitted.status == "converged" else (f"the fit is {fitted.status}",)
     return {
         "form": fitted.form,
         "status": fitted.status,
@@ -49,11 +53,13 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
         "num_runs": fitted.span.num_runs,
         "dropped": [{"row": row.row, "reason": row.reason} for row in fitted.dropped],
         "backtest": _backtest(fitted.backtest),
-        "warnings": list(fitted.warnings),
+        "warnings": [*inconclusive(doubts), *fitted.warnings],
         "objective": heaviest.objective,
         "residual_sd": heaviest.residual_sd,
         "weighting": fitted.weighting,
         "misfit_sd": _median(fitted.cloud.misfit_draws),
+        "drift": _drift(fitted),
+        "trend": _trend(fitted),
         "interval_inflation": fitted.inflation,
         "record_scale": fitted.record_scale,
         "bootstrap": {
@@ -75,11 +81,15 @@ def prediction_summary(prediction: Prediction) -> dict[str, Json]:
         "interval": None if low is None or high is None else [low, high],
         "level": prediction.level,
         "extrapolation": prediction.extrapolation,
+        "warnings": [*inconclusive(prediction.doubts), *prediction.warnings],
     }
 
 
 def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) -> dict[str, Json]:
-    """What `allocate --json` prints. Runs of one batch size say nothing about it: then `batch_tokens` is null."""
+    """What `allocate --json` prints. An interval that tells no size is null, and a warning says so.
+
+    Runs of one batch size say nothing about it: then `batch_tokens` is null.
+    """
     return {
         "flops": allocation.flops,
         "params": allocation.params,
@@ -88,8 +98,8 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
         "batch_tokens": batch_tokens,
         "loss": allocation.loss_nats,
         "interval": _pair(allocation.interval),
-        "params_interval": _pair(allocation.params_interval),
-        "tokens_interval": _pair(allocation.tokens_interval),
+        "params_interval": _pair(allocation.params_interval) if allocation.size_determined else None,
+        "tokens_interval": _pair(allocation.tokens_interval) if allocation.size_determined else None,
         "flat_range": {
             "params": list(allocation.flat_params),
             "tokens": list(allocation.flat_tokens),
@@ -97,7 +107,7 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
         },
         "level": allocation.level,
         "extrapolation": allocation.extrapolation,
-        "warnings": list(allocation.warnings),
+        "warnings": [*inconclusive(allocation.doubts), *allocation.warnings],
     }
 
 
@@ -111,6 +121,39 @@ def _parameters(fit: LawFit) -> dict[str, Json]:
 def _median(draws: Floats) -> float | None:
     """Of the sd of the laws' common error in log loss at reach 1; None without a bootstrap."""
     return float(np.median(draws)) if len(draws) else None
+
+
+def _drift(fitted: FittedRuns) -> Json:
+    """By how much predictions of larger runs are too high (below 0: too low), in log loss at ten times the FLOPs."""
+    if fitted.drift is None:
+        return None
+    at_ten = float(pooling.beyond(np.array(10.0)))
+    value, sd = fitted.drift.mean * at_ten, fitted.drift.sd * at_ten
+    return {
+        "value": value,
+        "interval": _normal(value, sd, fitted.level),
+        "subtracted": fitted.drift.applied * at_ten,
+        "at": 10.0,
+    }
+
+
+def _trend(fitted: FittedRuns) -> Json:
+    """How the largest runs lie off the law, in log loss per tenfold FLOPs, and what is believed of it."""
+    found = fitted.trend
+    if found is None:
+        return None
+    ten = math.log(10.0)
+    return {
+        "value": found.slope * ten,
+        "interval": _normal(found.slope * ten, found.sd * ten, fitted.level),
+        "believed": math.copysign(found.size, found.slope) * ten,
+        "from_flops": found.from_flops,
+    }
+
+
+def _normal(value: float, sd: float, level: float) -> Json:
+    arm = float(ndtri((1 + level) / 2)) * sd
+    return [value - arm, value + arm]
 
 
 def _pair(ends: _Pair | None) -> Json:
@@ -157,17 +200,23 @@ class _MemberFile:
     residual_sd: float | None
     num_runs: int
     num_effective_runs: float
+    anchor: law.Anchor | None
     warnings: tuple[str, ...]
     draws: tuple[tuple[float, ...], ...]
     num_unconverged: int
+    outliers: tuple[int, ...] = dataclasses.field(default=(), metadata=canon.LATER)
 
     def __post_init__(self) -> None:
         identified = self.status != "unidentified"
         wanted = NUM_COORDINATES if identified else 0
         if len(self.theta) != wanted or any(len(draw) != NUM_COORDINATES for draw in self.draws):
             raise FitFileError(f"{self.form}: a law of status {self.status} has {wanted} coordinates")
-        if identified and (self.objective is None or self.residual_sd is None):
-            raise FitFileError(f"{self.form}: a law of status {self.status} has an objective and a residual_sd")
+        if identified and (self.objective is None or self.residual_sd is None or self.anchor is None):
+            raise FitFileError(
+                f"{self.form}: a law of status {self.status} has an objective, a residual_sd and an anchor"
+            )
+        if self.anchor is not None and self.anchor.median_miss < 0:
+            raise FitFileError(f"{self.form}: its median_miss is below zero")
         if identified and self.num_runs <= law.NUM_PARAMETERS[self.form]:
             raise FitFileError(f"{self.form}: num_runs = {self.num_runs} cannot identify it")
         if any(value <= 0 for row in (self.theta, *self.draws) for value in row[3:]):
@@ -181,6 +230,7 @@ class _CloudFile:
     weight_draws: tuple[tuple[float, ...], ...]
     misfit_draws: tuple[float, ...]
     noise_draws: tuple[float, ...]
+    drift_draws: tuple[float, ...] = dataclasses.field(default=(), metadata=canon.LATER)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,6 +252,10 @@ class _FitFile:
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
     record_scale: float = dataclasses.field(default=1.0, metadata=canon.LATER)
+    shape_template: Template | None = dataclasses.field(default=None, metadata=canon.LATER)
+    """Of the study whose ladder was fitted: what its plan fixes of the main run's shape."""
+    drift: pooling.Drift | None = dataclasses.field(default=None, metadata=canon.LATER)
+    trend: lack_of_fit.Trend | None = dataclasses.field(default=None, metadata=canon.LATER)
 
     def __post_init__(self) -> None:
         if self.kind != FILE_KIND:
@@ -219,6 +273,8 @@ class _FitFile:
             raise FitFileError("draws of the members and of the cloud are not equally many")
         if any(len(row) != len(self.members) for row in self.cloud.weight_draws):
             raise FitFileError("draws of the weights do not go with the members")
+        if len(self.cloud.drift_draws) not in (0, size):
+            raise FitFileError("draws of the drift are not as many as the others")
         if size not in (0, self.bootstrap):
             raise FitFileError(f"{size} draws are not the {self.bootstrap} of the bootstrap")
         if any(min(row) < 0 or abs(sum(row) - 1) > 1e-9 for row in self.cloud.weight_draws):
@@ -231,7 +287,7 @@ class _FitFile:
             raise FitFileError("record_scale is out of range")
 
 
-def to_file(fitted: FittedRuns) -> dict[str, Json]:
+def to_file(fitted: FittedRuns, template: Template | None = None) -> dict[str, Json]:
     """The fit as plain JSON data, floats in full: `from_file` gives back the same bits."""
     members = tuple(_member_to_file(fit) for fit in fitted.members)
     draws = fitted.cloud
@@ -242,7 +298,9 @@ def to_file(fitted: FittedRuns) -> dict[str, Json]:
             weight_draws=tuple(tuple(row) for row in draws.weight_draws.tolist()),
             misfit_draws=tuple(draws.misfit_draws.tolist()),
             noise_draws=tuple(draws.noise_draws.tolist()),
+            drift_draws=tuple(draws.drift_draws.tolist()),
         ),
+        shape_template=template,
         **_shared(fitted),
     )
     found = canon.to_json(plain)
@@ -251,7 +309,12 @@ def to_file(fitted: FittedRuns) -> dict[str, Json]:
 
 
 def from_file(data: Json) -> FittedRuns:
-    """The fit that `to_file` wrote.
+    """The fit that `to_file` wrote; errors as of `with_template`."""
+    return with_template(data)[0]
+
+
+def with_template(data: Json) -> tuple[FittedRuns, Template | None]:
+    """The fit that `to_file` wrote, and the shape its study's plan fixes, where it is a study's.
 
     Raises:
         FitFileError: not a fit, or one that was changed; the message says what is wrong with it.
@@ -269,8 +332,9 @@ def from_file(data: Json) -> FittedRuns:
         weight_draws=np.array(plain.cloud.weight_draws, dtype=float).reshape(-1, len(members)),
         misfit_draws=np.array(plain.cloud.misfit_draws, dtype=float),
         noise_draws=np.array(plain.cloud.noise_draws, dtype=float),
+        drift_draws=np.array(plain.cloud.drift_draws, dtype=float),
     )
-    return FittedRuns(members=members, cloud=draws, **_shared(plain))
+    return FittedRuns(members=members, cloud=draws, **_shared(plain)), plain.shape_template
 
 
 def _shared(source: FittedRuns | _FitFile) -> dict[str, Any]:

@@ -9,6 +9,7 @@ overflows 64 bits from 1.5e18 on.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ Floats = NDArray[np.float64]
 
 _WANTED = ("params", "tokens", "loss")
 _OPTIONAL = ("flops", "budget", "weight", "seed")
-
+_MOST_NAMED = 5
 
 _LIMITS = {
     "params": (1e-12, 1e100), "tokens": (1e-12, 1e100), "loss": (1e-12, 1e12), "flops": (1e-24, 1e200),
@@ -100,6 +101,22 @@ class RunTable:
         """Runs that count."""
         return len(self.loss)
 
+    def name(self, place: int) -> str:
+        """A run as a reader finds it: by its row in the file, or by its size and tokens."""
+        if self.lines is not None:
+            return f"row {self.lines[place]}"
+        return f"the run of {self.params[place]:.4g} params and {self.tokens[place]:.4g} tokens"
+
+    def distinct(self) -> RunTable:
+        """Each run once, in its first place: rows that are alike in every column are one run entered again."""
+        columns = [getattr(self, name) for name in (*_WANTED, *_OPTIONAL)]
+        cells = np.stack([column for column in (*columns, *self.extra.values()) if column is not None])
+        _, first = np.unique(cells, axis=1, return_index=True)
+        if len(first) == self.num_runs:
+            return self
+        kept = np.isin(np.arange(self.num_runs), first)
+        return dataclasses.replace(self.rows(kept), dropped=self.dropped, warnings=self.warnings)
+
     def rows(self, keep: NDArray[np.bool_]) -> RunTable:
         """The runs where `keep` is true; of such a part nothing is dropped and no warning is said again."""
         return RunTable(
@@ -114,6 +131,13 @@ class RunTable:
             extra={name: column[keep] for name, column in self.extra.items()},
             lines=None if self.lines is None else tuple(np.array(self.lines)[keep].tolist()),
         )
+
+
+def listed(names: Sequence[str]) -> str:
+    """One name, a few, or the first few and how many more, in words."""
+    shown = list(names[:_MOST_NAMED])
+    shown += [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
 def from_columns(
@@ -148,10 +172,7 @@ def read_runs(path: Path | str, params_column: str = "params", extra: Sequence[s
             are bad: text, zero, negative or missing. All problems are listed.
     """
     path = Path(path)
-    try:
-        cells = read_cells(path)
-    except FormatError as error:
-        raise TableError([str(error)]) from error
+    cells = _cells(path)
     source = {name: name for name in (*_WANTED, *_OPTIONAL)} | {"params": params_column}
     there = [name for name in dict.fromkeys(extra) if name in cells.columns]
     problems = _column_problems(cells.columns, source, there, path.name) + cells.problems
@@ -163,11 +184,56 @@ def read_runs(path: Path | str, params_column: str = "params", extra: Sequence[s
         problems.append(f"{path.name} holds no run with a finite loss ({len(dropped)} dropped)")
     if problems:
         raise TableError(problems)
-    return _table(cells, kept, source, dropped, columns)
+    return _table(cells, kept, source, dropped, columns).distinct()
 
 
-def _column_problems(columns: list[str], source: dict[str, str], extra: list[str], file: str) -> list[str]:
-    missing = [source[name] for name in _WANTED if source[name] not in columns]
+def read_columns(
+    path: Path | str, wanted: Sequence[str], optional: Sequence[str], source: Mapping[str, str]
+) -> tuple[dict[str, Floats], tuple[DroppedRow, ...], tuple[int, ...]]:
+    """Columns of a table that is not of runs, as optima are: arrays by our names, rows set aside, lines of the others.
+
+    Args:
+        path: a `.csv`, `.jsonl` or `.parquet` file.
+        wanted: names that must be there; `loss` is one.
+        optional: names that may be.
+        source: the file's name of each that it calls otherwise.
+
+    Raises:
+        TableError: as `read_runs`.
+    """
+    path = Path(path)
+    cells = _cells(path)
+    names = {name: source.get(name, name) for name in (*wanted, *optional)}
+    problems = _column_problems(cells.columns, names, [], path.name, wanted) + cells.problems
+    names = {name: column for name, column in names.items() if column in cells.columns}
+    kept, dropped, bad = _judged(cells, names)
+    problems += bad
+    if not problems and not kept:
+        problems.append(f"{path.name} holds no row with a finite loss ({len(dropped)} dropped)")
+    if problems:
+        raise TableError(problems)
+    rows = [cells.rows[i] for i in kept]
+    columns = {name: np.array([_number(record[theirs]) for _, record in rows], dtype=np.float64)
+               for name, theirs in names.items()}  # fmt: skip
+    return columns, tuple(dropped), tuple(line for line, _ in rows)
+
+
+def columns_of(path: Path | str) -> list[str]:
+    """Names of a table's columns; TableError where it cannot be read."""
+    return _cells(Path(path)).columns
+
+
+def _cells(path: Path) -> Cells:
+    try:
+        return read_cells(path)
+    except FormatError as error:
+        raise TableError([str(error)]) from error
+
+
+def _column_problems(
+    columns: list[str], source: dict[str, str], extra: list[str], file: str, wanted: Sequence[str] = _WANTED
+) -> list[str]:
+    missing = [source[name] for name in wanted if source[name] not in columns]
     twice = sorted({name for name in (*source.values(), *extra) if columns.count(name) > 1})
     found = ", ".join(map(repr, columns)) or "none"
     return [f"{file} has no column {name!r} (it has {found})" for name in missing] + [

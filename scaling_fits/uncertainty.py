@@ -15,13 +15,15 @@ import numpy as np
 
 from scaling_fits import cloud, law, pooling
 from scaling_fits.cloud import Cloud
+from scaling_fits.conclusive import fit_doubts, reach_doubts
 from scaling_fits.hindcast import Backtest, hindcast
-from scaling_fits.lack_of_fit import p_value
+from scaling_fits.lack_of_fit import Trend, p_value
 from scaling_fits.law import ALL_FORMS, FORMS, CannotTellError, FitStatus, Form, LawError, LawFit
 from scaling_fits.nearness import near_frontier
+from scaling_fits.pooling import Drift
 from scaling_fits.sizes import check_positive, check_size, exp_finite
 from scaling_fits.solver import Floats
-from scaling_fits.table import DroppedRow, RunTable
+from scaling_fits.table import DroppedRow, RunTable, listed
 
 FormChoice = Literal["auto", "chinchilla", "coupled", "power", "kaplan", "overtraining"]
 FORM_CHOICES: tuple[str, ...] = get_args(FormChoice)
@@ -71,6 +73,10 @@ class FittedRuns:
     backtest: Backtest | None
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
+    drift: Drift | None = None
+    """The error of larger runs that goes one way; None where nothing is identified."""
+    trend: Trend | None = None
+    """Among the largest runs; None where they are too few to tell."""
     record_scale: float = 1.0
     """Factor on both arms of the interval of a loss, in logs, from what became of earlier forecasts
     (`scaling_fits.track_record`)."""
@@ -131,6 +137,8 @@ class Prediction:
     level: float
     extrapolation: float
     """6ND over the largest 6ND fitted."""
+    doubts: tuple[str, ...] = ()
+    """Why the forecast is inconclusive (`scaling_fits.conclusive`)."""
     warnings: tuple[str, ...] = ()
 
 
@@ -143,6 +151,7 @@ def fit_runs(
         LawError: an unknown form, a negative number of refits or seed, or a level outside (0, 1).
     """
     _check_options(form, bootstrap, level, seed)
+    table = table.distinct()
     forms: tuple[Form, ...] = FORMS if form == "auto" else tuple(known for known in ALL_FORMS if known == form)
     members = tuple(law.fit_law(table, each) for each in forms)
     near = form == "auto" and _misfit(table, members)
@@ -171,20 +180,23 @@ def _pooled(
     weights = np.zeros(len(members))
     weights_SM = np.zeros((bootstrap if known else 0, len(members)))
     misfit_S = noise_S = np.zeros(0)
+    drift, trend, drift_S = None, None, np.zeros(0)
     inflation, backtest, warnings = 1.0, None, table.warnings + tuple(w for fit in members for w in fit.warnings)
     if known:
         fits = tuple(members[index] for index in known)
         learned = hindcast(table, fits, near=near, num_draws=bootstrap, level=level, seed=seed)
         weights[known], weights_SM[:, known] = learned.pool.weights, learned.pool.weight_draws
         misfit_S, noise_S = learned.pool.misfit_draws, cloud.noise_draws(fits, bootstrap, seed)
+        drift, trend, drift_S = learned.pool.drift, learned.trend, learned.pool.drift_draws
         inflation, backtest, warnings = learned.inflation, learned.backtest, warnings + learned.warnings
         if 0 < bootstrap < _FEW_DRAWS:
             warnings += (f"{bootstrap} refits: ends of intervals are rough below {_FEW_DRAWS}",)
+        warnings += _outliers_said(table, members[int(np.argmax(weights))])
     return FittedRuns(
         form=form,
         members=members,
         weights=tuple(weights.tolist()),
-        cloud=Cloud(weight_draws=weights_SM, misfit_draws=misfit_S, noise_draws=noise_S),
+        cloud=Cloud(weight_draws=weights_SM, misfit_draws=misfit_S, noise_draws=noise_S, drift_draws=drift_S),
         inflation=inflation,
         weighting="near_frontier" if near else "even",
         bootstrap=bootstrap,
@@ -194,7 +206,25 @@ def _pooled(
         backtest=backtest,
         dropped=table.dropped,
         warnings=warnings,
+        drift=drift,
+        trend=trend,
     )
+
+
+def _outliers_said(table: RunTable, fit: LawFit) -> tuple[str, ...]:
+    """The runs that are off the heaviest law by more than noise, by name."""
+    if not fit.outliers:
+        return ()
+    places = np.array(fit.outliers)
+    missed = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
+    places = places[np.argsort(-np.abs(missed[places]))]
+    named = listed([table.name(place) for place in places])
+    told = (
+        f"{named} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise takes a run (the "
+        f"furthest by {math.expm1(missed[places[0]]):+.1%} in loss): the fit leans on such runs little, and intervals "
+        "have the noise of the others; see whether they were made like the others"
+    )
+    return (told,)
 
 
 def _check_options(form: str, bootstrap: int, level: float, seed: int) -> None:
@@ -227,6 +257,15 @@ def _span(table: RunTable) -> Span:
     )
 
 
+def expected_log_loss(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
+    """The pool's log loss at each (N, D), less the drift that larger runs showed (R,)."""
+    pooled = cloud.pooled_log_loss(fitted.members, fitted.weights, params, tokens)
+    if fitted.drift is None:
+        return pooled
+    result: Floats = pooled - fitted.drift.applied * pooling.beyond(_flops_beyond(fitted.span, params, tokens))
+    return result
+
+
 def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
     """Loss of one new run of `params` parameters on `tokens` tokens.
 
@@ -238,14 +277,20 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
     check_size(params=params, tokens=tokens)
     fitted.require()
     n, d = np.array([float(params)]), np.array([float(tokens)])
-    centre = float(cloud.pooled_log_loss(fitted.members, fitted.weights, n, d)[0])
+    beyond_R = pooling.beyond(_flops_beyond(fitted.span, n, d))
+    centre = float(expected_log_loss(fitted, n, d)[0])
     low = high = None
     if fitted.has_draws:
         log_best = math.log(fitted.span.best_loss_nats)
         ratio = _times_beyond(fitted.span, n, d)
-        ends = cloud.new_run_quantiles(fitted.members, fitted.cloud, n, d, ratio, log_best, fitted.level)
+        ends = cloud.new_run_quantiles(
+            fitted.members, fitted.cloud, n, d, ratio, log_best, fitted.level,
+            beyond_R=beyond_R, doubt_R=_trend_doubt(fitted.trend, n, d),
+        )  # fmt: skip
         low, high = (exp_finite(centre + fitted.record_scale * (float(end[0]) - centre)) for end in ends)
     flops = 6.0 * float(params) * float(tokens)
+    extrapolation = flops / fitted.span.six_nd[1]
+    interval = None if low is None or high is None else (low, high)
     return Prediction(
         params=float(params),
         tokens=float(tokens),
@@ -254,21 +299,27 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
         low=low,
         high=high,
         level=fitted.level,
-        extrapolation=flops / fitted.span.six_nd[1],
+        extrapolation=extrapolation,
+        doubts=fit_doubts(fitted) + reach_doubts(math.exp(centre), interval, extrapolation),
         warnings=_prediction_warnings(fitted, float(params), float(tokens)),
     )
 
 
+def _trend_doubt(found: Trend | None, params: Floats, tokens: Floats) -> Floats | float:
+    """Sd of log loss for larger runs doing worse than the law: the next need not, or may do worse still."""
+    if found is None or found.slope <= 0:
+        return 0.0
+    result: Floats = found.size * np.log(np.maximum(6.0 * params * tokens / found.from_flops, 1.0))
+    return result
+
+
 def _prediction_warnings(fitted: FittedRuns, params: float, tokens: float) -> tuple[str, ...]:
     beyond = _beyond(fitted.span, np.array([params]), np.array([tokens]))
-    warnings = [
+    return tuple(
         f"{name} lie {times[0]:.3g} times beyond what was fitted: intervals were back-tested up to {FAR:g} times"
         for name, times in beyond.items()
         if times[0] > FAR
-    ]
-    if fitted.status != "converged":
-        warnings.append(f"the fit is {fitted.status}: {'; '.join(fitted.heaviest.warnings)}")
-    return tuple(warnings)
+    )
 
 
 def reach_of(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
@@ -281,10 +332,14 @@ def _times_beyond(span: Span, params: Floats, tokens: Floats) -> Floats:
     return result
 
 
+def _flops_beyond(span: Span, params: Floats, tokens: Floats) -> Floats:
+    return 6.0 * params * tokens / span.six_nd[1]
+
+
 def _beyond(span: Span, params: Floats, tokens: Floats) -> dict[str, Floats]:
     """Factors by which runs lie outside what was fitted, by what they are outside of."""
     return {
-        "FLOPs": 6.0 * params * tokens / span.six_nd[1],
+        "FLOPs": _flops_beyond(span, params, tokens),
         "params": np.maximum(params / span.params[1], span.params[0] / params),
         "tokens": np.maximum(tokens / span.tokens[1], span.tokens[0] / tokens),
     }

@@ -19,7 +19,9 @@ class Attempt:
     bank_key: str
     """What it shares with the others of its bank: among them `num_microbatches`."""
     num_lost: int = 0
-    """Executions that were begun and never reported."""
+    """Executions that were begun, never reported, and count against it."""
+    num_in_a_row: int = 0
+    """Executions that were begun, never reported, and got nowhere, whatever the cause."""
     num_microbatches: int = 1
     """Passes that its batches are split into, at least."""
     alone: bool = False

@@ -13,10 +13,9 @@ from typing import cast
 
 from proxies.checks import Checks
 from proxies.spec import RunSpec
-from sweeps.ledger import Ledger
-
-DRIVEN = "driven"
-"""Record of how long a driver worked; its key is the driver's number and that of the stretch of its work."""
+from sweeps.chain import Record
+from sweeps.glance import Glance
+from sweeps.ledger import DRIVEN, Ledger
 
 _HOUR_SECONDS = 3600.0
 
@@ -72,7 +71,7 @@ class Budget:
         self.caps, self._ledger, self._num_devices, self._clock = caps, ledger, num_devices, clock
         self._started = clock()
         self._num_runs, self._flops = 0, 0.0
-        self._driven_seconds, self._driven_device_seconds = _driven(ledger)
+        self._driven_seconds, self._driven_device_seconds = _driven(ledger.records(DRIVEN))
 
     @property
     def seconds(self) -> float:
@@ -83,7 +82,7 @@ class Budget:
         """Record what this driver has taken since it last did. Raises what `Ledger.append` raises."""
         seconds, self._started = self.seconds, self._clock()
         record_driven(self._ledger, driver, stretch, seconds, seconds * self._num_devices)
-        self._driven_seconds, self._driven_device_seconds = _driven(self._ledger)
+        self._driven_seconds, self._driven_device_seconds = _driven(self._ledger.records(DRIVEN))
 
     def spent(self) -> Spent:
         """Everything up to now, this driver's share included."""
@@ -124,17 +123,17 @@ class Budget:
             self._num_runs = len(results)
 
 
-def spent(ledger: Ledger, usd_per_device_hour: float | None, more: tuple[float, float] = (0.0, 0.0)) -> Spent:
+def spent(glance: Glance, usd_per_device_hour: float | None, more: tuple[float, float] = (0.0, 0.0)) -> Spent:
     """What the records say: the hours are those of drivers that have ended.
 
     Args:
-        ledger: the study's.
+        glance: at the study's ledger.
         usd_per_device_hour: the price; None: dollars are not known.
         more: seconds and device-seconds of a driver that has recorded none yet.
     """
-    own = ledger.own_results()
-    seconds, device_seconds = (held + new for held, new in zip(_driven(ledger), more, strict=True))
-    return _spent(len(own), sum(result.flops for result in own), seconds, device_seconds, usd_per_device_hour)
+    own = [outcome.flops for outcome in glance.outcomes if not outcome.imported]
+    seconds, device_seconds = (held + new for held, new in zip(_driven(glance.driven), more, strict=True))
+    return _spent(len(own), sum(own), seconds, device_seconds, usd_per_device_hour)
 
 
 def record_driven(ledger: Ledger, driver: int, stretch: int, seconds: float, device_seconds: float) -> None:
@@ -148,9 +147,9 @@ def is_driven(ledger: Ledger, driver: int, stretch: int) -> bool:
     return ledger.find(DRIVEN, f"{driver}/{stretch}") is not None
 
 
-def _driven(ledger: Ledger) -> tuple[float, float]:
+def _driven(records: Sequence[Record]) -> tuple[float, float]:
     """Seconds and device-seconds of the drivers that have ended."""
-    bodies = [cast(dict[str, float], record.body) for record in ledger.records(DRIVEN)]
+    bodies = [cast(dict[str, float], record.body) for record in records]
     return sum(body["seconds"] for body in bodies), sum(body["device_seconds"] for body in bodies)
 
 

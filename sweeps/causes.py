@@ -7,14 +7,15 @@ import re
 from pathlib import Path
 from typing import Literal, get_args
 
-from sweeps.redaction import redacted
+from sweeps.redaction import LineRedactor, redacted
 
-Cause = Literal["out_of_memory", "lost_worker", "preempted", "hung", "bad_data", "user_code", "error"]
+Cause = Literal["out_of_memory", "crashed", "lost_worker", "preempted", "hung", "bad_data", "user_code", "error"]
 """`error` is whatever none of the others is: an exception in our own code, say, or a result that is none."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 WORDS: dict[Cause, str] = {
     "out_of_memory": "out of memory",
+    "crashed": "crashed",
     "lost_worker": "worker lost",
     "preempted": "pre-empted",
     "hung": "hung",
@@ -25,6 +26,7 @@ WORDS: dict[Cause, str] = {
 """As people say it."""
 ADVICE: dict[Cause, str] = {
     "out_of_memory": "give it more memory, fewer workers beside it (cluster.num_workers), or a smaller model",
+    "crashed": "what the worker printed last says where, in native code as a rule",
     "lost_worker": "the system's log (dmesg, or the scheduler's) says who ended its process",
     "preempted": "nothing to mend: it goes on from its last checkpoint",
     "hung": "look for a deadlock, a dead network disk or a stuck device",
@@ -37,6 +39,8 @@ ADVICE: dict[Cause, str] = {
 TAIL_BYTES = 2048
 _TAIL_LINES = 20
 _DETAIL_CHARS = 2000
+_CRASHED = re.compile(r"^(?:Fatal Python error:|.*\*\*\* SIG(?:SEGV|BUS|FPE|ILL|ABRT) received at)", re.M)
+"""As Python's faulthandler says it, and Ray's own handler."""
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|out of memory|cannot allocate memory|not enough memory", re.I)
 
 
@@ -56,6 +60,11 @@ def classify(error: BaseException) -> Cause:
     return "error"
 
 
+def crashed(log: str) -> bool:
+    """Whether a process says in its log that a signal of its own ends it; of a kill from outside it says nothing."""
+    return _CRASHED.search(log) is not None
+
+
 def described(error: BaseException) -> str:
     """An error in words, without secrets: an unclassified one with its type, for it may say little else."""
     cause, text = classify(error), str(error).strip()
@@ -69,7 +78,7 @@ def described(error: BaseException) -> str:
 def log_tail(text: str) -> str:
     """The last lines of a log, at most `TAIL_BYTES` bytes, control characters and what looks like a secret removed."""
     lines = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines()]
-    lines = [redacted(line.rstrip()) for line in lines if line.strip()][-_TAIL_LINES:]
+    lines = [*map(LineRedactor(), (line.rstrip() for line in lines if line.strip()))][-_TAIL_LINES:]
     tail = "\n".join(lines).encode()[-TAIL_BYTES:]
     return tail.decode(errors="ignore")
 

@@ -7,8 +7,10 @@ accident and edit, not a forger who writes a whole new chain. Standard library o
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -32,6 +34,7 @@ _SCHEMAS: dict[int, dict[str, str]] = {
     }
 }
 """Every schema there has been. New kinds of records need none: a schema is only what SQLite is told."""
+_COLUMNS = "seq, kind, key, body, prev_hash, hash"
 _STEPS: dict[int, tuple[str, ...]] = {}
 """Statements from a schema to the next. Columns of `records` and `head` stay, so that any schema is read as it is."""
 
@@ -63,15 +66,15 @@ def link(seq: int, kind: str, key: str, text: str, prev_hash: str) -> Record:
 
 
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
-    """Open in autocommit (transactions are spelled out); recovers a commit that a crash cut short.
+    """Open in autocommit (transactions are spelled out); a writer takes back a commit that a crash cut short.
 
-    A file that is not there is created when writing.
+    A writer creates a file that is not there. A reader changes nothing (see `reading`).
 
     Raises:
         LedgerCorrupt: this is no SQLite file.
         SweepError: it cannot be opened.
     """
-    uri = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'rw'}"
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'ro'}"
     with _named_errors("the header"):
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
         try:
@@ -79,13 +82,43 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
                 # The journal stays, empty: a commit then changes no names, whose syncs SQLite does not check.
                 connection.execute("PRAGMA journal_mode = TRUNCATE")
                 connection.execute("PRAGMA synchronous = FULL")
-            else:
-                connection.execute("PRAGMA query_only = ON")
             _pragma(connection, "schema_version")  # reads the header
         except BaseException:
             connection.close()
             raise
     return connection
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that changes nothing, closed at the end.
+
+    Beside a journal that a crash left, or one of another file, SQLite would write what it holds into the ledger: then
+    a copy of both is read instead. Where the journal is another file's, the copy is damaged, and not the ledger.
+
+    Raises:
+        LedgerCorrupt: this is no SQLite file.
+        SweepError: it cannot be opened, or there is no room for the copy.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            connection = stack.enter_context(contextlib.closing(connect(path, write=False)))
+        except SweepError as error:
+            if getattr(error.__cause__, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
+                raise
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-ledger-")))
+            try:
+                for file in (path, journal_of(path)):
+                    shutil.copyfile(file, folder / file.name)
+            except OSError as failed:
+                raise SweepError(f"{path} and its journal cannot be copied to {folder} ({failed.strerror})") from failed
+            connection = stack.enter_context(contextlib.closing(connect(folder / path.name, write=True)))
+        yield connection
+
+
+def journal_of(path: Path) -> Path:
+    """Where SQLite keeps what a commit in the making changes."""
+    return path.with_name(f"{path.name}-journal")
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
@@ -115,17 +148,64 @@ def load(connection: sqlite3.Connection) -> list[Record]:
     try:
         connection.execute("BEGIN")  # one view of records and head, though a driver may be writing
         _check_schema(connection)
-        for row in connection.execute("SELECT seq, kind, key, body, prev_hash, hash FROM records ORDER BY seq"):
-            records.append(_verified(row, records))
-        head = connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone()
-        if head != _head(records):
-            raise LedgerCorrupt(f"record {len(records)} is missing: the chain ends before its head")
+        for row in connection.execute(f"SELECT {_COLUMNS} FROM records ORDER BY seq"):
+            records.append(_verified(row, len(records), _head(records)[1]))
+        _check_head(connection, len(records), _head(records)[1])
         if (verdict := _pragma(connection, "integrity_check(1)")) != "ok":
             raise LedgerCorrupt(f"after record {len(records) - 1}: {verdict}")
         connection.execute("COMMIT")
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _named(error, f"record {len(records)}") from error
     return records
+
+
+@contextlib.contextmanager
+def looking(connection: sqlite3.Connection, most: int) -> Iterator[tuple[int, int]]:
+    """One view of the file while it lasts, the last `most` records verified up to the head, those before only counted.
+
+    Yields:
+        how many records there are, and how many of them were verified.
+
+    Raises:
+        LedgerCorrupt: as `load`, of the records that are looked at; also what SQLite cannot read meanwhile.
+        LedgerTooNew: a later version wrote the file.
+    """
+    with _named_errors("the ledger"):
+        connection.execute("BEGIN")
+        _check_schema(connection)
+        (num,) = connection.execute("SELECT count(*) FROM records").fetchone()
+        first = max(0, num - most)
+        rows = connection.execute(f"SELECT {_COLUMNS} FROM records WHERE seq >= ? ORDER BY seq", (first,)).fetchall()
+        before = rows[0][4] if first and rows else GENESIS
+        for seq, row in enumerate(rows, first):
+            before = _verified(row, seq, before).hash
+        _check_head(connection, num, before)
+        yield num, len(rows)
+        connection.execute("COMMIT")
+
+
+def proven(connection: sqlite3.Connection, seq: int) -> Record:
+    """The record at `seq`, proven by its own hash, its place in the chain aside. Raises LedgerCorrupt."""
+    with _named_errors(f"record {seq}"):
+        row = connection.execute(f"SELECT {_COLUMNS} FROM records WHERE seq = ?", (seq,)).fetchone()
+        if row is None:
+            raise LedgerCorrupt(f"record {seq} is not found by its number")
+        return _verified(row, seq, row[4])
+
+
+def picked(
+    connection: sqlite3.Connection, kinds: Sequence[str], paths: Sequence[str]
+) -> list[tuple[int, str, str, str]]:
+    """Of each record of those kinds, in order: seq, kind, key, and as a JSON array what its body has at `paths`.
+
+    Nothing is verified. SQLite reads the bodies: a fifth of the work of `json.loads`. Raises LedgerCorrupt.
+    """
+    at, among = ", ".join("?" * len(paths)), ", ".join("?" * len(kinds))
+    with _named_errors("a record"):
+        return connection.execute(  # the index is not checked, and gives them by kind
+            f"SELECT seq, kind, key, json_extract(body, {at}) FROM records NOT INDEXED WHERE kind IN ({among}) "
+            "ORDER BY seq", (*paths, *kinds),
+        ).fetchall()  # fmt: skip
 
 
 def migrate(connection: sqlite3.Connection) -> None:
@@ -174,15 +254,21 @@ def _check_schema(connection: sqlite3.Connection) -> None:
         raise LedgerCorrupt("the schema is not what was written")
 
 
-def _verified(row: tuple[object, ...], before: list[Record]) -> Record:
-    """The record in `row`, if it is the one that follows `before`."""
-    seq, kind, key, text, prev_hash, digest = row
+def _verified(row: tuple[object, ...], seq: int, before: object) -> Record:
+    """The record in `row`, if it is the one at `seq` that follows the hash `before`."""
+    found, kind, key, text, prev_hash, digest = row
     expected = None
-    if isinstance(kind, str) and isinstance(key, str) and isinstance(text, str):
-        expected = link(len(before), kind, key, text, _head(before)[1])
-    if expected is None or (expected.seq, expected.prev_hash, expected.hash) != (seq, prev_hash, digest):
-        raise LedgerCorrupt(f"record {len(before)} is not what was written: its hash differs")
+    if isinstance(kind, str) and isinstance(key, str) and isinstance(text, str) and isinstance(before, str):
+        expected = link(seq, kind, key, text, before)
+    if expected is None or (expected.seq, expected.prev_hash, expected.hash) != (found, prev_hash, digest):
+        raise LedgerCorrupt(f"record {seq} is not what was written: its hash differs")
     return expected
+
+
+def _check_head(connection: sqlite3.Connection, num: int, last_hash: str) -> None:
+    """Hold the end of `num` records against what the table `head` names."""
+    if connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone() != (num - 1, last_hash):
+        raise LedgerCorrupt(f"record {num} is missing: the chain ends before its head")
 
 
 def _head(records: list[Record]) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Container
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from sweeps.curves import is_run_id
 
 CHECKPOINTS_DIR = "checkpoints"
+_STATE = re.compile(r"step-(\d{8})-[0-9a-f]{64}\.safetensors")  # as `proxies.slot_state` names them
 
 
 def checkpoint_dir(study_dir: Path, run_id: str) -> Path:
@@ -21,6 +23,15 @@ def checkpoint_dir(study_dir: Path, run_id: str) -> Path:
     if not is_run_id(run_id):
         raise ValueError(f"run_id = {run_id!r}: 64 hex digits are wanted")
     return study_dir / CHECKPOINTS_DIR / run_id
+
+
+def saved_step(study_dir: Path, run_id: str) -> int:
+    """Optimizer steps done in the newest of a run's states, by its name; 0 where there is none."""
+    steps = [0]
+    with contextlib.suppress(OSError):
+        names = [path.name for path in checkpoint_dir(study_dir, run_id).iterdir()]
+        steps += [int(found[1]) for name in names if (found := _STATE.fullmatch(name))]
+    return max(steps)
 
 
 def drop_checkpoints(study_dir: Path, run_id: str) -> None:

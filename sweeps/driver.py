@@ -11,12 +11,12 @@ from proxies.checks import SpecError
 from proxies.spec import Curve, RunResult, RunSpec
 from sweeps.backlog import Attempt, Backlog
 from sweeps.causes import ADVICE, WORDS, oom_kills
-from sweeps.checkpoints import drop_checkpoints
+from sweeps.checkpoints import drop_checkpoints, saved_step
 from sweeps.crew import Crew
 from sweeps.curves import store_curve
 from sweeps.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.ledger import Ledger
-from sweeps.losses import NO_CURVE, Loss, Losses, failed_result
+from sweeps.losses import NO_CURVE, Loss, Losses, Standing, failed_result
 from sweeps.pool import Finished, Report, decoded, decoded_pause
 from sweeps.progress import Progress
 from sweeps.source import Signal, Source
@@ -82,11 +82,10 @@ class Driver:
             if run_id not in self.settled and run_id not in self._open:
                 self._open[run_id] = attempt = Attempt(spec=answer, run_id=run_id, bank_key="")
                 attempt.rungs = () if self._source.pruner is None else self._source.pruner.rungs(run_id)
-                self._judge(attempt)
-                if attempt.num_lost < self._max_attempts:
-                    self._backlog.add(attempt)
-                else:
+                if self._judge(attempt).failed:
                     self._give_up(attempt, "under drivers before this one")
+                else:
+                    self._backlog.add(attempt)
 
     def hand_out(self) -> None:
         """Start a call on every idle worker that has, or can get, something to do."""
@@ -193,7 +192,9 @@ class Driver:
         held = self._crew.dismiss(report.worker, restart=not stopping)
         said = f"worker {report.worker}: {WORDS[cause]}: {error}; it held {len(held)} runs"
         self._lost.append("\n  | ".join([f"{said}. What to do: {ADVICE[cause]}", *report.log_tail.splitlines()[-5:]]))
-        loss = Loss(cause=cause, detail=error, log_tail=report.log_tail, worker=report.worker)
+        loss = Loss(
+            cause=cause, detail=error, log_tail=report.log_tail, worker=report.worker, alone=len(held) == 1
+        )  # fmt: skip
         for attempt in held:
             if not (stopping and cause == "hung"):  # it may just be slow to save
                 self._lose(attempt, loss)
@@ -201,27 +202,28 @@ class Driver:
     def _lose_one(self, attempt: Attempt, error: Exception, index: int) -> None:
         """Give up on what a worker says of one run."""
         detail = f"its result is not valid: {error}"
-        self._lose(attempt, Loss(cause="error", detail=detail, log_tail="", worker=index))
+        self._lose(attempt, Loss(cause="error", detail=detail, log_tail="", worker=index, alone=True))
 
     def _lose(self, attempt: Attempt, loss: Loss) -> None:
         """Record a loss, and queue the run again or give it up."""
         if attempt.run_id not in self._open:
             return  # settled meanwhile, by a late result
-        self._losses.record(attempt.run_id, loss)
-        self._judge(attempt)
-        if attempt.num_lost < self._max_attempts:
-            self._backlog.put_back(attempt)
-        else:
+        step = saved_step(self._study_dir, attempt.run_id)
+        self._losses.record(attempt.run_id, dataclasses.replace(loss, step=step))
+        if self._judge(attempt).failed:
             self._give_up(attempt, f"the last: {WORDS[loss.cause]}: {loss.detail}")
+        else:
+            self._backlog.put_back(attempt)
 
-    def _judge(self, attempt: Attempt) -> None:
+    def _judge(self, attempt: Attempt) -> Standing:
         """Have the next attempt follow from the losses so far."""
-        standing, spec = self._losses.standing(attempt.run_id, attempt.spec), attempt.spec
-        attempt.num_lost, attempt.num_microbatches = standing.num_lost, standing.num_microbatches
-        attempt.alone = 0 < attempt.num_lost == self._max_attempts - 1
-        attempt.bank_key = self._bank_key_for(spec) + (
+        standing = self._losses.standing(attempt.run_id, attempt.spec, self._max_attempts)
+        attempt.num_lost, attempt.num_in_a_row = standing.num_lost, standing.num_in_a_row
+        attempt.num_microbatches, attempt.alone = standing.num_microbatches, standing.alone
+        attempt.bank_key = self._bank_key_for(attempt.spec) + (
             f"/{attempt.num_microbatches}" if attempt.num_microbatches > 1 else ""
         )
+        return standing
 
     def _give_up(self, attempt: Attempt, how: str) -> None:
         """Record that a run failed, if it may be the run that is to blame.
@@ -229,7 +231,7 @@ class Driver:
         Raises:
             RunsFail: nothing has ended well yet.
         """
-        reason = f"lost {attempt.num_lost} times, {how}"
+        reason = f"lost {attempt.num_in_a_row} times, {how}"
         if any(result.status != "failed" for result in self._ledger.own_results()):
             self._commit(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
             return

@@ -33,7 +33,9 @@ search gave up: a fact about its first steps, which the outcome of the whole run
 
 CALIBRATION = "calibration"
 """Kind of the records of how runs are to compute: which runs there are depends on it."""
-_OUTCOMES = (RESULT, IMPORTED, PRUNED)
+OUTCOMES = (RESULT, IMPORTED, PRUNED)
+DRIVEN = "driven"
+"""Kind of the records of how long a driver worked; the key: the driver's number and that of the stretch of its work."""
 _KIND = re.compile(r"[a-z_]+")
 
 
@@ -81,6 +83,14 @@ class Ledger:
                 _refuse_missing(study_dir, create)
             _make(study_dir)
         lock = DriverLock(study_dir)
+        if _has_content(chain.journal_of(path)):  # before SQLite writes it into the ledger: is it the ledger's own?
+            try:
+                cls.read(study_dir)
+            except StudyMissing:  # the first commit was cut short
+                pass
+            except BaseException:
+                lock.close()
+                raise
         connection: sqlite3.Connection | None = None
         try:
             with _advised(study_dir):
@@ -112,16 +122,9 @@ class Ledger:
                 empty although curves are there.
             LedgerTooNew: written by a later version.
         """
-        path = study_dir / LEDGER_NAME
-        with _advised(study_dir):
-            if not path.exists():
-                _refuse_missing(study_dir, create=False)
-            with contextlib.closing(chain.connect(path, write=False)) as connection:
-                if chain.is_empty(connection):
-                    _refuse_missing(study_dir, create=False)
-                records = chain.load(connection)
-            if not records:  # a driver is about to write record 0
-                raise StudyMissing(f"{study_dir} holds no plan yet: try again in a moment")
+        with reading(study_dir) as connection:
+            records = chain.load(connection)
+            refuse_unplanned(study_dir, len(records))
             return cls(study_dir, records, None, None)
 
     def append(self, kind: str, key: str, body: object) -> Record:
@@ -142,7 +145,7 @@ class Ledger:
             raise SweepError("this ledger was opened for reading: only the driver adds records")
         if not _KIND.fullmatch(kind):
             raise ValueError(f"kind = {kind!r}: a lower-case word is wanted")
-        if (kind, key) in self._index or (kind in _OUTCOMES and key in self._results):
+        if (kind, key) in self._index or (kind in OUTCOMES and key in self._results):
             raise DuplicateRecord(f"the ledger has a {kind} {key!r} already: records are never replaced")
         record = chain.link(len(self._records), kind, key, canon.canonical(body), self.head_hash)
         with _advised(self._study_dir):
@@ -234,7 +237,7 @@ class Ledger:
 
     def _take_in(self, record: Record, body: object = None) -> None:
         """Keep an outcome at hand; `body` is what was appended: a run of ours shares its shape with the others'."""
-        if record.kind not in _OUTCOMES:
+        if record.kind not in OUTCOMES:
             return
         try:
             run = body if isinstance(body, Run) else canon.decode(Run, record.body)
@@ -250,6 +253,25 @@ class Ledger:
             self._results[record.key] = run.result
         if record.kind != IMPORTED:
             self._own.append(run.result)
+
+
+@contextlib.contextmanager
+def reading(study_dir: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a study's ledger that changes nothing, closed at the end; raises as `Ledger.read`."""
+    path = study_dir / LEDGER_NAME
+    with _advised(study_dir):
+        if not path.exists():
+            _refuse_missing(study_dir, create=False)
+        with chain.reading(path) as connection:
+            if chain.is_empty(connection):
+                _refuse_missing(study_dir, create=False)
+            yield connection
+
+
+def refuse_unplanned(study_dir: Path, num_records: int) -> None:
+    """Raise StudyMissing where a driver is about to write record 0."""
+    if not num_records:
+        raise StudyMissing(f"{study_dir} holds no plan yet: try again in a moment")
 
 
 def _refuse_missing(study_dir: Path, create: bool) -> None:
@@ -275,6 +297,13 @@ def _advised(study_dir: Path) -> Iterator[None]:
             f"{study_dir / LEDGER_NAME}: {error}; nothing was changed. `forerun repair {study_dir}` copies the file, "
             "then saves what its hashes prove"
         ) from error
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _make(study_dir: Path) -> None:

@@ -67,7 +67,7 @@ def spread(resources: Mapping[str, Mapping[str, float]], place: Place) -> list[s
 
 
 def reserved(
-    ray: Any, resources: Mapping[str, Mapping[str, float]], place: Place, num_workers: int, seconds: float
+    ray: Any, resources: Mapping[str, Mapping[str, float]], place: Place, num_workers: int, look: Callable[[], None]
 ) -> Spots:
     """Have Ray keep the places of all actors, in placement groups that end with this driver.
 
@@ -76,10 +76,7 @@ def reserved(
         resources: node id -> resource -> amount, of the nodes to use.
         place: what an actor takes.
         num_workers: there is room for so many.
-        seconds: to wait for them.
-
-    Raises:
-        TimeoutError: Ray has not made the room in time.
+        look: called each second while Ray makes the room: raises what ends that.
     """
     if place.num_ranks > 1:
         strategy = "STRICT_PACK" if on_one_node(resources, place) else "PACK"
@@ -98,10 +95,9 @@ def reserved(
         return [[strategy(node, soft=False)] for node in spread(resources, place)[:num_workers]]
     else:
         return [["DEFAULT"] for _ in range(num_workers)]
-    until = time.monotonic() + seconds
     for group in groups:
-        if not group.wait(timeout_seconds=max(until - time.monotonic(), 0.001)):
-            raise TimeoutError(f"no room for {len(groups)} placement groups within {seconds:g} s")
+        while not group.wait(timeout_seconds=1.0):
+            look()
     return spots
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -150,7 +151,9 @@ def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, 
     return "".join(lines)
 
 
-def allowed(ray: Any, nodes: Mapping[str, str], place: Place, environment: dict[str, str]) -> dict[str, str]:
+def allowed(
+    ray: Any, nodes: Mapping[str, str], place: Place, environment: dict[str, str], check_stop: Callable[[], None]
+) -> dict[str, str]:
     """The nodes, id -> address, that are on no avoided host; each is asked for its name. Arguments as `check_nodes`.
 
     Raises:
@@ -166,8 +169,9 @@ def allowed(ray: Any, nodes: Mapping[str, str], place: Place, environment: dict[
     plain = {"num_cpus": 0, "max_retries": 0, "runtime_env": {"env_vars": environment}}
     task = ray.remote(host)
     asked = {node: task.options(**plain, scheduling_strategy=strategy(node, soft=False)).remote() for node in nodes}
+    _wait(ray, list(asked.values()), check_stop)
     try:
-        names = dict(zip(asked, ray.get(list(asked.values()), timeout=CHECK_SECONDS), strict=True))
+        names = dict(zip(asked, ray.get(list(asked.values()), timeout=RPC_SECONDS), strict=True))
     except ray.exceptions.RayError as error:  # its timeout is one too
         raise ClusterUnfit(f"not every node says its name ({type(error).__name__}): try again") from error
     left = {node: address for node, address in nodes.items() if names[node] not in place.avoided}
@@ -184,7 +188,18 @@ def look(check: NodeCheck) -> list[str]:
     return check()
 
 
-def check_nodes(ray: Any, nodes: Mapping[str, str], check: NodeCheck, environment: dict[str, str]) -> None:
+def _wait(ray: Any, references: list[Any], check_stop: Callable[[], None]) -> tuple[list[Any], list[Any]]:
+    """Those of the tasks that end in time, and the others; `check_stop` is called each second."""
+    until, late = time.monotonic() + CHECK_SECONDS, references
+    while late and time.monotonic() < until:
+        _, late = ray.wait(late, num_returns=len(late), timeout=1.0)
+        check_stop()
+    return [each for each in references if each not in late], late
+
+
+def check_nodes(
+    ray: Any, nodes: Mapping[str, str], check: NodeCheck, environment: dict[str, str], check_stop: Callable[[], None]
+) -> None:
     """Ask every node at once.
 
     Args:
@@ -192,6 +207,7 @@ def check_nodes(ray: Any, nodes: Mapping[str, str], check: NodeCheck, environmen
         nodes: id -> address.
         check: what is asked.
         environment: of the asking process, as workers will have it.
+        check_stop: called each second while nodes answer: raises what ends that.
 
     Raises:
         ClusterUnfit: every node with problems, and those that do not answer in time.
@@ -203,7 +219,7 @@ def check_nodes(ray: Any, nodes: Mapping[str, str], check: NodeCheck, environmen
         task.options(**plain, scheduling_strategy=strategy(node, soft=False)).remote(check): address
         for node, address in nodes.items()
     }
-    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=CHECK_SECONDS)
+    done, late = _wait(ray, list(asked), check_stop)
     problems = [f"{asked[reference]}: no answer within {CHECK_SECONDS:g} s" for reference in late]
     for reference in done:
         try:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 TOKEN_NAME = "token"
@@ -22,12 +24,14 @@ MARK = "FORERUN_RAY_FOLDER"
 """In the environment of Ray's own processes and of what they start: some outlive a head that was killed."""
 
 _PREFIX = "forerun-"
+_END_SECONDS = 10.0  # a process that a dead network disk holds does not end at all
 _MAX_BASE_CHARS = 24  # a socket's whole path may have 107 bytes, and Ray's part of it takes some 60
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default; the old one warns
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run`, workers would install the project anew
     "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",  # Ray ends a process, unasked, that misses its head for 60 s
+    "RAY_worker_niceness": "0",  # workers run at the driver's; Ray's own 15 starves them beside others
 }
 _AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -55,14 +59,9 @@ class OwnFolder:
         """
         return str(self.folder / "r") if len(str(self.folder.parent)) <= _MAX_BASE_CHARS else None
 
-    @contextlib.contextmanager
-    def marking(self) -> Iterator[None]:
-        """Processes started meanwhile carry the mark."""
-        os.environ[MARK] = str(self.folder)
-        try:
-            yield
-        finally:
-            del os.environ[MARK]
+    def marked(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The environment of processes that belong to this cluster."""
+        return {**environment, MARK: str(self.folder)}
 
     def close(self) -> None:
         """Remove everything, once Ray has stopped; what is left of its processes ends."""
@@ -109,9 +108,38 @@ def remove_abandoned(base: Path) -> None:
 
 
 def end_processes(folder: Path) -> None:
-    """SIGKILL every process that carries the mark of `folder`. Linux only; elsewhere nothing happens."""
-    mark = f"{MARK}={folder}\0".encode()
+    """SIGKILL every process of the cluster in `folder`, and wait until it is gone.
+
+    Linux only; elsewhere nothing happens.
+    """
+    deadline = time.monotonic() + _END_SECONDS
+    while (left := list(processes(folder))) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(OSError):  # gone, or another user's
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def processes(folder: Path) -> Iterator[int]:
+    """Processes of the cluster in `folder`, without this one; those that only wait for their parent are none.
+
+    They carry its mark, or hold a file below it open for writing: Ray's agents write titles over their environment.
+    """
+    mark, below = f"{MARK}={folder}\0".encode(), f"{os.path.realpath(folder)}/"
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if mark in (process / "environ").read_bytes() and int(process.name) != os.getpid():
-                os.kill(int(process.name), signal.SIGKILL)
+            if int(process.name) != os.getpid() and (
+                mark in (process / "environ").read_bytes() or _writes(process, below)
+            ):
+                yield int(process.name)
+
+
+def _writes(process: Path, below: str) -> bool:
+    """Whether a process holds a file open for writing whose path begins so."""
+    for handle in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):  # it closes files meanwhile
+            if str(handle.readlink()).startswith(below):
+                flags = re.search(r"^flags:\s*(\d+)", (process / "fdinfo" / handle.name).read_text(), re.M)
+                if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
+                    return True
+    return False

@@ -1,36 +1,83 @@
 """What looks like a key, a token or a password, and texts without it. Standard library only.
 
-Told by what it is called, by the prefixes that services give their keys, by its place in an address, and as the value
-of an environment variable whose name says so. A secret that looks like any other word is not seen.
+A secret is known by the name before it, by the prefix that its service gives it, by its place in a URL, and as the
+value of an environment variable whose name says so. One that looks like any other word is not recognised.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import re
+import urllib.parse
 from collections.abc import Mapping
+from pathlib import Path
 
 INSTEAD = "***"
-_NAMES = r"(?:api[_-]?key|secret|passw(?:or)?d|authorization|credential|token(?!s|iz|_id))"
-_KEYS = re.compile(
-    r"\b(?:sk-(?=[\w-]*\d)[\w-]{16,}|hf_[A-Za-z0-9]{16,}|(?:gh[opsu]_|github_pat_|glpat-|xox[abp]-|AKIA|wandb_v1_)[\w-]{12,})"
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+"""`MYSQL_rootPassword` is MYSQL, root, Password."""
+_SECRET_WORDS = frozenset(
+    ("PASS", "PASSWD", "PASSWORD", "PASSPHRASE", "TOKEN", "SECRET", "KEY", "APIKEY", "PAT", "AUTH", "AUTHORIZATION",
+     "CREDENTIAL", "CREDENTIALS")
+)  # fmt: skip
+_WEAK_WORDS = frozenset(("PASS", "KEY", "PAT", "AUTH"))  # in prose and JSON they are also ordinary words
+_SECRET_ENDS = ("PASS", "PWD", "PASSWORD", "PASSWD", "TOKEN")
+_ORDINARY_NAMES = re.compile(
+    r"(?i)(?:PATH|PWD|OLDPWD|TOKENIZERS[_-].*|.*[_-](?:MODE|FILE|PATH)|\w*(?:Error|Exception|Warning))$"
 )
-_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-_NAMED = re.compile(rf"(?i)((?<!/){_NAMES}\w*[\"']?\s*[=:]\s*)(?!\*{{3}})\S.*")
-_OPTION = re.compile(rf"(?i)--?[\w-]*{_NAMES}(?![\w-])[=\s]+(?!-|\{{)\S")
+"""Also what Python says: `KeyError: 'rope'`."""
+_TOKENIZERS_OWN = re.compile(
+    r"(?i).*(?:bos|eos|bot|eot|pad|unk|sep|cls|mask|end|start|stop|special|image|per|last|next)[_-]token$"
+)
+"""Names of a tokenizer's special tokens, as logs have them; of variables no exception is made."""
+_ORDINARY_VALUES = re.compile(r"(?i)(?:true|false|yes|no|on|off|none|null|-?(?:\d{1,6}|(?=[\d.]{3,7}$)\d+\.\d+))$")
+_LEAST_CHARS, _WHOLE_WORD_CHARS = 3, 8
+"""Of a variable's value: shorter ones are not looked for; those below the second only between word boundaries."""
+_KEYS = re.compile(
+    r"\b(?:sk[-_](?=[\w-]{0,64}\d)[\w-]{16,}|[sr]k_(?:live|test)_\w{8,}|hf_[A-Za-z0-9]{16,}|AIza[\w-]{20,}|npm_[A-Za-z0-9]{16,}"
+    r"|(?:gh[oprsu]_|github_pat_|glpat-|xox[a-z]-|xapp-|A[KS]IA|wandb_v1_|pypi-AgE|dckr_pat_)[\w-]{12,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"  # the last: a JSON web token
+)
+_PEM = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)", re.S)
+_PEM_BEGIN, _PEM_END = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY"), re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY")
+_IN_URL = re.compile(r"(?<=://)(?:[^/\s@:]{0,256}:\S{0,512}|[^/\s@]{1,256})(?=@)")
+"""A user, or a user with a password of any characters: up to the last `@` before a space."""
+_STRONG = r"(?:api[_-]?key|secret|passw(?:or)?d|passphrase|authorization|credential|token(?!s|iz|_id))"
+_NAMED = re.compile(
+    rf"(?i)(?P<is>(?<![\w/-])(?P<name>[\w-]{{0,64}}{_STRONG}\w{{0,64}})\s*[=:]\s*)(?P<value>(?![\"']|\*{{3}})\S+).*"
+)
+"""In prose: to the end of the line, for a password may have spaces."""
+_VALUE = r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s\"',;{}-][^\s\"',;}]*)"
+_ASSIGNED = re.compile(rf"(?<![\w/.-])(?P<is>(?P<name>[A-Za-z][\w-]*)[\"']?\s?[=:]\s?){_VALUE}")
+_OPTION = re.compile(rf"(?<![\w-])(?P<is>--?(?P<name>[A-Za-z][\w-]*)(?:=|\s+)){_VALUE}")
 _BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s+)\S{8,}")
 _HEX = re.compile(r"\b[0-9a-f]{40}\b")  # keys of W&B before 2025; also a commit of git, which a log can do without
-_VARIABLE = re.compile(r"(?i)(?:^|_)(?:api_?key|key|token|secret|passw(?:or)?d|pass|credentials?)(?:_|$)")
-_LEAST_CHARS = 8
-"""Of a variable's value: shorter ones are switches and numbers."""
 
 
 def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
     """`text` without what looks like a secret, or is the value of a variable of `environment` that is called one."""
-    for value in _values(environment):
-        text = text.replace(value, INSTEAD)
-    text = _KEYS.sub(INSTEAD, _IN_ADDRESS.sub(INSTEAD, text))
-    return _HEX.sub(INSTEAD, _BEARER.sub(rf"\1{INSTEAD}", _NAMED.sub(rf"\1{INSTEAD}", text)))
+    if values := _values(environment):
+        text = values.sub(INSTEAD, text)
+    text = _KEYS.sub(INSTEAD, _IN_URL.sub(INSTEAD, _PEM.sub(INSTEAD, text)))
+    text = _ASSIGNED.sub(_assignment, _OPTION.sub(_option, _NAMED.sub(_line_end, text)))
+    return _HEX.sub(INSTEAD, _BEARER.sub(rf"\1{INSTEAD}", text))
+
+
+class LineRedactor:
+    """`redacted` for lines that come one after another, where a PEM block spans many."""
+
+    def __init__(self) -> None:
+        self._in_pem = False
+
+    def __call__(self, line: str) -> str:
+        """The next line, without its secrets."""
+        if self._in_pem:
+            self._in_pem = _PEM_END.search(line) is None
+            return INSTEAD
+        begin = list(_PEM_BEGIN.finditer(line))
+        self._in_pem = bool(begin) and _PEM_END.search(line, begin[-1].end()) is None
+        return redacted(line)
 
 
 def secret_in(text: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -38,16 +85,79 @@ def secret_in(text: str, environment: Mapping[str, str] = os.environ) -> str:
 
     Stricter than `redacted`, for it refuses: 40 hex digits may be a commit, and `token = 5` a number.
     """
-    if any(value in text for value in _values(environment)):
+    if (values := _values(environment)) and values.search(text):
         return "the value of an environment variable that is called a secret"
-    if _KEYS.search(text):
+    if _KEYS.search(text) or _PEM.search(text):
         return "a service's key"
-    if _IN_ADDRESS.search(text):
+    if _IN_URL.search(text):
         return "a user or a password in an address"
-    return "a key or a password on a command line" if _OPTION.search(text) else ""
+    if any(_option(found) != found[0] for found in _OPTION.finditer(text)):
+        return "a key or a password on a command line"
+    return ""
 
 
-def _values(environment: Mapping[str, str]) -> list[str]:
-    """The longest first: one may be part of another. A path is no secret, though its file may hold one."""
-    found = {value for name, value in environment.items() if _VARIABLE.search(name) and len(value) >= _LEAST_CHARS}
-    return sorted((value for value in found if not value.startswith(("/", "~"))), key=len, reverse=True)
+@functools.lru_cache(maxsize=4096)
+def _called_secret(name: str) -> bool:
+    """Whether a variable or an option of this name holds a secret."""
+    if _ORDINARY_NAMES.match(name):
+        return False
+    return bool(_SECRET_WORDS & _words_of(name)) or name.upper().endswith(_SECRET_ENDS)
+
+
+def _words_of(name: str) -> set[str]:
+    return {word.upper() for word in _WORDS.findall(name)}
+
+
+def _ordinary(value: str) -> bool:
+    """Whether a value is a switch, a small number or a path: a path is no secret, though its file may hold one."""
+    if _ORDINARY_VALUES.match(value):
+        return True
+    try:
+        return ("/" in value or value.startswith("~")) and Path(value).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long for a name, a null byte, no such user
+        return False
+
+
+def _line_end(found: re.Match[str]) -> str:
+    own = _ORDINARY_NAMES.match(found["name"]) or _TOKENIZERS_OWN.match(found["name"])
+    return found[0] if own else _hidden(found)
+
+
+def _option(found: re.Match[str]) -> str:
+    own = _TOKENIZERS_OWN.match(found["name"])
+    return found[0] if own or not _called_secret(found["name"]) else _hidden(found)
+
+
+def _assignment(found: re.Match[str]) -> str:
+    """`NAME=value`, `"name": "value"`. Names of one ordinary word count where they are a variable's: in capitals."""
+    name = found["name"]
+    words = _words_of(name)
+    prose = (len(words) == 1 and words <= _WEAK_WORDS and not name.isupper()) or _TOKENIZERS_OWN.match(name)
+    return found[0] if prose or not _called_secret(name) else _hidden(found)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    """With another value, in the same quotes."""
+    value, quote = found["value"], found["value"][0] if found["value"][0] in "\"'" else ""
+    return found[0] if _ordinary(value.strip(quote or None)) else f"{found['is']}{quote}{INSTEAD}{quote}"
+
+
+def _values(environment: Mapping[str, str]) -> re.Pattern[str] | None:
+    """What finds the values of the variables that are called secrets; None where there are none."""
+    return _pattern(frozenset(value for name, value in environment.items() if _called_secret(name)))
+
+
+@functools.lru_cache(maxsize=8)
+def _pattern(values: frozenset[str]) -> re.Pattern[str] | None:
+    """The longest first: one may be part of another. Also as URLs, JSON and Python write them, and line by line."""
+    found: set[str] = set()
+    for value in values:
+        if not _ordinary(value):
+            quoted = {urllib.parse.quote(value, safe=""), json.dumps(value)[1:-1], repr(value)[1:-1]}
+            found |= {value, *quoted} | {line for line in value.splitlines() if len(line) >= _WHOLE_WORD_CHARS}
+    parts = [
+        re.escape(value) if len(value) >= _WHOLE_WORD_CHARS else rf"(?<!\w){re.escape(value)}(?!\w)"
+        for value in sorted(found, key=len, reverse=True)
+        if len(value) >= _LEAST_CHARS
+    ]
+    return re.compile("|".join(parts)) if parts else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from proxies import canon
 from proxies.canon import Json
 from sweeps import chain, salvage
-from sweeps.chain import Record
+from sweeps.chain import Record, journal_of
 from sweeps.curves import curve_ids
 from sweeps.errors import DiskFull, LedgerCorrupt, StudyMissing, SweepError
 from sweeps.ledger import CALIBRATION, IMPORTED, LEDGER_NAME, PRUNED, RESULT, Ledger
@@ -78,7 +78,7 @@ def _damage(study_dir: Path, copy: Path, plan: Mapping[str, Json] | None) -> lis
     with contextlib.suppress(LedgerCorrupt):
         Ledger.read(study_dir)
         return None
-    rows = [*salvage.rows(_content(copy)), *salvage.rows(_content(_journal(copy)))]
+    rows = [*salvage.rows(_content(copy)), *salvage.rows(_content(journal_of(copy)))]
     if plan is not None:
         first = chain.link(0, "plan", "plan", canon.canonical(plan), chain.GENESIS)
         if any(row.prev_hash == first.hash for row in rows):
@@ -121,8 +121,8 @@ def _write(study_dir: Path, records: list[Record]) -> Ledger:
         chain.write(connection, *records)
         ledger = Ledger(study_dir, chain.load(connection), None, None)
     try:
-        _journal(beside).unlink(missing_ok=True)
-        _journal(path).unlink(missing_ok=True)  # of the damaged file: it would be played back into the new one
+        journal_of(beside).unlink(missing_ok=True)
+        journal_of(path).unlink(missing_ok=True)  # of the damaged file: it would be played back into the new one
         beside.replace(path)
         canon.sync_folder(study_dir)
     except OSError as error:
@@ -185,17 +185,12 @@ def _copy(study_dir: Path) -> tuple[Path, bool]:
             return copy, False
         number += 1
     try:
-        if _content(_journal(path)):
-            canon.write_atomic(_journal(copy), _content(_journal(path)))
+        if _content(journal_of(path)):
+            canon.write_atomic(journal_of(copy), _content(journal_of(path)))
         canon.write_atomic(copy, content)
     except OSError as error:
         raise DiskFull(f"{copy}: {error.strerror}: free some space and repair again; nothing was changed") from error
     return copy, True
-
-
-def _journal(path: Path) -> Path:
-    """Where SQLite keeps what a transaction replaces."""
-    return path.with_name(f"{path.name}-journal")
 
 
 def _content(path: Path) -> bytes:
@@ -213,5 +208,5 @@ def _content(path: Path) -> bytes:
 def _remove(path: Path | None) -> None:
     """Remove a file that nobody needs, its journal first; None: nothing."""
     if path is not None:
-        _journal(path).unlink(missing_ok=True)
+        journal_of(path).unlink(missing_ok=True)
         path.unlink(missing_ok=True)

@@ -123,7 +123,8 @@ def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
     diverged = [sum(loss is None for c, _, loss in rows if c == candidate) for candidate in range(len(counts))]
     sound = [c for c, count in enumerate(counts) if count and not diverged[c]]
     table = [(sound.index(c), k, loss) for c, k, loss in rows if c in sound and loss is not None]
-    means, covariance, paired = _effects(table, len(sound))
+    found = _effects(table, len(sound))
+    means, covariance = found.means, found.covariance
     order = sorted(range(len(sound)), key=lambda i: (means[i], i))
     standings = [
         Standing(
@@ -144,15 +145,60 @@ def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
         if covariance is not None:
             variance = covariance[first, first] + covariance[second, second] - 2 * covariance[first, second]
             error = float(np.sqrt(max(variance, 0.0)))
-    return Comparison(standings=tuple(standings), paired=paired, lead_nats=lead, lead_standard_error_nats=error)
+    return Comparison(standings=tuple(standings), paired=found.paired, lead_nats=lead, lead_standard_error_nats=error)
 
 
-def _effects(table: Sequence[tuple[int, int, float]], number: int) -> tuple[Floats, Floats | None, bool]:
-    """Mean of each candidate, their covariance (None without a degree of freedom), and whether seeds were taken out."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """By how much one candidate's mean is above another's."""
+
+    value: float
+    low: float
+    high: float
+    noise: float
+    """Standard deviation of one run, less what its seed brings where seeds matter."""
+
+
+def difference(table: Sequence[tuple[int, int, float]], first: int, second: int, level: float) -> Difference | None:
+    """The second candidate's mean above the first's with its interval; None where there is no noise to tell it by.
+
+    Args:
+        table: candidate, repeat and loss of every run; noise is pooled over all candidates.
+        first: a candidate, 0, 1 ...
+        second: another.
+        level: of the interval, of Student's t.
+    """
+    from scipy.special import stdtrit
+
+    number = 1 + max((c for c, _, _ in table), default=0)
+    found = _effects(table, number)
+    if found.covariance is None or {first, second} - {c for c, _, _ in table}:
+        return None
+    contrast = np.zeros(number)
+    contrast[[first, second]] = -1.0, 1.0
+    value = float(contrast @ found.means)
+    half = float(stdtrit(found.num_free, (1 + level) / 2)) * float(np.sqrt(contrast @ found.covariance @ contrast))
+    return Difference(value=value, low=value - half, high=value + half, noise=found.noise)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Effects:
+    """Least squares on candidates, or on candidates and seeds."""
+
+    means: Floats
+    covariance: Floats | None = None
+    """None without a degree of freedom."""
+    paired: bool = False
+    """Whether seeds were taken out."""
+    noise: float = 0.0
+    num_free: int = 0
+
+
+def _effects(table: Sequence[tuple[int, int, float]], number: int) -> _Effects:
     from scipy.special import fdtrc
 
     if not table:
-        return np.zeros(0), None, False
+        return _Effects(means=np.zeros(0))
     who, seeds = np.array([c for c, _, _ in table]), np.array([k for _, k, _ in table])
     loss_R = np.array([loss for _, _, loss in table])
     plain = (who[:, None] == np.arange(number)).astype(float)
@@ -167,10 +213,15 @@ def _effects(table: Sequence[tuple[int, int, float]], number: int) -> tuple[Floa
         ratio = (rest_alone - rest_paired) / gained / (rest_paired / free_paired)
         if fdtrc(gained, free_paired, ratio) < PAIRED_LEVEL:
             noise = rest_paired / free_paired
-            return paired[:number], noise * np.linalg.pinv(both.T @ both)[:number, :number], True
+            covariance = noise * np.linalg.pinv(both.T @ both)[:number, :number]
+            return _Effects(
+                means=paired[:number], covariance=covariance, paired=True, noise=noise**0.5, num_free=free_paired
+            )
     if free_alone <= 0:
-        return alone, None, False
-    return alone, rest_alone / free_alone * np.linalg.pinv(plain.T @ plain), False
+        return _Effects(means=alone)
+    noise = rest_alone / free_alone
+    covariance = noise * np.linalg.pinv(plain.T @ plain)
+    return _Effects(means=alone, covariance=covariance, noise=noise**0.5, num_free=free_alone)
 
 
 def _least_squares(design: Floats, loss_R: Floats) -> tuple[Floats, float, int]:

@@ -13,9 +13,10 @@ from proxies import canon
 from proxies.checks import SpecError
 from proxies.spec import RunSpec
 from sweeps.backlog import Attempt
-from sweeps.causes import WORDS
+from sweeps.causes import WORDS, Cause
 from sweeps.crew import Crew, Worker
 from sweeps.leases import Leases
+from sweeps.losses import MOST_IN_A_ROW
 from sweeps.pool import Advance, Finished, Pool, Replay, Report, decoded
 from sweeps.rerun_verdict import Ran
 from sweeps.sites import WHERE
@@ -114,7 +115,7 @@ class Reruns:
                 yield from self._told(held, finished)
         if report.error is not None:
             for held in self._crew.dismiss(report.worker, restart=True):
-                yield from self._lost(held, f"{WORDS[report.cause]}: {report.error}")
+                yield from self._lost(held, f"{WORDS[report.cause]}: {report.error}", report.cause)
 
     def _told(self, held: Attempt, finished: Finished) -> Iterator[tuple[Task, Ran | str]]:
         try:
@@ -127,10 +128,11 @@ class Reruns:
             return
         yield self._tasks[held], Ran(result=result, curve=curve)
 
-    def _lost(self, held: Attempt, why: str) -> Iterator[tuple[Task, Ran | str]]:
-        """Begin it again, or say why not."""
-        held.num_lost += 1
-        if held.num_lost < self._max_attempts:
+    def _lost(self, held: Attempt, why: str, cause: Cause = "error") -> Iterator[tuple[Task, Ran | str]]:
+        """Begin it again, or say why not; a worker that is killed from outside is not the run's fault."""
+        held.num_lost += cause != "lost_worker"
+        held.num_in_a_row += 1
+        if held.num_lost < self._max_attempts and held.num_in_a_row < max(MOST_IN_A_ROW, self._max_attempts):
             self._queue.append(held)
         else:
-            yield self._tasks[held], f"lost {held.num_lost} times, the last: {why}"
+            yield self._tasks[held], f"lost {held.num_in_a_row} times, the last: {why}"

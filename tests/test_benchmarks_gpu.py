@@ -1,6 +1,7 @@
-"""The GPU benchmark's own logic, on a CPU with a tiny model: it must not rot until a GPU is lent."""
+"""`make gpu` and its benchmark, rehearsed on a CPU with a tiny model: they must not rot until a GPU is lent."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,71 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+REFUSING = """
+import sys
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"ray", "optuna", "wandb", "pydantic"}:
+            raise ModuleNotFoundError(f"a lent machine lacks {name}", name=name)
+
+sys.meta_path.insert(0, Refusing())
+"""
+PRETENDING = f"""#!/bin/sh
+case "$*" in
+-c*) ;;
+"-m pytest "*) exec {sys.executable} "$@" --collect-only ;;
+*) exec {sys.executable} "$@" --device cpu --quick ;;
+esac
+"""
+"""An interpreter on a CPU that has the recipe believe in a GPU."""
+GPU_TESTS = """
+import os
+from pathlib import Path
+import pytest
+
+HERE, gpu = Path(__file__).parent, pytest.mark.gpu
+
+def ran(name):
+    with (HERE / "ran").open("a") as log:
+        log.write(name + " ")
+    return (HERE / "mended").exists()
+
+@gpu
+def test_passes():
+    ran("passes")
+
+@gpu
+def test_fails():
+    assert ran("fails")
+
+@gpu
+def test_is_killed():
+    if not ran("killed"):
+        os._exit(9)
+"""
 
 
-def benchmark(*arguments):
-    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def bare(tmp_path):
+    """The environment of an interpreter that lacks what a lent machine may lack; its children lack it too."""
+    (tmp_path / "refusing").mkdir()
+    (tmp_path / "refusing" / "sitecustomize.py").write_text(REFUSING)
+    # `MAKEFLAGS` would have our own `make` seen by the one that is asked here.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return {**kept, "PYTHONPATH": str(tmp_path / "refusing")}
+
+
+def command(*arguments):
+    return [sys.executable, ROOT / "benchmarks" / "gpu.py", *map(str, arguments)]
+
+
+def benchmark(*arguments, **given):
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False, **given)
+
+
+def steps_told(output):
+    return [line for line in output.splitlines() if line.startswith("measured: ")]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
@@ -23,14 +84,35 @@ def test_without_a_device_nothing_is_measured(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_every_figure_is_told_and_other_proxies_stay(tmp_path):
+def test_what_comes_too_late_is_said_to_be_unreached(tmp_path):
     out = tmp_path / "gpu.json"
-    out.write_text(json.dumps({"models": {"40M": "of an earlier run"}}))
-    done = benchmark("--device", "cpu", "--quick", "--json", out)
+    assert benchmark("--device", "cpu", "--quick", "--seconds", 0, "--json", out).returncode == 3
+    (case,) = json.loads(out.read_text())["models"]["tiny"]["cases"]
+    assert {mode["refused"] for mode in case["modes"]} == {"not reached"}
+    assert case["processes"] == {}
+
+
+@pytest.mark.slow
+def test_a_killed_call_is_resumed_and_every_figure_is_told(tmp_path, bare):
+    out = tmp_path / "gpu.json"
+    elsewhere = {"machine": {"device": "another"}, "steps": {"peak": 1.0}}
+    out.write_text(json.dumps({"models": {"40M": "of an earlier run", "tiny": elsewhere}}))
+    asked = ("--device", "cpu", "--quick", "--json", out)
+    with subprocess.Popen(command(*asked), stdout=subprocess.PIPE, text=True, env=bare) as killed:
+        before = killed.stdout.readline() + killed.stdout.readline()
+        killed.kill()
+        before += killed.stdout.read()
+    kept = json.loads(out.read_text())["models"]["tiny"]["steps"]
+    assert len(kept) >= 2 and kept.get("peak") != 1.0, "of another machine"
+
+    done = benchmark(*asked, env=bare)
     assert done.returncode == 0, done.stderr
     models = json.loads(out.read_text())["models"]
     assert models["40M"] == "of an earlier run"
+    steps = models["tiny"]["steps"]
+    assert kept == {name: steps[name] for name in kept}
+    assert len(steps_told(done.stdout)) == len(steps) - len(kept), "what was kept is not measured again"
+    assert not set(steps_told(before)) & set(steps_told(done.stdout))
     (case,) = models["tiny"]["cases"]
     modes = {mode["mode"]: mode for mode in case["modes"]}
     assert {"one slot", "2 slots"} <= modes.keys()
@@ -45,10 +127,53 @@ def test_every_figure_is_told_and_other_proxies_stay(tmp_path):
     assert {"1 eager processes", "2 eager processes"} <= case["trials_per_hour"].keys()
     assert f"| {case['chosen']} |" in done.stdout
 
+    again = benchmark(*asked, env=bare)
+    assert again.returncode == 0 and not steps_told(again.stdout)
+    assert json.loads(out.read_text())["models"] == models
 
-def test_what_comes_too_late_is_said_to_be_unreached(tmp_path):
-    out = tmp_path / "gpu.json"
-    assert benchmark("--device", "cpu", "--quick", "--seconds", 0, "--json", out).returncode == 0
-    (case,) = json.loads(out.read_text())["models"]["tiny"]["cases"]
-    assert {mode["refused"] for mode in case["modes"]} == {"not reached"}
-    assert case["processes"] == {}
+
+@pytest.mark.slow
+def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tmp_path, bare):
+    python, out = tmp_path / "python", tmp_path / "out"
+    python.write_text(PRETENDING)
+    python.chmod(0o755)
+
+    def made(*settings):
+        recipe = ["make", "-C", ROOT, "gpu", f"PYTHON={python}", f"GPU_OUT={out}", "VENV=/nowhere", *settings]
+        return subprocess.run(recipe, capture_output=True, text=True, check=False, env=bare)
+
+    short = made("GPU_SECONDS=0")
+    assert short.returncode == 2 and "Error 3" in short.stderr, short.stderr
+    marked = {path.name for path in (ROOT / "tests").rglob("test_*.py") if "\n@pytest.mark.gpu\n" in path.read_text()}
+    assert marked and all(name in short.stdout for name in marked)
+    whole = made()
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    (case,) = json.loads((out / "gpu.json").read_text())["models"]["tiny"]["cases"]
+    assert not any(mode["refused"] for mode in case["modes"])
+
+
+@pytest.mark.slow
+def test_tests_that_passed_are_left_out_of_the_next_call(tmp_path, bare):
+    (tmp_path / "test_three.py").write_text(GPU_TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    out, log = tmp_path / "deep" / "gpu-tests.json", tmp_path / "ran"
+    environment = {**bare, "PYTHONPATH": f"{ROOT / 'benchmarks'}:{bare['PYTHONPATH']}"}
+
+    def ran():
+        asked = [sys.executable, "-m", "pytest", "-p", "gpu_tests", "-m", "gpu", "--outcomes", out, tmp_path]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+        names = log.read_text().split()
+        log.write_text("")
+        return done.returncode, names
+
+    def outcomes():
+        return {name.partition("::")[2]: one["outcome"] for name, one in json.loads(out.read_text())["tests"].items()}
+
+    assert ran() == (9, ["passes", "fails", "killed"])
+    assert outcomes() == {"test_passes": "passed", "test_fails": "failed"}
+    (tmp_path / "mended").touch()
+    assert ran() == (0, ["killed", "fails"]), "what has not run yet comes first"
+    assert set(outcomes().values()) == {"passed"} and len(outcomes()) == 3
+    assert ran() == (0, [])
+    out.write_text(out.read_text().replace('"source": "', '"source": "of-another-'))
+    assert ran() == (0, ["passes", "fails", "killed"])

@@ -17,14 +17,17 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
 HEARTH = {
     f"proxies.{name}"
-    for name in ("spec", "checks", "numbers", "canon", "flops", "schedule", "shape", "powers", "rules", "programs")
-}
+    for name in (
+        "spec", "checks", "numbers", "canon", "flops", "schedule", "shape", "powers", "rules", "programs",
+        "external.keeper", "external.kept", "external.log_file",
+    )
+}  # fmt: skip
 DOORS = {
     "mup": {"proxies.parametrization"},
     "cmaes": {"sweeps.evolution"},
     "optuna": {"sweeps.samplers", "sweeps.optuna_view", "sweeps.pruners"},
     "optuna_dashboard": {"launcher.verbs.dashboards"},
-    "ray": {"sweeps.pool_ray"},
+    "ray": {"sweeps.pool_ray", "sweeps.ray_head"},
     "matplotlib": {
         "launcher.figures",
         "launcher.figures_transfer",
@@ -41,7 +44,7 @@ DOORS = {
 }
 TORCH_ROOMS = {"proxies", "launcher"}
 HEAVY = ("torch", "ray", "optuna", "wandb", "mup", "matplotlib", "scipy")
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 59
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 59
 
 
 class House:
@@ -252,7 +255,7 @@ VIOLATIONS = [
     (doors, {"proxies/data/tokens.py": "import tokenizers"}, "proxies.data.tokens imports tokenizers"),
     (cycles, {"sweeps/a.py": "import sweeps.b", "sweeps/b.py": "from sweeps import c", "sweeps/c.py":
               "def f() -> None:\n    from sweeps.a import x"}, "sweeps.c imports itself"),
-    (sizes, {"launcher/a.py": "x = 1\n" * 300}, "launcher.a has 301 lines"),
+    (sizes, {"launcher/a.py": "x = 1\n" * 500}, "launcher.a has 501 lines"),
     (sizes, {"launcher/a.py": long_function(60)}, "launcher.a.f has 60 lines"),
     (docstrings, {"launcher/a.py": "def f() -> None: ..."}, "launcher.a.f has no docstring"),
     (docstrings, {"launcher/a.py": "class C:\n    'Doc.'\n    def f(self) -> None: ..."}, "launcher.a.C.f has"),

@@ -66,15 +66,16 @@ def judge_bounded(points: Sequence[Point], q: Question, *, draws: int, rng: np.r
     at_target = loss_at_target(_runs(points, q, value), beyond, draws, rng)
     places = [0.0, *(x for x in at_target.knots.tolist() if low <= x <= high)]
     gains = [0.0 - at_target.loss(place) for place in places]
+    most = q.most_nats(points)
     twice = [at_target.loss(place) for place in (-1.0, 1.0) if low <= place <= high]
     best = int(np.argmax([gain[0] for gain in gains]))
     return Bounded(
-        regret_nats=_regret(gains, q.level),
+        regret_nats=_regret(gains, q.level, most),
         low_log2=there + low,
         high_log2=there + high,
         transferred_log2=there,
         best_log2=there + places[best],
-        cost_of_2x_off_nats=estimate(np.maximum.reduce(twice), q.level) if twice else None,
+        cost_of_2x_off_nats=estimate(np.maximum.reduce(twice), q.level, most) if twice else None,
     )
 
 
@@ -130,13 +131,14 @@ def _values_tried(points: Sequence[Point], q: Question, value: float) -> tuple[f
     return min(low, 0.0), max(high, 0.0)  # last bits must not put the transferred value outside
 
 
-def _regret(gains: Sequence[Floats], level: float) -> Estimate:
+def _regret(gains: Sequence[Floats], level: float, most: float) -> Estimate:
     """From what each value would gain. On either side one may seem better by luck: lower bounds share their tail."""
-    found, surer = [estimate(gain, level) for gain in gains], [estimate(gain, (1 + level) / 2) for gain in gains]
+    found, surer = ([estimate(gain, of, most) for gain in gains] for of in (level, (1 + level) / 2))
     return Estimate(
         value=max(e.value for e in found),
         low=max(e.low for e in surer),
         high=max(e.high for e in found),
+        most=most,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transfer.bounded import Bounded
-from transfer.optimum import HALF_WINDOW_OCTAVES, MIN_RATES, Optimum, best_rate, finite_rates
+from transfer.optimum import HALF_WINDOW_OCTAVES, MIN_RATES, Optimum, best_rate, better_end, finite_rates
 from transfer.purchase import Offer, cheapest
 from transfer.question import Axis, Hyperparameter, Point, Question, at_size, written
 from transfer.regret import AtTarget, estimate
@@ -20,6 +20,8 @@ GRID_STEPS = (-2, -1, 0, 1, 2)
 """Of a new size, about where the others put its optimum."""
 MOST_NARROWING, LEAST_NARROWING = 0.4, 0.9
 """A round of runs aims at an interval of at least two fifths, at most nine tenths of today's width."""
+MIN_SEEDS = 2
+"""New ones at a value, where the noise is unknown: with the first they are three."""
 SD_LEVEL = 0.6827
 """Of the interval of one standard deviation to either side."""
 LEAST_WIDTH = 1e-9
@@ -56,14 +58,24 @@ class Suggestion:
         return f"run {at_size(self.axis, self.size)} at {what} ({seeds}): {self.reason}"
 
 
-def mend(optimum: Optimum, points: Sequence[Point], q: Question) -> list[Suggestion]:
-    """What makes the optimum of one size usable. `points` are the runs of that size."""
+def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known: bool = True) -> list[Suggestion]:
+    """What makes the optimum of one size usable. `points` are the runs of that size.
+
+    Where the noise is unknown and the best value lies inside, seeds come first: they tell whether the end is worse.
+    """
     seeds, rates, best, size = len({p.seed for p in points}), finite_rates(points), best_rate(points), optimum.size
     if best is None:
         low = min(p.log2_value for p in points)
         return [_run(q, size, low - k, seeds, "every run here diverged") for k in range(2, 2 + MIN_RATES)]
     step = _step(rates)
     below, above = _beyond(points, rates, best, step)
+    end = better_end(points)
+    assert end is not None
+    if optimum.status != "too_few" and not noise_known and end.excess_nats > 0:
+        why = f"the noise is unknown: under {end.noise_needed_nats:.2g} nats the optimum lies above the {end.name} end"
+        why = why if end.name == "lower" else why.replace("above", "below")
+        at = rates.index(best)
+        return [_run(q, size, x, MIN_SEEDS, why) for x in sorted({end.log2_value, *rates[max(at - 1, 0) : at + 2]})]
     if optimum.status == "flat":
         why = "the valley is no deeper than the noise"
         core = sorted(sorted(rates, key=lambda rate: abs(rate - best))[:MIN_RATES])
@@ -75,8 +87,8 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question) -> list[Suggest
         new = [x for x in wanted if x not in rates and rates[0] - 3 * step <= x <= above[0] + 1e-9]
         why = f"{len(rates)} finished values, {MIN_RATES} are needed"
         return [_run(q, size, x, seeds, why) for x in new[: MIN_RATES + 1 - len(rates)]]
-    outside, end = (above, "upper") if best > (rates[0] + rates[-1]) / 2 else (below, "lower")
-    return [_run(q, size, x, seeds, f"the optimum lies at or beyond the {end} end of the values run") for x in outside]
+    why = f"the optimum may lie at or beyond the {end.name} end of the values run"
+    return [_run(q, size, x, seeds, why) for x in (above if end.name == "upper" else below)]
 
 
 def again(point: Point, q: Question) -> Suggestion:

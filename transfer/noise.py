@@ -161,6 +161,15 @@ def _chi2_quantile(probability: float, num_degrees: int) -> float:
     return 2 * float(special.gammaincinv(num_degrees / 2, probability))
 
 
+def likeliest_variance(squares: float, num_degrees: int) -> float:
+    """Of one run, by a sum of squares; where they are few, the usual noise counts as one more.
+
+    With so many shapes one of them fits a handful of runs exactly, which is no evidence for it.
+    """
+    few = num_degrees < FEW_DEGREES
+    return (squares + LEAST_NOISE_NATS**2 + few * USUAL_NOISE_NATS**2) / (num_degrees + few)
+
+
 def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int) -> Noise:
     """The grid spans what seeds, and the lack of fit of the best shape, allow.
 

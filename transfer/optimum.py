@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from proxies.checks import Checks
 from transfer.noise import Runs
 from transfer.question import Point, TransferError
 from transfer.shapes import Floats, rise
-from transfer.valley import Valleys, fit_valleys
+from transfer.valley import Valleys, fit_valleys, likeliest_place
 
 OptimumStatus = Literal["ok", "edge", "flat", "too_few"]
 
@@ -26,6 +27,8 @@ HALF_WINDOW_OCTAVES, MOST_EXCESS_NATS = 4.5, 1.0
 MOST_OUTSIDE = 0.05
 """Posterior share of optima outside the rates that were run, above which an optimum is not believed."""
 CURVE_SAMPLES = 33
+ONE_IN_TWENTY = 1.645 * math.sqrt(2.0)
+"""Times the noise of one run: a difference of two runs that luck exceeds one time in twenty, to one side."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +97,12 @@ def find_optima(points: Sequence[Point], *, level: float, draws: int, rng: np.ra
     return Optima(optima=tuple(optima), fitted=fitted, valleys=valleys)
 
 
+def place_at(points: Sequence[Point], shape: int) -> float | None:
+    """The optimum of one size by its own runs, at a shape that is given; None with too few rates."""
+    window = _window(points, FEWEST_RATES)
+    return likeliest_place(_runs(window), shape) if window else None
+
+
 def finite_rates(points: Sequence[Point]) -> list[float]:
     """Rates, ascending, at which every run of these points finished."""
     diverged = {p.log2_value for p in points if p.loss_nats is None}
@@ -104,6 +113,37 @@ def best_rate(points: Sequence[Point]) -> float | None:
     """The rate with the lowest mean loss among `finite_rates`, or None without any."""
     mean = _mean_losses(points)
     return min(mean, key=lambda rate: mean[rate]) if mean else None
+
+
+def noise_is_known(points: Sequence[Point]) -> bool:
+    """Whether any value of any size was run twice: else the noise is a guess, and what the curve misses."""
+    cells = [(p.size, p.log2_value) for p in points if p.loss_nats is not None]
+    return len(cells) > len(set(cells))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """The end of the values run at one size that is the better one."""
+
+    name: Literal["lower", "upper"]
+    log2_value: float
+    excess_nats: float
+    """Over the best value."""
+
+    @property
+    def noise_needed_nats(self) -> float:
+        """Of one run, for the end to seem so much worse by luck one time in twenty."""
+        return self.excess_nats / ONE_IN_TWENTY
+
+
+def better_end(points: Sequence[Point]) -> End | None:
+    """The end nearer to the best loss, of runs at one size; None where all diverged."""
+    mean = _mean_losses(points)
+    if not mean:
+        return None
+    low, high = min(mean), max(mean)
+    name, at = ("lower", low) if mean[low] < mean[high] else ("upper", high)
+    return End(name=cast(Literal["lower", "upper"], name), log2_value=at, excess_nats=mean[at] - min(mean.values()))
 
 
 def _mean_losses(points: Sequence[Point]) -> dict[float, float]:

@@ -108,6 +108,9 @@ class Question:
     """The largest loss one is ready to give away."""
     level: float = 0.9
     """Of all intervals, equal-tailed: each bound is one-sided at (1 + level) / 2."""
+    untrained_nats: float | None = None
+    """Loss of a model that has learned nothing, ln(vocabulary); None: unknown, and the highest loss of the runs stands
+    for it."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -120,6 +123,8 @@ class Question:
         checks.number("built_in")
         checks.number("margin_nats", above=0)
         checks.number("level", above=0, below=1)
+        if self.untrained_nats is not None:
+            checks.number("untrained_nats", above=0)
         if checks.problems:
             raise TransferError(checks.problems)
 
@@ -127,3 +132,13 @@ class Question:
     def doublings(self) -> float:
         """From the base to the target."""
         return math.log2(self.target_size) - math.log2(self.base_size)
+
+    def most_nats(self, points: Sequence[Point]) -> float:
+        """What a bad value can cost: from the lowest loss of the runs up to that of a model that has learned nothing.
+
+        Shapes are extrapolated without an end, losses are not: beyond this a cost is known to be more, not how much.
+        It never falls to the margin, so that what is beyond it is beyond the margin too.
+        """
+        losses = [p.loss_nats for p in points if p.loss_nats is not None] or [0.0]
+        highest = max(losses) if self.untrained_nats is None else max(self.untrained_nats, *losses)
+        return max(highest - min(losses), 2 * self.margin_nats)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transfer.bounded import Bounded
-from transfer.optimum import Optimum
+from transfer.optimum import Optimum, better_end
 from transfer.question import Point, Question, at_size, written
 from transfer.regret import AtTarget, Estimate
 
@@ -20,12 +20,19 @@ def base(q: Question) -> str:
     return f"the base, {at_size(q.axis, q.base_size)},"
 
 
-def why_unusable(optimum: Optimum, q: Question) -> str:
-    """Why a size has no optimum to go by."""
+def why_unusable(optimum: Optimum, q: Question, points: Sequence[Point], *, noise_known: bool) -> str:
+    """Why a size has no optimum to go by. `points` are the runs of that size."""
     number = f"{optimum.num_runs} run{'' if optimum.num_runs == 1 else 's'}"
     runs = f"{at_size(q.axis, optimum.size)}: {number}, {optimum.num_diverged} diverged; "
     if optimum.status == "too_few":
         return runs + "too few values near the best one at which every run finished: no valley is fitted"
+    end = better_end(points)
+    if not noise_known and end is not None and end.excess_nats > 0:
+        return (
+            f"{runs}the noise is unknown, since no value was run with two seeds: the {end.name} end of the values run "
+            f"is {end.excess_nats:.3g} nats worse than the best, and only with a noise of {end.noise_needed_nats:.2g} "
+            "nats or more may the optimum lie there or beyond"
+        )
     if optimum.status == "flat":
         return runs + "the valley is flat within the noise"
     return runs + "the optimum may lie outside the values that were run"
@@ -52,8 +59,18 @@ def explain_bounded(outcome: str, bounded: Bounded, q: Question) -> list[str]:
 
 
 def cost(regret: Estimate, q: Question) -> str:
-    """Nats with their interval."""
-    return f"{regret.value:.4f} nats [{regret.low:.4f}, {regret.high:.4f}] at level {q.level:g}"
+    """Nats with their interval, up to what can be lost at all."""
+    value, low, high = (
+        f"more than {regret.most:.4g}" if regret.at_bound(nats) else f"{nats:.4f}"
+        for nats in (regret.value, regret.low, regret.high)
+    )
+    known = f"{value} nats" if regret.at_bound(regret.low) else f"{value} nats [{low}, {high}]"
+    if not regret.at_bound(regret.high):
+        return f"{known} at level {q.level:g}"
+    what = "the best and the worst of the runs are that far apart"
+    if q.untrained_nats is not None:
+        what = "a model that has learned nothing loses that much"
+    return f"{known} at level {q.level:g} ({what}: beyond it a cost is not determined)"
 
 
 def _costs(q: Question) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ class Estimate:
     value: float
     low: float
     high: float
+    most: float | None = None
+    """A cost that reaches this is more than this, and by how much is not known (`Question.most_nats`)."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -32,6 +35,10 @@ class Estimate:
             checks.that(self.low <= self.value <= self.high, f"{self.value} is outside {self.low} ... {self.high}")
         if checks.problems:
             raise TransferError(checks.problems)
+
+    def at_bound(self, nats: float) -> bool:
+        """Whether one of its numbers reaches the bound."""
+        return self.most is not None and nats >= self.most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,20 +60,23 @@ class AtTarget:
     shape: Ints
     """(rows,) of the valley (`transfer.valley.rise`)."""
     sds: tuple[float, ...]
-    """Of each usable optimum, octaves."""
+    """Of each usable optimum, octaves, by what seeds can sharpen."""
     drift: Estimate
     """Octaves per doubling."""
     power: float
     """Used for the transferred value, beyond what is built in."""
     transferred_log2: float | None
     """At the target; None when there is no value to transfer."""
+    most_nats: float
+    """What a value can cost at all."""
 
     def cost(self, log2_value: float) -> Floats:
         """Nats lost at the target by a value: one entry per row."""
-        return rise(log2_value - self.line.at_target, self.curvature.at_target, self.shape)
+        nats = rise(log2_value - self.line.at_target, self.curvature.at_target, self.shape)
+        return np.minimum(nats, self.most_nats)
 
 
-def extrapolate(found: Optima, question: Question, *, rng: np.random.Generator) -> AtTarget | None:
+def extrapolate(found: Optima, question: Question, most_nats: float, *, rng: np.random.Generator) -> AtTarget | None:
     """Extend optimum and valley to the target; None with fewer than two usable optima."""
     usable = [o for o in found.optima if o.status == "ok"]
     if len(usable) < 2 or found.valleys is None:
@@ -83,10 +93,11 @@ def extrapolate(found: Optima, question: Question, *, rng: np.random.Generator) 
         line=line,
         curvature=curvature,
         shape=valleys.shape,
-        sds=tuple(np.std(valleys.optimum[1:, columns], axis=0).tolist()),
+        sds=tuple(np.std((valleys.optimum - valleys.off_shape[:, None])[1:, columns], axis=0).tolist()),
         drift=estimate(line.slope, question.level),
         power=power,
         transferred_log2=None if base is None else base + power * question.doublings,
+        most_nats=most_nats,
     )
 
 
@@ -98,13 +109,13 @@ def offset_of(at_target: AtTarget, level: float) -> Estimate:
 
 def regret_of(at_target: AtTarget, log2_value: float, level: float) -> Estimate:
     """Nats that a value costs at the target."""
-    return regret(at_target.cost(log2_value), log2_value - at_target.line.at_target, level)
+    return regret(at_target.cost(log2_value), log2_value - at_target.line.at_target, level, at_target.most_nats)
 
 
-def regret(cost: Floats, offset: Floats, level: float) -> Estimate:
+def regret(cost: Floats, offset: Floats, level: float, most_nats: float) -> Estimate:
     """A cost's interval, down to nothing where that of the offset says that this may be the very optimum."""
-    found, reach = estimate(cost, level), estimate(offset, level)
-    return Estimate(value=found.value, low=0.0, high=found.high) if reach.low <= 0 <= reach.high else found
+    found, reach = estimate(cost, level, most_nats), estimate(offset, level)
+    return dataclasses.replace(found, low=0.0) if reach.low <= 0 <= reach.high else found
 
 
 def alternatives(at_target: AtTarget, question: Question) -> tuple[Alternative, ...]:
@@ -122,20 +133,22 @@ def alternatives(at_target: AtTarget, question: Question) -> tuple[Alternative, 
     return tuple(judged(rule) for rule in rules_for(question.hyperparameter, question.axis))
 
 
-def estimate(rows: Floats, level: float) -> Estimate:
-    """Row 0 with the interval of the other rows."""
-    low, high = interval(rows, level)
-    return Estimate(value=float(rows[0]), low=low, high=high)
+def estimate(rows: Floats, level: float, most: float | None = None) -> Estimate:
+    """Row 0 with the interval of the other rows, none of which exceeds `most`."""
+    capped = rows if most is None else np.minimum(rows, most)
+    low, high = interval(capped, level)
+    return Estimate(value=float(capped[0]), low=low, high=high, most=most)
 
 
-def cost_of_2x(found: Optima, level: float) -> Estimate | None:
+def cost_of_2x(found: Optima, level: float, most_nats: float) -> Estimate | None:
     """Nats lost by a value twice or half the optimum, whichever is worse, at the largest usable size."""
     usable = [o for o in found.optima if o.status == "ok"]
     if not usable or found.valleys is None:
         return None
     curvature, shape = found.valleys.curvature[:, columns_of(found, usable)[-1]], found.valleys.shape
     octave = np.ones_like(curvature)
-    return estimate(np.maximum(rise(octave, curvature, shape), rise(-octave, curvature, shape)), level)
+    nats = np.maximum(rise(octave, curvature, shape), rise(-octave, curvature, shape))
+    return estimate(nats, level, most_nats)
 
 
 def columns_of(found: Optima, usable: Sequence[Optimum]) -> list[int]:

@@ -38,6 +38,7 @@ def verdict_summary(verdict: Verdict) -> dict[str, Json]:
         "cost_of_2x_off_nats": None if cost is None else cost.value,
         "cost_of_2x_off_interval": None if cost is None else [cost.low, cost.high],
         "noise_nats": verdict.noise_nats,
+        "noise_is_known": verdict.noise_is_known,
         "optima": [_optimum(optimum, q.hyperparameter) for optimum in verdict.optima],
         "alternatives": [
             {"power": a.power, "source": a.source, "regret_nats": estimate_summary(a.regret_nats)}
@@ -85,10 +86,11 @@ def _absolute(verdict: Verdict) -> float | None:
 
 
 def estimate_summary(estimate: Estimate | None) -> dict[str, Json]:
-    """A value with its interval, or nulls."""
+    """A value with its interval, or nulls; `more_than` where one of these numbers is only known to be more than it."""
     if estimate is None:
         return {"value": None, "interval": None}
-    return {"value": estimate.value, "interval": [estimate.low, estimate.high]}
+    found: dict[str, Json] = {"value": estimate.value, "interval": [estimate.low, estimate.high]}
+    return {**found, "more_than": estimate.most} if estimate.at_bound(estimate.high) else found
 
 
 def _value(hyperparameter: Hyperparameter, log2_value: float | None) -> float | None:

@@ -82,7 +82,8 @@ def judge_together(judged: Sequence[Judged], doublings: Mapping[Axis, float]) ->
     said, offset, cost = [], None, None
     if len(rows) == len(judged) and value is not None:
         octaves, nats = _combined(value, rows, verdicts)
-        offset, cost = estimate(octaves, first.level), regret(nats, octaves, first.level)
+        offset = estimate(octaves, first.level)
+        cost = regret(nats, octaves, first.level, max(there.most_nats for there in rows))
         outcome = "cannot_tell" if doubts else decide(cost, first.margin_nats)
         where = ", ".join(at_size(v.question.axis, v.question.target_size) for v in verdicts)
         said = [f"at {where} together it costs {say.cost(cost, first)}, margin {first.margin_nats:g}"]

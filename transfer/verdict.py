@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -20,7 +22,7 @@ from proxies.checks import Checks
 from transfer import reasons as say
 from transfer.bounded import Bounded, judge_bounded, obstacle
 from transfer.next_runs import Suggestion, again, mend, sharpen_bounded, sharpen_optima
-from transfer.optimum import Optima, Optimum, find_optima
+from transfer.optimum import Optima, Optimum, find_optima, noise_is_known, place_at
 from transfer.question import Point, Question, TransferError
 from transfer.regret import (
     Alternative,
@@ -39,6 +41,10 @@ CLIFF_OCTAVES = 1.0
 """Divergence nearer than this to the transferred rate leaves no room for a cliff that moves with size."""
 MOST_SEEDS_IN_DOUBT = 2
 """Rates with more runs than this are not suspected of resting on one of them."""
+MOST_CULPRITS = 3
+"""Runs without which all sizes are fitted anew: each such fit takes a tenth of a second."""
+LEAST_SD_OCTAVES = 0.01
+"""No optimum outweighs the others by more than this says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +66,8 @@ class Verdict:
     """At the largest usable size, to the worse side."""
     noise_nats: float | None
     """Standard deviation of one run about its valley."""
+    noise_is_known: bool
+    """Whether any value was run with two seeds; else `noise_nats` is what the curve misses, and a guess."""
     optima: tuple[Optimum, ...]
     alternatives: tuple[Alternative, ...]
     """Published rules."""
@@ -152,8 +160,9 @@ def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, dr
         offset=offset_of(at_target, q.level) if at_target and there else None,
         regret_nats=plain.regret_nats,
         transferred_log2=at_target.transferred_log2 if at_target else _set_at_target(q),
-        cost_of_2x_off_nats=cost_of_2x(found, q.level),
+        cost_of_2x_off_nats=cost_of_2x(found, q.level, q.most_nats(points)),
         noise_nats=None if found.valleys is None else found.valleys.noise_nats,
+        noise_is_known=noise_is_known(points),
         optima=found.optima,
         alternatives=alternatives(at_target, q) if at_target and there else (),
         bounded=bounded,
@@ -184,15 +193,16 @@ class _Judgement:
 def _judge_optima(
     points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget | None, seed: int
 ) -> _Judgement:
-    bad = [o for o in found.optima if o.status != "ok"]
+    bad = [(o, [p for p in points if p.size == o.size]) for o in found.optima if o.status != "ok"]
+    known = noise_is_known(points)
     judged = _Judgement(
-        reasons=[say.why_unusable(o, q) for o in bad],
-        todo=[s for o in bad for s in mend(o, [p for p in points if p.size == o.size], q)],
+        reasons=[say.why_unusable(o, q, own, noise_known=known) for o, own in bad],
+        todo=[s for o, own in bad for s in mend(o, own, q, noise_known=known)],
     )
     value = at_target.transferred_log2 if at_target else None
     judged.reasons += [] if len(found.optima) > 1 else [f"one {q.axis} only: drift needs two or more"]
-    known = q.transferred_log2 is not None or any(o.size == q.base_size for o in found.optima)
-    judged.reasons += [] if known else [f"{say.base(q)} gives no value to transfer"]
+    given = q.transferred_log2 is not None or any(o.size == q.base_size for o in found.optima)
+    judged.reasons += [] if given else [f"{say.base(q)} gives no value to transfer"]
     if at_target and value is not None:
         judged.regret_nats = regret_of(at_target, value, q.level)
     if not judged.reasons and at_target and judged.regret_nats:
@@ -210,7 +220,7 @@ def _decide_and_explain(
     offset = offset_of(at_target, q.level)
     judged.outcome = decide(judged.regret_nats, q.margin_nats)
     judged.reasons = say.explain(judged.outcome, judged.regret_nats, offset, q)
-    if judged.outcome == "drifts" and (culprit := _lone_culprit(points, q, seed)) is not None:
+    if judged.outcome == "drifts" and (culprit := _lone_culprit(points, q, found, at_target, seed)) is not None:
         judged.outcome = "cannot_tell"
         judged.reasons.append(say.rests_on(culprit, q))
         judged.todo = [again(culprit, q)]
@@ -235,7 +245,7 @@ def _measure(points: Sequence[Point], q: Question, draws: int, seed: int) -> tup
     """Optima, and what they say about the target."""
     rng = np.random.default_rng(seed)
     found, rng.bit_generator.state = _optima(tuple(points), q.level, draws, seed)
-    return found, extrapolate(found, q, rng=rng)
+    return found, extrapolate(found, q, q.most_nats(points), rng=rng)
 
 
 @functools.lru_cache(maxsize=128)
@@ -249,21 +259,50 @@ def _optima(points: tuple[Point, ...], level: float, draws: int, seed: int) -> t
     return find_optima(points, level=level, draws=draws, rng=rng), rng.bit_generator.state
 
 
-def _lone_culprit(points: Sequence[Point], q: Question, seed: int) -> Point | None:
+def _lone_culprit(points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget, seed: int) -> Point | None:
     """The run without which the estimated regret is within the margin, if there is one.
 
-    One gradient spike can move an optimum by an octave; three seeds of a rate outvote it, fewer may not.
+    One gradient spike can move an optimum by an octave; three seeds of a rate outvote it, fewer may not. All sizes are
+    fitted anew for the few runs only without which the rate lies nearest to the optimum, as far as their own size says.
     """
-    for index, left_out in enumerate(points):
-        cell = [p for p in points if (p.size, p.log2_value) == (left_out.size, left_out.log2_value)]
-        if left_out.loss_nats is None or len(cell) > MOST_SEEDS_IN_DOUBT:
+    seeds = Counter((p.size, p.log2_value) for p in points)
+    doubted = [
+        (abs(_offset_without(index, points, q, found, at_target)), index)
+        for index, p in enumerate(points)
+        if p.loss_nats is not None and seeds[p.size, p.log2_value] <= MOST_SEEDS_IN_DOUBT
+    ]
+    for _, index in sorted(doubted)[:MOST_CULPRITS]:
+        _, without = _measure(_without(points, index), q, MIN_DRAWS, seed)
+        if without is None or without.transferred_log2 is None:
             continue
-        _, at_target = _measure([*points[:index], *points[index + 1 :]], q, MIN_DRAWS, seed)
-        if at_target is None or at_target.transferred_log2 is None:
-            continue
-        if regret_of(at_target, at_target.transferred_log2, q.level).value <= q.margin_nats:
-            return left_out
+        if regret_of(without, without.transferred_log2, q.level).value <= q.margin_nats:
+            return points[index]
     return None
+
+
+def _without(points: Sequence[Point], index: int) -> list[Point]:
+    return [*points[:index], *points[index + 1 :]]
+
+
+def _offset_without(index: int, points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget) -> float:
+    """Octaves from the target's optimum up to the rate without one run, at the shape that all runs have.
+
+    Infinite, where the run's size has too few without it.
+    """
+    assert found.valleys is not None
+    size = points[index].size
+    own = [p for p in _without(points, index) if p.size == size]
+    moved = place_at(own, int(found.valleys.shape[0]))
+    if moved is None:
+        return math.inf
+    optima = [moved if o.size == size else o.log2_value or 0.0 for o in found.optima]
+    doublings = [math.log2(o.size / q.target_size) for o in found.optima]
+    weight = 1 / np.hypot(at_target.sds, max(at_target.line.scatter_octaves, LEAST_SD_OCTAVES))
+    slope, there = np.polyfit(doublings, optima, 1, w=weight)
+    value = q.transferred_log2
+    if value is None:
+        value = next(x for x, o in zip(optima, found.optima, strict=True) if o.size == q.base_size)
+    return float(value + (slope if q.power is None else q.power) * q.doublings - there)
 
 
 def decide(regret: Estimate, margin_nats: float) -> Outcome:

@@ -59,7 +59,7 @@ def _kind(param: click.Parameter) -> str:
         bounds = [f"from {low}" if low is not None else "", f"to {high}" if high is not None else ""]
         words = " ".join([name, *filter(None, bounds)])
     else:
-        words = {"integer": "whole number", "float": "number"}.get(kind.name, kind.name)
+        words = {"integer": "whole number", "float": "number", "amount": "number (7B, 1.5T)"}.get(kind.name, kind.name)
     words = f"`{param.metavar}`" if param.metavar and not isinstance(kind, click.Choice) else words
     return f"{words}, repeatable" if getattr(param, "multiple", False) else words
 

@@ -17,7 +17,7 @@ WORKER_BYTES = 500 * 10**6
 """A worker with torch imported (220 MB) and a small bank; measured at tens of MB to 2.4 GB with the bank."""
 LEAST_MEMORY_BYTES = 1500 * 10**6
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Of a cluster of our own (`sweeps.pool_ray`); where /dev/shm has less, Ray puts it on the disk."""
+"""Of a cluster of our own (`sweeps.ray_start`); where /dev/shm has less, Ray puts it on the disk."""
 FEW_FILES, ENOUGH_FILES = 64, 4096
 """Ray and two workers start with 64 and not with 40 (measured, ray 2.60.0); Ray itself warns below 4,096. It raises the
 soft limit to the hard one."""

@@ -22,11 +22,6 @@ def measured_mfu(tokens_per_gpu_second: float, flops_per_token: float, peak_flop
     return exactly(tokens_per_gpu_second * flops_per_token / peak_flops, "measured throughput, as given")
 
 
-def wall_days(hours: Span, num_gpus: int, goodput: Span) -> Span:
-    """Days on the clock, time lost to interruptions and saving counted."""
-    return hours.scaled(1 / (24.0 * num_gpus)).over(goodput)
-
-
 def usd_of(hours: Span, price_usd: Span) -> Span:
     """Dollars of GPU-hours."""
     return hours.times(price_usd)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from launcher.estimates.cost import gpu_hours, usd_of
 from launcher.estimates.spans import Span, exactly
+from launcher.estimates.utilization import utilization
 from launcher.reference import model
 from proxies.flops import count_params, flops_per_token, six_nd
 
@@ -45,8 +46,8 @@ class ReferenceRun:
 REFERENCE_RUNS: tuple[ReferenceRun, ...] = (
     ReferenceRun(name="gpt-3-175b", machine="V100", gpu_hours=None, usd=None, source="arXiv 2005.14165"),
     ReferenceRun(
-        name="palm-540b", machine="6,144 TPUv4", gpu_hours=6144 * 50 * 24.0, usd=None,
-        source="arXiv 2204.02311; about 50 days",
+        name="palm-540b", machine="6,144 TPUv4", gpu_hours=6144 * 1200.0 + 3072 * 336.0, usd=None,
+        source="arXiv 2204.02311, appendix B: 1,200 hours, and 336 on half of them",
     ),
     ReferenceRun(
         name="opt-175b", machine="992 A100", gpu_hours=992 * 56 * 24.0, usd=None,
@@ -103,10 +104,12 @@ def duration_warnings(days: Span) -> list[str]:
     return warnings
 
 
-def beside_reference(flops: float, peak_flops: float, mfu: Span, price_usd: Span | None) -> list[dict[str, object]]:
+def beside_reference(
+    flops: float, peak_flops: float, mfu: Span | None, price_usd: Span | None
+) -> list[dict[str, object]]:
     """The reference runs as a table, each as published and as it would cost on this GPU.
 
-    `flops` of one's own run are 6 * N * D, as theirs are.
+    `flops` of one's own run are 6 * N * D, as theirs are. Without an MFU, all hours paid are told, by published runs.
     """
     rows: list[dict[str, object]] = []
     for run in REFERENCE_RUNS:
@@ -115,7 +118,7 @@ def beside_reference(flops: float, peak_flops: float, mfu: Span, price_usd: Span
         params = found.params_active if found.shape is None else count_params(found.shape).total
         count = six_nd(params, found.tokens)
         square = count if found.shape is None else flops_per_token(found.shape, "full") * found.tokens
-        hours = gpu_hours(exactly(square), peak_flops, mfu)
+        hours = gpu_hours(exactly(square), peak_flops, mfu or utilization(params, peak_flops))
         rows.append(
             {
                 "model": name,

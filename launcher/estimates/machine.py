@@ -65,6 +65,9 @@ class Machine:
     peak_flops: float
     memory_gb: float
     mfu: Span
+    """While it steps."""
+    measured: bool
+    """Whether the MFU is the user's own, not that of published runs."""
     price_usd: Span | None
     failures: Span
     """Interruptions per 1,000 node-days."""
@@ -96,6 +99,7 @@ def machine_of(given: Given, flops_per_token: float) -> Machine:
     rate = given.failures_per_1000_node_days
     return Machine(
         name=name, num_gpus=given.num_gpus, peak_flops=peak, memory_gb=memory, mfu=mfu, price_usd=price,
+        measured=given.mfu is not None or given.tokens_per_gpu_second is not None,
         failures=RATE if rate is None else exactly(rate, "given"),
         accepted_loss_seconds=60 * given.accepted_loss_minutes,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import cast
 
-from launcher.estimates.cost import MFU_CONVENTION, gpu_hours, usd_of, wall_days
+from launcher.estimates.cost import MFU_CONVENTION, gpu_hours, usd_of
 from launcher.estimates.duration import beside_reference, duration_warnings, longest_runs, thresholds_passed
 from launcher.estimates.failures import Cadence, cadence
 from launcher.estimates.layout import Layout
@@ -14,6 +14,7 @@ from launcher.estimates.machine import Given, Machine, machine_of
 from launcher.estimates.memory import Precision
 from launcher.estimates.parallelism import NoParallelismError, ParallelPlan, hold_layout, plan_parallelism
 from launcher.estimates.spans import Span, exactly
+from launcher.estimates.utilization import SMALLEST_PUBLISHED, paid_share
 from proxies import canon
 from proxies.canon import Json
 from proxies.flops import CONVENTIONS, Convention, count_params, flops_per_token, six_nd
@@ -23,8 +24,8 @@ LEAST_GOODPUT = 1e-3
 """A run that makes less progress than this does not end."""
 KEPT_CHECKPOINTS = 3
 """Two that are complete, and one that is being written."""
-SMALLEST_MEASURED = 5e9
-"""Parameters: the MFU taken where none is given is that of models of 8e9 and more."""
+WIDE = 10.0
+"""High over low of an interval beyond which the measurement that would narrow it is named."""
 
 
 class EndlessRunError(ValueError):
@@ -62,8 +63,10 @@ class MainEstimate:
     layout_from: str
     """Who says so: `frozen`, `[launch]`, or `suggested` with the reason."""
     cadence: Cadence
+    utilization: Span
+    """Share of the peak over all hours paid."""
     gpu_hours: Span
-    """All that are paid: what is lost to interruptions and saving too."""
+    """All that are paid: what is lost to interruptions, saving, evaluations and restarts too."""
     usd: Span | None
     days: Span
     step_seconds: Span
@@ -94,13 +97,14 @@ def estimate_main(run: MainRun, given: Given) -> MainEstimate:
             f"{saves.mtbf_seconds.high:.0f} s, and a save takes {saves.write_seconds.low:.0f} to "
             f"{saves.write_seconds.high:.0f} s: such a run need not end; fewer GPUs are wanted"
         )
-    hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, machine.mfu)
-    paid = hours.over(saves.goodput)
+    flops = exactly(run.flops[MFU_CONVENTION])
+    share = paid_share(machine, count_params(run.shape).total, saves.goodput)
+    steps, paid = (gpu_hours(flops, machine.peak_flops, each) for each in (machine.mfu, share))
     return MainEstimate(
-        run=run, machine=machine, parallel=parallel, layout_from=layout_from, cadence=saves, gpu_hours=paid,
-        usd=None if machine.price_usd is None else usd_of(paid, machine.price_usd),
-        days=wall_days(hours, machine.num_gpus, saves.goodput),
-        step_seconds=hours.scaled(3600.0 * run.batch_tokens / run.num_tokens / machine.num_gpus),
+        run=run, machine=machine, parallel=parallel, layout_from=layout_from, cadence=saves, utilization=share,
+        gpu_hours=paid, usd=None if machine.price_usd is None else usd_of(paid, machine.price_usd),
+        days=paid.scaled(1 / (24.0 * machine.num_gpus)),
+        step_seconds=steps.scaled(3600.0 * run.batch_tokens / run.num_tokens / machine.num_gpus),
     )  # fmt: skip
 
 
@@ -137,6 +141,7 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
         "machine": {
             "gpu": machine.name, "num_gpus": machine.num_gpus, "peak_flops": machine.peak_flops,
             "memory_gb": machine.memory_gb, "mfu": machine.mfu.told(), "mfu_convention": MFU_CONVENTION,
+            "utilization": found.utilization.told(),
             "price_usd": None if machine.price_usd is None else machine.price_usd.told(),
         },
         "gpu_hours": found.gpu_hours.told(),
@@ -158,7 +163,7 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
         "thresholds": thresholds_passed(max(run.flops.values())),
         "longest_runs": longest_runs(),
         "reference_runs": beside_reference(
-            run.flops["six_nd"], machine.peak_flops, machine.mfu, machine.price_usd
+            run.flops["six_nd"], machine.peak_flops, machine.mfu if machine.measured else None, machine.price_usd
         ),
         "warnings": _warnings(found) + duration_warnings(found.days),
     }  # fmt: skip
@@ -166,11 +171,16 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
 
 
 def _warnings(found: MainEstimate) -> list[str]:
-    params, mfu, planned = count_params(found.run.shape).total, found.machine.mfu, found.run.layout
+    params, machine, planned = count_params(found.run.shape).total, found.machine, found.run.layout
     said = []
-    if planned is not None and planned != found.parallel.layout and planned.num_ranks == found.machine.num_gpus:
+    if planned is not None and planned != found.parallel.layout and planned.num_ranks == machine.num_gpus:
         said.append(f"parallelism is {found.layout_from}")
-    if params < SMALLEST_MEASURED and mfu.low != mfu.high:
-        why = "the MFU is of models of 8e9 and more, and small ones reach less"
-        said.append(f"{params:.3g} parameters: {why}; measure some steps, and give --mfu or --tokens-per-second")
+    if params < SMALLEST_PUBLISHED and not machine.measured:
+        said.append(f"{params:.3g} parameters: no run below {SMALLEST_PUBLISHED:.0e} is published with its hours")
+    cost = found.usd or found.gpu_hours
+    if cost.high > WIDE * cost.low:
+        said.append(
+            f"hours and dollars are known within a factor of {cost.high / cost.low:.3g}: one measurement narrows them, "
+            f"the tokens a second of one {machine.name} over some steps of this shape: --tokens-per-second"
+        )
     return said

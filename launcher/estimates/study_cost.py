@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from launcher.arms import axis_sizes, base_sizes, run_at, wanted_tests
 from launcher.calibration_records import Part
 from launcher.estimates.cost import gpu_hours
 from launcher.estimates.layout import planned_layout
 from launcher.estimates.main_run import MainRun
 from launcher.estimates.spans import Span, exactly
 from launcher.estimates.speeds import Speeds
-from launcher.grids import FIRST_SIZES, Setting, learning_rate_test, other_test
+from launcher.estimates.utilization import PROXY_MFU
+from launcher.grids import first_runs, warmup_runs
 from launcher.rungs import ladder_runs, stage_specs
 from launcher.study import Study
+from launcher.ties import num_tie_runs
 from launcher.transferred import target_guess
 from proxies.rules import named
 from proxies.shape import Shape
@@ -22,13 +23,7 @@ from proxies.spec import RunSpec
 from sweeps.cores import num_cores
 from sweeps.growth import PROBES
 from sweeps.space import Params
-from transfer.question import Axis
 
-PROXY_MFU = Span(
-    value=0.1, low=0.01, high=0.4,
-    source="assumed of a proxy on a GPU: small ones wait for launches, 10M parameters at 16,384 tokens reach 0.4 by a "
-    "roofline, not measured",
-)  # fmt: skip
 STEP_BYTES, RUN_BYTES = 20, 4500
 """On disk: of a curve's row, and of a run beside it, in its file and in the ledger; measured on the demo."""
 MOST_ASKED = 2
@@ -51,8 +46,10 @@ class Stage:
         """On so many workers, none idle."""
         return self.core_hours.scaled(1 / num_workers)
 
-    def gpu_hours(self, peak_flops: float) -> Span:
-        """Were the workers GPUs of such a peak, a second."""
+    def gpu_hours(self, peak_flops: float, measured_gpus: float = 0.0) -> Span:
+        """Of workers of so many GPUs each whose speed was measured; 0: were they GPUs of such a peak, as assumed."""
+        if measured_gpus:
+            return self.core_hours.scaled(measured_gpus)
         return gpu_hours(self.flops, peak_flops, PROXY_MFU)
 
 
@@ -80,12 +77,12 @@ def runs_of(study: Study) -> list[StageRuns]:
     """The runs of every stage in order, some standing for others of their kind."""
     point, search = study.space.lowest, study.plan.search
     least, more = _transfer(study, point)
-    trial = study.trial(point)
+    trial, (ties, most_ties) = study.trial(point), num_tie_runs(study)
     return [
         StageRuns(name="check", runs=_checks(study), more=[]),
         StageRuns(
-            name="sweep", runs=[trial] * (search.num_trials + search.num_replicates + study.num_replays),
-            more=[trial] * (search.max_extensions * max(search.extension_trials, PROBES)),
+            name="sweep", runs=[trial] * (search.num_trials + search.num_replicates + study.num_replays + ties),
+            more=[trial] * (search.max_extensions * max(search.extension_trials, PROBES) + most_ties - ties),
         ),
         StageRuns(name="transfer", runs=least, more=more),
         StageRuns(name="ladder", runs=stage_specs(study, ladder_runs(study, point)), more=[]),
@@ -143,29 +140,16 @@ def _checks(study: Study) -> list[RunSpec]:
 
 def _transfer(study: Study, point: Params) -> tuple[list[RunSpec], list[RunSpec]]:
     """The grids as the first verdicts ask for them, and what extensions of each may add."""
-    setting = Setting(study=study, results={}, best=point, point=point, target=target_guess(study), rounds=0)
-    first: dict[str, RunSpec] = {}
+    target = target_guess(study)
+    # At the highest values: a warmup that is long at the base is the one that two rules carry differently.
+    compared = warmup_runs(study, {**point, "warmup_fraction": study.space.highest["warmup_fraction"]}, target, {})
+    first = {spec.id: spec for spec in compared.specs}
     more: list[RunSpec] = []
-    for name, axis in wanted_tests(study):
-        test = learning_rate_test(setting, axis) if name == "learning_rate" else other_test(setting, name, axis)
-        specs = test.specs + (_later(study, axis, point) if name == "learning_rate" else [])
+    for specs in first_runs(study, point, target).values():
         first |= {spec.id: spec for spec in specs}
         seeds = {(spec.shape, spec.num_tokens, spec.parametrization, spec.seed): spec for spec in specs}
         more += [*seeds.values()] * (MOST_ASKED * study.plan.transfer.max_extensions)
     return list(first.values()), more
-
-
-def _later(study: Study, axis: Axis, point: Params) -> list[RunSpec]:
-    """Sizes whose grid waits for the smaller ones' optima: narrower, about where these put it."""
-    transfer, base = study.plan.transfer, base_sizes(study).along(axis)
-    sizes, count = axis_sizes(study, axis), transfer.num_seeds if axis == "width" else transfer.axis_num_seeds
-    return [
-        run_at(study, axis, size, {**point, "learning_rate": point["learning_rate"] * 2.0**offset}, seed)
-        for size in sizes
-        if size not in {base, *sizes[:FIRST_SIZES]}
-        for offset in transfer.narrow_offsets_octaves
-        for seed in range(count)
-    ]
 
 
 def _stage(stage: StageRuns, speeds: Speeds) -> Stage:

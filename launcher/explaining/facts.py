@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.explaining.known import Known, asks_anew
 from launcher.explaining.record import GateSaid, Interval, PlanKey, Runs, Source, Strength
-from launcher.transfer_view import name_of, wanted
+from launcher.transfer_view import estimated, name_of, wanted
 from proxies.canon import Json
 
 NOT_HERE = "the evidence that would say is not here"
@@ -37,8 +37,8 @@ def nats(value: float) -> str:
 
 def lost(estimate: Any) -> str:
     """Nats with their interval."""
-    interval = estimate["interval"]
-    return f"{nats(estimate['value'])}" + ("" if interval is None else f" [{nats(interval[0])}, {nats(interval[1])}]")
+    value, *ends = estimated(estimate, nats)
+    return value + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def key_words(asked: PlanKey) -> str:

@@ -52,6 +52,7 @@ def width(known: Known, leaf: Leaf) -> Explained:
             f": {short_size(round(best['params']))} parameters {_ends(best['params_interval'])} at "
             f"{number(float(choice['budget_flops']))} FLOPs; as a whole shape {number(choice['params'])}"
         )
+        text += f"; {traded}" if (traded := choice.get("shape_traded")) else ""
     text += "; " + ", ".join(key_words(key) for key in keys)
     source = Source(kind="fit", text=text, plan_keys=keys, runs=ladder_runs(known))
     return explained(
@@ -191,6 +192,8 @@ def _flat(known: Known) -> str | None:
     if not choice:
         return None
     flat = choice["allocation"]["flat_range"]
+    if not flat["params"][0] <= choice["params"] <= flat["params"][1]:
+        return "not determined: the size chosen lies outside what the fit takes for about as good"
     params, tokens = ([short_size(round(end)) for end in flat[key]] for key in ("params", "tokens"))
     return (
         f"by the fit, {params[0]} to {params[1]} parameters ({tokens[0]} to {tokens[1]} tokens) on the same compute "
@@ -206,6 +209,6 @@ def _unknown(known: Known) -> tuple[str, ...]:
 
 def _ends(interval: Any) -> str:
     if interval is None:
-        return "[no interval]"
+        return "[not determined]"
     low, high = (short_size(round(end)) if end > 1000 else number(float(end)) for end in interval)
     return f"[{low}, {high}]"

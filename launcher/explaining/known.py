@@ -147,7 +147,7 @@ def known_of(frozen: Path, folder: Path) -> Known:
         if (path := path_of(folder, kind)).is_file()
     }
     evidence = found.get("evidence", {})
-    study = _study_of(folder)
+    study = study_around(folder)
     plan, notes = _plan(evidence, study)
     if not evidence:
         notes.insert(
@@ -160,8 +160,8 @@ def known_of(frozen: Path, folder: Path) -> Known:
     )  # fmt: skip
 
 
-def _study_of(folder: Path) -> Path | None:
-    """The study whose `frozen/` the folder lies in."""
+def study_around(folder: Path) -> Path | None:
+    """The study whose `frozen/` a config's folder lies in; None where there is no ledger."""
     frozen_dir = folder.absolute().parent
     study = folder.parent.parent if folder.parent.name == "frozen" else frozen_dir.parent
     return study if frozen_dir.name == "frozen" and (study / LEDGER_NAME).is_file() else None
@@ -184,6 +184,14 @@ def _plan(evidence: Body, study: Path | None) -> tuple[Body | None, list[str]]:
     return plan, [f"{told}; the plan shown is the study's as it is now"]
 
 
+def since_frozen(evidence: Body, ledger: Ledger) -> tuple[int | None, set[str]]:
+    """Records since the one that a config was frozen at (None: it is not in this ledger); runs of its that are not."""
+    hashes = [record.hash for record in ledger.records()]
+    head = evidence["ledger_head"]
+    since = len(hashes) - 1 - hashes.index(head) if head in hashes else None
+    return since, set(evidence["run_ids"]) - set(ledger.results())
+
+
 def _standing(evidence: Body, study: Path | None) -> list[str]:
     """How the evidence stands to the ledger that it was drawn from."""
     if study is None:
@@ -191,11 +199,9 @@ def _standing(evidence: Body, study: Path | None) -> list[str]:
     if not evidence:
         return []
     ledger = Ledger.read(study)
-    hashes = [record.hash for record in ledger.records()]
-    if evidence["ledger_head"] not in hashes:
+    since, lost = since_frozen(evidence, ledger)
+    if since is None:
         return ["the ledger of the study around it does not hold the record that it was frozen at: another study's"]
-    lost = set(evidence["run_ids"]) - set(ledger.results())
-    since = len(hashes) - 1 - hashes.index(evidence["ledger_head"])
     said = [f"{len(lost)} runs of its evidence are not in the ledger around it"] if lost else []
     if since:
         said.append(

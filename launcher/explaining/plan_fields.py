@@ -19,6 +19,7 @@ from launcher.explaining.facts import (
 from launcher.explaining.known import Known
 from launcher.explaining.leaves import Leaf
 from launcher.explaining.record import Explained, Source, Strength
+from launcher.gates import forecast_warnings
 from launcher.transfer_view import size_name
 
 Explainer = Callable[[Known, Leaf], Explained]
@@ -32,8 +33,8 @@ MONITORING = ("validate_every_steps", "layers_every_steps", "replay_every_steps"
 
 
 def explained(leaf: Leaf, source: Source, strength: Strength, change: tuple[str, ...], **more: Any) -> Explained:
-    """The record of a leaf; nothing is said of cost unless `more` does."""
-    said = {"cost": None, **more}
+    """The record of a leaf; nothing is said of cost unless `more` does. A closed fit gate is warned of."""
+    said = {"cost": None, "warnings": forecast_warnings(strength.gates), **more}
     return Explained(
         field=leaf.path, value=leaf.value, written=leaf.written, source=source, strength=strength, change=change, **said
     )  # fmt: skip

@@ -77,4 +77,5 @@ def _search(study: Study, found: Findings, body: dict[str, Any]) -> dict[str, Js
         "ranges": body["ranges"],
         "open_edges": body["open_edges"],
         "replicates": body["replicates"],
+        "ties": body["ties"],
     }

@@ -109,3 +109,5 @@ class Explained:
     """What another value would cost; null where that was not measured."""
     unknown: tuple[str, ...] = ()
     """What the records here do not say."""
+    warnings: tuple[str, ...] = ()
+    """What must be said before the value: its forecast is inconclusive."""

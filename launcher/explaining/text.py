@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from launcher.explaining.facts import key_words, number
-from launcher.explaining.record import Explained, Runs
+from launcher.explaining.record import Explained, Runs, Strength
 from proxies.canon import Json
 
 MOST_IDS = 3
@@ -36,14 +36,14 @@ def block(one: Explained, width: int) -> str:
     rows += [("", f"runs: {runs_text(runs)}") for runs in source.runs]
     rows += [("", f"key: {key_words(key)}: {key.text}") for key in source.plan_keys]
     rows += [("", f"follows from {', '.join(source.fields)}")] if source.fields else []
-    rows.append(("strength", f"{strength.kind}: {strength.text}"))
+    rows.append(("strength", f"{_how_known(strength)}: {strength.text}"))
     if strength.extrapolation is not None and strength.extrapolation > 1:
         rows.append(("", f"the launch lies {strength.extrapolation:.3g} times beyond what was run"))
     rows += [("change" if not index else "", said) for index, said in enumerate(one.change)]
     rows.append(("cost", one.cost or "not measured"))
     rows += [("unknown" if not index else "", said) for index, said in enumerate(one.unknown)]
     lines = [line for name, said in rows for line in _row(name, said, width)]
-    return "\n".join([head, *lines])
+    return "\n".join([*(line for said in one.warnings for line in textwrap.wrap(said, max(40, width))), head, *lines])
 
 
 def _row(name: str, said: str, width: int) -> list[str]:
@@ -78,7 +78,10 @@ def table_text(found: Sequence[Explained]) -> str:
     wide = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ("  ".join([*(cell.ljust(w) for cell, w in zip(row, wide, strict=False)), row[3]]) for row in rows)
     starred = ["* accepted by hand"] if any(gate.accepted for one in found for gate in one.strength.gates) else []
-    return "\n".join([*(line.rstrip() for line in lines), *starred])
+    warned = dict.fromkeys(said for one in found for said in one.warnings)
+    fields = ", ".join(one.field for one in found if one.warnings)
+    first = [f"{said} (it bears on {fields})" for said in warned]
+    return "\n".join([*first, *(line.rstrip() for line in lines), *starred])
 
 
 def source_line(one: Explained) -> str:
@@ -97,7 +100,7 @@ def source_line(one: Explained) -> str:
 def strength_line(one: Explained) -> str:
     """How good the evidence is, in some words."""
     said, strength = [], one.strength
-    if strength.outcome is not None:
+    if strength.outcome not in (None, "cannot_tell"):
         said.append(strength.outcome.replace("_", " "))
     if strength.num_runs is not None:
         seeds = "" if strength.num_seeds is None else f" of {strength.num_seeds} seed{'s' * (strength.num_seeds != 1)}"
@@ -107,4 +110,9 @@ def strength_line(one: Explained) -> str:
         said.append(f"{strength.extrapolation:.3g} times beyond them")
     gates = [f"{g.name} {g.outcome.replace('_', ' ')}{'*' * (g.accepted is not None)}" for g in strength.gates]
     said += [f"gates: {', '.join(gates)}"] if gates else []
-    return f"{strength.kind}: {'; '.join(said) or strength.text}"
+    return f"{_how_known(strength)}: {'; '.join(said) or strength.text}"
+
+
+def _how_known(strength: Strength) -> str:
+    """The kind of evidence; what runs were made for and did not tell is not determined."""
+    return "not determined" if strength.outcome == "cannot_tell" else strength.kind

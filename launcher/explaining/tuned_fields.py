@@ -115,11 +115,13 @@ def _source(known: Known, name: str, by: str, rules: tuple[str, ...]) -> Source:
     if valley is not None:
         text, of_base = valley
         return Source(kind="valley", text=f"{text}{how}", plan_keys=asked, rules=rules, runs=(of_base, *runs))
+    own = search["best"].get(name)
+    own = next((tie["searched"] for tie in search.get("ties", ()) if tie["hyperparameter"] == name), own)
     found = (
         f"the best of {search['num_trials']} trials ({search['sampler']}), trial {search['best_trial']} with "
-        f"{nats(search['best_loss_nats'])} nats, has {hyperparameter_name(name)} {number(search['best'].get(name))}"
+        f"{nats(search['best_loss_nats'])} nats, has {hyperparameter_name(name)} {number(own)}"
     )
-    if row["base_value"] != search["best"].get(name):
+    if row["base_value"] != own:
         found += f"; {number(row['base_value'])} is used"
     return Source(kind="search", text=f"{found}{how}", plan_keys=asked, rules=rules, runs=runs)
 

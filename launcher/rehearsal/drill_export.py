@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -15,6 +16,8 @@ from launcher.launch import LOG_FILE
 from launcher.rehearsal.drills_ranks import LOSS_NATS
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
+from proxies.external.log_file import RedactedLog
+from sweeps.redaction import LineRedactor
 
 TRAINER = "olmo-core"
 LIMIT_SECONDS = 300.0
@@ -71,7 +74,7 @@ def _trained(python: Path, out: Path, stage: Stage) -> tuple[int, str]:
     ranks = ["--standalone", "--nproc-per-node", str(stage.decision.parallelism.num_ranks)]
     bare = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"}
     told = {**bare, "FORERUN_DATA": str(stage.corpus.absolute()), "OLMO_SHARED_FS": "1"}
-    with (out / LOG_FILE).open("wb") as log:
+    with contextlib.closing(RedactedLog(out / LOG_FILE, LineRedactor())) as log:
         job = Job(
             [str(python), "-m", "torch.distributed.run", *ranks, RANK_FILE], log.fileno(), folder=out, environment=told
         )

@@ -71,32 +71,39 @@ def _real_groups(decision: Decision) -> tuple[list[str], dict[str, Json]]:
 
 
 def loss(stage: Stage) -> DrillResult:
-    """The copy's losses beside those of the same run in the proxies' own engine, which all the evidence is of."""
-    losses = stage.losses(stage.reference())
+    """The copy's training losses and its validation loss beside those of the same run in the proxies' own engine."""
+    losses, validated = stage.losses(stage.reference()), stage.validation_loss(stage.reference())
     first, last = losses[1], losses[max(losses)]
     at_init, falls = math.log(stage.decision.shape.vocab_size), last < first
-    seen: dict[str, Json] = {"first_nats": first, "last_nats": last, "ln_vocabulary_nats": at_init}
+    seen: dict[str, Json] = {
+        "first_nats": first, "last_nats": last, "ln_vocabulary_nats": at_init, "validation_nats": validated,
+    }  # fmt: skip
     fell = f"the loss goes from {first:.3f} to {last:.3f} nats in {len(losses)} steps"
     advice = "the trainer does not train what the proxies trained: compare weights, forward multipliers and data"
     if stage.scaled.spec is None:
-        near = abs(first - at_init) <= 1.0
+        near = abs(first - at_init) <= 1.0 and abs(validated - last) <= 1.0
         return judged(
-            "loss", near and falls, f"{fell}; ln of the vocabulary is {at_init:.3f}", seen=seen, advice=advice,
-            limit="first within 1 nat of ln(vocabulary), last below first: of the real shape no proxy was trained",
+            "loss", near and falls,
+            f"{fell}, of validation it is {validated:.3f}; ln of the vocabulary is {at_init:.3f}", seen=seen,
+            advice=advice,
+            limit="first within 1 nat of ln(vocabulary), last below first, validation within 1 nat of the last: of the "
+            "real shape no proxy was trained",
         )  # fmt: skip
-    proxy = _proxy_losses(stage)
+    proxy, proxy_validated = _proxy_losses(stage)
     limit = PROXY_NATS[stage.decision.precision]
     worst = max((abs(losses[step] - proxy.get(step, math.inf)) for step in losses), default=math.inf)
-    seen |= {"worst_apart_nats": worst, "num_steps": len(losses)}
+    apart = abs(validated - proxy_validated)
+    seen |= {"worst_apart_nats": worst, "validation_apart_nats": apart, "num_steps": len(losses)}
     return judged(
-        "loss", worst <= limit and falls and len(losses) == stage.num_steps,
-        f"{fell}, at every step within {worst:.1g} nats of the same run in the proxies' engine", seen=seen,
-        limit=f"within {limit:g} nats of the proxy at every step, and falling", advice=advice,
+        "loss", worst <= limit and apart <= limit and falls and len(losses) == stage.num_steps,
+        f"{fell}, at every step within {worst:.1g} nats of the same run in the proxies' engine, the validation loss "
+        f"({validated:.3f} nats) within {apart:.1g}", seen=seen,
+        limit=f"within {limit:g} nats of the proxy at every step and in validation, and falling", advice=advice,
     )  # fmt: skip
 
 
-def _proxy_losses(stage: Stage) -> dict[int, float]:
-    """Step -> training loss of the copy's spec as a proxy."""
+def _proxy_losses(stage: Stage) -> tuple[dict[int, float], float]:
+    """Step -> training loss of the copy's spec as a proxy, and its validation loss at the end (infinite if none)."""
     from proxies.solo import Solo
 
     assert stage.scaled.spec is not None
@@ -104,8 +111,9 @@ def _proxy_losses(stage: Stage) -> dict[int, float]:
     solo.admit(0, stage.scaled.spec)
     while not (ended := solo.advance(stage.num_steps)):
         pass
-    ((_, _, curve),) = ended
-    return dict(zip(curve.steps, curve.train_loss_nats, strict=True))
+    ((_, result, curve),) = ended
+    validated = math.inf if result.loss_nats is None else result.loss_nats
+    return dict(zip(curve.steps, curve.train_loss_nats, strict=True)), validated
 
 
 def budget(stage: Stage) -> DrillResult:

@@ -13,7 +13,7 @@ from proxies.canon import Json
 
 STRUCK_STEP = 9
 """Two updates after a checkpoint."""
-DISK_WORDS = ("No space left", "File too large", "disk")
+DISK_WORDS = ("No space left", "File too large", "disk", "unexpected pos")  # the last is torch's, of a write cut short
 
 
 def nan(stage: Stage) -> DrillResult:

@@ -8,6 +8,7 @@ that may follow each other in the same processes share one.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -218,6 +219,12 @@ class Stage:
     def losses(self, name: str) -> dict[int, float]:
         """Step -> training loss, nats."""
         return {int(str(line["step"])): float(str(line["train_loss_nats"])) for line in self._steps(name)}
+
+    def validation_loss(self, name: str) -> float:
+        """At the run's end, nats; infinite where it tells none."""
+        ending = metrics.read_ending(self.path(name))
+        told = None if ending is None else ending.validation_loss_nats
+        return math.inf if told is None else told
 
     def step_seconds(self, name: str) -> list[float]:
         """Of each logged step."""

@@ -18,9 +18,11 @@ from proxies.canon import Json
 if TYPE_CHECKING:
     from scaling_fits.allocation.allocate import Allocation
     from scaling_fits.allocation.budgets import Budget
+    from scaling_fits.allocation.shapes import ShapeRequest, Template
     from scaling_fits.uncertainty import FittedRuns
 
 _NO_BATCH = "null: the fit holds no law of the batch; --batch-fit or --batch-tokens gives one"
+_FARTHEST = 1e4  # times the largest fitted FLOPs: a hundred times what back-tests reach, or columns in another unit
 _BATCH_COLUMN = "batch_tokens"  # what a law's unit is read from: others count sequences
 
 
@@ -29,28 +31,36 @@ _BATCH_COLUMN = "batch_tokens"  # what a law's unit is read from: others count s
 @asked_options
 @json_option
 def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
-    """The best size and tokens for a budget, from a FIT written by `forerun fit --out`.
+    """The best size and tokens for a budget, from a FIT written by `forerun fit --out`, or from a study folder.
 
-    The budget is one of --flops, --gpu-hours and --usd; --deadline-days limits it, or is one alone.
+    The budget is one of --flops, --gpu-hours and --usd; --deadline-days limits it, or is one alone. Of a study folder
+    it is the plan's where none is given. With a study's fit, --shape gives the shape that `forerun freeze` takes.
     """
+    if fit_path.is_dir() and all(typed[name] is None for name in ("flops", "gpu_hours", "usd", "deadline_days")):
+        from launcher.opening import recorded
+
+        typed["flops"] = recorded(fit_path)[0].plan.target.budget_flops
     ask = checked(Asked(**typed))
-    body = allocation_body(read_fit(fit_path), ask)
+    fitted, template = read_fit(fit_path)
+    body = allocation_body(fitted, ask, template)
     answer(as_json, body, allocation_text(body))
 
 
-def allocation_body(fitted: FittedRuns, ask: Checked) -> dict[str, Json]:
-    """What `allocate --json` prints.
+def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None = None) -> dict[str, Json]:
+    """What `allocate --json` prints; `template` of the study whose ladder was fitted.
 
     Raises:
         NoRunError: the budget pays for no run.
         ShapeError: no shape is as small.
-        CannotTellError: the runs identify no law.
+        CannotTellError: the runs identify no law, or the budget is far beyond them.
     """
     from scaling_fits import summary
     from scaling_fits.allocation import allocation_summary as told
     from scaling_fits.allocation.budgets import budget_of
 
     budget = budget_of(ask.wish, ask.machine)
+    if not ask.beyond:
+        _check_reach(fitted, budget.flops.value)
     best = _best(fitted, budget.flops.value, ask)
     body = summary.allocation_summary(best)
     body |= _batch(best, ask)
@@ -65,9 +75,28 @@ def allocation_body(fitted: FittedRuns, ask: Checked) -> dict[str, Json]:
         body["serving"] = told.serving_summary(serving(fitted, best))
     if best.data_limit is not None:
         body["data_limit"] = told.data_summary(best.data_limit)
-    if ask.wanted is not None:
-        body |= _shapes(fitted, best, ask, list(best.warnings))
+    if ask.shape is not None:
+        body |= _shapes(fitted, best, ask.shape, template, body["warnings"])
     return body | _next_runs(fitted, best)
+
+
+def _check_reach(fitted: FittedRuns, flops: float) -> None:
+    """Refuse a budget that no fitted run is anywhere near.
+
+    Raises:
+        CannotTellError: it is beyond `_FARTHEST` times the largest fitted FLOPs.
+    """
+    from scaling_fits.law import CannotTellError
+
+    fitted.require()
+    largest = fitted.span.six_nd[1]
+    if flops > _FARTHEST * largest:
+        told = (
+            f"a budget of {flops:.4g} FLOPs is {flops / largest:.3g} times the largest fitted run's ({largest:.4g}), "
+            f"and at most {_FARTHEST:g} times is answered: fit larger runs, look at the table's units (params and "
+            "tokens are plain counts), or add --beyond"
+        )
+        raise CannotTellError((told,))
 
 
 def _best(fitted: FittedRuns, flops: float, ask: Checked) -> Allocation:
@@ -114,13 +143,20 @@ def _at_ends(fitted: FittedRuns, budget: Budget, ask: Checked) -> tuple[Allocati
     return None if ends is None else (_best(fitted, ends[0], ask), _best(fitted, ends[1], ask))
 
 
-def _shapes(fitted: FittedRuns, best: Allocation, ask: Checked, warnings: list[Json]) -> dict[str, Json]:
+def _shapes(
+    fitted: FittedRuns, best: Allocation, ask: ShapeRequest, template: Template | None, warnings: Json
+) -> dict[str, Json]:  # fmt: skip
+    """The shape; the study's template is kept unless an option asks for another make."""
     from scaling_fits.allocation.allocation_summary import shapes_summary
     from scaling_fits.allocation.exact_runs import exact_run
-    from scaling_fits.allocation.integer_shapes import integer_shapes
+    from scaling_fits.allocation.shapes import ShapeRequest, choose_shapes
 
-    assert ask.wanted is not None
-    shapes = integer_shapes(dataclasses.replace(ask.wanted, params=best.params))
+    assert isinstance(warnings, list)
+    own = ShapeRequest(params=ask.params, num_layers=ask.num_layers, tensor_parallel=ask.tensor_parallel)
+    if template is not None and ask != own:
+        warnings.append("the shape is not of the study's make, which `forerun freeze` keeps: leave its options away")
+        template = None
+    shapes = choose_shapes(dataclasses.replace(ask, params=best.params, template=template))
     exact = exact_run(fitted, best, shapes.options[0])
     if exact is None:
         warnings.append("exactly counted, serving the shape alone eats the budget: a shorter context is wanted")
@@ -137,13 +173,17 @@ def _next_runs(fitted: FittedRuns, best: Allocation) -> dict[str, Json]:
 
 def allocation_text(body: dict[str, Any]) -> str:
     """The answer in words and tables, for people."""
-    flat = body["flat_range"]
+    from scaling_fits.conclusive import first_and_rest
+
+    flat, (first, rest) = body["flat_range"], first_and_rest(body["warnings"])
+    sizes = "not determined" if body["params_interval"] is None and body["interval"] is not None else ""
     rows = [
-        ("params", number(body["params"]), span_text(body["params_interval"])),
-        ("tokens", number(body["tokens"]), span_text(body["tokens_interval"])),
+        ("params", number(body["params"]), sizes or span_text(body["params_interval"])),
+        ("tokens", number(body["tokens"]), sizes or span_text(body["tokens_interval"])),
         ("loss (nats)", number(body["loss"]), span_text(body["interval"])),
     ]
     lines = [
+        *first,
         *_budget_lines(body["budget"]),
         table(("", "value", f"{body['level']:.0%} interval"), rows),
         f"within 0.3 % of the best loss: params {span_text(flat['params'])}, tokens {span_text(flat['tokens'])}",
@@ -154,7 +194,7 @@ def allocation_text(body: dict[str, Any]) -> str:
     for part, say in (("serving", _serving_line), ("data_limit", _data_line), ("shape", _shape_lines)):
         if part in body:
             lines.append(say(body))
-    return "\n".join([*lines, *_next_lines(body), *(f"warning: {warning}" for warning in body["warnings"])])
+    return "\n".join([*lines, *_next_lines(body), *(f"warning: {warning}" for warning in rest)])
 
 
 def _batch_text(body: dict[str, Any]) -> str:
@@ -220,7 +260,8 @@ def _shape_lines(body: dict[str, Any]) -> str:
         f"counted, so the budget buys {number(exact['tokens'])} tokens; loss {number(exact['loss'])} "
         f"{span_text(exact['interval'])}"
     )
-    return "\n".join([table(heads, rows), bought, *(f"assumed: {text}" for text in body["shape_assumed"])])
+    traded = [f"traded: {body['shape_traded']}"] if body["shape_traded"] else []
+    return "\n".join([table(heads, rows), bought, *traded, *(f"assumed: {text}" for text in body["shape_assumed"])])
 
 
 def _next_lines(body: dict[str, Any]) -> list[str]:

@@ -10,38 +10,42 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 import click
 
+from launcher.verbs.options import AMOUNT, Amount, WholeAmount
 from launcher.verbs.problems import Collected
 from proxies.shape import Family
 
 if TYPE_CHECKING:
     from launcher.reference import Published
     from scaling_fits.allocation.budgets import Assumption, Machine, Wish
-    from scaling_fits.allocation.integer_shapes import Wanted
+    from scaling_fits.allocation.shapes import ShapeRequest
     from scaling_fits.allocation.spending import Spending
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
-_OPTIONS: tuple[tuple[str, type, str], ...] = (
-    ("--flops", float, "Budget in FLOPs: 6 * N * D, and serving if it is asked for."),
+_USUAL_PARAMS = 1e10
+"""In the middle of the published runs that a budget's hours are judged by; ten times as many change them by 17 %."""
+_OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
+    ("--flops", AMOUNT, "Budget in FLOPs: 6 * N * D, and serving if it is asked for."),
     ("--gpu-hours", float, "Budget in hours of --gpu."),
-    ("--usd", float, "Budget in dollars of --gpu at --price-usd."),
+    ("--usd", AMOUNT, "Budget in dollars of --gpu at --price-usd."),
     ("--gpu", str, "Accelerator, e.g. H100."),
     (
         "--mfu",
         float,
-        "Share of the dense BF16 peak that training reaches, counted as 6 * N * D. Default: 0.35, 0.25 to 0.45.",
+        "Share of the dense BF16 peak that training reaches, counted as 6 * N * D. Default: by published runs.",
     ),
-    ("--price-usd", float, "Of one GPU for an hour. Default: published, where there is one."),
+    ("--price-usd", AMOUNT, "Of one GPU for an hour. Default: published, where there is one."),
     ("--gpus", int, "GPUs that run at once."),
     ("--deadline-days", float, "Days until it must be done, on --gpus."),
-    ("--batch-tokens", int, "Tokens per step."),
-    ("--inference-tokens", float, "Tokens to serve over the model's life: the budget pays for them too."),
+    ("--batch-tokens", WholeAmount(), "Tokens per step."),
+    ("--inference-tokens", AMOUNT, "Tokens to serve over the model's life: the budget pays for them too."),
     ("--inference-mfu", float, "Share of the peak that serving reaches. Default: as training."),
-    ("--inference-price-usd", float, "Of a GPU-hour of serving. Default: as training."),
-    ("--unique-tokens", float, "Tokens that exist; what is trained beyond them repeats."),
+    ("--inference-price-usd", AMOUNT, "Of a GPU-hour of serving. Default: as training."),
+    ("--unique-tokens", AMOUNT, "Tokens that exist; what is trained beyond them repeats."),
     ("--max-epochs", float, "Passes over the unique tokens, at most."),
-    ("--tp", int, "Tensor-parallel degree the shape must split over. Default: 1."),
-    ("--vocab", int, "Vocabulary of the shape, padded to a multiple of 128 * --tp."),
+    ("--tp", int, "Tensor-parallel degree the shape must split over. Default: the study's, else 1."),
+    ("--layers", int, "Depth of the shape. Default: the study's, else what --aspect-ratio makes best."),
+    ("--vocab", int, "Vocabulary of the shape, padded to a multiple of 128 * --tp; as the next six, not the study's."),
     ("--seq-len", int, "Context of the shape. Default: 4096."),
     ("--head-dim", int, "Width of a head."),
     ("--query-heads-per-kv-head", int, "Default: near 4."),
@@ -70,6 +74,7 @@ class Asked:
     unique_tokens: float | None
     max_epochs: float | None
     tp: int | None
+    layers: int | None
     vocab: int | None
     seq_len: int | None
     head_dim: int | None
@@ -79,6 +84,7 @@ class Asked:
     shape: bool
     family: Family | None
     tied: bool
+    beyond: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +98,10 @@ class Checked:
     batch_tokens: int | None
     batch_fit: Path | None
     """A law of the batch, written by `fit --form batch --out`."""
-    wanted: Wanted | None
-    """Its params are a stand-in: the allocation's come later. None without --shape."""
+    beyond: bool
+    """Whether a budget far beyond the fitted runs is answered too."""
+    shape: ShapeRequest | None
+    """Its params and template are stand-ins: the allocation's and the study's come later. None without --shape."""
 
 
 def asked_options(command: _Command) -> _Command:
@@ -106,6 +114,7 @@ def asked_options(command: _Command) -> _Command:
         ),
         click.option("--shape", is_flag=True, help="Whole numbers too: layers, width, heads, FFN, vocabulary."),
         click.option("--family", type=click.Choice(get_args(Family)), help="Of the shape. Default: llama."),
+        click.option("--beyond", is_flag=True, help="Answer also above 1e4 times the largest fitted FLOPs."),
         click.option("--tied", is_flag=True, help="The shape's embedding and readout share one matrix."),
     )
     for option in reversed((*(click.option(name, type=kind, help=text) for name, kind, text in _OPTIONS), *flags)):
@@ -122,7 +131,7 @@ def checked(asked: Asked) -> Checked:
     from scaling_fits.allocation.spending import Spending
 
     found = Collected()
-    wish, machine, wanted, spending = _wish(asked, found), _machine(asked, found), _wanted(asked, found), None
+    wish, machine, shape, spending = _wish(asked, found), _machine(asked, found), _shape(asked, found), None
     if wish is not None:
         _needs(wish, machine, asked, found)
     cost = _inference_cost(asked, machine, found)
@@ -144,7 +153,7 @@ def checked(asked: Asked) -> Checked:
     assert wish is not None and spending is not None
     return Checked(
         wish=wish, machine=machine, spending=spending, batch_tokens=asked.batch_tokens, batch_fit=asked.batch_fit,
-        wanted=wanted,
+        beyond=asked.beyond, shape=shape,
     )  # fmt: skip
 
 
@@ -173,7 +182,7 @@ def _machine(asked: Asked, found: Collected) -> Machine | None:
     from launcher import reference
     from scaling_fits.allocation.budgets import Machine
 
-    mfu = _stated("mfu", asked.mfu, reference.MFU, found)
+    mfu = _stated("mfu", asked.mfu, None, found)
     price = _stated("price_usd", asked.price_usd, None, found)
     if asked.gpu is None:
         for name, given in (("--mfu", asked.mfu), ("--price-usd", asked.price_usd), ("--gpus", asked.gpus)):
@@ -184,8 +193,19 @@ def _machine(asked: Asked, found: Collected) -> Machine | None:
         name, gpu = reference.gpu(asked.gpu)
         if price is None and asked.price_usd is None and name in reference.PRICES_USD:
             price = _published(reference.PRICES_USD[name])
+        if mfu is None and asked.mfu is None:
+            mfu = _paid_share(gpu.peak_flops)
         return None if mfu is None else Machine(name=name, peak_flops=gpu.peak_flops, mfu=mfu, price_usd=price)
     return None
+
+
+def _paid_share(peak_flops: float) -> Assumption:
+    """Of the peak over all hours paid, as published runs had it; the size is not chosen yet, and matters little."""
+    from launcher.estimates.utilization import utilization
+    from scaling_fits.allocation.budgets import Assumption
+
+    share = utilization(_USUAL_PARAMS, peak_flops)
+    return Assumption(value=share.value, low=share.low, high=share.high, source=share.source)
 
 
 def _stated(name: str, given: float | None, default: Published | None, found: Collected) -> Assumption | None:
@@ -228,12 +248,12 @@ def _inference_cost(asked: Asked, machine: Machine | None, found: Collected) -> 
     return cost
 
 
-def _wanted(asked: Asked, found: Collected) -> Wanted | None:
-    from scaling_fits.allocation.integer_shapes import Wanted
+def _shape(asked: Asked, found: Collected) -> ShapeRequest | None:
+    from scaling_fits.allocation.shapes import ShapeRequest
 
     fields = {
-        "tp": ("tensor_parallel", asked.tp), "vocab": ("vocab_size", asked.vocab),
-        "seq-len": ("seq_len", asked.seq_len),
+        "tp": ("tensor_parallel", asked.tp), "layers": ("num_layers", asked.layers),
+        "vocab": ("vocab_size", asked.vocab), "seq-len": ("seq_len", asked.seq_len),
         "head-dim": ("head_dim", asked.head_dim), "ffn-ratio": ("ffn_ratio", asked.ffn_ratio),
         "query-heads-per-kv-head": ("query_heads_per_kv_head", asked.query_heads_per_kv_head),
         "aspect-ratio": ("aspect_ratio", asked.aspect_ratio), "family": ("family", asked.family),
@@ -245,5 +265,5 @@ def _wanted(asked: Asked, found: Collected) -> Wanted | None:
             found.problems.append(f"{', '.join(given)}: only with --shape")
         return None
     with found.collecting():
-        return dataclasses.replace(Wanted(params=1.0), **dict(given.values()))  # type: ignore[arg-type]
+        return dataclasses.replace(ShapeRequest(params=1.0), **dict(given.values()))  # type: ignore[arg-type]
     return None

@@ -171,11 +171,12 @@ def _follow(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | Non
     from launcher.plan_file import load_plan
     from launcher.study import PLAN_FILE
     from launcher.wandb_calls import DashboardError
+    from sweeps.glance import Glance
     from sweeps.ledger import Ledger
 
     while True:
         plan = load_plan(study_dir / PLAN_FILE)
-        at_work = now_body(study_dir, Ledger.read(study_dir), plan)["at_work"] is not False
+        at_work = now_body(study_dir, Glance.of(Ledger.read(study_dir)), plan)["at_work"] is not False
         began = time.monotonic()
         try:
             done = _pass(study_dir, mode, sync, tensorboard_dir, place)

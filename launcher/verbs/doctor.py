@@ -9,6 +9,7 @@ import click
 
 from launcher.completing import plans, studies
 from launcher.doctor.findings import body_of, line_of, worst
+from launcher.talk import shown
 
 
 @click.command()
@@ -30,13 +31,13 @@ def doctor(plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], 
     for finding in examine(study_dir, plan_path, overrides):
         found.append(finding)
         if not as_json:
-            click.echo(line_of(finding))
+            click.echo(shown(line_of(finding)))
     outcome, body = worst(found), body_of(found)
     if as_json:
         click.echo(json.dumps(body, indent=2, sort_keys=True))
     else:
         after = f"forerun run {plan_path} --study {study_dir}" if plan_path else "forerun demo"
         after = "mend what fails, then forerun doctor" if outcome == "fail" else after
-        click.echo(f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: {after}")
+        click.echo(f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: {shown(after)}")
     if outcome == "fail":
         raise SystemExit(2)

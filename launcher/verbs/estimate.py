@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.completing import plans
-from launcher.verbs.options import answer, json_option, set_option
+from launcher.verbs.options import AMOUNT, answer, json_option, set_option
 from proxies.canon import Json
 
 if TYPE_CHECKING:
     from launcher.estimates.main_run import MainEstimate, MainRun
+    from launcher.estimates.spans import Span
     from launcher.estimates.speeds import Speeds
     from launcher.estimates.study_cost import Stage
     from launcher.study import Study
@@ -25,14 +28,17 @@ if TYPE_CHECKING:
 @click.option("--gpu", help="Accelerator of the main run. Default: the plan's launch.gpu, else H100.")
 @click.option("--gpus", "num_gpus", type=int, help="How many. Default: the ranks of the plan, or of the frozen config.")
 @click.option(
-    "--mfu", type=float, help="Share of the peak, attention's whole square counted (full). Default: 0.25 to 0.45."
+    "--mfu",
+    type=float,
+    help="Share of the peak while it steps, attention's whole square counted (full), measured. "
+    "Default: hours by published runs.",
 )
-@click.option("--tokens-per-second", "tokens_per_gpu_second", type=float,
+@click.option("--tokens-per-second", "tokens_per_gpu_second", type=AMOUNT,
               help="Of one GPU, measured; in place of --mfu.")  # fmt: skip
 @click.option(
-    "--price-usd", type=float, help="Of one GPU for an hour. Default: the plan's, else published, where there is one."
+    "--price-usd", type=AMOUNT, help="Of one GPU for an hour. Default: the plan's, else published, where there is one."
 )
-@click.option("--peak-flops", type=float, help="A second, of one GPU, dense BF16. Default: the table's.")
+@click.option("--peak-flops", type=AMOUNT, help="A second, of one GPU, dense BF16. Default: the table's.")
 @click.option("--memory-gb", type=float, help="Of one GPU. Default: the table's.")
 @click.option("--failures", "failures_per_1000_node_days", type=float,
               help="Interruptions per 1,000 node-days, nodes of 8. Default: 3.79, between 2.3 and 7.6.")  # fmt: skip
@@ -148,18 +154,20 @@ def _speeds(study: Study, here: Path, study_dir: Path | None, measured: bool) ->
 def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, Json]:
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
     from launcher.estimates.cost import usd_of
-    from launcher.estimates.study_cost import PROXY_MFU, num_workers, stages_of, total_of, worker_speed
+    from launcher.estimates.study_cost import num_workers, stages_of, total_of, worker_speed
+    from launcher.estimates.utilization import PROXY_MFU
     from launcher.plan_cluster import rank_needs
     from sweeps.cores import num_cores
 
-    machine = main.machine
-    if not speeds.measured and study.plan.cluster.worker_gpus:
+    machine, gpus = main.machine, study.plan.cluster.worker_gpus
+    measured_gpus = gpus if speeds.measured else 0.0
+    if not speeds.measured and gpus:
         speeds = worker_speed(study, machine.name, machine.peak_flops)
     workers = num_workers(study, speeds.num_workers)
     each = stages_of(study, speeds)
 
     def told(stage: Stage) -> dict[str, Json]:
-        on_gpu = stage.gpu_hours(machine.peak_flops)
+        on_gpu = stage.gpu_hours(machine.peak_flops, measured_gpus)
         usd = None if machine.price_usd is None else usd_of(on_gpu, machine.price_usd).told()
         return {
             "stage": stage.name, "num_runs": list(stage.num_runs), "flops": stage.flops.told(),
@@ -168,10 +176,35 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
             "share_of_main_run": stage.flops.value / main.run.flops["causal"],
         }  # fmt: skip
 
+    share = PROXY_MFU
+    if measured_gpus:
+        share = replace(speeds.over_all.scaled(1 / (gpus * machine.peak_flops)), source=speeds.source)
+    total = total_of(each)
+    on_gpu = total.gpu_hours(machine.peak_flops, measured_gpus)
+    usd = None if machine.price_usd is None else usd_of(on_gpu, machine.price_usd)
+    spans = {"dollars": usd, "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
-        "stages": [told(stage) for stage in each], "total": told(total_of(each)),
+        "stages": [told(stage) for stage in each], "total": told(total),
+        "warnings": _wide(spans, machine.name, gpus=gpus, measured=bool(speeds.measured)),
         "pruner": study.plan.search.pruner, "num_workers": workers,
         "rank_needs": list(rank_needs(study.plan, num_cores())),
-        "worker_flops": speeds.over_all.told(), "proxy_mfu": PROXY_MFU.told(),
+        "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),
         "main_run_from": "the budget, at 20 tokens a parameter: a guess until the ladder is fitted",
     }  # fmt: skip
+
+
+def _wide(spans: Mapping[str, Span | None], gpu: str, *, gpus: float, measured: bool) -> list[Json]:
+    """What of a study's total is known so badly that it says little, and the one measurement that narrows it."""
+    from launcher.estimates.main_run import WIDE
+
+    for what, span in spans.items():
+        if span is None or span.high <= WIDE * span.low:
+            continue
+        if measured and (gpus or what == "hours"):
+            how = "the extensions that the plan allows: search.max_extensions, transfer.max_extensions"
+        else:
+            on = "this machine" if what == "hours" and not gpus else f"a machine with one {gpu}"
+            how = f"the speed of proxies, by `forerun estimate PLAN --measure` on {on}"
+            how += "" if gpus or what == "hours" else " with --set cluster.worker_gpus=1"
+        return [f"{what} of the study are known within a factor of {span.high / span.low:.3g}: narrowed by {how}"]
+    return []

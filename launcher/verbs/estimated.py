@@ -70,7 +70,13 @@ def _stages(body: dict[str, Any]) -> list[str]:
     return [
         table(("stage", "runs", "FLOPs", "of the main run", "disk"), ran),
         table(("stage", on, "or GPU-hours", "USD of these"), taken),
-        "\n".join(["assumed:", *(line for text in said for line in _wrapped(text))]),
+        "\n".join(
+            [
+                "assumed:",
+                *(line for text in said for line in _wrapped(text)),
+                *(line for text in body["warnings"] for line in _wrapped(f"warning: {text}", "")),
+            ]
+        ),
     ]
 
 
@@ -102,8 +108,9 @@ def _main(main: dict[str, Any]) -> list[str]:
     lines = [
         f"main run: {size}, {main['tokens']:.4g} tokens, {main['batch_tokens']} a step",
         "FLOPs: " + ", ".join(f"{name} {value:.4g}" for name, value in main["flops"].items()),
-        f"on {gpus} at MFU {mfu}",
-        f"{_span(main['gpu_hours'])} GPU-hours, {_span(main['days'])} days, {_span(main['step_seconds'])} s a step, "
+        f"on {gpus} at MFU {mfu} while it steps: {_span(main['step_seconds'])} s a step",
+        f"all hours paid: {_span(main['gpu_hours'])} GPU-hours, {_span(main['days'])} days, by a share of "
+        f"{_span(machine['utilization'])} ({machine['utilization']['source']}), "
         + ("no price is known: --price-usd" if main["usd"] is None else f"USD {_span(main['usd'])}"),
     ]
     degrees = ("shard", "replicate", "tensor", "pipeline", "context", "microbatch_sequences")

@@ -49,13 +49,44 @@ def verify(frozen: Path, limit_seconds: int, as_json: bool) -> None:
     done.append("the embedded trainer builds the frozen optimizer groups, each parameter in exactly one")
     found = look_through(folder, decision.digest)
     proven, open_ = _proofs(decision, folder, found.exports, limit_seconds)
-    done += [*found.unchanged, *proven]
+    done += [*found.unchanged, *_ledger_around(folder, decision.digest), *proven]
     open_ += found.unnamed
     standing = rehearsal_of(folder, decision.digest)
     after = f"next: forerun {'launch' if standing.rehearsed else 'rehearse'} {folder}"
     lines = [*(f"ok  {line}" for line in done), *(f"not proven  {line}" for line in open_), standing.sentence, after]
     body = {"digest": decision.digest, "verified": done, "not_proven": open_, "rehearsed": standing.body}
     answer(as_json, body, "\n".join(lines))
+
+
+def _ledger_around(folder: Path, digest: str) -> list[Json]:
+    """That the ledger of the study around the config, if there is one, holds the record and runs it was frozen with.
+
+    Raises:
+        TamperedError: it does not.
+        LedgerCorrupt: its chain is broken.
+    """
+    from launcher.attestations import path_of, read_attestation
+    from launcher.explaining.known import since_frozen, study_around
+    from launcher.frozen import TamperedError
+    from sweeps.ledger import LEDGER_NAME, Ledger
+
+    study = study_around(folder)
+    if study is None:
+        return []
+    evidence = read_attestation(path_of(folder, "evidence"), digest)
+    since, lost = since_frozen(evidence, Ledger.read(study))
+    wrong = ""
+    if since is None:
+        wrong = (
+            f"it does not hold record {str(evidence['ledger_head'])[:12]}, at which this config was frozen: it is an "
+            "older copy, another study's, was repaired, or its chain was written anew; put the ledger of that time "
+            "back, or freeze again from what is there"
+        )
+    elif lost:
+        wrong = f"it lacks {len(lost)} runs of the config's evidence, as {min(lost)[:12]}"
+    if wrong:
+        raise TamperedError(str(study / LEDGER_NAME), [wrong])
+    return ["the ledger around it holds the record at which it was frozen, and its runs"]
 
 
 def _proofs(

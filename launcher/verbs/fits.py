@@ -14,6 +14,7 @@ from launcher.verbs.fitted import COMPUTE_FORMS, HYPERPARAMETER_FORMS, fit_of
 from launcher.verbs.options import answer, json_option, table
 from proxies.canon import Json
 from scaling_fits import fit_file
+from scaling_fits.conclusive import first_and_rest
 from scaling_fits.law import ALL_FORMS
 
 
@@ -32,6 +33,7 @@ from scaling_fits.law import ALL_FORMS
     type=click.Choice(["window", "cubic", "parabola"]),
     help="Of an IsoFLOP valley's bottom; window unless given.",
 )
+@click.option("--optima", is_flag=True, help="With --form frontier: each row is the best run of its budget.")
 @click.option("--bootstrap", type=int, default=400, show_default=True, help="Refits behind the intervals; 0: none.")
 @click.option("--level", type=float, default=0.9, show_default=True, help="Of the intervals.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
@@ -40,25 +42,30 @@ from scaling_fits.law import ALL_FORMS
               help="Write the fit here, for predict and allocate.")  # fmt: skip
 @json_option
 def fit(
-    runs: Path, form: str, method: str | None, params_column: str, out: Path | None, as_json: bool, **options: Any
-) -> None:
+    runs: Path, form: str, method: str | None, optima: bool, params_column: str, out: Path | None, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
     """Scaling fit of RUNS: a study folder, or a .csv, .parquet or .jsonl of params, tokens, loss.
 
     learning_rate and batch read the columns learning_rate (or lr) and batch_tokens (or batch) too, or a table of
-    optima: params, tokens, and lr_optimum or batch_optimum.
+    optima: params, tokens, and lr_optimum or batch_optimum. frontier reads a table of optima too: flops, loss, and
+    params or tokens if they are known.
     """
+    if optima and (form != "frontier" or runs.is_dir()):
+        raise click.UsageError("--optima is of a table of optima: it goes with --form frontier and a file")
     if method is not None and form != "isoflop":
         raise click.UsageError(f"--method is of an IsoFLOP valley: it goes with --form isoflop, not {form}")
     if out is not None:
         _check_out(out, runs)
-    file, body = fit_of(runs, form, method or "window", params_column, options)
+    file, body = fit_of(runs, form, method or "window", params_column, options, optima=optima)
     if out is not None:
         fit_file.write(out, file)
     status = body["status"]
     if status in _STATUS_SAID:
         click.echo(f"warning: the fit is {status}: {_STATUS_SAID[status]}; see its warnings", err=True)
     told = compute_text if form in COMPUTE_FORMS else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
-    answer(as_json, body, f"{told(body)}\n{_next(form, out)}")
+    after = _NO_LAW if status == "unidentified" else _next(form, out)
+    answer(as_json, body, f"{told(body)}\n{after}")
     if status == "unidentified":
         raise SystemExit(4)
 
@@ -72,6 +79,7 @@ def _next(form: str, out: Path | None) -> str:
     return f"next: forerun predict {out} {asked}{also}"
 
 
+_NO_LAW = "next: make the runs that the warnings ask for, and fit again"
 _STATUS_SAID = {
     "degenerate": "no known law looks like this, so do not plan with its numbers",
     "at_bound": "its optimum wants to leave the searched box, so its parameters are where the box ends",
@@ -105,7 +113,9 @@ def _is_stdout(path: Path) -> bool:
 
 def fit_text(body: dict[str, Json]) -> str:
     """A fit in words and a table."""
-    parts = [f"{body['num_runs']} runs, form {body['form']}: {body['status']}", _parameter_table(body)]
+    head = f"{body['num_runs']} runs, form {body['form']}: {body['status']}"
+    first, rest = first_and_rest(body["warnings"])
+    parts = [head, *first, _parameter_table(body)]
     rows = [(str(m["form"]), f"{float(str(m['weight'])):.0%}", str(m["status"])) for m in records(body["members"])]
     if len(rows) > 1:
         parts.append(table(("law", "weight", "status"), rows))
@@ -120,9 +130,17 @@ def fit_text(body: dict[str, Json]) -> str:
     if isinstance(backtest, dict):
         parts.append(
             f"back-test: {backtest['num_held_out']} runs held out at {backtest['extrapolation']:.3g}x, "
-            f"largest error {backtest['largest_error']:.2%}, covered {backtest['num_covered']}"
+            f"mean error {backtest['mean_error']:+.2%}, largest {backtest['largest_error']:.2%}, covered "
+            f"{backtest['num_covered']}"
         )
-    return "\n".join([*parts, *endnotes(body)])
+    drift = body["drift"]
+    if isinstance(drift, dict) and isinstance(drift["interval"], list):
+        low, high = drift["interval"]
+        parts.append(
+            f"drift: at ten times the FLOPs predictions too high by {drift['value']:+.2%} [{low:+.2%}, {high:+.2%}], "
+            f"of which {drift['subtracted']:.2%} is subtracted"
+        )
+    return "\n".join([*parts, *endnotes({**body, "warnings": rest})])
 
 
 def compute_text(body: dict[str, Json]) -> str:
@@ -134,7 +152,7 @@ def compute_text(body: dict[str, Json]) -> str:
     ]  # fmt: skip
     method = f", method {body['method']}" if body["method"] else ""
     head = ("FLOPs", "best params", "interval", "tokens", "interval", "loss", "interval", "status")
-    parts = [f"{body['num_runs']} runs, form {body['form']}{method}: {body['status']}", table(head, rows)]
+    parts = [f"{body['num_runs']} {body['rows']}, form {body['form']}{method}: {body['status']}", table(head, rows)]
     return "\n".join([*parts, _parameter_table(body), *endnotes(body)])
 
 

@@ -13,6 +13,7 @@ from proxies.canon import CanonError, Json
 if TYPE_CHECKING:
     from launcher.history import Concluded
     from launcher.study import Study
+    from scaling_fits.allocation.shapes import Template
     from scaling_fits.optima.compute_fit import ComputeFit
     from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
     from scaling_fits.table import RunTable
@@ -31,14 +32,16 @@ _FIT_SECONDS, _REFIT_SECONDS, _RUN_GB = 7e-4, 8.5e-6, 1.8e-5
 _LEAST_MINUTES = 0.5
 
 
-def fit_of(runs: Path, form: str, method: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
-    """The file and the JSON of a fit; `options` are bootstrap, level and seed.
+def fit_of(
+    runs: Path, form: str, method: str, params_column: str, options: dict[str, Any], *, optima: bool = False
+) -> tuple[Body, Body]:
+    """The file and the JSON of a fit; `options` are bootstrap, level and seed; `optima`: each row is a budget's best.
 
     Raises:
         ValueError: of the room `scaling_fits`, each saying all that is wrong.
     """
     if form in COMPUTE_FORMS:
-        return _fit_compute(runs, form, method, params_column, options)
+        return _fit_compute(runs, form, method, params_column, options, optima=optima)
     if form in HYPERPARAMETER_FORMS:
         return _fit_hyperparameter(runs, form, params_column, options)
     return _fit_law(runs, form, params_column, options)
@@ -52,13 +55,16 @@ def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any])
     table_of_runs = _runs(runs, params_column)
     _say_how_long(table_of_runs, options["bootstrap"])
     found = fit_runs(table_of_runs, form=form, **options)  # type: ignore[arg-type]
+    template = None
     if runs.is_dir():
+        from launcher.decide import shape_template
         from launcher.history import scaled
         from launcher.opening import recorded
 
-        found = scaled(found, *_past(*recorded(runs)))
+        study, ledger = recorded(runs)
+        found, template = scaled(found, *_past(study, ledger)), shape_template(study)
     try:
-        return summary.to_file(found), summary.fit_summary(found)
+        return summary.to_file(found, template), summary.fit_summary(found)
     except CanonError as error:
         raise CannotTellError((f"no law fits these runs: what it predicts leaves all numbers ({error})",)) from error
 
@@ -88,13 +94,18 @@ def _say_how_long(runs: RunTable, bootstrap: int) -> None:
         click.echo(f"{said}; to be faster, {fewer}, or ask for fewer refits with --bootstrap", err=True)
 
 
-def _fit_compute(runs: Path, form: str, method: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
+def _fit_compute(
+    runs: Path, form: str, method: str, params_column: str, options: dict[str, Any], *, optima: bool
+) -> tuple[Body, Body]:
     from scaling_fits.optima import compute_file
     from scaling_fits.optima.frontier import RUN_COLUMNS, fit_frontier
     from scaling_fits.optima.isoflop import fit_isoflop
+    from scaling_fits.optima.optima_table import fit_optima, is_of_optima, read_optima
 
     if form == "isoflop":
         found = fit_isoflop(_runs(runs, params_column), method, **options)  # type: ignore[arg-type]
+    elif optima or (not runs.is_dir() and is_of_optima(runs, params_column)):
+        found = fit_optima(read_optima(runs, params_column), **options)
     else:
         found = fit_frontier(_runs(runs, params_column, RUN_COLUMNS), **options)
     return compute_file.to_file(found), compute_file.fit_body(found)
@@ -135,13 +146,25 @@ def _past(study: Study, ledger: Ledger) -> tuple[list[Concluded], list[str]]:
     return like(study, [*inherited(ledger), *concluded(ledger)])
 
 
-def read_fit(path: Path) -> FittedRuns:
-    """The law fit in a file that `fit --out` wrote; errors as of `read_any`."""
+def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
+    """The law fit in a file that `fit --out` wrote, and the shape its study fixes, if it is one's; errors: `read_any`.
+
+    The ladder of a study folder is as good: its fit is the one that `freeze` decides by.
+    """
+    from scaling_fits import summary
     from scaling_fits.fit_file import FitFileError
     from scaling_fits.optima.compute_fit import ComputeFit
     from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
 
-    found = read_any(path)
+    if path.is_dir():
+        from launcher import decide
+        from launcher.opening import recorded
+        from launcher.transferred import transferred
+
+        study, ledger = recorded(path)
+        specs = decide.ladder_specs(study, transferred(study, ledger))
+        return decide.fitted(study, ledger, specs), decide.shape_template(study)
+    data, found = _read(path)
     if isinstance(found, ComputeFit):
         raise FitFileError(
             f"{path} holds optima against compute: `forerun predict {path} --flops C` gives the best size"
@@ -150,7 +173,7 @@ def read_fit(path: Path) -> FittedRuns:
         raise FitFileError(
             f"{path} holds a law of {found.form}: `forerun predict {path} --params N --tokens D` reads it"
         )
-    return found
+    return found, summary.with_template(data)[1]
 
 
 def read_any(path: Path) -> FittedRuns | ComputeFit | HyperparameterFit:
@@ -160,12 +183,16 @@ def read_any(path: Path) -> FittedRuns | ComputeFit | HyperparameterFit:
         FitFileError: it cannot be read, or is no fit.
         FitTamperedError: it was changed.
     """
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[Body, FittedRuns | ComputeFit | HyperparameterFit]:
     from scaling_fits import fit_file, summary
     from scaling_fits.optima import compute_file, compute_fit, hyperparameter_file, hyperparameter_laws
 
     data = fit_file.read(path)
     if data.get("kind") == compute_fit.FILE_KIND:
-        return compute_file.from_file(data)
+        return data, compute_file.from_file(data)
     if data.get("kind") == hyperparameter_laws.FILE_KIND:
-        return hyperparameter_file.from_file(data)
-    return summary.from_file(data)
+        return data, hyperparameter_file.from_file(data)
+    return data, summary.from_file(data)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from launcher.verbs.options import answer, json_option, table
+from launcher.verbs.options import AMOUNT, answer, json_option, table
 from launcher.verbs.problems import OptionProblems
 from proxies.canon import Json
 from proxies.flops import CONVENTIONS
@@ -28,7 +28,7 @@ MOST_TOKENS = 1e30
 @click.option("--ffn", type=int, help="Feed-forward width.")
 @click.option("--vocab", type=int, help="Vocabulary size.")
 @click.option("--seq-len", type=int, help="Tokens per sequence.")
-@click.option("--tokens", type=float, help="Tokens trained on, for the totals. Default: 0, or the model's own.")
+@click.option("--tokens", type=AMOUNT, help="Tokens trained on, for the totals. Default: 0, or the model's own.")
 @click.option("--family", type=click.Choice(get_args(Family)),
               help="llama (default): RMSNorm, SwiGLU, rotary positions; "
               "gpt2: LayerNorm, GELU, positions, biases.")  # fmt: skip

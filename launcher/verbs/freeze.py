@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from click.core import ParameterSource
 
-from launcher.gates import GateError
+from launcher.gates import GateError, forecast_warnings
 from launcher.verbs.options import answer, json_option, study_argument
 from launcher.verbs.problems import OptionProblems
 from proxies.canon import Json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.gates import Gate
     from sweeps.ledger import Ledger
 
-GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned", "replays_agree")
+GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned", "replays_agree", "runs_ended")
 MOST_REASON = 2000
 """Characters: a reason is shown in one piece wherever the config is."""
 
@@ -73,7 +73,8 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         attested = {"evidence": evidence, "layout": layout, "environment": _environment()}
         path = write_frozen(study_dir / "frozen", decision, attested)
         write_report(study_dir, body)
-    lines = [f"frozen {decision.digest}", f"  {path}", *_decision_lines(decision)]
+    doubts = forecast_warnings(found.gates)
+    lines = [f"frozen {decision.digest}", f"  {path}", *_decision_lines(decision, doubts)]
     lines += [f"  gate {gate} accepted: {why}" for gate, why in given.items()]
     standing = rehearsal_of(path.parent, decision.digest)
     then = f"launch {path.parent} --steps 20" if standing.rehearsed else f"rehearse {path.parent}"
@@ -81,9 +82,17 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         then = f"export {path.parent} --to torchtitan"
     lines += [standing.sentence, f"next: forerun {then}"]
     told: dict[str, Json] = {
-        "digest": decision.digest, "path": str(path), "accepted": cast(Json, given), "rehearsed": standing.body
+        "digest": decision.digest, "path": str(path), "accepted": cast(Json, given), "rehearsed": standing.body,
+        "warnings": [*doubts],
+        "ties": cast(Any, body["search"])["ties"], "warmup": _warmup(cast(Any, body)),
     }  # fmt: skip
     answer(as_json, told, "\n".join(lines))
+
+
+def _warmup(body: Any) -> Json:
+    """How it is carried over duration, and what that rests on."""
+    rows = [row for row in body["transfer"]["values"] if row["hyperparameter"] == "warmup_fraction"]
+    return cast(Json, rows[0]["carry"])
 
 
 def _proven_layout(decision: Decision) -> dict[str, Json]:
@@ -154,7 +163,7 @@ def _start(group: ParameterGroup) -> str:
     return {"gain": "1", "bias": "0"}.get(group.kind[-4:], f"std {group.init_std:.4g}")
 
 
-def _decision_lines(decision: Decision) -> list[str]:
+def _decision_lines(decision: Decision, doubts: tuple[str, ...]) -> list[str]:
     shape, schedule, predicted = decision.shape, decision.learning_rate.schedule, decision.predicted
     return [
         f"  width {shape.width}, {shape.num_layers} layers",
@@ -163,6 +172,7 @@ def _decision_lines(decision: Decision) -> list[str]:
             f"warmup {schedule.warmup_steps} steps, clip {decision.clip_norm}"
         ),
         *(f"  {g.kind}: lr {g.learning_rate:.4g}, init {_start(g)}" for g in decision.groups),
+        *(f"  {said}" for said in doubts),
         (
             f"  expected loss {predicted.loss_nats:.4f} nats [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}] "
             f"at level {predicted.level:g}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
+from launcher.verbs.options import WholeAmount
 from proxies.canon import Json
 from transfer.columns import SIZE_COLUMNS, VALUE_COLUMNS
 from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
@@ -63,11 +64,11 @@ def table_options(command: _Command) -> _Command:
             help="With --runs: what must stay put (default: the learning rate, or what varies).",
         ),
         click.option(
-            "--target-size", "--target-width", "target_size", type=int,
+            "--target-size", "--target-width", "target_size", type=WholeAmount(),
             help="With --runs: the main run's size (default: twice the largest).",
         ),
         click.option(
-            "--base-size", "--base-width", "base_size", type=int,
+            "--base-size", "--base-width", "base_size", type=WholeAmount(),
             help="With --runs: where the value was tuned (default: the smallest).",
         ),
         click.option(

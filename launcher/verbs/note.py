@@ -8,7 +8,8 @@ from typing import cast
 import click
 
 from launcher.completing import studies
-from launcher.verbs.options import answer, json_option
+from launcher.talk import say
+from launcher.verbs.options import answer, checked_text, json_option
 from proxies import canon
 from proxies.canon import Json
 
@@ -24,10 +25,13 @@ MOST_NOTE = 10_000
 def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     """Add TEXT, dated and signed with your user name, to the logbook of a study and its main run.
 
-    Without TEXT the logbook is drawn anew and printed: everything recorded, day by day, times in UTC.
+    With TEXT only the end of the ledger's chain is checked. Without TEXT the logbook is drawn anew and printed:
+    everything recorded, day by day, times in UTC.
     """
-    from launcher.logbook import add_note, dated, write_logbook
+    from launcher.logbook import add_note, append_note, dated, write_logbook
     from launcher.logbook_events import events_of
+    from sweeps.errors import SweepError
+    from sweeps.glance import check_end
     from sweeps.ledger import LEDGER_NAME
     from sweeps.redaction import secret_in
 
@@ -41,8 +45,17 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
         return
     _check(text, secret_in(text))
     entry = add_note(study_dir, text.strip())
-    path = write_logbook(study_dir)
-    answer(as_json, {"path": str(path), "entry": canon.to_json(entry)}, f"noted at {entry.at} in {path}")
+    path = append_note(study_dir, entry)
+    try:
+        there = (study_dir / LEDGER_NAME).exists()  # a folder may hold frozen configs alone
+        chain = cast(dict[str, Json], canon.to_json(check_end(study_dir))) if there else None
+    except SweepError:
+        say(f"the note is kept in {path}")
+        raise
+    lines = [f"noted at {entry.at} in {path}; the page with all that happened: forerun note --study {study_dir}"]
+    lines += [checked_text(chain, study_dir)] if chain else []
+    body: dict[str, Json] = {"path": str(path), "entry": canon.to_json(entry), "chain": cast(Json, chain)}
+    answer(as_json, body, "\n".join(filter(None, lines)))
 
 
 def _check(text: str, secret: str) -> None:

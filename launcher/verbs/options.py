@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from launcher.completing import frozen_configs, plans, studies
+from launcher.talk import shown
 from proxies import canon
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
+
+_POWERS_OF_TEN = {"k": 3, "m": 6, "b": 9, "t": 12}
+
+
+class Amount(click.types.FloatParamType):
+    """Parameters, tokens, FLOPs or dollars: a number, or one with K, M, B or T behind it, as `7B` or `1.5T`."""
+
+    name = "amount"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number that `value` spells."""
+        text = str(value).strip()
+        power = _POWERS_OF_TEN.get(text[-1:].lower())
+        try:  # 1.1B is 1.1e9 as Python reads it, not 1.1 times 1e9
+            number = float(text if power is None else f"{text[:-1].rstrip()}e{power}")
+        except ValueError:
+            self.fail(f"{value!r} is not an amount: a number, or one with K, M, B or T behind it, as 7B.", param, ctx)
+        return number
+
+
+class WholeAmount(Amount):
+    """An `Amount` that must be a whole number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The whole number that `value` spells."""
+        number = super().convert(value, param, ctx)
+        if not number.is_integer():
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        return int(number)
+
+
+AMOUNT = Amount()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
 set_option = click.option(
@@ -59,9 +92,20 @@ def plan_verb(command: _Command) -> _Command:
     return command
 
 
+def checked_text(chain: Mapping[str, Any], study_dir: Path) -> str:
+    """What of a ledger was not checked (`sweeps.glance.Checked` as JSON); empty where all of it was."""
+    num, num_checked = chain["num_records"], chain["num_checked"]
+    if num_checked == num:
+        return ""
+    return (
+        f"of the ledger's {num:,} records the last {num_checked:,} were checked, the others not: "
+        f"forerun status {study_dir} checks all"
+    )
+
+
 def answer(as_json: bool, body: object, text: str) -> None:
     """The one answer of a verb on stdout: JSON, or text for people."""
-    click.echo(canon.pretty(body).decode().rstrip("\n") if as_json else text)
+    click.echo(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -10,7 +10,7 @@ import click
 
 from launcher.verbs.fits import endnotes, number, records, span_text
 from launcher.verbs.fitted import read_any
-from launcher.verbs.options import answer, json_option, table
+from launcher.verbs.options import AMOUNT, answer, json_option, table
 from proxies.canon import Json
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ _FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than 
 
 @click.command()
 @click.argument("fit_path", metavar="FIT", type=click.Path(path_type=Path))
-@click.option("--params", type=float, help="N.")
-@click.option("--tokens", type=float, help="D.")
-@click.option("--flops", type=float, help="Of a fit of form isoflop or frontier, in the table's own count.")
+@click.option("--params", type=AMOUNT, help="N.")
+@click.option("--tokens", type=AMOUNT, help="D.")
+@click.option("--flops", type=AMOUNT, help="Of a fit of form isoflop or frontier, in the table's own count.")
 @json_option
 def predict(fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool) -> None:
     """Loss of one new run with its interval, from a FIT written by `forerun fit --out`.
@@ -63,6 +63,7 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
 
     from scaling_fits import summary
     from scaling_fits.allocation.allocate import no_number
+    from scaling_fits.conclusive import first_and_rest
     from scaling_fits.uncertainty import predict as predict_loss
 
     where = f"{params:.4g} parameters on {tokens:.4g} tokens"
@@ -73,13 +74,15 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
         raise no_number(found, where) from error
     if not all(map(math.isfinite, (predicted.loss_nats, predicted.low or 0.0, predicted.high or 0.0))):
         raise no_number(found, where)
-    for warning in predicted.warnings:
-        click.echo(f"warning: {warning}", err=True)
     body = summary.prediction_summary(predicted)
-    return body, (
+    first, rest = first_and_rest(body["warnings"])
+    for warning in rest:
+        click.echo(f"warning: {warning}", err=True)
+    said = (
         f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
         f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"
     )
+    return body, "\n".join([*first, said])
 
 
 def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:

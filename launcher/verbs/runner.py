@@ -18,9 +18,12 @@ def with_runner(
 ) -> tuple[Json, str]:  # fmt: skip
     """Do some work on a plan's study, opened for writing; finished runs of the study in `parent_dir` come first.
 
+    Runs that failed for good are named before anything else is said.
+
     Raises:
         PlanError, DataError, WarmStartError, SweepError, GateError: what keeps it from being done.
     """
+    from launcher.failed_runs import failed_text
     from launcher.opening import open_ledger, plan_study, verified_corpus
     from launcher.stages import Runner
     from sweeps.ledger import LEDGER_NAME
@@ -36,7 +39,9 @@ def with_runner(
 
         warm_start(study)
     with open_ledger(study, parent_dir) as ledger, Runner(study, ledger, store).running() as runner:
-        return work(runner)
+        body, text = work(runner)
+        failed = failed_text(ledger, study_dir)
+    return body, f"{failed}\n\n{text}" if failed else text
 
 
 def exit_by(outcome: str) -> None:

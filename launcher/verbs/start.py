@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.presets import PRESETS
-from launcher.verbs.options import answer, json_option, plan_argument, set_option
+from launcher.verbs.options import AMOUNT, answer, json_option, plan_argument, set_option
 from proxies import canon
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @click.command(epilog="Presets: " + "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items()) + ".")
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="A plan for a situation, listed below.")
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
-@click.option("--budget-flops", type=float, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
-@click.option("--budget-usd", type=float, help="Dollars for the main run, in place of FLOPs; what is assumed is said.")
+@click.option("--budget-flops", type=AMOUNT, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
+@click.option("--budget-usd", type=AMOUNT, help="Dollars for the main run, in place of FLOPs; what is assumed is said.")
 @click.option("--gpu", help="Accelerator of the main run, as H100; alone it chooses the nearest preset.")
 @click.option("--gpus", "num_gpus", type=click.IntRange(1, 10**6), help="How many.")
-@click.option("--usd-per-gpu-hour", type=float, help="With --budget-usd. Default: published, where there is a price.")
+@click.option("--usd-per-gpu-hour", type=AMOUNT, help="With --budget-usd. Default: published, where there is a price.")
 @click.option("--mfu", type=float, help="With --budget-usd: share of the peak. Default: 0.35.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("plan.toml"), show_default=True,
               help="Plan to write.")  # fmt: skip
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 @json_option
 def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """Write a commented plan, and its JSON Schema beside it. An existing plan is left alone."""
-    from launcher.first_plan import Wanted, first_plan, manifest_of, priced, sketched, summary, warnings
+    from launcher.first_plan import Wanted, first_plan, manifest_of, priced, sketched, summary
     from launcher.plan_file import PlanError, load_plan, override
+    from launcher.plan_sense import warnings
     from launcher.plan_writing import commented_plan, plan_schema
 
     if out.exists():
@@ -62,7 +63,7 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
         raise
     schema = out.with_name("plan.schema.json")
     canon.write_atomic(schema, canon.pretty(plan_schema()))
-    warned = warnings(study, found) if new.name != "cpu" else []
+    warned = warnings(study, found)
     body = {"plan": str(out), "schema": str(schema), "preset": new.name, "comes_to": found, "warnings": warned}
     lines += [_comes_to(found), *(f"warning: {said}" for said in warned)]
     corpus = shlex.quote(str(out.parent / plan.data.path))
@@ -85,13 +86,16 @@ def _comes_to(found: dict[str, Any]) -> str:
 @json_option
 def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check PLAN: every problem at once. The corpus is looked for, not read."""
+    from launcher.first_plan import manifest_of, sketched, summary
     from launcher.opening import plan_study
     from launcher.own import module_problems
     from launcher.plan_cluster import rank_needs
     from launcher.plan_file import PlanError, load_plan, located, read_plan
     from launcher.plan_ladder import ladder_warnings
+    from launcher.plan_sense import problems as senseless
+    from launcher.plan_sense import warnings as unwise
     from launcher.warm_starts import warm_problems
-    from proxies.data.tokens import MANIFEST
+    from proxies.data.tokens import MANIFEST, shard_problems
     from sweeps.cores import num_cores
 
     plan = load_plan(plan_path, overrides)
@@ -107,12 +111,16 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
             find_program(shlex.split(plan.command.template)[0], plan_path.parent / plan.proxy.code_path)
         except CommandError as error:
             problems.append(f"proxy.command: {error}")
+    manifest = manifest_of(plan, plan_path.parent)
+    problems += [] if manifest is None else shard_problems(corpus, manifest)
     problems += module_problems(plan.proxy.factory, plan_path.parent / plan.proxy.code_path)
     problems += warm_problems(plan, plan_path.parent)
+    study = sketched(plan, manifest)
+    problems += senseless(study)
     if problems:
         raise PlanError(str(plan_path), located(plan_path, problems, overrides))
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
-    warnings = ladder_warnings(plan)
+    warnings = [*ladder_warnings(plan), *unwise(study, summary(study))]
     if not read_plan(plan_path)[1]:
         warnings.append("the file names no section: every key is at its default")
     needs, warned = rank_needs(plan, num_cores()), [f"warning: {said}" for said in warnings]

@@ -9,25 +9,28 @@ from typing import Any
 import click
 
 from launcher.talk import duration, say
-from launcher.verbs.options import answer, json_option, study_argument, table
+from launcher.verbs.options import answer, checked_text, json_option, study_argument, table
 
 NUM_RUNNING_SHOWN = 12
 FOLLOW_SECONDS = 2.0
-IDLE_PER_LOOK = 9.0  # a look reads the whole ledger, 6 s at 10,000 runs: a tenth of a core at most
+IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a core at most
 
 
 @click.command()
 @study_argument
-@click.option("--brief", is_flag=True, help="Counts, best, spend and time left alone, in a second; no findings.")
+@click.option("--brief", is_flag=True,
+              help="Counts, best, spend and time left alone, in a second; checks the ledger's end alone.")  # fmt: skip
 @click.option("--follow", is_flag=True, help="The same, live, until Ctrl-C or until the driver has ended.")
 @click.option("--runs", "runs_file", metavar="FILE", type=click.Path(path_type=Path),
               help="Write every run with its outcome, one row each: .csv or .parquet.")  # fmt: skip
 @json_option
 def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, as_json: bool) -> None:
     """What STUDY is doing, has done and found so far; works while a driver runs, and changes nothing."""
-    from sweeps.view import StudyView
+    from sweeps.glance import Glance  # before any package that is not ours: one that hides ours is told of, and alone
 
     if runs_file is not None:
+        from sweeps.view import StudyView
+
         view = StudyView(study_dir)
         view.write(runs_file)
         say(f"wrote {len(view.runs)} runs to {runs_file}")
@@ -47,7 +50,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
 
     study, ledger = recorded(study_dir)
     findings = body_of(study, ledger)
-    now = now_body(study_dir, ledger, study.plan)
+    now = now_body(study_dir, Glance.of(ledger), study.plan)
     answer(as_json, {**findings, "now": now}, f"{now_text(now, study_dir)}\n\n{study_text(findings)}")
 
 
@@ -56,29 +59,32 @@ def _look(study_dir: Path) -> dict[str, Any]:
     from launcher.now import now_body
     from launcher.plan_file import load_plan
     from launcher.study import PLAN_FILE
-    from sweeps.ledger import Ledger
+    from sweeps.glance import Glance
 
-    ledger = Ledger.read(study_dir)
-    return now_body(study_dir, ledger, load_plan(study_dir / PLAN_FILE))
+    glance = Glance.at(study_dir)
+    return now_body(study_dir, glance, load_plan(study_dir / PLAN_FILE))
 
 
 def _follow(study_dir: Path) -> None:
     from rich.live import Live
     from rich.text import Text
 
+    from launcher.talk import shown
+
     took, body = 0.0, _look(study_dir)
-    with Live(Text(now_text(body, study_dir)), auto_refresh=False) as shown:
+    with Live(Text(shown(now_text(body, study_dir))), auto_refresh=False) as live:
         while body["at_work"] is not False:
             time.sleep(max(FOLLOW_SECONDS, IDLE_PER_LOOK * took))
             began = time.monotonic()
             body = _look(study_dir)
             took = time.monotonic() - began
-            shown.update(Text(now_text(body, study_dir)), refresh=True)
+            live.update(Text(shown(now_text(body, study_dir))), refresh=True)
 
 
 def now_text(body: dict[str, Any], study_dir: Path) -> str:
     """The same for people."""
-    return "\n\n".join(filter(None, [_driver_text(body, study_dir), _widths_text(body), _spent_text(body)]))
+    checked = checked_text(body["chain"], study_dir)
+    return "\n\n".join(filter(None, [_driver_text(body, study_dir), _widths_text(body), _spent_text(body), checked]))
 
 
 def _driver_text(body: dict[str, Any], study_dir: Path) -> str:

@@ -6,9 +6,10 @@ from typing import Any
 
 from launcher.calibration_view import calibration_line
 from launcher.coordinate_view import by_role, findings, points
+from launcher.gates import forecast_warnings
 from launcher.own import own_text
 from launcher.search_view import sentences, value_text
-from launcher.transfer_view import axis_name, exponent, name_of, short_size, size_name, wanted
+from launcher.transfer_view import axis_name, estimated, exponent, name_of, short_size, size_name, wanted
 from launcher.verbs.options import table
 from proxies.canon import Json
 from sweeps.space import SCALES
@@ -178,8 +179,8 @@ def _number(value: float | None, spec: str = ".4g") -> str:
 def _estimate(found: Any, spec: str) -> str:
     if found["value"] is None:
         return "-"
-    low, high = found["interval"]
-    return f"{found['value']:{spec}} [{low:{spec}}, {high:{spec}}]"
+    value, low, high = estimated(found, lambda number: f"{number:{spec}}")
+    return f"{value} [{low}, {high}]"
 
 
 def _words(name: str) -> str:
@@ -249,10 +250,11 @@ def study_text(body: dict[str, Json]) -> str:
         ends = choice["prediction"]["interval"]
         assert isinstance(ends, list)
         low, high = ends
-        parts.append(
+        chosen = (
             f"choice: width {choice['shape']['width']}, {choice['params']:.4g} params, {choice['tokens']:.4g} tokens, "
             f"{choice['num_steps']} steps; loss {choice['prediction']['loss']:.4f} nats [{low:.4f}, {high:.4f}]"
         )
+        parts.append("\n".join([*forecast_warnings(gates), chosen]))
     if isinstance(body["own_run"], dict):
         parts.append(own_text(body["own_run"]))
     rows = [(f"gate {g['name']}: {g['outcome']}", str(g["reason"])) for g in gates if isinstance(g, dict)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.verbs.options import answer, folder_of, frozen_argument, json_option
+from launcher.verbs.options import AMOUNT, answer, folder_of, frozen_argument, json_option
 from proxies.canon import Json
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _EXITS = {"fine": 0, "alarm": 3, "cannot_tell": 4}
 LEAST_SECONDS, INTERRUPTED = 0.2, 130
+_MOST_USD = 1e6  # of a device for an hour: more is a slip
 
 
 @click.command()
@@ -30,7 +31,7 @@ LEAST_SECONDS, INTERRUPTED = 0.2, 130
 @click.option("--conclude", is_flag=True, help="The run has ended: score its forecast, and keep it for later ones.")
 @click.option("--every", "every_seconds", type=click.FloatRange(LEAST_SECONDS, 86400), default=10.0, show_default=True,
               help="Seconds between looks, live.")  # fmt: skip
-@click.option("--usd-per-device-hour", type=click.FloatRange(0, 1e6), help="For the projected cost.")
+@click.option("--usd-per-device-hour", type=AMOUNT, help="For the projected cost.")
 @click.option("--study", "study_dir", type=click.Path(path_type=Path),
               help="With --conclude: whose ledger keeps the run. Default: the one the config lies in.")  # fmt: skip
 @click.option("--step-key", default="", help="Name of the step in the log; default: what common trainers call it.")
@@ -54,6 +55,8 @@ def watch(
         raise click.UsageError("--study goes with --conclude")
     if math.isnan(every_seconds) or math.isnan(usd_per_device_hour or 0.0):
         raise click.UsageError("--every and --usd-per-device-hour: a number is wanted, not nan")
+    if usd_per_device_hour is not None and not 0 <= usd_per_device_hour <= _MOST_USD:
+        raise click.UsageError(f"--usd-per-device-hour {usd_per_device_hour}: must be from 0 to {_MOST_USD:g}")
     decision, folder = read_launch(frozen), folder_of(frozen)
     metrics = where or str(folder / "run")
     asked = {STEP: step_key, LOSS: train_loss_key, VALIDATION: validation_loss_key, "grad_norm": grad_norm_key}

@@ -29,11 +29,12 @@ def columns_of(parts: Sequence[Gathered], newest_at: float | None = None) -> Col
     validation_steps, validation = merged(_finite(part, VALIDATION) for part in parts)
     events = tuple(event for part in parts for event in part.events)
     begun = headers(events)
+    line_steps = np.unique(np.concatenate([np.empty(0), *(part.lines.steps for part in parts)]))
     rank_steps, rank_seconds = _ranks(parts)
     layers = next((part.layers for part in reversed(parts) if len(part.layers)), Series())
     gpus = next((part.gpus for part in reversed(parts) if len(part.gpus)), Series())
     return Columns(
-        steps=steps, train_loss_nats=losses, **scalars, validation_steps=validation_steps,
+        steps=steps, train_loss_nats=losses, **scalars, line_steps=line_steps, validation_steps=validation_steps,
         validation_loss_nats=validation, rank_steps=rank_steps, rank_seconds=rank_seconds, layer_steps=layers.steps,
         layers=_layers(layers), gpu_steps=gpus.steps, gpus=_gpus(gpus), events=events,
         header=begun[-1] if begun else None, newest_at=newest_at,

@@ -43,6 +43,8 @@ class Columns:
     """[V]"""
     validation_loss_nats: Floats
     """[V] After the update of that step."""
+    line_steps: Floats = field(default_factory=lambda: np.empty(0))
+    """[N] Of every line that has one, with a loss or without."""
     rank_steps: Floats = field(default_factory=lambda: np.empty(0))
     """[K] The newest steps whose lines have `rank_seconds`."""
     rank_seconds: Floats | None = None

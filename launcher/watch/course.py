@@ -7,9 +7,11 @@ somewhere far more often. The departure there, in standard deviations of the ban
 
 with s_end of the error of the predicted end, which is one number for the whole run, and e_f of the curve's own, which
 is forgotten as exp(-octaves / memory) (`scaling_fits.loss_curves.memory_octaves`; unknown: at once, which asks for
-more). The bound on the largest |z_f| of a healthy run at every look that there will be is drawn from that law, so that
-a healthy run passes it with probability `FALSE_ALARMS` over the whole run, however often one looks. Both errors were
-estimated from few runs: they are Student's with `FREEDOM` degrees of freedom, one scale for the whole run.
+more). The mean over a look's window has noise of its own, the wider the longer deviations of this run's loss last
+(`launcher.watch.noise`): n_f is added to s_f, and taken as new at every look. The bound on the largest |z_f| of a
+healthy run at every look that there will be is drawn from that law, so that a healthy run passes it with probability
+`FALSE_ALARMS` over the whole run, however often one looks. Both errors were estimated from few runs: they are
+Student's with `FREEDOM` degrees of freedom, one scale for the whole run.
 
 The end is foretold anew from the newest look. Of a departure there the share s_end^2 / s_f^2 is the end's, and what is
 left of its error is s_end sqrt(1 - s_end^2 / s_f^2).
@@ -21,9 +23,11 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from launcher.frozen import PredictedLoss
+from launcher.watch.noise import window_variance
 from launcher.watch.series import Floats
 from scaling_fits.loss_curves import WINDOW
 
@@ -32,6 +36,7 @@ LEAST_NATS = 1e-6
 """A loss below is none (zero where every label is masked): held as this, it is a departure, and has a log."""
 FREEDOM = 6  # a ladder's 9 to 12 rungs less the coefficients of a line or a law
 _LOOKS_PER_OCTAVE = 8
+_LEAST_NOISE = 0.25  # of the band's: less widens it by less than 3 %
 _MOST_LOG = 700.0  # of a number
 _NUM_DRAWS, _SEED = 40_000, 0
 
@@ -74,8 +79,10 @@ class _Band:
     high_sd: Floats
 
 
-def course(predicted: PredictedLoss, num_steps: int, steps: Floats, losses: Floats) -> Course | None:
-    """The looks there have been.
+def course(
+    predicted: PredictedLoss, num_steps: int, steps: Floats, losses: Floats, warmup_steps: int = 0
+) -> Course | None:  # fmt: skip
+    """The looks there have been; noise is learned from what lies past the warmup.
 
     None where the frozen config has no curve, or before the first look is complete.
     """
@@ -92,15 +99,29 @@ def course(predicted: PredictedLoss, num_steps: int, steps: Floats, losses: Floa
     there = np.isfinite(means)
     if not there.any():
         return None
+    noise = _noise(band, steps, losses, finite & (steps > warmup_steps))
     logs = np.log(np.maximum(means[there], LEAST_NATS) / band.expected_nats[there])
-    sd = np.where(logs < 0, band.low_sd[there], band.high_sd[there])
+    sd = np.hypot(np.where(logs < 0, band.low_sd[there], band.high_sd[there]), noise[there])
     return Course(
         looked_at=band.centres[there], seen_at=np.floor(until[there]), loss_nats=means[there],
         expected_nats=band.expected_nats[there], departure=logs / sd,
         outside=logs / sd / _quantile(predicted.level),
-        bound=_bound(predicted, tuple(band.centres), tuple((band.low_sd + band.high_sd) / 2)),
+        bound=_bound(predicted, tuple(band.centres), tuple((band.low_sd + band.high_sd) / 2), tuple(noise)),
         final=_foretold(predicted, float(logs[-1]), float(sd[-1])),
     )  # fmt: skip
+
+
+def _noise(band: _Band, steps: Floats, losses: Floats, past: NDArray[np.bool_]) -> Floats:
+    """[F] Standard deviation of the log of the mean near each planned look by the noise of the loss alone.
+
+    In steps of a tenth of itself, and none below a quarter of the band's: so the bound is seldom drawn anew.
+    """
+    starts, ends = band.centres * (1 - WINDOW), band.centres * (1 + WINDOW)
+    apart = np.median(np.diff(steps)) if len(steps) > 1 else 1.0
+    num_lines = np.maximum(np.minimum(ends, band.centres[-1]) - starts, apart) / apart
+    sd = np.sqrt(window_variance(steps[past], losses[past], starts, num_lines)) / band.expected_nats
+    coarse = np.exp(np.ceil(np.log(np.maximum(sd, LEAST_NATS)) * 10) / 10)
+    return np.where(sd < _LEAST_NOISE * band.high_sd, 0.0, coarse)
 
 
 def _quantile(level: float) -> float:
@@ -135,8 +156,22 @@ def end_sd(predicted: PredictedLoss) -> tuple[float, float]:
 
 
 @functools.lru_cache(maxsize=16)
-def _bound(predicted: PredictedLoss, centres: tuple[float, ...], sds: tuple[float, ...]) -> float:
+def _bound(
+    predicted: PredictedLoss, centres: tuple[float, ...], sds: tuple[float, ...], noise: tuple[float, ...]
+) -> float:  # fmt: skip
     """What the largest departure of a healthy run passes with probability `FALSE_ALARMS`."""
+    drawn, fresh = _drawn(predicted, centres, sds)
+    if any(noise):
+        total = np.hypot(sds, noise)
+        drawn = drawn * (sds / total).astype(np.float32) + fresh * (noise / total).astype(np.float32)
+    return float(np.quantile(np.abs(drawn).max(axis=1), 1 - FALSE_ALARMS))
+
+
+@functools.lru_cache(maxsize=1)
+def _drawn(
+    predicted: PredictedLoss, centres: tuple[float, ...], sds: tuple[float, ...]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Departures of healthy runs without noise, and noise, both in standard deviations."""
     end = np.mean(end_sd(predicted))
     shared = np.minimum(end / np.array(sds), 1.0)
     octaves = np.log2(centres)
@@ -150,8 +185,8 @@ def _bound(predicted: PredictedLoss, centres: tuple[float, ...], sds: tuple[floa
     root = vectors * np.sqrt(np.maximum(values, 0))
     curves = rng.standard_normal((_NUM_DRAWS, len(centres))) @ root.T
     drawn = shared * rng.standard_normal((_NUM_DRAWS, 1)) + own * curves
-    scale = np.sqrt(FREEDOM / rng.chisquare(FREEDOM, _NUM_DRAWS))
-    return float(np.quantile(np.abs(drawn).max(axis=1) * scale, 1 - FALSE_ALARMS))
+    drawn *= np.sqrt(FREEDOM / rng.chisquare(FREEDOM, _NUM_DRAWS))[:, None]
+    return drawn.astype(np.float32), rng.standard_normal(drawn.shape, dtype=np.float32)
 
 
 def _foretold(predicted: PredictedLoss, departure: float, sd: float) -> tuple[float, float, float]:

@@ -9,8 +9,10 @@ from launcher.frozen import Decision
 from launcher.watch.alerts import Alert, Commands
 from launcher.watch.columns import Columns
 from launcher.watch.course import FALSE_ALARMS, FREEDOM, LEAST_NATS, Course, end_sd
-from launcher.watch.losses import Spike, rise, spikes
+from launcher.watch.losses import Spike, spikes
 from launcher.watch.precursors import Growth, gradient_growth, layer_growths
+from launcher.watch.rises import rise
+from launcher.watch.standstill import frozen_loss, frozen_validation
 
 
 def departures(decision: Decision, found: Course | None, commands: Commands) -> list[Alert]:
@@ -107,7 +109,7 @@ def bad_values(decision: Decision, columns: Columns, commands: Commands) -> list
 def spike_alerts(decision: Decision, columns: Columns, commands: Commands) -> tuple[list[Alert], list[Spike]]:
     """An alarm for a spike that lasts, one notice for all that came back; and the spikes."""
     policy, alerts = decision.spikes, []
-    found = spikes(columns.steps, columns.train_loss_nats, policy)
+    found = [spike for spike in spikes(columns.steps, columns.train_loss_nats, policy) if not spike.within_noise]
     back = [spike for spike in found if spike.over]
     if back:
         highest = max(back, key=lambda spike: spike.peak_nats - spike.level_nats)
@@ -155,7 +157,8 @@ def spike_alerts(decision: Decision, columns: Columns, commands: Commands) -> tu
 
 def risen(decision: Decision, columns: Columns, commands: Commands) -> list[Alert]:
     """A loss that goes up and stays there, slower than a spike."""
-    found = rise(columns.steps, columns.train_loss_nats, decision.learning_rate.schedule.warmup_steps)
+    schedule = decision.learning_rate.schedule
+    found = rise(columns.steps, columns.train_loss_nats, schedule.warmup_steps, schedule.num_steps)
     if found is None:
         return []
     by = f", {found.sds:.0f} standard deviations of its noise" if np.isfinite(found.sds) else ""  # rounded: it has none
@@ -167,6 +170,26 @@ def risen(decision: Decision, columns: Columns, commands: Commands) -> list[Aler
             evidence={"lowest_nats": found.lowest_nats, "now_nats": found.now_nats, "rise_sds": found.sds},
             next_command=commands.verify,
         )
+    ]  # fmt: skip
+
+
+def stands_still(decision: Decision, columns: Columns, commands: Commands) -> list[Alert]:
+    """Losses that are one number again and again: nothing trains, or nothing measures it."""
+    schedule = decision.learning_rate.schedule
+    found = [
+        ("frozen_loss", "training", frozen_loss(columns, schedule.warmup_steps, schedule.num_steps)),
+        ("frozen_validation", "validation", frozen_validation(columns, schedule.num_steps)),
+    ]
+    return [
+        Alert(
+            name=name, severity="alarm", first_step=frozen.first_step,
+            seen=f"{what} loss is {frozen.nats:.10g} nats {frozen.num_equal} times in a row, since step "
+            f"{frozen.first_step}: given the noise and the rounding before, {frozen.allowed} may come about",
+            evidence={"nats": frozen.nats, "num_equal": frozen.num_equal, "num_allowed": frozen.allowed},
+            next_command=commands.verify,
+        )
+        for name, what, frozen in found
+        if frozen is not None
     ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from launcher.watch import pace
 from launcher.watch.alerts import Alert, Commands, Severity
 from launcher.watch.columns import Columns
 from launcher.watch.signs import Signs
+from launcher.watch.standstill import stopped
 
 _ERRORS = {"num_ecc_errors": "ECC", "num_link_errors": "link"}
 
@@ -75,6 +76,25 @@ def silent(columns: Columns, num_steps: int, now: float | None, signs: Signs, co
             f"usual{said}",
             evidence={"silent_seconds": found.seconds, "allowed_seconds": found.allowed_seconds},
             next_command=commands.resume,
+        )
+    ]  # fmt: skip
+
+
+def metrics_stopped(columns: Columns, commands: Commands) -> list[Alert]:
+    """Metrics that come no more while steps go on; an alarm where a loss is among them."""
+    found = stopped(columns)
+    if not found:
+        return []
+    names = [each.name for each in found]
+    told = ", ".join(f"{each.name} (last at step {each.last_step})" for each in found)
+    return [
+        Alert(
+            name="metrics_stop", severity="alarm" if any("loss" in name for name in names) else "notice",
+            first_step=min(each.last_step for each in found),
+            seen=f"steps go on, {found[0].num_lines} lines of them, without {told}",
+            evidence={"metrics": [*names], "last_steps": [each.last_step for each in found],
+                      "num_lines": found[0].num_lines},
+            next_command=f"{commands.watch} --once",
         )
     ]  # fmt: skip
 

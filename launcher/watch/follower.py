@@ -130,7 +130,7 @@ def _clock_notes(newest_at: float | None) -> list[str]:
 
 
 def headline(standing: str, why: str, found: Judged, decision: Decision) -> str:
-    """The standing, and where the run is."""
+    """The standing, where the run is, and what its noise hides."""
     counts = [
         f"{number} {name}{'s' if number > 1 else ''}"
         for name in ("alarm", "notice")
@@ -138,7 +138,18 @@ def headline(standing: str, why: str, found: Judged, decision: Decision) -> str:
     ]
     at = f"step {found.figures['step']} of {decision.learning_rate.schedule.num_steps}"
     said = f"{standing.upper().replace('_', ' ')} at {at}: {why}"
-    return f"{said} ({', '.join(counts)})" if counts else said
+    said = f"{said} ({', '.join(counts)})" if counts else said
+    return said + _unseen(found.figures)
+
+
+def _unseen(figures: dict[str, Any]) -> str:
+    """What would not be seen in time, to two digits so that the line stays while nothing changes."""
+    jump, climb, lines = (figures[name] for name in ("smallest_jump_nats", "smallest_climb_nats", "in_time_lines"))
+    if jump is None:
+        return ""
+    within = f"within {lines} logged steps"
+    slow = f"; nor a slow one under {climb:.2g}" if climb is not None and climb > 1.1 * jump else ""
+    return f"; too small to be seen {within}: a rise under {jump:.2g} nats{slow}"
 
 
 def alert_text(alert: Alert) -> str:

@@ -16,11 +16,14 @@ from launcher.watch import findings_loss, findings_run, pace
 from launcher.watch.alerts import Alert, Commands
 from launcher.watch.columns import Columns
 from launcher.watch.course import Course, course
+from launcher.watch.rises import sight
 from launcher.watch.signs import NO_SIGNS, Signs
 from proxies import canon
 from proxies.canon import Json
 
 ALARM, CANNOT_TELL = 3, 4
+IN_TIME = 0.05
+"""Of the run's steps: a rise is seen in time if within so many."""
 
 Standing = Literal["on the band", "departed", "cannot tell"]
 
@@ -66,8 +69,8 @@ def judge(
         signs: what else the run's folder says; None: nothing.
     """
     say, others = commands or Commands(), signs or NO_SIGNS
-    num_steps = decision.learning_rate.schedule.num_steps
-    seen = course(decision.predicted, num_steps, columns.steps, columns.train_loss_nats)
+    num_steps, warmup = decision.learning_rate.schedule.num_steps, decision.learning_rate.schedule.warmup_steps
+    seen = course(decision.predicted, num_steps, columns.steps, columns.train_loss_nats, warmup)
     missed = findings_loss.missed_end(decision, columns, say)
     spiked, spikes = findings_loss.spike_alerts(decision, columns, say)
     alerts = [
@@ -76,10 +79,12 @@ def judge(
         *missed,
         *spiked,
         *findings_loss.risen(decision, columns, say),
+        *findings_loss.stands_still(decision, columns, say),
         *findings_loss.precursors(decision, columns, say),
         *findings_run.slowed(columns, say),
         *findings_run.straggling(columns, say),
         *findings_run.silent(columns, num_steps, now, others, say),
+        *findings_run.metrics_stopped(columns, say),
         *findings_run.ended_badly(columns, others, say),
         *findings_run.rolled_back(columns, say),
         *findings_run.gpu_errors(columns, say),
@@ -95,6 +100,7 @@ def judge(
             "num_steps": num_steps,
             "train_loss_nats": _newest(columns),
             "num_spikes": len(spikes),
+            **_sight_figures(decision, columns),
             **_course_figures(decision, seen),
             **_pace_figures(decision, columns, now, usd_per_device_hour, others),
         },
@@ -139,6 +145,24 @@ def _course_figures(decision: Decision, seen: Course | None) -> dict[str, Json]:
         "departure_sds": None if seen is None else float(seen.departure[-1]),
         "bound_sds": None if seen is None else seen.bound,
     }
+
+
+def _sight_figures(decision: Decision, columns: Columns) -> dict[str, Json]:
+    """What the noise lets one see, in time: within a twentieth of the run."""
+    schedule = decision.learning_rate.schedule
+    found = sight(columns.steps, columns.train_loss_nats, schedule.warmup_steps, schedule.num_steps,
+                  IN_TIME * schedule.num_steps)  # fmt: skip
+    return {
+        "noise_nats": None if found is None else _finite(found.innovation_nats),
+        "noise_autocorrelation": None if found is None else _finite(found.phi),
+        "smallest_jump_nats": None if found is None else _finite(found.jump_nats),
+        "smallest_climb_nats": None if found is None else _finite(found.climb_nats),
+        "in_time_lines": None if found is None else found.num_lines,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
 
 
 def _pace_figures(

@@ -1,7 +1,10 @@
-"""What the training loss says against its own past: spikes, a slow rise, values that are none.
+"""Spikes of the training loss, as it was logged.
 
 Spikes are those of the frozen policy, found by the trainer's own detector (`launcher.spikes`), so that the watch and
-the run agree on what one is. Where only every n-th step was logged, the policy's steps are logged ones.
+the run agree on what one is. Where only every n-th step was logged, the policy's steps are logged ones. The policy
+measures a spike by the spread of the window before it; where noise wanders from line to line, healthy losses leave that
+window too. So the watch also asks whether the lines before could have led there: a spike is beyond noise if a line is
+above what one of the `_ORIGINS` lines before it predicts, given the run's autocorrelation, by more than noise reaches.
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ from numpy.typing import NDArray
 
 from launcher.policy import SpikePolicy
 from launcher.spikes import MAD_TO_SIGMA, Detector
+from launcher.watch.noise import learn
 from launcher.watch.series import Floats
 
-RISE_NATS, RISE_SDS = 0.02, 6.0
-"""A block's median above the lowest before it, by both and in two blocks on end: no healthy run does."""
-_BLOCKS_PER_OCTAVE, _LEAST_LINES, _NUM_RISEN = 16, 8, 2
+_SURPRISE_SDS, _ORIGINS = 5.0, 8
+"""Of the predictions from the lines before a spike: noise that wanders reached 4.5, planted spikes 5.7 and more."""
 _CHUNK = 4096  # lines
 
 
@@ -35,20 +38,8 @@ class Spike:
     """For the policy's patience."""
     over: bool
     """The loss came back below the limit."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rise:
-    """The loss rose, and stayed up."""
-
-    first_step: int
-    """Of the first of the blocks that show it."""
-    lowest_nats: float
-    """Median of the lowest block before."""
-    now_nats: float
-    """Median of the newest block that shows it."""
-    sds: float
-    """The difference in standard deviations of its own noise."""
+    within_noise: bool
+    """This run's noise wanders so far by itself: the policy's spike, and no sign of a fault."""
 
 
 def spikes(steps: Floats, losses: Floats, policy: SpikePolicy) -> list[Spike]:
@@ -57,21 +48,36 @@ def spikes(steps: Floats, losses: Floats, policy: SpikePolicy) -> list[Spike]:
     at, loss = steps[there], losses[there]
     above = _above(loss, policy)
     edges = np.flatnonzero(np.diff(above.astype(np.int8), prepend=0, append=0))
+    fine = np.flatnonzero(~above)
+    noise = learn(at[fine], loss[fine])
     found = []
     for start, end in edges.reshape(-1, 2).tolist():
-        before = loss[:start][~above[:start]][-policy.window_steps :]
+        before = fine[: np.searchsorted(fine, start)]
+        level = float(np.median(loss[before[-policy.window_steps :]]))
+        phi, innovation = noise.before(np.array(len(before)))
         found.append(
             Spike(
                 first_step=int(at[start]),
                 last_step=int(at[end - 1]),
                 num_lines=end - start,
-                level_nats=float(np.median(before)),
+                level_nats=level,
                 peak_nats=float(loss[start:end].max()),
                 lasted=end - start >= policy.patience_steps,
                 over=end < len(loss),
+                within_noise=_within(loss, before[-_ORIGINS:], np.arange(start, end), level, phi, innovation),
             )
         )
     return found
+
+
+def _within(
+    losses: Floats, origins: NDArray[np.int64], lines: NDArray[np.int64], level: float, phi: Floats, innovation: Floats
+) -> bool:  # fmt: skip
+    """Whether no line is above what the lines before predict of it; False where no noise is known."""
+    ahead = lines - origins[:, None]
+    predicted = level + phi**ahead * (losses[origins][:, None] - level)
+    sd = innovation * np.sqrt((1 - phi ** (2 * ahead)) / (1 - phi**2))
+    return bool((losses[lines] - predicted <= _SURPRISE_SDS * sd).all())
 
 
 def _above(losses: Floats, policy: SpikePolicy) -> NDArray[np.bool_]:
@@ -98,44 +104,6 @@ def _above(losses: Floats, policy: SpikePolicy) -> NDArray[np.bool_]:
             num_fine = 0 if above[at] else num_fine + 1
             at += 1
     return above
-
-
-def rise(steps: Floats, losses: Floats, warmup_steps: int) -> Rise | None:
-    """The first rise past the warmup, as it stands in the newest of its blocks; None if there is none.
-
-    Blocks are a sixteenth of an octave of the step, `_LEAST_LINES` lines at least. Medians: a spike is no rise.
-    """
-    there = np.isfinite(losses) & (steps > warmup_steps)
-    at, loss = steps[there], losses[there]
-    blocks = _blocks(at)
-    if len(blocks) < _NUM_RISEN + 1:
-        return None
-    medians = np.array([np.median(loss[a:b]) for a, b in blocks])
-    noise = np.array([line_noise(loss[a:b]) * np.sqrt(np.pi / 2 / (b - a)) for a, b in blocks])
-    lowest, floor, num_risen = 0, RISE_NATS, 0
-    for i in range(1, len(blocks)):
-        sd = float(np.hypot(noise[i], noise[lowest]))
-        by = float(medians[i] - medians[lowest])
-        num_risen = num_risen + 1 if by > max(floor, RISE_SDS * sd) else 0
-        if num_risen >= _NUM_RISEN:
-            return Rise(
-                first_step=int(at[blocks[i - num_risen + 1][0]]), lowest_nats=float(medians[lowest]),
-                now_nats=float(medians[i]), sds=by / sd if sd > 0 else float("inf"),
-            )  # fmt: skip
-        lowest = i if medians[i] < medians[lowest] else lowest
-    return None
-
-
-def _blocks(steps: Floats) -> list[tuple[int, int]]:
-    """Whole ones, as ranges of lines."""
-    found, start = [], 0
-    while start < len(steps):
-        end = max(int(np.searchsorted(steps, steps[start] * 2 ** (1 / _BLOCKS_PER_OCTAVE))), start + _LEAST_LINES)
-        if end >= len(steps):
-            break
-        found.append((start, end))
-        start = end
-    return found
 
 
 def line_noise(values: Floats) -> float:

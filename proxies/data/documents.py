@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import os
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.data.tokens import DataError
+from proxies.data.tokens import DataError, NotRead
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
 LLMC_MAGICS = {20240520: "uint16", 20240801: "uint32"}
 _LLMC_EVAL_MAGIC = 20240522
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
+_LOOKED_AT_BYTES = 2**16
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
@@ -53,6 +56,13 @@ class Reading:
     """For pre-tokenized files: ids lie below `vocab_size`, and `end_id` parts documents."""
 
 
+class Found(NamedTuple):
+    """The files that sources name, and what else lies in their folders."""
+
+    files: list[SourceFile]
+    not_read: tuple[NotRead, ...]
+
+
 class Document(NamedTuple):
     """What a reader gives: a text in UTF-8 or token ids, and how many bytes of the file have been read by now."""
 
@@ -61,23 +71,37 @@ class Document(NamedTuple):
 
 
 def find_files(
-    paths: Iterable[Path], suffixes: tuple[str, ...], excluded: tuple[str, ...] = (), out: Path | None = None
-) -> list[SourceFile]:
-    """The files, and every file of those suffixes below the folders, in sorted order, each recognised.
+    paths: Iterable[Path],
+    suffixes: tuple[str, ...],
+    excluded: tuple[str, ...] = (),
+    out: Path | None = None,
+    *,
+    all_text: bool = False,
+) -> Found:
+    """The files, and the files of those suffixes below the folders, in sorted order, each recognised.
 
-    Folders of the `excluded` names are passed over, and so is the folder `out`, which may lie inside a source.
+    Folders of the `excluded` names are passed over, and so is the folder `out`, which may lie inside a source. Any
+    other file below a folder that is not taken is counted.
+
+    Args:
+        paths: files, which must be readable, and folders.
+        suffixes: of the files taken from folders.
+        excluded: names of folders.
+        out: where the corpus will lie.
+        all_text: take from folders what is UTF-8 text, whatever its suffix.
 
     Raises:
         DataError: every path that does not exist or is no file or folder, and every file that cannot be read or is not
-            what its name says.
+            what its name says, or, where it was named itself, not text.
     """
     found: list[SourceFile] = []
+    left: list[NotRead] = []
     problems: list[str] = []
     for path in paths:
         try:
             files = [path]
             if path.is_dir():
-                files = sorted(f for f in _walk(path, excluded, out) if f.name.endswith(suffixes) and f.is_file())
+                files = sorted(f for f in _walk(path, excluded, out) if f.is_file())
             elif not path.is_file():
                 problems.append(f"{path} is no file or folder" if path.exists() else f"{path} does not exist")
                 continue
@@ -85,13 +109,63 @@ def find_files(
             problems.append(f"{error.filename or path} cannot be read: {error.strerror}")
             continue
         for file in files:
+            named = file == path
+            if not (named or all_text or file.name.endswith(suffixes)):
+                left.append(_left(file, "suffix"))
+                continue
             try:
-                found.append(recognise(file))
+                recognised = recognise(file)
+                wrong = not_text(recognised) if recognised.format in ("text", "jsonl") else ""
+                if not wrong:
+                    found.append(recognised)
+                elif named:
+                    problems.append(f"{file} {wrong}: convert it to UTF-8, or leave it out")
+                else:
+                    left.append(_left(file, "not UTF-8 text"))
             except DataError as error:
                 problems += error.problems
     if problems:
         raise DataError(*problems)
-    return found
+    return Found(found, _summed(left))
+
+
+def not_text(file: SourceFile) -> str:
+    """What shows in its first bytes that a file is no text in UTF-8, in words; empty where nothing does."""
+    if file.compression:
+        return ""  # its reader looks
+    try:
+        with file.path.open("rb") as stream:
+            start = stream.read(_LOOKED_AT_BYTES)
+    except OSError as error:
+        raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return ""  # UTF-16, which the reader refuses by name
+    if b"\0" in start:
+        return f"is no text: byte {start.index(0):,} is zero"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < _LOOKED_AT_BYTES)
+    except UnicodeDecodeError as error:
+        return f"is no text in UTF-8: byte {error.start:,} is 0x{start[error.start]:02x}"
+    return ""
+
+
+def _left(file: Path, why: str) -> NotRead:
+    with contextlib.suppress(OSError):
+        return NotRead(suffix=file.suffix, why=why, num_files=1, num_bytes=file.stat().st_size, example=file.name)
+    return NotRead(suffix=file.suffix, why=why, num_files=1, num_bytes=0, example=file.name)
+
+
+def _summed(left: Iterable[NotRead]) -> tuple[NotRead, ...]:
+    """One of each suffix and reason, the most bytes first."""
+    groups: dict[tuple[str, str], NotRead] = {}
+    for one in left:
+        before = groups.get((one.suffix, one.why))
+        groups[one.suffix, one.why] = (
+            one
+            if before is None
+            else replace(before, num_files=before.num_files + 1, num_bytes=before.num_bytes + one.num_bytes)
+        )
+    return tuple(sorted(groups.values(), key=lambda one: (-one.num_bytes, one.suffix, one.why)))
 
 
 def _walk(folder: Path, excluded: tuple[str, ...], out: Path | None) -> Iterator[Path]:

@@ -24,7 +24,7 @@ def read_text(file: SourceFile, reading: Reading) -> Iterator[Document]:
     """A text in pieces of some `PIECE_BYTES`, cut after lines: a huge file must be many documents to be split.
 
     Raises:
-        DataError: the file cannot be read, ends in the middle of compressed data, or is UTF-16.
+        DataError: the file cannot be read, ends in the middle of compressed data, or is not in UTF-8.
     """
     pending = b""
     with _Stream(file) as stream:
@@ -34,12 +34,23 @@ def read_text(file: SourceFile, reading: Reading) -> Iterator[Document]:
             while len(pending) - start > PIECE_BYTES:
                 end = pending.rfind(b"\n", start, start + PIECE_BYTES) + 1
                 end = end if end > start else _character_end(pending, start + PIECE_BYTES)
-                yield Document(pending[start:end], stream.bytes_read)
+                yield Document(_checked(file, pending[start:end]), stream.bytes_read)
                 start = end
             pending = pending[start:]
             if not chunk:
                 break
-        yield Document(pending, stream.bytes_read)
+        yield Document(_checked(file, pending), stream.bytes_read)
+
+
+def _checked(file: SourceFile, text: bytes) -> bytes:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file.path} is no text in UTF-8: it holds 0x{text[error.start]:02x} after "
+            f"{text[max(0, error.start - 20) : error.start].decode(errors='replace')!r}: convert it, or leave it out"
+        ) from error
+    return text
 
 
 def _character_end(text: bytes, end: int) -> int:

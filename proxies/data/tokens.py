@@ -11,7 +11,7 @@ import bisect
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -79,8 +79,21 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NotRead:
+    """Files of one suffix that were left out for one reason."""
+
+    suffix: str
+    why: str
+    """`suffix`: it was not asked for; `not UTF-8 text`."""
+    num_files: int
+    num_bytes: int
+    example: str
+    """The name of the first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a corpus is: everything a run's data depends on, and no path or date."""
+    """What a corpus is: everything a run's data depends on, no path or date; and what was left out when it was made."""
 
     schema_version: int
     tokenizer: str
@@ -90,6 +103,8 @@ class Manifest:
     end_id: int | None
     """The token after each document, if there is one."""
     sources: tuple[Source, ...]
+    not_read: tuple[NotRead, ...] = field(default=(), metadata=canon.LATER)
+    """Files of the sources' folders that are not in it; no part of `data_id`."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -105,13 +120,21 @@ class Manifest:
             )
             in_range = self.end_id is None or 0 <= self.end_id < self.vocab_size
             checks.that(in_range, f"end_id = {self.end_id}: outside the vocabulary of {self.vocab_size}")
+            largest = max(
+                (shard.max_id for each in self.sources for shard in (*each.train, *each.validation)), default=0
+            )
+            least = max(256 if self.tokenizer == "bytes" else 2, largest + 1)
+            checks.that(
+                self.vocab_size >= least,
+                f"vocab_size = {self.vocab_size}: at least {least} is wanted, for {self.tokenizer} up to {largest}",
+            )
             checks.problems += weight_problems(names, {source.name: source.weight for source in self.sources})
         checks.done()
 
     @property
     def data_id(self) -> str:
         """Content id of the corpus."""
-        return canon.content_id(self)
+        return canon.content_id(replace(self, not_read=()))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -171,6 +194,24 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(f"{path} is not a manifest: {error}") from error
 
 
+def shard_problems(folder: Path, manifest: Manifest) -> list[str]:
+    """Shards that are missing or of another size than the manifest says; no content is read."""
+    shards = [shard for source in manifest.sources for shard in (*source.train, *source.validation)]
+    return [
+        f"{folder / shard.file}: it {wrong}; run `forerun tokenize` again"
+        for shard in shards
+        if (wrong := _size_problem(folder / shard.file, shard, manifest.dtype))
+    ]
+
+
+def _size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
+    """What is wrong with a shard's file before it is read, after the file's name; empty where nothing is."""
+    if not path.is_file():
+        return "is missing"
+    wanted, found = shard.num_tokens * np.dtype(dtype).itemsize, path.stat().st_size
+    return "" if found and found == wanted else f"has {found} bytes, the manifest says {wanted}"
+
+
 def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
     path = folder / TOKENIZER_FILE
     if not tokenizer.startswith("sha256:"):
@@ -214,14 +255,9 @@ class TokenStore:
     def _open(self, folder: Path, shard: Shard, problems: list[str]) -> NDArray[np.integer]:
         path = folder / shard.file
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        empty = np.empty(0, dtype=dtype)
-        if not path.is_file():
-            problems.append(f"{shard.file} is missing")
-            return empty
-        wanted, found = shard.num_tokens * dtype.itemsize, path.stat().st_size
-        if wanted != found or not found:
-            problems.append(f"{shard.file} has {found} bytes, the manifest says {wanted}")
-            return empty
+        if wrong := _size_problem(path, shard, self.manifest.dtype):
+            problems.append(f"{shard.file} {wrong}")
+            return np.empty(0, dtype=dtype)
         tokens = np.asarray(np.memmap(path, dtype=dtype, mode="r"))  # a plain array: its slices are made faster
         if self._trusted:
             return tokens

@@ -23,7 +23,7 @@ from proxies import canon
 from proxies.external.growing import MetricsError
 from proxies.external.judging import Ending, judge, trouble
 from proxies.external.kept import Kept
-from proxies.external.log_file import LOG_FILE, clean, clean_earlier, told
+from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
 from proxies.external.metric_files import MetricFiles
 from proxies.spec import Curve, RunResult, RunSpec
 
@@ -55,8 +55,8 @@ class Workplace:
     """Longest time of one run."""
     python_path: str | None = None
     """The commands' PYTHONPATH; a worker's own serves our code, and may hide the trainer's."""
-    redact: Callable[[str], str] = str
-    """A line of a command's log without secrets; what it printed is kept with the study."""
+    redact: Callable[[], Callable[[str], str]] = lambda: str
+    """Makes what takes the secrets out of one log's lines, one after another; the log is kept with the study."""
 
 
 class CommandEngine:
@@ -103,7 +103,6 @@ class CommandEngine:
             raise
         if outcome is None:
             return []
-        self._run.clean_log()
         self._run = None
         return [(0, *outcome)]
 
@@ -112,7 +111,6 @@ class CommandEngine:
         run, self._run = self._run, None
         if run is not None and index == 0:
             run.kept.stop()
-            run.clean_log()
 
 
 class _Running:
@@ -124,8 +122,7 @@ class _Running:
         self.spec = spec
         self._timeout_seconds = place.timeout_seconds
         self.run_dir = _fresh_folder(place.runs_dir / spec.id)
-        self._log, self._redact = self.run_dir / LOG_FILE, place.redact
-        clean_earlier(self.run_dir, self._redact)
+        self._log = self.run_dir / LOG_FILE
         values = placeholder_values(spec, self.run_dir, place.corpus)
         argv = filled(spec.command.template, values)
         find_program(argv[0], place.code_dir)
@@ -137,7 +134,7 @@ class _Running:
             argv,
             folder=place.code_dir,
             environment=_environment(spec, self.run_dir, place.python_path),
-            log=self._log,
+            log=RedactedLog(self._log, place.redact()),
             grace_seconds=_GRACE_SECONDS,
         )
         self._seconds: float | None = None  # how long it ran, once it has ended
@@ -158,11 +155,7 @@ class _Running:
             self._metrics.end(self.spec.schedule.num_steps)
             return judge(self.spec, self._metrics, self._ending(self._said()))
         except (MetricsError, OSError) as error:
-            raise CommandError(f"{self._where()}: {error}{told(self._log, self._redact)}") from error
-
-    def clean_log(self) -> None:
-        """Take the secrets out of what it printed, once it prints no more."""
-        clean(self._log, self._redact)
+            raise CommandError(f"{self._where()}: {error}{log_end(self._log)}") from error
 
     def _said(self) -> str:
         """How the command ended, where it did not end well."""
@@ -189,7 +182,7 @@ class _Running:
             said = f"it was stopped after timeout_seconds = {self._timeout_seconds:g}"
             last = self._metrics.logged().last_step
             said += "; it had logged no loss" if last is None else f"; it had logged step {last}"
-            raise CommandError(f"{self._where()}: {said}; {self._metrics.hint()}{told(self._log, self._redact)}")
+            raise CommandError(f"{self._where()}: {said}; {self._metrics.hint()}{log_end(self._log)}")
         return None
 
     def _read(self) -> bool:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from proxies.external import keeper
+from proxies.external.log_file import RedactedLog
 
 _STOP_SECONDS = 60.0  # a keeper gives up on what SIGKILL does not end
 _START_SECONDS = 30.0
@@ -20,7 +21,7 @@ class Kept:
     """One command under a keeper of its own."""
 
     def __init__(
-        self, argv: list[str], *, folder: Path, environment: dict[str, str], log: Path, grace_seconds: float
+        self, argv: list[str], *, folder: Path, environment: dict[str, str], log: RedactedLog, grace_seconds: float
     ) -> None:
         """Begin.
 
@@ -28,21 +29,24 @@ class Kept:
             argv: the program and its arguments.
             folder: where it runs.
             environment: all of its environment.
-            log: takes its output and error; made anew.
+            log: takes its output and error, and is closed when it has ended.
             grace_seconds: between SIGTERM and SIGKILL, at a `stop` and for what it leaves behind.
 
         Raises:
-            OSError: the keeper cannot be started, or the log not be written.
+            OSError: the keeper cannot be started.
         """
         self.ended: int | str | None = None
         """An exit code, -N for signal N, or why there is none; None while anything of it runs."""
         self._answer = b""
         # Isolated and without site-packages: a matter of 20 ms, and no file of ours or the user's in its way.
         command = [sys.executable, "-I", "-S", keeper.__file__, str(grace_seconds), *argv]
-        with log.open("wb") as output:
+        self._log = log
+        try:
             self._keeper = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output
+                command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.fileno()
             )
+        finally:
+            log.release()
         self._keeper.wait(_START_SECONDS)  # it forks at once, and lives on as nobody's child
 
     def __del__(self) -> None:
@@ -79,6 +83,7 @@ class Kept:
         for pipe in (self._keeper.stdin, self._keeper.stdout):
             if pipe is not None:
                 pipe.close()
+        self._log.close()
 
 
 def _read_answer(answer: bytes) -> int | str:

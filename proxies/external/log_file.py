@@ -1,59 +1,99 @@
-"""What a command printed: how it ends, and the whole of it without secrets. Standard library only."""
+"""What a command prints, written into a log without its secrets, and how a log ends. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import re
+import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 LOG_FILE = "log.txt"
-_BLOCK_LINES = 256  # most hold no secret, and are looked at as one
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\n)")
+_LONGEST_LINE_BYTES = 2**16  # what a command prints without end is written in such pieces
+_READ_BYTES = 2**16  # a pipe of Linux
 _NUM_LINES, _LINE_CHARS, _TAIL_BYTES = 8, 200, 16384
 
 
-def told(log: Path, redact: Callable[[str], str]) -> str:
-    """The last lines, as `redact` gives each, as a part of a sentence."""
+class RedactedLog:
+    """A log file behind a pipe: whoever writes to `fileno()` is read line by line, and `redact` of it is what is kept.
+
+    Nothing is on disk before its secrets are taken out, so a kill of reader or writer leaves none there. A reader that
+    is killed loses the lines still in the pipe, and its writers with it: they get SIGPIPE.
+    """
+
+    def __init__(self, path: Path, redact: Callable[[str], str], *, append: bool = False) -> None:
+        """Open the log and begin to read.
+
+        Args:
+            path: the log.
+            redact: gives a line without its secrets; called in the order of the lines.
+            append: keep what the log holds.
+
+        Raises:
+            OSError: the log cannot be written.
+        """
+        self._file = path.open("ab" if append else "wb", buffering=0)
+        self._redact = redact
+        self._source, self._sink = os.pipe()
+        self._thread = threading.Thread(target=self._pump, name="forerun-log", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Where writers write; a child process inherits it as its output."""
+        return self._sink
+
+    def release(self) -> None:
+        """Let go of our own end, once the writers have theirs: the log ends when they do."""
+        sink, self._sink = self._sink, -1
+        if sink >= 0:
+            os.close(sink)
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Wait until what was printed is in the log: a writer that lives on is not waited for longer than `seconds`."""
+        self.release()
+        self._thread.join(seconds)
+
+    def _pump(self) -> None:
+        held = b""
+        with self._file, os.fdopen(self._source, "rb", buffering=0) as source:
+            while part := source.read(_READ_BYTES):  # as soon as there is any; empty once nobody can write any more
+                held += part
+                ends = [
+                    found.end() for found in _LINE_END.finditer(held) if found.end() < len(held) or held[-1:] == b"\n"
+                ]
+                cut = ends[-1] if ends else 0
+                if len(held) - cut > _LONGEST_LINE_BYTES:
+                    cut = len(held)
+                self._write(held[:cut])
+                held = held[cut:]
+            self._write(held)
+
+    def _write(self, lines: bytes) -> None:
+        """Whole lines, redacted; on a full disk they are lost, and the command goes on."""
+        kept, start = bytearray(), 0
+        for found in _LINE_END.finditer(lines):
+            kept += self._clean(lines[start : found.start()]) + found[0]
+            start = found.end()
+        kept += self._clean(lines[start:])
+        with contextlib.suppress(OSError):
+            self._file.write(kept)
+
+    def _clean(self, line: bytes) -> bytes:
+        if not line:
+            return line
+        text = line.decode("utf-8", errors="surrogateescape")
+        return self._redact(text).encode("utf-8", errors="surrogateescape")
+
+
+def log_end(log: Path) -> str:
+    """The last lines of a log, as a part of a sentence."""
     with contextlib.suppress(OSError):
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
         lines = ["".join(c for c in line if c.isprintable())[:_LINE_CHARS] for line in text.splitlines()]
         if lines := [line for line in lines if line.strip()][-_NUM_LINES:]:
-            return f"; {LOG_FILE} ends: " + " | ".join(map(redact, lines))
+            return f"; {LOG_FILE} ends: " + " | ".join(lines)
     return f"; {LOG_FILE} is empty"
-
-
-def clean(log: Path, redact: Callable[[str], str]) -> None:
-    """Put `redact` of every line in its place, as far as that can be done; a log without secrets stays as it is."""
-    scratch = log.with_name(f"{log.name}.{os.getpid()}.part")
-    changed = False
-    with contextlib.suppress(OSError):
-        with (
-            log.open(encoding="utf-8", errors="surrogateescape", newline="") as lines,
-            scratch.open("w", encoding="utf-8", errors="surrogateescape", newline="") as kept,
-        ):
-            while block := list(itertools.islice(lines, _BLOCK_LINES)):
-                whole = "".join(block)
-                said = "".join(map(partial(_line, redact), block)) if redact(whole) != whole else whole
-                changed |= said != whole
-                kept.write(said)
-        if changed:
-            scratch.replace(log)
-    with contextlib.suppress(OSError):
-        scratch.unlink()
-
-
-def _line(redact: Callable[[str], str], line: str) -> str:
-    """With its own end."""
-    body = line.rstrip("\r\n")
-    return redact(body) + line[len(body) :]
-
-
-def clean_earlier(run_dir: Path, redact: Callable[[str], str]) -> None:
-    """The same for the attempts before this one: who looked after them may have been killed."""
-    for log in run_dir.parent.glob(f"*/{LOG_FILE}"):
-        if log.parent != run_dir:
-            clean(log, redact)

@@ -17,7 +17,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 
 from scaling_fits import cloud
 from scaling_fits.allocation import repeats
@@ -29,7 +28,15 @@ from scaling_fits.sizes import LARGEST, exp_finite
 from scaling_fits.uncertainty import FAR, FittedRuns, Prediction, predict, reach_of
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
+WIDEST_SIZE = 1e3
+"""Largest over smallest size of an interval that tells one: public isoFLOP families are missed by factors below 4."""
 _LEAN = 2.0
+
+
+_NO_SIZE = (
+    f"the best size is not determined: by the laws and refits it may be anything over a factor of {WIDEST_SIZE:g} or "
+    "more: add runs of other tokens per parameter, at larger budgets"
+)
 
 
 class NoRunError(ValueError):
@@ -56,6 +63,8 @@ class Allocation:
     level: float
     extrapolation: float
     """6 N D over the largest fitted 6ND."""
+    doubts: tuple[str, ...]
+    """Why the forecast at the best size is inconclusive (`scaling_fits.conclusive`)."""
     warnings: tuple[str, ...]
     spending: Spending
     data_limit: DataLimit | None
@@ -65,6 +74,14 @@ class Allocation:
     def tokens_per_param(self) -> float:
         """D* over N*."""
         return self.tokens / self.params
+
+    @property
+    def size_determined(self) -> bool:
+        """Whether the interval of the size tells one: it holds runs only, over less than a factor of a thousand."""
+        if self.params_interval is None or self.tokens_interval is None:
+            return True
+        low, high = self.params_interval
+        return low >= 1 and self.tokens_interval[0] >= 1 and high <= WIDEST_SIZE * low
 
     @property
     def training_flops(self) -> float:
@@ -152,7 +169,7 @@ def _allocate(fitted: FittedRuns, spending: Spending, unlimited: Allocation | No
     flat = range_within(fitted, spending, best, math.log1p(FLAT))
     n_interval, d_interval = _intervals(fitted, spending, best)
     warnings = _warnings(fitted, params, tokens, extrapolation)
-    return Allocation(
+    found = Allocation(
         flops=spending.flops,
         params=params,
         tokens=tokens,
@@ -164,10 +181,12 @@ def _allocate(fitted: FittedRuns, spending: Spending, unlimited: Allocation | No
         flat_tokens=(tokens_at(spending, flat[1]), tokens_at(spending, flat[0])),
         level=fitted.level,
         extrapolation=extrapolation,
+        doubts=at.doubts,
         warnings=warnings if limit is None else warnings + repeats.limit_warnings(limit, params, FLAT),
         spending=spending,
         data_limit=limit,
     )
+    return found if found.size_determined else dataclasses.replace(found, warnings=(_NO_SIZE, *found.warnings))
 
 
 def _intervals(
@@ -230,6 +249,8 @@ def _data_limit(
 
 def _enough_params(fitted: FittedRuns, spending: Spending, best: float) -> float:
     """The smallest N whose loss on the same tokens is within 0.3 %: parameters too saturate on repeated data."""
+    from scipy.optimize import brentq
+
     _, d = spending.counted(np.array([best]))
 
     def above(log_params: float) -> float:
@@ -254,6 +275,4 @@ def _warnings(fitted: FittedRuns, params: float, tokens: float, extrapolation: f
     ]
     if extrapolation > FAR:
         warnings.append(f"the budget is {extrapolation:.3g} times the largest fitted: add rungs nearer to it")
-    if fitted.status != "converged":
-        warnings.append(f"the fit is {fitted.status}: {'; '.join(fitted.heaviest.warnings)}")
     return tuple(warnings)

@@ -8,10 +8,10 @@ from proxies.canon import Json
 from scaling_fits.allocation.allocate import Allocation
 from scaling_fits.allocation.budgets import Assumption, Budget, Machine
 from scaling_fits.allocation.exact_runs import ExactRun
-from scaling_fits.allocation.integer_shapes import IntegerShapes, ShapeOption
 from scaling_fits.allocation.next_rungs import NextRun
 from scaling_fits.allocation.repeats import SOURCE, DataLimit
 from scaling_fits.allocation.serving import Serving
+from scaling_fits.allocation.shapes import ShapeChoices, ShapeOption
 from scaling_fits.derived import Interval
 
 
@@ -86,8 +86,8 @@ def data_summary(limit: DataLimit) -> dict[str, Json]:
     }
 
 
-def shapes_summary(shapes: IntegerShapes, exact: ExactRun | None, allocation: Allocation) -> dict[str, Json]:
-    """`shape`, its exact counts and run (null where the budget pays for none), the alternatives, what was assumed."""
+def shapes_summary(shapes: ShapeChoices, exact: ExactRun | None, allocation: Allocation) -> dict[str, Json]:
+    """`shape`, its exact counts and run (null: the budget pays for none), alternatives, what was assumed and traded."""
     best, *others = shapes.options
     run: dict[str, Json] = {
         "tokens": None if exact is None else exact.tokens,
@@ -99,6 +99,7 @@ def shapes_summary(shapes: IntegerShapes, exact: ExactRun | None, allocation: Al
         "shape_exact": _counts(best, allocation) | run,
         "shape_alternatives": [{"shape": _shape(option)} | _counts(option, allocation) for option in others],
         "shape_assumed": list(shapes.assumed),
+        "shape_traded": shapes.traded or None,
     }
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
 
-from scaling_fits import cloud
 from scaling_fits.allocation.spending import Spending, log_best_params
 from scaling_fits.sizes import exp_finite
-from scaling_fits.uncertainty import FittedRuns
+from scaling_fits.uncertainty import FittedRuns, expected_log_loss
 
 _CURVATURE_STEP = 0.7  # in log N
 _LEAST_STEP = 1e-2
@@ -27,7 +25,7 @@ def tokens_at(spending: Spending, log_params: float) -> float:
 def pooled_along(fitted: FittedRuns, spending: Spending, log_params: float) -> float:
     """Pooled log loss of the run of this size that the budget pays for."""
     n, d = spending.counted(np.array([log_params]))
-    return float(cloud.pooled_log_loss(fitted.members, fitted.weights, np.exp(n), np.exp(d))[0])
+    return float(expected_log_loss(fitted, np.exp(n), np.exp(d))[0])
 
 
 def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
@@ -43,6 +41,8 @@ def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
         low, high = max(low - _BEYOND, spending.floor), min(high + _BEYOND, spending.ceiling - 1e-9)
     if high - low < 1e-9:
         return min(low, high)
+    from scipy.optimize import minimize_scalar  # here: it takes 0.3 s, and `fit` does without
+
     found = minimize_scalar(
         lambda x: pooled_along(fitted, spending, x), bounds=(low, high), method="bounded", options={"xatol": 1e-9}
     )
@@ -60,6 +60,8 @@ def curvature(fitted: FittedRuns, spending: Spending, best: float) -> float:
 
 def range_within(fitted: FittedRuns, spending: Spending, best: float, excess: float) -> tuple[float, float]:
     """Log N between which log loss is within `excess` of the best, no further than the budget and the epochs allow."""
+    from scipy.optimize import brentq
+
     limit = pooled_along(fitted, spending, best) + excess
 
     def above(log_params: float) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from scaling_fits.allocation import repeats
 from scaling_fits.allocation.allocate import Allocation
-from scaling_fits.allocation.integer_shapes import ShapeOption
+from scaling_fits.allocation.shapes import ShapeOption
 from scaling_fits.uncertainty import FittedRuns, predict
 
 

@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 
 from scaling_fits.allocation.allocate import Allocation
 from scaling_fits.allocation.along import best_log_params, pooled_along
@@ -72,6 +71,8 @@ def _share(life: float, total: float) -> float:
 
 def _equal_loss(fitted: FittedRuns, allocation: Allocation) -> tuple[float, float]:
     """N and D of the smallest training budget with the allocation's loss, under the same limit on data."""
+    from scipy.optimize import brentq
+
     given = allocation.spending
     wanted = math.log(allocation.loss_nats)
 

@@ -1,12 +1,39 @@
-"""From a wanted number of parameters to a whole-numbered shape."""
+"""From a number of parameters to whole numbers: the one chooser of a main run's shape.
+
+A study's template fixes depth, head dim, vocabulary and all ratios, so only the width is chosen, as muP wants it.
+Without one, width and depth are: width is a multiple of the tile and of (head dim * tensor-parallel degree), the
+feed-forward width of the tile on every rank, the vocabulary of 128 * degree (as Megatron-LM pads it). Heads and
+key-value heads always split over the degree. Among those, the shape is taken that is nearest in log parameters, where
+departures from the usual aspect and group count a tenth, and each factor of two that the heads lack as 10 %.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from proxies.flops import ParamCount, count_params, flops_per_token
-from proxies.shape import Shape
+from proxies.checks import Checks
+from proxies.flops import count_params, flops_per_token
+from proxies.shape import MAX_LAYERS, Family, Shape
+
+_VOCABS = (256, 4096, 32_000, 50_257, 128_256)  # bytes, a small tokenizer, Llama 2, GPT-2, Llama 3
+_TABLES = 0.25  # of all parameters, at most, for a vocabulary nobody asked for
+_HEAD_DIMS = ((2048, 128), (512, 64), (0, 32))  # from this width on
+_ASPECT = 128.0  # Llama 3 8B (4096 / 32), 405B (16384 / 126) and GPT-3 (12288 / 96) have it
+_FFN = {"llama": 3.5, "gpt2": 4.0}  # Llama 3 8B and 70B (14336 / 4096); GPT-2 and 3
+_GROUP = 4  # query heads per key-value head: Llama 3 8B (32 / 8)
+_LARGE = 1024  # width from which matrices are split in tiles of 128, and heads over GPUs
+_DEEP = 64  # layers up to which depths of 4 times as few and as many are tried; above, of 1.5 times
+_MOST_GROUP = 16
+_EVEN_HEADS = 8  # GPUs of a node: as many heads split over every tensor-parallel degree inside it
+_WIDTHS = _EVEN_HEADS  # steps tried on each side of the size: among as many, one has heads that split by 8
+_PER_TWO = (
+    0.1  # log parameters that a factor of two in the heads is worth: about the optimum of Chinchilla's law (arXiv
+)
+# 2203.15556) at 1e9 parameters, all three cost 0.14 % of the loss, half of what `flat_range` calls as good
+_PER_ASPECT, _PER_GROUP = 0.1, 0.1  # of a log of the width per layer, and of query heads per key-value head: the loss
+# hardly feels either (arXiv 2001.08361, section 3.1)
+_MOST_PARAMS = 1e16
 
 
 class ShapeError(ValueError):
@@ -14,55 +41,290 @@ class ShapeError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShapeChoice:
-    """A shape near a wanted size, counted exactly."""
+class Template:
+    """What a study fixes of its main run's shape: everything but the width."""
 
     shape: Shape
-    wanted_params: float
-    counts: ParamCount
-    flops_per_token: int
-    """Training FLOPs, causal convention."""
+    """Depth, head dim, vocabulary, context and the ratios of key-value heads and feed-forward width."""
+    width_multiple: int = 1
+    tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("width_multiple", "tensor_parallel")
+        checks.done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapeRequest:
+    """What a shape must keep to; None is the template's, or else a default that `ShapeChoices.assumed` says."""
+
+    params: float
+    """Total, embeddings included."""
+    template: Template | None = None
+    """Kept exactly; `num_layers` and `tensor_parallel` alone may replace its own."""
+    num_layers: int | None = None
+    tensor_parallel: int | None = None
+    vocab_size: int | None = None
+    seq_len: int = 4096
+    head_dim: int | None = None
+    query_heads_per_kv_head: int | None = None
+    ffn_ratio: float | None = None
+    aspect_ratio: float | None = None
+    """Width per layer."""
+    family: Family = "llama"
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.number("params", least=1.0, most=_MOST_PARAMS)
+        for name, most in (("num_layers", MAX_LAYERS), ("tensor_parallel", 1024), ("seq_len", 10**8),
+                           ("vocab_size", 10**8), ("head_dim", 4096), ("query_heads_per_kv_head", 1024)):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None:
+                least = 2 if name in ("vocab_size", "head_dim") else 1
+                fine = type(value) is int and least <= value <= most
+                checks.that(fine, f"{name} = {value!r}: must be a whole number from {least} to {most}")
+        for name, least_number, most_number in (("ffn_ratio", 0.1, 32.0), ("aspect_ratio", 1.0, 100_000.0)):
+            if getattr(self, name) is not None:
+                checks.number(name, least=least_number, most=most_number)
+        if type(self.head_dim) is int and self.family == "llama":
+            checks.that(self.head_dim % 2 == 0, f"head_dim = {self.head_dim} is odd: rotary positions turn pairs")
+        both = self.num_layers is not None and self.aspect_ratio is not None
+        checks.that(not both, "num_layers and aspect_ratio: the depth follows from either; give one of them")
+        checks.one_of("family", ("llama", "gpt2"))
+        checks.done()
 
     @property
-    def ratio(self) -> float:
-        """Parameters it has over parameters wanted."""
-        return self.counts.total / self.wanted_params
+    def degree(self) -> int:
+        """Ranks that the heads must split over."""
+        return self.tensor_parallel or (1 if self.template is None else self.template.tensor_parallel)
 
 
-def shape_near(template: Shape, params: float, width_multiple: int) -> ShapeChoice:
-    """The template at the width, a multiple of `width_multiple`, whose total parameters are nearest in log.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapeOption:
+    """A shape, counted exactly."""
 
-    Depth, head dim and the ratios of key-value heads and feed-forward width are the template's; widths at which
-    these would not stay whole are passed over. Of two widths equally near the smaller is taken.
+    shape: Shape
+    params: int
+    flops_per_token: int
+    """Training, causal convention: attention counted at the full sequence length."""
+    params_ratio: float
+    """Its parameters over those asked for."""
+
+    @property
+    def flops_ratio(self) -> float:
+        """Exact FLOPs per token over 6 N."""
+        return self.flops_per_token / (6.0 * self.params)
+
+    @property
+    def aspect_ratio(self) -> float:
+        """Width per layer."""
+        return self.shape.width / self.shape.num_layers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapeChoices:
+    """Shapes near a request, the best first, and what was assumed and traded for it."""
+
+    options: tuple[ShapeOption, ...]
+    assumed: tuple[str, ...]
+    traded: str
+    """What a width nearer in parameters lacked; empty where the best is the nearest of its depth."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Frame:
+    """A request with nothing left open but the width, and the depth where `num_layers` is None."""
+
+    num_layers: int | None
+    head_dim: int
+    group: int | None
+    """None: of each width's divisors, the one nearest to `_GROUP`."""
+    ffn_ratio: float
+    aspect: float
+    vocab_size: int
+    width_step: int
+    ffn_step: int
+    family: Family
+    tied: bool
+    template: Shape | None
+
+
+def choose_shapes(request: ShapeRequest, num_options: int = 4) -> ShapeChoices:
+    """The best shapes of a request: of each width the best depth.
 
     Raises:
-        ShapeError: `params` or `width_multiple` is not positive, or no such width keeps the ratios whole.
+        ShapeError: no width keeps the ratios and heads whole, or, without a template, even the smallest shape has more
+            than twice the parameters.
     """
-    problems = []
-    if not (math.isfinite(params) and params > 0):
-        problems.append(f"params = {params}: a finite number > 0 is wanted")
-    if width_multiple < 1:
-        problems.append(f"width_multiple = {width_multiple}: a whole number >= 1 is wanted")
-    if problems:
-        raise ShapeError("; ".join(problems))
-    step = _whole_step(template, width_multiple)
-    below, above = 0, 1  # in steps; parameters grow with width, so the answer is one of the two that bracket
-    while count_params(template.at_width(above * step)).total < params:
-        below, above = above, 2 * above
-    while above - below > 1:
-        middle = (below + above) // 2
-        below, above = (
-            (middle, above) if count_params(template.at_width(middle * step)).total < params else (below, middle)
+    frame, assumed = _of_template(request, request.template) if request.template else _filled(request)
+    found = [option for depth in _depths(request, frame) for option in _nearest(request, frame, depth)]
+    if not found:
+        raise ShapeError(f"no width keeps heads, degree {request.degree} and tiles whole")
+    found.sort(key=lambda option: _distance(option, frame))
+    best = found[0]
+    if frame.group is None:
+        assumed = *assumed, _group_text(best)
+    if best.params_ratio > 2 and frame.template is None:
+        least = min(option.params for option in found)
+        raise ShapeError(
+            f"params = {request.params:.4g}: the smallest shape of vocabulary {frame.vocab_size}, head dim "
+            f"{frame.head_dim} and tensor-parallel degree {request.degree} has {least}: "
+            "ask for a smaller vocabulary, head dim or degree"
         )
-    shapes = [template.at_width(count * step) for count in (below, above) if count > 0]
-    best = min(shapes, key=lambda shape: abs(math.log(count_params(shape).total / params)))
-    return ShapeChoice(
-        shape=best, wanted_params=float(params), counts=count_params(best), flops_per_token=flops_per_token(best)
+    of_width: dict[int, ShapeOption] = {}
+    for option in found:
+        of_width.setdefault(option.shape.width, option)
+    return ShapeChoices(
+        options=tuple(of_width.values())[:num_options], assumed=assumed, traded=_traded(best, found)
+    )  # fmt: skip
+
+
+def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str, ...]]:
+    shape, group = of.shape, of.shape.num_heads // of.shape.num_kv_heads
+    whole_ffn = shape.width // math.gcd(shape.width, shape.ffn_width)
+    frame = _Frame(
+        num_layers=request.num_layers or shape.num_layers, head_dim=shape.head_dim, group=group,
+        ffn_ratio=shape.ffn_width / shape.width, aspect=_ASPECT, vocab_size=shape.vocab_size,
+        width_step=math.lcm(shape.head_dim * group * request.degree, whole_ffn, of.width_multiple),
+        ffn_step=request.degree, family=shape.family, tied=shape.tied, template=shape,
+    )  # fmt: skip
+    return frame, (f"depth {frame.num_layers}, head dim, vocabulary and ratios of the study's template",)
+
+
+def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
+    aspect = request.aspect_ratio or _ASPECT
+    depth, degree = request.num_layers, request.degree
+    width = math.sqrt(request.params / (12 * depth)) if depth else _ideal_width(request.params, aspect)
+    vocab = request.vocab_size or _default_vocab(request, width)
+    padded = _up(vocab, 128 * degree)
+    head_dim = request.head_dim or next(size for least, size in _HEAD_DIMS if width >= least)
+    ffn_ratio = request.ffn_ratio or _FFN[request.family]
+    tile = 128 if width >= _LARGE else 16
+    said = {
+        f"vocabulary {vocab}: the largest common one whose tables take a quarter or less": request.vocab_size is None,
+        f"vocabulary padded to {padded}, a multiple of {128 * degree}": padded != vocab,
+        f"head dim {head_dim}": request.head_dim is None,
+        f"feed-forward width {ffn_ratio:g} times the width": request.ffn_ratio is None,
+        f"width per layer near {aspect:g}": request.aspect_ratio is None and depth is None,
+    }
+    frame = _Frame(
+        num_layers=depth, head_dim=head_dim, group=request.query_heads_per_kv_head, ffn_ratio=ffn_ratio, aspect=aspect,
+        vocab_size=padded, width_step=math.lcm(tile, head_dim * degree * (request.query_heads_per_kv_head or 1)),
+        ffn_step=tile * degree if request.ffn_ratio else math.lcm(2 * tile, tile * degree),
+        family=request.family, tied=request.tied, template=None,
+    )  # fmt: skip
+    return frame, tuple(text for text, assumed in said.items() if assumed)
+
+
+def _ideal_width(params: float, aspect: float) -> float:
+    """Of 12 * layers * width^2 parameters at this width per layer."""
+    return float((params * aspect / 12) ** (1 / 3))
+
+
+def _default_vocab(request: ShapeRequest, width: float) -> int:
+    tables = 1 if request.tied else 2
+    fine = [v for v in _VOCABS if tables * _up(v, 128 * request.degree) * width <= _TABLES * request.params]
+    return max(fine, default=_VOCABS[0])
+
+
+def _up(value: float, step: int) -> int:
+    return step * max(1, math.ceil(value / step))
+
+
+def _depths(request: ShapeRequest, frame: _Frame) -> range:
+    if frame.num_layers is not None:
+        return range(frame.num_layers, frame.num_layers + 1)
+    middle = _ideal_width(request.params, frame.aspect) / frame.aspect
+    reach = 4.0 if middle <= _DEEP else 1.5
+    return range(max(1, int(middle / reach)), max(2, math.ceil(middle * reach)) + 1)
+
+
+def _nearest(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOption]:
+    """Shapes of some widths about the size at this depth, as far as they hold whole heads.
+
+    About, because parameters do not grow evenly with width: a width whose heads cannot be grouped has more.
+    """
+    matrices = 3 if frame.family == "llama" else 2
+    square = depth * (2 + 2 / (frame.group or _GROUP) + matrices * frame.ffn_ratio)
+    seq_len = request.seq_len if frame.template is None else frame.template.seq_len
+    table = (1 if frame.tied else 2) * frame.vocab_size + (seq_len if frame.family == "gpt2" else 0)
+    width = 2 * request.params / (table + math.sqrt(table**2 + 4 * square * request.params))
+    middle = round(width / frame.width_step)
+    options = []
+    for count in range(max(1, middle - _WIDTHS), max(1, middle + _WIDTHS) + 1):
+        shape = _shape(request, frame, depth, count)
+        if shape is not None:
+            params = count_params(shape).total
+            options.append(
+                ShapeOption(
+                    shape=shape, params=params, flops_per_token=flops_per_token(shape),
+                    params_ratio=params / request.params,
+                )
+            )  # fmt: skip
+    return options
+
+
+def _shape(request: ShapeRequest, frame: _Frame, depth: int, count: int) -> Shape | None:
+    """The shape `count` steps wide; None where its heads or feed-forward width do not split over the degree."""
+    width = count * frame.width_step
+    if frame.template is not None:
+        shape = frame.template.at_width(width).at_depth(depth)
+        return shape if shape.ffn_width % frame.ffn_step == 0 else None
+    heads = width // frame.head_dim
+    groups = [frame.group] if frame.group else list(range(1, _MOST_GROUP + 1))
+    whole = [group for group in groups if heads % (group * request.degree) == 0]
+    if not whole:
+        return None
+    group = min(whole, key=lambda size: (abs(math.log(size / _GROUP)), size))
+    return Shape(
+        num_layers=depth,
+        width=width,
+        num_heads=heads,
+        num_kv_heads=heads // group,
+        ffn_width=frame.ffn_step * max(1, round(frame.ffn_ratio * width / frame.ffn_step)),
+        vocab_size=frame.vocab_size,
+        seq_len=request.seq_len,
+        family=frame.family,
+        tied=frame.tied,
     )
 
 
-def _whole_step(template: Shape, width_multiple: int) -> int:
-    """The smallest width, a multiple of `width_multiple`, of which every multiple is a valid width."""
-    group = template.head_dim * (template.num_heads // template.num_kv_heads)
-    whole_ffn = template.width // math.gcd(template.width, template.ffn_width)
-    return math.lcm(group, whole_ffn, width_multiple)
+def _group_text(option: ShapeOption) -> str:
+    heads, kv_heads = option.shape.num_heads, option.shape.num_kv_heads
+    said = f"{heads // kv_heads} query heads per key-value head"
+    if heads != _GROUP * kv_heads:
+        said += f", not the usual {_GROUP}: {heads} heads in groups of {_GROUP} do not split over the degree"
+    return said
+
+
+def _distance(option: ShapeOption, frame: _Frame) -> tuple[float, int, int]:
+    """In log parameters; of equals the shallower and narrower."""
+    shape = option.shape
+    group = shape.num_heads / shape.num_kv_heads / (frame.group or _GROUP)
+    far = abs(math.log(option.params_ratio)) + _PER_TWO * _twos_lacking(shape)
+    far += _PER_ASPECT * abs(math.log(option.aspect_ratio / frame.aspect)) + _PER_GROUP * abs(math.log(group))
+    return far, shape.num_layers, shape.width
+
+
+def _twos_lacking(shape: Shape) -> int:
+    """Factors of two that the heads lack to split over a node; below `_LARGE` nobody splits them."""
+    if shape.width < _LARGE:
+        return 0
+    return (_EVEN_HEADS // math.gcd(_EVEN_HEADS, shape.num_heads)).bit_length() - 1
+
+
+def _traded(best: ShapeOption, found: list[ShapeOption]) -> str:
+    """What was given up in parameters, and for what, beside the nearest width of the same depth."""
+    same = [option for option in found if option.shape.num_layers == best.shape.num_layers]
+    nearest = min(same, key=lambda option: (abs(math.log(option.params_ratio)), option.shape.width))
+    heads, others = best.shape.num_heads, nearest.shape.num_heads
+    if _twos_lacking(best.shape) >= _twos_lacking(nearest.shape):
+        return ""
+    even = math.gcd(_EVEN_HEADS, heads)
+    return (
+        f"width {best.shape.width}: its {heads} heads are a multiple of {even}, so they split over as many GPUs; "
+        f"{best.params_ratio - 1:+.1%} of the parameters asked for (width {nearest.shape.width} with {others} heads: "
+        f"{nearest.params_ratio - 1:+.1%})"
+    )

@@ -25,6 +25,7 @@ def fit_body(fit: ComputeFit) -> dict[str, Json]:
             for what in ("params", "tokens")
         },
         "num_runs": fit.num_runs,
+        "rows": fit.rows,
         "dropped": [{"row": row.row, "reason": row.reason} for row in fit.dropped],
         "backtest": None,
         "warnings": list(fit.warnings),

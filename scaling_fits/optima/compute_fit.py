@@ -6,11 +6,13 @@ The FLOPs are those of the table, whatever it counts.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from proxies import canon
 from scaling_fits.law import CannotTellError, LawError
 from scaling_fits.optima.compute_laws import Inflation, Laws, Pair
 from scaling_fits.optima.options import OptimaError
@@ -54,7 +56,7 @@ class ComputeFit:
     optima: tuple[Optimum, ...]
     """By FLOPs, ascending."""
     params_law: PowerLaw | None
-    """N* of C. None, like the other laws, where the optima identify none."""
+    """N* of C. None, like the other laws, where the optima identify none; where only losses are known, as D*'s is."""
     tokens_law: PowerLaw | None
     loss_law: FloorLaw | None
     inflation: Inflation
@@ -69,6 +71,8 @@ class ComputeFit:
     """Whether FLOPs are the table's own rather than 6 * N * D."""
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
+    rows: Literal["runs", "optima"] = dataclasses.field(default="runs", metadata=canon.LATER)
+    """What a row of the table was taken for: one run, or the best of its budget."""
 
     def __post_init__(self) -> None:
         """Check that laws and status go together.
@@ -77,9 +81,10 @@ class ComputeFit:
             OptimaError: they do not.
         """
         problems = [f"kind = {self.kind!r}: {FILE_KIND!r} is wanted"] if self.kind != FILE_KIND else []
-        laws = [law is not None for law in (self.params_law, self.tokens_law, self.loss_law)]
-        if any(laws) != all(laws) or all(laws) != (self.status == "converged"):
-            problems.append(f"status {self.status} with {sum(laws)} laws of 3")
+        sizes = {law is not None for law in (self.params_law, self.tokens_law)}
+        known = self.loss_law is not None
+        if len(sizes) > 1 or known != (self.status == "converged") or known not in sizes | {self.rows == "optima"}:
+            problems.append(f"status {self.status} does not go with the laws that are there")
         if not 0 < self.level < 1 or self.bootstrap < 0 or self.seed < 0 or not self.largest_flops > 0:
             problems.append("level, bootstrap, seed or largest_flops is out of range")
         if problems:
@@ -125,9 +130,10 @@ class ComputePrediction:
     """The best run for a budget."""
 
     flops: float
-    params: float
+    params: float | None
+    """None, like the tokens, where only losses are known."""
     params_interval: Pair | None
-    tokens: float
+    tokens: float | None
     tokens_interval: Pair | None
     loss_nats: float
     interval: Pair | None
@@ -154,24 +160,32 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
     """
     if not (math.isfinite(flops) and flops > 0):
         raise LawError(f"flops = {flops}: a finite number > 0 is wanted")
-    if fit.params_law is None or fit.tokens_law is None or fit.loss_law is None:
+    if fit.loss_law is None:
         raise CannotTellError(fit.warnings)
     extrapolation = flops / fit.largest_flops
     warnings = list(fit.warnings)
     if extrapolation > _FAR:
         warnings.append(f"the budget is {extrapolation:.3g} times the largest run's: add budgets nearer to it")
-    params, params_ends = fit.params_law.at(flops), fit.params_law.interval_at(flops, level=fit.level)
-    tokens, tokens_ends = fit.tokens_law.at(flops), fit.tokens_law.interval_at(flops, level=fit.level)
+    params, params_ends = _size_at(fit, fit.params_law, flops, fit.inflation.params)
+    tokens, tokens_ends = _size_at(fit, fit.tokens_law, flops, fit.inflation.tokens)
     loss = fit.loss_law.at(flops)
     return ComputePrediction(
         flops=float(flops),
         params=params,
-        params_interval=stretched(params, params_ends if fit.bootstrap else None, fit.inflation.params),
+        params_interval=params_ends,
         tokens=tokens,
-        tokens_interval=stretched(tokens, tokens_ends if fit.bootstrap else None, fit.inflation.tokens),
+        tokens_interval=tokens_ends,
         loss_nats=loss,
         interval=stretched(loss, fit.loss_law.interval_at(flops, fit.level, fit.seed), fit.inflation.loss),
         level=fit.level,
         extrapolation=extrapolation,
         warnings=tuple(warnings),
     )
+
+
+def _size_at(fit: ComputeFit, law: PowerLaw | None, flops: float, inflation: float) -> tuple[float | None, Pair | None]:
+    """The best N or D and its interval; None where only losses are known."""
+    if law is None:
+        return None, None
+    value, ends = law.at(flops), law.interval_at(flops, level=fit.level)
+    return value, stretched(value, ends if fit.bootstrap else None, inflation)

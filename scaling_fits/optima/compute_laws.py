@@ -50,8 +50,9 @@ class Points:
     """Optima as the laws take them: natural values (R,), and variances of their logs (R,)."""
 
     flops: Floats
-    params: Floats
-    tokens: Floats
+    params: Floats | None
+    """None, like the tokens, where only losses are known."""
+    tokens: Floats | None
     params_variance: Floats
     tokens_variance: Floats
     loss_flops: Floats
@@ -66,8 +67,9 @@ class Points:
 class Laws:
     """The three laws, and what hindcasts say of their intervals."""
 
-    params: PowerLaw
-    tokens: PowerLaw
+    params: PowerLaw | None
+    """None, like that of the tokens, where only losses are known."""
+    tokens: PowerLaw | None
     loss: FloorLaw
     inflation: Inflation
 
@@ -78,19 +80,22 @@ def fit_laws(points: Points, *, bootstrap: int, level: float, seed: int) -> Laws
     Raises:
         PowerLawError: fewer optima.
     """
-    params, tokens = params_and_tokens(points, slice(None))
+    sizes = params_and_tokens(points, slice(None))
+    params, tokens = sizes["params"] if sizes else None, sizes["tokens"] if sizes else None
     loss = loss_law(points, slice(None), num_draws=bootstrap, seed=seed)
     inflation = _hindcast(points, level, seed) if bootstrap else Inflation()
     return Laws(params=params, tokens=tokens, loss=loss, inflation=inflation)
 
 
-def params_and_tokens(points: Points, part: slice) -> tuple[PowerLaw, PowerLaw]:
-    """N* and D* against FLOPs through some of the points."""
+def params_and_tokens(points: Points, part: slice) -> dict[str, PowerLaw]:
+    """N* and D* against FLOPs through some of the points, by name; empty where only losses are known."""
+    if points.params is None or points.tokens is None:
+        return {}
     against = {"flops": points.flops[part]}
-    return (
-        fit_power_law(against, np.log(points.params[part]), points.params_variance[part]),
-        fit_power_law(against, np.log(points.tokens[part]), points.tokens_variance[part]),
-    )
+    return {
+        "params": fit_power_law(against, np.log(points.params[part]), points.params_variance[part]),
+        "tokens": fit_power_law(against, np.log(points.tokens[part]), points.tokens_variance[part]),
+    }
 
 
 def loss_law(points: Points, part: slice, *, num_draws: int, seed: int) -> FloorLaw:
@@ -129,8 +134,7 @@ def _hindcast(points: Points, level: float, seed: int) -> Inflation:
     """
     misses: dict[str, list[float]] = {"params": [], "tokens": [], "loss": []}
     for cut in range(LEAST_OPTIMA + 1, len(points.flops)):
-        laws = zip(("params", "tokens"), params_and_tokens(points, slice(cut)), strict=True)
-        for name, law in laws:
+        for name, law in params_and_tokens(points, slice(cut)).items():
             values, variances = getattr(points, name), getattr(points, f"{name}_variance")
             misses[name] += [
                 _miss(values[i], law.at(points.flops[i]), law.interval_at(points.flops[i], level=level), variances[i])
@@ -172,6 +176,6 @@ def law_warnings(optima: int, laws: Laws) -> list[str]:
                         "far far out; the interval allows for a floor")  # fmt: skip
     if laws.loss.exponent <= 0:
         warnings.append("the loss at the optimum does not fall with compute: look at the runs")
-    if not 0 < laws.params.exponents[0] < 1:
+    if laws.params is not None and not 0 < laws.params.exponents[0] < 1:
         warnings.append(f"N* grows as C^{laws.params.exponents[0]:.3g}, outside 0 to 1: look at the runs")
     return warnings

@@ -165,6 +165,7 @@ def _laws(curves: _Curves, found: _Frontier, *, bootstrap: int, level: float, se
     noise_sd = math.sqrt(float((off**2).sum()) / max(len(off) - 2, 1))
     laws = compute_laws.fit_laws(dataclasses.replace(points, noise_sd=noise_sd), bootstrap=bootstrap, level=level,
                                 seed=seed)  # fmt: skip
+    assert laws.params is not None and laws.tokens is not None  # handovers have sizes
     left = [_frontier(curves.without(size)) for size in range(len(curves.log_params))]
     params, tokens = (
         _jackknifed(law, [(each.flops, getattr(each, what)) for each in left])

@@ -26,6 +26,7 @@ _WIDEST = 1.10  # and a budget is no wider than this
 MOST_OUTSIDE = 0.05
 """Share of draws with no bottom inside the sizes run, above which an optimum is not believed."""
 
+_FARTHEST_APART = 100.0  # times the best size by a cubic: a budget's sizes span less
 _LOPSIDED = "a full-width parabola is biased where valleys are lopsided"
 
 
@@ -75,6 +76,7 @@ def fit_isoflop(
     else:
         points = _points(kept)
         laws = compute_laws.fit_laws(points, bootstrap=bootstrap, level=level, seed=seed)
+        assert laws.params is not None  # optima of valleys have sizes
         warnings += compute_laws.law_warnings(len(kept), laws)
         warnings += _bias(budgets, kept, laws.params.exponents[0]) if method == "parabola" else []
     return compute_fit.assembled(
@@ -215,6 +217,8 @@ def _bias(budgets: list[_Budget], kept: list[_Found], exponent: float) -> list[s
     if not keep.any():
         return [f"{_LOPSIDED}, and a cubic finds no minimum to compare: use --method window"]
     worst = float(ratios[keep][np.abs(ratios[keep]).argmax()])
+    if abs(math.log1p(worst)) > math.log(_FARTHEST_APART):
+        return [f"{_LOPSIDED}, and a cubic through the same runs does not determine N*: use --method window"]
     text = f"{_LOPSIDED}: its N* differ from a cubic's by up to {worst:+.0%} (median {np.median(ratios[keep]):+.0%})"
     if keep.sum() >= compute_laws.LEAST_OPTIMA:
         flops = np.array([budget.flops for budget in wide])[keep]

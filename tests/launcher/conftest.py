@@ -1,4 +1,7 @@
-"""One finished tiny study and one corpus for every test of this room that only reads them."""
+"""One finished tiny study and one corpus for every test of this room that only reads them.
+
+The command is imported by the fixtures that use it: tests marked `gpu` run where pydantic is not installed.
+"""
 
 import dataclasses
 import fcntl
@@ -14,10 +17,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from main_run import write_corpus
-from tiny_study import ask, write_plan
 
-from launcher.evidence import gather
-from launcher.opening import recorded_study
 from proxies.data.tokens import read_manifest
 from scaling_fits import law, uncertainty
 from sweeps.ledger import Ledger
@@ -110,6 +110,8 @@ def two_ranks(corpus, tmp_path_factory):
 def finished(tmp_path_factory):
     """Folder of `plan.toml`, `corpus/` and the finished `study/`."""
 
+    from tiny_study import ask, write_plan
+
     def make(folder):
         code, _ = ask("run", write_plan(folder), "--study", folder / "study")
         assert code == 0
@@ -126,6 +128,8 @@ def copied(finished, tmp_path):
 
 @pytest.fixture(scope="module")
 def study(finished):
+    from launcher.opening import recorded_study
+
     return recorded_study(finished / "study")
 
 
@@ -136,6 +140,8 @@ def ledger(finished):
 
 @pytest.fixture(scope="module")
 def found(study, ledger):
+    from launcher.evidence import gather
+
     return gather(study, ledger)
 
 

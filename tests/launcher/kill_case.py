@@ -1,15 +1,18 @@
 """`forerun run` of the tiny study as a real process on real Ray, killed in one part or another, then run to the end.
 
-Every process that a driver starts carries a mark in its environment, so that none can hide from the count.
+Every process that a driver starts carries a mark in its environment, and its temporary folder is its own: what writes
+there is counted too, for Ray's agents write their titles over their environment.
 """
 
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -33,6 +36,8 @@ class Driver:
         command = [sys.executable, "-m", "launcher", verb, str(plan), "--study", str(study), "--json", *arguments]
         diary = {"FORERUN_TEST_DIARY": str(diary_of(study)), "PYTHONPATH": str(Path(__file__).parent / "spy")}
         environment = {**os.environ, **diary, **dict(environment), MARK: self.mark, "OMP_NUM_THREADS": "1"}
+        self.temporary = Path(tempfile.mkdtemp(prefix="fk-", dir="/tmp"))  # short: Ray's sockets lie below
+        environment["TMPDIR"] = str(self.temporary)
         self.errors = study.with_name(f"{study.name}-{self.mark[:8]}.err")
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
@@ -50,13 +55,17 @@ class Driver:
             if not entry.name.isdigit():
                 continue
             try:
-                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
+                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes() or self._is_written_by(entry):
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
         if self.process.poll() is None:  # just started, it may not show its environment yet
             found.setdefault(self.process.pid, "driver")
         return {pid: line for pid, line in found.items() if line}  # a zombie has none
+
+    def _is_written_by(self, entry):
+        """Whether a process holds a file of the temporary folder open."""
+        return any(str(handle.readlink()).startswith(f"{self.temporary}/") for handle in (entry / "fd").iterdir())
 
     def pids(self, part):
         return [pid for pid, line in self.processes().items() if re.search(PARTS[part], line)]
@@ -94,6 +103,7 @@ class Driver:
         self.process.wait(timeout=10)
         if self.process.stdout is not None:
             self.process.stdout.close()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def diary_of(study):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from launcher import checkpoints
+from launcher import checkpoints, chronicle
+from launcher.checkpoint_folders import expected
 from launcher.checkpoints import (
     CheckpointError,
     CorruptError,
@@ -118,6 +123,41 @@ def test_all_corrupt_is_refused_now_and_ever_after(tmp_path):
             newest_good(tmp_path, DIGEST, [])
 
 
+@pytest.mark.parametrize("name", ["manifest.json", ".metadata"])
+def test_what_cannot_be_read_is_not_corrupt(tmp_path, monkeypatch, name):
+    """A stale handle of a network file system: nothing is renamed, and the next try finds everything as it was."""
+    save(tmp_path, 4)
+    broken = save(tmp_path, 8) / name
+    opened, read_bytes = io.open, Path.read_bytes
+
+    def stale(path):
+        if Path(path) == broken:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", lambda self: stale(self) or read_bytes(self))
+    monkeypatch.setattr(Path, "open", lambda self, *args, **named: stale(self) or opened(self, *args, **named))
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read .*no checkpoint was changed"):
+        newest_good(tmp_path, DIGEST, [])
+    assert names(tmp_path) == ["step-00000004", "step-00000008"]
+    monkeypatch.undo()
+    assert newest_good(tmp_path, DIGEST, []).step == 8
+
+
+@pytest.mark.parametrize("evidence", ["chronicle", "metrics"])
+def test_an_emptied_folder_is_no_new_run(tmp_path, evidence):
+    assert expected(tmp_path, DIGEST) == ""
+    saved = '{"event": "saved", "step": 400}\n' if evidence == "metrics" else ""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 423}\n' + saved)
+    chronicle.record(tmp_path, "launched", "...", step=0, digest=DIGEST)
+    chronicle.record(tmp_path, "launched", "...", step=700, digest="e" * 64)
+    if evidence == "chronicle":
+        assert expected(tmp_path, DIGEST) == ""
+        chronicle.record(tmp_path, "restarted", "...", step=400, digest=DIGEST)
+    why = expected(tmp_path, DIGEST)
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint, although .*step 400"):
+        newest_good(tmp_path / "checkpoints", DIGEST, [], expected=why)
+
+
 def test_the_same_step_can_be_corrupt_twice(tmp_path):
     save(tmp_path, 4)
     for _ in range(2):
@@ -199,5 +239,5 @@ def test_a_run_that_may_go_back_keeps_one_between_once_and_twice_as_old():
 
 def test_the_manifest_of_a_checkpoint_that_is_gone_is_told(tmp_path):
     save(tmp_path, 4)
-    with pytest.raises(CheckpointError, match=r"step-00000008: manifest\.json cannot be read: No such file"):
+    with pytest.raises(CheckpointError, match=r"step-00000008: manifest\.json is missing: No such file"):
         manifest_of(tmp_path, 8)

@@ -28,7 +28,7 @@ CODES = [
     (KeyboardInterrupt(), 130),
     (click.Abort(), 130),
     (InterruptedStudyError("stopped"), 130),
-    (errors.PoolDead("gone"), 130),
+    (errors.PoolDead("gone"), 2),
     (click.UsageError("usage"), 2),
     (PlanError("plan.toml", ["bad"]), 2),
     (SpecError("Shape", ["bad"]), 2),
@@ -65,6 +65,17 @@ CODES = [
     (AssertionError(), 1),
     (OSError("no path"), 1),
 ]
+
+
+def test_every_option_of_parameters_tokens_flops_or_dollars_takes_7b():
+    names = set()
+    for verb in cli.cli.list_commands(click.Context(cli.cli)):
+        for param in cli.cli.get_command(click.Context(cli.cli), verb).params:
+            words = set(" ".join(param.opts).replace("-", " ").split())
+            if words & {"params", "tokens", "flops", "usd"} and "column" not in words:
+                assert param.type.convert("7B", param, None) == 7e9, (verb, param.opts)
+                names.add(param.opts[-1])
+    assert {"--params", "--budget-flops", "--unique-tokens", "--price-usd", "--usd-per-device-hour"} <= names
 
 
 @pytest.mark.parametrize(("error", "code"), CODES, ids=lambda value: type(value).__name__)
@@ -148,7 +159,7 @@ init --out /dev/null/p/plan.toml|2|/dev/null/p: Not a directory
 init --out x.toml --budget-flops nan|2|target.budget_flops = nan: a finite number is wanted
 init --out x.toml --budget-flops inf|2|target.budget_flops = inf: a finite number is wanted
 init --out x.toml --budget-flops -1|2|target.budget_flops = -1.0: greater than 0 is wanted
-init --budget-flops x|2|'x' is not a valid float
+init --budget-flops x|2|'x' is not an amount: a number, or one with K, M, B or T behind it, as 7B
 tokenize --out x|2|Missing argument 'SOURCES...'
 tokenize plan.toml|2|Missing option '--out'
 tokenize nowhere --out x|2|nowhere does not exist

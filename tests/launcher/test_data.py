@@ -30,7 +30,7 @@ def test_the_keys_of_tokenize(folder):
     assert code == 0
     assert set(body) == {
         "data_id", "tokenizer", "num_documents", "num_train_tokens", "num_validation_tokens", "vocab_size", "end_id",
-        "sources", "out",
+        "sources", "out", "not_read",
     }  # fmt: skip
     assert (body["num_documents"], body["tokenizer"], body["end_id"]) == (40, "bytes", 0)
     (part,) = body["sources"]

@@ -17,7 +17,7 @@ from launcher.doctor.names import HOME, ROOMS, NameFacts, judge_names
 from launcher.doctor.network import NetworkFacts, judge_network
 from launcher.doctor.planned import PlanFacts, judge_plan
 from launcher.doctor.versions import Library, judge_library, judge_python
-from sweeps import pool_ray, ray_own
+from sweeps import ray_own, ray_start
 
 ROOT = Path(__file__).parents[2]
 GB = 10**9
@@ -215,7 +215,7 @@ def test_numbers_said_here_are_those_of_the_rooms():
     from launcher.doctor import folders
     from launcher.doctor import machine as this
 
-    assert this.OBJECT_STORE_BYTES == pool_ray._OBJECT_STORE_BYTES
+    assert this.OBJECT_STORE_BYTES == ray_start.OBJECT_STORE_BYTES
     assert folders.OWN_BASE_CHARS == ray_own._MAX_BASE_CHARS
     assert len(ray_own._PREFIX) == len("forerun-")
 

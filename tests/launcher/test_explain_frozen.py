@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 
@@ -21,6 +22,7 @@ from launcher.explaining import explainers, leaves
 from launcher.explaining.known import at, known_of
 from launcher.explaining.provenance import plan_record
 from launcher.explaining.record import Explained
+from launcher.explaining.text import block, table_text
 from launcher.frozen import Decision
 from launcher.gates import Gate
 from launcher.launch_file import read_launch, write_launch
@@ -175,7 +177,7 @@ def test_the_learning_rate_is_traced_from_its_valley_to_its_group(told, kept):
     assert any("arXiv" in rule or "mup, CompleteP" in rule for rule in found["source"]["rules"])
     factors = re.search(r"hidden: times m_N\^-1, which is ([\d.e-]+) x ([\d.e-]+) = ", found["source"]["text"])
     assert float(factors[1]) * float(factors[2]) == pytest.approx(found["value"], rel=1e-4)
-    assert float(factors[2]) == pytest.approx(8 / told["shape.width"]["value"])
+    assert float(factors[2]) == pytest.approx(8 / told["shape.width"]["value"], rel=1e-5)
     assert found["strength"]["outcome"] == kept["transfer"]["together"]["outcome"]
     assert not any("here it is" in one["source"]["text"] for one in told.values())
     reach = told["shape.width"]["value"] / 16
@@ -341,6 +343,23 @@ def test_how_the_evidence_stands_to_the_ledger_around_it(study_dir, config, tmp_
     assert note.endswith("another study's")
 
 
+def test_an_older_ledger_or_one_written_anew_is_no_proof(study_dir, config, tmp_path):
+    """Each is whole by itself, so only the config's evidence can tell."""
+    shutil.copytree(study_dir, tmp_path / "study")
+    folder, ledger = tmp_path / "study" / "frozen" / config.name, tmp_path / "study" / "ledger.db"
+    code, body = ask("verify", folder)
+    assert code == 0 and any("the ledger around it" in line for line in body["verified"])
+    with sqlite3.connect(ledger) as connection:
+        head = read_attestation(folder / "attestations" / "evidence.json", config.name)["ledger_head"]
+        ((frozen_at,),) = connection.execute("SELECT seq FROM records WHERE hash = ?", (head,))
+        connection.execute("DELETE FROM records WHERE seq >= ?", (frozen_at,))
+        connection.execute("UPDATE head SET (seq, hash) = (SELECT seq, hash FROM records ORDER BY seq DESC LIMIT 1)")
+    connection.close()
+    assert ask("status", tmp_path / "study")[0] in (0, 3, 4), "the shorter chain is sound"
+    code, body = ask("verify", folder)
+    assert code == 5 and head[:12] in body["message"]
+
+
 @pytest.mark.parametrize(("file", "before", "after"), [
     ("launch.json", '"seed": 1000', '"seed": 1001'),
     ("attestations/evidence.json", "planted", "a better reason"),
@@ -482,6 +501,15 @@ def planted(config, **parts):
 def explained(known, name) -> Explained:
     (leaf,) = leaves.find(leaves.leaves(known.decision), name)
     return explainers.explain(known, leaf)
+
+
+def test_what_a_closed_fit_gate_bears_on_is_said_before_its_value(config):
+    fit = {"name": "fit", "outcome": "cannot_tell", "reason": "at_bound: E"}
+    for name in ("predicted.loss_nats", "shape.width"):
+        found = explained(planted(config, gates=[fit]), name)
+        assert found.warnings == ("the forecast is inconclusive: the fit gate cannot tell: at_bound: E",)
+        assert block(found, 100).startswith(found.warnings[0]) and table_text([found]).startswith(found.warnings[0])
+        assert explained(planted(config), name).warnings == ()
 
 
 def test_a_searched_axis_is_found_by_the_search(config, kept):

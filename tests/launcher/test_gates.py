@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher import gates
+from scaling_fits.conclusive import FARTHEST_REACH
 
 LAYER = {"layer": "lm_head", "role": "readout", "slope": -0.83, "interval": [-1.0, -0.7], "expected": [0.0, 0.0],
          "cause": "too small", "outcome": "vanishes"}  # fmt: skip
@@ -114,7 +115,7 @@ def sure(found, warnings=(), **prediction):
 def test_what_leaves_the_prediction_in_doubt(study, found):
     best = found.choice.allocation.loss_nats
     for choice, said in (
-        (sure(found, extrapolation=1.01 * gates.FARTHEST_REACH), "times the largest rung's FLOPs"),
+        (sure(found, extrapolation=1.01 * FARTHEST_REACH), "times the largest rung's FLOPs"),
         (sure(found, low=0.7 * best, high=1.3 * best), "is known to 30% only"),
         (sure(found, loss_nats=1.02 * best), "the nearest width allowed costs 2.0%"),
         (sure(found, warnings=("far from the ladder",)), "far from the ladder"),
@@ -160,7 +161,5 @@ def test_a_source_whose_weight_is_more_than_its_share_runs_out_first(study, foun
 def test_the_gates_have_the_names_that_freeze_knows(found):
     from launcher.verbs.freeze import GATES
 
-    assert (
-        *(gate.name for gate in found.gates),
-        "replays_agree",
-    ) == GATES  # which is there where replays were asked for
+    only_where_asked_or_failed = ("replays_agree", "runs_ended")
+    assert (*(gate.name for gate in found.gates), *only_where_asked_or_failed) == GATES

@@ -28,11 +28,12 @@ for job in $(jobs -p); do wait "$job" || code=$?; done
 exit $code
 """
 # The supervisor in this place: tells what it was given, and when it is told to end does so a moment later.
+# It traps first: once it has told anything, it can be told.
 SUPERVISOR = """#!/usr/bin/env bash
+trap 'echo told >>"$SEEN/told"; sleep 0.3; exit "$WHEN_TOLD"' TERM
 printf '%s\\0' "$@" >"$SEEN/given"
 umask >"$SEEN/umask"
 env -0 >"$SEEN/environment"
-trap 'echo told >>"$SEEN/told"; sleep 0.3; exit "$WHEN_TOLD"' TERM
 for _ in $(seq "$STEPS"); do sleep 0.1; done
 exit "$CODE"
 """

@@ -22,7 +22,7 @@ STUDY = {
     "status study": ("status", "study"),
     "fit study": ("fit", "study", "--form", "chinchilla", "--bootstrap", "20", "--out", "fit.json"),
     "predict fit.json": ("predict", "fit.json", "--params", "1e6", "--tokens", "1e8"),
-    "allocate fit.json": ("allocate", "fit.json", "--flops", "1e14"),
+    "allocate fit.json": ("allocate", "fit.json", "--flops", "1e12"),
     "flops --model llama-3-8b": ("flops", "--model", "llama-3-8b"),
     "explain": ("explain",),
     "note TEXT": ("note", "checked the cables"),

@@ -201,7 +201,7 @@ def test_options_are_read(typed, name, value):
 @pytest.mark.parametrize(("typed", "said"), [
     ("--power much", "'much' is neither a number nor `measured`"),
     ("--axis height", "'height': one of width"),
-    (f"--target-size {'9' * 5000}", "is not a valid integer"),
+    (f"--target-size {'9' * 5000}", "is not a whole number"),
 ])  # fmt: skip
 def test_what_is_no_option_is_a_usage_error(typed, said):
     done, _ = _said(typed.split())

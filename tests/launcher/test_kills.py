@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 
 import pytest
 from kill_case import RAY, Driver, frozen_digest, kill
@@ -11,7 +12,7 @@ from ray_cluster import RayCluster
 from sweeps.ledger import Ledger
 
 HOW_IT_ENDS = {
-    "worker": 0, "driver": -signal.SIGKILL, "raylet": 130, "gcs_server": 130, "SIGTERM": 130, "SIGINT": 130,
+    "worker": 0, "driver": -signal.SIGKILL, "raylet": 2, "gcs_server": 2, "SIGTERM": 130, "SIGINT": 130,
     "SIGINT twice": 130, "SIGSTOP": 75,
 }  # fmt: skip
 
@@ -76,13 +77,44 @@ def test_a_cluster_dies_and_another_one_finishes(finished, whole, tmp_path):
                 driver.wait_for(lambda driver=driver: driver.num_outcomes() >= 5)
                 os.kill(cluster.pids("gcs_server")[0], signal.SIGKILL)
             code, _ = driver.end()
-            assert code == (130 if dies else 0), driver.said()
+            assert code == (2 if dies else 0), driver.said()
             assert "2 workers on 1 node" in driver.said()
             assert ("Ray is gone" in driver.said()) == dies
         finally:
             driver.sweep_up()
             cluster.close()
     assert frozen_digest(study) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_ray_starts(finished, tmp_path, number):
+    """Whatever part of it is up already; the same command goes on."""
+    driver = Driver(finished / "plan.toml", tmp_path / "study", *RAY)
+    try:
+        driver.wait_for(lambda: driver.pids("gcs_server"))
+        os.kill(driver.process.pid, number)
+        code, body = driver.end(seconds=30)
+        assert (code, body["exit_code"]) == (130, 130), driver.said()
+        driver.gone_within(5)
+        assert list(driver.temporary.glob("forerun-*")) == []
+    finally:
+        driver.sweep_up()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_a_part_is_killed_while_ray_starts(finished, tmp_path, part):
+    """Ray is started once more."""
+    driver = Driver(finished / "plan.toml", tmp_path / "study", *RAY, verb="sweep")
+    try:
+        driver.wait_for(lambda: driver.pids(part))
+        os.kill(driver.pids(part)[0], signal.SIGKILL)
+        code, _ = driver.end(seconds=280)
+        assert code == 0, driver.said()
+        driver.gone_within(5)
+    finally:
+        driver.sweep_up()
 
 
 def test_the_count_of_orphans_sees_one(finished, tmp_path):
@@ -95,3 +127,18 @@ def test_the_count_of_orphans_sees_one(finished, tmp_path):
         driver.sweep_up()
     assert driver.processes() == {}
     assert not (tmp_path / "study").exists() or len(Ledger.read(tmp_path / "study").results()) == 0
+
+
+def test_the_count_of_orphans_sees_one_without_environment(finished, tmp_path):
+    """As Ray's agents are: all that tells is what they write."""
+    driver = Driver(finished / "plan.toml", tmp_path / "study", *RAY)
+    driver.process.kill()
+    with (driver.temporary / "agent.log").open("w") as log:
+        planted = subprocess.Popen(["sleep", "60"], env={}, stdout=log)
+    try:
+        driver.process.wait(timeout=10)
+        with pytest.raises(TimeoutError, match="sleep 60"):
+            driver.gone_within(0.2)
+    finally:
+        driver.sweep_up()
+    assert planted.wait(timeout=10) == -signal.SIGKILL

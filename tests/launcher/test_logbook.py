@@ -4,6 +4,7 @@ import getpass
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 
@@ -126,6 +127,7 @@ def test_a_study_from_its_first_driver_to_its_notes(frozen_study, frozen_once):
     chronicle.record(run_dir, "corrupt", "checkpoint step-00000008 is corrupt", step=8, digest=digest)
     code, noted = ask("note", "Halved the microbatch.", "--study", frozen_study)
     assert (code, noted["entry"]["data"]["author"]) == (0, logbook.author())
+    assert ask("note", "--study", frozen_study)[0] == 0
     text = (frozen_study / "logbook.md").read_text()
     for said in (
         "**driver** pid ", " finished", "**coordinates** mup: ", "**fit** ", "**frozen** (run ",
@@ -189,6 +191,38 @@ def test_note_alone_prints_the_logbook(copied):
     assert code == 0 and out.strip() == (copied / "logbook.md").read_text().strip()
     code, body = ask("note", "--study", copied)
     assert (body["events"][-1]["kind"], body["events"][-1]["text"]) == ("note", f"{logbook.author()}: a first note")
+
+
+def test_a_note_goes_to_the_end_of_the_page_as_it_stands(copied):
+    path = write_logbook(copied)
+    before = path.read_text()
+    code, body = ask("note", "one", "--study", copied)
+    assert code == 0 and body["path"] == str(path)
+    assert body["chain"] == {"num_records": (num := len(Ledger.read(copied).records())), "num_checked": num}
+    ask("note", "two", "--study", copied)
+    after = path.read_text()
+    assert after.startswith(before)
+    assert write_logbook(copied).read_text() == after, "on a day of its own or the same, as if drawn whole"
+
+
+def test_the_first_note_begins_a_page(copied):
+    ask("note", "one", "--study", copied)
+    (entry,) = chronicle.entries(copied)
+    assert (copied / "logbook.md").read_text() == page([logbook.event_of(entry)])
+
+
+def test_a_note_checks_the_end_of_the_ledger_and_is_kept_whatever_it_finds(copied, monkeypatch):
+    monkeypatch.setattr("sweeps.glance.MOST_CHECKED", 5)
+    last = Ledger.read(copied).records()[-1].seq
+    for seq, code, num_checked in ((2, 0, 5), (last, 5, None)):
+        with sqlite3.connect(copied / "ledger.db") as connection:
+            connection.execute("UPDATE records SET body = body || ' ' WHERE seq = ?", (seq,))
+        connection.close()
+        found, body = ask("note", f"after {seq}", "--study", copied)
+        assert found == code and body.get("chain", {}).get("num_checked") == num_checked
+        assert f"after {seq}" in (copied / "logbook.md").read_text()
+    assert [entry.text for entry in chronicle.entries(copied)] == ["after 2", f"after {last}"]
+    assert "the ledger is left out" in forerun("note", "--study", copied)[1]
 
 
 @pytest.mark.parametrize(

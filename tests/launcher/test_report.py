@@ -15,6 +15,7 @@ from launcher.report import page, write_report
 from launcher.report_decision import decision
 from launcher.report_page import whole_page
 from launcher.transfer_view import anchor
+from launcher.verbs.texts import study_text
 from proxies import canon
 
 HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
@@ -204,6 +205,29 @@ def test_evidence_that_decides_nothing_still_shows(body):
                  "clip norm over width: no estimate", "The rungs identify none of these laws"):  # fmt: skip
         assert said in shown
     assert "The optimum against size" not in shown
+
+
+def test_an_inconclusive_forecast_is_no_headline(body):
+    assert 'class="big"' in decision(body) and "No loss can be expected" not in page(body)
+    body["gates"][2] |= {"outcome": "cannot_tell", "reason": "at_bound"}
+    body["accepted"] = {"fit": "we know"}
+    top = decision(body)
+    number = f"{body['decision']['predicted']['loss_nats']:.3f}"
+    assert 'class="big"' not in top and number in top
+    assert top.index("No loss can be expected yet") < top.index(number)
+    assert "the forecast is inconclusive: the fit gate cannot tell: at_bound" in top
+    body["choice"] |= {"shape": body["decision"]["shape"], "num_steps": 10}
+    told = study_text(body)
+    assert told.index("the forecast is inconclusive") < told.index("choice: width")
+
+
+def test_a_range_of_about_as_good_sizes_holds_the_chosen_one(body):
+    choice = body["choice"]
+    low, high = choice["allocation"]["flat_range"]["params"] = [choice["params"] - 7000.0, choice["params"] + 7000.0]
+    assert f"{low:,.0f} to {high:,.0f} parameters, on the same compute" in decision(body)
+    choice["allocation"]["flat_range"]["params"] = [398.0, 1672.0]  # of a best size far below any that was run
+    top, whole_page = decision(body), page(body)
+    assert "398 to 1,672" not in whole_page and "not determined: the fit's best size" in top
 
 
 def test_the_headline_follows_the_gates(body):

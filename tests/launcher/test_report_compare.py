@@ -18,6 +18,7 @@ from launcher.report_compare_page import page, write_comparison
 from launcher.report_compare_top import sentences
 from launcher.report_differences import along, difference
 from proxies import canon
+from scaling_fits.conclusive import inconclusive
 
 NAMES = ("first", "second")
 
@@ -113,6 +114,16 @@ def test_differences_stand_on_top_with_their_intervals(a, b):
     top = text_of(undrawn(body)).split("What can be compared")[0]
     for one in said:
         assert one[1:] in top
+
+
+def test_an_inconclusive_forecast_is_said_to_be_so_before_its_number(a, b):
+    (doubt,) = inconclusive(("the fit gate cannot tell",))
+    b["choice"]["prediction"]["warnings"] = [doubt, "another"]
+    body = compared(a, b)
+    said = sentences(body)
+    assert said[0] == f"B: {doubt}" and said[1].startswith("main run's expected loss")
+    top, forecast = text_of(undrawn(body)).split("The main runs")[0], text_of(undrawn(body)).split("The main runs")[-1]
+    assert doubt in top and doubt in forecast.split("expected loss")[0]
 
 
 def test_the_plans_differences_are_all_listed(a, b):

@@ -52,12 +52,12 @@ def test_the_rungs_that_the_choice_hangs_on_are_named_first(body):
     assert "Single rungs: the choice hangs on run 3." in shown(decision(body))
 
 
-def test_a_rung_that_is_needed_has_dashes_and_a_wild_one_whole_percents(body):
+def test_a_rung_that_is_needed_determines_the_choice_and_a_wild_one_has_whole_percents(body):
     rows = body["fit"]["influence"]["rows"]
     rows[0] |= {"params_shift": None, "loss_shift": None, "share_of_arm": None}
     rows[1] |= {"params_shift": 1234.5}
     told = shown(scaling(body)).split("What the choice hangs on")[1]
-    assert "tokens – – –" in told
+    assert "tokens not determined not determined –" in told
     assert "+123450 %" in told
 
 

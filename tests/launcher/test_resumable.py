@@ -5,19 +5,20 @@ from types import SimpleNamespace
 import pytest
 
 from launcher import resumable
-from launcher.resumable import SAVE_SECONDS, SAVE_SHARE, Resumable
+from launcher.resumable import CALL_SECONDS, SAVE_SHARE, SHORT_SAVE_SHARE, Resumable
 from proxies.slot_state import StateError
 
 RUN_ID = "0" * 64
 
 
 class Engine:
-    """Two slots; time passes as told."""
+    """Two slots; every step takes so long."""
 
     environment: dict = {}  # noqa: RUF012
+    step_seconds = 0.0
 
-    def __init__(self):
-        self.steps, self.admitted, self.refused = {}, [], 0
+    def __init__(self, clock):
+        self.steps, self.admitted, self.refused, self.clock = {}, [], 0, clock
 
     def admit(self, index, spec, state=None):
         if state is not None and self.refused:
@@ -27,7 +28,12 @@ class Engine:
         self.steps[index] = 0 if state is None else state.header.step
 
     def advance(self, num_steps, seconds):
-        self.steps = {index: step + num_steps for index, step in self.steps.items()}
+        until = self.clock.now + seconds
+        for _ in range(num_steps):
+            if self.clock.now > until:
+                break
+            self.steps = {index: step + 1 for index, step in self.steps.items()}
+            self.clock.now += self.step_seconds
         return []
 
     def state(self, index):
@@ -43,7 +49,8 @@ class Clock:
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    clock, engine, saved = Clock(), Engine(), []
+    clock, saved = Clock(), []
+    engine = Engine(clock)
 
     def store(folder, state):
         clock.now += clock.per_save
@@ -56,33 +63,61 @@ def made(tmp_path, monkeypatch):
     )
 
 
-def train(made, seconds, seconds_per_call=1.0):
-    until = made.clock.now + seconds
-    while made.clock.now < until:
-        made.clock.now += seconds_per_call
-        made.it.advance(5)
+def run_of(num_steps=10**6):
+    return SimpleNamespace(id=RUN_ID, schedule=SimpleNamespace(num_steps=num_steps))
+
+
+def train(made, num_steps, step_seconds, steps_per_call=50):
+    """The most seconds that are lost if the worker dies."""
+    made.engine.step_seconds, worst = step_seconds, 0.0
+    until = made.engine.steps[0] + num_steps
+    while made.engine.steps[0] < until:
+        before = made.clock.now
+        made.it.advance(min(steps_per_call, until - made.engine.steps[0]))
+        last = made.saved[-1][0] if made.saved else 0.0
+        worst = max(worst, made.clock.now - last)
+        assert made.clock.now - before < CALL_SECONDS + made.clock.per_save + 2 * step_seconds
+    return worst
 
 
 def test_a_run_is_saved_every_so_often(made):
-    made.it.admit(0, SimpleNamespace(id=RUN_ID))
-    train(made, SAVE_SECONDS - 1)
-    assert made.saved == []
-    train(made, 3 * SAVE_SECONDS)
-    assert len(made.saved) == 3
+    made.it.admit(0, run_of())
+    train(made, 260, 0.5)
+    assert [round(second) for second, _ in made.saved] == pytest.approx([30, 60, 90, 120], abs=3)
     assert [step for _, step in made.saved] == sorted({step for _, step in made.saved})
 
 
-def test_saving_never_takes_more_than_its_share(made):
-    made.it.admit(0, SimpleNamespace(id=RUN_ID))
+@pytest.mark.parametrize(("num_steps", "step_seconds"), [(200, 0.1), (200, 0.005), (1200, 0.02), (100, 2.0)])
+def test_a_short_run_is_saved_at_each_tenth(made, num_steps, step_seconds):
+    """Also where fifty steps, a call's most, are a quarter of it; but not more often than each second."""
+    made.it.admit(0, run_of(num_steps))
+    worst = train(made, num_steps, step_seconds)
+    assert worst <= max(num_steps * step_seconds / 10, 1.0) + 2 * step_seconds
+    assert len(made.saved) <= 11
+
+
+def test_calls_that_come_late_train_all_the_same(made):
+    made.it.admit(0, run_of(200))
+    made.engine.step_seconds = 0.1
+    for _ in range(20):
+        before = made.it.steps[0]
+        made.clock.now += 60.0
+        made.it.advance(3)
+        assert made.it.steps[0] == before + 3
+
+
+@pytest.mark.parametrize(("num_steps", "share"), [(10**6, SAVE_SHARE), (250, SHORT_SAVE_SHARE)])
+def test_saving_never_takes_more_than_its_share(made, num_steps, share):
+    made.it.admit(0, run_of(num_steps))
     made.clock.per_save = 10.0
-    train(made, 20_000.0, 5.0)
+    train(made, 20_000, 1.0)
     spent = made.clock.per_save * len(made.saved)
-    assert 0.5 * SAVE_SHARE < spent / made.clock.now < 1.1 * SAVE_SHARE
+    assert 0.5 * share < spent / made.clock.now < 1.1 * share
 
 
 def test_all_slots_are_saved_when_asked_and_none_twice(made):
     for index in (0, 1):
-        made.it.admit(index, SimpleNamespace(id=RUN_ID))
+        made.it.admit(index, run_of())
     made.it.save()
     assert made.saved == [], "nothing has been trained"
     made.it.advance(3)
@@ -96,7 +131,7 @@ def test_a_failed_save_is_a_note(made):
         raise StateError("no checkpoint could be written in there (No space left on device)")
 
     made.monkeypatch.setattr(resumable, "store", full)
-    made.it.admit(0, SimpleNamespace(id=RUN_ID))
+    made.it.admit(0, run_of())
     made.it.advance(3)
     made.it.save()
     (note,) = made.it.take_notes()
@@ -109,9 +144,9 @@ def test_a_state_the_engine_refuses_makes_room_for_the_one_before(made):
     made.monkeypatch.setattr(resumable, "newest", lambda *_: states[0] if states else None)
     made.monkeypatch.setattr(resumable, "put_newest_aside", lambda *_: states.pop(0))
     made.engine.refused = 1
-    made.it.admit(0, SimpleNamespace(id=RUN_ID))
+    made.it.admit(0, run_of())
     assert made.it.steps == {0: 4}
     assert made.it.take_notes() == (f"run {RUN_ID[:12]} goes on from step 4",)
     made.engine.refused = 1
-    made.it.admit(1, SimpleNamespace(id=RUN_ID))
+    made.it.admit(1, run_of())
     assert made.it.steps == {0: 4, 1: 0}

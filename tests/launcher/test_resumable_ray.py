@@ -54,7 +54,7 @@ def test_a_killed_workers_runs_go_on(tmp_path):
     factory = HostFactory(study_dir=str(tmp_path / "whole"), corpus=str(tmp_path / "tokens"))
     whole, _ = run(tmp_path / "whole", specs, InlinePool(factory))
 
-    study, pid_file, notes, kills = tmp_path / "study", tmp_path / "pid", [], [9, 30]
+    study, pid_file, notes, kills = tmp_path / "study", tmp_path / "pid", [], [9, 18, 27, 36, 45]
 
     def progress(event):
         notes.extend(event.notes)
@@ -68,7 +68,7 @@ def test_a_killed_workers_runs_go_on(tmp_path):
     finally:
         pool.close()
     assert found == whole
-    assert lost == ["lost_worker"] * 4
+    assert lost == ["lost_worker"] * 10, "more often than a run may be lost for reasons of its own"
     steps = [int(note.rpartition(" ")[2]) for note in notes if " goes on from step " in note]
-    assert len(steps) == 4 and min(steps) >= 9 and max(steps) >= 30
+    assert len(steps) == 10 and min(steps) >= 9 and max(steps) >= 45
     assert list((study / "checkpoints").iterdir()) == []

@@ -13,6 +13,7 @@ from launcher.host import Host
 from launcher.opening import plan_study
 from launcher.rungs import checked_rungs, ladder_runs, largest_share, stage_specs
 from launcher.transferred import Transferred
+from launcher.warmup import Carry
 from proxies.flops import flops_per_token
 from proxies.parametrization import parameter_table
 from proxies.schedule import lr_multiplier, lr_table
@@ -36,7 +37,7 @@ def study_with(folder):
 
 def moved(powers):
     return Transferred(
-        tests=(), best=BEST, refined=BEST, log2_lr=-5.0, at_optimum=True, powers=powers
+        tests=(), best=BEST, ties=(), warmup=Carry(rule="share"), log2_lr=-5.0, at_optimum=True, powers=powers
     )  # fmt: skip
 
 
@@ -64,6 +65,7 @@ def test_the_ladder_follows_the_measured_rule_of_duration(study_with):
 def as_main_run(study, found, rung):
     """The main run that a choice of this rung's size would give."""
     choice = decide.Choice(
+        traded="",
         allocation=None, shape=rung.shape, num_steps=rung.schedule.num_steps, batch_tokens=rung.batch_tokens,
         prediction=SimpleNamespace(tokens=float(rung.num_tokens)),
     )  # fmt: skip

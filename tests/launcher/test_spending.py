@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ from launcher.accounts import Accounts
 from launcher.opening import open_ledger, plan_study, verified_corpus
 from launcher.stages import InterruptedStudyError, Runner
 from sweeps.budget import Caps, spent
-from sweeps.ledger import Ledger
+from sweeps.glance import Glance
+from sweeps.ledger import LEDGER_NAME, Ledger
 from sweeps.live import LIVE_NAME, read_live
 from sweeps.lock import is_held, lives
 from sweeps.pool import Report
@@ -35,7 +37,7 @@ def test_runs_are_capped_to_the_very_run(plan, tmp_path):
     assert len(Ledger.read(study).results()) == 3
     code, _ = ask("sweep", plan, "--study", study, "--set", "cluster.max_runs=4")
     assert code == 0 and len(Ledger.read(study).results()) == 4
-    assert spent(Ledger.read(study), None).hours > 0
+    assert spent(Glance.of(Ledger.read(study)), None).hours > 0
 
 
 def test_flops_are_never_passed(plan, tmp_path):
@@ -74,6 +76,26 @@ def test_a_status_tells_what_is_spent(plan, tmp_path):
     assert whole["now"]["num_runs"] == now["num_runs"] and "search" in whole
     assert forerun("status", study, "--runs", tmp_path / "runs.csv")[0] == 0
     assert len((tmp_path / "runs.csv").read_text().splitlines()) == 5
+
+
+def test_a_brief_status_checks_the_end_of_the_ledger_and_says_so(copied, monkeypatch):
+    num = len(Ledger.read(copied).records())
+    whole = ask("status", copied)[1]["now"]
+    assert (
+        whole["chain"]
+        == ask("status", copied, "--brief")[1]["now"]["chain"]
+        == {"num_records": num, "num_checked": num}
+    )
+    monkeypatch.setattr("sweeps.glance.MOST_CHECKED", 5)
+    assert ask("status", copied, "--brief")[1]["now"] == whole | {"chain": {"num_records": num, "num_checked": 5}}
+    assert f"of the ledger's {num} records the last 5 were checked" in forerun("status", copied, "--brief")[1]
+    for seq, code in ((2, 0), (num - 1, 5)):
+        with sqlite3.connect(copied / LEDGER_NAME) as connection:
+            connection.execute("UPDATE records SET body = body || ' ' WHERE seq = ?", (seq,))
+        connection.close()
+        assert ask("status", copied, "--brief")[0] == code
+        for verb in (("status", copied), ("fit", copied), ("report", copied), ("freeze", copied)):
+            assert ask(*verb)[0] == 5, verb
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
 """What the command line says: never a reason to stop working."""
 
 import io
+import json
 import time
 
 import pytest
 
 from launcher import talk
-from launcher.talk import Meter, say, working
+from launcher.cli import main
+from launcher.talk import Meter, say, shown, working
+from launcher.verbs.options import answer
 
 
 class Terminal(io.StringIO):
@@ -71,3 +74,17 @@ def test_where_nobody_looks_on_only_long_work_is_told(monkeypatch, seconds):
         raise KeyboardInterrupt
     told = log.getvalue()
     assert told.startswith("the findings: 0 s\n") if seconds else told == ""
+
+
+def test_what_would_steer_a_terminal_is_spelled_out(capsys):
+    name = "run\x1b[2J\x07\r\x9b31m\u202eexe\udce9 café\tx"
+    said = "run\\x1b[2J\\x07\\r\\x9b31m\\u202eexe\\udce9 café\tx"
+    assert shown(name + "\n") == said + "\n"
+    answer(False, {}, name)
+    say(name)
+    assert [*capsys.readouterr()] == [said + "\n"] * 2
+    answer(True, {"name": "\x1b[2J"}, "")
+    assert json.loads(capsys.readouterr().out) == {"name": "\x1b[2J"}
+    with pytest.raises(SystemExit):
+        main(["status", "no\x1b[31mstudy"])
+    assert "no\\x1b[31mstudy" in capsys.readouterr().err

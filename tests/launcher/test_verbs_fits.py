@@ -10,6 +10,7 @@ import pytest
 from tiny_study import ask, forerun
 
 from launcher.verbs import fitted as fitted_verbs
+from scaling_fits.conclusive import INCONCLUSIVE
 from scaling_fits.summary import FILE_KIND
 
 FIT = ("--bootstrap", "50")
@@ -84,7 +85,7 @@ def test_no_bootstrap_no_intervals(table):
 def test_the_keys_of_predict_and_allocate(fitted):
     code, body = ask("predict", fitted, "--params", "1e6", "--tokens", "2e7")
     assert code == 0
-    assert set(body) == {"params", "tokens", "flops", "loss", "interval", "level", "extrapolation"}
+    assert set(body) == {"params", "tokens", "flops", "loss", "interval", "level", "extrapolation", "warnings"}
     assert body["interval"][0] <= body["loss"] <= body["interval"][1]
     assert body["loss"] == pytest.approx(1.2 + 40 * 1e6**-0.34 + 60 * 2e7**-0.37, rel=1e-2)
     assert (body["flops"], body["extrapolation"]) == (1.2e14, pytest.approx(1.2e14 / (6 * 8e5 * 9e6)))
@@ -327,13 +328,40 @@ def test_a_degenerate_fit_is_said_aloud(tmp_path):
     assert "warning: the fit is degenerate" in err and "do not plan with its numbers" in err
 
 
+def test_an_inconclusive_forecast_is_said_to_be_so_before_its_number(tmp_path):
+    path = write_losses(tmp_path / "steep.csv", lambda n, d: 2 + 3 * (n / 3e6) ** -4 + 2 * (d / 3e8) ** -3.5)
+    fit, options = tmp_path / "fit.json", ("--form", "chinchilla", "--bootstrap", "0")
+    _, out, _ = forerun("fit", path, *options, "--out", fit)
+    assert out.index(INCONCLUSIVE) < out.index("parameter ") and out.count(INCONCLUSIVE) == 1
+    for line, number in (
+        (("predict", fit, "--params", "1B", "--tokens", "20B"), "loss "),
+        (("allocate", fit, "--flops", "1e19"), "budget: "),
+    ):
+        body = ask(*line)[1]
+        assert body["warnings"][0].startswith(f"{INCONCLUSIVE}: degenerate: ")
+        out = forerun(*line)[1]
+        assert out.index(INCONCLUSIVE) < out.index(number) and out.count(INCONCLUSIVE) == 1
+    far = write_losses(tmp_path / "far.csv", lambda n, d: 1.7 + 480 * n**-0.35 + 2100 * d**-0.37)
+    assert forerun("fit", far, *options[:2], "--bootstrap", "5", "--out", fit)[0] == 0
+    near, beyond = (ask("predict", fit, "--params", n, "--tokens", "3B")[1]["warnings"] for n in ("200M", "70B"))
+    assert not [said for said in near if INCONCLUSIVE in said] and INCONCLUSIVE in beyond[0]
+
+
+def test_an_unidentified_fit_suggests_no_file(tmp_path):
+    (tmp_path / "few.csv").write_text("params,tokens,loss\n1e6,2e7,3\n2e6,2e7,2.9\n2e6,4e7,2.8\n")
+    for more in ((), ("--out", tmp_path / "fit.json")):
+        code, out, _ = forerun("fit", tmp_path / "few.csv", *more)
+        assert code == 4 and "--out" not in out and "forerun predict" not in out
+        assert out.rstrip().endswith("next: make the runs that the warnings ask for, and fit again")
+
+
 def test_losses_that_no_law_describes_give_a_refusal_or_finite_numbers(tmp_path):
     """They rise with size and length; the best size of such a law lies beyond all numbers."""
     path = write_losses(tmp_path / "rising.csv", lambda n, d: 2 + 0.5 * (n / 3e6) ** 0.3 + 0.5 * (d / 3e8) ** 0.2)
     fit = tmp_path / "fit.json"
     assert ask("fit", path, "--form", "chinchilla", "--bootstrap", "20", "--out", fit)[0] == 0
     for flops in ("1e18", "1e26", "1e36"):
-        code, body = ask("allocate", fit, "--flops", flops, "--unique-tokens", "1e9")
+        code, body = ask("allocate", fit, "--flops", flops, "--unique-tokens", "1e9", "--beyond")
         assert code in (0, 4), body
         assert code == 0 or "degenerate" in body["message"]
 
@@ -369,7 +397,7 @@ def test_fit_and_answer_do_not_share_an_output(table, tmp_path):
 
 
 def test_an_interrupted_fit_says_that_nothing_is_kept(table, monkeypatch):
-    def stopped(*_):
+    def stopped(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("launcher.verbs.fits.fit_of", stopped)

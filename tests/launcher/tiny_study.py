@@ -1,4 +1,7 @@
-"""About the smallest study the plan's rules allow, some 70 runs of some steps; the command line in this process."""
+"""About the smallest study the plan's rules allow, some 70 runs of some steps; the command line in this process.
+
+Its search's values are used as they are (`tie_seeds = 0`): test_ties.py has those that compare them.
+"""
 
 import contextlib
 import dataclasses
@@ -25,6 +28,7 @@ num_steps = 6
 num_trials = 4
 parallelism = 2
 num_startup = 2
+tie_seeds = 0
 [transfer]
 widths = [8, 16]
 offsets_octaves = [-1.0, 0.0, 1.0, 2.0]

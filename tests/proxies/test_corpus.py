@@ -83,14 +83,13 @@ def test_identical_documents_count_once(tmp_path):
         (source / f"{number}.txt").write_text(f"text {number % 20}")
     (source / "blank.txt").write_text(" \n")
     # NUL marks a document's end: with or without it, this is the same text.
-    (source / "nul.txt").write_bytes(b"text\0 3")
-    (source / "nuls.txt").write_bytes(b"\0\0")
+    (source / "nul.jsonl").write_bytes(jsonl(["text\0 3", "\0\0"]))
     said = []
     manifest = tokenize([source], tmp_path / "out", validation_fraction=0.3, say=said.append)
     assert manifest.num_documents == 20
     found = texts_of(tmp_path / "out", "train") + texts_of(tmp_path / "out", "validation")
     assert sorted(found) == sorted(f"text {number}" for number in range(20))
-    assert said[0] == f"text: 43 text; {sum(f.stat().st_size for f in source.iterdir())} bytes"
+    assert said[0] == f"text: 41 text, 1 jsonl; {sum(f.stat().st_size for f in source.iterdir())} bytes"
     assert said[-1].endswith("left out: 2 without text, 21 identical to one before")
 
 
@@ -175,13 +174,14 @@ def test_a_large_vocabulary_takes_wide_shards(tmp_path):
     assert said == "--vocab-size 10: the tokenizer has 11 ids"
 
 
-def test_text_that_is_not_utf8_is_named_for_a_tokenizer_and_plain_bytes_for_bytes(tmp_path):
+@pytest.mark.parametrize("at", [3, 2**16 + 3, 2**20 + 3])
+@pytest.mark.parametrize("tokenizer", ["bytes", "words"])
+def test_text_that_is_not_utf8_is_refused(tmp_path, at, tokenizer):
     (tmp_path / "a.txt").write_bytes(b"all is well")
-    (tmp_path / "b.txt").write_bytes(b"caf\xe9 latin")
-    path = word_tokenizer(tmp_path / "tokens.json")
+    (tmp_path / "b.txt").write_bytes(b"cafe" * (at // 4) + b"caf\xe9 latin")
+    path = word_tokenizer(tmp_path / "tokens.json") if tokenizer == "words" else "bytes"
     said = refusal([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out", tokenizer=str(path))
-    assert f"{tmp_path / 'b.txt'}: the byte 0xe9, before byte 10 of the file, is not UTF-8" in said
-    assert tokenize([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out").num_documents == 2
+    assert f"{tmp_path / 'b.txt'} is no text in UTF-8" in said and "0xe9" in said
 
 
 # Pre-tokenized files

@@ -20,11 +20,38 @@ def test_folders_suffixes_and_exclusions(tmp_path):
         (tmp_path / name).write_text(name)
     (tmp_path / "sub" / "round").symlink_to(tmp_path)
     (tmp_path / "itself.txt").symlink_to(tmp_path / "itself.txt")
-    found = find_files([tmp_path], (".txt", ".md"), (".venv", "node_modules"))
+    found = find_files([tmp_path], (".txt", ".md"), (".venv", "node_modules")).files
     assert names(tmp_path, found) == ["a.txt", "b.md", "sub/d.txt"]
-    assert len(find_files([tmp_path], (".txt",))) == 4
-    assert names(tmp_path, find_files([tmp_path / "c.bin"], (".txt",))) == ["c.bin"]
-    assert names(tmp_path, find_files([tmp_path], (".txt",), out=tmp_path / "sub")) == ["a.txt", "node_modules/f.txt"]
+    assert len(find_files([tmp_path], (".txt",)).files) == 4
+    assert names(tmp_path, find_files([tmp_path / "c.bin"], (".txt",)).files) == ["c.bin"]
+    assert names(tmp_path, find_files([tmp_path], (".txt",), out=tmp_path / "sub").files) == [
+        "a.txt",
+        "node_modules/f.txt",
+    ]
+
+
+def test_every_file_that_is_not_read_is_counted(tmp_path):
+    made = {
+        "a.txt": b"one", "b.html": b"<p>four", "c.html": "\u00fc".encode(), "README": b"no suffix",
+        "d.txt": "caf\u00e9".encode("latin-1"), "e.pl": b"\0\1\2", ".git/f.txt": b"passed over",
+    }  # fmt: skip
+    for name, content in made.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+
+    def counted(**options):
+        found = find_files([tmp_path], (".txt",), (".git",), **options)
+        left = {(one.suffix, one.why): (one.num_files, one.num_bytes) for one in found.not_read}
+        return names(tmp_path, found.files), left
+
+    not_text = {(".txt", "not UTF-8 text"): (1, 4)}
+    by_suffix = {(".html", "suffix"): (2, 9), ("", "suffix"): (1, 9), (".pl", "suffix"): (1, 3)}
+    assert counted() == (["a.txt"], not_text | by_suffix)
+    assert counted(all_text=True) == (
+        ["README", "a.txt", "b.html", "c.html"], not_text | {(".pl", "not UTF-8 text"): (1, 3)}
+    )  # fmt: skip
+    with pytest.raises(DataError, match="byte 3 is 0xe9: convert it"):
+        find_files([tmp_path / "d.txt"], (".txt",))
 
 
 def test_kinds_are_told_apart(tmp_path):

@@ -1,51 +1,67 @@
-"""A command's log: its end in a sentence, and its secrets taken out once it is written."""
+"""A command's log: no secret is on disk at any moment, all else byte by byte; how it ends in a sentence."""
 
 import os
+import subprocess
+import sys
+import time
 
-from proxies.external.log_file import LOG_FILE, clean, clean_earlier, told
+import pytest
+
+from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
 
 
 def redact(line):
     return line.replace("hunter2", "***")
 
 
+def written(path, *parts, append=False):
+    log = RedactedLog(path, redact, append=append)
+    for part in parts:
+        os.write(log.fileno(), part)
+    log.close()
+    return path.read_bytes()
+
+
 def test_only_what_is_secret_changes(tmp_path):
+    said = b"one\r\nkey hunter2\n\xff\xfe bytes\rbar hunter2\n\nlast hunter2"
+    kept = b"one\r\nkey ***\n\xff\xfe bytes\rbar ***\n\nlast ***"
+    assert written(tmp_path / LOG_FILE, said) == kept
+    assert written(tmp_path / LOG_FILE, *(said[i : i + 1] for i in range(len(said)))) == kept, "byte by byte"
+    assert written(tmp_path / LOG_FILE, b"more", append=True) == kept + b"more"
+
+
+def test_a_line_without_end_is_written_in_pieces(tmp_path):
+    assert written(tmp_path / LOG_FILE, *[b"x" * 50_000] * 4) == b"x" * 200_000
+
+
+def test_while_a_command_runs_its_log_holds_what_it_printed_without_secrets(tmp_path):
+    log = RedactedLog(tmp_path / LOG_FILE, redact)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "print('is hunter2', flush=True); import time; time.sleep(60)"], stdout=log
+    )
+    log.release()
+    until = time.monotonic() + 20
+    while not (text := (tmp_path / LOG_FILE).read_bytes()) and time.monotonic() < until:
+        time.sleep(0.01)
+    child.kill()
+    child.wait()
+    log.close()
+    assert text == b"is ***\n"
+
+
+def test_a_full_disk_does_not_stop_the_command(tmp_path):
+    if not os.path.exists("/dev/full"):  # noqa: PTH110
+        pytest.skip("no /dev/full")
+    (tmp_path / LOG_FILE).symlink_to("/dev/full")
+    log = RedactedLog(tmp_path / LOG_FILE, redact)
+    done = subprocess.run([sys.executable, "-c", "print('x\\n' * 100_000)"], stdout=log, check=False, timeout=60)
+    log.close()
+    assert done.returncode == 0
+
+
+def test_the_end_in_a_sentence(tmp_path):
     log = tmp_path / LOG_FILE
-    log.write_bytes(b"one\r\nkey hunter2\n\xff\xfe bytes\rbar hunter2\n\nlast hunter2")
-    clean(log, redact)
-    assert log.read_bytes() == b"one\r\nkey ***\n\xff\xfe bytes\rbar ***\n\nlast ***"
-    assert [path.name for path in tmp_path.iterdir()] == [LOG_FILE]
-
-
-def test_a_log_without_secrets_is_not_written_again(tmp_path):
-    log = tmp_path / LOG_FILE
-    log.write_bytes(b"nothing here\n")
-    before = log.stat()
-    clean(log, redact)
-    assert log.stat().st_ino == before.st_ino and log.stat().st_mtime_ns == before.st_mtime_ns
-    assert [path.name for path in tmp_path.iterdir()] == [LOG_FILE]
-
-
-def test_what_cannot_be_cleaned_is_left(tmp_path):
-    clean(tmp_path / "absent", redact)
-    (tmp_path / LOG_FILE).mkdir()
-    clean(tmp_path / LOG_FILE, redact)
-    assert os.listdir(tmp_path) == [LOG_FILE]  # noqa: PTH208
-
-
-def test_attempts_before_this_one_are_cleaned_and_this_one_is_let_be(tmp_path):
-    """Whoever looked after them may have been killed."""
-    for number in (1, 2, 3):
-        (tmp_path / f"attempt-{number}").mkdir()
-        (tmp_path / f"attempt-{number}" / LOG_FILE).write_text("hunter2\n")
-    clean_earlier(tmp_path / "attempt-3", redact)
-    texts = [(tmp_path / f"attempt-{number}" / LOG_FILE).read_text() for number in (1, 2, 3)]
-    assert texts == ["***\n", "***\n", "hunter2\n"]
-
-
-def test_the_end_is_told_without_secrets(tmp_path):
-    log = tmp_path / LOG_FILE
-    log.write_text("\n".join([*(f"line {i}" for i in range(20)), "\x1b[1mpassword hunter2\x07", "", "x" * 500]))
-    said = told(log, redact)
-    assert said.startswith(f"; {LOG_FILE} ends: line 14 | ") and said.endswith(f" | [1mpassword *** | {'x' * 200}")
-    assert told(tmp_path / "absent", redact) == f"; {LOG_FILE} is empty"
+    log.write_text("\n".join([*(f"line {i}" for i in range(20)), "\x1b[1mbold\x07", "", "x" * 500]))
+    said = log_end(log)
+    assert said.startswith(f"; {LOG_FILE} ends: line 14 | ") and said.endswith(f" | [1mbold | {'x' * 200}")
+    assert log_end(tmp_path / "absent") == f"; {LOG_FILE} is empty"

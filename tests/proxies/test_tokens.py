@@ -114,7 +114,7 @@ def test_an_id_outside_the_vocabulary_is_refused_though_its_hash_is_right(small)
     path.write_bytes(ids.tobytes())
     (shard,) = read_manifest(small).sources[0].train
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    rewrite(small, train=(dataclasses.replace(shard, sha256=sha256, max_id=256),))
+    rewrite(small, train=(dataclasses.replace(shard, sha256=sha256),))
     assert "train-00000.bin holds the id 256 at token 7, outside the vocabulary of 256" in problem(small)
 
 

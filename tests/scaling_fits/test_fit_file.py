@@ -7,7 +7,7 @@ import pytest
 
 from scaling_fits.fit_file import FILE_KIND, FitFileError, FitTamperedError, read, write
 
-FIT = {"kind": "forerun.fit/3", "level": 0.9, "weights": [0.25, 0.75]}
+FIT = {"kind": "forerun.fit/4", "level": 0.9, "weights": [0.25, 0.75]}
 
 
 def _written(folder, **changes):

@@ -9,7 +9,7 @@ import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
 from scaling_fits import law
-from scaling_fits.influence import influence, influence_warnings, outlier_limit
+from scaling_fits.influence import RowInfluence, influence, influence_warnings, outlier_limit
 from scaling_fits.law import CannotTellError, LawError
 from scaling_fits.nearness import near_frontier
 from scaling_fits.table import from_columns, read_runs
@@ -123,6 +123,20 @@ def test_a_decisive_run_is_told_with_its_share_of_the_arm():
     assert found[0].share_of_arm is not None and found[0].share_of_arm > 0
     said = influence_warnings(found)[0]
     assert "hangs on the run of 3e+05 params and 3e+06 tokens: without" in said and "interval's arm" in said
+
+
+@pytest.mark.parametrize(
+    ("size", "loss", "said"),
+    [
+        (14.0, 0.01, "without row 4 the best size is not determined and the loss at the target moves by +1.01%;"),
+        (0.5, -3.0, "without row 4 the best size moves by +64.9% and the loss there is not determined;"),
+        (0.5, 0.01, "moves by +64.9% and the loss at the target moves by +1.01% (0.9 of its interval's arm);"),
+    ],
+)
+def test_a_choice_that_the_other_runs_do_not_tell_is_not_determined(size, loss, said):
+    row = RowInfluence(place=2, name="row 4", shift_log_params=size, shift_log_loss=loss, share_of_arm=0.9,
+                       residual_sds=0.1, outlier=False)  # fmt: skip
+    assert said in influence_warnings((row,))[0]
 
 
 def test_many_runs_are_named_by_the_first_and_their_number():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_fits.lack_of_fit import Structure
-from scaling_fits.pooling import PRIOR_MASS, learn, reach
+from scaling_fits.pooling import PRIOR_MASS, beyond, learn, reach, rest
 
 FORMS = ("chinchilla", "coupled", "power")
 SMOOTH = Structure(coefficients=np.zeros((3, 6)), noise_sd=0.002, num_runs=60)
@@ -65,3 +65,30 @@ SMOOTH_ONE = Structure(coefficients=np.zeros((1, 6)), noise_sd=0.002, num_runs=6
 def test_reach_grows_and_never_falls_below_one_rung():
     assert reach(np.array([0.01, 1.0]))[0] == reach(np.array([1.0]))[0] > 0
     assert np.all(np.diff(reach(np.array([1.0, 3.0, 10.0, 100.0]))) > 0)
+
+
+def test_errors_that_all_point_one_way_are_a_drift_shrunk_towards_none():
+    """Predictions 3 % too high at reach 1, whatever the law: some of that is subtracted, and never more than all."""
+    errors = reach(RATIOS)[:, None] * [0.03, 0.03, 0.03]
+    one, three = _learn(errors[2:], RATIOS[2:]).drift, _learn(errors).drift
+    assert 0 < one.applied < three.applied < 0.03
+    assert one.applied < 0.3 * 0.03, "one cut moves it little"
+    assert three.mean == pytest.approx(three.applied)
+    pool = _learn(errors)
+    assert pool.drift_draws.mean() == pytest.approx(three.applied, rel=0.1)
+    assert 0.5 < pool.drift_draws.std() / three.sd < 1.5
+    mixed = _learn(reach(RATIOS)[:, None] * [0.03, 0.03, 0.03] * np.array([[1], [-1], [0.1]])).drift
+    assert abs(mixed.mean) < 0.3 * three.mean
+
+
+def test_larger_runs_that_do_worse_are_no_reason_to_expect_it_of_the_next():
+    better, worse = (_learn(sign * reach(RATIOS)[:, None] * [0.03, 0.03, 0.03]) for sign in (1, -1))
+    assert worse.drift.mean < 0 == worse.drift.applied
+    assert np.median(worse.misfit_draws) > np.median(better.misfit_draws)
+
+
+def test_a_drift_begins_where_the_fitted_runs_end_and_leaves_the_reach_whole():
+    assert beyond(np.array([0.01, 1.0])).tolist() == [0.0, 0.0]
+    ratios = np.geomspace(1.0, 1e6, 200)
+    assert np.abs(np.diff(beyond(1 + np.geomspace(1e-9, 1e-3, 200)))).max() < 1e-3
+    assert (rest(reach(ratios), beyond(ratios)) > 0.9 * reach(ratios)).all()

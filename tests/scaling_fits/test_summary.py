@@ -1,6 +1,7 @@
 """The JSON contract to the letter, and a file that carries every bit."""
 
 import copy
+import dataclasses
 import json
 
 import numpy as np
@@ -52,9 +53,18 @@ def test_unidentified_is_null_everywhere():
     canon.canonical(summary)
 
 
+def test_an_interval_that_tells_no_size_is_not_determined(fitted):
+    found = allocate(fitted, 1e13)
+    assert found.size_determined and allocation_summary(found)["params_interval"] is not None
+    for low, high in ((found.params / 2, 2000 * found.params), (2.6e-6, 1e3)):
+        wide = dataclasses.replace(found, params_interval=(low, high))
+        assert not wide.size_determined
+        assert allocation_summary(wide)["params_interval"] is allocation_summary(wide)["tokens_interval"] is None
+
+
 def test_prediction_and_allocation_have_every_key(fitted):
     prediction = prediction_summary(predict(fitted, 2e6, 2e6))
-    assert set(prediction) == {"params", "tokens", "flops", "loss", "interval", "level", "extrapolation"}
+    assert set(prediction) == {"params", "tokens", "flops", "loss", "interval", "level", "extrapolation", "warnings"}
     allocation = allocation_summary(allocate(fitted, 1e13))
     wanted = {"flops", "params", "tokens", "tokens_per_param", "batch_tokens", "loss", "interval", "params_interval",
               "tokens_interval", "flat_range", "warnings"}  # fmt: skip

@@ -41,6 +41,7 @@ from sweeps import search_pruner as pruner_module
 from sweeps.drive import drive
 from sweeps.errors import RunsFail, StaleDriver
 from sweeps.ledger import Ledger
+from sweeps.losses import MOST_IN_A_ROW, Loss
 from sweeps.pool import Finished, Report
 from sweeps.source import StaticSource
 
@@ -100,12 +101,17 @@ class World:
         return strikes
 
 
+def in_memory():
+    """A database that whichever thread collects the garbage may close."""
+    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+
+
 class Disk:
     """One SQLite file and the curves and checkpoints beside it."""
 
     def __init__(self, world):
         self.world = world
-        self.live = sqlite3.connect(":memory:", isolation_level=None)
+        self.live = in_memory()
         self.images = [b""]
         """The durable state, and the commits since then that are not."""
         self.curves: set[tuple[str, bool]] = set()
@@ -141,7 +147,7 @@ class Disk:
             self.images = [self.world.random.choice(self.images)]
         image = self.images[-1]
         self.live.close()
-        self.live = sqlite3.connect(":memory:", isolation_level=None)
+        self.live = in_memory()
         if image:
             self.live.deserialize(image)
 
@@ -281,7 +287,7 @@ class SimPool:
         """A report of the worker's end, if it ends."""
         held = [run_id for run_id, _ in self.slots[worker].values()]
         if self.world.poisoned and POISON in held:
-            return Report(worker=worker, error="worker lost", cause="lost_worker")
+            return Report(worker=worker, error="Segmentation fault", cause="crashed")
         if self.world.hungry and HOG in held and call.num_microbatches < 2:
             return Report(worker=worker, error="can't allocate memory", cause="out_of_memory")
         for cause, share in (("lost_worker", 0.5), ("preempted", 0.2), ("out_of_memory", 0.1), ("user_code", 0.1)):
@@ -476,6 +482,7 @@ def faked(world):
             (driver_module, "store_curve", disk.store_curve),
             (driver_module, "drop_checkpoints", disk.drop_checkpoints),
             (drive_module, "drop_stale_checkpoints", disk.drop_stale_checkpoints),
+            (driver_module, "saved_step", lambda _, run_id: disk.newest(run_id)),
             (driver_module, "oom_kills", lambda: 0),
             (pruner_module, "rungs", rungs),
             (pruner_module, "verdict", verdict),
@@ -579,17 +586,38 @@ def check(world, ledger):
         elif result.status != "failed":
             if result != outcome(spec)[0]:
                 raise BrokenPromiseError("another result")
-        elif not result.reason.startswith(f"lost {MAX_ATTEMPTS} times") or (world.faults == 0 and spec.id != POISON):
+        elif world.faults == 0 and spec.id != POISON:
             raise BrokenPromiseError(f"failed: {result.reason}")
+        else:
+            check_failed(ledger, spec.id)
     if world.make_source is static_source and set(ledger.results()) != set(IDS):
         raise BrokenPromiseError("a run has no outcome")
     if world.disk.checkpoints:
         raise BrokenPromiseError("a checkpoint was left behind")
+    for run_id in IDS:
+        own, in_a_row, _ = since_it_got_on(ledger, run_id)
+        if own > MAX_ATTEMPTS or in_a_row > MOST_IN_A_ROW:
+            raise BrokenPromiseError("tried more often than it may be")
+
+
+def since_it_got_on(ledger, run_id):
+    """Of a run's losses since it was last saved further on: those of its own, all, and whether it was alone at last."""
     pardoned = max((record.seq for record in ledger.records("pardon")), default=-1)
-    losses = Counter(
-        record.key.partition("/")[0]
-        for record in ledger.records("lost")
-        if record.seq > pardoned and record.body["cause"] not in ("preempted", "out_of_memory")
-    )
-    if any(number > MAX_ATTEMPTS for number in losses.values()):
-        raise BrokenPromiseError("tried more often than it may be")
+    own, in_a_row, step, alone, parts = 0, 0, 0, False, 1
+    for record in ledger.records("lost"):
+        if record.key.partition("/")[0] == run_id and record.seq > pardoned:
+            loss = canon.decode(Loss, record.body)
+            own, in_a_row, step = (0, 0, loss.step) if loss.step > step else (own, in_a_row, step)
+            fits_in_more = loss.cause == "out_of_memory" and parts == 1  # a batch has two sequences
+            parts += fits_in_more
+            own += not fits_in_more and loss.cause not in ("preempted", "lost_worker")
+            in_a_row += not fits_in_more and loss.cause != "preempted"
+            alone = loss.alone
+    return own, in_a_row, alone
+
+
+def check_failed(ledger, run_id):
+    """A run that failed was lost as often as it may be, for reasons of its own or without end, and alone at last."""
+    own, in_a_row, alone = since_it_got_on(ledger, run_id)
+    if not alone or (own < MAX_ATTEMPTS and in_a_row < MOST_IN_A_ROW):
+        raise BrokenPromiseError(f"failed after {own} losses of its own, {in_a_row} in a row, alone: {alone}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import math
 import os
@@ -88,8 +89,8 @@ def finished(slot: int, spec: RunSpec) -> Finished:
 @dataclasses.dataclass
 class FakeHost:
     """A bank of counters. Executions are noted in `diary` (one line per begin and end), faults come from `fault`:
-    `crash SEED` kills the process once, `always-crash SEED` each time, `raise SEED`, `nan SEED`, `hang SEED`,
-    `deaf SEED` does not wait where it is to be looked at.
+    `crash SEED` kills the process once, `always-crash SEED` each time, `segfault SEED` by its own signal,
+    `raise SEED`, `nan SEED`, `hang SEED`, `deaf SEED` does not wait where it is to be looked at.
     """
 
     diary: Path
@@ -156,6 +157,8 @@ class FakeHost:
             os._exit(1)
         if kind == "always-crash":
             os._exit(1)
+        if kind == "segfault":
+            ctypes.string_at(0)
         if kind == "raise":
             raise ValueError("the corpus is not there")
         if kind == "hang" and not fuse.exists():

@@ -71,7 +71,7 @@ def test_every_byte_and_every_length(fast_study):
 def test_the_flips_catch_a_missing_check(written, fast_study, monkeypatch):
     """The mutation check: without hashes, altered records are accepted."""
     content, records = written
-    monkeypatch.setattr(chain, "_verified", lambda row, before: chain.Record(
+    monkeypatch.setattr(chain, "_verified", lambda row, *_: chain.Record(
         seq=row[0], kind=row[1], key=row[2], text=row[3], prev_hash=row[4], hash=row[5]))  # fmt: skip
     position = content.index(records[5].text.encode()) + 40
     broken = content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]

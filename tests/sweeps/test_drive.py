@@ -21,6 +21,7 @@ from sweeps.curves import load_curve
 from sweeps.drive import drive
 from sweeps.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.ledger import Ledger
+from sweeps.losses import MOST_IN_A_ROW, Loss
 from sweeps.pool import Finished, InlinePool, Report
 from sweeps.progress import Running
 from sweeps.source import Signal, StaticSource
@@ -104,8 +105,9 @@ def test_an_error_costs_an_attempt_and_not_the_neighbours(faulty):
 
 
 def test_without_the_lone_attempt_neighbours_would_fail(faulty, monkeypatch):
-    """The mutation check of the test above."""
+    """The mutation check of the test above: whoever is there is to blame."""
     monkeypatch.setattr("sweeps.backlog.Attempt.alone", property(lambda self: False, lambda self, value: None))
+    monkeypatch.setattr("sweeps.driver.Loss", lambda **said: Loss(**said | {"alone": True}))
     study, specs = faulty("raise 1"), make_specs(5)
     study.drive(specs[3:])  # something has ended well before
     results = study.drive(specs)
@@ -294,7 +296,7 @@ def test_attempts_are_counted_across_drivers(study):
     good, bad = make_specs(2)
     pool = scripted(study, lambda pool, call, number: pool.ends())
     study.drive([good])
-    pool = scripted(study, lambda pool, call, number: error("lost_worker"))
+    pool = scripted(study, lambda pool, call, number: error("crashed"))
     study.drive([bad], should_stop=lambda: len(pool.restarted) == 2)
     assert bad.id not in study.ledger.results()
     pool.calls.clear()
@@ -303,6 +305,37 @@ def test_attempts_are_counted_across_drivers(study):
     pool.calls.clear()
     study.drive([bad])
     assert pool.calls == []
+
+
+def test_kills_from_outside_count_against_nobody(study):
+    """However many, as long as the runs are saved further on now and then."""
+    specs = make_specs(3, num_steps=200)
+    num_kills = 5 * MOST_IN_A_ROW
+
+    def answer(pool, call, number):
+        for spec in specs if number % (MOST_IN_A_ROW // 2) == 0 else ():
+            folder = study.folder / "checkpoints" / spec.id
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"step-{number + 1:08}-{64 * '0'}.safetensors").touch()
+        return error("lost_worker") if number < num_kills else pool.ends()
+
+    pool = scripted(study, answer)
+    assert dict(study.drive(specs)) == expected(specs)
+    assert len(lost_records(study)) == 3 * num_kills
+    assert {len(call.admit) for call in pool.calls} == {3}, "nobody has to run alone"
+
+
+def test_who_crashes_fails_and_its_neighbours_do_not(study):
+    specs = make_specs(3)
+
+    def answer(pool, call, number):
+        crashes = any(spec.seed == 1 for spec in pool.slots[0].values())
+        return error("crashed", "Segmentation fault") if crashes else pool.ends()
+
+    scripted(study, answer)
+    results = study.drive(specs)
+    assert [results[spec.id].status for spec in specs] == ["finished", "failed", "finished"]
+    assert results[specs[1].id].reason == "lost 3 times, the last: crashed: Segmentation fault"
 
 
 def test_preemption_counts_against_nobody(study):

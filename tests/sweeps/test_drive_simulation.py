@@ -1,5 +1,6 @@
 """The study under simulated disks, clocks, pools and fates: many seeds, and the planted bugs that they catch."""
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -168,7 +169,7 @@ def attempts_forgotten(patch):
 
     def mutant(self, ledger):
         init(self, ledger)
-        self._causes.clear()
+        self._losses.clear()
 
     patch.setattr(losses.Losses, "__init__", mutant)
 
@@ -243,16 +244,22 @@ def stop_without_saving(patch):
 
 
 def nobody_runs_alone(patch):
+    """And whoever is there is to blame."""
+    patch.setattr(driver_module, "Loss", lambda **said: losses.Loss(**said | {"alone": True}))
     patch.setattr("sweeps.backlog.Attempt.alone", property(lambda self: False, lambda self, value: None))
+
+
+def kills_blamed(patch):
+    """A run that is killed from outside as often as it may be lost has failed."""
+    patch.setattr(losses, "MOST_IN_A_ROW", simulation.MAX_ATTEMPTS)
 
 
 def memory_forgotten(patch):
     """A run that did not fit is tried again as it was."""
     standing = losses.Losses.standing
 
-    def mutant(self, run_id, spec):
-        found = standing(self, run_id, spec)
-        return losses.Standing(num_lost=found.num_lost, num_microbatches=1)
+    def mutant(self, run_id, spec, max_attempts):
+        return dataclasses.replace(standing(self, run_id, spec, max_attempts), num_microbatches=1)
 
     patch.setattr(losses.Losses, "standing", mutant)
 
@@ -261,6 +268,7 @@ MUTANTS = (
     no_fsync, no_fencing, told_twice, attempts_forgotten, lease_by_wall_clock, leases_without_end, own_absence_blamed,
     lost_runs_forgotten, results_forgotten, curve_after_result, checkpoint_dropped_first, checkpoints_left,
     stop_without_saving, nobody_runs_alone, memory_forgotten,
+    kills_blamed,
 )  # fmt: skip
 NUM_TRIES = 100
 

@@ -303,3 +303,50 @@ def test_a_kind_that_its_outcome_is_not_is_no_ledger(ledger, tmp_path, forge):
     ledger.close()
     with pytest.raises(LedgerCorrupt, match=kind):
         Ledger.read(tmp_path)
+
+
+CUT_SHORT = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA journal_mode = TRUNCATE")
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN")
+connection.execute("UPDATE records SET body = body || 'x', hash = hash || 'x'")
+os._exit(0)
+"""
+
+
+def cut_short(study):
+    """A commit that a crash cut short: changed pages in the ledger, what they held in the journal."""
+    subprocess.run([sys.executable, "-c", CUT_SHORT, str(study / LEDGER_NAME)], check=True)
+    journal = study / f"{LEDGER_NAME}-journal"
+    assert journal.stat().st_size > 512
+    return journal
+
+
+def bytes_in(study):
+    return {path.name: path.read_bytes() for path in study.iterdir()}
+
+
+def test_readers_change_nothing_whatever_journal_lies_beside_the_ledger(tmp_path):
+    for name, num_notes in (("one", 40), ("other", 200)):
+        with Ledger.open(tmp_path / name, PLAN, create=True) as ledger:
+            for number in range(num_notes):
+                ledger.append("note", str(number), {"text": 50 * name})
+    one, other = tmp_path / "one", tmp_path / "other"
+    journal = cut_short(one)
+    own = bytes_in(one)
+    assert len(Ledger.read(one).records("note")) == 40, "its own journal is heeded"
+    assert bytes_in(one) == own
+    (other / journal.name).write_bytes(journal.read_bytes())
+    foreign = bytes_in(other)
+    for read in (Ledger.read, lambda study: Ledger.open(study, PLAN, create=False)):
+        with pytest.raises(LedgerCorrupt, match="nothing was changed"):
+            read(other)
+        assert {name: text for name, text in bytes_in(other).items() if name != LOCK_NAME} == {
+            name: text for name, text in foreign.items() if name != LOCK_NAME
+        }
+    (other / journal.name).unlink()
+    assert len(Ledger.read(other).records("note")) == 200
+    with Ledger.open(one, PLAN, create=False) as ledger:
+        assert len(ledger.records("note")) == 40

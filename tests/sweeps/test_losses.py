@@ -8,7 +8,7 @@ from sweep_fakes import make_spec
 from proxies import canon
 from proxies.spec import Numerics
 from sweeps.ledger import Ledger
-from sweeps.losses import Loss, Losses, Standing, failed_result
+from sweeps.losses import MOST_IN_A_ROW, Loss, Losses, Standing, failed_result
 
 SPEC = dataclasses.replace(make_spec(), batch_tokens=8 * 8)  # eight sequences
 
@@ -19,35 +19,71 @@ def ledger(tmp_path):
         yield ledger
 
 
-def lose(losses, *causes, spec=SPEC):
+def lose(losses, *causes, spec=SPEC, **more):
     for cause in causes:
-        losses.record(spec.id, Loss(cause=cause, detail="why", log_tail="last words", worker=2))
+        losses.record(spec.id, Loss(cause=cause, detail="why", log_tail="last words", worker=2, **more))
 
 
-def standing(ledger, spec=SPEC):
+def standing(ledger, spec=SPEC, max_attempts=3):
     """As the next driver finds it."""
-    return Losses(ledger).standing(spec.id, spec)
+    return Losses(ledger).standing(spec.id, spec, max_attempts)
 
 
 @pytest.mark.parametrize(
     ("causes", "wanted"),
     [
         ([], (0, 1)),
-        (["lost_worker", "hung", "user_code", "error"], (4, 1)),
+        (["lost_worker", "crashed", "hung", "user_code", "error"], (4, 1)),
         (["preempted"] * 5, (0, 1)),
         (["out_of_memory"], (0, 2)),
         (["out_of_memory"] * 3, (0, 8)),
         (["out_of_memory"] * 5, (2, 8)),
-        (["lost_worker", "out_of_memory", "hung"], (2, 2)),
+        (["lost_worker", "out_of_memory", "hung"], (1, 2)),
     ],
 )
 def test_what_counts(ledger, causes, wanted):
     losses = Losses(ledger)
     lose(losses, *causes)
     num_lost, num_microbatches = wanted
-    assert losses.standing(SPEC.id, SPEC) == Standing(num_lost=num_lost, num_microbatches=num_microbatches)
-    assert standing(ledger) == losses.standing(SPEC.id, SPEC)
-    assert standing(ledger, make_spec(seed=9)) == Standing(num_lost=0, num_microbatches=1)
+    found = losses.standing(SPEC.id, SPEC, 3)
+    assert (found.num_lost, found.num_microbatches) == (num_lost, num_microbatches)
+    assert standing(ledger) == found
+    assert standing(ledger, make_spec(seed=9)) == Standing(num_lost=0, num_in_a_row=0, num_microbatches=1)
+
+
+def test_a_run_fails_by_its_own_fault_alone(ledger):
+    losses = Losses(ledger)
+    lose(losses, "crashed", "error")
+    assert (standing(ledger).alone, standing(ledger).failed) == (True, False)
+    lose(losses, "lost_worker", alone=True)
+    assert not standing(ledger).failed, "killed from outside"
+    lose(losses, "crashed")
+    assert not standing(ledger).failed, "it may have been a neighbour"
+    lose(losses, "crashed", alone=True)
+    assert standing(ledger).failed
+    assert not standing(ledger, max_attempts=5).failed
+
+
+def test_whoever_gets_on_begins_to_count_anew(ledger):
+    losses = Losses(ledger)
+    for step in (0, 20, 20, 40, 60):
+        lose(losses, "error", step=step, alone=True)
+        assert not standing(ledger).failed
+    assert standing(ledger).num_lost == 1
+    lose(losses, "error", "error", step=60, alone=True)
+    assert standing(ledger).failed
+
+
+def test_what_kills_without_a_word_and_gets_nowhere_fails_in_the_end(ledger):
+    losses = Losses(ledger)
+    lose(losses, *["lost_worker"] * (MOST_IN_A_ROW - 1))
+    assert (standing(ledger).alone, standing(ledger).failed) == (True, False)
+    lose(losses, "lost_worker", step=7, alone=True)
+    assert (standing(ledger).alone, standing(ledger).failed) == (False, False)
+    lose(losses, *["lost_worker"] * (MOST_IN_A_ROW - 1), step=7, alone=True)
+    assert standing(ledger).failed
+    assert standing(ledger).num_in_a_row == MOST_IN_A_ROW
+    assert not standing(ledger, max_attempts=20).failed
 
 
 def test_parts_begin_where_the_run_itself_does(ledger):
@@ -63,16 +99,18 @@ def test_a_record_says_what_happened(ledger):
     records = ledger.records("lost")
     assert [record.key for record in records] == [f"{SPEC.id}/0", f"{SPEC.id}/1"]
     assert records[0].body == {"cause": "hung", "detail": "why", "log_tail": "last words", "worker": 2}
+    lose(losses, "hung", step=4, alone=True)
+    assert (ledger.records("lost")[-1].body["step"], ledger.records("lost")[-1].body["alone"]) == (4, True)
     assert canon.decode(Loss, records[1].body).cause == "lost_worker"
     lose(Losses(ledger), "hung")  # the next driver goes on counting
-    assert ledger.records("lost")[-1].key == f"{SPEC.id}/2"
+    assert ledger.records("lost")[-1].key == f"{SPEC.id}/3"
 
 
 def test_a_pardon_is_for_what_was_before_it(ledger):
     losses = Losses(ledger)
     lose(losses, "hung", "hung")
     losses.pardon("nothing has ended well")
-    assert losses.standing(SPEC.id, SPEC) == standing(ledger) == Standing(num_lost=0, num_microbatches=1)
+    assert standing(ledger) == Standing(num_lost=0, num_in_a_row=0, num_microbatches=1)
     lose(losses, "hung")
     assert standing(ledger).num_lost == 1
     losses.pardon("again")

@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
-import warnings
 from pathlib import Path
 
 import pytest
 from ray_cluster import processes
 from sweep_fakes import FakeHostFactory, bank_key, executions, make_spec, make_specs, num_slots, outcome
 
+from sweeps import ray_own, ray_start
 from sweeps.drive import drive
 from sweeps.errors import PoolDead
 from sweeps.ledger import Ledger
@@ -33,13 +34,17 @@ def run_all(study, pool, specs, **kwargs):
         return dict(ledger.results()), events
 
 
-def test_a_crashed_and_a_hung_worker_cost_nothing_but_time(tmp_path, capfd):
-    handler = signal.getsignal(signal.SIGTERM)
+def test_a_crashed_and_a_hung_worker_cost_nothing_but_time(tmp_path, capfd, monkeypatch):
+    heard = []
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    monkeypatch.setenv("DRIVERS_NICENESS", str(os.nice(0)))
     specs = [make_spec(seed=seed, width=width) for seed in range(4) for width in (32, 64)]
     expected = {spec.id: outcome(spec)[0] for spec in specs}
     crash, hang = tmp_path / "crash", tmp_path / "hang"
     pool = RayPool(2, SwitchingFactory(str(crash), str(hang), str(tmp_path / "now-hang")))
     try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM], "Ray has a handler of its own, which ends the process"
         results, events = run_all(tmp_path / "study", pool, specs)
         assert results == expected
         assert [lost for event in events for lost in event.lost if "worker lost (ActorDiedError)" in lost]
@@ -61,24 +66,24 @@ def test_a_crashed_and_a_hung_worker_cost_nothing_but_time(tmp_path, capfd):
         assert time.monotonic() - killed < 20
     finally:
         pool.close()
-    assert marked(own) == [], "Ray's agents would outlive it"
+        signal.signal(signal.SIGTERM, handler)
+    assert list(ray_own.processes(own)) == [], "Ray's agents would outlive it"
     assert not own.exists()
-    assert signal.getsignal(signal.SIGTERM) == handler
     printed = capfd.readouterr()
     assert printed.out == "", "stdout is for our JSON"
     assert "Traceback" not in printed.err
 
 
-def marked(folder):
-    """Living processes of the cluster in `folder`."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"FORERUN_RAY_FOLDER={folder}".encode() in (process / "environ").read_bytes():
-                found += [(process / "comm").read_text()] * ((process / "stat").read_text().split()[2] != "Z")
-        except OSError:
-            continue
-    return found
+def test_a_run_that_crashes_by_itself_fails_and_its_neighbours_do_not(tmp_path):
+    pool = RayPool(1, FakeHostFactory(str(tmp_path / "diary"), fault="segfault 1"))
+    specs = make_specs(3)
+    try:
+        results, events = run_all(tmp_path / "study", pool, specs)
+    finally:
+        pool.close()
+    assert [results[spec.id].status for spec in specs] == ["finished", "failed", "finished"]
+    assert "lost 3 times, the last: crashed" in results[specs[1].id].reason
+    assert [lost for event in events for lost in event.lost if ": crashed: " in lost]
 
 
 class SwitchingFactory:
@@ -89,6 +94,7 @@ class SwitchingFactory:
 
     def __call__(self):
         assert os.environ["OMP_NUM_THREADS"] == "1"
+        assert os.nice(0) == int(os.environ["DRIVERS_NICENESS"])
         if Path(self.switch).exists():
             return FakeHostFactory(self.hang, "hang 2")()
         return FakeHostFactory(self.crash, "crash 1")()
@@ -105,8 +111,9 @@ def test_ray_itself_dies(tmp_path, part):
         from sweep_fakes import FakeHostFactory, make_specs
         from test_pool_ray import RayPool, run_all
         pool = RayPool(1, FakeHostFactory({str(tmp_path / "diary")!r}, step_seconds=1.0))
-        import ray
-        print(ray._private.worker._global_node.all_processes[{part!r}][0].process.pid, file=sys.stderr, flush=True)
+        from ray_cluster import processes
+        print(*[p for p, line in processes(pool._own.folder).items() if line.split()[0].endswith({part!r})],
+              file=sys.stderr, flush=True)
         try:
             run_all(Path({str(tmp_path / "study")!r}), pool, make_specs(30))
         finally:
@@ -134,15 +141,56 @@ def test_ray_itself_dies(tmp_path, part):
     assert not finished & set(executions(tmp_path / "diary")[before:])
 
 
-def test_a_pool_that_cannot_start(monkeypatch):
-    from sweeps import pool_ray
+def planted_head(tmp_path, monkeypatch, text):
+    """In place of Ray's head a program of so many lines; where it notes its process each time it starts."""
+    script, diary = tmp_path / "head.py", tmp_path / "diary"
+    noted = f"import os\nwith open({str(diary)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+    script.write_text(noted + textwrap.dedent(text))
+    monkeypatch.setattr(ray_start.ray_head, "__file__", str(script))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return diary
 
-    def fail(self, num_workers):
-        raise ConnectionError("no ports left")
 
-    monkeypatch.setattr(pool_ray.RayPool, "_join", fail)
-    with warnings.catch_warnings(), pytest.raises(PoolDead, match=r"no ports left.*cluster.backend"):
+def test_a_head_that_raises_is_tried_twice_and_its_log_stays(tmp_path, monkeypatch):
+    text = "import sys\nprint('waited for the raylet')\nsys.exit('Exception: the node timed out')"
+    diary = planted_head(tmp_path, monkeypatch, text)
+    with pytest.raises(PoolDead, match=r"its head.*the node timed out.*cluster.backend") as failed:
         RayPool(1, FakeHostFactory("nowhere"))
+    assert len(diary.read_text().split()) == 2
+    (log,) = tmp_path.glob("forerun-*")
+    assert str(log) in str(failed.value)
+    assert "waited for the raylet" in log.read_text()
+
+
+def test_a_start_without_progress_ends(tmp_path, monkeypatch):
+    """One that prints gets on, and is waited for longer."""
+    monkeypatch.setattr(ray_start, "IDLE_SECONDS", 1.0)
+    text = "import sys, time\nfor i in range(30):\n    print(i, flush=True)\n    time.sleep(0.1)\ntime.sleep(60)"
+    planted_head(tmp_path, monkeypatch, text)
+    with pytest.raises(PoolDead, match="no progress for 1 s") as failed:
+        RayPool(1, FakeHostFactory("nowhere"))
+    (log,) = tmp_path.glob("forerun-*")
+    assert str(log) in str(failed.value)
+    assert "29" in log.read_text().split()
+
+
+def test_a_stop_ends_the_start(tmp_path, monkeypatch):
+    """Whatever is raised is what the caller gets, and nothing is left."""
+    diary = planted_head(tmp_path, monkeypatch, "import time\ntime.sleep(60)")
+
+    class StoppedError(Exception):
+        pass
+
+    def check_stop():
+        if diary.exists() and diary.read_text().endswith("\n"):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        RayPool(1, FakeHostFactory("nowhere"), check_stop=check_stop)
+    (pid,) = diary.read_text().split()
+    assert not Path(f"/proc/{pid}").exists()
+    assert list(tmp_path.glob("forerun-*")) == []
+    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
 
 
 def test_a_start_that_is_broken_off_leaves_nothing(monkeypatch):
@@ -150,11 +198,11 @@ def test_a_start_that_is_broken_off_leaves_nothing(monkeypatch):
 
     folders = []
 
-    def break_off(self, num_workers):
+    def break_off(self, num_workers, node_check):
         folders.append(self._own.folder)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool_ray.RayPool, "_join", break_off)
+    monkeypatch.setattr(pool_ray.RayPool, "_open", break_off)
     with pytest.raises(KeyboardInterrupt):
         RayPool(1, FakeHostFactory("nowhere"))
     assert not folders[0].exists() and "RAY_AUTH_TOKEN_PATH" not in os.environ

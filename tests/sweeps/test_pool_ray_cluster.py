@@ -13,7 +13,7 @@ import pytest
 from ray_cluster import RayCluster, await_true, processes
 from sweep_fakes import FakeHostFactory, bank_key, executions, make_specs, num_slots, outcome
 
-from sweeps import pool_ray
+from sweeps import ray_start
 from sweeps.drive import drive
 from sweeps.errors import ClusterUnfit, PoolDead
 from sweeps.ledger import Ledger
@@ -232,7 +232,7 @@ def test_a_killed_driver_leaves_no_actor(tmp_path, joined, monkeypatch):
     whole = Place(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)
     said = r"room for 2 workers of .*, for 0 of them now(?s:.*)Others hold the rest, and gave none back in 3 s"
     with monkeypatch.context() as patch, pytest.raises(ClusterUnfit, match=said):
-        patch.setattr(pool_ray, "START_SECONDS", 3.0)
+        patch.setattr(ray_start, "IDLE_SECONDS", 3.0)
         RayPool(2, DeviceHost, place=whole)
     process.kill()
     process.communicate(timeout=20)

@@ -76,4 +76,4 @@ def test_workers_are_spread_over_what_is_left():
 
 def test_ranks_cannot_be_kept_away():
     with pytest.raises(ClusterUnfit, match="take that host out of the cluster"):
-        allowed(None, {"x": "1.2.3.4"}, Place(num_ranks=2, avoided=("a",)), {})
+        allowed(None, {"x": "1.2.3.4"}, Place(num_ranks=2, avoided=("a",)), {}, lambda: None)

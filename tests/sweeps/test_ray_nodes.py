@@ -1,10 +1,12 @@
 """Room on nodes, counted; addresses that are none."""
 
 import socket
+from unittest import mock
 
 import pytest
 
-from sweeps.ray_nodes import Place, answers, described, room
+from sweeps.ray_groups import reserved
+from sweeps.ray_nodes import Place, answers, check_nodes, described, room
 
 NODES = {"a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30}, "b": {"CPU": 3.0, "memory": 2.0**30}, "c": {}}
 
@@ -41,3 +43,21 @@ def test_who_answers():
         assert answers(f"127.0.0.1:{server.getsockname()[1]}")
     assert not answers("127.0.0.1:1")
     assert not answers("no address")
+
+
+def test_a_stop_is_heard_while_nodes_are_asked_and_while_room_is_made():
+    """Neither answers, ever."""
+
+    class StoppedError(Exception):
+        pass
+
+    def stop():
+        raise StoppedError
+
+    silent = mock.MagicMock()
+    silent.wait.side_effect = lambda references, **_: ([], references)
+    with pytest.raises(StoppedError):
+        check_nodes(silent, {"a": "1.2.3.4"}, list, {}, stop)
+    silent.util.placement_group.return_value.wait.return_value = False
+    with pytest.raises(StoppedError):
+        reserved(silent, {"a": {"CPU": 2.0}}, Place(num_ranks=2), 1, stop)

@@ -58,18 +58,23 @@ def test_a_killed_driver_leaves_nothing_for_long(base):
 
 
 def test_what_ray_leaves_running_ends(base):
-    """Also what was started below it, in a session of its own; and nothing else."""
+    """Also what was started below it, in a session of its own, or has no environment any more; and nothing else."""
     own = OwnFolder()
     script = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
-    with own.marking():
-        marked = subprocess.Popen(["sleep", "60"])
-        subprocess.run([sys.executable, "-c", script], check=True)
+    marked = subprocess.Popen(["sleep", "60"], env=own.marked(os.environ))
+    subprocess.run([sys.executable, "-c", script], check=True, env=own.marked(os.environ))
+    log = own.folder / "agent.log"
+    with log.open("w") as file:  # Ray's agents write their titles over their environment
+        writer = subprocess.Popen(["sleep", "60"], env={}, stdout=file)
+    with log.open() as file:
+        reader = subprocess.Popen(["sleep", "60"], env={}, stdin=file)
     other = subprocess.Popen(["sleep", "60"])
     own.close()
-    assert marked.wait(timeout=10) == -signal.SIGKILL
-    assert other.poll() is None
-    other.kill()
-    other.wait(timeout=10)
+    assert (marked.wait(timeout=10), writer.wait(timeout=10)) == (-signal.SIGKILL, -signal.SIGKILL)
+    assert (reader.poll(), other.poll()) == (None, None)
+    for process in (reader, other):
+        process.kill()
+        process.wait(timeout=10)
     mark = f"FORERUN_RAY_FOLDER={own.folder}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -53,7 +53,7 @@ def test_where_everything_diverged_lower_values_are_asked_for():
 
 def test_a_suggestion_says_what_it_costs_and_reads_well():
     found = mend(unusable("edge"), points([2.2, 2.1, 2.0, 2.01], seeds=2), WIDTH)[0]
-    assert str(found).startswith("run width 64 at 2^-4 (2 seeds): the optimum lies at or beyond the upper end")
+    assert str(found).startswith("run width 64 at 2^-4 (2 seeds): the optimum may lie at or beyond the upper end")
     assert found.relative_cost == 8.0  # two runs of four times the base's FLOPs
     batch = dataclasses.replace(WIDTH, axis="batch", hyperparameter="clip_norm")
     assert again(points([2.0])[0], batch).relative_cost == 2.0

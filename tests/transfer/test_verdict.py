@@ -11,9 +11,11 @@ from planted_valleys import (
     cpu_grid,
     hyperbola,
     linex_of,
+    lopsided_quartic,
     parabola,
     power_of,
     rng,
+    straight_cliff,
     tally,
     two_parabolas,
     wall,
@@ -49,6 +51,8 @@ def test_the_promise(regret_nats):
 def test_with_half_the_noise_the_promise_is_broken(monkeypatch):
     honest = valley._log_weight
     monkeypatch.setattr(valley, "_log_weight", lambda grid, depth, variance: honest(grid, depth, variance / 4))
+    monkeypatch.setattr(valley, "OFF_KINKED", 0.0)  # what lies between two rates widens the interval whatever the noise
+    monkeypatch.setattr(valley, "OFF_LOPSIDED", 0.0)
     found = tally(WIDE, 60)
     print(f"half the noise: {found}")
     assert found.optimum_covered < 0.87
@@ -98,6 +102,16 @@ def test_other_truths(name, regret_nats):
     assert min(found.drift_covered, found.regret_covered) >= 0.8
 
 
+@pytest.mark.parametrize("shape", [cliff, straight_cliff, power_of(4), lopsided_quartic])
+def test_optima_of_cliffs_and_quartics_are_covered(shape):
+    """All optima of a draw share the error of their shape: 12 draws are worth little more than 12 optima."""
+    world = dataclasses.replace(WIDE, valley=shape)
+    found = tally(world, 12, draws=400)
+    print(f"{found}")
+    assert found.optimum_covered >= 0.75 and found.regret_covered >= 0.8
+    assert found.wrong(world) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [cliff, wall, hyperbola])
 @pytest.mark.parametrize("noise_nats", [0.005, 0.002])
@@ -143,7 +157,7 @@ def test_one_spiked_run_never_makes_a_drift(spike, num_seeds):
 
 def test_without_the_check_for_a_lone_culprit_a_spike_may_make_a_drift(monkeypatch):
     """Rarely: where a spike leaves no shape that fits, the noise is large. This is one draw of thirty."""
-    world = dataclasses.replace(SMALL, num_seeds=1, noise_nats=0.005, target_size=1024, regret_nats=0.007)
+    world = dataclasses.replace(SMALL, num_seeds=1, noise_nats=0.005, target_size=1024, regret_nats=0.003)
     points, _ = world.draw(rng(1004), spike=0.2)
     assert judge(points, world.question, seed=4, draws=400).outcome == "cannot_tell"
     monkeypatch.setattr(verdict_room, "_lone_culprit", lambda *_: None)

@@ -173,6 +173,12 @@ def test_another_function_than_the_proxies_fails_the_loss(stage):
     assert_fails(loss, dataclasses.replace(stage, scaled=dataclasses.replace(stage.scaled, spec=other)))
 
 
+def test_a_validation_loss_that_is_made_up_fails_the_loss(stage, monkeypatch):
+    monkeypatch.setattr(Trainer, "validation_loss", lambda self: 0.5)
+    shutil.rmtree(stage.path("reference"))
+    assert_fails(loss, stage, "0.500 nats")
+
+
 def test_a_rank_that_trains_other_rows_fails(stage, monkeypatch):
     first = Trainer.first_sequence
     monkeypatch.setattr(Trainer, "first_sequence", lambda self, step: first(self, step) + 1)

@@ -1,4 +1,7 @@
-"""On PYTHONPATH, has every worker note the runs it begins in the file that FORERUN_TEST_DIARY names."""
+"""On PYTHONPATH, has every worker note the runs it begins in the file that FORERUN_TEST_DIARY names.
+
+Where FORERUN_TEST_STEPS names one, also at which step each run is begun, is, and is saved.
+"""
 
 import importlib.abc
 import importlib.util
@@ -8,10 +11,13 @@ from pathlib import Path
 
 
 class Spy(importlib.abc.MetaPathFinder):
-    """Wraps `launcher.host.Host.advance` when its module is first imported."""
+    """Wraps what a module holds when it is first imported."""
+
+    def __init__(self, name, wrap):
+        self.name, self.wrap = name, wrap
 
     def find_spec(self, name, path, target=None):
-        if name != "launcher.host":
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -19,13 +25,13 @@ class Spy(importlib.abc.MetaPathFinder):
 
         def execute_and_wrap(module):
             execute(module)
-            wrap(module)
+            self.wrap(module)
 
         spec.loader.exec_module = execute_and_wrap
         return spec
 
 
-def wrap(module):
+def wrap_host(module):
     advance = module.Host.advance
 
     def noted(host, call):
@@ -36,5 +42,33 @@ def wrap(module):
     module.Host.advance = noted
 
 
+def wrap_resumable(module):
+    admit, advance, store = module.Resumable.admit, module.Resumable.advance, module.store
+    held = {}
+
+    def note(*lines):
+        with Path(os.environ["FORERUN_TEST_STEPS"]).open("a") as diary:
+            diary.writelines(f"{what} {run_id} {step}\n" for what, run_id, step in lines)
+
+    def admitted(engine, index, spec):
+        admit(engine, index, spec)
+        held[index] = spec.id
+        note(("begin", spec.id, engine.steps[index]))
+
+    def advanced(engine, num_steps):
+        ended = advance(engine, num_steps)
+        note(*(("at", held[index], step) for index, step in engine.steps.items()))
+        return ended
+
+    def stored(folder, state):
+        done = store(folder, state)
+        note(("saved", state.header.run_id, state.header.step))
+        return done
+
+    module.Resumable.admit, module.Resumable.advance, module.store = admitted, advanced, stored
+
+
 if "FORERUN_TEST_DIARY" in os.environ:
-    sys.meta_path.insert(0, Spy())
+    sys.meta_path.insert(0, Spy("launcher.host", wrap_host))
+if "FORERUN_TEST_STEPS" in os.environ:
+    sys.meta_path.insert(0, Spy("launcher.resumable", wrap_resumable))

@@ -6,7 +6,8 @@ from planted_watch import losses_of
 
 from launcher.policy import SpikePolicy
 from launcher.spikes import Detector
-from launcher.watch.losses import rise, spikes
+from launcher.watch.losses import spikes
+from launcher.watch.rises import RISE_SDS, rise
 
 POLICY = SpikePolicy(patience_steps=8, window_steps=64)
 
@@ -57,7 +58,7 @@ def drifting(slope, start=400, seed=0):
 def test_a_slow_rise_is_found_and_where_it_began():
     found = rise(*drifting(1e-3), 20)
     assert 400 < found.first_step < 560
-    assert found.now_nats > found.lowest_nats + 0.02 and found.sds > 6
+    assert found.now_nats > found.lowest_nats + 0.02 and found.sds > RISE_SDS
     assert spikes(*drifting(1e-3), POLICY) == [], "too slow for a spike"
 
 

@@ -6,7 +6,7 @@ from planted_ladders import CHINCHILLA, ladder, law_loss
 
 from scaling_fits.allocation.allocate import allocate
 from scaling_fits.allocation.exact_runs import exact_run
-from scaling_fits.allocation.integer_shapes import Wanted, integer_shapes
+from scaling_fits.allocation.shapes import ShapeRequest, choose_shapes
 from scaling_fits.uncertainty import fit_runs
 
 FLOPS = 1e16
@@ -18,7 +18,7 @@ def fitted():
 
 
 def option(allocation, seq_len=2048):
-    return integer_shapes(Wanted(params=allocation.params, vocab_size=1024, seq_len=seq_len)).options[0]
+    return choose_shapes(ShapeRequest(params=allocation.params, vocab_size=1024, seq_len=seq_len)).options[0]
 
 
 def test_training_alone(fitted):

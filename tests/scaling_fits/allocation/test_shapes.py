@@ -1,35 +1,94 @@
-"""The nearest width, by trying them all."""
+"""One chooser: whole shapes near a size, of a study's make or of none, with heads that split over GPUs."""
 
+import itertools
 import math
 
 import pytest
 
+from proxies.checks import SpecError
 from proxies.flops import count_params, flops_per_token
 from proxies.shape import Shape
-from scaling_fits.allocation.shapes import ShapeError, shape_near
+from scaling_fits.allocation.shapes import ShapeError, ShapeRequest, Template, choose_shapes
 
-TEMPLATE = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=168, vocab_size=256, seq_len=64)
+SMALL = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=168, vocab_size=256, seq_len=64)
+DEEP = Shape(num_layers=24, width=256, num_heads=4, num_kv_heads=4, ffn_width=704, vocab_size=50_304, seq_len=1024)
 
 
-@pytest.mark.parametrize("params", [1e4, 3.3e5, 1e6, 7.7e6, 2.5e9])
-def test_nearest_of_all_widths(params):
-    choice = shape_near(TEMPLATE, params, 32)
-    every = [TEMPLATE.at_width(width) for width in range(32, 20_000, 32)]
+def best_of(template, params, **others):
+    return choose_shapes(ShapeRequest(params=params, template=Template(shape=template, **others)))
+
+
+@pytest.mark.parametrize(("params", "width", "heads", "nearest"), [(1e9, 1536, 24, 1664), (7e9, 4608, 72, 4736)])
+def test_the_two_sizes_that_had_two_answers(params, width, heads, nearest):
+    """24 layers of 1,664 with 26 heads, and of 4,736 with 74, were nearest in parameters, and split by 2 alone."""
+    found = best_of(DEEP, params, width_multiple=64)
+    shape = found.options[0].shape
+    assert (shape.num_layers, shape.width, shape.num_heads, shape.head_dim) == (24, width, heads, 64)
+    assert (
+        f"width {width}: its {heads} heads are a multiple of 8" in found.traded and f"width {nearest}" in found.traded
+    )
+    told = choose_shapes(
+        ShapeRequest(params=params, num_layers=24, head_dim=64, query_heads_per_kv_head=1, ffn_ratio=2.75,
+                     vocab_size=50_304, seq_len=1024)
+    )  # fmt: skip
+    assert told.options[0].shape == shape
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4])
+@pytest.mark.parametrize("degree", [1, 2, 8])
+def test_a_template_is_kept_and_heads_split_at_little_cost(ratio, degree):
+    for params, head_dim, ffn in itertools.product([3e8, 1.1e9, 2.7e9, 6.3e9, 2e10, 1.3e11], [64, 128], [2.75, 4.0]):
+        shape = Shape(num_layers=24, width=4 * head_dim, num_heads=4, num_kv_heads=4 // ratio, seq_len=1024,
+                      ffn_width=int(4 * head_dim * ffn), vocab_size=32_768)  # fmt: skip
+        option = best_of(shape, params, width_multiple=64, tensor_parallel=degree).options[0]
+        found = option.shape
+        assert (found.num_layers, found.head_dim, found.vocab_size, found.seq_len) == (24, head_dim, 32_768, 1024)
+        assert found.num_heads == ratio * found.num_kv_heads and found.ffn_width == ffn * found.width
+        assert found.num_kv_heads % degree == found.ffn_width % degree == found.width % 64 == 0
+        step = math.lcm(ratio * degree * head_dim, 64)  # between widths that split over the degree
+        assert abs(math.log(option.params_ratio)) < 0.3 + step / found.width or found.width == step
+        if found.width >= 1024:
+            even = math.gcd(8, found.num_heads)
+            assert even >= 4 or abs(math.log(option.params_ratio)) < 0.1, (params, found)
+
+
+def test_more_parameters_never_make_a_narrower_shape():
+    widths = [best_of(DEEP, 1e8 * 1.07**step, width_multiple=64).options[0].shape.width for step in range(80)]
+    assert widths == sorted(widths) and len(set(widths)) > 15
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("params", [2e4, 3.3e5, 1e6, 7.7e6, 6e7])
+def test_below_a_width_of_1024_the_nearest_of_all_widths(params, family):
+    template = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=168, vocab_size=256, seq_len=64,
+                     family=family, tied=family == "gpt2")  # fmt: skip
+    found = best_of(template, params, width_multiple=32)
+    every = [template.at_width(width) for width in range(32, 4000, 32)]
     best = min(every, key=lambda shape: abs(math.log(count_params(shape).total / params)))
-    assert choice.shape == best
-    assert choice.counts == count_params(best)
-    assert choice.flops_per_token == flops_per_token(best)
-    assert choice.ratio == count_params(best).total / params
+    option = found.options[0]
+    if best.width < 1024:
+        assert option.shape == best and found.traded == ""
+    assert option.params == count_params(option.shape).total
+    assert option.flops_per_token == flops_per_token(option.shape)
+    assert option.params_ratio == option.params / params
 
 
-def test_ratios_and_multiple_are_kept():
-    choice = shape_near(TEMPLATE, 5e6, 48)
-    assert choice.shape.width % 48 == 0
-    assert (choice.shape.num_layers, choice.shape.head_dim) == (2, 16)
-    assert choice.shape.num_heads == 2 * choice.shape.num_kv_heads
-    assert choice.shape.ffn_width * 64 == 168 * choice.shape.width
+def test_a_study_too_small_for_its_template_gets_the_smallest_width():
+    assert best_of(SMALL, 1e3).options[0].shape.width == 32
 
 
-def test_bad_wishes_are_named():
-    with pytest.raises(ShapeError, match=r"params = nan.*width_multiple = 0"):
-        shape_near(TEMPLATE, math.nan, 0)
+def test_another_depth_and_degree_may_be_asked_of_a_template():
+    request = ShapeRequest(params=1e9, template=Template(shape=DEEP), num_layers=30, tensor_parallel=8)
+    shape = choose_shapes(request).options[0].shape
+    assert shape.num_layers == 30 and shape.num_heads % 8 == 0 and shape.ffn_width * 256 == 704 * shape.width
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(SpecError, match=r"params = nan"):
+        ShapeRequest(params=math.nan)
+    with pytest.raises(SpecError, match=r"width_multiple = 0.*tensor_parallel = 0"):
+        Template(shape=SMALL, width_multiple=0, tensor_parallel=0)
+    with pytest.raises(SpecError, match="num_layers and aspect_ratio"):
+        ShapeRequest(params=1e9, num_layers=24, aspect_ratio=128.0)
+    with pytest.raises(ShapeError, match="the smallest shape of vocabulary 50304"):
+        choose_shapes(ShapeRequest(params=1e6, vocab_size=50_257))

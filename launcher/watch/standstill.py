@@ -1,0 +1,145 @@
+"""What no longer moves: a loss that is the same number line after line, and metrics that stop while steps go on.
+
+Equal losses in a row are no fault by themselves: a log that is rounded has them. How many are too many follows from
+the noise before them. A line stays within the rounding q of the one before with probability at most
+
+    p = P(|e| < q / 2) = erf(q / (2 sqrt(2) sd)),
+
+with sd^2 half the mean square of the differences from line to line (less than the innovation's where the noise is
+autocorrelated), without the q^2 / 4 that rounding alone can make of them. So r equal ones in a row come about
+somewhere in the N lines of a run with probability N p^(r - 1) at most, and r is too many where that is below
+`FALSE_ALARMS`. Where the noise is small against the rounding p is 1, and no number is too many.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.watch.columns import SCALARS, Columns
+from launcher.watch.course import FALSE_ALARMS
+from launcher.watch.noise import noise_of_differences, resolution
+from launcher.watch.series import Floats
+
+LEAST_EQUAL, LEAST_EQUAL_VALIDATIONS = 16, 4
+NEVER_CHANGED = 64
+"""Lines past the warmup of a loss that was one number from the start: there is no noise to go by."""
+_RECENT, _LEAST_BEFORE = (64, 256, 1024), 8  # the quietest counts: a loss that still falls fast has large differences
+_NUM_CHANGES, _LEAST_SPAN = 8, 0.1
+_COARSE_NATS = 0.01  # a number that never changed and is rounded more coarsely may have been rounded into one
+_GAPS_MISSED, _LEAST_MISSED = 3, 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frozen:
+    """The newest values of a loss are one number."""
+
+    first_step: int
+    nats: float
+    num_equal: int
+    allowed: int
+    """So many equal ones may come about."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopped:
+    """A metric that came, and comes no more."""
+
+    name: str
+    last_step: int
+    num_lines: int
+    """Since."""
+
+
+def frozen_loss(columns: Columns, warmup_steps: int, num_steps: int) -> Frozen | None:
+    """Whether the training loss stands still; lines that are no number are left out."""
+    there = np.isfinite(columns.train_loss_nats)
+    steps, losses = columns.steps[there], columns.train_loss_nats[there]
+    start = _start(losses)
+    before = losses[max(0, start - _RECENT[-1]) : start]
+    if len(before) >= _LEAST_BEFORE:
+        rounding = resolution(np.append(before, losses[-1]))
+        variance = min(noise_of_differences(before[-num:]) for num in _RECENT) ** 2 - rounding**2 / 4
+        chance = math.erf(rounding / math.sqrt(8 * variance)) if variance > 0 else 1.0
+        allowed = max(LEAST_EQUAL, _too_many(chance, num_steps / _apart(steps))) - 1
+        num_equal = len(losses) - start
+    else:
+        allowed, num_equal = NEVER_CHANGED, int((steps[start:] > warmup_steps).sum())
+        if len(losses) and resolution(losses[-1:]) > _COARSE_NATS:
+            return None
+    if num_equal <= allowed:
+        return None
+    return Frozen(first_step=int(steps[start]), nats=float(losses[-1]), num_equal=num_equal, allowed=int(allowed))
+
+
+def frozen_validation(columns: Columns, num_steps: int) -> Frozen | None:
+    """Whether the validation loss stands still, though the training loss moves or it moved before itself.
+
+    Trainers that repeat the last value on every line are known by the longest repetition before.
+    """
+    steps, losses = columns.validation_steps, columns.validation_loss_nats
+    start = _start(losses)
+    if len(losses) - start < LEAST_EQUAL_VALIDATIONS:
+        return None
+    edges = np.flatnonzero(np.diff(losses[:start], append=np.nan) != 0)
+    rounding = resolution(losses)
+    if len(edges) >= 2:
+        changes = np.abs(np.diff(losses[edges]))[-_NUM_CHANGES:]
+        repeated = int(np.diff(edges, prepend=-1).max())
+        chance = min(1.0, 2 * rounding / float(np.median(changes)))  # half of what they were: they become smaller
+        many = max(LEAST_EQUAL_VALIDATIONS, _too_many(chance, num_steps / (_apart(steps) * repeated)))
+        allowed = repeated * many - 1
+    else:
+        moved = _moved(columns, float(steps[start]))
+        if steps[-1] - steps[start] < _LEAST_SPAN * num_steps or not moved > 2 * max(rounding, _COARSE_NATS):
+            return None
+        allowed = LEAST_EQUAL_VALIDATIONS - 1
+    if len(losses) - start <= allowed:
+        return None
+    return Frozen(
+        first_step=int(steps[start]), nats=float(losses[-1]), num_equal=len(losses) - start, allowed=int(allowed)
+    )
+
+
+def stopped(columns: Columns) -> list[Stopped]:
+    """Metrics without a value for three of their longest gaps before and 16 lines, while steps go on."""
+    logged = {
+        "train_loss_nats": columns.steps,
+        "validation_loss_nats": columns.validation_steps,
+        **{name: columns.steps[np.isfinite(getattr(columns, name))] for name in SCALARS},
+    }
+    found = []
+    for name, at in logged.items():
+        if len(at) < 3:
+            continue
+        lines = columns.line_steps[columns.line_steps > at[-1]]
+        missed = len(lines) and lines[-1] - at[-1] > _GAPS_MISSED * np.diff(at).max()
+        if missed and len(lines) >= _LEAST_MISSED:
+            found.append(Stopped(name=name, last_step=int(at[-1]), num_lines=len(lines)))
+    return found
+
+
+def _start(values: Floats) -> int:
+    """Where the newest run of equal values begins."""
+    other = np.flatnonzero(values != values[-1]) if len(values) else np.empty(0)
+    return int(other[-1]) + 1 if len(other) else 0
+
+
+def _too_many(chance: float, num: float) -> float:
+    """Equal ones in a row, of so many values; `chance`: of one that equals the one before."""
+    if chance >= 1:
+        return math.inf
+    return 1 + math.ceil(math.log(FALSE_ALARMS / max(num, 1.0)) / math.log(max(chance, 1e-300)))
+
+
+def _apart(steps: Floats) -> float:
+    return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+
+
+def _moved(columns: Columns, since: float) -> float:
+    """By how much the training loss has moved since a step: medians of the first and last tenth of its lines."""
+    losses = columns.train_loss_nats[(columns.steps >= since) & np.isfinite(columns.train_loss_nats)]
+    part = max(1, len(losses) // 10)
+    return float(np.abs(np.median(losses[:part]) - np.median(losses[-part:]))) if len(losses) else 0.0

@@ -1,0 +1,121 @@
+"""Hours that are paid, held against the runs whose hours were published."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+import pytest
+from tiny_study import ask, forerun, write_plan
+
+from launcher.calibration_records import Calibration, Figure
+from launcher.estimates.machine import Given
+from launcher.estimates.main_run import MainRun, estimate_main, main_body
+from launcher.estimates.published import PUBLISHED_RUNS
+from launcher.estimates.utilization import PROXY_MFU, left_out, utilization
+from launcher.reference import MODELS
+from proxies.flops import count_params
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def table():
+    spec = importlib.util.spec_from_file_location("published_runs", ROOT / "benchmarks/published_runs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "hours"),
+    [
+        ("llama-3-8b", 15e12, (1.3e6, 1.46e6)),  # its card, and that of 3.1
+        ("llama-3-70b", 15e12, (6.4e6, 7.0e6)),
+        ("llama-3.1-405b", 15.6e12, (30.84e6,)),
+    ],
+)
+def test_llama_3_lies_inside_an_interval_of_at_most_a_factor_of_three(name, tokens, hours):
+    run = MainRun(shape=MODELS[name].shape, num_tokens=int(tokens), batch_tokens=2**24, precision="bfloat16")
+    told = main_body(estimate_main(run, Given(num_gpus=1024)))
+    low, high = told["gpu_hours"]["interval"]
+    assert high / low <= 3
+    assert all(low < published < high for published in hours)
+    assert told["days"]["value"] == pytest.approx(told["gpu_hours"]["value"] / 1024 / 24)
+    beside = {row["model"]: row["gpu_hours_here"] for row in told["reference_runs"]}
+    if name in beside:
+        assert beside[name]["interval"] == pytest.approx([low, high], rel=1e-6)
+
+
+def test_most_published_runs_lie_inside_their_intervals_by_the_others(table):
+    """Each left out in turn, and each with its whole series; small models and fast chips reach less."""
+    assert len(PUBLISHED_RUNS) >= 12
+    held = [table.inside(run, left_out((run,), run)) for run in PUBLISHED_RUNS]
+    assert 0.80 <= sum(held) / len(held) <= 0.95
+    series = [
+        tuple(other for other in PUBLISHED_RUNS if table.team(other) == table.team(run)) for run in PUBLISHED_RUNS
+    ]
+    apart = [table.inside(run, left_out(those, run)) for run, those in zip(PUBLISHED_RUNS, series, strict=True)]
+    assert 0.80 <= sum(apart) / len(apart) <= 0.95
+    shares = [left_out((run,), run) for run in PUBLISHED_RUNS]
+    assert all(share.high / share.low < 3 for share in shares)
+    assert utilization(1e9, 989e12).value < utilization(1e11, 989e12).value < utilization(1e11, 312e12).value
+
+
+def test_the_page_has_the_table_that_the_command_prints(table):
+    page = (ROOT / "docs/estimates.md").read_text()
+    for run in PUBLISHED_RUNS:
+        assert table.row(run, left_out((run,), run)) in page
+        assert run.shape is None or count_params(run.shape).total == pytest.approx(run.params, rel=0.02)
+    held = sum(table.inside(run, left_out((run,), run)) for run in PUBLISHED_RUNS)
+    assert f"{held} of {len(PUBLISHED_RUNS)} lie inside" in page
+
+
+def test_what_no_run_was_published_of_is_told_and_what_narrows_it():
+    assert utilization(1e6, 989e12) == PROXY_MFU
+    run = MainRun(shape=MODELS["llama-3-8b"].shape, num_tokens=2**40, batch_tokens=2**22, precision="bfloat16")
+    small = dataclasses.replace(run.shape, num_layers=2, width=128, num_heads=2, num_kv_heads=2, ffn_width=256,
+                                vocab_size=256, seq_len=512)  # fmt: skip
+    tiny = dataclasses.replace(run, shape=small)
+    said = main_body(estimate_main(tiny, Given(num_gpus=8)))["warnings"]
+    assert any("--tokens-per-second" in text and "within a factor of" in text for text in said)
+    measured = main_body(estimate_main(tiny, Given(num_gpus=8, tokens_per_gpu_second=1e6)))
+    assert not any("within a factor" in text for text in measured["warnings"])
+    assert not any("within a factor" in text for text in main_body(estimate_main(run, Given(num_gpus=8)))["warnings"])
+
+
+def test_runs_that_lose_more_than_published_ones_pay_more():
+    run = MainRun(shape=MODELS["llama-3.1-405b"].shape, num_tokens=10**13, batch_tokens=2**24, precision="bfloat16")
+    usual, bad = (estimate_main(run, Given(num_gpus=8192, failures_per_1000_node_days=rate)) for rate in (2.0, 60.0))
+    assert bad.cadence.goodput.value < 0.9 < usual.cadence.goodput.value
+    assert bad.gpu_hours.value == pytest.approx(usual.gpu_hours.value * 0.9 / bad.cadence.goodput.value)
+
+
+ON_GPUS = ("--set", "cluster.backend=ray", "--set", "cluster.worker_gpus=1.0", "--set", "cluster.num_workers=8")
+
+
+def test_a_wide_price_names_the_measurement_and_that_narrows_it(tmp_path, monkeypatch):
+    """A study was priced at USD 295 [38, 3873]; measured proxies left GPU-hours as they were assumed."""
+    plan = write_plan(tmp_path)
+    body = ask("estimate", plan, *ON_GPUS)[1]
+    low, high = body["total"]["usd"]["interval"]
+    (said,) = body["warnings"]
+    assert high > 10 * low and "--measure` on a machine with one H100" in said and f"{high / low:.3g}" in said
+    assert "one H100" in " ".join(forerun("estimate", plan, *ON_GPUS)[1].split())
+    assert "--set cluster.worker_gpus=1" in ask("estimate", plan)[1]["warnings"][0]
+
+    def measured(study):
+        from launcher.calibrating import groups_of
+
+        def one(asked):
+            figure = Figure(mode=asked.given, trial_steps_per_second=100.0, interval=(95.0, 105.0), ratio=1.0,
+                            least_ratio=1.0, first_seconds=0.0, again_seconds=0.0, peak_bytes=0,
+                            planned_seconds=0.0)  # fmt: skip
+            return Calibration(asked=asked, chosen=asked.given, figures=(figure,), why="", device="", num_workers=1)
+
+        return [one(group.asked) for group in groups_of(study)]
+
+    monkeypatch.setattr("launcher.calibrating.measured_here", measured)
+    narrow = ask("estimate", plan, "--measure", *ON_GPUS)[1]
+    low, high = narrow["total"]["gpu_hours"]["interval"]
+    assert narrow["total"]["gpu_hours"]["value"] == pytest.approx(narrow["total"]["core_hours"]["value"])
+    assert high < 10 * low and narrow["warnings"] == []

@@ -1,0 +1,306 @@
+"""Where runs cannot tell searched values from conventional ones, convention wins, and every answer says why."""
+
+import dataclasses
+import math
+
+import pytest
+from test_searching import StopError, driver, noise, study_of
+from tiny_study import PLAN, ask, write_corpus, write_plan
+
+from launcher.arms import base_sizes
+from launcher.conventions import contest, convention
+from launcher.decide import ladder_specs
+from launcher.grids import first_runs, warmup_runs
+from launcher.opening import open_ledger
+from launcher.search_view import search_body, sentences
+from launcher.searching import num_asked, repeats
+from launcher.stages import bank_key
+from launcher.study import base_duration
+from launcher.sweeping import run_search
+from launcher.transferred import asked, searched, target_guess, transferred
+from launcher.warmup import CARRY_SHARE, carried_warmup
+from proxies.spec import RunResult
+from sweeps.ledger import Ledger
+from sweeps.source import StaticSource
+
+LONG = """
+[proxy]
+num_steps = 200
+[search]
+num_trials = 12
+num_startup = 6
+parallelism = 3
+num_replicates = 6
+tie_seeds = 4
+[transfer]
+durations = [1.0, 2.0]
+num_seeds = 10
+hyperparameters = { clip_norm = ["width"] }
+max_extensions = 0
+"""
+BEST = {"learning_rate": 2.0**-5, "warmup_fraction": 0.42, "clip_norm": 0.546}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ties")
+    write_corpus(folder)
+    return folder
+
+
+def planted(clip=0.0, warmup=0.0, spread=0.004):
+    """A trainer's outcomes: nats lost an octave of clip above 0.35, and an octave of warmup steps below 84."""
+
+    def tell(spec):
+        octaves = math.log2(spec.hparams.learning_rate) + 5
+        short = max(0.0, math.log2(84 / max(1, spec.schedule.warmup_steps)))
+        loss = 2.0 + 0.05 * octaves**2 + clip * abs(math.log2(spec.hparams.clip_norm / 0.35)) + warmup * short
+        return RunResult(
+            id=spec.id, status="finished", loss_nats=loss + spread / 0.01 * noise(spec), num_steps=6,
+            last_train_loss_nats=None, curve_id="0" * 64, flops=0.0, tokens=0, seconds=0.0, environment={}, reason="",
+        )  # fmt: skip
+
+    return tell
+
+
+def search_of(folder, name, tell, part=LONG):
+    study = study_of(folder, name, part)
+    with open_ledger(study) as ledger:
+        run_search(study, ledger, driver(ledger, 0, tell=tell), bank_key)
+    return study, Ledger.read(study.study_dir)
+
+
+def by_name(found):
+    return {tie.hyperparameter: tie for tie in found.ties}
+
+
+def test_where_runs_cannot_tell_convention_wins(folder):
+    study, ledger = search_of(folder, "tie", planted())
+    found = searched(study, ledger)
+    ties = by_name(found)
+    assert set(ties) == {"clip_norm", "warmup_fraction"}
+    assert found.best["clip_norm"] == 1.0
+    assert found.best["warmup_fraction"] == 0.1, "20 steps of 200, where 1 % would be 2"
+    for tie in ties.values():
+        assert tie.finding.basis == "margin" and tie.finding.loses_nats[2] < study.plan.transfer.margin_nats
+        assert "GPT-3" in tie.source or "Pythia" in tie.source
+
+
+def test_a_clear_advantage_is_kept_and_only_that(folder):
+    study, ledger = search_of(folder, "warm", planted(warmup=0.05))
+    found = searched(study, ledger)
+    ties = by_name(found)
+    assert found.best["clip_norm"] == 1.0 and ties["clip_norm"].finding.conventional
+    assert ties["warmup_fraction"].finding.basis == "searched"
+    assert found.best["warmup_fraction"] == ties["warmup_fraction"].searched > 0.2
+    assert ties["warmup_fraction"].finding.loses_nats[1] > 0
+    study, ledger = search_of(folder, "clip", planted(clip=0.05))
+    ties = by_name(searched(study, ledger))
+    assert [name for name, tie in ties.items() if not tie.finding.conventional] == ["clip_norm"]
+
+
+def test_the_comparison_is_seed_by_seed_with_the_best_trials_repeats(folder):
+    study, ledger = search_of(folder, "seeds", planted())
+    found, losses = searched(study, ledger), [None] * 12
+    best = found.points[found.best_trial]
+    again = {spec.id for spec in found.replicated.specs}
+    mine = {study.trial(best, number).id for number in range(1, 5)}
+    assert mine & again, "what the repeats ran is not run again"
+    losses = [ledger.results()[study.trial(point).id].loss_nats for point in found.points]
+    extra = [spec for spec in repeats(study, ledger, losses) if spec.id not in again]
+    assert len(extra) <= 10 and {spec.shape.width for spec in extra} == {8}
+    assert {spec.seed for spec in extra} <= {1, 2, 3, 4}
+    assert num_asked(study, ledger) == (12 + len(again) + len(extra),) * 2 == (len(ledger.results()),) * 2
+
+
+@pytest.mark.parametrize("stop_after", [12, 18, 20, 25])
+def test_an_interrupted_comparison_asks_for_the_same_runs(folder, stop_after):
+    tell = planted(warmup=0.05)
+    whole_study, whole = search_of(folder, "warm", tell)
+    study = dataclasses.replace(whole_study, study_dir=folder / f"stopped-{stop_after}")
+    with open_ledger(study) as ledger, pytest.raises(StopError):
+        run_search(study, ledger, driver(ledger, 7, stop_after, tell=tell), bank_key)
+    with open_ledger(study) as ledger:
+        run_search(study, ledger, driver(ledger, stop_after, tell=tell), bank_key)
+    again = Ledger.read(study.study_dir)
+    assert sorted(again.results()) == sorted(whole.results())
+    assert searched(study, again) == searched(whole_study, whole)
+
+
+def test_without_seeds_nothing_is_compared_and_the_searchs_values_stay(folder):
+    study, ledger = search_of(folder, "off", planted(), LONG.replace("tie_seeds = 4", "tie_seeds = 0"))
+    found = searched(study, ledger)
+    assert found.ties == () and found.best == study.space.rounded(found.points[found.best_trial])
+    assert warmup_runs(study, BEST, target_guess(study), {}).carry.rule == "share"
+
+
+def test_values_outside_the_plans_range_or_held_fixed_are_the_plans(folder):
+    part = LONG.replace("[transfer]", "clip_norm = [0.25, 0.5]\nwarmup_fraction = [0.3, 0.3]\n[transfer]")
+    study, ledger = search_of(folder, "held", planted(), part)
+    assert searched(study, ledger).ties == ()
+
+
+def result(spec, loss, status="finished"):
+    return RunResult(
+        id=spec.id, status=status, loss_nats=loss, num_steps=6, last_train_loss_nats=None, curve_id="0" * 64,
+        flops=0.0, tokens=0, seconds=0.0, environment={}, reason="" if status == "finished" else "planted",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("worse", "basis"),
+    [
+        ((0.001, 0.003, 0.002, 0.0), "margin"),
+        ((0.03, -0.02, 0.02, -0.01), "noise"),
+        ((0.06, 0.0, 0.05, -0.01), "undetermined"),
+        ((0.04, 0.05, 0.045, 0.05), "searched"),
+        ((0.004, 0.0045, None, 0.004), "searched"),
+    ],
+)
+def test_each_reason_has_its_runs(folder, worse, basis):
+    study = study_of(folder, "reasons", LONG)
+
+    def other(octaves, seed):
+        return study.trial({**BEST, "clip_norm": 1.0}, seed + 1)
+
+    results = {}
+    for seed, loss in enumerate(worse):
+        level, one, two = 2 + 0.1 * seed, study.trial(BEST, seed + 1), other(0.0, seed)
+        results[one.id] = result(one, level)
+        results[two.id] = result(two, None, "diverged") if loss is None else result(two, level + loss)
+    arguments = {"margin_nats": 0.01, "level": 0.9}
+    found = contest(lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, results, **arguments)
+    assert found.finding.basis == basis
+    assert found.finding.conventional == (basis != "searched")
+    waiting = contest(lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, {}, **arguments)
+    assert waiting.finding is None and len(waiting.specs) == 8
+
+
+def test_failed_runs_leave_it_undetermined(folder):
+    study = study_of(folder, "failed", LONG)
+
+    def other(octaves, seed):
+        return study.trial({**BEST, "clip_norm": 1.0}, seed + 1)
+
+    specs = [study.trial(BEST, 1), study.trial(BEST, 2), other(0.0, 0), other(0.0, 1)]
+    results = {spec.id: result(spec, None, "failed") for spec in specs}
+    found = contest(lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 2, results, margin_nats=0.01, level=0.9)
+    assert found.finding.basis == "undetermined" and found.finding.loses_nats is None
+
+
+def test_the_conventional_warmup_is_sensible_on_short_and_long_runs(folder):
+    plan = study_of(folder, "steps", LONG).plan
+    shares = {
+        steps: convention(plan.model_copy(update={"proxy": plan.proxy.model_copy(update={"num_steps": steps})}),
+                          "warmup_fraction")[0]
+        for steps in (6, 200, 500, 100_000)
+    }  # fmt: skip
+    assert shares == {6: 0.1, 200: 0.1, 500: 0.04, 100_000: 0.01}
+
+
+def test_a_number_of_tokens_is_at_most_the_share_and_at_least_the_conventional_one(folder):
+    study = study_of(folder, "tokens", LONG)
+    base = base_duration(study)
+    assert base == base_sizes(study).duration
+    shares = [carried_warmup(study, "tokens", 0.42, base * ratio) for ratio in (0.5, 1, 4, 30, 1000)]
+    assert shares == [0.42, 0.42, 0.105, 0.014, 0.01]
+    assert carried_warmup(study, "share", 0.42, 1000 * base) == 0.42
+    assert carried_warmup(study, "tokens", 0.004, 1000 * base) == 0.004
+
+
+def compared(study, tell):
+    results = {}
+    while (found := warmup_runs(study, BEST, target_guess(study), results)).carry is None:
+        results |= {spec.id: tell(spec) for spec in found.specs}
+    return found
+
+
+def test_the_runs_over_duration_decide_how_a_warmup_is_carried(folder):
+    study = study_of(folder, "carried", LONG)
+    tied = compared(study, planted())
+    assert tied.carry.rule == "tokens" and tied.carry.finding.basis in ("margin", "noise", "undetermined")
+    steps = {(spec.schedule.num_steps, spec.schedule.warmup_steps) for spec in tied.specs}
+    assert steps == {(400, 168), (400, 84)}
+
+    def by_share(spec):
+        share = spec.schedule.warmup_steps / spec.schedule.num_steps
+        found = planted(spread=0.0005)(spec)
+        return dataclasses.replace(found, loss_nats=found.loss_nats + 0.1 * abs(math.log2(share / 0.42)))
+
+    clear = compared(study, by_share)
+    assert clear.carry.rule == "share" and clear.carry.finding.basis == "searched"
+    point = {**BEST, "warmup_fraction": 0.42}
+    tests = {spec.id: spec for specs in first_runs(study, point, target_guess(study)).values() for spec in specs}
+    cost = sum(spec.flops for spec in tied.specs)
+    assert 0 < cost <= CARRY_SHARE * sum(spec.flops for spec in tests.values())
+
+
+def test_a_comparison_that_would_cost_too_much_is_not_made(folder):
+    """The convention then, and it is said that nothing was run."""
+    study = study_of(folder, "dear", LONG.replace("[1.0, 2.0]", "[1.0, 64.0]"))
+    found = warmup_runs(study, BEST, target_guess(study), {})
+    dear = dataclasses.replace(study, plan=study.plan)
+    assert dear.plan.transfer.durations == (1.0, 64.0)
+    assert found.specs == () and found.carry.rule == "tokens" and found.carry.finding is None
+    assert "not determined, conventional" in found.carry.words(0.01)
+
+
+def test_rates_over_duration_and_rungs_follow_the_warmups_rule(folder):
+    tell = planted(warmup=0.05)
+    study, _ = search_of(folder, "followed", tell)
+    with open_ledger(study) as ledger:
+        for _ in range(10):
+            missing = [s for test in asked(study, ledger) for s in test.specs if s.id not in ledger.results()]
+            if not missing:
+                break
+            driver(ledger, 0, tell=tell)("transfer", StaticSource(missing, bank_key), missing)
+        found = transferred(study, ledger)
+        assert found.warmup.rule == "tokens"
+        own = found.best["warmup_fraction"]
+        rates = next(t for t in found.tests if t.hyperparameter == "learning_rate" and t.axis == "duration")
+        steps = {spec.schedule.num_steps: spec.schedule.warmup_steps for spec in rates.specs}
+        assert steps == {200: round(200 * own), 400: round(200 * own)}
+        rungs = {
+            s.schedule.num_steps: s.schedule.warmup_steps / s.schedule.num_steps for s in ladder_specs(study, found)
+        }
+        assert rungs[16] == pytest.approx(own, abs=0.05), "a run shorter than the base has its share"
+        far = dataclasses.replace(base_sizes(study), duration=35 * base_duration(study))
+        assert found.point_at(study, far)["warmup_fraction"] == pytest.approx(max(own / 35, 0.01), rel=1e-4)
+
+
+def test_every_answer_says_why(folder):
+    study, ledger = search_of(folder, "warm", planted(warmup=0.05))
+    found = searched(study, ledger)
+    body = search_body(study, ledger, found)
+    ties = {tie["hyperparameter"]: tie for tie in body["ties"]}
+    assert ties["clip_norm"]["value"] == 1.0 and ties["warmup_fraction"]["basis"] == "searched"
+    assert len(ties["warmup_fraction"]["loses_nats"]) == 3
+    said = sentences(body)
+    assert any(line.startswith("clip norm: the conventional 1 (GPT-3") for line in said)
+    assert any(line.startswith("warmup fraction: the search's") and "it loses" in line for line in said)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """The tiny study, trained: no seed of so short a run tells a clip from another."""
+    folder = tmp_path_factory.mktemp("real")
+    plan = write_plan(folder, PLAN.replace("tie_seeds = 0\n", ""))
+    few = ("max_extensions=0", "control_widths=[]", "hyperparameters={}", "durations=[1.0, 2.0]", "num_seeds=1")
+    changes = [part for change in few for part in ("--set", f"transfer.{change}")]
+    code, _ = ask("run", plan, "--study", folder / "study", *changes, "--set", "ladder.check_offsets_octaves=[]")
+    assert code == 0
+    return folder / "study"
+
+
+def test_a_real_study_freezes_conventional_values_and_explains_them(real):
+    _, status = ask("status", real)
+    assert status["progress"]["search"][0] == status["progress"]["search"][1] > 4
+    accepts = [part for gate in status["gates"] if gate["outcome"] != "passed" for part in ("--accept", gate["name"])]
+    code, frozen = ask("freeze", real, *accepts, "--reason", "planted")
+    assert code == 0
+    ties = {tie["hyperparameter"]: tie for tie in frozen["ties"]}
+    assert set(ties) == {"clip_norm", "warmup_fraction"} and frozen["warmup"]["rule"] in ("share", "tokens")
+    _, explained = ask("explain", frozen["path"], "clip_norm")
+    [field] = explained["fields"]
+    assert field["value"] == ties["clip_norm"]["value"]
+    assert ties["clip_norm"]["words"] in field["source"]["text"]

@@ -1,0 +1,119 @@
+"""What no longer moves is told: frozen losses, validations that never change, metrics that stop; no rounded log."""
+
+import json
+
+import numpy as np
+import pytest
+from planted_watch import NUM_STEPS, columns_of, decision, losses_of
+
+from launcher.watch.judge import judge
+from launcher.watch.keys import Keys
+from launcher.watch.noise import resolution
+from launcher.watch.readings import Readings, source_of
+from launcher.watch.standstill import LEAST_EQUAL, frozen_loss, frozen_validation, stopped
+
+STEPS = np.arange(1.0, NUM_STEPS + 1)
+
+
+def alarms(columns):
+    return [alert.name for alert in judge(decision(), columns).alerts if alert.severity == "alarm"]
+
+
+def test_a_loss_frozen_to_the_last_digit_is_an_alarm_after_sixteen_lines():
+    losses = losses_of(np.random.default_rng(0))
+    losses[500:] = losses[500]
+    assert alarms(columns_of(losses[: 500 + LEAST_EQUAL])) == ["frozen_loss"]
+    assert alarms(columns_of(losses[: 499 + LEAST_EQUAL])) == []
+    moves_on = np.append(losses[:600], losses_of(np.random.default_rng(1))[600:])
+    assert alarms(columns_of(moves_on)) == []
+
+
+@pytest.mark.parametrize("step", [0.1, 0.05, 0.01, 2.0**-7, 1e-4])
+def test_a_rounded_log_is_not_frozen_at_any_of_its_lines(step):
+    for seed in range(3):
+        losses = np.round(np.round(losses_of(np.random.default_rng(seed)) / step) * step, 10)
+        ends = np.append(np.flatnonzero(np.diff(losses)) + 1, NUM_STEPS)  # a stretch is longest at its end
+        assert not any(frozen_loss(columns_of(losses[:end]), 20, NUM_STEPS) for end in ends.tolist())
+
+
+def test_how_many_equal_ones_it_takes_grows_with_the_rounding():
+    needed = []
+    for digits in (3, 2, 1):
+        losses = np.round(losses_of(np.random.default_rng(0), noise=0.08), digits)
+        losses[400:] = losses[400]
+        found = (n for n in range(2, 400) if frozen_loss(columns_of(losses[: 400 + n]), 20, NUM_STEPS))
+        needed.append(next(found))
+    assert needed[0] == LEAST_EQUAL and needed[0] <= needed[1] < needed[2]
+
+
+def test_a_loss_that_never_changed_is_frozen_unless_it_may_have_been_rounded_so():
+    assert alarms(columns_of(np.full(120, 2.3026)))[:1] == ["frozen_loss"]
+    assert frozen_loss(columns_of(np.full(60, 2.3026)), 20, NUM_STEPS) is None
+    assert frozen_loss(columns_of(np.full(400, 2.3)), 20, NUM_STEPS) is None
+
+
+def validated(values, every=50, upto=NUM_STEPS):
+    steps = every * np.arange(1.0, len(values) + 1)
+    losses = losses_of(np.random.default_rng(0))
+    return columns_of(losses[:upto], validation_steps=steps, validation_loss_nats=np.asarray(values, dtype=float))
+
+
+def test_a_validation_loss_that_does_not_change_is_an_alarm():
+    falling = (2.0 + 1.0 / np.arange(1.0, 9.0)).tolist()
+    assert alarms(validated(falling)) == []
+    found = frozen_validation(validated(falling + [falling[-1]] * 4), NUM_STEPS)
+    assert found.first_step == 400 and found.num_equal == 5
+    assert "frozen_validation" in alarms(validated(falling + [falling[-1]] * 4))
+    assert "frozen_validation" in alarms(validated([5.5452] * 8)), "from the start, while the training loss fell"
+    assert frozen_validation(validated([5.5452] * 3), NUM_STEPS) is None
+
+
+def test_a_rounded_validation_loss_and_one_that_is_repeated_line_by_line_are_not_frozen():
+    slow = np.round(2.0 + 1.0 / np.arange(1.0, 17.0), 1)
+    assert len(np.unique(slow)) < 8 and frozen_validation(validated(slow), NUM_STEPS) is None
+    repeated = np.repeat(2.0 + 1.0 / np.arange(3.0, 11.0), 50)
+    assert frozen_validation(validated(repeated, every=1), NUM_STEPS) is None
+
+
+def test_metrics_that_stop_while_steps_go_on_are_told(tmp_path):
+    losses = losses_of(np.random.default_rng(0))
+    log = tmp_path / "log.jsonl"
+
+    def read(lines):
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        keys = Keys({})
+        return Readings(source_of(str(log), keys), keys, "d" * 64, NUM_STEPS).read(last=True).columns
+
+    lines = [{"step": step, "loss": losses[step - 1], "grad_norm": 1.0} for step in range(1, 401)]
+    silent = [{"step": step, "grad_norm": 1.0} for step in range(401, 421)]
+    columns = read(lines + silent)
+    assert [(each.last_step, each.num_lines) for each in stopped(columns)] == [(400, 20)] * 2
+    assert alarms(columns) == ["metrics_stop"]
+    assert alarms(read(lines + silent[:10])) == []
+    bare = [{"step": step, "loss": losses[step - 1]} for step in range(401, 450)]
+    found = judge(decision(), read(lines + bare)).alerts
+    assert [(alert.name, alert.severity, alert.evidence["metrics"]) for alert in found] == [
+        ("metrics_stop", "notice", ["grad_norm"])
+    ]
+
+
+def test_a_validation_that_comes_no_more_is_told():
+    columns = validated([2.5, 2.4, 2.3], every=50)
+    named = judge(decision(), columns_of_with_lines(columns)).alerts
+    assert [alert.name for alert in named] == ["metrics_stop"] and named[0].first_step == 150
+    assert stopped(columns_of_with_lines(validated([2.5, 2.4, 2.3], upto=290))) == []
+
+
+def columns_of_with_lines(columns):
+    return columns_of(
+        columns.train_loss_nats, line_steps=columns.steps, validation_steps=columns.validation_steps,
+        validation_loss_nats=columns.validation_loss_nats,
+    )  # fmt: skip
+
+
+def test_the_rounding_of_a_log_is_found():
+    values = 2.0 + 0.05 * np.random.default_rng(0).standard_normal(300)
+    assert resolution(np.round(values, 2)) == pytest.approx(0.01)
+    assert resolution(np.round(values * 128) / 128) == pytest.approx(1 / 128)
+    assert resolution(values) < 1e-6 and resolution(values[:10]) < 1e-10
+    assert resolution(np.array([2.35])) == pytest.approx(0.01) and resolution(np.array([])) == 1

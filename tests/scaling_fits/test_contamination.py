@@ -1,0 +1,125 @@
+"""Runs that are off, entered again, or worse the larger they are: said by name, and no more than they are worth."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from planted_ladders import CHINCHILLA, ladder, law_loss
+
+from scaling_fits import law
+from scaling_fits.lack_of_fit import Trend, trend
+from scaling_fits.outliers import outliers
+from scaling_fits.summary import fit_summary, from_file, to_file
+from scaling_fits.table import from_columns
+from scaling_fits.uncertainty import fit_runs, predict
+
+WIDE = {"sizes": np.geomspace(1e6, 1e8, 6), "tokens": np.geomspace(1e7, 1e10, 6)}
+CLEAN = ladder(CHINCHILLA, np.random.default_rng(3), 0.006, 36, **WIDE)
+FAR = (4e8, 2e10)
+TRUTH = law_loss(CHINCHILLA, *FAR)
+
+
+def _changed(factor):
+    return from_columns(CLEAN.params, CLEAN.tokens, CLEAN.loss * factor)
+
+
+def _width(fitted):
+    band = predict(fitted, *FAR)
+    return math.log(band.high / band.low)
+
+
+def _worse_with_compute(amount):
+    """The largest third of the runs, by the log of FLOPs, worse by up to `amount`."""
+    log_flops = np.log(CLEAN.flops)
+    return np.exp(amount * np.clip((log_flops - log_flops.max()) / np.ptp(log_flops) * 3 + 1, 0, None))
+
+
+@pytest.fixture(scope="module")
+def clean():
+    return fit_runs(CLEAN, bootstrap=40)
+
+
+def test_outliers_are_named_and_leave_the_width(clean):
+    factor = np.ones(36)
+    factor[[8, 20]] = 1.12, 1.09
+    fitted = fit_runs(_changed(factor), bootstrap=40)
+    assert _width(fitted) < 1.5 * _width(clean)
+    band = predict(fitted, *FAR)
+    assert band.low < TRUTH < band.high
+    (said,) = (text for text in fitted.warnings if "more than noise" in text)
+    assert said.startswith(f"{CLEAN.name(8)} and {CLEAN.name(20)} are off the ")
+    assert fitted.heaviest.outliers == (8, 20)
+    assert not any("more than noise" in text for text in clean.warnings)
+
+
+def test_outliers_of_more_than_a_fifth_are_the_way_runs_scatter():
+    rng = np.random.default_rng(0)
+    scatter = rng.normal(0, 0.01, 40)
+    scatter[:6] = 0.5
+    assert outliers(scatter, 5, 35).tolist() == [True] * 6 + [False] * 34
+    scatter[:12] = 0.5
+    assert not outliers(scatter, 5, 35).any()
+
+
+def test_rows_entered_three_times_change_nothing(clean):
+    columns = (np.tile(column, 3) for column in (CLEAN.params, CLEAN.tokens, CLEAN.loss))
+    tripled = fit_runs(from_columns(*columns), bootstrap=40)
+    assert (tripled.weights, tripled.weighting) == (clean.weights, clean.weighting)
+    assert (tripled.span.num_runs, predict(tripled, *FAR)) == (36, predict(clean, *FAR))
+    seeds = dataclasses.replace(CLEAN, seed=np.zeros(36))
+    assert seeds.distinct() is seeds
+
+
+def test_runs_that_do_worse_the_larger_they_are_are_said_and_widen(clean):
+    fitted = fit_runs(_changed(_worse_with_compute(0.02)), bootstrap=40)
+    (said,) = (text for text in fitted.warnings if "the largest runs" in text)
+    assert "above" in said and "a batch too small or a rate mis-tuned" in said
+    assert _width(fitted) > 1.7 * _width(clean)
+    band = predict(fitted, *FAR)
+    assert band.low < TRUTH < band.high
+    small = predict(fitted, CLEAN.params[0], CLEAN.tokens[0])
+    before = predict(clean, CLEAN.params[0], CLEAN.tokens[0])
+    assert math.log(small.high / small.low) < 1.5 * math.log(before.high / before.low)
+    assert not any("the largest runs" in text for text in clean.warnings)
+
+
+def test_runs_that_do_better_the_larger_they_are_lower_the_forecast():
+    better = _changed(1 / _worse_with_compute(0.02))
+    fitted = fit_runs(better, bootstrap=0)
+    assert fitted.trend.slope < 0 < fitted.trend.size <= fitted.drift.applied
+    assert any("the largest runs" in text and "lowered" in text for text in fitted.warnings)
+    without = dataclasses.replace(fitted, drift=dataclasses.replace(fitted.drift, applied=0.0))
+    assert predict(fitted, *FAR).loss_nats < predict(without, *FAR).loss_nats
+    top = CLEAN.flops.argmax()
+    at = CLEAN.params[top], CLEAN.tokens[top]
+    assert predict(fitted, *at).loss_nats == predict(without, *at).loss_nats
+    just = predict(fitted, at[0], at[1] * (1 + 1e-9)).loss_nats
+    assert just == pytest.approx(predict(fitted, *at).loss_nats, rel=1e-8)
+
+
+def test_a_healthy_ladder_shows_a_trend_about_once_in_twenty():
+    seen = 0
+    for seed in range(40):
+        table = ladder(CHINCHILLA, np.random.default_rng([seed, 8]), 0.006, 36, **WIDE)
+        seen += trend(table, law.fit_law(table, "chinchilla")).size > 0
+    assert seen <= 6
+
+
+def test_a_trend_within_two_sds_is_not_believed_and_an_uncertain_one_less():
+    slopes = [Trend(slope=0.006, sd=sd, from_flops=1.0).size for sd in (0.0001, 0.001, 0.002, 0.0031)]
+    assert slopes[0] == pytest.approx(0.006, rel=0.01)
+    assert slopes == sorted(slopes, reverse=True)
+    assert slopes[-1] == 0.0
+
+
+def test_drift_and_trend_are_printed_and_kept(clean):
+    body = fit_summary(clean)
+    low, high = body["drift"]["interval"]
+    assert low < body["drift"]["value"] < high
+    assert body["drift"]["subtracted"] >= 0
+    assert body["trend"]["interval"][0] < body["trend"]["value"] < body["trend"]["interval"][1]
+    assert body["trend"]["believed"] == 0.0
+    again = from_file(to_file(clean))
+    assert (again.drift, again.trend) == (clean.drift, clean.trend)
+    assert predict(again, *FAR) == predict(clean, *FAR)

@@ -1,0 +1,95 @@
+"""What a verdict must not say: costs that no training can have, ends that the runs speak against; and what it costs."""
+
+import dataclasses
+import math
+
+import pytest
+from planted_valleys import WIDE, rng
+
+from transfer import verdict as verdict_room
+from transfer.question import Point, Question
+from transfer.summary import verdict_summary
+from transfer.verdict import judge
+
+UNTRAINED_NATS = math.log(256)
+
+
+def one_seed(excesses, noise_nats=0.0):
+    """Runs of one seed at whole octaves from 2^-10 on, at two sizes with the same losses."""
+    draw = rng(0)
+    return [
+        Point(size=size, log2_value=-10.0 + i, loss_nats=3 + excess + noise_nats * draw.normal())
+        for size in (64, 128)
+        for i, excess in enumerate(excesses)
+    ]
+
+
+@pytest.mark.parametrize("untrained_nats", [None, UNTRAINED_NATS])
+def test_no_cost_is_more_than_training_can_lose(untrained_nats):
+    """The optimum falls by an octave a doubling, the target is 12 doublings off: shapes alone give hundreds of nats."""
+    world = dataclasses.replace(WIDE, target_size=2**20, drift_octaves=-1.0, curvature=0.1)
+    points, _ = world.draw(rng(5))
+    losses = [p.loss_nats for p in points]
+    most = max(untrained_nats or 0.0, *losses) - min(losses)
+    verdict = judge(points, dataclasses.replace(world.question, untrained_nats=untrained_nats), draws=400)
+    assert verdict.outcome == "drifts"
+    assert verdict.regret_nats.high == pytest.approx(most) and f"more than {most:.4g} nats" in verdict.reasons[0]
+    assert verdict.cost_of_2x_off_nats.high <= most
+    summary = verdict_summary(verdict)["regret_nats"]
+    assert summary["more_than"] == pytest.approx(most) and max(summary["interval"]) <= summary["more_than"]
+
+
+def test_a_narrow_table_drifts_as_before():
+    """Losses that differ by less than the margin do not bound a cost below it: no *drifts* becomes *holds*."""
+    world = dataclasses.replace(WIDE, drift_octaves=-0.5, curvature=0.002, noise_nats=1e-4, seed_sd=0.0)
+    points, _ = world.draw(rng(6))
+    flat = [dataclasses.replace(p, loss_nats=p.loss_nats + 0.1 * math.log2(p.size)) for p in points]
+    losses = [p.loss_nats for p in flat]
+    question = dataclasses.replace(world.question, target_size=2**22, margin_nats=0.04)
+    assert max(losses) - min(losses) < question.margin_nats
+    assert judge(flat, question, draws=400).outcome == "drifts"
+
+
+def test_a_cost_within_the_bound_is_said_as_it_is():
+    points, _ = dataclasses.replace(WIDE, regret_nats=0.03).draw(rng(7))
+    verdict = judge(points, WIDE.question, draws=400)
+    assert "more_than" not in verdict_summary(verdict)["regret_nats"] and "more than" not in verdict.reasons[0]
+
+
+def test_an_unknown_noise_is_said_to_be_unknown():
+    """One seed, six rates, and a lower end 0.1 nats worse than the best: nothing says that the optimum lies there."""
+    verdict = judge(one_seed((0.101, 0.0, 0.063, 0.065, 0.171, 0.423)), Question(target_size=256, base_size=64))
+    assert verdict.outcome == "cannot_tell" and not verdict.noise_is_known
+    assert all(o.status == "edge" for o in verdict.optima)
+    needed = 0.101 / (1.645 * math.sqrt(2))  # a difference of two runs is luck beyond that one time in twenty
+    for reason in verdict.reasons:
+        assert "the noise is unknown" in reason and f"noise of {needed:.2g} nats" in reason
+    assert {(s.log2_value, s.num_seeds) for s in verdict.what_to_run} == {(-10.0, 2), (-9.0, 2), (-8.0, 2)}
+    assert not any("lies at or beyond" in s.reason or "may lie" in s.reason for s in verdict.what_to_run)
+
+
+def test_where_the_end_is_best_rates_beyond_it_are_asked_for():
+    verdict = judge(one_seed((0.0, 0.02, 0.07, 0.15, 0.25, 0.38)), Question(target_size=256, base_size=64))
+    assert {s.log2_value for s in verdict.what_to_run} == {-11.0, -12.0}
+
+
+def test_seeds_make_the_noise_known():
+    seeds = [dataclasses.replace(p, seed=seed) for seed in range(2) for p in one_seed((0.1, 0.0, 0.1, 0.4), 0.001)]
+    assert judge(seeds, Question(target_size=256, base_size=64)).noise_is_known
+
+
+def test_a_table_of_ninety_runs_is_not_fitted_ninety_times(monkeypatch):
+    """A drift may rest on one run; which one is asked of the few that move the optimum at the target most."""
+    fits, honest = [], verdict_room._measure
+
+    def counted(points, *rest):
+        fits.append(len(points))
+        return honest(points, *rest)
+
+    monkeypatch.setattr(verdict_room, "_measure", counted)
+    sizes = (64, 128, 256, 512, 1024)
+    world = dataclasses.replace(WIDE, sizes=sizes, rates=tuple(range(-10, -1)), num_seeds=2, target_size=4096)
+    points, _ = dataclasses.replace(world, drift_octaves=-0.5).draw(rng(8))
+    assert len(points) == 90
+    assert judge(points, world.question, draws=400).outcome == "drifts"
+    assert len(fits) <= 4
