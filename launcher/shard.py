@@ -30,6 +30,7 @@ from proxies.parametrization import forward_numbers, parameter_table
 from proxies.prefetch import Prefetch
 from proxies.schedule import lr_multiplier
 from proxies.spec import RunSpec
+from proxies.torch_device import set_arithmetic
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -41,8 +42,7 @@ class Part:
         """Its share of the run's initial weights, and no moments. `num_microbatches`: see `launcher.sharded`."""
         gc.collect()  # of the trial before: FSDP ties a model in a circle, and its share of the device waits for this
         numerics, numbers = spec.numerics, parameter_table(spec)
-        torch.set_num_threads(numerics.num_threads)
-        torch.set_float32_matmul_precision(numerics.matmul_precision)
+        set_arithmetic(numerics)
         self._spec, self._store, self._pass_sequences = spec, store, spec.pass_sequences(num_microbatches)
         self._rank, self._num_ranks, self._device = dist.get_rank(), dist.get_world_size(), device()
         model = Decoder(spec.shape, device="meta", checkpointing=numerics.activation_checkpointing)
@@ -131,9 +131,9 @@ class Part:
 
     def _of_all(self, mine: Tensor) -> list[list[float]]:
         """Every number of every rank, [number][rank]: summed by each alike, for no rank may see another loss."""
-        told = mine.new_empty(self._num_ranks * len(mine))
-        dist.all_gather_single(told, mine)
-        return told.view(self._num_ranks, -1).T.tolist()
+        told = [torch.empty_like(mine) for _ in range(self._num_ranks)]
+        dist.all_gather(told, mine)
+        return torch.stack(told).T.tolist()
 
 
 def state_like(spec: RunSpec) -> dict[str, Tensor]:

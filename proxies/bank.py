@@ -21,7 +21,7 @@ from proxies.data.tokens import TokenStore
 from proxies.memory import keep_freed_memory
 from proxies.model import Decoder
 from proxies.numbers import ForwardNumbers
-from proxies.optimizer import BankAdamW, isolated
+from proxies.optimizer import BankAdamW, fail_past_recompile_limit, isolated
 from proxies.outcome import Progress, environment, validation_ids
 from proxies.parametrization import (
     forward_numbers,
@@ -35,6 +35,7 @@ from proxies.schedule import lr_multiplier
 from proxies.shape import Shape
 from proxies.slot_state import SlotState, captured, resumed
 from proxies.spec import DIVERGED_ABOVE_NATS, Curve, Numerics, RunResult, RunSpec
+from proxies.torch_device import set_arithmetic
 
 _EMPTY = ForwardNumbers(embedding=0.0, attention=0.0, residual=0.0, output=0.0)
 
@@ -79,8 +80,7 @@ class Bank:
         if numerics.compiled:
             gc.collect()  # of a compiled bank before this one: its model lies in a circle with its compiled self
         keep_freed_memory()
-        torch.set_num_threads(numerics.num_threads)
-        torch.set_float32_matmul_precision(numerics.matmul_precision)
+        set_arithmetic(numerics)
         self.shape, self.numerics, self._store = shape, numerics, store
         self._diverged_above_nats = diverged_above_nats
         self._num_sequences, self._num_microbatches = batch_tokens // shape.seq_len, num_microbatches
@@ -294,5 +294,5 @@ def _refuse(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.d
 def _compile(model: Decoder, backend: str) -> None:
     # Past a limit on recompilations torch would quietly run uncompiled. Each bank counts its own; and a graph is for
     # its very sizes, so that what a neighbour's end makes it compile (validation) never changes how training rounds.
-    torch.compiler.config.fail_on_recompile_limit_hit = True
+    fail_past_recompile_limit()
     model.compile(backend=backend, fullgraph=True, dynamic=False, **isolated())

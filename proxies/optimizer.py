@@ -83,9 +83,17 @@ def isolated() -> dict[str, Any]:
     """
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         return {"isolate_recompiles": True}
-    limits = torch.compiler.config
-    limits.recompile_limit = max(limits.recompile_limit, SHARED_RECOMPILE_LIMIT)
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, SHARED_RECOMPILE_LIMIT)
     return {}
+
+
+def fail_past_recompile_limit() -> None:
+    """Have a model that is compiled again too often raise: torch would quietly run it uncompiled."""
+    from torch._dynamo import config  # 2.9's `torch.compiler.config` lacks the name
+
+    config.fail_on_recompile_limit_hit = True
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Iterable[Rates], share: float) -> None:

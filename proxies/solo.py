@@ -21,12 +21,13 @@ from proxies.data.tokens import TokenStore
 from proxies.memory import keep_freed_memory
 from proxies.model import token_loss
 from proxies.numbers import ParameterNumbers
-from proxies.optimizer import MOMENTS, adamw, grouped, moments_of, restore_moments, set_rates
+from proxies.optimizer import MOMENTS, adamw, fail_past_recompile_limit, grouped, moments_of, restore_moments, set_rates
 from proxies.outcome import Progress, environment, validation_ids
 from proxies.prefetch import Prefetch
 from proxies.schedule import lr_multiplier
 from proxies.slot_state import SlotState, StateError, captured, generators, restore_generators, resumed
 from proxies.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
+from proxies.torch_device import set_arithmetic
 
 _DROPOUT_SEED = 2**32
 """Added to a run's seed: what a user's own model draws while it trains is not what its weights were drawn from."""
@@ -82,8 +83,7 @@ class Solo:
         if spec.numerics.compiled or spec.factory is not None:
             gc.collect()  # of a model before this one: compiled, it lies in a circle, and holds its memory till then
         numerics = spec.numerics
-        torch.set_num_threads(numerics.num_threads)
-        torch.set_float32_matmul_precision(numerics.matmul_precision)
+        set_arithmetic(numerics)
         build = None if spec.factory is None else self._build
         built = our_model(spec) if build is None else build(spec)
         module = built.module.train().to(self.device, torch.float64 if numerics.dtype == "float64" else torch.float32)
@@ -163,7 +163,7 @@ class Solo:
     def _compile(self, module: nn.Module, *, whole: bool) -> None:
         # Past a limit on recompilations torch would quietly run uncompiled. A new trial is a new model, and what was
         # compiled for the last one must not count against it.
-        torch.compiler.config.fail_on_recompile_limit_hit = True
+        fail_past_recompile_limit()
         torch.compiler.reset()
         module.compile(backend=self._compile_backend, fullgraph=whole)
 

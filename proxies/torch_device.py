@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from pathlib import Path
 from typing import ClassVar
 
@@ -58,8 +59,15 @@ class TorchDevice:
 
     def prepare(self, mode: Numerics) -> None:
         """See `proxies.calibration.Device`."""
-        torch.set_num_threads(mode.num_threads)
-        torch.set_float32_matmul_precision(mode.matmul_precision)
+        set_arithmetic(mode)
+
+
+def set_arithmetic(numerics: Numerics) -> None:
+    """Threads and the precision of float32 products, of the whole process."""
+    torch.set_num_threads(numerics.num_threads)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*TF32", UserWarning)  # torch 2.9 warns of its own call
+        torch.set_float32_matmul_precision(numerics.matmul_precision)
 
 
 def _bytes(path: str, name: str) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,9 +75,17 @@ def _where(found: Attested) -> str:
 
 def _other_versions(found: Attested) -> list[str]:
     """What would run here in another version than was rehearsed."""
-    here = {name: importlib.metadata.version(name) for name in _CODE}
+    here = {name: importlib.metadata.version(name) for name in _CODE} | {"torch": _torch_version()}
     return [
         f"{name} {theirs} (here is {here[name]})"
         for name in _CODE
         if (theirs := found.machine.get(name, here[name])) != here[name]
     ]
+
+
+def _torch_version() -> str:
+    """`torch.__version__`, without loading torch: PyPI's build has `+cu128` there, and not in its metadata."""
+    spec = importlib.util.find_spec("torch")
+    text = Path(spec.origin).with_name("version.py").read_text() if spec and spec.origin else ""
+    found = re.search(r"^__version__ = ['\"](.*)['\"]", text, re.MULTILINE)
+    return found[1] if found else importlib.metadata.version("torch")

@@ -113,8 +113,8 @@ def finished(tmp_path_factory):
     from tiny_study import ask, write_plan
 
     def make(folder):
-        code, _ = ask("run", write_plan(folder), "--study", folder / "study")
-        assert code == 0
+        code, answer = ask("run", write_plan(folder), "--study", folder / "study")
+        assert code == 0, answer
 
     return made_once(tmp_path_factory, "finished", make)
 

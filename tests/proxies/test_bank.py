@@ -333,8 +333,7 @@ def test_an_older_torch_compiles_many_banks_too(subject, store, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", older)
     torch.compiler.reset()
-    limits = torch.compiler.config
-    with limits.patch(recompile_limit=8):
+    with torch._dynamo.config.patch(recompile_limit=8):
         for num_slots in range(1, 11):
             numerics = dataclasses.replace(subject.numerics, compiled=True, num_slots=num_slots)
             spec = dataclasses.replace(subject, numerics=numerics)

@@ -5,6 +5,7 @@ import importlib.metadata
 from types import MappingProxyType
 
 import pytest
+import torch
 from main_run import decision_of, spec_of, tiny_decision, write_corpus
 
 from launcher.attestations import attest
@@ -182,7 +183,7 @@ def test_an_edited_or_foreign_attestation_rehearses_nothing(corpus, tmp_path):
 @pytest.mark.parametrize("name", ["forerun", "torch"])
 def test_a_rehearsal_of_other_versions_is_named(corpus, tmp_path, name):
     decision = tiny_decision(corpus)
-    here = {each: importlib.metadata.version(each) for each in ("forerun", "torch")}
+    here = {"forerun": importlib.metadata.version("forerun"), "torch": torch.__version__}
     attested(tmp_path, decision, {"nan": "passed"}, machine={**here, "gpus": ["NVIDIA H100", "NVIDIA H100"]})
     sound = rehearsal_of(tmp_path, decision.digest)
     assert sound.rehearsed
@@ -193,3 +194,12 @@ def test_a_rehearsal_of_other_versions_is_named(corpus, tmp_path, name):
     assert older.sentence.startswith("UNREHEARSED with what is installed here: 1 of 1 drills passed")
     assert older.sentence.endswith(f"by {name} 0.0.1 (here is {here[name]}); forerun rehearse {tmp_path}")
     assert older.body["other_versions"] == [f"{name} 0.0.1 (here is {here[name]})"]
+
+
+def test_a_torch_for_cuda_is_rehearsed_where_it_is_installed(corpus, tmp_path, monkeypatch):
+    """PyPI's build calls itself 2.9.0+cu128, and its metadata 2.9.0."""
+    decision, version = tiny_decision(corpus), importlib.metadata.version
+    plain = torch.__version__.partition("+")[0]
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: plain if name == "torch" else version(name))
+    attested(tmp_path, decision, {"nan": "passed"}, machine={"forerun": version("forerun"), "torch": torch.__version__})
+    assert rehearsal_of(tmp_path, decision.digest).rehearsed
