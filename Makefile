@@ -24,7 +24,7 @@ lint: $(VENV)/.installed
 # Tests that failed (exit 1) run once more, alone: they kill and time real processes, which a busy machine can upset. The
 # first run's output stands above; a test that passes only alone is a defect to report.
 unit: $(VENV)/.installed
-	$(BIN)/pytest -n $(JOBS) --dist loadfile || \
+	@$(BIN)/pytest -n $(JOBS) --dist loadfile || \
 	    { [ $$? -eq 1 ] && echo "make unit: the failed tests once more, alone" && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
 test-slow: $(VENV)/.installed

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.talk import say
 from launcher.verbs.fits import endnotes, number, records, span_text
 from launcher.verbs.fitted import read_any
 from launcher.verbs.options import AMOUNT, answer, json_option, table
@@ -77,7 +78,7 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
     body = summary.prediction_summary(predicted)
     first, rest = first_and_rest(body["warnings"])
     for warning in rest:
-        click.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}")
     said = (
         f"loss {body['loss']:.4f} nats {span_text(body['interval'])} at "
         f"{body['extrapolation']:.3g}x the largest fitted FLOPs, level {body['level']:g}"
