@@ -33,6 +33,8 @@ search gave up: a fact about its first steps, which the outcome of the whole run
 
 CALIBRATION = "calibration"
 """Kind of the records of how runs are to compute: which runs there are depends on it."""
+SUGGESTION = "suggestion"
+"""Kind of the records of a search's points."""
 OUTCOMES = (RESULT, IMPORTED, PRUNED)
 DRIVEN = "driven"
 """Kind of the records of how long a driver worked; the key: the driver's number and that of the stretch of its work."""

@@ -14,10 +14,9 @@ from sweeps import chain, salvage
 from sweeps.chain import Record, journal_of
 from sweeps.curves import curve_ids
 from sweeps.errors import DiskFull, LedgerCorrupt, StudyMissing, SweepError
-from sweeps.ledger import CALIBRATION, IMPORTED, LEDGER_NAME, PRUNED, RESULT, Ledger
+from sweeps.ledger import CALIBRATION, IMPORTED, LEDGER_NAME, PRUNED, RESULT, SUGGESTION, Ledger
 from sweeps.lock import DriverLock
 from sweeps.salvage import Row
-from sweeps.source import SUGGESTION
 
 PUT_BACK = (RESULT, IMPORTED, PRUNED, SUGGESTION, CALIBRATION)
 """Kinds that are taken over from beyond the damage: what was paid for, and what it was asked by. The rest follows."""

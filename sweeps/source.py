@@ -8,14 +8,11 @@ from typing import Protocol, cast
 
 from proxies.canon import Json
 from proxies.spec import RunResult, RunSpec
-from sweeps.ledger import Ledger
+from sweeps.ledger import SUGGESTION, Ledger
 from sweeps.samplers import Sampler
 from sweeps.search_pruner import SearchPruner
 from sweeps.space import Params, SearchSpace
 from sweeps.suggest import DEFAULT_NUM_STARTUP, Search
-
-SUGGESTION = "suggestion"
-"""Kind of the records of a search's points."""
 
 
 class Signal(enum.Enum):
