@@ -37,11 +37,12 @@ from typing import Any, Literal
 import numpy as np
 from datasets import Family, families
 
-from scaling_fits import cloud, law
-from scaling_fits.law import Form
-from scaling_fits.solver import Floats
-from scaling_fits.table import RunTable, from_columns
-from scaling_fits.uncertainty import FittedRuns, fit_runs, predict
+from scaling_fits.forecast import cloud
+from scaling_fits.forecast.uncertainty import FittedRuns, fit_runs, predict
+from scaling_fits.laws import law
+from scaling_fits.laws.law import Form
+from scaling_fits.laws.solver import Floats
+from scaling_fits.laws.table import RunTable, from_columns
 
 RATIOS = (3, 10, 30)
 LEVEL = 0.9

@@ -5,11 +5,12 @@
 The demo's shape (2 layers, head dim 16, feed-forward twice the width, 256 tokens of vocabulary, 16 x 64 tokens a step)
 at widths 32 to 256 on random tokens, one thread. A figure is trial-steps per CPU second. What is compared takes turns
 within a round, and a ratio is taken within a round: the median over the rounds is told, with the least and the largest.
-`share` is the achieved FLOP/s (`proxies.flops`, causal) over the rate of a 1024 x 1024 x 1024 float32 product timed in
-the same round; `bfloat16_share` over that of a bfloat16 one.
+`share` is the achieved FLOP/s (`proxies.core.flops`, causal) over the rate of a 1024 x 1024 x 1024 float32 product
+timed in the same round; `bfloat16_share` over that of a bfloat16 one.
 
-- `solo`: K trials one after another, the same engine for all (`proxies.solo`). K = 1: what the others are held against.
-- `bank`: `proxies.bank`, K slots.
+- `solo`: K trials one after another, the same engine for all (`proxies.training.solo`). K = 1: what the others are held
+against.
+- `bank`: `proxies.training.bank`, K slots.
 - `vmap`: the model of one trial under torch.func (functional_call, grad_and_value, vmap), and AdamW as plain tensor
   code of the stacked weights, one rate for all and no clipping: less than what a bank does.
 - `compiled`: each under `torch.compile` (inductor); `fused loss`, `medium` (products of float32 through bfloat16) and
@@ -39,17 +40,17 @@ from process_tree import machine
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
-from proxies import rotary
-from proxies.bank import Bank
-from proxies.built import our_model
+from proxies.core.flops import flops_per_token
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams, Numerics, RunSpec
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import TokenStore
-from proxies.flops import flops_per_token
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.solo import Solo
-from proxies.spec import Hparams, Numerics, RunSpec
+from proxies.model import rotary
+from proxies.training.bank import Bank
+from proxies.training.built import our_model
+from proxies.training.solo import Solo
 
 WIDTHS, SLOTS = (32, 64, 128, 256), (1, 2, 4, 8)
 BATCH_TOKENS, SEQ_LEN = 1024, 64

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 from datasets import families
 
-from scaling_fits import law
 from scaling_fits.allocation.allocate import allocate
 from scaling_fits.allocation.spending import Spending, log_best_params
-from scaling_fits.law import Form
-from scaling_fits.nearness import near_frontier
-from scaling_fits.solver import Floats
-from scaling_fits.table import RunTable
-from scaling_fits.uncertainty import fit_runs
+from scaling_fits.forecast.uncertainty import fit_runs
+from scaling_fits.laws import law
+from scaling_fits.laws.law import Form
+from scaling_fits.laws.nearness import near_frontier
+from scaling_fits.laws.solver import Floats
+from scaling_fits.laws.table import RunTable
 
 RATIOS = (3, 10, 30)
 SAME_BUDGET, NEAR, LEAST_RUNS = 1.15, 1.3, 12

@@ -29,12 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from process_tree import machine
 
-from launcher.calibrating import asking, groups_of
-from launcher.calibration_records import Calibration, Work, mode_name
-from launcher.choosing import Bench, choose
-from launcher.opening import plan_study
-from launcher.pools import start_pool
-from launcher.study import Study
+from launcher.calibration.calibrating import asking, groups_of
+from launcher.calibration.choosing import Bench, choose
+from launcher.plan.calibration_records import Calibration, Work, mode_name
+from launcher.plan.study import Study
+from launcher.study.opening import plan_study
+from launcher.study.pools import start_pool
 
 NUM_TIMES, WIDTHS, BATCHES = 20, (32, 64, 128, 256), (128, 1024)
 """Batches in tokens: two sequences of 64, where launching costs most, and the plan's own."""
@@ -95,7 +95,7 @@ def measured(study: Study, times: int) -> dict[str, Any]:
 
 
 def one(study: Study, pool: Any) -> Calibration:
-    """One calibration, as `launcher.calibrating` makes it for a group with a minute of work or so."""
+    """One calibration, as `launcher.calibration.calibrating` makes it for a group with a minute of work or so."""
     group = next(group for group in groups_of(study) if group.asked.part == "proxy")
     work = Work(num_workers=pool.num_workers, phases=group.phases)
     bench = Bench(group.asked.given, asking(study, group.example, pool, 2.0, lambda: None))

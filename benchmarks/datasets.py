@@ -22,7 +22,7 @@ import numpy as np
 from downloads import FOLDER, SOURCES, download, is_here, source
 from numpy.typing import NDArray
 
-from scaling_fits.table import RunTable, read_runs
+from scaling_fits.laws.table import RunTable, read_runs
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 """Data beside the checkout, where there is any."""

@@ -4,9 +4,9 @@
 
 For each width and mode, in turns: the rate of products (a large square one, and one of the model's own sizes), on as
 many processes of one thread as the sweep has workers, all at once; then `forerun sweep` on Ray. FLOPs are the finished
-runs' own (training, causal convention, `proxies.flops`), validation not counted. The time is that of the search: from
-Ray's workers being there to the last outcome, loading torch in them and waiting for one another included; and that of
-the whole command. A share is of the product's rate in the mode's own arithmetic, in the same round.
+runs' own (training, causal convention, `proxies.core.flops`), validation not counted. The time is that of the search:
+from Ray's workers being there to the last outcome, loading torch in them and waiting for one another included; and that
+of the whole command. A share is of the product's rate in the mode's own arithmetic, in the same round.
 
 Then one call of a bank is profiled in this process, by kinds of operations. It takes some 40 minutes of two cores;
 `--quick` takes 3.
@@ -98,7 +98,7 @@ def write_plan(path: Path, corpus: Path, width: int, num_steps: int) -> Path:
 
 def swept(folder: Path, corpus: Path, width: int, num_steps: int, keys: tuple[str, ...]) -> dict[str, Any]:
     """One sweep: what it did, and in what time."""
-    from sweeps.ledger import Ledger
+    from sweeps.store.ledger import Ledger
 
     folder.mkdir()
     plan = write_plan(folder / "plan.toml", corpus, width, num_steps)
@@ -166,9 +166,9 @@ def profile(corpus: Path, width: int, num_steps: int) -> dict[str, Any]:
     """Where a bank's steps go, as shares of their time; and a validation over a step."""
     import torch
 
-    from launcher.opening import plan_study
-    from proxies.bank import Bank
+    from launcher.study.opening import plan_study
     from proxies.data.tokens import TokenStore
+    from proxies.training.bank import Bank
 
     plan = write_plan(corpus.parent / "profile.toml", corpus, width, num_steps + 12)
     study, store = plan_study(plan, corpus.parent / "none"), TokenStore(corpus, trusted=True)

@@ -36,10 +36,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "scaling_fits"))
 
 from planted_ladders import CHINCHILLA, COUPLED, TRUTHS, ladder
 
-from scaling_fits import law, search, starts
-from scaling_fits.forms import SHAPES
-from scaling_fits.solver import Floats, Points
-from scaling_fits.table import RunTable, read_runs
+from scaling_fits.laws import law, search, starts
+from scaling_fits.laws.forms import SHAPES
+from scaling_fits.laws.solver import Floats, Points
+from scaling_fits.laws.table import RunTable, read_runs
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 PUBLISHED = {  # sums over runs, as printed by the authors' repository (arXiv 2502.06857)

@@ -6,10 +6,10 @@ Needs a CUDA device, torch, numpy, safetensors, PyYAML and `mup` (pure Python: w
 from any site-packages and name its place in PYTHONPATH); no Ray, Optuna, W&B, pydantic. Without a device: exit code 2.
 
 Proxies of 2, 10 and 40 million parameters (tables not counted) at batches of 8 and 32 sequences of 512 tokens, random
-ids, bfloat16 autocast. Every mode is measured in turns with one eager trial (`proxies.calibration.measure`), and its
-rate is a ratio to that one's in the same rounds. References: one eager process per trial, alone and four at a time on
-the device, as somebody without a bank would run them. The peak is a product of 8192 x 8192 matrices in the same run;
-a product of the model's own sizes is told beside it. FLOPs are of the causal convention (`proxies.flops`).
+ids, bfloat16 autocast. Every mode is measured in turns with one eager trial (`proxies.training.calibration.measure`),
+and its rate is a ratio to that one's in the same rounds. References: one eager process per trial, alone and four at a
+time on the device, as somebody without a bank would run them. The peak is a product of 8192 x 8192 matrices in the same
+run; a product of the model's own sizes is told beside it. FLOPs are of the causal convention (`proxies.core.flops`).
 
 The most telling modes come first, for all proxies. No step (one mode, or one set of processes) is begun after
 `--seconds`: the exit code is then 3, and the same command resumes. The file is written after each step, so a killed
@@ -34,12 +34,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gpu_runs import TRIAL_STEPS, corpus_of, machine, run_spec
 from process_tree import together
 
-from launcher.calibration_records import Asked, Work, mode_name
-from launcher.choosing import Bench, choose
-from proxies import canon
-from proxies.calibration import Answer, Probe, measure
-from proxies.flops import count_params, flops_per_token
-from proxies.spec import Numerics, RunSpec
+from launcher.calibration.choosing import Bench, choose
+from launcher.plan.calibration_records import Asked, Work, mode_name
+from proxies.core import canon
+from proxies.core.flops import count_params, flops_per_token
+from proxies.core.spec import Numerics, RunSpec
+from proxies.training.calibration import Answer, Probe, measure
 
 SEQ_LEN = 512
 BATCHES = (8, 32)
@@ -131,7 +131,7 @@ class Case:
 def make_case(settings: Settings, steps: Steps, batch: int, corpus: Path) -> Case:
     """A mode is measured when it is first asked for; one that is asked for too late is said to be unreached."""
     from proxies.data.tokens import TokenStore
-    from proxies.torch_device import TorchDevice
+    from proxies.training.torch_device import TorchDevice
 
     store = TokenStore(corpus, trusted=True)
     spec = run_spec(settings.models[steps.model], settings.seq_len, batch, settings.plain, store.manifest.data_id)
@@ -158,12 +158,12 @@ def name_of(mode: Numerics, plain: Numerics) -> str:
 
 
 def engine(spec: RunSpec, store: Any) -> Any:
-    """What a worker would train this run with (`launcher.host`)."""
+    """What a worker would train this run with (`launcher.workers.host`)."""
     if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:
-        from proxies.solo import Solo
+        from proxies.training.solo import Solo
 
         return Solo(store)
-    from proxies.bank import Bank
+    from proxies.training.bank import Bank
 
     return Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
 

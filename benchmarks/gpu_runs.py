@@ -18,10 +18,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.spec import Hparams, Numerics, RunSpec
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams, Numerics, RunSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 TRIAL_STEPS = 2000
@@ -49,7 +49,7 @@ def corpus_of(folder: Path, vocab_size: int, num_ids: int) -> Path:
     """Random ids as shards, without `forerun tokenize` and the pyarrow that it wants."""
     import numpy as np
 
-    from proxies import canon
+    from proxies.core import canon
     from proxies.data.tokens import MANIFEST, SCHEMA_VERSION, Manifest, Shard, Source
 
     shards = {}
@@ -86,7 +86,7 @@ def machine() -> dict[str, Any]:
 def train(asked: dict[str, Any]) -> None:
     """The run, for as long as was asked."""
     from proxies.data.tokens import TokenStore
-    from proxies.solo import Solo
+    from proxies.training.solo import Solo
 
     store = TokenStore(Path(asked["corpus"]), trusted=True)
     numerics, solo = Numerics(dtype=asked["dtype"]), Solo(store)

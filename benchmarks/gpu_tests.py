@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from gpu_runs import ROOT, machine
 
-from proxies import canon
+from proxies.core import canon
 
 MOST_SAID = 2000
 """Characters kept of why a test failed: the end of a traceback has the error."""

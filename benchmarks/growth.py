@@ -2,13 +2,14 @@
 
     python benchmarks/growth.py --json benchmarks/results/growth.json
 
-1. Growth: `sweeps.drive` with a `SearchSource`, the ledger and the curves on disk, each durable; a process per sampler.
-   Told per block of trials: the driver's processor time and wall time a trial, without the objective's own; of it, the
-   suggestion's; the process's largest memory; the time to read the ledger again, and to go on from it. Wall time is
-   mostly the disk's. Beside it plain Optuna in memory, ask and tell, with the same sampler: no ledger, no curves.
-2. The bound: TPE is shown 300 trials at most (`sweeps.samplers.MOST_SHOWN`). Searches with and without the bound, seed
-   by seed: the regret of the best trial and of the last hundred's median, as ratios (geometric mean, 95 % by
-   bootstrap over seeds). The same of a GP and `MOST_FITTED`.
+1. Growth: `sweeps.run.drive` with a `SearchSource`, the ledger and the curves on disk, each durable; a process per
+   sampler. Told per block of trials: the driver's processor time and wall time a trial, without the objective's own; of
+   it, the suggestion's; the process's largest memory; the time to read the ledger again, and to go on from it. Wall
+   time is mostly the disk's. Beside it plain Optuna in memory, ask and tell, with the same sampler: no ledger, no
+   curves.
+2. The bound: TPE is shown 300 trials at most (`sweeps.search.samplers.MOST_SHOWN`). Searches with and without the
+   bound, seed by seed: the regret of the best trial and of the last hundred's median, as ratios (geometric mean, 95 %
+   by bootstrap over seeds). The same of a GP and `MOST_FITTED`.
 
 Times want a quiet machine, the second table does not (`--only growth`, `--only bounds`). It takes some 25 minutes of
 one core; `--quick` stops at 1,000 trials and takes a quarter of the seeds, in 3.
@@ -37,15 +38,14 @@ from process_tree import machine, own_peak_mb
 from search import PARALLELISM, RANGES, SPACE, lost, truth
 from sweep_fakes import make_spec
 
-from proxies import canon
-from proxies.spec import Curve, RunResult, RunSpec
-from sweeps import samplers
-from sweeps.drive import drive
-from sweeps.ledger import Ledger
-from sweeps.pool import Advance, Advanced, Finished, Report, carry_out
-from sweeps.source import SearchSource
-from sweeps.space import Params, search_space
-from sweeps.suggest import Search
+from proxies.core import canon
+from proxies.core.spec import Curve, RunResult, RunSpec
+from sweeps.run.drive import drive
+from sweeps.run.pool import Advance, Advanced, Finished, Report, carry_out
+from sweeps.search import samplers
+from sweeps.search.source import Search, SearchSource
+from sweeps.search.space import Params, search_space
+from sweeps.store.ledger import Ledger
 
 BLOCKS = ((100, 200), (900, 1_000), (9_800, 10_000))
 """Trials over which costs are taken: the first past every design, the last at the end."""

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "launcher"))
 from kill_case import PARTS, RAY, Driver, frozen_digest
 from tiny_study import plan_with, write_corpus
 
-from sweeps.ledger import Ledger
+from sweeps.store.ledger import Ledger
 
 NUM_STUDIES, NUM_KILLS = 3, 17
 """Of each study."""

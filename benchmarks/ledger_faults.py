@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sweeps"))
 from ledger_faults import compiled, table_of
 from ledger_flips import MASKS, cut_all, flip_all, in_memory, write_study
 
-from proxies import canon
-from sweeps.ledger import LEDGER_NAME
+from proxies.core import canon
+from sweeps.store.ledger import LEDGER_NAME
 
 
 def calls(every: int) -> dict[str, Any] | None:

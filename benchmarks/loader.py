@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from launcher.plan import Plan
-from launcher.talk import say
-from proxies.bank import Bank
+from launcher.base.talk import say
+from launcher.plan.plan import Plan
+from proxies.core.flops import count_params
+from proxies.core.spec import Hparams, RunSpec
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import TokenStore
-from proxies.flops import count_params
-from proxies.spec import Hparams, RunSpec
+from proxies.training.bank import Bank
 
 SHAPES = ((16, 64), (32, 256), (64, 1024), (512, 1024), (64, 4096), (1024, 2048))  # sequences, tokens each
 WIDTHS = (32, 128)

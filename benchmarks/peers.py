@@ -3,10 +3,10 @@
     python benchmarks/peers.py --json benchmarks/results/peers.json --peer-python PYTHON
 
 1. The same search: same proxy, corpus, space, number of trials, 2 workers of one thread. Ours is `forerun sweep` on the
-   plan that `forerun init` writes (banks in Ray actors); theirs trains each trial by `proxies.solo.Solo` (our engine
-   for one trial) in their trainable. Told: wall and processor seconds of the whole process tree, Python's and Ray's
-   start included; and, along the trials as they ended, until one is within 0.01 nats of the best of all trials of all,
-   and until one is as good as the best of the search that ended worst. A round has a seed of its own.
+   plan that `forerun init` writes (banks in Ray actors); theirs trains each trial by `proxies.training.solo.Solo` (our
+   engine for one trial) in their trainable. Told: wall and processor seconds of the whole process tree, Python's and
+   Ray's start included; and, along the trials as they ended, until one is within 0.01 nats of the best of all trials of
+   all, and until one is as good as the best of the search that ended worst. A round has a seed of its own.
 2. The cost of orchestration: an objective that costs nothing, from the workers' start to the last outcome; and the
    driver's largest memory, its libraries included. Ours has TPE, the ledger on disk and Ray's actors, as in a study.
 
@@ -51,11 +51,11 @@ def drive_trivial(study: Path, num_trials: int, out: Path) -> None:
     from soak_case import TrivialHost
     from sweep_fakes import make_spec
 
-    from sweeps.drive import drive
-    from sweeps.ledger import Ledger
-    from sweeps.pool_ray import RayPool
-    from sweeps.source import SearchSource
-    from sweeps.space import search_space
+    from sweeps.ray.pool import RayPool
+    from sweeps.run.drive import drive
+    from sweeps.search.source import SearchSource
+    from sweeps.search.space import search_space
+    from sweeps.store.ledger import Ledger
 
     with Ledger.open(study, {"seed": 0}, create=True) as ledger:
         source = SearchSource(
@@ -95,7 +95,7 @@ def tune(python: Path, folder: Path, reuse: bool, num_trials: int, plan: Path | 
 
 def sweep(folder: Path, plan: Path) -> tuple[Cost, list[tuple[float, float]]]:
     """One `forerun sweep`: its cost, and (when, loss) of its trials; a curve is written when its run has ended."""
-    from sweeps.ledger import Ledger
+    from sweeps.store.ledger import Ledger
 
     cost = measured(
         [sys.executable, "-m", "launcher", "sweep", plan, "--study", folder], ENVIRONMENT, Path(f"{folder}.log")

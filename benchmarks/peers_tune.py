@@ -39,7 +39,7 @@ def trivial(config: dict[str, float]) -> None:
 def trained(config: dict[str, float], study: Any) -> None:
     """The proxy at a point of the search, by our engine for one trial."""
     from proxies.data.tokens import TokenStore
-    from proxies.solo import Solo
+    from proxies.training.solo import Solo
 
     store = TokenStore(study.corpus, trusted=True)
     solo, ended = Solo(store), []
@@ -55,7 +55,7 @@ def objective(asked: dict[str, Any]) -> tuple[Any, dict[str, tuple[float, float]
     """What to call with a point, the ranges, and the search's seed."""
     if asked["plan"] is None:
         return trivial, RANGES, 0
-    from launcher.opening import plan_study
+    from launcher.study.opening import plan_study
 
     study = plan_study(Path(asked["plan"]), Path(asked["study"]), ("proxy.num_slots=1",))
     search = study.plan.search

@@ -36,12 +36,12 @@ from safetensors.numpy import load_file, save_file
 from scipy.interpolate import RegularGridInterpolator
 from scipy.stats import spearmanr
 
-from proxies.schedule import ScheduleKind, whole_warmup
-from sweeps import pruners, pruning
-from sweeps.pruning import PrunerName, Seen
-from sweeps.samplers import Sampler
-from sweeps.space import Params, SearchSpace, search_space
-from sweeps.suggest import Search
+from proxies.core.schedule import ScheduleKind, whole_warmup
+from sweeps.search import pruners, pruning
+from sweeps.search.pruning import PrunerName, Seen
+from sweeps.search.samplers import Sampler
+from sweeps.search.source import Search
+from sweeps.search.space import Params, SearchSpace, search_space
 
 GRIDS = Path(__file__).parent / "grids"
 NUM_STEPS, PARALLELISM, NUM_STARTUP, MOST_TIMES = 200, 8, 12, 3
@@ -75,12 +75,12 @@ LEVELS: list[tuple[PrunerName, str, Change]] = [
 
 def trained(corpus: Path, kind: ScheduleKind, seed: int, points: Sequence[tuple[float, ...]]) -> tuple[Any, Any]:
     """(rate, warmup, clip) trained to the end: losses [point][step] and final [point] in nats, NaN once diverged."""
-    from proxies.bank import Bank
+    from proxies.core.rules import named
+    from proxies.core.schedule import Schedule
+    from proxies.core.shape import Shape
+    from proxies.core.spec import Hparams, Numerics, RunSpec
     from proxies.data.tokens import TokenStore
-    from proxies.rules import named
-    from proxies.schedule import Schedule
-    from proxies.shape import Shape
-    from proxies.spec import Hparams, Numerics, RunSpec
+    from proxies.training.bank import Bank
 
     store, numerics = TokenStore(corpus), Numerics(num_slots=8)
     shape = Shape(

@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from launcher.checkpoints import folder_of
-from launcher.saving import Saver
-from proxies.model import Decoder, Multipliers, token_loss
-from proxies.shape import Shape
+from launcher.trainer.checkpoints import folder_of
+from launcher.trainer.saving import Saver
+from proxies.core.shape import Shape
+from proxies.model.decoder import Decoder, Multipliers, token_loss
 
 
 def main() -> None:

@@ -33,11 +33,11 @@ import numpy as np
 import optuna
 import pruning
 
-from sweeps import samplers
-from sweeps.growth import grown, open_edges, probes
-from sweeps.replicates import compare, replicates
-from sweeps.space import Params, SearchSpace, search_space
-from sweeps.suggest import Search
+from sweeps.search import samplers
+from sweeps.search.growth import grown, open_edges, probes
+from sweeps.search.replicates import compare, replicates
+from sweeps.search.source import Search
+from sweeps.search.space import Params, SearchSpace, search_space
 
 RANGES = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
 SPACE = search_space(ranges=RANGES, grid={"learning_rate": 10, "warmup_fraction": 2, "clip_norm": 2})

@@ -37,16 +37,16 @@ from planted_watch import columns_of, decision, started
 from process_tree import machine
 from watch_curves import BATCH_TOKENS, LADDER, MAIN
 
-from launcher.decide import predicted_loss
-from launcher.frozen import Decision
-from launcher.watch.columns import Columns
+from launcher.frozen.frozen import Decision
+from launcher.study.decide import predicted_loss
 from launcher.watch.judge import judge
-from proxies.flops import count_params
-from proxies.shape import Shape
-from proxies.spec import Curve
-from scaling_fits.loss_curves import FinishedRun
-from scaling_fits.table import from_columns
-from scaling_fits.uncertainty import fit_runs, predict
+from launcher.watch.logs.columns import Columns
+from proxies.core.flops import count_params
+from proxies.core.shape import Shape
+from proxies.core.spec import Curve
+from scaling_fits.forecast.loss_curves import FinishedRun
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws.table import from_columns
 
 CURVES = Path(__file__).parent / "grids" / "watch.safetensors"
 WIDTH, NUM_STEPS, NUM_RUNS, _ = MAIN

@@ -20,13 +20,13 @@ from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from proxies.bank import Bank
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams, Numerics, RunSpec
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import TokenStore
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.spec import Hparams, Numerics, RunSpec
+from proxies.training.bank import Bank
 
 BATCH_TOKENS, SEQ_LEN, NUM_SLOTS = 512, 64, 8
 LADDER = [

@@ -25,8 +25,8 @@ from planted_watch import decision
 from process_tree import machine
 
 from launcher.watch.judge import judge
-from launcher.watch.keys import Keys
-from launcher.watch.readings import Readings, source_of
+from launcher.watch.logs.keys import Keys
+from launcher.watch.logs.readings import Readings, source_of
 
 NUM_LAYERS, LAYERS_EVERY, NUM_MORE = 12, 100, 10
 

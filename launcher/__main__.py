@@ -5,9 +5,9 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run `launcher.cli.main`; a Ctrl-C that comes before it can answer, or while it ends, is exit 130 and one line."""
+    """Run the command line; a Ctrl-C that comes before it can answer, or while it ends, is exit 130 and one line."""
     try:
-        from launcher import cli
+        from launcher.cli import cli
 
         cli.main()
     except KeyboardInterrupt:

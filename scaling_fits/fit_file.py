@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxies import canon
-from proxies.canon import Json
+from proxies.core import canon
+from proxies.core.canon import Json
 
 FILE_KIND = "forerun.fit_file/1"
 _BARE = ("forerun.fit/", "forerun.compute_fit/", "forerun.hyperparameter_fit/")  # files before there was a digest

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling_fits import law, outliers
 from scaling_fits.allocation.allocate import WIDEST_SIZE, allocate
-from scaling_fits.law import LawFit
-from scaling_fits.nearness import near_frontier
-from scaling_fits.sizes import check_positive
-from scaling_fits.solver import Floats
-from scaling_fits.table import RunTable, listed
-from scaling_fits.uncertainty import FittedRuns, predict
+from scaling_fits.forecast.uncertainty import FittedRuns, predict
+from scaling_fits.laws import law, outliers
+from scaling_fits.laws.law import LawFit
+from scaling_fits.laws.nearness import near_frontier
+from scaling_fits.laws.sizes import check_positive
+from scaling_fits.laws.solver import Floats
+from scaling_fits.laws.table import RunTable, listed
 
 LARGE_SHARE = 0.5
 """Of an interval's arm: a run that moves the choice by more is worth a second look."""

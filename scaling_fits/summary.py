@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from proxies import canon
-from proxies.canon import Json
-from scaling_fits import hindcast, lack_of_fit, law, pooling, uncertainty
+from proxies.core import canon
+from proxies.core.canon import Json
 from scaling_fits.allocation.allocate import Allocation
 from scaling_fits.allocation.shapes import Template
-from scaling_fits.cloud import Cloud
-from scaling_fits.conclusive import fit_doubts, inconclusive
-from scaling_fits.derived import Interval, draw_intervals, exponents
 from scaling_fits.fit_file import FitFileError
-from scaling_fits.law import LawFit
-from scaling_fits.solver import NUM_COORDINATES, Floats
-from scaling_fits.table import DroppedRow
-from scaling_fits.uncertainty import FittedRuns, Prediction
+from scaling_fits.forecast import hindcast, pooling, uncertainty
+from scaling_fits.forecast.cloud import Cloud
+from scaling_fits.forecast.conclusive import fit_doubts, inconclusive
+from scaling_fits.forecast.derived import Interval, draw_intervals, exponents
+from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
+from scaling_fits.laws import lack_of_fit, law
+from scaling_fits.laws.law import LawFit
+from scaling_fits.laws.solver import NUM_COORDINATES, Floats
+from scaling_fits.laws.table import DroppedRow
 
 FILE_KIND = "forerun.fit/4"
 _OLD_KINDS = ("forerun.fit/1", "forerun.fit/2", "forerun.fit/3")  # each lacks what the next holds

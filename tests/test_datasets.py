@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scaling_fits import law
+from scaling_fits.laws import law
 
 ROOT = Path(__file__).resolve().parents[1]
 

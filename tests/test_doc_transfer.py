@@ -63,7 +63,7 @@ def alike_word(one, other):
 
 
 def test_the_published_exponents_are_those_of_the_code():
-    from transfer.published import rules_for
+    from transfer.regret.regret import rules_for
 
     rows = re.findall(r"^\| (-?[\d.]+) \| (.+?) \| ([\d.]+) x", DOC.read_text(encoding="utf-8"), re.MULTILINE)
     assert [(float(power), source) for power, source, _ in rows] == [

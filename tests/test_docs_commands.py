@@ -11,8 +11,8 @@ import click
 import pytest
 from reference_pages.command_line import commands
 
-from launcher.plan import Plan
-from launcher.plan_file import PlanError, load_plan
+from launcher.plan.file import PlanError, load_plan
+from launcher.plan.plan import Plan
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^( *)```.*?^\1```", re.M | re.S)

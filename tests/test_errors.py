@@ -8,8 +8,8 @@ import sqlite3
 import pytest
 from tiny_study import PLAN, forerun, write_corpus
 
-from launcher.opening import open_ledger, plan_study
-from sweeps.lock import DriverLock
+from launcher.study.opening import open_ledger, plan_study
+from sweeps.store.lock import DriverLock
 
 FOLDER = "<folder>"
 

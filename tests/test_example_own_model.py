@@ -11,16 +11,16 @@ from factory_cases import factory_spec
 from proxy_cases import write_corpus
 from torch.nn import functional
 
-from launcher.plan_file import load_plan
-from proxies.coordinates import check_coordinates
+from launcher.plan.file import load_plan
+from proxies.coordinates.coordinates import check_coordinates
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore
 from proxies.external.construction import construct
 from proxies.external.description import describe
 from proxies.external.factory import build_model, load, size_note
-from proxies.parametrization import forward_numbers, parameter_table
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.solo import Solo
+from proxies.parametrization.parametrization import forward_numbers, parameter_table
+from proxies.training.solo import Solo
 
 FOLDER = Path(__file__).parents[1] / "examples" / "own_model"
 BASE = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=16)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from tiny_study import ask
 
-from launcher.arms import wanted_tests
-from launcher.opening import plan_study
-from launcher.plan_file import PlanError, load_plan
-from proxies import canon
-from proxies.flops import count_params, flops_per_token
+from launcher.experiments.arms import wanted_tests
+from launcher.plan.file import PlanError, load_plan
+from launcher.study.opening import plan_study
+from proxies.core import canon
+from proxies.core.flops import count_params, flops_per_token
 
 FOLDER = Path(__file__).parents[1] / "examples" / "published_protocol"
 PLAN = FOLDER / "plan.toml"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host import HostFactory
-from launcher.opening import plan_study
-from launcher.stages import bank_key
-from proxies import canon
-from proxies.spec import RunResult
-from sweeps.pool import Advance
+from launcher.study.opening import plan_study
+from launcher.study.stages import bank_key
+from launcher.workers.host import HostFactory
+from proxies.core import canon
+from proxies.core.spec import RunResult
+from sweeps.run.pool import Advance
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

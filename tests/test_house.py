@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import importlib.metadata
 import json
 import os
@@ -15,36 +16,27 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
-HEARTH = {
-    f"proxies.{name}"
-    for name in (
-        "spec", "checks", "numbers", "canon", "flops", "schedule", "shape", "powers", "rules", "programs",
-        "external.keeper", "external.kept", "external.log_file",
-    )
-}  # fmt: skip
+CORE = {"proxies.external.keeper", "proxies.external.kept", "proxies.external.log_file"} | {
+    f"proxies.core.{path.stem}" for path in (ROOT / "proxies" / "core").glob("[a-z]*.py")
+}
+"""What every room may import: standard library only."""
 DOORS = {
-    "mup": {"proxies.parametrization"},
-    "cmaes": {"sweeps.evolution"},
-    "optuna": {"sweeps.samplers", "sweeps.optuna_view", "sweeps.pruners"},
+    "mup": {"proxies.parametrization.parametrization"},
+    "cmaes": {"sweeps.search.evolution"},
+    "optuna": {"sweeps.search.samplers", "sweeps.search.pruners", "sweeps.views.optuna_view"},
     "optuna_dashboard": {"launcher.verbs.dashboards"},
-    "ray": {"sweeps.pool_ray", "sweeps.ray_head"},
+    "ray": {"sweeps.ray.pool", "sweeps.ray.head"},
     "matplotlib": {
-        "launcher.figures",
-        "launcher.figures_transfer",
-        "launcher.figures_cost",
-        "launcher.figures_fits",
-        "launcher.figures_main_run",
-        "launcher.figures_compare",
-        "launcher.plots",
+        f"launcher.figures.{name}" for name in ("figures", "transfer", "cost", "fits", "main_run", "compare", "plots")
     },
     "tokenizers": {"proxies.data.tokenizer"},
-    "pynvml": {"launcher.gpu_health"},
-    "wandb": {"launcher.wandb_process"},
-    "wandb_workspaces": {"launcher.workspaces"},
+    "pynvml": {"launcher.trainer.gpu_health"},
+    "wandb": {"launcher.dashboards.wandb_process"},
+    "wandb_workspaces": {"launcher.dashboards.workspaces"},
 }
 TORCH_ROOMS = {"proxies", "launcher"}
 HEAVY = ("torch", "ray", "optuna", "wandb", "mup", "matplotlib", "scipy")
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 59
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 500, 59, 20
 
 
 class House:
@@ -89,12 +81,12 @@ def import_law(house):
     for name in house.trees:
         for target in house.imports(name):
             room, other = room_of(name), room_of(target)
-            if name in HEARTH:
-                fine = target in HEARTH or other in sys.stdlib_module_names
+            if name in CORE:
+                fine = target in CORE or other in sys.stdlib_module_names
             elif other not in ROOMS or room in (other, "launcher"):
                 fine = True
             else:
-                fine = room != "proxies" and target in HEARTH
+                fine = room != "proxies" and target in CORE
             if other == "torch" and room not in TORCH_ROOMS:
                 fine = False
             if not fine:
@@ -115,16 +107,29 @@ def cycles(house):
     """Modules that reach themselves; function-local imports count, those for type checkers do not."""
     edges = {name: house.imports(name, type_checking=False) & set(house.trees) for name in house.trees}
 
-    def reach(start):
-        seen, todo = set(), list(edges[start])
-        while todo:
-            here = todo.pop()
-            if here not in seen:
-                seen.add(here)
-                todo += edges[here]
-        return seen
+    return [f"{name} imports itself in the end" for name in edges if name in reachable(edges, name)]
 
-    return [f"{name} imports itself in the end" for name in edges if name in reach(name)]
+
+def reachable(edges, start):
+    seen, todo = set(), list(edges[start])
+    while todo:
+        here = todo.pop()
+        if here not in seen:
+            seen.add(here)
+            todo += edges[here]
+    return seen
+
+
+def folders(house):
+    """Folders that reach themselves by their files' imports, those for type checkers included; and crowded ones."""
+    files = [name for name in house.trees if name not in house.packages and not name.endswith("__main__")]
+    edges = {name.rpartition(".")[0]: set() for name in files}
+    for name in files:
+        here = name.rpartition(".")[0]
+        edges[here] |= {target.rpartition(".")[0] for target in house.imports(name) & set(files)} - {here}
+    problems = [f"{here} imports itself in the end" for here in edges if here in reachable(edges, here)]
+    numbers = collections.Counter(name.rpartition(".")[0] for name in files)
+    return problems + [f"{here} has {num} files" for here, num in numbers.items() if num > MAX_FOLDER_FILES]
 
 
 def functions(tree):
@@ -194,7 +199,7 @@ def _is_load(node):
     return isinstance(node, ast.Import | ast.ImportFrom | ast.If) or getattr(node, "name", "") == "load"
 
 
-RULES = (import_law, doors, cycles, sizes, docstrings, types, machine_paths, thresholds)
+RULES = (import_law, doors, cycles, folders, sizes, docstrings, types, machine_paths, thresholds)
 DOOR_STEP = '"""A room.\n\nEnters: a\nLeaves: b\nPromises: c\nRefuses: d\n"""\n'
 
 
@@ -226,8 +231,8 @@ def planted(tmp_path, files):
 
 def test_a_clean_house_breaks_no_rule(tmp_path):
     fine = {
-        "proxies/spec.py": "import json",
-        "sweeps/a.py": "from proxies import spec\ndef f(x: int) -> int:\n    'Doc.'\n    return x\n",
+        "proxies/core/spec.py": "import json",
+        "sweeps/a.py": "from proxies.core import spec\ndef f(x: int) -> int:\n    'Doc.'\n    return x\n",
         "launcher/b.py": "import sweeps.a\nfrom transfer import c\n",
         "transfer/c.py": "import numpy\n",
     }
@@ -246,7 +251,7 @@ VIOLATIONS = [
     (import_law, {"scaling_fits/a.py": "import proxies.data.tokens", "proxies/data/tokens.py": ""}, "proxies.data"),
     (import_law, {"scaling_fits/a.py": "import torch.nn"}, "scaling_fits.a imports torch.nn"),
     (import_law, {"proxies/a.py": "from sweeps.pool import Finished"}, "proxies.a imports sweeps.pool"),
-    (import_law, {"proxies/canon.py": "import numpy"}, "proxies.canon imports numpy"),
+    (import_law, {"proxies/core/canon.py": "import numpy"}, "proxies.core.canon imports numpy"),
     (doors, {"launcher/a.py": "import optuna"}, "launcher.a imports optuna"),
     (doors, {"proxies/a.py": "def f() -> None:\n    from mup import init"}, "proxies.a imports mup"),
     (doors, {"sweeps/pool.py": "import ray.exceptions"}, "sweeps.pool imports ray.exceptions"),
@@ -255,6 +260,9 @@ VIOLATIONS = [
     (doors, {"proxies/data/tokens.py": "import tokenizers"}, "proxies.data.tokens imports tokenizers"),
     (cycles, {"sweeps/a.py": "import sweeps.b", "sweeps/b.py": "from sweeps import c", "sweeps/c.py":
               "def f() -> None:\n    from sweeps.a import x"}, "sweeps.c imports itself"),
+    (folders, {"launcher/a/x.py": "from launcher.b import y", "launcher/b/y.py": "", "launcher/b/z.py":
+               "if TYPE_CHECKING:\n    from launcher.a.w import W", "launcher/a/w.py": ""}, "launcher.b imports"),
+    (folders, {f"launcher/a/x{n}.py": "" for n in range(21)}, "launcher.a has 21 files"),
     (sizes, {"launcher/a.py": "x = 1\n" * 500}, "launcher.a has 501 lines"),
     (sizes, {"launcher/a.py": long_function(60)}, "launcher.a.f has 60 lines"),
     (docstrings, {"launcher/a.py": "def f() -> None: ..."}, "launcher.a.f has no docstring"),
@@ -288,7 +296,7 @@ def loaded(code, *arguments):
     return done.stderr.splitlines()[-1].split()[1:]
 
 
-MAIN = "from launcher.cli import main; main(sys.argv[1:])"
+MAIN = "from launcher.cli.cli import main; main(sys.argv[1:])"
 
 
 def test_help_and_validate_load_nothing_heavy(tmp_path):
@@ -306,7 +314,7 @@ def test_help_and_validate_load_nothing_heavy(tmp_path):
 
 
 def test_the_hearth_loads_nothing_and_the_pure_rooms_neither_torch_nor_ray(house):
-    assert loaded(f"import {', '.join(sorted(HEARTH))}") == ["None"]
+    assert loaded(f"import {', '.join(sorted(CORE))}") == ["None"]
     pure = [name for name in house.trees if room_of(name) in ("transfer", "scaling_fits")]
     assert set(loaded(f"import {', '.join(pure)}")) <= {"None", "scipy"}
 

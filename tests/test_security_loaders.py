@@ -21,23 +21,24 @@ from command_cases import command
 from main_run import tiny_decision, write_corpus
 from sweep_fakes import make_spec, outcome
 
-import transfer.sheet
-from launcher.attestations import attest, read_attestation
-from launcher.checkpoints import CheckpointError, newest_good
-from launcher.frozen import FrozenError, TamperedError
-from launcher.launch_file import read_launch, write_launch
-from launcher.plan_file import PlanError, load_plan
+import transfer.tables.sheet
+from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.frozen import FrozenError, TamperedError
+from launcher.frozen.launch_file import read_launch, write_launch
+from launcher.plan.file import PlanError, load_plan
+from launcher.trainer.checkpoints import CheckpointError, newest_good
 from proxies.data.tokenizer import load_tokenizer
 from proxies.data.tokens import CorruptCorpusError, DataError, TokenStore, read_manifest
 from proxies.external.growing import MetricsError
 from proxies.external.metric_files import MetricFiles
-from proxies.slot_state import newest
-from scaling_fits import fit_file, readers
-from sweeps.curves import load_curve
-from sweeps.errors import CurveCorrupt, LedgerCorrupt, LedgerTooNew, StudyMissing
-from sweeps.ledger import Ledger
-from sweeps.live import read_live
-from sweeps.lock import DriverLock
+from proxies.training.slot_state import newest
+from scaling_fits import fit_file
+from scaling_fits.laws import readers
+from sweeps.store.curves import load_curve
+from sweeps.store.errors import CurveCorrupt, LedgerCorrupt, LedgerTooNew, StudyMissing
+from sweeps.store.ledger import Ledger
+from sweeps.store.live import read_live
+from sweeps.store.lock import DriverLock
 
 SPEC = make_spec()
 RESULT, CURVE = outcome(SPEC)
@@ -133,7 +134,7 @@ def metrics(format):
 
 def slot_state(path):
     """One is put aside, and a note says so; under the name that its hash gives, or it would not be looked at."""
-    from proxies import canon
+    from proxies.core import canon
 
     named = path.with_name(f"step-00000001-{canon.file_sha256(path)}.safetensors")
     path.rename(named)
@@ -172,9 +173,9 @@ def judged_fit(path):
 
 
 def judged_sheet(path):
-    sheet = transfer.sheet.read_sheet(path, ("width", "lr", "loss"))
+    sheet = transfer.tables.sheet.read_sheet(path, ("width", "lr", "loss"))
     if not {"width", "lr", "loss"} <= set(sheet.names):
-        raise transfer.sheet.TableError(path, ["no columns"])
+        raise transfer.tables.sheet.TableError(path, ["no columns"])
 
 
 READERS = {
@@ -199,7 +200,7 @@ READERS = {
     "metrics tensorboard": ("events.out.tfevents.1", metrics("tensorboard"), MetricsError),
     **{f"runs {kind}": (f"runs.{kind}", judged_fit, readers.FormatError)
        for kind in ("csv", "jsonl", "parquet")},
-    **{f"table {kind}": (f"table.{kind}", judged_sheet, transfer.sheet.TableError)
+    **{f"table {kind}": (f"table.{kind}", judged_sheet, transfer.tables.sheet.TableError)
        for kind in ("csv", "jsonl", "parquet")},
 }  # fmt: skip
 

@@ -5,14 +5,14 @@ import shutil
 import pytest
 from tiny_study import forerun, write_plan
 
-from launcher.links import LinksOutError, refuse_links_out
-from launcher.plan import Plan
-from launcher.plan_file import PlanError, load_plan
-from proxies.checks import SpecError
+from launcher.base.links import LinksOutError, refuse_links_out
+from launcher.plan.file import PlanError, load_plan
+from launcher.plan.plan import Plan
+from proxies.core.checks import SpecError
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import DataError, Shard, read_manifest
-from sweeps.checkpoints import checkpoint_dir, drop_checkpoints, drop_stale_checkpoints
-from sweeps.curves import curve_path
+from sweeps.store.checkpoints import checkpoint_dir, drop_checkpoints, drop_stale_checkpoints
+from sweeps.store.curves import curve_path
 
 ID = "0123456789abcdef" * 4
 BAD = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_study import COMMAND, ask, plan_with, write_plan
 
-from launcher.plan_file import PlanError, load_plan
-from sweeps.redaction import INSTEAD, LineRedactor, redacted, secret_in
+from launcher.plan.file import PlanError, load_plan
+from sweeps.run.redaction import INSTEAD, LineRedactor, redacted, secret_in
 
 ROOT = Path(__file__).parents[1]
 SHORT, ENDING = "pgs3cret", "mt-7"
@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "PGPASSWORD": SHORT, "MYTOKEN": ENDING, **INNOCENT,
     "OMP_NUM_THREADS": "1", "FORERUN_TRACEBACK": "1",
 }  # fmt: skip
-MAIN = "import sys; from launcher.cli import main; main(sys.argv[2:])"
+MAIN = "import sys; from launcher.cli.cli import main; main(sys.argv[2:])"
 SAID = f"""
 import os, sys
 said = "cannot log in to {ADDRESS} with {RAISED}, api_key={ARGV}, " + os.environ["STORE_TOKEN"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from proxies.checks import Checks
+from proxies.core.checks import Checks
 
 Axis = Literal["width", "depth", "batch", "duration", "params"]
 """What grows: model width, layers, tokens per step (at equal tokens in all), tokens in all, parameters."""

@@ -10,7 +10,7 @@ import json
 
 import click
 
-from launcher import cli
+from launcher.cli import cli
 from reference_pages.source import trees
 
 _HEAD = """# Commands

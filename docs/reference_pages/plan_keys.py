@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from launcher.plan_writing import commented_plan, plan_schema
-from launcher.presets import PRESETS, Values
+from launcher.plan.presets import PRESETS, Values
+from launcher.plan.writing import commented_plan, plan_schema
 from reference_pages.command_line import cell
 
 _UNITS = {

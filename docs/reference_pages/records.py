@@ -9,9 +9,9 @@ import textwrap
 import typing
 from typing import Any
 
-from launcher.frozen import Decision
-from proxies import canon
-from proxies.spec import RunResult, RunSpec
+from launcher.frozen.frozen import Decision
+from proxies.core import canon
+from proxies.core.spec import RunResult, RunSpec
 from reference_pages.command_line import cell
 from reference_pages.source import trees
 
@@ -99,7 +99,7 @@ def _kinds(node: ast.expr, texts: dict[str, Any]) -> list[str]:
     name = ast.unparse(node)
     if name in texts:
         return [str(texts[name])]
-    from launcher.frozen_folder import ATTESTED
+    from launcher.frozen.frozen_folder import ATTESTED
 
     return list(ATTESTED)
 

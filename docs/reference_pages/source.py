@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.cli import ROOMS
+from launcher.cli.cli import ROOMS
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from proxies.numbers import ForwardNumbers
-from proxies.shape import Shape
+from proxies.core.numbers import ForwardNumbers
+from proxies.core.shape import Shape
 
 
 def llama(shape: Shape, forward: ForwardNumbers) -> LlamaForCausalLM:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from proxies.shape import Shape
+from proxies.core.shape import Shape
 
 
 class Block(nn.Module):

@@ -23,7 +23,7 @@ SLOW_FSYNC_SECONDS = 0.5
 MOST_SKEW_SECONDS = 2.0
 MOST_SOCKET_BYTES = 107
 OWN_BASE_CHARS = 24
-"""A longer temporary folder is not taken by `sweeps.ray_own`, and Ray takes its own."""
+"""A longer temporary folder is not taken by `sweeps.ray.own`, and Ray takes its own."""
 FULL_SHARE = 0.95
 """Ray keeps no object on a fuller disk."""
 _SOCKET = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"

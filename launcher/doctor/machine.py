@@ -17,7 +17,7 @@ WORKER_BYTES = 500 * 10**6
 """A worker with torch imported (220 MB) and a small bank; measured at tens of MB to 2.4 GB with the bank."""
 LEAST_MEMORY_BYTES = 1500 * 10**6
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Of a cluster of our own (`sweeps.ray_start`); where /dev/shm has less, Ray puts it on the disk."""
+"""Of a cluster of our own (`sweeps.ray.start`); where /dev/shm has less, Ray puts it on the disk."""
 FEW_FILES, ENOUGH_FILES = 64, 4096
 """Ray and two workers start with 64 and not with 40 (measured, ray 2.60.0); Ray itself warns below 4,096. It raises the
 soft limit to the hard one."""
@@ -162,7 +162,7 @@ def judge_slurm(facts: MachineFacts) -> Finding:
 def _num_cores() -> int:
     """With the container's quota, if `sweeps` is ours; `doctor` is asked just where it may not be."""
     try:
-        from sweeps.cores import num_cores
+        from sweeps.run.cores import num_cores
     except ImportError:
         return os.cpu_count() or 1
     return num_cores()

@@ -39,12 +39,12 @@ class PlanFacts:
 
 def look_at_plan(path: Path, study_dir: Path, overrides: tuple[str, ...], num_gpus: int) -> PlanFacts:
     """The facts of a plan; `num_gpus`: that torch can use here."""
-    from launcher.estimates.speeds import Speeds
-    from launcher.estimates.study_cost import stages_of
-    from launcher.opening import plan_study
-    from launcher.plan_file import PlanError, load_plan
+    from launcher.calibration.speeds import Speeds
+    from launcher.calibration.study_cost import stages_of
+    from launcher.plan.file import PlanError, load_plan
+    from launcher.study.opening import plan_study
     from proxies.data.tokens import DataError
-    from sweeps.cores import num_cores
+    from sweeps.run.cores import num_cores
 
     try:
         plan = load_plan(path, overrides)
@@ -124,6 +124,6 @@ def judge_room(facts: PlanFacts) -> Finding:
 
 def _head_answers(address: str) -> bool:
     """Whether a head listens at `host:port`; `auto` is found when it is joined."""
-    from sweeps.ray_nodes import answers
+    from sweeps.ray.nodes import answers
 
     return ":" not in address or answers(address, HEAD_SECONDS)

@@ -7,7 +7,7 @@ BF16 peaks: counted otherwise, the same run has another MFU, by an eighth for Ll
 from __future__ import annotations
 
 from launcher.estimates.spans import Span, exactly
-from proxies.flops import Convention
+from proxies.core.flops import Convention
 
 MFU_CONVENTION: Convention = "full"
 

@@ -1,8 +1,8 @@
 """A layout tried on the real shape before it is frozen: meta tensors over a fake process group, in one process.
 
 Nothing is computed or sent: every parameter of a stage is split over the tensor axis and sharded over the data axes by
-torch's own FSDP2 and DTensor, as `launcher.assembly` does, and what rank 0 of the first and of the last stage then
-holds is counted.
+torch's own FSDP2 and DTensor, as `launcher.trainer.assembly` does, and what rank 0 of the first and of the last stage
+then holds is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from launcher.estimates.layout import Layout
 from launcher.estimates.parallelism import NoParallelismError
-from proxies.shape import Shape
+from proxies.core.shape import Shape
 
 _COLUMNS = ("wq.weight", "wk.weight", "wv.weight", "w1.weight", "w3.weight", "wq.bias", "wk.bias", "wv.bias", "w1.bias",
             "tok_embeddings.weight", "lm_head.weight")  # fmt: skip
@@ -47,7 +47,7 @@ def dry_shard(shape: Shape, layout: Layout) -> DryShard:
             local = [_stage(shape, layout, index) for index in dict.fromkeys((0, last))]
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise NoParallelismError([f"torch cannot shard it: {error}"]) from error
-    from proxies.flops import count_params
+    from proxies.core.flops import count_params
 
     return DryShard(
         num_ranks=layout.num_ranks, num_parameters=count_params(shape).total, local_parameters=tuple(local),
@@ -74,7 +74,7 @@ def _stage(shape: Shape, layout: Layout, index: int) -> int:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-    from proxies.model import Decoder
+    from proxies.model.decoder import Decoder
 
     sizes = (layout.pipeline, layout.replicate, layout.shard * layout.context, layout.tensor)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("pipeline", "replicate", "shard", "tensor"))

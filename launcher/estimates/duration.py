@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from launcher.base.reference import model
 from launcher.estimates.cost import gpu_hours, usd_of
 from launcher.estimates.spans import Span, exactly
 from launcher.estimates.utilization import utilization
-from launcher.reference import model
-from proxies.flops import count_params, flops_per_token, six_nd
+from proxies.core.flops import count_params, flops_per_token, six_nd
 
 MONTHS_PER_YEAR, DAYS_PER_YEAR = 12.0, 365.25
 HARDWARE_DOUBLING_YEARS = 2.46

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from launcher.estimates.spans import Span, exactly
-from proxies.flops import count_params
-from proxies.shape import Shape
+from proxies.core.flops import count_params
+from proxies.core.shape import Shape
 
 GPUS_PER_NODE = 8
 SECONDS_PER_DAY = 86_400.0

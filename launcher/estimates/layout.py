@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from proxies.checks import Checks
-from proxies.shape import Shape
+from proxies.core.checks import Checks
+from proxies.core.shape import Shape
 
 if TYPE_CHECKING:
-    from launcher.frozen import Decision, Parallelism
-    from launcher.plan_sections import LaunchSection
+    from launcher.frozen.frozen import Decision, Parallelism
+    from launcher.plan.sections import LaunchSection
 
 Checkpointing = Literal["none", "selective", "full"]
 """selective: outputs of matrix products and of attention are kept, the rest is recomputed; full: a block's input."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher import reference
+from launcher.base import reference
+from launcher.base.reference import Published
 from launcher.estimates.cost import measured_mfu
 from launcher.estimates.failures import ACCEPTED_LOSS_SECONDS, RATE
 from launcher.estimates.spans import Span, exactly
-from launcher.reference import Published
-from proxies.checks import Checks, SpecError
+from proxies.core.checks import Checks, SpecError
 
 MOST_GPUS = 10**6
 

@@ -15,10 +15,10 @@ from launcher.estimates.memory import Precision
 from launcher.estimates.parallelism import NoParallelismError, ParallelPlan, hold_layout, plan_parallelism
 from launcher.estimates.spans import Span, exactly
 from launcher.estimates.utilization import SMALLEST_PUBLISHED, paid_share
-from proxies import canon
-from proxies.canon import Json
-from proxies.flops import CONVENTIONS, Convention, count_params, flops_per_token, six_nd
-from proxies.shape import Shape
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.flops import CONVENTIONS, Convention, count_params, flops_per_token, six_nd
+from proxies.core.shape import Shape
 
 LEAST_GOODPUT = 1e-3
 """A run that makes less progress than this does not end."""

@@ -1,9 +1,9 @@
 """Memory of one rank: weights, gradients, moments, activations, logits, at the moment when most is held.
 
-Counted tensor by tensor as autograd keeps them in `proxies.model` under FSDP2 (float32 weights, gradients and AdamW
-moments in shards; passes in the compute precision), and split over tensor, context and pipeline ranks as in
-arXiv 2205.05198. Not counted: the allocator's fragments, the CUDA context, workspaces of kernels and of NCCL;
-`RESERVED` stands for them when a plan must fit.
+Counted tensor by tensor as autograd keeps them in `proxies.model.decoder` under FSDP2 (float32 weights, gradients and
+AdamW moments in shards; passes in the compute precision), and split over tensor, context and pipeline ranks as in arXiv
+2205.05198. Not counted: the allocator's fragments, the CUDA context, workspaces of kernels and of NCCL; `RESERVED`
+stands for them when a plan must fit.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.estimates.layout import Checkpointing, Layout
-from proxies.flops import count_params
-from proxies.shape import Shape
+from proxies.core.flops import count_params
+from proxies.core.shape import Shape
 
 Precision = Literal["float32", "bfloat16"]
 MASTER_BYTES = 4

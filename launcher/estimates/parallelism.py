@@ -16,8 +16,8 @@ from launcher.estimates.failures import GPUS_PER_NODE
 from launcher.estimates.layout import Checkpointing, Layout
 from launcher.estimates.machine import MOST_GPUS
 from launcher.estimates.memory import RESERVED, Memory, Precision, memory_per_rank
-from proxies.flops import count_params, flops_per_token
-from proxies.shape import Shape
+from proxies.core.flops import count_params, flops_per_token
+from proxies.core.shape import Shape
 
 GIGA = 1e9
 REACHED_FLOPS = 400e12

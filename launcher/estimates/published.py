@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.reference import gpu, model
-from proxies.flops import flops_per_token, six_nd
-from proxies.shape import Family, Shape
+from launcher.base.reference import gpu, model
+from proxies.core.flops import flops_per_token, six_nd
+from proxies.core.shape import Family, Shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

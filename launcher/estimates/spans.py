@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxies.canon import Json
-from proxies.checks import Checks
+from proxies.core.canon import Json
+from proxies.core.checks import Checks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from launcher.base.reference import gpu
 from launcher.estimates.published import PUBLISHED_RUNS, PublishedRun
 from launcher.estimates.spans import Span
-from launcher.reference import gpu
 
 if TYPE_CHECKING:
     from launcher.estimates.machine import Machine

@@ -8,8 +8,8 @@ from typing import Any
 
 from launcher.explaining.known import Known, asks_anew
 from launcher.explaining.record import GateSaid, Interval, PlanKey, Runs, Source, Strength
-from launcher.transfer_view import estimated, name_of, wanted
-from proxies.canon import Json
+from launcher.views.transfer import estimated, name_of, wanted
+from proxies.core.canon import Json
 
 NOT_HERE = "the evidence that would say is not here"
 

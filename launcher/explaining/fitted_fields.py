@@ -19,7 +19,7 @@ from launcher.explaining.known import Known
 from launcher.explaining.leaves import Leaf
 from launcher.explaining.plan_fields import Explainer, explained
 from launcher.explaining.record import Explained, Interval, Runs, Source, Strength
-from launcher.transfer_view import short_size
+from launcher.views.transfer import short_size
 
 TARGET = ("target.budget_flops", "target.width_multiple")
 

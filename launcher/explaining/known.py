@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.attestations import path_of, read_attestation
 from launcher.explaining.provenance import plan_record
 from launcher.explaining.record import GateSaid, PlanKey
-from launcher.frozen import Decision
-from launcher.launch_file import read_launch
-from launcher.plan import Plan
-from launcher.plan_file import PlanError, load_plan
-from launcher.plan_sections import RuleChoices
-from launcher.study import PLAN_FILE
-from proxies.canon import Json
-from sweeps.ledger import LEDGER_NAME, Ledger
+from launcher.frozen.attestations import path_of, read_attestation
+from launcher.frozen.frozen import Decision
+from launcher.frozen.launch_file import read_launch
+from launcher.plan.file import PlanError, load_plan
+from launcher.plan.plan import Plan
+from launcher.plan.sections import RuleChoices
+from launcher.plan.study import PLAN_FILE
+from proxies.core.canon import Json
+from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 Body = Mapping[str, Any]
 _FREEZE = "`forerun freeze STUDY` writes it again, under the same digest"

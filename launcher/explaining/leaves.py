@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.frozen import CurvePoint, Decision, ParameterGroup
-from proxies import canon
-from proxies.canon import Json
+from launcher.frozen.frozen import CurvePoint, Decision, ParameterGroup
+from proxies.core import canon
+from proxies.core.canon import Json
 
 ALIASES = {
     "batch": "batch_tokens",

@@ -12,9 +12,9 @@ from launcher.explaining.leaves import Leaf
 from launcher.explaining.plan_fields import Explainer, explained
 from launcher.explaining.record import Explained, Source, Strength
 from launcher.explaining.tuned_fields import tuned_field
-from proxies import canon
-from proxies.schedule import Schedule, lr_multiplier, lr_table
-from proxies.spec import DIVERGED_ABOVE_NATS
+from proxies.core import canon
+from proxies.core.schedule import Schedule, lr_multiplier, lr_table
+from proxies.core.spec import DIVERGED_ABOVE_NATS
 
 POLICY = {
     "spikes.rollback_steps": "PaLM went back about 100 steps (arXiv 2204.02311, section 5.1)",

@@ -19,8 +19,8 @@ from launcher.explaining.facts import (
 from launcher.explaining.known import Known
 from launcher.explaining.leaves import Leaf
 from launcher.explaining.record import Explained, Source, Strength
-from launcher.gates import forecast_warnings
-from launcher.transfer_view import size_name
+from launcher.study.gates import forecast_warnings
+from launcher.views.transfer import size_name
 
 Explainer = Callable[[Known, Leaf], Explained]
 

@@ -9,13 +9,13 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
-from proxies import canon
-from proxies.canon import Json
+from proxies.core import canon
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.evidence import Findings
-    from launcher.plan import Plan
-    from launcher.study import Study
+    from launcher.plan.plan import Plan
+    from launcher.plan.study import Study
+    from launcher.study.evidence import Findings
 
 KEPT = ("choice", "ladder", "next_runs")
 """Parts of the report that are kept whole."""
@@ -36,7 +36,7 @@ def provenance(study: Study, found: Findings, body: dict[str, Json]) -> dict[str
         found: with a choice.
         body: of the report.
     """
-    from launcher.rungs import checked_rungs
+    from launcher.experiments.rungs import checked_rungs
 
     assert found.searched is not None and found.transferred is not None
     checks = [spec.id for checked in checked_rungs(study, found.ladder) for spec in checked.extra]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from proxies.canon import Json
+from proxies.core.canon import Json
 
 SourceKind = Literal["plan", "default", "search", "valley", "fit", "verdict", "rule", "corpus", "derived", "fixed"]
 """plan, default: a plan key, set or left alone; search, valley: the best trial, the fitted optimum of the learning

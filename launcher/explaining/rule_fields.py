@@ -20,10 +20,10 @@ from launcher.explaining.plan_fields import Explainer, explained
 from launcher.explaining.record import Explained, Source, SourceKind, Strength
 from launcher.explaining.scaling import CLOSE, choice_words, ratios_of, rules_of
 from launcher.explaining.tuned_fields import tuned_field
-from launcher.frozen import ParameterGroup
-from launcher.sources import PRESETS
-from proxies.powers import Powers
-from proxies.rules import forward_rule, kind_rule
+from launcher.frozen.frozen import ParameterGroup
+from launcher.plan.sources import PRESETS
+from proxies.core.powers import Powers
+from proxies.core.rules import forward_rule, kind_rule
 
 FORWARD = {"attention": ("attention", "width"), "residual": ("depth_alpha",), "output": ("output", "width")}
 """Choices that decide a forward multiplier."""

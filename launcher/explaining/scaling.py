@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from launcher import sources
 from launcher.explaining.known import Known
-from launcher.frozen import ParameterGroup
-from proxies.numbers import Kind
-from proxies.powers import Ratios
-from proxies.rules import IN_BLOCKS, Parametrization, kind_rule
+from launcher.frozen.frozen import ParameterGroup
+from launcher.plan import sources
+from proxies.core.numbers import Kind
+from proxies.core.powers import Ratios
+from proxies.core.rules import IN_BLOCKS, Parametrization, kind_rule
 
 CLOSE = 1e-6
 """Of a product of a base value and a factor: how far from the frozen number it may be for being where that is from."""

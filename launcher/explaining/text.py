@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from launcher.explaining.facts import key_words, number
 from launcher.explaining.record import Explained, Runs, Strength
-from proxies.canon import Json
+from proxies.core.canon import Json
 
 MOST_IDS = 3
 """Ids named of one group of runs; `--json` has all."""

@@ -24,9 +24,9 @@ from launcher.explaining.leaves import Leaf
 from launcher.explaining.plan_fields import Explainer, explained
 from launcher.explaining.record import Explained, Runs, Source, Strength
 from launcher.explaining.scaling import factor_words, rules_of
-from launcher.frozen import ParameterGroup
-from launcher.transfer_view import hyperparameter_name, size_name
-from proxies.rules import decays
+from launcher.frozen.frozen import ParameterGroup
+from launcher.views.transfer import hyperparameter_name, size_name
+from proxies.core.rules import decays
 from transfer.question import HYPERPARAMETERS, from_log2
 
 NOT_TRIED = "no run of this study tries it"

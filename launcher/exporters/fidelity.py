@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
-from proxies import canon
+from proxies.core import canon
 
 if TYPE_CHECKING:
-    from launcher.frozen import Decision
+    from launcher.frozen.frozen import Decision
 
 Verdict = Literal["exact", "equivalent", "not_expressible"]
 Judgement = tuple[Verdict, str]
@@ -76,7 +76,7 @@ class Exporter(Protocol):
 
 def exporter(trainer: str) -> Exporter:
     """The module that writes files of `trainer`, a key of `MODULES`."""
-    return cast(Exporter, importlib.import_module(f"launcher.exporters.{MODULES[trainer]}"))
+    return cast(Exporter, importlib.import_module(f"launcher.exporters.trainers.{MODULES[trainer]}"))
 
 
 def judged(decision: Decision, judgements: Mapping[str, Judgement]) -> tuple[FidelityEntry, ...]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.exporters.fidelity import Judgement
-from launcher.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
+from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
 
 _LABEL: Judgement = (
     "equivalent",

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from proxies import canon
+from proxies.core import canon
 
 
 @contextlib.contextmanager

@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import IO, Protocol, cast
 
+from launcher.base.lifeline import die_with_parent, group_dies_with_us
 from launcher.exporters.fidelity import Exporter, exporter
 from launcher.exporters.view import TrainerView, frozen_run, marked
-from launcher.frozen import Decision
-from launcher.lifeline import die_with_parent, group_dies_with_us
-from proxies import canon
-from proxies.shape import Shape
+from launcher.frozen.frozen import Decision
+from proxies.core import canon
+from proxies.core.shape import Shape
 
 PROVE_FILE = "prove.py"
 LIMIT_SECONDS = 600.0

@@ -6,11 +6,12 @@ import inspect
 from types import ModuleType
 
 import proxies
+import proxies.core
 import proxies.data
-from proxies import canon, checks
+from proxies.core import canon, checks
 from proxies.data import mixture, permutation, tokens, windows
 
-_READER = (proxies, proxies.data, canon, checks, mixture, permutation, tokens, windows)
+_READER = (proxies, proxies.core, proxies.data, canon, checks, mixture, permutation, tokens, windows)
 """What reads a corpus, with numpy and the standard library alone."""
 
 

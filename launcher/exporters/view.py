@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.frozen import Decision, assign_groups
-from proxies.model import parameter_shapes
-from proxies.numbers import ForwardNumbers
-from proxies.schedule import Schedule, lr_multiplier
+from launcher.frozen.frozen import Decision, assign_groups
+from proxies.core.numbers import ForwardNumbers
+from proxies.core.schedule import Schedule, lr_multiplier
+from proxies.model.decoder import parameter_shapes
 
 TOLERANCE = 1e-9
 """Of a number, and of the peak for a learning rate: trainers multiply in other orders. A wrong rule differs by more."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies import canon
+from proxies.core import canon
 from proxies.data.tokens import MANIFEST, SPLITS, Manifest, Shard, read_manifest
 
 NUM_TOKENS = 100_000

@@ -7,17 +7,18 @@ import os
 import subprocess
 from pathlib import Path
 
-from launcher import metrics
-from launcher.attempt import Job
-from launcher.crashes import crash_of, end_of
-from launcher.exporters import olmo_core, proof
+from launcher.base import metrics
+from launcher.exporters import proof
 from launcher.exporters.fidelity import ExportError
-from launcher.launch import LOG_FILE
+from launcher.exporters.trainers import olmo_core
 from launcher.rehearsal.drills_ranks import LOSS_NATS
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
+from launcher.supervisor.attempt import Job
+from launcher.supervisor.crashes import crash_of, end_of
+from launcher.supervisor.launch import LOG_FILE
 from proxies.external.log_file import RedactedLog
-from sweeps.redaction import LineRedactor
+from sweeps.run.redaction import LineRedactor
 
 TRAINER = "olmo-core"
 LIMIT_SECONDS = 300.0

@@ -7,18 +7,18 @@ import statistics
 
 import torch
 
-from launcher import assembly
-from launcher.attestations import path_of, read_attestation
-from launcher.frozen import Decision, TamperedError, learning_rate_of
+from launcher.frozen.attestations import path_of, read_attestation
+from launcher.frozen.frozen import Decision, TamperedError, learning_rate_of
 from launcher.rehearsal.recording import live_rates
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
-from proxies.canon import Json
+from launcher.trainer import assembly
+from proxies.core.canon import Json
+from proxies.core.schedule import Schedule, lr_table
+from proxies.core.spec import Dtype
 from proxies.data.tokens import TokenStore
-from proxies.model import Decoder
-from proxies.optimizer import set_rates
-from proxies.schedule import Schedule, lr_table
-from proxies.spec import Dtype
+from proxies.model.decoder import Decoder
+from proxies.model.optimizer import set_rates
 
 PROXY_NATS: dict[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.1}
 """That the proxies' engine may be away at a step: it sums in another order, and casts to bfloat16 elsewhere."""
@@ -104,7 +104,7 @@ def loss(stage: Stage) -> DrillResult:
 
 def _proxy_losses(stage: Stage) -> tuple[dict[int, float], float]:
     """Step -> training loss of the copy's spec as a proxy, and its validation loss at the end (infinite if none)."""
-    from proxies.solo import Solo
+    from proxies.training.solo import Solo
 
     assert stage.scaled.spec is not None
     solo = Solo(TokenStore(stage.corpus), device="cpu" if stage.on_cpu else None)

@@ -13,7 +13,7 @@ from launcher.rehearsal.cut import read_ids
 from launcher.rehearsal.recording import Drawn, consumed, sha_of
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
-from proxies.canon import Json
+from proxies.core.canon import Json
 from proxies.data.tokens import SPLITS, DataError, Manifest, Shard, TokenStore
 
 MOST_READ_BYTES = 8 * 2**30

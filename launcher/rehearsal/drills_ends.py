@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from launcher import checkpoints
-from launcher.checkpoint_folders import CHECKPOINTS, Refused, complete_folders
+from launcher.base.checkpoint_folders import CHECKPOINTS, Refused, complete_folders
 from launcher.rehearsal.plants import Plant
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
-from proxies.canon import Json
+from launcher.trainer import checkpoints
+from proxies.core.canon import Json
 
 STRUCK_STEP = 9
 """Two updates after a checkpoint."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from launcher.base.watchdog import FLOOR_SECONDS
 from launcher.rehearsal.plants import Plant, struck
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import TO_ONE_RANK, Stage
-from launcher.watchdog import FLOOR_SECONDS
-from proxies.canon import Json
-from proxies.spec import Dtype
+from proxies.core.canon import Json
+from proxies.core.spec import Dtype
 
 STRUCK_STEP = 10
 """Between two checkpoints, past the warmup."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from launcher.checkpoint_folders import CHECKPOINTS
-from launcher.launch import LaunchOutcome
+from launcher.base.checkpoint_folders import CHECKPOINTS
 from launcher.rehearsal.plants import Fault, Plant
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import CUTS, Stage, checkpoint_folders, flip_a_bit
-from proxies.canon import Json
+from launcher.supervisor.launch import LaunchOutcome
+from proxies.core.canon import Json
 
 CONTROLS: dict[Fault, str] = {
     "other_seed": "data of another seed",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import statistics
 
-from launcher import chronicle, metrics, rollback
-from launcher.policy import SpikePolicy
+from launcher.base import chronicle, metrics
+from launcher.base.policy import SpikePolicy
 from launcher.rehearsal.plants import Plant, spike_nats
 from launcher.rehearsal.recording import consumed
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
-from proxies.canon import Json
+from launcher.trainer import rollback
+from proxies.core.canon import Json
 
 STRUCK_STEP = 9
 """The spike's first: one after a checkpoint, with a checkpoint from before the one that is gone back to."""

@@ -1,7 +1,7 @@
 """Faults, planted into a run from outside: hooks that do to it what machines do, and what a wrong trainer would.
 
-`launcher.training` has no word of them. A fault of machines happens once: where it struck is written into the run's
-folder, and the attempt after it runs through.
+`launcher.trainer.training` has no word of them. A fault of machines happens once: where it struck is written into the
+run's folder, and the attempt after it runs through.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from launcher.frozen import Decision
-from launcher.hooks import GoBack, Hook, Seen
+from launcher.frozen.frozen import Decision
 from launcher.rehearsal.recording import RecordedStore
-from launcher.training import Trainer
-from proxies.canon import Json
+from launcher.trainer.hooks import GoBack, Hook, Seen
+from launcher.trainer.training import Trainer
+from proxies.core.canon import Json
 
 Fault = Literal[
     "kill", "hang", "nan", "spike", "disk_full", "sigterm", "other_seed", "drop_moments", "shift_batch", "keep_data",

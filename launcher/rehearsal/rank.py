@@ -15,11 +15,12 @@ from typing import NoReturn, cast, get_args
 
 import torch.distributed as dist
 
-from launcher import metrics, trainer
-from launcher.frozen import Decision
+from launcher.base import metrics
+from launcher.frozen.frozen import Decision
 from launcher.rehearsal.plants import Fault, Plant, Planted
 from launcher.rehearsal.recording import RecordedStore, Recorder
-from launcher.training import Trainer
+from launcher.trainer import rank as trainer
+from launcher.trainer.training import Trainer
 from proxies.data.tokens import TokenStore
 
 MODULE = "launcher.rehearsal.rank"

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.hooks import Hook, Seen
-from launcher.training import Trainer
-from proxies import canon
-from proxies.canon import Json
+from launcher.trainer.hooks import Hook, Seen
+from launcher.trainer.training import Trainer
+from proxies.core import canon
+from proxies.core.canon import Json
 from proxies.data.tokens import TokenStore
 
 Drawn = tuple[int, int, str]

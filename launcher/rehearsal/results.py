@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from proxies.canon import Json
+from proxies.core.canon import Json
 
 Outcome = Literal["passed", "failed", "skipped"]
 

@@ -19,11 +19,10 @@ from typing import Literal, cast
 
 import torch
 
-from launcher import assembly
-from launcher.attestations import attest, path_of, read_attestation
-from launcher.checkpoint_index import IndexRefusedError
-from launcher.checkpoints import CheckpointError
-from launcher.frozen import Decision, FrozenError
+from launcher.base.talk import Meter
+from launcher.base.watchdog import FLOOR_SECONDS
+from launcher.frozen.attestations import attest, path_of, read_attestation
+from launcher.frozen.frozen import Decision, FrozenError
 from launcher.rehearsal.cut import cut_corpus
 from launcher.rehearsal.drill_export import export
 from launcher.rehearsal.drills_config import budget, echo, loss
@@ -35,11 +34,12 @@ from launcher.rehearsal.drills_spike import spike
 from launcher.rehearsal.results import Attested, DrillResult
 from launcher.rehearsal.scaled import Scaled, full_copy, scaled_copy
 from launcher.rehearsal.stage import Stage, UnexpectedEndError
-from launcher.talk import Meter
-from launcher.watchdog import FLOOR_SECONDS
-from proxies import canon
-from proxies.canon import Json
-from sweeps.lock import LOCK_NAME
+from launcher.trainer import assembly
+from launcher.trainer.checkpoint_index import IndexRefusedError
+from launcher.trainer.checkpoints import CheckpointError
+from proxies.core import canon
+from proxies.core.canon import Json
+from sweeps.store.lock import LOCK_NAME
 
 KIND = "rehearsal"
 SCRATCH, PROGRESS_FILE = "rehearsal", "progress.json"
@@ -147,7 +147,7 @@ def machine() -> dict[str, Json]:
 @functools.cache
 def _code_sha256() -> str:
     """Of what was rehearsed, which a version number need not tell from what a lab made of it."""
-    house = Path(assembly.__file__).parents[1]
+    house = Path(assembly.__file__).parents[2]
     files = sorted(path for room in _ROOMS for path in (house / room).rglob("*.py"))
     return canon.content_id({str(path.relative_to(house)): canon.file_sha256(path) for path in files})
 

@@ -16,15 +16,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.frozen import Data, Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
-from launcher.policy import Checkpointing, Monitoring
-from proxies.canon import Json
+from launcher.base.policy import Checkpointing, Monitoring
+from launcher.frozen.frozen import (
+    Data,
+    Decision,
+    FrozenError,
+    Parallelism,
+    ParameterGroup,
+    assign_groups,
+    learning_rate_of,
+)
+from proxies.core.canon import Json
+from proxies.core.numbers import ParameterNumbers
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import MAX_SEED, Hparams, Numerics, RunSpec
 from proxies.data.tokens import Manifest
-from proxies.numbers import ParameterNumbers
-from proxies.parametrization import forward_numbers, parameter_table
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.spec import MAX_SEED, Hparams, Numerics, RunSpec
+from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 NUM_STEPS, EVERY_STEPS, WARMUP_STEPS = 16, 4, 4
 NUM_LAYERS, HEAD_DIM, SEQ_LEN, BATCH_SEQUENCES, NUM_RANKS = 2, 16, 32, 8, 2

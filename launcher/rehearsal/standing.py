@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.attestations import created_at, path_of, read_attestation
+from launcher.frozen.attestations import created_at, path_of, read_attestation
 from launcher.rehearsal.results import Attested
-from proxies import canon
-from proxies.canon import Json
+from proxies.core import canon
+from proxies.core.canon import Json
 
 _CODE = ("forerun", "torch")
 """What a rehearsal is of, besides the config."""

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.verbs.asked import Asked, Checked, asked_options, checked
+from launcher.answers.asked import Asked, Checked, asked_options, checked
+from launcher.answers.fitted import read_any, read_fit
+from launcher.cli.options import answer, json_option, table
+from launcher.cli.problems import OptionProblems
 from launcher.verbs.fits import number, span_text
-from launcher.verbs.fitted import read_any, read_fit
-from launcher.verbs.options import answer, json_option, table
-from launcher.verbs.problems import OptionProblems
-from proxies.canon import Json
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
     from scaling_fits.allocation.allocate import Allocation
     from scaling_fits.allocation.budgets import Budget
     from scaling_fits.allocation.shapes import ShapeRequest, Template
-    from scaling_fits.uncertainty import FittedRuns
+    from scaling_fits.forecast.uncertainty import FittedRuns
 
 _NO_BATCH = "null: the fit holds no law of the batch; --batch-fit or --batch-tokens gives one"
 _FARTHEST = 1e4  # times the largest fitted FLOPs: a hundred times what back-tests reach, or columns in another unit
@@ -37,7 +37,7 @@ def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
     it is the plan's where none is given. With a study's fit, --shape gives the shape that `forerun freeze` takes.
     """
     if fit_path.is_dir() and all(typed[name] is None for name in ("flops", "gpu_hours", "usd", "deadline_days")):
-        from launcher.opening import recorded
+        from launcher.study.opening import recorded
 
         typed["flops"] = recorded(fit_path)[0].plan.target.budget_flops
     ask = checked(Asked(**typed))
@@ -86,7 +86,7 @@ def _check_reach(fitted: FittedRuns, flops: float) -> None:
     Raises:
         CannotTellError: it is beyond `_FARTHEST` times the largest fitted FLOPs.
     """
-    from scaling_fits.law import CannotTellError
+    from scaling_fits.laws.law import CannotTellError
 
     fitted.require()
     largest = fitted.span.six_nd[1]
@@ -116,8 +116,8 @@ def _batch(best: Allocation, ask: Checked) -> dict[str, Json]:
         raise OptionProblems([f"--batch-tokens {batch}: more than the {best.tokens:.4g} tokens of the whole run"])
     ends: tuple[float, float] | None = None
     if ask.batch_fit is not None:
-        from scaling_fits.law import CannotTellError
-        from scaling_fits.optima.hyperparameter_laws import HyperparameterFit, predict_value
+        from scaling_fits.compute.hyperparameter_laws import HyperparameterFit, predict_value
+        from scaling_fits.laws.law import CannotTellError
 
         found = read_any(ask.batch_fit)
         if not isinstance(found, HyperparameterFit) or not found.column.startswith(_BATCH_COLUMN):
@@ -173,7 +173,7 @@ def _next_runs(fitted: FittedRuns, best: Allocation) -> dict[str, Json]:
 
 def allocation_text(body: dict[str, Any]) -> str:
     """The answer in words and tables, for people."""
-    from scaling_fits.conclusive import first_and_rest
+    from scaling_fits.forecast.conclusive import first_and_rest
 
     flat, (first, rest) = body["flat_range"], first_and_rest(body["warnings"])
     sizes = "not determined" if body["params_interval"] is None and body["interval"] is not None else ""

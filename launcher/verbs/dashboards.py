@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from launcher.talk import say
-from launcher.verbs.options import answer, json_option, study_argument
-from launcher.verbs.problems import OptionProblems
-from proxies import canon
+from launcher.base.talk import say
+from launcher.cli.options import answer, json_option, study_argument
+from launcher.cli.problems import OptionProblems
+from proxies.core import canon
 
 if TYPE_CHECKING:
-    from launcher.dashboard_events import Shown
-    from launcher.dashboard_study import Told
-    from launcher.dashboard_workspace import Kept
-    from launcher.dashboards import Arrived, Logged, Place
+    from launcher.dashboards.dashboards import Arrived, Logged, Place
+    from launcher.dashboards.events import Shown
+    from launcher.dashboards.study import Told
+    from launcher.dashboards.workspace import Kept
 
 FOLLOW_SECONDS = 30.0
 IDLE_PER_PASS = 4.0
@@ -57,7 +57,7 @@ def dashboards(
     if optuna_port is not None:
         _serve_optuna(study_dir, optuna_port)
         return
-    from launcher.dashboards import Place
+    from launcher.dashboards.dashboards import Place
 
     mode = "online" if online else mode
     if sync and mode != "offline":
@@ -113,7 +113,7 @@ class _Done:
         if self.arrived is not None:
             lines += self._arrived_lines(self.arrived)
         if self.kept is not None:
-            from launcher.dashboard_workspace import ABSENT
+            from launcher.dashboards.workspace import ABSENT
 
             kept = self.kept.url or self.kept.path
             lines.append(f"workspace: {kept}" if kept else ABSENT)
@@ -146,10 +146,10 @@ class _Done:
 
 def _pass(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | None, place: Place) -> _Done:
     """All of it once."""
-    from launcher.dashboard_events import write_events
-    from launcher.dashboard_study import told_of
-    from launcher.dashboard_workspace import keep_workspace
-    from launcher.dashboards import log_runs, send_runs, upload_runs
+    from launcher.dashboards.dashboards import log_runs, send_runs, upload_runs
+    from launcher.dashboards.events import write_events
+    from launcher.dashboards.study import told_of
+    from launcher.dashboards.workspace import keep_workspace
 
     told = told_of(study_dir)
     shown = None if tensorboard_dir is None else write_events(tensorboard_dir, told.runs)
@@ -167,12 +167,12 @@ def _pass(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | None,
 
 def _follow(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | None, place: Place) -> _Done:
     """Again and again, once more after the driver has ended; what fails meanwhile is told, and tried again."""
-    from launcher.now import now_body
-    from launcher.plan_file import load_plan
-    from launcher.study import PLAN_FILE
-    from launcher.wandb_calls import DashboardError
-    from sweeps.glance import Glance
-    from sweeps.ledger import Ledger
+    from launcher.base.wandb_calls import DashboardError
+    from launcher.plan.file import load_plan
+    from launcher.plan.study import PLAN_FILE
+    from launcher.views.now import now_body
+    from sweeps.store.glance import Glance
+    from sweeps.store.ledger import Ledger
 
     while True:
         plan = load_plan(study_dir / PLAN_FILE)
@@ -194,7 +194,7 @@ def _follow(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | Non
 
 def _serve_optuna(study_dir: Path, port: int) -> None:
     """Serve the study to this machine's browsers, following a driver at work, until interrupted."""
-    from sweeps.optuna_view import StudyStorage
+    from sweeps.views.optuna_view import StudyStorage
 
     try:
         from optuna_dashboard import run_server

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.talk import Meter, say
-from launcher.verbs.options import answer, json_option
+from launcher.base.talk import Meter, say
+from launcher.cli.options import answer, json_option
 
 if TYPE_CHECKING:
     from proxies.data.splitting import Progress

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.completing import plans
-from launcher.verbs.options import AMOUNT, answer, json_option, set_option
-from proxies.canon import Json
+from launcher.cli.completing import plans
+from launcher.cli.options import AMOUNT, answer, json_option, set_option
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
+    from launcher.calibration.speeds import Speeds
+    from launcher.calibration.study_cost import Stage
     from launcher.estimates.main_run import MainEstimate, MainRun
     from launcher.estimates.spans import Span
-    from launcher.estimates.speeds import Speeds
-    from launcher.estimates.study_cost import Stage
-    from launcher.study import Study
+    from launcher.plan.study import Study
 
 
 @click.command()
@@ -72,15 +72,15 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], dry: 
     body["main_run"] = main_body(found)
     if dry:
         from launcher.estimates.dry_shard import dry_shard
-        from proxies import canon
+        from proxies.core import canon
 
         body["dry_shard"] = canon.to_json(dry_shard(run.shape, found.parallel.layout))
     if frozen:
-        from launcher.attestations import attest
-        from launcher.verbs.options import folder_of
+        from launcher.cli.options import folder_of
+        from launcher.frozen.attestations import attest
 
         attest(folder_of(path), "estimate", str(body["digest"]), body)
-    from launcher.verbs.estimated import estimate_text
+    from launcher.answers.estimated import estimate_text
 
     after = f"next: forerun {'rehearse' if frozen else 'run'} {shlex.quote(str(path))}"
     answer(as_json, body, f"{estimate_text(body)}\n\n{after}")
@@ -103,7 +103,7 @@ _Asked = tuple["Study | None", dict[str, Json], "MainRun", int]
 def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
     from launcher.estimates.layout import layout_of
     from launcher.estimates.main_run import MainRun
-    from launcher.launch_file import read_launch
+    from launcher.frozen.launch_file import read_launch
 
     if overrides:
         raise click.UsageError("--set changes a plan: a frozen config is what it is")
@@ -117,8 +117,8 @@ def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
 
 
 def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
-    from launcher.estimates.study_cost import planned_main_run
-    from launcher.opening import plan_study
+    from launcher.calibration.study_cost import planned_main_run
+    from launcher.study.opening import plan_study
 
     study = plan_study(path, path.parent, overrides, source_sha256="0" * 64)
     run = planned_main_run(study)
@@ -128,9 +128,9 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
 
 def _speeds(study: Study, here: Path, study_dir: Path | None, measured: bool) -> Speeds:
     """How fast proxies train: as measured now, as a study's calibration recorded it, or as assumed."""
-    from launcher.calibrating import calibrations, measured_here
-    from launcher.estimates.speeds import Speeds, speeds_of
-    from sweeps.ledger import LEDGER_NAME, Ledger
+    from launcher.calibration.calibrating import calibrations, measured_here
+    from launcher.calibration.speeds import Speeds, speeds_of
+    from sweeps.store.ledger import LEDGER_NAME, Ledger
 
     if measured:
         if study.factory is not None or study.plan.command is not None:
@@ -153,11 +153,11 @@ def _speeds(study: Study, here: Path, study_dir: Path | None, measured: bool) ->
 
 def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, Json]:
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
+    from launcher.calibration.study_cost import num_workers, stages_of, total_of, worker_speed
     from launcher.estimates.cost import usd_of
-    from launcher.estimates.study_cost import num_workers, stages_of, total_of, worker_speed
     from launcher.estimates.utilization import PROXY_MFU
-    from launcher.plan_cluster import rank_needs
-    from sweeps.cores import num_cores
+    from launcher.plan.cluster import rank_needs
+    from sweeps.run.cores import num_cores
 
     machine, gpus = main.machine, study.plan.cluster.worker_gpus
     measured_gpus = gpus if speeds.measured else 0.0

@@ -5,20 +5,59 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import get_args
 
 import click
 from click.core import ParameterSource
 
-from launcher import sources
-from launcher.verbs import explained
-from launcher.verbs.explained_fields import explained_fields
-from launcher.verbs.options import answer, json_option
-from proxies.checks import SpecError
-from proxies.rules import named
-from proxies.shape import Family, Shape
-from proxies.spec import Hparams
+from launcher.answers import explained
+from launcher.cli.options import answer, json_option
+from launcher.plan import sources
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.checks import SpecError
+from proxies.core.rules import named
+from proxies.core.shape import Family, Shape
+from proxies.core.spec import Hparams
+
+PLAIN_WIDTH = 120
+"""Characters of a line of prose where there is no terminal."""
+
+
+def explained_fields(frozen: Path, field: str | None) -> tuple[dict[str, Json], str]:
+    """Every field, or those of a name.
+
+    Raises:
+        FrozenError: there is no launch config.
+        TamperedError: it, or its evidence, was edited.
+        LedgerCorrupt: the study around it is not sound.
+        UnknownFieldError: no field has that name.
+    """
+    from launcher.cli.options import folder_of
+    from launcher.explaining.explainers import explain
+    from launcher.explaining.known import known_of
+    from launcher.explaining.leaves import find, leaves
+    from launcher.explaining.text import fields_text, table_text
+
+    known = known_of(frozen, folder_of(frozen))
+    every = leaves(known.decision)
+    found = [explain(known, leaf) for leaf in (every if field is None else find(every, field))]
+    body: dict[str, Json] = {
+        "digest": known.decision.digest,
+        "fields": canon.to_json(found),
+        "notes": [*known.notes],
+        "rehearsed": known.rehearsed,
+    }
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
+    if field is not None:
+        return body, fields_text(found, known.notes, width)
+    told = f"\none field whole: forerun explain {frozen} clip_norm"
+    notes = [f"note: {note}" for note in known.notes]
+    return body, "\n".join([table_text(found), *notes, told])
+
 
 _KEYS = {
     "layers": "num_layers", "width": "width", "heads": "num_heads", "kv_heads": "num_kv_heads", "ffn": "ffn_width",

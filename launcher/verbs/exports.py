@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from launcher.base.talk import say
+from launcher.cli.options import answer, folder_of, frozen_argument, json_option
 from launcher.exporters.fidelity import MODULES
 from launcher.exporters.refused import REFUSED
-from launcher.gates import GateError
-from launcher.talk import say
-from launcher.verbs.options import answer, folder_of, frozen_argument, json_option
-from proxies import canon
-from proxies.canon import Json
+from launcher.study.gates import GateError
+from proxies.core import canon
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
     from launcher.exporters.fidelity import FidelityReport
-    from launcher.frozen import Decision
-    from launcher.frozen_folder import Exported
+    from launcher.frozen.frozen import Decision
+    from launcher.frozen.frozen_folder import Exported
 
 FIDELITY_FILE = "fidelity.json"
 
@@ -36,9 +36,9 @@ def verify(frozen: Path, limit_seconds: int, as_json: bool) -> None:
     numbers, the learning rate of every step (of a long run, of some 4,200). Exit 5: something was changed by hand; 3: a
     trainer would run something else, or another version of forerun wrote the files (export again).
     """
-    from launcher.exporters import native
-    from launcher.frozen_folder import look_through
-    from launcher.launch_file import read_launch
+    from launcher.exporters.trainers import native
+    from launcher.frozen.frozen_folder import look_through
+    from launcher.frozen.launch_file import read_launch
     from launcher.rehearsal.standing import rehearsal_of
 
     decision = read_launch(frozen)
@@ -65,10 +65,10 @@ def _ledger_around(folder: Path, digest: str) -> list[Json]:
         TamperedError: it does not.
         LedgerCorrupt: its chain is broken.
     """
-    from launcher.attestations import path_of, read_attestation
     from launcher.explaining.known import since_frozen, study_around
-    from launcher.frozen import TamperedError
-    from sweeps.ledger import LEDGER_NAME, Ledger
+    from launcher.frozen.attestations import path_of, read_attestation
+    from launcher.frozen.frozen import TamperedError
+    from sweeps.store.ledger import LEDGER_NAME, Ledger
 
     study = study_around(folder)
     if study is None:
@@ -98,10 +98,10 @@ def _proofs(
         GateError: a trainer would run something else.
         ProofError: a trainer could not be asked.
     """
-    from launcher.attestations import attest
     from launcher.exporters import proof
     from launcher.exporters.fidelity import ExportError
     from launcher.exporters.view import TOLD, proof_steps
+    from launcher.frozen.attestations import attest
 
     proven: list[Json] = []
     open_: list[Json] = []
@@ -150,11 +150,11 @@ def _proofs(
 @json_option
 def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_json: bool) -> None:
     """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
-    from launcher.attestations import attest
+    from launcher.base.plain_files import kinds_in
     from launcher.exporters.fidelity import exporter
     from launcher.exporters.placing import put, scratch_beside, undisturbed
-    from launcher.launch_file import read_launch
-    from launcher.plain_files import kinds_in
+    from launcher.frozen.attestations import attest
+    from launcher.frozen.launch_file import read_launch
 
     name, _, version = trainer.partition("@")
     if name in REFUSED:
@@ -196,7 +196,7 @@ def _told_of(report: FidelityReport, target: Path, num_files: int, refused: bool
     """An export in words."""
     done = "nothing is written" if refused else f"{num_files} files in {target}"
     lines = [f"{report.trainer} {report.version}: {done}"]
-    from launcher.exporters.files import RUN_FILE
+    from launcher.frozen.files import RUN_FILE
 
     conditions: dict[str, list[str]] = {}
     for entry in report.entries:
@@ -236,8 +236,8 @@ def _target(folder: Path, trainer: str, out: Path | None) -> Path:
 
 def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
     """Files of the export that lies there by its attestation; none if that cannot be read."""
-    from launcher.attestations import path_of, read_attestation
-    from launcher.frozen import TamperedError
+    from launcher.frozen.attestations import path_of, read_attestation
+    from launcher.frozen.frozen import TamperedError
 
     try:
         files = read_attestation(path_of(folder, f"export-{trainer}"), digest).get("files")
@@ -255,7 +255,7 @@ def _check_room(target: Path, scratch: Path, names: set[str], earlier: set[str] 
     Raises:
         click.BadParameter: it holds other files; some are named.
     """
-    from launcher.plain_files import kinds_in
+    from launcher.base.plain_files import kinds_in
 
     there = {file for file in kinds_in(target) if target / file.partition("/")[0] != scratch}
     left = set() if earlier is None else {f for f in there - names if f in earlier or re.search(r"\.\d+\.part$", f)}

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from launcher.verbs.fitted import COMPUTE_FORMS, HYPERPARAMETER_FORMS, fit_of
-from launcher.verbs.options import answer, json_option, table
-from proxies.canon import Json
+from launcher.answers.fitted import COMPUTE_FORMS, HYPERPARAMETER_FORMS, fit_of
+from launcher.cli.options import answer, json_option, table
+from proxies.core.canon import Json
 from scaling_fits import fit_file
-from scaling_fits.conclusive import first_and_rest
-from scaling_fits.law import ALL_FORMS
+from scaling_fits.forecast.conclusive import first_and_rest
+from scaling_fits.laws.law import ALL_FORMS
 
 
 @click.command()

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from launcher.verbs.options import AMOUNT, answer, json_option, table
-from launcher.verbs.problems import OptionProblems
-from proxies.canon import Json
-from proxies.flops import CONVENTIONS
-from proxies.shape import Family, Shape
+from launcher.cli.options import AMOUNT, answer, json_option, table
+from launcher.cli.problems import OptionProblems
+from proxies.core.canon import Json
+from proxies.core.flops import CONVENTIONS
+from proxies.core.shape import Family, Shape
 
 if TYPE_CHECKING:
-    from launcher.reference import Model
+    from launcher.base.reference import Model
 
 MOST_TOKENS = 1e30
 
@@ -81,7 +81,7 @@ def _told(name: str, value: Json) -> str:
 
 
 def _of_shape(shape: Shape, tokens: float, convention: str) -> dict[str, Json]:
-    from proxies import flops as count
+    from proxies.core import flops as count
 
     params = count.count_params(shape)
     per_token = count.flops_per_token(shape, convention)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def _of_shape(shape: Shape, tokens: float, convention: str) -> dict[str, Json]:
 
 def _of_model(name: str, seq_len: int | None, tokens: float | None, convention: str) -> dict[str, Json]:
     """What is known of a published model; FLOPs by convention are null where its shape is none of ours."""
-    from launcher import reference
+    from launcher.base import reference
 
     known, found = reference.model(name)
     trained = (found.tokens or 0.0) if tokens is None else tokens
@@ -118,7 +118,7 @@ def _of_model(name: str, seq_len: int | None, tokens: float | None, convention: 
 
 
 def _of_published(found: Model, tokens: float, convention: str) -> dict[str, Json]:
-    from proxies.flops import six_nd
+    from proxies.core.flops import six_nd
 
     return {
         "params": found.params,

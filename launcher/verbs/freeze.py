@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from launcher.gates import GateError, forecast_warnings
-from launcher.verbs.options import answer, json_option, study_argument
-from launcher.verbs.problems import OptionProblems
-from proxies.canon import Json
+from launcher.cli.options import answer, json_option, study_argument
+from launcher.cli.problems import OptionProblems
+from launcher.study.gates import GateError, forecast_warnings
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.frozen import Decision, ParameterGroup
-    from launcher.gates import Gate
-    from sweeps.ledger import Ledger
+    from launcher.frozen.frozen import Decision, ParameterGroup
+    from launcher.study.gates import Gate
+    from sweeps.store.ledger import Ledger
 
 GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned", "replays_agree", "runs_ended")
 MOST_REASON = 2000
@@ -34,17 +34,17 @@ class CannotTellError(ValueError):
 @json_option
 def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
-    from launcher.assembly import unfit
-    from launcher.evidence import decision_of, gather
+    from launcher.base.talk import working
     from launcher.explaining.provenance import provenance
-    from launcher.frozen_folder import write_frozen
-    from launcher.opening import as_begun, open_ledger, recorded_study
+    from launcher.frozen.frozen_folder import write_frozen
     from launcher.rehearsal.standing import rehearsal_of
-    from launcher.report import write_report
-    from launcher.report_body import FINDING, accepted, report_body
-    from launcher.talk import working
-    from sweeps.ledger import Ledger
-    from sweeps.redaction import secret_in
+    from launcher.report.body import FINDING, accepted, report_body
+    from launcher.report.report import write_report
+    from launcher.study.evidence import decision_of, gather
+    from launcher.study.opening import as_begun, open_ledger, recorded_study
+    from launcher.trainer.assembly import unfit
+    from sweeps.run.redaction import secret_in
+    from sweeps.store.ledger import Ledger
 
     if bool(accepts) != bool(reason.strip()):
         raise click.UsageError("--accept GATE and --reason TEXT go together")
@@ -135,8 +135,8 @@ def _record(
 
     The ledger keeps what is accepted, the chronicle also who did so and when.
     """
-    from launcher import chronicle
-    from launcher.logbook import author
+    from launcher.base import chronicle
+    from launcher.logbook.logbook import author
 
     by_name = {gate.name: gate for gate in gates}
     for name in dict.fromkeys(accepts):
@@ -202,8 +202,8 @@ def report(
         return
     if out is not None:
         raise click.UsageError("--out goes with --compare A B: a study's report lies in its own folder")
-    from launcher.report import write_report
-    from launcher.report_body import recorded_body
+    from launcher.report.body import recorded_body
+    from launcher.report.report import write_report
 
     body = recorded_body(study_dir)
     write_report(study_dir, body)
@@ -214,8 +214,8 @@ def report(
 
 def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:
     """Two studies, or their reports, side by side."""
-    from launcher.report_compare import NotAReportError, compare_body, labels, read_two
-    from launcher.report_compare_page import HTML_FILE, JSON_FILE, write_comparison
+    from launcher.report.compare import NotAReportError, compare_body, labels, read_two
+    from launcher.report.compare_page import HTML_FILE, JSON_FILE, write_comparison
 
     try:
         first, second = read_two(*compared)

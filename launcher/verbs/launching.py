@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
-from launcher.talk import say
-from launcher.verbs.options import answer, corpus_of, folder_of, frozen_argument, json_option
-from launcher.verbs.problems import OptionProblems
-from proxies import canon
-from proxies.canon import Json
+from launcher.base.talk import say
+from launcher.cli.options import answer, corpus_of, folder_of, frozen_argument, json_option
+from launcher.cli.problems import OptionProblems
+from proxies.core import canon
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.frozen import Decision
-    from launcher.launch import LaunchOutcome, Nodes
-    from launcher.mirrors import Mirrored
+    from launcher.dashboards.mirrors import Mirrored
+    from launcher.frozen.frozen import Decision
+    from launcher.supervisor.launch import LaunchOutcome, Nodes
 
 _ENDPOINT = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _path = click.Path(path_type=Path)
@@ -58,14 +58,14 @@ def launch(
     Resumes from its newest good checkpoint; a job that dies or hangs is started again. Ctrl-C saves and ends, a second
     one ends it at once. Exit 3: the run stopped by its own brake; 130: interrupted, the same command continues.
     """
-    from launcher.assembly import unfit
-    from launcher.attempt import Told, hearing
-    from launcher.launch import Nodes, launch_line
-    from launcher.launch import launch as start
-    from launcher.launch_file import read_launch
-    from launcher.mirrors import mirrored
+    from launcher.base.watchdog import START_SECONDS, Limits
+    from launcher.dashboards.mirrors import mirrored
+    from launcher.frozen.launch_file import read_launch
     from launcher.rehearsal.standing import rehearsal_of
-    from launcher.watchdog import START_SECONDS, Limits
+    from launcher.supervisor.attempt import Told, hearing
+    from launcher.supervisor.launch import Nodes, launch_line
+    from launcher.supervisor.launch import launch as start
+    from launcher.trainer.assembly import unfit
 
     decision, folder = read_launch(frozen), folder_of(frozen)
     corpus = corpus_of(folder, data_dir)
@@ -110,7 +110,7 @@ def _check(
     decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None, slurm_options: tuple[str, ...]
 ) -> None:
     """Hold the options that say which machines against each other and the config."""
-    from launcher.job_script import option_problems
+    from launcher.supervisor.job_script import option_problems
 
     num_ranks, several = decision.parallelism.num_ranks, nodes.num_nodes > 1
     expected = {
@@ -147,7 +147,7 @@ def _arguments(
 def _write_script(
     sbatch_file: Path, frozen: Path, arguments: list[str], num_nodes: int, options: tuple[str, ...], as_json: bool
 ) -> None:
-    from launcher.job_script import sbatch_script
+    from launcher.supervisor.job_script import sbatch_script
 
     canon.write_atomic(sbatch_file, sbatch_script(frozen, arguments, num_nodes, options).encode())
     answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")
@@ -162,8 +162,8 @@ def _tell_exported(
         OptionProblems: there is none of that name, or none, or several and no name.
         TamperedError: one was changed.
     """
-    from launcher.exporters.files import RUN_FILE
-    from launcher.frozen_folder import look_through
+    from launcher.frozen.files import RUN_FILE
+    from launcher.frozen.frozen_folder import look_through
 
     exports = look_through(folder, decision.digest).exports if (folder / "exports").is_dir() else ()
     found = [export for export in exports if trainer in (None, export.trainer) and export.trainer != "native"]
@@ -182,8 +182,8 @@ def _tell_exported(
 
 def _keep(folder: Path, decision: Decision, out: Path, outcome: LaunchOutcome, line: str) -> None:
     """Attest the launch, and bring the study's logbook up to date."""
-    from launcher.attestations import attest
-    from launcher.logbook import study_of, write_logbook
+    from launcher.frozen.attestations import attest
+    from launcher.logbook.logbook import study_of, write_logbook
 
     body = cast(dict[str, Json], canon.to_json(outcome))
     attest(folder, "launch", decision.digest, {"outcome": body, "line": line, "parity": _parity(out)})

@@ -7,11 +7,11 @@ from typing import cast
 
 import click
 
-from launcher.completing import studies
-from launcher.talk import say
-from launcher.verbs.options import answer, checked_text, json_option
-from proxies import canon
-from proxies.canon import Json
+from launcher.base.talk import say
+from launcher.cli.completing import studies
+from launcher.cli.options import answer, checked_text, json_option
+from proxies.core import canon
+from proxies.core.canon import Json
 
 MOST_NOTE = 10_000
 """Characters."""
@@ -28,12 +28,12 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     With TEXT only the end of the ledger's chain is checked. Without TEXT the logbook is drawn anew and printed:
     everything recorded, day by day, times in UTC.
     """
-    from launcher.logbook import add_note, append_note, dated, write_logbook
-    from launcher.logbook_events import events_of
-    from sweeps.errors import SweepError
-    from sweeps.glance import check_end
-    from sweeps.ledger import LEDGER_NAME
-    from sweeps.redaction import secret_in
+    from launcher.logbook.events import events_of
+    from launcher.logbook.logbook import add_note, append_note, dated, write_logbook
+    from sweeps.run.redaction import secret_in
+    from sweeps.store.errors import SweepError
+    from sweeps.store.glance import check_end
+    from sweeps.store.ledger import LEDGER_NAME
 
     if not (study_dir / LEDGER_NAME).exists() and not (study_dir / "frozen").is_dir():
         raise click.BadParameter(f"--study {study_dir} holds no study: name another folder")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.talk import say
+from launcher.answers.fitted import read_any
+from launcher.base.talk import say
+from launcher.cli.options import AMOUNT, answer, json_option, table
 from launcher.verbs.fits import endnotes, number, records, span_text
-from launcher.verbs.fitted import read_any
-from launcher.verbs.options import AMOUNT, answer, json_option, table
-from proxies.canon import Json
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from scaling_fits.optima.compute_fit import ComputeFit
-    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
-    from scaling_fits.uncertainty import FittedRuns
+    from scaling_fits.compute.compute_fit import ComputeFit
+    from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.forecast.uncertainty import FittedRuns
 
 _FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than the largest ever
 
@@ -34,8 +34,8 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
     A fit of form isoflop or frontier takes --flops and gives the best size, tokens and loss; one of form learning_rate
     or batch takes --params and --tokens and gives the best value.
     """
-    from scaling_fits.optima.compute_fit import ComputeFit
-    from scaling_fits.optima.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.compute.compute_fit import ComputeFit
+    from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
 
     found = read_any(fit_path)
     sizes = {"params": params, "tokens": tokens, "flops": flops}
@@ -64,8 +64,8 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
 
     from scaling_fits import summary
     from scaling_fits.allocation.allocate import no_number
-    from scaling_fits.conclusive import first_and_rest
-    from scaling_fits.uncertainty import predict as predict_loss
+    from scaling_fits.forecast.conclusive import first_and_rest
+    from scaling_fits.forecast.uncertainty import predict as predict_loss
 
     where = f"{params:.4g} parameters on {tokens:.4g} tokens"
     try:
@@ -87,8 +87,8 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
 
 
 def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
-    from scaling_fits.optima.compute_file import prediction_body
-    from scaling_fits.optima.compute_fit import predict_at
+    from scaling_fits.compute.compute_file import prediction_body
+    from scaling_fits.compute.compute_fit import predict_at
 
     times = flops / found.largest_flops
     if flops > 0 and not 1 / _FARTHEST <= times <= _FARTHEST:
@@ -108,8 +108,8 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
 
 
 def _predict_hyperparameter(found: HyperparameterFit, params: float, tokens: float) -> tuple[dict[str, Json], str]:
-    from scaling_fits.optima.hyperparameter_file import prediction_body
-    from scaling_fits.optima.hyperparameter_laws import predict_value
+    from scaling_fits.compute.hyperparameter_file import prediction_body
+    from scaling_fits.compute.hyperparameter_laws import predict_value
 
     body = prediction_body(found, predict_value(found, params, tokens))
     best = f"best {found.form} (column {found.column}) {number(body['value'])} {span_text(body['interval'])}"

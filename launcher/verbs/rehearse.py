@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from launcher.verbs.options import answer, corpus_of, folder_of, frozen_argument, json_option
-from proxies import canon
-from proxies.canon import Json
+from launcher.cli.options import answer, corpus_of, folder_of, frozen_argument, json_option
+from proxies.core import canon
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
     from launcher.rehearsal.results import Attested
@@ -34,14 +34,14 @@ def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: b
     `verify` and `launch` ask for. Exit 3: a drill failed; 4: a drill that is needed could not be held; 75: this config
     is being rehearsed already; 130: interrupted, the same command continues.
     """
-    from launcher.launch_file import read_launch
+    from launcher.frozen.launch_file import read_launch
 
     decision = read_launch(frozen)
     folder = folder_of(frozen)
     corpus = corpus_of(folder, data_dir)
     from launcher.rehearsal.run import SCRATCH, set_up
     from launcher.rehearsal.run import rehearse as hold
-    from sweeps.lock import DriverLock
+    from sweeps.store.lock import DriverLock
 
     (folder / SCRATCH).mkdir(exist_ok=True)
     with DriverLock(folder / SCRATCH):  # a second rehearsal would clear the first one's runs away
@@ -55,8 +55,8 @@ def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: b
 
 def _record(folder: Path, digest: str, found: Attested) -> None:
     """Tell the study's chronicle and logbook; without a study, the chronicle of the config's own run."""
-    from launcher import chronicle
-    from launcher.logbook import study_of, write_logbook
+    from launcher.base import chronicle
+    from launcher.logbook.logbook import study_of, write_logbook
 
     failed = found.named("failed")
     part = ", in part" if found.not_asked_for else ""
@@ -71,7 +71,7 @@ def _record(folder: Path, digest: str, found: Attested) -> None:
 
 def _text(found: Attested, folder: Path) -> str:
     """For people: a line a drill, and what to do."""
-    from launcher.talk import duration
+    from launcher.base.talk import duration
 
     lines = []
     for result in found.drills:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.verbs.options import answer, json_option, study_argument
-from proxies import canon
-from proxies.canon import Json
+from launcher.cli.options import answer, json_option, study_argument
+from proxies.core import canon
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from sweeps.repair import Repaired
+    from sweeps.store.repair import Repaired
 
 _SHOWN = 5  # names of a kind, on a terminal
 
@@ -22,8 +22,8 @@ _SHOWN = 5  # names of a kind, on a terminal
 @json_option
 def repair(study_dir: Path, as_json: bool) -> None:
     """Copy the damaged ledger of STUDY, and write it anew from what its hashes prove; says what was lost."""
-    from sweeps.ledger import Ledger
-    from sweeps.repair import repair as mend
+    from sweeps.store.ledger import Ledger
+    from sweeps.store.repair import repair as mend
 
     found = mend(study_dir, _question(study_dir))
     stale = _stale(study_dir, {record.hash for record in Ledger.read(study_dir).records()})
@@ -43,7 +43,7 @@ def repair(study_dir: Path, as_json: bool) -> None:
 
 def _question(study_dir: Path) -> dict[str, Json] | None:
     """What the plan kept in the study asks; None if that cannot be told any more."""
-    from launcher.opening import recorded_study
+    from launcher.study.opening import recorded_study
 
     try:
         return recorded_study(study_dir).question
@@ -53,8 +53,8 @@ def _question(study_dir: Path) -> dict[str, Json] | None:
 
 def _stale(study_dir: Path, hashes: set[str]) -> dict[str, str]:
     """Heads that the evidence of frozen configs names and the chain does not have, by digest."""
-    from launcher.attestations import read_attestation
-    from launcher.frozen import TamperedError
+    from launcher.frozen.attestations import read_attestation
+    from launcher.frozen.frozen import TamperedError
 
     heads: dict[str, str] = {}
     for path in sorted((study_dir / "frozen").glob("*/attestations/evidence.json")):
@@ -69,7 +69,7 @@ def _stale(study_dir: Path, hashes: set[str]) -> dict[str, str]:
 
 
 def _lines(study_dir: Path, found: Repaired) -> list[str]:
-    from sweeps.ledger import CALIBRATION
+    from sweeps.store.ledger import CALIBRATION
 
     lines = [
         f"{study_dir / found.copy} is the damaged ledger",

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.presets import PRESETS
-from launcher.verbs.options import AMOUNT, answer, json_option, plan_argument, set_option
-from proxies import canon
+from launcher.cli.options import AMOUNT, answer, json_option, plan_argument, set_option
+from launcher.plan.presets import PRESETS
+from proxies.core import canon
 
 if TYPE_CHECKING:
-    from launcher.plan import Plan
+    from launcher.plan.plan import Plan
 
 
 @click.command(epilog="Presets: " + "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items()) + ".")
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 @json_option
 def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """Write a commented plan, and its JSON Schema beside it. An existing plan is left alone."""
-    from launcher.first_plan import Wanted, first_plan, manifest_of, priced, sketched, summary
-    from launcher.plan_file import PlanError, load_plan, override
-    from launcher.plan_sense import warnings
-    from launcher.plan_writing import commented_plan, plan_schema
+    from launcher.plan.file import PlanError, load_plan, override
+    from launcher.plan.writing import commented_plan, plan_schema
+    from launcher.study.first_plan import Wanted, first_plan, manifest_of, priced, sketched, summary
+    from launcher.study.plan_sense import warnings
 
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
@@ -86,17 +86,17 @@ def _comes_to(found: dict[str, Any]) -> str:
 @json_option
 def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check PLAN: every problem at once. The corpus is looked for, not read."""
-    from launcher.first_plan import manifest_of, sketched, summary
-    from launcher.opening import plan_study
-    from launcher.own import module_problems
-    from launcher.plan_cluster import rank_needs
-    from launcher.plan_file import PlanError, load_plan, located, read_plan
-    from launcher.plan_ladder import ladder_warnings
-    from launcher.plan_sense import problems as senseless
-    from launcher.plan_sense import warnings as unwise
-    from launcher.warm_starts import warm_problems
+    from launcher.plan.cluster import rank_needs
+    from launcher.plan.file import PlanError, load_plan, located, read_plan
+    from launcher.plan.ladder import ladder_warnings
+    from launcher.study.first_plan import manifest_of, sketched, summary
+    from launcher.study.opening import plan_study
+    from launcher.study.own import module_problems
+    from launcher.study.plan_sense import problems as senseless
+    from launcher.study.plan_sense import warnings as unwise
+    from launcher.study.warm_starts import warm_problems
     from proxies.data.tokens import MANIFEST, shard_problems
-    from sweeps.cores import num_cores
+    from sweeps.run.cores import num_cores
 
     plan = load_plan(plan_path, overrides)
     corpus, problems = plan_path.parent / plan.data.path, []
@@ -138,7 +138,7 @@ def demo(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """The whole chain, each stage through its own command: corpus, check, sweep, transfer, ladder, fit, choice, frozen
     config, export, first steps of the main run, report. Interrupt it, run it again: it continues.
     """
-    from launcher.demo import run_demo
+    from launcher.cli.demo import run_demo
 
     body, text = run_demo(folder, overrides)
     answer(as_json, body, text)

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from launcher.talk import duration, say
-from launcher.verbs.options import answer, checked_text, json_option, study_argument, table
+from launcher.base.talk import duration, say
+from launcher.cli.options import answer, checked_text, json_option, study_argument, table
 
 NUM_RUNNING_SHOWN = 12
 FOLLOW_SECONDS = 2.0
@@ -26,10 +26,12 @@ IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a cor
 @json_option
 def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, as_json: bool) -> None:
     """What STUDY is doing, has done and found so far; works while a driver runs, and changes nothing."""
-    from sweeps.glance import Glance  # before any package that is not ours: one that hides ours is told of, and alone
+    from sweeps.store.glance import (
+        Glance,  # before any package that is not ours: one that hides ours is told of, and alone
+    )
 
     if runs_file is not None:
-        from sweeps.view import StudyView
+        from sweeps.views.view import StudyView
 
         view = StudyView(study_dir)
         view.write(runs_file)
@@ -43,10 +45,10 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
         now = _look(study_dir)
         answer(as_json, {"now": now}, now_text(now, study_dir))
         return
-    from launcher.now import now_body
-    from launcher.opening import recorded
-    from launcher.report_body import body_of
-    from launcher.verbs.texts import study_text
+    from launcher.answers.texts import study_text
+    from launcher.report.body import body_of
+    from launcher.study.opening import recorded
+    from launcher.views.now import now_body
 
     study, ledger = recorded(study_dir)
     findings = body_of(study, ledger)
@@ -55,11 +57,11 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
 
 
 def _look(study_dir: Path) -> dict[str, Any]:
-    """`launcher.now.now_body`, of the ledger and the plan as they are."""
-    from launcher.now import now_body
-    from launcher.plan_file import load_plan
-    from launcher.study import PLAN_FILE
-    from sweeps.glance import Glance
+    """`launcher.views.now.now_body`, of the ledger and the plan as they are."""
+    from launcher.plan.file import load_plan
+    from launcher.plan.study import PLAN_FILE
+    from launcher.views.now import now_body
+    from sweeps.store.glance import Glance
 
     glance = Glance.at(study_dir)
     return now_body(study_dir, glance, load_plan(study_dir / PLAN_FILE))
@@ -69,7 +71,7 @@ def _follow(study_dir: Path) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from launcher.talk import shown
+    from launcher.base.talk import shown
 
     took, body = 0.0, _look(study_dir)
     with Live(Text(shown(now_text(body, study_dir))), auto_refresh=False) as live:
@@ -88,7 +90,7 @@ def now_text(body: dict[str, Any], study_dir: Path) -> str:
 
 
 def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
-    from launcher.study import PLAN_FILE
+    from launcher.plan.study import PLAN_FILE
 
     live = body["driver"]
     done = ", ".join(f"{count} {status}" for status, count in body["num_runs"].items() if count) or "none yet"

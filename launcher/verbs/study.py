@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.verbs.options import answer, plan_verb
-from launcher.verbs.runner import exit_by, with_runner
-from proxies import canon
-from proxies.canon import Json
+from launcher.cli.options import answer, plan_verb
+from launcher.cli.runner import exit_by, with_runner
+from proxies.core import canon
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.stages import Runner
+    from launcher.study.stages import Runner
 
 
 @click.command()
 @plan_verb
 def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Coordinate check of PLAN: do updates keep their size as width grows? Exit 3 if not, 4 if it cannot tell."""
-    from launcher.gates import coordinate_gate
-    from launcher.verbs.texts import coordinate_text, model_text
+    from launcher.answers.texts import coordinate_text, model_text
+    from launcher.study.gates import coordinate_gate
 
     outcome = ""
 
@@ -33,7 +33,7 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
         body: dict[str, Json] = {"coordinates": found, "outcome": gate.outcome, "reason": gate.reason}
         text = coordinate_text(found)
         if runner.study.factory is not None:
-            from launcher.own import own_model
+            from launcher.study.own import own_model
 
             body["own_model"] = own_model(runner.study)
             text = f"{model_text(body['own_model'])}\n\n{text}"
@@ -52,8 +52,8 @@ def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
     """Search learning rate, warmup, clip and what else PLAN names, at its base width."""
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.report_body import body_of
-        from launcher.verbs.texts import search_text
+        from launcher.answers.texts import search_text
+        from launcher.report.body import body_of
 
         runner.sweep()
         body = body_of(runner.study, runner.ledger)["search"]
@@ -70,8 +70,8 @@ def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json
     """The scaling ladder of PLAN at the transferred hyperparameters, and its fit."""
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.report_body import body_of
-        from launcher.verbs.texts import ladder_text
+        from launcher.answers.texts import ladder_text
+        from launcher.report.body import body_of
 
         runner.ladder()
         body = body_of(runner.study, runner.ledger)
@@ -98,8 +98,8 @@ def run(
 ) -> None:  # fmt: skip
     """All stages of PLAN in order, up to the report. Resumes; finished work is never repeated."""
     if sbatch_file is not None:
-        from launcher.plan_file import load_plan
-        from launcher.slurm import sbatch_script
+        from launcher.plan.file import load_plan
+        from launcher.supervisor.slurm import sbatch_script
 
         options = load_plan(plan_path, (*overrides, "cluster.address=auto")).cluster.slurm_options  # as the job will
         text = sbatch_script(plan_path, study_dir, overrides, parent_dir, options)
@@ -108,11 +108,11 @@ def run(
         return
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.report import write_report
-        from launcher.report_body import body_of
-        from launcher.talk import say
-        from launcher.verbs.estimated import planned
-        from launcher.verbs.texts import study_text
+        from launcher.answers.estimated import planned
+        from launcher.answers.texts import study_text
+        from launcher.base.talk import say
+        from launcher.report.body import body_of
+        from launcher.report.report import write_report
 
         say(planned(runner.study, runner.ledger))
         if runner.study.plan.command is None:  # else nobody sees activations

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.completing import plans, studies
-from launcher.verbs.judged import judge_table, table_options
-from launcher.verbs.options import answer, json_option
-from launcher.verbs.runner import exit_by, with_runner
-from proxies.canon import Json
+from launcher.answers.judged import judge_table, table_options
+from launcher.cli.completing import plans, studies
+from launcher.cli.options import answer, json_option
+from launcher.cli.runner import exit_by, with_runner
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.stages import Runner
+    from launcher.study.stages import Runner
 
 _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 
@@ -44,7 +44,7 @@ def transfer(
     if runs_path is not None:
         if spend or dry_run:
             raise click.UsageError("--spend and --dry-run are for a PLAN: a table is judged as it is")
-        from launcher.verbs.texts import verdict_text
+        from launcher.answers.texts import verdict_text
 
         body = judge_table(runs_path, **table)  # type: ignore[arg-type]
         answer(as_json, body, verdict_text(body))
@@ -56,7 +56,7 @@ def transfer(
         raise click.UsageError("--spend or --dry-run, not both")
     assert plan_path is not None
     if dry_run:
-        from launcher.verbs.expected import expected, expected_text
+        from launcher.answers.expected import expected, expected_text
 
         found = expected(plan_path, study_dir, overrides)
         answer(as_json, found, f"{expected_text(found)}\n\nnext: forerun transfer {plan_path} --study {study_dir}")
@@ -70,11 +70,11 @@ def transfer(
 
 def _judged(runner: Runner, *, spend: bool) -> tuple[Json, str]:
     """Run what is missing, and say what the verdicts are."""
-    from launcher.evidence import gather
-    from launcher.gates import transfer_gate
-    from launcher.report_body import FINDING, report_body
-    from launcher.talk import working
-    from launcher.verbs.texts import spend_text, transfer_text
+    from launcher.answers.texts import spend_text, transfer_text
+    from launcher.base.talk import working
+    from launcher.report.body import FINDING, report_body
+    from launcher.study.evidence import gather
+    from launcher.study.gates import transfer_gate
 
     runner.transfer(spend=spend)
     with working(FINDING):

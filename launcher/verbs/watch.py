@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.verbs.options import AMOUNT, answer, folder_of, frozen_argument, json_option
-from proxies.canon import Json
+from launcher.cli.options import AMOUNT, answer, folder_of, frozen_argument, json_option
+from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.frozen import Decision
+    from launcher.frozen.frozen import Decision
     from launcher.watch.follower import Follower, Standing
-    from launcher.watch.readings import Readings
+    from launcher.watch.logs.readings import Readings
 
 _EXITS = {"fine": 0, "alarm": 3, "cannot_tell": 4}
 LEAST_SECONDS, INTERRUPTED = 0.2, 130
@@ -45,9 +45,9 @@ def watch(
     validation_loss_key: str, grad_norm_key: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Hold a main run against the loss and pace that FROZEN foretold; live unless --once or --conclude is given."""
-    from launcher.launch_file import read_launch
-    from launcher.watch.keys import LOSS, STEP, VALIDATION, Keys
-    from launcher.watch.readings import Readings, source_of
+    from launcher.frozen.launch_file import read_launch
+    from launcher.watch.logs.keys import LOSS, STEP, VALIDATION, Keys
+    from launcher.watch.logs.readings import Readings, source_of
 
     if once and conclude:
         raise click.UsageError("--once judges a run that goes on, --conclude one that has ended: give one of them")
@@ -83,7 +83,7 @@ def watch(
 
 def _run_dir(folder: Path, where: str | None) -> Path:
     """Whose chronicle hears of it: the run folder that is followed, or the config's own."""
-    from launcher.metrics import METRICS_FILE
+    from launcher.base.metrics import METRICS_FILE
 
     path = Path(where) if where else folder / "run"
     if path.name == METRICS_FILE:
@@ -93,9 +93,9 @@ def _run_dir(folder: Path, where: str | None) -> Path:
 
 def _follow(follower: Follower, every_seconds: float) -> tuple[Standing | None, int | None]:
     """Look until the run has ended or somebody ends this; what was seen last, and an exit code that overrides its."""
-    from launcher.talk import say
-    from launcher.wandb_calls import DashboardError
-    from launcher.watch.readings import OtherRunError
+    from launcher.base.talk import say
+    from launcher.base.wandb_calls import DashboardError
+    from launcher.watch.logs.readings import OtherRunError
 
     found: Standing | None = None
     said: list[str] = []

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxies.canon import Json
+from proxies.core.canon import Json
 
 Severity = Literal["notice", "alarm"]
 """An alarm asks for somebody now, and has a false-alarm rate; a notice is worth a look."""

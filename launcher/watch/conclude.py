@@ -1,7 +1,7 @@
 """After the run: its forecast scored, attested, and the run added to what later forecasts are made of.
 
 What is scored is the validation loss at the end, against the interval frozen before the run began. The ledger of the
-study keeps the run (`launcher.history`); `conclusion.json` beside the config says how it went.
+study keeps the run (`launcher.study.history`); `conclusion.json` beside the config says how it went.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from launcher import chronicle, history, logbook
-from launcher.attestations import attest, path_of, read_attestation
-from launcher.frozen import Decision
-from launcher.history import Concluded
-from launcher.watch.readings import Reading
-from proxies import canon
-from proxies.canon import Json
-from proxies.flops import count_params
-from proxies.spec import Curve
-from sweeps.errors import StudyMissing
-from sweeps.ledger import Ledger
+from launcher.base import chronicle
+from launcher.frozen.attestations import attest, path_of, read_attestation
+from launcher.frozen.frozen import Decision
+from launcher.logbook import logbook
+from launcher.study import history
+from launcher.study.history import Concluded
+from launcher.watch.logs.readings import Reading
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.flops import count_params
+from proxies.core.spec import Curve
+from sweeps.store.errors import StudyMissing
+from sweeps.store.ledger import Ledger
 
 if TYPE_CHECKING:
-    from launcher.study import Study
+    from launcher.plan.study import Study
 
 CONCLUSION = "conclusion"
 """Kind of the attestation."""
@@ -167,8 +169,8 @@ def conclude(decision: Decision, folder: Path, run_dir: Path, reading: Reading, 
 
 def _kept(decision: Decision, reading: Reading, study_dir: Path) -> Conclusion:
     """The conclusion, with the run in the study's ledger."""
-    from launcher.opening import open_ledger, recorded_study
-    from scaling_fits.track_record import interval_scale
+    from launcher.study.opening import open_ledger, recorded_study
+    from scaling_fits.forecast.track_record import interval_scale
 
     ledger = Ledger.read(study_dir)
     past = history.inherited(ledger)
@@ -198,7 +200,7 @@ def _check_study(study: Study, decision: Decision, study_dir: Path) -> None:
 
 
 def _scored(run: Concluded, others: list[Concluded], study_dir: Path | None) -> Conclusion:
-    from scaling_fits.track_record import interval_scale
+    from scaling_fits.forecast.track_record import interval_scale
 
     runs = [*others, run]
     return Conclusion(

@@ -6,12 +6,12 @@ somewhere far more often. The departure there, in standard deviations of the ban
     z_f = log(mean loss near f / expected) / s_f,        s_f^2 = s_end^2 + e_f^2,
 
 with s_end of the error of the predicted end, which is one number for the whole run, and e_f of the curve's own, which
-is forgotten as exp(-octaves / memory) (`scaling_fits.loss_curves.memory_octaves`; unknown: at once, which asks for
-more). The mean over a look's window has noise of its own, the wider the longer deviations of this run's loss last
+is forgotten as exp(-octaves / memory) (`scaling_fits.forecast.loss_curves.memory_octaves`; unknown: at once, which asks
+for more). The mean over a look's window has noise of its own, the wider the longer deviations of this run's loss last
 (`launcher.watch.noise`): n_f is added to s_f, and taken as new at every look. The bound on the largest |z_f| of a
 healthy run at every look that there will be is drawn from that law, so that a healthy run passes it with probability
-`FALSE_ALARMS` over the whole run, however often one looks. Both errors were estimated from few runs: they are
-Student's with `FREEDOM` degrees of freedom, one scale for the whole run.
+`FALSE_ALARMS` over the whole run, however often one looks. Both errors were estimated from few runs: they are Student's
+with `FREEDOM` degrees of freedom, one scale for the whole run.
 
 The end is foretold anew from the newest look. Of a departure there the share s_end^2 / s_f^2 is the end's, and what is
 left of its error is s_end sqrt(1 - s_end^2 / s_f^2).
@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from launcher.frozen import PredictedLoss
+from launcher.frozen.frozen import PredictedLoss
+from launcher.watch.logs.series import Floats
 from launcher.watch.noise import window_variance
-from launcher.watch.series import Floats
-from scaling_fits.loss_curves import WINDOW
+from scaling_fits.forecast.loss_curves import WINDOW
 
 FALSE_ALARMS = 0.01
 LEAST_NATS = 1e-6

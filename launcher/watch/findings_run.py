@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from launcher.metrics import ENDINGS
+from launcher.base.metrics import ENDINGS
 from launcher.watch import pace
 from launcher.watch.alerts import Alert, Commands, Severity
-from launcher.watch.columns import Columns
+from launcher.watch.logs.columns import Columns
 from launcher.watch.signs import Signs
 from launcher.watch.standstill import stopped
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher import chronicle
-from launcher.frozen import Decision
-from launcher.talk import duration, say
+from launcher.base import chronicle
+from launcher.base.talk import duration, say
+from launcher.frozen.frozen import Decision
 from launcher.watch.alerts import Alert, Commands
 from launcher.watch.judge import ALARM, CANNOT_TELL, Judged, judge
-from launcher.watch.readings import Reading, Readings
+from launcher.watch.logs.readings import Reading, Readings
 from launcher.watch.signs import signs
-from proxies import canon
-from proxies.canon import Json
+from proxies.core import canon
+from proxies.core.canon import Json
 
 AHEAD_SECONDS = 60.0
 """By which the clocks of two machines may differ."""

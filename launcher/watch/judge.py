@@ -11,15 +11,15 @@ from typing import Literal
 
 import numpy as np
 
-from launcher.frozen import Decision
+from launcher.frozen.frozen import Decision
 from launcher.watch import findings_loss, findings_run, pace
 from launcher.watch.alerts import Alert, Commands
-from launcher.watch.columns import Columns
 from launcher.watch.course import Course, course
+from launcher.watch.logs.columns import Columns
 from launcher.watch.rises import sight
 from launcher.watch.signs import NO_SIGNS, Signs
-from proxies import canon
-from proxies.canon import Json
+from proxies.core import canon
+from proxies.core.canon import Json
 
 ALARM, CANNOT_TELL = 3, 4
 IN_TIME = 0.05

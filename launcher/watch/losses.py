@@ -1,10 +1,11 @@
 """Spikes of the training loss, as it was logged.
 
-Spikes are those of the frozen policy, found by the trainer's own detector (`launcher.spikes`), so that the watch and
-the run agree on what one is. Where only every n-th step was logged, the policy's steps are logged ones. The policy
-measures a spike by the spread of the window before it; where noise wanders from line to line, healthy losses leave that
-window too. So the watch also asks whether the lines before could have led there: a spike is beyond noise if a line is
-above what one of the `_ORIGINS` lines before it predicts, given the run's autocorrelation, by more than noise reaches.
+Spikes are those of the frozen policy, found by the trainer's own detector (`launcher.trainer.spikes`), so that the
+watch and the run agree on what one is. Where only every n-th step was logged, the policy's steps are logged ones. The
+policy measures a spike by the spread of the window before it; where noise wanders from line to line, healthy losses
+leave that window too. So the watch also asks whether the lines before could have led there: a spike is beyond noise if
+a line is above what one of the `_ORIGINS` lines before it predicts, given the run's autocorrelation, by more than noise
+reaches.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.policy import SpikePolicy
-from launcher.spikes import MAD_TO_SIGMA, Detector
+from launcher.base.policy import SpikePolicy
+from launcher.trainer.spikes import MAD_TO_SIGMA, Detector
+from launcher.watch.logs.series import Floats
 from launcher.watch.noise import learn
-from launcher.watch.series import Floats
 
 _SURPRISE_SDS, _ORIGINS = 5.0, 8
 """Of the predictions from the lines before a spike: noise that wanders reached 4.5, planted spikes 5.7 and more."""

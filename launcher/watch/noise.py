@@ -19,8 +19,8 @@ from decimal import Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.spikes import MAD_TO_SIGMA
-from launcher.watch.series import Floats
+from launcher.trainer.spikes import MAD_TO_SIGMA
+from launcher.watch.logs.series import Floats
 
 LEAST_LINES = 32
 """Before the first estimate."""

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from launcher.metrics import Header
-from launcher.watch.columns import Columns, headers, number
+from launcher.base.metrics import Header
+from launcher.base.watchdog import START_SECONDS
+from launcher.watch.logs.columns import Columns, headers, number
+from launcher.watch.logs.series import Floats
 from launcher.watch.losses import line_noise
-from launcher.watch.series import Floats
 from launcher.watch.signs import NO_SIGNS, Signs, unix_seconds
-from launcher.watchdog import START_SECONDS
 
 _T = TypeVar("_T")
 

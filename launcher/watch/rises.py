@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from launcher.watch.course import FALSE_ALARMS
+from launcher.watch.logs.series import Floats
 from launcher.watch.noise import LEAST_LINES, learn, mean_variance, resolution
-from launcher.watch.series import Floats
 
 RISE_NATS, RISE_SDS = 0.02, 5.0
 """A rise is above both, in a log of up to 8,000 lines (`limit_sds`); `benchmarks/watch_noise.py` says how often healthy

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher import chronicle
-from launcher.checkpoint_folders import CHECKPOINTS, ROLLBACKS_FILE
+from launcher.base import chronicle
+from launcher.base.checkpoint_folders import CHECKPOINTS, ROLLBACKS_FILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.watch.columns import SCALARS, Columns
 from launcher.watch.course import FALSE_ALARMS
+from launcher.watch.logs.columns import SCALARS, Columns
+from launcher.watch.logs.series import Floats
 from launcher.watch.noise import noise_of_differences, resolution
-from launcher.watch.series import Floats
 
 LEAST_EQUAL, LEAST_EQUAL_VALIDATIONS = 16, 4
 NEVER_CHANGED = 64

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet
 
-from proxies import canon
+from proxies.core import canon
 from proxies.data.documents import Document, Reading, SourceFile
 from proxies.data.tokens import DataError
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies import canon
+from proxies.core import canon
 from proxies.data.tokens import MANIFEST, TOKENIZER_FILE, DataError, Manifest, Shard, read_manifest
 
 SHARD_TOKENS = 2**26

@@ -18,8 +18,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies import canon
-from proxies.checks import Checks, SpecError
+from proxies.core import canon
+from proxies.core.checks import Checks, SpecError
 from proxies.data.mixture import Mixture, weight_problems
 from proxies.data.windows import Windows
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxies.numbers import ForwardNumbers
-from proxies.shape import Shape
+from proxies.core.numbers import ForwardNumbers
+from proxies.core.shape import Shape
 
 Build = Callable[..., nn.Module]
 

@@ -8,13 +8,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from proxies.core.numbers import ForwardNumbers, ParameterNumbers
+from proxies.core.shape import Shape
+from proxies.core.spec import RunSpec
 from proxies.external.construction import Build, FactoryError, name_of, neutral, outline, takes_forward
 from proxies.external.roles import Role, Roles, roles_of
 from proxies.external.spreads import Spread, own_ratio, spreads
-from proxies.numbers import ForwardNumbers, ParameterNumbers
-from proxies.parametrization import Parameter, forward_numbers, table_of
-from proxies.shape import Shape
-from proxies.spec import RunSpec
+from proxies.parametrization.parametrization import Parameter, forward_numbers, table_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

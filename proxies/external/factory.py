@@ -21,7 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxies.canon import file_sha256
+from proxies.core.canon import file_sha256
+from proxies.core.flops import count_params
+from proxies.core.numbers import ParameterNumbers
+from proxies.core.programs import Factory
+from proxies.core.spec import RunSpec
 from proxies.external.construction import (
     Build,
     FactoryChangedError,
@@ -33,10 +37,6 @@ from proxies.external.construction import (
     takes_forward,
 )
 from proxies.external.description import describe
-from proxies.flops import count_params
-from proxies.numbers import ParameterNumbers
-from proxies.programs import Factory
-from proxies.spec import RunSpec
 
 _loaded: dict[str, tuple[Path, str]] = {}
 """Modules asked for here: their file, and its sha256 when they were imported."""

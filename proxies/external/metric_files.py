@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxies.core.programs import Command
 from proxies.external.event_files import EventFile
 from proxies.external.growing import MetricsError, Rows
 from proxies.external.json_lines import JsonLines
 from proxies.external.wandb_run import WandbRun
-from proxies.programs import Command
 
 READ_BYTES = 2**22
 """Of one file at a time: some 0.1 s of parsing."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from proxies.checks import SpecError
+from proxies.core.checks import SpecError
+from proxies.core.numbers import Kind
+from proxies.core.shape import Shape
 from proxies.external.construction import Build, FactoryError, name_of, outline
 from proxies.external.spreads import Spread, block_prefixes, group_of, spreads
 from proxies.external.usage import Use, usage_of
-from proxies.numbers import Kind
-from proxies.parametrization import delta_shape, width_multipliers
-from proxies.shape import Shape
+from proxies.parametrization.parametrization import delta_shape, width_multipliers
 
 Sizes = dict[str, tuple[int, ...]]
 

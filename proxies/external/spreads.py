@@ -14,8 +14,8 @@ from itertools import product
 
 from torch import nn
 
+from proxies.core.shape import Shape
 from proxies.external.construction import Build, construct
-from proxies.shape import Shape
 
 SAMPLES = 50_000
 """Elements an std is measured from: its standard error is then 0.3 %, that of a ratio of two 0.45 %."""

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from proxies.core.shape import Shape
 from proxies.external.construction import Build, construct, logits_of, quoted
-from proxies.shape import Shape
 
 LONGEST_SEQUENCE = 64
 

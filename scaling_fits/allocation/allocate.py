@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling_fits import cloud
 from scaling_fits.allocation import repeats
 from scaling_fits.allocation.along import best_log_params, curvature, pooled_along, range_within, tokens_at
 from scaling_fits.allocation.repeats import DataLimit
 from scaling_fits.allocation.spending import Spending, log_best_params
-from scaling_fits.law import CannotTellError
-from scaling_fits.sizes import LARGEST, exp_finite
-from scaling_fits.uncertainty import FAR, FittedRuns, Prediction, predict, reach_of
+from scaling_fits.forecast import cloud
+from scaling_fits.forecast.uncertainty import FAR, FittedRuns, Prediction, predict, reach_of
+from scaling_fits.laws.law import CannotTellError
+from scaling_fits.laws.sizes import LARGEST, exp_finite
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
 WIDEST_SIZE = 1e3
@@ -64,7 +64,7 @@ class Allocation:
     extrapolation: float
     """6 N D over the largest fitted 6ND."""
     doubts: tuple[str, ...]
-    """Why the forecast at the best size is inconclusive (`scaling_fits.conclusive`)."""
+    """Why the forecast at the best size is inconclusive (`scaling_fits.forecast.conclusive`)."""
     warnings: tuple[str, ...]
     spending: Spending
     data_limit: DataLimit | None

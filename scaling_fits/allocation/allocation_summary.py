@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from proxies.canon import Json
+from proxies.core.canon import Json
 from scaling_fits.allocation.allocate import Allocation
 from scaling_fits.allocation.budgets import Assumption, Budget, Machine
 from scaling_fits.allocation.exact_runs import ExactRun
@@ -12,7 +12,7 @@ from scaling_fits.allocation.next_rungs import NextRun
 from scaling_fits.allocation.repeats import SOURCE, DataLimit
 from scaling_fits.allocation.serving import Serving
 from scaling_fits.allocation.shapes import ShapeChoices, ShapeOption
-from scaling_fits.derived import Interval
+from scaling_fits.forecast.derived import Interval
 
 
 def flat_summary(allocation: Allocation) -> dict[str, Json]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from proxies.checks import Checks
+from proxies.core.checks import Checks
 from scaling_fits.allocation.spending import LEAST_FLOPS, MOST_FLOPS
-from scaling_fits.derived import Interval
+from scaling_fits.forecast.derived import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

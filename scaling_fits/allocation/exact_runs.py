@@ -14,7 +14,7 @@ import numpy as np
 from scaling_fits.allocation import repeats
 from scaling_fits.allocation.allocate import Allocation
 from scaling_fits.allocation.shapes import ShapeOption
-from scaling_fits.uncertainty import FittedRuns, predict
+from scaling_fits.forecast.uncertainty import FittedRuns, predict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

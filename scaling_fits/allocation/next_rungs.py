@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri
 
-from proxies.checks import Checks
-from scaling_fits import cloud
-from scaling_fits.solver import Floats
-from scaling_fits.uncertainty import FittedRuns, predict
+from proxies.core.checks import Checks
+from scaling_fits.forecast import cloud
+from scaling_fits.forecast.uncertainty import FittedRuns, predict
+from scaling_fits.laws.solver import Floats
 
 NEXT_SHARE = 0.1  # of the target's FLOPs, at most, for runs that sharpen its forecast
 _LEAST_DRAWS = 8

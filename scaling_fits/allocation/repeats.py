@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling_fits import law
-from scaling_fits.derived import pooled_interval, stretched
-from scaling_fits.solver import Floats
-from scaling_fits.uncertainty import FittedRuns
+from scaling_fits.forecast.derived import pooled_interval, stretched
+from scaling_fits.forecast.uncertainty import FittedRuns
+from scaling_fits.laws import law
+from scaling_fits.laws.solver import Floats
 
 TOKENS_HALF = 15.39
 """R* of tokens (arXiv 2305.16264, section 6): the repeats after which 1 - 1/e of all they can ever give is had."""

@@ -14,10 +14,10 @@ import numpy as np
 from scaling_fits.allocation.allocate import Allocation
 from scaling_fits.allocation.along import best_log_params, pooled_along
 from scaling_fits.allocation.spending import LEAST_FLOPS, Spending, log_best_params
-from scaling_fits.derived import Interval, pooled_interval, stretched
-from scaling_fits.sizes import exp_finite
-from scaling_fits.solver import Floats
-from scaling_fits.uncertainty import FittedRuns
+from scaling_fits.forecast.derived import Interval, pooled_interval, stretched
+from scaling_fits.forecast.uncertainty import FittedRuns
+from scaling_fits.laws.sizes import exp_finite
+from scaling_fits.laws.solver import Floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

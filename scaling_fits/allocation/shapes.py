@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from proxies.checks import Checks
-from proxies.flops import count_params, flops_per_token
-from proxies.shape import MAX_LAYERS, Family, Shape
+from proxies.core.checks import Checks
+from proxies.core.flops import count_params, flops_per_token
+from proxies.core.shape import MAX_LAYERS, Family, Shape
 
 _VOCABS = (256, 4096, 32_000, 50_257, 128_256)  # bytes, a small tokenizer, Llama 2, GPT-2, Llama 3
 _TABLES = 0.25  # of all parameters, at most, for a vocabulary nobody asked for

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.checks import Checks
-from scaling_fits import law
+from proxies.core.checks import Checks
 from scaling_fits.allocation import repeats
-from scaling_fits.solver import Floats
+from scaling_fits.laws import law
+from scaling_fits.laws.solver import Floats
 
 LEAST_FLOPS, MOST_FLOPS = 1e6, 1e40  # a run of one parameter and of a galaxy: beyond, a typing error
 MOST_TOKENS = 1e30

@@ -9,13 +9,13 @@ import torch
 from planted import BASE, WIDTHS, planted_output, planted_table
 from proxy_cases import run_spec
 
-from proxies import bank, built, solo
-from proxies.bank import Bank
-from proxies.optimizer import BankAdamW
-from proxies.rules import named
-from proxies.schedule import Schedule
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.model.optimizer import BankAdamW
+from proxies.training import bank, built, solo
+from proxies.training.bank import Bank
 from transfer.question import Point, Question
-from transfer.verdict import judge
+from transfer.verdict.verdict import judge
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

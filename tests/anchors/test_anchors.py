@@ -19,18 +19,19 @@ from mup_reference import mup_model
 from planted import BASE, WIDTHS
 from tiny_study import forerun, write_plan
 
-from launcher import assembly
-from launcher.exporters import native
-from launcher.frozen import TamperedError, groups_of
-from launcher.gates import coordinate_gate
-from launcher.launch_file import read_launch, write_launch
-from proxies import canon, solo
-from proxies.coordinate_verdict import TOLERANCE
-from proxies.model import Decoder
-from proxies.parametrization import initial_tensor, parameter_table
-from transfer.by_optima import judge_optima
+from launcher.exporters.trainers import native
+from launcher.frozen.frozen import TamperedError, groups_of
+from launcher.frozen.launch_file import read_launch, write_launch
+from launcher.study.gates import coordinate_gate
+from launcher.trainer import assembly
+from proxies.coordinates.verdict import TOLERANCE
+from proxies.core import canon
+from proxies.model.decoder import Decoder
+from proxies.parametrization.parametrization import initial_tensor, parameter_table
+from proxies.training import solo
 from transfer.question import Point, Question
-from transfer.verdict import judge
+from transfer.verdict.by_optima import judge_optima
+from transfer.verdict.verdict import judge
 
 ISSUE_66 = {96: (-9.0, 4.1184), 192: (-10.0, 3.7074), 384: (-11.0, 3.3776), 768: (-11.0, 3.1009)}
 """microsoft/mup issue 66, nanoGPT: width to log2 of the best rate and its loss."""

@@ -8,13 +8,13 @@ import random
 import numpy as np
 from main_run import tiny_decision
 
-from launcher import metrics
-from launcher.frozen import learning_rate_of
-from launcher.launch_file import write_launch
-from launcher.policy import SpikePolicy
-from launcher.trainer import Options, run
-from launcher.training import Trainer
-from proxies.schedule import Schedule
+from launcher.base import metrics
+from launcher.base.policy import SpikePolicy
+from launcher.frozen.frozen import learning_rate_of
+from launcher.frozen.launch_file import write_launch
+from launcher.trainer.rank import Options, run
+from launcher.trainer.training import Trainer
+from proxies.core.schedule import Schedule
 
 NUM_STEPS, BATCH_SEQUENCES = 32, 8
 POISONED = range(20 * BATCH_SEQUENCES, 25 * BATCH_SEQUENCES)

@@ -7,9 +7,9 @@ import time
 import torch
 from torch.distributed.tensor import DTensor
 
-from launcher.hooks import Hook
-from launcher.telemetry import layer_of
-from launcher.training import Trainer
+from launcher.trainer.hooks import Hook
+from launcher.trainer.telemetry import layer_of
+from launcher.trainer.training import Trainer
 
 SLOW_SECONDS = 0.08
 

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from main_run import write_corpus
 
 from proxies.data.tokens import read_manifest
-from scaling_fits import law, uncertainty
-from sweeps.ledger import Ledger
+from scaling_fits.forecast import uncertainty
+from scaling_fits.laws import law
+from sweeps.store.ledger import Ledger
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def copied(finished, tmp_path):
 
 @pytest.fixture(scope="module")
 def study(finished):
-    from launcher.opening import recorded_study
+    from launcher.study.opening import recorded_study
 
     return recorded_study(finished / "study")
 
@@ -140,7 +141,7 @@ def ledger(finished):
 
 @pytest.fixture(scope="module")
 def found(study, ledger):
-    from launcher.evidence import gather
+    from launcher.study.evidence import gather
 
     return gather(study, ledger)
 

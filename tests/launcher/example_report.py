@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 from main_run import decision_of, spec_of
 
-from launcher import fit_view
-from proxies import canon
+from launcher.views import fit as fit_view
+from proxies.core import canon
 from scaling_fits.allocation.allocate import allocate
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws.table import from_columns
 from scaling_fits.summary import allocation_summary, prediction_summary
-from scaling_fits.table import from_columns
-from scaling_fits.uncertainty import fit_runs, predict
 from transfer.question import Point, Question, from_log2
-from transfer.summary import estimate_summary, together_summary, verdict_summary
-from transfer.together import judge_together
-from transfer.verdict import examine
+from transfer.verdict.summary import estimate_summary, together_summary, verdict_summary
+from transfer.verdict.together import judge_together
+from transfer.verdict.verdict import examine
 
 WIDTHS, OPTIMUM, BUDGET_FLOPS, DATA_ID = (32, 64, 128), -5.4, 1e13, "0123456789abcdef" * 4
 TARGET_WIDTH, TARGET_TOKENS, BASE_TOKENS = 96, 13_500_416, 204_800

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 from main_run import decision_of, spec_of
 
-from launcher import frozen, policy
+from launcher.base import policy
 from launcher.exporters.fidelity import ExportError, FidelityReport
-from launcher.frozen import Decision, Parallelism
+from launcher.frozen import frozen
+from launcher.frozen.frozen import Decision, Parallelism
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import RunSpec
 from proxies.data.tokens import Manifest
-from proxies.parametrization import parameter_table
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.spec import RunSpec
+from proxies.parametrization.parametrization import parameter_table
 
 Exporter = typing.Callable[..., FidelityReport]
 SHAPE = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=160, vocab_size=256, seq_len=32)

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from trainer_venv import in_trainer, torchrun
 
+from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.data.tokens import TokenStore
-from proxies.schedule import Schedule, lr_multiplier
 
 PROBE = """
 import contextlib, io, json, os, runpy, sys

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from tiny_study import ask
 
-from sweeps.errors import SweepError
-from sweeps.ledger import LEDGER_NAME, Ledger
-from sweeps.lock import LOCK_NAME
+from sweeps.store.errors import SweepError
+from sweeps.store.ledger import LEDGER_NAME, Ledger
+from sweeps.store.lock import LOCK_NAME
 
 MARK = "FORERUN_TEST_MARK"
 RAY = ("--set", "cluster.backend=ray", "--set", "cluster.num_workers=2")

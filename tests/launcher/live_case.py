@@ -14,12 +14,13 @@ import torch
 from export_case import SHAPE, wide_decision
 from trainer_venv import torchrun
 
-from launcher import assembly, metrics
-from launcher.frozen import Decision
-from launcher.launch_file import write_launch
+from launcher.base import metrics
+from launcher.frozen.frozen import Decision
+from launcher.frozen.launch_file import write_launch
+from launcher.trainer import assembly
+from proxies.core.schedule import Schedule
 from proxies.data.tokens import Manifest
-from proxies.model import Decoder, Multipliers
-from proxies.schedule import Schedule
+from proxies.model.decoder import Decoder, Multipliers
 
 # Float32 on both sides, through other kernels. Logits: as a share of the largest.
 LOGITS_TOLERANCE = 3e-6

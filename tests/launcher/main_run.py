@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.frozen import (
+from launcher.base.policy import Abort, Checkpointing
+from launcher.frozen.frozen import (
     SCHEMA_VERSION,
     Data,
     Decision,
@@ -18,15 +19,14 @@ from launcher.frozen import (
     groups_of,
     learning_rate_of,
 )
-from launcher.policy import Abort, Checkpointing
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams, Numerics, RunSpec
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import Manifest, read_manifest
-from proxies.parametrization import forward_numbers, parameter_table
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.spec import Hparams, Numerics, RunSpec
-from transfer.rules import TransferRule
+from proxies.parametrization.parametrization import forward_numbers, parameter_table
+from transfer.verdict.rules import TransferRule
 
 QUIET_TORCH = pytest.mark.filterwarnings(
     "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"

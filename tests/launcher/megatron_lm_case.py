@@ -9,10 +9,10 @@ from typing import Any
 from export_case import SHAPE
 from main_run import decision_of, spec_of
 
-from launcher.frozen import Decision
+from launcher.frozen.frozen import Decision
+from proxies.core.rules import named
+from proxies.core.spec import RunSpec
 from proxies.data.tokens import Manifest
-from proxies.rules import named
-from proxies.spec import RunSpec
 
 MEGATRON_MUP = named("mup_no_wd_scaling", decayed="two_dimensional")
 

@@ -2,7 +2,7 @@
 
 import random
 
-from proxies.calibration import Answer, Rate
+from proxies.training.calibration import Answer, Rate
 
 
 class Machine:

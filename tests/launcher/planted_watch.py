@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 from main_run import decision_of, spec_of
 
-from launcher.frozen import CurvePoint, Decision, PredictedLoss
-from launcher.metrics import Header
-from launcher.watch.columns import SCALARS, Columns
-from proxies.schedule import Schedule
-from scaling_fits.loss_curves import SHARES, WINDOW
+from launcher.base.metrics import Header
+from launcher.frozen.frozen import CurvePoint, Decision, PredictedLoss
+from launcher.watch.logs.columns import SCALARS, Columns
+from proxies.core.schedule import Schedule
+from scaling_fits.forecast.loss_curves import SHARES, WINDOW
 
 NUM_STEPS, END_NATS = 800, 2.0
 END_SHARE, CURVE_SHARE, LEVEL = 0.02, 0.015, 0.9

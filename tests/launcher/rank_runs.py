@@ -17,10 +17,10 @@ from care_case import Poisoned, care_decision
 from care_ranks import Flipping, Ruler, slowed
 from main_run import all_choices, decision_of, spec_like, split, tiny_decision
 
-from launcher.launch_file import write_launch
-from launcher.policy import Monitoring
-from launcher.trainer import Options, run
-from launcher.training import Trainer
+from launcher.base.policy import Monitoring
+from launcher.frozen.launch_file import write_launch
+from launcher.trainer.rank import Options, run
+from launcher.trainer.training import Trainer
 from proxies.data.tokens import read_manifest
 
 RULER = Ruler()

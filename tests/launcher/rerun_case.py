@@ -5,12 +5,12 @@ from unittest import mock
 
 import torch
 
-from launcher import host as host_module
-from launcher import stages
-from launcher.host import HostFactory
-from proxies.optimizer import BankAdamW
-from proxies.solo import Solo
-from sweeps.pool import InlinePool
+from launcher.study import stages
+from launcher.workers import host as host_module
+from launcher.workers.host import HostFactory
+from proxies.model.optimizer import BankAdamW
+from proxies.training.solo import Solo
+from sweeps.run.pool import InlinePool
 
 PLAN = """
 [proxy]
@@ -101,7 +101,7 @@ def machines(hosts, corrupt=(), cpus=None, **how):
     gather, backward = BankAdamW.gather_gradients, Solo._forward_backward
 
     def start_pool(study, ledger, check_stop):
-        from launcher.pools import quarantined
+        from launcher.study.pools import quarantined
 
         left = [host for host in hosts if host not in quarantined(ledger)]
         pools.append(Machines(study, left, cpus))

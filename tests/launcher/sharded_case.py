@@ -19,13 +19,14 @@ NUM_WINDOWS = 31
 
 
 def main(rank, port, listen_fd, folder):
-    from launcher import group
-    from launcher.sharded import Obedient, Sharded
-    from proxies import canon, outcome
+    from launcher.workers import group
+    from launcher.workers.sharded import Obedient, Sharded
+    from proxies.core import canon
+    from proxies.core.spec import RunSpec
     from proxies.data.tokens import TokenStore
-    from proxies.spec import RunSpec
-    from sweeps.pool import Advance
-    from sweeps.ray_actor import Seat
+    from proxies.training import outcome
+    from sweeps.ray.actor import Seat
+    from sweeps.run.pool import Advance
 
     seat = Seat(rank=rank, num_ranks=NUM_RANKS, address=f"127.0.0.1:{port}", one_node=True, listen_fd=listen_fd or None)
     outcome.VALIDATION_SEQUENCES = NUM_WINDOWS
@@ -58,8 +59,8 @@ def sharded(folder, corpus, asked, *, on_gpus=False):
     """Results and curves of runs, each asked for as (spec, steps to save at, parts of a batch); a rank has a GPU, or
     sees none.
     """
-    from proxies import canon
-    from proxies.spec import Curve, RunResult
+    from proxies.core import canon
+    from proxies.core.spec import Curve, RunResult
 
     folder.mkdir(exist_ok=True)
     (folder / "corpus").symlink_to(corpus)

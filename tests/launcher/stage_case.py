@@ -8,14 +8,14 @@ import resource
 import signal
 from types import MappingProxyType
 
-from launcher import metrics
-from launcher.flag import Flag
-from launcher.launch import LaunchOutcome
-from launcher.launch_file import write_launch
+from launcher.base import metrics
+from launcher.base.flag import Flag
+from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal.rank import builder
 from launcher.rehearsal.run import set_up
 from launcher.rehearsal.stage import Stage
-from launcher.trainer import Options, run
+from launcher.supervisor.launch import LaunchOutcome
+from launcher.trainer.rank import Options, run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 from tiny_study import SENTENCE, ask, plan_with, write_corpus
 
-from launcher.launch_file import read_launch
-from launcher.opening import recorded_study
+from launcher.frozen.launch_file import read_launch
+from launcher.study.opening import recorded_study
+from proxies.core.rules import named
 from proxies.data.tokens import TokenStore
-from proxies.parametrization import forward_numbers, parameter_table
-from proxies.rules import named
+from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 CHOICES = """
 [data]

@@ -9,21 +9,21 @@ import pytest
 from planted_machine import Machine
 from tiny_study import PLAN, ask, forerun, plan_with, write_corpus
 
-from launcher import calibrating
-from launcher.calibrating import calibrate, calibrated, calibrations, groups_of
-from launcher.calibration_records import Asked, Calibration
-from launcher.opening import open_ledger, plan_study, recorded, recorded_study
-from launcher.stages import InterruptedStudyError
-from launcher.study import BANKED, SCALED, SEMANTICS
-from proxies import canon
-from proxies.calibration import Probe
-from proxies.checks import SpecError
-from proxies.shape import Shape
-from proxies.spec import Numerics
-from sweeps import chain
-from sweeps.errors import PlanChanged, RunsFail
-from sweeps.ledger import CALIBRATION, LEDGER_NAME, Ledger
-from sweeps.pool import Report
+from launcher.calibration import calibrating
+from launcher.calibration.calibrating import calibrate, calibrated, calibrations, groups_of
+from launcher.plan.calibration_records import Asked, Calibration
+from launcher.plan.study import BANKED, SCALED, SEMANTICS
+from launcher.study.opening import open_ledger, plan_study, recorded, recorded_study
+from launcher.study.stages import InterruptedStudyError
+from proxies.core import canon
+from proxies.core.checks import SpecError
+from proxies.core.shape import Shape
+from proxies.core.spec import Numerics
+from proxies.training.calibration import Probe
+from sweeps.run.pool import Report
+from sweeps.store import chain
+from sweeps.store.errors import PlanChanged, RunsFail
+from sweeps.store.ledger import CALIBRATION, LEDGER_NAME, Ledger
 
 AUTO = '[proxy]\nnum_slots = "auto"\n[ladder]\nnum_slots = "auto"\n'
 SHORT = "[transfer]\ndurations = []\nhyperparameters = {}\nmax_extensions = 0\ncontrol_widths = []\n"
@@ -282,7 +282,7 @@ def test_it_is_told_by_status_and_report_and_resumed_as_it_was(whole, monkeypatc
     assert code == 0
     assert "calibration (" in out and " at width 8" in out
     assert "How runs compute" in (folder / "study" / "report.html").read_text()
-    monkeypatch.setattr("proxies.calibration.measure", lambda *a, **b: pytest.fail("measured again"))
+    monkeypatch.setattr("proxies.training.calibration.measure", lambda *a, **b: pytest.fail("measured again"))
     before = Ledger.read(folder / "study").records()
     code, again = ask("run", folder / "plan.toml", "--study", folder / "study")
     assert code == 0

@@ -13,16 +13,16 @@ from care_case import POLICY, curve, events
 from care_ranks import SLOW_SECONDS, Flipping, Ruler
 from main_run import QUIET_TORCH, tiny_decision
 
-from launcher import chronicle, metrics, rollback
-from launcher.care import hooks_of
-from launcher.launch_file import write_launch
-from launcher.policy import Monitoring
-from launcher.replay import ANOTHER_ORDER, NOISE_FACTOR, Replay, difference, fingerprint
-from launcher.telemetry import Machines, layer_of
-from launcher.trainer import Options, run
-from launcher.training import Trainer
-from proxies.model import Decoder, Multipliers, token_loss
-from proxies.shape import Shape
+from launcher.base import chronicle, metrics
+from launcher.base.policy import Monitoring
+from launcher.frozen.launch_file import write_launch
+from launcher.trainer import rollback
+from launcher.trainer.rank import Options, run
+from launcher.trainer.replay import ANOTHER_ORDER, NOISE_FACTOR, Replay, difference, fingerprint
+from launcher.trainer.telemetry import Machines, layer_of
+from launcher.trainer.training import Trainer, hooks_of
+from proxies.core.shape import Shape
+from proxies.model.decoder import Decoder, Multipliers, token_loss
 
 pytestmark = QUIET_TORCH
 

@@ -9,14 +9,14 @@ import pytest
 from care_case import POLICY
 from main_run import tiny_decision, write_corpus
 
-from launcher.exporters import native
+from launcher.base.policy import Monitoring
 from launcher.exporters.fidelity import MODULES, judged
 from launcher.exporters.foreign import JUDGEMENTS
-from launcher.plan_file import load_plan
-from launcher.plan_writing import commented_plan
-from launcher.policy import Monitoring
-from launcher.presets import PRESETS
-from launcher.report_decision import _on_a_spike
+from launcher.exporters.trainers import native
+from launcher.plan.file import load_plan
+from launcher.plan.presets import PRESETS
+from launcher.plan.writing import commented_plan
+from launcher.report.decision import _on_a_spike
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def careful(tmp_path_factory):
 
 @pytest.mark.parametrize("trainer", sorted(MODULES.keys() - {"native"}))
 def test_every_export_tells_of_every_field(careful, trainer):
-    module = importlib.import_module(f"launcher.exporters.{MODULES[trainer]}")
+    module = importlib.import_module(f"launcher.exporters.trainers.{MODULES[trainer]}")
     entries = {entry.field: entry for entry in judged(careful, JUDGEMENTS | module._JUDGEMENTS)}
     for field in ("spikes.max_rollbacks", "monitoring.replay_every_steps", "compiled"):
         assert entries[field].verdict == "equivalent" and entries[field].note

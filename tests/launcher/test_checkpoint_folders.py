@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher import chronicle
-from launcher.checkpoint_folders import Refused, complete_folders, tell
+from launcher.base import chronicle
+from launcher.base.checkpoint_folders import Refused, complete_folders, tell
 
 DIGEST = "a1" * 32
 ROTTEN = Refused(step=8, text="checkpoint step-00000008 is corrupt", corrupt=True)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from launcher.checkpoint_index import INDEX, IndexRefusedError, check_index
-from launcher.checkpoints import read_tensors, staged
+from launcher.trainer.checkpoint_index import INDEX, IndexRefusedError, check_index
+from launcher.trainer.checkpoints import read_tensors, staged
 
 
 def trained(num_layers=2):

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import checkpoints, chronicle
-from launcher.checkpoint_folders import expected
-from launcher.checkpoints import (
+from launcher.base import chronicle
+from launcher.base.checkpoint_folders import expected
+from launcher.trainer import checkpoints
+from launcher.trainer.checkpoints import (
     CheckpointError,
     CorruptError,
     Manifest,
@@ -22,7 +23,7 @@ from launcher.checkpoints import (
     manifest_of,
     newest_good,
 )  # fmt: skip
-from proxies import canon
+from proxies.core import canon
 
 DIGEST = "d" * 64
 

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 from planted_machine import Machine
 
-from launcher.calibration_records import Asked, Work
-from launcher.choosing import Bench, choose
-from proxies import canon
-from proxies.shape import Shape
-from proxies.spec import Numerics
+from launcher.calibration.choosing import Bench, choose
+from launcher.plan.calibration_records import Asked, Work
+from proxies.core import canon
+from proxies.core.shape import Shape
+from proxies.core.spec import Numerics
 
 SHAPE = Shape(
     num_layers=1, width=16, num_heads=2, num_kv_heads=2, ffn_width=32, vocab_size=64, seq_len=16, family="llama"
@@ -168,8 +168,8 @@ def test_noise_seldom_decides():
 
 def test_a_choice_without_its_margin_would_flip(monkeypatch):
     """The mutant: the median alone, no margin."""
-    monkeypatch.setattr("launcher.choosing.MARGIN", 0.0)
-    monkeypatch.setattr("launcher.choosing.surely", lambda ratios: sorted(ratios)[len(ratios) // 2])
+    monkeypatch.setattr("launcher.calibration.choosing.MARGIN", 0.0)
+    monkeypatch.setattr("launcher.calibration.choosing.surely", lambda ratios: sorted(ratios)[len(ratios) // 2])
     alike = [chosen(Machine(lambda mode: 10.0, noise=0.15, seed=seed)).chosen.num_slots for seed in range(100)]
     assert sum(slots > 1 for slots in alike) > 10
 

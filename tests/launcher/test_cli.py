@@ -9,20 +9,21 @@ import click
 import pytest
 from tiny_study import ask, forerun, write_corpus
 
-from launcher import checking, cli, demo
-from launcher.checkpoints import CorruptError
-from launcher.cli import exit_code_of, main, message_of
-from launcher.decide import StageMissingError
-from launcher.frozen import FrozenError, TamperedError
-from launcher.plan_file import PlanError
-from launcher.stages import InterruptedStudyError
-from launcher.study import NoFinishedTrialError
+from launcher.cli import cli, demo
+from launcher.cli.cli import exit_code_of, main, message_of
+from launcher.frozen.frozen import FrozenError, TamperedError
+from launcher.plan.file import PlanError
+from launcher.plan.study import NoFinishedTrialError
+from launcher.study import checking
+from launcher.study.decide import StageMissingError
+from launcher.study.stages import InterruptedStudyError
+from launcher.trainer.checkpoints import CorruptError
 from launcher.verbs import freeze
-from proxies.checks import SpecError
+from proxies.core.checks import SpecError
 from proxies.data.tokens import CorruptCorpusError, DataError
-from scaling_fits import law
 from scaling_fits.fit_file import FitTamperedError
-from sweeps import errors
+from scaling_fits.laws import law
+from sweeps.store import errors
 
 CODES = [
     (KeyboardInterrupt(), 130),
@@ -110,7 +111,7 @@ def test_an_ask_to_end_is_an_interruption(name):
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
     )
     code = (
-        f"{as_from_a_terminal}from launcher import cli\n"
+        f"{as_from_a_terminal}from launcher.cli import cli\n"
         f"cli.cli.main = lambda **_: exec({verb!r})\ncli.main(['verify', 'x', '--json'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.host import HostFactory
-from launcher.stages import bank_key
-from proxies import canon
-from sweeps.drive import drive
-from sweeps.ledger import Ledger
-from sweeps.pool import Advance, InlinePool
-from sweeps.source import StaticSource
+from launcher.study.stages import bank_key
+from launcher.workers.host import HostFactory
+from proxies.core import canon
+from sweeps.run.drive import drive
+from sweeps.run.pool import Advance, InlinePool
+from sweeps.search.source import StaticSource
+from sweeps.store.ledger import Ledger
 
 _spec = importlib.util.spec_from_file_location("cases", Path(__file__).parents[1] / "proxies" / "command_cases.py")
 cases = importlib.util.module_from_spec(_spec)
@@ -88,7 +88,7 @@ def test_the_users_own_python_path_reaches_the_command(factory, monkeypatch):
     made = pickle.dumps(dataclasses.replace(factory, python_path=os.environ["PYTHONPATH"]))
     code = (
         f"import json, pickle, sys; sys.path[:0] = {sys.path!r}; host = pickle.loads({made!r})(); done = ()\n"
-        "from sweeps.pool import Advance\n"
+        "from sweeps.run.pool import Advance\n"
         "admit = ((0, json.load(sys.stdin)),)\n"
         "while not done:\n"
         "    done = host.advance(Advance(bank_key='a', num_slots=1, admit=admit, max_steps=50)).finished\n"
@@ -103,7 +103,7 @@ def test_the_users_own_python_path_reaches_the_command(factory, monkeypatch):
 @pytest.mark.slow
 def test_a_worker_of_rays_is_killed_with_all_it_ran(factory):
     """Ray kills a worker's children, but not theirs: the keeper must be none of them."""
-    from sweeps.pool_ray import RayPool
+    from sweeps.ray.pool import RayPool
 
     code = "child = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
     trainer(factory, code + "open('up', 'w').write(str(child.pid))\ntime.sleep(300)")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tiny_study import forerun
 
-from launcher import cli
-from launcher.verbs.completion import SHELLS
+from launcher.cli import cli
+from launcher.verbs.doctor import SHELLS
 
 DIGEST = "3f2a" + "0" * 60
 HEAVY = {"torch", "ray", "optuna", "wandb", "mup", "matplotlib", "scipy", "pydantic", "pyarrow", "rich"}
@@ -111,7 +111,7 @@ def test_bash_itself_completes(folder):
 def test_no_help_and_no_key_press_loads_anything_heavy():
     """Every verb's own module, in one fresh interpreter; and the processor time of one whole answer."""
     code = (
-        "import sys, click\nfrom launcher import cli\n"
+        "import sys, click\nfrom launcher.cli import cli\n"
         "for verb in cli._VERBS:\n    cli.cli.get_command(None, verb).get_help(click.Context(cli.cli))\n"
         "    print(verb, *{name.split('.')[0] for name in sys.modules})"
     )

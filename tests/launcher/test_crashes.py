@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.crashes import ADVICE, CAUSES, EXIT_CODES, WORDS, crash_of, end_of
+from launcher.supervisor.crashes import ADVICE, CAUSES, EXIT_CODES, WORDS, crash_of, end_of
 
 CHILD_FAILED = """
 E1122 02:00:00.1 torch/distributed/elastic/multiprocessing/api.py:871] failed (exitcode: {code}) local_rank: 1 (pid: 5)

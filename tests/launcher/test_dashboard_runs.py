@@ -12,16 +12,16 @@ from main_run import tiny_decision
 from tiny_study import replay
 from wandb_case import small_study
 
-from launcher import metrics
-from launcher.dashboard_charts import charts
-from launcher.dashboard_events import write_events
-from launcher.dashboard_record import Wanted, record_of, study_id
-from launcher.dashboard_runs import band_at, main_runs, proxy_runs, stages_of
-from launcher.launch_file import write_launch
-from proxies import canon
+from launcher.base import metrics
+from launcher.dashboards.charts import charts
+from launcher.dashboards.events import write_events
+from launcher.dashboards.record import Wanted, record_of, study_id
+from launcher.dashboards.runs import band_at, main_runs, proxy_runs, stages_of
+from launcher.frozen.launch_file import write_launch
+from proxies.core import canon
+from proxies.core.schedule import Schedule
 from proxies.external.event_files import EventFile
-from proxies.schedule import Schedule
-from sweeps.curves import curve_path, load_curve
+from sweeps.store.curves import curve_path, load_curve
 
 HISTORY = {"step", "tokens", "train_loss_nats", "grad_norm", "validation_loss_nats"}
 

@@ -11,11 +11,12 @@ import pytest
 from tiny_study import ask
 from wandb_case import DIGEST, RUN_ID, STUDY, Server, small_run, small_study
 
-from launcher import dashboard_study, dashboards
-from launcher.dashboard_study import Told
-from launcher.dashboards import Place, log_runs, send_runs, upload_runs
-from launcher.wandb_calls import DashboardError
-from launcher.wandb_process import _lacks
+from launcher.base.wandb_calls import DashboardError
+from launcher.dashboards import dashboards
+from launcher.dashboards import study as dashboard_study
+from launcher.dashboards.dashboards import Place, log_runs, send_runs, upload_runs
+from launcher.dashboards.study import Told
+from launcher.dashboards.wandb_process import _lacks
 
 KEY = "5ec7e7" * 6 + "0000"
 FIRST = f"{1:016x}"

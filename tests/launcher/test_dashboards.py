@@ -18,20 +18,22 @@ from example_report import finished_body
 from tiny_study import ask, forerun
 from wandb_case import RUN_ID, Server, log_one, media, read_run, small_record, small_study
 
-from launcher import dashboard_study, figures, figures_fits, wandb_calls
-from launcher.dashboard_events import Shown
-from launcher.dashboard_index import alone, home_of, is_there, read_index
-from launcher.dashboard_pictures import pictures
-from launcher.dashboard_record import Wanted, record_of
-from launcher.dashboard_runs import proxy_runs
-from launcher.dashboard_study import Told
-from launcher.dashboards import Place, log_runs, send_runs
-from launcher.opening import recorded_study
-from launcher.report_page import whole_page
+from launcher.base import wandb_calls
+from launcher.base.wandb_calls import DashboardError
+from launcher.dashboards import study as dashboard_study
+from launcher.dashboards.dashboards import Place, log_runs, send_runs
+from launcher.dashboards.events import Shown
+from launcher.dashboards.index import alone, home_of, is_there, read_index
+from launcher.dashboards.record import Wanted, pictures, record_of
+from launcher.dashboards.runs import proxy_runs
+from launcher.dashboards.study import Told
+from launcher.figures import figures
+from launcher.figures import fits as figures_fits
+from launcher.report.page import whole_page
+from launcher.study.opening import recorded_study
 from launcher.verbs import dashboards as verb
-from launcher.wandb_calls import DashboardError
-from proxies import canon
-from sweeps.ledger import Ledger
+from proxies.core import canon
+from sweeps.store.ledger import Ledger
 
 HERE = Path(__file__).parent
 KEY = "5ec7e7" * 6 + "0000"
@@ -39,8 +41,8 @@ SCRIPT = """
 import sys; sys.path[:0] = [{here!r}, {root!r}]
 from pathlib import Path
 from wandb_case import log_one, small_record, small_run, small_study
-from launcher.dashboards import log_runs
-from launcher.dashboard_events import write_events
+from launcher.dashboards.dashboards import log_runs
+from launcher.dashboards.events import write_events
 {before}
 print({what})
 """
@@ -396,8 +398,8 @@ def test_a_study_at_work_is_followed_to_its_end_through_failures(finished, small
 
     monkeypatch.setattr(verb, "FOLLOW_SECONDS", 0.0)
     monkeypatch.setattr(verb, "IDLE_PER_PASS", 0.0)
-    monkeypatch.setattr("launcher.now.now_body", lambda *_: {"at_work": at_work[len(passes)]})
-    monkeypatch.setattr("launcher.dashboard_events.write_events", fails_once)
+    monkeypatch.setattr("launcher.views.now.now_body", lambda *_: {"at_work": at_work[len(passes)]})
+    monkeypatch.setattr("launcher.dashboards.events.write_events", fails_once)
     where = ("--mode", "disabled", "--tensorboard", "events")
     code, out, err = forerun("dashboards", finished / "study", "--follow", *where)
     assert code == 0 and len(passes) == 4 and "4 written now" in out

@@ -112,7 +112,7 @@ def test_the_suffixes_are_those_of_the_readers():
 
 def test_progress_says_the_time_left(capsys, monkeypatch):
     clock = iter([0.0, 0.0, 20.0, 40.0])
-    monkeypatch.setattr("launcher.talk.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("launcher.base.talk.time.monotonic", lambda: next(clock))
     tell = data._Teller()
     for done in (0, 250, 500):
         tell(Progress(bytes_read=done, total_bytes=1000, num_documents=done, num_tokens=7 * done))

@@ -6,15 +6,15 @@ import pytest
 from planted_ladders import CHINCHILLA, ladder
 from tiny_study import ask, replay
 
-from launcher import decide
-from launcher.arms import base_sizes
-from launcher.evidence import decision_of, gather
-from launcher.transferred import StageMissingError, searched, transferred
+from launcher.answers.asked import Asked, checked
+from launcher.experiments.arms import base_sizes
+from launcher.experiments.transferred import StageMissingError, searched, transferred
+from launcher.study import decide
+from launcher.study.evidence import decision_of, gather
 from launcher.verbs.allocate import allocation_body
-from launcher.verbs.asked import Asked, checked
 from scaling_fits.allocation.allocate import allocate
-from scaling_fits.uncertainty import fit_runs
-from sweeps.ledger import Ledger
+from scaling_fits.forecast.uncertainty import fit_runs
+from sweeps.store.ledger import Ledger
 
 
 def test_the_choice_spends_the_budget_on_a_whole_shape(study, found):

@@ -14,11 +14,11 @@ import pytest
 from scripted_job import ENDING_SIGNALS, signal_once_there
 from tiny_study import PLAN, ask
 
-from launcher import cli, demo
-from launcher.demo import DemoError, run_demo
-from launcher.plan import Plan
-from launcher.plan_file import load_plan
-from launcher.plan_writing import commented_plan
+from launcher.cli import cli, demo
+from launcher.cli.demo import DemoError, run_demo
+from launcher.plan.file import load_plan
+from launcher.plan.plan import Plan
+from launcher.plan.writing import commented_plan
 
 DIGEST = "f" * 64
 
@@ -146,7 +146,9 @@ def test_a_signal_just_before_a_step_begins_is_passed_on_too(monkeypatch, slow_s
 
 
 def test_a_demo_that_is_killed_leaves_no_step_behind(tmp_path, slow_step):
-    code = "import sys, types; from launcher import demo\ndemo.sys = types.SimpleNamespace(executable=sys.argv[1])\n"
+    code = (
+        "import sys, types; from launcher.cli import demo\ndemo.sys = types.SimpleNamespace(executable=sys.argv[1])\n"
+    )
     code += "demo._call('run')"
     job = subprocess.Popen([sys.executable, "-c", code, str(slow_step)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 30

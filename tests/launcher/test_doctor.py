@@ -17,7 +17,8 @@ from launcher.doctor.names import HOME, ROOMS, NameFacts, judge_names
 from launcher.doctor.network import NetworkFacts, judge_network
 from launcher.doctor.planned import PlanFacts, judge_plan
 from launcher.doctor.versions import Library, judge_library, judge_python
-from sweeps import ray_own, ray_start
+from sweeps.ray import own as ray_own
+from sweeps.ray import start as ray_start
 
 ROOT = Path(__file__).parents[2]
 GB = 10**9

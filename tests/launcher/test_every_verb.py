@@ -7,8 +7,8 @@ import click
 import pytest
 from tiny_study import ask, forerun
 
-from launcher import cli
-from launcher.verbs.completion import SHELLS
+from launcher.cli import cli
+from launcher.verbs.doctor import SHELLS
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {verb: cli.cli.get_command(click.Context(cli.cli), verb) for verb in cli._VERBS}
@@ -79,6 +79,6 @@ def test_exit_codes_are_written_down_as_they_are():
 def test_the_page_of_the_command_line_names_every_verb_and_shell():
     page = (ROOT / "docs" / "command-line.md").read_text()
     told = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.M))
-    assert told == {verb: text for verb, (_, text) in cli._VERBS.items()}, "as launcher/cli.py lists them"
+    assert told == {verb: text for verb, (_, text) in cli._VERBS.items()}, "as launcher/cli/cli.py lists them"
     assert list(told) == list(cli._VERBS)
     assert all(line in page for line in SHELLS.values())

@@ -7,17 +7,17 @@ import json
 import pytest
 from tiny_study import ask, replay
 
-from launcher import metrics
-from launcher.evidence import decision_of, gather
-from launcher.gates import Gate
-from launcher.logbook import write_logbook
-from launcher.opening import recorded_study
-from launcher.report_body import accepted, main_run, report_body
-from proxies import canon
-from scaling_fits.law import CannotTellError
-from sweeps.curves import curve_path
-from sweeps.errors import CurveCorrupt
-from sweeps.ledger import Ledger
+from launcher.base import metrics
+from launcher.logbook.logbook import write_logbook
+from launcher.report.body import accepted, main_run, report_body
+from launcher.study.evidence import decision_of, gather
+from launcher.study.gates import Gate
+from launcher.study.opening import recorded_study
+from proxies.core import canon
+from scaling_fits.laws.law import CannotTellError
+from sweeps.store.curves import curve_path
+from sweeps.store.errors import CurveCorrupt
+from sweeps.store.ledger import Ledger
 
 
 @pytest.fixture(scope="module")

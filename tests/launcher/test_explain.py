@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 from tiny_study import ask, forerun
 
-from launcher import sources
-from proxies.parametrization import forward_numbers, parameter_table
-from proxies.rules import CHOICES, NAMES, named
-from proxies.schedule import Schedule
-from proxies.shape import Family, Shape
-from proxies.spec import Hparams, Numerics, RunSpec
+from launcher.plan import sources
+from proxies.core.rules import CHOICES, NAMES, named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Family, Shape
+from proxies.core.spec import Hparams, Numerics, RunSpec
+from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 SHAPE = "layers=24,width=2048,heads=16,kv_heads=16,ffn=5504,vocab=50304,seq_len=2048"
 BIG = Shape(num_layers=24, width=2048, num_heads=16, num_kv_heads=16, ffn_width=5504, vocab_size=50304, seq_len=2048)
@@ -178,7 +178,7 @@ def test_every_choice_and_answer_has_its_source():
 
 def test_the_list_and_the_help_load_nothing_heavy():
     script = (
-        "import sys\nfrom launcher.cli import main\n"
+        "import sys\nfrom launcher.cli.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
         "print([name for name in ('torch', 'mup', 'ray', 'scipy') if name in sys.modules], file=sys.stderr)\n"
     )

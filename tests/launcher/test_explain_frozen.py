@@ -15,22 +15,22 @@ import pytest
 from export_case import leaf_fields, wide_decision
 from tiny_study import ask, forerun
 
-from launcher import evidence
-from launcher.attestations import attest, read_attestation
-from launcher.cli import cli
+from launcher.cli.cli import cli
 from launcher.explaining import explainers, leaves
 from launcher.explaining.known import at, known_of
 from launcher.explaining.provenance import plan_record
 from launcher.explaining.record import Explained
 from launcher.explaining.text import block, table_text
-from launcher.frozen import Decision
-from launcher.gates import Gate
-from launcher.launch_file import read_launch, write_launch
-from launcher.opening import recorded_study
-from launcher.plan_file import override
-from proxies.rules import named
-from proxies.schedule import Schedule
-from sweeps.ledger import Ledger
+from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.frozen import Decision
+from launcher.frozen.launch_file import read_launch, write_launch
+from launcher.plan.file import override
+from launcher.study import evidence
+from launcher.study.gates import Gate
+from launcher.study.opening import recorded_study
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from sweeps.store.ledger import Ledger
 
 OUTCOMES = {"coordinates": "failed", "transfer": "cannot_tell", "fit": "passed", "data": "passed"}
 
@@ -161,7 +161,7 @@ def test_every_command_that_is_named_is_one(told):
 
 
 def recorded_plan():
-    from launcher.plan import Plan
+    from launcher.plan.plan import Plan
 
     return Plan()
 
@@ -440,7 +440,7 @@ def test_a_config_and_a_parametrization_are_two_questions(config):
 
 def test_it_loads_nothing_heavy(config):
     script = (
-        "import sys\nfrom launcher.cli import main\n"
+        "import sys\nfrom launcher.cli.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit as stop:\n    assert not stop.code\n"
         "print([name for name in ('torch', 'mup', 'ray', 'scipy', 'numpy') if name in sys.modules], file=sys.stderr)\n"
     )

@@ -3,12 +3,12 @@
 from kill_case import frozen_digest
 from tiny_study import ask, forerun, replay
 
-from launcher.evidence import gather
-from launcher.failed_runs import GATE, failed_gates
-from proxies import canon
-from proxies.spec import Run
-from sweeps.ledger import Ledger
-from sweeps.losses import failed_result
+from launcher.study.evidence import gather
+from launcher.study.failed_runs import GATE, failed_gates
+from proxies.core import canon
+from proxies.core.spec import Run
+from sweeps.run.losses import failed_result
+from sweeps.store.ledger import Ledger
 
 
 def test_a_failed_run_is_named_before_verdicts_and_closes_a_gate(finished, tmp_path):

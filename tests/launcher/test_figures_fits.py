@@ -10,7 +10,7 @@ from example_report import finished_body
 from matplotlib.axes import Axes
 from test_figures_transfer import LETTER, texts
 
-from launcher import figures_fits
+from launcher.figures import fits as figures_fits
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 from example_report import finished_body
 from odd_transfer import NAMES, odd_body
 
-from launcher import figures_cost, figures_transfer
+from launcher.figures import cost as figures_cost
+from launcher.figures import transfer as figures_transfer
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.exporters import files
 from launcher.exporters.foreign import by_layer
+from launcher.frozen import files
 
 
 def launched(tmp_path, num_ranks, **env):

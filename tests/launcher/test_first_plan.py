@@ -8,10 +8,10 @@ import jsonschema
 import pytest
 from tiny_study import ask, forerun, write_corpus, write_plan
 
-from launcher.plan import Plan
-from launcher.plan_file import load_plan
-from launcher.plan_writing import SCHEMA_LINE, commented_plan, plan_schema
-from launcher.presets import PRESETS
+from launcher.plan.file import load_plan
+from launcher.plan.plan import Plan
+from launcher.plan.presets import PRESETS
+from launcher.plan.writing import SCHEMA_LINE, commented_plan, plan_schema
 
 ON_GPUS = [name for name, preset in PRESETS.items() if preset.gpu]
 COSTS_USD = {"gpu-24gb": None, "8xh100": (2500, 6000), "slurm": (20_000, 45_000)}

@@ -10,13 +10,13 @@ import pytest
 from example_report import BUDGET_FLOPS, DATA_ID
 from main_run import spec_of
 
-from launcher import fit_view
-from launcher.report import page
-from launcher.report_body import report_body
-from proxies import canon
+from launcher.report.body import report_body
+from launcher.report.report import page
+from launcher.views import fit as fit_view
+from proxies.core import canon
 from scaling_fits.allocation import next_rungs
-from scaling_fits.table import from_columns
-from scaling_fits.uncertainty import fit_runs, predict
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws.table import from_columns
 
 TRUTH = {"E": 1.3, "A": 40.0, "B": 120.0, "alpha": 0.35, "beta": 0.4}
 STUDY = SimpleNamespace(base_shape=spec_of(DATA_ID).shape)

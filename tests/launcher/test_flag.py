@@ -6,11 +6,11 @@ import sys
 import threading
 import time
 
-from launcher.flag import Flag
+from launcher.base.flag import Flag
 
 STORM = """
 import os, signal, sys, threading
-from launcher.flag import Flag
+from launcher.base.flag import Flag
 flag = {"flag": Flag, "event": threading.Event}[sys.argv[1]]()
 taken = set()
 def again(frame, event, arg):  # at every line that the first handler runs, wherever it is, the signal comes once more

@@ -3,7 +3,7 @@
 import pytest
 from tiny_study import ask, forerun
 
-from sweeps.ledger import Ledger
+from sweeps.store.ledger import Ledger
 
 
 def test_the_same_question_costs_nothing_and_decides_the_same(finished, tmp_path):

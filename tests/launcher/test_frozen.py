@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from main_run import spec_of, tiny_decision, write_corpus
 
-from launcher.attestations import attest, read_attestation
-from launcher.frozen import (
+from launcher.base.policy import Checkpointing
+from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.frozen import (
     SCHEMA_VERSION,
     FrozenError,
     Parallelism,
@@ -21,15 +22,14 @@ from launcher.frozen import (
     groups_of,
     learning_rate_of,
 )
-from launcher.launch_file import read_launch, write_launch
-from launcher.policy import Checkpointing
-from proxies import canon
-from proxies.checks import SpecError
-from proxies.parametrization import parameter_table
-from proxies.rules import named
-from proxies.schedule import Schedule, lr_multiplier
-from proxies.shape import Shape
-from proxies.spec import Hparams
+from launcher.frozen.launch_file import read_launch, write_launch
+from proxies.core import canon
+from proxies.core.checks import SpecError
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule, lr_multiplier
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams
+from proxies.parametrization.parametrization import parameter_table
 
 GOLDENS = Path(__file__).parent / "goldens"
 

@@ -7,12 +7,12 @@ import shutil
 import pytest
 from main_run import tiny_decision, write_corpus
 
-from launcher import frozen_folder
-from launcher.attestations import attest
-from launcher.frozen import FrozenError, TamperedError
-from launcher.frozen_folder import ATTESTED, look_through, write_frozen
-from launcher.launch_file import read_launch
-from proxies import canon
+from launcher.frozen import frozen_folder
+from launcher.frozen.attestations import attest
+from launcher.frozen.frozen import FrozenError, TamperedError
+from launcher.frozen.frozen_folder import ATTESTED, look_through, write_frozen
+from launcher.frozen.launch_file import read_launch
+from proxies.core import canon
 
 BODIES = {kind: {"of": kind} for kind in ATTESTED}
 EXPORT = {"trainer": "native", "version": "1", "out": "exports/native"}

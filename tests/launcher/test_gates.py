@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher import gates
-from scaling_fits.conclusive import FARTHEST_REACH
+from launcher.study import gates
+from scaling_fits.forecast.conclusive import FARTHEST_REACH
 
 LAYER = {"layer": "lm_head", "role": "readout", "slope": -0.83, "interval": [-1.0, -0.7], "expected": [0.0, 0.0],
          "cause": "too small", "outcome": "vanishes"}  # fmt: skip

@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from launcher import gpu_health
+from launcher.trainer import gpu_health
 
 DEVICE = torch.device("cuda", 1)
 NOTHING = {"temperature_celsius": None, "num_ecc_errors": None, "num_link_errors": None}

@@ -8,11 +8,11 @@ import pytest
 import torch
 from main_run import spec_of, write_corpus
 
-from launcher import gpu_share
-from launcher.host import Host, HostFactory
-from proxies import canon
-from sweeps.causes import classify
-from sweeps.pool import Advance
+from launcher.base import gpu_share
+from launcher.workers.host import Host, HostFactory
+from proxies.core import canon
+from sweeps.run.causes import classify
+from sweeps.run.pool import Advance
 
 TOTAL_BYTES = 80 * 2**30
 
@@ -44,7 +44,7 @@ def test_before_the_engine_takes_any(tmp_path, told, monkeypatch, share, times):
         assert len(told) == times
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr("proxies.solo.Solo", engine)
+    monkeypatch.setattr("proxies.training.solo.Solo", engine)
     host = HostFactory(study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"), gpu_share=share)()
     assert isinstance(host, Host)
     call = Advance(bank_key="", num_slots=1, admit=((0, canon.to_json(spec)),), max_steps=1)
@@ -62,7 +62,7 @@ def test_nothing_on_a_cpu(monkeypatch):
 def test_a_real_gpu_keeps_a_worker_to_its_share():
     script = """
 import torch
-from launcher.gpu_share import cap_memory
+from launcher.base.gpu_share import cap_memory
 cap_memory(0.25)
 total = torch.cuda.get_device_properties(0).total_memory
 kept = torch.empty(int(0.2 * total), dtype=torch.uint8, device="cuda")

@@ -6,11 +6,11 @@ import math
 import pytest
 from tiny_study import plan_with, write_corpus
 
-from launcher.arms import Sizes, axis_sizes, base_sizes, base_value, run_at, wanted_tests
-from launcher.grids import Setting, judged, learning_rate_test, other_test
-from launcher.opening import plan_study
-from proxies.rules import named
-from proxies.spec import RunResult
+from launcher.experiments.arms import Sizes, axis_sizes, base_sizes, base_value, run_at, wanted_tests
+from launcher.experiments.grids import Setting, judged, learning_rate_test, other_test
+from launcher.study.opening import plan_study
+from proxies.core.rules import named
+from proxies.core.spec import RunResult
 from transfer.question import to_log2
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from main_run import spec_of
 
-from launcher import history
-from launcher.history import Concluded
-from proxies import canon
-from proxies.flops import count_params
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.spec import Curve
-from scaling_fits.table import from_columns
-from scaling_fits.track_record import interval_scale
-from scaling_fits.uncertainty import fit_runs, predict
-from sweeps.ledger import Ledger
+from launcher.study import history
+from launcher.study.history import Concluded
+from proxies.core import canon
+from proxies.core.flops import count_params
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.spec import Curve
+from scaling_fits.forecast.track_record import interval_scale
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws.table import from_columns
+from sweeps.store.ledger import Ledger
 
 SPEC = spec_of("d" * 64)
 

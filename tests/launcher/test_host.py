@@ -11,13 +11,13 @@ import pytest
 import torch
 from main_run import spec_of, write_corpus
 
-from launcher.host import Host, HostFactory
-from launcher.stages import bank_key
-from proxies import canon
+from launcher.study.stages import bank_key
+from launcher.workers.host import Host, HostFactory
+from proxies.core import canon
+from proxies.core.spec import Curve, Numerics, RunResult
 from proxies.data.tokens import CorruptCorpusError
 from proxies.external.factory import load
-from proxies.spec import Curve, Numerics, RunResult
-from sweeps.pool import Advance, carry_out
+from sweeps.run.pool import Advance, carry_out
 
 
 def call(spec, admit=(), max_steps=50, **options):
@@ -69,7 +69,7 @@ def test_what_was_held_is_free_before_the_next_bank_takes_its_own(study, ledger,
     )  # fmt: skip
     host, opened, found = HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))(), Host._open, []
     given_back = []
-    monkeypatch.setattr("launcher.host.give_back_memory", lambda: given_back.append(held() is None))
+    monkeypatch.setattr("launcher.workers.host.give_back_memory", lambda: given_back.append(held() is None))
     gc.collect()
     gc.disable()
     try:
@@ -217,7 +217,7 @@ def test_too_little_memory_and_bad_data_are_told_apart(tmp_path, monkeypatch):
         def fail(*arguments):
             raise error
 
-        monkeypatch.setattr("proxies.solo.Solo.advance", fail)
+        monkeypatch.setattr("proxies.training.solo.Solo.advance", fail)
         return carry_out(0, call(spec, [(0, canon.to_json(spec))]), factory)
 
     allocator = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
@@ -231,7 +231,7 @@ def test_too_little_memory_and_bad_data_are_told_apart(tmp_path, monkeypatch):
 def test_the_factory_travels_without_torch():
     """It is unpickled in the driver's and the worker's process; only the worker's first call needs torch."""
     code = (
-        "import pickle, sys; from launcher.host import HostFactory; "
+        "import pickle, sys; from launcher.workers.host import HostFactory; "
         "pickle.loads(pickle.dumps(HostFactory(study_dir='s', corpus='c')))(); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,16 +14,16 @@ import torch
 from export_case import SHAPE, wide_decision, wide_spec
 from huggingface_case import pieces
 
-from launcher import frozen
-from launcher.exporters import huggingface
 from launcher.exporters.fidelity import ExportError
 from launcher.exporters.proof import PROVE_FILE
-from launcher.frozen import Decision, Parallelism
+from launcher.exporters.trainers import huggingface
+from launcher.frozen import frozen
+from launcher.frozen.frozen import Decision, Parallelism
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.data.tokens import TokenStore
-from proxies.model import parameter_shapes
-from proxies.parametrization import initial_tensor, parameter_table
-from proxies.rules import named
-from proxies.schedule import Schedule, lr_multiplier
+from proxies.model.decoder import parameter_shapes
+from proxies.parametrization.parametrization import initial_tensor, parameter_table
 
 
 class Model:
@@ -200,7 +200,7 @@ def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
 
 def test_what_travels_needs_neither_forerun_nor_torch(tmp_path, manifest, corpus):
     huggingface.export(wide_decision(manifest), tmp_path)
-    export_case.assert_travels(tmp_path, corpus, "proxies.data.tokens", "proxies.schedule")
+    export_case.assert_travels(tmp_path, corpus, "proxies.data.tokens", "proxies.core.schedule")
 
 
 def test_the_newest_whole_checkpoint_is_resumed_from(tmp_path, manifest):

@@ -15,11 +15,12 @@ from huggingface_case import PROBE, trained
 from live_case import GROWING_BATCH, LOGITS_TOLERANCE, assert_same_run, first_pass, native, share_apart, tied, varied
 from trainer_venv import in_trainer, interpreter, torchrun
 
-from launcher.exporters import fidelity, huggingface, proof
+from launcher.exporters import fidelity, proof
+from launcher.exporters.trainers import huggingface
 from launcher.exporters.view import TrainerView, compare
-from launcher.frozen import Decision, Parallelism
-from proxies import canon
-from proxies.model import NORM_EPS
+from launcher.frozen.frozen import Decision, Parallelism
+from proxies.core import canon
+from proxies.model.decoder import NORM_EPS
 
 
 @pytest.fixture

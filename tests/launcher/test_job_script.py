@@ -14,9 +14,9 @@ from main_run import tiny_decision
 from slurm_fakes import JOB_ID, await_seen, machine, seen
 from tiny_study import ask, forerun
 
-from launcher import chronicle, metrics
-from launcher.job_script import GRACE_SECONDS, option_problems, sbatch_script
-from launcher.launch_file import write_launch
+from launcher.base import chronicle, metrics
+from launcher.frozen.launch_file import write_launch
+from launcher.supervisor.job_script import GRACE_SECONDS, option_problems, sbatch_script
 
 # srun in this place: options away; the rest runs once for every node, as on machines of their own.
 SRUN = """#!/usr/bin/env bash

@@ -8,9 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from launcher.verbs.judged import judge_table, table_options
+from launcher.answers.judged import judge_table, table_options
 from transfer.question import TransferError
-from transfer.sheet import TableError
+from transfer.tables.sheet import TableError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from kill_case import RAY, Driver, frozen_digest, kill
 from ray_cluster import RayCluster
 
-from sweeps.ledger import Ledger
+from sweeps.store.ledger import Ledger
 
 HOW_IT_ENDS = {
     "worker": 0, "driver": -signal.SIGKILL, "raylet": 2, "gcs_server": 2, "SIGTERM": 130, "SIGINT": 130,

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from launcher import ladder_tilt
-from launcher.gates import Gate, tuned_gate
-from launcher.ladder_tilt import LadderChecks, checks_body, tilt
-from launcher.rung_checks import Excess, RungCheck, Tried
-from launcher.verbs.texts import ladder_text
-from proxies import canon
-from proxies.shape import Shape
-from scaling_fits.table import from_columns
-from scaling_fits.uncertainty import fit_runs, predict
+from launcher.answers.texts import ladder_text
+from launcher.experiments.rung_checks import Excess, RungCheck, Tried
+from launcher.study import ladder_tilt
+from launcher.study.gates import Gate, tuned_gate
+from launcher.study.ladder_tilt import LadderChecks, checks_body, tilt
+from proxies.core import canon
+from proxies.core.shape import Shape
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws.table import from_columns
 
 WIDTHS, STEPS = (32, 48, 64, 96, 128), (150, 400, 1000)
 

@@ -16,14 +16,15 @@ import pytest
 from main_run import tiny_decision
 from scripted_job import HEAD
 
-from launcher import attempt, chronicle, metrics
-from launcher import launch as supervisor
-from launcher.flag import Flag
-from launcher.launch import Nodes, launch, launch_line
-from launcher.launch_file import write_launch
-from launcher.watchdog import Limits
-from sweeps.errors import StudyHeld
-from sweeps.lock import DriverLock
+from launcher.base import chronicle, metrics
+from launcher.base.flag import Flag
+from launcher.base.watchdog import Limits
+from launcher.frozen.launch_file import write_launch
+from launcher.supervisor import attempt
+from launcher.supervisor import launch as supervisor
+from launcher.supervisor.launch import Nodes, launch, launch_line
+from sweeps.store.errors import StudyHeld
+from sweeps.store.lock import DriverLock
 
 
 @pytest.fixture
@@ -407,8 +408,8 @@ def test_the_line_of_several_machines(corpus, tmp_path):
 
 FROZEN_RANK = """
 import sys, time
-from launcher.training import Trainer
-from launcher.trainer import main
+from launcher.trainer.training import Trainer
+from launcher.trainer.rank import main
 class Stuck(Trainer):
     def _update(self, step, *rest):
         if step == 5 and self.rank == 1 and not (self.run_dir / "hung").exists():
@@ -442,7 +443,7 @@ def test_two_machines_that_are_one_train_as_two_ranks_alone(corpus, tmp_path):
     config = write_launch(tmp_path, tiny_decision(corpus, num_ranks=2))
     port = 20000 + os.getpid() % 20000
     code = (
-        "import sys; from pathlib import Path; from launcher.launch import *;"
+        "import sys; from pathlib import Path; from launcher.supervisor.launch import *;"
         "c, d, o = map(Path, sys.argv[1:4]); n = Nodes(num_nodes=2, rank=int(sys.argv[4]), rendezvous=sys.argv[5]);"
         "print(launch(c, d, o, nodes=n).event)"
     )

@@ -17,10 +17,11 @@ from main_run import tiny_decision
 from scripted_job import ENDING_SIGNALS, HEAD, left_behind, signal_once_there
 from tiny_study import ask, forerun
 
-from launcher import chronicle, metrics, mirrors
-from launcher.frozen import Parallelism
-from launcher.frozen_folder import ATTESTED, write_frozen
-from launcher.watchdog import Limits
+from launcher.base import chronicle, metrics
+from launcher.base.watchdog import Limits
+from launcher.dashboards import mirrors
+from launcher.frozen.frozen import Parallelism
+from launcher.frozen.frozen_folder import ATTESTED, write_frozen
 from proxies.external.event_files import EventFile
 
 
@@ -36,7 +37,7 @@ def split(corpus):
 
 def test_a_launch_with_its_windows_and_its_logbook(corpus, tmp_path, monkeypatch):
     line = [sys.executable, "-c", HEAD + "for number in range(1, 13): step(number)\nend()"]
-    monkeypatch.setattr("launcher.launch.torchrun_command", lambda *_, **__: line)
+    monkeypatch.setattr("launcher.supervisor.launch.torchrun_command", lambda *_, **__: line)
     folder = freeze(tmp_path / "study", tiny_decision(corpus))
     windows = ("--wandb", "offline", "--tensorboard", tmp_path / "tb")
     code, body = ask("launch", folder, "--data", corpus, *windows)
@@ -61,7 +62,7 @@ def test_options_arrive(corpus, tmp_path, monkeypatch):
         given.update(kwargs, arguments=arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.launch.launch", start)
+    monkeypatch.setattr("launcher.supervisor.launch.launch", start)
     folder = freeze(tmp_path, tiny_decision(corpus, num_ranks=2))
     more = ("--max-restarts", 7, "--hang-seconds", 90, "--nnodes", 2, "--node-rank", 1, "--rdzv-endpoint", "h:29400")
     assert ask("launch", folder, "--data", corpus, *more)[0] == 130
@@ -116,13 +117,13 @@ def test_an_export_is_chosen_by_name(corpus, tmp_path):
 
 
 def test_a_run_outside_a_study_keeps_no_logbook(corpus, tmp_path, monkeypatch):
-    from launcher.launch import LaunchOutcome
+    from launcher.supervisor.launch import LaunchOutcome
 
     outcome = LaunchOutcome(
         event="failed", exit_code=2, step=3, reason="out of memory after step 3", validation_loss_nats=None,
         num_restarts=1, cause="out_of_memory",
     )  # fmt: skip
-    monkeypatch.setattr("launcher.launch.launch", lambda *_, **__: outcome)
+    monkeypatch.setattr("launcher.supervisor.launch.launch", lambda *_, **__: outcome)
     folder = freeze(tmp_path, tiny_decision(corpus, num_ranks=2)).rename(tmp_path / "config")
     code, body = ask("launch", folder, "--data", corpus, "--out", tmp_path / "out")
     assert (code, body["cause"]) == (2, "out_of_memory")
@@ -172,7 +173,7 @@ def told(corpus, tmp_path, monkeypatch):
 
     def start(script, *options):
         line = [sys.executable, "-c", HEAD + script]
-        monkeypatch.setattr("launcher.launch.torchrun_command", lambda *_, **__: line)
+        monkeypatch.setattr("launcher.supervisor.launch.torchrun_command", lambda *_, **__: line)
         code, body = ask("launch", folder, "--data", corpus, *options)
         assert left_behind(MARKER) == []
         return code, body, folder / "run"
@@ -182,9 +183,11 @@ def told(corpus, tmp_path, monkeypatch):
 
 
 @ENDING_SIGNALS
-@pytest.mark.parametrize(("where", "began"), [("standing.rehearsal_of", False), ("launch._newest_step", True)])
+@pytest.mark.parametrize(
+    ("where", "began"), [("rehearsal.standing.rehearsal_of", False), ("supervisor.launch._newest_step", True)]
+)
 def test_a_signal_before_the_ranks_start(told, monkeypatch, number, where, began):
-    name = f"launcher.rehearsal.{where}" if where.startswith("standing") else f"launcher.{where}"
+    name = f"launcher.{where}"
     module, _, function = name.rpartition(".")
     real = getattr(__import__(module, fromlist=[function]), function)
     monkeypatch.setattr(name, lambda *arguments: (os.kill(os.getpid(), number), real(*arguments))[1])
@@ -222,7 +225,7 @@ def test_a_signal_while_the_windows_finish_cuts_them_short_and_the_answer_comes(
 
 @ENDING_SIGNALS
 def test_a_signal_after_the_run_takes_the_answer_from_nobody(told, monkeypatch, number):
-    from launcher import logbook
+    from launcher.logbook import logbook
 
     real = logbook.write_logbook
     monkeypatch.setattr(logbook, "write_logbook", lambda *given: (os.kill(os.getpid(), number), real(*given))[1])

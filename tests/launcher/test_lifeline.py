@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from launcher.lifeline import group_dies_with_us
+from launcher.base.lifeline import group_dies_with_us
 
 CHILD = """
 import time
-from launcher.lifeline import die_with_parent
+from launcher.base.lifeline import die_with_parent
 die_with_parent()
 print("up", flush=True)
 time.sleep(60)
@@ -53,7 +53,7 @@ def test_a_child_dies_with_its_killed_parent(line):
 GROUP = """
 import subprocess, sys, time
 from contextlib import nullcontext
-from launcher.lifeline import group_dies_with_us
+from launcher.base.lifeline import group_dies_with_us
 # A shell of a session of its own, and what the shell starts.
 child = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], start_new_session=True, stdout=subprocess.PIPE)
 print(int(child.stdout.readline()), flush=True)

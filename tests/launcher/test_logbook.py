@@ -11,11 +11,12 @@ import sys
 import pytest
 from tiny_study import ask, forerun
 
-from launcher import chronicle, logbook
-from launcher.logbook import MOST_SHOWN, add_note, page, plain, write_logbook
-from launcher.logbook_events import Event, events_of
-from sweeps.causes import WORDS
-from sweeps.ledger import Ledger
+from launcher.base import chronicle
+from launcher.logbook import logbook
+from launcher.logbook.events import Event, events_of
+from launcher.logbook.logbook import MOST_SHOWN, add_note, page, plain, write_logbook
+from sweeps.run.causes import WORDS
+from sweeps.store.ledger import Ledger
 
 DIGEST = "a1" * 32
 
@@ -212,7 +213,7 @@ def test_the_first_note_begins_a_page(copied):
 
 
 def test_a_note_checks_the_end_of_the_ledger_and_is_kept_whatever_it_finds(copied, monkeypatch):
-    monkeypatch.setattr("sweeps.glance.MOST_CHECKED", 5)
+    monkeypatch.setattr("sweeps.store.glance.MOST_CHECKED", 5)
     last = Ledger.read(copied).records()[-1].seq
     for seq, code, num_checked in ((2, 0, 5), (last, 5, None)):
         with sqlite3.connect(copied / "ledger.db") as connection:
@@ -250,7 +251,7 @@ def test_the_author_is_whom_the_system_knows(monkeypatch):
     monkeypatch.setenv("LOGNAME", "forged")
     monkeypatch.setenv("USER", "forged")
     assert getpass.getuser() == "forged" and logbook.author() != "forged"
-    code = "import os; os.setuid(54321); from launcher.logbook import author; print(author())"
+    code = "import os; os.setuid(54321); from launcher.logbook.logbook import author; print(author())"
     if os.getuid() == 0:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode != 0 or done.stdout.strip() == "uid 54321"

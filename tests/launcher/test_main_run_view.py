@@ -7,10 +7,10 @@ import pytest
 from example_report import finished_body
 from test_report import text_of, unknown_numbers
 
-from launcher.figures_main_run import BINS_PER_DECADE, binned
-from launcher.frozen import CurvePoint
-from launcher.main_run_view import beside_curve
-from launcher.report import page
+from launcher.figures.main_run import BINS_PER_DECADE, binned
+from launcher.frozen.frozen import CurvePoint
+from launcher.report.main_run import beside_curve
+from launcher.report.report import page
 
 CURVE = tuple(CurvePoint(step=step, loss_nats=3.0, low_nats=2.5, high_nats=3.5) for step in (100, 200, 400))
 

@@ -8,11 +8,11 @@ from test_report import text_of, unknown_numbers
 from tiny_study import ask
 from watched_case import finish, line, loss_at, watched_decision, write_run
 
-from launcher import chronicle, metrics
-from launcher.launch_file import write_launch
-from launcher.main_run_view import beside_curve, main_run_section
-from launcher.main_run_watch import watched
-from proxies import canon
+from launcher.base import chronicle, metrics
+from launcher.frozen.launch_file import write_launch
+from launcher.report.main_run import beside_curve, main_run_section
+from launcher.report.main_run_watch import watched
+from proxies.core import canon
 
 SPIKE_AT, SPIKE_NATS, ROLLED_BACK_AT = 200, 1.5, 320
 

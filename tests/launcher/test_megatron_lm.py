@@ -10,16 +10,16 @@ import torch
 from export_case import assert_refused, judged
 from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for, with_hidden_eps
 
-from launcher import frozen
-from launcher.exporters import megatron_lm
+from launcher.base.policy import Monitoring
 from launcher.exporters.fidelity import MODULES
-from launcher.exporters.megatron_lm_numbers import flags_of, scheduler_of, seen_before
 from launcher.exporters.refused import REFUSED
-from launcher.frozen import Decision, Parallelism
-from launcher.policy import Monitoring
-from proxies.parametrization import initial_tensor, parameter_table
-from proxies.rules import named
-from proxies.schedule import Schedule, lr_table
+from launcher.exporters.trainers import megatron_lm
+from launcher.exporters.trainers.megatron_lm_numbers import flags_of, scheduler_of, seen_before
+from launcher.frozen import frozen
+from launcher.frozen.frozen import Decision, Parallelism
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule, lr_table
+from proxies.parametrization.parametrization import initial_tensor, parameter_table
 
 CONSTANT = Schedule(kind="constant", num_steps=12, warmup_steps=4)
 WSD = Schedule(kind="wsd", num_steps=12, decay_steps=5, final_fraction=0.1)

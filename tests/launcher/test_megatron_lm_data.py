@@ -10,7 +10,7 @@ from main_run import SENTENCE
 from megatron_lm_case import decision_for, spec_for
 from trainer_venv import in_trainer, interpreter
 
-from launcher.exporters import megatron_lm
+from launcher.exporters.trainers import megatron_lm
 from proxies.data import shards
 from proxies.data.corpus import tokenize
 

@@ -12,15 +12,16 @@ import torch
 from megatron_lm_case import MEGATRON_MUP, decision_for, spec_for, with_hidden_eps
 from trainer_venv import in_trainer, interpreter
 
-from launcher.assembly import build_optimizer
-from launcher.exporters import megatron_lm, proof
-from launcher.exporters.megatron_lm_numbers import flags_of, scheduler_of, seen_before
+from launcher.exporters import proof
+from launcher.exporters.trainers import megatron_lm
+from launcher.exporters.trainers.megatron_lm_numbers import flags_of, scheduler_of, seen_before
 from launcher.exporters.view import TOLD, compare, marked
-from launcher.frozen import Parallelism, assign_groups
-from proxies.model import Decoder, Multipliers, token_loss
-from proxies.parametrization import initial_tensor, parameter_table
-from proxies.rules import named
-from proxies.schedule import Schedule, lr_table
+from launcher.frozen.frozen import Parallelism, assign_groups
+from launcher.trainer.assembly import build_optimizer
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule, lr_table
+from proxies.model.decoder import Decoder, Multipliers, token_loss
+from proxies.parametrization.parametrization import initial_tensor, parameter_table
 
 WSD = Schedule(kind="wsd", num_steps=12, decay_steps=5, final_fraction=0.1)
 COSINE = Schedule(kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1)

@@ -7,7 +7,7 @@ import sys
 import pytest
 from megatron_lm_case import decision_for, spec_for
 
-from launcher.exporters import megatron_lm
+from launcher.exporters.trainers import megatron_lm
 
 LOG = """
 import sys

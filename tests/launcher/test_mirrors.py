@@ -17,11 +17,12 @@ import pytest
 from main_run import tiny_decision
 from wandb_case import Server, read_run
 
-from launcher import metrics, mirrors
-from launcher.event_writer import EventWriter
-from launcher.following import Following
-from launcher.mirror_rows import MirrorRows, flat
-from launcher.mirrors import mirrored
+from launcher.base import metrics
+from launcher.base.following import Following
+from launcher.dashboards import mirrors
+from launcher.dashboards.event_writer import EventWriter
+from launcher.dashboards.mirror_rows import MirrorRows, flat
+from launcher.dashboards.mirrors import mirrored
 from proxies.external.event_files import EventFile
 from proxies.external.growing import MetricsError
 
@@ -91,7 +92,7 @@ def test_a_file_is_followed_line_by_line(tmp_path):
 
 
 def test_a_line_without_end_is_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.following._MAX_LINE_BYTES", 20)
+    monkeypatch.setattr("launcher.base.following._MAX_LINE_BYTES", 20)
     following, path = Following(tmp_path), tmp_path / metrics.METRICS_FILE
     for text in ('{"step": 1, "pad": "xxxxxxxx', 'xx"}\n{"step": 2}\n'):
         with path.open("a") as file:
@@ -311,7 +312,7 @@ def test_a_window_that_dies_is_told_and_the_other_goes_on(decision, tmp_path, ca
     run_dir.mkdir()
     found = []
     with mirrored(run_dir, decision, found, wandb="offline", tensorboard_dir=log_dir):
-        await_child("launcher.wandb_process", run_dir, kill=True)
+        await_child("launcher.dashboards.wandb_process", run_dir, kill=True)
         metrics.append(run_dir, line(1))
         deadline = time.monotonic() + 30
         while "wandb mirror ended early" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
@@ -371,7 +372,7 @@ def test_a_folder_that_cannot_be_written_is_told(decision, tmp_path):
 def test_a_full_disk_is_told(decision, tmp_path):
     """/dev/full takes nothing; an event file that is it stands for a disk that has filled."""
     code = (
-        "import sys; from pathlib import Path; from launcher import mirror_tensorboard as m\n"
+        "import sys; from pathlib import Path; from launcher.dashboards import mirror_tensorboard as m\n"
         "m.EventWriter.__init__ = lambda self, path: setattr(self, '_file', open('/dev/full', 'wb'))\n"
         "m.main()"
     )
@@ -425,7 +426,7 @@ def test_a_window_that_does_not_end_is_ended(decision, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     found = []
     with mirrored(tmp_path / "run", decision, found, tensorboard_dir=tmp_path / "tb"):
-        pid = await_child("launcher.mirror_tensorboard", tmp_path, kill=False)
+        pid = await_child("launcher.dashboards.mirror_tensorboard", tmp_path, kill=False)
         os.kill(pid, signal.SIGSTOP)
     assert found[0].text == "not whole: it did not end within 1 s"
     with pytest.raises(ProcessLookupError):
@@ -438,7 +439,8 @@ def test_windows_outlive_a_killed_supervisor_only_to_finish(corpus, decision, tm
     metrics.append(run_dir, line(1))
     code = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from pathlib import Path; from main_run import tiny_decision; from launcher.mirrors import mirrored\n"
+        "from pathlib import Path; from main_run import tiny_decision\n"
+        "from launcher.dashboards.mirrors import mirrored\n"
         "with mirrored(Path(sys.argv[1]), tiny_decision(Path(sys.argv[2])), [], tensorboard_dir=Path(sys.argv[3])):\n"
         "    print('up', flush=True); time.sleep(600)"
     )

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from launcher.node_check import node_check, source_sha256, versions
-from launcher.opening import recorded_study
+from launcher.study.opening import recorded_study
+from launcher.study.pools import node_check, source_sha256, versions
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ def test_every_problem_at_once(asked):
 
 
 def test_our_code_is_named_by_its_content(tmp_path, monkeypatch):
-    from launcher import node_check as module
+    from launcher.study import pools as module
 
     before = source_sha256()
     for room in ("proxies", "sweeps", "launcher"):
         (tmp_path / room).mkdir()
         (tmp_path / room / "a.py").write_text("x = 1\n")
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "launcher" / "node_check.py"))
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "launcher" / "study" / "pools.py"))
     first = source_sha256()
     assert first != before
     (tmp_path / "sweeps" / "a.py").write_text("x = 2\n")

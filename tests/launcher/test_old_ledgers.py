@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from tiny_study import ask, write_corpus
 
-from launcher.opening import as_begun, plan_study, unasked
-from proxies import canon
-from sweeps import chain
-from sweeps.errors import PlanChanged
-from sweeps.ledger import LEDGER_NAME, Ledger
+from launcher.study.opening import as_begun, plan_study, unasked
+from proxies.core import canon
+from sweeps.store import chain
+from sweeps.store.errors import PlanChanged
+from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 GOLDENS = Path(__file__).parents[1] / "sweeps" / "goldens"
 HEAD = "f88e3787e6a16d8e3682f11d9bcc0a26e7729c9318b7db27d2c9d17583f71280"

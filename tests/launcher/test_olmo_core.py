@@ -9,14 +9,14 @@ import export_case
 import pytest
 from export_case import SHAPE, wide_decision, wide_spec
 
-from launcher import frozen
-from launcher.exporters import olmo_core
-from launcher.exporters.olmo_core_config import scheduler_config
-from launcher.frozen import Decision, Parallelism
-from proxies.model import parameter_shapes
-from proxies.parametrization import parameter_table
-from proxies.rules import named
-from proxies.schedule import Schedule
+from launcher.exporters.trainers import olmo_core
+from launcher.exporters.trainers.olmo_core_config import scheduler_config
+from launcher.frozen import frozen
+from launcher.frozen.frozen import Decision, Parallelism
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.model.decoder import parameter_shapes
+from proxies.parametrization.parametrization import parameter_table
 
 
 def exported(decision: Decision, folder: Path) -> dict:

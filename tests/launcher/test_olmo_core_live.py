@@ -24,11 +24,12 @@ from live_case import (
 )
 from trainer_venv import in_trainer, interpreter, torchrun
 
-from launcher.exporters import olmo_core, proof
+from launcher.base.reference import MODELS
+from launcher.exporters import proof
+from launcher.exporters.trainers import olmo_core
 from launcher.exporters.view import compare
-from launcher.frozen import Decision, Parallelism
-from launcher.reference import MODELS
-from proxies.flops import flops_per_token
+from launcher.frozen.frozen import Decision, Parallelism
+from proxies.core.flops import flops_per_token
 
 PROBE = """
 import json, sys

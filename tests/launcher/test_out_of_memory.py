@@ -15,13 +15,13 @@ CHILD = """
     from pathlib import Path
     import torch
     from main_run import spec_of, write_corpus
-    from launcher.host import HostFactory
-    from launcher.stages import bank_key
-    from proxies.spec import Numerics
-    from sweeps.drive import drive
-    from sweeps.ledger import Ledger
-    from sweeps.pool import InlinePool
-    from sweeps.source import StaticSource
+    from launcher.workers.host import HostFactory
+    from launcher.study.stages import bank_key
+    from proxies.core.spec import Numerics
+    from sweeps.run.drive import drive
+    from sweeps.store.ledger import Ledger
+    from sweeps.run.pool import InlinePool
+    from sweeps.search.source import StaticSource
 
     folder = Path({folder!r})
     spec = spec_of(write_corpus(folder / "corpus").data_id)

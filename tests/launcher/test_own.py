@@ -6,7 +6,7 @@ import sys
 import pytest
 from tiny_study import COMMAND, ask, forerun, plan_with, write_corpus
 
-from launcher import stages
+from launcher.study import stages
 
 # Its valley lies at 2^-6 at every width, its losses follow a law: the study must find both.
 TRAINER = """
@@ -23,7 +23,7 @@ with open(os.path.join(sys.argv[1], "metrics.jsonl"), "w") as out:
 FACTORY = '[proxy]\nfactory = "mine:build"\n'
 MODEL = """
 from torch import nn
-from proxies.model import Decoder, Multipliers
+from proxies.model.decoder import Decoder, Multipliers
 
 class Model(nn.Module):
     def __init__(self, shape, scale):

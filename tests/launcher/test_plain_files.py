@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from launcher import plain_files
-from launcher.plain_files import kinds_in, read_plain
+from launcher.base import plain_files
+from launcher.base.plain_files import kinds_in, read_plain
 
 
 def test_a_plain_file_is_read_also_by_a_link(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.plan import Plan, target_width_guess
-from proxies.checks import SpecError
-from proxies.flops import count_params
+from launcher.plan.plan import Plan, target_width_guess
+from proxies.core.checks import SpecError
+from proxies.core.flops import count_params
 
 PLAN = Plan()
 

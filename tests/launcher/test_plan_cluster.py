@@ -3,10 +3,10 @@
 import pytest
 from tiny_study import forerun, plan_with, write_corpus
 
-from launcher.opening import plan_study
-from launcher.plan_cluster import rank_needs
-from launcher.plan_file import PlanError, load_plan
-from launcher.rungs import ladder_runs
+from launcher.experiments.rungs import ladder_runs
+from launcher.plan.cluster import rank_needs
+from launcher.plan.file import PlanError, load_plan
+from launcher.study.opening import plan_study
 
 
 def loaded(folder, line):

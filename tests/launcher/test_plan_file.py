@@ -7,9 +7,9 @@ import tomllib
 import pytest
 from pydantic import BaseModel
 
-from launcher.plan import Plan
-from launcher.plan_file import PlanError, load_plan
-from launcher.plan_writing import commented_plan, plan_schema
+from launcher.plan.file import PlanError, load_plan
+from launcher.plan.plan import Plan
+from launcher.plan.writing import commented_plan, plan_schema
 
 FORMS_WANTED = "'auto', 'chinchilla', 'coupled', 'power', 'kaplan' or 'overtraining' is wanted"
 

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 from tiny_study import ask, plan_with, write_corpus
 
-from launcher.plan import Plan
-from launcher.plan_ladder import ladder_problems, ladder_warnings
+from launcher.plan.ladder import ladder_problems, ladder_warnings
+from launcher.plan.plan import Plan
 
 
 def planned(**sections):

@@ -3,7 +3,7 @@
 import pytest
 from tiny_study import forerun
 
-from launcher.plan_file import PlanError, load_plan
+from launcher.plan.file import PlanError, load_plan
 
 PLAN = """# a plan
 search.num_trials = 24

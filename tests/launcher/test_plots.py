@@ -11,9 +11,9 @@ import pytest
 from example_report import finished_body
 from matplotlib.figure import Figure
 
-from launcher import figures, plots
-from launcher.report import page
-from proxies import canon
+from launcher.figures import figures, plots
+from launcher.report.report import page
+from proxies.core import canon
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "study.ipynb"
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,14 +10,15 @@ import pytest
 from export_case import SCHEDULES, SHAPE, wide_decision
 from trainer_venv import interpreter
 
-from launcher import frozen
-from launcher.exporters import proof, torchtitan
+from launcher.exporters import proof
 from launcher.exporters.proof import ProofError
+from launcher.exporters.trainers import torchtitan
 from launcher.exporters.view import TrainedWith, TrainerView, compare, proof_steps
-from launcher.frozen import Decision
-from proxies import canon
-from proxies.model import parameter_shapes
-from proxies.schedule import Schedule, lr_multiplier
+from launcher.frozen import frozen
+from launcher.frozen.frozen import Decision
+from proxies.core import canon
+from proxies.core.schedule import Schedule, lr_multiplier
+from proxies.model.decoder import parameter_shapes
 
 NAMES = torchtitan.parameter_names(SHAPE)
 HIDDEN = "layers.1.feed_forward.w2.weight"

@@ -9,11 +9,11 @@ import pytest
 from kill_case import RAY, Driver
 from tiny_study import ask, forerun, plan_with, write_corpus
 
-from launcher.opening import recorded
-from launcher.searching import ended_losses, num_asked, pruned_trials, trial_points
-from launcher.transferred import searched
-from sweeps.ledger import Ledger
-from sweeps.optuna_view import StudyStorage
+from launcher.experiments.searching import ended_losses, num_asked, pruned_trials, trial_points
+from launcher.experiments.transferred import searched
+from launcher.study.opening import recorded
+from sweeps.store.ledger import Ledger
+from sweeps.views.optuna_view import StudyStorage
 
 PRUNING = """
 [proxy]

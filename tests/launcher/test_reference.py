@@ -2,9 +2,9 @@
 
 import pytest
 
-from launcher import reference
-from launcher.reference import GPUS, MFU, MODELS, PRICES_USD, UnknownNameError
-from proxies.flops import count_params, flops_per_token, six_nd
+from launcher.base import reference
+from launcher.base.reference import GPUS, MFU, MODELS, PRICES_USD, UnknownNameError
+from proxies.core.flops import count_params, flops_per_token, six_nd
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import shutil
 
 from tiny_study import ask, forerun
 
-from launcher.attestations import attest
-from sweeps.ledger import LEDGER_NAME, Ledger
-from sweeps.lock import DriverLock
+from launcher.frozen.attestations import attest
+from sweeps.store.ledger import LEDGER_NAME, Ledger
+from sweeps.store.lock import DriverLock
 
 
 def test_a_sound_study(copied):

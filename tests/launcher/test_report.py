@@ -10,13 +10,16 @@ from html.parser import HTMLParser
 import pytest
 from example_report import finished_body
 
-from launcher import figures, figures_cost, figures_fits, figures_transfer
-from launcher.report import page, write_report
-from launcher.report_decision import decision
-from launcher.report_page import whole_page
-from launcher.transfer_view import anchor
-from launcher.verbs.texts import study_text
-from proxies import canon
+from launcher.answers.texts import study_text
+from launcher.figures import cost as figures_cost
+from launcher.figures import figures
+from launcher.figures import fits as figures_fits
+from launcher.figures import transfer as figures_transfer
+from launcher.report.decision import decision
+from launcher.report.page import whole_page
+from launcher.report.report import page, write_report
+from launcher.views.transfer import anchor
+from proxies.core import canon
 
 HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
 STAGES = ("search", "transfer", "ladder", "fit", "frontier", "choice", "next_runs", "decision", "digest")

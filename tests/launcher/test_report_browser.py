@@ -6,10 +6,10 @@ import pytest
 from browser import CHROMIUM, PAPER_PIXELS, printed, windows
 from example_report import finished_body
 
-from launcher.report import page
-from launcher.report_compare import compare_body
-from launcher.report_compare_page import page as compare_page
-from proxies import canon
+from launcher.report.compare import compare_body
+from launcher.report.compare_page import page as compare_page
+from launcher.report.report import page
+from proxies.core import canon
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 FRAMES = {

@@ -12,13 +12,13 @@ from example_report import finished_body
 from test_report import HOSTILE, STAGES, leaves_of, text_of, unknown_numbers
 from tiny_study import ask, forerun
 
-from launcher import figures
-from launcher.report_compare import comparability, compare_body, labels
-from launcher.report_compare_page import page, write_comparison
-from launcher.report_compare_top import sentences
-from launcher.report_differences import along, difference
-from proxies import canon
-from scaling_fits.conclusive import inconclusive
+from launcher.figures import figures
+from launcher.report.compare import comparability, compare_body, labels
+from launcher.report.compare_page import page, write_comparison
+from launcher.report.compare_top import sentences
+from launcher.report.differences import along, difference
+from proxies.core import canon
+from scaling_fits.forecast.conclusive import inconclusive
 
 NAMES = ("first", "second")
 

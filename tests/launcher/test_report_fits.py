@@ -6,9 +6,9 @@ import pytest
 from example_report import finished_body
 from test_report import HOSTILE, text_of, unknown_numbers
 
-from launcher.report_decision import decision
-from launcher.report_fits import NUM_INFLUENTIAL, next_runs, scaling
-from launcher.transfer_view import short_size
+from launcher.report.decision import decision
+from launcher.report.fits import NUM_INFLUENTIAL, next_runs, scaling
+from launcher.views.transfer import short_size
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from example_report import finished_body
 from odd_transfer import NAMES, odd_body
 from test_report import text_of
 
-from launcher.report_transfer import transfer
+from launcher.report.transfer import transfer
 
 
 @pytest.fixture

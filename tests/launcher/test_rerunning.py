@@ -8,10 +8,10 @@ import pytest
 from rerun_case import PLAN, machines
 from tiny_study import ask, forerun, plan_with, write_corpus
 
-from launcher import rerunning
-from launcher.rerun_view import GATE, replay_gates, replays_body, sentences
-from sweeps.ledger import Ledger
-from sweeps.quarantine import suspects
+from launcher.study import rerunning
+from launcher.study.rerun_view import GATE, replay_gates, replays_body, sentences
+from sweeps.store.ledger import Ledger
+from sweeps.store.quarantine import suspects
 
 MODES = {"K = 4": "", "K = 1": "[proxy]\nnum_slots = 1\n", "medium": '[proxy]\nmatmul_precision = "medium"\n'}
 

@@ -8,9 +8,9 @@ import pytest
 from rerun_case import PLAN, flipped
 from tiny_study import forerun, plan_with, write_corpus
 
-from launcher import host as host_module
-from launcher.host import HostFactory
-from sweeps.ledger import Ledger
+from launcher.workers import host as host_module
+from launcher.workers.host import HostFactory
+from sweeps.store.ledger import Ledger
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class OddFactory(HostFactory):
             Path(self.claim).touch(exist_ok=False)
         except FileExistsError:
             return super().__call__(seat)
-        from proxies.optimizer import BankAdamW
+        from proxies.model.optimizer import BankAdamW
 
         gather, steps = BankAdamW.gather_gradients, [0]
 

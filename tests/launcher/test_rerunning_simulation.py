@@ -8,16 +8,16 @@ from unittest import mock
 import pytest
 from tiny_study import plan_with, write_corpus
 
-from launcher.opening import plan_study
-from launcher.rerunning import CorruptHostError, replay_search
-from launcher.stages import bank_key
-from launcher.sweeping import run_search
-from proxies import canon
-from proxies.spec import Curve, RunResult, RunSpec
-from sweeps.drive import drive
-from sweeps.ledger import Ledger
-from sweeps.pool import Finished, Report
-from sweeps.quarantine import quarantined, suspects
+from launcher.study.opening import plan_study
+from launcher.study.rerunning import CorruptHostError, replay_search
+from launcher.study.stages import bank_key
+from launcher.study.sweeping import run_search
+from proxies.core import canon
+from proxies.core.spec import Curve, RunResult, RunSpec
+from sweeps.run.drive import drive
+from sweeps.run.pool import Finished, Report
+from sweeps.store.ledger import Ledger
+from sweeps.store.quarantine import quarantined, suspects
 
 HOSTS = ("a", "b", "c", "d")
 NUM_SEEDS = 30

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher import resumable
-from launcher.resumable import CALL_SECONDS, SAVE_SHARE, SHORT_SAVE_SHARE, Resumable
-from proxies.slot_state import StateError
+from launcher.workers import resumable
+from launcher.workers.resumable import CALL_SECONDS, SAVE_SHARE, SHORT_SAVE_SHARE, Resumable
+from proxies.training.slot_state import StateError
 
 RUN_ID = "0" * 64
 

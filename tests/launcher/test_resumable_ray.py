@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from main_run import spec_of, write_corpus
 
-from launcher.host import HostFactory
-from launcher.stages import bank_key
-from proxies.schedule import Schedule
-from proxies.spec import Numerics
-from sweeps.drive import drive
-from sweeps.ledger import Ledger
-from sweeps.pool import InlinePool
-from sweeps.pool_ray import RayPool
-from sweeps.source import StaticSource
+from launcher.study.stages import bank_key
+from launcher.workers.host import HostFactory
+from proxies.core.schedule import Schedule
+from proxies.core.spec import Numerics
+from sweeps.ray.pool import RayPool
+from sweeps.run.drive import drive
+from sweeps.run.pool import InlinePool
+from sweeps.search.source import StaticSource
+from sweeps.store.ledger import Ledger
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SavesAlways:
     pid_file: str
 
     def __call__(self):
-        from launcher import resumable
+        from launcher.workers import resumable
 
         resumable.SAVE_SECONDS, resumable.SAVE_SHARE = 0.0, 1e9
         Path(self.pid_file).write_text(str(os.getpid()))

@@ -15,12 +15,13 @@ import pytest
 from care_case import NUM_STEPS, POLICY, care_decision, curve, events, poisoned_run
 from main_run import QUIET_TORCH
 
-from launcher import chronicle, metrics, rollback
-from launcher.checkpoints import CheckpointError, CorruptError, Manifest
-from launcher.policy import SpikePolicy
-from launcher.rollback import Rollback
-from launcher.training import Trainer
-from proxies import canon
+from launcher.base import chronicle, metrics
+from launcher.base.policy import SpikePolicy
+from launcher.trainer import rollback
+from launcher.trainer.checkpoints import CheckpointError, CorruptError, Manifest
+from launcher.trainer.rollback import Rollback
+from launcher.trainer.training import Trainer
+from proxies.core import canon
 
 pytestmark = QUIET_TORCH
 
@@ -88,13 +89,13 @@ class KilledError(Exception):
 @pytest.mark.parametrize(
     "instant",
     [
-        "launcher.rollback.write",  # before it is recorded
-        pytest.param("launcher.assembly.build_optimizer", marks=pytest.mark.slow),  # after
-        pytest.param("launcher.checkpoints.newest_good", marks=pytest.mark.slow),
-        "launcher.checkpoints.read_tensors",  # stale checkpoints are gone
-        pytest.param("launcher.metrics.rewind", marks=pytest.mark.slow),
-        pytest.param("launcher.chronicle.record", marks=pytest.mark.slow),
-        "launcher.rollback.metrics.append",  # chronicled, and not yet in the metrics
+        "launcher.trainer.rollback.write",  # before it is recorded
+        pytest.param("launcher.trainer.assembly.build_optimizer", marks=pytest.mark.slow),  # after
+        pytest.param("launcher.trainer.checkpoints.newest_good", marks=pytest.mark.slow),
+        "launcher.trainer.checkpoints.read_tensors",  # stale checkpoints are gone
+        pytest.param("launcher.base.metrics.rewind", marks=pytest.mark.slow),
+        pytest.param("launcher.base.chronicle.record", marks=pytest.mark.slow),
+        "launcher.trainer.rollback.metrics.append",  # chronicled, and not yet in the metrics
     ],
 )
 def test_killed_at_any_instant_of_a_rollback_it_resumes_to_the_same_run(
@@ -126,7 +127,7 @@ import os, signal, sys
 from pathlib import Path
 import torch.distributed as dist
 from care_case import care_decision, poisoned_run
-from launcher import rollback
+from launcher.trainer import rollback
 corpus, out = map(Path, sys.argv[1:])
 write = rollback.write
 def write_and_die(*given):

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from launcher.rung_checks import Tried, check, excess_of
-from launcher.rungs import CheckedRung
+from launcher.experiments.rung_checks import Tried, check, excess_of
+from launcher.experiments.rungs import CheckedRung
 
 MARGIN, LEVEL = 0.01, 0.9
 

@@ -6,18 +6,18 @@ from types import SimpleNamespace
 import pytest
 from tiny_study import ask, plan_with, replay, write_corpus
 
-from launcher import decide
-from launcher.arms import base_sizes
-from launcher.evidence import gather
-from launcher.host import Host
-from launcher.opening import plan_study
-from launcher.rungs import checked_rungs, ladder_runs, largest_share, stage_specs
-from launcher.transferred import Transferred
-from launcher.warmup import Carry
-from proxies.flops import flops_per_token
-from proxies.parametrization import parameter_table
-from proxies.schedule import lr_multiplier, lr_table
-from sweeps.ledger import Ledger
+from launcher.experiments.arms import base_sizes
+from launcher.experiments.rungs import checked_rungs, ladder_runs, largest_share, stage_specs
+from launcher.experiments.transferred import Transferred
+from launcher.experiments.warmup import Carry
+from launcher.study import decide
+from launcher.study.evidence import gather
+from launcher.study.opening import plan_study
+from launcher.workers.host import Host
+from proxies.core.flops import flops_per_token
+from proxies.core.schedule import lr_multiplier, lr_table
+from proxies.parametrization.parametrization import parameter_table
+from sweeps.store.ledger import Ledger
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.25, "clip_norm": 1.0}
 POWERS = {"duration": -0.3, "batch": 0.4}

@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 from main_run import QUIET_TORCH, tiny_decision
 
-from launcher import assembly, checkpoints, metrics, saving
-from launcher.launch_file import write_launch
-from launcher.saving import SaveError, Saver
-from launcher.trainer import Options, run
-from launcher.training import Trainer
+from launcher.base import metrics
+from launcher.frozen.launch_file import write_launch
+from launcher.trainer import assembly, checkpoints, saving
+from launcher.trainer.rank import Options, run
+from launcher.trainer.saving import SaveError, Saver
+from launcher.trainer.training import Trainer
 
 pytestmark = [QUIET_TORCH, pytest.mark.usefixtures("one_rank")]
 DIGEST = "d" * 64

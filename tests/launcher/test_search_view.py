@@ -5,9 +5,10 @@ import re
 import pytest
 from example_report import finished_body
 
-from launcher import figures, report_sections
-from launcher.search_view import sentences, value_text
-from launcher.verbs.texts import search_text
+from launcher.answers.texts import search_text
+from launcher.figures import figures
+from launcher.report import sections as report_sections
+from launcher.views.search import sentences, value_text
 
 EDGE = {"axis": "learning_rate", "side": "high", "range": [2**-9, 2**-3], "wider": [2**-9, 2**-1]}
 HOW = "search.max_extensions lets it grow, in a study of its own (--fork keeps what ran)"

@@ -8,17 +8,17 @@ import random
 import pytest
 from tiny_study import ask, plan_with, replay, write_corpus
 
-from launcher.opening import open_ledger, plan_study
-from launcher.search_view import search_body, sentences
-from launcher.searching import GROWTH, WARM_START, growth, legs, num_asked, replicated, trial_points
-from launcher.stages import bank_key
-from launcher.sweeping import run_search
-from launcher.transferred import searched
-from launcher.warm_starts import WarmStartError, warm_start
-from proxies import canon
-from proxies.spec import RunResult, RunSpec
-from sweeps.ledger import Ledger
-from sweeps.source import Signal
+from launcher.experiments.searching import GROWTH, WARM_START, growth, legs, num_asked, replicated, trial_points
+from launcher.experiments.transferred import searched
+from launcher.study.opening import open_ledger, plan_study
+from launcher.study.stages import bank_key
+from launcher.study.sweeping import run_search
+from launcher.study.warm_starts import WarmStartError, warm_start
+from launcher.views.search import search_body, sentences
+from proxies.core import canon
+from proxies.core.spec import RunResult, RunSpec
+from sweeps.search.source import Signal
+from sweeps.store.ledger import Ledger
 
 OPTIMUM = -1.0  # beyond the plan's highest learning rate, 2^-3
 GROWING = """

@@ -7,11 +7,11 @@ import torch
 from proxy_cases import TINY, run_spec, write_corpus
 from sharded_case import NUM_WINDOWS, ranked, sharded
 
-from proxies.checks import SpecError
+from proxies.core.checks import SpecError
+from proxies.core.programs import Factory
+from proxies.core.schedule import Schedule
 from proxies.data.tokens import TokenStore
-from proxies.programs import Factory
-from proxies.schedule import Schedule
-from proxies.solo import Solo
+from proxies.training.solo import Solo
 
 WARMING = Schedule(kind="cosine", num_steps=6, warmup_steps=2, batch_warmup_steps=3, batch_warmup_stages=2)
 
@@ -68,7 +68,7 @@ def distance(found, expected):
     "left_out", [("llama", "gpt2", "warming", "bfloat16"), pytest.param((), marks=pytest.mark.slow)]
 )
 def test_as_on_one_device(words, store, tmp_path, monkeypatch, left_out):
-    monkeypatch.setattr("proxies.outcome.VALIDATION_SEQUENCES", NUM_WINDOWS)
+    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", NUM_WINDOWS)
     gpt2 = dataclasses.replace(TINY, family="gpt2", num_kv_heads=2)
     tied = dataclasses.replace(TINY, tied=True, qk_norm=True)
     parts = {"microbatch_tokens": TINY.seq_len, "activation_checkpointing": True}
@@ -116,7 +116,7 @@ def test_what_ranks_refuse(store):
 def test_as_on_one_gpu(words, store, tmp_path, monkeypatch):
     if torch.cuda.device_count() < 2:
         pytest.skip("two GPUs are wanted")
-    monkeypatch.setattr("proxies.outcome.VALIDATION_SEQUENCES", NUM_WINDOWS)
+    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", NUM_WINDOWS)
     specs = [spec_of(store), spec_of(store, dtype="bfloat16", activation_checkpointing=True)]
     asked = [(ranked(spec), saves, 1) for spec in specs for saves in ([], [3])]
     found = sharded(tmp_path / "ranks", words, asked, on_gpus=True)

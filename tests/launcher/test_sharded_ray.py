@@ -14,15 +14,15 @@ from main_run import spec_of, write_corpus
 from ray_cluster import await_true
 from test_ray_sockets import listening
 
-from launcher.host import HostFactory
-from launcher.stages import bank_key
-from proxies.schedule import Schedule
-from proxies.spec import Numerics
-from sweeps.drive import drive
-from sweeps.ledger import Ledger
-from sweeps.pool_ray import RayPool
-from sweeps.ray_nodes import Place
-from sweeps.source import StaticSource
+from launcher.study.stages import bank_key
+from launcher.workers.host import HostFactory
+from proxies.core.schedule import Schedule
+from proxies.core.spec import Numerics
+from sweeps.ray.nodes import Place
+from sweeps.ray.pool import RayPool
+from sweeps.run.drive import drive
+from sweeps.search.source import StaticSource
+from sweeps.store.ledger import Ledger
 
 LOOPBACK = "0100007F"
 
@@ -35,7 +35,7 @@ class SavesAlways:
     pids: str
 
     def __call__(self, seat):
-        from launcher import resumable
+        from launcher.workers import resumable
 
         resumable.SAVE_SECONDS, resumable.SAVE_SHARE = 0.0, 1e9
         Path(f"{self.pids}-{seat.rank}").write_text(str(os.getpid()))

@@ -15,7 +15,7 @@ from kill_case import num_outcomes
 from slurm_fakes import JOB_ID, await_seen, machine, put_fakes, seen
 from tiny_study import PLAN, ask, forerun, write_plan
 
-from launcher.slurm import sbatch_script
+from launcher.supervisor.slurm import sbatch_script
 
 # srun in this place: options away, the rest runs once, and ends with its whole group, as a step does.
 SRUN = """#!/usr/bin/env bash

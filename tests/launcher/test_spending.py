@@ -12,16 +12,14 @@ import time
 import pytest
 from tiny_study import ask, forerun, write_plan
 
-from launcher.accounts import Accounts
-from launcher.opening import open_ledger, plan_study, verified_corpus
-from launcher.stages import InterruptedStudyError, Runner
-from sweeps.budget import Caps, spent
-from sweeps.glance import Glance
-from sweeps.ledger import LEDGER_NAME, Ledger
-from sweeps.live import LIVE_NAME, read_live
-from sweeps.lock import is_held, lives
-from sweeps.pool import Report
-from sweeps.progress import Running
+from launcher.study.opening import open_ledger, plan_study, verified_corpus
+from launcher.study.stages import Accounts, InterruptedStudyError, Runner
+from sweeps.run.budget import Caps, spent
+from sweeps.run.pool import Report
+from sweeps.store.glance import Glance
+from sweeps.store.ledger import LEDGER_NAME, Ledger
+from sweeps.store.live import LIVE_NAME, Running, read_live
+from sweeps.store.lock import is_held, lives
 
 
 @pytest.fixture
@@ -86,7 +84,7 @@ def test_a_brief_status_checks_the_end_of_the_ledger_and_says_so(copied, monkeyp
         == ask("status", copied, "--brief")[1]["now"]["chain"]
         == {"num_records": num, "num_checked": num}
     )
-    monkeypatch.setattr("sweeps.glance.MOST_CHECKED", 5)
+    monkeypatch.setattr("sweeps.store.glance.MOST_CHECKED", 5)
     assert ask("status", copied, "--brief")[1]["now"] == whole | {"chain": {"num_records": num, "num_checked": 5}}
     assert f"of the ledger's {num} records the last 5 were checked" in forerun("status", copied, "--brief")[1]
     for seq, code in ((2, 0), (num - 1, 5)):

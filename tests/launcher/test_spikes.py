@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from launcher.policy import SpikePolicy
-from launcher.spikes import Detector
+from launcher.base.policy import SpikePolicy
+from launcher.trainer.spikes import Detector
 
 POLICY = SpikePolicy(window_steps=16, threshold=6.0, least_nats=0.1, patience_steps=4)
 

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 from tiny_study import PLAN, ask, forerun, write_plan
 
-from launcher import checking, resumable
-from launcher.host import Host
-from launcher.opening import open_ledger, plan_study, recorded_study
-from launcher.plan_file import load_plan
-from launcher.stages import SPEND_ROUNDS, bank_key
-from sweeps.errors import StudyMissing
-from sweeps.ledger import Ledger
-from sweeps.lock import DriverLock
+from launcher.plan.file import load_plan
+from launcher.study import checking
+from launcher.study.opening import open_ledger, plan_study, recorded_study
+from launcher.study.stages import SPEND_ROUNDS, bank_key
+from launcher.workers import resumable
+from launcher.workers.host import Host
+from sweeps.store.errors import StudyMissing
+from sweeps.store.ledger import Ledger
+from sweeps.store.lock import DriverLock
 
 
 def outcomes(study):
@@ -146,7 +147,7 @@ def test_stopped_in_the_midst_of_runs(finished, tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGTERM)
         return advance(host, call)
 
-    monkeypatch.setattr("launcher.stages.STEPS_PER_CALL", 2)
+    monkeypatch.setattr("launcher.study.stages.STEPS_PER_CALL", 2)
     resumed_from, newest = [], resumable.newest
     monkeypatch.setattr(Host, "advance", counted)
     monkeypatch.setattr(resumable, "newest", lambda *args: resumed_from.append(newest(*args)) or resumed_from[-1])

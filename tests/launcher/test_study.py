@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from tiny_study import write_plan
 
-from launcher.opening import plan_study
-from launcher.study import NoFinishedTrialError
-from proxies.spec import RunResult
+from launcher.plan.study import NoFinishedTrialError
+from launcher.study.opening import plan_study
+from proxies.core.spec import RunResult
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
 

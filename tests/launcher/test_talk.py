@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from launcher import talk
-from launcher.cli import main
-from launcher.talk import Meter, say, shown, working
-from launcher.verbs.options import answer
+from launcher.base import talk
+from launcher.base.talk import Meter, say, shown, working
+from launcher.cli.cli import main
+from launcher.cli.options import answer
 
 
 class Terminal(io.StringIO):

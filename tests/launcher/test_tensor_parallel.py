@@ -9,13 +9,14 @@ import pytest
 from main_run import QUIET_TORCH, spec_like, split, tiny_decision
 from rank_runs import CUT
 
-from launcher import metrics, tensor_parallel
-from launcher.frozen import Parallelism
-from launcher.launch import launch
-from launcher.launch_file import write_launch
-from launcher.trainer import Options, _problems, run
+from launcher.base import metrics
+from launcher.frozen.frozen import Parallelism
+from launcher.frozen.launch_file import write_launch
+from launcher.supervisor.launch import launch
+from launcher.trainer import tensor_parallel
+from launcher.trainer.rank import Options, _problems, run
 from proxies.data.tokens import TokenStore
-from proxies.solo import Solo
+from proxies.training.solo import Solo
 
 pytestmark = QUIET_TORCH
 

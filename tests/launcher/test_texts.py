@@ -6,7 +6,7 @@ import pytest
 from example_report import finished_body
 from odd_transfer import odd_body
 
-from launcher.verbs.texts import spend_text, study_text, transfer_text, verdict_text
+from launcher.answers.texts import spend_text, study_text, transfer_text, verdict_text
 
 
 @pytest.fixture

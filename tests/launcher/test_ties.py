@@ -7,21 +7,21 @@ import pytest
 from test_searching import StopError, driver, noise, study_of
 from tiny_study import PLAN, ask, write_corpus, write_plan
 
-from launcher.arms import base_sizes
-from launcher.conventions import contest, convention
-from launcher.decide import ladder_specs
-from launcher.grids import first_runs, warmup_runs
-from launcher.opening import open_ledger
-from launcher.search_view import search_body, sentences
-from launcher.searching import num_asked, repeats
-from launcher.stages import bank_key
-from launcher.study import base_duration
-from launcher.sweeping import run_search
-from launcher.transferred import asked, searched, target_guess, transferred
-from launcher.warmup import CARRY_SHARE, carried_warmup
-from proxies.spec import RunResult
-from sweeps.ledger import Ledger
-from sweeps.source import StaticSource
+from launcher.experiments.arms import base_sizes
+from launcher.experiments.conventions import contest, convention
+from launcher.experiments.grids import first_runs, warmup_runs
+from launcher.experiments.searching import num_asked, repeats
+from launcher.experiments.transferred import asked, searched, target_guess, transferred
+from launcher.experiments.warmup import CARRY_SHARE, carried_warmup
+from launcher.plan.study import base_duration
+from launcher.study.decide import ladder_specs
+from launcher.study.opening import open_ledger
+from launcher.study.stages import bank_key
+from launcher.study.sweeping import run_search
+from launcher.views.search import search_body, sentences
+from proxies.core.spec import RunResult
+from sweeps.search.source import StaticSource
+from sweeps.store.ledger import Ledger
 
 LONG = """
 [proxy]

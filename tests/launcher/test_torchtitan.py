@@ -16,15 +16,15 @@ from export_case import SHAPE, wide_decision, wide_spec
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torchtitan_case import literals, piece
 
-from launcher import frozen
-from launcher.exporters import torchtitan
-from launcher.frozen import Decision
+from launcher.exporters.trainers import torchtitan
+from launcher.frozen import frozen
+from launcher.frozen.frozen import Decision
+from proxies.core.numbers import ParameterNumbers
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
 from proxies.data.tokens import Manifest, TokenStore
-from proxies.model import parameter_shapes
-from proxies.numbers import ParameterNumbers
-from proxies.parametrization import initial_tensor, parameter_table
-from proxies.rules import named
-from proxies.schedule import Schedule
+from proxies.model.decoder import parameter_shapes
+from proxies.parametrization.parametrization import initial_tensor, parameter_table
 
 MAIN, RELEASE = torchtitan.VERSIONS
 BOTH = pytest.mark.parametrize("version", [MAIN, RELEASE])

@@ -16,11 +16,12 @@ from export_case import SCHEDULES, SHAPE, wide_decision, wide_spec
 from live_case import first_pass
 from trainer_venv import in_trainer, interpreter, torchrun
 
-from launcher.exporters import proof, torchtitan
-from launcher.frozen import Decision, Parallelism
-from proxies.bank import Bank
+from launcher.exporters import proof
+from launcher.exporters.trainers import torchtitan
+from launcher.frozen.frozen import Decision, Parallelism
+from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore
-from proxies.shape import Shape
+from proxies.training.bank import Bank
 
 MAIN, RELEASE = torchtitan.VERSIONS
 

@@ -9,8 +9,8 @@ import torch
 from export_case import SHAPE, assert_refused, wide_decision
 from torchtitan_case import literals, piece
 
-from launcher import frozen
-from launcher.exporters import torchtitan
+from launcher.exporters.trainers import torchtitan
+from launcher.frozen import frozen
 
 
 @pytest.mark.parametrize("version", torchtitan.VERSIONS)

@@ -19,21 +19,23 @@ import torch
 from main_run import QUIET_TORCH, all_choices, decision_of, spec_of, tiny_decision, unlike, write_corpus
 from rank_runs import CUT
 
-from launcher import assembly, chronicle, metrics, trainer
-from launcher.exporters import native
+from launcher.base import chronicle, metrics
+from launcher.base.policy import Monitoring
+from launcher.base.watchdog import START_SECONDS
 from launcher.exporters.fidelity import ExportError
-from launcher.frozen import FrozenError, Parallelism
-from launcher.launch import launch, launch_line
-from launcher.launch_file import read_launch, write_launch
-from launcher.policy import Monitoring
-from launcher.trainer import Options, _problems, run
-from launcher.training import Trainer
-from launcher.watchdog import START_SECONDS
+from launcher.exporters.trainers import native
+from launcher.frozen.frozen import FrozenError, Parallelism
+from launcher.frozen.launch_file import read_launch, write_launch
+from launcher.supervisor.launch import launch, launch_line
+from launcher.trainer import assembly
+from launcher.trainer import rank as trainer
+from launcher.trainer.rank import Options, _problems, run
+from launcher.trainer.training import Trainer
+from proxies.core.flops import flops_per_token
+from proxies.core.rules import named
 from proxies.data.tokens import TokenStore, read_manifest
-from proxies.flops import flops_per_token
-from proxies.model import Block, Decoder
-from proxies.rules import named
-from proxies.solo import Solo
+from proxies.model.decoder import Block, Decoder
+from proxies.training.solo import Solo
 
 pytestmark = QUIET_TORCH
 
@@ -605,7 +607,7 @@ def test_sigterm_to_the_supervisor_saves_and_ends(corpus, tmp_path):
     config = write_launch(tmp_path, tiny_decision(corpus, num_ranks=2, every_steps=1))
     run_dir = tmp_path / "run"
     code = (
-        "import sys; from pathlib import Path; from launcher.launch import launch;"
+        "import sys; from pathlib import Path; from launcher.supervisor.launch import launch;"
         "c, d, o = map(Path, sys.argv[1:]); print(launch(c, d, o).event)"
     )
     job = subprocess.Popen([sys.executable, "-c", code, config, corpus, run_dir], stdout=subprocess.PIPE, text=True)

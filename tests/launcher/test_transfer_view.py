@@ -4,7 +4,7 @@ import pytest
 from example_report import OPTIMUM, finished_body
 from odd_transfer import odd_body
 
-from launcher.transfer_view import exponent, name_of, runs_of, short_size, size_name, wanted
+from launcher.views.transfer import exponent, name_of, runs_of, short_size, size_name, wanted
 
 
 @pytest.mark.parametrize(

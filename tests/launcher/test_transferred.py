@@ -6,11 +6,11 @@ import math
 import pytest
 from tiny_study import replay
 
-from launcher.arms import Sizes, base_sizes
-from launcher.carried import transfer_body
-from launcher.transferred import SPEND, Transferred, asked, target_guess, verdicts_at
-from launcher.warmup import Carry
-from sweeps.ledger import Ledger
+from launcher.experiments.arms import Sizes, base_sizes
+from launcher.experiments.carried import transfer_body
+from launcher.experiments.transferred import SPEND, Transferred, asked, target_guess, verdicts_at
+from launcher.experiments.warmup import Carry
+from sweeps.store.ledger import Ledger
 
 BASE = Sizes(width=8, depth=1, batch=64, duration=384)
 
@@ -98,7 +98,7 @@ def test_the_body_says_what_every_value_becomes(study, ledger, found):
 
 
 def test_the_decision_holds_each_rule_with_its_evidence(study, found):
-    from launcher.evidence import decision_of
+    from launcher.study.evidence import decision_of
 
     decision = decision_of(study, found)
     rules = {(rule.hyperparameter, rule.axis): rule for rule in decision.transfer}

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from tiny_study import ask, forerun
 
-from launcher import evidence
-from launcher.attestations import attest, read_attestation
-from launcher.exporters import native, proof, torchtitan
+from launcher.exporters import proof
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport
-from launcher.gates import Gate
-from launcher.plan_file import load_plan
-from sweeps.lock import DriverLock
+from launcher.exporters.trainers import native, torchtitan
+from launcher.frozen.attestations import attest, read_attestation
+from launcher.plan.file import load_plan
+from launcher.study import evidence
+from launcher.study.gates import Gate
+from sweeps.store.lock import DriverLock
 
 OUTCOMES = {"coordinates": "failed", "transfer": "cannot_tell", "fit": "passed", "data": "passed"}
 ACCEPTED = ("--accept", "coordinates", "--accept", "transfer", "--reason", "planted")
@@ -241,7 +242,7 @@ def test_verify_keeps_no_answer_where_nobody_may_write(exported, monkeypatch):
 
     monkeypatch.setattr(proof, "interpreter", lambda trainer: Path("/a/python"))
     monkeypatch.setattr(proof, "prove", lambda *asked: [])
-    monkeypatch.setattr("launcher.attestations.attest", shut_folder)
+    monkeypatch.setattr("launcher.frozen.attestations.attest", shut_folder)
     code, _, err = forerun("verify", exported)
     assert (code, "Permission denied: the answer of torchtitan is not kept there" in err) == (0, True)
 
@@ -316,7 +317,7 @@ def test_report_writes_what_status_answers(copied):
 def test_what_only_reads_a_study_loads_no_compiler_and_no_tables(copied):
     """They came in by the way and took half of the seconds of `status`: a decorator, quantiles, a reader of files."""
     code = (
-        "import sys; from launcher.cli import main\n"
+        "import sys; from launcher.cli.cli import main\n"
         "try: main(sys.argv[1:])\n"
         "finally: print([name for name in ('torch._dynamo', 'scipy.stats', 'pandas', 'ray', 'matplotlib') "
         "if name in sys.modules], file=sys.stderr)\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_study import ask, forerun
 
-from launcher.verbs import fitted as fitted_verbs
-from scaling_fits.conclusive import INCONCLUSIVE
+from launcher.answers import fitted as fitted_verbs
+from scaling_fits.forecast.conclusive import INCONCLUSIVE
 from scaling_fits.summary import FILE_KIND
 
 FIT = ("--bootstrap", "50")

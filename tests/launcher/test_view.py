@@ -6,12 +6,12 @@ import math
 import pytest
 from megatron_lm_case import decision_for, spec_for
 
-from launcher.exporters import megatron_lm
+from launcher.exporters.trainers import megatron_lm
 from launcher.exporters.view import TOLD, Run, TrainedWith, TrainerView, compare, frozen_run, marked, proof_steps
-from launcher.frozen import Decision
-from proxies.model import parameter_shapes
-from proxies.rules import named
-from proxies.schedule import Schedule
+from launcher.frozen.frozen import Decision
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.model.decoder import parameter_shapes
 
 READOUT, GAIN = "output_layer.weight", "decoder.final_layernorm.weight"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher import metrics
-from launcher.watchdog import STEP_FACTOR, Limits, Watchdog
+from launcher.base import metrics
+from launcher.base.watchdog import STEP_FACTOR, Limits, Watchdog
 
 
 def step(run_dir, number, seconds=0.5):
@@ -162,7 +162,7 @@ def test_what_an_earlier_attempt_left_of_a_save_is_no_sign_of_life(tmp_path):
 
 def test_the_files_of_a_save_are_not_looked_at_at_every_look(tmp_path, monkeypatch):
     looked = []
-    monkeypatch.setattr("launcher.watchdog._written", lambda run_dir: looked.append(run_dir) or frozenset())
+    monkeypatch.setattr("launcher.base.watchdog._written", lambda run_dir: looked.append(run_dir) or frozenset())
     watchdog = Watchdog(tmp_path, Limits(start_seconds=160), now=0)
     for tenth in range(1600):
         watchdog.look(tenth / 10)
@@ -176,7 +176,7 @@ def test_a_disk_that_stutters_is_silence_and_no_error(tmp_path, monkeypatch):
         raise OSError(116, "Stale file handle", "metrics.jsonl")
 
     with monkeypatch.context() as patched:
-        patched.setattr("launcher.following.Following.read", stale)
+        patched.setattr("launcher.base.following.Following.read", stale)
         assert not hung(watchdog, 9) and hung(watchdog, 11)
     step(tmp_path, 1)
     assert not hung(watchdog, 12)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from launcher import work
-from launcher.frozen import Parallelism
-from launcher.metrics import Header
-from proxies.flops import flops_per_token
-from proxies.shape import Shape
+from launcher.base.metrics import Header
+from launcher.frozen.frozen import Parallelism
+from launcher.trainer import training
+from proxies.core.flops import flops_per_token
+from proxies.core.shape import Shape
 
 SHAPE = Shape(num_layers=3, width=64, num_heads=4, num_kv_heads=2, ffn_width=160, vocab_size=512, seq_len=128)
 
 
 def hardware(kept):
-    return work.hardware_flops_per_token(SHAPE, Parallelism(data_parallel_shard=1, activation_checkpointing=kept))
+    return training.hardware_flops_per_token(SHAPE, Parallelism(data_parallel_shard=1, activation_checkpointing=kept))
 
 
 def test_full_recomputation_does_the_blocks_forward_pass_twice():
@@ -33,7 +33,7 @@ def test_full_recomputation_does_the_blocks_forward_pass_twice():
     ],
 )  # fmt: skip
 def test_a_peak_is_told_for_the_device_that_it_is_of(name, peak):
-    assert work.peak_flops_per_second(name) == peak
+    assert training.peak_flops_per_second(name) == peak
 
 
 def test_shares_are_of_all_ranks_together():
@@ -41,4 +41,4 @@ def test_shares_are_of_all_ranks_together():
         digest="d", step=0, started_at="", num_ranks=4, device="", model_flops_per_token=1e9,
         hardware_flops_per_token=1.25e9, peak_flops_per_second=1e15,
     )  # fmt: skip
-    assert work.shares_of_peak(header, 1.6e6) == {"mfu": pytest.approx(0.4), "hfu": pytest.approx(0.5)}
+    assert training.shares_of_peak(header, 1.6e6) == {"mfu": pytest.approx(0.4), "hfu": pytest.approx(0.5)}

@@ -6,11 +6,11 @@ import pytest
 from example_report import finished_body
 from wandb_case import Server
 
-from launcher import dashboard_workspace
-from launcher.dashboard_record import record_of
-from launcher.dashboard_runs import proxy_runs
-from launcher.dashboard_workspace import Kept, described, keep_workspace
-from launcher.dashboards import Place
+from launcher.dashboards import workspace as dashboard_workspace
+from launcher.dashboards.dashboards import Place
+from launcher.dashboards.record import record_of
+from launcher.dashboards.runs import proxy_runs
+from launcher.dashboards.workspace import Kept, described, keep_workspace
 
 DIGEST = "d" * 64
 MAIN_RUN = {

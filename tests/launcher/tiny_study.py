@@ -10,10 +10,10 @@ import json
 import random
 import shutil
 
-from launcher.cli import main
-from launcher.opening import recorded_study
+from launcher.cli.cli import main
+from launcher.study.opening import recorded_study
 from proxies.data.corpus import tokenize
-from sweeps.ledger import Ledger
+from sweeps.store.ledger import Ledger
 
 PLAN = """
 [model]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from wandb_server import Server  # noqa: F401  (whoever takes the case takes the service)
 
-from launcher.dashboard_charts import Table
-from launcher.dashboard_record import Artifact, Record, Wanted
-from launcher.dashboards import log_runs
+from launcher.dashboards.charts import Table
+from launcher.dashboards.dashboards import log_runs
+from launcher.dashboards.record import Artifact, Record, Wanted
 from proxies.external.wandb_run import WandbRun
 
 RUN_ID, STUDY = "0123456789abcdef", "5" * 16

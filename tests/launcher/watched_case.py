@@ -6,9 +6,9 @@ import json
 import math
 import random
 
-from launcher import metrics
-from launcher.frozen import CurvePoint, PredictedLoss, learning_rate_of
-from proxies.schedule import Schedule
+from launcher.base import metrics
+from launcher.frozen.frozen import CurvePoint, PredictedLoss, learning_rate_of
+from proxies.core.schedule import Schedule
 
 DIGEST = "ab" * 32
 NUM_STEPS = 400

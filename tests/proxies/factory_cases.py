@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from proxies.core.programs import Factory
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams, Numerics, RunSpec
 from proxies.external.construction import neutral
-from proxies.model import Decoder, Multipliers
-from proxies.parametrization import kind_of
-from proxies.programs import Factory
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.spec import Hparams, Numerics, RunSpec
+from proxies.model.decoder import Decoder, Multipliers
+from proxies.parametrization.parametrization import kind_of
 
 SMALL = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=96, seq_len=12)
 

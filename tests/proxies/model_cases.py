@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from proxies.shape import Shape
+from proxies.core.shape import Shape
 
 SHAPE = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=48, vocab_size=23, seq_len=12)
 FAMILIES = {

@@ -6,8 +6,8 @@ import mup
 import torch
 from torch import nn
 
-from proxies.model import NORM_EPS
-from proxies.rotary import ROPE_BASE
+from proxies.model.decoder import NORM_EPS
+from proxies.model.rotary import ROPE_BASE
 
 
 def rotated(x_BTHE):
@@ -87,7 +87,7 @@ class ReferenceBlock(nn.Module):
 
 
 class Reference(nn.Module):
-    """Parameters named as `proxies.model.Decoder`'s; `readout` is `nn.Linear` or mup's `MuReadout`."""
+    """Parameters named as `proxies.model.decoder.Decoder`'s; `readout` is `nn.Linear` or mup's `MuReadout`."""
 
     def __init__(self, shape, *, base_head_dim=None, readout=nn.Linear, **options):
         super().__init__()

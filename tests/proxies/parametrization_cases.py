@@ -10,14 +10,14 @@ import torch
 from mup_reference import mup_model
 from scipy import stats
 
-from proxies.absorb import absorbed
-from proxies.model import Decoder, Multipliers, token_loss
-from proxies.optimizer import adamw
-from proxies.parametrization import forward_numbers, initial_tensor, kind_of, parameter_table
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.spec import Hparams, Numerics, RunSpec
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams, Numerics, RunSpec
+from proxies.model.decoder import Decoder, Multipliers, token_loss
+from proxies.model.optimizer import adamw
+from proxies.parametrization.absorb import absorbed
+from proxies.parametrization.parametrization import forward_numbers, initial_tensor, kind_of, parameter_table
 
 BASE = Shape(num_layers=2, width=16, num_heads=2, num_kv_heads=1, ffn_width=48, vocab_size=23, seq_len=12)
 HPARAMS = Hparams(learning_rate=0.01, weight_decay=0.1, beta1=0.85, eps=1e-9, output_multiplier=3.0)

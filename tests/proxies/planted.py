@@ -8,13 +8,13 @@ from proxy_cases import TINY, run_spec
 from torch import nn
 from torch.nn import functional
 
-from proxies import built
-from proxies.coordinates import check_coordinates
-from proxies.numbers import ParameterNumbers
-from proxies.parametrization import drawn
-from proxies.programs import Factory
-from proxies.rules import named
-from proxies.schedule import Schedule
+from proxies.coordinates.coordinates import check_coordinates
+from proxies.core.numbers import ParameterNumbers
+from proxies.core.programs import Factory
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.parametrization.parametrization import drawn
+from proxies.training import built
 
 WIDTHS = (16, 32, 64, 128)
 BASE = dataclasses.replace(TINY, num_kv_heads=2)

@@ -2,11 +2,11 @@
 
 import random
 
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams, Numerics, RunSpec
 from proxies.data.corpus import tokenize
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.spec import Hparams, Numerics, RunSpec
 
 TINY = Shape(num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=16)
 BASE = Shape(num_layers=2, width=16, num_heads=2, num_kv_heads=1, ffn_width=48, vocab_size=23, seq_len=12)

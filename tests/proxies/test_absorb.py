@@ -3,11 +3,11 @@ import dataclasses
 import pytest
 from parametrization_cases import BASE, FAMILIES, HPARAMS, Model, grown, parting, spec_of, token_ids
 
-from proxies import absorb
-from proxies.absorb import absorbed
-from proxies.checks import SpecError
-from proxies.numbers import ForwardNumbers
-from proxies.parametrization import forward_numbers, parameter_table
+from proxies.core.checks import SpecError
+from proxies.core.numbers import ForwardNumbers
+from proxies.parametrization import absorb
+from proxies.parametrization.absorb import absorbed
+from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 BUSY = dataclasses.replace(HPARAMS, embedding_multiplier=2.0, eps=1e-4)
 """An eps large enough to show if it is not moved."""

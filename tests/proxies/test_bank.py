@@ -7,15 +7,14 @@ import pytest
 import torch
 from proxy_cases import TINY, run_spec
 
-from proxies import canon
-from proxies.bank import Bank
-from proxies.flops import flops_per_token
-from proxies.model import token_loss
-from proxies.optimizer import BankAdamW
-from proxies.recorded import NoGpuError
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.spec import Numerics
+from proxies.core import canon
+from proxies.core.flops import flops_per_token
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.spec import Numerics
+from proxies.model.decoder import token_loss
+from proxies.model.optimizer import BankAdamW
+from proxies.training.bank import Bank, NoGpuError
 
 WIDE = TINY.at_width(32)
 

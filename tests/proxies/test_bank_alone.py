@@ -8,13 +8,13 @@ import pytest
 import torch
 from proxy_cases import TINY, run_spec
 
-from proxies import bank as bank_module
-from proxies import fused_loss
-from proxies.bank import Bank
-from proxies.checks import SpecError
-from proxies.optimizer import BankAdamW
-from proxies.rules import NAMES
-from proxies.solo import Solo
+from proxies.core.checks import SpecError
+from proxies.core.rules import NAMES
+from proxies.model import fused_loss
+from proxies.model.optimizer import BankAdamW
+from proxies.training import bank as bank_module
+from proxies.training.bank import Bank
+from proxies.training.solo import Solo
 
 FAMILIES = {
     "llama": {},
@@ -30,7 +30,7 @@ TOKENS = {"base_batch_tokens": 32, "base_num_tokens": 576}
 
 @pytest.fixture(autouse=True)
 def few_windows(monkeypatch):
-    monkeypatch.setattr("proxies.outcome.VALIDATION_SEQUENCES", 16)
+    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 16)
 
 
 def runs(store, family, **changes):

@@ -9,10 +9,10 @@ import torch
 from proxy_cases import TINY, run_spec
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxies import bank as bank_module
-from proxies.bank import Bank
-from proxies.optimizer import BankAdamW
-from proxies.spec import Numerics
+from proxies.core.spec import Numerics
+from proxies.model.optimizer import BankAdamW
+from proxies.training import bank as bank_module
+from proxies.training.bank import Bank
 
 pytestmark = [  # what torch's own compiler calls
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
@@ -38,7 +38,7 @@ WILD = {"learning_rate": 1e30, "clip_norm": None, "num_steps": 20}
 @pytest.fixture(autouse=True)
 def arithmetic(monkeypatch):
     """Fewer windows are enough here, and what engines set for their process is put back."""
-    monkeypatch.setattr("proxies.outcome.VALIDATION_SEQUENCES", 8)
+    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 8)
     precision = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(precision)

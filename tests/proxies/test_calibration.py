@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 from proxy_cases import run_spec
 
-from proxies import canon
-from proxies.bank import Bank
-from proxies.calibration import (
+from proxies.core import canon
+from proxies.core.spec import Numerics
+from proxies.training.bank import Bank
+from proxies.training.calibration import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
     Answer,
@@ -16,9 +17,8 @@ from proxies.calibration import (
     measure,
     surely,
 )
-from proxies.solo import Solo
-from proxies.spec import Numerics
-from proxies.torch_device import TorchDevice
+from proxies.training.solo import Solo
+from proxies.training.torch_device import TorchDevice
 
 ONE, TWO, COMPILED = Numerics(), Numerics(num_slots=2), Numerics(compiled=True)
 

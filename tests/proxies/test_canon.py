@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxies import canon
+from proxies.core import canon
 
 settings.register_profile("still", deadline=None, derandomize=True, database=None)
 settings.load_profile("still")
@@ -225,7 +225,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 CUT_OFF = """
 import resource, signal, sys
 from pathlib import Path
-from proxies import canon
+from proxies.core import canon
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from command_cases import GOOD, NUM_STEPS, PYTHON, Place, command, command_spec, gone, number_in
 
-from proxies import canon, flops
+from proxies.core import canon, flops
+from proxies.core.programs import PLACEHOLDERS
+from proxies.core.spec import RunSpec
 from proxies.external.command import CommandError, find_program, placeholder_values
-from proxies.programs import PLACEHOLDERS
-from proxies.spec import RunSpec
 
 
 @pytest.fixture

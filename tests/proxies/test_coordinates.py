@@ -18,13 +18,13 @@ from planted import (
 )
 from proxy_cases import run_spec
 
-from proxies import canon
-from proxies.activations import Probe, attention_logits
-from proxies.coordinates import CoordinateCheck, check_coordinates, recorded_steps
-from proxies.parametrization import parameter_table
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.solo import Solo
+from proxies.coordinates.activations import Probe, attention_logits
+from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates, recorded_steps
+from proxies.core import canon
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.parametrization.parametrization import parameter_table
+from proxies.training.solo import Solo
 
 HIDDEN_RATE = "hidden matrices' learning rate does not shrink with width"
 LAYERS = [

@@ -20,7 +20,7 @@ from corpus_cases import (
 )
 from proxy_cases import documents, write_corpus
 
-from proxies import canon
+from proxies.core import canon
 from proxies.data import pretokenized, shards, splitting
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import DataError, TokenStore, read_manifest

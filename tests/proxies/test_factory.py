@@ -10,14 +10,14 @@ import torch
 from factory_cases import SMALL, factory_spec
 from torch.nn import functional
 
-from proxies.checks import SpecError
+from proxies.core.checks import SpecError
+from proxies.core.flops import count_params
+from proxies.core.rules import named
 from proxies.external.construction import FactoryChangedError, FactoryError, construct
 from proxies.external.description import describe
 from proxies.external.factory import build_model, load, size_note
 from proxies.external.spreads import Spread, own_ratio
-from proxies.flops import count_params
-from proxies.parametrization import forward_numbers, parameter_table
-from proxies.rules import named
+from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 WIDE = SMALL.at_width(128)
 MODELS = """

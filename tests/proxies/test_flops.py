@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from proxies.flops import CONVENTIONS, count_params, flops_per_token, six_nd
-from proxies.model import Decoder, Multipliers, token_loss
-from proxies.parametrization import kind_of
-from proxies.shape import Shape
+from proxies.core.flops import CONVENTIONS, count_params, flops_per_token, six_nd
+from proxies.core.shape import Shape
+from proxies.model.decoder import Decoder, Multipliers, token_loss
+from proxies.parametrization.parametrization import kind_of
 
 LLAMA = {"vocab_size": 128_256, "num_kv_heads": 8, "seq_len": 8192}
 MODELS = {

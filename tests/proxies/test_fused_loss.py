@@ -7,9 +7,9 @@ import torch
 from model_cases import FAMILIES, filled, token_ids
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxies import fused_loss
-from proxies.fused_loss import fused_token_loss
-from proxies.model import Decoder, Multipliers, token_loss
+from proxies.model import fused_loss
+from proxies.model.decoder import Decoder, Multipliers, token_loss
+from proxies.model.fused_loss import fused_token_loss
 
 K, B, T, D, V = 3, 2, 5, 6, 11
 CASES = [(lead, part) for lead in ((K,), ()) for part in (1, 4, 10, 64, None)]

@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import resource, sys, torch
-from proxies.memory import keep_freed_memory
+from proxies.training.memory import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def step():
@@ -32,7 +32,7 @@ def test_freed_memory_is_taken_again_without_a_page_fault():
 GIVEN_BACK = """
 import torch
 from pathlib import Path
-from proxies.memory import give_back_memory, keep_freed_memory
+from proxies.training.memory import give_back_memory, keep_freed_memory
 def resident_mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 // 2**20
 keep_freed_memory()

@@ -7,7 +7,7 @@ from model_cases import FAMILIES, SHAPE, filled, token_ids
 from mup_reference import Reference, ReferenceFeedForward, rotated
 from torch.nn import functional
 
-from proxies.model import (
+from proxies.model.decoder import (
     Attention,
     Decoder,
     FeedForward,
@@ -18,8 +18,8 @@ from proxies.model import (
     parameter_shapes,
     token_loss,
 )
-from proxies.parametrization import kind_of
-from proxies.rotary import rotate
+from proxies.model.rotary import rotate
+from proxies.parametrization.parametrization import kind_of
 
 K = 3
 MULTIPLIERS = Multipliers(

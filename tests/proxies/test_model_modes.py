@@ -8,10 +8,10 @@ import torch
 from model_cases import FAMILIES, filled, token_ids
 from torch.nn import functional
 
-from proxies import model as model_module
-from proxies import rotary
-from proxies.model import Decoder, LayerNorm, Linear, Multipliers, RMSNorm, token_loss
-from proxies.rotary import rotate
+from proxies.model import decoder as model_module
+from proxies.model import rotary
+from proxies.model.decoder import Decoder, LayerNorm, Linear, Multipliers, RMSNorm, token_loss
+from proxies.model.rotary import rotate
 
 K = 3
 NUMBERS = Multipliers(embedding=2.0, attention=0.3, residual=0.5, output=0.5)

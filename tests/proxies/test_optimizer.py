@@ -5,10 +5,10 @@ import torch
 from proxy_cases import TINY, run_spec
 from torch import nn
 
-from proxies.model import Decoder
-from proxies.optimizer import BankAdamW, adamw, grouped, set_rates
-from proxies.parametrization import initial_tensor, parameter_table
-from proxies.spec import Hparams
+from proxies.core.spec import Hparams
+from proxies.model.decoder import Decoder
+from proxies.model.optimizer import BankAdamW, adamw, grouped, set_rates
+from proxies.parametrization.parametrization import initial_tensor, parameter_table
 
 SHAPE = dataclasses.replace(TINY, vocab_size=7)
 WIDE = SHAPE.at_width(32).at_depth(2)

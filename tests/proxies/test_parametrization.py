@@ -22,10 +22,13 @@ from parametrization_cases import (
 )
 from torch import nn
 
-from proxies.canon import canonical
-from proxies.checks import SpecError
-from proxies.model import Decoder, Multipliers, parameter_shapes
-from proxies.parametrization import (
+from proxies.core.canon import canonical
+from proxies.core.checks import SpecError
+from proxies.core.rules import NAMES, named
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams
+from proxies.model.decoder import Decoder, Multipliers, parameter_shapes
+from proxies.parametrization.parametrization import (
     forward_numbers,
     initial_tensor,
     kind_of,
@@ -35,9 +38,6 @@ from proxies.parametrization import (
     stack_forward_numbers,
     width_multipliers,
 )
-from proxies.rules import NAMES, named
-from proxies.shape import Shape
-from proxies.spec import Hparams
 
 GROWTHS = [{"heads": 2}, {"heads": 7}, {"head_dim": 2}, {"heads": 3, "head_dim": 2, "ffn": 2}]
 QUERY = "layers.0.attention.wq.weight"

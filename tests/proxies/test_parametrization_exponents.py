@@ -14,8 +14,8 @@ from parametrization_cases import (
     moves_by_the_same_at_every_width,
 )
 
-from proxies import parametrization
-from proxies.rules import forward_rule, kind_rule, named
+from proxies.core.rules import forward_rule, kind_rule, named
+from proxies.parametrization import parametrization
 
 
 @pytest.mark.parametrize("name", ["mup", "completep", "completedp", "umup"])

@@ -5,9 +5,9 @@ import pytest
 import torch
 from proxy_cases import TINY, run_spec
 
+from proxies.core.schedule import Schedule
 from proxies.data.tokens import DataError
-from proxies.prefetch import Prefetch
-from proxies.schedule import Schedule
+from proxies.training.prefetch import Prefetch
 
 CPU = torch.device("cpu")
 WARMING = Schedule(kind="constant", num_steps=6, batch_warmup_steps=3, batch_warmup_stages=4)

@@ -3,8 +3,8 @@
 import pytest
 from command_cases import TEMPLATE, command
 
-from proxies.checks import SpecError
-from proxies.programs import Factory
+from proxies.core.checks import SpecError
+from proxies.core.programs import Factory
 
 FULL = "train --lr {lr} --width {width} --steps {num_steps} --seed {seed}"
 

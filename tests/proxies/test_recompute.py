@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxies.model import Decoder, Multipliers, token_loss
-from proxies.shape import Shape
+from proxies.core.shape import Shape
+from proxies.model.decoder import Decoder, Multipliers, token_loss
 
 SHAPES = {
     family: Shape(

@@ -2,11 +2,11 @@ from typing import get_args
 
 import pytest
 
-from proxies import canon
-from proxies.checks import SpecError
-from proxies.numbers import KINDS
-from proxies.powers import Powers, Ratios
-from proxies.rules import (
+from proxies.core import canon
+from proxies.core.checks import SpecError
+from proxies.core.numbers import KINDS
+from proxies.core.powers import Powers, Ratios
+from proxies.core.rules import (
     NAMES,
     PRESETS,
     Name,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxies.checks import SpecError
-from proxies.schedule import Schedule, lr_multiplier, lr_table, whole_warmup
+from proxies.core.checks import SpecError
+from proxies.core.schedule import Schedule, lr_multiplier, lr_table, whole_warmup
 
 KINDS = ("cosine", "linear", "wsd", "constant")
 

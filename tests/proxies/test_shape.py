@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 from proxy_cases import BASE, TINY
 
-from proxies.checks import SpecError
-from proxies.shape import Shape
+from proxies.core.checks import SpecError
+from proxies.core.shape import Shape
 
 
 def problems(build):

@@ -13,15 +13,15 @@ from proxy_cases import TINY, run_spec
 from torch import nn
 from torch.nn import functional
 
-from proxies.bank import Bank
+from proxies.core.numbers import ParameterNumbers
+from proxies.core.programs import Factory
+from proxies.core.schedule import Schedule
 from proxies.data.tokens import TokenStore
-from proxies.numbers import ParameterNumbers
-from proxies.optimizer import BankAdamW
-from proxies.outcome import environment
-from proxies.programs import Factory
-from proxies.schedule import Schedule
-from proxies.slot_state import StateError, newest, put_newest_aside, store
-from proxies.solo import Solo
+from proxies.model.optimizer import BankAdamW
+from proxies.training.bank import Bank
+from proxies.training.outcome import environment
+from proxies.training.slot_state import StateError, newest, put_newest_aside, store
+from proxies.training.solo import Solo
 
 WIDE = TINY.at_width(32)
 CUTS = (1, 3, 11)  # in warmup, just past it, before the last step
@@ -38,7 +38,7 @@ def tokens_fixture(corpus):
 
 @pytest.fixture(autouse=True)
 def arithmetic(monkeypatch):
-    monkeypatch.setattr("proxies.outcome.VALIDATION_SEQUENCES", 16)
+    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 16)
     threads, generator = torch.get_num_threads(), torch.get_rng_state()
     yield
     torch.set_num_threads(threads)

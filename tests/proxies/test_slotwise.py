@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from proxies.slotwise import slotwise
+from proxies.model.decoder import slotwise
 
 GELU = partial(functional.gelu, approximate="tanh")
 

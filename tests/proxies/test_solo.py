@@ -10,17 +10,17 @@ import torch
 from proxy_cases import TINY, run_spec
 from torch import nn
 
-from proxies import canon
-from proxies.bank import Bank
-from proxies.built import our_model
-from proxies.model import Decoder
-from proxies.numbers import ParameterNumbers
-from proxies.outcome import validation_ids
-from proxies.parametrization import forward_numbers, initial_tensor, parameter_table
-from proxies.programs import Factory
-from proxies.schedule import Schedule, lr_multiplier
-from proxies.solo import Solo
-from proxies.spec import Numerics
+from proxies.core import canon
+from proxies.core.numbers import ParameterNumbers
+from proxies.core.programs import Factory
+from proxies.core.schedule import Schedule, lr_multiplier
+from proxies.core.spec import Numerics
+from proxies.model.decoder import Decoder
+from proxies.parametrization.parametrization import forward_numbers, initial_tensor, parameter_table
+from proxies.training.bank import Bank
+from proxies.training.built import our_model
+from proxies.training.outcome import validation_ids
+from proxies.training.solo import Solo
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler calls it
 
@@ -33,7 +33,7 @@ WARMING = Schedule(kind="cosine", num_steps=10, warmup_steps=2, batch_warmup_ste
 @pytest.fixture(autouse=True)
 def arithmetic(monkeypatch):
     """Engines set these for their process; and fewer windows are enough to judge tiny models by."""
-    monkeypatch.setattr("proxies.outcome.VALIDATION_SEQUENCES", 32)
+    monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 32)
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     yield
     torch.set_num_threads(threads)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scaling_fits.table import from_columns
+from scaling_fits.laws.table import from_columns
 
 SIZES = np.geomspace(3e4, 1e6, 4)
 TOKENS = np.array([1e5, 2.8e5, 8e5])

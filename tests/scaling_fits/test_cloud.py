@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder
 
-from scaling_fits import cloud, law
+from scaling_fits.forecast import cloud
+from scaling_fits.laws import law
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from planted_ladders import SIZES, TRUTHS, law_loss
 
-from scaling_fits import solver
-from scaling_fits.forms import SHAPES
+from scaling_fits.laws import solver
+from scaling_fits.laws.forms import SHAPES
 
 THETAS = {
     "chinchilla": [0.3, 4.0, 5.0, 0.4, 0.3, 1.0],

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, ladder
 
-from scaling_fits import cloud, law, pooling
-from scaling_fits.hindcast import hindcast
-from scaling_fits.nearness import near_frontier
-from scaling_fits.table import from_columns
+from scaling_fits.forecast import cloud, pooling
+from scaling_fits.forecast.hindcast import hindcast
+from scaling_fits.laws import law
+from scaling_fits.laws.nearness import near_frontier
+from scaling_fits.laws.table import from_columns
 
 
 def _fits(table, draws=24):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
-from scaling_fits import law
+from scaling_fits.forecast.uncertainty import fit_runs
 from scaling_fits.influence import RowInfluence, influence, influence_warnings, outlier_limit
-from scaling_fits.law import CannotTellError, LawError
-from scaling_fits.nearness import near_frontier
-from scaling_fits.table import from_columns, read_runs
-from scaling_fits.uncertainty import fit_runs
+from scaling_fits.laws import law
+from scaling_fits.laws.law import CannotTellError, LawError
+from scaling_fits.laws.nearness import near_frontier
+from scaling_fits.laws.table import from_columns, read_runs
 
 TARGET = {"target_params": 1e7, "target_tokens": 2e8}
 MANY = {"num_runs": 10**6, "sizes": np.geomspace(3e4, 1e6, 6), "tokens": np.geomspace(1e5, 8e5, 5)}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, OVERTRAINING, TRUTHS, ladder, law_loss
 
-from scaling_fits import law, search, solver
-from scaling_fits.forms import SHAPES
-from scaling_fits.table import from_columns, read_runs
+from scaling_fits.laws import law, search, solver
+from scaling_fits.laws.forms import SHAPES
+from scaling_fits.laws.table import from_columns, read_runs
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "gemstones"
 PUBLISHED = {  # sums over rows, as printed by the authors' repository (arXiv 2502.06857)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from proxies.spec import Curve
-from scaling_fits.loss_curves import SHARES, WINDOW, FinishedRun, expected_curve, memory_octaves
+from proxies.core.spec import Curve
+from scaling_fits.forecast.loss_curves import SHARES, WINDOW, FinishedRun, expected_curve, memory_octaves
 
 SIZES = [(params, tokens) for params in (1e6, 4e6, 1.6e7) for tokens in (2e7, 8e7, 3.2e8)]
 TARGET = (1e8, 2e9)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, POWER, law_loss
 
-from scaling_fits import cloud, law
-from scaling_fits.table import from_columns
-from scaling_fits.uncertainty import fit_runs, predict
+from scaling_fits.forecast import cloud
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws import law
+from scaling_fits.laws.table import from_columns
 
 NARROW = """37024 40960 2.89772
 37024 81920 2.70378

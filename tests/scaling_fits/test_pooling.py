@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from scaling_fits.lack_of_fit import Structure
-from scaling_fits.pooling import PRIOR_MASS, beyond, learn, reach, rest
+from scaling_fits.forecast.pooling import PRIOR_MASS, beyond, learn, reach, rest
+from scaling_fits.laws.lack_of_fit import Structure
 
 FORMS = ("chinchilla", "coupled", "power")
 SMOOTH = Structure(coefficients=np.zeros((3, 6)), noise_sd=0.002, num_runs=60)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from scaling_fits.allocation.allocate import allocate
-from scaling_fits.table import from_columns
-from scaling_fits.uncertainty import fit_runs, predict
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws.table import from_columns
 
 POINTS = Path(__file__).resolve().parents[3] / "shared" / "data" / "porian_refinedweb" / "isoflop_points.csv"
 TUNED = {"hparams": "tuned", "warmup": "short", "decay": "const", "param_count": "standard", "val": "val"}

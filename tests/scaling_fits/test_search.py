@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, ladder
 
-from scaling_fits import law, search, solver, starts
-from scaling_fits.forms import SHAPES
+from scaling_fits.laws import law, search, solver, starts
+from scaling_fits.laws.forms import SHAPES
 
 
 def _points(seed=0, noise=0.01, num_runs=12):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, TRUTHS, ladder
 
-from scaling_fits import law, solver, starts
-from scaling_fits.forms import SHAPES
+from scaling_fits.laws import law, solver, starts
+from scaling_fits.laws.forms import SHAPES
 
 
 @pytest.mark.parametrize("form", list(SHAPES))

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder
 
-from proxies import canon
+from proxies.core import canon
 from scaling_fits.allocation.allocate import allocate
 from scaling_fits.fit_file import FitFileError
+from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.summary import (
     allocation_summary,
     fit_summary,
@@ -18,7 +19,6 @@ from scaling_fits.summary import (
     prediction_summary,
     to_file,
 )
-from scaling_fits.uncertainty import fit_runs, predict
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scaling_fits.table import DroppedRow, TableError, from_columns, read_runs
+from scaling_fits.laws.table import DroppedRow, TableError, from_columns, read_runs
 
 GOOD = "params,tokens,loss\n1e6,2e7,3.25\n2000000,4e7,3.0\n"
 

@@ -14,12 +14,13 @@ from click.testing import CliRunner
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
 from launcher.verbs.fits import fit as fit_verb
-from scaling_fits import law, summary
+from scaling_fits import summary
 from scaling_fits.allocation.allocate import allocate
-from scaling_fits.law import CannotTellError
-from scaling_fits.table import TableError, read_runs
-from scaling_fits.traps import replicates, rows_text
-from scaling_fits.uncertainty import fit_runs, predict
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws import law
+from scaling_fits.laws.law import CannotTellError
+from scaling_fits.laws.table import TableError, read_runs
+from scaling_fits.laws.traps import replicates, rows_text
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 NOISY = ladder(CHINCHILLA, np.random.default_rng(0), noise=0.004)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
-from scaling_fits import law, search
-from scaling_fits.derived import draw_intervals
-from scaling_fits.table import from_columns
-from scaling_fits.uncertainty import fit_runs, predict
+from scaling_fits.forecast.derived import draw_intervals
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws import law, search
+from scaling_fits.laws.table import from_columns
 
 
 @pytest.fixture(scope="module")

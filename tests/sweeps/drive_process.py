@@ -7,11 +7,11 @@ from pathlib import Path
 
 from sweep_fakes import FakeHostFactory, bank_key, make_spec, num_slots
 
-from sweeps.drive import drive
-from sweeps.ledger import Ledger
-from sweeps.pool import InlinePool
-from sweeps.source import SearchSource
-from sweeps.space import search_space
+from sweeps.run.drive import drive
+from sweeps.run.pool import InlinePool
+from sweeps.search.source import SearchSource
+from sweeps.search.space import search_space
+from sweeps.store.ledger import Ledger
 
 SPACE = search_space(ranges={"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)})
 NUM_TRIALS = 16

@@ -19,15 +19,15 @@ from pathlib import Path
 
 from sweep_fakes import make_spec, make_specs, outcome
 
-from launcher.attestations import attest, read_attestation
-from launcher.launch_file import LAUNCH_FILE, write_launch
-from proxies import canon
-from sweeps import chain
-from sweeps.curves import load_curve, store_curve
-from sweeps.errors import SweepError
-from sweeps.fork import import_runs, read_parent
-from sweeps.ledger import LEDGER_NAME, Ledger
-from sweeps.repair import repair
+from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.launch_file import LAUNCH_FILE, write_launch
+from proxies.core import canon
+from sweeps.store import chain
+from sweeps.store.curves import load_curve, store_curve
+from sweeps.store.errors import SweepError
+from sweeps.store.fork import import_runs, read_parent
+from sweeps.store.ledger import LEDGER_NAME, Ledger
+from sweeps.store.repair import repair
 
 PLAN = {"data_id": "toy", "semantics": 2}
 SPECS = [*make_specs(2), make_spec(log2_lr=-1)]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from sweep_fakes import make_specs, outcome
 
-from sweeps import salvage
-from sweeps.curves import store_curve
-from sweeps.errors import LedgerCorrupt
-from sweeps.ledger import LEDGER_NAME, Ledger
+from sweeps.store import salvage
+from sweeps.store.curves import store_curve
+from sweeps.store.errors import LedgerCorrupt
+from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 MASKS = (0x01, 0x80, 0xFF)
 

@@ -31,19 +31,19 @@ from unittest import mock
 
 from sweep_fakes import bank_key, make_spec, num_slots, outcome, pruned_outcome
 
-from proxies import canon
-from proxies.spec import RunSpec
-from sweeps import chain
-from sweeps import drive as drive_module
-from sweeps import driver as driver_module
-from sweeps import ledger as ledger_module
-from sweeps import search_pruner as pruner_module
-from sweeps.drive import drive
-from sweeps.errors import RunsFail, StaleDriver
-from sweeps.ledger import Ledger
-from sweeps.losses import MOST_IN_A_ROW, Loss
-from sweeps.pool import Finished, Report
-from sweeps.source import StaticSource
+from proxies.core import canon
+from proxies.core.spec import RunSpec
+from sweeps.run import drive as drive_module
+from sweeps.run import driver as driver_module
+from sweeps.run.drive import drive
+from sweeps.run.losses import MOST_IN_A_ROW, Loss
+from sweeps.run.pool import Finished, Report
+from sweeps.search import search_pruner as pruner_module
+from sweeps.search.source import StaticSource
+from sweeps.store import chain
+from sweeps.store import ledger as ledger_module
+from sweeps.store.errors import RunsFail, StaleDriver
+from sweeps.store.ledger import Ledger
 
 NUM_STEPS = 6
 HANG_SECONDS = 150.0

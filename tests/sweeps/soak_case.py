@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sweep_fakes import finished, make_spec
 
-from sweeps.pool import Advanced, Report, carry_out
+from sweeps.run.pool import Advanced, Report, carry_out
 
 EVERY = 5
 """Outcomes between two looks at the driver."""
@@ -30,7 +30,7 @@ MAX_ATTEMPTS = 20
 
 
 class ProcessPool:
-    """Workers as processes of their own, behind `sweeps.pool.Pool`: a killed one is a lost one."""
+    """Workers as processes of their own, behind `sweeps.run.pool.Pool`: a killed one is a lost one."""
 
     def __init__(self, num_workers):
         self.num_workers = num_workers
@@ -78,8 +78,8 @@ class TrivialHost:
     """Every run ends in the call it is admitted in."""
 
     def advance(self, call):
-        from proxies import canon
-        from proxies.spec import RunSpec
+        from proxies.core import canon
+        from proxies.core.spec import RunSpec
 
         ended = [finished(slot, canon.decode(RunSpec, data)) for slot, data in call.admit]
         return Advanced(finished=tuple(ended))
@@ -106,10 +106,10 @@ def make_run(point):
 
 def drive_study(study_dir, num_trials, num_workers):
     """A driver: the search from where it stands, until it is done. What was told is noted, and what it took."""
-    from sweeps.drive import drive
-    from sweeps.ledger import Ledger
-    from sweeps.source import SearchSource
-    from sweeps.space import search_space
+    from sweeps.run.drive import drive
+    from sweeps.search.source import SearchSource
+    from sweeps.search.space import search_space
+    from sweeps.store.ledger import Ledger
 
     ranges = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
     opening = time.monotonic()
@@ -218,7 +218,7 @@ def acknowledged(study_dir):
 
 def assert_prefix_holds(study_dir):
     """After a kill: the ledger is sound, and all that was acknowledged is in it."""
-    from sweeps.ledger import Ledger
+    from sweeps.store.ledger import Ledger
 
     missing = set(acknowledged(study_dir)) - set(Ledger.read(study_dir).results())
     assert not missing, f"{len(missing)} acknowledged outcomes are gone"
@@ -228,8 +228,8 @@ def faults_of(study_dir, num_trials):
     """What is wrong with a finished study: trials without an outcome, outcomes told twice, not the run's, or lost."""
     from sweep_fakes import outcome
 
-    from sweeps.curves import load_curve
-    from sweeps.ledger import Ledger
+    from sweeps.store.curves import load_curve
+    from sweeps.store.ledger import Ledger
 
     ledger = Ledger.read(study_dir)
     runs, said = ledger.runs(), acknowledged(study_dir)

@@ -1,7 +1,7 @@
 """The space that tests search, and a trial of a search that nothing was kept of."""
 
-from sweeps.space import search_space
-from sweeps.suggest import Search
+from sweeps.search.source import Search
+from sweeps.search.space import search_space
 
 
 def usual(learning_rate=(2**-12, 2**-2), warmup_fraction=(0.0, 0.3), clip_norm=(0.25, 4.0), **more):

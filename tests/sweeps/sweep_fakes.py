@@ -9,12 +9,12 @@ import os
 import time
 from pathlib import Path
 
-from proxies import canon
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.shape import Shape
-from proxies.spec import Curve, Hparams, Numerics, RunResult, RunSpec
-from sweeps.pool import Advanced, Finished
+from proxies.core import canon
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import Curve, Hparams, Numerics, RunResult, RunSpec
+from sweeps.run.pool import Advanced, Finished
 
 CLIFF_LOG2_LR = -5.5
 

@@ -1,6 +1,6 @@
 from sweep_fakes import bank_key, make_spec, make_specs, num_slots
 
-from sweeps.backlog import Attempt, Backlog
+from sweeps.run.backlog import Attempt, Backlog
 
 
 def filled(*specs):

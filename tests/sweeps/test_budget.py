@@ -3,11 +3,11 @@
 import pytest
 from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 
-from proxies.checks import SpecError
-from proxies.spec import Run
-from sweeps.budget import Budget, Caps, record_driven, spent
-from sweeps.glance import Glance
-from sweeps.ledger import Ledger
+from proxies.core.checks import SpecError
+from proxies.core.spec import Run
+from sweeps.run.budget import Budget, Caps, record_driven, spent
+from sweeps.store.glance import Glance
+from sweeps.store.ledger import Ledger
 
 
 @pytest.fixture

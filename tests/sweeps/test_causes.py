@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import causes
-from sweeps.causes import ADVICE, CAUSES, WORDS, classify, described, log_tail, oom_kills, redacted
+from sweeps.run import causes
+from sweeps.run.causes import ADVICE, CAUSES, WORDS, classify, described, log_tail, oom_kills, redacted
 
 
 class OutOfMemoryError(RuntimeError):

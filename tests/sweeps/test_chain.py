@@ -10,9 +10,9 @@ import pytest
 from ledger_flips import MASKS, cut_all, flip_all, in_memory, read, write_study
 from sweep_fakes import make_specs, outcome
 
-from sweeps import chain
-from sweeps.errors import LedgerCorrupt, LedgerTooNew, PlanChanged
-from sweeps.ledger import LEDGER_NAME, Ledger
+from sweeps.store import chain
+from sweeps.store.errors import LedgerCorrupt, LedgerTooNew, PlanChanged
+from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 import pytest
 
-from sweeps.checkpoints import checkpoint_dir, drop_checkpoints, drop_stale_checkpoints
+from sweeps.store.checkpoints import checkpoint_dir, drop_checkpoints, drop_stale_checkpoints
 
 ONE, OTHER = "1" * 64, "2" * 64
 

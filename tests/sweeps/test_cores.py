@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from sweeps.cores import num_cores
+from sweeps.run.cores import num_cores
 
 HERE = len(os.sched_getaffinity(0))
 

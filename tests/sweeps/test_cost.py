@@ -8,11 +8,11 @@ from soak_case import TrivialHost
 from spaces import SPACE, usual
 from sweep_fakes import bank_key, make_spec, num_slots
 
-from sweeps import samplers
-from sweeps.drive import drive
-from sweeps.ledger import Ledger
-from sweeps.pool import InlinePool
-from sweeps.source import SearchSource
+from sweeps.run.drive import drive
+from sweeps.run.pool import InlinePool
+from sweeps.search import samplers
+from sweeps.search.source import SearchSource
+from sweeps.store.ledger import Ledger
 
 GRID = usual(grid={"learning_rate": 10, "warmup_fraction": 4, "clip_norm": 3})
 
@@ -40,7 +40,7 @@ def calls(study_dir, sampler, num_trials):
 
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes", "qmc", "random", "grid"])
 def test_a_search_of_twice_the_trials_takes_twice_the_calls(sampler, tmp_path, monkeypatch):
-    monkeypatch.setattr("sweeps.past.NUM_BEST", 3)
+    monkeypatch.setattr("sweeps.search.past.NUM_BEST", 3)
     monkeypatch.setattr(samplers, "MOST_SHOWN", 8)
     calls(tmp_path / "first", sampler, 6)  # imports and caches
     first, second, third = (calls(tmp_path / str(number), sampler, number) for number in (15, 30, 60))

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 from sweep_fakes import bank_key, make_spec, num_slots
 
-from sweeps.backlog import Attempt
-from sweeps.crew import Crew
-from sweeps.leases import Leases
-from sweeps.pool import Report
-from sweeps.progress import Running
+from sweeps.run.backlog import Attempt
+from sweeps.run.crew import Crew, Leases
+from sweeps.run.pool import Report
+from sweeps.store.live import Running
 
 
 class Pool:

@@ -4,10 +4,10 @@ import os
 import pytest
 from sweep_fakes import make_spec, outcome
 
-from proxies import canon
-from proxies.spec import Curve
-from sweeps.curves import CURVES_DIR, curve_ids, curve_path, has_curves, load_curve, store_curve
-from sweeps.errors import CurveCorrupt, DiskFull
+from proxies.core import canon
+from proxies.core.spec import Curve
+from sweeps.store.curves import CURVES_DIR, curve_ids, curve_path, has_curves, load_curve, store_curve
+from sweeps.store.errors import CurveCorrupt, DiskFull
 
 RESULT, CURVE = outcome(make_spec())
 

@@ -15,16 +15,16 @@ from sweep_fakes import (
     pruned_outcome,
 )
 
-from proxies import canon
-from proxies.spec import RunSpec
-from sweeps.curves import load_curve
-from sweeps.drive import drive
-from sweeps.errors import BudgetSpent, RunsFail, SourceStuck
-from sweeps.ledger import Ledger
-from sweeps.losses import MOST_IN_A_ROW, Loss
-from sweeps.pool import Finished, InlinePool, Report
-from sweeps.progress import Running
-from sweeps.source import Signal, StaticSource
+from proxies.core import canon
+from proxies.core.spec import RunSpec
+from sweeps.run.drive import drive
+from sweeps.run.losses import MOST_IN_A_ROW, Loss
+from sweeps.run.pool import Finished, InlinePool, Report
+from sweeps.search.source import Signal, StaticSource
+from sweeps.store.curves import load_curve
+from sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
+from sweeps.store.ledger import Ledger
+from sweeps.store.live import Running
 
 
 class Study:
@@ -106,8 +106,8 @@ def test_an_error_costs_an_attempt_and_not_the_neighbours(faulty):
 
 def test_without_the_lone_attempt_neighbours_would_fail(faulty, monkeypatch):
     """The mutation check of the test above: whoever is there is to blame."""
-    monkeypatch.setattr("sweeps.backlog.Attempt.alone", property(lambda self: False, lambda self, value: None))
-    monkeypatch.setattr("sweeps.driver.Loss", lambda **said: Loss(**said | {"alone": True}))
+    monkeypatch.setattr("sweeps.run.backlog.Attempt.alone", property(lambda self: False, lambda self, value: None))
+    monkeypatch.setattr("sweeps.run.driver.Loss", lambda **said: Loss(**said | {"alone": True}))
     study, specs = faulty("raise 1"), make_specs(5)
     study.drive(specs[3:])  # something has ended well before
     results = study.drive(specs)
@@ -284,7 +284,7 @@ def test_what_never_fits_fails(study):
 
 def test_a_worker_killed_for_its_memory_is_known_by_the_kernels_count(study, monkeypatch):
     kills = iter([4, 5, 5])
-    monkeypatch.setattr("sweeps.driver.oom_kills", lambda: next(kills))
+    monkeypatch.setattr("sweeps.run.driver.oom_kills", lambda: next(kills))
     answers = [error("lost_worker"), error("lost_worker")]
     scripted(study, lambda pool, call, number: answers[number] if number < 2 else pool.ends())
     study.drive(make_specs(1))

@@ -12,9 +12,9 @@ import pytest
 from drive_process import NUM_TRIALS, main
 from sweep_fakes import executions
 
-from sweeps.curves import load_curve
-from sweeps.errors import StudyMissing
-from sweeps.ledger import Ledger
+from sweeps.store.curves import load_curve
+from sweeps.store.errors import StudyMissing
+from sweeps.store.ledger import Ledger
 
 SCRIPT = Path(__file__).parent / "drive_process.py"
 STEP_SECONDS = 0.02

@@ -10,13 +10,14 @@ import simulation
 from simulation import BrokenPromiseError, KilledError, PowerLossError, simulate, study_folder
 from sweep_fakes import make_spec
 
-from sweeps import chain, losses, pool
-from sweeps import drive as drive_module
-from sweeps import driver as driver_module
-from sweeps.errors import SweepError
-from sweeps.search_pruner import SearchPruner
-from sweeps.source import SearchSource
-from sweeps.space import search_space
+from sweeps.run import drive as drive_module
+from sweeps.run import driver as driver_module
+from sweeps.run import losses, pool
+from sweeps.search.search_pruner import SearchPruner
+from sweeps.search.source import SearchSource
+from sweeps.search.space import search_space
+from sweeps.store import chain
+from sweeps.store.errors import SweepError
 
 NUM_SEEDS, NUM_SEARCHES = 300, 80
 SPACE = search_space(ranges={"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)})
@@ -179,12 +180,12 @@ def lease_by_wall_clock(patch):
 
 
 def leases_without_end(patch):
-    patch.setattr("sweeps.leases.Leases.seconds", lambda self, kind: math.inf)
+    patch.setattr("sweeps.run.crew.Leases.seconds", lambda self, kind: math.inf)
 
 
 def own_absence_blamed(patch):
     """A driver that was suspended takes its own absence for its workers' silence."""
-    patch.setattr("sweeps.crew.Crew._forgive", lambda self, away_seconds: None)
+    patch.setattr("sweeps.run.crew.Crew._forgive", lambda self, away_seconds: None)
 
 
 def lost_runs_forgotten(patch):
@@ -246,7 +247,7 @@ def stop_without_saving(patch):
 def nobody_runs_alone(patch):
     """And whoever is there is to blame."""
     patch.setattr(driver_module, "Loss", lambda **said: losses.Loss(**said | {"alone": True}))
-    patch.setattr("sweeps.backlog.Attempt.alone", property(lambda self: False, lambda self, value: None))
+    patch.setattr("sweeps.run.backlog.Attempt.alone", property(lambda self: False, lambda self, value: None))
 
 
 def kills_blamed(patch):
@@ -332,7 +333,7 @@ def curve_not_cut(patch):
 
 def pruned_forgotten(patch):
     """A new driver takes whole runs alone for settled."""
-    patch.setattr("sweeps.ledger.Ledger.first_results", lambda self: self.results())
+    patch.setattr("sweeps.store.ledger.Ledger.first_results", lambda self: self.results())
 
 
 def pruned_curve_after_its_record(patch):

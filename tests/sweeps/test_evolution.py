@@ -5,7 +5,7 @@ import cmaes
 import pytest
 from spaces import SPACE, suggest, usual
 
-from sweeps.suggest import Search
+from sweeps.search.source import Search
 
 BETAS = usual(warmup_fraction=(0.1, 0.1), ranges={"beta1": (0.8, 0.95)})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sweeps import forecasts
-from sweeps.forecasts import forecast
+from sweeps.search import forecasts
+from sweeps.search.forecasts import forecast
 
 
 def planted(seed):

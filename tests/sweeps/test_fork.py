@@ -3,11 +3,11 @@ import dataclasses
 import pytest
 from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 
-from sweeps import fork
-from sweeps.curves import curve_path, load_curve, store_curve
-from sweeps.errors import DuplicateRecord, ForkRefused, LedgerCorrupt, StudyMissing
-from sweeps.fork import Imported, import_runs, read_parent
-from sweeps.ledger import LEDGER_NAME, Ledger
+from sweeps.store import fork
+from sweeps.store.curves import curve_path, load_curve, store_curve
+from sweeps.store.errors import DuplicateRecord, ForkRefused, LedgerCorrupt, StudyMissing
+from sweeps.store.fork import Imported, import_runs, read_parent
+from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 PLAN = {"data_id": "toy", "semantics": 2, "seed": 1}
 SAME = {"data_id": "toy", "semantics": 2}

@@ -6,11 +6,11 @@ import sqlite3
 import pytest
 from sweep_fakes import make_specs, outcome, pruned_outcome
 
-from proxies.spec import Run
-from sweeps import glance
-from sweeps.errors import LedgerCorrupt, StudyMissing
-from sweeps.glance import Checked, Glance, check_end
-from sweeps.ledger import LEDGER_NAME, Ledger
+from proxies.core.spec import Run
+from sweeps.store import glance
+from sweeps.store.errors import LedgerCorrupt, StudyMissing
+from sweeps.store.glance import Checked, Glance, check_end
+from sweeps.store.ledger import LEDGER_NAME, Ledger
 
 NUM_CHECKED = 3
 

@@ -3,7 +3,7 @@ import math
 import pytest
 from spaces import SPACE, usual
 
-from sweeps.growth import Edge, grown, open_edges, probes, pruned_sides
+from sweeps.search.growth import Edge, grown, open_edges, probes, pruned_sides
 
 
 def trials(space, optimum, num=24, cliff=math.inf, name="learning_rate"):

@@ -1,4 +1,4 @@
-from sweeps.leases import FACTOR, FLOOR_SECONDS, Leases
+from sweeps.run.crew import FACTOR, FLOOR_SECONDS, Leases
 
 
 def test_what_was_never_seen_may_take_the_longest():

@@ -7,11 +7,11 @@ import textwrap
 import pytest
 from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 
-from proxies.canon import CanonError
-from proxies.checks import SpecError
-from proxies.spec import Run
-from sweeps.curves import store_curve
-from sweeps.errors import (
+from proxies.core.canon import CanonError
+from proxies.core.checks import SpecError
+from proxies.core.spec import Run
+from sweeps.store.curves import store_curve
+from sweeps.store.errors import (
     DiskFull,
     DuplicateRecord,
     LedgerCorrupt,
@@ -22,8 +22,8 @@ from sweeps.errors import (
     StudyMissing,
     SweepError,
 )
-from sweeps.ledger import LEDGER_NAME, Ledger
-from sweeps.lock import LOCK_NAME, DriverLock
+from sweeps.store.ledger import LEDGER_NAME, Ledger
+from sweeps.store.lock import LOCK_NAME, DriverLock
 
 PLAN = {"seed": 1, "search": {"num_trials": 12, "learning_rate": [1e-4, 0.1]}}
 
@@ -193,7 +193,7 @@ def test_an_empty_ledger_alone_is_a_start_cut_short(tmp_path):
 def test_a_second_driver_is_told_who_holds_the_study(ledger, tmp_path):
     script = f"""
         from pathlib import Path
-        from sweeps.ledger import Ledger
+        from sweeps.store.ledger import Ledger
         Ledger.open(Path({str(tmp_path)!r}), {PLAN!r}, create=False)
     """
     second = subprocess.run(
@@ -251,8 +251,8 @@ def test_a_full_disk_loses_nothing(tmp_path):
     script = f"""
         import resource, signal, sys
         from pathlib import Path
-        from sweeps.errors import DiskFull
-        from sweeps.ledger import Ledger
+        from sweeps.store.errors import DiskFull
+        from sweeps.store.ledger import Ledger
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         ledger = Ledger.open(Path({str(tmp_path)!r}), {PLAN!r}, create=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))

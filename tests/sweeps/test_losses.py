@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 from sweep_fakes import make_spec
 
-from proxies import canon
-from proxies.spec import Numerics
-from sweeps.ledger import Ledger
-from sweeps.losses import MOST_IN_A_ROW, Loss, Losses, Standing, failed_result
+from proxies.core import canon
+from proxies.core.spec import Numerics
+from sweeps.run.losses import MOST_IN_A_ROW, Loss, Losses, Standing, failed_result
+from sweeps.store.ledger import Ledger
 
 SPEC = dataclasses.replace(make_spec(), batch_tokens=8 * 8)  # eight sequences
 

@@ -3,7 +3,7 @@ import math
 import pytest
 from spaces import SPACE
 
-from sweeps.past import NUM_BEST, PENALTY_MARGIN_NATS, Past
+from sweeps.search.past import NUM_BEST, PENALTY_MARGIN_NATS, Past
 
 
 def past_of(losses, parallelism=1):

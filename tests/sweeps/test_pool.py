@@ -1,7 +1,7 @@
 from sweep_fakes import FakeHostFactory, executions, make_specs, num_slots
 
-from proxies import canon
-from sweeps.pool import Advance, InlinePool
+from proxies.core import canon
+from sweeps.run.pool import Advance, InlinePool
 
 
 def call(specs):

@@ -13,13 +13,14 @@ import pytest
 from ray_cluster import processes
 from sweep_fakes import FakeHostFactory, bank_key, executions, make_spec, make_specs, num_slots, outcome
 
-from sweeps import ray_own, ray_start
-from sweeps.drive import drive
-from sweeps.errors import PoolDead
-from sweeps.ledger import Ledger
-from sweeps.pool import InlinePool
-from sweeps.pool_ray import RayPool
-from sweeps.source import StaticSource
+from sweeps.ray import own as ray_own
+from sweeps.ray import start as ray_start
+from sweeps.ray.pool import RayPool
+from sweeps.run.drive import drive
+from sweeps.run.pool import InlinePool
+from sweeps.search.source import StaticSource
+from sweeps.store.errors import PoolDead
+from sweeps.store.ledger import Ledger
 
 HERE = Path(__file__).parent
 
@@ -194,7 +195,7 @@ def test_a_stop_ends_the_start(tmp_path, monkeypatch):
 
 
 def test_a_start_that_is_broken_off_leaves_nothing(monkeypatch):
-    from sweeps import pool_ray
+    from sweeps.ray import pool as pool_ray
 
     folders = []
 

@@ -13,14 +13,14 @@ import pytest
 from ray_cluster import RayCluster, await_true, processes
 from sweep_fakes import FakeHostFactory, bank_key, executions, make_specs, num_slots, outcome
 
-from sweeps import ray_start
-from sweeps.drive import drive
-from sweeps.errors import ClusterUnfit, PoolDead
-from sweeps.ledger import Ledger
-from sweeps.pool import Advance
-from sweeps.pool_ray import RayPool
-from sweeps.ray_nodes import Place
-from sweeps.source import StaticSource
+from sweeps.ray import start as ray_start
+from sweeps.ray.nodes import Place
+from sweeps.ray.pool import RayPool
+from sweeps.run.drive import drive
+from sweeps.run.pool import Advance
+from sweeps.search.source import StaticSource
+from sweeps.store.errors import ClusterUnfit, PoolDead
+from sweeps.store.ledger import Ledger
 
 HERE = Path(__file__).parent
 
@@ -208,8 +208,8 @@ def driver(cluster, folder, takes=""):
         sys.path.insert(0, {str(HERE)!r})
         from sweep_fakes import FakeHostFactory, make_specs
         from test_pool_ray import run_all
-        from sweeps.pool_ray import RayPool
-        from sweeps.ray_nodes import Place
+        from sweeps.ray.pool import RayPool
+        from sweeps.ray.nodes import Place
         factory = FakeHostFactory({str(folder / "diary")!r}, step_seconds=0.5)
         pool = RayPool(2, factory, place=Place(address={cluster.address!r}, {takes}))
         try:

@@ -9,8 +9,8 @@ import numpy as np
 import optuna
 import pytest
 
-from sweeps import forecasts, pruners, pruning
-from sweeps.pruning import PRUNERS, Seen, rungs, told_nats, verdict
+from sweeps.search import forecasts, pruners, pruning
+from sweeps.search.pruning import PRUNERS, Seen, rungs, told_nats, verdict
 from tests.sweeps.spaces import SPACE, usual
 
 NUM_STEPS, STARTUP = 200, 12

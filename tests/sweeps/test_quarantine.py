@@ -6,12 +6,12 @@ import os
 import pytest
 from sweep_fakes import make_specs, outcome
 
-from sweeps import sites
-from sweeps.curves import store_curve
-from sweeps.fork import import_runs
-from sweeps.ledger import Ledger
-from sweeps.quarantine import QUARANTINED, HostQuarantined, quarantined, refuse_quarantined, suspects
-from sweeps.sites import site
+from sweeps.store import sites
+from sweeps.store.curves import store_curve
+from sweeps.store.fork import import_runs
+from sweeps.store.ledger import Ledger
+from sweeps.store.quarantine import QUARANTINED, HostQuarantined, quarantined, refuse_quarantined, suspects
+from sweeps.store.sites import site
 
 SPECS = make_specs(5)
 

@@ -6,13 +6,13 @@ import os
 import pytest
 from ray_cluster import RayCluster
 
-from sweeps.errors import ClusterUnfit
-from sweeps.pool import Advance, Advanced
-from sweeps.pool_ray import RayPool
-from sweeps.ray_groups import spread
-from sweeps.ray_nodes import Place, allowed
-from sweeps.reruns import where
-from sweeps.sites import HOST, HOST_VARIABLE, site
+from sweeps.ray.groups import spread
+from sweeps.ray.nodes import Place, allowed
+from sweeps.ray.pool import RayPool
+from sweeps.run.pool import Advance, Advanced
+from sweeps.run.reruns import where
+from sweeps.store.errors import ClusterUnfit
+from sweeps.store.sites import HOST, HOST_VARIABLE, site
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sweeps.pool import Report
-from sweeps.ray_groups import LAST_WORDS_SECONDS, Calls, counted, dealt, on_one_node
-from sweeps.ray_nodes import Place, room
+from sweeps.ray.groups import LAST_WORDS_SECONDS, Calls, counted, dealt, on_one_node
+from sweeps.ray.nodes import Place, room
+from sweeps.run.pool import Report
 
 TWO = {"a": {"CPU": 8.0, "GPU": 2.0}, "b": {"CPU": 2.0, "GPU": 1.0}, "c": {"CPU": 4.0}}
 

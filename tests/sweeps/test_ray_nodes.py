@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
-from sweeps.ray_groups import reserved
-from sweeps.ray_nodes import Place, answers, check_nodes, described, room
+from sweeps.ray.groups import reserved
+from sweeps.ray.nodes import Place, answers, check_nodes, described, room
 
 NODES = {"a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30}, "b": {"CPU": 3.0, "memory": 2.0**30}, "c": {}}
 

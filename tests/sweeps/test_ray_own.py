@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.ray_own import Environment, OwnFolder, remove_abandoned
+from sweeps.ray.own import Environment, OwnFolder, remove_abandoned
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_the_token_is_private_whatever_the_umask(base):
 
 def test_a_killed_driver_leaves_nothing_for_long(base):
     script = (
-        "import signal, os; from sweeps.ray_own import OwnFolder; OwnFolder(); os.kill(os.getpid(), signal.SIGKILL)"
+        "import signal, os; from sweeps.ray.own import OwnFolder; OwnFolder(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     environment = {**os.environ, "TMPDIR": str(base)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, check=False)

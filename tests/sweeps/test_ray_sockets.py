@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 from sweep_fakes import FakeHostFactory
 
-from sweeps.pool_ray import RayPool
-from sweeps.ray_own import processes
+from sweeps.ray.own import processes
+from sweeps.ray.pool import RayPool
 
 METHODS = (
     "NodeInfoGcsService/GetAllNodeInfo", "InternalKVGcsService/InternalKVKeys", "NodeManagerService/GetNodeStats",

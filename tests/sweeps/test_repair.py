@@ -9,12 +9,12 @@ import textwrap
 import pytest
 from sweep_fakes import make_specs, outcome, pruned_outcome
 
-from sweeps import salvage
-from sweeps.curves import store_curve
-from sweeps.errors import DiskFull, LedgerCorrupt, LedgerTooNew, StudyHeld, StudyMissing
-from sweeps.ledger import CALIBRATION, LEDGER_NAME, Ledger
-from sweeps.lock import DriverLock
-from sweeps.repair import repair
+from sweeps.store import salvage
+from sweeps.store.curves import store_curve
+from sweeps.store.errors import DiskFull, LedgerCorrupt, LedgerTooNew, StudyHeld, StudyMissing
+from sweeps.store.ledger import CALIBRATION, LEDGER_NAME, Ledger
+from sweeps.store.lock import DriverLock
+from sweeps.store.repair import repair
 
 PLAN = {"seed": 1}
 SPECS = make_specs(12)
@@ -229,7 +229,7 @@ def test_no_room_for_the_copy(study, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("proxies.canon.write_atomic", full)
+    monkeypatch.setattr("proxies.core.canon.write_atomic", full)
     with pytest.raises(DiskFull, match="free some space and repair again"):
         repair(study)
     assert (study / LEDGER_NAME).read_bytes() == broken
@@ -279,7 +279,7 @@ def test_killed_anywhere_it_is_begun_again(study):
                     left[0] -= 1
                     if left[0] < 0:
                         os.kill(os.getpid(), 9)
-            from sweeps.repair import repair
+            from sweeps.store.repair import repair
             sys.addaudithook(hook)
             repair(Path({str(study)!r}))
         """

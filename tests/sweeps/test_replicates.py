@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sweeps.replicates import compare, num_candidates, replicates
+from sweeps.search.replicates import compare, num_candidates, replicates
 
 
 def world(rng, means, seed_noise, run_noise, most=60):

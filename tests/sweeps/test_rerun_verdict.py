@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from sweep_fakes import make_spec, outcome
 
-from proxies import canon
-from proxies.programs import Factory
-from sweeps.rerun_verdict import FACTOR, LEAST_SHARE, NUM_NUDGED, Ran, Verdict, Wanted, distance, judge, promised
+from proxies.core import canon
+from proxies.core.programs import Factory
+from sweeps.run.rerun_verdict import FACTOR, LEAST_SHARE, NUM_NUDGED, Ran, Verdict, Wanted, distance, judge, promised
 
 SPEC = make_spec(num_steps=6)
 CPU = {"python": "3", "torch": "2", "machine": "x", "device": "cpu", "cpu": "one kind"}

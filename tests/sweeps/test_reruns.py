@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 from sweep_fakes import FakeHost, bank_key, executions, make_spec, num_slots, outcome
 
-from sweeps.pool import Advanced, InlinePool
-from sweeps.reruns import Reruns, Task, where
-from sweeps.sites import WHERE
+from sweeps.run.pool import Advanced, InlinePool
+from sweeps.run.reruns import Reruns, Task, where
+from sweeps.store.sites import WHERE
 
 
 class Workers:
@@ -37,7 +37,7 @@ class Workers:
 
 
 class Placed:
-    """Says where it is, as `launcher.host.Host` does; then what it is told."""
+    """Says where it is, as `launcher.workers.host.Host` does; then what it is told."""
 
     def __init__(self, answer):
         self.answer = answer

@@ -7,13 +7,12 @@ import pytest
 from spaces import SPACE
 from sweep_fakes import make_spec, outcome, pruned_outcome
 
-from sweeps import search_pruner
-from sweeps.curves import curve_path, store_curve
-from sweeps.errors import CurveCorrupt
-from sweeps.ledger import Ledger
-from sweeps.search_pruner import SearchPruner
-from sweeps.source import SearchSource, Signal
-from sweeps.suggest import Search
+from sweeps.search import search_pruner
+from sweeps.search.search_pruner import SearchPruner
+from sweeps.search.source import Search, SearchSource, Signal
+from sweeps.store.curves import curve_path, store_curve
+from sweeps.store.errors import CurveCorrupt
+from sweeps.store.ledger import Ledger
 
 NUM_STEPS, PARALLELISM = 8, 4
 

@@ -6,9 +6,9 @@ import pytest
 import soak_case
 from soak_case import ACKNOWLEDGED, faults_of, soak
 
-from sweeps.ledger import Ledger
-from sweeps.source import SearchSource
-from sweeps.space import search_space
+from sweeps.search.source import SearchSource
+from sweeps.search.space import search_space
+from sweeps.store.ledger import Ledger
 
 NUM_TRIALS = 300
 

@@ -5,8 +5,8 @@ import pytest
 from spaces import SPACE
 from sweep_fakes import bank_key, make_spec, outcome
 
-from sweeps.ledger import Ledger
-from sweeps.source import SearchSource, Signal, StaticSource, suggested
+from sweeps.search.source import SearchSource, Signal, StaticSource, suggested
+from sweeps.store.ledger import Ledger
 
 
 def make_run(point):
@@ -88,7 +88,7 @@ def test_recorded_points_come_in_order_up_to_one_that_is_lost(ledger):
 
 def test_recorded_points_are_not_suggested_anew(ledger, monkeypatch):
     first = finish(search_source(ledger), 0)
-    monkeypatch.setattr("sweeps.suggest.Search.suggest", lambda *args, **kwargs: pytest.fail("suggested anew"))
+    monkeypatch.setattr("sweeps.search.source.Search.suggest", lambda *args, **kwargs: pytest.fail("suggested anew"))
     source = search_source(ledger)
     assert finish(source, 1) == first
     assert source.run_ids == tuple(spec.id for spec in first)

@@ -3,9 +3,9 @@ import math
 import pytest
 from spaces import usual
 
-from proxies import canon
-from proxies.checks import SpecError
-from sweeps.space import CAN_BE_OFF, SCALES, SearchSpace, search_space
+from proxies.core import canon
+from proxies.core.checks import SpecError
+from sweeps.search.space import CAN_BE_OFF, SCALES, SearchSpace, search_space
 
 SPACE = usual((2**-10, 2**-2), (0.0, 0.2), (0.25, 4.0))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sweep_fakes import executions, make_specs
 
-from sweeps.ledger import Ledger
+from sweeps.store.ledger import Ledger
 
 HERE = Path(__file__).parent
 GRACE_SECONDS = 5.0
@@ -22,10 +22,10 @@ SCRIPT = """
     sys.path.insert(0, {here!r})
     from pathlib import Path
     from sweep_fakes import FakeHostFactory, bank_key, make_specs, num_slots
-    from sweeps.drive import drive
-    from sweeps.ledger import Ledger
-    from sweeps.pool_ray import RayPool
-    from sweeps.source import StaticSource
+    from sweeps.run.drive import drive
+    from sweeps.store.ledger import Ledger
+    from sweeps.ray.pool import RayPool
+    from sweeps.search.source import StaticSource
 
     stop = []
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))

@@ -7,9 +7,9 @@ import optuna
 import pytest
 from spaces import SPACE, suggest, usual
 
-from sweeps import samplers
-from sweeps.past import NUM_BEST
-from sweeps.suggest import Search
+from sweeps.search import samplers
+from sweeps.search.past import NUM_BEST
+from sweeps.search.source import Search
 
 CLIFF_LOG2_LR = -5.5  # half an octave above the optimum: what a learning rate range really looks like
 
@@ -237,7 +237,7 @@ def kept(sampler, space, num_trials, parallelism=3, known=(), num_known=0, on_as
 @pytest.mark.parametrize(("sampler", "space"), EVERY)
 def test_what_is_kept_between_suggestions_changes_nothing(sampler, space, monkeypatch):
     """To the bit, from any trial on, divergences among them, also beyond what a sampler is shown."""
-    monkeypatch.setattr("sweeps.past.NUM_BEST", 3)
+    monkeypatch.setattr("sweeps.search.past.NUM_BEST", 3)
     monkeypatch.setattr(samplers, "MOST_SHOWN", 9)
     monkeypatch.setattr(samplers, "MOST_FITTED", 5)
     number = 10 if sampler == "gp" else 44

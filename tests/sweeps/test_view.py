@@ -17,11 +17,11 @@ import sweep_fakes
 from sweep_fakes import outcome, pruned_outcome
 
 import sweeps
-from proxies.spec import Run
-from sweeps.curves import store_curve
-from sweeps.errors import DiskFull, StudyMissing, SweepError
-from sweeps.ledger import Ledger
-from sweeps.optuna_view import StudyStorage
+from proxies.core.spec import Run
+from sweeps.store.curves import store_curve
+from sweeps.store.errors import DiskFull, StudyMissing, SweepError
+from sweeps.store.ledger import Ledger
+from sweeps.views.optuna_view import StudyStorage
 
 RATES = (-9.0, -7.0, -5.0)
 """log2; the last one diverges."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transfer.verdict import _optima
+from transfer.verdict.verdict import _optima
 
 
 @pytest.fixture(autouse=True)

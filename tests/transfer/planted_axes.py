@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from planted_valleys import linex
 
 from transfer.question import Point, Question
-from transfer.verdict import examine
+from transfer.verdict.verdict import examine
 
 SIZES = {"width": (32, 64, 128), "duration": (50, 100, 200, 400), "depth": (2, 4, 8)}
 BASE = {"width": 32, "duration": 100, "depth": 2}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from planted_valleys import linex
 
-from transfer.next_runs import sharpen_bounded, sharpen_optima
+from transfer.design.next_runs import sharpen_bounded, sharpen_optima
 from transfer.question import Point, Question
-from transfer.verdict import examine
+from transfer.verdict.verdict import examine
 
 OFFSETS = (-2, -1, 0, 1, 2)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transfer.question import Point, Question
-from transfer.verdict import judge
+from transfer.verdict.verdict import judge
 
 Z90 = 1.6449
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from planted_losses import BASE, GROWING, HARMFUL, HARMLESS, MARGIN, draw, question, regret
 
-from transfer import loss_curve
-from transfer.bounded import Bounded, judge_bounded, obstacle
 from transfer.question import TransferError
-from transfer.verdict import decide, judge
+from transfer.regret import loss_curve
+from transfer.regret.bounded import Bounded, judge_bounded, obstacle
+from transfer.verdict.verdict import decide, judge
 
 NUM = 20
 ALL = {**HARMLESS, **HARMFUL, **GROWING}

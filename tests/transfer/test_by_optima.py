@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from transfer.by_optima import judge_optima
 from transfer.question import Question, TransferError
+from transfer.verdict.by_optima import judge_optima
 
 WIDTHS = (128, 256, 512, 1024, 2048)
 

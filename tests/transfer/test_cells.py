@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from transfer import cells
+from transfer.tables import cells
 
 
 @pytest.mark.parametrize(("cell", "said"), [

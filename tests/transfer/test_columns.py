@@ -1,8 +1,8 @@
 import pytest
 
-from transfer.columns import KNOWN, LOSS_COLUMNS, SIZE_COLUMNS, VALUE_COLUMNS
-from transfer.sheet import TableError
-from transfer.table import read_runs
+from transfer.tables.columns import KNOWN, LOSS_COLUMNS, SIZE_COLUMNS, VALUE_COLUMNS
+from transfer.tables.sheet import TableError
+from transfer.tables.table import read_runs
 
 
 def read(tmp_path, text, **kwargs):

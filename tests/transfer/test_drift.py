@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from transfer import drift
-from transfer.drift import extend_curvature, extend_line
+from transfer.regret import drift
+from transfer.regret.drift import extend_curvature, extend_line
 
 LOG2_WIDTH = np.array([5.0, 6.0, 7.0])
 

@@ -6,10 +6,10 @@ import math
 import pytest
 from planted_valleys import WIDE, rng
 
-from transfer import verdict as verdict_room
 from transfer.question import Point, Question
-from transfer.summary import verdict_summary
-from transfer.verdict import judge
+from transfer.verdict import verdict as verdict_room
+from transfer.verdict.summary import verdict_summary
+from transfer.verdict.verdict import judge
 
 UNTRAINED_NATS = math.log(256)
 

@@ -5,10 +5,10 @@ import pytest
 from planted_losses import HARMFUL, HARMLESS
 from planted_market import clips, play, rates, wanted
 
-from transfer.next_runs import MOST_SPENT, Suggestion, again, mend, sharpen_bounded, sharpen_optima
-from transfer.optimum import Optimum
+from transfer.basin.optimum import Optimum
+from transfer.design.next_runs import MOST_SPENT, Suggestion, again, mend, sharpen_bounded, sharpen_optima
 from transfer.question import Point, Question
-from transfer.verdict import examine
+from transfer.verdict.verdict import examine
 
 WIDTH = Question(target_size=1024, base_size=32)
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from transfer.noise import Runs, distrust, noise_grid, noise_growth, reduce_runs
+from transfer.basin.noise import Runs, distrust, noise_grid, noise_growth, reduce_runs
 
 SEEDS, RATES = 3, np.arange(-8.0, -3.0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planted_valleys import SMALL, WIDE, cpu_grid, linex, parabola, rng, two_parabolas
 
-from transfer.optimum import find_optima
+from transfer.basin.optimum import find_optima
 from transfer.question import Point, TransferError
 
 

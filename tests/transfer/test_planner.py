@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from planted_valleys import World
 
-from transfer.planner import Cells, expect
 from transfer.question import Question, TransferError
-from transfer.verdict import judge
+from transfer.verdict.planner import Cells, expect
+from transfer.verdict.verdict import judge
 
 OFFSETS = (-2.0, -1.0, 0.0, 1.0, 2.0)
 DESIGN = [Cells(size=size, offsets_octaves=OFFSETS, num_seeds=3) for size in (32, 64, 128)]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from planted_axes import BASE, TARGET, Axes
 
-from transfer.published import rules_for
 from transfer.question import AXES, HYPERPARAMETERS, Question
-from transfer.verdict import judge
+from transfer.regret.regret import rules_for
+from transfer.verdict.verdict import judge
 
 
 def test_rules_are_those_of_the_sources_and_doing_nothing_is_among_them():

@@ -9,10 +9,10 @@ import pytest
 from planted_valleys import CPU_GRID
 from published_grids import HUGE, LARGE, MIDDLE, SMALL
 
-from transfer.by_optima import judge_optima
 from transfer.question import Question
-from transfer.table import read_runs
-from transfer.verdict import judge
+from transfer.tables.table import read_runs
+from transfer.verdict.by_optima import judge_optima
+from transfer.verdict.verdict import judge
 
 GEMSTONES = Path(__file__).resolve().parents[3] / "shared" / "data" / "gemstones"
 

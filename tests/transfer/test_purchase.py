@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from transfer.purchase import MOST_SEEDS, Offer, cheapest
+from transfer.design.next_runs import MOST_SEEDS, Offer, cheapest
 
 
 def offer(doublings, price=1.0, have=2.0, worth=1.0, variance=0.02):

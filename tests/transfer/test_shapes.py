@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from transfer.shapes import KIND, KINDS, LOG_PRIOR, SLANT, rise, unit_rises
+from transfer.basin.shapes import KIND, KINDS, LOG_PRIOR, SLANT, rise, unit_rises
 
 ALL = np.arange(len(SLANT))
 

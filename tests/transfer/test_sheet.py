@@ -4,8 +4,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from transfer.sheet import MOST_PROBLEMS, TableError, read_sheet
-from transfer.table import read_runs
+from transfer.tables.sheet import MOST_PROBLEMS, TableError, read_sheet
+from transfer.tables.table import read_runs
 
 
 def write(path, text):

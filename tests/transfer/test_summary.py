@@ -3,10 +3,10 @@ import json
 import pytest
 from planted_valleys import cpu_grid
 
-from transfer.by_optima import judge_optima
 from transfer.question import Point, Question
-from transfer.summary import verdict_summary
-from transfer.verdict import judge
+from transfer.verdict.by_optima import judge_optima
+from transfer.verdict.summary import verdict_summary
+from transfer.verdict.verdict import judge
 
 QUESTION = Question(target_size=256, base_size=64)
 

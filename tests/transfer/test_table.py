@@ -1,7 +1,7 @@
 import pytest
 
-from transfer.sheet import TableError
-from transfer.table import read_runs
+from transfer.tables.sheet import TableError
+from transfer.tables.table import read_runs
 
 
 def read(tmp_path, text, **kwargs):

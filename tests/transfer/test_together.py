@@ -7,9 +7,9 @@ from planted_axes import DOUBLINGS, SIZES, Axes
 from planted_valleys import linex
 
 from transfer.question import Point, Question, TransferError
-from transfer.summary import together_summary
-from transfer.together import differs, judge_together
-from transfer.verdict import examine
+from transfer.verdict.summary import together_summary
+from transfer.verdict.together import differs, judge_together
+from transfer.verdict.verdict import examine
 
 MARGIN = 0.01
 EVEN = {"width": 0.0, "duration": -0.3, "depth": 0.0}

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from transfer import noise
-from transfer.noise import Runs
-from transfer.shapes import KIND, KINDS, SLANT, rise
-from transfer.valley import fit_valleys
+from transfer.basin import noise
+from transfer.basin.noise import Runs
+from transfer.basin.shapes import KIND, KINDS, SLANT, rise
+from transfer.basin.valley import fit_valleys
 
 
 def nearest(slant, *kind):

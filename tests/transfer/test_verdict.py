@@ -21,11 +21,11 @@ from planted_valleys import (
     wall,
 )
 
-from proxies import canon
-from transfer import valley
-from transfer import verdict as verdict_room
+from proxies.core import canon
+from transfer.basin import valley
 from transfer.question import Point, Question, TransferError
-from transfer.verdict import Verdict, judge
+from transfer.verdict import verdict as verdict_room
+from transfer.verdict.verdict import Verdict, judge
 
 MARGIN = 0.01
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from launcher.base.reference import MODELS
 from launcher.estimates.duration import beside_reference, duration_warnings, longest_runs, thresholds_passed
 from launcher.estimates.spans import Span, exactly
-from launcher.reference import MODELS
-from proxies.flops import flops_per_token
+from proxies.core.flops import flops_per_token
 
 
 def test_the_longest_run_reproduces_three_rows_of_four():

@@ -8,17 +8,17 @@ import pytest
 from main_run import decision_of, spec_of, write_corpus
 from tiny_study import PLAN, ask, forerun, write_plan
 
+from launcher.base.reference import MODELS
+from launcher.calibration.study_cost import num_workers
 from launcher.estimates.layout import Layout
 from launcher.estimates.machine import Given, machine_of
 from launcher.estimates.main_run import EndlessRunError, MainRun, estimate_main, main_body
 from launcher.estimates.memory import memory_per_rank
 from launcher.estimates.parallelism import NoParallelismError
-from launcher.estimates.study_cost import num_workers
-from launcher.launch_file import write_launch
-from launcher.opening import plan_study
-from launcher.reference import MODELS
-from proxies.checks import SpecError
-from proxies.shape import Shape
+from launcher.frozen.launch_file import write_launch
+from launcher.study.opening import plan_study
+from proxies.core.checks import SpecError
+from proxies.core.shape import Shape
 
 LLAMA = MainRun(
     shape=MODELS["llama-3.1-405b"].shape, num_tokens=15_600_000_000_000, batch_tokens=2**24, precision="bfloat16"
@@ -86,7 +86,8 @@ def test_a_calibrated_study_had_as_many_workers_as_it_had(plan, tmp_path):
 def test_what_is_measured_sees_the_gpus_that_a_worker_would(plan, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "launcher.calibrating.measured_here", lambda study: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or []
+        "launcher.calibration.calibrating.measured_here",
+        lambda study: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or [],
     )
     for asked in ((), RAY, (*RAY, "--set", "cluster.worker_gpus=1.0")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -98,10 +99,10 @@ def test_what_is_measured_sees_the_gpus_that_a_worker_would(plan, monkeypatch):
 def test_the_study_runs_as_many(plan, body, tmp_path):
     from collections import Counter
 
-    from launcher.decide import ladder_specs
-    from launcher.opening import recorded
-    from launcher.rungs import stage_specs
-    from launcher.transferred import transferred
+    from launcher.experiments.rungs import stage_specs
+    from launcher.experiments.transferred import transferred
+    from launcher.study.decide import ladder_specs
+    from launcher.study.opening import recorded
 
     assert forerun("run", plan, "--study", tmp_path / "study")[0] in (0, 3, 4)
     study, ledger = recorded(tmp_path / "study")

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from launcher.base.reference import MODELS
 from launcher.estimates.failures import RATE, RATES, cadence, daly, goodput_of, mtbf_seconds, young
-from launcher.reference import MODELS
 
 
 def test_llama_3s_rate():

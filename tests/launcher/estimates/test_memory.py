@@ -10,15 +10,15 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from launcher.assembly import data_axes, device_mesh
+from launcher.base.reference import MODELS
 from launcher.estimates.layout import Layout
 from launcher.estimates.memory import kept_per_token, memory_per_rank
-from launcher.frozen import Parallelism
-from launcher.reference import MODELS
-from proxies import rotary
-from proxies.flops import count_params
-from proxies.model import Block, Decoder, Multipliers, token_loss
-from proxies.shape import Shape
+from launcher.frozen.frozen import Parallelism
+from launcher.trainer.assembly import data_axes, device_mesh
+from proxies.core.flops import count_params
+from proxies.core.shape import Shape
+from proxies.model import rotary
+from proxies.model.decoder import Block, Decoder, Multipliers, token_loss
 
 
 def shape_of(layers, width, heads, kv_heads, ffn, vocab, seq_len, **more):

@@ -6,13 +6,13 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from launcher.base.reference import MODELS
 from launcher.estimates.dry_shard import dry_shard
 from launcher.estimates.layout import Layout
 from launcher.estimates.parallelism import NoParallelismError, hold_layout, plan_parallelism
-from launcher.reference import MODELS
-from proxies.checks import SpecError
-from proxies.flops import count_params
-from proxies.shape import Shape
+from proxies.core.checks import SpecError
+from proxies.core.flops import count_params
+from proxies.core.shape import Shape
 
 SEVENTY = MODELS["llama-3-70b"].shape
 EIGHT = MODELS["llama-3-8b"].shape

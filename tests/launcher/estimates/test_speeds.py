@@ -4,10 +4,10 @@ import dataclasses
 
 from tiny_study import write_plan
 
-from launcher.calibration_records import Asked
+from launcher.calibration.speeds import WORKER_FLOPS, Speeds
 from launcher.estimates.spans import Span
-from launcher.estimates.speeds import WORKER_FLOPS, Speeds
-from launcher.opening import plan_study
+from launcher.plan.calibration_records import Asked
+from launcher.study.opening import plan_study
 
 
 def test_the_nearest_that_was_measured_of_the_same_stage_counts(tmp_path):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tiny_study import ask, forerun, write_plan
 
-from launcher.calibration_records import Calibration, Figure
+from launcher.base.reference import MODELS
 from launcher.estimates.machine import Given
 from launcher.estimates.main_run import MainRun, estimate_main, main_body
 from launcher.estimates.published import PUBLISHED_RUNS
 from launcher.estimates.utilization import PROXY_MFU, left_out, utilization
-from launcher.reference import MODELS
-from proxies.flops import count_params
+from launcher.plan.calibration_records import Calibration, Figure
+from proxies.core.flops import count_params
 
 ROOT = Path(__file__).parents[3]
 
@@ -104,7 +104,7 @@ def test_a_wide_price_names_the_measurement_and_that_narrows_it(tmp_path, monkey
     assert "--set cluster.worker_gpus=1" in ask("estimate", plan)[1]["warnings"][0]
 
     def measured(study):
-        from launcher.calibrating import groups_of
+        from launcher.calibration.calibrating import groups_of
 
         def one(asked):
             figure = Figure(mode=asked.given, trial_steps_per_second=100.0, interval=(95.0, 105.0), ratio=1.0,
@@ -114,7 +114,7 @@ def test_a_wide_price_names_the_measurement_and_that_narrows_it(tmp_path, monkey
 
         return [one(group.asked) for group in groups_of(study)]
 
-    monkeypatch.setattr("launcher.calibrating.measured_here", measured)
+    monkeypatch.setattr("launcher.calibration.calibrating.measured_here", measured)
     narrow = ask("estimate", plan, "--measure", *ON_GPUS)[1]
     low, high = narrow["total"]["gpu_hours"]["interval"]
     assert narrow["total"]["gpu_hours"]["value"] == pytest.approx(narrow["total"]["core_hours"]["value"])

@@ -11,12 +11,9 @@ import pytest
 from main_run import QUIET_TORCH, tiny_decision, write_corpus
 from stage_case import HereStage, here
 
-from launcher import checkpoints, training
-from launcher.checkpoint_folders import CHECKPOINTS
-from launcher.checkpoints import folder_of, saved_tensors
-from launcher.frozen import Parallelism
-from launcher.launch import LaunchOutcome
-from launcher.policy import Monitoring
+from launcher.base.checkpoint_folders import CHECKPOINTS
+from launcher.base.policy import Monitoring
+from launcher.frozen.frozen import Parallelism
 from launcher.rehearsal import drills_config, drills_resume, plants
 from launcher.rehearsal.drills_config import budget, echo, loss
 from launcher.rehearsal.drills_data import data
@@ -25,9 +22,11 @@ from launcher.rehearsal.drills_ranks import hang, killed_rank, two_ranks, world_
 from launcher.rehearsal.drills_resume import corrupt_all, corrupt_newest, resume
 from launcher.rehearsal.plants import Plant, Planted, struck
 from launcher.rehearsal.rank import arguments, planted
-from launcher.rehearsal.stage import UnexpectedEndError, checkpoint_folders
-from launcher.rehearsal.tensors import apart
-from launcher.training import Trainer
+from launcher.rehearsal.stage import UnexpectedEndError, apart, checkpoint_folders
+from launcher.supervisor.launch import LaunchOutcome
+from launcher.trainer import checkpoints, training
+from launcher.trainer.checkpoints import folder_of, saved_tensors
+from launcher.trainer.training import Trainer
 
 pytestmark = QUIET_TORCH
 

@@ -6,9 +6,9 @@ import pytest
 from main_run import tiny_decision
 from tiny_study import forerun
 
-from launcher import chronicle
-from launcher.attestations import path_of, read_attestation
-from launcher.launch_file import write_launch
+from launcher.base import chronicle
+from launcher.frozen.attestations import path_of, read_attestation
+from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal import run
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.standing import rehearsal_of

@@ -14,7 +14,7 @@ import pytest
 from main_run import tiny_decision
 from tiny_study import forerun
 
-from launcher.launch_file import write_launch
+from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal.run import DRILLS
 from launcher.rehearsal.standing import rehearsal_of
 

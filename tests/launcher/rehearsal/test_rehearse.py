@@ -7,14 +7,14 @@ import pytest
 from main_run import QUIET_TORCH, tiny_decision, write_corpus
 from tiny_study import forerun
 
-from launcher.attestations import attest
-from launcher.frozen_folder import ATTESTED, write_frozen
-from launcher.launch_file import write_launch
-from launcher.policy import SpikePolicy
+from launcher.base.policy import SpikePolicy
+from launcher.frozen.attestations import attest
+from launcher.frozen.frozen_folder import ATTESTED, write_frozen
+from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal.results import Attested
 from launcher.rehearsal.run import DRILLS
-from proxies import canon
-from sweeps.lock import DriverLock
+from proxies.core import canon
+from sweeps.store.lock import DriverLock
 
 pytestmark = QUIET_TORCH
 

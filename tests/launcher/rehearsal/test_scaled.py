@@ -8,8 +8,8 @@ import pytest
 import torch
 from main_run import decision_of, spec_of, tiny_decision, write_corpus
 
-from launcher.attestations import attest
-from launcher.frozen import FrozenError, Parallelism
+from launcher.frozen.attestations import attest
+from launcher.frozen.frozen import FrozenError, Parallelism
 from launcher.rehearsal import cut as cutting
 from launcher.rehearsal.cut import cut_corpus
 from launcher.rehearsal.results import Attested, DrillResult
@@ -17,12 +17,12 @@ from launcher.rehearsal.run import DRILLS
 from launcher.rehearsal.scaled import _implied, full_copy, scaled_copy, short_schedule
 from launcher.rehearsal.standing import rehearsal_of
 from launcher.verbs import rehearse as verb
-from proxies import canon
+from proxies.core import canon
+from proxies.core.rules import named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore, read_manifest
-from proxies.parametrization import forward_numbers, parameter_table
-from proxies.rules import named
-from proxies.schedule import Schedule
-from proxies.shape import Shape
+from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,12 @@ import pytest
 from main_run import tiny_decision
 from stage_case import HereStage, here
 
-from launcher import chronicle, metrics, rollback
-from launcher.policy import SpikePolicy
+from launcher.base import chronicle, metrics
+from launcher.base.policy import SpikePolicy
 from launcher.rehearsal.drills_spike import spike
 from launcher.rehearsal.plants import spike_nats
-from launcher.spikes import SpikeWatch
+from launcher.trainer import rollback
+from launcher.trainer.spikes import SpikeWatch
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning:torch", "ignore::DeprecationWarning:torch", "ignore::UserWarning:torch"

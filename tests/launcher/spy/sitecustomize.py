@@ -69,6 +69,6 @@ def wrap_resumable(module):
 
 
 if "FORERUN_TEST_DIARY" in os.environ:
-    sys.meta_path.insert(0, Spy("launcher.host", wrap_host))
+    sys.meta_path.insert(0, Spy("launcher.workers.host", wrap_host))
 if "FORERUN_TEST_STEPS" in os.environ:
-    sys.meta_path.insert(0, Spy("launcher.resumable", wrap_resumable))
+    sys.meta_path.insert(0, Spy("launcher.workers.resumable", wrap_resumable))

@@ -4,7 +4,7 @@ import pytest
 from main_run import tiny_decision
 from watched_case import NUM_STEPS, watched_decision
 
-from launcher.launch_file import write_launch
+from launcher.frozen.launch_file import write_launch
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 import numpy as np
 from planted_watch import header, started
 
-from launcher.watch.assembly import columns_of
-from launcher.watch.gathering import Gathered
-from launcher.watch.keys import Keys
+from launcher.watch.logs.gathering import Gathered
+from launcher.watch.logs.keys import Keys
+from launcher.watch.logs.readings import columns_of
 
 
 def from_lines(rows):

@@ -10,22 +10,23 @@ from scipy.special import ndtri
 from tiny_study import ask, replay
 from watched_case import finish, header, line, loss_at, write_lines
 
-from launcher import chronicle, history, metrics
-from launcher.attestations import read_attestation
-from launcher.evidence import decision_of, gather
-from launcher.frozen import Decision
-from launcher.history import Concluded
-from launcher.launch_file import write_launch
-from launcher.opening import recorded
+from launcher.base import chronicle, metrics
+from launcher.frozen.attestations import read_attestation
+from launcher.frozen.frozen import Decision
+from launcher.frozen.launch_file import write_launch
+from launcher.study import history
+from launcher.study.evidence import decision_of, gather
+from launcher.study.history import Concluded
+from launcher.study.opening import recorded
 from launcher.watch.conclude import NUM_PARTS, NotConcludedError, concluded_run
-from launcher.watch.keys import Keys
-from launcher.watch.readings import Readings, source_of
-from proxies import canon
-from proxies.schedule import Schedule
-from scaling_fits.loss_curves import WINDOW
-from scaling_fits.track_record import interval_scale
-from scaling_fits.uncertainty import predict
-from sweeps.ledger import Ledger
+from launcher.watch.logs.keys import Keys
+from launcher.watch.logs.readings import Readings, source_of
+from proxies.core import canon
+from proxies.core.schedule import Schedule
+from scaling_fits.forecast.loss_curves import WINDOW
+from scaling_fits.forecast.track_record import interval_scale
+from scaling_fits.forecast.uncertainty import predict
+from sweeps.store.ledger import Ledger
 
 
 def log(decision: Decision, folder, loss=None, last=None):

@@ -17,7 +17,7 @@ from planted_watch import (
 from scipy.special import stdtrit
 
 from launcher.watch.course import FALSE_ALARMS, FREEDOM, course
-from scaling_fits.loss_curves import SHARES, WINDOW
+from scaling_fits.forecast.loss_curves import SHARES, WINDOW
 
 STEPS = np.arange(1, NUM_STEPS + 1, dtype=np.float64)
 MEMORY = 2.0

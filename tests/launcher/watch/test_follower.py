@@ -4,12 +4,12 @@ import pytest
 from planted_watch import NUM_STEPS, decision, expected
 from watched_case import header, write_lines
 
-from launcher import chronicle, metrics
+from launcher.base import chronicle, metrics
 from launcher.verbs import watch as verb
 from launcher.watch.follower import Follower
-from launcher.watch.keys import Keys
-from launcher.watch.readings import Readings, source_of
-from proxies import canon
+from launcher.watch.logs.keys import Keys
+from launcher.watch.logs.readings import Readings, source_of
+from proxies.core import canon
 
 DECISION = decision()
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from planted_watch import BEGAN, NUM_STEPS, columns_of, decision, header, losses_of, started
 
-from launcher.policy import SpikePolicy
+from launcher.base.policy import SpikePolicy
 from launcher.watch.alerts import Commands
 from launcher.watch.judge import ALARM, CANNOT_TELL, judge
-from proxies import canon
+from proxies.core import canon
 
 NOW = BEGAN.timestamp() + 500.0
 

@@ -1,11 +1,11 @@
-"""Rows as each trainer writes them, by the names and in the units that its sources have (see `launcher.watch.keys`)."""
+"""Rows as each trainer writes them, by the names and in the units that its sources have (see `watch.logs.keys`)."""
 
 import pytest
 from watched_case import DIGEST, write_lines
 
-from launcher.watch.keys import FACTORS, NAMES, PER_DEVICE, RECIPROCALS, number, whole
-from launcher.watch.keys import Keys as Names
-from launcher.watch.readings import Readings, source_of
+from launcher.watch.logs.keys import FACTORS, NAMES, PER_DEVICE, RECIPROCALS, number, whole
+from launcher.watch.logs.keys import Keys as Names
+from launcher.watch.logs.readings import Readings, source_of
 
 RANKS = 4
 LOSS, TOKENS, SECONDS, MFU = 2.5, 800.0, 0.25, 0.4

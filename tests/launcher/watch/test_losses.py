@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from planted_watch import losses_of
 
-from launcher.policy import SpikePolicy
-from launcher.spikes import Detector
+from launcher.base.policy import SpikePolicy
+from launcher.trainer.spikes import Detector
 from launcher.watch.losses import spikes
 from launcher.watch.rises import RISE_SDS, rise
 

@@ -5,7 +5,7 @@ import pytest
 from planted_watch import columns_of, decision, expected
 from scipy.signal import lfilter
 
-from launcher.policy import SpikePolicy
+from launcher.base.policy import SpikePolicy
 from launcher.watch.follower import headline
 from launcher.watch.judge import judge
 from launcher.watch.losses import spikes

@@ -8,9 +8,9 @@ import pytest
 from tiny_study import ask, forerun
 from watched_case import NUM_STEPS, header, loss_at, write_events, write_lines, write_run
 
-from launcher import chronicle, metrics
-from launcher.rollback import ROLLBACKS_FILE
-from proxies import canon
+from launcher.base import chronicle, metrics
+from launcher.trainer.rollback import ROLLBACKS_FILE
+from proxies.core import canon
 from proxies.external import json_lines
 
 
@@ -129,7 +129,7 @@ def test_a_folder_of_several_jsonl_files_is_told(frozen, tmp_path):
 
 
 def test_a_file_that_shrinks_while_it_is_read(frozen, tmp_path, monkeypatch):
-    from launcher.watch import log_files
+    from launcher.watch.logs import log_files
 
     monkeypatch.setattr(log_files, "READ_BYTES", 4096)
     path = write_lines(tmp_path / "log.jsonl", plain(range(1, 301)))

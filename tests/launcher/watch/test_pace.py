@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from planted_watch import BEGAN, columns_of, started
 
+from launcher.base.watchdog import START_SECONDS
 from launcher.watch import pace
 from launcher.watch.findings_run import over
 from launcher.watch.signs import Signs
-from launcher.watchdog import START_SECONDS
 
 SECONDS, TOKENS = 0.5, 1000.0
 

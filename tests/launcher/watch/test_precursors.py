@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from launcher.watch.precursors import gradient_growth, layer_growths, part_starts
-from proxies.schedule import Schedule
+from launcher.watch.findings_loss import gradient_growth, layer_growths, part_starts
+from proxies.core.schedule import Schedule
 
 COSINE = Schedule(kind="cosine", num_steps=1600, warmup_steps=40, final_fraction=0.1)
 WSD = Schedule(kind="wsd", num_steps=1600, warmup_steps=40, decay_steps=800, final_fraction=0.1)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from watched_case import DIGEST, header, line, write_events
 
-from launcher.watch import gathering, log_files
-from launcher.watch.keys import Keys
-from launcher.watch.readings import OtherRunError, Readings, source_of
-from launcher.watch.series import Series, merged
-from proxies import canon
+from launcher.watch.logs import gathering, log_files
+from launcher.watch.logs.keys import Keys
+from launcher.watch.logs.readings import OtherRunError, Readings, source_of
+from launcher.watch.logs.series import Series, merged
+from proxies.core import canon
 
 NUM_STEPS = 60
 

@@ -17,9 +17,9 @@ from watched_case import (
     write_wandb,
 )
 
-from launcher import metrics
-from launcher.watch.keys import Keys
-from launcher.watch.readings import OtherRunError, Readings, source_of
+from launcher.base import metrics
+from launcher.watch.logs.keys import Keys
+from launcher.watch.logs.readings import OtherRunError, Readings, source_of
 
 
 def reader(where, num_steps=100, **asked):
@@ -269,8 +269,7 @@ def test_a_damaged_event_file_is_told(tmp_path):
 
 
 def test_what_looks_like_a_run_of_wandb(tmp_path, monkeypatch):
-    from launcher.watch.online import OnlineRun
-    from launcher.watch.readings import Files
+    from launcher.watch.logs.readings import Files, OnlineRun
 
     monkeypatch.chdir(tmp_path)
     keys = Keys({})
@@ -284,7 +283,7 @@ def test_what_looks_like_a_run_of_wandb(tmp_path, monkeypatch):
 
 
 def test_not_a_number_stays_one():
-    from launcher.watch.keys import number, whole
+    from launcher.watch.logs.keys import number, whole
 
     assert math.isnan(number("NaN"))
     assert number(True) is None

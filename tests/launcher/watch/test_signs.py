@@ -5,10 +5,10 @@ import datetime
 import pytest
 from planted_watch import BEGAN
 
-from launcher import chronicle
+from launcher.base import chronicle
 from launcher.watch.follower import figure_lines
 from launcher.watch.signs import NO_SIGNS, signs
-from proxies import canon
+from proxies.core import canon
 
 DIGEST = "a" * 64
 BEGUN = BEGAN.timestamp()

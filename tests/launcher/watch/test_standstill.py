@@ -7,9 +7,9 @@ import pytest
 from planted_watch import NUM_STEPS, columns_of, decision, losses_of
 
 from launcher.watch.judge import judge
-from launcher.watch.keys import Keys
+from launcher.watch.logs.keys import Keys
+from launcher.watch.logs.readings import Readings, source_of
 from launcher.watch.noise import resolution
-from launcher.watch.readings import Readings, source_of
 from launcher.watch.standstill import LEAST_EQUAL, frozen_loss, frozen_validation, stopped
 
 STEPS = np.arange(1.0, NUM_STEPS + 1)

@@ -12,9 +12,9 @@ from main_run import tiny_decision
 from tiny_study import ask, forerun
 from watched_case import NUM_STEPS, finish, line, loss_at, write_events, write_lines, write_run, write_wandb
 
-from launcher import chronicle, metrics
-from launcher.launch import launch
-from launcher.launch_file import write_launch
+from launcher.base import chronicle, metrics
+from launcher.frozen.launch_file import write_launch
+from launcher.supervisor.launch import launch
 
 
 def run_of(decision, frozen, last, **more):

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, ladder, law_loss
 
-from proxies.checks import SpecError
+from proxies.core.checks import SpecError
 from scaling_fits.allocation.allocate import NoRunError, allocate
 from scaling_fits.allocation.along import pooled_along
-from scaling_fits.derived import exponents
-from scaling_fits.law import CannotTellError
-from scaling_fits.uncertainty import fit_runs, predict
+from scaling_fits.forecast.derived import exponents
+from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.laws.law import CannotTellError
 
 WIDE = {"sizes": np.geomspace(1e5, 1e8, 5), "tokens": np.geomspace(1e6, 1e9, 5)}
 

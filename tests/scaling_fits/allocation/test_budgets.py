@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from proxies.checks import SpecError
+from proxies.core.checks import SpecError
 from scaling_fits.allocation.budgets import Assumption, Machine, Wish, budget_of
 
 

@@ -7,7 +7,7 @@ from planted_ladders import CHINCHILLA, ladder, law_loss
 from scaling_fits.allocation.allocate import allocate
 from scaling_fits.allocation.exact_runs import exact_run
 from scaling_fits.allocation.shapes import ShapeRequest, choose_shapes
-from scaling_fits.uncertainty import fit_runs
+from scaling_fits.forecast.uncertainty import fit_runs
 
 FLOPS = 1e16
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxies.checks import SpecError
-from proxies.flops import count_params, flops_per_token
+from proxies.core.checks import SpecError
+from proxies.core.flops import count_params, flops_per_token
 from scaling_fits.allocation.shapes import ShapeError, ShapeRequest, choose_shapes
 
 

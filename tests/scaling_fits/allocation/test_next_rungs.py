@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, SIZES, TOKENS, ladder
 
-from proxies.checks import SpecError
-from scaling_fits import law
+from proxies.core.checks import SpecError
 from scaling_fits.allocation.next_rungs import Candidates, candidates_below, conditioned, expected_shrink, next_rungs
-from scaling_fits.law import CannotTellError
-from scaling_fits.table import from_columns
-from scaling_fits.uncertainty import fit_runs
+from scaling_fits.forecast.uncertainty import fit_runs
+from scaling_fits.laws import law
+from scaling_fits.laws.law import CannotTellError
+from scaling_fits.laws.table import from_columns
 
 NOISE = 0.005
 TARGET = (1e7, 8e6)  # 100 times the ladder's largest

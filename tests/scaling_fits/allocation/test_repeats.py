@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder
 
-from scaling_fits import cloud
 from scaling_fits.allocation import repeats
 from scaling_fits.allocation.allocate import allocate
-from scaling_fits.table import from_columns
-from scaling_fits.uncertainty import fit_runs
+from scaling_fits.forecast import cloud
+from scaling_fits.forecast.uncertainty import fit_runs
+from scaling_fits.laws.table import from_columns
 
 PUBLIC = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "datablations" / "runs.csv"
 

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 
 from scaling_fits.allocation.allocate import allocate
 from scaling_fits.allocation.serving import serving
-from scaling_fits.uncertainty import fit_runs
+from scaling_fits.forecast.uncertainty import fit_runs
 
 SERVED = 3e7
 

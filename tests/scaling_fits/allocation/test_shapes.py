@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from proxies.checks import SpecError
-from proxies.flops import count_params, flops_per_token
-from proxies.shape import Shape
+from proxies.core.checks import SpecError
+from proxies.core.flops import count_params, flops_per_token
+from proxies.core.shape import Shape
 from scaling_fits.allocation.shapes import ShapeError, ShapeRequest, Template, choose_shapes
 
 SMALL = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=168, vocab_size=256, seq_len=64)

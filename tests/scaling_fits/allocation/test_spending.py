@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from proxies.checks import SpecError
-from scaling_fits import law
+from proxies.core.checks import SpecError
 from scaling_fits.allocation import spending
 from scaling_fits.allocation.spending import Spending, log_best_params
+from scaling_fits.laws import law
 
 THETAS = np.array([
     [math.log(1.7), math.log(480), math.log(2100), 0.35, 0.37, 1.0],

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scaling_fits.table import RunTable
+from scaling_fits.laws.table import RunTable
 
 E, A, B, ALPHA, BETA = 1.82, 478.0, 2143.0, 0.347, 0.367
 PARAMS_EXPONENT = BETA / (ALPHA + BETA)

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from planted_optima import best_loss, isoflop_runs, loss_at, runs
 
-from scaling_fits.law import CannotTellError, LawError
-from scaling_fits.optima import compute_file
-from scaling_fits.optima.compute_fit import predict_at
-from scaling_fits.optima.isoflop import fit_isoflop
-from scaling_fits.optima.options import OptimaError
+from scaling_fits.compute import compute_file
+from scaling_fits.compute.compute_fit import predict_at
+from scaling_fits.compute.isoflop import fit_isoflop
+from scaling_fits.compute.options import OptimaError
+from scaling_fits.laws.law import CannotTellError, LawError
 
 BUDGETS = 10.0 ** np.arange(16, 20, 0.5)
 

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from planted_optima import PARAMS_EXPONENT, best_loss, best_params, curves, loss_at, runs
 
-from scaling_fits.optima.compute_fit import predict_at
-from scaling_fits.optima.frontier import fit_frontier
-from scaling_fits.optima.options import OptimaError
-from scaling_fits.optima.power_laws import fit_power_law
+from scaling_fits.compute.compute_fit import predict_at
+from scaling_fits.compute.frontier import fit_frontier
+from scaling_fits.compute.options import OptimaError
+from scaling_fits.compute.power_laws import fit_power_law
 
 
 def test_planted_optima_are_found():

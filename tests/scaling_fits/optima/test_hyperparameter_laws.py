@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from planted_optima import BATCH_LAW, LR_LAW, grid_runs, law_at, runs
 
-from scaling_fits.law import CannotTellError, LawError
-from scaling_fits.optima import hyperparameter_file as file
-from scaling_fits.optima.hyperparameter_laws import fit_optima_law, fit_runs_law, predict_value
-from scaling_fits.optima.options import OptimaError
+from scaling_fits.compute import hyperparameter_file as file
+from scaling_fits.compute.hyperparameter_laws import fit_optima_law, fit_runs_law, predict_value
+from scaling_fits.compute.options import OptimaError
+from scaling_fits.laws.law import CannotTellError, LawError
 
 CELLS = [(params, tokens) for params in (1e8, 3e8, 9e8) for tokens in (2e9, 8e9, 3.2e10)]
 LAWS = {"learning_rate": LR_LAW, "batch": BATCH_LAW}

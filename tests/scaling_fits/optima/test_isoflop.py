@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from planted_optima import PARAMS_EXPONENT, best_loss, best_params, isoflop_runs, porian_setups, runs
 
-from scaling_fits.optima.compute_fit import predict_at
-from scaling_fits.optima.isoflop import fit_isoflop
-from scaling_fits.optima.options import OptimaError
-from scaling_fits.optima.valleys import METHODS
+from scaling_fits.compute.compute_fit import predict_at
+from scaling_fits.compute.isoflop import fit_isoflop
+from scaling_fits.compute.options import OptimaError
+from scaling_fits.compute.valleys import METHODS
 
 BUDGETS = 10.0 ** np.arange(17, 20, 0.5)
 

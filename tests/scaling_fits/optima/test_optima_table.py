@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from launcher.cli import cli
-from scaling_fits.optima import compute_file
-from scaling_fits.optima.compute_fit import predict_at
-from scaling_fits.optima.optima_table import fit_optima, is_of_optima, read_optima
-from scaling_fits.optima.options import OptimaError
+from launcher.cli.cli import cli
+from scaling_fits.compute import compute_file
+from scaling_fits.compute.compute_fit import predict_at
+from scaling_fits.compute.optima_table import fit_optima, is_of_optima, read_optima
+from scaling_fits.compute.options import OptimaError
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "porian_refinedweb" / "published_fits.csv"
 FLOPS = np.geomspace(1e18, 1e22, 9)

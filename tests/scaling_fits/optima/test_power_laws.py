@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scaling_fits.optima.power_laws import PowerLawError, fit_floor_law, fit_power_law, recentred
+from scaling_fits.compute.power_laws import PowerLawError, fit_floor_law, fit_power_law, recentred
 
 X = np.geomspace(1e17, 1e20, 6)
 

@@ -1,0 +1,269 @@
+"""What `allocate` was asked: its options, and the records they come down to, checked all at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, get_args
+
+import click
+
+from launcher.cli.options import AMOUNT, Amount, WholeAmount
+from launcher.cli.problems import Collected
+from proxies.core.shape import Family
+
+if TYPE_CHECKING:
+    from launcher.base.reference import Published
+    from scaling_fits.allocation.budgets import Assumption, Machine, Wish
+    from scaling_fits.allocation.shapes import ShapeRequest
+    from scaling_fits.allocation.spending import Spending
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+_USUAL_PARAMS = 1e10
+"""In the middle of the published runs that a budget's hours are judged by; ten times as many change them by 17 %."""
+_OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
+    ("--flops", AMOUNT, "Budget in FLOPs: 6 * N * D, and serving if it is asked for."),
+    ("--gpu-hours", float, "Budget in hours of --gpu."),
+    ("--usd", AMOUNT, "Budget in dollars of --gpu at --price-usd."),
+    ("--gpu", str, "Accelerator, e.g. H100."),
+    (
+        "--mfu",
+        float,
+        "Share of the dense BF16 peak that training reaches, counted as 6 * N * D. Default: by published runs.",
+    ),
+    ("--price-usd", AMOUNT, "Of one GPU for an hour. Default: published, where there is one."),
+    ("--gpus", int, "GPUs that run at once."),
+    ("--deadline-days", float, "Days until it must be done, on --gpus."),
+    ("--batch-tokens", WholeAmount(), "Tokens per step."),
+    ("--inference-tokens", AMOUNT, "Tokens to serve over the model's life: the budget pays for them too."),
+    ("--inference-mfu", float, "Share of the peak that serving reaches. Default: as training."),
+    ("--inference-price-usd", AMOUNT, "Of a GPU-hour of serving. Default: as training."),
+    ("--unique-tokens", AMOUNT, "Tokens that exist; what is trained beyond them repeats."),
+    ("--max-epochs", float, "Passes over the unique tokens, at most."),
+    ("--tp", int, "Tensor-parallel degree the shape must split over. Default: the study's, else 1."),
+    ("--layers", int, "Depth of the shape. Default: the study's, else what --aspect-ratio makes best."),
+    ("--vocab", int, "Vocabulary of the shape, padded to a multiple of 128 * --tp; as the next six, not the study's."),
+    ("--seq-len", int, "Context of the shape. Default: 4096."),
+    ("--head-dim", int, "Width of a head."),
+    ("--query-heads-per-kv-head", int, "Default: near 4."),
+    ("--ffn-ratio", float, "Feed-forward width over width. Default: 3.5, gpt2 4."),
+    ("--aspect-ratio", float, "Width per layer. Default: 128."),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The options of `allocate`, as typed; None or False is not given."""
+
+    flops: float | None
+    gpu_hours: float | None
+    usd: float | None
+    gpu: str | None
+    mfu: float | None
+    price_usd: float | None
+    gpus: int | None
+    deadline_days: float | None
+    batch_tokens: int | None
+    batch_fit: Path | None
+    inference_tokens: float | None
+    inference_mfu: float | None
+    inference_price_usd: float | None
+    unique_tokens: float | None
+    max_epochs: float | None
+    tp: int | None
+    layers: int | None
+    vocab: int | None
+    seq_len: int | None
+    head_dim: int | None
+    query_heads_per_kv_head: int | None
+    ffn_ratio: float | None
+    aspect_ratio: float | None
+    shape: bool
+    family: Family | None
+    tied: bool
+    beyond: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """The options as records of the room."""
+
+    wish: Wish
+    machine: Machine | None
+    spending: Spending
+    """Its FLOPs are a stand-in: the budget's come from `wish`."""
+    batch_tokens: int | None
+    batch_fit: Path | None
+    """A law of the batch, written by `fit --form batch --out`."""
+    beyond: bool
+    """Whether a budget far beyond the fitted runs is answered too."""
+    shape: ShapeRequest | None
+    """Its params and template are stand-ins: the allocation's and the study's come later. None without --shape."""
+
+
+def asked_options(command: _Command) -> _Command:
+    """Every option of `Asked`."""
+    flags = (
+        click.option(
+            "--batch-fit",
+            type=click.Path(path_type=Path),
+            help="Tokens per step by the law of `fit --form batch --out`.",
+        ),
+        click.option("--shape", is_flag=True, help="Whole numbers too: layers, width, heads, FFN, vocabulary."),
+        click.option("--family", type=click.Choice(get_args(Family)), help="Of the shape. Default: llama."),
+        click.option("--beyond", is_flag=True, help="Answer also above 1e4 times the largest fitted FLOPs."),
+        click.option("--tied", is_flag=True, help="The shape's embedding and readout share one matrix."),
+    )
+    for option in reversed((*(click.option(name, type=kind, help=text) for name, kind, text in _OPTIONS), *flags)):
+        command = option(command)
+    return command
+
+
+def checked(asked: Asked) -> Checked:
+    """The records that the options come down to.
+
+    Raises:
+        OptionProblems: everything that is wrong with them.
+    """
+    from scaling_fits.allocation.spending import Spending
+
+    found = Collected()
+    wish, machine, shape, spending = _wish(asked, found), _machine(asked, found), _shape(asked, found), None
+    if wish is not None:
+        _needs(wish, machine, asked, found)
+    cost = _inference_cost(asked, machine, found)
+    with found.collecting():
+        spending = Spending(
+            flops=1e6, inference_tokens=0.0 if asked.inference_tokens is None else asked.inference_tokens,
+            inference_cost=cost, unique_tokens=asked.unique_tokens, max_epochs=asked.max_epochs,
+        )  # fmt: skip
+    if asked.inference_tokens is not None and 0 < asked.inference_tokens < 1:
+        found.problems.append(f"inference_tokens = {asked.inference_tokens}: 0 or a number >= 1 is wanted")
+    if asked.inference_tokens and asked.deadline_days is not None:
+        found.problems.append("--deadline-days is of training alone, and with --inference-tokens the budget pays for "
+                              "serving too: give one of them")  # fmt: skip
+    if asked.batch_tokens is not None and not 1 <= asked.batch_tokens <= 10**12:
+        found.problems.append(f"batch_tokens = {asked.batch_tokens}: a whole number from 1 to 1e12 is wanted")
+    if asked.batch_tokens is not None and asked.batch_fit is not None:
+        found.problems.append("--batch-tokens and --batch-fit: one of them is wanted")
+    found.done()
+    assert wish is not None and spending is not None
+    return Checked(
+        wish=wish, machine=machine, spending=spending, batch_tokens=asked.batch_tokens, batch_fit=asked.batch_fit,
+        beyond=asked.beyond, shape=shape,
+    )  # fmt: skip
+
+
+def _wish(asked: Asked, found: Collected) -> Wish | None:
+    from scaling_fits.allocation.budgets import Wish
+
+    if all(given is None for given in (asked.flops, asked.gpu_hours, asked.usd, asked.deadline_days)):
+        found.problems.append("Missing option '--flops' (or '--gpu-hours', '--usd' or '--deadline-days')")
+        return None
+    with found.collecting():
+        return Wish(
+            flops=asked.flops, gpu_hours=asked.gpu_hours, usd=asked.usd, deadline_days=asked.deadline_days,
+            num_gpus=asked.gpus,
+        )  # fmt: skip
+    return None
+
+
+def _needs(wish: Wish, machine: Machine | None, asked: Asked, found: Collected) -> None:
+    if wish.needs_machine and asked.gpu is None:
+        found.problems.append("--gpu is missing: hours, dollars and days want the GPU they are of")
+    elif wish.needs_price and machine is not None and machine.price_usd is None and asked.price_usd is None:
+        found.problems.append(f"--price-usd is missing: no published price of {machine.name} is known here")
+
+
+def _machine(asked: Asked, found: Collected) -> Machine | None:
+    from launcher.base import reference
+    from scaling_fits.allocation.budgets import Machine
+
+    mfu = _stated("mfu", asked.mfu, None, found)
+    price = _stated("price_usd", asked.price_usd, None, found)
+    if asked.gpu is None:
+        for name, given in (("--mfu", asked.mfu), ("--price-usd", asked.price_usd), ("--gpus", asked.gpus)):
+            if given is not None and (name != "--gpus" or asked.deadline_days is None):  # said with the deadline
+                found.problems.append(f"{name} says nothing without --gpu")
+        return None
+    with found.collecting():
+        name, gpu = reference.gpu(asked.gpu)
+        if price is None and asked.price_usd is None and name in reference.PRICES_USD:
+            price = _published(reference.PRICES_USD[name])
+        if mfu is None and asked.mfu is None:
+            mfu = _paid_share(gpu.peak_flops)
+        return None if mfu is None else Machine(name=name, peak_flops=gpu.peak_flops, mfu=mfu, price_usd=price)
+    return None
+
+
+def _paid_share(peak_flops: float) -> Assumption:
+    """Of the peak over all hours paid, as published runs had it; the size is not chosen yet, and matters little."""
+    from launcher.estimates.utilization import utilization
+    from scaling_fits.allocation.budgets import Assumption
+
+    share = utilization(_USUAL_PARAMS, peak_flops)
+    return Assumption(value=share.value, low=share.low, high=share.high, source=share.source)
+
+
+def _stated(name: str, given: float | None, default: Published | None, found: Collected) -> Assumption | None:
+    """What was typed, or else the published default."""
+    from scaling_fits.allocation.budgets import Assumption
+
+    if given is None:
+        return None if default is None else _published(default)
+    most = 1.0 if name.endswith("mfu") else 1e6
+    if not 1e-4 <= given <= most:
+        found.problems.append(f"{name} = {given}: a number from 0.0001 to {most:g} is wanted")
+        return None
+    return Assumption(value=given, low=given, high=given, source="given")
+
+
+def _published(fact: Published) -> Assumption:
+    from scaling_fits.allocation.budgets import Assumption
+
+    return Assumption(value=fact.value, low=fact.low, high=fact.high, source=fact.source)
+
+
+def _inference_cost(asked: Asked, machine: Machine | None, found: Collected) -> float:
+    """Of a FLOP served over a FLOP trained."""
+    given = (("inference_mfu", asked.inference_mfu), ("inference_price_usd", asked.inference_price_usd))
+    if all(value is None for _, value in given):
+        return 1.0
+    mfu, price = (_stated(name, value, None, found) for name, value in given)
+    if asked.inference_tokens is None:
+        found.problems.append("--inference-mfu and --inference-price-usd say nothing without --inference-tokens")
+    if machine is None:
+        if asked.gpu is None:
+            found.problems.append("--gpu is missing: the price and MFU of serving are held against training's")
+        return 1.0
+    cost = machine.mfu.value / mfu.value if mfu else 1.0
+    if price is not None:
+        if machine.price_usd is None and asked.price_usd is None:
+            found.problems.append(f"--price-usd is missing: the price of serving is held against it ({machine.name})")
+        elif machine.price_usd is not None:
+            cost *= price.value / machine.price_usd.value
+    return cost
+
+
+def _shape(asked: Asked, found: Collected) -> ShapeRequest | None:
+    from scaling_fits.allocation.shapes import ShapeRequest
+
+    fields = {
+        "tp": ("tensor_parallel", asked.tp), "layers": ("num_layers", asked.layers),
+        "vocab": ("vocab_size", asked.vocab), "seq-len": ("seq_len", asked.seq_len),
+        "head-dim": ("head_dim", asked.head_dim), "ffn-ratio": ("ffn_ratio", asked.ffn_ratio),
+        "query-heads-per-kv-head": ("query_heads_per_kv_head", asked.query_heads_per_kv_head),
+        "aspect-ratio": ("aspect_ratio", asked.aspect_ratio), "family": ("family", asked.family),
+        "tied": ("tied", asked.tied or None),
+    }  # fmt: skip
+    given = {f"--{option}": field for option, field in fields.items() if field[1] is not None}
+    if not asked.shape:
+        if given:
+            found.problems.append(f"{', '.join(given)}: only with --shape")
+        return None
+    with found.collecting():
+        return dataclasses.replace(ShapeRequest(params=1.0), **dict(given.values()))  # type: ignore[arg-type]
+    return None

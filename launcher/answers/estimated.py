@@ -1,0 +1,179 @@
+"""How an estimate reads: tables of 80 columns for the stages, lines for the main run."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from typing import TYPE_CHECKING, Any, cast
+
+from launcher.cli.options import table
+
+if TYPE_CHECKING:
+    from launcher.plan.study import Study
+    from sweeps.store.ledger import Ledger
+
+_GB = 1e9
+_COLUMNS = 80
+_LEAST_SHOWN = 1e-3
+
+
+def planned(study: Study, ledger: Ledger) -> str:
+    """What all stages of a study will take, in one sentence for those who start it; the ledger's runs are done."""
+    from launcher.base.reference import UnknownNameError, gpu
+    from launcher.calibration.calibrating import calibrations
+    from launcher.calibration.speeds import Speeds, speeds_of
+    from launcher.calibration.study_cost import num_workers, planned_main_run, stages_of, total_of, worker_speed
+
+    found, cluster = calibrations(ledger), study.plan.cluster
+    speeds = speeds_of(found, study, "calibrated", found[-1].num_workers) if found else Speeds()
+    if not speeds.measured and cluster.worker_gpus:
+        with contextlib.suppress(UnknownNameError):  # then as a core is: its interval says how little is known
+            name, known = gpu(study.plan.launch.gpu or "H100")
+            speeds = worker_speed(study, name, known.peak_flops)
+    workers = num_workers(study, speeds.num_workers)
+    total = total_of(stages_of(study, speeds))
+    hours = total.hours(workers)
+    share = _figure(total.flops.value / planned_main_run(study).flops["causal"])
+    said = [
+        f"{_runs([*total.num_runs])} runs, {_between(total.flops.told())} FLOPs ({share} of the main run's)",
+        f"{_short(hours.told())} hours on {_workers(workers)} ({'calibrated' if speeds.measured else 'assumed'})",
+    ]
+    if price := cluster.usd_per_device_hour:
+        said.append(f"USD {_short(hours.scaled(cluster.num_devices(workers) * price).told())}")
+    done = len(ledger.results())
+    return f"the whole study: {', '.join(said)}" + (f"; {done} runs are done already" if done else "")
+
+
+def estimate_text(body: dict[str, Any]) -> str:
+    """The answer in words and tables, for people."""
+    return "\n\n".join([*(_stages(body) if "stages" in body else []), *_main(body["main_run"]), *_dry(body)])
+
+
+def _stages(body: dict[str, Any]) -> list[str]:
+    every = [*body["stages"], body["total"]]
+    ran = [
+        (s["stage"], _runs(s["num_runs"]), _between(s["flops"]), f"{s['share_of_main_run']:.2g}",
+         f"{s['disk_bytes']['value'] / 1e6:.2g} MB")
+        for s in every
+    ]  # fmt: skip
+    taken = [
+        (s["stage"], _short(s["hours"]), _short(s["gpu_hours"]), "-" if s["usd"] is None else _short(s["usd"]))
+        for s in every
+    ]
+    on = f"hours on {_workers(body['num_workers'], 'rank' if body['rank_needs'] else 'worker')}"
+    speed, share = body["worker_flops"], body["proxy_mfu"]
+    said = (f"a worker reaches {_span(speed)} FLOP/s ({speed['source']})",
+            f"a GPU reaches {_span(share)} of its peak ({share['source']})",
+            f"the main run's size is from {body['main_run_from']}", *body["rank_needs"],
+            *([f"the search is counted whole, an upper bound: search.pruner = {body['pruner']!r} gives trials up"]
+              if body["pruner"] != "none" else []))  # fmt: skip
+    return [
+        table(("stage", "runs", "FLOPs", "of the main run", "disk"), ran),
+        table(("stage", on, "or GPU-hours", "USD of these"), taken),
+        "\n".join(
+            [
+                "assumed:",
+                *(line for text in said for line in _wrapped(text)),
+                *(line for text in body["warnings"] for line in _wrapped(f"warning: {text}", "")),
+            ]
+        ),
+    ]
+
+
+def _workers(number: int, what: str = "worker") -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _runs(ends: list[int]) -> str:
+    return " to ".join(str(number) for number in sorted(set(ends)))
+
+
+def _between(of: dict[str, Any]) -> str:
+    """At least, and with every extension that the plan allows."""
+    low, high = of["interval"] or (of["value"], of["value"])
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def _wrapped(text: str, first: str = "- ") -> list[str]:
+    return textwrap.wrap(
+        text, _COLUMNS, initial_indent=first, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _main(main: dict[str, Any]) -> list[str]:
+    shape, machine, fails = main["shape"], main["machine"], main["failures"]
+    size = f"{main['params']:.4g} parameters ({shape['num_layers']} layers, width {shape['width']})"
+    gpus = f"{machine['num_gpus']} {machine['gpu']} ({machine['peak_flops']:.4g} FLOP/s, {machine['memory_gb']:g} GB)"
+    mfu = f"{_span(machine['mfu'])}, convention {machine['mfu_convention']} ({machine['mfu']['source']})"
+    lines = [
+        f"main run: {size}, {main['tokens']:.4g} tokens, {main['batch_tokens']} a step",
+        "FLOPs: " + ", ".join(f"{name} {value:.4g}" for name, value in main["flops"].items()),
+        f"on {gpus} at MFU {mfu} while it steps: {_span(main['step_seconds'])} s a step",
+        f"all hours paid: {_span(main['gpu_hours'])} GPU-hours, {_span(main['days'])} days, by a share of "
+        f"{_span(machine['utilization'])} ({machine['utilization']['source']}), "
+        + ("no price is known: --price-usd" if main["usd"] is None else f"USD {_span(main['usd'])}"),
+    ]
+    degrees = ("shard", "replicate", "tensor", "pipeline", "context", "microbatch_sequences")
+    layout = main["parallelism"]
+    who, told = layout["from"].partition(":")[0], ", ".join(f"{name} {layout[name]}" for name in degrees)
+    lines.append(f"parallelism ({who}): {told}, checkpointing {layout['checkpointing']}")
+    lines += [f"- {reason}" for reason in layout["reasons"]]
+    parts = {name.removesuffix("_bytes"): value / _GB for name, value in main["memory"].items() if name != "moment"}
+    lines.append("memory of a rank (GB): " + ", ".join(f"{name} {value:.3g}" for name, value in parts.items()))
+    lines.append(
+        f"an interruption every {_span(fails['mtbf_seconds'], 3600)} hours; save every "
+        f"{fails['save_every_seconds'] / 60:.3g} minutes, "
+        f"{fails['save_every_steps']} steps ({fails['checkpoint_bytes'] / _GB:.3g} GB in "
+        f"{_span(fails['write_seconds'])} s; {'the work one accepts to lose' if fails['capped'] else 'Daly'} sets it); "
+        f"goodput {_span(fails['goodput'])}; disk {main['disk_bytes'] / _GB:.3g} GB"
+    )
+    lines += [f"threshold: {said}" for said in main["thresholds"]] + [f"warning: {said}" for said in main["warnings"]]
+    wrapped = [part for line in lines for part in _wrapped(line, "")]
+    return ["\n".join(wrapped), _longest(main["longest_runs"]), _reference(main)]
+
+
+def _longest(rows: list[dict[str, Any]]) -> str:
+    told = [(r["grows"], f"{12 * r['years']:.1f}", f"{12 * r['published_years']:.1f}") for r in rows]
+    return table(("the longest sensible run while these grow", "months", "published"), told)
+
+
+def _reference(main: dict[str, Any]) -> str:
+    rows = [
+        (r["model"], f"{r['six_nd']:.3g}", f"{r['share']:.2g}", r["machine"], _maybe(r["gpu_hours_published"]),
+         _maybe(r["usd_published"]), _figure(r["gpu_hours_here"]["value"]),
+         "-" if r["usd_here"] is None else _figure(r["usd_here"]["value"]))
+        for r in main["reference_runs"]
+    ]  # fmt: skip
+    on = main["machine"]["gpu"]
+    return table(("beside", "6ND", "of it", "made on", "hours", "USD", f"on {on}", "USD"), rows)
+
+
+def _dry(body: dict[str, Any]) -> list[str]:
+    if "dry_shard" not in body:
+        return []
+    dry = body["dry_shard"]
+    held = ", ".join(str(number) for number in dry["local_parameters"])
+    how = f"sharded over a fake group of {dry['num_ranks']} ranks in {dry['seconds']:.1f} s"
+    return [f"{how}: rank 0 of the first (and last) stage holds {held} of {dry['num_parameters']} parameters"]
+
+
+def _maybe(value: float | None) -> str:
+    return "-" if value is None else _figure(value)
+
+
+def _figure(value: float) -> str:
+    """Two figures, for tables."""
+    if 0 < value < _LEAST_SHOWN:
+        return f"<{_LEAST_SHOWN:g}"
+    return f"{value:.0f}" if 10 <= value < 1e4 else f"{value:.2g}".replace("e+0", "e").replace("e+", "e")
+
+
+def _short(of: dict[str, Any]) -> str:
+    said, ends = _figure(of["value"]), [_figure(end) for end in of["interval"] or ()]
+    return said if set(ends) <= {said} else f"{said} [{ends[0]}, {ends[1]}]"
+
+
+def _span(of: dict[str, Any], unit: float = 1.0) -> str:
+    ends = cast("list[float] | None", of["interval"])
+    said = f"{of['value'] / unit:.3g}"
+    return said if ends is None else f"{said} [{ends[0] / unit:.3g}, {ends[1] / unit:.3g}]"

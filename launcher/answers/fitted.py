@@ -1,0 +1,198 @@
+"""A fit of any form, of a study's ladder or of a table of runs: as it is printed, and as it lies in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from proxies.core.canon import CanonError, Json
+
+if TYPE_CHECKING:
+    from launcher.plan.study import Study
+    from launcher.study.history import Concluded
+    from scaling_fits.allocation.shapes import Template
+    from scaling_fits.compute.compute_fit import ComputeFit
+    from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.forecast.uncertainty import FittedRuns
+    from scaling_fits.laws.table import RunTable
+    from sweeps.store.ledger import Ledger
+
+COMPUTE_FORMS = ("isoflop", "frontier")
+"""Optima against compute."""
+HYPERPARAMETER_FORMS = ("learning_rate", "batch")
+
+Body = dict[str, Json]
+
+_MOST_RUNS = 100_000
+# Of a run, and of a run in every refit, on one core of a server (1,000 and 10,000 runs, form auto; memory: 100,000).
+_FIT_SECONDS, _REFIT_SECONDS, _RUN_GB = 7e-4, 8.5e-6, 1.8e-5
+_LEAST_MINUTES = 0.5
+
+
+def fit_of(
+    runs: Path, form: str, method: str, params_column: str, options: dict[str, Any], *, optima: bool = False
+) -> tuple[Body, Body]:
+    """The file and the JSON of a fit; `options` are bootstrap, level and seed; `optima`: each row is a budget's best.
+
+    Raises:
+        ValueError: of the room `scaling_fits`, each saying all that is wrong.
+    """
+    if form in COMPUTE_FORMS:
+        return _fit_compute(runs, form, method, params_column, options, optima=optima)
+    if form in HYPERPARAMETER_FORMS:
+        return _fit_hyperparameter(runs, form, params_column, options)
+    return _fit_law(runs, form, params_column, options)
+
+
+def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
+    from scaling_fits import summary
+    from scaling_fits.forecast.uncertainty import fit_runs
+    from scaling_fits.laws.law import CannotTellError
+
+    table_of_runs = _runs(runs, params_column)
+    _say_how_long(table_of_runs, options["bootstrap"])
+    found = fit_runs(table_of_runs, form=form, **options)  # type: ignore[arg-type]
+    template = None
+    if runs.is_dir():
+        from launcher.study.decide import shape_template
+        from launcher.study.history import scaled
+        from launcher.study.opening import recorded
+
+        study, ledger = recorded(runs)
+        found, template = scaled(found, *_past(study, ledger)), shape_template(study)
+    try:
+        return summary.to_file(found, template), summary.fit_summary(found)
+    except CanonError as error:
+        raise CannotTellError((f"no law fits these runs: what it predicts leaves all numbers ({error})",)) from error
+
+
+def _say_how_long(runs: RunTable, bootstrap: int) -> None:
+    """A line on stderr before a fit of minutes.
+
+    Raises:
+        TableError: so many runs that they would take hours and many GB.
+    """
+    from scaling_fits.laws.table import TableError
+
+    num_places = len(set(zip(runs.params.tolist(), runs.tokens.tolist(), strict=True)))
+    fewer = (
+        f"they have {num_places} different pairs of size and tokens: average the loss of each"
+        if num_places < runs.num_runs // 2
+        else "keep the best-tuned runs, or points at the end of their schedules only"
+    )
+    if runs.num_runs > _MOST_RUNS:
+        raise TableError([f"{runs.num_runs} runs: at most {_MOST_RUNS} are fitted (2 GB); {fewer}"])
+    minutes = runs.num_runs * (_FIT_SECONDS + max(bootstrap, 0) * _REFIT_SECONDS) / 60
+    if minutes > _LEAST_MINUTES:
+        gb = runs.num_runs * _RUN_GB
+        said = (
+            f"fit: {runs.num_runs} runs and {bootstrap} refits: {minutes:.2g} minutes of one core or more, {gb:.2g} GB"
+        )
+        click.echo(f"{said}; to be faster, {fewer}, or ask for fewer refits with --bootstrap", err=True)
+
+
+def _fit_compute(
+    runs: Path, form: str, method: str, params_column: str, options: dict[str, Any], *, optima: bool
+) -> tuple[Body, Body]:
+    from scaling_fits.compute import compute_file
+    from scaling_fits.compute.frontier import RUN_COLUMNS, fit_frontier
+    from scaling_fits.compute.isoflop import fit_isoflop
+    from scaling_fits.compute.optima_table import fit_optima, is_of_optima, read_optima
+
+    if form == "isoflop":
+        found = fit_isoflop(_runs(runs, params_column), method, **options)  # type: ignore[arg-type]
+    elif optima or (not runs.is_dir() and is_of_optima(runs, params_column)):
+        found = fit_optima(read_optima(runs, params_column), **options)
+    else:
+        found = fit_frontier(_runs(runs, params_column, RUN_COLUMNS), **options)
+    return compute_file.to_file(found), compute_file.fit_body(found)
+
+
+def _fit_hyperparameter(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
+    from scaling_fits.compute import hyperparameter_file as file
+    from scaling_fits.compute.hyperparameter_laws import COLUMNS, fit_runs_law
+
+    optima = None if runs.is_dir() else file.optimum_column(runs, form)  # type: ignore[arg-type]
+    if optima is not None:
+        found = file.fit_optima_file(runs, form, optima, params_column=params_column, level=options["level"])  # type: ignore[arg-type]
+    else:
+        table_of_runs = _runs(runs, params_column, [name for names in COLUMNS.values() for name in names])
+        found = fit_runs_law(table_of_runs, form, **options)  # type: ignore[arg-type]
+    return file.to_file(found), file.fit_body(found)
+
+
+def _runs(path: Path, params_column: str, extra: Sequence[str] = ()) -> RunTable:
+    """The table of a study folder's ladder and of the main runs concluded since, or of a file."""
+    if path.is_dir():
+        from launcher.experiments.transferred import transferred
+        from launcher.study import decide
+        from launcher.study.opening import recorded
+
+        study, ledger = recorded(path)
+        specs = decide.ladder_specs(study, transferred(study, ledger))
+        return decide.ladder_table(specs, ledger.results(), _past(study, ledger)[0])
+    from scaling_fits.laws.table import read_runs
+
+    return read_runs(path, params_column, extra)
+
+
+def _past(study: Study, ledger: Ledger) -> tuple[list[Concluded], list[str]]:
+    """Main runs of the study's recipe, its own among them, and why others are left out."""
+    from launcher.study.history import concluded, inherited, like
+
+    return like(study, [*inherited(ledger), *concluded(ledger)])
+
+
+def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
+    """The law fit in a file that `fit --out` wrote, and the shape its study fixes, if it is one's; errors: `read_any`.
+
+    The ladder of a study folder is as good: its fit is the one that `freeze` decides by.
+    """
+    from scaling_fits import summary
+    from scaling_fits.compute.compute_fit import ComputeFit
+    from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.fit_file import FitFileError
+
+    if path.is_dir():
+        from launcher.experiments.transferred import transferred
+        from launcher.study import decide
+        from launcher.study.opening import recorded
+
+        study, ledger = recorded(path)
+        specs = decide.ladder_specs(study, transferred(study, ledger))
+        return decide.fitted(study, ledger, specs), decide.shape_template(study)
+    data, found = _read(path)
+    if isinstance(found, ComputeFit):
+        raise FitFileError(
+            f"{path} holds optima against compute: `forerun predict {path} --flops C` gives the best size"
+        )
+    if isinstance(found, HyperparameterFit):
+        raise FitFileError(
+            f"{path} holds a law of {found.form}: `forerun predict {path} --params N --tokens D` reads it"
+        )
+    return found, summary.with_template(data)[1]
+
+
+def read_any(path: Path) -> FittedRuns | ComputeFit | HyperparameterFit:
+    """The fit of any kind in a file that `fit --out` wrote.
+
+    Raises:
+        FitFileError: it cannot be read, or is no fit.
+        FitTamperedError: it was changed.
+    """
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[Body, FittedRuns | ComputeFit | HyperparameterFit]:
+    from scaling_fits import fit_file, summary
+    from scaling_fits.compute import compute_file, compute_fit, hyperparameter_file, hyperparameter_laws
+
+    data = fit_file.read(path)
+    if data.get("kind") == compute_fit.FILE_KIND:
+        return data, compute_file.from_file(data)
+    if data.get("kind") == hyperparameter_laws.FILE_KIND:
+        return data, hyperparameter_file.from_file(data)
+    return data, summary.from_file(data)

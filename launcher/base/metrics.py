@@ -1,0 +1,130 @@
+"""What a main run leaves for its readers: `metrics.jsonl`, appended line by line, and how the last attempt ended.
+
+A line is strict JSON, of one of two kinds.
+
+A step's line has `train_loss_nats`:
+`step` (steps done), `train_loss_nats` (before that step's update), `grad_norm` (before clipping), `lr` (of the first
+group), `tokens` (seen so far), `tokens_per_second`, `seconds` (of that step); and where they are known
+`mfu`, `hfu` (shares of the peak of the header's `peak_flops_per_second`), `clip_norm` (in force),
+`validation_loss_nats` (after the update), `rank_seconds` (compute time of each rank, before it waits for the others),
+`layers` (name of a layer -> `weight_rms`, `param_norm`, `grad_norm`, `update_ratio`), `gpus` (one a rank:
+`temperature_celsius`, `num_ecc_errors`, `num_link_errors`, null where the driver does not say).
+
+Any other line has `event` and the `step` after which it came: `started` (a `Header`: the first line of every attempt),
+`saved` (`seconds`, of which the run waited `wait_seconds`), `replayed` (`difference`, `noise`; of that very step, whose
+line follows), `rolled_back` (`number`, `to_step`, `skipped_sequences`, `clip_norm`, `reason`), and the last line of an
+attempt that ended in order, its `Ending`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from proxies.core import canon
+
+METRICS_FILE = "metrics.jsonl"
+ENDING_FILE = "ending.json"
+SCHEMA_VERSION = 1
+ENDINGS = ("finished", "stopped", "interrupted", "aborted", "refused")
+"""Events that end an attempt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What the lines below belong to, and the machine they were made on."""
+
+    event: Literal["started"] = "started"
+    schema_version: int = SCHEMA_VERSION
+    digest: str
+    """Of the launch config: a reader that follows another one says so."""
+    step: int
+    """Steps done when this attempt began."""
+    started_at: str
+    """UTC, ISO 8601."""
+    num_ranks: int
+    device: str
+    """As torch names it; `cpu`."""
+    model_flops_per_token: float
+    """Forward and backward, convention `causal` of `proxies.core.flops`: what MFU counts."""
+    hardware_flops_per_token: float
+    """The same and what activation checkpointing computes again: what HFU counts."""
+    peak_flops_per_second: float | None
+    """Of one rank's device at the run's precision, as its maker names it; None: not known, and no MFU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How an attempt at a run ended. A killed or crashed one leaves none."""
+
+    event: Literal["finished", "stopped", "interrupted", "aborted", "refused"]
+    """The schedule's end; the asked-for step; a signal; the run's own brake; or it never started."""
+    exit_code: int
+    step: int
+    """Optimizer steps done; 0 when refused."""
+    reason: str = ""
+    validation_loss_nats: float | None = None
+    """Only of `finished` and `stopped`."""
+
+
+def not_finite(columns: canon.Json, name: str = "") -> str:
+    """The first number in the columns of a line that is NaN or infinite, with its path; empty where there is none."""
+    if isinstance(columns, float):
+        return "" if math.isfinite(columns) else f"{name} is {columns}"
+    parts = columns.items() if isinstance(columns, dict) else enumerate(columns) if isinstance(columns, list) else ()
+    told = (not_finite(part, f"{name}.{key}" if name else str(key)) for key, part in parts)
+    return next(filter(None, told), "")
+
+
+def append(run_dir: Path, record: object) -> None:
+    """Add one line.
+
+    Raises:
+        CanonError: a number in it is not finite.
+    """
+    with (run_dir / METRICS_FILE).open("a", encoding="utf-8") as file:
+        file.write(canon.canonical(record) + "\n")
+
+
+def read(run_dir: Path) -> list[dict[str, canon.Json]]:
+    """The lines there are; what a killed run left half-written is skipped."""
+    path = run_dir / METRICS_FILE
+    records = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            value = canon.parse(line)
+        except canon.CanonError:
+            continue
+        if isinstance(value, dict):
+            records.append(value)
+    return records
+
+
+def rewind(run_dir: Path, step: int) -> None:
+    """Drop what a run resumed after `step` steps will write anew: later steps and events, and earlier endings."""
+    kept = [
+        line
+        for line in read(run_dir)
+        if line.get("event") not in ENDINGS and isinstance(at := line.get("step"), int) and at <= step
+    ]
+    content = "".join(canon.canonical(record) + "\n" for record in kept)
+    canon.write_atomic(run_dir / METRICS_FILE, content.encode())
+
+
+def write_ending(run_dir: Path, ending: Ending) -> None:
+    """Tell the supervisor; a refused attempt leaves the run's own metrics alone."""
+    if ending.event != "refused":
+        append(run_dir, ending)
+    canon.write_atomic(run_dir / ENDING_FILE, canon.pretty(ending))
+
+
+def read_ending(run_dir: Path) -> Ending | None:
+    """How the last attempt ended, None if it did not get so far.
+
+    Raises:
+        CanonError: the file is not one of ours.
+    """
+    path = run_dir / ENDING_FILE
+    return canon.decode(Ending, canon.parse(path.read_bytes())) if path.exists() else None

@@ -1,0 +1,136 @@
+"""Whether a run still moves: its metrics are followed, its steps timed, and silence past a limit is a hang.
+
+A save that the training waits for writes no metrics, and may take long: its files are looked at, and while they change
+the run moves.
+
+A rank that waits for ever for another one (a dead link, a stuck device, a deadlock) raises nothing, and its job would
+hold the machines until somebody looks: what Llama 3's team called hangs, arXiv 2407.21783, section 3.3.4.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.base.checkpoint_folders import CHECKPOINTS
+from launcher.base.following import Following
+from launcher.base.talk import duration
+from proxies.core.canon import Json
+
+FLOOR_SECONDS = 600.0
+"""The shortest silence called a hang: a validation lies between two steps."""
+STEP_FACTOR = 20.0
+"""Or so many median steps, if that is longer."""
+START_SECONDS = 3600.0
+"""For everything before an attempt's first step: meeting, loading a checkpoint, compiling."""
+_NUM_TIMED = 64
+"""Steps that the median is of."""
+_NUM_LOOKS = 16
+"""At the files of a save, within a silence as long as the limit; their folder may lie on a slow disk."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How long a run may be silent; None: for ever."""
+
+    floor_seconds: float | None = FLOOR_SECONDS
+    start_seconds: float | None = START_SECONDS
+
+
+@dataclass(kw_only=True, slots=True)
+class Pace:
+    """What the steps of this attempt say about its speed."""
+
+    step: int | None = None
+    """The last one logged; None before this attempt's first line."""
+    loss_nats: float | None = None
+    tokens: int = 0
+    seconds: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMED))
+    """Of the last steps."""
+    since: tuple[float, int] | None = None
+    """The moment of the first line of a step that was seen, and its tokens."""
+
+    def tokens_per_second(self, now: float) -> float | None:
+        """By the clock: saving and validating count, as they will for the rest of the run."""
+        if self.since is None or now <= self.since[0] or self.tokens <= self.since[1]:
+            return None
+        return (self.tokens - self.since[1]) / (now - self.since[0])
+
+
+class Watchdog:
+    """Looks at a run's metrics whenever asked to; `now` is always of one monotonic clock, in seconds."""
+
+    def __init__(self, run_dir: Path, limits: Limits, now: float) -> None:
+        self.pace = Pace()
+        self._following, self._limits, self._moved, self._stepping = Following(run_dir), limits, now, False
+        self._run_dir, self._looked, self._written = run_dir, now, _written(run_dir)
+        while True:  # what earlier attempts left
+            self._time(self._following.read().lines)
+            if self._following.at_end:
+                break
+
+    def look(self, now: float) -> str:
+        """Read on; returns why the run is to be called hung, empty while it moves."""
+        with contextlib.suppress(OSError):  # a network disk that stutters ends no run; one that is gone is silence
+            self._read_on(now)
+        return self._hung(now)
+
+    def _read_on(self, now: float) -> None:
+        while True:
+            news = self._following.read()
+            if news.lines:  # an empty file begins at every look
+                self._moved = now
+            self._time(news.lines)
+            for line in news.lines:
+                self._take(line, now, old=news.begins)
+            if self._following.at_end:
+                return
+
+    def _time(self, lines: list[dict[str, Json]]) -> None:
+        self.pace.seconds.extend(s for line in lines if isinstance(s := line.get("seconds"), float) and _is_step(line))
+
+    def _take(self, line: dict[str, Json], now: float, *, old: bool) -> None:
+        """`old`: what a rewind kept of earlier attempts, or has just been followed by."""
+        step, loss, tokens = line.get("step"), line.get("train_loss_nats"), line.get("tokens")
+        if not isinstance(step, int):
+            return
+        self.pace.step = step
+        if isinstance(loss, float) and isinstance(tokens, int):
+            self.pace.loss_nats, self.pace.tokens = loss, tokens
+            if not old:
+                self._stepping = True
+                self.pace.since = self.pace.since or (now, tokens)
+
+    def _hung(self, now: float) -> str:
+        limit, what = self._limits.start_seconds, "before its first step"
+        if self._stepping:
+            limit, what = self._limits.floor_seconds, f"after step {self.pace.step}"
+            if limit is not None and self.pace.seconds:
+                limit = max(limit, STEP_FACTOR * statistics.median(self.pace.seconds))
+        if limit is None:
+            return ""
+        if now - max(self._moved, self._looked) >= limit / _NUM_LOOKS:
+            self._looked, before, self._written = now, self._written, _written(self._run_dir)
+            if self._written != before:
+                self._moved = now
+        if (silent := now - self._moved) <= limit:
+            return ""
+        save = ", nor anything of the save under way" if self._written else ""
+        return f"no line of metrics{save} for {duration(silent)} {what}; the limit is {duration(limit)}"
+
+
+def _written(run_dir: Path) -> frozenset[tuple[str, int]]:
+    """The files of checkpoints that are not complete, and how large they are by now."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for file in (run_dir / CHECKPOINTS).glob("*.part/*"):
+            with contextlib.suppress(OSError):  # it may just be gone
+                found.add((f"{file.parent.name}/{file.name}", file.stat().st_size))
+    return frozenset(found)
+
+
+def _is_step(line: dict[str, Json]) -> bool:
+    return "train_loss_nats" in line

@@ -1,0 +1,257 @@
+"""The calibration of a study: for every shape and batch of its plan, workers measure, a rule chooses, the ledger keeps.
+
+What is recorded is never measured again: it is part of which runs the study asks for. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from launcher.base.talk import duration, say
+from launcher.calibration.choosing import Ask, Bench, choose
+from launcher.plan.calibration_records import Asked, Calibration, Part, Work, mode_name, size_name
+from launcher.plan.study import Study
+from proxies.core import canon
+from proxies.core.checks import SpecError
+from proxies.core.shape import Shape
+from proxies.core.spec import Numerics, RunSpec
+from proxies.training.calibration import STEP, Answer, Probe
+from sweeps.run.causes import Cause
+from sweeps.run.pool import Advance, Pool, Report
+from sweeps.store.errors import LedgerCorrupt, RunsFail
+from sweeps.store.ledger import CALIBRATION, Ledger
+
+FAST_FLOPS = 75e9
+"""A second, of a worker: what a fast core makes of a proxy. Work is sized by it before anything is measured."""
+LEAST_SECONDS = 10.0
+"""Of planned work; below, measuring would take what it saves."""
+PROBE_SHARE, LEAST_PROBE_SECONDS, MOST_PROBE_SECONDS = 0.02, 1.0, 5.0
+"""Time for the rounds of one probe: a share of the planned work, within these."""
+SILENT_SECONDS = 300.0
+"""A worker that has not answered by then is started anew: building, and compiling from nothing, take a minute or two.
+"""
+MEMORY_SHARE = 0.9
+POLL_SECONDS = 0.5
+
+
+class UnmeasurableError(Exception):
+    """One run alone, its batches whole, is too much for every worker: of memory, or of time."""
+
+
+_TOO_MUCH: tuple[Cause, ...] = ("out_of_memory", "lost_worker", "hung")
+"""How that shows: the system ends a process that takes too much memory, without a word."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The runs of a plan that compute alike."""
+
+    asked: Asked
+    example: RunSpec
+    phases: tuple[tuple[int, tuple[int, ...]], ...]
+    """See `launcher.plan.calibration_records.Work`."""
+
+    @property
+    def step_flops(self) -> float:
+        """Of one run."""
+        return self.example.flops / self.example.schedule.num_steps
+
+    @property
+    def flops(self) -> float:
+        """Of all its runs."""
+        return self.step_flops * sum(sum(steps) for _, steps in self.phases)
+
+
+def groups_of(study: Study) -> list[Group]:
+    """Every group of the plan's stages, smaller models first; checks, which run alone, are in none."""
+    from launcher.calibration.study_cost import runs_of
+
+    stages: dict[tuple[Part, Shape, int], dict[str, list[RunSpec]]] = {}
+    seen: set[str] = set()
+    for stage in runs_of(study):
+        part: Part = "ladder" if stage.name == "ladder" else "proxy"
+        for spec in stage.runs if stage.name != "check" else ():
+            # The search's runs are stood for by one; of the others, each is run once.
+            if stage.name == "sweep" or spec.id not in seen:
+                seen.add(spec.id)
+                alike = stages.setdefault((part, spec.shape, spec.batch_tokens), {})
+                alike.setdefault(stage.name, []).append(spec)
+    most = {"sweep": study.plan.search.parallelism}
+    groups = [
+        Group(
+            asked=study.asked(*of), example=next(iter(by_stage.values()))[0],
+            phases=tuple(
+                (most.get(name, len(runs)), tuple(run.schedule.num_steps for run in runs))
+                for name, runs in by_stage.items()
+            ),
+        )
+        for of, by_stage in stages.items()
+    ]  # fmt: skip
+    return sorted(groups, key=lambda group: (group.step_flops, group.asked.part == "ladder"))
+
+
+def calibrations(ledger: Ledger) -> tuple[Calibration, ...]:
+    """What the ledger holds, in its order. Raises LedgerCorrupt where that is nothing a plan could have left open."""
+    records = ledger.records(CALIBRATION)
+    try:
+        return tuple(canon.decode(Calibration, record.body) for record in records)
+    except (canon.CanonError, SpecError) as error:
+        raise LedgerCorrupt(f"a calibration of the ledger is none ({error})") from error
+
+
+def calibrated(study: Study, ledger: Ledger) -> Study:
+    """The study with what its ledger says was chosen."""
+    return dataclasses.replace(study, chosen={found.asked.key: found.chosen for found in calibrations(ledger)})
+
+
+def calibrate(study: Study, ledger: Ledger, workers: Callable[[], Pool], check_stop: Callable[[], None]) -> Study:
+    """Choose, and record, what the study's plan leaves open and its ledger lacks; the study with it.
+
+    Args:
+        study: as its ledger has it.
+        ledger: open for writing.
+        workers: the pool, idle; asked for only where there is something to choose.
+        check_stop: raises what ends the work; what was recorded stands.
+
+    Raises:
+        RunsFail: no worker could train a run of a group at all.
+        PoolDead, DiskFull: as named.
+    """
+    if not (study.plan.choices("proxy") or study.plan.choices("ladder")):
+        return study
+    done = {record.key for record in ledger.records(CALIBRATION)}
+    if missing := [group for group in groups_of(study) if group.asked.open and group.asked.key not in done]:
+        for found in _choices(study, missing, workers(), calibrations(ledger), check_stop, LEAST_SECONDS):
+            check_stop()
+            ledger.append(CALIBRATION, found.asked.key, found)
+            say(f"calibration: {told(found)}")
+    return calibrated(study, ledger)
+
+
+def measured_here(study: Study) -> list[Calibration]:
+    """What a calibration chooses with one worker, in this process; nothing is recorded."""
+    from launcher.workers.host import HostFactory
+    from sweeps.run.pool import InlinePool
+
+    corpus, weights = str(study.corpus or ""), study.plan.data.weights or None
+    pool = InlinePool(HostFactory(study_dir=str(study.study_dir.resolve()), corpus=corpus, weights=weights))
+    found = []
+    for one in _choices(study, groups_of(study), pool, (), lambda: None, least_seconds=0.0):
+        say(f"calibration: {told(one)}")
+        found.append(one)
+    return found
+
+
+def told(found: Calibration) -> str:
+    """A choice as a line: of what, what, why."""
+    asked = found.asked
+    return f"{_of(asked)}: {mode_name(found.chosen, asked.given)}" + (f": {found.why}" if found.why else "")
+
+
+def _of(asked: Asked) -> str:
+    return f"{size_name(asked.part, asked.shape.width, asked.shape.num_layers, asked.batch_tokens)} a step"
+
+
+def _choices(
+    study: Study, groups: Sequence[Group], pool: Pool, before: Sequence[Calibration], check_stop: Callable[[], None],
+    least_seconds: float,
+) -> Iterator[Calibration]:  # fmt: skip
+    """The choice for each group in turn; what one measured, a later one of the same runs need not."""
+    benches: dict[str, Bench] = {}
+    done, threads = [*before], max(1, int(study.plan.cluster.worker_cpus))
+    for group in groups:
+        asked, work = group.asked, Work(num_workers=pool.num_workers, phases=group.phases)
+        seconds = group.flops / FAST_FLOPS / pool.num_workers
+        same = canon.content_id([asked.shape, asked.batch_tokens, asked.given])
+        if seconds < least_seconds and same not in benches:
+            why = f"not measured: the planned runs are some {duration(max(1.0, seconds))} of work for these workers"
+            found = Calibration(asked=asked, chosen=asked.given, why=why, device="", num_workers=pool.num_workers)
+        else:
+            share = min(MOST_PROBE_SECONDS, max(LEAST_PROBE_SECONDS, PROBE_SHARE * seconds))
+            if same not in benches:
+                workers = f"{pool.num_workers} worker{'s' if pool.num_workers > 1 else ''}"
+                say(f"calibration: {_of(asked)}: measuring on {workers}")
+                benches[same] = Bench(asked.given, asking(study, group.example, pool, share, check_stop))
+            try:
+                found = choose(asked, work, benches[same], threads, one_at_a_time=one_at_a_time(asked, done))
+            except UnmeasurableError as error:  # when it is run, its batches may be split, and nobody waits for it
+                why = f"not measured: one run alone was too much to try ({error})"
+                found = Calibration(asked=asked, chosen=asked.given, why=why, device="", num_workers=pool.num_workers)
+        done.append(found)
+        yield found
+
+
+def one_at_a_time(asked: Asked, done: Iterable[Calibration]) -> str:
+    """Why a larger model need not be measured with several slots: a smaller one gained nothing by them."""
+    if "num_slots" not in asked.open:
+        return ""
+    for other in done:
+        smaller = other.asked.shape.width < asked.shape.width and other.device == "cpu"
+        if not smaller or (other.asked.batch_tokens, other.asked.given) != (asked.batch_tokens, asked.given):
+            continue
+        two = [f for f in other.figures if f.mode == dataclasses.replace(asked.given, num_slots=2) and not f.refused]
+        if two and two[0].ratio < 1 + STEP:
+            return f"at width {other.asked.shape.width} two slots are {two[0].ratio:.2f} times as fast as one already"
+    return ""
+
+
+def asking(
+    study: Study, example: RunSpec, pool: Pool, seconds: float, check_stop: Callable[[], None]
+) -> Ask:  # fmt: skip
+    """What has all workers of an idle pool measure modes at once."""
+    cluster = study.plan.cluster
+
+    def ask(modes: tuple[Numerics, ...]) -> Sequence[Answer]:
+        probe = Probe(
+            spec=example, modes=modes, seconds=seconds, worker_cpus=cluster.worker_cpus,
+            worker_gpus=cluster.worker_gpus, most_bytes=int(MEMORY_SHARE * cluster.worker_memory_gib * 2**30),
+        )  # fmt: skip
+        answers, errors = _asked(pool, probe, check_stop)
+        if not answers and len(modes) == 1:
+            if all(cause in _TOO_MUCH for cause, _ in errors):
+                raise UnmeasurableError(errors[-1][1])
+            raise RunsFail(
+                f"calibration: no worker could train a run of width {example.shape.width}: {errors[-1][1]}. Mend what "
+                "fails, and the same command begins again"
+            )
+        return answers
+
+    return ask
+
+
+def _asked(pool: Pool, probe: Probe, check_stop: Callable[[], None]) -> tuple[list[Answer], list[tuple[Cause, str]]]:
+    """The answers of those workers that give one, and why others do not; these are started anew."""
+    call = Advance(
+        bank_key="", num_slots=1, admit=(), max_steps=0, probe=cast(dict[str, canon.Json], canon.to_json(probe))
+    )  # fmt: skip
+    for worker in range(pool.num_workers):
+        pool.start(worker, call)
+    busy, answers, errors = set(range(pool.num_workers)), list[Answer](), list[tuple[Cause, str]]()
+    until = time.monotonic() + SILENT_SECONDS + 10 * probe.seconds
+    while busy:
+        for report in pool.wait(POLL_SECONDS):
+            busy.discard(report.worker)
+            problem = _taken(report, answers)
+            if problem:
+                errors.append((report.cause, problem))
+                say(f"calibration: worker {report.worker}: {problem}; it starts anew")
+                pool.restart(report.worker)
+        check_stop()
+        if busy and time.monotonic() > until:
+            errors.append(("hung", f"no answer in {duration(SILENT_SECONDS)}"))
+            for worker in busy:
+                pool.restart(worker)
+            break
+    return answers, errors
+
+
+def _taken(report: Report, answers: list[Answer]) -> str:
+    """Keep a worker's answer; or why there is none."""
+    if report.error is not None or report.answer is None:
+        return report.error or "it did not answer"
+    answers.append(canon.decode(Answer, report.answer))
+    return ""

@@ -1,0 +1,184 @@
+"""What the stages of a study will run, and what that takes, counted from the plan before the first run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from launcher.calibration.speeds import Speeds
+from launcher.estimates.cost import gpu_hours
+from launcher.estimates.layout import planned_layout
+from launcher.estimates.main_run import MainRun
+from launcher.estimates.spans import Span, exactly
+from launcher.estimates.utilization import PROXY_MFU
+from launcher.experiments.grids import first_runs, warmup_runs
+from launcher.experiments.rungs import ladder_runs, stage_specs
+from launcher.experiments.ties import num_tie_runs
+from launcher.experiments.transferred import target_guess
+from launcher.plan.calibration_records import Part
+from launcher.plan.study import Study
+from proxies.core.rules import named
+from proxies.core.shape import Shape
+from proxies.core.spec import RunSpec
+from sweeps.run.cores import num_cores
+from sweeps.search.growth import PROBES
+from sweeps.search.space import Params
+
+STEP_BYTES, RUN_BYTES = 20, 4500
+"""On disk: of a curve's row, and of a run beside it, in its file and in the ledger; measured on the demo."""
+MOST_ASKED = 2
+"""Rates more a size and round that a valley cut off at one end asks for; where runs diverge it may be more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One stage's runs."""
+
+    name: str
+    num_runs: tuple[int, int]
+    """At least, and with all the extensions that the plan allows."""
+    flops: Span
+    """Counted `causal`, as every record of a study."""
+    core_hours: Span
+    disk_bytes: Span
+
+    def hours(self, num_workers: int) -> Span:
+        """On so many workers, none idle."""
+        return self.core_hours.scaled(1 / num_workers)
+
+    def gpu_hours(self, peak_flops: float, measured_gpus: float = 0.0) -> Span:
+        """Of workers of so many GPUs each whose speed was measured; 0: were they GPUs of such a peak, as assumed."""
+        if measured_gpus:
+            return self.core_hours.scaled(measured_gpus)
+        return gpu_hours(self.flops, peak_flops, PROXY_MFU)
+
+
+def num_workers(study: Study, known: int = 0) -> int:
+    """Workers of the study: the plan's, or as many as it was `known` to have, or as this machine's cores are room for,
+    none with less than a core; of several ranks, all of these.
+    """
+    cluster, num_ranks = study.plan.cluster, study.plan.proxy.num_ranks
+    room = int(num_cores() / (num_ranks * max(1.0, cluster.worker_cpus)))
+    given = cluster.num_workers or known or max(1, room)
+    return 1 if cluster.backend == "inline" else given * num_ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRuns:
+    """One stage's runs, as the plan asks for them before anything has ended."""
+
+    name: str
+    runs: list[RunSpec]
+    more: list[RunSpec]
+    """With all the extensions that the plan allows, beyond those."""
+
+
+def runs_of(study: Study) -> list[StageRuns]:
+    """The runs of every stage in order, some standing for others of their kind."""
+    point, search = study.space.lowest, study.plan.search
+    least, more = _transfer(study, point)
+    trial, (ties, most_ties) = study.trial(point), num_tie_runs(study)
+    return [
+        StageRuns(name="check", runs=_checks(study), more=[]),
+        StageRuns(
+            name="sweep", runs=[trial] * (search.num_trials + search.num_replicates + study.num_replays + ties),
+            more=[trial] * (search.max_extensions * max(search.extension_trials, PROBES) + most_ties - ties),
+        ),
+        StageRuns(name="transfer", runs=least, more=more),
+        StageRuns(name="ladder", runs=stage_specs(study, ladder_runs(study, point)), more=[]),
+    ]  # fmt: skip
+
+
+def stages_of(study: Study, speeds: Speeds) -> list[Stage]:
+    """Every stage in order. A run that two stages ask for is made once, and counted in the first."""
+    return [_stage(stage, speeds) for stage in runs_of(study)]
+
+
+def total_of(stages: Iterable[Stage]) -> Stage:
+    """All of them together; ends are added to ends, as if what is assumed were wrong in all of them at once."""
+    every = list(stages)
+
+    def added(spans: Iterable[Span]) -> Span:
+        those = list(spans)
+        return Span(value=sum(s.value for s in those), low=sum(s.low for s in those), high=sum(s.high for s in those))
+
+    return Stage(
+        name="total", num_runs=(sum(s.num_runs[0] for s in every), sum(s.num_runs[1] for s in every)),
+        flops=added(s.flops for s in every), core_hours=added(s.core_hours for s in every),
+        disk_bytes=added(s.disk_bytes for s in every),
+    )  # fmt: skip
+
+
+def worker_speed(study: Study, gpu: str, peak_flops: float) -> Speeds:
+    """What a worker with GPUs (`cluster.worker_gpus`) is assumed to make of proxies, of a peak for each, a second."""
+    gpus = study.plan.cluster.worker_gpus
+    return Speeds(assumed=replace(
+        PROXY_MFU.scaled(gpus * peak_flops),
+        source=f"a second, of a worker with {gpus:g} {gpu} at the share of the peak below",
+    ))  # fmt: skip
+
+
+def planned_main_run(study: Study) -> MainRun:
+    """The main run that the budget suggests before any fit: 20 tokens a parameter (Chinchilla, arXiv 2203.15556)."""
+    target, launch = target_guess(study), study.plan.launch
+    shape = study.shape(target.width).at_depth(target.depth)
+    return MainRun(
+        shape=shape, num_tokens=target.duration, batch_tokens=target.batch, precision=launch.precision,
+        layout=planned_layout(launch, target.batch // shape.seq_len),
+    )  # fmt: skip
+
+
+def _checks(study: Study) -> list[RunSpec]:
+    """The coordinate checks' runs: of the parametrization, of the standard form beside it, over depth."""
+    if study.plan.command is not None:
+        return []
+    mine = study.plan.parametrization
+    rules = [mine] if mine.name == "sp" else [mine, named("sp")]
+    rows = [row for each in rules for row in study.check_runs(each)] + study.depth_runs()
+    return [run for row in rows for run in row]
+
+
+def _transfer(study: Study, point: Params) -> tuple[list[RunSpec], list[RunSpec]]:
+    """The grids as the first verdicts ask for them, and what extensions of each may add."""
+    target = target_guess(study)
+    # At the highest values: a warmup that is long at the base is the one that two rules carry differently.
+    compared = warmup_runs(study, {**point, "warmup_fraction": study.space.highest["warmup_fraction"]}, target, {})
+    first = {spec.id: spec for spec in compared.specs}
+    more: list[RunSpec] = []
+    for specs in first_runs(study, point, target).values():
+        first |= {spec.id: spec for spec in specs}
+        seeds = {(spec.shape, spec.num_tokens, spec.parametrization, spec.seed): spec for spec in specs}
+        more += [*seeds.values()] * (MOST_ASKED * study.plan.transfer.max_extensions)
+    return list(first.values()), more
+
+
+def _stage(stage: StageRuns, speeds: Speeds) -> Stage:
+    runs, every = stage.runs, [*stage.runs, *stage.more]
+    flops, disk = _flops(runs), _disk(runs)
+    part: Part = "ladder" if stage.name == "ladder" else "proxy"
+    hours, more = _core_hours(runs, speeds, part), _core_hours(stage.more, speeds, part)
+    return Stage(
+        name=stage.name, num_runs=(len(runs), len(every)), flops=Span(value=flops, low=flops, high=_flops(every)),
+        core_hours=Span(value=hours.value, low=hours.low, high=hours.high + more.high),
+        disk_bytes=Span(value=disk, low=disk, high=_disk(every)),
+    )  # fmt: skip
+
+
+def _core_hours(runs: Iterable[RunSpec], speeds: Speeds, part: Part) -> Span:
+    """Of a worker; runs of one shape and batch are as fast as each other."""
+    alike: dict[tuple[Shape, int], list[RunSpec]] = {}
+    for run in runs:
+        alike.setdefault((run.shape, run.batch_tokens), []).append(run)
+    each = [exactly(_flops(those)).over(speeds.of(those[0], part)) for those in alike.values()]
+    total = Span(
+        value=sum(span.value for span in each), low=sum(span.low for span in each), high=sum(s.high for s in each)
+    )  # fmt: skip
+    return total.scaled(1 / 3600.0)
+
+
+def _flops(runs: Iterable[RunSpec]) -> float:
+    return float(sum(run.flops for run in runs))
+
+
+def _disk(runs: Iterable[RunSpec]) -> float:
+    return float(sum(RUN_BYTES + STEP_BYTES * run.schedule.num_steps for run in runs))

@@ -1,0 +1,7 @@
+"""The command line: parsing, shared options, exit codes, completion.
+
+Enters:   what the user typed.
+Leaves:   a verb's answer on stdout, talk on stderr, an exit code.
+Promises: `--help` loads nothing heavy; errors are told in words.
+Refuses:  options that contradict each other, all at once.
+"""

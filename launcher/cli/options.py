@@ -1,0 +1,121 @@
+"""Options that verbs share, and how a verb answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from launcher.base.talk import shown
+from launcher.cli.completing import frozen_configs, plans, studies
+from proxies.core import canon
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+_POWERS_OF_TEN = {"k": 3, "m": 6, "b": 9, "t": 12}
+
+
+class Amount(click.types.FloatParamType):
+    """Parameters, tokens, FLOPs or dollars: a number, or one with K, M, B or T behind it, as `7B` or `1.5T`."""
+
+    name = "amount"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number that `value` spells."""
+        text = str(value).strip()
+        power = _POWERS_OF_TEN.get(text[-1:].lower())
+        try:  # 1.1B is 1.1e9 as Python reads it, not 1.1 times 1e9
+            number = float(text if power is None else f"{text[:-1].rstrip()}e{power}")
+        except ValueError:
+            self.fail(f"{value!r} is not an amount: a number, or one with K, M, B or T behind it, as 7B.", param, ctx)
+        return number
+
+
+class WholeAmount(Amount):
+    """An `Amount` that must be a whole number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The whole number that `value` spells."""
+        number = super().convert(value, param, ctx)
+        if not number.is_integer():
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        return int(number)
+
+
+AMOUNT = Amount()
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value (TOML); repeatable."
+)
+study_option = click.option(
+    "--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
+    help="Study folder; made if need be.", shell_complete=studies,
+)  # fmt: skip
+study_argument = click.argument(
+    "study_dir", type=click.Path(path_type=Path), default=Path("study"), shell_complete=studies
+)
+frozen_argument = click.argument(
+    "frozen", metavar="FROZEN", type=click.Path(path_type=Path), shell_complete=frozen_configs
+)
+plan_argument = click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path), shell_complete=plans)
+
+
+def folder_of(frozen: Path) -> Path:
+    """The folder of a frozen config, given as itself, as its launch file, or as a link to either."""
+    if frozen.is_dir():
+        return frozen
+    return (frozen.resolve() if frozen.is_symlink() else frozen).parent
+
+
+def corpus_of(folder: Path, given: Path | None) -> Path:
+    """The corpus that is `given`, or that of the study around a frozen config's folder.
+
+    Raises:
+        UsageError: the study has none.
+        PlanError, DataError: there is no study, or not a sound one.
+    """
+    from launcher.study.opening import recorded_study
+
+    corpus = given or recorded_study(folder.resolve().parent.parent).corpus
+    if corpus is None:
+        raise click.UsageError("the study has no corpus: name one with --data")
+    return corpus
+
+
+def plan_verb(command: _Command) -> _Command:
+    """PLAN, --study, --set and --json."""
+    for option in (json_option, set_option, study_option, plan_argument):
+        command = option(command)
+    return command
+
+
+def checked_text(chain: Mapping[str, Any], study_dir: Path) -> str:
+    """What of a ledger was not checked (`sweeps.store.glance.Checked` as JSON); empty where all of it was."""
+    num, num_checked = chain["num_records"], chain["num_checked"]
+    if num_checked == num:
+        return ""
+    return (
+        f"of the ledger's {num:,} records the last {num_checked:,} were checked, the others not: "
+        f"forerun status {study_dir} checks all"
+    )
+
+
+def answer(as_json: bool, body: object, text: str) -> None:
+    """The one answer of a verb on stdout: JSON, or text for people."""
+    click.echo(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns aligned by width, the first left, the others right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+
+    def line(row: tuple[str, ...]) -> str:
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(head), *(line(row) for row in rows)])

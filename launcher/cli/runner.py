@@ -1,0 +1,50 @@
+"""How verbs run the stages of a study, and end by what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxies.core.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.study.stages import Runner
+
+
+def with_runner(
+    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], work: Callable[[Runner], tuple[Json, str]],
+    parent_dir: Path | None = None,
+) -> tuple[Json, str]:  # fmt: skip
+    """Do some work on a plan's study, opened for writing; finished runs of the study in `parent_dir` come first.
+
+    Runs that failed for good are named before anything else is said.
+
+    Raises:
+        PlanError, DataError, WarmStartError, SweepError, GateError: what keeps it from being done.
+    """
+    from launcher.study.failed_runs import failed_text
+    from launcher.study.opening import open_ledger, plan_study, verified_corpus
+    from launcher.study.stages import Runner
+    from sweeps.store.ledger import LEDGER_NAME
+
+    study = plan_study(plan_path, study_dir, overrides)
+    store = verified_corpus(study)  # before the study folder is touched
+    if study.factory is not None:  # so that a model which cannot be built yet pins nothing
+        from launcher.study.own import own_model
+
+        own_model(study)
+    if not (study_dir / LEDGER_NAME).exists():  # nor a warm start that gives nothing
+        from launcher.study.warm_starts import warm_start
+
+        warm_start(study)
+    with open_ledger(study, parent_dir) as ledger, Runner(study, ledger, store).running() as runner:
+        body, text = work(runner)
+        failed = failed_text(ledger, study_dir)
+    return body, f"{failed}\n\n{text}" if failed else text
+
+
+def exit_by(outcome: str) -> None:
+    """End with 3 if a gate failed, with 4 if it cannot tell."""
+    if outcome != "passed":
+        raise SystemExit(3 if outcome == "failed" else 4)

@@ -1,0 +1,128 @@
+"""A study's workspace in W&B, panel by panel: the only door to `wandb_workspaces`, which imports wandb.
+
+Used by `launcher.dashboards.wandb_process` alone. The specification is the library's own; what it cannot say in public,
+an existing view's name and id, is set on its fields of 0.4.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import wandb_workspaces.reports.v2 as wr
+import wandb_workspaces.workspaces as ws
+from wandb_workspaces import expr
+
+_LINES = "wandb/line/v0"
+"""W&B's own chart of a table: a line for every text in one of its columns."""
+_MAIN_LOSS = ["main_run/train_loss_nats", "expected_loss_nats", "expected_low_nats", "expected_high_nats"]
+_MAIN_MORE = ("main_run/validation_loss_nats", "main_run/grad_norm", "num_loss_spikes", "tokens_per_second", "mfu")
+_LAYERS = ("update_ratio", "weight_rms", "param_norm", "grad_norm")
+_PINNED = ["summary:validation_loss_nats", "summary:objective_nats", "config:stage", "config:arm", "config:width",
+           "config:learning_rate", "summary:status"]  # fmt: skip
+_MOST_RUNS = 100
+"""In a panel."""
+
+
+def build(told: dict[str, Any], entity: str, project: str) -> Any:
+    """The workspace of a study.
+
+    Args:
+        told: as `launcher.dashboards.workspace.described` gives it.
+        entity: of W&B; may be empty where it is not saved.
+        project: of W&B.
+    """
+    sections = [
+        ws.Section(name="Transfer", panels=_transfer(told), is_open=True),
+        ws.Section(name="Search", panels=_search(told), is_open=True),
+        ws.Section(name="Scaling", panels=_scaling(told), is_open=True),
+        ws.Section(name="Main run", panels=_main_run(told), is_open=True),
+        ws.Section(name="Verdicts, fits, frozen config", panels=_tables(told)),
+    ]
+    mine = expr.Config("study") == told["study"]
+    # A main run that its launch mirrors knows no study before it is logged with one.
+    alike = [expr.Config("digest") == digest for digest in told["digests"]]
+    runs = ws.RunsetSettings(filters=expr.Or(mine, *alike) if alike else [mine], pinned_columns=list(_PINNED))
+    return ws.Workspace(
+        entity=entity, project=project, name=told["name"], sections=sections, runset_settings=runs,
+        settings=ws.WorkspaceSettings(x_axis="step", max_runs=_MOST_RUNS),
+    )  # fmt: skip
+
+
+def spec_of(workspace: Any) -> Any:
+    """What is saved of it, as plain JSON."""
+    return json.loads(workspace._to_model().spec.model_dump_json(by_alias=True, exclude_none=True))
+
+
+def save(workspace: Any, view: dict[str, str] | None) -> dict[str, Any]:
+    """Save it online, in place of the view of that name and id; what was saved, and where it is shown."""
+    if view is not None:
+        workspace._internal_name, workspace._internal_id = view["name"], view["id"]
+    spec = spec_of(workspace)
+    workspace.save()
+    saved = {"name": workspace._internal_name, "id": workspace._internal_id}
+    return {"spec": spec, "view": saved, "url": workspace.url, "entity": workspace.entity}
+
+
+def _transfer(told: dict[str, Any]) -> list[Any]:
+    panels = [_chart(told, name) for kind in ("chart_valley_", "chart_drift_") for name in told["tables"]
+              if name.startswith(kind)]  # fmt: skip
+    panels.append(
+        wr.ScatterPlot(
+            title="Loss against the learning rate, by width", x=wr.Config("log2_learning_rate"),
+            y=wr.SummaryMetric("objective_nats"), z=wr.Config("width"),
+        )
+    )  # fmt: skip
+    shown = [name for name in told["pictures"] if not name.startswith(("search", "scaling", "main"))]
+    return panels + ([wr.MediaBrowser(title="As in the report", media_keys=[f"pictures/{name}" for name in shown])]
+                     if shown else [])  # fmt: skip
+
+
+def _search(told: dict[str, Any]) -> list[Any]:
+    searched = [*told["hyperparameters"], "width"]
+    columns = [wr.ParallelCoordinatesPlotColumn(wr.Config(name), log=name == "learning_rate")
+               for name in ("stage", "arm", *searched)]  # fmt: skip
+    columns.append(wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric("objective_nats")))
+    return [
+        wr.ParallelCoordinatesPlot(title="Hyperparameters and loss", columns=columns, layout=wr.Layout(w=24, h=8)),
+        *(
+            wr.ScatterPlot(title=f"Loss against {name}", x=wr.Config(name), y=wr.SummaryMetric("objective_nats"),
+                           log_x=name == "learning_rate")
+            for name in told["hyperparameters"]
+        ),
+        wr.LinePlot(title="Training loss over tokens, by width", x="tokens", y=["train_loss_nats"],
+                    groupby="config.width"),
+    ]  # fmt: skip
+
+
+def _scaling(told: dict[str, Any]) -> list[Any]:
+    return [
+        *(_chart(told, name) for name in told["tables"] if name == "chart_scaling"),
+        wr.ScatterPlot(
+            title="Loss against FLOPs, every run", x=wr.Config("planned_flops"),
+            y=wr.SummaryMetric("validation_loss_nats"), z=wr.Config("width"), log_x=True,
+        ),
+    ]  # fmt: skip
+
+
+def _main_run(told: dict[str, Any]) -> list[Any]:
+    return [
+        wr.LinePlot(title="Training loss against its band", x="step", y=list(_MAIN_LOSS), layout=wr.Layout(w=24, h=8)),
+        *(_chart(told, name) for name in told["tables"] if name == "chart_main_run"),
+        *(wr.LinePlot(title=name.removeprefix("main_run/"), x="step", y=[name]) for name in _MAIN_MORE),
+        *(wr.LinePlot(title=f"{name} by layer", x="step", metric_regex=f"layers/.*/{name}") for name in _LAYERS),
+    ]
+
+
+def _tables(told: dict[str, Any]) -> list[Any]:
+    names = [name for name in ("verdicts", "values", "fit", "gates", "frozen_config") if name in told["tables"]]
+    return [wr.WeavePanelSummaryTable(table_name=f"tables/{name}") for name in names]
+
+
+def _chart(told: dict[str, Any], name: str) -> Any:
+    along, up, line = told["tables"][name]
+    title = name.removeprefix("chart_").replace("_", " ")
+    return wr.CustomChart(
+        query={"summaryTable": {"tableKey": f"tables/{name}"}}, chart_name=_LINES,
+        chart_fields={"x": along, "y": up, "stroke": line}, chart_strings={"title": title},
+    )  # fmt: skip

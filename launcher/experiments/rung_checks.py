@@ -1,0 +1,286 @@
+"""Is a rung's learning rate at its optimum, and if not, what does that do to the forecast? No torch.
+
+A ladder whose rungs are the worse tuned the larger they are shows exponents that are too small: the fit takes lost rate
+for lost scale. So some rungs are run at other rates too (`launcher.experiments.rungs.checked_rungs`), and a parabola in
+log2 of the rate says what each loses to the best rate between the outermost. Three runs of one seed do not tell their
+noise; it comes from the transfer tests, whose seeds were paired in the same way.
+
+The better neighbour is never put into the fit: the lower of several noisy losses is too low on average. What the fit
+would give with it is said beside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Literal
+
+from launcher.experiments.rungs import CheckedRung
+from proxies.core.spec import RunResult, RunSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+Tuned = Literal["tuned", "mis_tuned", "cannot_tell"]
+NUM_DRAWS = 2000
+MOST_SEEDS = 12
+"""No more are asked for: where these would not settle it, other rates will."""
+LEAST_OFFSETS = 3
+"""A parabola has three numbers."""
+SHAPE_SHARE = 0.2
+"""Sd of a valley about its parabola, as a share of its height: lopsidedness of the size that `transfer.basin` expects
+(an octave out, linex of slant 0.55 is 18 % above or below the parabola of the same curvature)."""
+MOST_RISE_NATS = 0.1
+"""Above the best rate: higher ones are left out where three remain, since a wall there would bend the parabola."""
+LEAST_NOISE_NATS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """One rate of a checked rung."""
+
+    octaves: float
+    """From the rung's own."""
+    learning_rate: float
+    losses_nats: tuple[float | None, ...]
+    """By seed; None: it diverged or failed."""
+    diverged: bool
+    """Whether any of them did."""
+
+    @property
+    def loss_nats(self) -> float | None:
+        """Mean over seeds; None unless every one finished: survivors of a cliff are the lucky ones."""
+        finite = [loss for loss in self.losses_nats if loss is not None]
+        return sum(finite) / len(finite) if len(finite) == len(self.losses_nats) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Excess:
+    """Loss of a rung above the best rate between the outermost ones that were run."""
+
+    nats: float
+    interval: tuple[float, float]
+    optimum_octaves: float
+    """Where that rate is, from the rung's own; an end where the parabola falls to it."""
+    optimum_interval: tuple[float, float]
+    reach: tuple[float, float]
+    """Octaves between which the best rate was looked for."""
+    draws: Floats
+    """Of the excess, (NUM_DRAWS,) nats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RungCheck:
+    """What the runs about one rung say."""
+
+    rung: RunSpec
+    tried: tuple[Tried, ...]
+    noise_nats: float | None
+    """Of one run; None: nothing tells."""
+    excess: Excess | None
+    outcome: Tuned
+    words: str
+
+    @property
+    def own(self) -> Tried:
+        """At the rung's own rate."""
+        return tried_at(self.tried, 0.0)
+
+    @property
+    def best(self) -> Tried | None:
+        """The rate of the lowest loss; None without any."""
+        return best_of(self.tried)
+
+
+def check(
+    checked: CheckedRung,
+    results: Mapping[str, RunResult],
+    noise_nats: float | None,
+    *,
+    margin_nats: float,
+    level: float,
+) -> RungCheck | None:
+    """The check of one rung; None while a run is missing.
+
+    Args:
+        checked: the rung and its runs.
+        results: by id.
+        noise_nats: standard deviation of one run's loss against others of its seed.
+        margin_nats: the loss that a wrong rate may cost.
+        level: of two-sided intervals; each bound is one-sided at (1 + level) / 2.
+    """
+    if any(spec.id not in results for _, specs in checked.runs for spec in specs):
+        return None
+    tried = tuple(_tried(octaves, specs, results) for octaves, specs in checked.runs)
+    excess = None if noise_nats is None else excess_of(tried, noise_nats, level)
+    outcome, words = _judge(tried, noise_nats, excess, margin_nats, level)
+    return RungCheck(
+        rung=checked.rung, tried=tried, noise_nats=noise_nats, excess=excess, outcome=outcome,
+        words=f"width {checked.rung.shape.width}, {checked.rung.schedule.num_steps} steps: {words}",
+    )  # fmt: skip
+
+
+def _tried(octaves: float, specs: Sequence[RunSpec], results: Mapping[str, RunResult]) -> Tried:
+    found = [results[spec.id] for spec in specs]
+    return Tried(
+        octaves=octaves,
+        learning_rate=specs[0].hparams.learning_rate,
+        losses_nats=tuple(result.loss_nats for result in found),
+        diverged=any(result.status == "diverged" for result in found),
+    )
+
+
+def excess_of(tried: Sequence[Tried], noise_nats: float, level: float, num_seeds: int | None = None) -> Excess | None:
+    """A parabola through the mean losses, and what the rung's own rate loses to its lowest point in between.
+
+    None with fewer than three rates that finished, or none on one side of the rung's own. Beyond the outermost rates
+    nothing is claimed: a parabola that falls to an end has its best there. A rate counts the less, the higher up the
+    valley it is, where no valley is a parabola; and with more than three, a misfit beyond that widens the interval.
+
+    Args:
+        tried: rates with their losses.
+        noise_nats: of one run.
+        level: of the intervals.
+        num_seeds: as if every rate had so many, to see what more would settle; None: as there are.
+    """
+    import numpy as np
+
+    kept = _low_ones(tried)
+    if len(kept) < LEAST_OFFSETS or not kept[0].octaves < 0 < kept[-1].octaves:
+        return None
+    x, y = (
+        np.array(column, dtype=np.float64) for column in zip(*((k.octaves, k.loss_nats) for k in kept), strict=True)
+    )
+    seeds = np.array([float(len(one.losses_nats)) for one in kept])
+    seeds = seeds if num_seeds is None else np.full(len(x), float(num_seeds))
+    sd = np.sqrt(max(noise_nats, LEAST_NOISE_NATS) ** 2 / seeds + (SHAPE_SHARE * (y - y.min())) ** 2)
+    design = np.stack([np.ones_like(x), x, x**2], axis=1) / sd[:, None]
+    centre, *_ = np.linalg.lstsq(design, y / sd, rcond=None)
+    misfit = float(((y / sd - design @ centre) ** 2).sum()) / max(1, len(x) - LEAST_OFFSETS)
+    spread = np.linalg.cholesky(np.linalg.inv(design.T @ design)) * max(1.0, misfit) ** 0.5
+    draws = centre + np.random.default_rng(0).standard_normal((NUM_DRAWS, 3)) @ spread.T
+    value, place = _lowest(centre[None, :], float(x[0]), float(x[-1]))
+    values, places = _lowest(draws, float(x[0]), float(x[-1]))
+    reach = _interval(places, float(place[0]), level)
+    low, high = _interval(values, float(value[0]), level)
+    return Excess(
+        nats=float(value[0]),
+        interval=(0.0 if reach[0] <= 0 <= reach[1] else low, high),
+        optimum_octaves=float(place[0]),
+        optimum_interval=reach,
+        reach=(float(x[0]), float(x[-1])),
+        draws=values,
+    )
+
+
+def _low_ones(tried: Sequence[Tried]) -> list[Tried]:
+    """Rates with a loss, ascending, less those far up the valley that a parabola can do without; the own one stays."""
+    kept = [one for one in tried if one.loss_nats is not None]
+    best = min((one.loss_nats or 0.0 for one in kept), default=0.0)
+    for high in sorted(kept, key=lambda one: one.loss_nats or 0.0, reverse=True):
+        rest = [one for one in kept if one is not high]
+        enough = len(rest) >= LEAST_OFFSETS and rest[0].octaves < 0 < rest[-1].octaves
+        if (high.loss_nats or 0.0) - best > MOST_RISE_NATS and high.octaves != 0 and enough:
+            kept = rest
+    return kept
+
+
+def _lowest(rows_M3: Floats, low: float, high: float) -> tuple[Floats, Floats]:
+    """Of parabolas (level, slope, bend): their fall (M,) from 0 to the lowest point in [low, high], and where it is."""
+    import numpy as np
+
+    slope, bend = rows_M3[:, 1], rows_M3[:, 2]
+    ends = np.where(slope * low + bend * low**2 < slope * high + bend * high**2, low, high)
+    inside = np.clip(-slope / np.where(bend > 0, 2 * bend, 1.0), low, high)
+    place = np.where(bend > 0, inside, ends)
+    return np.asarray(np.maximum(-(slope * place + bend * place**2), 0.0)), np.asarray(place)
+
+
+def _interval(draws: Floats, value: float, level: float) -> tuple[float, float]:
+    import numpy as np
+
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return min(float(low), value), max(float(high), value)
+
+
+def _judge(
+    tried: Sequence[Tried], noise_nats: float | None, excess: Excess | None, margin_nats: float, level: float
+) -> tuple[Tuned, str]:
+    """Mis-tuned where a neighbour is better by more than the margin and the noise; tuned where no rate can be."""
+    own, best = tried_at(tried, 0.0), best_of(tried)
+    if own.loss_nats is None:
+        if own.diverged and best is not None:
+            return "mis_tuned", f"it diverged at its own rate, and not at {best.octaves:+g} octaves"
+        return "cannot_tell", "the rung has no loss at its own rate"
+    if noise_nats is None:
+        why = "nothing tells the noise of a run: the transfer tests found no valley, and the fit no residuals"
+        return "cannot_tell", why
+    assert best is not None and best.loss_nats is not None
+    if (least := _least_gain(own, best, noise_nats, level)) > margin_nats:
+        return "mis_tuned", (
+            f"at {best.octaves:+g} octaves it loses {own.loss_nats - best.loss_nats:.4f} nats less ({least:.4f} at "
+            f"least; {margin_nats:g} are allowed): its rate is too {'low' if best.octaves > 0 else 'high'}"
+        )
+    if excess is None:
+        return "cannot_tell", _why_no_excess(tried)
+    low, high = excess.interval
+    said = (
+        f"{excess.nats:.4f} nats [{low:.4f}, {high:.4f}] over the best rate within {excess.reach[0]:+g} to "
+        f"{excess.reach[1]:+g} octaves, which is at {excess.optimum_octaves:+.2f}"
+    )
+    if high < margin_nats:
+        return "tuned", said
+    wanted = _what_to_run(tried, noise_nats, excess, margin_nats, level)
+    return "cannot_tell", f"{said}; {margin_nats:g} nats are allowed: {wanted}"
+
+
+def tried_at(tried: Sequence[Tried], octaves: float) -> Tried:
+    """The rate at this offset."""
+    return next(one for one in tried if one.octaves == octaves)
+
+
+def best_of(tried: Sequence[Tried]) -> Tried | None:
+    """The rate of the lowest loss; None where none has one."""
+    finite = [one for one in tried if one.loss_nats is not None]
+    return min(finite, key=lambda one: one.loss_nats or 0.0, default=None)
+
+
+def _least_gain(own: Tried, there: Tried, noise_nats: float, level: float, num_seeds: int | None = None) -> float:
+    """Lower bound, nats, of what another rate gains over the rung's own; as if both had so many seeds."""
+    assert own.loss_nats is not None and there.loss_nats is not None
+    counts = [num_seeds or len(one.losses_nats) for one in (own, there)]
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    return own.loss_nats - there.loss_nats - z * noise_nats * math.sqrt(sum(1 / count for count in counts))
+
+
+def _why_no_excess(tried: Sequence[Tried]) -> str:
+    """Why there is no parabola, and the rates that would make one."""
+    lost = [f"{one.octaves:+g}" for one in tried if one.loss_nats is None]
+    nearer = [one.octaves if one.loss_nats is not None else one.octaves / 2 for one in tried if one.octaves]
+    return (
+        f"no loss at {', '.join(lost)} octaves (a run diverged or failed), so no parabola: run it nearer, "
+        f"ladder.check_offsets_octaves = {nearer}"
+    )
+
+
+def _what_to_run(tried: Sequence[Tried], noise_nats: float, excess: Excess, margin_nats: float, level: float) -> str:
+    """A rate beyond an end, else the fewest seeds that would settle it if the estimate stays, else a rate between."""
+    offsets, own, best = {one.octaves for one in tried if one.octaves}, tried_at(tried, 0.0), best_of(tried)
+    place = excess.optimum_octaves
+    if place in excess.reach and place in (tried[0].octaves, tried[-1].octaves):
+        wanted = sorted(offsets | {place + math.copysign(1.0, place)})
+        return f"the best may lie beyond: ladder.check_offsets_octaves = {wanted}"
+    for number in range(len(own.losses_nats) + 1, MOST_SEEDS + 1):
+        more = excess_of(tried, noise_nats, level, num_seeds=number)
+        passes = more is not None and more.interval[1] < margin_nats
+        if passes or (best is not None and _least_gain(own, best, noise_nats, level, number) > margin_nats):
+            return f"ladder.check_num_seeds = {number} would settle it, if the estimate stays"
+    nearer = round(2 * place) / 2
+    if nearer and nearer not in offsets:
+        return f"run it there: ladder.check_offsets_octaves = {sorted(offsets | {nearer})}"
+    return f"over {MOST_SEEDS} seeds would be wanted, at a noise of {noise_nats:.4f} nats: accept it, or allow more"

@@ -1,0 +1,244 @@
+"""The decision as a Hugging Face run: a Granite config, training arguments, a script for transformers' Trainer.
+
+GraniteConfig is Llama's architecture with the four forward multipliers, so a checkpoint of this run is served by
+transformers as it is. `train.py` states the decision's numbers as literals and gives the Trainer what it lacks: a
+parameter group per frozen group, the frozen lr(t), initial values of (seed, name), the data order and the brakes.
+`prove.py`, beside it, tells what transformers itself made of the numbers (launcher.exporters.proof).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
+from launcher.exporters.foreign import JUDGEMENTS, failed, refusals
+from launcher.exporters.proof import PROVE_FILE
+from launcher.exporters.reader import reader_files
+from launcher.exporters.trainers.huggingface_text import IMPORTS, MACHINERY, PROVE
+from launcher.exporters.view import proof_steps
+from launcher.frozen.files import RUN_FILE, corpus_run_script, group_literals, module_header, write_files
+from launcher.frozen.frozen import Decision, assign_groups
+from proxies.core import canon, schedule
+from proxies.core.canon import Json
+from proxies.core.shape import Shape
+from proxies.model.decoder import NORM_EPS, parameter_shapes
+from proxies.model.rotary import ROPE_BASE
+
+ACCELERATE = {"5.23.0": "1.15.0"}
+"""The version of accelerate that each known one of transformers was verified with."""
+VERSIONS = tuple(ACCELERATE)
+CONFIG_FILE = "config.json"
+ARGUMENTS_FILE = "training_arguments.json"
+SCRIPT = "train.py"
+NAMES = {
+    "embed_tokens": "tok_embeddings",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+}
+"""Parts of GraniteForCausalLM's parameter names, and ours."""
+
+
+def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
+    """Write `config.json`, `training_arguments.json`, `train.py`, `prove.py`, `run.sh` and the corpus reader.
+
+    Returns what became of every leaf field of the decision.
+
+    Raises:
+        ExportError: an unknown version, or what transformers cannot run; every problem at once, and nothing is written.
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    if problems := _problems(decision, version):
+        raise ExportError("huggingface", problems)
+    assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
+    steps = proof_steps(decision.learning_rate.schedule)
+    files = {
+        CONFIG_FILE: canon.pretty(model_config(decision)).decode(),
+        ARGUMENTS_FILE: canon.pretty(training_arguments(decision)).decode(),
+        SCRIPT: _script_text(decision, version),
+        PROVE_FILE: PROVE.replace("<<STEPS>>", repr(steps)),
+        RUN_FILE: _run_text(decision, version),
+    }
+    write_files(out_dir, reader_files(schedule) | files)
+    return FidelityReport(trainer="huggingface", version=version, entries=judged(decision, JUDGEMENTS | _JUDGEMENTS))
+
+
+def parameter_names(shape: Shape) -> dict[str, str]:
+    """Each of our parameters' name in GraniteForCausalLM."""
+    names = {}
+    for ours in parameter_shapes(shape):
+        theirs = ours if ours.startswith("lm_head.") else f"model.{ours}"
+        for part, our_part in NAMES.items():
+            theirs = theirs.replace(f".{our_part}.", f".{part}.")
+        names[ours] = theirs
+    return names
+
+
+def model_config(decision: Decision) -> dict[str, Json]:
+    """The fields of GraniteConfig. Its `logits_scaling` divides the logits; its rotary pairs are halves, as ours."""
+    shape, forward = decision.shape, decision.forward
+    return {
+        "model_type": "granite",
+        "architectures": ["GraniteForCausalLM"],
+        "dtype": "float32",
+        "num_hidden_layers": shape.num_layers,
+        "hidden_size": shape.width,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "intermediate_size": shape.ffn_width,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.seq_len,
+        "tie_word_embeddings": shape.tied,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "rms_norm_eps": NORM_EPS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_BASE},
+        "embedding_multiplier": forward.embedding,
+        "attention_multiplier": forward.attention,
+        "residual_multiplier": forward.residual,
+        "logits_scaling": 1 / forward.output,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def training_arguments(decision: Decision) -> dict[str, Json]:
+    """The fields of TrainingArguments; `train.py` builds optimizer and scheduler itself."""
+    parallelism, share = decision.parallelism, _share(decision)
+    microbatch = parallelism.microbatch_sequences or share
+    sharded, recompute = parallelism.data_parallel_shard > 1, parallelism.activation_checkpointing != "none"
+    arguments: dict[str, Json] = {
+        "output_dir": f"outputs/{decision.digest[:16]}",
+        "max_steps": decision.learning_rate.schedule.num_steps,
+        "per_device_train_batch_size": microbatch,
+        "gradient_accumulation_steps": share // microbatch,
+        "activation_checkpointing": recompute and not sharded,  # sharded, it is FSDP's own
+        "activation_checkpointing_kwargs": {"use_reentrant": False},
+        "max_grad_norm": decision.clip_norm or 0.0,  # 0: the norm is measured, nothing is clipped
+        "bf16": decision.precision == "bfloat16",
+        "seed": decision.seed % 2**32,  # transformers' own generators take no more; nothing is drawn from them
+        "save_strategy": "steps",
+        "save_steps": decision.checkpointing.every_steps,
+        "save_total_limit": decision.checkpointing.keep,
+        "ignore_data_skip": True,  # the batches begin at the resumed step themselves
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "ddp_find_unused_parameters": False,
+    }
+    if sharded:
+        arguments["fsdp"] = True
+        arguments["fsdp_config"] = {
+            "version": 2,
+            "reshard_after_forward": True,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "transformer_layer_cls_to_wrap": ["GraniteDecoderLayer"],
+            "state_dict_type": "SHARDED_STATE_DICT",
+            "activation_checkpointing": recompute,
+        }
+    return arguments
+
+
+def _share(decision: Decision) -> int:
+    """Sequences of a full batch that each rank takes."""
+    return decision.batch_tokens // decision.shape.seq_len // decision.parallelism.num_data_ranks
+
+
+def _problems(decision: Decision, version: str) -> list[str]:
+    mesh, share, stages = decision.parallelism, _share(decision), decision.learning_rate.schedule.batch_warmup_stages
+    microbatch = mesh.microbatch_sequences or share
+    # The Trainer takes equally many microbatches at every step, so while the batch is small they are.
+    even = share % microbatch == 0 and share // stages % (share // microbatch) == 0
+    checks = {
+        f"shape.family = {decision.shape.family!r}: transformers' GPT-2 has no forward multipliers and one matrix for "
+        "queries, keys and values; this export writes Granite's Llama blocks: use the native trainer": (
+            decision.shape.family == "llama"
+        ),
+        "shape.qk_norm = true: Granite's attention has none; use the native trainer": not decision.shape.qk_norm,
+        "abort.on_non_finite = false: this export never steps on NaN": decision.abort.on_non_finite,
+        f"tensor = {mesh.tensor}, pipeline = {mesh.pipeline}, context = {mesh.context}: this export is data parallel "
+        "only, all three 1; torchtitan or Megatron-LM takes them": mesh.num_ranks == mesh.num_data_ranks,
+        f"microbatch_sequences = {microbatch} does not cut a rank's {share} sequences evenly"
+        + (f", {share // stages} of them while the batch is smallest" if stages > 1 else ""): even,
+    }
+    return refusals(decision, version, VERSIONS) + failed(checks)
+
+
+def _numbers(decision: Decision, version: str) -> dict[str, object]:
+    """The literals of the script, in its order."""
+    return {
+        "DIGEST": decision.digest,
+        "VERSIONS": {"transformers": version, "accelerate": ACCELERATE[version]},
+        "SEQ_LEN": decision.shape.seq_len,
+        "BATCH_SEQUENCES": decision.batch_tokens // decision.shape.seq_len,
+        "DATA_PARALLEL_SHARD": decision.parallelism.data_parallel_shard,
+        "DATA_PARALLEL_REPLICATE": decision.parallelism.data_parallel_replicate,
+        "SEED": decision.seed,
+        "DATA_ID": decision.data.data_id,
+        "DATA_WEIGHTS": dict(decision.data.weights),
+        "LR_TABLE_SHA256": decision.learning_rate.table_sha256,
+        "ABORT_ABOVE_NATS": decision.abort.train_loss_above_nats,
+        "NAMES": NAMES,
+    }
+
+
+def _script_text(decision: Decision, version: str) -> str:
+    header = module_header(decision, f"Trains a frozen launch config of forerun with transformers {version}.")
+    numbers = "".join(f"{name} = {value!r}\n" for name, value in _numbers(decision, version).items())
+    numbers += f"SCHEDULE = {decision.learning_rate.schedule!r}\n"
+    groups = group_literals((group.pattern, group) for group in decision.groups)
+    return f"{header}{IMPORTS}\n{numbers}{groups}{MACHINERY}"
+
+
+def _run_text(decision: Decision, version: str) -> str:
+    trainer = f"transformers {version}, accelerate {ACCELERATE[version]}"
+    return corpus_run_script(decision, trainer, command=f'"$here/{SCRIPT}" "$@"')
+
+
+_ALONE: Judgement = ("exact", "one: the export is data parallel only")
+_JUDGEMENTS: dict[str, Judgement] = {
+    "shape.family": (
+        "equivalent",
+        "Granite blocks: rotary halves and base, norm eps, no document mask as ours; rotary angles in float32",
+    ),
+    "forward.output": (
+        "equivalent",
+        "Granite divides the logits by logits_scaling, ours multiplies the readout's input",
+    ),
+    "multiplier_form": ("exact", "the multipliers that were searched are fields of config.json"),
+    "groups": ("exact", "by the frozen patterns, over names translated back; checked on the live model at start"),
+    "learning_rate": ("exact", "LambdaLR over the frozen function, exported with it; step 0 is the first update"),
+    "clip_norm": ("exact", "torch's clip by the norm of the whole batch's gradient; none is max_grad_norm 0"),
+    "seed": ("exact", "of initial values and data order; transformers' own generators get it modulo 2**32"),
+    "precision": (
+        "equivalent",
+        "bfloat16 unsharded is autocast with a float32 residual stream, ours bfloat16; sharded FSDP2 casts as ours",
+    ),
+    "parallelism": (
+        "equivalent",
+        "replicas alone by DDP, shards by accelerate's FSDP2, both by its mesh: the same average in another order",
+    ),
+    "parallelism.activation_checkpointing": (
+        "equivalent",
+        "selective: the Trainer keeps no choice and computes whole blocks again; the values stay the same",
+    ),
+    "parallelism.tensor": _ALONE,
+    "parallelism.pipeline": _ALONE,
+    "parallelism.context": _ALONE,
+    "checkpointing": (
+        "equivalent",
+        "the Trainer's own, the newest with a trainer_state.json is resumed from; they are not hashed",
+    ),
+    "abort": ("exact", "both stop before the update"),
+}

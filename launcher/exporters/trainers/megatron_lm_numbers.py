@@ -1,0 +1,181 @@
+"""What Megatron-LM's command line makes of a few numbers: rate, decay and eps of each parameter, and lr(t).
+
+Megatron (0.18 and 0.19) knows four sorts of parameters: word embeddings, the output layer, other matrices, vectors.
+One peak rate, one decay and one eps serve them all, but for three rules (its `get_standard_config_overrides` and
+`get_mup_config_overrides`): vectors never decay; `--decoupled-lr` is the rate of embeddings and output layer;
+`--use-mup` divides the other matrices' rate and eps by m = hidden size / base hidden size. The decay stays as it is.
+The tests hold what is computed here against Megatron's own groups and its own scheduler.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups
+from proxies.core.schedule import Schedule, lr_table
+from proxies.model.decoder import parameter_shapes
+
+Sort = Literal["embedding", "output", "matrix", "vector"]
+SAME = 1e-12
+"""Relative; what Megatron multiplies and divides again rounds, nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flags:
+    """The numbers Megatron's rules start from."""
+
+    learning_rate: float
+    """`--lr`: the peak of vectors."""
+    decoupled_learning_rate: float | None
+    """`--decoupled-lr`: of embeddings and output layer; None: theirs is `--lr`."""
+    weight_decay: float
+    eps: float
+    """`--adam-eps`: of all but the matrices under `--use-mup`."""
+    beta1: float
+    beta2: float
+    base_width: int | None
+    """`--mup-base-hidden-size`; None: without `--use-mup`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheduler:
+    """Megatron's lr(t), in sequences seen before step t, as its scheduler counts."""
+
+    kind: str
+    warmup: int
+    init_share: float
+    """`--lr-warmup-init` over the peak. One absolute number for all groups: nonzero only where their peaks agree."""
+    total: int
+    decay: int
+    """Of WSD's last part."""
+    final_fraction: float
+
+    def share(self, seen: int) -> float:
+        """The rate as a share of the peak (`OptimizerParamScheduler.get_lr`)."""
+        if 0 < self.warmup >= seen:
+            return self.init_share + (1 - self.init_share) * seen / self.warmup
+        if self.kind == "constant":
+            return 1.0
+        if self.kind == "wsd":
+            done = max(0, seen - (self.total - self.decay)) / self.decay
+        else:
+            done = (seen - self.warmup) / (self.total - self.warmup)
+        share = 0.5 * (math.cos(math.pi * done) + 1) if self.kind == "cosine" else 1 - done
+        return self.final_fraction + share * (1 - self.final_fraction)
+
+
+def sort_of(name: str, size: tuple[int, ...]) -> Sort:
+    """Megatron's sort of one of our parameters."""
+    if len(size) == 1:
+        return "vector"
+    if name.startswith("tok_embeddings"):
+        return "embedding"
+    return "output" if name.startswith("lm_head") else "matrix"
+
+
+def sorts(decision: Decision) -> dict[Sort, list[tuple[str, ParameterGroup]]]:
+    """Every parameter's name and frozen numbers, by Megatron's sort.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    sizes = parameter_shapes(decision.shape)
+    found: dict[Sort, list[tuple[str, ParameterGroup]]] = {}
+    for name, group in assign_groups(decision.groups, list(sizes)).items():
+        found.setdefault(sort_of(name, sizes[name]), []).append((name, group))
+    return found
+
+
+def flags_of(decision: Decision) -> Flags:
+    """The flags that give most parameters their frozen numbers: matrices, which hold most weights, always theirs.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    of = {sort: members[0][1] for sort, members in sorts(decision).items()}
+    matrix, vector, embedding = of["matrix"], of["vector"], of["embedding"]
+    forward, shape = decision.forward, decision.shape
+    multiplier = vector.learning_rate / matrix.learning_rate if matrix.learning_rate > 0 else 1.0
+    plain = (
+        math.isclose(multiplier, 1, rel_tol=SAME)
+        and forward.embedding == forward.output == 1
+        and math.isclose(forward.attention, 1 / math.sqrt(shape.head_dim), rel_tol=SAME)
+    )
+    base_width = None if plain else max(1, round(shape.width / multiplier))
+    ends = [embedding.learning_rate, of.get("output", embedding).learning_rate]
+    apart = not all(math.isclose(rate, vector.learning_rate, rel_tol=SAME) for rate in ends)
+    return Flags(
+        learning_rate=vector.learning_rate,
+        decoupled_learning_rate=embedding.learning_rate if apart else None,
+        weight_decay=matrix.weight_decay,
+        eps=matrix.eps * (1 if base_width is None else shape.width / base_width),
+        beta1=matrix.beta1,
+        beta2=matrix.beta2,
+        base_width=base_width,
+    )
+
+
+def numbers_of(flags: Flags, width: int, sort: Sort) -> dict[str, float]:
+    """What Megatron trains a sort of parameter with, by field of `ParameterGroup`."""
+    ends = flags.learning_rate if flags.decoupled_learning_rate is None else flags.decoupled_learning_rate
+    scale = 1.0 / (width / flags.base_width) if flags.base_width is not None and sort == "matrix" else 1.0
+    return {
+        "learning_rate": ends if sort in ("embedding", "output") else flags.learning_rate * scale,
+        "weight_decay": 0.0 if sort == "vector" else flags.weight_decay,
+        "eps": flags.eps * scale,
+        "beta1": flags.beta1,
+        "beta2": flags.beta2,
+    }
+
+
+def differences(decision: Decision, flags: Flags) -> dict[str, str]:
+    """By field of `ParameterGroup`, where Megatron's number is not the frozen one; nothing for fields that agree."""
+    found: dict[str, dict[str, None]] = {}
+    for sort, members in sorts(decision).items():
+        for field, theirs in numbers_of(flags, decision.shape.width, sort).items():
+            for _, group in members:
+                ours = getattr(group, field)
+                if not math.isclose(ours, theirs, rel_tol=SAME):
+                    said = f"{group.kind}: frozen {ours:.6g}, Megatron {theirs:.6g}"
+                    found.setdefault(field, {})[said] = None
+    return {field: "; ".join(said) for field, said in found.items()}
+
+
+def scheduler_of(decision: Decision, flags: Flags) -> tuple[Scheduler, float]:
+    """The scheduler nearest to the frozen table, and how far it is: the largest difference of shares of the peak.
+
+    Megatron warms up from step 0's t / W, ours from (t + 1) / W. Where all peaks agree, W - 1 steps from a start of
+    peak / W give ours; but a decay that starts at the warmup's end then starts a step early.
+    """
+    schedule, batch = decision.learning_rate.schedule, decision.batch_tokens // decision.shape.seq_len
+    seen = seen_before(schedule, batch)
+    rates = {
+        numbers_of(flags, decision.shape.width, sort)["learning_rate"]
+        for sort in ("embedding", "matrix", "vector")
+    }  # fmt: skip
+    warmup = schedule.warmup_steps
+    starts = [(warmup, 0.0)]
+    if len(rates) == 1 and warmup:
+        starts.append((max(1, warmup - 1), 1 / warmup))
+    table, found = lr_table(schedule), []
+    for steps, init_share in starts:
+        scheduler = Scheduler(
+            kind=schedule.kind,
+            warmup=seen[steps],
+            init_share=init_share,
+            total=seen[-1],
+            decay=seen[-1] - seen[schedule.num_steps - schedule.decay_steps],
+            final_fraction=schedule.final_fraction,
+        )
+        off = max(abs(scheduler.share(before) - share) for before, share in zip(seen, table, strict=False))
+        found.append((scheduler, off))
+    return min(found, key=lambda one: one[1])
+
+
+def seen_before(schedule: Schedule, batch_sequences: int) -> list[int]:
+    """Sequences trained on before each step, and at the end."""
+    if not schedule.batch_warmup_steps:
+        return [step * batch_sequences for step in range(schedule.num_steps + 1)]
+    return [schedule.sequences(step, batch_sequences)[0] for step in range(schedule.num_steps + 1)]

@@ -1,0 +1,76 @@
+"""The decision for the embedded trainer: the launch config itself, and the line that starts it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import shlex
+from pathlib import Path
+
+from launcher.exporters.fidelity import ExportError, FidelityEntry, FidelityReport
+from launcher.frozen.files import RUN_FILE, write_files
+from launcher.frozen.frozen import Decision, FrozenError
+from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
+from launcher.supervisor.launch import torchrun_command
+from launcher.trainer import assembly
+from proxies.core import canon
+from proxies.model.decoder import Decoder
+
+VERSIONS = (importlib.metadata.version("forerun"),)
+
+_NOTES = {
+    "predicted": "carried along; training does not read it",
+    "base_shape": "carried along; its multipliers are in the numbers of groups and forward",
+    "parametrization": "carried along; its numbers are in groups and forward",
+    "transfer": "carried along: evidence; its numbers are in groups",
+    "parallelism": "other numbers of ranks are refused",
+    "spikes": "by itself as often as max_rollbacks says; `forerun watch` says when it is for people to do",
+    "monitoring": "columns of metrics.jsonl; a step whose replay differs stops the run",
+}
+
+
+def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
+    """Write `launch.json` and `run.sh` (`run.sh DATA RUN_DIR`, on one machine) into `out_dir`.
+
+    Raises:
+        ExportError: another version than this one, or what the embedded trainer cannot run.
+        FrozenError: the groups do not fit the shape's parameters, the live optimizer would differ from them, or what
+            was written does not read back as the decision.
+    """
+    if version not in VERSIONS:
+        raise ExportError("native", [f"version {version!r} is unknown: the embedded trainer is {VERSIONS[-1]}"])
+    if problems := assembly.unfit(decision):
+        raise ExportError("native", problems)
+    if problems := parity(decision):
+        raise FrozenError("embedded trainer", problems)
+    launch = canon.pretty({"digest": decision.digest, "decision": decision}).decode()
+    write_files(out_dir, {LAUNCH_FILE: launch, RUN_FILE: _run_script(decision)})
+    if read_launch(out_dir / LAUNCH_FILE) != decision:
+        raise FrozenError(str(out_dir / LAUNCH_FILE), ["does not read back as the decision"])
+    fields = [field.name for field in dataclasses.fields(Decision)]
+    entries = tuple(FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields)
+    return FidelityReport(trainer="native", version=version, entries=entries)
+
+
+def _run_script(decision: Decision) -> str:
+    head = shlex.join(torchrun_command("python", decision.parallelism.num_ranks))
+    return (
+        "#!/bin/sh\n"
+        f"# Trains the config {decision.digest}: run.sh DATA RUN_DIR [--stop-after N]\n"
+        "set -eu\n"
+        'config="$(dirname "$0")/' + LAUNCH_FILE + '" data="$1" out="$2"\n'
+        "shift 2\n"
+        f'exec {head} --config "$config" --data "$data" --out "$out" "$@"\n'
+    )
+
+
+def parity(decision: Decision) -> list[str]:
+    """Where the embedded trainer's own optimizer groups, built on the full model, differ from the frozen ones.
+
+    The model is built on the meta device: nothing is allocated, at any size.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    model = Decoder(decision.shape, device="meta")
+    return assembly.mismatches(model, assembly.build_optimizer(model, decision.groups), decision.groups)

@@ -1,0 +1,65 @@
+"""The main run's figure: training loss as logged over the band that was expected. Pure, as the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from launcher.figures.figures import draw
+from launcher.figures.svg import INK, KINDS
+from launcher.views.html import Body
+
+_INCHES = (4.8, 3.4)
+BINS_PER_DECADE = 40
+"""Losses are drawn as means over so many parts of a decade of steps."""
+
+
+def loss_curve(body: Body) -> str:
+    """Training loss against steps, both as logged and as expected with its interval."""
+    run, curve = body["main_run"], body["decision"]["predicted"]["curve"]
+    at = [point["step"] for point in curve]
+    left = max(1.0, min(run["steps"][-1], at[0]) / 3)  # what lies before the band dwarfs it
+    seen = [point for point in binned(run["steps"], run["train_loss_nats"]) if point[0] >= left]
+
+    def paint(axes: Axes) -> None:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator([n * 10.0**k for k in range(8) for n in (1, 2, 5)]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        low, high = ([point[f"{end}_nats"] for point in curve] for end in ("low", "high"))
+        axes.fill_between(at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="expected band")
+        axes.plot(at, [point["loss_nats"] for point in curve], color=KINDS[0], linewidth=1.4, label="expected")
+        axes.plot(*zip(*seen, strict=True), color=INK, linewidth=1.4, label="training loss")
+        passed = run["beside_curve"]["passed"]
+        for where, marker, colour in (("inside", "o", KINDS[2]), ("outside", "X", KINDS[1])):
+            here = [point for point in passed if (point["where"] == "inside") == (where == "inside")]
+            axes.plot([point["step"] for point in here], [point["seen_nats"] for point in here], marker, color=colour,
+                      markersize=5, label=f"mean near a point, {where}" if here else None)  # fmt: skip
+        _mark(axes, run.get("watched") or {}, left)
+        axes.set_xlim(left, 1.1 * max(at[-1], run["steps"][-1]))
+
+    title = "Training loss of the main run, and the band that was expected"
+    return draw("main-run", title, ("optimizer steps", "training loss (nats per token)"), paint, _INCHES)
+
+
+def _mark(axes: Axes, watched: Mapping[str, Any], left: float) -> None:
+    """Spikes at their peaks, rollbacks as lines where the run went back."""
+    spikes = [spike for spike in watched.get("spikes", ()) if spike["first_step"] >= left]
+    if spikes:
+        axes.plot([spike["first_step"] for spike in spikes], [spike["peak_nats"] for spike in spikes], "^",
+                  color=KINDS[1], markersize=5, label="spike, at its peak")  # fmt: skip
+    for number, back in enumerate(watched.get("rollbacks", ())):
+        axes.axvline(back["step"], color=KINDS[1], linewidth=0.9, linestyle=":",
+                     label=None if number else "rolled back")  # fmt: skip
+
+
+def binned(steps: Sequence[int], losses: Sequence[float]) -> list[tuple[float, float]]:
+    """Mean step and mean loss of each part of a decade of steps that has some."""
+    bins: dict[int, list[tuple[int, float]]] = {}
+    for step, loss in zip(steps, losses, strict=True):
+        bins.setdefault(math.floor(BINS_PER_DECADE * math.log10(step)), []).append((step, loss))
+    return [(sum(s for s, _ in part) / len(part), sum(x for _, x in part) / len(part)) for part in bins.values()]

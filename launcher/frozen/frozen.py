@@ -1,0 +1,262 @@
+"""The frozen launch config: one content-addressed decision, and the attestations that lie beside it.
+
+`decision` holds everything the main run computes with, and nothing that depends on when, where or how often one ran.
+Evidence, environment, parity and rehearsal are attestations: files that name the digest and carry their own hash. A
+hash shows accident and edit, not a forger.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from launcher.base.policy import Abort, Checkpointing, Monitoring, SpikePolicy
+from proxies.core import canon
+from proxies.core.checks import Checks
+from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
+from proxies.core.rules import Parametrization
+from proxies.core.schedule import STEP_CONVENTION, Schedule, lr_table
+from proxies.core.shape import Shape
+from proxies.core.spec import Dtype
+from transfer.verdict.rules import TransferRule
+
+SCHEMA_VERSION = 4
+NUM_LR_SAMPLES = 64
+MOST_STEPS, MOST_GROUPS, MOST_PATTERN = 20_000_000, 1000, 100_000  # steps are counted out one by one
+_TOO_LONG = f"num_steps = {{}}: at most {MOST_STEPS:,} are wanted; larger batches make fewer"
+_NUMBERS = ("learning_rate", "weight_decay", "eps", "init_std", "beta1", "beta2")
+_PLAIN = r"(?:[\w|]|\\\W|\\d\+|\[\w+\])*"
+
+
+class FrozenError(ValueError):
+    """A frozen file that is not one, or parameters its groups do not fit. `problems` lists all of it."""
+
+    def __init__(self, what: str, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__(f"{what}: " + "; ".join(problems))
+
+
+class TamperedError(FrozenError):
+    """The content does not have the digest it claims."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterGroup:
+    """Parameters trained with the same numbers. The pattern is a regex matched against whole names."""
+
+    pattern: str
+    kind: Kind
+    learning_rate: float
+    """At the schedule's peak, absolute."""
+    weight_decay: float
+    """torch AdamW's: a step multiplies the weight by 1 - lr * weight_decay."""
+    eps: float
+    beta1: float
+    beta2: float
+    init_std: float
+    """Normal(0, init_std); gains start at one, biases at zero."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        for name in _NUMBERS:
+            checks.number(name, least=0, below=1 if name.startswith("beta") else None)
+        plain = len(self.pattern) <= MOST_PATTERN and re.fullmatch(_PLAIN, self.pattern) is not None
+        checks.that(
+            plain, f"pattern = {self.pattern[:80]!r}: names with `|` between them, numbers as `\\d+`, are wanted"
+        )
+        checks.done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningRate:
+    """lr(t) as a function and as numbers, so that a trainer's own scheduler can be held against it."""
+
+    schedule: Schedule
+    step_convention: str
+    samples: tuple[tuple[int, float], ...]
+    """(step, share of the peak), evenly spread, first and last step among them."""
+    table_sha256: str
+    """Content id of the share at every step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """What is trained on, and in which order."""
+
+    data_id: str
+    tokenizer: str
+    vocab_size: int
+    num_train_tokens: int
+    """Unique tokens at hand."""
+    weights: tuple[tuple[str, float], ...]
+    """Shares of the corpus's sources, where the plan changes them."""
+    order: Literal["every window once per epoch, keyed by (seed, epoch)"] = (
+        "every window once per epoch, keyed by (seed, epoch)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallelism:
+    """Degrees of the device mesh; their product is the number of ranks."""
+
+    data_parallel_shard: int
+    data_parallel_replicate: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    microbatch_sequences: int = 0
+    """Sequences in one forward pass of a rank; 0: all of its share at once."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("data_parallel_shard", "data_parallel_replicate", "tensor", "pipeline", "context")
+        checks.whole("microbatch_sequences", least=0)
+        checks.one_of("activation_checkpointing", ("none", "selective", "full"))
+        checks.done()
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Shares into which a batch's sequences are dealt."""
+        return self.data_parallel_shard * self.data_parallel_replicate
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the run."""
+        return self.num_data_ranks * self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurvePoint:
+    """Training loss expected on the way, in nats per token: the mean over the steps within 15 % of `step`."""
+
+    step: int
+    loss_nats: float
+    low_nats: float
+    high_nats: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedLoss:
+    """Validation loss expected at the end of the run, in nats per token, for one new run."""
+
+    loss_nats: float
+    low_nats: float
+    high_nats: float
+    level: float
+    extrapolation: float
+    """Training FLOPs over the largest fitted run's."""
+    curve: tuple[CurvePoint, ...] = ()
+    """How training loss is to run down there, at the same level; empty where the ladder has too few runs to say."""
+    memory_octaves: float | None = field(default=None, metadata=canon.LATER)
+    """Over so many doublings of the step a departure from the curve is forgotten, as the ladder's own runs show: what
+    is one departure, and what are several. None: not measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Everything the main run computes with. Its content id is the digest."""
+
+    schema_version: int
+    shape: Shape
+    base_shape: Shape
+    parametrization: Parametrization
+    """A label. What counts is the numbers in `groups` and `forward`."""
+    transfer: tuple[TransferRule, ...]
+    """Evidence. What counts is the numbers in `groups`."""
+    forward: ForwardNumbers
+    multiplier_form: Literal["multiplier"] = "multiplier"
+    """As when clip was searched: absorbed in the weights, gradients would have another norm, clip another meaning."""
+    groups: tuple[ParameterGroup, ...]
+    optimizer: Literal["adamw"]
+    weight_decay_form: Literal["lr_times_decay"] = "lr_times_decay"
+    """A step multiplies a weight by 1 - lr(t) * weight_decay."""
+    learning_rate: LearningRate
+    clip_norm: float | None
+    batch_tokens: int
+    num_tokens: int
+    data: Data
+    seed: int
+    precision: Dtype
+    parallelism: Parallelism
+    checkpointing: Checkpointing
+    predicted: PredictedLoss
+    abort: Abort
+    spikes: SpikePolicy = field(default=SpikePolicy())
+    monitoring: Monitoring = field(default=Monitoring(), metadata=canon.LATER)
+    compiled: bool = field(default=False, metadata=canon.LATER)
+    """torch.compile of each block."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("batch_tokens", "num_tokens")
+        checks.whole("seed", least=0)
+        if self.clip_norm is not None:
+            checks.number("clip_norm", above=0)
+        checks.that(len(self.groups) <= MOST_GROUPS, f"{len(self.groups)} groups: at most {MOST_GROUPS} are wanted")
+        stop_above = self.abort.train_loss_above_nats
+        checks.that(stop_above > 0, f"abort.train_loss_above_nats = {stop_above!r}: more than 0 is wanted")
+        for name, value in asdict(self.forward).items():  # of some of them trainers want the reciprocal
+            checks.that(1e-12 <= value <= 1e12, f"forward.{name} = {value!r}: between 1e-12 and 1e12 is wanted")
+        schedule, ranks = self.learning_rate.schedule, self.parallelism.num_data_ranks
+        checks.that(schedule.num_steps <= MOST_STEPS, _TOO_LONG.format(schedule.num_steps))
+        if checks.fine:
+            checks.that(
+                self.num_tokens == schedule.num_full_batches * self.batch_tokens,
+                f"num_tokens = {self.num_tokens}: not {schedule.num_steps} steps of {self.batch_tokens} tokens"
+                + (f", {schedule.batch_warmup_steps} of them warming up" if schedule.batch_warmup_steps else ""),
+            )
+            smallest, rest = divmod(self.batch_tokens, schedule.batch_warmup_stages)
+            checks.that(
+                rest == 0 and smallest % (self.shape.seq_len * ranks) == 0,
+                f"batch_tokens = {self.batch_tokens}: no whole sequences of {self.shape.seq_len} for each of {ranks} "
+                "ranks" + (f" at its smallest, {smallest}" if schedule.batch_warmup_stages > 1 else ""),
+            )
+        checks.done()
+
+    @property
+    def digest(self) -> str:
+        """Sha256 of the canonical JSON."""
+        return canon.content_id(self)
+
+
+def learning_rate_of(schedule: Schedule) -> LearningRate:
+    """The schedule with its sampled and hashed table. Raises FrozenError beyond `MOST_STEPS`."""
+    if schedule.num_steps > MOST_STEPS:
+        raise FrozenError("learning rate", [_TOO_LONG.format(schedule.num_steps)])
+    table = lr_table(schedule)
+    steps = sorted({round(i * (len(table) - 1) / (NUM_LR_SAMPLES - 1)) for i in range(NUM_LR_SAMPLES)})
+    return LearningRate(
+        schedule=schedule, step_convention=STEP_CONVENTION, samples=tuple((step, table[step]) for step in steps),
+        table_sha256=canon.content_id(list(table)),
+    )  # fmt: skip
+
+
+def groups_of(table: tuple[ParameterNumbers, ...]) -> tuple[ParameterGroup, ...]:
+    """Fold a parameter table into groups: same kind and numbers, layers as one pattern."""
+    members: dict[tuple[object, ...], tuple[ParameterNumbers, dict[str, None]]] = {}
+    for p in table:
+        key = (p.kind, *(getattr(p, field) for field in _NUMBERS))
+        pattern = re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(p.name))
+        members.setdefault(key, (p, {}))[1][pattern] = None
+    return tuple(
+        ParameterGroup(pattern="|".join(patterns), kind=p.kind, **{field: getattr(p, field) for field in _NUMBERS})
+        for p, patterns in members.values()
+    )
+
+
+def assign_groups(groups: tuple[ParameterGroup, ...], names: list[str]) -> dict[str, ParameterGroup]:
+    """Each parameter's group.
+
+    Raises:
+        FrozenError: a parameter no group or more than one claims, or a group that claims none; all at once.
+    """
+    claims = {name: [g for g in groups if re.fullmatch(g.pattern, name)] for name in names}
+    problems = [f"no group claims {name}" for name, found in claims.items() if not found]
+    problems += [f"{len(found)} groups claim {name}" for name, found in claims.items() if len(found) > 1]
+    used = {g.pattern for found in claims.values() for g in found}
+    problems += [f"the group {g.pattern!r} claims no parameter" for g in groups if g.pattern not in used]
+    if problems:
+        raise FrozenError("parameter groups", problems)
+    return {name: found[0] for name, found in claims.items()}

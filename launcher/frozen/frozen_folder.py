@@ -1,0 +1,158 @@
+"""The folder of a frozen config: written whole or not at all, and looked through file by file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base.plain_files import kinds_in
+from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.files import RUN_FILE
+from launcher.frozen.frozen import Decision, TamperedError
+from launcher.frozen.launch_file import LAUNCH_FILE, write_launch
+from proxies.core import canon
+
+ATTESTED = ("evidence", "layout", "environment")
+"""What freezing always attests."""
+_PART = ".part"
+"""How a name ends while what it names is being written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """An export beside a config, as its attestation names it."""
+
+    trainer: str
+    version: str
+    out: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What lies in the folder of a frozen config."""
+
+    unchanged: tuple[str, ...]
+    """What holds, in words."""
+    unnamed: tuple[str, ...]
+    """What no attestation names, in words."""
+    exports: tuple[Exported, ...]
+
+
+def write_frozen(frozen_dir: Path, decision: Decision, attested: Mapping[str, dict[str, canon.Json]]) -> Path:
+    """Write `<frozen_dir>/<digest>/`, launch file and attestations; returns the launch file.
+
+    A folder that is there already keeps what else lies in it. One process at a time: what a killed one left goes.
+
+    Raises:
+        OSError: there is no room, or no right to write.
+    """
+    folder, scratch = frozen_dir / decision.digest, frozen_dir / f"freezing{_PART}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    for left in (*folder.glob(f"*.json.*{_PART}"), *folder.glob(f"attestations/*.json.*{_PART}")):
+        left.unlink()
+    again = folder.exists()
+    try:
+        path = write_launch(frozen_dir if again else scratch, decision)
+        for kind, body in attested.items():
+            attest(path.parent, kind, decision.digest, body)
+        if not again:
+            path.parent.rename(folder)
+            canon.sync_folder(frozen_dir)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder / LAUNCH_FILE
+
+
+def look_through(folder: Path, digest: str) -> Found:
+    """Every file beside a launch file: attestations by digest and hash, exports by their attestations.
+
+    Raises:
+        TamperedError: something was changed, taken away, added to an export, or is no plain file.
+    """
+    if (folder / LAUNCH_FILE).is_symlink():
+        raise TamperedError(
+            str(folder), [f"{LAUNCH_FILE} is a link: a plain file is wanted; put the file there, or freeze again"]
+        )
+    attestations, exports_dir = folder / "attestations", folder / "exports"
+    kinds = kinds_in(attestations)
+    kept = {name: kind for name, kind in kinds.items() if name.endswith(".json") and "/" not in name}
+    wrong = [
+        f"attestations/{name} is a {kind}: a plain file is wanted; remove it: the verb that wrote it can again"
+        for name, kind in kept.items()
+        if kind != "file"
+    ]
+    wrong += [
+        f"attestations/{kind}.json is missing: `forerun freeze` writes it again"
+        for kind in ATTESTED
+        if f"{kind}.json" not in kept
+    ]
+    if wrong:
+        raise TamperedError(str(folder), wrong)
+    unchanged, exports = [], []
+    for name in sorted(kept):
+        path = attestations / name
+        body = read_attestation(path, digest)
+        unchanged.append(f"attestation {path.stem}")
+        if path.stem.startswith("export-"):
+            export, num_files = _export(folder, path, body)
+            unchanged.append(f"files of {export.trainer}: {num_files} unchanged")
+            exports.append(export)
+    own = {LAUNCH_FILE, attestations.name, exports_dir.name, "run", "rehearsal"}
+    strays = [entry.name for entry in sorted(folder.iterdir()) if entry.name not in own]
+    strays += [f"attestations/{name}" for name in kinds if name not in kept]
+    strays += _unattested(exports_dir, {export.trainer for export in exports})
+    return Found(
+        unchanged=tuple(unchanged),
+        unnamed=tuple(f"{name}: no attestation names it" + _left(name) for name in strays),
+        exports=tuple(exports),
+    )
+
+
+def _left(name: str) -> str:
+    return "; a command that was stopped left it, remove it" if name.endswith(_PART) else ""
+
+
+def _unattested(exports_dir: Path, attested: set[str]) -> list[str]:
+    """What stopped exports left, by path from the config's folder.
+
+    Raises:
+        TamperedError: an export no attestation names.
+    """
+    if exports_dir.exists() and not exports_dir.is_dir():
+        raise TamperedError(str(exports_dir), ["it is no folder: remove it"])
+    left = []
+    for entry in sorted(exports_dir.iterdir()) if exports_dir.exists() else ():
+        if entry.name.startswith(".") and entry.name.endswith(_PART):
+            left.append(f"{exports_dir.name}/{entry.name}")
+        elif entry.name not in attested:
+            raise TamperedError(str(entry), ["no attestation names it: `forerun export` makes it anew"])
+    return left
+
+
+def _export(folder: Path, path: Path, body: dict[str, canon.Json]) -> tuple[Exported, int]:
+    """The export an attestation names and the number of its files: none changed, missing or added.
+
+    Raises:
+        TamperedError: one was, or the attestation is none of an export.
+    """
+    trainer, version, files = path.stem.removeprefix("export-"), body.get("version"), body.get("files")
+    told = isinstance(version, str) and isinstance(files, dict) and all(isinstance(sha, str) for sha in files.values())
+    if not told or (body.get("trainer"), body.get("out")) != (trainer, f"exports/{trainer}"):
+        raise TamperedError(str(path), ["it describes no export: `forerun export` writes both anew"])
+    assert isinstance(version, str) and isinstance(files, dict)
+    out = folder / "exports" / trainer
+    kinds = kinds_in(out)
+    wrong = [f"{name} is missing" for name in files if name not in kinds]
+    wrong += [f"{name} was added" for name in kinds if name not in files]
+    for name, kind in kinds.items():
+        if name in files and kind != "file":
+            wrong.append(f"{name} is a {kind}: a plain file is wanted")
+        elif name in files and canon.file_sha256(out / name) != files[name]:
+            wrong.append(f"{name} was changed")
+        elif name == RUN_FILE and name in files and not (out / name).stat().st_mode & 0o100:
+            wrong.append(f"{name} cannot be executed any more: chmod +x, or `forerun export` again")
+    if wrong:
+        raise TamperedError(str(out), [*wrong, f"`forerun export --to {trainer}` writes all of it anew"])
+    return Exported(trainer=trainer, version=version, out=out), len(files)

@@ -1,0 +1,64 @@
+"""A decision on disk: `frozen/<digest>/launch.json`, and nothing that does not have the digest it claims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.base.plain_files import read_plain
+from launcher.frozen.frozen import SCHEMA_VERSION, Decision, FrozenError, TamperedError
+from proxies.core import canon
+
+LAUNCH_FILE = "launch.json"
+MOST_SAID = 2000
+"""Characters of what is wrong with a decision."""
+_MEND = "restore it from a copy, or freeze again"
+
+
+def write_launch(frozen_dir: Path, decision: Decision) -> Path:
+    """Write `<frozen_dir>/<digest>/launch.json`; the same decision always gives the same bytes."""
+    folder = frozen_dir / decision.digest
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LAUNCH_FILE
+    canon.write_atomic(path, canon.pretty({"digest": decision.digest, "decision": decision}))
+    return path
+
+
+def read_launch(path: Path) -> Decision:
+    """The decision of a launch file, or of the folder it lies in.
+
+    Raises:
+        FrozenError: there is none, or it is not a launch config of a known schema.
+        TamperedError: its content is not the one its digest names.
+    """
+    file = path / LAUNCH_FILE if path.is_dir() else path
+    try:
+        value = canon.parse(read_plain(file))
+        body = value.get("decision") if isinstance(value, dict) else None
+        actual = canon.content_id(body)
+    except OSError as error:
+        raise FrozenError(str(file), [f"cannot be read: {error.strerror}"]) from error
+    except (canon.CanonError, RecursionError) as error:
+        raise TamperedError(str(file), [f"{error}; {_MEND}"]) from error
+    if not isinstance(value, dict) or set(value) != {"digest", "decision"}:
+        raise FrozenError(str(file), ["a launch config holds `digest` and `decision`"])
+    digest = value["digest"]
+    if actual != digest:  # before the version, which may be what was edited
+        raise TamperedError(
+            str(file), [f"the content has the digest {actual[:16]}..., the file says {str(digest)[:16]}...; {_MEND}"]
+        )
+    version = body.get("schema_version") if isinstance(body, dict) else None
+    if version != SCHEMA_VERSION:
+        raise FrozenError(str(file), [f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"])
+    named = file.parent.name
+    if file.parent.parent.name == "frozen" and len(named) == canon.ID_LENGTH and named != digest:
+        raise TamperedError(str(file), [f"it has the digest {actual[:16]}..., its folder is another's; {_MEND}"])
+    try:
+        decision = canon.decode(Decision, body, "decision")
+    except ValueError as error:  # whose words may hold a value of megabytes
+        said = str(error)
+        if len(said) > MOST_SAID:
+            said = f"{said[: MOST_SAID // 2]} ... {said[-MOST_SAID // 2 :]}"
+        raise FrozenError(str(file), [said]) from error
+    if decision.digest != digest:  # 1 for 1.0: read as it stands, it would be another decision than its digest names
+        raise TamperedError(str(file), [f"its numbers are not written as `forerun freeze` writes them; {_MEND}"])
+    return decision

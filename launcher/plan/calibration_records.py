@@ -1,0 +1,129 @@
+"""The records of a calibration: what was to be chosen, for which work, from which figures. No clock, no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from dataclasses import dataclass
+from typing import Literal
+
+from proxies.core import canon
+from proxies.core.checks import Checks
+from proxies.core.shape import Shape
+from proxies.core.spec import Numerics
+
+Part = Literal["proxy", "ladder"]
+Open = Literal["num_slots", "compiled", "matmul_precision"]
+CHOSEN: dict[Open, tuple[str, ...]] = {
+    "num_slots": ("num_slots", "num_threads", "cuda_graphs", "fused_loss"),
+    "compiled": ("compiled",),
+    "matmul_precision": ("matmul_precision",),
+}
+"""What of the numerics an open key leaves to the calibration."""
+MOST_SLOTS = 4096
+"""Of a bank, that a plan or a calibration may ask for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """Runs that share what they compute with, and what of that is to be chosen."""
+
+    part: Part
+    """The section of the plan that has their slots."""
+    shape: Shape
+    batch_tokens: int
+    given: Numerics
+    """As the plan says; what is open has its plain value."""
+    open: tuple[Open, ...]
+
+    @property
+    def key(self) -> str:
+        """Names the record of what was chosen."""
+        return canon.content_id(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """The runs a choice is for."""
+
+    num_workers: int
+    phases: tuple[tuple[int, tuple[int, ...]], ...]
+    """One after the other: the most runs in flight, and the steps of each run in its order."""
+
+    def bank_steps(self, num_slots: int) -> int:
+        """Steps that the busiest worker's banks of so many slots take, each run in the first slot that is free."""
+        total = 0
+        for most, runs in self.phases:
+            slots = [0] * max(1, min(most, self.num_workers * num_slots))
+            for steps in runs:
+                heapq.heapreplace(slots, slots[0] + steps)
+            total += max(slots)
+        return total
+
+    @property
+    def runs_per_worker(self) -> int:
+        """At most."""
+        return -(-sum(len(runs) for _, runs in self.phases) // self.num_workers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """What was measured of a mode, over all workers, and what the planned runs would take with it."""
+
+    mode: Numerics
+    trial_steps_per_second: float
+    """Of one worker, while all were at it; 0 of a mode that was refused."""
+    interval: tuple[float, float]
+    """Of the middle half of the rounds."""
+    ratio: float
+    """To the plain mode, in the same rounds: their median."""
+    least_ratio: float
+    """What that is not below, but in one case of ten."""
+    first_seconds: float
+    again_seconds: float
+    peak_bytes: int
+    planned_seconds: float
+    refused: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """What was chosen, from what, and why. A record of the ledger: it is never made again."""
+
+    asked: Asked
+    chosen: Numerics
+    why: str
+    device: str
+    """Empty where nothing was measured."""
+    num_workers: int
+    figures: tuple[Figure, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks, asked, chosen = Checks(self), self.asked, self.chosen
+        allowed = {field for name in asked.open for field in CHOSEN[name]}
+        fields = [field.name for field in dataclasses.fields(Numerics)]
+        moved = [name for name in fields if getattr(chosen, name) != getattr(asked.given, name)]
+        wrong = [name for name in moved if name not in allowed]
+        checks.that(not wrong, f"{', '.join(wrong)} chosen, which the plan gives")
+        checks.that(chosen.num_slots <= MOST_SLOTS, f"num_slots = {chosen.num_slots}: {MOST_SLOTS} at most")
+        checks.done()
+
+    @property
+    def figure(self) -> Figure | None:
+        """What was measured of the mode that was chosen; None where nothing was."""
+        return next((figure for figure in self.figures if figure.mode == self.chosen), None)
+
+
+def size_name(part: str, width: int, num_layers: int, batch_tokens: int) -> str:
+    """Which runs a choice is for, in words."""
+    return f"{'rungs of ' if part == 'ladder' else ''}width {width}, {num_layers} layers, {batch_tokens} tokens"
+
+
+def mode_name(mode: Numerics, plain: Numerics) -> str:
+    """What a mode has that the plain one has not, in words."""
+    slots = f"{mode.num_slots} slots" if mode.num_slots > 1 else "one slot"
+    named = {
+        "num_threads": f"{mode.num_threads} threads", "compiled": "compiled", "cuda_graphs": "CUDA graphs",
+        "fused_loss": "fused loss", "matmul_precision": f"products in {mode.matmul_precision} precision",
+    }  # fmt: skip
+    return ", ".join([slots, *(words for name, words in named.items() if getattr(mode, name) != getattr(plain, name))])

@@ -1,0 +1,225 @@
+"""The plan: what a study asks, and the records that follow from it alone.
+
+The keys are in `launcher.plan.sections`, `plan_search` and `plan_cluster`; `launcher.plan.file` reads and writes them.
+No torch.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+
+from launcher.plan.calibration_records import Open, Part
+from launcher.plan.cluster import ClusterSection
+from launcher.plan.search import SearchSection
+from launcher.plan.sections import (
+    DataSection,
+    LadderSection,
+    LaunchSection,
+    ModelSection,
+    ProxySection,
+    Section,
+    TargetSection,
+    TransferSection,
+)
+from proxies.core import canon
+from proxies.core.checks import SpecError
+from proxies.core.flops import count_params
+from proxies.core.programs import Command
+from proxies.core.rules import Parametrization, named
+from proxies.core.schedule import Schedule, whole_warmup
+from proxies.core.shape import Shape
+from proxies.core.spec import Numerics
+
+
+class Plan(Section):
+    """A study's question. Everything measured and decided follows from it and the data."""
+
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    proxy: ProxySection = ProxySection()
+    search: SearchSection = SearchSection()
+    transfer: TransferSection = TransferSection()
+    ladder: LadderSection = LadderSection()
+    target: TargetSection = TargetSection()
+    cluster: ClusterSection = ClusterSection()
+    launch: LaunchSection = LaunchSection()
+
+    def shape(self, width: int, vocab_size: int) -> Shape:
+        """The shape at a width. Raises SpecError where it does not add up."""
+        num_heads, rest = divmod(width, self.model.head_dim)
+        if rest:
+            raise SpecError("Shape", [f"width = {width} is no multiple of head_dim = {self.model.head_dim}"])
+        ffn_width = self.model.ffn_ratio * width
+        if not ffn_width.is_integer():
+            raise SpecError("Shape", [f"width = {width} times ffn_ratio = {self.model.ffn_ratio} is not whole"])
+        if num_heads % self.model.query_heads_per_kv_head:
+            raise SpecError(
+                "Shape",
+                [f"width = {width} has {num_heads} heads, not {self.model.query_heads_per_kv_head} for every kv head"],
+            )
+        return Shape(
+            num_layers=self.model.num_layers,
+            width=width,
+            num_heads=num_heads,
+            num_kv_heads=num_heads // self.model.query_heads_per_kv_head,
+            ffn_width=int(ffn_width),
+            vocab_size=vocab_size,
+            seq_len=self.model.seq_len,
+            family=self.model.family,
+            tied=self.model.tied,
+            qk_norm=self.model.qk_norm,
+        )
+
+    @property
+    def parametrization(self) -> Parametrization:
+        """How numbers scale: the named source's answers, and the plan's own."""
+        return named(self.proxy.parametrization, **self.proxy.rules.model_dump(exclude_none=True))
+
+    @property
+    def command(self) -> Command | None:
+        """The user's own trainer."""
+        proxy = self.proxy
+        if not proxy.command:
+            return None
+        return Command(
+            template=proxy.command,
+            metrics_format=proxy.metrics_format,
+            metrics_path=proxy.metrics_path,
+            step_key=proxy.metrics_step_key,
+            train_loss_key=proxy.metrics_train_loss_key,
+            validation_loss_key=proxy.metrics_validation_loss_key,
+            grad_norm_key=proxy.metrics_grad_norm_key,
+        )
+
+    def schedule(self, num_steps: int, warmup_fraction: float) -> Schedule:
+        """The schedule over `num_steps`, its fractions turned into steps."""
+        proxy = self.proxy
+        decay = max(1, round(proxy.decay_fraction * num_steps)) if proxy.schedule == "wsd" else 0
+        stages = self.batch_stages
+        ramp = max(stages - 1, round(proxy.batch_warmup_fraction * num_steps)) if stages > 1 else 0
+        return Schedule(
+            kind=proxy.schedule,
+            num_steps=num_steps,
+            warmup_steps=whole_warmup(warmup_fraction, num_steps, decay),
+            decay_steps=decay,
+            final_fraction=proxy.final_fraction,
+            batch_warmup_steps=ramp,
+            batch_warmup_stages=stages,
+        )
+
+    @property
+    def batch_stages(self) -> int:
+        """Equal stages in which the batch reaches its size."""
+        return self.proxy.batch_warmup_stages if self.proxy.batch_warmup_fraction else 1
+
+    def steps_for(self, num_full_batches: float) -> int:
+        """Steps that train on so many full batches: more of them where the batch warms up."""
+        num_steps = max(1, round(num_full_batches))
+        if self.proxy.batch_warmup_fraction:
+            num_steps = max(num_steps, self.proxy.batch_warmup_stages)
+            share = float(self.schedule(num_steps, 0.0).num_full_batches) / num_steps
+            num_steps = max(num_steps, round(num_full_batches / share))
+        return num_steps
+
+    @property
+    def hyperparameter_widths(self) -> tuple[int, ...]:
+        """Widths at which hyperparameters other than the learning rate are tested, ascending."""
+        base, given = self.proxy.base_width, self.transfer.hyperparameter_widths
+        if given:
+            return tuple(sorted(given))
+        farthest = max(self.transfer.widths, key=lambda width: abs(math.log2(width / base)))
+        return tuple(sorted([base, farthest]))
+
+    @property
+    def target_batch_tokens(self) -> int:
+        """Tokens per step of the main run."""
+        return self.target.batch_tokens or self.proxy.batch_tokens
+
+    @property
+    def target_num_layers(self) -> int:
+        """Layers of the main run."""
+        return self.target.num_layers or self.model.num_layers
+
+    @property
+    def alone(self) -> bool:
+        """Whether proxies train one at a time: somebody else's code, or what no bank does."""
+        proxy = self.proxy
+        own = bool(proxy.factory or proxy.command or proxy.batch_warmup_fraction)
+        return own or proxy.num_ranks > 1 or bool(proxy.microbatch_tokens or proxy.activation_checkpointing)
+
+    @property
+    def banks_anew(self) -> bool:
+        """Whether it asks for slots, by number, of what trained alone before semantics 3: compiled, or in bfloat16."""
+        several = {self.proxy.num_slots, self.ladder.num_slots} - {"auto", 1}
+        return bool(several) and not self.alone and (self.proxy.compiled is True or self.proxy.dtype == "bfloat16")
+
+    @property
+    def scales_branches_compiled(self) -> bool:
+        """Whether it may compile models that scale what a branch adds, which torch 2.13 dropped before semantics 4."""
+        return bool(self.parametrization.depth_alpha) and self.proxy.compiled is not False
+
+    def numerics(self, part: Part) -> Numerics:
+        """How proxies, or the ladder's rungs, compute; what is to be chosen has its plain value.
+
+        One thread a worker, so that the number of workers changes nothing.
+        """
+        proxy = self.proxy
+        slots = self.ladder.num_slots if part == "ladder" else proxy.num_slots
+        return Numerics(
+            dtype=proxy.dtype,
+            matmul_precision="highest" if proxy.matmul_precision == "auto" else proxy.matmul_precision,
+            num_slots=1 if self.alone or slots == "auto" else slots,
+            num_threads=1,
+            microbatch_tokens=proxy.microbatch_tokens or None,
+            activation_checkpointing=proxy.activation_checkpointing,
+            compiled=proxy.compiled is True,
+            num_ranks=proxy.num_ranks,
+        )
+
+    def choices(self, part: Part) -> tuple[Open, ...]:
+        """What of these is left to the calibration: nothing of somebody else's code, or of several ranks."""
+        if self.proxy.factory or self.proxy.command or self.proxy.num_ranks > 1:
+            return ()
+        slots = self.ladder.num_slots if part == "ladder" else self.proxy.num_slots
+        found: dict[Open, bool] = {
+            "num_slots": slots == "auto" and not self.alone,
+            "compiled": self.proxy.compiled == "auto",
+            "matmul_precision": self.proxy.matmul_precision == "auto",
+        }
+        return tuple(name for name, is_open in found.items() if is_open)
+
+    def question(self) -> dict[str, canon.Json]:
+        """What may not change on resume: all that decides what finished runs mean, or which are asked for first."""
+        plain: dict[str, canon.Json] = json.loads(
+            self.model_dump_json(
+                exclude={
+                    "cluster": True,
+                    "data": True,
+                    "launch": True,
+                    # More checks or repeats of rungs, or fewer, change no run that is there already.
+                    "search": {"num_replays"},  # the same of trials that are run again
+                    "ladder": {"num_seeds", "check_offsets_octaves", "num_checked", "check_share", "check_num_seeds"},
+                    "proxy": {"code_path", "timeout_seconds"},
+                }
+            )
+        )
+        return plain
+
+
+def target_width_guess(plan: Plan, vocab_size: int) -> int:
+    """The width a budget suggests before any fit, at 20 tokens per parameter (Chinchilla, arXiv 2203.15556)."""
+    wanted = math.sqrt(plan.target.budget_flops / 120)
+    base, depth = plan.shape(plan.proxy.base_width, vocab_size), plan.target_num_layers
+    whole_ffn = base.width // math.gcd(base.width, base.ffn_width)
+    heads = plan.model.head_dim * plan.model.query_heads_per_kv_head
+    step = math.lcm(plan.target.width_multiple, heads, whole_ffn)
+
+    def too_large(count: int) -> bool:
+        return count_params(plan.shape(count * step, vocab_size).at_depth(depth)).total > wanted
+
+    beyond = 1
+    while not too_large(beyond):
+        beyond *= 2
+    return step * max(1, bisect.bisect_left(range(1, beyond), True, key=too_large))

@@ -1,0 +1,297 @@
+"""The sections of a plan: every key with its default, its unit in its name and a sentence about it.
+
+Imports pydantic and nothing heavier.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from launcher.plan.calibration_records import MOST_SLOTS
+from proxies.core.programs import MetricsFormat
+from proxies.core.rules import Name
+from proxies.core.schedule import ScheduleKind
+from proxies.core.shape import Family
+
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Steps = Annotated[int, Field(ge=0, le=10**9)]
+Width = Annotated[int, Field(ge=1, le=2**17)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Range = tuple[Positive, Positive]
+
+
+def _slots(value: object) -> object:
+    if value == "auto" or (type(value) is int and 1 <= value <= MOST_SLOTS):
+        return value
+    raise PydanticCustomError("slots", f"'auto' or a whole number from 1 to {MOST_SLOTS}")
+
+
+def _auto_or_bool(value: object) -> object:
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise PydanticCustomError("auto_or_bool", "'auto', true or false")
+
+
+Slots = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_SLOTS)], BeforeValidator(_slots)]
+AutoOrBool = Annotated[Literal["auto"] | bool, BeforeValidator(_auto_or_bool)]
+
+
+class Section(BaseModel):
+    """Strict and frozen: unknown keys, and values of another kind, are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class DataSection(Section):
+    """What is trained on."""
+
+    path: str = Field(
+        "corpus",
+        description="Folder written by `forerun tokenize`, relative to this file; none for a command's own data.",
+    )
+    weights: dict[str, Annotated[float, Field(ge=0, le=1e9)]] = Field(
+        {}, description="Shares of the corpus's sources, by name; empty: as they were tokenized."
+    )
+    external: str = Field(
+        "", description="With proxy.command: a name for data of the trainer's own, part of every run's identity."
+    )
+    vocab_size: Annotated[int, Field(ge=0, le=2**32)] = Field(0, description="Of that data; a corpus knows its own.")
+
+
+class ModelSection(Section):
+    """The family of shapes at the base."""
+
+    family: Family = Field("llama", description="llama: RMSNorm, SwiGLU, rotary; gpt2: LayerNorm, GELU, biases.")
+    tied: bool = Field(False, description="Embedding and readout share one matrix.")
+    qk_norm: bool = Field(False, description="RMSNorm over each head's queries and keys.")
+    num_layers: Count = Field(2, description="Transformer blocks.")
+    head_dim: Annotated[int, Field(ge=2, multiple_of=2)] = Field(16, description="Width of one head, at every width.")
+    query_heads_per_kv_head: Count = Field(1, description="Grouped-query attention; 1 is plain attention.")
+    ffn_ratio: Annotated[float, Field(gt=0, le=64)] = Field(2.0, description="Feed-forward width over model width.")
+    seq_len: Count = Field(64, description="Tokens per sequence.")
+
+
+class RuleChoices(Section):
+    """Answers of one's own to what the parametrizations' sources answer differently."""
+
+    attention: Literal["inverse_head_dim", "inverse_sqrt_head_dim"] | None = Field(None, description="Scale of q . k.")
+    output: Literal["multiplier", "absorbed"] | None = Field(None, description="Where the readout's 1/width sits.")
+    depth_alpha: Annotated[float, Field(ge=0.5, le=1)] | None = Field(
+        None, description="Residual branches times depth^-alpha."
+    )
+    weight_decay: Literal["scaled", "unscaled", "root", "independent"] | None = Field(
+        None, description="Of hidden matrices against width."
+    )
+    decayed: Literal["matrices", "two_dimensional", "all"] | None = Field(None, description="What decays.")
+    embedding_rate: Literal["constant", "inverse_root"] | None = Field(None, description="Against width.")
+    eps: Literal["unscaled", "hidden", "blocks", "all", "completedp"] | None = Field(
+        None, description="AdamW's, against width."
+    )
+    rate_batch_power: Annotated[float, Field(ge=-2, le=2)] | None = Field(None, description="Learning rate with batch.")
+    rate_duration_power: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Learning rate with tokens."
+    )
+    moments: Literal["fixed", "scaled"] | None = Field(None, description="AdamW's betas with batch and tokens.")
+
+
+class ProxySection(Section):
+    """How every proxy is trained, unless a later section varies it."""
+
+    parametrization: Name = Field("mup", description="How numbers scale with width and depth.")
+    rules: RuleChoices = Field(
+        RuleChoices(),
+        description='Choices other than that source\'s own, as { weight_decay = "independent" }: '
+        "`forerun explain --parametrization NAME` lists them.",
+    )
+    factory: str = Field("", description="Own model: package.module:function, found beside this file or installed.")
+    command: str = Field("", description="Own trainer: its command line, with {lr}, {width}, {seed}, {run_dir} ...")
+    code_path: str = Field(".", description="Folder of the factory's module, or where the command runs.")
+    metrics_format: MetricsFormat = Field("jsonl", description="Where the command logs.")
+    metrics_path: str = Field("{run_dir}/metrics.jsonl", description="File, or folder below which runs or events lie.")
+    metrics_step_key: str = Field("step", description="Name of the step in its log.")
+    metrics_train_loss_key: str = Field("train_loss", description="Training loss, nats per token.")
+    metrics_validation_loss_key: str = Field("val_loss", description="Validation loss; the last one counts.")
+    metrics_grad_norm_key: str = Field("", description="Gradient norm before clipping; empty: not logged.")
+    timeout_seconds: Annotated[float, Field(gt=0, le=1e7)] = Field(3600.0, description="Longest time of one command.")
+    base_width: Width = Field(32, description="Where hyperparameters are searched; all else is relative to it.")
+    batch_tokens: Count = Field(1024, description="Tokens per optimizer step.")
+    batch_warmup_fraction: Fraction = Field(0.0, description="Share of the steps before the batch is full.")
+    batch_warmup_stages: Annotated[int, Field(ge=2, le=1024)] = Field(
+        4, description="In so many equal stages; used where that share is not 0."
+    )
+    num_steps: Count = Field(200, description="Optimizer steps of a proxy.")
+    schedule: ScheduleKind = Field("cosine", description="The main run's schedule too: another one moves the optimum.")
+    decay_fraction: Fraction = Field(0.2, description="Share of the steps that decay; used by wsd only.")
+    final_fraction: Fraction = Field(0.0, description="Learning rate at the end, as a share of the peak.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's, at the base width.")
+    beta1: Fraction = Field(0.9, description="AdamW's.")
+    beta2: Fraction = Field(0.95, description="AdamW's.")
+    eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="AdamW's.")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        "float32", description="Arithmetic; bfloat16 is autocast over float32 weights."
+    )
+    num_slots: Slots = Field(
+        4,
+        description="Trials a bank trains side by side, part of a run's identity; auto: what a short calibration on "
+        "the workers finds fastest, with their threads, CUDA graphs and fused loss. What no bank does trains alone.",
+    )
+    num_ranks: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="Ray actors, a GPU or core each, that share every run (FSDP2); part of a run's identity."
+    )
+    microbatch_tokens: Annotated[int, Field(ge=0)] = Field(
+        0, description="Tokens per pass (of a rank), gradients accumulated; 0: the whole batch."
+    )
+    activation_checkpointing: bool = Field(False, description="Less memory, a third more time.")
+    compiled: AutoOrBool = Field(
+        False, description="torch.compile; auto: where the calibration finds that the planned runs repay compiling."
+    )
+    matmul_precision: Literal["highest", "high", "medium", "auto"] = Field(
+        "highest",
+        description="Of float32 products, as torch names it: high and medium may round their factors to TF32 or "
+        "bfloat16; auto: the fastest.",
+    )
+
+
+Measured = Literal["duration", "batch"]
+TestAxis = Literal["width", "depth", "batch", "duration"]
+Tested = Literal[
+    "warmup_fraction", "clip_norm", "weight_decay", "beta1", "beta2", "embedding_multiplier", "output_multiplier"
+]
+
+
+class TransferSection(Section):
+    """Whether the optimum stays put as width, duration, depth or batch grow."""
+
+    widths: Annotated[tuple[Width, ...], Field(min_length=2)] = Field(
+        (32, 64, 128), description="Widths whose learning-rate valley is measured."
+    )
+    offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
+        (-2.0, -1.0, 0.0, 1.0, 2.0), description="Rates tried, as powers of 2 around the search's best."
+    )
+    narrow_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
+        (-1.5, -0.5, 0.5, 1.5), description="The same from the third size on, around what the smaller ones predict."
+    )
+    num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate.")
+    durations: tuple[Positive, ...] = Field(
+        (1.0, 2.0, 4.0, 8.0), description="The same over duration, as multiples of proxy.num_steps; empty: not tested."
+    )
+    depths: tuple[Count, ...] = Field((), description="The same over depth, in layers; empty: not tested.")
+    batches: tuple[Positive, ...] = Field(
+        (), description="The same over batch, as multiples of proxy.batch_tokens at equal tokens; empty: not tested."
+    )
+    axis_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="Seeds per rate over those.")
+    measured_rules: tuple[Measured, ...] = Field(
+        ("duration", "batch"),
+        description="Where the exponent of the learning rate that was measured is the rule; else the plan's own is.",
+    )
+    hyperparameters: dict[Tested, tuple[TestAxis, ...]] = Field(
+        {"warmup_fraction": ("width",), "clip_norm": ("width",)},
+        description="Others whose transfer is tested, and over what.",
+    )
+    hyperparameter_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=3)] = Field(
+        (-2.0, -1.0, 0.0, 1.0), description="Their values, as powers of 2 around the search's best."
+    )
+    hyperparameter_widths: tuple[Width, ...] = Field(
+        (), description="Widths of those over width; empty: the base's and the farthest of transfer.widths."
+    )
+    max_extensions: Annotated[int, Field(ge=0)] = Field(
+        2,
+        description="How often runs are added without which there is no verdict, as beyond an edge; --spend sharpens.",
+    )
+    control_widths: tuple[Width, ...] = Field((64,), description="Widths of the control arm, in standard form.")
+    control_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
+        (-3.0, -2.0, -1.0, 0.0, 1.0), description="Its rates: its optimum is expected lower, by an octave a doubling."
+    )
+    control_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate in the control arm.")
+    margin_nats: Positive = Field(0.01, description="The loss a wrong transfer may cost.")
+    level: Annotated[float, Field(gt=0.5, lt=1)] = Field(0.9, description="Of every interval.")
+    check_widths: Annotated[tuple[Width, ...], Field(min_length=2)] = Field(
+        (32, 64, 128, 256), description="Widths of the coordinate check."
+    )
+    check_num_steps: Count = Field(10, description="Optimizer steps of the coordinate check.")
+    check_depths: tuple[Count, ...] = Field(
+        (2, 4, 8), description="Depths of its second part, where the parametrization has a depth rule."
+    )
+    check_num_seeds: Annotated[int, Field(ge=2, le=1000)] = Field(4, description="Seeds of the coordinate check.")
+    check_learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
+        2.0**-7, description="Constant rate of the coordinate check."
+    )
+
+
+class LadderSection(Section):
+    """The scaling ladder: every width at every duration."""
+
+    widths: Annotated[tuple[Width, ...], Field(min_length=1)] = Field((32, 48, 64, 96, 128), description="Sizes.")
+    num_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((150, 400, 1000), description="Durations.")
+    batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(
+        0, description="Per step; 0: as the proxies. The rate follows the rule over batch."
+    )
+    num_slots: Slots = Field(
+        1,
+        description="Rungs a bank trains side by side; they end at different times, and empty slots cost theirs; "
+        "auto: as the calibration finds.",
+    )
+    seed: Seed = Field(100, description="Of every rung; further ones count up from it.")
+    num_seeds: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Runs of every rung; each is one in the fit.")
+    form: Literal["auto", "chinchilla", "coupled", "power", "kaplan", "overtraining"] = Field(
+        "auto", description="Law; auto pools forms by back-test."
+    )
+    bootstrap: Annotated[int, Field(ge=50)] = Field(400, description="Resamples behind every interval.")
+    check_offsets_octaves: tuple[float, ...] = Field(
+        (-1.0, 1.0), description="Some rungs are run at these rates too, as powers of 2 around their own; empty: none."
+    )
+    num_checked: Count = Field(2, description="Rungs so checked: the cheapest, and upwards.")
+    check_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        0.125, description="Most of the ladder's FLOPs that these may have: each is run again for every rate and seed."
+    )
+    check_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Seeds per rate of a checked rung.")
+
+
+class TargetSection(Section):
+    """What the main run may cost, and how it differs from the proxies."""
+
+    budget_flops: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = Field(
+        1e13, description="Training FLOPs of the main run, counted as 6 * N * D."
+    )
+    width_multiple: Count = Field(32, description="The chosen width is a multiple of this (and of the head dim).")
+    num_layers: Annotated[int, Field(ge=0, le=10**4)] = Field(0, description="Of the main run; 0: as the proxies.")
+    batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(0, description="Per step; 0: as the proxies.")
+
+
+class LaunchSection(Section):
+    """How the main run is run."""
+
+    data_parallel_shard: Count = Field(2, description="Ranks that share the model (FSDP2).")
+    data_parallel_replicate: Count = Field(1, description="Replicas of such groups (HSDP).")
+    tensor: Count = Field(1, description="Tensor parallel degree. The embedded trainer runs 1; exports may have more.")
+    pipeline: Count = Field(1, description="Pipeline stages; of exports, as `tensor`.")
+    context: Count = Field(1, description="Ranks that share a sequence; of exports, as `tensor`.")
+    microbatch_sequences: Annotated[int, Field(ge=0)] = Field(
+        0, description="Sequences in one pass of a rank; 0: all of its share at once."
+    )
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        "none", description="Recomputed in the backward pass: all but products and attention, or whole blocks."
+    )
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="Compute precision; master is float32.")
+    compiled: bool = Field(False, description="torch.compile of each block: minutes to start, faster on a GPU.")
+    checkpoint_every_steps: Count = Field(20, description="Cadence of checkpoints.")
+    validate_every_steps: Steps = Field(0, description="Cadence of validation losses; 0: at the end alone.")
+    layers_every_steps: Steps = Field(0, description="Cadence of every layer's norms and update ratios; 0: never.")
+    replay_every_steps: Steps = Field(
+        0, description="Cadence of steps computed twice and compared, against silent data corruption; 0: never."
+    )
+    spike_rollbacks: Annotated[int, Field(ge=0, le=100)] = Field(
+        0, description="How often the trainer may by itself go back before a spike and skip its data; 0: never."
+    )
+    seed: Seed = Field(1000, description="Of weights and data order of the main run.")
+    gpu: str = Field(
+        "", description="Accelerator of the main run, for `forerun estimate`: a name it knows; empty: H100."
+    )
+    usd_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
+        0.0, description="Its price, dollars for an hour, for `forerun estimate`; 0: the published one, if any."
+    )

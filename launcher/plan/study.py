@@ -1,0 +1,227 @@
+"""A study: a plan, a corpus and a folder, and the runs that each stage asks for. No torch, no Ray.
+
+Every list of runs is a pure function of the plan and of earlier results, so a resumed study asks for exactly the runs
+an uninterrupted one would have asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.plan.calibration_records import Asked, Part
+from launcher.plan.plan import Plan, target_width_guess
+from proxies.core import canon
+from proxies.core.programs import Factory
+from proxies.core.rules import Parametrization, named
+from proxies.core.schedule import Schedule
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams, Numerics, RunResult, RunSpec
+from sweeps.search.space import Params, SearchSpace
+
+if TYPE_CHECKING:
+    from proxies.data.tokens import Manifest
+
+PLAN_FILE = "plan.toml"
+SEMANTICS = 2
+"""What a spec's numbers mean: model, initial values, data order, validation windows. A version that trains another
+model from the same spec raises it, so that no study mixes the two.
+"""
+BANKED = 3
+"""The same, of plans for which several slots mean something else than before: `launcher.plan.plan.Plan.banks_anew`."""
+SCALED = 4
+"""The same, of plans whose runs may have been wrong before: `launcher.plan.plan.Plan.scales_branches_compiled`."""
+SEARCH_STAGE = "search"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """What is asked, of what, and where its records lie."""
+
+    plan: Plan
+    study_dir: Path
+    corpus: Path | None
+    """None: a command's own data."""
+    manifest: Manifest
+    code_dir: Path
+    """Where the factory's module lies, or the command runs."""
+    factory: Factory | None = None
+    chosen: Mapping[str, Numerics] = field(default_factory=dict)
+    """What its calibration chose, by `Asked.key`: of the ledger (`study.opening`), empty before there is one."""
+    older: bool = False
+    """Begun by a version to which `Plan.banks_anew` meant one slot: it goes on with that."""
+    _trials: dict[tuple[object, ...], RunSpec] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Trials made so far: each is asked after often, and knows its id from the first time on."""
+
+    @property
+    def question(self) -> dict[str, canon.Json]:
+        """Record 0 of the ledger: the plan without machine matters, the data, and what a run means."""
+        return {
+            **self.plan.question(),
+            "data_id": self.manifest.data_id,
+            "factory_sha256": self.factory.source_sha256 if self.factory else "",
+            "semantics": self._semantics,
+        }
+
+    @property
+    def _semantics(self) -> int:
+        if self.plan.scales_branches_compiled:
+            return SCALED
+        return BANKED if self.plan.banks_anew and not self.older else SEMANTICS
+
+    def shape(self, width: int) -> Shape:
+        """The shape at a width, with the corpus's vocabulary."""
+        return self.plan.shape(width, self.manifest.vocab_size)
+
+    @property
+    def base_shape(self) -> Shape:
+        """Where hyperparameters are searched."""
+        return self.shape(self.plan.proxy.base_width)
+
+    @property
+    def num_replays(self) -> int:
+        """Trials that are run again elsewhere: none of what somebody else trains, nor over several ranks."""
+        plan = self.plan
+        return 0 if plan.command is not None or plan.proxy.num_ranks > 1 else plan.search.num_replays
+
+    @property
+    def space(self) -> SearchSpace:
+        """What the search varies, as it begins."""
+        return self.plan.search.space
+
+    @property
+    def has_control(self) -> bool:
+        """Whether a control arm runs: a study in standard form is its own."""
+        proxy = self.plan.proxy
+        command = self.plan.command  # a trainer that scales by itself has no other form
+        told = command is None or command.reaches("parametrization")
+        return proxy.parametrization != "sp" and told and bool(self.plan.transfer.control_widths)
+
+    @property
+    def target_width_guess(self) -> int:
+        """The target's width before any fit."""
+        return target_width_guess(self.plan, self.manifest.vocab_size)
+
+    def hparams(self, point: Params) -> Hparams:
+        """Base-width hyperparameters: those of the point, the others the plan's."""
+        proxy = self.plan.proxy
+        names = [field.name for field in dataclasses.fields(Hparams)]
+        given = {name: value for name, value in point.items() if name in names and name != "clip_norm"}
+        plain = {"weight_decay": proxy.weight_decay, "beta1": proxy.beta1, "beta2": proxy.beta2, "eps": proxy.eps}
+        return Hparams(**{**plain, **given}, clip_norm=point.get("clip_norm", 1.0) or None)  # 0.0 is no clipping
+
+    def asked(self, part: Part, shape: Shape, batch_tokens: int) -> Asked:
+        """How runs of a shape and batch compute, and what of it a calibration chooses."""
+        given = self.plan.numerics(part)
+        if self.older and self.plan.banks_anew:
+            given = dataclasses.replace(given, num_slots=1)
+        return Asked(
+            part=part, shape=shape, batch_tokens=batch_tokens, given=given, open=self.plan.choices(part)
+        )  # fmt: skip
+
+    def numerics(self, part: Part, shape: Shape, batch_tokens: int) -> Numerics:
+        """How they compute, as the plan says or the calibration chose."""
+        asked = self.asked(part, shape, batch_tokens)
+        return self.chosen.get(asked.key, asked.given) if asked.open else asked.given
+
+    @property
+    def control(self) -> Parametrization:
+        """The same as the plan's at the base shape, and scaled by nothing."""
+        mine = self.plan.parametrization
+        return dataclasses.replace(
+            named("sp"), decayed=mine.decayed,
+            weight_decay="independent" if mine.weight_decay == "independent" else "unscaled",
+        )  # fmt: skip
+
+    def run(
+        self, *, shape: Shape, point: Params, seed: int, num_steps: int, batch_tokens: int | None = None,
+        parametrization: Parametrization | None = None, part: Part = "proxy",
+    ) -> RunSpec:  # fmt: skip
+        """One run of this study; the batch is the proxies' unless another is given."""
+        proxy, rules = self.plan.proxy, parametrization or self.plan.parametrization
+        return RunSpec(
+            shape=shape,
+            base_shape=self.base_shape,
+            parametrization=rules,
+            hparams=self.hparams(point),
+            schedule=self.plan.schedule(num_steps, point["warmup_fraction"]),
+            batch_tokens=batch_tokens or proxy.batch_tokens,
+            data_id=self.manifest.data_id,
+            seed=seed,
+            numerics=self.numerics(part, shape, batch_tokens or proxy.batch_tokens),
+            base_batch_tokens=proxy.batch_tokens if rules.needs_tokens else None,
+            base_num_tokens=base_duration(self) if rules.needs_tokens else None,
+            factory=self.factory,
+            command=self.plan.command,
+        )
+
+    def trial(self, point: Params, replicate: int = 0) -> RunSpec:
+        """A trial of the search; or its replicate, from 1, with a seed of its own."""
+        key = (replicate, *sorted(point.items()))
+        if key not in self._trials:
+            seed, num_steps = self.plan.search.seed + replicate, self.plan.proxy.num_steps
+            self._trials[key] = self.run(shape=self.base_shape, point=point, seed=seed, num_steps=num_steps)
+        return self._trials[key]
+
+    def check_runs(self, parametrization: Parametrization) -> list[list[RunSpec]]:
+        """The coordinate check's runs, by width."""
+        return self._check_runs(parametrization, [self.shape(width) for width in self.plan.transfer.check_widths])
+
+    def depth_runs(self) -> list[list[RunSpec]]:
+        """The check's second part, by depth at the base width; empty where the parametrization has no depth rule."""
+        rules, depths = self.plan.parametrization, self.plan.transfer.check_depths
+        if rules.depth_alpha is None or len(depths) < 2:
+            return []
+        return self._check_runs(rules, [self.base_shape.at_depth(depth) for depth in depths])
+
+    def _check_runs(self, parametrization: Parametrization, shapes: list[Shape]) -> list[list[RunSpec]]:
+        """Constant rate, no warmup, no clipping that could hide a blow-up; each run alone."""
+        transfer = self.plan.transfer
+        point: Params = {"learning_rate": transfer.check_learning_rate, "clip_norm": 1.0, "warmup_fraction": 0.0}
+        constant, steps = Schedule(kind="constant", num_steps=transfer.check_num_steps + 1), self.plan.proxy.num_steps
+        numerics = dataclasses.replace(self.plan.numerics("proxy"), num_slots=1, num_ranks=1)
+        rules = dataclasses.replace(parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0)
+        return [
+            [
+                dataclasses.replace(
+                    run, schedule=constant, numerics=numerics, hparams=dataclasses.replace(run.hparams, clip_norm=None)
+                )
+                for seed in range(transfer.check_num_seeds)
+                for run in [self.run(shape=shape, point=point, seed=seed, num_steps=steps, parametrization=rules)]
+            ]
+            for shape in shapes
+        ]
+
+    def best_trial(self, points: list[Params], results: Mapping[str, RunResult]) -> int:
+        """The best finished trial; `results` as the search goes by.
+
+        Raises:
+            NoFinishedTrialError: every trial diverged or failed.
+        """
+        losses = [(results[self.trial(point).id].loss_nats, index) for index, point in enumerate(points)]
+        finished = [(loss, index) for loss, index in losses if loss is not None]
+        if not finished:
+            last = results[self.trial(points[-1]).id]
+            raise NoFinishedTrialError(
+                f"none of {len(points)} trials finished; the last: {last.status}, {last.reason}. If they diverged, "
+                f"lower search.learning_rate = {list(self.plan.search.learning_rate)}, in a study folder of its own"
+            )
+        return min(finished)[1]
+
+
+def base_duration(study: Study) -> int:
+    """Tokens of a run of the search."""
+    proxy = study.plan.proxy
+    return int(proxy.batch_tokens * study.plan.schedule(proxy.num_steps, 0.0).num_full_batches)
+
+
+def moved(rate: float, ratio: float, power: float) -> float:
+    """A rate carried along a power law, to four digits; as it is where nothing moves it."""
+    return rate if power == 0 or ratio == 1 else float(f"{rate * ratio**power:.4g}")
+
+
+class NoFinishedTrialError(ValueError):
+    """A search in which nothing finished."""

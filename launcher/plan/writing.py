@@ -1,0 +1,68 @@
+"""Writing plans: every key with its value and its sentence, and the JSON Schema by which editors know them."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from launcher.plan.plan import Plan
+
+SCHEMA_LINE = "#:schema ./plan.schema.json"
+"""By which editors (taplo, Even Better TOML) find the schema of a plan beside it."""
+
+
+def commented_plan(
+    values: Mapping[str, Mapping[str, object]], head: Sequence[str] = (), reasons: Mapping[str, str] | None = None
+) -> str:
+    """A plan with every key, its value and its sentence.
+
+    `values` replace defaults; `head` are lines said first; `reasons`, by dotted key, are why a value was chosen.
+    """
+    lines = [
+        SCHEMA_LINE,
+        "# A forerun plan. Every key is shown with its value; delete what you leave alone.",
+        *[f"# {line}".rstrip() for line in head],
+        "",
+    ]
+    for name, field in Plan.model_fields.items():
+        section = field.annotation
+        assert isinstance(section, type) and issubclass(section, BaseModel)
+        lines += [f"[{name}]  # {(section.__doc__ or '').strip()}"]
+        for key, inner in section.model_fields.items():
+            value = values.get(name, {}).get(key, inner.default)
+            lines.append(f"# {inner.description}{_choices(inner.annotation)}")
+            lines += textwrap.wrap(
+                f"Why: {reason}" if (reason := (reasons or {}).get(f"{name}.{key}")) else "",
+                width=110, initial_indent="#   ", subsequent_indent="#   ",
+            )  # fmt: skip
+            lines.append(f"{key} = {_toml(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _choices(annotation: Any) -> str:
+    options = get_args(annotation) if not isinstance(annotation, type) else ()
+    return f" One of: {', '.join(options)}." if options and all(isinstance(o, str) for o in options) else ""
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_none=True)
+    if isinstance(value, dict):
+        pairs = [f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items() if item is not None]
+        return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, float):
+        short = f"{value:g}".replace("e+", "e")
+        return short if "e" in short and float(short) == value else repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML knows no surrogate pairs
+
+
+def plan_schema() -> dict[str, Any]:
+    """JSON Schema of the plan, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}

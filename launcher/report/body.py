@@ -1,0 +1,281 @@
+"""`report.json`: everything the findings say as plain numbers, from which every figure and answer is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from launcher.base.talk import say, working
+from launcher.experiments.rungs import stage_specs
+from launcher.experiments.searching import num_asked
+from launcher.experiments.transferred import asked
+from launcher.logbook.logbook import LOGBOOK_FILE
+from launcher.plan.study import Study
+from launcher.study import decide
+from launcher.study.decide import Choice
+from launcher.study.evidence import Findings, decision_of, gather
+from launcher.study.gates import Gate, forecast_warnings
+from launcher.study.ladder_tilt import checks_body
+from launcher.study.own import is_own, own_run
+from launcher.views.calibration import calibration_body
+from launcher.views.fit import fit_body, frontier_flops, next_body
+from launcher.views.search import search_body
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.flops import count_params, flops_per_token
+from proxies.core.spec import RunResult
+from sweeps.store.ledger import Ledger
+
+if TYPE_CHECKING:
+    from launcher.frozen.frozen import Decision
+
+
+FINDING = "working out verdicts, fit and forecast"
+
+
+def recorded_body(study_dir: Path) -> dict[str, Json]:
+    """The body of a study folder as it is now; works while a driver runs.
+
+    Raises:
+        SweepError, PlanError, DataError: it holds no study, or not a sound one.
+    """
+    from launcher.study.opening import recorded
+
+    return body_of(*recorded(study_dir))
+
+
+def body_of(study: Study, ledger: Ledger) -> dict[str, Json]:
+    """The body of a study as its ledger is now; says that it takes its time."""
+    with working(FINDING):
+        return report_body(study, ledger, gather(study, ledger))
+
+
+def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
+    """`report.json`: every number the report shows. No clock, no path."""
+    results = ledger.results()
+    own = is_own(study)
+    decision = _decision(study, found) if found.choice is not None and not own else None
+    rungs = _rungs(found, results)
+    return {
+        "schema_version": 1,
+        "question": study.question,
+        "corpus": {
+            "data_id": study.manifest.data_id,
+            "tokenizer": study.manifest.tokenizer,
+            "vocab_size": study.manifest.vocab_size,
+            "num_documents": study.manifest.num_documents,
+            "num_train_tokens": study.manifest.num_tokens("train"),
+            "num_validation_tokens": study.manifest.num_tokens("validation"),
+        },
+        "progress": progress(study, ledger, found),
+        "calibration": calibration_body(ledger),
+        "coordinates": found.coordinates,
+        "search": None if found.searched is None else search_body(study, ledger, found.searched),
+        "transfer": _transfer(study, found, results),
+        "ladder": _ladder(found, rungs),
+        "fit": _fit(study, found, rungs),
+        "frontier": _frontier(study, found),
+        "choice": _choice(study, found),
+        "next_runs": _next_runs(study, found),
+        "gates": canon.to_json(found.gates),
+        "accepted": accepted(ledger, found.gates),
+        "decision": None if decision is None else canon.to_json(decision),
+        "digest": None if decision is None else decision.digest,
+        "own_run": _own_run(study, found) if own else None,
+        "main_run": None if decision is None else main_run(study, decision),
+        "spend": _spend(study, ledger, found.choice),
+        "ledger_head": ledger.head_hash,
+        "has_logbook": (study.study_dir / LOGBOOK_FILE).is_file(),
+    }
+
+
+def _decision(study: Study, found: Findings) -> Decision | None:
+    """The decision; None where a curve it is made of is lost or there is none, which is said, and `freeze` refuses."""
+    from launcher.frozen.frozen import FrozenError
+    from sweeps.store.errors import CurveCorrupt
+
+    try:
+        return decision_of(study, found)
+    except (CurveCorrupt, FrozenError) as error:
+        say(f"forerun: no launch config in the report: {error}")
+        return None
+
+
+def progress(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json]:
+    """Runs with an outcome, of runs asked for so far, by stage; a stage that is not reached yet is not there."""
+    results = ledger.results()
+    stages: dict[str, Json] = {"search": [*num_asked(study, ledger)]}
+    if found.searched is not None:
+        ids = {spec.id for test in asked(study, ledger) for spec in test.specs}
+        stages["transfer"] = [len(ids & results.keys()), len(ids)]
+    if found.transferred is not None:
+        ids = {spec.id for spec in stage_specs(study, decide.ladder_specs(study, found.transferred))}
+        stages["ladder"] = [len(ids & results.keys()), len(ids)]
+    return stages
+
+
+def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
+    """Closed gates that someone accepted, with the reason given: an acceptance is of what the gate found then."""
+    given: dict[str, Json] = {}
+    for record in ledger.records("accepted"):
+        assert isinstance(record.body, dict)
+        what = (record.body["gate"], record.body["outcome"], record.body["found"])
+        for gate in gates:
+            if what == (gate.name, gate.outcome, gate.reason):
+                given[gate.name] = record.body["reason"]
+    return given
+
+
+def _transfer(study: Study, found: Findings, results: Mapping[str, RunResult]) -> Json:
+    if found.transferred is None or found.verdicts is None:
+        return None
+    from launcher.experiments.carried import transfer_body
+
+    return transfer_body(study, found.transferred, found.verdicts, results)
+
+
+def _rungs(found: Findings, results: Mapping[str, RunResult]) -> list[dict[str, Json]]:
+    """The ladder's rungs in its order; none before all of them have ended."""
+    if found.fit is None:
+        return []
+    from scaling_fits.forecast.uncertainty import predict
+    from scaling_fits.laws.law import CannotTellError
+
+    rungs: list[dict[str, Json]] = []
+    for spec in found.ladder:
+        params = count_params(spec.shape).total
+        try:
+            expected = predict(found.fit, params, spec.num_tokens).loss_nats
+        except CannotTellError:
+            expected = None
+        rungs.append(
+            {
+                "width": spec.shape.width,
+                "params": params,
+                "tokens": spec.num_tokens,
+                "flops": 6.0 * params * spec.num_tokens,
+                "loss_nats": results[spec.id].loss_nats,
+                "fitted_nats": expected,
+            }
+        )
+    past: list[dict[str, Json]] = [
+        {
+            "width": run.shape.width,
+            "params": run.params,
+            "tokens": run.tokens,
+            "flops": 6.0 * run.params * run.tokens,
+            "loss_nats": run.actual_nats,
+            "fitted_nats": predict(found.fit, run.params, run.tokens).loss_nats if found.choice else None,
+        }
+        for run in found.past
+    ]
+    return rungs + past
+
+
+def _ladder(found: Findings, rungs: list[dict[str, Json]]) -> Json:
+    if found.fit is None:
+        return None
+    return {"rungs": [dict(rung) for rung in rungs], **checks_body(found.checks, found.tilt, found.gates)}
+
+
+def _frontier(study: Study, found: Findings) -> Json:
+    """Best loss against compute, from the smallest rung to the budget, each for one new run of the optimal size."""
+    if found.table is None or found.fit is None or found.choice is None:
+        return None
+    from scaling_fits.allocation.allocate import allocate
+
+    points: list[Json] = []
+    for flops in frontier_flops(found.fit, study.plan.target.budget_flops):
+        at = allocate(found.fit, flops)
+        points.append(
+            {"flops": at.flops, "params": at.params, "loss_nats": at.loss_nats, "interval": canon.to_json(at.interval)}
+        )
+    return points
+
+
+def _fit(study: Study, found: Findings, rungs: list[dict[str, Json]]) -> Json:
+    if found.fit is None:
+        return None
+    at = None if found.choice is None else found.choice.prediction
+    return fit_body(found.fit, found.table, at, study.plan.target.budget_flops, rungs)
+
+
+def _next_runs(study: Study, found: Findings) -> Json:
+    if found.fit is None or found.choice is None:
+        return None
+    return next_body(study, found.fit, found.choice.prediction)
+
+
+def _choice(study: Study, found: Findings) -> Json:
+    if found.choice is None:
+        return None
+    from scaling_fits.summary import allocation_summary, prediction_summary
+
+    choice = found.choice
+    params, prediction = count_params(choice.shape), prediction_summary(choice.prediction)
+    return {
+        "budget_flops": study.plan.target.budget_flops,
+        "allocation": allocation_summary(choice.allocation, choice.batch_tokens),
+        "shape": canon.to_json(choice.shape),
+        "shape_traded": choice.traded or None,
+        "params": params.total,
+        "params_non_embedding": params.non_embedding,
+        "num_steps": choice.num_steps,
+        "tokens": choice.num_tokens,
+        "flops_causal": _causal_flops(choice),
+        "prediction": {**prediction, "warnings": [*forecast_warnings(found.gates), *choice.prediction.warnings]},
+    }
+
+
+def _own_run(study: Study, found: Findings) -> Json:
+    if found.transferred is None or found.choice is None:
+        return None
+    return own_run(study, found.transferred, found.choice)
+
+
+def main_run(study: Study, decision: Decision) -> Json:
+    """What the embedded trainer logged so far, if it was launched into its usual place."""
+    from launcher.base import metrics
+    from launcher.report.main_run import beside_curve
+    from launcher.report.main_run_watch import watched
+
+    frozen = study.study_dir / "frozen" / decision.digest
+    folder = frozen / "run"
+    lines = [line for line in metrics.read(folder) if "train_loss_nats" in line] if folder.is_dir() else []
+    if not lines:
+        return None
+    ending = metrics.read_ending(folder)
+    steps, losses = ([cast(Any, line[key]) for line in lines] for key in ("step", "train_loss_nats"))
+    num_steps = decision.learning_rate.schedule.num_steps
+    return {
+        "steps": steps,
+        "train_loss_nats": losses,
+        "beside_curve": beside_curve(steps, losses, decision.predicted.curve, num_steps),
+        "validation_loss_nats": None if ending is None else ending.validation_loss_nats,
+        "event": None if ending is None else ending.event,
+        "watched": watched(decision, frozen),
+    }
+
+
+def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
+    """What the runs cost, beside what the main run will; the coordinate check and lost attempts are not counted, nor is
+    what another study paid for.
+    """
+    results = ledger.own_results()
+    flops = sum(result.flops for result in results)
+    by_status: dict[str, int] = {}
+    for result in results:
+        by_status[result.status] = by_status.get(result.status, 0) + 1
+    return {
+        "num_runs": len(results),
+        "num_imported": len(ledger.imported()),
+        "by_status": canon.to_json(by_status),
+        "flops_causal": flops,
+        "worker_seconds": sum(result.seconds for result in results),
+        "share_of_target": flops / (study.plan.target.budget_flops if choice is None else _causal_flops(choice)),
+    }
+
+
+def _causal_flops(choice: Choice) -> float:
+    return float(flops_per_token(choice.shape)) * choice.num_tokens

@@ -1,0 +1,259 @@
+"""From results to a decision: verdict, fit, choice. Pure functions of a study and its ledger's records."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.experiments.arms import Sizes
+from launcher.experiments.rungs import ladder_runs
+from launcher.experiments.transferred import StageMissingError, Transferred, Verdicts
+from launcher.plan.study import Study
+from launcher.study.history import Concluded, inherited, like, scaled
+from proxies.core import canon
+from proxies.core.flops import count_params
+from proxies.core.shape import Shape
+from proxies.core.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
+
+if TYPE_CHECKING:
+    from launcher.frozen.frozen import Decision, PredictedLoss
+    from scaling_fits.allocation.allocate import Allocation
+    from scaling_fits.allocation.shapes import Template
+    from scaling_fits.forecast.loss_curves import FinishedRun
+    from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
+    from scaling_fits.laws.table import RunTable
+    from sweeps.store.ledger import Ledger
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The main run: an integer shape and whole steps near the optimum of the fit."""
+
+    allocation: Allocation
+    shape: Shape
+    traded: str
+    """Parameters given up for heads that split evenly, in words; empty: none."""
+    num_steps: int
+    prediction: Prediction
+
+    batch_tokens: int
+
+    @property
+    def num_tokens(self) -> float:
+        """Tokens the main run trains on."""
+        return self.prediction.tokens
+
+    @property
+    def sizes(self) -> Sizes:
+        """The same as sizes along the axes of transfer."""
+        return Sizes(
+            width=self.shape.width,
+            depth=self.shape.num_layers,
+            batch=self.batch_tokens,
+            duration=int(self.num_tokens),
+        )
+
+
+def ladder_specs(study: Study, found: Transferred) -> list[RunSpec]:
+    """The ladder at the transferred rate and the other values that are frozen."""
+    return ladder_runs(study, found.point, found.powers, found.warmup.rule)
+
+
+def ladder_table(
+    specs: Sequence[RunSpec], results: Mapping[str, RunResult], past: Sequence[Concluded] = ()
+) -> RunTable:
+    """Finished rungs as a table of runs, and below them main runs that were concluded.
+
+    Raises:
+        StageMissingError: rungs without an outcome.
+    """
+    from scaling_fits.laws.table import from_columns
+
+    if any(spec.id not in results for spec in specs):
+        raise StageMissingError("the ladder has not ended: `forerun ladder PLAN` runs or resumes it")
+    rungs = [(spec, loss) for spec in specs if (loss := results[spec.id].loss_nats) is not None]
+    return from_columns(
+        params=[*(count_params(spec.shape).total for spec, _ in rungs), *(run.params for run in past)],
+        tokens=[*(spec.num_tokens for spec, _ in rungs), *(run.tokens for run in past)],
+        loss=[*(loss for _, loss in rungs), *(run.actual_nats for run in past)],
+    )
+
+
+def fit_key(specs: Sequence[RunSpec], past: Sequence[Concluded] = ()) -> str:
+    """Of the fit of these rungs in the ledger: other rungs, after more runs moved the rate, have a fit of their own."""
+    return f"ladder/{canon.content_id([spec.id for spec in specs] + [run.digest for run in past])[:16]}"
+
+
+def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns:
+    """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet, made now (seconds).
+
+    One that an older version recorded is made anew too: the ledger proves its content, not that it is still read.
+    """
+    from scaling_fits.fit_file import FitFileError
+    from scaling_fits.forecast.uncertainty import fit_runs
+    from scaling_fits.summary import from_file
+
+    past, notes = like(study, inherited(ledger))
+    recorded = ledger.find("fit", fit_key(specs, past))
+    if recorded is not None:
+        with contextlib.suppress(FitFileError):
+            return from_file(recorded.body)
+    table = ladder_table(specs, ledger.results(), past)
+    ladder = study.plan.ladder
+    fit = fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
+    return scaled(fit, past, notes)
+
+
+def shape_template(study: Study) -> Template:
+    """What the plan fixes of the main run's shape: all but its width, over which alone the ladder varies."""
+    from scaling_fits.allocation.shapes import Template
+
+    plan = study.plan
+    return Template(
+        shape=study.base_shape.at_depth(plan.target_num_layers), width_multiple=plan.target.width_multiple,
+        tensor_parallel=plan.launch.tensor,
+    )  # fmt: skip
+
+
+def choose(study: Study, fit: FittedRuns) -> Choice:
+    """The shape and steps for the plan's budget: the fitted optimum, made whole.
+
+    Raises:
+        CannotTellError: the ladder identifies no law.
+        ShapeError: no width keeps the template's ratios and splits over `[launch] tensor`.
+    """
+    from scaling_fits.allocation.allocate import allocate
+    from scaling_fits.allocation.shapes import ShapeRequest, choose_shapes
+    from scaling_fits.forecast.uncertainty import predict
+
+    budget_flops = study.plan.target.budget_flops
+    allocation = allocate(fit, budget_flops)
+    shapes = choose_shapes(ShapeRequest(params=allocation.params, template=shape_template(study)))
+    shape, params = shapes.options[0].shape, shapes.options[0].params
+    batch_tokens = study.plan.target_batch_tokens
+    num_steps = study.plan.steps_for(budget_flops / (6.0 * params * batch_tokens))
+    num_tokens = int(batch_tokens * study.plan.schedule(num_steps, 0.0).num_full_batches)
+    return Choice(
+        allocation=allocation,
+        shape=shape,
+        traded=shapes.traded,
+        num_steps=num_steps,
+        batch_tokens=batch_tokens,
+        prediction=predict(fit, params, num_tokens),
+    )
+
+
+def main_spec(study: Study, found: Transferred, choice: Choice) -> RunSpec:
+    """The main run, as a run of this study."""
+    return study.run(
+        shape=choice.shape,
+        point=found.point_at(study, choice.sizes),
+        seed=study.plan.launch.seed,
+        num_steps=choice.num_steps,
+        batch_tokens=choice.batch_tokens,
+    )
+
+
+def finished_rungs(study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunResult]) -> list[FinishedRun]:
+    """Rungs that ended well, with their curves."""
+    from scaling_fits.forecast.loss_curves import FinishedRun
+    from sweeps.store.curves import load_curve
+
+    return [
+        FinishedRun(
+            params=count_params(spec.shape).total,
+            tokens=spec.num_tokens,
+            num_steps=spec.schedule.num_steps,
+            final_loss_nats=rung.loss_nats,
+            curve=load_curve(study.study_dir, rung),
+        )
+        for spec, rung in zip(specs, rungs, strict=True)
+        if rung.loss_nats is not None
+    ]
+
+
+def predicted_loss(choice: Choice, rungs: Sequence[FinishedRun]) -> PredictedLoss:
+    """The forecast of the end, and the way there as the rungs' curves went."""
+    from launcher.frozen.frozen import CurvePoint, PredictedLoss
+    from scaling_fits.forecast.loss_curves import expected_curve, memory_octaves
+
+    end = choice.prediction
+    assert end.low is not None and end.high is not None  # the plan asks for a bootstrap
+    final = (end.loss_nats, end.low, end.high)
+    points = expected_curve(rungs, end.params, end.tokens, final, end.level)
+    return PredictedLoss(
+        loss_nats=end.loss_nats,
+        low_nats=end.low,
+        high_nats=end.high,
+        level=end.level,
+        extrapolation=end.extrapolation,
+        curve=tuple(
+            CurvePoint(
+                step=round(point.share * choice.num_steps),
+                loss_nats=point.loss_nats,
+                low_nats=point.low_nats,
+                high_nats=point.high_nats,
+            )
+            for point in points
+        ),
+        memory_octaves=memory_octaves(rungs) if points else None,
+    )
+
+
+def decision(
+    study: Study, found: Transferred, verdicts: Verdicts, choice: Choice, rungs: Sequence[FinishedRun]
+) -> Decision:
+    """Everything the main run computes with, as plain numbers."""
+    from launcher.base import policy
+    from launcher.frozen import frozen
+    from proxies.parametrization.parametrization import forward_numbers, parameter_table
+    from transfer.verdict.rules import rule_of
+
+    plan, shape, base = study.plan, choice.shape, study.base_shape
+    run = main_spec(study, found, choice)
+    table = parameter_table(run)
+    return frozen.Decision(
+        schema_version=frozen.SCHEMA_VERSION,
+        shape=shape,
+        base_shape=base,
+        parametrization=run.parametrization,
+        transfer=tuple(rule_of(judged.verdict) for _, judged in verdicts.tests),
+        forward=forward_numbers(run),
+        groups=frozen.groups_of(table),
+        optimizer="adamw",
+        learning_rate=frozen.learning_rate_of(run.schedule),
+        clip_norm=run.hparams.clip_norm,
+        batch_tokens=run.batch_tokens,
+        num_tokens=run.num_tokens,
+        data=frozen.Data(
+            data_id=study.manifest.data_id,
+            tokenizer=study.manifest.tokenizer,
+            vocab_size=study.manifest.vocab_size,
+            num_train_tokens=study.manifest.num_tokens("train"),
+            weights=tuple(sorted(study.plan.data.weights.items())),
+        ),
+        seed=plan.launch.seed,
+        precision=plan.launch.precision,
+        parallelism=frozen.Parallelism(
+            data_parallel_shard=plan.launch.data_parallel_shard,
+            data_parallel_replicate=plan.launch.data_parallel_replicate,
+            tensor=plan.launch.tensor,
+            pipeline=plan.launch.pipeline,
+            context=plan.launch.context,
+            microbatch_sequences=plan.launch.microbatch_sequences,
+            activation_checkpointing=plan.launch.activation_checkpointing,
+        ),
+        checkpointing=policy.Checkpointing(every_steps=plan.launch.checkpoint_every_steps),
+        predicted=predicted_loss(choice, rungs),
+        abort=policy.Abort(on_non_finite=True, train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS),
+        spikes=policy.SpikePolicy(max_rollbacks=plan.launch.spike_rollbacks),
+        monitoring=policy.Monitoring(
+            validate_every_steps=plan.launch.validate_every_steps,
+            layers_every_steps=plan.launch.layers_every_steps,
+            replay_every_steps=plan.launch.replay_every_steps,
+        ),
+        compiled=plan.launch.compiled,
+    )

@@ -1,0 +1,122 @@
+"""Everything a study found so far, gathered once: what the report, `freeze` and the verbs' answers are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.experiments.transferred import (
+    Searched,
+    StageMissingError,
+    Transferred,
+    Verdicts,
+    searched,
+    target_guess,
+    transferred,
+    verdicts_at,
+)
+from launcher.plan.study import NoFinishedTrialError, Study
+from launcher.study import decide
+from launcher.study.decide import Choice
+from launcher.study.failed_runs import failed_gates
+from launcher.study.gates import Gate, gates
+from launcher.study.history import Concluded, as_rungs, inherited, like
+from launcher.study.ladder_tilt import LadderChecks, Tilt, ladder_checks, tilt
+from launcher.study.own import OwnProgramError, is_own
+from launcher.study.rerun_view import replay_gates
+from proxies.core.canon import Json
+from proxies.core.spec import RunResult, RunSpec
+from sweeps.store.ledger import Ledger
+
+if TYPE_CHECKING:
+    from launcher.frozen.frozen import Decision
+    from scaling_fits.forecast.uncertainty import FittedRuns
+    from scaling_fits.laws.table import RunTable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Findings:
+    """Stage by stage; None where a stage has not ended."""
+
+    coordinates: dict[str, Json]
+    searched: Searched | None = None
+    transferred: Transferred | None = None
+    ladder: tuple[RunSpec, ...] = ()
+    rungs: tuple[RunResult, ...] = ()
+    """What came of `ladder`, in its order."""
+    past: tuple[Concluded, ...] = ()
+    """Main runs of earlier studies that are rows of `table`, after the ladder's."""
+    table: RunTable | None = None
+    fit: FittedRuns | None = None
+    checks: LadderChecks | None = None
+    """Of the ladder's rungs at other rates."""
+    tilt: Tilt | None = None
+    """What those would do to the forecast; None before there is one."""
+    choice: Choice | None = None
+    verdicts: Verdicts | None = None
+    """For the chosen shape and steps, or, before the choice, for what the budget suggests."""
+    gates: tuple[Gate, ...] = ()
+    """All of them, once there is a choice."""
+
+
+def gather(study: Study, ledger: Ledger) -> Findings:
+    """What the ledger's records say, up to the first stage that has not ended."""
+    coordinates = {record.key: record.body for record in ledger.records("coordinates")}
+    found = Findings(coordinates=coordinates)
+    try:
+        won = searched(study, ledger)
+        found = Findings(coordinates=coordinates, searched=won)
+        moved = transferred(study, ledger)
+        verdicts = verdicts_at(study, ledger, moved, target_guess(study))
+        found = dataclasses.replace(found, transferred=moved, verdicts=verdicts)
+        specs = decide.ladder_specs(study, moved)
+        past, _ = like(study, inherited(ledger))
+        table = decide.ladder_table(specs, ledger.results(), past)
+    except (StageMissingError, NoFinishedTrialError):
+        return found
+    fit, results = decide.fitted(study, ledger, specs), ledger.results()
+    checks = ladder_checks(study, specs, results, verdicts, fit)
+    rungs = tuple(results[spec.id] for spec in specs)
+    found = dataclasses.replace(
+        found, ladder=tuple(specs), rungs=rungs, past=tuple(past), table=table, fit=fit, checks=checks
+    )
+    return _chosen(study, ledger, found, moved, fit)
+
+
+def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, fit: FittedRuns) -> Findings:
+    """The same with choice, verdicts at the chosen sizes, and gates; as it is where the fit identifies nothing."""
+    from scaling_fits.laws.law import CannotTellError
+
+    try:
+        choice = decide.choose(study, fit)
+    except CannotTellError:
+        return found
+    verdicts = verdicts_at(study, ledger, moved, choice.sizes)
+    lost = [rung for rung in found.rungs if rung.loss_nats is None]
+    moves = None
+    if found.checks is not None and found.table is not None:
+        moves = tilt(found.checks.rungs, found.ladder, found.table, fit, choice.prediction)
+    closed = gates(study, found.coordinates, verdicts, fit, choice, lost, found.checks, moves)
+    closed += replay_gates(study, ledger) + failed_gates(ledger, study.study_dir)
+    return dataclasses.replace(found, choice=choice, verdicts=verdicts, tilt=moves, gates=closed)
+
+
+def decision_of(study: Study, found: Findings) -> Decision:
+    """The decision that the findings make.
+
+    Raises:
+        StageMissingError: something is still to run.
+        OwnProgramError: it is not one of our models that trains.
+        CannotTellError: all has run, and the ladder fits no law.
+    """
+    if found.fit is not None and found.choice is None:
+        from scaling_fits.laws.law import CannotTellError
+
+        raise CannotTellError(found.fit.warnings)
+    if found.transferred is None or found.verdicts is None or found.choice is None:
+        raise StageMissingError("the study has not ended: `forerun run PLAN` continues it")
+    if is_own(study):
+        raise OwnProgramError(study)
+    finished = [*decide.finished_rungs(study, found.ladder, found.rungs), *as_rungs(found.past)]
+    return decide.decision(study, found.transferred, found.verdicts, found.choice, finished)

@@ -1,0 +1,198 @@
+"""A first plan: a preset with the user's data, budget and GPUs in it, and what there is to say of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.plan.presets import NODE_GPUS, PRESETS, Preset, layout, preset_for, slurm_options
+
+if TYPE_CHECKING:
+    from launcher.estimates.spans import Span
+    from launcher.plan.plan import Plan
+    from launcher.plan.study import Study
+    from proxies.core.canon import Json
+    from proxies.data.tokens import Manifest
+
+ASSUMED_VOCAB_SIZE, BYTES = 50_304, 256
+"""Until a corpus is there to say: on GPUs GPT-2's, rounded up to a multiple of 64; else bytes, as `tokenize` makes."""
+_ROUNDS = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What was asked of `forerun init`; None: not said. Bad values are refused all at once."""
+
+    preset: str | None = None
+    budget_flops: float | None = None
+    budget_usd: float | None = None
+    gpu: str | None = None
+    num_gpus: int | None = None
+    usd_per_gpu_hour: float | None = None
+    mfu: float | None = None
+
+    def __post_init__(self) -> None:
+        from launcher.base.reference import UnknownNameError, gpu
+        from proxies.core.checks import Checks
+
+        checks = Checks(self)
+        if self.budget_usd is not None:
+            checks.number("budget_usd", least=0.01, most=1e12)
+            checks.that(self.budget_flops is None, "budget_flops and budget_usd: give one of them")
+        else:
+            lone = [name for name in ("usd_per_gpu_hour", "mfu") if getattr(self, name) is not None]
+            checks.problems += [f"{name}: it turns dollars into FLOPs: give budget_usd with it" for name in lone]
+        if self.num_gpus is not None:
+            checks.whole("num_gpus")
+            whole = self.num_gpus <= NODE_GPUS or self.num_gpus % NODE_GPUS == 0
+            checks.that(whole, f"gpus = {self.num_gpus}: up to {NODE_GPUS} of one node, or whole nodes of {NODE_GPUS}")
+        for name, (least, most) in {"usd_per_gpu_hour": (1e-4, 1e6), "mfu": (1e-4, 1.0)}.items():
+            if getattr(self, name) is not None:
+                checks.number(name, least=least, most=most)
+        if self.gpu is not None:
+            try:
+                gpu(self.gpu)
+            except UnknownNameError as error:
+                checks.problems.append(str(error))
+        checks.done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstPlan:
+    """What a new plan is written from."""
+
+    name: str
+    values: dict[str, dict[str, object]]
+    head: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def preset(self) -> Preset:
+        """The situation it is for."""
+        return PRESETS[self.name]
+
+
+def first_plan(wanted: Wanted, data: str) -> FirstPlan:
+    """The preset that was named, or that is nearest to the GPUs named, with data, budget and GPUs as given.
+
+    A budget in dollars is not FLOPs yet: `priced` makes it so.
+    """
+    from launcher.base.reference import gpu
+
+    on_gpus = wanted.gpu is not None or wanted.num_gpus is not None or wanted.budget_usd is not None
+    name = wanted.preset
+    if name is None and on_gpus:
+        name = preset_for(gpu(wanted.gpu or "H100")[1].memory_gb, wanted.num_gpus or 1)
+    name = name or "cpu"
+    preset = PRESETS[name]
+    values = {section: dict(keys) for section, keys in preset.values.items()}
+    budget = preset.budget_flops if wanted.budget_flops is None else wanted.budget_flops
+    values["data"] = {"path": data}
+    values["target"] = values.get("target", {}) | {"budget_flops": budget}
+    if wanted.gpu is not None:
+        values["launch"]["gpu"] = gpu(wanted.gpu)[0]
+    if wanted.usd_per_gpu_hour is not None:
+        values["launch"]["usd_per_gpu_hour"] = wanted.usd_per_gpu_hour
+    if wanted.num_gpus is not None:
+        values["launch"] |= layout(wanted.num_gpus)
+        if preset.gpu:
+            values["cluster"]["num_workers"] = wanted.num_gpus
+        if "slurm_options" in values.get("cluster", {}):
+            values["cluster"]["slurm_options"] = slurm_options(wanted.num_gpus)
+    given = wanted.budget_flops is not None or wanted.budget_usd is not None
+    reasons = {key: said for key, said in preset.reasons.items() if not (given and key == "target.budget_flops")}
+    if wanted.budget_usd is not None:
+        reasons["target.budget_flops"] = f"what USD {wanted.budget_usd:g} buy, as `forerun estimate` counts it."
+    changed = given or wanted.gpu is not None or wanted.num_gpus is not None
+    head = (f"Preset {name}: {preset.about}.", *(["Budget or GPUs are your own."] if changed else []), *preset.head[1:])
+    return FirstPlan(name=name, values=values, head=head if preset.gpu else (), reasons=reasons)
+
+
+def manifest_of(plan: Plan, folder: Path) -> Manifest | None:
+    """The corpus that a plan in `folder` names, if it is there.
+
+    Raises:
+        DataError: it is there, and no corpus.
+    """
+    from proxies.data.tokens import MANIFEST, read_manifest
+
+    corpus = folder / plan.data.path
+    return read_manifest(corpus) if plan.data.path and (corpus / MANIFEST).is_file() else None
+
+
+def sketched(plan: Plan, manifest: Manifest | None) -> Study:
+    """The study a plan asks for, to be counted and not run: without a corpus, on an assumed vocabulary."""
+    from launcher.plan.study import Study
+    from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source
+
+    if manifest is None:
+        source = Source(name="unnamed", weight=1.0, num_documents=0, train=(), validation=())
+        vocab_size = plan.data.vocab_size or (ASSUMED_VOCAB_SIZE if plan.launch.gpu else BYTES)
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION, tokenizer="unnamed", vocab_size=vocab_size, dtype="uint32", end_id=None,
+            sources=(source,),
+        )  # fmt: skip
+    return Study(plan=plan, study_dir=Path(), corpus=None, manifest=manifest, code_dir=Path(), factory=None)
+
+
+def priced(study: Study, wanted: Wanted) -> tuple[float, str]:
+    """FLOPs of the main run that costs `wanted.budget_usd`, and what was assumed for it.
+
+    Raises:
+        SpecError: no price is known.
+    """
+    from launcher.calibration.study_cost import planned_main_run
+    from launcher.estimates.cost import MFU_CONVENTION, gpu_hours, usd_of
+    from launcher.estimates.failures import cadence
+    from launcher.estimates.machine import Given, machine_of
+    from launcher.estimates.spans import exactly
+    from launcher.estimates.utilization import paid_share
+    from proxies.core.checks import SpecError
+    from proxies.core.flops import count_params, flops_per_token
+
+    plan = study.plan
+    assert wanted.budget_usd is not None
+    ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
+    given = Given(gpu=plan.launch.gpu or "H100", num_gpus=ranks, mfu=wanted.mfu,
+                  price_usd=plan.launch.usd_per_gpu_hour or None)  # fmt: skip
+    budget = plan.target.budget_flops
+    for _ in range(_ROUNDS):  # dollars are nearly in proportion to FLOPs: widths go in steps
+        changed = plan.model_copy(update={"target": plan.target.model_copy(update={"budget_flops": budget})})
+        run = planned_main_run(dataclasses.replace(study, plan=changed))
+        machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
+        if machine.price_usd is None:
+            raise SpecError("Budget", [f"gpu = {machine.name}: no published price is known: give usd_per_gpu_hour"])
+        saves = cadence(run.shape, ranks, rate=machine.failures, accepted_loss_seconds=machine.accepted_loss_seconds)
+        share = paid_share(machine, count_params(run.shape).total, saves.goodput)
+        hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, share)
+        usd = usd_of(hours, machine.price_usd).value
+        budget = min(1e30, max(1.0, budget * wanted.budget_usd / usd))
+    price = machine.price_usd
+    assert price is not None  # or the loop above had refused it
+    said = (
+        f"USD {wanted.budget_usd:g} are {budget:.3g} FLOPs on {ranks} {machine.name}, at USD {price.value:g} an hour "
+        f"({_whence(price)}) and a share of {share.value:.3g} of the peak over all hours paid ({_whence(share)})"
+    )
+    return float(f"{budget:.4g}"), said
+
+
+def _whence(span: Span) -> str:
+    return span.source.partition(";")[0].removeprefix("default: ")
+
+
+def summary(study: Study) -> dict[str, Json]:
+    """What a plan comes to: its main run and its proxies."""
+    from launcher.calibration.speeds import Speeds
+    from launcher.calibration.study_cost import planned_main_run, stages_of
+    from proxies.core.flops import count_params
+
+    run, stages = planned_main_run(study), stages_of(study, Speeds())
+    flops = sum(stage.flops.value for stage in stages)
+    return {
+        "params": count_params(run.shape).total, "width": run.shape.width, "num_layers": run.shape.num_layers,
+        "tokens": run.num_tokens, "num_runs": sum(stage.num_runs[0] for stage in stages), "flops": flops,
+        "share_of_main_run": flops / run.flops["causal"], "vocab_size": study.manifest.vocab_size,
+    }  # fmt: skip

@@ -1,0 +1,192 @@
+"""The gates of freezing: what each asks, and what it found. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from launcher.study.coordinate_view import findings
+from proxies.core import canon
+from proxies.core.spec import RunResult
+from scaling_fits.forecast.conclusive import backtested, fit_doubts, inconclusive, reach_doubts
+
+if TYPE_CHECKING:
+    from launcher.experiments.transferred import Verdicts
+    from launcher.plan.study import Study
+    from launcher.study.decide import Choice
+    from launcher.study.ladder_tilt import LadderChecks, Tilt
+    from scaling_fits.forecast.uncertainty import FittedRuns
+
+SHAPE_EXCESS = 0.01
+"""Of the predicted loss, for rounding the size to a shape."""
+
+GateOutcome = Literal["passed", "failed", "cannot_tell"]
+
+
+class GateError(ValueError):
+    """A gate is closed: the message says which, why, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """One condition of freezing."""
+
+    name: str
+    outcome: GateOutcome
+    reason: str
+
+
+def gates(
+    study: Study,
+    coordinates: Mapping[str, Any],
+    verdicts: Verdicts,
+    fit: FittedRuns,
+    choice: Choice,
+    lost_rungs: Sequence[RunResult] = (),
+    checks: LadderChecks | None = None,
+    tilt: Tilt | None = None,
+) -> tuple[Gate, ...]:
+    """Every condition of freezing, with what was found.
+
+    Args:
+        study: what was asked.
+        coordinates: the checks' records, by name; empty where none has run.
+        verdicts: at the chosen sizes.
+        fit: of the ladder.
+        choice: what would be launched.
+        lost_rungs: outcomes of the ladder without a loss.
+        checks: of its rungs at other rates; None where none has run.
+        tilt: what they would do to the forecast.
+    """
+    own = "your own trainer's activations cannot be seen: check its coordinates there"
+    unseen = Gate(name="coordinates", outcome="cannot_tell", reason=own)
+    return (
+        coordinate_gate(coordinates, study.plan.proxy.parametrization) if study.plan.command is None else unseen,
+        transfer_gate(verdicts),
+        _fit_gate(fit, choice, lost_rungs),
+        _data_gate(study, choice),
+        tuned_gate(checks, tilt),
+    )
+
+
+DEPTH = "depth"
+"""The coordinate check over depths; those over widths bear their parametrization's name."""
+
+
+def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
+    """The coordinate check's: every layer keeps its size at every width, and at every depth if there is a rule."""
+    mine = [checks[name] for name in (parametrization, DEPTH) if name in checks]
+    if parametrization not in checks:
+        return Gate(name="coordinates", outcome="cannot_tell", reason="not run yet: `forerun check PLAN` does")
+    outcomes: dict[str, GateOutcome] = {"passes": "passed", "cannot_tell": "cannot_tell"}
+    found = [outcomes.get(check["outcome"], "failed") for check in mine]
+    said = [
+        "; ".join(findings(check)) or f"all {len(check['layers'])} layers keep their size as {check['axis']} grows"
+        for check in mine
+    ]
+    control = checks.get("sp")
+    if parametrization != "sp" and control is not None and control["outcome"] == "passes":
+        found.append("cannot_tell")
+        said.append("the standard form passes too: this check sees no mistake, more widths or steps are wanted")
+    return Gate(name="coordinates", outcome=_worst(found), reason="; ".join(said))
+
+
+def _worst(outcomes: Sequence[GateOutcome]) -> GateOutcome:
+    return "failed" if "failed" in outcomes else "cannot_tell" if "cannot_tell" in outcomes else "passed"
+
+
+def transfer_gate(verdicts: Verdicts) -> Gate:
+    """The verdicts': the learning rate over all axes at once, and every other hyperparameter that is tested."""
+    outcomes: dict[str, GateOutcome] = {"holds": "passed", "drifts": "failed", "cannot_tell": "cannot_tell"}
+    found, said = [outcomes[verdicts.together.outcome]], [f"learning rate: {'; '.join(verdicts.together.reasons)}"]
+    for test, judged in verdicts.tests:
+        if num_failed := verdicts.num_failed(test):  # their worker died; what they would have said is not known
+            found.append("cannot_tell")
+            said.append(f"{test.name}: {num_failed} runs failed, and say nothing")
+        if test.hyperparameter != "learning_rate":
+            found.append(outcomes[judged.verdict.outcome])
+            said.append(f"{test.name}: {judged.verdict.reasons[0]}")
+    return Gate(name="transfer", outcome=_worst(found), reason="; ".join(said))
+
+
+def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) -> Gate:
+    """The fit's: every rung trained, the largest, held out, were predicted, and the target is within reach."""
+    if lost_rungs:
+        diverged = any(rung.status == "diverged" for rung in lost_rungs)
+        told = "; ".join(f"a rung {rung.status}: {rung.reason}" for rung in lost_rungs)
+        return Gate(name="fit", outcome="failed" if diverged else "cannot_tell", reason=told)
+    if fit.status != "converged" or fit.backtest is None:
+        return Gate(name="fit", outcome="cannot_tell", reason="; ".join(fit_doubts(fit)))
+    said, wrong = backtested(fit.backtest, fit.level)
+    doubts = _reach_doubts(choice)
+    outcome: GateOutcome = "failed" if wrong else "cannot_tell" if doubts else "passed"
+    return Gate(name="fit", outcome=outcome, reason=", ".join([*said, *doubts, *fit.warnings]))
+
+
+def forecast_warnings(gates: Iterable[Any]) -> tuple[str, ...]:
+    """What is said before a forecast whose fit gate did not pass, accepted or not; of gates as records or as JSON."""
+    fits = [gate for each in gates if (gate := cast(Any, canon.to_json(each)))["name"] == "fit"]
+    closed = [gate for gate in fits if gate["outcome"] != "passed"]
+    return inconclusive(tuple(f"the fit gate {g['outcome'].replace('_', ' ')}: {g['reason']}" for g in closed))
+
+
+def _reach_doubts(choice: Choice) -> list[str]:
+    """Why the prediction at the target may say little."""
+    prediction = choice.prediction
+    doubts = list(choice.allocation.warnings)
+    excess = prediction.loss_nats / choice.allocation.loss_nats - 1
+    if excess > SHAPE_EXCESS:
+        doubts.append(f"the nearest width allowed costs {excess:.1%} over the best size: lower "
+                      "target.width_multiple or launch.tensor")  # fmt: skip
+    interval = None if prediction.low is None or prediction.high is None else (prediction.low, prediction.high)
+    return [*doubts, *reach_doubts(prediction.loss_nats, interval, prediction.extrapolation)]
+
+
+def tuned_gate(checks: LadderChecks | None, tilt: Tilt | None) -> Gate:
+    """The ladder's own: the checked rungs lose no more than the margin by their learning rate."""
+    outcomes: dict[str, GateOutcome] = {"tuned": "passed", "mis_tuned": "failed", "cannot_tell": "cannot_tell"}
+    if checks is None or not checks.wanted:
+        why = "no rung is checked at other rates: ladder.check_offsets_octaves and ladder.check_share say which are"
+        return Gate(name="ladder_tuned", outcome="cannot_tell", reason=why)
+    found, said = [outcomes[one.outcome] for one in checks.rungs], [one.words for one in checks.rungs]
+    if len(checks.rungs) < checks.wanted:
+        found.append("cannot_tell")
+        missing = checks.wanted - len(checks.rungs)
+        said.append(f"{missing} of {checks.wanted} rungs are not checked yet: `forerun ladder PLAN` does")
+    if "mis_tuned" in (one.outcome for one in checks.rungs):
+        said.append(
+            "what carries the rate does not hold there: test it up to that size (transfer.widths, transfer.durations), "
+            "and the ladder follows"
+        )
+    if tilt is not None:
+        low, high = tilt.interval
+        said.append(
+            f"without that excess the forecast would move by {tilt.shift_nats:+.4f} nats [{low:+.4f}, {high:+.4f}]"
+        )
+    if checks.share_for_largest is not None:
+        said.append(
+            f"the largest one checked has {checks.reaches:.0%} of the largest rung's FLOPs "
+            f"(ladder.check_share = {_up(checks.share_for_largest):g} checks that too)"
+        )
+    return Gate(name="ladder_tuned", outcome=_worst(found), reason="; ".join(said))
+
+
+def _up(share: float) -> float:
+    """To two digits after the point, and never less."""
+    return math.ceil(100 * share) / 100
+
+
+def _data_gate(study: Study, choice: Choice) -> Gate:
+    have, want = study.manifest.num_tokens("train"), choice.num_tokens
+    if study.corpus is None:
+        unseen = f"{want:,.0f} tokens wanted; how many unique ones {study.plan.data.external} has, its owner knows"
+        return Gate(name="data", outcome="cannot_tell", reason=unseen)
+    sources = study.manifest.sources
+    epochs = {s.name: s.weight * want / max(1, s.num_tokens("train")) for s in sources if s.weight}
+    repeated = [f"{name} {times:.3g} times" for name, times in epochs.items() if times > 1]
+    reason = f"{want:,.0f} tokens wanted, {have:,} unique ones at hand"
+    if repeated and len(sources) > 1:
+        reason += f"; by its weight the run goes through {', '.join(repeated)}"
+    return Gate(name="data", outcome="failed" if repeated else "passed", reason=reason)

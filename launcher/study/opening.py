@@ -1,0 +1,202 @@
+"""Opening studies: a plan with its corpus and its user's code, the ledger beside it. No torch but for own models."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from launcher.base.links import refuse_links_out
+from launcher.base.talk import say
+from launcher.calibration.calibrating import calibrated, groups_of
+from launcher.experiments.searching import implied_problems
+from launcher.plan.file import PlanError, load_plan
+from launcher.plan.plan import Plan
+from launcher.plan.search import resolved
+from launcher.plan.study import PLAN_FILE, SEMANTICS, Study
+from launcher.plan.writing import commented_plan
+from launcher.study.history import take_over
+from proxies.core import canon
+from proxies.core.programs import Factory
+from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source, TokenStore, read_manifest
+from sweeps.store.errors import StudyMissing
+from sweeps.store.ledger import CALIBRATION, LEDGER_NAME, Ledger
+
+
+def plan_study(
+    plan_path: Path, study_dir: Path, overrides: tuple[str, ...] = (), *, source_sha256: str | None = None
+) -> Study:
+    """A study as a plan file asks for it.
+
+    Raises:
+        PlanError, DataError: what is wrong with the plan or its corpus.
+    """
+    here = plan_path.parent
+    plan = resolved(load_plan(plan_path, overrides), here)
+    code_dir = (here / plan.proxy.code_path).resolve()
+    corpus = (here / plan.data.path).resolve() if plan.data.path else None
+    study = Study(
+        plan=plan,
+        study_dir=study_dir,
+        corpus=corpus,
+        manifest=_manifest(plan, corpus),
+        code_dir=code_dir,
+        factory=_factory(plan, code_dir, source_sha256),
+    )
+    if problems := implied_problems(study, study.space):
+        raise PlanError(str(plan_path), problems)
+    return study
+
+
+def _manifest(plan: Plan, corpus: Path | None) -> Manifest:
+    """What is trained on: a corpus, in the plan's proportions, or the name of a command's own data."""
+    if corpus is None:
+        return Manifest(
+            schema_version=SCHEMA_VERSION,
+            tokenizer="unnamed",
+            vocab_size=plan.data.vocab_size,
+            dtype="uint32",
+            end_id=None,
+            sources=(Source(name=plan.data.external, weight=1.0, num_documents=0, train=(), validation=()),),
+        )
+    manifest = read_manifest(corpus)
+    return manifest.reweighted(plan.data.weights) if plan.data.weights else manifest
+
+
+def _factory(plan: Plan, code_dir: Path, source_sha256: str | None) -> Factory | None:
+    if not plan.proxy.factory:
+        return None
+    if source_sha256 is not None:
+        return Factory(target=plan.proxy.factory, source_sha256=source_sha256)
+    from proxies.external.factory import load  # imports the user's module, and torch with it
+
+    return load(plan.proxy.factory, code_dir)[1]
+
+
+def recorded_study(study_dir: Path) -> Study:
+    """The study of a folder, from the plan kept in it.
+
+    Raises:
+        PlanError: there is none.
+    """
+    return plan_study(study_dir / PLAN_FILE, study_dir)
+
+
+def recorded(study_dir: Path) -> tuple[Study, Ledger]:
+    """The study of a folder and its ledger, for reading; works while a driver runs.
+
+    Raises:
+        SweepError, PlanError, DataError: no study, not a sound one, or a plan that is not the recorded one.
+        LinksOutError: see `refuse_links_out`.
+    """
+    refuse_links_out(study_dir)
+    ledger = Ledger.read(study_dir)
+    # To read a study takes its records, not its user's code.
+    sha = str(cast(dict[str, canon.Json], ledger.plan).get("factory_sha256", ""))
+    study = as_begun(plan_study(study_dir / PLAN_FILE, study_dir, source_sha256=sha), ledger)
+    ledger.check_plan(study.question, unasked())
+    return study, ledger
+
+
+def as_begun(study: Study, ledger: Ledger) -> Study:
+    """The study with the meaning that its plan had to the version that began it, and what its calibration chose."""
+    begun: Any = ledger.plan
+    search = study.plan.search
+    if "tie_seeds" not in begun.get("search", ()) and "tie_seeds" not in search.model_fields_set:
+        plan = study.plan.model_copy(update={"search": search.model_copy(update={"tie_seeds": 0})})
+        study = dataclasses.replace(study, plan=plan)
+    older = study.plan.banks_anew and begun.get("semantics") == SEMANTICS
+    return calibrated(dataclasses.replace(study, older=older), ledger)
+
+
+def verified_corpus(study: Study) -> TokenStore | None:
+    """The corpus, read through once and for all: in a worker, damage would fail run after run. None if there is none.
+
+    Raises:
+        DataError: it is not what its manifest says, or too short for one window.
+    """
+    if study.corpus is None:
+        return None
+    store = TokenStore(study.corpus, weights=study.plan.data.weights or None)
+    seq_len = study.plan.model.seq_len
+    store.train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=seq_len)
+    store.validation_batch(num_sequences=1, seq_len=seq_len)
+    return store
+
+
+def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
+    """The study's ledger, for writing; a new one gets the plan beside it.
+
+    Args:
+        study: what is asked.
+        parent_dir: a study whose finished runs are taken over first.
+
+    Raises:
+        SweepError: see `Ledger.open`, and for the parent `sweeps.store.fork`.
+        LinksOutError: see `refuse_links_out`.
+    """
+    from sweeps.store.fork import read_parent
+
+    refuse_links_out(study.study_dir)
+    if (study.study_dir / LEDGER_NAME).exists():
+        with contextlib.suppress(StudyMissing):  # its driver was killed before the first record
+            study = as_begun(study, Ledger.read(study.study_dir))
+    same = {key: study.question[key] for key in ("data_id", "semantics")}
+    parent = None if parent_dir is None else read_parent(study.study_dir, parent_dir, same)  # before anything is made
+    ledger = Ledger.open(study.study_dir, study.question, create=True, defaults=unasked())
+    try:
+        values = cast(dict[str, dict[str, object]], study.plan.model_dump())
+        values["data"]["path"] = str(study.corpus or "")
+        values["proxy"]["code_path"] = str(study.code_dir)
+        canon.write_atomic(study.study_dir / PLAN_FILE, commented_plan(values).encode())
+        if parent is not None and parent_dir is not None:
+            _take_over(study, ledger, parent, parent_dir)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -> None:
+    """Import the parent's runs, and say how many."""
+    from sweeps.store.fork import import_runs
+
+    found = import_runs(ledger, study.study_dir, parent, parent_dir)
+    say(f"fork: {found.num_runs} finished runs taken over from {parent_dir}, {found.num_known} were known")
+    for sentence in found.damaged:
+        say(f"fork: left behind: {sentence}")
+    if found.num_suspect:
+        say(f"fork: left behind: {found.num_suspect} runs of hosts in quarantine; nothing runs on these here either")
+    if num := take_over(ledger, parent):
+        say(f"fork: {num} concluded main runs taken over: they join the ladder's fit, and scale its intervals")
+    records = parent.records(CALIBRATION)
+    wanted = {group.asked.key for group in groups_of(study)} if records else set()
+    taken = [r for r in records if r.key in wanted and ledger.find(CALIBRATION, r.key) is None]
+    for record in taken:  # or the same runs would have other ids here
+        ledger.append(CALIBRATION, record.key, record.body)
+    if taken:
+        say(f"fork: {len(taken)} choices of its calibration taken over: nothing is measured again for these")
+
+
+def unasked(section: BaseModel | None = None, prefix: str = "") -> dict[str, canon.Json]:
+    """By dotted key of a plan, what a plan without that key asks: the question of a study that an older version began.
+
+    A key that is added later has to mean by default what older versions did. One whose default changes after that, or
+    that is dropped, gets its old meaning here.
+    """
+    section = Plan() if section is None else section
+    found: dict[str, canon.Json] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            found |= unasked(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = canon.to_json(value)
+    return found | _ONCE if not prefix else found
+
+
+_ONCE: dict[str, canon.Json] = {"search.tie_seeds": 0}
+"""What keys asked that were not there, where they ask something else by default now."""

@@ -1,0 +1,132 @@
+"""The main run of a user's own model or trainer: what to start it with, as no frozen config of ours can hold it yet."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import shlex
+from pathlib import Path
+
+from launcher.experiments.transferred import Transferred
+from launcher.plan.study import Study
+from launcher.study.decide import Choice, main_spec
+from proxies.core import canon
+from proxies.core.canon import Json
+
+
+class OwnProgramError(ValueError):
+    """A frozen config is asked for a model or a trainer that is not ours."""
+
+    def __init__(self, study: Study) -> None:
+        whose = "trainer" if study.plan.command is not None else "model"
+        super().__init__(
+            f"freeze writes configs for forerun's own model families, not for your own {whose}: `forerun report "
+            f"{study.study_dir}` shows what to start its main run with, and `report.json` has it as `own_run`"
+        )
+
+
+def is_own(study: Study) -> bool:
+    """Whether somebody else's code trains, or builds the model."""
+    return study.factory is not None or study.plan.command is not None
+
+
+def module_problems(target: str, code_dir: Path) -> list[str]:
+    """Why a factory's module or function is not there, as far as that shows without running its code."""
+    name, _, function = target.partition(":")
+    if not target:
+        return []
+    parts = name.split(".")
+    places = code_dir.joinpath(*parts[:-1], f"{parts[-1]}.py"), code_dir.joinpath(*parts, "__init__.py")
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        there = (code_dir / parts[0]).exists() or importlib.util.find_spec(parts[0]) is not None
+        return [] if there else [f"proxy.factory = {target!r}: no module {parts[0]} in {code_dir}, nor installed"]
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        return [f"proxy.factory = {target!r}: {file} does not parse: {error}"]
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {alias.asname or alias.name.split(".")[0] for node in imports for alias in node.names}
+    # What is assigned or imported by other means shows only when the module runs.
+    plain = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Expr
+    certain = all(isinstance(node, plain) for node in tree.body) and "*" not in imported
+    if function in defined | imported or not certain:
+        return []
+    return [f"proxy.factory = {target!r}: {file} has no {function}; it has {', '.join(sorted(defined)) or 'nothing'}"]
+
+
+def own_run(study: Study, found: Transferred, choice: Choice) -> Json:
+    """The main run's command line, or the numbers that a factory's parameters are to be trained with."""
+    spec = main_spec(study, found, choice)
+    if spec.command is not None:
+        from proxies.external.command import filled, placeholder_values
+
+        values = placeholder_values(spec, Path("RUN_DIR"), study.corpus)
+        return {"kind": "command", "line": shlex.join(filled(spec.command.template, values))}
+    from launcher.frozen.frozen import groups_of
+    from proxies.external.construction import FactoryError
+    from proxies.external.description import trained_with
+    from proxies.external.factory import load
+    from proxies.parametrization.parametrization import forward_numbers
+
+    try:
+        numbers = trained_with(load(study.plan.proxy.factory, study.code_dir)[0], spec)
+    except FactoryError as error:  # the study stands without its code
+        return {"kind": "factory", "factory": study.plan.proxy.factory, "groups": [], "problem": str(error)}
+    groups = [{key: value for key, value in _plain(group).items() if key != "init_std"} for group in groups_of(numbers)]
+    return {
+        "kind": "factory",
+        "factory": study.plan.proxy.factory,
+        "forward": canon.to_json(forward_numbers(spec)),
+        "groups": canon.to_json(groups),
+        "schedule": canon.to_json(spec.schedule),
+        "clip_norm": spec.hparams.clip_norm,
+        "batch_tokens": spec.batch_tokens,
+        "seed": spec.seed,
+    }
+
+
+def _plain(record: object) -> dict[str, Json]:
+    value = canon.to_json(record)
+    assert isinstance(value, dict)
+    return value
+
+
+def own_model(study: Study) -> dict[str, Json]:
+    """A factory's model at the largest width of the check: what is known of it before it trains.
+
+    Raises:
+        FactoryError: it cannot be trained under the plan's parametrization.
+    """
+    from proxies.external.description import describe
+    from proxies.external.factory import load, size_note
+
+    spec = study.check_runs(study.plan.parametrization)[-1][0]
+    found = describe(load(study.plan.proxy.factory, study.code_dir)[0], spec)
+    kinds = {parameter.name: parameter.kind for parameter in found.parameters}
+    scales: list[Json] = [
+        {"name": s.name, "kind": kinds[s.name], "base_std": s.base_std, "own_std": s.own_std, "factor": s.factor}
+        for s in found.scales
+    ]
+    notes: list[Json] = [*found.notes, *filter(None, [size_note(spec, study.code_dir)])]
+    return {"width": spec.shape.width, "parameters": scales, "notes": notes}
+
+
+def own_text(body: Json) -> str:
+    """The main run in words, for the terminal."""
+    assert isinstance(body, dict)
+    if body["kind"] == "command":
+        return f"the main run, your own trainer's (a fresh folder for RUN_DIR):\n  {body['line']}"
+    if "problem" in body:
+        return f"the main run's numbers want the code of {body['factory']}: {body['problem']}"
+    groups = body["groups"]
+    assert isinstance(groups, list)
+    lines = [
+        f"  {group['pattern']}: lr {group['learning_rate']:.4g}, weight decay {group['weight_decay']:.4g}"
+        for group in groups
+        if isinstance(group, dict)
+    ]
+    return "\n".join(
+        [f"the main run of {body['factory']}, per group of parameters (all of it in report.json):", *lines]
+    )

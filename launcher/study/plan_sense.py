@@ -1,0 +1,92 @@
+"""Whether a sound plan makes sense: what could lead to nothing, and what would be unwise. Nothing is run, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from proxies.core.flops import flops_per_token
+
+if TYPE_CHECKING:
+    from launcher.plan.study import Study
+    from proxies.core.canon import Json
+
+MOST_EPOCHS = 4.0
+"""Of repeated data, as good as new ones up to there (arXiv 2305.16264)."""
+MOST_SHARE = 0.3
+"""Of the main run's FLOPs: beyond, proxies cost so much beside it that it is said."""
+_LEAST_RANGE_OCTAVES, _WISE_RANGE_OCTAVES = 0.5, 2.0
+_WISE_TRIALS = 8
+
+
+def problems(study: Study) -> list[str]:
+    """What nothing can come of: each key with its value, what is wanted, and why."""
+    plan, said = study.plan, []
+    shape = study.shape(plan.proxy.base_width)
+    step = flops_per_token(shape) * plan.proxy.batch_tokens
+    if plan.target.budget_flops < step:
+        said.append(
+            f"target.budget_flops = {plan.target.budget_flops:g}: at least {step:.2g} is wanted, one step of the model "
+            f"of width {shape.width}: with less there is no main run"
+        )
+    octaves = _octaves(study)
+    if octaves < _LEAST_RANGE_OCTAVES:
+        low, high = plan.search.learning_rate
+        said.append(
+            f"search.learning_rate = [{low:g}, {high:g}]: its ends are a factor of {high / low:.3g} apart, and at "
+            f"least {2**_LEAST_RANGE_OCTAVES:.3g} is wanted: within less no optimum can be told from noise"
+        )
+    return said
+
+
+def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
+    """What is unwise: too little data, proxies that cost too much, or teach too little.
+
+    `found` is what the plan comes to (`first_plan.summary`).
+    """
+    said, plan = [], study.plan
+    tokens, width = cast(float, found["tokens"]), cast(int, found["width"])
+    share = cast(float, found["share_of_main_run"])
+    there = study.manifest.num_tokens("train")
+    if there and tokens > MOST_EPOCHS * there:
+        said.append(
+            f"the main run takes about {tokens:.3g} tokens and the corpus has {there:.3g}: {tokens / there:.1f} "
+            f"epochs, and beyond {MOST_EPOCHS:g} repeated data are worth less than new ones (arXiv 2305.16264): more "
+            "data, or a smaller target.budget_flops"
+        )
+    if share > MOST_SHARE:
+        said.append(
+            f"the proxies take {share:.2g} times the main run's FLOPs: worth it for what is learned, not for this run; "
+            "a larger target.budget_flops, or a smaller preset"
+        )
+    if width < 2 * plan.proxy.base_width:
+        said.append(
+            f"the main run's guessed width is {width}, proxy.base_width {plan.proxy.base_width}: there is hardly "
+            "anything to transfer; a larger target.budget_flops, or a smaller preset"
+        )
+    ladder = plan.ladder
+    batch_tokens = ladder.batch_tokens or plan.proxy.batch_tokens
+    rung = flops_per_token(study.shape(max(ladder.widths))) * batch_tokens * max(ladder.num_steps)
+    if rung > plan.target.budget_flops:
+        said.append(
+            f"ladder: its largest rung (width {max(ladder.widths)}, {max(ladder.num_steps)} steps) takes {rung:.2g} "
+            f"FLOPs, target.budget_flops is {plan.target.budget_flops:.2g}: the main run is smaller"
+        )
+    if (octaves := _octaves(study)) < _WISE_RANGE_OCTAVES:
+        low, high = plan.search.learning_rate
+        said.append(
+            f"search.learning_rate = [{low:g}, {high:g}] spans {octaves:.2g} octaves: the optimum may lie outside; "
+            f"{_WISE_RANGE_OCTAVES:g} and more are wise, the default has 6"
+        )
+    if plan.search.num_trials < _WISE_TRIALS:
+        said.append(
+            f"search.num_trials = {plan.search.num_trials}: the best of so few is chance as much as choice; "
+            f"{_WISE_TRIALS} and more are wise, the default is 24"
+        )
+    return said
+
+
+def _octaves(study: Study) -> float:
+    low, high = study.plan.search.learning_rate
+    return math.log2(high / low)

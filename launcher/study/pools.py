@@ -1,0 +1,157 @@
+"""The workers of a study, as its plan asks for them: in this process, on this machine, or on a cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.base.talk import say
+from launcher.plan.study import Study
+from proxies.data.tokens import MANIFEST
+from sweeps.run.pool import InlinePool, Pool
+from sweeps.store.ledger import LEDGER_NAME
+from sweeps.store.quarantine import quarantined, refuse_quarantined
+from sweeps.store.sites import host
+
+if TYPE_CHECKING:
+    from sweeps.store.ledger import Ledger
+
+_LIBRARIES = ("torch", "numpy", "ray")
+_ROOMS = ("proxies", "sweeps", "launcher")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeCheck:
+    """What this driver has; called on a node, it lists what is otherwise there."""
+
+    versions: dict[str, str]
+    """Of Python and of the libraries that decide a run's numbers."""
+    source_sha256: str
+    """Of our own code."""
+    corpus: str
+    """Folder; empty where a command brings its own data."""
+    sizes_bytes: dict[str, int]
+    """Of every file in it."""
+    manifest_sha256: str
+    study_dir: str
+    code_dir: str
+    """Of the user's own modules or trainer; empty where the plan names none."""
+
+    def __call__(self) -> list[str]:
+        """The node's problems, in words; none if it can run the study."""
+        problems = [
+            f"{name} {there or 'is missing'} there, {here} here: results would depend on the node"
+            for name, here in self.versions.items()
+            if (there := versions().get(name, "")) != here
+        ]
+        if source_sha256() != self.source_sha256:
+            problems.append("another version of forerun is there: install the same on every node")
+        if not os.access(Path(self.study_dir) / LEDGER_NAME, os.R_OK | os.W_OK):
+            problems.append(f"the study folder {self.study_dir} is not there, or may not be written to")
+        if self.code_dir and not Path(self.code_dir).is_dir():
+            problems.append(f"your code's folder {self.code_dir} is not there")
+        return problems + self._corpus_problems()
+
+    def _corpus_problems(self) -> list[str]:
+        folder = Path(self.corpus)
+        if not self.corpus:
+            return []
+        if not (folder / MANIFEST).is_file():
+            return [f"the corpus is not there: no {folder / MANIFEST}"]
+        if _sha256(folder / MANIFEST) != self.manifest_sha256:
+            return [f"another corpus is there: {folder / MANIFEST} differs"]
+        there = _sizes_bytes(folder)
+        wrong = [name for name, size in self.sizes_bytes.items() if there.get(name) != size]
+        return [f"{folder / wrong[0]} has another size there ({len(wrong)} files differ)"] if wrong else []
+
+
+def node_check(study: Study) -> NodeCheck:
+    """What nodes must have for a study."""
+    own = study.factory is not None or study.plan.command is not None
+    return NodeCheck(
+        versions=versions(),
+        source_sha256=source_sha256(),
+        corpus=str(study.corpus or ""),
+        sizes_bytes=_sizes_bytes(study.corpus) if study.corpus else {},
+        manifest_sha256=_sha256(study.corpus / MANIFEST) if study.corpus else "",
+        study_dir=str(study.study_dir.resolve()),
+        code_dir=str(study.code_dir) if own else "",
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the libraries that decide a run's numbers, here; a missing one is left out."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def source_sha256() -> str:
+    """Of our own source files, as they lie here."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(path for room in _ROOMS for path in (root / room).rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0{_sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sizes_bytes(folder: Path) -> dict[str, int]:
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def start_pool(study: Study, ledger: Ledger | None, check_stop: Callable[[], None]) -> Pool:
+    """The workers that the plan asks for, none on a host that `ledger` has in quarantine.
+
+    Raises PoolDead, ClusterUnfit, HostQuarantined, and what `check_stop` does.
+    """
+    from launcher.workers.host import HostFactory
+
+    plan, cluster = study.plan, study.plan.cluster
+    factory = HostFactory(
+        corpus=str(study.corpus or ""),
+        weights=plan.data.weights or None,
+        code_dir=str(study.code_dir),
+        study_dir=str(study.study_dir.resolve()),
+        timeout_seconds=plan.proxy.timeout_seconds,
+        gpu_share=cluster.worker_gpus,
+    )
+    if ledger is not None and not cluster.address:
+        refuse_quarantined(host(), ledger, cluster.trusted_hosts)
+    if cluster.backend == "inline":
+        return InlinePool(factory)
+    from sweeps.ray.nodes import Place
+    from sweeps.ray.pool import RayPool
+
+    if not cluster.address and "RAY_ADDRESS" in os.environ:
+        say("RAY_ADDRESS is set, and not used: `--set cluster.address=auto` joins that cluster")
+    say(f"joining Ray at {cluster.address}" if cluster.address else "starting Ray on this machine")
+    check_stop()
+    found = () if ledger is None else quarantined(ledger)
+    place = Place(
+        address=cluster.address,
+        worker_cpus=cluster.worker_cpus,
+        worker_gpus=cluster.worker_gpus,
+        worker_memory_gib=cluster.worker_memory_gib,
+        num_ranks=plan.proxy.num_ranks,
+        avoided=tuple(each for each in found if each not in cluster.trusted_hosts) if cluster.address else (),
+    )
+    pool = RayPool(
+        cluster.num_workers, factory, place=place, node_check=node_check(study) if cluster.address else None,
+        check_stop=check_stop,
+    )  # fmt: skip
+    say(pool.where)
+    return pool

@@ -1,0 +1,348 @@
+"""The stages of a study: what is run, through which pool, until the ledger holds it. Each resumes where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import cast
+
+from launcher.base.talk import Meter, say
+from launcher.calibration.calibrating import calibrate
+from launcher.experiments.rungs import stage_specs
+from launcher.experiments.transferred import (
+    SPEND,
+    SPENT,
+    Searched,
+    Transferred,
+    asked,
+    searched,
+    target_guess,
+    transferred,
+    verdicts_at,
+)
+from launcher.plan.study import PLAN_FILE, Study
+from launcher.study.decide import fit_key, fitted, ladder_specs
+from launcher.study.gates import transfer_gate
+from launcher.study.history import inherited, like
+from launcher.study.opening import as_begun
+from launcher.study.pools import start_pool
+from launcher.study.rerunning import replay_search
+from launcher.study.sweeping import run_search
+from proxies.core import canon
+from proxies.core.spec import RunSpec
+from proxies.data.tokens import TokenStore
+from sweeps.run.budget import Budget, Caps, record_driven
+from sweeps.run.drive import GRACE_SECONDS, drive
+from sweeps.run.pool import Pool
+from sweeps.search.source import Source, StaticSource
+from sweeps.store.errors import BudgetSpent, SweepError
+from sweeps.store.ledger import Ledger
+from sweeps.store.live import Live, Progress, Running, read_live, write_live
+from sweeps.store.lock import born
+
+LOOK_SECONDS = 1.0
+"""Between two looks that `forerun status` can take."""
+
+
+class Accounts:
+    """Opened once there are devices to pay for."""
+
+    def __init__(self, study_dir: Path, ledger: Ledger, caps: Caps, num_devices: float) -> None:
+        """Take over what a killed driver had spent, as its last look tells; then count our own."""
+        self._study_dir, self._ledger = study_dir, ledger
+        self._driver = len(ledger.records("driver")) - 1
+        last = read_live(study_dir)
+        if last is not None and last.driver < self._driver:
+            record_driven(ledger, last.driver, last.stretch, last.seconds, last.device_seconds)
+        self.budget = Budget(caps, ledger, num_devices=num_devices)
+        self._num_devices = num_devices
+        self._stretch = 0
+        self._looked = -LOOK_SECONDS
+
+    def look(self, stage: str, running: tuple[Running, ...], num_queued: int, left_seconds: float | None) -> None:
+        """Tell how things stand, about once a second at most."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        seconds = self.budget.seconds
+        write_live(
+            self._study_dir,
+            Live(
+                driver=self._driver,
+                pid=os.getpid(),
+                born=born(os.getpid()),
+                host=socket.gethostname(),
+                stage=stage,
+                stretch=self._stretch,
+                seconds=seconds,
+                device_seconds=seconds * self._num_devices,
+                left_seconds=left_seconds,
+                num_queued=num_queued,
+                running=running,
+                at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            ),
+        )
+
+    def write_down(self) -> None:
+        """Record what this driver took since it last did. On a full disk, or taken over, it cannot: said already."""
+        with contextlib.suppress(SweepError):
+            self.budget.write_down(self._driver, self._stretch)
+            self._stretch += 1
+
+
+SPEND_ROUNDS = 3
+"""Of what verdicts ask for, each time that `--spend` is given."""
+STEPS_PER_CALL = 50
+"""Optimizer steps between a worker's reports: under a second to some seconds for a proxy of this kind."""
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class InterruptedStudyError(Exception):
+    """The user, or the system, asked to stop; everything finished is recorded."""
+
+
+def bank_key(spec: RunSpec) -> str:
+    """What runs must agree on to share a bank."""
+    return canon.content_id([spec.shape, spec.batch_tokens, spec.data_id, spec.numerics, spec.factory, spec.command])
+
+
+class Runner:
+    """Runs stages of one study; the pool starts when there is something to run, and is shared by the stages."""
+
+    def __init__(self, study: Study, ledger: Ledger, store: TokenStore | None) -> None:
+        """`store` is the study's corpus, verified: workers trust it; None where a command brings its own data."""
+        self.study, self.ledger, self.store = as_begun(study, ledger), ledger, store
+        self._pool: Pool | None = None
+        self._accounts: Accounts | None = None
+        self._stopping = False
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Runner]:
+        """Signals caught, pool closed at the end. A second signal ends at once."""
+        # A signal that is ignored at the start (`nohup`) stays ignored.
+        caught = [one for one in _SIGNALS if signal.getsignal(one) != signal.SIG_IGN]
+        before = [signal.signal(number, self._on_signal) for number in caught]
+        try:
+            yield self
+        finally:
+            for number in caught:
+                signal.signal(number, signal.SIG_IGN)  # closing takes a second, and leaves processes if cut short
+            try:
+                if self._pool is not None:
+                    self._pool.close()
+            finally:
+                for number, handler in zip(caught, before, strict=True):
+                    signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            raise KeyboardInterrupt
+        self._stopping = True
+        say(f"\nstopping: workers save what they hold, {GRACE_SECONDS:g} s at most (once more to abort)")
+
+    def _interrupted(self) -> InterruptedStudyError:
+        done = len(self.ledger.runs())
+        folder = self.study.study_dir
+        return InterruptedStudyError(
+            f"stopped with {done} runs recorded; `forerun run {folder / PLAN_FILE} --study {folder}` continues"
+        )
+
+    def drive(self, label: str, source: Source, specs: Sequence[RunSpec]) -> None:
+        """Run a source until it is done; `specs` are the runs it will give, for the estimate of the time left.
+
+        Raises:
+            InterruptedStudyError: a signal came.
+            BudgetSpent: a cap of the plan is reached.
+        """
+        cluster, overrun = self.study.plan.cluster, ""
+        pool = self._workers()
+        accounts = self._opened_accounts(pool)
+        budget = accounts.budget
+
+        def should_stop() -> bool:
+            nonlocal overrun
+            accounts.look(label, last.running, last.num_queued, meter.left_seconds)  # also while workers are silent
+            overrun = overrun or budget.overrun()
+            return self._stopping or bool(overrun)
+
+        done = self.ledger.results()
+        last = Progress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
+        work = {spec.id: spec.flops for spec in specs if spec.id not in done}
+        all_work = sum(work.values())
+        mean_work = all_work / max(1, len(work))
+        with Meter(label, all_work) as meter:
+
+            def progress(event: Progress) -> None:
+                nonlocal last
+                last = event
+                for said in (*event.lost, *event.notes):
+                    say(f"{label}: {said}")
+                fresh = sum(work.get(outcome.id, mean_work) for outcome in event.outcomes)
+                under_way = sum(work.get(run.run_id, mean_work) * run.step / run.num_steps for run in event.running)
+                meter.add(fresh, f"{len(event.running)} running", under_way)
+
+            try:
+                drive(
+                    source,
+                    pool,
+                    self.ledger,
+                    self.study.study_dir,
+                    num_slots_for=lambda spec: spec.numerics.num_slots,
+                    bank_key_for=bank_key,
+                    steps_per_call=STEPS_PER_CALL,
+                    max_attempts=cluster.max_attempts,
+                    progress=progress,
+                    should_stop=should_stop,
+                    refusal=budget.refusal,
+                )
+            finally:
+                accounts.write_down()
+        self._check_stop()
+        if overrun:
+            raise BudgetSpent(overrun)
+
+    def _workers(self) -> Pool:
+        """The pool, started if need be."""
+        if self._pool is None:
+            self._pool = start_pool(self.study, self.ledger, self._check_stop)
+        return self._pool
+
+    def _opened_accounts(self, pool: Pool) -> Accounts:
+        """What these workers' time is written down in."""
+        if self._accounts is None:
+            cluster = self.study.plan.cluster
+            num_devices = cluster.num_devices(pool.num_workers * self.study.plan.proxy.num_ranks)
+            self._accounts = Accounts(self.study.study_dir, self.ledger, cluster.caps, num_devices)
+        return self._accounts
+
+    def _check_stop(self) -> None:
+        if self._stopping:
+            raise self._interrupted()
+
+    def check(self) -> dict[str, canon.Json]:
+        """The study's coordinate checks, by name; what has not been checked yet is.
+
+        Raises:
+            UnseenError: a command trains, whose activations nobody sees.
+        """
+        from launcher.study.checking import checks_of
+
+        return checks_of(self.study, self.ledger, self.store, self._check_stop)
+
+    def sweep(self) -> Searched:
+        """The search at the base width; of a model that is not ours, once its coordinates are checked.
+
+        Raises:
+            GateError: the user's own model fails the check.
+            WarmStartError: the plan's warm start gives no points.
+            CorruptHostError: a trial that was run again gave something else.
+        """
+        if self.study.factory is not None:
+            from launcher.study.checking import refuse_failed
+
+            refuse_failed(self.study, self.check())
+        self.study = calibrate(self.study, self.ledger, self._workers, self._check_stop)
+        run_search(self.study, self.ledger, self.drive, bank_key)
+        self._replay()
+        return searched(self.study, self.ledger)
+
+    def _replay(self) -> None:
+        """Run the winning trial and some others again elsewhere, their hours counted. Raises CorruptHostError."""
+
+        def check() -> None:
+            self._check_stop()
+            if said := self._opened_accounts(self._workers()).budget.overrun():
+                raise BudgetSpent(said)
+
+        num_records = len(self.ledger.records())
+        try:
+            if replay_search(self.study, self.ledger, self._workers, bank_key, STEPS_PER_CALL, check) and self._pool:
+                self._pool.close()  # the next one keeps away from the host that was found
+                self._pool = None
+        finally:
+            if self._accounts is not None and len(self.ledger.records()) > num_records:
+                self._accounts.write_down()
+
+    def transfer(self, *, spend: bool = False) -> Transferred:
+        """Every test's valleys, larger sizes after smaller ones, and what their verdicts ask for in addition.
+
+        Args:
+            spend: go on asking where verdicts cannot tell, `SPEND_ROUNDS` times more at most; each time is recorded, so
+                that a resumed study asks for the same runs.
+        """
+        self.sweep()
+        self._transfer_runs()
+        if spend:
+            self._spend()
+        return transferred(self.study, self.ledger)
+
+    def _spend(self) -> None:
+        """Go on asking, from where an interrupted spending stopped."""
+        before = sum(int(cast(dict[str, int], record.body)["rounds"]) for record in self.ledger.records(SPENT))
+        for _ in range(len(self.ledger.records(SPEND)) - before, SPEND_ROUNDS):
+            found = transferred(self.study, self.ledger)
+            verdicts = verdicts_at(self.study, self.ledger, found, target_guess(self.study))
+            if transfer_gate(verdicts).outcome != "cannot_tell":
+                break
+            self.ledger.append(SPEND, str(len(self.ledger.records(SPEND))), {"together": verdicts.together.outcome})
+            if not self._transfer_runs():
+                say("transfer: the verdicts ask for no more runs")
+                break
+        rounds = len(self.ledger.records(SPEND)) - before
+        self.ledger.append(SPENT, str(len(self.ledger.records(SPENT))), {"rounds": rounds})
+
+    def _transfer_runs(self) -> int:
+        """Run what the tests want until they want nothing; how many that were."""
+        num_runs = 0
+        while True:
+            results = self.ledger.results()
+            tests = asked(self.study, self.ledger)
+            wanted = {test.name: [spec for spec in test.specs if spec.id not in results] for test in tests}
+            specs = {spec.id: spec for missing in wanted.values() for spec in missing}
+            if not specs:
+                return num_runs
+            share = self._flops(specs.values()) / self.study.plan.target.budget_flops
+            said = ", ".join(f"{len(missing)} for {name}" for name, missing in wanted.items() if missing)
+            said += ", some for both" if sum(map(len, wanted.values())) > len(specs) else ""
+            say(f"transfer: {len(specs)} runs ({said}), {share:.2g} of the target's FLOPs")
+            self.drive("transfer", StaticSource(specs.values(), bank_key), list(specs.values()))
+            num_runs += len(specs)
+
+    def ladder(self) -> list[RunSpec]:
+        """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone."""
+        found = self.transfer()  # first: the study is another one once it is calibrated
+        specs = ladder_specs(self.study, found)
+        results = self.ledger.results()
+        missing = [spec for spec in stage_specs(self.study, specs) if spec.id not in results]
+        if missing:
+            num_rungs = len({spec.id for spec in missing} & {spec.id for spec in specs})
+            share = self._flops(missing) / self.study.plan.target.budget_flops
+            checks = self._flops(missing[num_rungs:]) / self._flops(missing)
+            say(
+                f"ladder: {num_rungs} rungs and {len(missing) - num_rungs} runs at other rates that check some of them "
+                f"({checks:.0%} of it), {share:.2g} of the target's FLOPs"
+            )
+            self.drive("ladder", StaticSource(missing, bank_key), missing)
+        past, _ = like(self.study, inherited(self.ledger))
+        if self.ledger.find("fit", fit_key(specs, past)) is None:
+            self._check_stop()
+            from scaling_fits.summary import to_file
+
+            fit = fitted(self.study, self.ledger, specs)
+            self.ledger.append("fit", fit_key(specs, past), to_file(fit))
+        self._check_stop()
+        return specs
+
+    @staticmethod
+    def _flops(specs: Iterable[RunSpec]) -> float:
+        return float(sum(spec.flops for spec in specs))

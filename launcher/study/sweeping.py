@@ -1,0 +1,122 @@
+"""Carrying a study's search out: leg by leg, repeats of the best trials, ties. No torch, no Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from launcher.base.talk import say
+from launcher.experiments.searching import (
+    GROWTH,
+    WARM_START,
+    Leg,
+    ended_losses,
+    growth,
+    legs,
+    replicated,
+    ties,
+    trial_results,
+)
+from launcher.plan.study import SEARCH_STAGE, Study
+from proxies.core.canon import Json
+from proxies.core.spec import RunSpec
+from sweeps.search.search_pruner import SearchPruner
+from sweeps.search.source import SearchSource, Source, StaticSource
+from sweeps.store.ledger import Ledger
+
+Drive = Callable[[str, Source, Sequence[RunSpec]], None]
+"""Runs a source until it is done, or raises: its label, and the runs it will give, to estimate the time left."""
+
+
+def run_search(study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[RunSpec], str]) -> None:
+    """Run what the search lacks; returns at once where it has ended.
+
+    Raises:
+        WarmStartError: the plan's warm start gives no points.
+        SweepError: see `sweeps.run.drive`; what is recorded stands.
+    """
+    _begin(study, ledger)
+    while True:
+        if ended_losses(study, ledger) is None:
+            leg = legs(study, ledger)[-1]
+            drive("search", _source(study, ledger, leg), _left(study, ledger, leg))
+        losses = ended_losses(study, ledger)
+        assert losses is not None
+        wider = growth(study, ledger, losses)
+        if wider is None:
+            break
+        ledger.append(GROWTH, f"{SEARCH_STAGE}/{len(ledger.records(GROWTH))}", wider)
+        say(f"search: {said(wider)}")
+    while (again := replicated(study, ledger, losses)) is not None and again.comparison is None:
+        missing = [spec for spec in again.specs if spec.id not in ledger.results()]
+        say(f"search: {len(missing)} repeats of the best {len(again.candidates)} trials with other seeds")
+        drive("replicates", StaticSource(missing, bank_key), missing)
+    while (found := ties(study, ledger, losses)) is not None and found.point is None:
+        missing = [spec for spec in found.specs if spec.id not in ledger.results()]
+        say(f"search: {len(missing)} runs compare the best trial's values with conventional ones, seed by seed")
+        drive("ties", StaticSource(missing, bank_key), missing)
+
+
+def said(record: Json) -> str:
+    """A growth as a sentence."""
+    body: Any = record
+    moved = [
+        f"{edge['axis']} from [{edge['range'][0]:.4g}, {edge['range'][1]:.4g}] to [{edge['wider'][0]:.4g}, "
+        f"{edge['wider'][1]:.4g}]"
+        for edge in body["edges"]
+    ]
+    return f"the best trials lay at an end: {' and '.join(moved)}, {body['num_trials']} further trials"
+
+
+def _begin(study: Study, ledger: Ledger) -> None:
+    """Record the warm start before the first trial: a search that is resumed needs its sources no more."""
+    if not study.plan.search.warm_start or ledger.find(WARM_START, SEARCH_STAGE) is not None:
+        return
+    from launcher.study.warm_starts import warm_start
+
+    found = warm_start(study)
+    ledger.append(WARM_START, SEARCH_STAGE, found)
+    for one in cast(list[dict[str, Any]], found["points"]):
+        held = one["point"]["learning_rate"]
+        clipped = "" if one["learning_rate"] == held else f" (held to its range: {held:.3g})"
+        say(f"search: begins with learning rate {one['learning_rate']:.3g}{clipped}, from {one['source']}")
+
+
+def _source(study: Study, ledger: Ledger, leg: Leg) -> SearchSource:
+    search = study.plan.search
+    return SearchSource(
+        leg.space,
+        study.trial,
+        ledger,
+        stage=SEARCH_STAGE,
+        study_seed=search.seed,
+        num_trials=leg.num_trials,
+        parallelism=search.parallelism,
+        sampler=search.sampler,
+        num_startup=search.num_startup,
+        given=leg.given,
+        num_known=leg.num_known,
+        pruner=_pruner(study, leg),
+    )
+
+
+def _pruner(study: Study, leg: Leg) -> SearchPruner | None:
+    search = study.plan.search
+    if search.pruner == "none":
+        return None
+    return SearchPruner(
+        search.pruner,
+        leg.space,
+        study.study_dir,
+        study_seed=search.seed,
+        num_steps=study.plan.proxy.num_steps,
+        parallelism=search.parallelism,
+        num_startup=search.num_startup,
+    )
+
+
+def _left(study: Study, ledger: Ledger, leg: Leg) -> list[RunSpec]:
+    """Runs that cost what the rest of a leg will: which points it will ask for is not known."""
+    middle = [0.5] * (leg.space.num_coordinates - 1)
+    number = leg.num_trials - sum(result is not None for result in trial_results(study, ledger))
+    return [study.trial(leg.space.at((i / number, *middle))) for i in range(number)]

@@ -1,0 +1,286 @@
+"""One attempt at a main run: a job of processes from its start to its end, told to save, looked at, and cleared away.
+
+torchrun puts every rank into a session of its own, so a job is known by a token in its processes' environment, which
+children inherit. A signal goes to the ranks themselves: torchrun, told to end, gives them 30 s and then kills them, and
+a large model takes longer to save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from launcher.base import metrics
+from launcher.base.flag import Flag
+from launcher.base.lifeline import die_with_parent
+from launcher.base.talk import duration, say
+from launcher.base.watchdog import Limits, Pace, Watchdog
+from launcher.supervisor.crashes import Crash, crash_of, end_of
+from proxies.external.log_file import RedactedLog
+from sweeps.run.causes import oom_kills
+from sweeps.run.redaction import LineRedactor
+
+POLL_SECONDS = 0.1
+LIVE_SECONDS, PLAIN_SECONDS = 2.0, 15.0
+"""Between two lines of progress: on a terminal, and elsewhere."""
+LEAVE_SECONDS = 60.0
+"""What a job may take to end once its ending is written."""
+STACK_SECONDS = 3.0
+"""What the ranks of a hung job on this machine have, all together, to write where they are."""
+SRUN_SECONDS = 60.0
+"""What `srun` has to end its tasks on other machines."""
+_TOKEN = "FORERUN_ATTEMPT"
+_CLEAR_SECONDS = 20.0
+
+
+class Told:
+    """What signals ask for: to save and end, or (Ctrl-C again) to end now."""
+
+    def __init__(self) -> None:
+        self.save, self.now = Flag(), Flag()
+
+    def hear(self, number: int) -> None:
+        """A signal came. Only a person's impatience counts as a second one: schedulers repeat theirs."""
+        if number == signal.SIGINT and self.save.is_set():
+            self.now.set()
+        self.save.set()
+
+
+@contextlib.contextmanager
+def hearing(hear: Callable[[int], None]) -> Iterator[None]:
+    """Within, SIGTERM, SIGHUP and Ctrl-C call `hear` instead of ending this process; in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = [signal.signal(number, lambda got, _: hear(got)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """What is attempted, the same for every attempt."""
+
+    command: list[str]
+    run_dir: Path
+    log: Path
+    limits: Limits
+    num_steps: int
+    num_tokens: int
+    keeps_ending: bool = True
+    """Whether this supervisor is the one that clears the last attempt's ending away: of several machines' one."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether ranks may be on other machines, where only `srun` reaches them."""
+        return self.command[0] == "srun"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How an attempt ended: in order, or not."""
+
+    ending: metrics.Ending | None
+    crash: Crash | None
+    """None where it ended in order, or was told to end."""
+
+
+def attempt(course: Course, told: Told) -> Ended:
+    """Run the job once, to whatever end; nothing of it is left on this machine when this returns.
+
+    Raises:
+        OSError: the log cannot be written.
+    """
+    ending_file = course.run_dir / metrics.ENDING_FILE
+    if course.keeps_ending:
+        ending_file.unlink(missing_ok=True)
+    before, kills_before = _stamp(ending_file), oom_kills()
+    watchdog = Watchdog(course.run_dir, course.limits, time.monotonic())
+    with contextlib.closing(RedactedLog(course.log, LineRedactor(), append=True)) as log:
+        begins = course.log.stat().st_size
+        job = Job(course.command, log.fileno())
+        try:
+            hung = _follow(job, course, told, watchdog, lambda: _stamp(ending_file) not in (before, None))
+        finally:
+            job.clear(remote=course.remote)
+    if _stamp(ending_file) not in (before, None):
+        return Ended(ending=metrics.read_ending(course.run_dir), crash=None)
+    if told.save.is_set():
+        # Too early for the ranks to listen, or too late for patience; no restart answers what was asked for.
+        reason = "killed by a second signal" if told.now.is_set() else "by a signal, before it could save"
+        step = last_step(course.run_dir)
+        return Ended(ending=metrics.Ending(event="interrupted", exit_code=130, step=step, reason=reason), crash=None)
+    crash = crash_of(
+        end_of(course.log, begins), step=watchdog.pace.step, exit_code=job.process.returncode, hung=hung,
+        num_oom_kills=oom_kills() - kills_before,
+    )  # fmt: skip
+    return Ended(ending=None, crash=crash)
+
+
+def last_step(run_dir: Path) -> int:
+    """The last step that the metrics name; 0 where there is none."""
+    steps = [step for line in metrics.read(run_dir) if isinstance(step := line.get("step"), int)]
+    return max(steps, default=0)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What tells a file from the one that was there before."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _follow(job: Job, course: Course, told: Told, watchdog: Watchdog, has_ended: Callable[[], bool]) -> str:
+    """Wait for the job, telling its progress, and pass a signal on to it; returns why it is called hung, if it is."""
+    every = LIVE_SECONDS if sys.stderr.isatty() else PLAIN_SECONDS
+    shown, next_report, passed_on = -1, time.monotonic() + LIVE_SECONDS, False
+    ended_at = None
+    while job.process.poll() is None:
+        if told.save.wait(POLL_SECONDS):
+            time.sleep(POLL_SECONDS)
+        now = time.monotonic()
+        hung = watchdog.look(now)
+        if told.now.is_set():
+            say("forerun: asked again: ending it now, unsaved")
+            return ""
+        if told.save.is_set() and not passed_on:
+            say("forerun: asked to end: saving (Ctrl-C again ends it now)")
+            job.tell_to_save()
+            passed_on = True
+        if ended_at is None and has_ended():
+            ended_at = now
+        if ended_at is not None and now > ended_at + LEAVE_SECONDS:
+            return ""
+        if hung and ended_at is None:
+            say(f"forerun: {hung}: asking every rank where it is, then ending the job")
+            job.dump_stacks()
+            return hung
+        if now >= next_report:
+            shown, next_report = _report(course, watchdog.pace, shown, now), now + every
+    watchdog.look(time.monotonic())
+    _report(course, watchdog.pace, shown, time.monotonic())
+    return ""
+
+
+def _report(course: Course, pace: Pace, shown: int, now: float) -> int:
+    """Say where the run is, unless that was said already; returns the step said last."""
+    if pace.step is None or pace.loss_nats is None or pace.step == shown:
+        return shown
+    said = f"step {pace.step}/{course.num_steps}  loss {pace.loss_nats:.4f} nats"
+    if speed := pace.tokens_per_second(now):
+        left_seconds = max(0.0, (course.num_tokens - pace.tokens) / speed)
+        ends_at = datetime.now(UTC) + timedelta(seconds=left_seconds)
+        said += f"  {speed:,.0f} tokens/s  {duration(left_seconds)} to the end ({ends_at:%Y-%m-%d %H:%M} UTC)"
+    say(said)
+    return pace.step
+
+
+class Job:
+    """A process in a session of its own, and all that it starts; `environment` in place of ours, if told."""
+
+    def __init__(
+        self, command: list[str], log: int, *, folder: Path | None = None, environment: Mapping[str, str] = os.environ
+    ) -> None:
+        self._token, self._log = secrets.token_hex(16), log
+        # One thread a rank unless told otherwise, as torchrun itself would choose, but without its warning.
+        told = {"OMP_NUM_THREADS": "1", **environment, _TOKEN: self._token}
+        # Its own session: Ctrl-C reaches the supervisor alone, which passes it on once.
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=told,
+            cwd=folder,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
+        )
+
+    def tell_to_save(self) -> None:
+        """SIGTERM to the ranks on this machine; they tell the others. To the job itself if it has none yet."""
+        for pid in self._ranks() or [self.process.pid]:
+            _send(pid, signal.SIGTERM)
+
+    def dump_stacks(self) -> None:
+        """Have the ranks write the stacks of all their threads into the log; those that do not listen are left be.
+
+        One after another, or their words would mix.
+        """
+        asked = [pid for pid in self._ranks() if _catches(pid, signal.SIGUSR1)]
+        for pid in asked:
+            with contextlib.suppress(OSError):  # a full disk
+                os.write(self._log, f"forerun: process {pid} is here:\n".encode())
+            _send(pid, signal.SIGUSR1)
+            time.sleep(STACK_SECONDS / len(asked))
+
+    def clear(self, *, remote: bool) -> None:
+        """End what is left, and wait until it is gone: none may write on where the next attempt writes."""
+        if remote and self.process.poll() is None:
+            self.process.terminate()  # srun passes it on; killed, it would leave its tasks elsewhere alone
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(SRUN_SECONDS)
+        deadline = time.monotonic() + _CLEAR_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+            if not (left := self._members()) and self.process.poll() is not None:
+                return
+            for pid in left:
+                _send(pid, signal.SIGKILL)
+            time.sleep(POLL_SECONDS)
+
+    def _ranks(self) -> list[int]:
+        """What torchrun's agent here started; what a rank starts itself (a compiler's workers) is its own business."""
+        members = self._members()
+        in_rank = {pid for pid, environment in members.items() if b"\0LOCAL_RANK=" in environment}
+        return [pid for pid in in_rank if (parent := _parent(pid)) in members and parent not in in_rank]
+
+    def _members(self) -> dict[int, bytes]:
+        """Every process of the job on this machine that still runs, with its environment; elsewhere than on Linux none.
+
+        The memory of a process that is being taken down reads as empty, and it writes no more.
+        """
+        wanted, found = f"{_TOKEN}={self._token}".encode(), {}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                environment = b"\0" + path.read_bytes()
+                if b"\0" + wanted + b"\0" in environment:
+                    found[int(path.parent.name)] = environment
+        return found
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+    return 0
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal, which would else end it."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False

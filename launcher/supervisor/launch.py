@@ -1,0 +1,247 @@
+"""Starts the embedded trainer under torchrun; when it dies or hangs, starts it again from its newest good checkpoint.
+
+A job is restarted whole, by this supervisor: torchrun's own in-agent restart was measured as flaky on gloo. What counts
+is the ending the run wrote, not torchrun's exit code, which says 1 for every failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.base import chronicle
+from launcher.base.checkpoint_folders import CHECKPOINTS, complete_folders
+from launcher.base.talk import duration, say
+from launcher.base.watchdog import Limits
+from launcher.frozen.frozen import Decision
+from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
+from launcher.supervisor.attempt import Course, Ended, Told, attempt, hearing, last_step
+from launcher.supervisor.crashes import ADVICE, EXIT_CODES, PASSING, Crash
+from proxies.core.canon import Json
+from sweeps.store.lock import DriverLock
+
+LOG_FILE = "torchrun.log"
+BACKOFF_SECONDS, BACKOFF_FACTOR, MOST_BACKOFF_SECONDS = 1.0, 4.0, 300.0
+"""Before the first restart without progress, each one after it, and at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nodes:
+    """The machines of a job."""
+
+    num_nodes: int = 1
+    rank: int = 0
+    """Of this machine, where each has a supervisor of its own; the first one keeps the run's folder."""
+    rendezvous: str = "127.0.0.1:0"
+    """HOST:PORT where they meet."""
+    srun: bool = False
+    """One supervisor for all: `srun` starts torchrun on every node of the SLURM job that this is."""
+
+
+ALONE = Nodes()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchOutcome:
+    """What came of a launch, all its attempts together."""
+
+    event: Literal["finished", "stopped", "interrupted", "aborted", "refused", "failed"]
+    """As `launcher.base.metrics.Ending`; `failed`: every attempt died."""
+    exit_code: int
+    step: int
+    """Optimizer steps done."""
+    reason: str
+    validation_loss_nats: float | None
+    num_restarts: int
+    cause: str = ""
+    """Of `failed`: the last attempt's, one of `launcher.supervisor.crashes.CAUSES`."""
+
+
+def torchrun_command(
+    python: str, num_ranks: int, module: str = "launcher.trainer", *, nodes: Nodes = ALONE, job: str = ""
+) -> list[str]:
+    """The head of a launch line: this machine's share of `num_ranks` processes of `module`, which `nodes` divides.
+
+    Alone they meet on a free local port; several machines know each other by the name of their `job`.
+    """
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", nodes.rendezvous]
+    meeting += ["--rdzv-id", job] if nodes.num_nodes > 1 else []
+    ranks = ["--nnodes", str(nodes.num_nodes), "--nproc-per-node", str(num_ranks // nodes.num_nodes)]
+    each = str(nodes.num_nodes)
+    head = ["srun", "--nodes", each, "--ntasks", each, "--ntasks-per-node", "1", "--kill-on-bad-exit=1"]
+    torchrun = [python, "-m", "torch.distributed.run", *ranks, *meeting, "--max-restarts", "0", "-m", module]
+    return [*(head if nodes.srun else []), *torchrun]
+
+
+def _command(
+    python: str, frozen: Path, decision: Decision, data_dir: Path, out_dir: Path, stop_after: int | None,
+    program: Sequence[str] = ("launcher.trainer",), num_ranks: int | None = None, nodes: Nodes = ALONE,
+) -> list[str]:  # fmt: skip
+    config = frozen / LAUNCH_FILE if frozen.is_dir() else frozen
+    paths = ["--config", str(config), "--data", str(data_dir), "--out", str(out_dir)]
+    stop = [] if stop_after is None else ["--stop-after", str(stop_after)]
+    own_ranks = decision.parallelism.num_ranks
+    ranks = [] if num_ranks in (None, own_ranks) else ["--allow-world-size"]
+    module, *arguments = program
+    head = (python, num_ranks or own_ranks, module)
+    return [*torchrun_command(*head, nodes=nodes, job=decision.digest[:16]), *paths, *stop, *ranks, *arguments]
+
+
+def launch_line(
+    frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, nodes: Nodes = ALONE
+) -> str:
+    """The exact line that launches a frozen config (its folder or file) by hand, quoted for a shell.
+
+    Raises:
+        FrozenError: it cannot be read, or was tampered with.
+    """
+    return shlex.join(_command("python", frozen, read_launch(frozen), data_dir, out_dir, stop_after, nodes=nodes))
+
+
+def launch(
+    frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, max_restarts: int = 3,
+    *, program: Sequence[str] = ("launcher.trainer",), num_ranks: int | None = None, nodes: Nodes = ALONE,
+    limits: Limits | None = None, beside: AbstractContextManager[None] | None = None, told: Told | None = None,
+) -> LaunchOutcome:  # fmt: skip
+    """Train a frozen config (its folder or file) into `out_dir`; a job that dies or hangs is started again.
+
+    At most `max_restarts` times in a row: an attempt that leaves a new complete checkpoint begins the count anew, for a
+    run of weeks dies more often than any fixed number, while one that gets nowhere will not by itself. A second death
+    at the same step, of the same cause, with nothing saved between, ends it at once.
+
+    `program` is the module that each rank runs and its own arguments (a rehearsal's plants faults); `num_ranks` other
+    than the frozen ones train the same run up to rounding; `limits` say how long it may be silent; `beside` is entered
+    while the folder is ours; `told` is what a caller has heard who listens to signals himself.
+
+    A run that ended in order, well or not, is never restarted. On SIGTERM or Ctrl-C it saves and ends; a second Ctrl-C
+    ends it unsaved. Progress goes to stderr, what the ranks say to `out_dir/torchrun.log`, what happened to the
+    chronicle in `out_dir`.
+
+    Raises:
+        FrozenError: the config cannot be read, or was tampered with.
+        OSError: `out_dir` cannot be written.
+        StudyHeld: another supervisor is at work in `out_dir`.
+    """
+    decision = read_launch(frozen)
+    command = _command(sys.executable, frozen, decision, data_dir, out_dir, stop_after, program, num_ranks, nodes)
+    own_dir = out_dir / f"node-{nodes.rank}" if nodes.rank else out_dir
+    own_dir.mkdir(parents=True, exist_ok=True)
+    course = Course(
+        command=command, run_dir=out_dir, log=own_dir / LOG_FILE, limits=limits or Limits(),
+        num_steps=decision.learning_rate.schedule.num_steps, num_tokens=decision.num_tokens,
+        keeps_ending=nodes.rank == 0,
+    )  # fmt: skip
+    told = told or Told()
+    with DriverLock(own_dir), hearing(told.hear), beside or contextlib.nullcontext():
+        return _Supervisor(course, told, decision.digest, max_restarts).run()
+
+
+class _Supervisor:
+    """Attempt after attempt, until one comes to an end of its own, or none will."""
+
+    def __init__(self, course: Course, told: Told, digest: str, max_restarts: int) -> None:
+        self._course, self._told, self._digest, self._most = course, told, digest, max_restarts
+        self._num_restarts = 0
+
+    def run(self) -> LaunchOutcome:
+        """See `launch`."""
+        course = self._course
+        from_step = _newest_step(course.run_dir)
+        self._record("launched", f"launched from step {from_step} of {course.num_steps}", from_step,
+                     {"command": shlex.join(course.command)})  # fmt: skip
+        num_deaths, num_idle, last = 0, 0, None  # in a row
+        while not self._told.save.is_set():
+            saved = _saved(course.run_dir)
+            ended = attempt(course, self._told)
+            if ended.crash is None:
+                return self._ended(ended)
+            progressed = bool(_saved(course.run_dir) - saved)
+            num_deaths, num_idle = (1, 0) if progressed else (num_deaths + 1, num_idle + 1)
+            again = last is not None and (last.cause, last.step) == (ended.crash.cause, ended.crash.step)
+            why = ""
+            if again and not progressed and ended.crash.cause not in PASSING:
+                why = "twice at the same point with nothing saved between: it would again"
+            elif num_deaths > self._most:
+                why = "no restart is allowed"
+                if self._most:
+                    why = f"{num_idle} attempt{'s in a row' if num_idle > 1 else ''} saved nothing new, "
+                    why += f"and --max-restarts is {self._most}"
+            if why:
+                return self._failed(ended.crash, why)
+            last = ended.crash
+            self._wait(ended.crash, num_deaths, num_idle)
+        return self._interrupted()
+
+    def _wait(self, crash: Crash, num_deaths: int, num_idle: int) -> None:
+        """Tell of a restart and wait for its moment, or until a signal comes instead."""
+        # A float has no room for 4 to the power of a thousand restarts.
+        seconds = min(BACKOFF_SECONDS * BACKOFF_FACTOR ** min(num_deaths - 1, 100), MOST_BACKOFF_SECONDS)
+        from_step = _newest_step(self._course.run_dir)
+        text = f"{crash.words}; starting again from step {from_step} in {duration(seconds)}"
+        say(f"forerun: {text} (log: {self._course.log})")
+        if self._told.save.wait(seconds):
+            return
+        self._num_restarts += 1
+        self._record("restarted", text, from_step, {
+            "cause": crash.cause, "reached_step": crash.step, "attempts_without_progress": num_idle,
+            "log_tail": crash.log_tail,
+        })  # fmt: skip
+
+    def _ended(self, ended: Ended) -> LaunchOutcome:
+        ending = ended.ending
+        assert ending is not None
+        return self._told_of(LaunchOutcome(
+            event=ending.event, exit_code=ending.exit_code, step=ending.step, reason=ending.reason,
+            validation_loss_nats=ending.validation_loss_nats, num_restarts=self._num_restarts,
+        ))  # fmt: skip
+
+    def _interrupted(self) -> LaunchOutcome:
+        return self._told_of(LaunchOutcome(
+            event="interrupted", exit_code=130, step=_newest_step(self._course.run_dir),
+            reason="by a signal, with no attempt under way", validation_loss_nats=None, num_restarts=self._num_restarts,
+        ))  # fmt: skip
+
+    def _failed(self, crash: Crash, why: str) -> LaunchOutcome:
+        advice = ADVICE[crash.cause]
+        reason = f"{crash.words}, {why}. What to do: {advice}. The log's last lines:\n{crash.log_tail}"
+        return self._told_of(LaunchOutcome(
+            event="failed", exit_code=EXIT_CODES[crash.cause], step=last_step(self._course.run_dir), reason=reason,
+            validation_loss_nats=None, num_restarts=self._num_restarts, cause=crash.cause,
+        ))  # fmt: skip
+
+    def _told_of(self, outcome: LaunchOutcome) -> LaunchOutcome:
+        text = f"{outcome.event} at step {outcome.step}"
+        text += f": {outcome.reason.splitlines()[0]}" if outcome.reason else ""
+        data: dict[str, Json] = {"event": outcome.event, "num_restarts": outcome.num_restarts, "cause": outcome.cause,
+                                 "validation_loss_nats": outcome.validation_loss_nats}  # fmt: skip
+        self._record("ended", text, outcome.step, data)
+        return outcome
+
+    def _record(self, kind: chronicle.Kind, text: str, step: int, data: dict[str, Json]) -> None:
+        """Into the run's chronicle, by the one supervisor that keeps its folder; a full disk ends no run."""
+        if not self._course.keeps_ending:
+            return
+        try:
+            chronicle.record(self._course.run_dir, kind, text, step=step, digest=self._digest, data=data)
+        except OSError as error:
+            say(f"forerun: {self._course.run_dir / chronicle.CHRONICLE_FILE}: {error.strerror}; not recorded: {text}")
+
+
+def _saved(run_dir: Path) -> frozenset[tuple[int, int]]:
+    """Steps of the complete checkpoints, and when each was written; a run that went back writes one again."""
+    found = set()
+    for step, folder in complete_folders(run_dir / CHECKPOINTS).items():
+        with contextlib.suppress(OSError):
+            found.add((step, folder.stat().st_mtime_ns))
+    return frozenset(found)
+
+
+def _newest_step(run_dir: Path) -> int:
+    """The step that the run would go on from, if that checkpoint is good; 0 for the start."""
+    return max(complete_folders(run_dir / CHECKPOINTS), default=0)

@@ -1,0 +1,5 @@
+"""`python -m launcher.trainer`, as torchrun starts each rank."""
+
+from launcher.trainer.rank import main
+
+main()

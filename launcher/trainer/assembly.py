@@ -1,0 +1,213 @@
+"""The frozen numbers as live torch objects (model, initial weights, optimizer), and the proof that they are equal.
+
+Parameters keep their full names and global sizes under FSDP2, so groups are assigned on the full model, and a weight's
+initial value depends on (seed, name) alone: any number of ranks starts from the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from launcher.frozen.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
+from launcher.trainer import tensor_parallel
+from proxies.core import canon
+from proxies.model.decoder import Checkpointing, Decoder
+from proxies.model.optimizer import adamw
+from proxies.parametrization.parametrization import drawn
+
+STD_ERRORS = 6.0
+"""A measured init std farther from the frozen one than so many standard errors is another distribution."""
+
+
+def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
+    """Ranks as a mesh: replicas (HSDP) of a data axis that shards, and the tensor axis, whose ranks are neighbours."""
+    size = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard, parallelism.tensor)
+    return init_device_mesh(device_type, size, mesh_dim_names=("replicate", "shard", "tensor"))
+
+
+def data_axes(mesh: DeviceMesh) -> DeviceMesh:
+    """Of that mesh what a model is sharded over: the data axis, and replicas where there are some."""
+    return mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+
+
+def sharded_model(decision: Decision, parallelism: Parallelism, device_type: str) -> Decoder:
+    """The model with its parameters split and sharded block by block, float32 and uninitialized.
+
+    Built on the meta device, so no rank ever holds the whole of it. Under `bfloat16` the forward and backward passes
+    compute in bfloat16; gradients are reduced, and weights and moments kept, in float32. `parallelism` is the
+    decision's own, or what other ranks make of it.
+    """
+    asked = parallelism.activation_checkpointing
+    checkpointing: Checkpointing = "selective" if asked == "selective" else asked == "full"
+    model = Decoder(decision.shape, device="meta", checkpointing=checkpointing)
+    mesh = device_mesh(parallelism, device_type)
+    if parallelism.tensor > 1:
+        tensor_parallel.split(model, mesh["tensor"])
+    if decision.compiled:
+        for block in model.layers:
+            block.compile()
+    policy = MixedPrecisionPolicy()
+    if decision.precision == "bfloat16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return shard_blocks(model, data_axes(mesh), policy)
+
+
+def shard_blocks(model: Decoder, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> Decoder:
+    """Shard a model of the meta device block by block (FSDP2), in place; its parameters are left uninitialized."""
+    for block in model.layers:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    model.to_empty(device=mesh.device_type)
+    return model
+
+
+def shared_out(full: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A full tensor that every rank has, as `parameter` is: each rank keeps its own part, and nothing is sent."""
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return full
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) -> None:
+    """Give every parameter its initial value of (seed, name), each rank keeping its own part.
+
+    Raises:
+        FrozenError: the groups do not fit the model's parameters.
+    """
+    assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
+    for name, parameter in model.named_parameters():
+        group = assigned[name]
+        full = drawn(name, tuple(parameter.shape), group.kind, group.init_std, seed).to(parameter.device)
+        parameter.copy_(shared_out(full, parameter))
+
+
+def build_optimizer(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> torch.optim.AdamW:
+    """AdamW (arXiv 1711.05101) with one parameter group per frozen group, in the frozen order, at the peak rates.
+
+    Raises:
+        FrozenError: the groups do not fit the model's parameters.
+    """
+    named = dict(model.named_parameters())
+    assigned = assign_groups(groups, list(named))
+    return adamw([(group, [named[name] for name in assigned if assigned[name] == group]) for group in groups])
+
+
+def _optimizer_numbers(group: ParameterGroup) -> dict[str, canon.Json]:
+    return {
+        "learning_rate": group.learning_rate,
+        "weight_decay": group.weight_decay,
+        "eps": group.eps,
+        "beta1": group.beta1,
+        "beta2": group.beta2,
+    }
+
+
+def live_numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, canon.Json]]:
+    """What the optimizer itself holds for each of the model's parameters; an unoptimized one has no entry."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: {
+            "learning_rate": group["lr"],
+            "weight_decay": group["weight_decay"],
+            "eps": group["eps"],
+            "beta1": group["betas"][0],
+            "beta2": group["betas"][1],
+        }
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if id(parameter) in names
+    }
+
+
+def mismatches(
+    model: nn.Module, optimizer: torch.optim.Optimizer, groups: tuple[ParameterGroup, ...], lr_share: float = 1.0
+) -> list[str]:
+    """Where the live optimizer differs from the frozen groups, with the rates at `lr_share` of their peak.
+
+    Raises:
+        FrozenError: the groups do not fit the model's parameters.
+    """
+    assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
+    live = live_numbers(model, optimizer)
+    problems = [f"the optimizer lacks {name}" for name in assigned if name not in live]
+    for name, numbers in live.items():
+        frozen = {**_optimizer_numbers(assigned[name]), "learning_rate": assigned[name].learning_rate * lr_share}
+        problems += [
+            f"{name}: {field} is {numbers[field]!r}, frozen as {frozen[field]!r}"
+            for field in frozen
+            if numbers[field] != frozen[field]
+        ]
+    variants = {key for key in ("amsgrad", "maximize") for group in optimizer.param_groups if group.get(key)}
+    if type(optimizer) is not torch.optim.AdamW or variants:
+        problems.append(f"the optimizer is {' '.join([type(optimizer).__name__, *variants])}, frozen as plain AdamW")
+    return problems
+
+
+def prove_groups(
+    model: nn.Module, optimizer: torch.optim.Optimizer, groups: tuple[ParameterGroup, ...], lr_share: float
+) -> None:
+    """Raises FrozenError with every mismatch, if there is one."""
+    if problems := mismatches(model, optimizer, groups, lr_share):
+        raise FrozenError("live optimizer", problems)
+
+
+@torch.no_grad()
+def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> dict[str, float]:
+    """Each parameter's std, measured on the gathered weights; collective.
+
+    Raises:
+        FrozenError: a weight's std is not the frozen one within its sampling error, a gain is not one, or a bias is
+            not zero.
+    """
+    assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
+    measured, problems = {}, []
+    for name, parameter in model.named_parameters():
+        full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        measured[name] = float(full.std(correction=0))
+        wanted = assigned[name].init_std
+        start = {"gain": 1, "bias": 0}.get(assigned[name].kind.rpartition("_")[2])
+        if start is not None:
+            if not bool((full == start).all()):
+                problems.append(f"{name}: a {assigned[name].kind} does not start at {start}")
+        # The standard error of a normal sample's std is std / sqrt(2 n).
+        elif abs(measured[name] - wanted) > STD_ERRORS * wanted / math.sqrt(2 * full.numel()):
+            problems.append(f"{name}: init std is {measured[name]:.6g}, frozen as {wanted:.6g}")
+    if problems:
+        raise FrozenError("initial weights", problems)
+    return measured
+
+
+def parity_table(
+    model: nn.Module, optimizer: torch.optim.Optimizer, init_stds: Mapping[str, float]
+) -> dict[str, dict[str, canon.Json]]:
+    """Per name the live optimizer's numbers and the measured init std."""
+    return {
+        name: {**numbers, "measured_init_std": init_stds[name]}
+        for name, numbers in live_numbers(model, optimizer).items()
+    }
+
+
+def unfit(decision: Decision) -> list[str]:
+    """Why the embedded trainer cannot run a decision, on whatever corpus and ranks; empty if it can."""
+    layout = decision.parallelism
+    expected = {
+        "this version's learning-rate table is not the frozen one: train with the version that froze it": (
+            decision.learning_rate == learning_rate_of(decision.learning_rate.schedule)
+        ),
+        f"parallelism: pipeline = {layout.pipeline}, context = {layout.context}: this trainer deals out data and "
+        "splits matrices, no more; export to a trainer that splits layers or sequences": (
+            layout.pipeline == layout.context == 1
+        ),
+        "precision = float64: float32 or bfloat16 is wanted": decision.precision != "float64",
+        "abort.on_non_finite = false: this trainer never steps on NaN": decision.abort.on_non_finite,
+    }
+    shares = [f"parallelism: {said}" for said in tensor_parallel.indivisible(decision.shape, layout.tensor)]
+    return [problem for problem, holds in expected.items() if not holds] + shares

@@ -1,0 +1,315 @@
+"""Checkpoints of the main run: complete or not there, hashed file by file, newest good one first.
+
+A checkpoint is written as `step-00000020.part`, its manifest (the sha256 of every file) last, and renamed to
+`step-00000020` when all of it is on disk. It is hashed again before it is loaded; one that does not match is renamed
+`.corrupt`, kept for inspection, and the one before it is used. State: weights, optimizer moments, step, digest, and
+what hooks carry on; the data order and the schedule are functions of the step, and nothing draws at random on the way.
+
+The tensors are read with torch's restricted unpickler, but the index file `.metadata` of torch.distributed.checkpoint
+is a plain pickle of torch's: before torch opens it, its hash is checked, which tells accident, and the names that it
+would call are held against a short list (`checkpoint_index`), which stops a forger's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from launcher.base.checkpoint_folders import Refused, complete_folders
+from launcher.trainer.checkpoint_index import INDEX, check_index
+from proxies.core import canon
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+class CheckpointError(ValueError):
+    """Checkpoints that this run must not go on from."""
+
+
+class CorruptError(CheckpointError):
+    """There are checkpoints, and none of them is whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a checkpoint holds, written last."""
+
+    schema_version: int
+    digest: str
+    """Of the launch config it belongs to."""
+    step: int
+    """Optimizer steps done."""
+    files: dict[str, str]
+    """Name -> sha256."""
+    carried: dict[str, object] = field(default_factory=dict, metadata=canon.LATER)
+    """Name of a hook's class -> what it carries over a restart, as JSON."""
+    num_rollbacks: int = field(default=0, metadata=canon.LATER)
+    """That the run had made by then."""
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Where the checkpoint after `step` optimizer steps lies."""
+    return root / f"step-{step:08d}"
+
+
+def part_of(root: Path, step: int) -> Path:
+    """Where that checkpoint lies until it is complete."""
+    return folder_of(root, step).with_suffix(".part")
+
+
+def staged(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """This rank's weights and moments as they are now, copied to the host's memory; collective."""
+    weights, moments = get_state_dict(model, optimizer)
+    copied: dict[str, Any] = _copied({"model": weights, "optimizer": moments})
+    return copied
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def write_tensors(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None = None) -> dict[str, str]:
+    """Every rank writes its part of a staged state into `folder`; collective over `group`.
+
+    Returns:
+        Name -> sha256 of the files that this rank wrote; the first one's index among its own.
+
+    Raises:
+        CheckpointError: a rank could not write; raised on all of them. Or this one cannot read what it wrote.
+    """
+    try:
+        save(state, checkpoint_id=folder, process_group=group)
+    except CheckpointException as error:
+        causes = {f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items()}
+        raise CheckpointError("; ".join(sorted(causes))) from error
+    rank = dist.get_rank(group)
+    mine = [*folder.glob(f"__{rank}_*"), *([folder / INDEX] if rank == 0 else [])]
+    try:
+        return {file.name: canon.file_sha256(file) for file in mine}
+    except OSError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def read_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Load weights and moments, resharded where the number of ranks changed; collective.
+
+    Raises:
+        IndexRefusedError: see `check_index`.
+    """
+    check_index(folder)
+    weights, moments = get_state_dict(model, optimizer)
+    # Filled in place.
+    load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+
+
+def saved_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint, whole, by its name.
+
+    Raises:
+        IndexRefusedError: see `check_index`.
+    """
+    check_index(folder)
+    kept = FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
+        for name, entry in kept.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group is what is wanted
+        load(dict(tensors), checkpoint_id=folder, no_dist=True)
+    return tensors
+
+
+def manifest_of(root: Path, step: int) -> Manifest:
+    """Of the checkpoint after `step` updates, for every rank to read once one has found it good.
+
+    Raises:
+        CheckpointError: it is gone, or no longer whole.
+    """
+    manifest, problems = _read_manifest(folder_of(root, step))
+    if manifest is None:
+        raise CheckpointError(f"{folder_of(root, step)}: {'; '.join(problems)}")
+    return manifest
+
+
+def begin(root: Path, step: int) -> Path:
+    """The empty folder to write a checkpoint into; what an interrupted save left is removed. One rank only."""
+    root.mkdir(parents=True, exist_ok=True)
+    for left_over in root.glob("*.part"):
+        shutil.rmtree(left_over)
+    part = part_of(root, step)
+    part.mkdir()
+    return part
+
+
+def complete(part: Path, manifest: Manifest, *, keep: int, reach_steps: int = 0) -> Path:
+    """Make the written folder a checkpoint, then delete older ones: see `kept_steps`. One rank only."""
+    content = canon.to_json(manifest)
+    canon.write_atomic(part / MANIFEST, canon.pretty({"manifest": content, "sha256": canon.content_id(content)}))
+    final = part.with_suffix("")
+    part.rename(final)
+    canon.sync_folder(final.parent)
+    folders = complete_folders(final.parent)
+    for step in folders.keys() - kept_steps(list(folders), keep, reach_steps):
+        _discard(folders[step])
+    return final
+
+
+def kept_steps(steps: list[int], keep: int, reach_steps: int) -> set[int]:
+    """Which checkpoints stay, of those after `steps` updates, newest first: the newest `keep`, one at least.
+
+    A run that may go back by itself also keeps one that lies `reach_steps` back or more, and the one that will take
+    its place: so it has one between once and twice that old.
+    """
+    kept = set(steps[: max(keep, 1)])
+    if reach_steps:
+        old = [step for step in steps if step <= steps[0] - reach_steps]
+        kept |= {*old[:1], steps[-len(old) - 1]}
+    return kept
+
+
+def _discard(folder: Path) -> None:
+    # Renamed first: a deletion that is cut short must not leave half a checkpoint under a good name.
+    shutil.rmtree(folder.rename(folder.with_suffix(".part")))
+
+
+def _usable(manifest: Manifest) -> bool:
+    return True
+
+
+def newest_good(
+    root: Path,
+    digest: str,
+    refused: list[Refused],
+    usable: Callable[[Manifest], bool] = _usable,
+    *,
+    may_begin: bool = True,
+    expected: str = "",
+) -> Manifest | None:
+    """The newest usable checkpoint whose every file has its hash, or None where there is none. One rank only.
+
+    A newer one that is not whole is renamed `.corrupt`. One that is not usable is deleted, once it is known what to go
+    on from; `may_begin`: from step 0, where no usable one is left. Both are added to `refused`. `expected`: why there
+    must be one, in words; empty where there may be none.
+
+    Raises:
+        CorruptError: there are checkpoints, none of them good.
+        CheckpointError: the newest one is of another launch config, or cannot be read, which proves nothing against it;
+            or none is usable, or there is none although one is expected.
+    """
+    left: dict[int, Path] = {}
+    for step, folder in complete_folders(root).items():
+        manifest, problems = _read_manifest(folder)
+        if manifest is not None:
+            if manifest.digest != digest:
+                raise CheckpointError(
+                    f"{folder} is of the launch config {manifest.digest[:16]}..., this is {digest[:16]}...: "
+                    "resume with that config, or start this one in another folder"
+                )
+            if not usable(manifest):
+                left[step] = folder
+                continue
+            problems = _differing(folder, manifest.files)
+        if manifest is None or problems:
+            kept = _quarantine(folder)
+            text = f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {kept.name}"
+            refused.append(Refused(step=step, text=text, corrupt=True))
+            continue
+        _discard_left(left, refused)
+        return manifest
+    if corrupt := sorted(folder.name for folder in root.glob("*.corrupt*")):
+        raise CorruptError(
+            f"{root} holds no good checkpoint, only {', '.join(corrupt)}: restore one from a backup, or move "
+            f"{root.parent} away to begin at step 0"
+        )
+    if expected and not left:
+        raise CheckpointError(
+            f"{root} holds no checkpoint, although {expected}: put them back, or move {root.parent} away to begin at "
+            "step 0"
+        )
+    if left and not may_begin:
+        raise CheckpointError(
+            f"{root} holds no checkpoint old enough to go back to, only "
+            f"{', '.join(sorted(folder.name for folder in left.values()))}: "
+            f"restore one from a backup, or move {root.parent} away to begin at step 0"
+        )
+    _discard_left(left, refused)
+    return None
+
+
+def _discard_left(folders: Mapping[int, Path], refused: list[Refused]) -> None:
+    for step, folder in folders.items():
+        text = f"checkpoint {folder.name} is of a path that the run went back from: deleted"
+        refused.append(Refused(step=step, text=text, corrupt=False))
+        _discard(folder)
+
+
+def _read_manifest(folder: Path) -> tuple[Manifest | None, list[str]]:
+    """The manifest if it is whole and of its folder, else what is wrong with it."""
+    try:
+        value = canon.parse((folder / MANIFEST).read_bytes())
+        if not isinstance(value, dict) or canon.content_id(value.get("manifest")) != value.get("sha256"):
+            return None, ["the manifest does not have its hash"]
+        manifest = canon.decode(Manifest, value.get("manifest"))
+    except _ABSENT as error:
+        return None, [f"{MANIFEST} is missing: {error.strerror}"]
+    except OSError as error:
+        raise _unread(folder / MANIFEST, error) from error
+    except canon.CanonError as error:
+        return None, [f"{MANIFEST}: {error}"]
+    if folder_of(folder.parent, manifest.step) != folder:
+        return None, [f"the manifest is of step {manifest.step}"]
+    return manifest, []
+
+
+def _differing(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Which files do not have their hash."""
+    problems = []
+    for name, wanted in files.items():
+        try:
+            if canon.file_sha256(folder / name) != wanted:
+                problems.append(f"{name} does not have its hash")
+        except _ABSENT as error:
+            problems.append(f"{name} is missing: {error.strerror}")
+        except OSError as error:
+            raise _unread(folder / name, error) from error
+    return problems
+
+
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""The file is not there. Any other failed read (a stale handle, a disk that fails) says nothing of what it holds."""
+
+
+def _unread(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be read ({error.strerror}); no checkpoint was changed. Try again when the disk answers, or "
+        f"move {path.parent} away to resume from the one before"
+    )
+
+
+def _quarantine(folder: Path) -> Path:
+    """Rename to the first free name."""
+    target, number = folder.with_suffix(".corrupt"), 1
+    while target.exists():
+        number += 1
+        target = folder.with_suffix(f".corrupt{number}")
+    return folder.rename(target)

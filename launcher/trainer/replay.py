@@ -1,0 +1,155 @@
+"""A step's gradients computed twice and compared, against processors that miscompute without a word.
+
+Some machines of a fleet do (arXiv 2102.11245), and one wrong gradient is everybody's after the exchange. So each rank
+takes the fingerprint of what it hands to the others, and again when the same step is computed anew: where the two
+differ by more than equal computations do, that rank's host is to be taken out. A second fingerprint, of what came back,
+tells of an exchange that went wrong. A machine that errs the same way each time is not found so.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+from launcher.base import chronicle, metrics
+from launcher.trainer.hooks import Hook, Seen, Stop
+from proxies.core.canon import Json
+from sweeps.store.sites import host
+
+if TYPE_CHECKING:
+    from launcher.trainer.training import Trainer
+
+NOISE_FACTOR = 10.0
+"""A difference is a fault beyond so many times the measured noise."""
+NUM_MEASURED = 8
+"""Of so many replays, the last ones, the noise is taken: the median over them and the ranks."""
+ANOTHER_ORDER = {"float32": 2.0**-16, "bfloat16": 2.0**-7}
+"""By what the same sums in another order may differ, at the precision of the passes: six times what was measured
+(docs/run-care.md). A GPU's kernels may choose an order now and then, where the noise so far was none.
+"""
+_MOST = 1e9
+"""Differences are told up to this; one that is not a number is it."""
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """Sum and norm in float64, [2]: equal where all bits are, and close together where the values are."""
+    return torch.stack([tensor.sum(dtype=torch.float64), torch.linalg.vector_norm(tensor, dtype=torch.float64)])
+
+
+def difference(first: list[Tensor], second: list[Tensor]) -> float:
+    """The farthest that two lists of fingerprints lie apart, as a share of each norm; 0.0 where they are equal."""
+    if len(first) != len(second):
+        return _MOST
+    if not first:
+        return 0.0
+    one_N2, other_N2 = torch.stack(first), torch.stack(second)
+    apart_N = (one_N2 - other_N2).abs().amax(dim=1)
+    share_N = torch.where(apart_N == 0, 0.0, apart_N / one_N2[:, 1])
+    return float(share_N.nan_to_num(nan=_MOST).max().clamp(max=_MOST))
+
+
+class Listening(DefaultReduceScatter):
+    """FSDP's reduce-scatter, which also takes the fingerprint of what this rank gives to it, when asked to."""
+
+    def __init__(self) -> None:
+        self.heard: list[Tensor] | None = None
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *rest: Any, **options: Any) -> dist.Work:
+        """As the one it replaces."""
+        if self.heard is not None:
+            self.heard.append(fingerprint(input_tensor))
+        return super().__call__(output_tensor, input_tensor, *rest, **options)
+
+
+class Replay(Hook):
+    """Every so many steps the gradients are computed again, and the run stops where they differ beyond the noise."""
+
+    def __init__(self, every_steps: int) -> None:
+        self._every_steps = every_steps
+        self._listening: Listening | None = None
+
+    def begin(self, run: Trainer, step: int, carried: Json) -> None:
+        """Listens to the exchange of gradients."""
+        self._run = run
+        self._measured: list[list[float]] = carried if isinstance(carried, list) else []  # type: ignore[assignment]
+        if self._listening is None:
+            self._listening = Listening()
+            for module in run.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_custom_reduce_scatter(self._listening)
+        self._listen_at(step)
+
+    def _listen_at(self, step: int) -> None:
+        if self._listening is not None:
+            self._listening.heard = [] if (step + 1) % self._every_steps == 0 else None
+
+    def after_update(self, seen: Seen) -> dict[str, Json]:
+        """Listens to the next step, where it is one to compute twice."""
+        self._listen_at(seen.step + 1)
+        return {}
+
+    def before_update(self, seen: Seen) -> Stop | None:
+        """Computes the gradients of this step again; the update is made with these."""
+        listening, run = self._listening, self._run
+        if listening is None or listening.heard is None:
+            return None
+        given, received = listening.heard, self._received()
+        listening.heard = []
+        run.gradients(seen.step)
+        mine = [difference(given, listening.heard), difference(received, self._received())]
+        told_R2 = torch.zeros(run.num_ranks, 2, dtype=torch.float64, device=run.device)
+        told_R2[run.rank] = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(told_R2)
+        return self._judge(seen.step + 1, told_R2.tolist())
+
+    @torch.no_grad()
+    def _received(self) -> list[Tensor]:
+        gradients = (p.grad for p in self._run.model.parameters() if p.grad is not None)
+        return [
+            fingerprint(gradient.to_local() if hasattr(gradient, "to_local") else gradient) for gradient in gradients
+        ]
+
+    def _judge(self, step: int, told: list[list[float]]) -> Stop | None:
+        """What the ranks saw, [gave, received] each, against the noise of replays up to this one."""
+        worst = [max(seen) for seen in told]
+        self._measured = [*self._measured, worst][-NUM_MEASURED:]
+        # The lower median: of two ranks it is the better one's, so that a fault is not its own excuse.
+        noise = statistics.median_low([share for replay in self._measured for share in replay])
+        run, limit = self._run, NOISE_FACTOR * noise
+        if run.device.type != "cpu":
+            limit = max(limit, ANOTHER_ORDER[run.decision.precision])
+        if run.rank == 0:
+            line = {"event": "replayed", "step": step, "difference": max(worst), "noise": noise}
+            metrics.append(run.run_dir, line)
+        if max(worst) <= limit:
+            return None
+        # Who gave something else is the cause; where nobody did, whoever received something else.
+        gave = [rank for rank, (share, _) in enumerate(told) if share > limit]
+        return self._quarantine(step, gave or [rank for rank, share in enumerate(worst) if share > limit], worst, noise)
+
+    def _quarantine(self, step: int, ranks: list[int], shares: list[float], noise: float) -> Stop:
+        run = self._run
+        hosts: list[Any] = [None] * run.num_ranks
+        dist.all_gather_object(hosts, host())
+        where = ", ".join(f"rank {rank} on host {hosts[rank]}" for rank in ranks)
+        out, share = sorted({hosts[rank] for rank in ranks}), max(shares[rank] for rank in ranks)
+        reason = (
+            f"gradients of step {step}, computed twice, differ by {share:.3g} of their norm (noise: {noise:.3g}) at "
+            f"{where}, before the update: take {', '.join(out)} out and launch again"
+        )
+        if run.rank == 0:
+            print(reason, file=sys.stderr)
+            data: dict[str, Json] = {"ranks": list(ranks), "hosts": list(out), "difference": share, "noise": noise}
+            chronicle.record(run.run_dir, "quarantined", reason, step=step - 1, digest=run.decision.digest, data=data)
+        return Stop(reason=reason)
+
+    def carried(self) -> Json:
+        """The differences of the last replays, by rank."""
+        return [list(replay) for replay in self._measured]

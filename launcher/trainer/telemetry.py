@@ -1,0 +1,211 @@
+"""Columns of a step's line beside its own: norms of every layer, validation losses, each rank's time, the GPUs' health.
+
+Every rank holds parts of the weights; a layer's numbers are those of the whole weights, up to rounding, however many
+ranks hold them: each rank sums squares over its parts, and one all-reduce of a short vector adds them up.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from launcher.trainer import gpu_health
+from launcher.trainer.hooks import Hook, Seen
+from proxies.core.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.trainer.training import Trainer
+
+MACHINES_EVERY_STEPS = 10
+"""How often the run asks how its machines are: so seldom that it costs nothing, often enough to see a slow one."""
+_NAMES = {"tok_embeddings": "embedding", "pos_embeddings": "positions", "lm_head": "readout"}
+
+
+def layer_of(name: str) -> str:
+    """Under which name a parameter counts: `layers.3`, `embedding`, `positions`, `readout`, or `norm`, the last one."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else _NAMES.get(parts[0], parts[0])
+
+
+def _part(tensor: Tensor) -> tuple[Tensor, float]:
+    """What this rank holds of a tensor, and what share of it is this rank's to count: others may hold it too."""
+    if not isinstance(tensor, DTensor):
+        return tensor, 1 / dist.get_world_size()
+    mesh, num_parts = tensor.device_mesh, 1
+    for axis, placement in enumerate(tensor.placements):
+        if not placement.is_replicate():
+            num_parts *= mesh.size(axis)
+    return tensor.to_local(), num_parts / dist.get_world_size()
+
+
+def _squares(part: Tensor, share: float) -> Tensor:
+    squares: Tensor = torch.linalg.vector_norm(part, dtype=torch.float64).square() * share
+    return squares
+
+
+def _squares_of_update(parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    """Of what AdamW has just added to a parameter, out of its moments: no older weights are kept.
+
+    The step took w to w (1 - lr decay) - lr u, with u from the moments as they are now; so of the new weights v it
+    added -lr (u + decay v) / (1 - lr decay).
+    """
+    beta1, beta2 = group["betas"]
+    num_updates = float(state["step"])
+    first, second = (_part(state[key])[0] for key in ("exp_avg", "exp_avg_sq"))
+    root = (second / (1 - beta2**num_updates)).sqrt_().add_(group["eps"])
+    direction = (first / (1 - beta1**num_updates)).div_(root)
+    lr, decay = group["lr"], group["weight_decay"]
+    part, share = _part(parameter)
+    update = direction.add_(part, alpha=decay).mul_(-lr / (1 - lr * decay))
+    return _squares(update, share)
+
+
+class Layers(Hook):
+    """Every layer's `weight_rms`, `param_norm`, `grad_norm` (before clipping) and `update_ratio`."""
+
+    def __init__(self, every_steps: int) -> None:
+        self._every_steps = every_steps
+
+    def begin(self, run: Trainer, step: int, carried: Json) -> None:
+        """Takes the names and sizes of the layers."""
+        self._run = run
+        self._sizes: dict[str, int] = {}
+        for name, parameter in run.model.named_parameters():
+            layer = layer_of(name)
+            self._sizes[layer] = self._sizes.get(layer, 0) + parameter.numel()
+        self._index = {layer: index for index, layer in enumerate(self._sizes)}
+
+    @torch.no_grad()
+    def before_update(self, seen: Seen) -> None:
+        """Sums the gradients, which clipping is about to change."""
+        if (seen.step + 1) % self._every_steps == 0:
+            # Rows: gradients, weights, updates; in float64, where a sum of squares has room.
+            self._sums_3L = torch.zeros(3, len(self._sizes), dtype=torch.float64, device=self._run.device)
+            for name, parameter in self._run.model.named_parameters():
+                if parameter.grad is not None:
+                    self._sums_3L[0, self._index[layer_of(name)]] += _squares(*_part(parameter.grad))
+
+    @torch.no_grad()
+    def after_update(self, seen: Seen) -> dict[str, Json]:
+        """Sums weights and updates, and all of it over the ranks."""
+        if (seen.step + 1) % self._every_steps:
+            return {}
+        optimizer = self._run.optimizer
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        for name, parameter in self._run.model.named_parameters():
+            column = self._index[layer_of(name)]
+            self._sums_3L[1, column] += _squares(*_part(parameter))
+            if state := optimizer.state.get(parameter):
+                self._sums_3L[2, column] += _squares_of_update(parameter, groups[id(parameter)], state)
+        dist.all_reduce(self._sums_3L)
+        layers: dict[str, Json] = {}
+        for (layer, size), sums in zip(self._sizes.items(), self._sums_3L.T.tolist(), strict=True):
+            grad_norm, param_norm, update_norm = map(math.sqrt, sums)
+            layers[layer] = {
+                "weight_rms": param_norm / math.sqrt(size),
+                "param_norm": param_norm,
+                "grad_norm": grad_norm,
+                "update_ratio": update_norm / param_norm if param_norm else None,
+            }
+        return {"layers": layers}
+
+
+class Validation(Hook):
+    """The validation loss on the way, as at the end."""
+
+    def __init__(self, every_steps: int) -> None:
+        self._every_steps = every_steps
+
+    def begin(self, run: Trainer, step: int, carried: Json) -> None:
+        """Nothing but whom to ask."""
+        self._run = run
+
+    def after_update(self, seen: Seen) -> dict[str, Json]:
+        """Over all ranks: the same on each."""
+        return {} if (seen.step + 1) % self._every_steps else {"validation_loss_nats": self._run.validation_loss()}
+
+
+class Stopwatch:
+    """This rank's seconds inside the blocks' forward passes: what it computes, without its waiting for the others.
+
+    A whole step takes every rank the same time, as the slowest lets it: its own time shows only between two
+    exchanges, and within a block's pass there is none but those of tensor parallelism.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._began: Any = None
+        self._spans: list[tuple[Any, Any]] = []
+        blocks = model.get_submodule("layers")
+        for block in blocks.children():
+            block.register_forward_pre_hook(lambda *_: self._start())
+            block.register_forward_hook(lambda *_: self._stop(), prepend=True)
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _start(self) -> None:
+        self._began = self._now() if torch.is_grad_enabled() else None
+
+    def _stop(self) -> None:
+        if self._began is not None:  # a pass that trains
+            self._spans.append((self._began, self._now()))
+
+    def seconds(self) -> float:
+        """Since `reset`."""
+        if not self._on_gpu:
+            return math.fsum(stop - start for start, stop in self._spans)
+        return math.fsum(start.elapsed_time(stop) for start, stop in self._spans) / 1000
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._spans = []
+
+
+class Machines(Hook):
+    """`rank_seconds`, of ranks that can be compared, and the health of the GPUs, every few steps."""
+
+    def __init__(self) -> None:
+        self._watch: Stopwatch | None = None
+        self._seconds: float | None = None
+
+    def begin(self, run: Trainer, step: int, carried: Json) -> None:
+        """Puts a stopwatch on the blocks; compiled ones have no inside that it could be put on."""
+        self._run = run
+        if self._watch is None and run.num_ranks > 1 and not run.decision.compiled:
+            self._watch = Stopwatch(run.model, run.device)
+        if self._watch is not None:
+            self._watch.reset()  # of a step that the run went back at
+
+    def before_update(self, seen: Seen) -> None:
+        """Reads the stopwatch, before other hooks compute the step again; only where it is told."""
+        if self._watch is not None and (seen.step + 1) % MACHINES_EVERY_STEPS == 0:
+            self._seconds = self._watch.seconds()
+
+    def after_update(self, seen: Seen) -> dict[str, Json]:
+        """Of this step alone."""
+        if self._watch is not None:
+            self._watch.reset()
+        if (seen.step + 1) % MACHINES_EVERY_STEPS:
+            return {}
+        columns: dict[str, Json] = {}
+        if self._seconds is not None:
+            told = torch.zeros(self._run.num_ranks, dtype=torch.float64, device=self._run.device)
+            told[self._run.rank] = self._seconds
+            dist.all_reduce(told)
+            columns["rank_seconds"] = told.tolist()
+        if self._run.device.type == "cuda":
+            gpus: list[Any] = [None] * self._run.num_ranks
+            dist.all_gather_object(gpus, gpu_health.health(self._run.device))
+            columns["gpus"] = gpus
+        return columns

@@ -1,0 +1,371 @@
+"""The steps of the main run: what one rank computes, sharded, saved and resumed.
+
+A step: each rank takes its rows of the global batch of (seed, step); FSDP2 averages the gradients; loss and trouble are
+agreed upon by all; only then the clipped update. So a batch that gives NaN is never stepped on, the loss curve depends
+on the number of ranks by rounding only, and a resumed run is the same run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from launcher.base import metrics
+from launcher.base.checkpoint_folders import CHECKPOINTS, Refused, expected, tell
+from launcher.base.metrics import Ending, Header
+from launcher.base.reference import GPUS
+from launcher.frozen.frozen import Decision, Parallelism
+from launcher.trainer import assembly, checkpoints, rollback
+from launcher.trainer.hooks import GoBack, Hook, Seen, Stop
+from launcher.trainer.ranks import device, together
+from launcher.trainer.replay import Replay
+from launcher.trainer.saving import SaveError, Saver
+from launcher.trainer.spikes import SpikeWatch
+from launcher.trainer.telemetry import Layers, Machines, Validation
+from proxies.core import canon
+from proxies.core.flops import flops_per_token
+from proxies.core.schedule import lr_table
+from proxies.core.shape import Shape
+from proxies.data.tokens import TokenStore
+from proxies.model.decoder import Multipliers, token_loss
+from proxies.model.optimizer import set_rates
+from proxies.training.outcome import validation_ids
+
+_OTHER_FORMS = {"PCIe", "NVL"}
+"""Of a card, slower than the one of the reference table."""
+
+
+def header(decision: Decision, step: int, num_ranks: int, device: torch.device) -> Header:
+    """What the lines of an attempt that begins after `step` updates belong to."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Header(
+        digest=decision.digest,
+        step=step,
+        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        num_ranks=num_ranks,
+        device=name,
+        model_flops_per_token=float(flops_per_token(decision.shape)),
+        hardware_flops_per_token=hardware_flops_per_token(decision.shape, decision.parallelism),
+        peak_flops_per_second=peak_flops_per_second(name) if decision.precision == "bfloat16" else None,
+    )
+
+
+def hardware_flops_per_token(shape: Shape, parallelism: Parallelism) -> float:
+    """With what is computed twice: the blocks' forward pass, a third of their work, under `full`.
+
+    `selective` keeps the products of matrices and attention, which is all that the convention counts.
+    """
+    model = flops_per_token(shape)
+    readout = 6 * shape.vocab_size * shape.width
+    return model + (model - readout) / 3 if parallelism.activation_checkpointing == "full" else float(model)
+
+
+def peak_flops_per_second(device_name: str) -> float | None:
+    """Dense bfloat16 peak of the device that a driver names so; None where the reference table has no such one."""
+    words = re.split(r"[^A-Za-z0-9]+", device_name)
+    names = {*words, *(first + second for first, second in pairwise(words))}  # GeForce RTX 4090
+    found = [gpu.peak_flops for name, gpu in GPUS.items() if name in names and not names & _OTHER_FORMS]
+    return found[0] if found else None
+
+
+def shares_of_peak(header: Header, tokens_per_second: float) -> dict[str, canon.Json]:
+    """`mfu` and `hfu` of a step, of all ranks together; nothing where the peak is not known."""
+    if header.peak_flops_per_second is None:
+        return {}
+    reached = tokens_per_second / (header.peak_flops_per_second * header.num_ranks)
+    return {"mfu": reached * header.model_flops_per_token, "hfu": reached * header.hardware_flops_per_token}
+
+
+def hooks_of(decision: Decision) -> list[Hook]:
+    """In the order in which they are called. What the config does not ask for is not there."""
+    watched = decision.monitoring
+    hooks: list[Hook] = [Machines()]
+    if decision.spikes.max_rollbacks:
+        hooks.append(SpikeWatch(decision.spikes))
+    if watched.layers_every_steps:
+        hooks.append(Layers(watched.layers_every_steps))  # before the replay, which computes the gradients anew
+    if watched.replay_every_steps:
+        hooks.append(Replay(watched.replay_every_steps))
+    if watched.validate_every_steps:
+        hooks.append(Validation(watched.validate_every_steps))
+    return hooks
+
+
+PARITY_FILE = "parity.json"
+
+
+class Trainer:
+    """One rank of a run. Every public method is collective: all ranks call it together.
+
+    Shape suffixes: B sequences of this rank, T tokens.
+    """
+
+    def __init__(
+        self,
+        decision: Decision,
+        store: TokenStore,
+        run_dir: Path,
+        interrupted: Callable[[], bool],
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.decision, self.store, self.run_dir, self.interrupted = decision, store, run_dir, interrupted
+        self.hooks = (*hooks_of(decision), *hooks)
+        self.rank, self.num_ranks, self.device = dist.get_rank(), dist.get_world_size(), device()
+        parallelism = decision.parallelism
+        if self.num_ranks != parallelism.num_ranks:
+            parallelism = dataclasses.replace(
+                parallelism, data_parallel_shard=self.num_ranks, data_parallel_replicate=1, tensor=1
+            )
+        # Ranks that split matrices among them are neighbours, and share their data.
+        self.num_data_ranks, self.data_rank = parallelism.num_data_ranks, self.rank // parallelism.tensor
+        self.model = assembly.sharded_model(decision, parallelism, self.device.type)
+        self.optimizer = assembly.build_optimizer(self.model, decision.groups)
+        self.multipliers = Multipliers(**dataclasses.asdict(decision.forward))
+        self.lr_shares = lr_table(decision.learning_rate.schedule)
+        spikes = decision.spikes
+        reach_steps = spikes.rollback_steps + spikes.patience_steps if spikes.max_rollbacks else 0
+        self.saver = Saver(self._root, decision.digest, decision.checkpointing.keep, reach_steps)
+        self.rollbacks: tuple[rollback.Rollback, ...] = ()
+        self.done = 0
+
+    def train(self, stop_after: int | None = None) -> Ending:
+        """Resume or begin; train to the end of the schedule, or until `stop_after` steps are done.
+
+        Raises:
+            TrainerError: nothing good to resume from, or the live optimizer is not the frozen one.
+        """
+        self._resume()
+        self.header = header(self.decision, self.done, self.num_ranks, self.device)
+        if self.rank == 0:
+            metrics.append(self.run_dir, self.header)
+        try:
+            ending = self._steps(stop_after)
+            self._settle()  # a run that its brake stopped, too, completes its last checkpoint
+        except SaveError as error:
+            ending = self._aborted(str(error))
+        return ending
+
+    def _steps(self, stop_after: int | None) -> Ending:
+        num_steps = len(self.lr_shares)
+        target = num_steps if stop_after is None else max(self.done, min(stop_after, num_steps))
+        columns: dict[str, canon.Json] = {}
+        while (step := self.done) < target:
+            began = time.perf_counter()
+            loss_nats, norm, interrupted = self.gradients(step)
+            seen = Seen(step=step, loss_nats=loss_nats, grad_norm=norm.item())
+            if trouble := self._trouble(step, loss_nats, seen.grad_norm):
+                return self._aborted(trouble)
+            answers = [hook.before_update(seen) for hook in self.hooks]
+            if stop := next((answer for answer in answers if isinstance(answer, Stop)), None):
+                return self._aborted(stop.reason)
+            if back := next((answer for answer in answers if isinstance(answer, GoBack)), None):
+                self._go_back(step, back)
+                continue
+            self._update(step, norm)
+            self.done = step + 1
+            columns = {name: value for hook in self.hooks for name, value in hook.after_update(seen).items()}
+            trouble = metrics.not_finite(columns)
+            self._log(seen, {} if trouble else columns, time.perf_counter() - began)
+            if trouble:
+                return self._aborted(f"{trouble} after the update of step {self.done}, which is not saved")
+            if interrupted or self.done == target or self.done % self.decision.checkpointing.every_steps == 0:
+                self._save()
+            if interrupted:
+                return Ending(event="interrupted", exit_code=130, step=self.done, reason="by a signal; saved")
+        measured = columns.get("validation_loss_nats")  # after the last update, where that is when the run looks
+        loss_nats = measured if isinstance(measured, float) else self.validation_loss()
+        if not math.isfinite(loss_nats):
+            return self._aborted(f"validation loss is {loss_nats}")
+        event: Literal["finished", "stopped"] = "finished" if target == num_steps else "stopped"
+        return Ending(event=event, exit_code=0, step=target, validation_loss_nats=loss_nats)
+
+    def _aborted(self, reason: str) -> Ending:
+        return Ending(event="aborted", exit_code=3, step=self.done, reason=reason)
+
+    def _go_back(self, step: int, back: GoBack) -> None:
+        """Recorded first, and then as any resume."""
+        self._settle()
+        new = rollback.Rollback(at_step=step, **dataclasses.asdict(back))
+        rollback.add(self.run_dir, self.decision.digest, self.rollbacks, new)
+        self.optimizer.zero_grad()
+        self.optimizer = assembly.build_optimizer(self.model, self.decision.groups)
+        self._resume()
+
+    def _resume(self) -> None:
+        """From the newest good checkpoint, or from step 0 with initial weights."""
+        self.rollbacks = together(lambda: rollback.shared(self.run_dir, self.decision.digest))
+        found = torch.tensor(together(self._newest_step), device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)  # only rank 0 has looked
+        start = int(found.item())
+        if start:
+            checkpoints.read_tensors(checkpoints.folder_of(self._root, start), self.model, self.optimizer)
+        else:
+            assembly.initialize(self.model, self.decision.groups, self.decision.seed)
+        self._prove_parity(start)
+        if self.rank == 0:
+            metrics.rewind(self.run_dir, start)
+            rollback.tell(self.run_dir, self.decision.digest, self.rollbacks, start)
+        self.done = start
+        carried = together(lambda: checkpoints.manifest_of(self._root, start)).carried if start else {}
+        for hook in self.hooks:
+            hook.begin(self, start, cast(canon.Json, carried.get(type(hook).__name__)))
+
+    @property
+    def _root(self) -> Path:
+        return self.run_dir / CHECKPOINTS
+
+    def _newest_step(self) -> int:
+        if self.rank != 0:
+            return 0
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        refused: list[Refused] = []
+        try:
+            usable = functools.partial(rollback.on_path, self.rollbacks)
+            first_save = self.decision.checkpointing.every_steps
+            may_begin = any(back.to_step < first_save for back in self.rollbacks)
+            manifest = checkpoints.newest_good(
+                self._root, self.decision.digest, refused, usable, may_begin=may_begin,
+                expected="" if may_begin else expected(self.run_dir, self.decision.digest),
+            )  # fmt: skip
+        finally:
+            tell(self.run_dir, self.decision.digest, refused)
+        return 0 if manifest is None else manifest.step
+
+    def _prove_parity(self, start: int) -> None:
+        """Hold the live optimizer, and at step 0 the weights, against the frozen numbers; keep the table."""
+        model, optimizer, groups = self.model, self.optimizer, self.decision.groups
+        lr_share = self.lr_shares[start - 1] if start else 1.0
+        together(lambda: assembly.prove_groups(model, optimizer, groups, lr_share))
+        if start:
+            return
+        init_stds = together(lambda: assembly.prove_init(model, groups))
+        if self.rank == 0:
+            table = assembly.parity_table(model, optimizer, init_stds)
+            canon.write_atomic(
+                self.run_dir / PARITY_FILE, canon.pretty({"digest": self.decision.digest, "parameters": table})
+            )
+
+    def gradients(self, step: int) -> tuple[float, Tensor, bool]:
+        """Loss of the global batch in nats per token, norm of its gradient, and whether any rank got a signal."""
+        _, count = self._sequences(step)
+        first = self.first_sequence(step)
+        mine = count // self.num_data_ranks
+        batch = self.store.train_batch(
+            seed=self.decision.seed,
+            first_sequence=first + self.data_rank * mine,
+            num_sequences=mine,
+            seq_len=self.decision.shape.seq_len,
+        )
+        self.optimizer.zero_grad()
+        mean_nats = torch.zeros((), dtype=torch.float64, device=self.device)
+        most = self.decision.parallelism.microbatch_sequences or mine
+        for start in range(0, mine, most):
+            ids_BT = torch.from_numpy(batch[start : start + most]).to(self.device)
+            loss = token_loss(self.model(ids_BT[:, :-1], self.multipliers), ids_BT[:, 1:]) * (len(ids_BT) / mine)
+            loss.backward()  # type: ignore[no-untyped-call]
+            mean_nats += loss.detach()  # not read here: a GPU would wait after every pass
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        flags = torch.tensor([self.interrupted(), self.saver.failed], dtype=torch.float64).to(self.device)
+        told = torch.cat([(mean_nats / self.num_ranks)[None], flags])
+        dist.all_reduce(told)
+        loss_nats, num_interrupted, num_failed = told.tolist()
+        if num_failed:
+            self._settle()
+        return loss_nats, norm, num_interrupted > 0
+
+    def first_sequence(self, step: int) -> int:
+        """Where the global batch of `step` stands in the data: past what the schedule says and rollbacks skipped."""
+        return self._sequences(step)[0] + rollback.skipped_sequences(self.rollbacks, step)
+
+    def _sequences(self, step: int) -> tuple[int, int]:
+        """Sequences trained on before `step`, and how many it takes."""
+        decision = self.decision
+        return decision.learning_rate.schedule.sequences(step, decision.batch_tokens // decision.shape.seq_len)
+
+    def _trouble(self, step: int, loss_nats: float, grad_norm: float) -> str:
+        """Why the update of `step` must not be made; proxies are called diverged by the same rule."""
+        if not (math.isfinite(loss_nats) and math.isfinite(grad_norm)):
+            return f"loss {loss_nats} or gradient norm {grad_norm} not finite at step {step + 1}, before its update"
+        ceiling = self.decision.abort.train_loss_above_nats
+        if step > self.decision.learning_rate.schedule.warmup_steps and loss_nats > ceiling:
+            return f"loss {loss_nats:.6g} over {ceiling:.3f} nats at step {step + 1}, before its update"
+        return ""
+
+    def clip_norm(self, step: int) -> float | None:
+        """In force at update `step`."""
+        return rollback.clip_norm(self.rollbacks, step, self.decision.clip_norm)
+
+    def _update(self, step: int, norm: Tensor) -> None:
+        """Clip by the full norm and step, every group at its peak rate times the schedule's share."""
+        clip_norm = self.clip_norm(step)
+        if clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip_norm, norm)
+        set_rates(self.optimizer, self.decision.groups, self.lr_shares[step])
+        self.optimizer.step()
+
+    def _log(self, seen: Seen, columns: dict[str, canon.Json], seconds: float) -> None:
+        if self.rank == 0:
+            first, count = self._sequences(seen.step)
+            seq_len = self.decision.shape.seq_len
+            line = {
+                **columns,
+                "step": seen.step + 1,
+                "train_loss_nats": seen.loss_nats,
+                "grad_norm": seen.grad_norm,
+                "lr": self.optimizer.param_groups[0]["lr"],
+                **({} if (clip_norm := self.clip_norm(seen.step)) is None else {"clip_norm": clip_norm}),
+                "tokens": (first + count) * seq_len,
+                "tokens_per_second": count * seq_len / seconds,
+                "seconds": seconds,
+            }
+            metrics.append(self.run_dir, {**line, **shares_of_peak(self.header, count * seq_len / seconds)})
+        self._tell_saves()
+
+    def _save(self) -> None:
+        carried = {type(hook).__name__: kept for hook in self.hooks if (kept := hook.carried()) is not None}
+        self.saver.save(self.done, self.model, self.optimizer, carried, len(self.rollbacks))
+
+    def _settle(self) -> None:
+        """Wait for the save under way. Raises SaveError where it failed."""
+        self.saver.settle()
+        self._tell_saves()
+
+    def _tell_saves(self) -> None:
+        for saved in self.saver.finished():
+            if self.rank == 0:
+                metrics.append(self.run_dir, saved)
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        """Loss in nats per token over the proxies' validation windows, each rank its share."""
+        seq_len = self.decision.shape.seq_len
+        held = validation_ids(self.store, seq_len)
+        num_sequences = len(held)
+        mine = self.decision.batch_tokens // seq_len // self.num_data_ranks
+        mine = min(mine, self.decision.parallelism.microbatch_sequences or mine)  # as many as fit, in training too
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for first in range(0, num_sequences, mine * self.num_data_ranks):
+            # Every rank runs the model equally often, as sharding needs; rows past the end repeat and do not count.
+            rows = torch.arange(mine) + first + self.data_rank * mine
+            ids_BT = held[rows.clamp(max=num_sequences - 1)].to(self.device)
+            logits_BTV = self.model(ids_BT[:, :-1], self.multipliers).unflatten(0, (mine, seq_len))
+            losses_B = token_loss(logits_BTV, ids_BT[:, 1:])
+            total += losses_B[(rows < num_sequences).to(self.device)].double().sum()
+        dist.all_reduce(total)
+        num_times = self.num_ranks // self.num_data_ranks  # ranks that split matrices have computed the same
+        return total.item() / (num_sequences * num_times)

@@ -1,0 +1,180 @@
+"""The search as plain data for report and verbs, and in sentences: how it went, how sure its choice is. No torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.experiments.searching import GROWTH, WARM_START, edges_of, ended_losses, legs, pruned_trials, trial_points
+from launcher.experiments.ties import ties_body
+from launcher.plan.study import SEARCH_STAGE, Study
+from launcher.study.rerun_view import replays_body
+from launcher.study.rerun_view import sentences as replay_sentences
+from launcher.study.sweeping import said
+from proxies.core import canon
+from proxies.core.canon import Json
+from sweeps.search.growth import Side, pruned_sides
+from sweeps.search.samplers import LEARNING
+from sweeps.search.space import OFF
+
+if TYPE_CHECKING:
+    from launcher.experiments.transferred import Searched
+    from sweeps.store.ledger import Ledger
+
+_ORIGINS = {"beyond an end": "beyond an end of the range, where it grew", "design": "the even design at the start"}
+CLEAR_ERRORS = 2.0
+"""Standard errors by which the runner-up must lose to be told apart."""
+
+
+def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json]:
+    """Trials with where each point came from, the best, how the ranges grew, whether it is bracketed, and repeats."""
+    results, done = ledger.first_results(), legs(study, ledger)
+    trials: list[Json] = []
+    origins = _origins(study, ledger)
+    for index, point in enumerate(found.points):
+        result = results[study.trial(point).id]
+        trials.append(
+            {"index": index, **point, "loss_nats": result.loss_nats, "status": result.status, "origin": origins[index],
+             "num_steps": result.num_steps}
+        )  # fmt: skip
+    losses = ended_losses(study, ledger)
+    assert losses is not None
+    edges, stopped = edges_of(study, ledger, losses)
+    warm = ledger.find(WARM_START, SEARCH_STAGE)
+    return {
+        "trials": trials,
+        "best": canon.to_json(found.best),
+        "best_trial": found.best_trial,
+        "sampler": study.plan.search.sampler,
+        "pruner": study.plan.search.pruner,
+        "pruned_sides": [[name, side] for name, side in _pruned_sides(study, ledger, losses)],
+        "ranges": {axis.name: list(axis.choices or axis.range) for axis in done[-1].space.axes},
+        "can_be_off": list(study.plan.search.can_be_off),
+        "growth": [record.body for record in ledger.records(GROWTH)],
+        "open_edges": [canon.to_json(edge) for edge in edges],
+        "stopped": canon.to_json(stopped),
+        "warm_start": warm.body if warm else None,
+        "replicates": _replicates(found),
+        "ties": list(ties_body(found.ties, study.plan.transfer.margin_nats)),
+        "replays": replays_body(ledger),
+    }
+
+
+def _pruned_sides(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tuple[tuple[str, Side], ...]:
+    return pruned_sides(legs(study, ledger)[-1].space, trial_points(ledger), losses, pruned_trials(study, ledger))
+
+
+def _origins(study: Study, ledger: Ledger) -> list[str]:
+    """Where each trial's point came from."""
+    search, found = study.plan.search, []
+    warm: Any = ledger.find(WARM_START, SEARCH_STAGE)
+    sources = [f"warm start: {one['source']}" for one in warm.body["points"]] if warm else []
+    for leg in legs(study, ledger):
+        given = sources if leg.num_known == 0 else ["beyond an end"] * len(leg.given)
+        for index in range(leg.num_known, leg.num_trials):
+            design = search.sampler in LEARNING and index < max(search.num_startup, search.parallelism)
+            own = "design" if design and leg.num_known == 0 else search.sampler
+            found.append(given[index - leg.num_known] if index - leg.num_known < len(given) else own)
+    return found
+
+
+def _replicates(found: Searched) -> Json:
+    again = found.replicated
+    if again is None or again.comparison is None:
+        return None
+    compared = again.comparison
+    return {
+        "num_runs": len(again.specs),
+        "paired": compared.paired,
+        "lead_nats": compared.lead_nats,
+        "lead_standard_error_nats": compared.lead_standard_error_nats,
+        "standings": [
+            {
+                "trial": again.candidates[one.candidate],
+                "num_repeats": one.num_repeats,
+                "num_diverged": one.num_diverged,
+                "mean_nats": one.mean_nats,
+                "standard_error_nats": one.standard_error_nats,
+            }
+            for one in compared.standings
+        ],
+    }
+
+
+def value_text(name: str, value: float | None) -> str:
+    """A searched value as one says it."""
+    if value is None:
+        return "-"
+    if value == OFF and name in ("clip_norm", "weight_decay"):
+        return "off"
+    return f"{value:.3f}" if name == "warmup_fraction" else f"{value:.3g}"
+
+
+def sentences(body: Any) -> list[str]:
+    """What is to be said of a search: where the best came from, its bracket, growth, repeats."""
+    best = next(trial for trial in body["trials"] if trial["index"] == body["best_trial"])
+    origin = _ORIGINS.get(best["origin"], best["origin"])
+    lines = [f"sampler {body['sampler']}; the best is trial {best['index']}, its point from: {origin}"]
+    lines += _warm_sentences(body)
+    lines += [said(grew) for grew in body["growth"]]
+    lines += [
+        f"{edge['axis']} is not bracketed: the best trials lie at the {edge['side']} end of [{edge['range'][0]:.4g}, "
+        f"{edge['range'][1]:.4g}]; search.max_extensions lets it grow, in a study of its own (--fork keeps what ran)"
+        for edge in body["open_edges"]
+    ]
+    lines += list(body["stopped"]) + _pruned_sentences(body) + _repeat_sentences(body)
+    lines += [f"{one['hyperparameter'].replace('_', ' ')}: {one['words']}" for one in body.get("ties", ())]
+    return lines + replay_sentences(body.get("replays"))
+
+
+def _pruned_sentences(body: Any) -> list[str]:
+    """What was given up, how much that spared, and what is known by the pruner's word alone."""
+    pruned = [trial for trial in body["trials"] if trial["status"] == "pruned"]
+    if not pruned:
+        return []
+    # A trial that diverged has stopped by itself.
+    planned = max((trial["num_steps"] for trial in body["trials"] if trial["status"] == "finished"), default=0)
+    spared = sum(planned - trial["num_steps"] for trial in pruned)
+    share = spared / (spared + sum(trial["num_steps"] for trial in body["trials"]))
+    said = f"pruner {body['pruner']}: {len(pruned)} of {len(body['trials'])} trials were given up on their way, "
+    return [f"{said}{share:.0%} of the search's steps spared"] + [
+        f"{name}: every trial {'above' if side == 'high' else 'below'} the best one's value was pruned: what such "
+        "trials would have come to, nobody knows"
+        for name, side in body["pruned_sides"]
+    ]
+
+
+def _warm_sentences(body: Any) -> list[str]:
+    """How many of the first points came from where."""
+    counts = Counter(one["source"] for one in (body["warm_start"] or {"points": []})["points"])
+    said = ", ".join(f"{number} from {source}" for source, number in counts.items())
+    return [f"the first trials are a warm start: {said}"] if said else []
+
+
+def _repeat_sentences(body: Any) -> list[str]:
+    again = body["replicates"]
+    if again is None:
+        return ["each trial is one run, and the best of many is in part the luckiest: search.num_replicates repeats it"]
+    best, *rest = again["standings"]
+    lines = []
+    if best["mean_nats"] is not None:
+        error = best["standard_error_nats"]
+        noise = "" if error is None else f" +- {error:.4f}"
+        lines.append(
+            f"{again['num_runs']} repeats with other seeds: trial {best['trial']} has {best['mean_nats']:.4f}{noise} "
+            f"nats over {best['num_repeats']}"
+        )
+    if again["lead_nats"] is not None:
+        lead, error = again["lead_nats"], again["lead_standard_error_nats"]
+        noise = "" if error is None else f" +- {error:.4f}"
+        clear = error is not None and lead > CLEAR_ERRORS * error
+        how = ", compared seed by seed" if again["paired"] else ""
+        lines.append(
+            f"trial {rest[0]['trial']} loses to it by {lead:.4f}{noise} nats{how}"
+            + ("" if clear else ": they cannot be told apart")
+        )
+    lost = [one for one in again["standings"] if one["num_diverged"]]
+    return lines + [
+        f"trial {one['trial']} diverged with {one['num_diverged']} of {one['num_repeats']} other seeds" for one in lost
+    ]

@@ -1,0 +1,94 @@
+"""A run's metrics as arrays over its logged steps: what every statistic of the watch reads, wherever it came from.
+
+What a source does not have is NaN, or None where it never had it. Columns are named as in `launcher.base.metrics`.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from launcher.base.metrics import Header
+from launcher.watch.logs.series import Floats
+from proxies.core import canon
+
+SCALARS = ("grad_norm", "lr", "tokens", "tokens_per_second", "seconds", "mfu", "hfu", "clip_norm")
+LAYER_COLUMNS = ("weight_rms", "param_norm", "grad_norm", "update_ratio")
+GPU_COLUMNS = ("temperature_celsius", "num_ecc_errors", "num_link_errors")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Columns:
+    """One run so far. S logged steps, ascending and each once; R ranks."""
+
+    steps: Floats
+    """[S] Steps done, whole numbers."""
+    train_loss_nats: Floats
+    """[S]"""
+    grad_norm: Floats
+    """[S] Before clipping."""
+    lr: Floats
+    tokens: Floats
+    """[S] Seen so far."""
+    tokens_per_second: Floats
+    seconds: Floats
+    """[S] Of that step."""
+    mfu: Floats
+    hfu: Floats
+    clip_norm: Floats
+    validation_steps: Floats
+    """[V]"""
+    validation_loss_nats: Floats
+    """[V] After the update of that step."""
+    line_steps: Floats = field(default_factory=lambda: np.empty(0))
+    """[N] Of every line that has one, with a loss or without."""
+    rank_steps: Floats = field(default_factory=lambda: np.empty(0))
+    """[K] The newest steps whose lines have `rank_seconds`."""
+    rank_seconds: Floats | None = None
+    """[K, R] Compute time of each rank, before it waits for the others."""
+    layer_steps: Floats = field(default_factory=lambda: np.empty(0))
+    """[L] Steps whose lines have `layers`."""
+    layers: Mapping[str, Mapping[str, Floats]] = field(default_factory=dict)
+    """Layer -> column of `LAYER_COLUMNS` -> [L]."""
+    gpu_steps: Floats = field(default_factory=lambda: np.empty(0))
+    """[G] Steps whose lines have `gpus`."""
+    gpus: Mapping[str, Floats] = field(default_factory=dict)
+    """Column of `GPU_COLUMNS` -> [G, R]."""
+    events: Sequence[Mapping[str, canon.Json]] = ()
+    """The lines that are no steps, in the order they came, as dicts of `launcher.base.metrics`."""
+    header: Header | None = None
+    """Of the newest attempt."""
+    newest_at: float | None = None
+    """When the newest line was written, in seconds since 1970; None where the source does not say."""
+
+    def __len__(self) -> int:
+        """Logged steps."""
+        return len(self.steps)
+
+    @property
+    def step(self) -> int:
+        """The newest logged step; 0 before the first."""
+        return int(self.steps[-1]) if len(self.steps) else 0
+
+
+def number(value: canon.Json) -> float:
+    """The number, or NaN."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
+
+
+def headers(events: Iterable[Mapping[str, canon.Json]]) -> list[Header]:
+    """One an attempt, in order; one that this version cannot read is left out."""
+    found = []
+    for event in events:
+        if event.get("event") != "started":
+            continue
+        try:
+            header = canon.decode(Header, dict(event))
+            datetime.datetime.fromisoformat(header.started_at)
+            found.append(header)
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,247 @@
+"""What a worker runs: an engine of proxies behind the pool's `Host` protocol. Torch is loaded in the worker alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import os
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.spec import Curve, RunResult, RunSpec
+from proxies.training.memory import give_back_memory
+from sweeps.run.causes import classify
+from sweeps.run.pool import Advance, Advanced, Finished, Replay
+from sweeps.run.redaction import LineRedactor
+from sweeps.store.sites import RESUMED, WHERE, site
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from launcher.workers.group import Follower, Leader
+    from launcher.workers.resumable import Resumable
+    from launcher.workers.sharded import Sharded
+    from proxies.data.tokens import TokenStore
+    from proxies.training.bank import Bank
+    from proxies.training.built import BuiltModel
+    from proxies.training.solo import Solo
+    from sweeps.ray.actor import Seat
+
+
+class UserCodeError(Exception):
+    """The user's own model fails while it trains; the message names the line of theirs it fails at."""
+
+    cause = "user_code"
+
+    def __init__(self, said: str, log_tail: str) -> None:
+        """`log_tail`: the last lines of the traceback inside their files."""
+        self.log_tail = log_tail
+        super().__init__(said)
+
+
+class Engine(Protocol):
+    """What trains: a bank, one trial alone, or the user's own command."""
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Slot -> optimizer steps done, of the occupied slots."""
+
+    def admit(self, index: int, spec: RunSpec) -> None:
+        """Start a run in a free slot."""
+
+    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
+        """Up to so many steps; (slot, result, curve) of the runs that end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostFactory:
+    """Makes the host of a worker; travels to it. Folders are absolute, as the workers see them."""
+
+    study_dir: str
+    """Checkpoints and a command's runs go there."""
+    corpus: str
+    """Of the token shards; empty where a command has its own data."""
+    weights: dict[str, float] | None = None
+    """Shares of the corpus's sources, where the plan changes them."""
+    code_dir: str = ""
+    """Of the user's own modules."""
+    timeout_seconds: float | None = None
+    """Of one run of a command."""
+    gpu_share: float = 0.0
+    """Of a GPU, for each worker; below 1 none may take more of its memory."""
+    python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
+    """A command's, as the user set it: a worker's own serves our code, and could hide the trainer's."""
+
+    def __call__(self, seat: Seat | None = None) -> Host | Leader | Follower:
+        """A host with no engine yet; on a seat among ranks, one that has met the others."""
+        if seat is None:
+            return Host(self)
+        from launcher.workers.group import Follower, Leader, join
+        from launcher.workers.sharded import Obedient
+
+        mesh = join(seat)
+        return Follower(Obedient(self.store(), mesh)) if seat.rank else Leader(Host(self, mesh))
+
+    def store(self) -> TokenStore:
+        """The corpus, opened."""
+        from proxies.data.tokens import TokenStore
+
+        return TokenStore(Path(self.corpus), trusted=True, weights=self.weights)
+
+
+class Host:
+    """One engine at a time, rebuilt when the key changes."""
+
+    def __init__(self, where: HostFactory, mesh: DeviceMesh | None = None) -> None:
+        """`mesh`: of the ranks that this one leads."""
+        self._where, self._mesh = where, mesh
+        self._store: TokenStore | None = None
+        self._engine: Engine | None = None
+        self._resumable: Resumable | None = None  # the engine, if it is ours
+        self._key = ""
+        self._begun: dict[str, int] = {}  # run id -> step that it was admitted at
+
+    def advance(self, call: Advance) -> Advanced:
+        """See `sweeps.run.pool.Host`.
+
+        Raises:
+            UserCodeError: the user's own model fails while it trains.
+        """
+        if call.probe is not None:
+            if call.probe == WHERE:
+                return Advanced(answer=cast(dict[str, Json], site()))
+            return Advanced(answer=self._measured(call.probe))
+        specs = [(slot, canon.decode(RunSpec, spec)) for slot, spec in call.admit]
+        if call.bank_key != self._key or self._engine is None:
+            if not specs:
+                raise ValueError("an empty bank was asked to advance")
+            self._drop()
+            self._engine = self._open(specs[0][1], call.num_microbatches, call.replay)
+            self._key = call.bank_key
+        own = self._resumable
+        if own is not None:
+            own.keep(call.hold.keys() - {slot for slot, _ in specs})
+        for slot, spec in specs:
+            self._engine.admit(slot, spec)
+            self._begun[spec.id] = self._engine.steps.get(slot, 0)
+        if own is not None:
+            own.pause(call.hold)
+        ended = self._trained(self._engine, call.max_steps) if call.max_steps else []
+        if call.save and own is not None:
+            own.save()
+        return Advanced(
+            finished=tuple(self._told(*each) for each in ended),
+            steps=self._engine.steps,
+            paused=() if own is None else tuple(self._told(*each) for each in own.paused()),
+            notes=() if own is None else own.take_notes(),
+        )
+
+    def _drop(self) -> None:
+        """Free what the engine holds before the next one takes its own.
+
+        A compiled model lies in a circle with its compiled self: of a bank of 1056 MB, 264 MB would wait for the
+        collector, and glibc does not fit a bank of other sizes into what is left. With both done, a worker that went
+        from that bank to an eager one of as many weights was at 2.4 GB, not at 2.8 to 3.0.
+        """
+        if self._engine is not None:
+            self._engine = self._resumable = None
+            gc.collect()
+            give_back_memory()
+
+    def _trained(self, engine: Engine, max_steps: int) -> list[tuple[int, RunResult, Curve]]:
+        """The engine's own `advance`, its errors in the user's files told as such."""
+        try:
+            return engine.advance(max_steps)
+        except Exception as error:
+            theirs = _frames_below(error, self._where.code_dir)
+            if not theirs or classify(error) != "error":
+                raise
+            last = theirs[-1]
+            said = f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`: {type(error).__name__}: {error}"
+            tail = "\n".join(f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in theirs)
+            raise UserCodeError(said, f"{tail}\n{type(error).__name__}: {error}") from error
+
+    def _told(self, slot: int, result: RunResult, curve: Curve) -> Finished:
+        """An outcome as it travels, with where it was made."""
+        begun = 0 if result.status == "pruned" else self._begun.get(result.id, 0)  # its first steps are as any's
+        here = site() | ({RESUMED: str(begun)} if begun else {})
+        placed = dataclasses.replace(result, environment={**result.environment, **here})
+        return Finished(
+            slot=slot,
+            result=cast(dict[str, Json], canon.to_json(placed)),
+            curve=cast(dict[str, Json], canon.to_json(curve)),
+        )
+
+    def _open(self, spec: RunSpec, num_microbatches: int, replay: Replay) -> Engine:
+        """What trains runs like this one: their own command, we ourselves one at a time, or side by side."""
+        where = self._where
+        if spec.command is not None:
+            from proxies.external.command import CommandEngine, Workplace
+
+            return CommandEngine(
+                Workplace(
+                    runs_dir=Path(where.study_dir) / "external",
+                    code_dir=Path(where.code_dir),
+                    corpus=Path(where.corpus) if where.corpus else None,
+                    timeout_seconds=where.timeout_seconds or math.inf,
+                    python_path=where.python_path,
+                    redact=LineRedactor,
+                )
+            )
+        if replay:
+            from launcher.workers.rerun_engine import RerunEngine
+
+            return RerunEngine(self._own(spec, num_microbatches), nudged=replay == "nudged")
+        from launcher.workers.resumable import Resumable
+
+        self._resumable = Resumable(self._own(spec, num_microbatches), Path(where.study_dir))
+        return self._resumable
+
+    def _own(self, spec: RunSpec, num_microbatches: int = 1) -> Solo | Bank | Sharded:
+        """An empty engine of ours for runs like this one."""
+        self._store = self._store or self._where.store()
+        if 0 < self._where.gpu_share < 1:
+            from launcher.base.gpu_share import cap_memory
+
+            cap_memory(self._where.gpu_share)
+        if self._mesh is not None:
+            from launcher.workers.sharded import Sharded
+
+            return Sharded(self._store, self._mesh, num_microbatches=num_microbatches)
+        if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:  # a bank of one slot records its steps
+            from proxies.training.solo import Solo
+
+            return Solo(self._store, build=self._build, num_microbatches=num_microbatches)
+        from proxies.training.bank import Bank
+
+        return Bank(spec.shape, spec.batch_tokens, spec.numerics, self._store, num_microbatches=num_microbatches)
+
+    def _measured(self, asked: dict[str, Json]) -> dict[str, Json]:
+        """The answer to a probe (`proxies.training.calibration.Probe`)."""
+        from proxies.training.calibration import Probe, measure
+        from proxies.training.torch_device import TorchDevice
+
+        self._engine, self._resumable, self._key = None, None, ""  # the memory is the probe's
+        probe = canon.decode(Probe, asked)
+        return cast(dict[str, Json], canon.to_json(measure(probe, self._own, TorchDevice(probe))))
+
+    def _build(self, spec: RunSpec) -> BuiltModel:
+        from proxies.external.factory import build_model
+
+        return build_model(spec, Path(self._where.code_dir))
+
+
+def _frames_below(error: Exception, code_dir: str) -> list[traceback.FrameSummary]:
+    """Where in the user's own files an error came through, the innermost last; our files may lie there too."""
+    ours = [Path(__file__).parents[2] / room for room in ("proxies", "sweeps", "launcher")]
+
+    def theirs(path: Path) -> bool:
+        return path.is_relative_to(code_dir) and not any(map(path.is_relative_to, ours))
+
+    frames = traceback.extract_tb(error.__traceback__) if code_dir else []
+    return [f for f in frames if theirs(Path(f.filename)) and "site-packages" not in Path(f.filename).parts]

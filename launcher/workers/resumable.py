@@ -1,0 +1,148 @@
+"""An engine of ours whose slots are saved now and then, and go on from there: behind the host, in the worker."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Protocol
+
+from proxies.core.spec import Curve, RunResult, RunSpec
+from proxies.training.slot_state import SlotState, StateError, newest, put_newest_aside, store
+from sweeps.store.checkpoints import checkpoint_dir
+
+CALL_SECONDS = 5.0
+"""The longest that one call goes on beginning steps: a stop must be heard within its grace."""
+SAVE_SECONDS = 30.0
+"""Between two saves, so that a run loses no more when its worker dies."""
+SAVES_PER_RUN, LEAST_SAVE_SECONDS = 10, 1.0
+"""A run of less than ten times that is saved at each tenth: where workers live for seconds, it ends all the same."""
+LOOKED_AT = "looked at"
+"""Reason in the outcome of a run that waits; whoever prunes it has a better one."""
+SAVE_SHARE, SHORT_SAVE_SHARE = 0.01, 0.05
+"""Of the time, at most, that saving may take, of long runs and short ones: where a save takes long, the next one waits
+the longer. Four slots of a tiny model take 45 ms, and their steps 40.
+"""
+
+
+class OwnEngine(Protocol):
+    """A bank, or one trial alone."""
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Slot -> optimizer steps done, of the occupied slots."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a state must have been written under."""
+
+    def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
+        """Start a run in a free slot, or go on from its state. Raises StateError if it is none of this run's."""
+
+    def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
+        """Up to so many steps, none begun after so many seconds; (slot, result, curve) of the runs that end."""
+
+    def state(self, index: int) -> SlotState:
+        """Of an occupied slot."""
+
+    def evict(self, index: int) -> None:
+        """Free a slot."""
+
+    def pause_at(self, index: int, step: int | None) -> None:
+        """Have `advance` do nothing while the run of an occupied slot has done `step` steps or more; None: go on."""
+
+    def pruned(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
+        """The outcome of a run if it is given up as it was after so many steps."""
+
+
+class Resumable:
+    """Admits runs from their checkpoints, and writes some."""
+
+    def __init__(self, engine: OwnEngine, study_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: monotonic seconds."""
+        self._engine, self._study_dir, self._clock = engine, study_dir, clock
+        self._saved_steps: dict[int, int] = {}
+        self._num_steps: dict[int, int] = {}
+        self._step_seconds = 0.0
+        self._saved_at, self._save_took = clock(), 0.0
+        self._pauses: dict[int, int] = {}
+        self._notes: list[str] = []
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Slot -> optimizer steps done, of the occupied slots."""
+        return self._engine.steps
+
+    def admit(self, index: int, spec: RunSpec) -> None:
+        """Start a run in a free slot, from its newest good checkpoint if there is one."""
+        self._num_steps[index] = spec.schedule.num_steps
+        folder = checkpoint_dir(self._study_dir, spec.id)
+        while state := newest(folder, spec.id, self._engine.environment, self._notes):
+            try:
+                self._engine.admit(index, spec, state)
+            except StateError as error:
+                put_newest_aside(folder, str(error), self._notes)
+                continue
+            self._saved_steps[index] = state.header.step
+            self._notes.append(f"run {spec.id[:12]} goes on from step {state.header.step}")
+            return
+        self._engine.admit(index, spec)
+        self._saved_steps[index] = 0
+
+    def keep(self, indices: AbstractSet[int]) -> None:
+        """Free every slot but those."""
+        for index in self._engine.steps.keys() - indices:
+            self._engine.evict(index)
+
+    def pause(self, hold: Mapping[int, int | None]) -> None:
+        """Have every run wait at its step to be looked at; one without goes on."""
+        for index in self._engine.steps:
+            self._engine.pause_at(index, hold.get(index))
+        self._pauses = {index: step for index, step in hold.items() if step is not None}
+
+    def paused(self) -> list[tuple[int, RunResult, Curve]]:
+        """(slot, result, curve) of the runs that wait, as if they were pruned there; they may be further already."""
+        steps = self._engine.steps
+        there = [(index, step) for index, step in self._pauses.items() if index in steps and steps[index] >= step]
+        return [(index, *self._engine.pruned(index, step, LOOKED_AT)) for index, step in there]
+
+    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
+        """Up to so many steps, for some seconds; (slot, result, curve) of the runs that end. Saves, if it is time."""
+        began, before = self._clock(), self._engine.steps
+        due_seconds = self._saved_at + self._save_every_seconds() - began
+        # However late the call comes: one that made no step would be followed by others like it.
+        ended = self._engine.advance(num_steps, min(CALL_SECONDS, max(due_seconds, LEAST_SAVE_SECONDS / 2)))
+        done = [step - before[index] for index, step in self._engine.steps.items() if index in before]
+        if any(done):
+            self._step_seconds = (self._clock() - began) / max(done)
+        if self._clock() - self._saved_at >= self._save_every_seconds():
+            self.save()
+        return ended
+
+    def _save_every_seconds(self) -> float:
+        """Between two saves, by the shortest run at hand; of no known length, it is short."""
+        shortest = min((self._num_steps[index] for index in self._engine.steps), default=0) * self._step_seconds
+        if shortest >= SAVES_PER_RUN * SAVE_SECONDS:
+            return max(SAVE_SECONDS, self._save_took / SAVE_SHARE)
+        return max(shortest / SAVES_PER_RUN, LEAST_SAVE_SECONDS, self._save_took / SHORT_SAVE_SHARE)
+
+    def save(self) -> None:
+        """Write the state of every slot that has moved since it was last written. What fails is a note, no error."""
+        began = self._clock()
+        for index, step in self._engine.steps.items():
+            if step > self._saved_steps[index]:
+                state = self._engine.state(index)
+                try:
+                    store(checkpoint_dir(self._study_dir, state.header.run_id), state)
+                except StateError as error:
+                    self._notes.append(f"{error}; the run goes on without")
+                self._saved_steps[index] = step
+        self._saved_at = self._clock()
+        self._save_took = self._saved_at - began
+
+    def take_notes(self) -> tuple[str, ...]:
+        """What the user should hear, once."""
+        notes, self._notes = tuple(self._notes), []
+        return notes

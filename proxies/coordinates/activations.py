@@ -1,0 +1,284 @@
+"""What the coordinate check records of a model: every layer's output on one probe batch, as sizes.
+
+Works on any module by hooks: the output of every module that owns parameters, of every block (a member of an outermost
+`nn.ModuleList`: the residual stream), and the logits of every call of `scaled_dot_product_attention`. Sizes are mean
+absolute values, mup's own (`mup.coord_check`, statistic `l1`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from proxies.coordinates.verdict import Role
+from proxies.core.numbers import Kind
+
+PROBE_TOKENS = 512
+"""Tokens of the probe batch (at least one sequence), and the most rows kept of an output to compare with later."""
+LOGIT_ROWS = 128
+"""Queries, over all sequences, whose attention logits are looked at: their number grows with the square of length."""
+_ROLES: dict[Kind, Role] = {"embedding": "embedding", "hidden": "hidden", "readout": "readout"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """One layer at one step. Sizes are mean absolute values over the probe batch."""
+
+    role: Role
+    size: float
+    """Of the output."""
+    change: float
+    """Of the output less the output at step 0; of the readout only what its own update makes of its input at step
+    0."""
+    update: float
+    """Of a matrix: of what its own update so far makes of its input at step 0, over that input's size. The rate by
+    itself, whatever the other layers do; NaN for other roles."""
+    gain: float
+    """Of the output over that of the input; NaN without parameters."""
+    head_dim: int = 0
+    """Of attention logits: the width of a query."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether the sizes are finite numbers."""
+        return math.isfinite(self.size) and math.isfinite(self.change)
+
+
+@dataclass(slots=True)
+class _Start:
+    """A matrix at step 0: what it was called with, the size of that, and what it gave."""
+
+    args: Any
+    kwargs: Any
+    entering: float
+    gave: Tensor | None = None
+
+
+class Probe:
+    """Watches one model through its training. Make it before the first step: what it finds is the start.
+
+    Args:
+        module: the model, uncompiled.
+        kinds: of its parameters, by name; a module whose parameters have none shares them, as a tied readout does.
+        by_depth: name blocks `first`, `middle` and `last`, so that models of other depths have the same names.
+    """
+
+    def __init__(self, module: nn.Module, kinds: Mapping[str, Kind], *, by_depth: bool = False) -> None:
+        self._module = module
+        self._blocks = _blocks(module, by_depth)
+        self._roles = {name: _role(name, owner, kinds) for name, owner in module.named_modules() if _owns(owner)}
+        self._first: dict[str, Tensor] = {}
+        self._starts: dict[str, _Start] = {}
+        self._within: list[str] = []
+        self._found: dict[str, Reading] = {}
+
+    @torch.no_grad()
+    def record(self, predict: Callable[[Tensor], Tensor], ids_BT: Tensor) -> dict[str, Reading]:
+        """One forward pass of `predict` (logits [N, V] of ids [B, T]); every layer's reading, in order of the calls."""
+        self._found = {}
+        with ExitStack() as stack:
+            stack.enter_context(self._hooked())
+            stack.enter_context(_AttentionLogits(self._keep_logits))
+            logits_NV = predict(ids_BT)
+        size = _size(_rows(logits_NV))
+        for name, reading in self._found.items():
+            if reading.role == "readout":
+                # A multiplier after the readout counts: the logits are what the loss sees.
+                after = size / reading.size if reading.size else 1.0
+                self._found[name] = Reading(
+                    role="readout", size=size, change=reading.change * after, update=reading.update, gain=reading.gain
+                )
+        return self._found
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        handles = []
+        for name in self._blocks:
+            block = self._module.get_submodule(name)
+            handles.append(block.register_forward_pre_hook(functools.partial(self._enter, name)))
+            handles.append(block.register_forward_hook(functools.partial(self._leave, name)))
+        for name in self._roles:
+            owner = self._module.get_submodule(name)
+            handles.append(owner.register_forward_hook(functools.partial(self._called, name), with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._within.clear()
+
+    def _enter(self, name: str, module: nn.Module, args: Any) -> None:
+        self._within.append(name)
+
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        self._within.pop()
+        shown = self._blocks[name]
+        if shown and (out := _tensor(output)) is not None:
+            self._keep(f"{shown}.stream", "stream", _rows(out))
+
+    def _keep_logits(self, logits_X: Tensor, head_dim: int) -> None:
+        name = self._within[-1] if self._within else ""
+        shown = self._blocks.get(name, "")
+        if shown or not name:
+            where = f"{shown}.attention_logits" if shown else "attention_logits"
+            self._keep(where, "attention_logits", logits_X, head_dim=head_dim)
+
+    def _called(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        out, shown = _tensor(output), self._shown(name)
+        if out is None or not shown:
+            return
+        rows_NF, role = _rows(out), self._roles[name]
+        entering = _entering(args, kwargs)
+        own = self._own_update(self._key(shown), module, args, kwargs) if role in ("hidden", "readout") else None
+        self._keep(
+            shown,
+            role,
+            rows_NF,
+            update=own[0] / (own[1] or math.nan) if own else math.nan,
+            gain=_size(rows_NF) / (entering or math.nan),
+            change=own[0] if own and role == "readout" else None,
+        )
+
+    def _own_update(self, key: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[float, float] | None:
+        """Size of what the weights make of the input at step 0 less what they made of it then; and the input's size."""
+        start = self._starts.setdefault(key, _Start(args=args, kwargs=kwargs, entering=_entering(args, kwargs)))
+        # `forward`, not a call: no hook is to see this, and a multiplier's hook on the output is none of its own.
+        out = _tensor(module.forward(*start.args, **start.kwargs))
+        if out is None:
+            return None
+        rows_NF = _rows(out)
+        if start.gave is None:
+            start.gave = rows_NF
+        return _size(rows_NF - start.gave), start.entering
+
+    def _keep(self, name: str, role: Role, rows: Tensor, *, update: float = math.nan, gain: float = math.nan,
+              change: float | None = None, head_dim: int = 0) -> None:  # fmt: skip
+        name = self._key(name)
+        first = self._first.setdefault(name, rows)
+        moved = _size(rows - first) if change is None else change
+        self._found[name] = Reading(
+            role=role, size=_size(rows), change=moved, update=update, gain=gain, head_dim=head_dim
+        )
+
+    def _key(self, name: str) -> str:
+        """The name of this call: a module called again in one pass is another layer."""
+        calls = 1 + sum(key == name or key.startswith(f"{name}#") for key in self._found)
+        return name if calls == 1 else f"{name}#{calls}"
+
+    def _shown(self, name: str) -> str:
+        """The name a module is recorded under; empty for one in a block that is not."""
+        for block, shown in self._blocks.items():
+            if name.startswith(f"{block}."):
+                return shown + name[len(block) :] if shown else ""
+        return name
+
+
+def probe_ids(tokens: Callable[[int], Tensor], seq_len: int, num_windows: int) -> Tensor:
+    """The probe batch, ids [B, T]: `tokens(B)` gives B windows [B, T + 1] of the `num_windows` there are."""
+    return tokens(max(1, min(num_windows, PROBE_TOKENS // seq_len)))[:, :-1]
+
+
+def _blocks(module: nn.Module, by_depth: bool) -> dict[str, str]:
+    """Names of the members of outermost module lists, and what they are recorded as; by depth some are not: empty."""
+    lists = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList)]
+    found: dict[str, str] = {}
+    for outer in lists:
+        if any(outer.startswith(f"{other}.") for other in lists):
+            continue
+        count = len(list(module.get_submodule(outer).children()))
+        places = {0: "first", count // 2: "middle", count - 1: "last"}
+        for index in range(count):
+            place = places.get(index, "") if by_depth else str(index)
+            found[f"{outer}.{index}"] = f"{outer}.{place}" if place else ""
+    return found
+
+
+def _owns(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
+
+
+def _role(name: str, module: nn.Module, kinds: Mapping[str, Kind]) -> Role:
+    own = [f"{name}.{parameter}" if name else parameter for parameter, _ in module.named_parameters(recurse=False)]
+    kind = kinds.get(own[0])
+    return "readout" if kind is None else _ROLES.get(kind, "norm")
+
+
+def _tensor(output: Any) -> Tensor | None:
+    """The first tensor of what a module takes or gives."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, (tuple, list)):
+        return next((item for item in output if isinstance(item, Tensor)), None)
+    return None
+
+
+def _entering(args: Any, kwargs: Any) -> float:
+    """Size of the first tensor a module is called with; 1 for ids."""
+    given = _tensor(args or tuple(kwargs.values()))
+    return 1.0 if given is None else _size(_rows(given))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., F] as [N, F], at most `PROBE_TOKENS` rows evenly spread, in float32 at least."""
+    x_NF = x.detach().reshape(-1, x.shape[-1]) if x.dim() else x.detach().reshape(1, 1)
+    x_NF = x_NF[:: -(-len(x_NF) // PROBE_TOKENS)]
+    return x_NF.float() if x_NF.dtype in (torch.bfloat16, torch.float16) else x_NF.clone()
+
+
+def _size(x: Tensor) -> float:
+    return float(x.abs().mean(dtype=torch.float64)) if x.is_floating_point() else 1.0
+
+
+class _AttentionLogits(TorchFunctionMode):
+    """Hands on the logits of every attention that is computed while it is entered."""
+
+    def __init__(self, keep: Callable[[Tensor, int], None]) -> None:
+        super().__init__()
+        self._keep = keep
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.scaled_dot_product_attention:
+            query = args[0] if args else (kwargs or {})["query"]
+            self._keep(attention_logits(*args, **(kwargs or {})), query.shape[-1])
+        return func(*args, **(kwargs or {}))
+
+
+def attention_logits(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Dot products q . k times the scale, where attention may look: one row, [1, X].
+
+    Takes the arguments of `scaled_dot_product_attention`: query [..., H, T, E], key [..., G, S, E]. At most
+    `LOGIT_ROWS` queries are looked at, evenly spread, the last one among them.
+    """
+    num_queries, num_keys = query.shape[-2], key.shape[-2]
+    sequences = max(1, query.shape[:-3].numel())
+    stride = max(1, num_queries * sequences // LOGIT_ROWS)
+    at_R = torch.arange(num_queries - 1, -1, -stride, device=query.device)
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    logits = query[..., at_R, :].to(wide) @ key.to(wide).mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    allowed = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
+    if is_causal:
+        allowed = allowed.tril()
+    if attn_mask is not None:
+        seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min / 2
+        allowed = allowed & seen
+    return logits[allowed[..., at_R, :].expand_as(logits)][None]

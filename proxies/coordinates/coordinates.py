@@ -1,0 +1,353 @@
+"""Coordinate check: does each layer's output, and its change, keep its size as width (or depth) grows?
+
+Models of several widths train for some steps at a constant rate, seed by seed, and every layer's output on a probe
+batch is measured at steps 0, 1, 2, 4, ... and the last (Tensor Programs V, arXiv 2203.03466, appendix D.1). In a right
+parametrization slopes of log2(size) per doubling of width are about 0; where updates blow up they are positive, where
+they vanish negative. The same over depths checks a depth rule (arXiv 2505.01618). `docs/coordinate-check.md` has the
+measured rates of false alarms and of mistakes found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from proxies.coordinates.activations import Probe, Reading, probe_ids
+from proxies.coordinates.verdict import (
+    FLAGGED,
+    INITIAL_STD,
+    ORDER,
+    Axis,
+    CheckOutcome,
+    LayerVerdict,
+    Measured,
+    Setting,
+    judged,
+)
+from proxies.core.numbers import Kind
+from proxies.core.spec import RunSpec
+from proxies.data.tokens import TokenStore
+from proxies.parametrization.parametrization import parameter_table
+from proxies.training.built import BuiltModel
+from proxies.training.solo import Solo
+
+_ATTENTION = (
+    "attention logits blow up with the head dim: q . k is scaled by 1 / sqrt(head_dim), or by less, where 1 / head_dim "
+    "is wanted (random queries and keys hide it at first; trained ones align)"
+)
+_LATER = (
+    "its own first update keeps its size: look at the multipliers before it, and whether a scheduler overwrites the "
+    "groups' rates after the first step"
+)
+_NO_DEPTH_RULE = "no depth rule: the residual stream's updates grow with depth; completep has one"
+
+
+def attributed(layers: list[LayerVerdict], setting: Setting) -> list[LayerVerdict]:
+    """The layers, each that is flagged without a cause of its own given one: a scale, or what it follows from."""
+    roots = [layer for layer in layers if _flagged(layer) and layer.cause]
+    # What is wrong in the blocks comes before the readout, which reaches them through the gradients.
+    roots.sort(key=lambda layer: layer.role == "readout")
+    upset = bool(roots) and roots[0].role != "readout"
+    wrong_start = any(layer.cause.startswith(INITIAL_STD) for layer in roots)
+
+    def cause(layer: LayerVerdict) -> str:
+        led = layer.role == "readout" and layer.outcome == "vanishes" and upset
+        if not _flagged(layer) or (layer.cause and not led):
+            return layer.cause
+        grows = layer.role == "attention_logits" and setting.head_dim_power > 0 and layer.outcome == "blows_up"
+        if grows and not wrong_start:
+            return _ATTENTION
+        if roots:
+            return f"follows from {roots[0].layer}"
+        if setting.axis == "depth" and layer.outcome == "blows_up":
+            ruleless = setting.parametrization.depth_alpha is None
+            return _NO_DEPTH_RULE if ruleless else "the branches' multiplier does not shrink with depth"
+        return _LATER
+
+    return [dataclasses.replace(layer, cause=cause(layer)) for layer in layers]
+
+
+def _flagged(layer: LayerVerdict) -> bool:
+    return layer.outcome in FLAGGED
+
+
+def named_mistakes(layers: Sequence[LayerVerdict]) -> tuple[str, ...]:
+    """Causes that are not another layer's, each with the layers it was found in."""
+    where: dict[str, list[str]] = {}
+    for layer in layers:
+        if _flagged(layer) and not layer.cause.startswith("follows from"):
+            where.setdefault(layer.cause, []).append(layer.layer)
+    return tuple(
+        f"{cause} ({names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''})"
+        for cause, names in where.items()
+    )
+
+
+def structural_mistakes(specs: Sequence[Sequence[RunSpec]]) -> tuple[str, ...]:
+    """Mistakes that the runs' own base shapes show. One wrong base for all is none: it only renames the rates."""
+    runs = [run for row in specs for run in row]
+    deep = runs[0].parametrization.depth_alpha is not None
+    bases = {run.base_shape if deep else run.base_shape.at_depth(1) for run in runs}
+    if runs[0].parametrization.width == "none" or len(bases) == 1:
+        return ()
+    if all(run.shape == run.base_shape for run in runs):
+        return ("every model is given itself as base: nothing scales, which is the standard parametrization",)
+    said = ", ".join(
+        f"{row[0].shape.width} on {'/'.join(map(str, sorted({run.base_shape.width for run in row})))}" for row in specs
+    )
+    return (f"the models are on different bases (widths {said}): one base for proxies and target is wanted",)
+
+
+def left_finite(lost: tuple[RunSpec, int] | None) -> tuple[str, ...]:
+    """The run that left the finite numbers, and at which step."""
+    if lost is None:
+        return ()
+    shape = lost[0].shape
+    which = f"width {shape.width} ({shape.num_layers} layers, seed {lost[0].seed})"
+    return (f"{which} left the finite numbers at step {lost[1]}",)
+
+
+def notes_of(layers: Sequence[LayerVerdict], setting: Setting) -> tuple[str, ...]:
+    """What is by choice and no mistake, and what could not be looked at."""
+    chosen, notes = setting.parametrization, []
+    if setting.axis == "width" and chosen.width == "mup" and chosen.embedding_rate == "inverse_root":
+        notes.append(
+            "by choice (embedding_rate = inverse_root) the embedding's changes shrink with the root of the width: no "
+            "mistake, but no feature learning in the embedding at large width"
+        )
+    if setting.axis == "depth" and (chosen.depth_alpha or 1.0) < 1.0:
+        notes.append(
+            f"by choice (depth_alpha = {chosen.depth_alpha:g}) blocks' weights move less as depth grows: the stream's "
+            "change keeps its size, the blocks become lazy"
+        )
+    if layers and not any(layer.role == "attention_logits" for layer in layers):
+        notes.append(
+            "no attention logits were seen: the model does not call torch.nn.functional.scaled_dot_product_attention, "
+            "so their scale is not checked"
+        )
+    if layers and not any(layer.role == "readout" for layer in layers):
+        notes.append("no module was seen that gives the logits: the readout is not checked")
+    return tuple(notes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinateCheck:
+    """The check of one parametrization over some widths, or some depths."""
+
+    parametrization: str
+    axis: Axis
+    widths: tuple[int, ...]
+    """Of the models compared; all alike where the axis is depth."""
+    depths: tuple[int, ...]
+    """Their numbers of blocks."""
+    num_steps: int
+    num_seeds: int
+    learning_rate: float
+    level: float
+    layers: tuple[LayerVerdict, ...]
+    """In order of the calls, judged over the models that stayed finite; none where fewer than two did."""
+    not_finite_width: int | None
+    """Of the first model of which a run left the finite numbers: a blow-up by itself."""
+    not_finite_depth: int | None
+    not_finite_step: int | None
+    """The optimizer step, counted from 1, whose loss, gradient or outputs were not finite."""
+    mistakes: tuple[str, ...]
+    """What is wrong, in words: first what the runs' base shapes show, then what was measured."""
+    notes: tuple[str, ...]
+    """What is by choice, and what could not be looked at."""
+    outcome: CheckOutcome
+    """The worst of the layers'; `mistaken` where they pass (or cannot tell), yet the base shapes are wrong."""
+
+
+class _NotFiniteError(Exception):
+    """A run left the finite numbers at `step`."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"step {step}")
+        self.step = step
+
+
+def check_coordinates(
+    specs: Sequence[Sequence[RunSpec]],
+    store: TokenStore,
+    *,
+    axis: Axis = "width",
+    level: float = 0.9,
+    build: Callable[[RunSpec], BuiltModel] | None = None,
+    progress: Callable[[int], None] = lambda point: None,
+) -> CoordinateCheck:
+    """Run the check: `specs[i]` holds the runs of one width (or depth), alike but for their seeds.
+
+    Args:
+        specs: at least two widths (or depths), increasing, and two seeds; all but the last step of their schedule is
+            taken, best at a constant rate, without warmup or clipping.
+        store: the corpus.
+        axis: what the runs differ in.
+        level: of the intervals over seeds.
+        build: makes the model of runs that name a factory.
+        progress: called with each width (or depth) that is done.
+
+    Raises:
+        ValueError: fewer than two widths or two seeds, widths not increasing, or no step to take.
+    """
+    points = _arguments(specs, axis)
+    steps = recorded_steps(specs[0][0].schedule.num_steps - 1)
+    found, lost = _all_readings(specs, lambda run: _readings(run, store, steps, axis, build), progress, points)
+    first = specs[0][0]
+    setting = Setting(
+        axis=axis,
+        points=points[: len(found)],
+        steps=steps,
+        level=level,
+        parametrization=first.parametrization,
+        head_dim_power=_head_dim_power(points, found) if axis == "width" else 0.0,
+    )
+    layers = attributed([judged(m, setting) for m in _measured(found)] if len(found) > 1 else [], setting)
+    structural = structural_mistakes(specs)
+    return CoordinateCheck(
+        parametrization=str(first.parametrization),
+        axis=axis,
+        widths=tuple(runs[0].shape.width for runs in specs),
+        depths=tuple(runs[0].shape.num_layers for runs in specs),
+        num_steps=steps[-1],
+        num_seeds=len(specs[0]),
+        learning_rate=first.hparams.learning_rate,
+        level=level,
+        layers=tuple(layers),
+        not_finite_width=lost[0].shape.width if lost else None,
+        not_finite_depth=lost[0].shape.num_layers if lost else None,
+        not_finite_step=lost[1] if lost else None,
+        mistakes=(*structural, *left_finite(lost), *named_mistakes(layers)),
+        notes=notes_of(layers, setting),
+        outcome=_outcome(layers, bool(structural), lost is not None),
+    )
+
+
+def recorded_steps(num_steps: int) -> tuple[int, ...]:
+    """0, 1, 2, 4, ... and the last."""
+    return (*(0, *(2**i for i in range(num_steps.bit_length()) if 2**i < num_steps)), num_steps)
+
+
+def _head_dim_power(points: Sequence[int], found: Sequence[Sequence[Sequence[dict[str, Reading]]]]) -> float:
+    """The power of the width that the head dim of the attention seen goes as; 0 for less than a fifth, or none seen.
+
+    Of the queries themselves: a model of the user's own may have other heads than its plan says.
+    """
+    head_dims = [max((reading.head_dim for reading in runs[0][0].values()), default=0) for runs in found]
+    if len(found) < 2 or min(head_dims) < 1:
+        return 0.0
+    power = math.log(head_dims[-1] / head_dims[0]) / math.log(points[len(found) - 1] / points[0])
+    return power if power >= 0.2 else 0.0
+
+
+def _arguments(specs: Sequence[Sequence[RunSpec]], axis: Axis) -> tuple[int, ...]:
+    """The widths or depths, if the runs can be judged over them."""
+    points = tuple(getattr(runs[0].shape, "width" if axis == "width" else "num_layers") for runs in specs if runs)
+    counts = sorted({len(runs) for runs in specs})
+    if len(points) < 2 or list(points) != sorted(set(points)) or len(counts) != 1 or counts[0] < 2:
+        raise ValueError(
+            f"{axis}s = {points}, {counts} seeds: at least 2 increasing {axis}s, and as many seeds at each, at least "
+            "2, are wanted"
+        )
+    lengths = {run.schedule.num_steps for runs in specs for run in runs}
+    if min(lengths) < 2 or len(lengths) > 1:
+        raise ValueError(
+            f"num_steps = {', '.join(map(str, sorted(lengths)))}: at least 2 are wanted, the last of which is not "
+            "taken, and as many of every run"
+        )
+    return points
+
+
+def _all_readings(
+    specs: Sequence[Sequence[RunSpec]],
+    readings: Callable[[RunSpec], list[dict[str, Reading]]],
+    progress: Callable[[int], None],
+    points: Sequence[int],
+) -> tuple[list[list[list[dict[str, Reading]]]], tuple[RunSpec, int] | None]:
+    """Readings by width (or depth), seed and step, up to the first run that left the finite numbers, and its step."""
+    found: list[list[list[dict[str, Reading]]]] = []
+    for point, runs in zip(points, specs, strict=True):
+        at_point = []
+        for run in runs:
+            try:
+                at_point.append(readings(run))
+            except _NotFiniteError as error:
+                return found, (run, error.step)
+        found.append(at_point)
+        progress(point)
+    return found, None
+
+
+def _readings(
+    run: RunSpec,
+    store: TokenStore,
+    steps: Sequence[int],
+    axis: Axis,
+    build: Callable[[RunSpec], BuiltModel] | None,
+) -> list[dict[str, Reading]]:
+    """What is recorded of one run, by step; raises `_NotFiniteError`."""
+    # Hooks do not see into a compiled model; and a run of a bank's is measured alone.
+    spec = dataclasses.replace(run, numerics=dataclasses.replace(run.numerics, compiled=False, num_slots=1))
+    kinds: dict[str, Kind] = {}
+
+    def built(wanted: RunSpec) -> BuiltModel:
+        assert build is not None
+        model = build(wanted)
+        kinds.update({numbers.name: numbers.kind for numbers in model.numbers})
+        return model
+
+    # A loss that is merely large is what is being measured.
+    solo = Solo(store, build=None if build is None else built, diverged_above_nats=math.inf)
+    solo.admit(0, spec)
+    if not kinds:
+        kinds.update({numbers.name: numbers.kind for numbers in parameter_table(spec)})
+    seq_len = spec.shape.seq_len
+    ids_BT = probe_ids(
+        lambda count: torch.from_numpy(store.validation_batch(num_sequences=count, seq_len=seq_len)),
+        seq_len,
+        store.num_windows("validation", seq_len),
+    )
+    probe = Probe(solo.model, kinds, by_depth=axis == "depth")
+    found: list[dict[str, Reading]] = []
+    for before, step in zip((0, *steps), steps, strict=False):
+        if ended := solo.advance(step - before):
+            raise _NotFiniteError(ended[0][1].num_steps + 1)
+        found.append(probe.record(solo.predict, ids_BT))
+        if not all(reading.finite for reading in found[-1].values()):
+            raise _NotFiniteError(max(step, 1))
+    return found
+
+
+def _measured(found: list[list[list[dict[str, Reading]]]]) -> list[Measured]:
+    """Readings [P][K][S] by layer, in the order of the first model's calls; layers that only some have are left out."""
+    everywhere = set.intersection(*(set(at) for runs in found for run in runs for at in run))
+
+    def column(layer: str, name: str) -> NDArray[np.float64]:
+        values_PKS = [[[getattr(at[layer], name) for at in run] for run in runs] for runs in found]
+        return np.array(values_PKS, dtype=float).transpose(2, 0, 1)
+
+    return [
+        Measured(
+            layer=layer,
+            role=reading.role,
+            size=column(layer, "size"),
+            change=column(layer, "change"),
+            update=column(layer, "update"),
+            gain=column(layer, "gain"),
+        )
+        for layer, reading in found[0][0][0].items()
+        if layer in everywhere
+    ]
+
+
+def _outcome(layers: Sequence[LayerVerdict], structural: bool, lost: bool) -> CheckOutcome:
+    if lost:
+        return "blows_up"
+    worst = min((layer.outcome for layer in layers), key=ORDER.index)
+    return "mistaken" if structural and worst in ("passes", "cannot_tell") else worst

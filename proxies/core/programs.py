@@ -1,0 +1,167 @@
+"""Somebody else's code as part of a run: a model factory, or a whole trainer. Standard library only."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+import string
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal, get_args
+
+from proxies.core.checks import Checks
+
+MetricsFormat = Literal["jsonl", "wandb", "tensorboard"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factory:
+    """A function that builds a `torch.nn.Module` of a shape, in the user's own module."""
+
+    target: str
+    """`package.module:function`."""
+    source_sha256: str
+    """Of the module's source file: other code is another run."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        fine = re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", self.target)
+        checks.that(bool(fine), f"target = {self.target!r}: package.module:function is wanted")
+        checks.that(len(self.source_sha256) == 64, f"source_sha256 = {self.source_sha256!r} is no sha256")
+        checks.done()
+
+
+PLACEHOLDERS = {
+    "lr": "peak learning rate at the base width",
+    "weight_decay": "AdamW's, at the base width",
+    "beta1": "AdamW's", "beta2": "AdamW's", "eps": "AdamW's",
+    "clip_norm": "largest gradient norm; inf never clips",
+    "num_steps": "optimizer steps", "warmup_steps": "of them", "decay_steps": "of them (wsd)",
+    "schedule": "cosine, linear, wsd or constant", "final_fraction": "last learning rate over the peak",
+    "num_layers": "blocks", "width": "d_model", "num_heads": "query heads", "num_kv_heads": "key and value heads",
+    "head_dim": "width of a head", "ffn_width": "feed-forward width", "vocab_size": "tokens known",
+    "seq_len": "tokens per sequence",
+    "base_width": "width the hyperparameters are set at", "base_num_layers": "blocks of the base shape",
+    "width_multiplier": "width / base_width", "parametrization": "its name",
+    "batch_tokens": "tokens per step", "batch_sequences": "sequences per step",
+    "batch_warmup_steps": "steps before the batch is full", "batch_warmup_stages": "of equal growth; 1 is none",
+    "seed": "of weights and data order",
+    "run_dir": "an empty folder for this run", "run_json": "the file in it that says all of this, and the whole spec",
+    "data": "the corpus folder",
+}  # fmt: skip
+"""What a command template may name."""
+
+NEEDED = {
+    "lr": "the search cannot reach the trainer",
+    "width": "nothing grows",
+    "num_steps": "the trainer cannot know when to end",
+    "seed": "repetitions would all be the same run, and every interval too narrow",
+}
+"""What a template must name (or {run_json}, which says everything), and why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """A trainer's command line, and where it leaves its metrics. No shell runs it.
+
+    The metrics of `tensorboard` carry their own step; `step_key` is of `jsonl` and `wandb`.
+    """
+
+    template: str
+    """With `{placeholders}`; a brace of its own is written twice."""
+    metrics_format: MetricsFormat
+    metrics_path: str
+    """The JSONL file, or the folder below which the run or event files lie; `{placeholders}` allowed; a relative path
+    starts in `{run_dir}`."""
+    step_key: str
+    train_loss_key: str
+    validation_loss_key: str
+    grad_norm_key: str
+    """Empty: the trainer logs none."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.one_of("metrics_format", get_args(MetricsFormat))
+        problems = [*template_problems(self.template), *_command_problems(self.template)]
+        checks.problems += [f"template: {problem}" for problem in problems]
+        problems = [*template_problems(self.metrics_path), *_path_problems(self.metrics_path)]
+        checks.problems += [f"metrics_path: {problem}" for problem in problems]
+        for name in ("step_key", "train_loss_key", "validation_loss_key"):
+            checks.that(bool(getattr(self, name)), f"{name} is empty")
+        keys = [
+            key for key in (self.step_key, self.train_loss_key, self.validation_loss_key, self.grad_norm_key) if key
+        ]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        checks.that(not twice, f"{', '.join(map(repr, twice))}: one key cannot be two metrics")
+        checks.done()
+
+    def reaches(self, placeholder: str) -> bool:
+        """Whether the trainer is told this value: a search over what it is not told has no effect."""
+        return not {placeholder, "run_json"}.isdisjoint(_names(self.template))
+
+
+def template_problems(template: str) -> list[str]:
+    """What is wrong with a template; nothing for a good one."""
+    if not template.strip():
+        return ["it is empty"]
+    if "\0" in template:
+        return ["it holds a zero byte, which no command line can"]
+    try:
+        fields = [(f, spec, how) for _, f, spec, how in string.Formatter().parse(template) if f is not None]
+    except ValueError as error:
+        return [f"{template!r} does not parse ({error}); a brace of its own is written twice"]
+    problems = [_unknown(name) for name, _, _ in fields if name not in PLACEHOLDERS]
+    problems += [
+        f"{{{name}}} is written with {'!' + how if how else ''}{':' + spec if spec else ''}, which would change the "
+        f"value: write {{{name}}}"
+        for name, spec, how in fields
+        if name in PLACEHOLDERS and (spec or how)
+    ]
+    return problems
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, PLACEHOLDERS, n=1)
+    meant = f"did you mean {{{near[0]}}}?" if near else f"one of {', '.join(PLACEHOLDERS)}"
+    return f"{{{name}}} is unknown: {meant} (a brace of its own is written twice)"
+
+
+def _names(template: str) -> set[str]:
+    """The placeholders of a template; none for one that does not parse."""
+    try:
+        return {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+    except ValueError:
+        return set()
+
+
+def _command_problems(template: str) -> list[str]:
+    """Quotes, and what a trainer must be told."""
+    if not template.strip():
+        return []
+    parses = not template_problems(template)
+    problems, words = [], ["-"]
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        problems.append(f"{template!r} does not split into words ({error}): are its quotes balanced?")
+    if not words or not words[0]:
+        problems.append("it names no program")
+    # A quote or space inside braces would tear one placeholder apart.
+    torn = [word for word in words if parses and word and template_problems(word)]
+    problems += [f"{word!r} is part of a placeholder: quotes go around braces, not inside" for word in torn]
+    if (names := _names(template)) and "run_json" in names:
+        return problems
+    return problems + [f"it lacks {{{name}}}: {why}" for name, why in NEEDED.items() if name not in names]
+
+
+def _path_problems(path: str) -> list[str]:
+    """Two runs must never write, nor an attempt find, the same metrics."""
+    names = _names(path)
+    pure = PurePosixPath(path)
+    if "run_dir" in names and ".." not in pure.parts:
+        return []
+    inside = not pure.is_absolute() and not path.startswith("~") and "data" not in names and "run_json" not in names
+    if inside and ".." not in pure.parts:
+        return []
+    return [f"{path!r} is outside {{run_dir}}, so runs would write one file: begin it with {{run_dir}}/"]

@@ -1,0 +1,97 @@
+"""A decoder transformer's shape, and how it grows. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from proxies.core.checks import Checks
+
+Family = Literal["llama", "gpt2"]
+MAX_LAYERS = 10_000  # names of parameters are counted out layer by layer; a number beyond is a slip of the hand
+MAX_SIZE = 2**31  # of a matrix's side: the number of its elements is one that torch can hold
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A decoder transformer's shape.
+
+    `llama`: RMSNorm, SwiGLU, rotary positions, no biases. `gpt2`: LayerNorm, GELU, learned positions, biases.
+    """
+
+    num_layers: int
+    width: int
+    """Residual stream, d_model."""
+    num_heads: int
+    num_kv_heads: int
+    ffn_width: int
+    vocab_size: int
+    seq_len: int
+    """Tokens per training sequence."""
+    family: Family = "llama"
+    tied: bool = False
+    """Embedding and readout share one matrix."""
+    qk_norm: bool = False
+    """RMSNorm over each head's queries and keys, before the positions (as Qwen 3 and OLMo 2)."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "seq_len")
+        checks.whole("vocab_size", least=2)
+        checks.one_of("family", ("llama", "gpt2"))
+        for name in ("tied", "qk_norm"):
+            value = getattr(self, name)
+            checks.that(type(value) is bool, f"{name} = {value!r}: true or false is wanted")
+        if checks.fine:
+            deepest = f"num_layers = {self.num_layers}: at most {MAX_LAYERS} are wanted"
+            checks.that(self.num_layers <= MAX_LAYERS, deepest)
+            for name in ("width", "ffn_width", "vocab_size", "seq_len"):
+                size = getattr(self, name)
+                checks.that(size <= MAX_SIZE, f"{name} = {size}: at most {MAX_SIZE} is wanted")
+            heads, kv_heads = self.num_heads, self.num_kv_heads
+            checks.that(self.width % heads == 0, f"num_heads = {heads} does not divide width = {self.width}")
+            checks.that(heads % kv_heads == 0, f"num_kv_heads = {kv_heads} does not divide num_heads = {heads}")
+        if checks.fine and self.family == "llama":
+            odd = f"head_dim = {self.head_dim} is odd: rotary positions turn pairs"
+            checks.that(self.head_dim % 2 == 0, odd)
+        checks.done()
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.width // self.num_heads
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
+
+    def at_width(self, width: int) -> Shape:
+        """This shape at another width: same depth, head dim, GQA ratio and FFN ratio.
+
+        Raises:
+            SpecError: the width does not hold whole heads, or the FFN would not be a whole number.
+        """
+        checks = Checks(self)
+        whole = width > 0 and width % self.head_dim == 0
+        checks.that(whole, f"width = {width} is no multiple of the head dim {self.head_dim}")
+        checks.that(self.ffn_width * width % self.width == 0,
+                    f"width = {width} gives the FFN width {self.ffn_width * width / self.width:g}: "
+                    "choose a ratio that stays whole")  # fmt: skip
+        checks.done()
+        num_heads, ratio = width // self.head_dim, self.num_heads // self.num_kv_heads
+        uneven = f"width = {width} has {num_heads} heads, not a multiple of {ratio} per kv head"
+        checks.that(num_heads % ratio == 0, uneven)
+        checks.done()
+        return dataclasses.replace(
+            self,
+            width=width,
+            num_heads=num_heads,
+            num_kv_heads=num_heads // ratio,
+            ffn_width=self.ffn_width * width // self.width,
+        )
+
+    def at_depth(self, num_layers: int) -> Shape:
+        """This shape with another number of layers."""
+        return dataclasses.replace(self, num_layers=num_layers)

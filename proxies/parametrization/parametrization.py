@@ -1,0 +1,243 @@
+"""Parametrizations as plain numbers: per parameter an init std, a learning rate, a weight decay, an eps; and forward
+multipliers. The only door to `mup`, whose infinite dimensions are the source of the width multipliers.
+
+The rules are data (`proxies.core.rules`); here they meet a model's parameters. `mup` gives what mup 1.0.0 gives, tensor
+by tensor (tested). At the base shape every parametrization is the same function. What is handed on is these numbers,
+never `infshape`: FSDP2, deepcopy and meta tensors drop it, and a wrong base is silent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import mup
+import torch
+from torch import Tensor
+
+from proxies.core.checks import SpecError
+from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
+from proxies.core.powers import Ratios
+from proxies.core.rules import Parametrization, betas, decays, forward_rule, kind_rule
+from proxies.core.shape import Shape
+from proxies.core.spec import Hparams, RunSpec
+from proxies.model.decoder import Multipliers, parameter_shapes
+
+EMBEDDING_STD = 1.0
+POSITION_STD = 0.5
+"""Half the token table's, as in GPT-2's code (0.01 to 0.02)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """What a parameter is, before a parametrization gives it numbers."""
+
+    name: str
+    size: tuple[int, ...]
+    kind: Kind
+    width_multiplier: float
+    """mup's, against the base shape."""
+    base_std: float
+    """Init std before its rule: the base shape's; without a width rule, the shape's own; 0 for gains and biases."""
+
+
+def width_multipliers(
+    sizes: Mapping[str, tuple[int, ...]], base: Mapping[str, tuple[int, ...]], delta: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[float, int]]:
+    """Per parameter mup's width multiplier against the base, and its number of infinite dimensions.
+
+    Args:
+        sizes: every parameter's name and dimensions.
+        base: the same parameters' at the base shape.
+        delta: at a shape that differs from the base in every dimension that is to count as infinite.
+
+    Raises:
+        SpecError: a parameter that not all have, a dimension that differs from the base's, yet not in `delta`, or a
+            `delta` like the base, by which nothing would count as infinite; all at once.
+    """
+    if problems := _incomparable(sizes, base, delta):
+        raise SpecError("base shapes", problems)
+    base_dims = mup.make_base_shapes(
+        {name: torch.Size(size) for name, size in base.items()},
+        {name: torch.Size(size) for name, size in delta.items()},
+    )
+    infshapes = mup.shape.zip_infshapes(base_dims, dict(sizes))
+    return {name: (float(inf.width_mult()), int(inf.ninf())) for name, inf in infshapes.items()}
+
+
+def _incomparable(
+    sizes: Mapping[str, tuple[int, ...]], base: Mapping[str, tuple[int, ...]], delta: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """What mup would pass over in silence, or stumble on."""
+    shared = [name for name in sizes if name in base and name in delta]
+    known = dict.fromkeys((*sizes, *base, *delta))
+    problems = [f"{name} is not in all of model, base and delta" for name in known if name not in shared]
+    if shared and all(base[name] == delta[name] for name in shared):
+        said = "base and delta are of equal width: nothing would count as infinite, and nothing would scale"
+        return [*problems, f"{said}; a delta that differs from the base in every dimension that grows is wanted"]
+    for name in shared:
+        if len({len(sizes[name]), len(base[name]), len(delta[name])}) > 1:
+            problems.append(f"{name} has {len(sizes[name])} dimensions, {len(base[name])} at the base and "
+                            f"{len(delta[name])} in delta")  # fmt: skip
+            continue
+        problems += [
+            f"{name}: dimension {i} is {here} here and {there} at the base, but does not vary between base and delta"
+            for i, (here, there, other) in enumerate(zip(sizes[name], base[name], delta[name], strict=True))
+            if here != there == other
+        ]
+    return problems
+
+
+def kind_of(name: str) -> Kind:
+    """What a parameter is, by its name in `proxies.model.decoder.Decoder`."""
+    if name.startswith(("tok_embeddings", "pos_embeddings")):
+        return "embedding"
+    if name.startswith("lm_head"):
+        return "readout"
+    if "q_norm" in name or "k_norm" in name:
+        return "qk_gain"
+    if not name.startswith("layers"):
+        return "final_bias" if name.endswith("bias") else "final_gain"
+    if name.endswith("bias"):
+        return "block_bias"
+    return "block_gain" if "norm" in name else "hidden"
+
+
+def parameters_of(parametrization: Parametrization, shape: Shape, base_shape: Shape) -> tuple[Parameter, ...]:
+    """The parameters of `proxies.model.decoder.Decoder`, in the module's own order."""
+    base = base_shape.at_depth(shape.num_layers)  # depth is no dimension of a tensor
+    sizes, base_sizes = parameter_shapes(shape), parameter_shapes(base)
+    multipliers = width_multipliers(sizes, base_sizes, parameter_shapes(delta_shape(shape, base)))
+    # The standard form starts every matrix from its own fan-in.
+    where = sizes if parametrization.width == "none" else base_sizes
+    return tuple(
+        Parameter(
+            name=name,
+            size=size,
+            kind=kind_of(name),
+            width_multiplier=multipliers[name][0],
+            base_std=_base_std(name, where[name], shape.tied),
+        )
+        for name, size in sizes.items()
+    )
+
+
+def delta_shape(shape: Shape, base: Shape) -> Shape:
+    """The base widened in whatever grows: heads, unless it is the head dim."""
+    head_dims = 2 if shape.head_dim != base.head_dim else 1
+    heads = 2 if shape.num_heads != base.num_heads or head_dims == 1 else 1
+    return dataclasses.replace(
+        base,
+        width=base.width * heads * head_dims,
+        num_heads=base.num_heads * heads,
+        num_kv_heads=base.num_kv_heads * heads,
+        ffn_width=base.ffn_width * heads * head_dims,
+    )
+
+
+def _base_std(name: str, size: tuple[int, ...], tied: bool) -> float:
+    kind = kind_of(name)
+    if kind in ("hidden", "readout") or (tied and name.startswith("tok_embeddings")):
+        return 1 / math.sqrt(size[-1])
+    if kind == "embedding":
+        return POSITION_STD if name.startswith("pos_embeddings") else EMBEDDING_STD
+    return 0.0
+
+
+def table_of(
+    parametrization: Parametrization, parameters: Iterable[Parameter], ratios: Ratios, hparams: Hparams
+) -> tuple[ParameterNumbers, ...]:
+    """The numbers of every parameter.
+
+    Raises:
+        SpecError: scaled betas that leave [0, 1).
+    """
+    scaled = betas(parametrization, ratios, hparams.beta1, hparams.beta2)
+    return tuple(_numbers(parametrization, p, ratios, hparams, scaled) for p in parameters)
+
+
+def _numbers(
+    parametrization: Parametrization, parameter: Parameter, ratios: Ratios, hparams: Hparams, betas: tuple[float, float]
+) -> ParameterNumbers:
+    kind = parameter.kind
+    rule = kind_rule(parametrization, kind)
+    # A matrix scales with its own fan-in, everything else with the width.
+    own = kind in ("hidden", "readout")
+    scale = dataclasses.replace(ratios, width=parameter.width_multiplier) if own else ratios
+    learning_rate = hparams.learning_rate * rule.learning_rate.at(scale)
+    decay = hparams.weight_decay * rule.weight_decay.at(scale) if decays(parametrization, kind) else 0.0
+    return ParameterNumbers(
+        name=parameter.name,
+        size=parameter.size,
+        kind=kind,
+        width_multiplier=parameter.width_multiplier,
+        init_std=parameter.base_std * rule.init_std.at(scale),
+        learning_rate=learning_rate,
+        weight_decay=decay / learning_rate if parametrization.weight_decay == "independent" else decay,
+        eps=hparams.eps * rule.eps.at(scale),
+        beta1=betas[0],
+        beta2=betas[1],
+    )
+
+
+def parameter_table(spec: RunSpec) -> tuple[ParameterNumbers, ...]:
+    """The numbers of every parameter of the run's `proxies.model.decoder.Decoder`, in the module's own order."""
+    return table_of(
+        spec.parametrization,
+        parameters_of(spec.parametrization, spec.shape, spec.base_shape),
+        spec.ratios,
+        spec.hparams,
+    )
+
+
+def forward_numbers(spec: RunSpec) -> ForwardNumbers:
+    """Forward multipliers of the run's model."""
+    return forward_of(spec.parametrization, spec.shape, spec.base_shape, spec.ratios, spec.hparams)
+
+
+def forward_of(
+    parametrization: Parametrization, shape: Shape, base_shape: Shape, ratios: Ratios, hparams: Hparams
+) -> ForwardNumbers:
+    """Forward multipliers of a shape (mup's MuReadout for the output; its README for the attention)."""
+    rule = forward_rule(parametrization)
+    growth = base_shape.head_dim / shape.head_dim if parametrization.attention == "inverse_head_dim" else 1.0
+    return ForwardNumbers(
+        embedding=hparams.embedding_multiplier,
+        # In this order it is 1 / sqrt(head_dim) to the bit at the base.
+        attention=math.sqrt(growth) / math.sqrt(shape.head_dim),
+        residual=rule["residual"].at(ratios),
+        output=hparams.output_multiplier * rule["output"].at(ratios),
+    )
+
+
+def name_seed(seed: int, name: str) -> int:
+    """A generator seed for one parameter: the same whatever the order, the bank or the sharding."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
+
+
+def initial_tensor(numbers: ParameterNumbers, seed: int) -> Tensor:
+    """The parameter's initial value, float32 on the CPU: ones for gains, zeros for biases, else normal(0, init_std)."""
+    return drawn(numbers.name, numbers.size, numbers.kind, numbers.init_std, seed)
+
+
+def drawn(name: str, size: tuple[int, ...], kind: Kind, init_std: float, seed: int) -> Tensor:
+    """An initial value from the numbers it depends on, for those who have no whole `ParameterNumbers`."""
+    if kind.endswith("gain"):
+        return torch.ones(size)
+    if kind.endswith("bias"):
+        return torch.zeros(size)
+    return torch.randn(size, generator=torch.Generator().manual_seed(name_seed(seed, name))) * init_std
+
+
+def stack_forward_numbers(
+    numbers: list[ForwardNumbers], dtype: torch.dtype, device: torch.device | None = None
+) -> Multipliers:
+    """One forward multiplier per trial, as tensors [K, 1, 1]."""
+    columns = {
+        field.name: torch.tensor([getattr(n, field.name) for n in numbers], dtype=dtype, device=device)[:, None, None]
+        for field in dataclasses.fields(ForwardNumbers)
+    }
+    return Multipliers(**columns)

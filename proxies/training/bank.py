@@ -1,0 +1,332 @@
+"""A bank: K trials of one shape trained as one batched model, a slot refilled as its trial ends.
+
+Slots share the shape, batch and numerics; each has its own parametrization, hyperparameters, schedule, seed and step
+counter. Every operation works row by row, so on a CPU a slot's curve is bitwise the same whatever its neighbours are,
+at one K and mode (empty slots compute zeros). A diverging slot is stopped as data and cleared. The host learns how a
+step went once, at its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proxies.core.numbers import ForwardNumbers
+from proxies.core.schedule import lr_multiplier
+from proxies.core.shape import Shape
+from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, Numerics, RunResult, RunSpec
+from proxies.data.tokens import TokenStore
+from proxies.model.decoder import Decoder
+from proxies.model.optimizer import BankAdamW, fail_past_recompile_limit, isolated
+from proxies.parametrization.parametrization import (
+    forward_numbers,
+    initial_tensor,
+    parameter_table,
+    stack_forward_numbers,
+)
+from proxies.training.memory import keep_freed_memory
+from proxies.training.outcome import Progress, environment, validation_ids
+from proxies.training.prefetch import batch_of
+from proxies.training.slot_state import SlotState, captured, resumed
+from proxies.training.torch_device import set_arithmetic
+
+NUM_WARMUPS = 3
+"""Runs before the recording, in which libraries and the compiler make what they keep (torch's notes on CUDA graphs)."""
+
+
+class NoGpuError(ValueError):
+    """Steps are to be recorded, and there is no GPU here: no attempt of this study can mend that."""
+
+    refuses_study = True
+
+
+class Recorded:
+    """A function without arguments, recorded on the current CUDA device.
+
+    It may read and write tensors that stay where they are, must not ask the device for anything, and is run
+    `NUM_WARMUPS` times before. What it returns is one tensor, overwritten by every call.
+    """
+
+    def __init__(self, step: Callable[[], Tensor]) -> None:
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(NUM_WARMUPS):
+                step()
+        torch.cuda.current_stream().wait_stream(beside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = step()
+
+    def __call__(self) -> Tensor:
+        """Replay it."""
+        self._graph.replay()
+        return self._result
+
+
+_EMPTY = ForwardNumbers(embedding=0.0, attention=0.0, residual=0.0, output=0.0)
+
+
+@dataclass(slots=True)
+class _Slot:
+    progress: Progress
+    forward: ForwardNumbers
+    ahead: tuple[int, Tensor] | None = None
+    """The batch of a step to come, where it was read while the device computed."""
+
+
+class Bank:
+    """K slots for runs of one bank key.
+
+    Raises:
+        ValueError: the vocabulary of the corpus does not fit the shape, or `numerics` asks for what
+            `proxies.training.solo` does (accumulation, checkpointing), what several ranks do.
+        NoGpuError: they ask for CUDA graphs, and there is no GPU.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        batch_tokens: int,
+        numerics: Numerics,
+        store: TokenStore,
+        *,
+        device: torch.device | str | None = None,
+        diverged_above_nats: float = DIVERGED_ABOVE_NATS,
+        compile_backend: str = "inductor",
+        num_microbatches: int = 1,
+    ) -> None:
+        """Args other than a run's own:
+        device: where to train; None: the GPU if there is one.
+        diverged_above_nats: over ln(vocabulary), the loss at which a run past its warmup has diverged.
+        compile_backend: of `torch.compile`, where the numerics ask for it.
+        num_microbatches: passes that a batch is split into, gradients accumulated: the same up to rounding.
+        """
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        _refuse(shape, numerics, store, self.device)
+        if numerics.compiled:
+            gc.collect()  # of a compiled bank before this one: its model lies in a circle with its compiled self
+        keep_freed_memory()
+        set_arithmetic(numerics)
+        self.shape, self.numerics, self._store = shape, numerics, store
+        self._diverged_above_nats = diverged_above_nats
+        self._num_sequences, self._num_microbatches = batch_tokens // shape.seq_len, num_microbatches
+        self._part_sequences = math.ceil(self._num_sequences / num_microbatches)
+        dtype = torch.float64 if numerics.dtype == "float64" else torch.float32
+        num_slots = numerics.num_slots
+        self.model = Decoder(shape, num_trials=num_slots, device=self.device, fused_loss=numerics.fused_loss)
+        self.optimizer = BankAdamW(self.model, num_slots, dtype, self.device, compiled=numerics.compiled)
+        if numerics.compiled:
+            _compile(self.model, compile_backend)
+        self._slots: list[_Slot | None] = [None] * num_slots
+        # What a step reads, at one place for good: a recorded one knows no other.
+        self._forward = stack_forward_numbers([_EMPTY] * num_slots, dtype, self.device)
+        self._ids_KBT = torch.zeros(num_slots, self._num_sequences, shape.seq_len + 1, dtype=torch.int64).to(
+            self.device
+        )
+        self._share_K1, self._busy_K1 = torch.zeros(2, num_slots, 1, dtype=torch.float64, device=self.device)
+        # Not the bound method itself where nothing is recorded: a circle, whose memory would wait for the collector.
+        self._recorded = Recorded(self._trained) if numerics.cuda_graphs else None
+
+    def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
+        """Start a run in a free slot from its own initial weights, or go on from a `state` of it.
+
+        Raises:
+            ValueError: the slot is taken, or the run belongs to another bank.
+            StateError: the state is not one of this run; the slot is free.
+        """
+        if self._slots[index] is not None:
+            raise ValueError(f"slot {index} is taken")
+        mine = (self.shape, self._num_sequences, self.numerics, self._store.manifest.data_id)
+        if (spec.shape, spec.batch_sequences, spec.numerics, spec.data_id) != mine:
+            raise ValueError(f"run {spec.id[:12]} belongs to another bank: shape, batch, numerics or data differ")
+        if spec.factory or spec.command or spec.schedule.batch_warmup_steps:
+            raise ValueError(f"run {spec.id[:12]}: a factory, a command or batch warmup wants one trial at a time")
+        run = Progress(spec, num_microbatches=self._num_microbatches)
+        if state is not None:
+            run = resumed(spec, state, self.optimizer.state(index), self._num_microbatches)
+        numbers = parameter_table(spec)
+        weights = {parameter.name: initial_tensor(parameter, spec.seed) for parameter in numbers}
+        self.optimizer.admit(index, numbers, weights, spec.hparams.clip_norm)
+        if state is not None:
+            self.optimizer.restore(index, state.tensors, run.step)
+        self._slots[index] = _Slot(progress=run, forward=forward_numbers(spec))
+        self._set_forward()
+
+    def state(self, index: int) -> SlotState:
+        """What the run of an occupied slot can go on from, in any slot of any bank of its key."""
+        return captured(self._runs[index], self.device, self.optimizer.state(index))
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Optimizer steps done, by occupied slot."""
+        return {i: run.step for i, run in self._runs.items()}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What this engine's arithmetic depends on besides the spec."""
+        return environment(self.device)
+
+    @property
+    def _runs(self) -> dict[int, Progress]:
+        return {i: slot.progress for i, slot in enumerate(self._slots) if slot is not None}
+
+    def evict(self, index: int) -> None:
+        """Free a slot, whatever it is doing."""
+        self.optimizer.clear(index)
+        self._slots[index] = None
+        self._set_forward()
+
+    def pause_at(self, index: int, step: int | None) -> None:
+        """Have `advance` do nothing while the run of an occupied slot has done `step` steps or more; None: go on."""
+        self._runs[index].pause_step = step
+
+    def pruned(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
+        """The outcome of a run if it is given up as it was after `num_steps`; nothing changes here."""
+        return self._runs[index].pruned(num_steps, reason, self.device)
+
+    def predict(self, ids_KBT: Tensor) -> Tensor:
+        """Logits of every slot's model, [K, N, V], for token ids [K, B, T], in the arithmetic of training."""
+        with self._arithmetic():
+            logits_KNV: Tensor = self.model(ids_KBT.to(self.device), self._forward)
+        return logits_KNV
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Indices of the empty slots."""
+        return [i for i, slot in enumerate(self._slots) if slot is None]
+
+    def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
+        """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (slot, result, curve),
+        when runs end, or with nothing when one is where it was to pause.
+        """
+        until = time.monotonic() + seconds
+        ended: list[tuple[int, RunResult, Curve]] = []
+        for _ in range(num_steps):
+            runs = self._runs.values()
+            if ended or not runs or any(run.paused for run in runs) or time.monotonic() > until:
+                break
+            ended = self._advance_once()
+        return ended
+
+    def _advance_once(self) -> list[tuple[int, RunResult, Curve]]:
+        started = time.perf_counter()
+        busy = {i: slot for i, slot in enumerate(self._slots) if slot is not None}
+        self._hand_over(busy)
+        report_2K = self._trained() if self._recorded is None else self._recorded()
+        if self.device.type == "cuda":
+            self._read_ahead(busy)
+        losses, norms = report_2K.tolist()  # the step's one wait for the device
+        trouble = {}
+        for i, slot in busy.items():
+            run, finite = slot.progress, math.isfinite(losses[i]) and math.isfinite(norms[i])
+            if finite:
+                run.record(losses[i], norms[i])
+            if why := run.trouble(finite, self._diverged_above_nats):
+                trouble[i] = why
+        done = [i for i, slot in busy.items() if i not in trouble and slot.progress.finished]
+        validation = self._validate() if done else []
+        spent = (time.perf_counter() - started) / len(busy)
+        ended = []
+        for i, slot in busy.items():
+            slot.progress.seconds += spent
+            if i in trouble or i in done:
+                validation_nats = validation[i] if i in done else math.nan
+                ended.append((i, *slot.progress.outcome(trouble.get(i, ""), validation_nats, self.device)))
+                self.evict(i)
+        return ended
+
+    def _hand_over(self, busy: dict[int, _Slot]) -> None:
+        """What the step is to read: batches, and who trains at which share of its rates."""
+        empty_BT = torch.zeros_like(self._ids_KBT[0], device="cpu")
+        ids_KBT = torch.stack([self._batch(busy[i]) if i in busy else empty_BT for i in range(len(self._slots))])
+        shares = [0.0] * len(self._slots)
+        for i, slot in busy.items():
+            shares[i] = lr_multiplier(slot.progress.spec.schedule, slot.progress.step)
+        training = [float(i in busy) for i in range(len(self._slots))]
+        for static, value in (
+            (self._ids_KBT, ids_KBT),
+            (self._share_K1, torch.tensor(shares, dtype=torch.float64)[:, None]),
+            (self._busy_K1, torch.tensor(training, dtype=torch.float64)[:, None]),
+        ):
+            static.copy_(value.pin_memory() if self.device.type == "cuda" else value, non_blocking=True)
+
+    def _trained(self) -> Tensor:
+        """One step of all who train, on what was handed over: their losses and gradient norms, [2, K]."""
+        losses_K = self._forward_backward()
+        norms_K = self.optimizer.gather_gradients()
+        active_K = losses_K.isfinite() & norms_K.isfinite() & self._busy_K1[:, 0].bool()
+        self.optimizer.step(self._share_K1, active_K[:, None], norms_K[:, None])
+        return torch.stack([losses_K, norms_K])
+
+    def _forward_backward(self) -> Tensor:
+        total_K = torch.zeros(len(self._slots), dtype=self.optimizer.weights_KP.dtype, device=self.device)
+        for part_KBT in torch.split(self._ids_KBT, self._part_sequences, dim=1):
+            # The mean over the whole batch is the parts' means weighted by their sequences; a whole one's weight is 1.
+            losses_K = self._losses(part_KBT) * (part_KBT.shape[1] / self._num_sequences)
+            # The gradient of a sum of independent losses is each one's own.
+            losses_K.sum().backward()  # type: ignore[no-untyped-call]
+            total_K += losses_K.detach()
+        return total_K
+
+    def _losses(self, ids_KBT: Tensor) -> Tensor:
+        with self._arithmetic():
+            losses_K: Tensor = self.model(ids_KBT[..., :-1], self._forward, ids_KBT[..., 1:])
+        return losses_K
+
+    def _arithmetic(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.numerics.dtype == "bfloat16")
+
+    def _batch(self, slot: _Slot) -> Tensor:
+        step, ids_BT = slot.ahead or (-1, None)
+        run = slot.progress
+        return batch_of(self._store, run.spec, run.step) if ids_BT is None or step != run.step else ids_BT
+
+    def _read_ahead(self, busy: dict[int, _Slot]) -> None:
+        for slot in busy.values():
+            spec, following = slot.progress.spec, slot.progress.step + 1
+            if following < spec.schedule.num_steps:
+                slot.ahead = (following, batch_of(self._store, spec, following))
+
+    @torch.no_grad()
+    def _validate(self) -> list[float]:
+        """Validation loss of every slot, [K] nats, on the same windows for all."""
+        held_BT = validation_ids(self._store, self.shape.seq_len).to(self.device)
+        total_K = torch.zeros(len(self._slots), dtype=torch.float64, device=self.device)
+        for part_BT in torch.split(held_BT, self._part_sequences):
+            total_K += self._losses(part_BT.expand(len(self._slots), -1, -1)).double() * len(part_BT)
+        return (total_K / len(held_BT)).tolist()
+
+    def _set_forward(self) -> None:
+        numbers = [_EMPTY if slot is None else slot.forward for slot in self._slots]
+        fresh = stack_forward_numbers(numbers, self.optimizer.weights_KP.dtype, self.device)
+        for field in dataclasses.fields(fresh):
+            getattr(self._forward, field.name).copy_(getattr(fresh, field.name))
+
+
+def _refuse(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.device) -> None:
+    alone = [n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(numerics, n)]
+    alone += ["num_ranks"] if numerics.num_ranks > 1 else []
+    vocab_size = store.manifest.vocab_size
+    refusals = {
+        f"{', '.join(alone)}: a trial alone does that, not a bank": not alone,
+        f"vocab_size = {shape.vocab_size} is smaller than the corpus's {vocab_size}": shape.vocab_size >= vocab_size,
+    }
+    if problems := [problem for problem, holds in refusals.items() if not holds]:
+        raise ValueError("; ".join(problems))
+    if numerics.cuda_graphs and device.type != "cuda":
+        raise NoGpuError("cuda_graphs: a CPU records no steps, and no GPU is seen here: cluster.worker_gpus gives one")
+
+
+def _compile(model: Decoder, backend: str) -> None:
+    # Past a limit on recompilations torch would quietly run uncompiled. Each bank counts its own; and a graph is for
+    # its very sizes, so that what a neighbour's end makes it compile (validation) never changes how training rounds.
+    fail_past_recompile_limit()
+    model.compile(backend=backend, fullgraph=True, dynamic=False, **isolated())

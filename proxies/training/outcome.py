@@ -1,0 +1,152 @@
+"""What every engine holds of a run while it trains, and what it says when the run ends.
+
+One rule of divergence, one validation set, one form of result: a bank and a trial alone are told apart by nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from proxies.core import canon, flops
+from proxies.core.spec import Curve, RunResult, RunSpec, Status
+from proxies.data.tokens import TokenStore
+
+VALIDATION_SEQUENCES = 256
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What arithmetic depends on besides the spec."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "machine": platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }
+
+
+def validation_ids(store: TokenStore, seq_len: int) -> Tensor:
+    """The windows every run is judged on: ids [B, T + 1], at most `VALIDATION_SEQUENCES` of them.
+
+    Raises:
+        DataError: the split holds no window of that length.
+    """
+    num_sequences = max(1, min(VALIDATION_SEQUENCES, store.num_windows("validation", seq_len)))
+    return torch.from_numpy(store.validation_batch(num_sequences=num_sequences, seq_len=seq_len))
+
+
+@dataclass(slots=True)
+class Progress:
+    """A run under way: how far it is, and what it has logged."""
+
+    spec: RunSpec
+    step: int = 0
+    """Optimizer steps done."""
+    seconds: float = 0.0
+    num_microbatches: int = 1
+    """The most passes that any batch so far was split into because of too little memory."""
+    losses_nats: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    pause_step: int | None = None
+    """Where somebody wants to look at it before it goes on."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is there; a run that went on from a later state is at once."""
+        return self.pause_step is not None and self.step >= self.pause_step
+
+    @property
+    def finished(self) -> bool:
+        """Whether every step of the schedule is done."""
+        return self.step == self.spec.schedule.num_steps
+
+    def record(self, loss_nats: float, grad_norm: float) -> None:
+        """One more step done: its batch's loss before the update, and its gradient's norm before clipping."""
+        self.losses_nats.append(loss_nats)
+        self.grad_norms.append(grad_norm)
+        self.step += 1
+
+    def trouble(self, finite: bool, diverged_above_nats: float) -> str:
+        """Why the run has diverged, after a step whose loss and gradient were `finite` or not; empty if it has not."""
+        if not finite:
+            return f"loss or gradient not finite at step {self.step + 1}"
+        loss, ceiling = self.losses_nats[-1], math.log(self.spec.shape.vocab_size) + diverged_above_nats
+        if self.step > self.spec.schedule.warmup_steps + 1 and loss > ceiling:
+            return f"loss {loss:.6g} over {ceiling:.3f} nats, that of knowing nothing and more, at step {self.step}"
+        return ""
+
+    def advance(
+        self, num_steps: int, seconds: float, step: Callable[[int], tuple[float, float]],
+        validate: Callable[[], float], *, diverged_above_nats: float, device: torch.device,
+    ) -> tuple[RunResult, Curve] | None:  # fmt: skip
+        """Train a run that has its engine to itself; its result and curve, if it ends.
+
+        Args:
+            num_steps: optimizer steps at most; none while it is paused.
+            seconds: after which none is begun.
+            step: makes the update of that number, unless its batch's loss in nats per token or its gradient's norm,
+                which it returns, is not finite.
+            validate: the loss in nats per token on the validation windows.
+            diverged_above_nats: see `trouble`.
+            device: where it trains.
+        """
+        until = time.monotonic() + seconds
+        for _ in range(num_steps):
+            if self.paused or time.monotonic() > until:
+                break
+            started = time.perf_counter()
+            loss_nats, grad_norm = step(self.step)
+            finite = math.isfinite(loss_nats) and math.isfinite(grad_norm)
+            if finite:
+                self.record(loss_nats, grad_norm)
+            reason = self.trouble(finite, diverged_above_nats)
+            done = not reason and self.finished
+            validation_nats = validate() if done else math.nan
+            self.seconds += time.perf_counter() - started
+            if reason or done:
+                return self.outcome(reason, validation_nats, device)
+        return None
+
+    def outcome(self, reason: str, validation_nats: float, device: torch.device) -> tuple[RunResult, Curve]:
+        """The result and the curve of a run that ends here: diverged for a `reason`, else finished."""
+        if not reason and not math.isfinite(validation_nats):
+            reason = "validation loss not finite"
+        return self._ended("diverged" if reason else "finished", self.step, reason, validation_nats, device)
+
+    def pruned(self, num_steps: int, reason: str, device: torch.device) -> tuple[RunResult, Curve]:
+        """The same of a run that is given up, as it was after `num_steps`: it may have gone on meanwhile."""
+        return self._ended("pruned", num_steps, reason, math.nan, device)
+
+    def _ended(
+        self, status: Status, num_steps: int, reason: str, validation_nats: float, device: torch.device
+    ) -> tuple[RunResult, Curve]:
+        spec = self.spec
+        curve = Curve(
+            steps=tuple(range(1, num_steps + 1)),
+            train_loss_nats=tuple(self.losses_nats[:num_steps]),
+            grad_norm=tuple(self.grad_norms[:num_steps]),
+        )
+        tokens = spec.tokens_by(num_steps)
+        parts = (
+            {"num_microbatches": str(self.num_microbatches)} if self.num_microbatches > 1 else {}
+        )  # equal up to rounding only
+        result = RunResult(
+            id=spec.id,
+            status=status,
+            loss_nats=validation_nats if status == "finished" else None,
+            num_steps=num_steps,
+            last_train_loss_nats=curve.train_loss_nats[-1] if num_steps else None,
+            curve_id=canon.content_id(curve),
+            flops=float(flops.flops_per_token(spec.shape)) * tokens,
+            tokens=tokens,
+            seconds=self.seconds,
+            environment=environment(device) | parts,
+            reason=reason,
+        )
+        return result, curve

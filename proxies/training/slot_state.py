@@ -1,0 +1,211 @@
+"""The state of a run between two steps, as one file: whole and of this very run, or refused. Never pickled.
+
+A file is safetensors with a JSON header, named `step-STEP-SHA256.safetensors` after the hash of all its bytes. It is
+written beside, synced and renamed, and the one before it is kept: at every moment the newest good one is there, also
+after a power cut. What is not good is put aside under another name, and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from proxies.core import canon
+from proxies.core.checks import Checks, SpecError
+from proxies.core.spec import RunSpec
+from proxies.training.outcome import Progress, environment
+
+SCHEMA_VERSION = 1
+NUM_KEPT = 2
+_NAME = re.compile(r"step-(\d{8})-([0-9a-f]{64})\.safetensors")
+_ASIDE = ".aside"
+_LOSSES, _NORMS = "loss_nats", "grad_norm"
+_CPU_RNG, _DEVICE_RNG = "rng.cpu", "rng.device"
+
+
+class StateError(ValueError):
+    """A state that cannot be written, or that a run cannot go on from. The message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What a state says of itself."""
+
+    schema_version: int
+    run_id: str
+    """Content id of its `RunSpec`, numerics included."""
+    step: int
+    """Optimizer steps done."""
+    seconds: float
+    num_microbatches: int
+    """The most passes that any batch so far was split into."""
+    environment: dict[str, str]
+    """What arithmetic depends on besides the spec (`proxies.training.outcome.environment`)."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("schema_version", "num_microbatches")
+        checks.whole("step", least=0)
+        checks.number("seconds", least=0)
+        checks.done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotState:
+    """Everything that the rest of a run follows from, besides its spec and the data."""
+
+    header: Header
+    tensors: dict[str, Tensor]
+    """On the CPU: the engine's own by name, and what was logged, [step] each: `loss_nats` and `grad_norm`."""
+
+
+def captured(run: Progress, device: torch.device, tensors: Mapping[str, Tensor]) -> SlotState:
+    """The state of `run`, whose engine on `device` adds its own `tensors`; all are copied."""
+    header = Header(
+        schema_version=SCHEMA_VERSION,
+        run_id=run.spec.id,
+        step=run.step,
+        seconds=run.seconds,
+        num_microbatches=run.num_microbatches,
+        environment=environment(device),
+    )
+    logged = {_LOSSES: run.losses_nats, _NORMS: run.grad_norms}
+    columns = {name: torch.tensor(values, dtype=torch.float64) for name, values in logged.items()}
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    return SlotState(header=header, tensors={**copies, **columns})
+
+
+def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_microbatches: int) -> Progress:
+    """The progress to go on from.
+
+    Args:
+        spec: the run.
+        state: of that run.
+        like: tensors with the names, shapes and dtypes that the engine expects beside what was logged.
+        num_microbatches: passes that each batch is split into from now on, at least.
+
+    Raises:
+        StateError: the tensors are not those of this run.
+    """
+    header, logged = state.header, torch.zeros(state.header.step, dtype=torch.float64)
+    expected = {**like, _LOSSES: logged, _NORMS: logged}
+    unlike = [
+        name
+        for name in sorted(expected.keys() | state.tensors.keys())
+        if name not in expected
+        or name not in state.tensors
+        or (expected[name].shape, expected[name].dtype) != (state.tensors[name].shape, state.tensors[name].dtype)
+    ]
+    if unlike or header.step >= spec.schedule.num_steps:
+        raise StateError(f"step {header.step} of {spec.schedule.num_steps}: unlike the run in {', '.join(unlike)}")
+    return Progress(
+        spec,
+        step=header.step,
+        seconds=header.seconds,
+        num_microbatches=max(num_microbatches, header.num_microbatches),
+        losses_nats=state.tensors[_LOSSES].tolist(),
+        grad_norms=state.tensors[_NORMS].tolist(),
+    )
+
+
+def generators(spec: RunSpec, device: torch.device) -> dict[str, Tensor]:
+    """The states of torch's generators by name, where the run's model may draw from them: a user's own."""
+    if spec.factory is None:
+        return {}
+    on_device = {_DEVICE_RNG: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {_CPU_RNG: torch.get_rng_state(), **on_device}
+
+
+def restore_generators(names: Container[str], tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    """Put the generators of `names` where `tensors` say."""
+    if _CPU_RNG in names:
+        torch.set_rng_state(tensors[_CPU_RNG])
+    if _DEVICE_RNG in names:
+        torch.cuda.set_rng_state(tensors[_DEVICE_RNG], device)
+
+
+def store(folder: Path, state: SlotState) -> Path:
+    """Write `state` into `folder`, durably, then delete all but the newest `NUM_KEPT`.
+
+    Raises:
+        StateError: it does not fit, or cannot be written; the states before it are untouched.
+    """
+    scratch = folder / f"{socket.gethostname()}-{os.getpid()}.part"  # two workers may hold attempts of one run
+    try:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            canon.sync_folder(folder.parent)
+        safetensors.torch.save_file(state.tensors, scratch, {"header": canon.canonical(state.header)})
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
+        path = folder / f"step-{state.header.step:08d}-{canon.file_sha256(scratch)}.safetensors"
+        scratch.replace(path)
+        canon.sync_folder(folder)
+        for old in _newest_first(folder)[NUM_KEPT:]:
+            old.unlink(missing_ok=True)
+    except (OSError, safetensors.SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise StateError(f"no checkpoint could be written in {folder} ({error})") from error
+    return path
+
+
+def newest(folder: Path, run_id: str, found: Mapping[str, str], notes: list[str]) -> SlotState | None:
+    """The newest good state of a run, or None: it starts over. What is not good is put aside, and `notes` are told.
+
+    Args:
+        folder: where the states of the run lie.
+        run_id: the run's.
+        found: the environment that it would go on in; a state of another one is not bitwise its own.
+        notes: sentences for the user are added here.
+    """
+    for path in _newest_first(folder):
+        try:
+            return _verified(path, run_id, found)
+        except (OSError, safetensors.SafetensorError, canon.CanonError, SpecError, StateError) as error:
+            _put_aside(path, str(error), notes)
+    return None
+
+
+def put_newest_aside(folder: Path, why: str, notes: list[str]) -> None:
+    """Put aside what `newest` gave, which its run could not go on from."""
+    _put_aside(_newest_first(folder)[0], why, notes)
+
+
+def _put_aside(path: Path, why: str, notes: list[str]) -> None:
+    """Rename it; it is removed with its folder, once the run has its outcome."""
+    notes.append(f"checkpoint {path.name[:22]} of run {path.parent.name[:12]} is not used: {why}")
+    with contextlib.suppress(FileNotFoundError):  # another worker, with an attempt of the same run, has removed it
+        path.rename(path.with_name(path.name + _ASIDE))
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def _verified(path: Path, run_id: str, found: Mapping[str, str]) -> SlotState:
+    """The state in a file. Raises StateError, OSError, SafetensorError, CanonError or SpecError."""
+    if path.name.rpartition("-")[2].partition(".")[0] != canon.file_sha256(path):
+        raise StateError("it is damaged: its bytes do not have its hash")
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = canon.decode(Header, canon.parse((file.metadata() or {}).get("header", "null")))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if header.schema_version != SCHEMA_VERSION:
+        raise StateError(f"it has schema {header.schema_version}, this version knows {SCHEMA_VERSION}")
+    if header.run_id != run_id:
+        raise StateError(f"it is of run {header.run_id[:12]}")
+    if other := [f"{key} {header.environment.get(key)}" for key in found if found[key] != header.environment.get(key)]:
+        raise StateError(f"it was written under {', '.join(other)}")
+    return SlotState(header=header, tensors=tensors)

@@ -1,0 +1,301 @@
+"""One trial alone: our decoder or a user's own model, at any size that a device holds.
+
+The bank's interface with one slot, and what a batched model cannot do: bfloat16 autocast over float32 weights, gradient
+accumulation, activation checkpointing, `torch.compile`, batch warmup. The same trial in a bank gives the same curve up
+to rounding. On a CPU a run repeats bit by bit; on a GPU up to the order of its atomic additions.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from proxies.core.numbers import ParameterNumbers
+from proxies.core.schedule import lr_multiplier
+from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
+from proxies.data.tokens import TokenStore
+from proxies.model.decoder import token_loss
+from proxies.model.optimizer import (
+    MOMENTS,
+    adamw,
+    fail_past_recompile_limit,
+    grouped,
+    moments_of,
+    restore_moments,
+    set_rates,
+)
+from proxies.training.built import BuiltModel, OurModel, checkpoint_blocks, our_model
+from proxies.training.memory import keep_freed_memory
+from proxies.training.outcome import Progress, environment, validation_ids
+from proxies.training.prefetch import Prefetch
+from proxies.training.slot_state import SlotState, StateError, captured, generators, restore_generators, resumed
+from proxies.training.torch_device import set_arithmetic
+
+_DROPOUT_SEED = 2**32
+"""Added to a run's seed: what a user's own model draws while it trains is not what its weights were drawn from."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Trial:
+    progress: Progress
+    built: BuiltModel
+    optimizer: torch.optim.AdamW
+    rates: tuple[ParameterNumbers, ...]
+    """One per group of the optimizer."""
+    batches: Prefetch
+
+
+class Solo:
+    """One slot for one run at a time.
+
+    Args:
+        store: the corpus.
+        diverged_above_nats: over ln(vocabulary), the loss at which a run past its warmup has diverged.
+        build: makes the model of a run that names a factory.
+        device: where to train; None: the GPU if there is one.
+        compile_backend: of `torch.compile`, for runs whose numerics ask for it.
+        num_microbatches: least number of passes that a batch is split into: the same up to rounding.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        diverged_above_nats: float = DIVERGED_ABOVE_NATS,
+        build: Callable[[RunSpec], BuiltModel] | None = None,
+        device: torch.device | str | None = None,
+        compile_backend: str = "inductor",
+        num_microbatches: int = 1,
+    ) -> None:
+        self._store, self._diverged_above_nats, self._build = store, diverged_above_nats, build
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._compile_backend, self._num_microbatches = compile_backend, num_microbatches
+        self._trial: _Trial | None = None
+
+    def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
+        """Start a run from its own initial weights, or go on from a `state` of it.
+
+        Raises:
+            ValueError: the slot is taken or is not slot 0, the run is not one for this engine or this corpus, or a
+                built model's numbers are not those of its parameters.
+            StateError: the state is not one of this run; the slot is free.
+        """
+        self._refuse(index, spec)
+        keep_freed_memory()
+        if spec.numerics.compiled or spec.factory is not None:
+            gc.collect()  # of a model before this one: compiled, it lies in a circle, and holds its memory till then
+        numerics = spec.numerics
+        set_arithmetic(numerics)
+        build = None if spec.factory is None else self._build
+        built = our_model(spec) if build is None else build(spec)
+        module = built.module.train().to(self.device, torch.float64 if numerics.dtype == "float64" else torch.float32)
+        parameters = dict(module.named_parameters())
+        if unlike := sorted(parameters.keys() ^ {n.name for n in built.numbers}):
+            raise ValueError(f"the model's parameters and their numbers differ in {', '.join(unlike)}")
+        if numerics.activation_checkpointing and build is not None:
+            checkpoint_blocks(module)
+        if numerics.compiled:
+            self._compile(module, whole=build is None)
+        groups = grouped(built.numbers, parameters)
+        trial = _Trial(
+            progress=Progress(spec, num_microbatches=self._num_microbatches),
+            built=built,
+            optimizer=adamw(groups),
+            rates=tuple(rates for rates, _ in groups),
+            batches=Prefetch(self._store, spec, self.device),
+        )
+        if spec.factory is not None:  # a model of ours draws nothing while it trains
+            torch.manual_seed(_DROPOUT_SEED + spec.seed)
+        if state is not None:
+            trial.progress = self._restored(trial, state)
+        self._trial = trial
+
+    def _restored(self, trial: _Trial, state: SlotState) -> Progress:
+        """Put a fresh trial where `state` was taken. Raises StateError."""
+        own, rngs = _tensors(trial), generators(trial.progress.spec, self.device)
+        moments = {name: tensor for name, tensor in state.tensors.items() if name.startswith(MOMENTS)}
+        run = resumed(trial.progress.spec, state, {**own, **moments, **rngs}, self._num_microbatches)
+        try:
+            restore_moments(trial.optimizer, dict(trial.built.module.named_parameters()), moments)
+        except ValueError as error:
+            raise StateError(str(error)) from error
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state.tensors[name])
+        restore_generators(rngs, state.tensors, self.device)
+        return run
+
+    def state(self, index: int) -> SlotState:
+        """What the run in the slot can go on from."""
+        trial = self._held()
+        parameters = dict(trial.built.module.named_parameters())
+        rngs = generators(trial.progress.spec, self.device)
+        return captured(
+            trial.progress, self.device, {**_tensors(trial), **moments_of(trial.optimizer, parameters), **rngs}
+        )
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Optimizer steps done, by occupied slot."""
+        return {} if self._trial is None else {0: self._trial.progress.step}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What this engine's arithmetic depends on besides the spec."""
+        return environment(self.device)
+
+    def _refuse(self, index: int, spec: RunSpec) -> None:
+        refusals = {
+            f"slot {index}: a trial alone has slot 0": index == 0,
+            f"slot {index} is taken": self._trial is None,
+            f"num_slots = {spec.numerics.num_slots}: 1 is wanted": spec.numerics.num_slots == 1,
+            f"num_ranks = {spec.numerics.num_ranks}: ranks are wanted, and here is one": spec.numerics.num_ranks == 1,
+            "a command trains by itself": spec.command is None,
+            "cuda_graphs: a bank records steps, and only on a GPU": not spec.numerics.cuda_graphs,
+            "fused_loss: of our own model alone": not spec.numerics.fused_loss or spec.factory is None,
+            "its factory's model has nobody to build it": spec.factory is None or self._build is not None,
+            f"run {spec.id[:12]} is of another corpus": spec.data_id == self._store.manifest.data_id,
+            f"vocab_size = {spec.shape.vocab_size} is smaller than the corpus's {self._store.manifest.vocab_size}": (
+                spec.shape.vocab_size >= self._store.manifest.vocab_size
+            ),
+        }
+        if problems := [problem for problem, holds in refusals.items() if not holds]:
+            raise ValueError("; ".join(problems))
+
+    def _compile(self, module: nn.Module, *, whole: bool) -> None:
+        # Past a limit on recompilations torch would quietly run uncompiled. A new trial is a new model, and what was
+        # compiled for the last one must not count against it.
+        fail_past_recompile_limit()
+        torch.compiler.reset()
+        module.compile(backend=self._compile_backend, fullgraph=whole)
+
+    def evict(self, index: int) -> None:
+        """Free the slot, whatever it is doing."""
+        self._trial = None
+
+    def pause_at(self, index: int, step: int | None) -> None:
+        """Have `advance` do nothing while the run has done `step` steps or more; None: go on."""
+        self._held().progress.pause_step = step
+
+    def pruned(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
+        """The outcome of the run if it is given up as it was after `num_steps`; nothing changes here."""
+        return self._held().progress.pruned(num_steps, reason, self.device)
+
+    @property
+    def seconds_waited(self) -> float:
+        """Of the present run, for batches that had not been read ahead in time."""
+        return self._held().batches.seconds_waited
+
+    @property
+    def free_slots(self) -> list[int]:
+        """[0], or nothing while a run is in it."""
+        return [] if self._trial else [0]
+
+    @property
+    def model(self) -> nn.Module:
+        """The run's module.
+
+        Raises:
+            ValueError: the slot is empty.
+        """
+        return self._held().built.module
+
+    def _held(self) -> _Trial:
+        if self._trial is None:
+            raise ValueError("no run is admitted")
+        return self._trial
+
+    def predict(self, ids_BT: Tensor) -> Tensor:
+        """Logits [N, V] of token ids [B, T], in the arithmetic of training, without its dropout.
+
+        Raises:
+            ValueError: the slot is empty.
+        """
+        trial = self._held()
+        trial.built.module.eval()
+        try:
+            return self._logits(trial, ids_BT.to(self.device))
+        finally:
+            trial.built.module.train()
+
+    def _logits(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
+        with self._arithmetic(trial):
+            return trial.built(ids_BT)
+
+    def _arithmetic(self, trial: _Trial) -> torch.autocast:
+        bfloat16 = trial.progress.spec.numerics.dtype == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bfloat16)
+
+    def advance(self, num_steps: int, seconds: float = math.inf) -> list[tuple[int, RunResult, Curve]]:
+        """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (0, result, curve), when
+        the run ends.
+        """
+        trial = self._trial
+        if trial is None:
+            return []
+        ended = trial.progress.advance(
+            num_steps, seconds, partial(self._step, trial), partial(self._validation_loss, trial),
+            diverged_above_nats=self._diverged_above_nats, device=self.device,
+        )  # fmt: skip
+        if ended is None:
+            return []
+        self.evict(0)
+        return [(0, *ended)]
+
+    def _step(self, trial: _Trial, step: int) -> tuple[float, float]:
+        """Make update `step`, if its batch's loss in nats per token and gradient's norm, returned, are finite."""
+        loss, norm = self._forward_backward(trial, step)
+        loss_nats, grad_norm = torch.stack([loss, norm.double()]).tolist()  # the step's one wait for the device
+        if math.isfinite(loss_nats) and math.isfinite(grad_norm):
+            _update(trial, step, norm)
+        return loss_nats, grad_norm
+
+    def _forward_backward(self, trial: _Trial, step: int) -> tuple[Tensor, Tensor]:
+        """The batch's loss in nats per token and its gradient's norm; the gradients are left in the parameters."""
+        ids_BT = trial.batches.take(step)
+        trial.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for part_BT in torch.split(ids_BT, trial.progress.spec.pass_sequences(self._num_microbatches)):
+            # The mean over the whole batch is the parts' means weighted by their tokens.
+            loss = self._loss(trial, part_BT) * (len(part_BT) / len(ids_BT))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        gradients = [p.grad for p in trial.built.module.parameters() if p.grad is not None]
+        return total, torch.nn.utils.get_total_norm(gradients)
+
+    def _loss(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
+        if isinstance(trial.built, OurModel):
+            with self._arithmetic(trial):
+                return trial.built.loss(ids_BT[:, :-1], ids_BT[:, 1:])
+        return token_loss(self._logits(trial, ids_BT[:, :-1]), ids_BT[:, 1:])
+
+    @torch.no_grad()
+    def _validation_loss(self, trial: _Trial) -> float:
+        spec, module = trial.progress.spec, trial.built.module.eval()
+        held_BT = validation_ids(self._store, spec.shape.seq_len).to(self.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for part_BT in torch.split(held_BT, spec.pass_sequences(self._num_microbatches)):
+            total += self._loss(trial, part_BT).double() * len(part_BT)
+        module.train()
+        return total.item() / len(held_BT)
+
+
+def _tensors(trial: _Trial) -> dict[str, Tensor]:
+    """The module's parameters and buffers by name, as they are."""
+    module = trial.built.module
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _update(trial: _Trial, step: int, norm: Tensor) -> None:
+    """Clip by the norm and step, every group at its peak rate times the schedule's share."""
+    spec = trial.progress.spec
+    if spec.hparams.clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(trial.built.module.parameters(), spec.hparams.clip_norm, norm)
+    set_rates(trial.optimizer, trial.rates, lr_multiplier(spec.schedule, step))
+    trial.optimizer.step()

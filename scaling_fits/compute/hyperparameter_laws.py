@@ -1,0 +1,262 @@
+"""Laws of the best learning rate or batch against size and duration: log value = c + a log N + b log D.
+
+From runs over a grid (`fit_runs_law`: columns learning_rate or lr, and batch_tokens or batch) or from a table of
+optima (`fit_optima_law`). An exponent that the cells do not identify, since they have one N, one D or a fixed D / N,
+is left out, and the law then answers only where that still holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from scaling_fits.compute import hyperparameter_cells
+from scaling_fits.compute.hyperparameter_cells import CellOptimum
+from scaling_fits.compute.options import OptimaError, option_problems
+from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
+from scaling_fits.compute.published_laws import Hyperparameter, published
+from scaling_fits.laws.law import CannotTellError, LawError
+from scaling_fits.laws.table import DroppedRow, RunTable
+
+FILE_KIND = "forerun.hyperparameter_fit/1"
+COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {
+    "learning_rate": ("learning_rate", "lr"),
+    "batch": ("batch_tokens", "batch"),
+}
+"""Names of the column of each, the first that is there counting."""
+
+_LEAST_SPREAD = 0.05  # log N or log D of cells that count as different
+_LEAST_APART = 0.1  # sd of log D off its line over log N, below which their exponents cannot be told apart
+_NEAR = 1.25  # factor within which a quantity left out of the law counts as the same
+_FAR = 30.0  # times the largest N or D of a cell
+
+Design = Literal["both", "params", "tokens", "ratio", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HyperparameterFit:
+    """The law of one hyperparameter, with the optima behind it."""
+
+    kind: str
+    form: Hyperparameter
+    column: str
+    """The column it came from, which gives its unit."""
+    status: Literal["converged", "unidentified"]
+    design: Design
+    """What varies over the cells: `ratio`: N and D in step, so that one exponent stands for both."""
+    law: PowerLaw | None
+    cells: tuple[CellOptimum, ...]
+    level: float
+    bootstrap: int
+    """Draws behind the cells' intervals; 0 for runs: no intervals."""
+    seed: int
+    num_runs: int
+    dropped: tuple[DroppedRow, ...]
+    warnings: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Check that law and status go together.
+
+        Raises:
+            OptimaError: they do not.
+        """
+        problems = [f"kind = {self.kind!r}: {FILE_KIND!r} is wanted"] if self.kind != FILE_KIND else []
+        if (self.law is None) != (self.status == "unidentified"):
+            problems.append(f"status {self.status} {'without' if self.law is None else 'with'} a law")
+        if not 0 < self.level < 1 or self.bootstrap < 0 or self.seed < 0:
+            problems.append("level, bootstrap or seed is out of range")
+        if problems:
+            raise OptimaError(problems)
+
+    @property
+    def used(self) -> tuple[CellOptimum, ...]:
+        """Cells with an optimum of this hyperparameter."""
+        return tuple(cell for cell in self.cells if self.form in cell.values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HyperparameterPrediction:
+    """The best value at one size and duration."""
+
+    params: float
+    tokens: float
+    value: float
+    interval: tuple[float, float] | None
+    """Of the optimum itself: the law's error and the scatter of optima about it."""
+    level: float
+    published: tuple[tuple[str, str, float, str], ...]
+    """(name, source, value, note) of published laws; batches in tokens."""
+    warnings: tuple[str, ...]
+
+
+def fit_runs_law(
+    table: RunTable, form: Hyperparameter, bootstrap: int = 400, level: float = 0.9, seed: int = 0
+) -> HyperparameterFit:
+    """The law from runs over learning rates and batches; the table's `extra` holds their columns.
+
+    Raises:
+        OptimaError: the column is missing or has cells that are not above zero, or options out of range.
+    """
+    problems = option_problems(bootstrap, level, seed)
+    names = {axis: next((name for name in COLUMNS[axis] if name in table.extra), None) for axis in COLUMNS}
+    if names[form] is None:
+        problems.append(f"no column {' or '.join(map(repr, COLUMNS[form]))}: the runs' {form} is wanted")
+    columns = {axis: table.extra[name] for axis, name in names.items() if name is not None}
+    problems += [problem for axis, name in names.items() if name for problem in _bad_cells(table, name, columns[axis])]
+    if problems:
+        raise OptimaError(problems)
+    cells, warnings = hyperparameter_cells.cell_optima(
+        table, {str(axis): column for axis, column in columns.items()}, num_draws=bootstrap, level=level, seed=seed
+    )
+    warnings = [*table.warnings, *warnings, *_other_axis(form, cells, columns)]
+    return _fit(form, str(names[form]), cells, warnings, bootstrap=bootstrap, level=level, seed=seed,
+                num_runs=table.num_runs, dropped=table.dropped)  # fmt: skip
+
+
+def _bad_cells(table: RunTable, name: str, column: Floats) -> list[str]:
+    lines = table.lines or tuple(range(len(column)))
+    return [
+        f"row {lines[i]}, column {name!r}: {'missing' if math.isnan(column[i]) else f'{column[i]:g}'}: a number > 0 is"
+        " wanted"
+        for i in np.flatnonzero(~(column > 0))
+    ]
+
+
+def _other_axis(form: str, cells: list[CellOptimum], columns: dict[Hyperparameter, Floats]) -> list[str]:
+    """Says so where the law mixes in the other hyperparameter, which its cells did not tune."""
+    other: Hyperparameter = "batch" if form == "learning_rate" else "learning_rate"
+    used = [cell for cell in cells if form in cell.values]
+    if not used or all(other in cell.values for cell in used):
+        return []
+    if other in columns and len(np.unique(columns[other])) == 1:
+        return [f"every run has one {other}: the law is of the best {form} at that {other}"]
+    if other not in columns:
+        return [f"the table has no column of {other}: the law is of the best {form} at whatever {other} was run"]
+    return [f"some cells did not vary {other}, so their best {form} is the best at the {other} they ran"]
+
+
+def fit_optima_law(
+    form: Hyperparameter, params: Floats, tokens: Floats, values: Floats, *, column: str, level: float = 0.9,
+    dropped: tuple[DroppedRow, ...] = (),
+) -> HyperparameterFit:  # fmt: skip
+    """The law from optima found elsewhere, one (N, D, value) each; their own noise is within the scatter.
+
+    Raises:
+        OptimaError: the level is out of range.
+    """
+    problems = option_problems(0, level, 0)
+    if problems:
+        raise OptimaError(problems)
+    cells = [
+        CellOptimum(params=n, tokens=d, status="ok", reason=None, values={form: value}, intervals={},
+                    log_variances={form: 0.0}, loss_nats=None, num_runs=0)
+        for n, d, value in zip(params.tolist(), tokens.tolist(), values.tolist(), strict=True)
+    ]  # fmt: skip
+    return _fit(form, column, cells, [], bootstrap=1, level=level, seed=0, num_runs=len(cells), dropped=dropped)
+
+
+def _fit(
+    form: Hyperparameter, column: str, cells: list[CellOptimum], warnings: list[str], *, bootstrap: int, level: float,
+    seed: int, num_runs: int, dropped: tuple[DroppedRow, ...],
+) -> HyperparameterFit:  # fmt: skip
+    used = [cell for cell in cells if form in cell.values]
+    warnings = warnings + [
+        f"cell N = {cell.params:.3g}, D = {cell.tokens:.3g}: {cell.reason or f'does not vary {form}'}"
+        for cell in cells
+        if form not in cell.values
+    ]
+    design, inputs, why = _design_of(used)
+    law = None
+    wanted = len(inputs) + 2
+    if not inputs or len(used) < wanted:
+        missing = f"{len(used)} of {len(cells)} cells have an optimum of {form}"
+        warnings.append(f"{missing}: {why[0] if why and not inputs else f'at least {wanted} are wanted for a law in '}"
+                        f"{' and '.join(inputs)}; run cells at other N and D")  # fmt: skip
+    else:
+        logs = np.log([cell.values[form] for cell in used])
+        law = fit_power_law(inputs, logs, np.array([cell.log_variances[form] for cell in used]))
+        warnings += why
+        if law.degrees_of_freedom == 1:
+            warnings.append(f"{len(used)} cells leave one degree of freedom, so intervals are wide: add a cell")
+    return HyperparameterFit(
+        kind=FILE_KIND, form=form, column=column, status="unidentified" if law is None else "converged",
+        design=design if law else "none", law=law, cells=tuple(cells), level=level, bootstrap=bootstrap, seed=seed,
+        num_runs=num_runs, dropped=dropped, warnings=tuple(warnings),
+    )  # fmt: skip
+
+
+def _design_of(used: list[CellOptimum]) -> tuple[Design, dict[str, Floats], list[str]]:
+    """What the cells vary, the law's inputs by that, and what is left out."""
+    params, tokens = (np.array([getattr(cell, name) for cell in used]) for name in ("params", "tokens"))
+    if len(used) < 2:
+        return "none", {}, ["one cell draws no law"]
+    n, d = np.log(params) - np.log(params).mean(), np.log(tokens) - np.log(tokens).mean()
+    varied = np.ptp(n) > _LEAST_SPREAD, np.ptp(d) > _LEAST_SPREAD
+    if not any(varied):
+        return "none", {}, ["all have one N and one D"]
+    if not varied[1]:
+        return "params", {"params": params}, [f"all cells have D = {tokens[0]:.3g}: the exponent of D is left out"]
+    if not varied[0]:
+        return "tokens", {"tokens": tokens}, [f"all cells have N = {params[0]:.3g}: the exponent of N is left out"]
+    off = d - n * (n @ d) / (n @ n)
+    if math.sqrt(float((off**2).mean())) < _LEAST_APART:
+        return (
+            "ratio",
+            {"params": params},
+            ["N and D grow in step over the cells: the one exponent is of N with D in step"],
+        )
+    return "both", {"params": params, "tokens": tokens}, []
+
+
+def predict_value(fit: HyperparameterFit, params: float, tokens: float) -> HyperparameterPrediction:
+    """The best value at N and D, with an interval, and what published laws say there.
+
+    Raises:
+        LawError: a size that is not finite and positive.
+        CannotTellError: no law was identified, or none that holds at this N and D.
+    """
+    sizes = {"params": float(params), "tokens": float(tokens)}
+    problems = [f"{name} = {size}: a finite number > 0 is wanted"
+                for name, size in sizes.items() if not (math.isfinite(size) and size > 0)]  # fmt: skip
+    if problems:
+        raise LawError("; ".join(problems))
+    if fit.law is None:
+        raise CannotTellError(fit.warnings)
+    _refuse_outside(fit, sizes)
+    at = [sizes[name] for name in fit.law.inputs]
+    largest = {name: max(getattr(cell, name) for cell in fit.used) for name in sizes}
+    far = [f"{name} = {size:.3g} is {size / largest[name]:.3g} times the largest of any cell"
+           for name, size in sizes.items() if size > _FAR * largest[name]]  # fmt: skip
+    return HyperparameterPrediction(
+        params=sizes["params"],
+        tokens=sizes["tokens"],
+        value=fit.law.at(*at),
+        interval=fit.law.interval_at(*at, level=fit.level) if fit.bootstrap else None,
+        level=fit.level,
+        published=tuple((law.name, law.source, law.at(**sizes), law.note) for law in published(fit.form)),
+        warnings=(*fit.warnings, *far),
+    )
+
+
+def _refuse_outside(fit: HyperparameterFit, sizes: dict[str, float]) -> None:
+    """A law without D says nothing at another D, one of a fixed D / N nothing off that ratio."""
+
+    def value(name: str, of: dict[str, float]) -> float:
+        if name != "D at this N":
+            return of[name]
+        n, d = (np.log([getattr(cell, what) for cell in fit.used]) for what in ("params", "tokens"))
+        slope = float(np.polyfit(n, d, 1)[0])
+        return math.exp(math.log(of["tokens"]) - slope * math.log(of["params"]))
+
+    left_out = {"params": "tokens", "tokens": "params", "ratio": "D at this N"}.get(fit.design)
+    if left_out is None:
+        return
+    known = [value(left_out, {"params": cell.params, "tokens": cell.tokens}) for cell in fit.used]
+    asked = value(left_out, sizes)
+    if not min(known) / _NEAR <= asked <= max(known) * _NEAR:
+        off = max(asked / max(known), min(known) / asked)
+        reason = f"the cells do not say how {fit.form} moves with {left_out}, and this one is off theirs by a factor of"
+        raise CannotTellError((f"{reason} {off:.3g}: run cells that vary it",))

@@ -1,0 +1,228 @@
+"""IsoFLOP (approach 2 of arXiv 2203.15556): the best size of each budget, and how it grows with compute.
+
+Runs of one budget make a valley of loss over log N. Its bottom is found by `valleys`, tokens are read off between the
+budget's own runs, and the optima of all budgets make the laws. A full-width parabola is biased where valleys are
+lopsided; arXiv 2406.19146 shows what else moves the exponent (which parameters and FLOPs are counted, warmup, tuning).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_fits.compute import compute_fit, compute_laws, valleys
+from scaling_fits.compute.compute_fit import ComputeFit, Optimum, OptimumStatus
+from scaling_fits.compute.compute_laws import Points
+from scaling_fits.compute.options import OptimaError, option_problems
+from scaling_fits.compute.power_laws import Floats, fit_power_law
+from scaling_fits.compute.valleys import Bottom, Method, Runs
+from scaling_fits.laws.table import RunTable
+
+_GAP = 1.03  # FLOPs further apart than this are two budgets
+_WIDEST = 1.10  # and a budget is no wider than this
+MOST_OUTSIDE = 0.05
+"""Share of draws with no bottom inside the sizes run, above which an optimum is not believed."""
+
+_FARTHEST_APART = 100.0  # times the best size by a cubic: a budget's sizes span less
+_LOPSIDED = "a full-width parabola is biased where valleys are lopsided"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Budget:
+    flops: float
+    """Geometric mean over its runs."""
+    spread: float
+    """Largest FLOPs over smallest."""
+    table: RunTable
+    runs: Runs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Found:
+    """An optimum with what the laws need; None where there is none."""
+
+    optimum: Optimum
+    log_variances: Floats | None
+    """Of N*, D* and loss (3,)."""
+    noise_sd: float
+
+
+def fit_isoflop(
+    table: RunTable, method: Method = "window", bootstrap: int = 400, level: float = 0.9, seed: int = 0
+) -> ComputeFit:
+    """The optimum of each budget and the laws through them. Budgets are the column `budget`, else equal FLOPs.
+
+    Raises:
+        OptimaError: an unknown method, or options out of range.
+    """
+    problems = option_problems(bootstrap, level, seed)
+    if method not in valleys.METHODS:
+        problems.append(f"method = {method!r}: one of {', '.join(valleys.METHODS)} is wanted")
+    if problems:
+        raise OptimaError(problems)
+    budgets = _budgets(table)
+    found = _optima(budgets, method, num_draws=bootstrap, level=level, seed=seed)
+    kept = [each for each in found if each.log_variances is not None]
+    warnings = [*table.warnings, *_budget_warnings(budgets)] + [
+        f"budget {each.optimum.flops:.3g}: {each.optimum.reason}" for each in found if each.optimum.reason
+    ]
+    laws = None
+    if len(kept) < compute_laws.LEAST_OPTIMA:
+        warnings.append(f"{len(kept)} of {len(budgets)} budgets have an optimum: at least {compute_laws.LEAST_OPTIMA} "
+                        "are wanted, of 5 sizes or more each, on both sides of the best")  # fmt: skip
+    else:
+        points = _points(kept)
+        laws = compute_laws.fit_laws(points, bootstrap=bootstrap, level=level, seed=seed)
+        assert laws.params is not None  # optima of valleys have sizes
+        warnings += compute_laws.law_warnings(len(kept), laws)
+        warnings += _bias(budgets, kept, laws.params.exponents[0]) if method == "parabola" else []
+    return compute_fit.assembled(
+        table, "isoflop", tuple(each.optimum for each in found), laws, warnings, method=method, bootstrap=bootstrap,
+        level=level, seed=seed,
+    )  # fmt: skip
+
+
+def _budgets(table: RunTable) -> list[_Budget]:
+    order = np.argsort(table.flops, kind="stable")
+    if table.budget is None:
+        apart = table.flops[order][1:] > _GAP * table.flops[order][:-1]
+        groups = np.split(order, np.flatnonzero(apart) + 1)
+    else:
+        groups = [np.flatnonzero(table.budget == value) for value in np.unique(table.budget)]
+    budgets = []
+    for group in groups:
+        part = table.rows(np.isin(np.arange(table.num_runs), group))
+        runs = Runs(x=np.log(part.params), y=np.log(part.loss), weight=part.weight / part.weight.mean())
+        budgets.append(_Budget(flops=math.exp(float(np.log(part.flops).mean())), table=part, runs=runs,
+                               spread=float(part.flops.max() / part.flops.min())))  # fmt: skip
+    return sorted(budgets, key=lambda budget: budget.flops)
+
+
+def _budget_warnings(budgets: list[_Budget]) -> list[str]:
+    return [
+        f"budget {budget.flops:.3g}: its runs' FLOPs differ by a factor of {budget.spread:.3g}, which tilts the valley"
+        " (one budget is wanted within a few percent, or a column `budget` that says which runs belong together)"
+        for budget in budgets
+        if budget.spread > _WIDEST
+    ]
+
+
+def _optima(budgets: list[_Budget], method: Method, *, num_draws: int, level: float, seed: int) -> list[_Found]:
+    """The optimum of each budget, valleys that can be fitted being fitted together."""
+    early = [_refused_early(budget, method) for budget in budgets]
+    fitted = [budget for budget, refused in zip(budgets, early, strict=True) if refused is None]
+    bottoms: list[Bottom] = []
+    if fitted:
+        bottoms = valleys.bottoms([budget.runs for budget in fitted], method, num_draws=num_draws, seed=seed)[0]
+    rest = iter(bottoms)
+    return [
+        _without(budget, *refused) if refused else _found(budget, next(rest), level)
+        for budget, refused in zip(budgets, early, strict=True)
+    ]
+
+
+def _refused_early(budget: _Budget, method: Method) -> tuple[OptimumStatus, str] | None:
+    """What keeps a budget from being fitted at all."""
+    sizes, least = np.exp(budget.runs.sizes), valleys.LEAST_SIZES[method]
+    if len(sizes) < least:
+        more = least - len(sizes)
+        return "too_few", f"{len(sizes)} of the {least} sizes wanted: add {more} more"
+    if budget.table.budget is None and budget.spread > _WIDEST:
+        return "no_valley", "FLOPs run on without a gap: give a column `budget`"
+    lowest = int(budget.runs.size_means.argmin())
+    return ("edge", _add(sizes, low=lowest == 0)) if lowest in (0, len(sizes) - 1) else None
+
+
+def _add(sizes: Floats, *, low: bool) -> str:
+    """What to run where the best size is, or may be, the last one."""
+    ratio = math.exp(float(np.median(np.diff(np.log(sizes)))))
+    end, step = (sizes[0], 1 / ratio) if low else (sizes[-1], ratio)
+    side, beyond = ("smallest", "smaller") if low else ("largest", "larger")
+    return (f"the best size is at the {side} run, {end:.3g}: add {beyond} ones at this budget, "
+            f"about {end * step:.2g} and {end * step**2:.2g}")  # fmt: skip
+
+
+def _found(budget: _Budget, bottom: Bottom, level: float) -> _Found:
+    sizes = budget.runs.sizes
+    low, high = float(sizes[0]), float(sizes[-1])
+    if not math.isfinite(bottom.log_params):
+        return _without(budget, "no_valley", "its runs bend down, not up, so there is no minimum: add sizes on both "
+                        "sides, and look at the runs that stand out")  # fmt: skip
+    if not low < bottom.log_params < high:
+        return _without(budget, "edge", _add(np.exp(sizes), low=bottom.log_params <= low))
+    draws = bottom.log_params_draws
+    inside = (draws > low) & (draws < high)
+    if len(draws) and 1 - inside.mean() > MOST_OUTSIDE:
+        return _without(budget, "flat", f"the noise leaves {1 - inside.mean():.0%} of the optimum's draws outside the "
+                        "sizes run: add sizes on both sides, or repeat runs with other seeds")  # fmt: skip
+    logs = np.stack([draws[inside], _log_tokens(budget, draws[inside]), bottom.log_loss_draws[inside]])
+    at = [bottom.log_params, float(_log_tokens(budget, np.array([bottom.log_params]))[0]), bottom.log_loss]
+    tail = (1 - level) / 2
+    ends: list[tuple[float, float] | None] = [None] * 3
+    variances = np.zeros(3)
+    if len(draws):
+        ends = [(math.exp(a), math.exp(b)) for a, b in np.quantile(logs, [tail, 1 - tail], axis=1).T]
+        variances = (np.diff(np.quantile(logs, [0.1587, 0.8413], axis=1), axis=0)[0] / 2) ** 2
+    optimum = Optimum(
+        flops=budget.flops, status="ok", reason=None, params=math.exp(at[0]), params_interval=ends[0],
+        tokens=math.exp(at[1]), tokens_interval=ends[1], loss_nats=math.exp(at[2]), loss_interval=ends[2],
+        num_runs=len(budget.runs.x), num_sizes=len(sizes),
+    )  # fmt: skip
+    return _Found(optimum=optimum, log_variances=variances, noise_sd=bottom.noise_sd)
+
+
+def _without(budget: _Budget, status: OptimumStatus, reason: str) -> _Found:
+    optimum = Optimum(
+        flops=budget.flops, status=status, reason=reason, params=None, params_interval=None, tokens=None,
+        tokens_interval=None, loss_nats=None, loss_interval=None, num_runs=len(budget.runs.x),
+        num_sizes=len(budget.runs.sizes),
+    )  # fmt: skip
+    return _Found(optimum=optimum, log_variances=None, noise_sd=0.0)
+
+
+def _log_tokens(budget: _Budget, log_params: Floats) -> Floats:
+    """Log D of this budget at log N, between its own runs: so the FLOPs may be counted in any way."""
+    sizes = budget.runs.sizes
+    tokens = [float(np.log(budget.table.tokens[budget.runs.x == x]).mean()) for x in sizes]
+    return np.interp(log_params, sizes, tokens)
+
+
+def _points(kept: list[_Found]) -> Points:
+    columns = np.array(
+        [(o.flops, o.params, o.tokens, o.loss_nats) for o in (each.optimum for each in kept)], dtype=float
+    ).T
+    variances = np.array([each.log_variances for each in kept], dtype=float).T
+    noise_sd = math.sqrt(float(np.mean([each.noise_sd**2 for each in kept])))
+    return Points(
+        flops=columns[0], params=columns[1], tokens=columns[2], loss_flops=columns[0], loss=columns[3],
+        params_variance=variances[0], tokens_variance=variances[1], loss_variance=variances[2], noise_sd=noise_sd,
+    )  # fmt: skip
+
+
+def _bias(budgets: list[_Budget], kept: list[_Found], exponent: float) -> list[str]:
+    """The parabola's own error, against a cubic through the same runs."""
+    at = {each.optimum.flops: each.optimum.params for each in kept}
+    wide = [b for b in budgets if b.flops in at and len(b.runs.sizes) >= valleys.LEAST_SIZES["cubic"]]
+    if not wide:
+        return [_LOPSIDED + " (by up to 25 % in N* on simulated ones), and 4 sizes cannot say by how much: add a fifth "
+                "and use --method window"]  # fmt: skip
+    cubic = valleys.bottoms([budget.runs for budget in wide], "cubic", num_draws=0, seed=0)[0]
+    ratios = np.array(
+        [(at[b.flops] or math.nan) / math.exp(c.log_params) - 1 for b, c in zip(wide, cubic, strict=True)]
+    )
+    keep: NDArray[np.bool_] = np.isfinite(ratios)
+    if not keep.any():
+        return [f"{_LOPSIDED}, and a cubic finds no minimum to compare: use --method window"]
+    worst = float(ratios[keep][np.abs(ratios[keep]).argmax()])
+    if abs(math.log1p(worst)) > math.log(_FARTHEST_APART):
+        return [f"{_LOPSIDED}, and a cubic through the same runs does not determine N*: use --method window"]
+    text = f"{_LOPSIDED}: its N* differ from a cubic's by up to {worst:+.0%} (median {np.median(ratios[keep]):+.0%})"
+    if keep.sum() >= compute_laws.LEAST_OPTIMA:
+        flops = np.array([budget.flops for budget in wide])[keep]
+        logs = np.array([bottom.log_params for bottom in cubic])[keep]
+        cubics = fit_power_law({"flops": flops}, logs, np.zeros(len(logs))).exponents[0]
+        text += f", its exponent by {exponent - cubics:+.3f}"
+    return [text + ": use --method window"]

@@ -1,0 +1,334 @@
+"""Hindcasts: what would these runs, without their largest, have said about the largest?
+
+A bootstrap of one law answers "had I drawn other runs", and not "is this the law": on public tasks its nominal
+90 % interval covers half. Held-out budgets answer the second. They weigh the laws against each other and say how
+wrong all of them may be (`pooling`), and how much longer the arms of other intervals must be (`inflation`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_fits.forecast import cloud, pooling
+from scaling_fits.forecast.cloud import Cloud
+from scaling_fits.forecast.pooling import Drift, Pool
+from scaling_fits.laws import law
+from scaling_fits.laws.lack_of_fit import Trend, structure_of, trend
+from scaling_fits.laws.law import Form, LawFit
+from scaling_fits.laws.nearness import near_frontier
+from scaling_fits.laws.solver import Floats
+from scaling_fits.laws.table import RunTable
+
+_CUTS = (1.25, 3.0, 10.0)  # hold out runs above largest / cut; the first is the top rung
+_LEVELS = 2  # from the largest budget down, and again from the next one
+_NEXT_LEVEL = 1.5
+_SAME_BUDGET = 1.25
+_GOOD_RUN = 1.02  # over the best loss of its budget: the runs one would launch
+_LEAST_FREEDOM = 2  # with one, an all but exact fit thinks itself free of noise and misses by hundreds of sd
+_LEAST_DRAWS = 40
+_DRAWS_SHARE = 10  # a hindcast's interval is read once: a tenth of the draws will do
+_MOST_STEPS = 150  # of a cut's search: only a law at a bound takes more, and up to 600
+_STRANGE = 4.0
+_ONE_SIDED = 1.645  # sds: a 90 % interval of the drift leaves out none
+_TENFOLD = math.log(10.0)
+_NO_BACKTEST = (
+    "no back-test: without the largest rung too few runs are left; weights of the laws and their error are what "
+    "public families say, not these runs"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOut:
+    """One held-out run."""
+
+    params: float
+    tokens: float
+    loss_nats: float
+    predicted_nats: float
+    interval_nats: tuple[float, float] | None
+    """For one new run; None without a bootstrap."""
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the run fell into its interval."""
+        low_high = self.interval_nats
+        return None if low_high is None else low_high[0] <= self.loss_nats <= low_high[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backtest:
+    """The largest rung predicted from the runs below it."""
+
+    runs: tuple[HeldOut, ...]
+    num_fitted: int
+    extrapolation: float
+    """Largest held-out over largest fitted FLOPs."""
+
+    @property
+    def mean_error(self) -> float:
+        """Mean of predicted over measured loss, less one: 0.01 is 1 % too high."""
+        return float(np.mean([run.predicted_nats / run.loss_nats - 1 for run in self.runs]))
+
+    @property
+    def largest_error(self) -> float:
+        """Largest of the absolute relative errors."""
+        return max(abs(run.predicted_nats / run.loss_nats - 1) for run in self.runs)
+
+    @property
+    def num_covered(self) -> int | None:
+        """Runs within their interval; None without a bootstrap."""
+        flags = [run.covered for run in self.runs]
+        return None if None in flags else sum(bool(flag) for flag in flags)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Hindcast:
+    """What the held-out budgets teach."""
+
+    pool: Pool
+    """Over the identified laws, in their order; its drift counts the trend where that goes the same way."""
+    trend: Trend | None
+    """Among the largest runs; None where they are too few."""
+    inflation: float
+    """Factor on both arms of an interval of something else than a loss, at least 1."""
+    backtest: Backtest | None
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Cut:
+    """The runs below a cut, fitted; the runs above it, to be predicted. Logs of losses."""
+
+    held: RunTable
+    good: NDArray[np.bool_]
+    """Of the held-out runs, those of the largest budget one would launch."""
+    num_fitted: int
+    log_best: float
+    """Least log loss fitted."""
+    ratio: float
+    """Largest held-out over largest fitted FLOPs."""
+    fits: tuple[LawFit, ...]
+    predicted: Floats
+    """Laws by held-out runs; a law too rich for the runs left counts as the simpler one before it."""
+
+    @property
+    def strong(self) -> list[int]:
+        """Places of the laws that these runs can carry."""
+        return [index for index, fit in enumerate(self.fits) if _strong(fit)]
+
+    @property
+    def errors(self) -> Floats:
+        """Median log error of each law over the good runs (M,)."""
+        result: Floats = np.median((self.predicted - np.log(self.held.loss))[:, self.good], axis=1)
+        return result
+
+
+def hindcast(
+    table: RunTable, fits: tuple[LawFit, ...], *, near: bool, num_draws: int, level: float, seed: int
+) -> Hindcast:
+    """Hold out the largest budgets in turn, predict them from the rest, and learn from the misses.
+
+    `fits` are identified laws of `table`, weighed by nearness to the frontier if `near`; so are those of the cuts.
+    """
+    forms = tuple(fit.form for fit in fits)
+    draws = max(num_draws // _DRAWS_SHARE, min(num_draws, _LEAST_DRAWS))
+    tops, lower = _keeps(table)
+    cuts = [cut for keep in tops if (cut := _cut(table, keep, forms, near, draws, seed))]
+    more = [cut for b, keep in lower if (cut := _cut(table.rows(b), keep, forms, near, 0, seed))]
+    every = [*cuts, *more]
+    weighed = near_frontier(table) if near else table
+    learned = pooling.learn(
+        forms,
+        np.array([cut.errors for cut in every]).reshape(-1, len(forms)),
+        np.array([cut.ratio for cut in every]),
+        structure_of(weighed, fits),
+        num_draws=num_draws,
+        seed=seed,
+    )
+    quietest = cloud.quietest(fits)
+    found = trend(weighed, quietest)
+    pool = learned if found is None else _with_trend(learned, found, seed)
+    warnings = _trend_said(found, quietest.form)
+    if not cuts:
+        return Hindcast(pool=pool, trend=found, inflation=1.0, backtest=None, warnings=(_NO_BACKTEST, *warnings))
+    inflation = _inflation(cuts, pool, level, seed) if num_draws else 1.0
+    if inflation > _STRANGE:
+        warnings = (
+            f"held-out budgets stretch intervals {inflation:.1f} times beyond refits and noise: no law fits these",
+            *warnings,
+        )
+    backtest = _backtest(cuts[0], pool, level, seed)
+    warnings += _backtest_said(backtest, learned.drift)
+    return Hindcast(pool=pool, trend=found, inflation=inflation, backtest=backtest, warnings=warnings)
+
+
+def _with_trend(pool: Pool, found: Trend, seed: int) -> Pool:
+    """The pool with a drift as large as the trend, where the largest runs do better the larger they are.
+
+    Hindcasts and trend tell of the same runs, so what the drift has of it already is not added again.
+    """
+    drift = pool.drift
+    more = found.size - drift.applied
+    if found.slope >= 0 or more <= 0:
+        return pool
+    sd = more * found.sd / abs(found.slope)
+    normal_S = np.random.default_rng([seed, 3]).standard_normal(len(pool.drift_draws))
+    return dataclasses.replace(
+        pool,
+        drift=Drift(mean=drift.mean + more, sd=math.hypot(drift.sd, sd), applied=drift.applied + more),
+        drift_draws=pool.drift_draws + more + sd * normal_S,
+    )
+
+
+def _trend_said(found: Trend | None, form: str) -> tuple[str, ...]:
+    """What a reader must know of a trend among the largest runs; nothing where it may be noise."""
+    if found is None or found.size == 0:
+        return ()
+    way = "above" if found.slope > 0 else "below"
+    told = (
+        f"the largest runs (6ND from {found.from_flops:.2g}) lie {way} the {form} law, by "
+        f"{found.slope * _TENFOLD:+.2%} of the loss per tenfold FLOPs (sd {found.sd * _TENFOLD:.2%}): "
+    )
+    if found.slope > 0:
+        told += (
+            "a batch too small or a rate mis-tuned there would do that, and so would a law that bends; intervals from "
+            "there on are wider for it; check the batch and the rate of those runs"
+        )
+    else:
+        told += f"predictions are lowered for it, by {_at_ten(found.size):.2%} at ten times the largest FLOPs"
+    return (told,)
+
+
+def _backtest_said(backtest: Backtest, drift: Drift) -> tuple[str, ...]:
+    """A warning where the held-out runs were missed to one side."""
+    covered = backtest.num_covered
+    missed = covered is not None and 2 * covered < len(backtest.runs)
+    if not missed and abs(drift.mean) < _ONE_SIDED * drift.sd:
+        return ()
+    told = f"back-test: held-out runs were predicted with a mean error of {backtest.mean_error:+.2%}"
+    told += "" if covered is None else f", {covered} of {len(backtest.runs)} inside their intervals"
+    if drift.mean > 0:
+        told += (
+            ": larger runs come out better than those below them say; predictions are lowered for it, by "
+            f"{_at_ten(drift.applied):.2%} at ten times the largest FLOPs"
+        )
+    else:
+        told += (
+            ": larger runs come out worse than those below them say; if they were trained worse the run to come need "
+            "not be, so predictions stay as they are and intervals are wider"
+        )
+    return (told,)
+
+
+def _at_ten(drift: float) -> float:
+    """Share of the loss that a drift makes at ten times the largest FLOPs."""
+    return -math.expm1(-drift * float(pooling.beyond(np.array(10.0))))
+
+
+def _keeps(table: RunTable) -> tuple[list[NDArray[np.bool_]], list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]]:
+    """Which runs remain at each cut of the whole table, and of the table up to its next largest budget."""
+    tops: list[NDArray[np.bool_]] = []
+    lower: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []
+    largest = float(table.flops.max())
+    for level in range(_LEVELS):
+        below = table.flops <= largest
+        flops = table.flops[below]
+        seen: list[NDArray[np.bool_]] = []
+        for cut in _CUTS:
+            keep = flops < largest / cut
+            if keep.any() and not any((keep == other).all() for other in seen):
+                seen.append(keep)
+        if level == 0:
+            tops = seen
+        else:
+            lower += [(below, keep) for keep in seen]
+        rest = table.flops[table.flops < largest / _NEXT_LEVEL]
+        if not rest.size:
+            break
+        largest = float(rest.max())
+    return tops, lower
+
+
+def _cut(
+    table: RunTable, keep: NDArray[np.bool_], forms: tuple[Form, ...], near: bool, num_draws: int, seed: int
+) -> _Cut | None:
+    """The runs to keep, fitted, and the others; None where too few are left."""
+    below, held = table.rows(keep), table.rows(~keep)
+    weighed = near_frontier(below) if near else below
+    fits = tuple(
+        cloud.with_nearby_draws(weighed, law.fit_law(weighed, form, _MOST_STEPS), num_draws, seed) for form in forms
+    )
+    if not _strong(fits[0]):
+        return None
+    rows: list[Floats] = []
+    for fit in fits:
+        rows.append(law.log_loss(fit.theta[None, :], held.params, held.tokens)[0] if _strong(fit) else rows[-1])
+    top = held.flops > held.flops.max() / _SAME_BUDGET
+    return _Cut(
+        held=held,
+        good=top & (held.loss <= _GOOD_RUN * held.loss[top].min()),
+        num_fitted=below.num_runs,
+        log_best=float(np.log(below.loss.min())),
+        ratio=float(held.flops.max() / below.flops.max()),
+        fits=fits,
+        predicted=np.stack(rows),
+    )
+
+
+def _strong(fit: LawFit) -> bool:
+    return fit.identified and fit.degrees_of_freedom >= _LEAST_FREEDOM
+
+
+def _quantiles(cut: _Cut, pool: Pool, level: float, seed: int, *, misfit: bool) -> tuple[Floats, Floats]:
+    """Ends of the interval of each held-out run, by the cut's own refits; with or without the laws' common error.
+
+    The drift was learned from these very runs: it is not subtracted from them, and counts as an error like any.
+    """
+    strong = cut.strong
+    fits = [cut.fits[index] for index in strong]
+    num_draws = len(fits[0].draws)
+    weights_SM = pool.weight_draws[:num_draws][:, strong]
+    total_S1 = weights_SM.sum(axis=1, keepdims=True)
+    own = Cloud(
+        weight_draws=np.where(total_S1 > 0, weights_SM / np.maximum(total_S1, 1e-12), 1 / len(strong)),
+        misfit_draws=pool.misfit_draws[:num_draws] * misfit,
+        noise_draws=cloud.noise_draws(fits, num_draws, seed),
+    )
+    ratio_R = cut.held.flops / cut.held.flops.max() * cut.ratio
+    drift_R = misfit * pool.drift.applied * pooling.beyond(ratio_R)
+    return cloud.new_run_quantiles(
+        fits, own, cut.held.params, cut.held.tokens, ratio_R, cut.log_best, level, doubt_R=drift_R
+    )
+
+
+def _inflation(cuts: list[_Cut], pool: Pool, level: float, seed: int) -> float:
+    """How many times as long the error that laws share makes the intervals of held-out runs: the mean over cuts."""
+    factors = []
+    for cut in cuts:
+        with_, without = (_quantiles(cut, pool, level, seed, misfit=misfit) for misfit in (True, False))
+        factors.append(float(np.mean((with_[1] - with_[0]) / np.maximum(without[1] - without[0], 1e-9))))
+    return max(1.0, float(np.mean(factors)))
+
+
+def _backtest(cut: _Cut, pool: Pool, level: float, seed: int) -> Backtest:
+    held = cut.held
+    strong = cut.strong
+    shares = np.array(pool.weights)[strong]
+    predicted = np.exp(
+        cloud.pooled_log_loss([cut.fits[i] for i in strong], (shares / shares.sum()).tolist(), held.params, held.tokens)
+    )
+    ends: list[tuple[float, float] | None] = [None] * held.num_runs
+    if len(cut.fits[0].draws):
+        low, high = _quantiles(cut, pool, level, seed, misfit=True)
+        ends = [(float(lo), float(hi)) for lo, hi in zip(np.exp(low), np.exp(high), strict=True)]
+    columns = (held.params, held.tokens, held.loss, predicted)
+    runs = tuple(
+        HeldOut(params=float(n), tokens=float(d), loss_nats=float(y), predicted_nats=float(p), interval_nats=end)
+        for n, d, y, p, end in zip(*columns, ends, strict=True)
+    )
+    return Backtest(runs=runs, num_fitted=cut.num_fitted, extrapolation=cut.ratio)

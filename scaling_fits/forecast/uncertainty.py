@@ -1,0 +1,346 @@
+"""A fit that knows what it does not know: laws pooled, refitted, weighed by hindcast, and wrong by what it says.
+
+An interval is for one new run. It mixes the bootstrap refits of every law by weight (as uncertain as held-out
+budgets leave them), and adds the error that all laws share, which grows with the extrapolation, and the noise of a
+run. Where residuals show that no law fits everywhere, runs count by their nearness to the frontier (`nearness`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from scaling_fits.forecast import cloud, pooling
+from scaling_fits.forecast.cloud import Cloud
+from scaling_fits.forecast.conclusive import fit_doubts, reach_doubts
+from scaling_fits.forecast.hindcast import Backtest, hindcast
+from scaling_fits.forecast.pooling import Drift
+from scaling_fits.laws import law
+from scaling_fits.laws.lack_of_fit import Trend, p_value
+from scaling_fits.laws.law import ALL_FORMS, FORMS, CannotTellError, FitStatus, Form, LawError, LawFit
+from scaling_fits.laws.nearness import near_frontier
+from scaling_fits.laws.sizes import check_positive, check_size, exp_finite
+from scaling_fits.laws.solver import Floats
+from scaling_fits.laws.table import DroppedRow, RunTable, listed
+
+FormChoice = Literal["auto", "chinchilla", "coupled", "power", "kaplan", "overtraining"]
+FORM_CHOICES: tuple[str, ...] = get_args(FormChoice)
+Weighting = Literal["even", "near_frontier"]
+MAX_BOOTSTRAP = 100_000
+FAR = 30.0  # times what was fitted; beyond, no back-test says how good intervals are
+_FEW_DRAWS = 40
+_NO_MISFIT = 0.1  # chance of residuals so smooth under a true law, above which all runs count alike
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """What the fitted runs reach."""
+
+    num_runs: int
+    params: tuple[float, float]
+    """Smallest and largest N."""
+    tokens: tuple[float, float]
+    """Smallest and largest D."""
+    six_nd: tuple[float, float]
+    """Smallest and largest 6 * N * D, whatever FLOPs the table counts."""
+    best_loss_nats: float
+    flops_given: bool
+    """Whether the rungs go by the table's own FLOPs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FittedRuns:
+    """Everything `predict` and `allocate` need; the runs themselves stay behind."""
+
+    form: FormChoice
+    members: tuple[LawFit, ...]
+    """One fit per law, with its draws."""
+    weights: tuple[float, ...]
+    """Of the members, adding up to 1; all 0 when nothing is identified."""
+    cloud: Cloud
+    """Draws beside those of the members: weights, the laws' common error, the noise of a run."""
+    inflation: float
+    """Factor on both arms of an interval of something else than a loss, from hindcasts."""
+    weighting: Weighting
+    """How the runs were weighed, beside their own weights; even also where too few runs were left to weigh any less."""
+    bootstrap: int
+    """Refits per member."""
+    level: float
+    seed: int
+    span: Span
+    backtest: Backtest | None
+    dropped: tuple[DroppedRow, ...]
+    warnings: tuple[str, ...]
+    drift: Drift | None = None
+    """The error of larger runs that goes one way; None where nothing is identified."""
+    trend: Trend | None = None
+    """Among the largest runs; None where they are too few to tell."""
+    record_scale: float = 1.0
+    """Factor on both arms of the interval of a loss, in logs, from what became of earlier forecasts
+    (`scaling_fits.forecast.track_record`)."""
+
+    @property
+    def heaviest(self) -> LawFit:
+        """The member of the largest weight, the first of equals."""
+        return self.members[int(np.argmax(self.weights))]
+
+    @property
+    def size_weights(self) -> tuple[float, ...]:
+        """Weights of the laws that choose a size. One without an irreducible loss lays it far off: beside others, none.
+
+        On public isoFLOP families the best size at 3 to 30 times the fitted FLOPs is missed by 0.1 to 0.3 in log N by
+        laws with a floor, and by 1.3 by the one without (medians; `benchmarks/best_sizes.py`).
+        """
+        floored = [weight * (fit.form != "power") for fit, weight in zip(self.members, self.weights, strict=True)]
+        total = sum(floored)
+        return tuple(weight / total for weight in floored) if total > 0 else self.weights
+
+    @property
+    def chooser(self) -> LawFit:
+        """The heaviest of the laws that choose a size."""
+        return self.members[int(np.argmax(self.size_weights))]
+
+    @property
+    def status(self) -> FitStatus:
+        """The heaviest member's."""
+        return self.heaviest.status
+
+    @property
+    def has_draws(self) -> bool:
+        """Whether intervals can be given."""
+        return any(len(fit.draws) for fit, weight in zip(self.members, self.weights, strict=True) if weight > 0)
+
+    def require(self) -> None:
+        """Refuse to go on without an identified law.
+
+        Raises:
+            CannotTellError: with the reasons.
+        """
+        if self.status == "unidentified":
+            raise CannotTellError(self.warnings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The loss of one new run."""
+
+    params: float
+    tokens: float
+    flops: float
+    """6 * N * D."""
+    loss_nats: float
+    low: float | None
+    """Ends of the interval; None without a bootstrap."""
+    high: float | None
+    level: float
+    extrapolation: float
+    """6ND over the largest 6ND fitted."""
+    doubts: tuple[str, ...] = ()
+    """Why the forecast is inconclusive (`scaling_fits.forecast.conclusive`)."""
+    warnings: tuple[str, ...] = ()
+
+
+def fit_runs(
+    table: RunTable, form: FormChoice = "auto", bootstrap: int = 400, level: float = 0.9, seed: int = 0
+) -> FittedRuns:
+    """Fit, refit, weigh and stretch. `auto` pools every form the runs can carry.
+
+    Raises:
+        LawError: an unknown form, a negative number of refits or seed, or a level outside (0, 1).
+    """
+    _check_options(form, bootstrap, level, seed)
+    table = table.distinct()
+    forms: tuple[Form, ...] = FORMS if form == "auto" else tuple(known for known in ALL_FORMS if known == form)
+    members = tuple(law.fit_law(table, each) for each in forms)
+    near = form == "auto" and _misfit(table, members)
+    weighed = table
+    if near:
+        weighed = near_frontier(table)
+        near = bool((weighed.weight != table.weight).any())
+        members = tuple(law.fit_law(weighed, each) for each in forms)
+    if members[0].identified:
+        members = tuple(cloud.with_draws(weighed, fit, bootstrap, seed) for fit in members)
+    return _pooled(table, form, members, near=near, bootstrap=bootstrap, level=level, seed=seed)
+
+
+def _misfit(table: RunTable, members: tuple[LawFit, ...]) -> bool:
+    """Whether the residuals of every law with an irreducible loss are too smooth to be noise."""
+    bounded = [fit for fit in members if fit.identified and fit.form != "power"]
+    return bool(bounded) and max(p_value(table, fit) for fit in bounded) < _NO_MISFIT
+
+
+def _pooled(
+    table: RunTable, form: FormChoice, members: tuple[LawFit, ...], *, near: bool, bootstrap: int, level: float,
+    seed: int,
+) -> FittedRuns:  # fmt: skip
+    """The members with what hindcasts say of them. Without the first law there are no numbers at all."""
+    known = [index for index, fit in enumerate(members) if fit.identified and members[0].identified]
+    weights = np.zeros(len(members))
+    weights_SM = np.zeros((bootstrap if known else 0, len(members)))
+    misfit_S = noise_S = np.zeros(0)
+    drift, trend, drift_S = None, None, np.zeros(0)
+    inflation, backtest, warnings = 1.0, None, table.warnings + tuple(w for fit in members for w in fit.warnings)
+    if known:
+        fits = tuple(members[index] for index in known)
+        learned = hindcast(table, fits, near=near, num_draws=bootstrap, level=level, seed=seed)
+        weights[known], weights_SM[:, known] = learned.pool.weights, learned.pool.weight_draws
+        misfit_S, noise_S = learned.pool.misfit_draws, cloud.noise_draws(fits, bootstrap, seed)
+        drift, trend, drift_S = learned.pool.drift, learned.trend, learned.pool.drift_draws
+        inflation, backtest, warnings = learned.inflation, learned.backtest, warnings + learned.warnings
+        if 0 < bootstrap < _FEW_DRAWS:
+            warnings += (f"{bootstrap} refits: ends of intervals are rough below {_FEW_DRAWS}",)
+        warnings += _outliers_said(table, members[int(np.argmax(weights))])
+    return FittedRuns(
+        form=form,
+        members=members,
+        weights=tuple(weights.tolist()),
+        cloud=Cloud(weight_draws=weights_SM, misfit_draws=misfit_S, noise_draws=noise_S, drift_draws=drift_S),
+        inflation=inflation,
+        weighting="near_frontier" if near else "even",
+        bootstrap=bootstrap,
+        level=level,
+        seed=seed,
+        span=_span(table),
+        backtest=backtest,
+        dropped=table.dropped,
+        warnings=warnings,
+        drift=drift,
+        trend=trend,
+    )
+
+
+def _outliers_said(table: RunTable, fit: LawFit) -> tuple[str, ...]:
+    """The runs that are off the heaviest law by more than noise, by name."""
+    if not fit.outliers:
+        return ()
+    places = np.array(fit.outliers)
+    missed = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
+    places = places[np.argsort(-np.abs(missed[places]))]
+    named = listed([table.name(place) for place in places])
+    told = (
+        f"{named} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise takes a run (the "
+        f"furthest by {math.expm1(missed[places[0]]):+.1%} in loss): the fit leans on such runs little, and intervals "
+        "have the noise of the others; see whether they were made like the others"
+    )
+    return (told,)
+
+
+def _check_options(form: str, bootstrap: int, level: float, seed: int) -> None:
+    problems = []
+    if form not in FORM_CHOICES:
+        problems.append(f"form = {form!r}: one of {', '.join(FORM_CHOICES)} is wanted")
+    if not 0 <= bootstrap <= MAX_BOOTSTRAP:
+        problems.append(f"bootstrap = {bootstrap}: 0 to {MAX_BOOTSTRAP} refits are wanted")
+    if not 0.01 <= level <= 0.999:
+        problems.append(f"level = {level}: a number between 0 and 1 is wanted, 0.01 to 0.999")
+    if seed < 0:
+        problems.append(f"seed = {seed}: a whole number >= 0 is wanted")
+    if problems:
+        raise LawError("; ".join(problems))
+
+
+def _span(table: RunTable) -> Span:
+    six_nd = 6.0 * table.params * table.tokens
+
+    def reach(column: Floats) -> tuple[float, float]:
+        return float(column.min()), float(column.max())
+
+    return Span(
+        num_runs=table.num_runs,
+        params=reach(table.params),
+        tokens=reach(table.tokens),
+        six_nd=reach(six_nd),
+        best_loss_nats=float(table.loss.min()),
+        flops_given=table.flops_given,
+    )
+
+
+def expected_log_loss(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
+    """The pool's log loss at each (N, D), less the drift that larger runs showed (R,)."""
+    pooled = cloud.pooled_log_loss(fitted.members, fitted.weights, params, tokens)
+    if fitted.drift is None:
+        return pooled
+    result: Floats = pooled - fitted.drift.applied * pooling.beyond(_flops_beyond(fitted.span, params, tokens))
+    return result
+
+
+def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
+    """Loss of one new run of `params` parameters on `tokens` tokens.
+
+    Raises:
+        LawError: a size that is not finite and positive.
+        CannotTellError: the runs identify no law.
+    """
+    check_positive(params=params, tokens=tokens)
+    check_size(params=params, tokens=tokens)
+    fitted.require()
+    n, d = np.array([float(params)]), np.array([float(tokens)])
+    beyond_R = pooling.beyond(_flops_beyond(fitted.span, n, d))
+    centre = float(expected_log_loss(fitted, n, d)[0])
+    low = high = None
+    if fitted.has_draws:
+        log_best = math.log(fitted.span.best_loss_nats)
+        ratio = _times_beyond(fitted.span, n, d)
+        ends = cloud.new_run_quantiles(
+            fitted.members, fitted.cloud, n, d, ratio, log_best, fitted.level,
+            beyond_R=beyond_R, doubt_R=_trend_doubt(fitted.trend, n, d),
+        )  # fmt: skip
+        low, high = (exp_finite(centre + fitted.record_scale * (float(end[0]) - centre)) for end in ends)
+    flops = 6.0 * float(params) * float(tokens)
+    extrapolation = flops / fitted.span.six_nd[1]
+    interval = None if low is None or high is None else (low, high)
+    return Prediction(
+        params=float(params),
+        tokens=float(tokens),
+        flops=flops,
+        loss_nats=math.exp(centre),
+        low=low,
+        high=high,
+        level=fitted.level,
+        extrapolation=extrapolation,
+        doubts=fit_doubts(fitted) + reach_doubts(math.exp(centre), interval, extrapolation),
+        warnings=_prediction_warnings(fitted, float(params), float(tokens)),
+    )
+
+
+def _trend_doubt(found: Trend | None, params: Floats, tokens: Floats) -> Floats | float:
+    """Sd of log loss for larger runs doing worse than the law: the next need not, or may do worse still."""
+    if found is None or found.slope <= 0:
+        return 0.0
+    result: Floats = found.size * np.log(np.maximum(6.0 * params * tokens / found.from_flops, 1.0))
+    return result
+
+
+def _prediction_warnings(fitted: FittedRuns, params: float, tokens: float) -> tuple[str, ...]:
+    beyond = _beyond(fitted.span, np.array([params]), np.array([tokens]))
+    return tuple(
+        f"{name} lie {times[0]:.3g} times beyond what was fitted: intervals were back-tested up to {FAR:g} times"
+        for name, times in beyond.items()
+        if times[0] > FAR
+    )
+
+
+def reach_of(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
+    """How far runs lie beyond what was fitted: in FLOPs, or in N or D alone where that is further."""
+    return pooling.reach(_times_beyond(fitted.span, params, tokens))
+
+
+def _times_beyond(span: Span, params: Floats, tokens: Floats) -> Floats:
+    result: Floats = np.max(list(_beyond(span, params, tokens).values()), axis=0)
+    return result
+
+
+def _flops_beyond(span: Span, params: Floats, tokens: Floats) -> Floats:
+    return 6.0 * params * tokens / span.six_nd[1]
+
+
+def _beyond(span: Span, params: Floats, tokens: Floats) -> dict[str, Floats]:
+    """Factors by which runs lie outside what was fitted, by what they are outside of."""
+    return {
+        "FLOPs": _flops_beyond(span, params, tokens),
+        "params": np.maximum(params / span.params[1], span.params[0] / params),
+        "tokens": np.maximum(tokens / span.tokens[1], span.tokens[0] / tokens),
+    }

@@ -1,0 +1,336 @@
+"""Scaling laws: loss in nats as a function of parameters N and tokens D.
+
+A law has a form (`forms`: chinchilla, coupled, power, kaplan, overtraining) and is fitted by the sum over runs of
+weight * Huber (delta 1e-3) of log-loss residuals in log-sum-exp form (arXiv 2203.15556, section D.1).
+
+A fit that the runs cannot carry is not an error but a status, with its reasons: `unidentified` (no number is
+given), `at_bound` (the optimum wants to leave the searched box), `degenerate` (an optimum no law looks like).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from scaling_fits.laws import search, solver, starts
+from scaling_fits.laws.forms import SHAPES, Shape
+from scaling_fits.laws.nearness import effective_runs
+from scaling_fits.laws.outliers import outliers
+from scaling_fits.laws.solver import Floats, Points
+from scaling_fits.laws.table import RunTable
+
+Form = Literal["chinchilla", "coupled", "power", "kaplan", "overtraining"]
+ALL_FORMS: tuple[Form, ...] = get_args(Form)
+FORMS: tuple[Form, ...] = ("chinchilla", "coupled", "power")  # those that `auto` pools
+FitStatus = Literal["converged", "at_bound", "degenerate", "unidentified"]
+NUM_PARAMETERS: dict[str, int] = {form: SHAPES[form].space.dim for form in ALL_FORMS}
+
+_NUM_STARTS = 12
+_NUM_POOLED = 40  # starts that refits share
+_STEEPEST = 2.0  # k * alpha or k * beta of no published loss law is above 1.1
+_LEAST_SPREAD = 0.02  # a step of 2 % in N or D, off the common line, is rounding and no design
+_ONE_BUDGET = 1.05  # largest over smallest FLOPs of runs meant to cost the same
+_LOOSE = 1e6  # condition of a Jacobian: a mixture of parameters that moves no loss
+_SAME_LOSS = 1e-9  # spread of log losses that is rounding
+_LOOSE_SAID = "other parameters fit these runs as well: too few different sizes or token counts to tell the terms apart"
+
+
+class LawError(ValueError):
+    """A question no law of this room answers: an unknown form, or a size that is not positive."""
+
+
+class CannotTellError(ValueError):
+    """The runs identify no law, so there is no number to give. `reasons` says why and what to run."""
+
+    def __init__(self, reasons: tuple[str, ...]) -> None:
+        self.reasons = reasons
+        super().__init__("; ".join(reasons))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anchor:
+    """Where a law meets the runs it was fitted to: read off the runs, so it stands however loose the law is."""
+
+    median_miss: float
+    """Median over the runs of the absolute residual of log loss."""
+    log_nd: float
+    """Log of their largest N * D."""
+    log_ratio: float
+    """Log of D / N in the middle of their sizes and tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LawFit:
+    """One law fitted to one table."""
+
+    form: Form
+    status: FitStatus
+    theta: Floats
+    """(log E, log A, log B, alpha, beta, k) whatever the form; empty when unidentified."""
+    objective: float | None
+    """Sum over runs of weight * Huber; None when unidentified."""
+    residual_sd: float | None
+    """Sd of log-loss residuals without outliers, with the degrees of freedom the parameters took."""
+    num_runs: int
+    num_effective_runs: float
+    """Runs of one weight that would say as much: fewer than `num_runs` where some hardly count."""
+    anchor: Anchor | None
+    """None when unidentified."""
+    warnings: tuple[str, ...] = ()
+    outliers: tuple[int, ...] = ()
+    """Places in the table of runs too far off this law to be noise; they are fitted, and leave the noise alone."""
+    draws: Floats = dataclasses.field(default_factory=lambda: np.empty((0, solver.NUM_COORDINATES)))
+    """Bootstrap refits, one `theta` a row."""
+    num_unconverged: int = 0
+    """Of the draws, those whose search had not settled when it stopped; they are kept."""
+
+    @property
+    def identified(self) -> bool:
+        """Whether there are numbers at all."""
+        return self.status != "unidentified"
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Effective runs beyond the number of parameters, at least 1."""
+        return _freedom(self.num_effective_runs, self.form)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The form's own parameters."""
+        return SHAPES[self.form].names
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """Values by name, E in nats; empty when unidentified."""
+        return {name: float(values[0]) for name, values in self.named(self.theta[None, :]).items()}
+
+    def named(self, theta_MP: Floats) -> dict[str, Floats]:
+        """The form's own parameters (M,) by name, of rows of theta such as `draws`; empty when unidentified."""
+        if not self.identified:
+            return {}
+        return dict(zip(self.names, SHAPES[self.form].natural(theta_MP).T, strict=True))
+
+
+def log_loss(theta_MP: Floats, params: Floats, tokens: Floats) -> Floats:
+    """Log of the loss in nats that each row of `theta_MP` gives each run (M, R)."""
+    return solver.log_loss(theta_MP, np.log(params), np.log(tokens))
+
+
+def log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
+    """Log N* of each law where N * D is given (arXiv 2203.15556, section 3.3); k does not move it.
+
+    `theta` has the coordinates last: (P,) with `log_nd` (R,), or (M, P) with a number.
+    """
+    a, b, alpha, beta = (theta[..., i] for i in (1, 2, 3, 4))
+    result: Floats = (np.log(alpha / beta) + a - b + beta * log_nd) / (alpha + beta)
+    return result
+
+
+def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
+    """What keeps these runs from identifying this law; empty when nothing does."""
+    wanted = NUM_PARAMETERS[form]
+    reasons: list[str] = []
+    if table.num_runs <= wanted:
+        reasons.append(f"{table.num_runs} runs for the {wanted} parameters of {form}: at least {wanted + 1} are wanted")
+    logs = np.stack([np.log(table.params), np.log(table.tokens)])
+    places = len(np.unique(logs, axis=1).T)
+    if places < wanted < table.num_runs:
+        reasons.append(f"{places} different pairs of size and tokens for the {wanted} parameters of {form}: add others")
+    centred = logs - logs.mean(axis=1, keepdims=True)
+    spread = np.abs(centred).max(axis=1)
+    if np.ptp(np.log(table.loss)) < _SAME_LOSS:
+        reasons.append("all losses are the same: there is nothing to fit")
+    if spread[0] < _LEAST_SPREAD:
+        reasons.append("all runs have one size: add runs of other sizes")
+    if spread[1] < _LEAST_SPREAD:
+        reasons.append("all runs have one number of tokens: add shorter or longer runs")
+    if table.flops.max() < _ONE_BUDGET * table.flops.min() or _same(table.budget):
+        reasons.append("all runs have one budget: add runs at another")
+    if not reasons:
+        direction = np.linalg.svd(centred, full_matrices=False)[0][:, 1]
+        if np.abs(direction @ centred).max() < _LEAST_SPREAD:
+            reasons.append("sizes and tokens lie on one line: vary tokens per parameter")
+    return tuple(reasons)
+
+
+def _same(column: Floats | None) -> bool:
+    return column is not None and len(np.unique(column)) == 1
+
+
+def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawFit:
+    """Fit one law, from the best cells of a grid and never from one start; deterministic.
+
+    Raises:
+        LawError: no law has this name.
+    """
+    if form not in ALL_FORMS:
+        raise LawError(f"form = {form!r}: one of {', '.join(ALL_FORMS)} is wanted")
+    reasons = why_unidentified(table, form)
+    if reasons:
+        return _unidentified(table, form, reasons)
+    points, centre = centred_points(table)
+    shape, shares = SHAPES[form], shares_of(table.weight)
+    grid = starts.grid_starts(points, shares, shape, _NUM_STARTS)
+    solutions = search.best_of(grid, points, shares, shape, most_steps)
+    best = int(solutions.objective.argmin())
+    theta = solutions.theta[best]
+    missed = solver.residuals(theta[None, :], points)[0]
+    off = outliers(np.sqrt(shares) * missed, NUM_PARAMETERS[form], _freedom(effective_runs(table.weight), form))
+    effective = effective_runs(table.weight[~off])
+    sd = float(np.sqrt((shares * missed**2)[~off].mean() * effective / _freedom(effective, form)))
+    status, warnings = _judge(theta, points, shape, sd)
+    if status == "converged" and search.condition(theta, points, shape) > _LOOSE:
+        return _unidentified(table, form, (_LOOSE_SAID,))
+    if not solutions.converged[best]:
+        status = "degenerate" if status == "converged" else status
+        warnings.append("the search stopped before it settled: the optimum lies in a flat valley")
+    return LawFit(
+        form=form,
+        status=status,
+        theta=uncentred(theta[None, :], centre, shape)[0],
+        objective=float(solutions.objective[best] * table.weight.mean()),
+        residual_sd=sd,
+        num_runs=table.num_runs,
+        num_effective_runs=effective,
+        anchor=_anchor(table, missed),
+        warnings=tuple(f"{form}: {warning}" for warning in warnings),
+        outliers=tuple(np.flatnonzero(off).tolist()),
+    )
+
+
+def _unidentified(table: RunTable, form: Form, reasons: tuple[str, ...]) -> LawFit:
+    return LawFit(
+        form=form,
+        status="unidentified",
+        theta=np.empty(0),
+        objective=None,
+        residual_sd=None,
+        num_runs=table.num_runs,
+        num_effective_runs=effective_runs(table.weight),
+        anchor=None,
+        warnings=tuple(f"{form}: {reason}" for reason in reasons),
+    )
+
+
+def _anchor(table: RunTable, missed: Floats) -> Anchor:
+    n, d = np.log(table.params), np.log(table.tokens)
+    return Anchor(
+        median_miss=float(np.median(np.abs(missed))),
+        log_nd=float((n + d).max()),
+        log_ratio=float(d.max() + d.min() - n.max() - n.min()) / 2,
+    )
+
+
+def _freedom(num_effective_runs: float, form: Form) -> float:
+    return max(num_effective_runs - NUM_PARAMETERS[form], 1.0)
+
+
+def shares_of(weight: Floats) -> Floats:
+    """Weights about 1: the search is the same whatever their unit."""
+    result: Floats = weight / weight.mean(axis=-1, keepdims=True)
+    return result
+
+
+def refit(table: RunTable, fit: LawFit, weight_MR: Floats, num_starts: int = 4) -> search.Solutions:
+    """Fit the law again under each row of weights (one row a problem); rows beyond a block hold no more memory.
+
+    Raises:
+        LawError: the fit is unidentified, or weights are not finite, not below 0 or all 0.
+    """
+    blocks = (weight_MR[first : first + search.BLOCK] for first in range(0, len(weight_MR), search.BLOCK))
+    return refit_blocks(table, fit, blocks, num_starts)
+
+
+def refit_blocks(table: RunTable, fit: LawFit, blocks: Iterable[Floats], num_starts: int = 4) -> search.Solutions:
+    """`refit` of weights that come block by block, best of `search.BLOCK` rows: memory is flat in their number.
+
+    Without any `num_starts` every problem only walks from the fit (`search.refits_near`): for weights near even.
+    Problems of one block help each other, so results depend, within the tolerance, on where blocks end.
+
+    Raises:
+        LawError: the fit is unidentified, or weights are not finite, not below 0 or all 0.
+    """
+    require_identified(fit, "refits")
+    points, centre = centred_points(table)
+    shape = SHAPES[fit.form]
+    shares = shares_of(table.weight)
+    pool = centred(fit.theta[None, :], centre)
+    if num_starts:
+        grid = starts.grid_starts(points, shares, shape, _NUM_POOLED)
+        ends = search.best_of(grid[:_NUM_STARTS], points, shares, shape)
+        pool = np.concatenate([pool, ends.theta, grid])
+    found = []
+    for block, weight_MR in enumerate(blocks):
+        if not (np.isfinite(weight_MR).all() and (weight_MR >= 0).all() and (weight_MR.sum(axis=1) > 0).all()):
+            raise LawError("weights of refits: finite numbers >= 0 are wanted, and in every row one above 0")
+        if num_starts and block == 0:
+            pool = search.scouted(pool, points, shares_of(weight_MR), shape)
+        if num_starts:
+            ended = search.refits(pool, points, shares_of(weight_MR), shape, num_starts)
+        else:
+            ended = search.refits_near(pool[0], points, shares_of(weight_MR), shape)
+        found.append((uncentred(ended.theta, centre, shape), ended.objective * weight_MR.mean(axis=1), ended.converged))
+    if not found:
+        none = np.empty(0)
+        return search.Solutions(theta=pool[:0], objective=none, converged=none.astype(bool))
+    theta, objective, converged = (np.concatenate(column) for column in zip(*found, strict=True))
+    return search.Solutions(theta=theta, objective=objective, converged=converged)
+
+
+def require_identified(fit: LawFit, what: str) -> None:
+    """Refuse to give `what` without numbers.
+
+    Raises:
+        LawError: the fit is unidentified.
+    """
+    if not fit.identified:
+        raise LawError(f"{fit.form} is unidentified: it has no {what}")
+
+
+def centred_points(table: RunTable) -> tuple[Points, tuple[float, float, float]]:
+    """The runs in logs about their mean, and that mean of log N, log D and log loss."""
+    n, d, y = np.log(table.params), np.log(table.tokens), np.log(table.loss)
+    centre = (float(n.mean()), float(d.mean()), float(y.mean()))
+    return Points(n=n - centre[0], d=d - centre[1], y=y - centre[2]), centre
+
+
+def centred(theta_MP: Floats, centre: tuple[float, float, float]) -> Floats:
+    """Coordinates about `centre` from coordinates about the origin of log N, log D and log loss."""
+    moved = theta_MP.copy()
+    lift = centre[2] / theta_MP[:, 5]  # c * L = (c^(1/k) * inner sum)^k
+    moved[:, 0] -= centre[2]
+    moved[:, 1] -= theta_MP[:, 3] * centre[0] + lift
+    moved[:, 2] -= theta_MP[:, 4] * centre[1] + lift
+    return moved
+
+
+def uncentred(theta_MP: Floats, centre: tuple[float, float, float], shape: Shape) -> Floats:
+    """Coordinates about the origin of log N, log D and log loss from coordinates about `centre`."""
+    moved = centred(theta_MP, (-centre[0], -centre[1], -centre[2]))
+    return shape.space.theta(moved[:, shape.space.first])  # what a form fixes stays where it is
+
+
+def _judge(theta: Floats, points: Points, shape: Shape, residual_sd: float) -> tuple[FitStatus, list[str]]:
+    """Status of an optimum in centred coordinates, with what a reader must know."""
+    lower, upper = search.bounds(shape, points)
+    free = theta[shape.space.first]
+    at = (free <= lower + 1e-9) | (free >= upper - 1e-9)
+    hit = [f"{name} is at the bound of the search" for name, held in zip(shape.names, at, strict=True) if held]
+    slopes = dict(zip(shape.slope_names, (theta[5] * theta[3:5]).tolist(), strict=True))
+    strange = [
+        f"{name} = {slope:.3g} is steeper than any known law (at most about 1.1)"
+        for name, slope in slopes.items()
+        if slope > _STEEPEST
+    ]
+    at_hand = solver.log_loss(theta[None, :], points.n, points.d)
+    zeros = np.zeros_like(points.n)
+    for name, n, d in (("params", zeros, points.d), ("tokens", points.n, zeros)):
+        effect = np.sqrt(((solver.log_loss(theta[None, :], n, d) - at_hand) ** 2).mean())
+        if effect <= 2 * residual_sd / np.sqrt(len(n)):
+            strange.append(f"the effect of {name} is below the noise: its exponent means nothing")
+    status: FitStatus = "degenerate" if strange else "at_bound" if hit else "converged"
+    return status, strange + hit

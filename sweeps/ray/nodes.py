@@ -1,0 +1,233 @@
+"""The nodes of a Ray cluster: is its head there, what room have they for workers, can they run the study?
+
+Ray itself comes in as an argument, from its one door (`sweeps.ray.pool`).
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sweeps.store.errors import ClusterUnfit
+from sweeps.store.sites import host
+
+CONNECT_SECONDS = 5.0
+RPC_SECONDS = 5.0
+CHECK_SECONDS = 60.0  # the first task on a node starts a worker there
+
+NodeCheck = Callable[[], list[str]]
+"""What a node is asked before it gets work: its problems, none if all is well. Picklable."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where workers run, and what each takes of it."""
+
+    address: str = ""
+    """`host:port` of a cluster's head, or `auto`; empty: a cluster of our own, on this machine."""
+    worker_cpus: float = 1.0
+    worker_gpus: float = 0.0
+    """A share of a device below 1, or a whole number."""
+    worker_memory_gib: float = 0.0
+    """0: not asked for."""
+    num_ranks: int = 1
+    """Actors that make up one worker; each takes all of this."""
+    avoided: tuple[str, ...] = ()
+    """Hosts (`sweeps.store.sites.host`) that get no worker."""
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """Of one actor, as Ray names resources."""
+        needs = {"CPU": self.worker_cpus, "GPU": self.gpu_share, "memory": self.worker_memory_gib * 2**30}
+        return {name: amount for name, amount in needs.items() if amount > 0}
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several actors may sit on one GPU."""
+        return 0 < self.worker_gpus < 1
+
+    @property
+    def gpu_share(self) -> float:
+        """GPUs of one actor as Ray counts them, in 1/10,000, rounded down: seven sevenths must fit."""
+        return math.floor(self.worker_gpus * 10_000 + 1e-6) / 10_000
+
+    def __str__(self) -> str:
+        each = ", ".join(
+            f"memory {self.worker_memory_gib:g} GiB" if name == "memory" else f"{name} {amount:g}"
+            for name, amount in self.needs.items()
+        )
+        return f"{self.num_ranks} ranks, each of {each}" if self.num_ranks > 1 else f"{each} each"
+
+
+def answers(head: str, seconds: float = CONNECT_SECONDS) -> bool:
+    """Whether somebody listens at `host:port`."""
+    host, _, port = head.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def found_head(ray: Any, address: str) -> str:
+    """`host:port` of the head of an existing cluster, once it has answered our token.
+
+    Raises:
+        ClusterUnfit: there is none, it does not answer, or it refuses us.
+    """
+    try:
+        head = str(ray._private.services.canonicalize_bootstrap_address_or_die(address))
+    except (ConnectionError, ValueError, OSError) as error:
+        raise ClusterUnfit(f"cluster.address = {address!r}: {str(error).splitlines()[0]}") from error
+    if not answers(head):
+        raise ClusterUnfit(f"cluster.address = {address!r}: nobody answers at {head}")
+    try:
+        alive_nodes(ray._raylet.GcsClient(address=head))
+    except ray.exceptions.AuthenticationError as error:
+        raise ClusterUnfit(
+            f"cluster.address = {address!r}: {head} wants another token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN "
+            "or RAY_AUTH_TOKEN_PATH, as they were where the cluster was started"
+        ) from error
+    except ray.exceptions.RayError as error:
+        raise ClusterUnfit(f"cluster.address = {address!r}: {head} is no head of a Ray cluster ({error})") from error
+    return head
+
+
+def alive_nodes(gcs: Any, seconds: float = RPC_SECONDS) -> dict[str, str]:
+    """Node id -> address, of the nodes that the head believes alive. Raises RayError if it does not say in time."""
+    nodes = gcs.get_all_node_info(timeout=seconds)
+    alive = {node_id.hex(): str(node.node_manager_address) for node_id, node in nodes.items() if node.state == 0}
+    return dict(sorted(alive.items(), key=lambda item: item[1]))
+
+
+def room(resources: Mapping[str, Mapping[str, float]], place: Place) -> int:
+    """How many workers fit. An actor is never split over two nodes, nor is a share of a GPU over two GPUs; the ranks of
+    a worker are, if no node holds them all.
+
+    Args:
+        resources: node id -> resource -> amount.
+        place: what an actor takes.
+    """
+    actors = [node_room(node, place) for node in resources.values()]
+    return sum(number // place.num_ranks for number in actors) or sum(actors) // place.num_ranks
+
+
+def node_room(node: Mapping[str, float], place: Place) -> int:
+    """How many actors fit on one node, given its resources."""
+    slack = 1 + 1e-9  # fractions: ten tenths are one
+    needs = {name: amount for name, amount in place.needs.items() if name != "GPU" or not place.shares_gpus}
+    most = [math.floor(node.get(name, 0.0) * slack / amount) for name, amount in needs.items()]
+    if place.shares_gpus:
+        most.append(sum(math.floor(part * slack / place.gpu_share) for part in devices(node)))
+    return min(most)
+
+
+def devices(node: Mapping[str, float]) -> list[float]:
+    """The GPUs of a node, each as the part of it that is free: whole ones first."""
+    whole, part = divmod(node.get("GPU", 0.0), 1.0)
+    return [1.0] * int(whole) + ([round(part, 4)] if part >= 1e-4 else [])
+
+
+def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, str]) -> str:
+    """What nodes have, in words.
+
+    Args:
+        resources: node id -> resource -> amount.
+        names: node id -> address, of the nodes to tell of.
+    """
+    lines = []
+    for node, address in names.items():
+        has = resources.get(node, {})
+        parts = [
+            f"{has.get('CPU', 0):g} CPUs",
+            f"{has.get('GPU', 0):g} GPUs",
+            f"{has.get('memory', 0) / 2**30:.1f} GiB",
+        ]
+        lines.append(f"\n  {address}: {', '.join(parts)}")
+    return "".join(lines)
+
+
+def allowed(
+    ray: Any, nodes: Mapping[str, str], place: Place, environment: dict[str, str], check_stop: Callable[[], None]
+) -> dict[str, str]:
+    """The nodes, id -> address, that are on no avoided host; each is asked for its name. Arguments as `check_nodes`.
+
+    Raises:
+        ClusterUnfit: a node does not say it, none is left, or ranks would have to be kept away from one.
+    """
+    gone = ", ".join(place.avoided)
+    if place.num_ranks > 1:
+        raise ClusterUnfit(
+            f"in quarantine: {gone}; Ray places the ranks of a worker by itself: take that host out of the cluster, "
+            "or take it back if it was mended (cluster.trusted_hosts)"
+        )
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    plain = {"num_cpus": 0, "max_retries": 0, "runtime_env": {"env_vars": environment}}
+    task = ray.remote(host)
+    asked = {node: task.options(**plain, scheduling_strategy=strategy(node, soft=False)).remote() for node in nodes}
+    _wait(ray, list(asked.values()), check_stop)
+    try:
+        names = dict(zip(asked, ray.get(list(asked.values()), timeout=RPC_SECONDS), strict=True))
+    except ray.exceptions.RayError as error:  # its timeout is one too
+        raise ClusterUnfit(f"not every node says its name ({type(error).__name__}): try again") from error
+    left = {node: address for node, address in nodes.items() if names[node] not in place.avoided}
+    if not left:
+        raise ClusterUnfit(
+            f"every node of the cluster is on a host in quarantine ({gone}): join others, or take back what was mended "
+            "(cluster.trusted_hosts)"
+        )
+    return left
+
+
+def look(check: NodeCheck) -> list[str]:
+    """The task that asks one node. A function of this module, so that a node without our code fails by name."""
+    return check()
+
+
+def _wait(ray: Any, references: list[Any], check_stop: Callable[[], None]) -> tuple[list[Any], list[Any]]:
+    """Those of the tasks that end in time, and the others; `check_stop` is called each second."""
+    until, late = time.monotonic() + CHECK_SECONDS, references
+    while late and time.monotonic() < until:
+        _, late = ray.wait(late, num_returns=len(late), timeout=1.0)
+        check_stop()
+    return [each for each in references if each not in late], late
+
+
+def check_nodes(
+    ray: Any, nodes: Mapping[str, str], check: NodeCheck, environment: dict[str, str], check_stop: Callable[[], None]
+) -> None:
+    """Ask every node at once.
+
+    Args:
+        ray: the module, connected.
+        nodes: id -> address.
+        check: what is asked.
+        environment: of the asking process, as workers will have it.
+        check_stop: called each second while nodes answer: raises what ends that.
+
+    Raises:
+        ClusterUnfit: every node with problems, and those that do not answer in time.
+    """
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    plain = {"num_cpus": 0, "max_retries": 0, "runtime_env": {"env_vars": environment}}
+    task = ray.remote(look)
+    asked = {
+        task.options(**plain, scheduling_strategy=strategy(node, soft=False)).remote(check): address
+        for node, address in nodes.items()
+    }
+    done, late = _wait(ray, list(asked), check_stop)
+    problems = [f"{asked[reference]}: no answer within {CHECK_SECONDS:g} s" for reference in late]
+    for reference in done:
+        try:
+            said = ray.get(reference, timeout=RPC_SECONDS)
+        except ray.exceptions.RayError as error:
+            last = [type(error).__name__, *(line.strip() for line in str(error).splitlines() if line.strip())][-1]
+            said = [f"our code does not run there: {last}"]
+        problems += [f"{asked[reference]}: {problem}" for problem in said]
+    if problems:
+        listed = "".join(f"\n  {problem}" for problem in sorted(problems))
+        raise ClusterUnfit(f"{len(nodes)} nodes were asked whether they can run this study; what is wrong:{listed}")

@@ -1,0 +1,402 @@
+"""A pool of Ray actors, on a cluster of our own or on one that exists. The only door to Ray.
+
+Actors are never restarted or retried by Ray: what a lost worker held is the driver's to run again. Every wait has a
+deadline. A worker that dies is a report; when Ray itself is gone (its head, or the node that this driver is on), that
+is `PoolDead`. Actors belong to this driver alone: when it ends, however it ends, Ray ends them. A worker is one actor,
+or several ranks that train one run together: they get the same calls, and are lost and started again together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sweeps.ray import start as ray_start
+from sweeps.ray.actor import RayWorker, Seat
+from sweeps.ray.groups import Calls, Spots, on_one_node, reserved
+from sweeps.ray.nodes import NodeCheck, Place, alive_nodes, allowed, answers, check_nodes, described, found_head, room
+from sweeps.ray.own import Environment, OwnFolder
+from sweeps.ray.start import Head, Patience
+from sweeps.run.causes import Cause, crashed, log_tail
+from sweeps.run.cores import num_cores
+from sweeps.run.pool import Advance, HostFactory, Report
+from sweeps.store.errors import ClusterUnfit, PoolDead
+
+SEAT_SECONDS = 30.0
+"""For an actor that answers already to take its seat, or to hand over what it has."""
+
+_POLL_SECONDS = 0.02  # as long Ray's own handler of SIGTERM, which ends the process, may stand
+_THREAD_SECONDS = 4.0  # for a connection to come about (1 s), or to fail once its head is gone
+_PROBE_SECONDS = 2.0  # Ray itself needs 10 to 15 s to tell that its node is dead
+_BUSY_HEAD_SECONDS = 30.0  # it lives, by its socket: on a machine with more to do than cores it was seen to take 5
+_RESUME = "What was recorded stands; run the same command again to resume"
+_RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines of a worker's log that are Ray's own
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class RayPool:
+    """Workers as Ray actors, each with its share of a node and one arithmetic thread."""
+
+    def __init__(
+        self, num_workers: int, host_factory: HostFactory, *, place: Place | None = None,
+        node_check: NodeCheck | None = None, check_stop: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Start Ray (some 5 s, minutes on a busy machine) or join it, then start the workers.
+
+        A start of our own that fails is tried once more.
+
+        Args:
+            num_workers: each its own process, or one for every rank; 0: as many as there is room for now.
+            host_factory: makes a worker's host; picklable. Of several ranks, each calls it with its `Seat`.
+            place: whose cluster, and what a worker takes of it.
+            node_check: asked on every node of a cluster that is not our own.
+            check_stop: asked several times a second while Ray starts: raises what ends that.
+
+        Raises:
+            PoolDead: Ray or a worker did not start.
+            ClusterUnfit: the cluster cannot be joined, has no room, or has nodes that cannot run the study.
+        """
+        import ray
+
+        self._ray: Any = ray
+        self._factory, self._place, self._check_stop = host_factory, place or Place(), check_stop
+        self._dead: PoolDead | None = None
+        tries = 1 if self._place.address else 2
+        while True:
+            self._clear()
+            try:
+                with _quiet():
+                    self._open(num_workers, node_check)
+                return
+            except (ClusterUnfit, KeyboardInterrupt):  # nobody else can: this pool is not the caller's yet
+                self.close()
+                raise
+            except Exception as error:  # Ray raises a bare one too
+                tries -= 1
+                try:
+                    check_stop()  # then it is no failure
+                    # A second connection of this process would meet the first one, which may never end.
+                    wrong = self._failure(error) if not tries or self._connecting is not None else ""
+                finally:
+                    self.close()
+                if wrong:
+                    raise PoolDead(wrong) from error
+
+    def _clear(self) -> None:
+        """Begin without anything."""
+        self._actors: list[list[Any]] = []  # by worker and rank
+        self._logs: dict[tuple[int, int], str] = {}
+        self._starting: dict[Any, tuple[int, int]] = {}  # worker and rank of those that have not said that they are up
+        self._patience = Patience(self._check_stop, what="the cluster")
+        self._calls = Calls(self._place.num_ranks)
+        self._probed_at = time.monotonic()
+        self._head: Head | None = None
+        self._connecting: threading.Thread | None = None
+        self._own = None if self._place.address else OwnFolder()
+        self._environment = Environment(self._own.token if self._own else None)
+
+    def _failure(self, error: Exception) -> str:
+        """Why Ray did not start, what it waited for, where that can be read, and what to do."""
+        lines = str(error).strip().splitlines()[-1:] or [type(error).__name__]  # Ray's tracebacks end in it
+        said = f"Ray did not start: it waited for {self._patience.what}: {lines[0].strip()}"
+        with contextlib.suppress(OSError):
+            said += f" (the machine's load is {os.getloadavg()[0]:.0f} on {num_cores()} cores)"
+            if self._head is not None:
+                said += f". Its log: {self._head.keep_log()}"
+        said += ". Try the same command again when the machine is less busy"
+        return said if self._place.num_ranks > 1 else f"{said}, or without Ray: `--set 'cluster.backend=\"inline\"'`"
+
+    def start(self, worker: int, call: Advance) -> None:
+        """See `Pool`."""
+        for rank, actor in enumerate(self._actors[worker]):
+            self._calls.begin(actor.advance.remote(worker, call), worker, rank)
+
+    def wait(self, timeout_seconds: float) -> list[Report]:
+        """See `Pool`."""
+        if self._dead is not None:
+            raise self._dead
+        pending = self._calls.pending
+        if not pending:
+            return []
+        done, _ = self._ray.wait(pending, num_returns=1, timeout=max(timeout_seconds, 0.001))
+        try:  # also while calls come back: workers go on for a while without their node or head
+            self._probe()
+        except PoolDead as error:
+            if not done:
+                raise
+            self._dead = error  # raised once what has arrived is taken in
+        self._look_at_starting()
+        if done:
+            done, _ = self._ray.wait(pending, num_returns=len(pending), timeout=0.001)
+        for reference in done:
+            self._take(reference)
+        return self._calls.over()
+
+    def restart(self, worker: int) -> None:
+        """See `Pool`."""
+        ray = self._ray
+        self._calls.forget(worker)
+        self._probe(0.0)  # a head that hangs would hang us too
+        self._starting = {actor: held for actor, held in self._starting.items() if held[0] != worker}
+        try:
+            for actor in self._actors[worker]:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.kill(actor, no_restart=True)
+            if self._place.num_ranks == 1:
+                self._begin([worker], lambda: None)  # whoever stops has the others save
+            else:
+                self._begin([worker], self._check_stop)
+                self._seat([worker])
+        except (ray.exceptions.RayError, OSError, RuntimeError) as error:
+            raise PoolDead(
+                f"Ray is gone: worker {worker} could not be restarted ({type(error).__name__}: {error}). {_RESUME}"
+            ) from error
+
+    def close(self) -> None:
+        """End the workers. A cluster of our own ends too, and its files go; another is left as it was."""
+        with _quiet():
+            if self._connecting is not None:  # Ray may end a process whose head goes while it connects
+                self._connecting.join(_THREAD_SECONDS)
+            if self._head is not None and self._connecting is not None:
+                self._head.close()
+                self._connecting.join(_THREAD_SECONDS)
+            if self._connecting is None or not self._connecting.is_alive():
+                self._connecting = None
+                self._shut_down()
+        if self._head is not None:
+            self._head.close()
+        if self._own is not None:
+            self._own.close()
+        self._environment.close()
+        self._forget_token()
+
+    def _shut_down(self) -> None:
+        """End the workers, and this process's part of Ray."""
+        if self._ray.is_initialized():
+            for actor in (actor for ranks in self._actors for actor in ranks):
+                with contextlib.suppress(self._ray.exceptions.RayError, RuntimeError):
+                    self._ray.kill(actor, no_restart=True)
+        self._actors = []
+        self._ray.shutdown()
+
+    def _forget_token(self) -> None:
+        """Have Ray read the environment anew: it keeps what it read first."""
+        self._ray._raylet.Config.initialize("")
+        self._ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+    def _open(self, num_workers: int, node_check: NodeCheck | None) -> None:
+        """Start Ray or find it, connect this process to it, start the workers."""
+        place = self._place
+        self._forget_token()
+        if self._own is None:
+            address = found_head(self._ray, place.address)
+        else:
+            num_cpus = math.ceil(num_workers * place.num_ranks * place.worker_cpus) or num_cores()
+            self._head = Head(self._own, num_cpus)
+            self._patience = Patience(self._check_stop, self._head.size, what="its head")
+            address = self._head.address(self._patience)
+        self._join(address)
+        self._hire(num_workers, node_check)
+
+    def _join(self, address: str) -> None:
+        """Connect this process to the cluster whose head is at `host:port`."""
+        ray, failed = self._ray, list[BaseException]()
+
+        def connect() -> None:
+            try:
+                ray.init(address=address, namespace="forerun", log_to_driver=False, logging_level=logging.ERROR)
+            except BaseException as error:  # Ray raises a bare Exception too
+                failed.append(error)
+
+        # In a thread of its own, for it may last minutes, and a stop must be heard.
+        self._patience.begin("this process's connection")
+        self._connecting = threading.Thread(target=connect, name="forerun-ray", daemon=True)
+        self._connecting.start()
+        while self._connecting.is_alive():
+            self._connecting.join(_POLL_SECONDS)
+            _hear_sigterm()
+            self._look()
+        self._connecting = None
+        _hear_sigterm()
+        if failed:
+            raise failed[0]
+        # Ray prints its workers' deaths on stdout, where our JSON goes; the driver reports them itself.
+        ray._private.worker._worker_logs_enabled = False
+        context = ray.get_runtime_context()
+        self._gcs_address, self._node = str(context.gcs_address), str(context.get_node_id())
+        self._gcs = ray._raylet.GcsClient(address=self._gcs_address)
+        (node,) = [node for node in ray.nodes() if node["NodeID"] == self._node]
+        self._raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+
+    def _look(self) -> None:
+        """Go on waiting for Ray to start. Raises RuntimeError, TimeoutError, and what a stop does."""
+        if self._head is not None:
+            self._head.check()
+        self._patience.look()
+
+    def _hire(self, num_workers: int, node_check: NodeCheck | None) -> None:
+        """Ask the nodes, count their room, start the workers."""
+        ray, place = self._ray, self._place
+        environment = dict.fromkeys(_THREAD_VARIABLES, "1")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # workers import what we can import
+        if not place.worker_gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ""  # else all of them would share the node's first
+        self._patience.begin("its nodes")
+        nodes = alive_nodes(self._gcs, _BUSY_HEAD_SECONDS)
+        if node_check is not None:
+            check_nodes(ray, nodes, node_check, environment, self._check_stop)
+        total, free = ray._private.state.total_resources_per_node(), ray._private.state.available_resources_per_node()
+        if place.avoided:
+            nodes = allowed(ray, nodes, place, environment, self._check_stop)
+            total, free = ({node: has for node, has in each.items() if node in nodes} for each in (total, free))
+        self.num_workers = num_workers or room(free, place)
+        said = (
+            f"cluster.num_workers = {num_workers}: there is room for {room(total, place)} workers of {place}, "
+            f"for {room(free, place)} of them now. Free are:{described(free, nodes)}"
+        )
+        if not 0 < self.num_workers <= room(total, place):
+            raise ClusterUnfit(said)
+        of_ranks = f" of {place.num_ranks} ranks" if place.num_ranks > 1 else ""
+        self.where = f"{self.num_workers} workers{of_ranks} on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        idle_gpus = sum(node.get("GPU", 0) for node in free.values()) if not place.worker_gpus else 0
+        self.where += f"; GPUs free: {idle_gpus:g} (cluster.worker_gpus gives them shares)" if idle_gpus else ""
+        self._actor_class = ray.remote(
+            num_cpus=place.worker_cpus, num_gpus=place.gpu_share, memory=place.needs.get("memory"),
+            max_restarts=0, max_task_retries=0, runtime_env={"env_vars": environment},
+        )(RayWorker)  # fmt: skip
+        there = free if room(free, place) >= self.num_workers else total
+        self._one_node = on_one_node(there, place)
+        self._actors = [[] for _ in range(self.num_workers)]
+        try:
+            self._patience.begin("room for its workers")
+            self._spots: Spots = reserved(ray, there, place, self.num_workers, self._look)
+            self._begin(list(range(self.num_workers)), self._check_stop)
+            self._await_ready()
+            if place.num_ranks > 1:
+                self._seat(list(range(self.num_workers)))
+        except TimeoutError as error:  # Ray's own is one too
+            if there is free:
+                raise
+            said += f"\nOthers hold the rest, and gave none back in {ray_start.IDLE_SECONDS:g} s"
+            raise ClusterUnfit(said) from error
+
+    def _begin(self, workers: list[int], check: Callable[[], None]) -> None:
+        """Have Ray start the actors of `workers`: calls may follow at once, and wait for them."""
+        self._patience = Patience(check, int if self._head is None else self._head.size, what="its workers")
+        for worker in workers:
+            self._actors[worker] = [
+                self._actor_class.options(scheduling_strategy=spot).remote(self._factory)
+                for spot in self._spots[worker]
+            ]
+            for rank, actor in enumerate(self._actors[worker]):
+                self._logs.pop((worker, rank), None)
+                self._starting[actor.ready.remote()] = worker, rank
+
+    def _seat(self, workers: list[int]) -> None:
+        """Tell the ranks of `workers` where rank 0 is."""
+        num_ranks = self._place.num_ranks
+        self._await_ready()
+        head = "127.0.0.1:1" if self._one_node else self._gcs_address
+        heads = [self._actors[worker][0].listen.remote(head) for worker in workers]
+        seats = [
+            actor.sit.remote(Seat(rank=rank, num_ranks=num_ranks, address=address, one_node=self._one_node))
+            for worker, address in zip(workers, self._ray.get(heads, timeout=SEAT_SECONDS), strict=True)
+            for rank, actor in enumerate(self._actors[worker])
+        ]
+        self._ray.get(seats, timeout=SEAT_SECONDS)
+
+    def _await_ready(self) -> None:
+        """Wait until every worker answers. Raises PoolDead on a dead node, TimeoutError, or what an actor raised."""
+        while self._starting:
+            done, _ = self._ray.wait(list(self._starting), num_returns=len(self._starting), timeout=1.0)
+            for reference in done:
+                self._logs[self._starting.pop(reference)] = self._ray.get(reference, timeout=SEAT_SECONDS)
+            if self._starting:
+                self._probe()
+                self._look()
+
+    def _look_at_starting(self) -> None:
+        """Take in which workers are up by now. Raises PoolDead where one takes too long."""
+        if not self._starting:
+            return
+        done, _ = self._ray.wait(list(self._starting), num_returns=len(self._starting), timeout=0)
+        for reference in done:
+            seat = self._starting.pop(reference)
+            with contextlib.suppress(self._ray.exceptions.RayError):  # lost: so is its call
+                self._logs[seat] = self._ray.get(reference, timeout=SEAT_SECONDS)
+        if self._starting:
+            try:
+                self._patience.look()
+            except TimeoutError as error:
+                worker, _ = next(iter(self._starting.values()))
+                raise PoolDead(f"Ray is gone: worker {worker} could not be restarted: {error}. {_RESUME}") from error
+
+    def _take(self, reference: Any) -> None:
+        """Take in the outcome of an actor's call that has ended."""
+        exceptions = self._ray.exceptions
+        worker, rank = self._calls.ended(reference)
+        try:
+            report: Report = self._ray.get(reference, timeout=SEAT_SECONDS)
+        except exceptions.RayError as error:
+            log = self._log(worker, rank)
+            cause: Cause = "crashed" if crashed(log) else "lost_worker"
+            if isinstance(error, exceptions.OutOfMemoryError):
+                cause = "out_of_memory"
+            which = "worker" if self._place.num_ranks == 1 else f"rank {rank}"
+            said = f"{which} lost ({type(error).__name__})"
+            report = Report(worker=worker, error=said, cause=cause, log_tail=log_tail(log))
+        self._calls.answered(rank, report)
+
+    def _log(self, worker: int, rank: int) -> str:
+        """What a lost actor printed; empty if it was on another machine, or died before it said where."""
+        with contextlib.suppress(OSError, KeyError):
+            lines = Path(self._logs[worker, rank]).read_text(encoding="utf-8", errors="replace").splitlines()
+            return "\n".join(line for line in lines if not line.startswith(_RAY_MARKS))
+        return ""
+
+    def _probe(self, every_seconds: float = _PROBE_SECONDS) -> None:
+        """Ask whether Ray's head and our node live, unless just asked; calls in flight on a dead one may stay pending.
+
+        Raises:
+            PoolDead: one does not.
+        """
+        if time.monotonic() - self._probed_at < every_seconds:
+            return
+        self._probed_at = time.monotonic()
+        if not answers(self._gcs_address, _PROBE_SECONDS):  # through Ray, a dead head ends this process after 60 s
+            raise PoolDead(f"Ray is gone: its head does not answer. {_RESUME}")
+        if not answers(self._raylet, _PROBE_SECONDS):  # the head takes half a minute to believe it
+            raise PoolDead(f"Ray is gone: the node of this driver does not answer. {_RESUME}")
+        try:
+            alive = alive_nodes(self._gcs, _BUSY_HEAD_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            raise PoolDead(f"Ray is gone: its head does not answer ({type(error).__name__}). {_RESUME}") from error
+        if self._node not in alive:
+            raise PoolDead(f"Ray is gone: the node of this driver is dead. {_RESUME}")
+
+
+def _hear_sigterm() -> None:
+    """Put back this process's handler of SIGTERM: Ray's connection puts one below Python's that ends the process."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray's own warnings muted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield

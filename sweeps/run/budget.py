@@ -1,0 +1,170 @@
+"""Hard caps on what a study may spend, held against what its ledger says was spent.
+
+Runs and FLOPs are known before a run starts: none starts that would pass the cap. Hours, device-hours and dollars are
+known only as they pass: at the cap the driver saves what is in flight and stops, as it does when interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from proxies.core.checks import Checks
+from proxies.core.spec import RunSpec
+from sweeps.store.chain import Record
+from sweeps.store.glance import Glance
+from sweeps.store.ledger import DRIVEN, Ledger
+
+_HOUR_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caps:
+    """The most a study may take, over all its drivers; None: no cap.
+
+    Raises:
+        SpecError: a cap that is not positive; dollars without a price.
+    """
+
+    num_runs: int | None = None
+    """Outcomes, of whatever kind; imported ones cost nothing."""
+    flops: float | None = None
+    """Of training, counted `causal`."""
+    hours: float | None = None
+    """During which a driver was at work."""
+    device_hours: float | None = None
+    """The same times the devices held."""
+    usd: float | None = None
+    usd_per_device_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        for name in ("num_runs", "flops", "hours", "device_hours", "usd", "usd_per_device_hour"):
+            value = getattr(self, name)
+            checks.that(value is None or value > 0, f"{name} = {value!r}: a number > 0 is wanted")
+        priced = self.usd is None or self.usd_per_device_hour is not None
+        checks.that(priced, f"usd = {self.usd!r}: usd_per_device_hour is wanted with it")
+        checks.done()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """What a study has taken so far."""
+
+    num_runs: int
+    flops: float
+    hours: float
+    device_hours: float
+    usd: float | None
+    """None where no price is known."""
+
+
+class Budget:
+    """What one driver may still spend. Lost executions are in the hours, not in the FLOPs."""
+
+    def __init__(
+        self, caps: Caps, ledger: Ledger, *, num_devices: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`num_devices`: held while this driver works, fractions counted. `clock`: monotonic seconds."""
+        self.caps, self._ledger, self._num_devices, self._clock = caps, ledger, num_devices, clock
+        self._started = clock()
+        self._num_runs, self._flops = 0, 0.0
+        self._driven_seconds, self._driven_device_seconds = _driven(ledger.records(DRIVEN))
+
+    @property
+    def seconds(self) -> float:
+        """Since this driver began, or last wrote down what it took."""
+        return self._clock() - self._started
+
+    def write_down(self, driver: int, stretch: int) -> None:
+        """Record what this driver has taken since it last did. Raises what `Ledger.append` raises."""
+        seconds, self._started = self.seconds, self._clock()
+        record_driven(self._ledger, driver, stretch, seconds, seconds * self._num_devices)
+        self._driven_seconds, self._driven_device_seconds = _driven(self._ledger.records(DRIVEN))
+
+    def spent(self) -> Spent:
+        """Everything up to now, this driver's share included."""
+        self._count()
+        device_seconds = self._driven_device_seconds + self.seconds * self._num_devices
+        return _spent(
+            self._num_runs, self._flops, self._driven_seconds + self.seconds, device_seconds,
+            self.caps.usd_per_device_hour,
+        )  # fmt: skip
+
+    def refusal(self, spec: RunSpec, in_flight: Sequence[RunSpec]) -> str:
+        """Why this run may not start beside those in flight; empty if it may."""
+        caps = self.caps
+        self._count()
+        if caps.num_runs is not None and self._num_runs + len(in_flight) >= caps.num_runs:
+            return _said("max_runs", caps.num_runs, f"{self._num_runs} runs have ended, {len(in_flight)} are in flight")
+        flops = self._flops + sum(run.flops for run in [*in_flight, spec])
+        if caps.flops is not None and flops > caps.flops:
+            return _said("max_flops", caps.flops, f"{self._flops:.4g} are spent, and one run more makes {flops:.4g}")
+        return ""
+
+    def overrun(self) -> str:
+        """Why the driver must stop now; empty while it may work."""
+        caps, now = self.caps, self.spent()
+        if caps.hours is not None and now.hours >= caps.hours:
+            return _said("max_hours", caps.hours, f"{now.hours:.4g} hours have passed")
+        if caps.device_hours is not None and now.device_hours >= caps.device_hours:
+            return _said("max_device_hours", caps.device_hours, f"{now.device_hours:.4g} device-hours are spent")
+        if caps.usd is not None and now.usd is not None and now.usd >= caps.usd:
+            return _said("max_usd", caps.usd, f"{now.usd:.4g} dollars are spent")
+        return ""
+
+    def _count(self) -> None:
+        """Take in the outcomes recorded since the last look."""
+        results = self._ledger.own_results()
+        if len(results) > self._num_runs:  # it is asked several times a second
+            self._flops += sum(result.flops for result in results[self._num_runs :])
+            self._num_runs = len(results)
+
+
+def spent(glance: Glance, usd_per_device_hour: float | None, more: tuple[float, float] = (0.0, 0.0)) -> Spent:
+    """What the records say: the hours are those of drivers that have ended.
+
+    Args:
+        glance: at the study's ledger.
+        usd_per_device_hour: the price; None: dollars are not known.
+        more: seconds and device-seconds of a driver that has recorded none yet.
+    """
+    own = [outcome.flops for outcome in glance.outcomes if not outcome.imported]
+    seconds, device_seconds = (held + new for held, new in zip(_driven(glance.driven), more, strict=True))
+    return _spent(len(own), sum(own), seconds, device_seconds, usd_per_device_hour)
+
+
+def record_driven(ledger: Ledger, driver: int, stretch: int, seconds: float, device_seconds: float) -> None:
+    """Add the `driven` record of a stretch of a driver's work, once. Raises what `Ledger.append` raises."""
+    if not is_driven(ledger, driver, stretch):
+        ledger.append(DRIVEN, f"{driver}/{stretch}", {"seconds": seconds, "device_seconds": device_seconds})
+
+
+def is_driven(ledger: Ledger, driver: int, stretch: int) -> bool:
+    """Whether that stretch is recorded."""
+    return ledger.find(DRIVEN, f"{driver}/{stretch}") is not None
+
+
+def _driven(records: Sequence[Record]) -> tuple[float, float]:
+    """Seconds and device-seconds of the drivers that have ended."""
+    bodies = [cast(dict[str, float], record.body) for record in records]
+    return sum(body["seconds"] for body in bodies), sum(body["device_seconds"] for body in bodies)
+
+
+def _spent(
+    num_runs: int, flops: float, seconds: float, device_seconds: float, usd_per_device_hour: float | None
+) -> Spent:
+    device_hours = device_seconds / _HOUR_SECONDS
+    return Spent(
+        num_runs=num_runs,
+        flops=flops,
+        hours=seconds / _HOUR_SECONDS,
+        device_hours=device_hours,
+        usd=None if usd_per_device_hour is None else device_hours * usd_per_device_hour,
+    )
+
+
+def _said(key: str, cap: float, why: str) -> str:
+    return f"cluster.{key} = {cap:g} is reached: {why}. All is kept; with a higher cap the same command goes on"

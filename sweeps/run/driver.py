@@ -1,0 +1,251 @@
+"""What one `drive` does step by step: who holds what, what waits, what is settled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from proxies.core import canon
+from proxies.core.checks import SpecError
+from proxies.core.spec import Curve, RunResult, RunSpec
+from sweeps.run.backlog import Attempt, Backlog
+from sweeps.run.causes import ADVICE, WORDS, oom_kills
+from sweeps.run.crew import Crew
+from sweeps.run.losses import NO_CURVE, Loss, Losses, Standing, failed_result
+from sweeps.run.pool import Finished, Report, decoded, decoded_pause
+from sweeps.search.source import Signal, Source
+from sweeps.store.checkpoints import drop_checkpoints, saved_step
+from sweeps.store.curves import store_curve
+from sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
+from sweeps.store.ledger import Ledger
+from sweeps.store.live import Progress
+
+POLL_SECONDS = 0.5  # how soon a stop is noticed while workers are busy
+_KEPT = "What has ended is recorded"
+
+
+class Driver:
+    """The state of one `drive`: who holds what, what waits, what is settled."""
+
+    def __init__(
+        self,
+        source: Source,
+        ledger: Ledger,
+        study_dir: Path,
+        crew: Crew,
+        backlog: Backlog,
+        bank_key_for: Callable[[RunSpec], str],
+        *,
+        steps_per_call: int,
+        max_attempts: int,
+        should_stop: Callable[[], bool],
+        refusal: Callable[[RunSpec, Sequence[RunSpec]], str],
+    ) -> None:
+        self._source, self._ledger, self._study_dir = source, ledger, study_dir
+        self._crew, self._backlog, self._bank_key_for = crew, backlog, bank_key_for
+        self._steps_per_call, self._max_attempts = steps_per_call, max_attempts
+        self._losses = Losses(ledger)
+        self.settled = ledger.results() if source.pruner is None else ledger.first_results()
+        """Outcomes that need no further run. Whoever does not prune wants the whole of what another has pruned."""
+        self._open: dict[str, Attempt] = {}  # by run id: queued or running, no outcome yet
+        self._signal = Signal.WAIT
+        self._should_stop, self._refusal = should_stop, refusal
+        self._refused = ""
+        self._oom_kills = oom_kills()
+        self._outcomes: list[RunResult] = []
+        self._lost: list[str] = []
+
+    def has_work(self) -> bool:
+        """Whether any worker is busy.
+
+        Raises:
+            BudgetSpent: none is, and a run was refused.
+            SourceStuck: none is, and the source still waits.
+        """
+        if self._crew.busy:
+            return True
+        if self._refused:
+            raise BudgetSpent(self._refused)
+        if self._signal is not Signal.DONE:
+            raise SourceStuck("the source waits for results, yet nothing is running or queued: a bug in the source")
+        return False
+
+    def pull(self) -> None:
+        """Queue every run the source can name now. A list is short, and a search has P in flight at most."""
+        while self._signal is not Signal.DONE:
+            answer = self._source.next(self.settled)
+            if isinstance(answer, Signal):
+                self._signal = answer
+                return
+            run_id = answer.id
+            if run_id not in self.settled and run_id not in self._open:
+                self._open[run_id] = attempt = Attempt(spec=answer, run_id=run_id, bank_key="")
+                attempt.rungs = () if self._source.pruner is None else self._source.pruner.rungs(run_id)
+                if self._judge(attempt).failed:
+                    self._give_up(attempt, "under drivers before this one")
+                else:
+                    self._backlog.add(attempt)
+
+    def hand_out(self) -> None:
+        """Start a call on every idle worker that has, or can get, something to do."""
+        for index, worker in self._crew.idle():
+            if not worker.slots:
+                worker.bank_key = self._backlog.choose_key(worker.bank_key)
+            moved = self._backlog.fill(worker.bank_key, worker.slots, self._may_start)
+            if worker.slots:
+                self._crew.start(index, moved, self._steps_per_call)
+
+    def _may_start(self, attempt: Attempt) -> bool:
+        self._refused = self._refused or self._refusal(attempt.spec, self._crew.specs())
+        return not self._refused
+
+    def collect(self, timeout_seconds: float) -> Progress | None:
+        """Take in what arrives, give up on what hangs; None if nothing happened."""
+        reports = self._crew.wait(timeout_seconds)
+        for report in reports:
+            for finished in report.finished:
+                self._settle(report.worker, finished)
+            for paused in report.paused:
+                self._look(report.worker, paused)
+        for report in reports:
+            if report.error is not None:
+                self._lose_worker(report, report.error)
+        if not reports:
+            return None
+        event = Progress(
+            outcomes=tuple(self._outcomes),
+            lost=tuple(self._lost),
+            notes=tuple(note for report in reports for note in report.notes),
+            running=self._crew.running(),
+            num_queued=len(self._backlog),
+        )
+        self._outcomes, self._lost = [], []
+        return event
+
+    def stop(self, grace_seconds: float, clock: Callable[[], float]) -> Iterator[Progress]:
+        """Have every worker save what it holds, for so long at most; what arrives meanwhile is recorded."""
+        until, asked = clock() + grace_seconds, set[int]()
+        while (left_seconds := until - clock()) > 0:
+            for index, worker in self._crew.idle():
+                if worker.slots and index not in asked:
+                    asked.add(index)
+                    self._crew.start(index, {}, 0)
+            if not self._crew.busy:
+                return
+            if event := self.collect(min(POLL_SECONDS, left_seconds)):
+                yield event
+
+    def _settle(self, index: int, finished: Finished) -> None:
+        """Record a result if it is the first valid one of its run; a duplicate or a late one is dropped."""
+        slots = self._crew.workers[index].slots
+        held = slots.get(finished.slot)
+        try:
+            result, curve = decoded(finished)
+            mine = held is not None and held.run_id == result.id and bool(held.rungs)
+            if result.status == "pruned" or (result.status == "finished" and mine):
+                raise canon.CanonError("it does not wait where it is to be looked at")
+        except (canon.CanonError, SpecError) as error:
+            if held is not None:
+                del slots[finished.slot]
+                self._lose_one(held, error, index)
+            return
+        if held is not None and held.run_id == result.id:
+            del slots[finished.slot]
+        attempt = self._open.get(result.id)
+        if attempt is not None:
+            self._backlog.discard(attempt)  # it may have been lost, queued again, and now come in late
+            self._commit(attempt, result, curve)
+
+    def _look(self, index: int, paused: Finished) -> None:
+        """Have a run that waits go on, or record it as pruned: then its slot is free, for the next call refills it."""
+        slots = self._crew.workers[index].slots
+        held = slots.get(paused.slot)
+        if held is None or held.pause_step is None or self._source.pruner is None:
+            return
+        try:
+            result, curve = decoded_pause(paused, held.run_id, held.pause_step)
+        except (canon.CanonError, SpecError) as error:
+            del slots[paused.slot]
+            self._lose_one(held, error, index)
+            return
+        why = self._source.pruner.verdict(held.run_id, curve.train_loss_nats)
+        held.rungs = held.rungs[1:]
+        if why or held.run_id not in self._open:  # a late report may have settled it
+            del slots[paused.slot]
+        if why and held.run_id in self._open:
+            self._commit(held, dataclasses.replace(result, reason=why), curve)
+
+    def _lose_worker(self, report: Report, error: str) -> None:
+        """Give up on a worker: what it held is lost, and it starts afresh.
+
+        Raises:
+            RunsFail: no attempt can mend it.
+        """
+        cause = report.cause
+        if report.refused:
+            raise RunsFail(f"{WORDS[cause]}: {error}. {_KEPT}; mend it, and the same command goes on")
+        stopping = self._should_stop()  # the signal may have ended both of us
+        if cause == "lost_worker":
+            killed_before, self._oom_kills = self._oom_kills, oom_kills()
+            cause = "out_of_memory" if self._oom_kills > killed_before else "preempted" if stopping else cause
+        held = self._crew.dismiss(report.worker, restart=not stopping)
+        said = f"worker {report.worker}: {WORDS[cause]}: {error}; it held {len(held)} runs"
+        self._lost.append("\n  | ".join([f"{said}. What to do: {ADVICE[cause]}", *report.log_tail.splitlines()[-5:]]))
+        loss = Loss(
+            cause=cause, detail=error, log_tail=report.log_tail, worker=report.worker, alone=len(held) == 1
+        )  # fmt: skip
+        for attempt in held:
+            if not (stopping and cause == "hung"):  # it may just be slow to save
+                self._lose(attempt, loss)
+
+    def _lose_one(self, attempt: Attempt, error: Exception, index: int) -> None:
+        """Give up on what a worker says of one run."""
+        detail = f"its result is not valid: {error}"
+        self._lose(attempt, Loss(cause="error", detail=detail, log_tail="", worker=index, alone=True))
+
+    def _lose(self, attempt: Attempt, loss: Loss) -> None:
+        """Record a loss, and queue the run again or give it up."""
+        if attempt.run_id not in self._open:
+            return  # settled meanwhile, by a late result
+        step = saved_step(self._study_dir, attempt.run_id)
+        self._losses.record(attempt.run_id, dataclasses.replace(loss, step=step))
+        if self._judge(attempt).failed:
+            self._give_up(attempt, f"the last: {WORDS[loss.cause]}: {loss.detail}")
+        else:
+            self._backlog.put_back(attempt)
+
+    def _judge(self, attempt: Attempt) -> Standing:
+        """Have the next attempt follow from the losses so far."""
+        standing = self._losses.standing(attempt.run_id, attempt.spec, self._max_attempts)
+        attempt.num_lost, attempt.num_in_a_row = standing.num_lost, standing.num_in_a_row
+        attempt.num_microbatches, attempt.alone = standing.num_microbatches, standing.alone
+        attempt.bank_key = self._bank_key_for(attempt.spec) + (
+            f"/{attempt.num_microbatches}" if attempt.num_microbatches > 1 else ""
+        )
+        return standing
+
+    def _give_up(self, attempt: Attempt, how: str) -> None:
+        """Record that a run failed, if it may be the run that is to blame.
+
+        Raises:
+            RunsFail: nothing has ended well yet.
+        """
+        reason = f"lost {attempt.num_in_a_row} times, {how}"
+        if any(result.status != "failed" for result in self._ledger.own_results()):
+            self._commit(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
+            return
+        self._losses.pardon(reason)
+        raise RunsFail(
+            f"run {attempt.run_id[:12]} was {reason}. No run of this study has ended well yet, so it was not recorded "
+            "as failed: mend what fails, and the same command begins again"
+            + "".join(f"\n{each}" for each in self._lost)
+        )
+
+    def _commit(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:
+        """The one place where an outcome is recorded: curve first, so that no result lacks one."""
+        store_curve(self._study_dir, result.id, curve, pruned=result.status == "pruned")
+        self._ledger.commit(attempt.spec, result)
+        drop_checkpoints(self._study_dir, result.id)
+        del self._open[result.id]
+        self._outcomes.append(result)

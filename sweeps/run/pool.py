@@ -1,0 +1,225 @@
+"""What drives runs: workers that host banks of slots. The driver knows pools only through this file.
+
+A pool is at-least-once: a call may be lost with its worker, and a run executed again. That every run gets one
+outcome is the driver's and the ledger's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.spec import Curve, RunResult
+from sweeps.run.causes import Cause, classify, described, log_tail
+
+Replay = Literal["", "again", "nudged"]
+"""A run that has its outcome, carried out once more; nudged: with each initial weight moved to a neighbouring float."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """A run that ended in a slot, which is free again; or what came of one so far, that waits to be looked at."""
+
+    slot: int
+    result: dict[str, Json]
+    """A `RunResult` as JSON data."""
+    curve: dict[str, Json]
+    """Its `Curve` as JSON data."""
+
+
+def decoded(finished: Finished) -> tuple[RunResult, Curve]:
+    """What a worker sent, as records.
+
+    Raises:
+        CanonError, SpecError: it is no such record.
+    """
+    result = canon.decode(RunResult, finished.result)
+    curve = canon.decode(Curve, finished.curve)
+    if canon.content_id(curve) != result.curve_id:
+        raise canon.CanonError(f"the curve is not the one the result names, {result.curve_id[:12]}")
+    return result, curve
+
+
+def decoded_pause(paused: Finished, run_id: str, num_steps: int) -> tuple[RunResult, Curve]:
+    """What a worker sent of a run that waits, as records.
+
+    Raises:
+        CanonError, SpecError: it is not what came of that run in so many steps.
+    """
+    result, curve = decoded(paused)
+    told = (result.id, result.status, result.num_steps, curve.steps)
+    if told != (run_id, "pruned", num_steps, tuple(range(1, num_steps + 1))):
+        raise canon.CanonError(f"it is not what came of the run in {num_steps} steps")
+    return result, curve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advance:
+    """One call to a worker's host."""
+
+    bank_key: str
+    """What all runs of a bank share; the host drops every slot when it changes."""
+    num_slots: int
+    admit: tuple[tuple[int, dict[str, Json]], ...]
+    """(slot, `RunSpec` as JSON data) to begin, from the run's checkpoint if it has a good one; the slots are free."""
+    max_steps: int
+    """0: none; only what `save` asks for."""
+    num_microbatches: int = 1
+    """Passes a batch is split into, at least: more take less memory and give the same up to rounding. One per bank."""
+    save: bool = False
+    """Write the state of every slot that is still occupied before answering."""
+    hold: dict[int, int | None] = field(default_factory=dict)
+    """Every slot that is occupied from now on, with the optimizer step at which its run is to be looked at before it
+    goes on; None: it goes to its end. What another slot holds, or one that `admit` fills held before, is given up.
+    """
+    probe: dict[str, Json] | None = None
+    """Something to measure in place of all that: every slot is given up. What it is, host and asker know."""
+    replay: Replay = ""
+    """Other than empty: the runs begin at step 0 whatever checkpoints there are, and write none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advanced:
+    """A host's answer to one call."""
+
+    finished: tuple[Finished, ...] = ()
+    steps: dict[int, int] = field(default_factory=dict)
+    """Slot -> optimizer steps done, of the slots still occupied."""
+    paused: tuple[Finished, ...] = ()
+    """Of every run that is where it is to be looked at, or beyond: its outcome if it were pruned there. It waits."""
+    notes: tuple[str, ...] = ()
+    """What the user should hear: a checkpoint resumed from, or put aside."""
+    answer: dict[str, Json] | None = None
+    """To a probe."""
+
+
+class Host(Protocol):
+    """A bank on one device. A run's result depends on its spec alone, never on its neighbours.
+
+    It saves the state of its slots now and then by itself, and a run that is admitted again goes on from there.
+    """
+
+    def advance(self, call: Advance) -> Advanced:
+        """Admit runs, train every occupied slot for up to `max_steps` steps, hand over those that ended.
+
+        May return sooner: as soon as some have ended, for their slots are then refilled, or are where they are to be
+        looked at, and after some seconds.
+        """
+        ...
+
+
+HostFactory = Callable[[], Host]
+"""Makes a worker's host, in the worker. Picklable: a top-level callable, or a dataclass with `__call__`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What came of one `Advance`."""
+
+    worker: int
+    finished: tuple[Finished, ...] = ()
+    steps: dict[int, int] = field(default_factory=dict)
+    """As in `Advanced`."""
+    paused: tuple[Finished, ...] = ()
+    """As in `Advanced`."""
+    notes: tuple[str, ...] = ()
+    """As in `Advanced`."""
+    answer: dict[str, Json] | None = None
+    """As in `Advanced`."""
+    error: str | None = None
+    """Why the call failed; the worker has lost every slot and must be restarted."""
+    cause: Cause = "error"
+    """The kind of `error`, where there is one."""
+    log_tail: str = ""
+    """The last lines of what the worker printed before an `error`, as `sweeps.run.causes.log_tail` cuts them."""
+    refused: bool = False
+    """The error says of itself, by `refuses_study = True`, that no attempt can mend it."""
+
+
+def carry_out(worker: int, call: Advance, host: Callable[[], Host]) -> Report:
+    """Make one call in the worker's own process: what it raises becomes a report, with its cause.
+
+    Args:
+        worker: its number, for the report.
+        call: what to do.
+        host: gives the worker's host; making it may fail too.
+    """
+    try:
+        done = host().advance(call)
+    except Exception as error:  # whatever user code raises is the run's, not the driver's
+        return Report(
+            worker=worker,
+            error=described(error),
+            cause=classify(error),
+            log_tail=log_tail(str(getattr(error, "log_tail", ""))),
+            refused=bool(getattr(error, "refuses_study", False)),
+        )
+    return Report(
+        worker=worker, finished=done.finished, steps=done.steps, paused=done.paused, notes=done.notes,
+        answer=done.answer,
+    )  # fmt: skip
+
+
+class Pool(Protocol):
+    """Workers 0 ... `num_workers` - 1, each with one call in flight at most."""
+
+    num_workers: int
+
+    def start(self, worker: int, call: Advance) -> None:
+        """Begin a call on an idle worker."""
+        ...
+
+    def wait(self, timeout_seconds: float) -> list[Report]:
+        """The reports that have arrived; waits for a first one at most that long. Raises PoolDead."""
+        ...
+
+    def restart(self, worker: int) -> None:
+        """Give the worker a new, empty host; the old one's process is killed. Its call in flight is given up and
+        reports nothing. Raises PoolDead.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop every worker; what is in flight is lost."""
+        ...
+
+
+class InlinePool:
+    """One worker, in this process: for tests, debugging and machines without Ray.
+
+    It cannot interrupt a call, so `wait` takes as long as the call does.
+    """
+
+    num_workers = 1
+
+    def __init__(self, host_factory: HostFactory) -> None:
+        """`host_factory` is called when there is something to do."""
+        self._factory = host_factory
+        self._host: Host | None = None
+        self._call: Advance | None = None
+
+    def start(self, worker: int, call: Advance) -> None:
+        """See `Pool`."""
+        self._call = call
+
+    def wait(self, timeout_seconds: float) -> list[Report]:
+        """Carry out the call, unless the timeout is 0: then nothing has arrived yet."""
+        if self._call is None or timeout_seconds <= 0:
+            return []
+        call, self._call = self._call, None
+        return [carry_out(0, call, self._hosted)]
+
+    def _hosted(self) -> Host:
+        self._host = self._host or self._factory()
+        return self._host
+
+    def restart(self, worker: int) -> None:
+        """See `Pool`."""
+        self.close()
+
+    def close(self) -> None:
+        """See `Pool`."""
+        self._host = self._call = None

@@ -1,0 +1,7 @@
+"""What to try next: samplers, growing ranges, pruning, replicates.
+
+Enters:   a space, points tried, their outcomes.
+Leaves:   the next point, or that there is none.
+Promises: each suggestion is a pure function of what is recorded.
+Refuses:  a space without room.
+"""

@@ -1,0 +1,96 @@
+"""What a search knows when it asks for a point: a pure function of recorded points, outcomes and the plan.
+
+It grows trial by trial and never looks back, so that a suggestion costs the same at the ten-thousandth trial. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sweeps.search.design import seed_of
+from sweeps.search.space import Params, SearchSpace
+
+PENALTY_MARGIN_NATS = 1.0
+"""By which a diverged trial is worse than the worst that finished. TPE and CMA-ES read ranks, so that any will do; of a
+GP, 0 and 1 did equally well.
+"""
+NUM_BEST = 25
+"""Best trials that are never forgotten: no more than these are good ones to TPE."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Past:
+    """Points so far, and the outcomes that the next suggestion sees: those of the first trials, in index order."""
+
+    space: SearchSpace
+    study_seed: int
+    parallelism: int
+    num_startup: int
+    num_known: int
+    points: list[Params] = field(default_factory=list, init=False)
+    losses: list[float | None] = field(default_factory=list, init=False)
+    """In nats, of the trials seen; None where one diverged."""
+    best: list[tuple[float, int]] = field(default_factory=list, init=False)
+    """Loss and index of the `NUM_BEST` best seen; of equals, the earlier; one that diverged has lost all."""
+    worst: float = field(default=0.0, init=False)
+    """The highest finite loss seen; 0 before there is one."""
+
+    @property
+    def index(self) -> int:
+        """Of the trial that is asked for."""
+        return len(self.points)
+
+    @property
+    def seed(self) -> int:
+        """Of this suggestion alone."""
+        return seed_of(self.study_seed, self.index)
+
+    def num_seen(self, index: int) -> int:
+        """Outcomes that suggestion `index` sees, of the first trials."""
+        known = self.num_known if index >= self.num_known else 0
+        return max(index - self.parallelism + 1, known, 0)
+
+    def see(self, told: Mapping[int, float | None]) -> None:
+        """Take in the outcomes that the next suggestion sees; what was seen stays as it was told first.
+
+        Raises:
+            ValueError: one is missing, or not finite.
+        """
+        new = range(len(self.losses), self.num_seen(self.index))
+        if missing := [index for index in new if index not in told]:
+            raise ValueError(
+                f"suggestion {self.index} at parallelism {self.parallelism} needs the outcomes of trials {missing}"
+            )
+        for index in new:
+            loss = told[index]
+            if loss is not None and not math.isfinite(loss):
+                raise ValueError("a told loss is not finite: tell divergence as None")
+            self.losses.append(loss)
+            bisect.insort(self.best, (math.inf if loss is None else loss, index))
+            del self.best[NUM_BEST:]
+            self.worst = max(self.worst, loss) if loss is not None else self.worst
+
+    def shown(self, most: int) -> list[int]:
+        """Trials that a sampler is shown of those seen, in order: the best, and the latest of the others.
+
+        Args:
+            most: trials in all; above `NUM_BEST`.
+        """
+        best, latest = {index for _, index in self.best}, len(self.losses)
+        shown = set(best)
+        while latest > 0 and len(shown) < most:
+            latest -= 1
+            shown.add(latest)
+        return sorted(shown)
+
+    def penalised(self, index: int) -> float:
+        """A seen trial's loss; of one that diverged, a finite one worse than the worst seen that finished.
+
+        Told as NaN or a failure it would blind the sampler.
+        """
+        loss = self.losses[index]
+        return self.worst + PENALTY_MARGIN_NATS if loss is None else loss

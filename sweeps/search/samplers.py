@@ -1,0 +1,272 @@
+"""Samplers, each suggestion a pure function of the past, at a cost that stays as the search grows. The door to Optuna.
+
+- `tpe`: multivariate (Bergstra 2011; Falkner 2018), by groups where an axis can be off; a constant liar for trials in
+  flight. It is shown all trials up to `MOST_SHOWN`, then the `NUM_BEST` best and the latest of the others: no more than
+  `NUM_BEST` are good ones to it anyway.
+- `gp`: a Gaussian process and log EI, on `MOST_FITTED` trials chosen likewise; trials in flight by its batch form,
+  which integrates over their outcomes.
+- `cmaes`: `sweeps.search.evolution`.
+- `qmc`, `random`, `grid`: a scrambled Sobol sequence, chance, a shuffled grid; they look at no outcome.
+
+What is off is told to `tpe` as not there, to the others as the middle of its axis beside a switch. Optuna's samplers
+are made anew with a seed of each suggestion's own; what is kept from one to the next is only what they are shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+from sweeps.search.design import seed_of
+from sweeps.search.evolution import Evolution
+from sweeps.search.past import Past
+from sweeps.search.space import OFF, Params, SearchSpace
+
+if TYPE_CHECKING:
+    import optuna
+
+Sampler = Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
+SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+LEARNING: tuple[Sampler, ...] = ("tpe", "gp", "cmaes")
+"""Samplers that look at outcomes."""
+MOST_SHOWN = 300
+"""Trials that TPE is shown. Not below 250, where it would have fewer good ones than of all. benchmarks/NOTES.md."""
+MOST_FITTED = 200
+"""Trials that a GP is fitted to: a suggestion takes 0.25 s of processor time with these, 0.6 s with 400."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No `study created` line, and no warning that what we use is experimental; as before afterwards."""
+    import optuna
+
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+class Asker(Protocol):
+    """A sampler on one search's past."""
+
+    def ask(self) -> Params:
+        """The next point; a learning sampler's once `past` has seen what it may. Raises ValueError if there is none."""
+        ...
+
+
+def asker(sampler: Sampler, past: Past) -> Asker:
+    """The sampler on a past that grows."""
+    made: dict[Sampler, Callable[[Past], Asker]] = {
+        "tpe": _Tpe, "gp": _Gp, "cmaes": Evolution, "qmc": _Qmc, "random": _Random, "grid": _Grid,
+    }  # fmt: skip
+    return made[sampler](past)
+
+
+class _Tpe:
+    def __init__(self, past: Past) -> None:
+        self._past, self._axes = past, _axes(past.space)
+        self._kept: dict[tuple[int, bool], optuna.trial.FrozenTrial] = {}
+
+    @quiet()
+    def ask(self) -> Params:
+        import optuna  # 0.2 s, and only a search needs it
+
+        space = self._past.space
+        sampler = optuna.samplers.TPESampler(
+            n_startup_trials=0, multivariate=True, group=bool(space.switches), constant_liar=True, seed=self._past.seed
+        )
+        return _untold(space, _asked(sampler, self._trials(), self._axes))
+
+    def _trials(self) -> list[optuna.trial.FrozenTrial]:
+        """What is shown, as Optuna sees it, each made once: an ended trial stays as it is."""
+        past, num_seen = self._past, len(self._past.losses)
+        wanted = past.shown(MOST_SHOWN) + list(range(num_seen, past.index))
+        kept, self._kept = self._kept, {}
+        for index in wanted:
+            key = (index, index < num_seen)
+            self._kept[key] = kept.get(key) or self._made(*key)
+        return list(self._kept.values())
+
+    def _made(self, index: int, ended: bool) -> optuna.trial.FrozenTrial:
+        past = self._past
+        loss = past.losses[index] if ended else None
+        value = (math.inf if loss is None else loss) if ended else None  # it reads ranks alone
+        return _trial(self._axes, _told(past.space, past.points[index], inactive=False), value, index)
+
+
+class _Gp:
+    def __init__(self, past: Past) -> None:
+        self._past, self._axes = past, _axes(past.space, fixed=False)
+
+    @quiet()
+    def ask(self) -> Params:
+        import optuna
+
+        past, axes = self._past, self._axes
+        num_seen = len(past.losses)
+        told = {index: past.penalised(index) for index in past.shown(MOST_FITTED)}
+        trials = [
+            _trial(axes, _only(axes, _told(past.space, past.points[index])), told.get(index), index)
+            for index in [*told, *range(num_seen, past.index)]
+        ]
+        sampler = optuna.samplers.GPSampler(n_startup_trials=0, seed=past.seed, warn_independent_sampling=False)
+        return _untold(past.space, _asked(sampler, trials, axes))
+
+
+class _Qmc:
+    """Optuna counts a Sobol sequence's elements, in the study's one attribute: no need to ask for all before this."""
+
+    def __init__(self, past: Past) -> None:
+        self._past, self._axes = past, _axes(past.space, fixed=False)
+
+    @quiet()
+    def ask(self) -> Params:
+        import optuna
+
+        past, axes, storage = self._past, self._axes, optuna.storages.InMemoryStorage()
+        sampler = optuna.samplers.QMCSampler(scramble=True, seed=seed_of(past.study_seed, 0))
+        study = optuna.create_study(sampler=sampler, direction="minimize", storage=storage)
+        # Without a trial before it, the first would be drawn at random.
+        study.add_trial(_trial(axes, _only(axes, _told(past.space, past.space.nearest({}))), 0.0, 0))
+        point = study.ask(axes).params
+        if past.index > 0 and axes:
+            study_id = storage.get_study_id_from_name(study.study_name)
+            (counter,) = storage.get_study_system_attrs(study_id)
+            storage.set_study_system_attr(study_id, counter, past.index - 1)
+            point = study.ask(axes).params
+        return _untold(past.space, point)
+
+
+class _Random:
+    def __init__(self, past: Past) -> None:
+        self._past, self._axes = past, _axes(past.space, fixed=False)
+
+    @quiet()
+    def ask(self) -> Params:
+        import optuna
+
+        sampler = optuna.samplers.RandomSampler(seed=self._past.seed)
+        return _untold(self._past.space, _asked(sampler, [], self._axes))
+
+
+class _Grid:
+    """Every point once, in the order that Optuna's sampler of this seed would take."""
+
+    def __init__(self, past: Past) -> None:
+        import numpy as np
+
+        self._past = past
+        self._names = sorted(past.space.names)
+        self._points = list(itertools.product(*(past.space.axis(name).grid() for name in self._names)))
+        np.random.RandomState(seed_of(past.study_seed, 0)).shuffle(self._points)
+
+    def ask(self) -> Params:
+        index, size = self._past.index, len(self._points)
+        if index >= size:
+            raise ValueError(f"index = {index}: the grid has {size} points")
+        point = dict(zip(self._names, self._points[index], strict=True))
+        return {name: float(point[name]) for name in self._past.space.names}
+
+
+def _axes(space: SearchSpace, *, fixed: bool = True) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Every axis and switch as Optuna has it; without those of one value, if not `fixed`."""
+    import optuna
+
+    axes: dict[str, optuna.distributions.BaseDistribution] = {}
+    for axis in space.axes:
+        low, high = axis.coordinates
+        if axis.choices:
+            axes[axis.name] = optuna.distributions.CategoricalDistribution(axis.choices)
+        elif fixed or not axis.fixed:
+            axes[axis.name] = optuna.distributions.FloatDistribution(low, high, log=axis.scale != "linear")
+    switches = {
+        _switch(axis.name): optuna.distributions.CategoricalDistribution((True, False)) for axis in space.switches
+    }
+    return axes | switches
+
+
+def _switch(name: str) -> str:
+    return f"{name} is on"
+
+
+def _told(space: SearchSpace, point: Params, *, inactive: bool = True) -> dict[str, Any]:
+    """A point as Optuna has it; a value that is off at the middle of its axis, or, if not `inactive`, not at all."""
+    told: dict[str, Any] = {}
+    for axis in space.axes:
+        off = axis.can_be_off and point[axis.name] == OFF
+        if axis.can_be_off:
+            told[_switch(axis.name)] = not off
+        if inactive or not off:
+            value = axis.at(0.5) if off else point[axis.name]
+            told[axis.name] = value if axis.choices else axis.coordinate(value)
+    return told
+
+
+def _untold(space: SearchSpace, told: Mapping[str, Any]) -> Params:
+    """The inverse; what is not told has one value."""
+    return {
+        axis.name: OFF
+        if axis.can_be_off and not told[_switch(axis.name)]
+        else float(told[axis.name])
+        if axis.choices
+        else axis.value(float(told.get(axis.name, axis.coordinates[0])))
+        for axis in space.axes
+    }
+
+
+def _only(axes: Mapping[str, object], told: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in told.items() if name in axes}
+
+
+def _asked(
+    sampler: optuna.samplers.BaseSampler,
+    trials: Sequence[optuna.trial.FrozenTrial],
+    axes: Mapping[str, optuna.distributions.BaseDistribution],
+) -> dict[str, Any]:
+    """What a sampler suggests that has seen these trials."""
+    import optuna
+
+    study = optuna.create_study(sampler=sampler, direction="minimize", storage=_showing()(trials))
+    return study.ask(dict(axes)).params
+
+
+@functools.cache
+def _showing() -> Callable[[Sequence[optuna.trial.FrozenTrial]], optuna.storages.InMemoryStorage]:
+    """A storage that shows trials as they are given: one's own would copy each, for every suggestion."""
+    import optuna
+
+    class Showing(optuna.storages.InMemoryStorage):
+        def __init__(self, shown: Sequence[optuna.trial.FrozenTrial]) -> None:
+            super().__init__()
+            self._shown = shown
+
+        def get_all_trials(
+            self, study_id: int, deepcopy: bool = True, states: Container[optuna.trial.TrialState] | None = None
+        ) -> list[optuna.trial.FrozenTrial]:
+            own = super().get_all_trials(study_id, deepcopy, states)
+            return [trial for trial in self._shown if states is None or trial.state in states] + own
+
+    return Showing
+
+
+def _trial(
+    axes: Mapping[str, optuna.distributions.BaseDistribution], told: Mapping[str, Any], loss: float | None, index: int
+) -> optuna.trial.FrozenTrial:
+    """A trial as Optuna sees it: complete if its loss is known, else running."""
+    import optuna
+
+    state = optuna.trial.TrialState.RUNNING if loss is None else optuna.trial.TrialState.COMPLETE
+    trial = optuna.trial.create_trial(
+        state=state, value=loss, params=dict(told), distributions={name: axes[name] for name in told}
+    )
+    trial.number = index + 1  # it is sorted by it; 0 is the one that is asked for
+    return trial

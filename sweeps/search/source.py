@@ -1,0 +1,256 @@
+"""What to run: a fixed list of runs, or a search that decides as results come in."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, cast
+
+from proxies.core.canon import Json
+from proxies.core.spec import RunResult, RunSpec
+from sweeps.search.design import quasi_random
+from sweeps.search.past import Past
+from sweeps.search.samplers import LEARNING, Asker, Sampler, asker
+from sweeps.search.search_pruner import SearchPruner
+from sweeps.search.space import Params, SearchSpace
+from sweeps.store.ledger import SUGGESTION, Ledger
+
+DEFAULT_NUM_STARTUP = 10  # TPE's own default: before it, densities are mostly prior
+
+
+class Search:
+    """One search as its trials come: what is kept between suggestions is only what any one of them would work out."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        study_seed: int,
+        parallelism: int,
+        *,
+        sampler: Sampler = "tpe",
+        num_startup: int = DEFAULT_NUM_STARTUP,
+        num_known: int = 0,
+    ) -> None:
+        """A search of which no trial is known yet.
+
+        Args:
+            space: the axes.
+            study_seed: of the whole search.
+            parallelism: P >= 1; trials that may be in flight at once.
+            sampler: see `sweeps.search.samplers`.
+            num_startup: trials of the quasi-random design.
+            num_known: trials that had all ended before the next was asked for, as the search went on beyond its end.
+
+        Raises:
+            ValueError: an argument out of range.
+        """
+        if parallelism < 1:
+            raise ValueError(f"parallelism = {parallelism}: parallelism >= 1 is wanted")
+        self._past = Past(
+            space=space, study_seed=study_seed, parallelism=parallelism, num_startup=num_startup, num_known=num_known
+        )
+        self._sampler: Sampler = sampler
+        self._asker: Asker | None = None
+
+    @property
+    def points(self) -> Sequence[Params]:
+        """Of the trials so far, by index."""
+        return self._past.points
+
+    @property
+    def num_seen(self) -> int:
+        """Outcomes that the next suggestion sees: those of the first trials."""
+        return self._past.num_seen(self._past.index)
+
+    def add(self, point: Params) -> None:
+        """The next trial's point, as recorded; wherever it came from."""
+        self._past.points.append(point)
+
+    def suggest(self, told: Mapping[int, float | None]) -> Params:
+        """The next trial's point; it is not added.
+
+        Args:
+            told: loss in nats of each trial by index, None where it diverged; trials in flight are not looked at, nor
+                is what an earlier suggestion saw looked at again.
+
+        Raises:
+            ValueError: an outcome that is wanted is missing.
+        """
+        past = self._past
+        if self._sampler in LEARNING:
+            if past.index < past.num_startup or self.num_seen < 1:
+                return past.space.at(quasi_random(past.study_seed, past.index, past.space.num_coordinates))
+            past.see(told)
+        if self._asker is None:
+            self._asker = asker(self._sampler, past)
+        return self._asker.ask()
+
+
+class Signal(enum.Enum):
+    """What a source says when it has no run to give."""
+
+    WAIT = "wait"
+    """More may come once running ones have ended."""
+    DONE = "done"
+    """Nothing more will come."""
+
+
+class Pruner(Protocol):
+    """Looks at runs on their way, and gives up those that are not worth their end."""
+
+    def rungs(self, run_id: str) -> tuple[int, ...]:
+        """Optimizer steps, ascending and before its last, at which it looks at a run that its source has given."""
+        ...
+
+    def verdict(self, run_id: str, losses_nats: Sequence[float]) -> str:
+        """Why the run is given up, or empty if it goes on; asked at a rung, with the losses of all its steps so far.
+
+        Whenever it is asked, and however often: the same.
+        """
+        ...
+
+
+class Source(Protocol):
+    """Gives out runs one by one, each once. A new source starts over; the driver skips what has an outcome."""
+
+    @property
+    def pruner(self) -> Pruner | None:
+        """Who looks at its runs; None: all are run to their end, also those that another source has pruned."""
+        ...
+
+    def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
+        """The next run, given every outcome so far by run id."""
+        ...
+
+
+def suggested(ledger: Ledger, stage: str) -> list[Params]:
+    """Points of a search by index; up to the first that a repair has lost, which is suggested again."""
+    points: list[Params] = []
+    while (record := ledger.find(SUGGESTION, _key(stage, len(points)))) is not None:
+        points.append(cast(Params, record.body))
+    return points
+
+
+def _key(stage: str, index: int) -> str:
+    return f"{stage}/{index}"
+
+
+class StaticSource:
+    """A list of runs. Banks hold runs of one key, so they come key by key, the costliest first: it ends the sooner."""
+
+    def __init__(self, specs: Iterable[RunSpec], bank_key_for: Callable[[RunSpec], str]) -> None:
+        """`bank_key_for` as in `sweeps.run.drive`."""
+        costs: dict[str, int] = {}
+        runs = list(specs)
+        for spec in runs:
+            key = bank_key_for(spec)
+            costs[key] = max(costs.get(key, 0), spec.flops)
+        runs.sort(key=lambda spec: (-costs[bank_key_for(spec)], bank_key_for(spec)))  # stable within a key
+        self._runs = iter(runs)
+
+    @property
+    def pruner(self) -> None:
+        """See `Source`."""
+
+    def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
+        """See `Source`."""
+        return next(self._runs, Signal.DONE)
+
+
+class SearchSource:
+    """A search: each point is suggested from the ledger, recorded in it, and made a run.
+
+    A point is recorded as kind `suggestion`, key `stage/index`, before its run is given out; a recorded point is
+    never suggested anew. A run that failed for other reasons counts as diverged: it must be told something, and
+    always the same.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        make_run: Callable[[Params], RunSpec],
+        ledger: Ledger,
+        *,
+        stage: str,
+        study_seed: int,
+        num_trials: int,
+        parallelism: int,
+        sampler: Sampler = "tpe",
+        num_startup: int = DEFAULT_NUM_STARTUP,
+        given: Sequence[Params] = (),
+        num_known: int = 0,
+        pruner: SearchPruner | None = None,
+    ) -> None:
+        """A search, or what follows where one went on beyond its end.
+
+        Args:
+            space: as it is now.
+            make_run: a point's run.
+            ledger: open for writing.
+            stage: under which suggestions are recorded.
+            study_seed: of the whole search.
+            num_trials: in all.
+            parallelism: trials in flight at once, P of `sweeps.search.suggest`; from the plan, never from the machine.
+            sampler: of `sweeps.search.samplers`.
+            num_startup: trials of its design.
+            given: points not suggested but known from elsewhere: those of trials `num_known` and after.
+            num_known: trials that all ended before this; their points are recorded.
+            pruner: gives trials up; but none of those `given` where a search goes on: they are to tell of new ground.
+        """
+        self._search = Search(
+            space, study_seed, parallelism, sampler=sampler, num_startup=num_startup, num_known=num_known
+        )
+        self._make_run = make_run
+        self._ledger = ledger
+        self._stage = stage
+        self._num_trials = num_trials
+        self._given = given
+        self._num_known = num_known
+        self._run_ids: list[str] = []
+        self._told: dict[int, float | None] = {}  # of the first trials, in order
+        self._pruner = pruner
+
+    @property
+    def pruner(self) -> Pruner | None:
+        """See `Source`."""
+        return self._pruner
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """Run ids of the trials given out so far, by index; two trials may be one run."""
+        return tuple(self._run_ids)
+
+    def next(self, results: Mapping[str, RunResult]) -> RunSpec | Signal:
+        """See `Source`. Raises what `Ledger.append` raises."""
+        index = len(self._run_ids)
+        if index == self._num_trials:
+            return Signal.DONE
+        num_seen = self._search.num_seen
+        for i in range(len(self._told), num_seen):  # what has an outcome keeps it: each is looked up once
+            result = results.get(self._run_ids[i])
+            if result is None:
+                return Signal.WAIT
+            told = result.loss_nats if self._pruner is None else self._pruner.take_in(self._search.points[i], result)
+            self._told[i] = told
+        point = self._point(index)
+        spec = self._make_run(point)
+        self._search.add(point)
+        run_id = spec.id
+        self._run_ids.append(run_id)
+        if self._pruner is not None:
+            whole = 0 < self._num_known <= index < self._num_known + len(self._given)
+            self._pruner.begin(run_id, index, point, num_seen=num_seen, whole=whole)
+        return spec
+
+    def _point(self, index: int) -> Params:
+        """The recorded point of a trial, or a new one, recorded."""
+        key = _key(self._stage, index)
+        recorded = self._ledger.find(SUGGESTION, key)
+        if recorded is not None:
+            return cast(Params, recorded.body)
+        if self._num_known <= index < self._num_known + len(self._given):
+            point = self._given[index - self._num_known]
+        else:
+            point = self._search.suggest(self._told)
+        self._ledger.append(SUGGESTION, key, cast(Json, point))
+        return point

@@ -1,0 +1,239 @@
+"""What a search varies: named axes, each a range or some values, some of which may be off altogether."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from proxies.core.checks import Checks
+
+Params = dict[str, float]
+"""One point: a value for every axis, as `learning_rate`, `warmup_fraction`, `clip_norm`. 0.0 where it is off."""
+
+Range = tuple[float, float]
+"""Lowest and highest value, both included; equal ends fix the value."""
+
+Scale = Literal["linear", "log2", "log2_complement"]
+"""`log2_complement`: evenly in log2 of 1 - value, as betas want it."""
+
+SCALES: dict[str, Scale] = {
+    "learning_rate": "log2",
+    "warmup_fraction": "linear",
+    "clip_norm": "log2",
+    "weight_decay": "log2",
+    "beta1": "log2_complement",
+    "beta2": "log2_complement",
+    "eps": "log2",
+    "embedding_multiplier": "log2",
+    "output_multiplier": "log2",
+}
+"""Every axis there can be, in the order they are searched in: the first three are in every search."""
+CAN_BE_OFF = ("clip_norm", "weight_decay")
+OFF = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """One thing a search varies. Equal ends hold that value fixed."""
+
+    name: str
+    range: Range
+    """Its lowest and highest value; of `choices`, those of them."""
+    choices: tuple[float, ...] = ()
+    """These values alone; empty: all of the range."""
+    can_be_off: bool = False
+    """Whether a trial may do without: whether it does is then an axis of its own, and the value counts only where it
+    does not.
+    """
+    num_grid: int = 1
+    """Values that a grid has on it, evenly with both ends; 1: the middle."""
+
+    @property
+    def scale(self) -> Scale:
+        """How it is searched."""
+        return SCALES[self.name]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether there is one value."""
+        return self.range[0] == self.range[1]
+
+    @property
+    def coordinates(self) -> Range:
+        """The range as it is searched, linear or in log2: of a complement, that of 1 - value."""
+        low, high = self.range
+        return (1 - high, 1 - low) if self.scale == "log2_complement" else (low, high)
+
+    def coordinate(self, value: float) -> float:
+        """A value as it is searched, within the range."""
+        low, high = self.coordinates
+        return min(max(1 - value if self.scale == "log2_complement" else value, low), high)
+
+    def value(self, coordinate: float) -> float:
+        """The inverse of `coordinate`."""
+        low, high = self.range
+        return min(max(1 - coordinate if self.scale == "log2_complement" else coordinate, low), high)
+
+    def at(self, share: float) -> float:
+        """The value at a share, in [0, 1], of the range as it is searched."""
+        if self.choices:
+            return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
+        low, high = self.coordinates
+        if self.scale == "linear":
+            found = low + share * (high - low)
+        else:
+            found = 2.0 ** (math.log2(low) + share * (math.log2(high) - math.log2(low)))
+        return self.value(min(max(found, low), high))  # rounding must not leave the range
+
+    def share(self, value: float) -> float:
+        """The inverse of `at` on a range that is not one value."""
+        low, high = self.coordinates
+        at = self.coordinate(value)
+        if self.scale == "linear":
+            return (at - low) / (high - low)
+        return (math.log2(at) - math.log2(low)) / (math.log2(high) - math.log2(low))
+
+    def octaves(self, value: float) -> float:
+        """Log2 of a value as it is searched: of a complement, that of 1 - value."""
+        return math.log2(1 - value if self.scale == "log2_complement" else value)
+
+    def grid(self) -> tuple[float, ...]:
+        """The values a grid has on it, ascending or descending; with that of being off, if it can be."""
+        some = self.choices or tuple(
+            dict.fromkeys(self.at(i / (self.num_grid - 1) if self.num_grid > 1 else 0.5) for i in range(self.num_grid))
+        )
+        return ((OFF,) if self.can_be_off else ()) + some
+
+    def rounded(self, value: float) -> float:
+        """To three digits; of a complement, of 1 - value; a choice as it is."""
+        if self.choices:
+            return value
+        return 1 - float(f"{1 - value:.3g}") if self.scale == "log2_complement" else float(f"{value:.3g}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchSpace:
+    """The axes of a search, in the order of `SCALES`.
+
+    Raises:
+        SpecError: every axis that is not one, all at once.
+    """
+
+    axes: tuple[Axis, ...]
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        for axis in self.axes:
+            checks.that(axis.name in SCALES, f"{axis.name} is no axis: {', '.join(SCALES)}")
+            if axis.name in SCALES:
+                checks.that(*_range_check(axis))
+        if checks.fine:
+            names = [axis.name for axis in self.axes]
+            checks.that(names == [n for n in SCALES if n in names], f"axes {names}: each once, in the order of SCALES")
+        checks.done()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the axes."""
+        return tuple(axis.name for axis in self.axes)
+
+    @property
+    def switches(self) -> tuple[Axis, ...]:
+        """Axes that can be off: each has a coordinate that says whether it is."""
+        return tuple(axis for axis in self.axes if axis.can_be_off)
+
+    @property
+    def num_coordinates(self) -> int:
+        """Axes and switches."""
+        return len(self.axes) + len(self.switches)
+
+    def axis(self, name: str) -> Axis:
+        """By name."""
+        return next(axis for axis in self.axes if axis.name == name)
+
+    def at(self, unit: Sequence[float]) -> Params:
+        """The point at coordinates `unit` (one in [0, 1] per axis, then one per switch: off below 1/2), as values."""
+        values = unit[: len(self.axes)]
+        off = {axis.name for axis, u in zip(self.switches, unit[len(self.axes) :], strict=True) if u < 0.5}
+        return {
+            axis.name: OFF if axis.name in off else axis.at(share)
+            for axis, share in zip(self.axes, values, strict=True)
+        }
+
+    @property
+    def lowest(self) -> Params:
+        """Every axis at its lowest value."""
+        return {axis.name: axis.range[0] for axis in self.axes}
+
+    @property
+    def highest(self) -> Params:
+        """Every axis at its highest value."""
+        return {axis.name: axis.range[1] for axis in self.axes}
+
+    def nearest(self, values: Mapping[str, float]) -> Params:
+        """A point of this space near some values; where there is none, the middle."""
+        return {axis.name: _nearest(axis, values.get(axis.name)) for axis in self.axes}
+
+    def rounded(self, point: Params) -> Params:
+        """To three digits: what a later stage runs at."""
+        return {name: self.axis(name).rounded(value) for name, value in point.items()}
+
+    def grown(self, name: str, range_: Range) -> SearchSpace:
+        """The same with another range of one axis."""
+        wider = dataclasses.replace(self.axis(name), range=range_)
+        return SearchSpace(axes=tuple(wider if axis.name == name else axis for axis in self.axes))
+
+
+def search_space(
+    *,
+    ranges: Mapping[str, Range],
+    choices: Mapping[str, Sequence[float]] | None = None,
+    can_be_off: Sequence[str] = (),
+    grid: Mapping[str, int] | None = None,
+) -> SearchSpace:
+    """A space by ranges or choices of its axes, in whatever order.
+
+    Raises:
+        SpecError: see `SearchSpace`.
+    """
+    some = {name: tuple(values) for name, values in (choices or {}).items()}
+    both = {**ranges, **{name: (min(values), max(values)) for name, values in some.items()}}
+    ordered = [name for name in SCALES if name in both] + [name for name in both if name not in SCALES]
+    return SearchSpace(
+        axes=tuple(
+            Axis(
+                name=name, range=both[name], choices=some.get(name, ()), can_be_off=name in can_be_off,
+                num_grid=(grid or {}).get(name, 1),
+            )
+            for name in ordered
+        )
+    )  # fmt: skip
+
+
+def _nearest(axis: Axis, value: float | None) -> float:
+    if value is None:
+        return axis.at(0.5)
+    if value == OFF and axis.can_be_off:
+        return OFF
+    if axis.choices:
+        return min(axis.choices, key=lambda choice: abs(choice - value))
+    return axis.value(axis.coordinate(value))
+
+
+def _range_check(axis: Axis) -> tuple[bool, str]:
+    """Whether an axis has a range that its scale can be searched on, and what to say if not."""
+    value: object = axis.range
+    ends = list(value) if isinstance(value, tuple | list) else []
+    fine = len(ends) == 2 and all(type(end) in (int, float) and math.isfinite(end) for end in ends)
+    above = axis.scale == "log2"
+    if fine:
+        low, high = ends
+        fine = low <= high and (low > 0 if above else low >= 0) and (high < 1 or above)
+    kind = "two finite numbers > 0" if above else "two finite numbers >= 0 and < 1"
+    said = f"{axis.name} = {ends or value!r}: [low, high], {kind}, low <= high, is wanted"
+    if axis.can_be_off and axis.name not in CAN_BE_OFF:
+        return False, f"{axis.name} cannot be off: {', '.join(CAN_BE_OFF)} can"
+    return fine, said

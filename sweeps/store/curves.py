@@ -1,0 +1,109 @@
+"""What each run logged, as one parquet file per run: written whole and durably, or not at all."""
+
+from __future__ import annotations
+
+import array
+import re
+from pathlib import Path
+
+from proxies.core import canon
+from proxies.core.checks import SpecError
+from proxies.core.spec import Curve, RunResult
+from sweeps.store.errors import CurveCorrupt, DiskFull
+
+CURVES_DIR = "curves"
+
+_RUN_ID = re.compile(r"[0-9a-f]{64}")
+
+
+def is_run_id(text: str) -> bool:
+    """Whether `text` has the form of a run's id: 64 hex digits, and so names nothing but a run."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
+def curve_path(study_dir: Path, run_id: str, *, pruned: bool = False) -> Path:
+    """Where the curve of a run lies: `curves/<run id>.parquet`; of a `pruned` one's first steps: its own file.
+
+    Raises:
+        ValueError: `run_id` is not a sha256 in hex (and so could name another place).
+    """
+    if not is_run_id(run_id):
+        raise ValueError(f"run_id = {run_id!r}: 64 hex digits are wanted")
+    return study_dir / CURVES_DIR / f"{run_id}{'.pruned' if pruned else ''}.parquet"
+
+
+def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = False) -> Path:
+    """Write `curve`; on return it survives a power loss. A reader sees the old file or the new, never a part.
+
+    That of a `pruned` run does not stand in the way of the whole run's.
+
+    Columns: `step` (int64), `train_loss_nats` and, if the trainer logs it, `grad_norm` (float64).
+
+    Raises:
+        DiskFull: it does not fit; an earlier file of this run is untouched.
+        ValueError: `run_id` is no id.
+    """
+    import pyarrow  # only studies with curves pay for it
+    import pyarrow.parquet
+
+    path = curve_path(study_dir, run_id, pruned=pruned)
+    columns: dict[str, array.array[int] | array.array[float]] = {
+        "step": array.array("q", curve.steps),
+        "train_loss_nats": array.array("d", curve.train_loss_nats),
+    }
+    if curve.grad_norm or not curve.steps:
+        columns["grad_norm"] = array.array("d", curve.grad_norm)
+    types = {"q": pyarrow.int64(), "d": pyarrow.float64()}
+    # From buffers: given sequences, pyarrow loads pandas where there is one, for 50 MB of a driver's memory.
+    arrays = [
+        pyarrow.Array.from_buffers(types[column.typecode], len(column), [None, pyarrow.py_buffer(column)])
+        for column in columns.values()
+    ]
+    table = pyarrow.Table.from_arrays(arrays, names=list(columns))
+    buffer = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(table, buffer, write_page_checksum=True)
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            canon.sync_folder(study_dir)
+        canon.write_atomic(path, buffer.getvalue().to_pybytes())
+    except OSError as error:
+        raise DiskFull(f"{path}: {error.strerror}: free some space and resume; what is recorded stands") from error
+    return path
+
+
+def load_curve(study_dir: Path, result: RunResult) -> Curve:
+    """The curve of `result`, proven to be the one it names.
+
+    Raises:
+        CurveCorrupt: the file is missing, unreadable, or its content id is not `result.curve_id`.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    path = curve_path(study_dir, result.id, pruned=result.status == "pruned")
+    advice = "restore it from a copy; the result itself stands in the ledger"
+    try:
+        # Not `read_table`, which loads pyarrow's datasets and with them pandas, for seconds of every verb.
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
+        columns = [tuple(table.column(i).to_pylist()) for i in range(table.num_columns)]
+        curve = Curve(steps=columns[0], train_loss_nats=columns[1], grad_norm=columns[2] if len(columns) > 2 else ())
+        found = canon.content_id(curve)
+    except (OSError, ValueError, TypeError, IndexError, pyarrow.ArrowException, SpecError) as error:
+        raise CurveCorrupt(f"{path} cannot be read ({error}): {advice}") from error
+    if found != result.curve_id:
+        raise CurveCorrupt(f"{path} has content id {found[:12]}, its result {result.curve_id[:12]}: {advice}")
+    return curve
+
+
+def has_curves(study_dir: Path) -> bool:
+    """Whether any run has left a curve here."""
+    return any((study_dir / CURVES_DIR).glob("*.parquet"))
+
+
+def curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
+    """Ids of the runs that have left a whole curve here, or one of their first steps as they were `pruned`; sorted."""
+    ending = ".pruned.parquet" if pruned else ".parquet"
+    names = (path.name.removesuffix(ending) for path in (study_dir / CURVES_DIR).glob(f"*{ending}"))
+    return tuple(sorted(filter(is_run_id, names)))

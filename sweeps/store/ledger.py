@@ -1,0 +1,363 @@
+"""The truth of a study: its plan, its drivers, every suggestion and every outcome, in order, in `ledger.db`.
+
+One writer (the driver, under `sweeps.store.lock`); what `append` returned from survives a power loss
+(`sweeps.store.chain`). Record 0 is the plan. Each driver that opens the study adds a `driver` record: the head moves,
+and a driver that was taken over can commit nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.checks import SpecError
+from proxies.core.spec import Run, RunResult, RunSpec
+from sweeps.store import chain
+from sweeps.store.chain import Record
+from sweeps.store.curves import CURVES_DIR, has_curves
+from sweeps.store.errors import (
+    DiskFull,
+    DuplicateRecord,
+    LedgerCorrupt,
+    LedgerLost,
+    PlanChanged,
+    StudyMissing,
+    SweepError,
+)
+from sweeps.store.lock import DriverLock
+
+
+def plan_changes(old: Json, new: Json, defaults: Mapping[str, Json]) -> dict[str, tuple[str, str]]:
+    """Dotted keys whose values differ, with both as JSON text.
+
+    Args:
+        old: a plan; a list is a value.
+        new: another one.
+        defaults: by dotted key, what a plan that lacks the key says.
+    """
+    flat_old, flat_new = _flat(old), _flat(new)
+    for key, value in defaults.items():
+        for flat in (flat_old, flat_new):
+            if not any(name == key or name.startswith(f"{key}.") for name in flat):
+                flat.update(_flat(value, key))
+    absent = "(not there)"
+    pairs = {key: (flat_old.get(key, absent), flat_new.get(key, absent)) for key in sorted(flat_old | flat_new)}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _flat(value: Json, prefix: str = "") -> dict[str, str]:
+    """Dotted keys to values as JSON text; lists are values."""
+    if not isinstance(value, dict) or (not value and prefix):
+        return {prefix: canon.canonical(value)}
+    flat: dict[str, str] = {}
+    for key, item in value.items():
+        flat |= _flat(item, f"{prefix}.{key}" if prefix else key)
+    return flat
+
+
+LEDGER_NAME = "ledger.db"
+RESULT, IMPORTED, PRUNED = "result", "imported", "pruned"
+"""Kinds of records that are outcomes of runs: of this study, of another that it was forked from, and of a run that a
+search gave up: a fact about its first steps, which the outcome of the whole run may follow.
+"""
+
+CALIBRATION = "calibration"
+"""Kind of the records of how runs are to compute: which runs there are depends on it."""
+SUGGESTION = "suggestion"
+"""Kind of the records of a search's points."""
+OUTCOMES = (RESULT, IMPORTED, PRUNED)
+DRIVEN = "driven"
+"""Kind of the records of how long a driver worked; the key: the driver's number and that of the stretch of its work."""
+_KIND = re.compile(r"[a-z_]+")
+
+
+class Ledger:
+    """The records of a study, verified when opened. Use `open` (the driver) or `read` (anyone else)."""
+
+    def __init__(
+        self, study_dir: Path, records: list[Record], connection: sqlite3.Connection | None, lock: DriverLock | None
+    ) -> None:
+        self._study_dir = study_dir
+        self._records = records
+        self._connection = connection
+        self._lock = lock
+        self._runs: list[Run] = []
+        self._results: dict[str, RunResult] = {}
+        self._first: dict[str, RunResult] = {}
+        self._own: list[RunResult] = []
+        self._index = {(record.kind, record.key): record for record in records}
+        for record in records:
+            self._take_in(record)
+
+    @classmethod
+    def open(
+        cls, study_dir: Path, plan: Mapping[str, Json], *, create: bool, defaults: Mapping[str, Json] | None = None
+    ) -> Ledger:
+        """Open for writing, as the only driver; `plan` is the question, in which nothing may change.
+
+        Args:
+            study_dir: the study folder; made if `create`.
+            plan: record 0: compared whole, key by key.
+            create: whether to start a study where there is none.
+            defaults: see `check_plan`.
+
+        Raises:
+            StudyMissing: no study here, and `create` is false.
+            StudyHeld: another driver has it.
+            LedgerCorrupt: see `read`; or the ledger is missing or empty although curves are there.
+            LedgerTooNew: written by a later version.
+            PlanChanged: the study has another plan; every changed key with both values.
+            DiskFull: no room for the first record.
+        """
+        path = study_dir / LEDGER_NAME
+        if not path.exists():
+            with _advised(study_dir):
+                _refuse_missing(study_dir, create)
+            _make(study_dir)
+        lock = DriverLock(study_dir)
+        if _has_content(chain.journal_of(path)):  # before SQLite writes it into the ledger: is it the ledger's own?
+            try:
+                cls.read(study_dir)
+            except StudyMissing:  # the first commit was cut short
+                pass
+            except BaseException:
+                lock.close()
+                raise
+        connection: sqlite3.Connection | None = None
+        try:
+            with _advised(study_dir):
+                connection = chain.connect(path, write=True)
+                if chain.is_empty(connection):
+                    _refuse_missing(study_dir, create)
+                    chain.create(connection)
+                ledger = cls(study_dir, chain.load(connection), connection, lock)
+            if ledger._records:
+                ledger.check_plan(plan, defaults)
+            with _advised(study_dir):
+                chain.migrate(connection)
+            ledger._greet(plan, lock)
+            _keep_names(study_dir)
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            lock.close()
+            raise
+        return ledger
+
+    @classmethod
+    def read(cls, study_dir: Path) -> Ledger:
+        """The records as they are now, for reading; works while a driver runs, and holds nothing open.
+
+        Raises:
+            StudyMissing: no study here.
+            LedgerCorrupt: the number of the first record that is not what was written; or the ledger is missing or
+                empty although curves are there.
+            LedgerTooNew: written by a later version.
+        """
+        with reading(study_dir) as connection:
+            records = chain.load(connection)
+            refuse_unplanned(study_dir, len(records))
+            return cls(study_dir, records, None, None)
+
+    def append(self, kind: str, key: str, body: object) -> Record:
+        """Add a record; on return it is durable.
+
+        Args:
+            kind: lower-case word: plan, driver, suggestion, result, verdict ...
+            key: unique within the kind.
+            body: a record of ours, or JSON data.
+
+        Raises:
+            DuplicateRecord: (kind, key) is there already.
+            StaleDriver: someone else has written since: this driver was taken over.
+            DiskFull: it does not fit; nothing was added.
+            CanonError: `body` has no canonical form (NaN, say).
+        """
+        if self._connection is None:
+            raise SweepError("this ledger was opened for reading: only the driver adds records")
+        if not _KIND.fullmatch(kind):
+            raise ValueError(f"kind = {kind!r}: a lower-case word is wanted")
+        if (kind, key) in self._index or (kind in OUTCOMES and key in self._results):
+            raise DuplicateRecord(f"the ledger has a {kind} {key!r} already: records are never replaced")
+        record = chain.link(len(self._records), kind, key, canon.canonical(body), self.head_hash)
+        with _advised(self._study_dir):
+            chain.write(self._connection, record)
+        self._records.append(record)
+        self._index[kind, key] = record
+        self._take_in(record, body)
+        return record
+
+    def commit(self, spec: RunSpec, result: RunResult) -> None:
+        """Record the one outcome of a run; one that was pruned may have another, of the whole of it.
+
+        Raises as `append`, and SpecError if they do not belong together.
+        """
+        self.append(PRUNED if result.status == "pruned" else RESULT, spec.id, Run(spec=spec, result=result))
+
+    def results(self) -> Mapping[str, RunResult]:
+        """Every outcome of a whole run so far by run id, in the order of commitment; a live view."""
+        return MappingProxyType(self._results)
+
+    def first_results(self) -> Mapping[str, RunResult]:
+        """What a search goes by: of every run its first outcome, pruned or not; a live view."""
+        return MappingProxyType(self._first)
+
+    def own_results(self) -> Sequence[RunResult]:
+        """What this study paid for, none imported, pruned ones too; in the order of commitment, a live view."""
+        return self._own
+
+    def runs(self) -> tuple[Run, ...]:
+        """Every outcome so far with its spec, in the order of commitment; a pruned run may be there twice."""
+        return tuple(self._runs)
+
+    def imported(self) -> frozenset[str]:
+        """Ids of the runs that another study paid for: outcomes here, but no spend."""
+        return frozenset(record.key for record in self.records(IMPORTED))
+
+    def records(self, kind: str | None = None) -> tuple[Record, ...]:
+        """All records in order, or those of one kind."""
+        return tuple(record for record in self._records if kind is None or record.kind == kind)
+
+    def find(self, kind: str, key: str) -> Record | None:
+        """The record of that kind and key, if there is one."""
+        return self._index.get((kind, key))
+
+    @property
+    def plan(self) -> Json:
+        """What the study was started with."""
+        return self._records[0].body
+
+    @property
+    def head_hash(self) -> str:
+        """Hash of the last record: names everything recorded so far."""
+        return self._records[-1].hash if self._records else chain.GENESIS
+
+    def check_plan(self, plan: Mapping[str, Json], defaults: Mapping[str, Json] | None = None) -> None:
+        """Hold a plan against record 0.
+
+        Args:
+            plan: the question as asked now.
+            defaults: by dotted key, what a plan that lacks the key asked: a version that adds a key to the question
+                gives it the meaning it had unasked, one that drops a key the only meaning it still has.
+
+        Raises:
+            PlanChanged: every changed key, with both values.
+        """
+        if changes := plan_changes(self.plan, canon.to_json(dict(plan)), defaults or {}):
+            raise PlanChanged(changes, self._study_dir)
+
+    def close(self) -> None:
+        """Close the file and let the study go."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _greet(self, plan: Mapping[str, Json], lock: DriverLock) -> None:
+        """Record this driver; before the first one, the plan."""
+        if not self._records:
+            self.append("plan", "plan", plan)
+        self.append("driver", str(len(self.records("driver"))), lock.holder)
+
+    def _take_in(self, record: Record, body: object = None) -> None:
+        """Keep an outcome at hand; `body` is what was appended: a run of ours shares its shape with the others'."""
+        if record.kind not in OUTCOMES:
+            return
+        try:
+            run = body if isinstance(body, Run) else canon.decode(Run, record.body)
+        except (canon.CanonError, SpecError) as error:
+            raise LedgerCorrupt(f"record {record.seq} is no result of a run ({error})") from error
+        pruned, whole = record.kind == PRUNED, run.result.num_steps >= run.spec.schedule.num_steps
+        if pruned != (run.result.status == "pruned") or (pruned and whole):
+            said = f"{run.result.status} after {run.result.num_steps} steps"
+            raise LedgerCorrupt(f"record {record.seq}, {record.kind}: its run is {said}")
+        self._runs.append(run)
+        self._first.setdefault(record.key, run.result)
+        if record.kind != PRUNED:
+            self._results[record.key] = run.result
+        if record.kind != IMPORTED:
+            self._own.append(run.result)
+
+
+@contextlib.contextmanager
+def reading(study_dir: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a study's ledger that changes nothing, closed at the end; raises as `Ledger.read`."""
+    path = study_dir / LEDGER_NAME
+    with _advised(study_dir):
+        if not path.exists():
+            _refuse_missing(study_dir, create=False)
+        with chain.reading(path) as connection:
+            if chain.is_empty(connection):
+                _refuse_missing(study_dir, create=False)
+            yield connection
+
+
+def refuse_unplanned(study_dir: Path, num_records: int) -> None:
+    """Raise StudyMissing where a driver is about to write record 0."""
+    if not num_records:
+        raise StudyMissing(f"{study_dir} holds no plan yet: try again in a moment")
+
+
+def _refuse_missing(study_dir: Path, create: bool) -> None:
+    """No ledger, or an empty one: fine only where nothing can have been lost, and a study is to be started."""
+    if has_curves(study_dir):
+        raise LedgerLost(
+            f"{study_dir / LEDGER_NAME}: missing or empty, yet {CURVES_DIR}/ holds finished runs: restore it from a "
+            "copy, or take another folder"
+        )
+    if not create:
+        raise StudyMissing(f"{study_dir} holds no study: name another folder, or start one with `forerun run PLAN`")
+
+
+@contextlib.contextmanager
+def _advised(study_dir: Path) -> Iterator[None]:
+    """Corruption told with the file it is in, and what to do about it."""
+    try:
+        yield
+    except LedgerLost:
+        raise
+    except LedgerCorrupt as error:
+        raise LedgerCorrupt(
+            f"{study_dir / LEDGER_NAME}: {error}; nothing was changed. `forerun repair {study_dir}` copies the file, "
+            "then saves what its hashes prove"
+        ) from error
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _make(study_dir: Path) -> None:
+    """Make the folder, so that it outlasts a power cut."""
+    try:
+        missing = [folder for folder in (study_dir, *study_dir.parents) if not folder.exists()]
+        study_dir.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            canon.sync_folder(folder.parent)
+    except OSError as error:
+        raise SweepError(f"{study_dir} cannot be made ({error.strerror}): name another folder") from error
+
+
+def _keep_names(study_dir: Path) -> None:
+    """Make the names of ledger and journal outlast a power cut, once and for all that is recorded after."""
+    try:
+        canon.sync_folder(study_dir)
+    except OSError as error:
+        raise DiskFull(f"{study_dir}: {error.strerror}: free some space and resume; what is recorded stands") from error

@@ -1,0 +1,103 @@
+"""What the driver is doing right now, for whoever looks on: `live.json`, rewritten about once a second.
+
+No record: it is never durable, never trusted, and a study without it is whole. What a killed driver had spent is read
+from it by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxies.core import canon
+from proxies.core.checks import Checks, SpecError
+from proxies.core.spec import RunResult
+from sweeps.store.lock import lives
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """A run in a slot of a worker, as last heard of."""
+
+    run_id: str
+    worker: int
+    step: int
+    """Optimizer steps done."""
+    num_steps: int
+    """Of the whole run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What happened since the last call, and how things stand."""
+
+    outcomes: tuple[RunResult, ...]
+    """Just recorded."""
+    lost: tuple[str, ...]
+    """A text for every worker just lost: why, what its log said last, what to do."""
+    notes: tuple[str, ...]
+    """Sentences of workers: a checkpoint gone on from, or put aside."""
+    running: tuple[Running, ...]
+    """In the slots of all workers, by worker."""
+    num_queued: int
+    """Known and waiting for a slot; a search may bring more."""
+
+
+LIVE_NAME = "live.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Live:
+    """One look at a driver at work."""
+
+    driver: int
+    """Its number in the ledger."""
+    pid: int
+    born: str
+    """See `sweeps.store.lock.born`."""
+    host: str
+    stage: str
+    stretch: int
+    """Of its work: times it has written down what it took."""
+    seconds: float
+    """Since then, in no record yet."""
+    device_seconds: float
+    left_seconds: float | None
+    """Of this stage, at the rate so far; None before anything has ended."""
+    num_queued: int
+    running: tuple[Running, ...]
+    at: str
+    """Time of writing, a label."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.whole("driver", "stretch", "num_queued", least=0)
+        checks.whole("pid")
+        for name in ("seconds", "device_seconds", *(() if self.left_seconds is None else ("left_seconds",))):
+            checks.number(name, least=0)
+        checks.done()
+
+    @property
+    def at_work(self) -> bool | None:
+        """Whether that process lives; None if it is on another host."""
+        return lives(self.host, self.pid, self.born)
+
+
+def write_live(study_dir: Path, live: Live) -> None:
+    """Replace the file, if there is room; nobody waits for it."""
+    path = study_dir / LIVE_NAME
+    scratch = path.with_suffix(".tmp")
+    with contextlib.suppress(OSError):
+        scratch.unlink(missing_ok=True)  # to open a pipe would wait
+        scratch.write_text(canon.canonical(live), encoding="utf-8")
+        scratch.replace(path)
+
+
+def read_live(study_dir: Path) -> Live | None:
+    """The last look; None if there is none that can be read."""
+    path = study_dir / LIVE_NAME
+    try:
+        return canon.decode(Live, canon.parse(path.read_bytes())) if path.is_file() else None
+    except (OSError, canon.CanonError, SpecError):
+        return None

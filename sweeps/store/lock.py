@@ -1,0 +1,122 @@
+"""One driver at a time: an advisory lock on `driver.lock`, with its holder's name in it. Standard library only.
+
+The kernel drops the lock when its holder dies, however it dies, so a stale file never blocks anyone. Advisory locks
+are not to be trusted on every network filesystem: the ledger's chain is the second line (`StaleDriver`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
+
+from proxies.core import canon
+from sweeps.store.errors import DiskFull, StudyHeld, SweepError
+
+LOCK_NAME = "driver.lock"
+
+
+class DriverLock:
+    """Holds a study until closed, or until this process ends."""
+
+    def __init__(self, study_dir: Path) -> None:
+        """Take the lock of `study_dir`, which exists.
+
+        Raises:
+            StudyHeld: another process has it; the message names host, pid and since when.
+            DiskFull: there is no room for the holder's name.
+            SweepError: the folder cannot be written to.
+        """
+        self.holder: dict[str, canon.Json] = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "born": born(os.getpid()),
+            "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),  # a label, never compared
+        }
+        self._held = False
+        try:
+            self._file = os.open(study_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise SweepError(f"{study_dir / LOCK_NAME}: {error.strerror}: check the folder's permissions") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held = True
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, canon.canonical(self.holder).encode(), 0)
+        except BlockingIOError:
+            holder = _describe(os.pread(self._file, 4096, 0))
+            self.close()
+            raise StudyHeld(
+                f"{study_dir} is held by {holder}: wait for it or stop it; `status` works meanwhile"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise DiskFull(f"{study_dir / LOCK_NAME}: {error.strerror}: free some space and resume") from error
+
+    def close(self) -> None:
+        """Let go. The file stays, empty: removing it would let two drivers lock two different files."""
+        if self._file >= 0:
+            if self._held:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, 0)
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> DriverLock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def is_held(study_dir: Path) -> bool | None:
+    """Whether the driver that took the lock last is still there; None if it is on another host.
+
+    The lock itself is not tried: a driver that begins just then would be refused.
+    """
+    path = study_dir / LOCK_NAME
+    with contextlib.suppress(OSError, canon.CanonError):
+        holder = canon.parse(path.read_bytes()) if path.is_file() else None
+        if isinstance(holder, dict):
+            return lives(holder.get("host"), holder.get("pid"), holder.get("born"))
+    return False
+
+
+def lives(host: object, pid: object, birth: object) -> bool | None:
+    """Whether a process is there, and is not a later one of the same number; None if it is on another host."""
+    if host != socket.gethostname():
+        return None
+    if not isinstance(pid, int) or pid < 1:
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return birth == born(pid)
+
+
+def born(pid: int) -> str:
+    """What tells a process from another one of the same number: its start, in ticks since the machine's.
+
+    Empty where the system does not say; `dead` for one that nobody has waited for yet.
+    """
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "dead" if state == "Z" else fields[18]
+
+
+def _describe(content: bytes) -> str:
+    """Who holds the lock, in words; its file may be read just before it is written."""
+    with contextlib.suppress(canon.CanonError):
+        holder = canon.parse(content)
+        if isinstance(holder, dict):
+            return f"pid {holder.get('pid')} on {holder.get('host')} since {holder.get('since')}"
+    return "another driver"

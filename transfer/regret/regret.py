@@ -1,0 +1,193 @@
+"""What the optima say about the target: drift, offset and regret, each an estimate with its interval."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from proxies.core.checks import Checks
+from transfer.basin.optimum import Optima, Optimum, interval
+from transfer.basin.shapes import Floats, Ints, rise
+from transfer.question import Axis, Hyperparameter, Question, TransferError
+from transfer.regret.drift import Curvature, Line, extend_curvature, extend_line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """One source's exponent."""
+
+    power: float
+    source: str
+
+
+_RULES: dict[tuple[Hyperparameter, Axis], tuple[Rule, ...]] = {
+    ("learning_rate", "duration"): (
+        Rule(power=0.0, source="no rule"),
+        Rule(power=-0.28, source="Marin, issue 4225"),
+        Rule(power=-0.3, source="Marin Delphi"),
+        Rule(power=-0.32, source="HyperP, arXiv 2603.28743"),
+        Rule(power=-0.5, source="Complete(d)P, arXiv 2512.22382"),
+    ),
+    ("learning_rate", "batch"): (
+        Rule(power=0.0, source="no rule"),
+        Rule(power=0.5, source="Complete(d)P, arXiv 2512.22382; Marin; nanochat"),
+        Rule(power=1.0, source="linear scaling, arXiv 1706.02677"),
+    ),
+    ("weight_decay", "batch"): (
+        Rule(power=0.0, source="no rule"),
+        Rule(power=0.5, source="Complete(d)P, arXiv 2512.22382; nanochat"),
+    ),
+    ("weight_decay", "duration"): (
+        Rule(power=0.0, source="no rule"),
+        Rule(power=-0.5, source="Complete(d)P, arXiv 2512.22382"),
+        Rule(power=-1.0, source="nanochat"),
+    ),
+}  # fmt: skip
+
+
+def rules_for(hyperparameter: Hyperparameter, axis: Axis) -> tuple[Rule, ...]:
+    """What is published; nothing for most, warmup and clip among them."""
+    return _RULES.get((hyperparameter, axis), ())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A number with its interval, at the verdict's level."""
+
+    value: float
+    low: float
+    high: float
+    most: float | None = None
+    """A cost that reaches this is more than this, and by how much is not known (`Question.most_nats`)."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        for name in ("value", "low", "high"):
+            checks.number(name)
+        if checks.fine:
+            checks.that(self.low <= self.value <= self.high, f"{self.value} is outside {self.low} ... {self.high}")
+        if checks.problems:
+            raise TransferError(checks.problems)
+
+    def at_bound(self, nats: float) -> bool:
+        """Whether one of its numbers reaches the bound."""
+        return self.most is not None and nats >= self.most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """What somebody's rule would have cost at the target, by these runs."""
+
+    power: float
+    """Absolute: the value moves as (target / base)^power."""
+    source: str
+    regret_nats: Estimate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtTarget:
+    """The extrapolation to the target, as rows: row 0 the point estimate, the others draws of the posterior."""
+
+    line: Line
+    curvature: Curvature
+    shape: Ints
+    """(rows,) of the valley (`transfer.basin.valley.rise`)."""
+    sds: tuple[float, ...]
+    """Of each usable optimum, octaves, by what seeds can sharpen."""
+    drift: Estimate
+    """Octaves per doubling."""
+    power: float
+    """Used for the transferred value, beyond what is built in."""
+    transferred_log2: float | None
+    """At the target; None when there is no value to transfer."""
+    most_nats: float
+    """What a value can cost at all."""
+
+    def cost(self, log2_value: float) -> Floats:
+        """Nats lost at the target by a value: one entry per row."""
+        nats = rise(log2_value - self.line.at_target, self.curvature.at_target, self.shape)
+        return np.minimum(nats, self.most_nats)
+
+
+def extrapolate(found: Optima, question: Question, most_nats: float, *, rng: np.random.Generator) -> AtTarget | None:
+    """Extend optimum and valley to the target; None with fewer than two usable optima."""
+    usable = [o for o in found.optima if o.status == "ok"]
+    if len(usable) < 2 or found.valleys is None:
+        return None
+    valleys, columns, log2_target = found.valleys, columns_of(found, usable), math.log2(question.target_size)
+    log2_size = np.log2([o.size for o in usable])
+    line = extend_line(valleys.optimum[:, columns], log2_size, log2_target, rng)
+    curvature = extend_curvature(valleys.curvature[:, columns], log2_size, log2_target, rng)
+    power = float(line.slope[0]) if question.power is None else question.power
+    base = question.transferred_log2
+    if base is None:
+        base = next((o.log2_value for o in usable if o.size == question.base_size), None)
+    return AtTarget(
+        line=line,
+        curvature=curvature,
+        shape=valleys.shape,
+        sds=tuple(np.std((valleys.optimum - valleys.off_shape[:, None])[1:, columns], axis=0).tolist()),
+        drift=estimate(line.slope, question.level),
+        power=power,
+        transferred_log2=None if base is None else base + power * question.doublings,
+        most_nats=most_nats,
+    )
+
+
+def offset_of(at_target: AtTarget, level: float) -> Estimate:
+    """Octaves from the target's optimum up to the transferred value."""
+    assert at_target.transferred_log2 is not None
+    return estimate(at_target.transferred_log2 - at_target.line.at_target, level)
+
+
+def regret_of(at_target: AtTarget, log2_value: float, level: float) -> Estimate:
+    """Nats that a value costs at the target."""
+    return regret(at_target.cost(log2_value), log2_value - at_target.line.at_target, level, at_target.most_nats)
+
+
+def regret(cost: Floats, offset: Floats, level: float, most_nats: float) -> Estimate:
+    """A cost's interval, down to nothing where that of the offset says that this may be the very optimum."""
+    found, reach = estimate(cost, level, most_nats), estimate(offset, level)
+    return dataclasses.replace(found, low=0.0) if reach.low <= 0 <= reach.high else found
+
+
+def alternatives(at_target: AtTarget, question: Question) -> tuple[Alternative, ...]:
+    """The published rules for this hyperparameter and axis, beside the one that is used."""
+    if at_target.transferred_log2 is None or question.doublings == 0:
+        return ()
+    base = at_target.transferred_log2 - at_target.power * question.doublings
+
+    def judged(rule: Rule) -> Alternative:
+        there = base + (rule.power - question.built_in) * question.doublings
+        return Alternative(
+            power=rule.power, source=rule.source, regret_nats=regret_of(at_target, there, question.level)
+        )
+
+    return tuple(judged(rule) for rule in rules_for(question.hyperparameter, question.axis))
+
+
+def estimate(rows: Floats, level: float, most: float | None = None) -> Estimate:
+    """Row 0 with the interval of the other rows, none of which exceeds `most`."""
+    capped = rows if most is None else np.minimum(rows, most)
+    low, high = interval(capped, level)
+    return Estimate(value=float(capped[0]), low=low, high=high, most=most)
+
+
+def cost_of_2x(found: Optima, level: float, most_nats: float) -> Estimate | None:
+    """Nats lost by a value twice or half the optimum, whichever is worse, at the largest usable size."""
+    usable = [o for o in found.optima if o.status == "ok"]
+    if not usable or found.valleys is None:
+        return None
+    curvature, shape = found.valleys.curvature[:, columns_of(found, usable)[-1]], found.valleys.shape
+    octave = np.ones_like(curvature)
+    nats = np.maximum(rise(octave, curvature, shape), rise(-octave, curvature, shape))
+    return estimate(nats, level, most_nats)
+
+
+def columns_of(found: Optima, usable: Sequence[Optimum]) -> list[int]:
+    """Where these optima are in the posterior."""
+    return [found.fitted.index(o.size) for o in usable]

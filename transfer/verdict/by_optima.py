@@ -1,0 +1,102 @@
+"""A verdict from optima alone, as papers and pull requests print them: no losses, so no cost in nats.
+
+The outcome is by octaves. An optimum read off a grid is known to half a step at best, so the noise of an optimum is
+the larger of the scatter about the line and the rounding of the grid (step / sqrt(12)); intervals are Student's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import stdtrit
+
+from transfer.question import Question, TransferError, at_size
+from transfer.regret.regret import Estimate
+from transfer.verdict.verdict import Outcome, Verdict
+
+MIN_OPTIMA = 3
+"""Two lie on a line whatever they are."""
+TOLERANCE_OCTAVES = 0.5
+"""An offset under half an octave costs about 0.01 nats or less in the valleys we know (0.06 nats / octave**2)."""
+ROUNDING_OCTAVES = 0.01
+"""Optima closer than this are one grid point, written with other digits."""
+USUAL_STEP_OCTAVES = 1.0
+"""Grid step assumed when all optima are equal."""
+
+
+def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Verdict:
+    """Judge (size, log2 of the optimal value) pairs.
+
+    `holds` when the transferred value lies within half an octave of the target's extrapolated optimum with
+    its whole interval, `drifts` when beyond with its whole interval and the drift's interval excludes 0; else
+    `cannot_tell`. The regret is None; the margin is only handed on.
+
+    Raises:
+        TransferError: optima that answer no question; everything wrong with them is named.
+    """
+    q, base = question, question.transferred_log2
+    if base is None:
+        base = next((log2_value for size, log2_value in optima if size == q.base_size), None)
+    _check(optima, q, base)
+    assert base is not None
+    drift, at_target = _line(optima, q.target_size, q.level)
+    power = drift.value if q.power is None else q.power
+    value = base + power * q.doublings
+    offset = Estimate(value=value - at_target.value, low=value - at_target.high, high=value - at_target.low)
+    outcome = _decide(drift, offset)
+    moved, reach = (f"{e.value:+.2f} octaves [{e.low:+.2f}, {e.high:+.2f}]" for e in (drift, offset))
+    there = at_size(q.axis, q.target_size)
+    reasons = (
+        f"per doubling the optimum moves by {moved}",
+        f"at {there} the transferred value lies {reach} from it; {TOLERANCE_OCTAVES:g} are tolerated",
+        "no losses were given, so the cost in nats is not known: the outcome is by octaves",
+    )
+    return Verdict(
+        question=q, outcome=outcome, drift=drift, power=power, offset=offset, regret_nats=None,
+        transferred_log2=value, cost_of_2x_off_nats=None, noise_nats=None, noise_is_known=False, optima=(),
+        alternatives=(), bounded=None, reasons=reasons, what_to_run=(), control=None,
+    )  # fmt: skip
+
+
+def _check(optima: Sequence[tuple[int, float]], q: Question, base: float | None) -> None:
+    num_sizes = len({size for size, _ in optima})
+    whole = all(size >= 1 and math.isfinite(log2_value) for size, log2_value in optima)
+    wanted = [
+        (num_sizes >= MIN_OPTIMA, f"optima at {num_sizes} sizes: {MIN_OPTIMA} are needed to see their scatter"),
+        (whole, "sizes >= 1 and finite values are wanted"),
+        (base is not None, f"{at_size(q.axis, q.base_size)} has no optimum: give the value to transfer"),
+    ]
+    problems = [problem for holds, problem in wanted if not holds]
+    if problems:
+        raise TransferError(problems)
+
+
+def _line(optima: Sequence[tuple[int, float]], target_size: int, level: float) -> tuple[Estimate, Estimate]:
+    """Slope, and the line's value at the target: ordinary least squares, log2 against log2."""
+    x = np.log2([size for size, _ in optima]) - math.log2(target_size)
+    y = np.array([log2_value for _, log2_value in optima])
+    design = np.stack([np.ones_like(x), x], axis=1)
+    covariance = np.linalg.inv(design.T @ design)
+    coefficients = covariance @ design.T @ y
+    free = len(y) - 2
+    gaps = np.diff(np.unique(y))
+    gaps = gaps[gaps > ROUNDING_OCTAVES]
+    step = float(gaps.min()) if gaps.size else USUAL_STEP_OCTAVES
+    scatter = float(((y - design @ coefficients) ** 2).sum()) / free
+    variance = max(scatter, min(step, USUAL_STEP_OCTAVES) ** 2 / 12)
+    reach = stdtrit(free, (1 + level) / 2) * np.sqrt(variance * np.diag(covariance))
+    low, high = (coefficients - reach).tolist(), (coefficients + reach).tolist()
+    at_target, slope = (
+        Estimate(value=value, low=low[i], high=high[i]) for i, value in enumerate(coefficients.tolist())
+    )
+    return slope, at_target
+
+
+def _decide(drift: Estimate, offset: Estimate) -> Outcome:
+    if max(abs(offset.low), abs(offset.high)) <= TOLERANCE_OCTAVES:
+        return "holds"
+    moves = not drift.low <= 0 <= drift.high
+    beyond = offset.low > TOLERANCE_OCTAVES or offset.high < -TOLERANCE_OCTAVES
+    return "drifts" if moves and beyond else "cannot_tell"

@@ -1,0 +1,130 @@
+"""What a verdict says in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from transfer.basin.optimum import Optimum, better_end
+from transfer.question import Point, Question, at_size, written
+from transfer.regret.bounded import Bounded
+from transfer.regret.regret import AtTarget, Estimate
+
+_WHERE = {"holds": "all of it under", "drifts": "all of it over", "cannot_tell": "on both sides of"}
+
+
+def base(q: Question) -> str:
+    """The base size, as `base width 32`."""
+    return f"the base, {at_size(q.axis, q.base_size)},"
+
+
+def why_unusable(optimum: Optimum, q: Question, points: Sequence[Point], *, noise_known: bool) -> str:
+    """Why a size has no optimum to go by. `points` are the runs of that size."""
+    number = f"{optimum.num_runs} run{'' if optimum.num_runs == 1 else 's'}"
+    runs = f"{at_size(q.axis, optimum.size)}: {number}, {optimum.num_diverged} diverged; "
+    if optimum.status == "too_few":
+        return runs + "too few values near the best one at which every run finished: no valley is fitted"
+    end = better_end(points)
+    if not noise_known and end is not None and end.excess_nats > 0:
+        return (
+            f"{runs}the noise is unknown, since no value was run with two seeds: the {end.name} end of the values run "
+            f"is {end.excess_nats:.3g} nats worse than the best, and only with a noise of {end.noise_needed_nats:.2g} "
+            "nats or more may the optimum lie there or beyond"
+        )
+    if optimum.status == "flat":
+        return runs + "the valley is flat within the noise"
+    return runs + "the optimum may lie outside the values that were run"
+
+
+def explain(outcome: str, regret: Estimate, offset: Estimate, q: Question) -> list[str]:
+    """The cost at the target, and how far the value is from the optimum there."""
+    reach = f"{offset.value:+.2f} octaves [{offset.low:+.2f}, {offset.high:+.2f}]"
+    said = [
+        f"{_costs(q)} {cost(regret, q)}: {_WHERE[outcome]} the margin of {q.margin_nats:g}",
+        f"the {_noun(q)} lies {reach} from the optimum there",
+    ]
+    return said if q.target_size > q.base_size else [*said, "no larger than the base: nothing is transferred"]
+
+
+def explain_bounded(outcome: str, bounded: Bounded, q: Question) -> list[str]:
+    """The same against the best of the values tried."""
+    low, high = sorted(written(q.hyperparameter, end) for end in (bounded.low_log2, bounded.high_log2))
+    best, margin = f"the best value from {low} to {high}", f"the margin of {q.margin_nats:g}"
+    return [
+        f"{_costs(q)} {cost(bounded.regret_nats, q)} more than {best}: {_WHERE[outcome]} {margin}",
+        "not every size has an optimum among the values tried: beyond them nothing is known",
+    ]
+
+
+def cost(regret: Estimate, q: Question) -> str:
+    """Nats with their interval, up to what can be lost at all."""
+    value, low, high = (
+        f"more than {regret.most:.4g}" if regret.at_bound(nats) else f"{nats:.4f}"
+        for nats in (regret.value, regret.low, regret.high)
+    )
+    known = f"{value} nats" if regret.at_bound(regret.low) else f"{value} nats [{low}, {high}]"
+    if not regret.at_bound(regret.high):
+        return f"{known} at level {q.level:g}"
+    what = "the best and the worst of the runs are that far apart"
+    if q.untrained_nats is not None:
+        what = "a model that has learned nothing loses that much"
+    return f"{known} at level {q.level:g} ({what}: beyond it a cost is not determined)"
+
+
+def _costs(q: Question) -> str:
+    return f"at {at_size(q.axis, q.target_size)} the transferred {_noun(q)} costs"
+
+
+def _noun(q: Question) -> str:
+    return "rate" if q.hyperparameter == "learning_rate" else q.hyperparameter.replace("_", " ")
+
+
+def rests_on(culprit: Point, q: Question) -> str:
+    """That one run alone makes the drift."""
+    where = f"{at_size(q.axis, culprit.size)}, {written(q.hyperparameter, culprit.log2_value)}, seed {culprit.seed}"
+    return f"but without one run ({where}) the cost is within the margin: a single run proves no drift"
+
+
+def cliff_near(optima: Sequence[Optimum], q: Question, at_target: AtTarget, nearest_octaves: float) -> str:
+    """A sentence if runs of the largest size diverged too near the transferred value; else nothing."""
+    largest, value = max(optima, key=lambda optimum: optimum.size), at_target.transferred_log2
+    if largest.cliff_octaves is None or largest.log2_value is None or value is None:
+        return ""
+    distance = largest.log2_value + largest.cliff_octaves - value
+    if distance >= nearest_octaves:
+        return _cliff_moves(optima, q, value, nearest_octaves)
+    return (
+        f"but at {at_size(q.axis, largest.size)} runs diverged {distance:.1f} octaves above it, under "
+        f"{nearest_octaves:g}: a larger one may diverge at the value itself"
+    )
+
+
+def _cliff_moves(optima: Sequence[Optimum], q: Question, value: float, nearest_octaves: float) -> str:
+    """A sentence if the lowest diverged values fall from size to size, and would reach the value at the target."""
+    cliffs = [
+        (math.log2(o.size), o.log2_value + o.cliff_octaves)
+        for o in optima
+        if o.log2_value is not None and o.cliff_octaves is not None
+    ]
+    if len(cliffs) < 2:
+        return ""
+    slope, there = np.polyfit([size - math.log2(q.target_size) for size, _ in cliffs], [at for _, at in cliffs], 1)
+    if slope >= 0 or there - value >= nearest_octaves:
+        return ""
+    return (
+        f"but the values at which runs diverge fall by {-slope:.1f} octaves per doubling: at "
+        f"{at_size(q.axis, q.target_size)} they would lie {there - value:+.1f} octaves from it, "
+        f"and {nearest_octaves:g} are wanted"
+    )
+
+
+def about_cliffs(usable: Sequence[Optimum], q: Question, value: float | None) -> list[str]:
+    """One sentence where divergence is near the value that would be launched."""
+    return [
+        f"{at_size(q.axis, o.size)}: runs diverged {o.cliff_octaves:.1f} octaves above the optimum, "
+        f"{o.log2_value + o.cliff_octaves - value:+.1f} from the transferred value {written(q.hyperparameter, value)}"
+        for o in usable[-1:]
+        if o.cliff_octaves is not None and o.log2_value is not None and value is not None
+    ]

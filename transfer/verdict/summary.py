@@ -1,0 +1,127 @@
+"""A verdict as plain JSON data, for `--json`, the report and the frozen config."""
+
+from __future__ import annotations
+
+from proxies.core.canon import Json
+from transfer.basin.optimum import Optimum
+from transfer.design.next_runs import Suggestion
+from transfer.question import Hyperparameter, from_log2
+from transfer.regret.regret import Estimate
+from transfer.verdict.together import Together
+from transfer.verdict.verdict import Verdict
+
+
+def verdict_summary(verdict: Verdict) -> dict[str, Json]:
+    """What a reader or a plot needs; units are in the keys, a null says that there is no such number.
+
+    The control arm, where there is one, has the same shape under `control`.
+    """
+    q, cost, bounded = verdict.question, verdict.cost_of_2x_off_nats, verdict.bounded
+    if cost is None and bounded is not None:
+        cost = bounded.cost_of_2x_off_nats
+    return {
+        "axis": q.axis,
+        "hyperparameter": q.hyperparameter,
+        "outcome": verdict.outcome,
+        "drift_octaves_per_doubling": estimate_summary(verdict.drift),
+        "offset_octaves": estimate_summary(verdict.offset),
+        "regret_nats": estimate_summary(verdict.regret_nats),
+        "margin_nats": q.margin_nats,
+        "level": q.level,
+        "target_size": q.target_size,
+        "base_size": q.base_size,
+        "power": _absolute(verdict),
+        "power_is_measured": q.power is None,
+        "transferred_value": _value(q.hyperparameter, verdict.transferred_log2),
+        "transferred_log2": verdict.transferred_log2,
+        "base_log2": _base_log2(verdict),
+        "cost_of_2x_off_nats": None if cost is None else cost.value,
+        "cost_of_2x_off_interval": None if cost is None else [cost.low, cost.high],
+        "noise_nats": verdict.noise_nats,
+        "noise_is_known": verdict.noise_is_known,
+        "optima": [_optimum(optimum, q.hyperparameter) for optimum in verdict.optima],
+        "alternatives": [
+            {"power": a.power, "source": a.source, "regret_nats": estimate_summary(a.regret_nats)}
+            for a in verdict.alternatives
+        ],
+        "values_tried": _values_tried(verdict),
+        "control": None if verdict.control is None else verdict_summary(verdict.control),
+        "reasons": list(verdict.reasons),
+        "what_to_run": [_suggestion(suggestion) for suggestion in verdict.what_to_run],
+    }
+
+
+def together_summary(together: Together) -> dict[str, Json]:
+    """The learning rate over all axes at once."""
+    return {
+        "outcome": together.outcome,
+        "offset_octaves": estimate_summary(together.offset),
+        "regret_nats": estimate_summary(together.regret_nats),
+        "transferred_value": _value("learning_rate", together.transferred_log2),
+        "margin_nats": together.margin_nats,
+        "level": together.level,
+        "axes": list(together.axes),
+        "untested": list(together.untested),
+        "reasons": list(together.reasons),
+    }
+
+
+def _base_log2(verdict: Verdict) -> float | None:
+    """The value as it is set at the base."""
+    if verdict.transferred_log2 is None:
+        return None
+    return verdict.transferred_log2 - (verdict.power or 0.0) * verdict.question.doublings
+
+
+def _values_tried(verdict: Verdict) -> Json:
+    bounded = verdict.bounded
+    if bounded is None:
+        return None
+    low, high = (from_log2(verdict.question.hyperparameter, end) for end in (bounded.low_log2, bounded.high_log2))
+    return [min(low, high), max(low, high)]
+
+
+def _absolute(verdict: Verdict) -> float | None:
+    return None if verdict.power is None else verdict.power + verdict.question.built_in
+
+
+def estimate_summary(estimate: Estimate | None) -> dict[str, Json]:
+    """A value with its interval, or nulls; `more_than` where one of these numbers is only known to be more than it."""
+    if estimate is None:
+        return {"value": None, "interval": None}
+    found: dict[str, Json] = {"value": estimate.value, "interval": [estimate.low, estimate.high]}
+    return {**found, "more_than": estimate.most} if estimate.at_bound(estimate.high) else found
+
+
+def _value(hyperparameter: Hyperparameter, log2_value: float | None) -> float | None:
+    return None if log2_value is None else from_log2(hyperparameter, log2_value)
+
+
+def _optimum(optimum: Optimum, hyperparameter: Hyperparameter) -> Json:
+    interval = optimum.interval_log2
+    return {
+        "size": optimum.size,
+        "value": _value(hyperparameter, optimum.log2_value),
+        "log2_value": optimum.log2_value,
+        "interval_log2": None if interval is None else list(interval),
+        "status": optimum.status,
+        "loss_nats": optimum.loss_nats,
+        "num_runs": optimum.num_runs,
+        "num_diverged": optimum.num_diverged,
+        "cliff_octaves": optimum.cliff_octaves,
+        "curve": [list(sample) for sample in optimum.curve],
+    }
+
+
+def _suggestion(suggestion: Suggestion) -> Json:
+    return {
+        "axis": suggestion.axis,
+        "hyperparameter": suggestion.hyperparameter,
+        "size": suggestion.size,
+        "value": from_log2(suggestion.hyperparameter, suggestion.log2_value),
+        "log2_value": suggestion.log2_value,
+        "num_seeds": suggestion.num_seeds,
+        "reason": suggestion.reason,
+        "relative_cost": suggestion.relative_cost,
+        "text": str(suggestion),
+    }
