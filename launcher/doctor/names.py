@@ -7,6 +7,7 @@ theirs comes first on the path instead.
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -113,17 +114,20 @@ def _installed(name: str) -> bool:
 
 
 def _changed() -> tuple[str, ...]:
-    """Of a wheel's files, by the hashes that pip keeps; an editable install has none."""
+    """Of a wheel's files, by the hashes that pip keeps; an editable install has none.
+
+    pip's record itself is read: from Python 3.12 on, `importlib.metadata.files` leaves out files that are gone.
+    """
     try:
-        files = importlib.metadata.files("forerun") or []
+        installed = importlib.metadata.distribution("forerun")
     except importlib.metadata.PackageNotFoundError:
         return ()
     changed = []
-    for file in files:
-        if file.parts[0] in ROOMS and file.suffix == ".py" and file.hash is not None and file.hash.mode == "sha256":
-            path = Path(str(file.locate()))
+    for name, kept, *_ in csv.reader((installed.read_text("RECORD") or "").splitlines()):
+        if name.partition("/")[0] in ROOMS and name.endswith(".py") and kept.startswith("sha256="):
+            path = Path(str(installed.locate_file(name)))
             content = path.read_bytes() if path.is_file() else b""
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-            if digest != file.hash.value:
-                changed.append(str(file))
+            if kept != f"sha256={digest}":
+                changed.append(name)
     return tuple(changed)

@@ -32,8 +32,9 @@ RAY += 'shift\nexec "$@"\n'
 PYTHON = sys.executable
 DRIVER = """#!/usr/bin/env bash
 if [[ $1 == -c ]]; then exec {python} "$@"; fi
+trap 'echo told >>"$SEEN/told"; exit "$TOLD_CODE"' TERM
+until [ -s "$FORERUN_JOB/pid" ]; do sleep 0.01; done  # a signal before it would end the whole step
 printf '%s\\0' "$@" >"$SEEN/driver"
-trap 'echo told >>"$SEEN/told"; exit 130' TERM
 for _ in $(seq "$STEPS"); do sleep 0.1; done
 exit "$CODE"
 """
@@ -44,7 +45,7 @@ def job(tmp_path, monkeypatch):
     """Starts a script that `text` is, on a machine of fakes; `seen/` has what they saw."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     with machine(tmp_path, {"srun": SRUN, "ray": RAY, "python": DRIVER.format(python=PYTHON)}) as start:
-        yield lambda text, *, steps=0, code=0: start(text, STEPS=steps, CODE=code)
+        yield lambda text, *, steps=0, code=0, told=130: start(text, STEPS=steps, CODE=code, TOLD_CODE=told)
 
 
 def script(folder, **kwargs):
@@ -86,7 +87,6 @@ def test_the_token_is_in_no_file(tmp_path, job):
 def test_told_to_stop(tmp_path, job, number, requeued):
     process = job(script(tmp_path), steps=600)
     await_seen(tmp_path, "driver")
-    time.sleep(0.3)  # its pid is written just after it starts
     os.kill(process.pid, number)
     assert process.wait(timeout=30) == 130
     assert seen(tmp_path, "told") == "told\n", "the driver, and once"
@@ -94,11 +94,8 @@ def test_told_to_stop(tmp_path, job, number, requeued):
 
 
 def test_a_driver_that_ends_well_when_time_is_up_is_not_run_again(tmp_path, job):
-    process = job(script(tmp_path), steps=20)
-    driver = tmp_path / "bin" / "python"
-    driver.write_text(driver.read_text().replace("exit 130", "exit 0"))
+    process = job(script(tmp_path), steps=600, told=0)
     await_seen(tmp_path, "driver")
-    time.sleep(0.3)
     os.kill(process.pid, signal.SIGUSR1)
     assert process.wait(timeout=30) == 0
     assert (seen(tmp_path, "told"), seen(tmp_path, "scontrol")) == ("told\n", "")
