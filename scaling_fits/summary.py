@@ -20,6 +20,7 @@ from scaling_fits.forecast.conclusive import fit_doubts, inconclusive
 from scaling_fits.forecast.derived import Interval, draw_intervals, exponents
 from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
 from scaling_fits.laws import lack_of_fit, law
+from scaling_fits.laws.forms import FormChoice
 from scaling_fits.laws.law import LawFit
 from scaling_fits.laws.solver import NUM_COORDINATES, Floats
 from scaling_fits.laws.table import DroppedRow
@@ -239,7 +240,7 @@ class _FitFile:
     """A `FittedRuns` as plain data."""
 
     kind: str
-    form: uncertainty.FormChoice
+    form: FormChoice
     members: tuple[_MemberFile, ...]
     weights: tuple[float, ...]
     cloud: _CloudFile

@@ -178,6 +178,20 @@ def types(house):
     return problems
 
 
+def enumerations(house):
+    """Sets of two or more words that are spelled out twice: one has the name, the others import it."""
+    places = collections.defaultdict(list)
+    for name, tree in house.trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == "Literal":
+                places[ast.unparse(node.slice)].append(name)
+    return [
+        f"Literal[{words}] stands in {', '.join(where)}"
+        for words, where in places.items()
+        if where[1:] and "," in words
+    ]
+
+
 def machine_paths(house):
     pattern = re.compile(r"(?<![\w.:/])/(?:home|root|work|Users|private)/[\w.]")
     return [f"{name} names a path of one machine" for name, text in house.texts.items() if pattern.search(text)]
@@ -199,7 +213,7 @@ def _is_load(node):
     return isinstance(node, ast.Import | ast.ImportFrom | ast.If) or getattr(node, "name", "") == "load"
 
 
-RULES = (import_law, doors, cycles, folders, sizes, docstrings, types, machine_paths, thresholds)
+RULES = (import_law, doors, cycles, folders, sizes, docstrings, types, enumerations, machine_paths, thresholds)
 DOOR_STEP = '"""A room.\n\nEnters: a\nLeaves: b\nPromises: c\nRefuses: d\n"""\n'
 
 
@@ -270,6 +284,7 @@ VIOLATIONS = [
     (docstrings, {"launcher/a.py": "class C:\n    x = 1"}, "launcher.a.C has no docstring"),
     (types, {"launcher/a.py": "def f(x) -> None:\n    'Doc.'"}, "launcher.a.f: x has no type"),
     (types, {"launcher/a.py": "def f(*, x: int):\n    'Doc.'"}, "launcher.a.f: return has no type"),
+    (enumerations, {"launcher/a.py": "x: Literal[1, 2]", "sweeps/b.py": "y = Literal[1, 2]"}, "sweeps.b, launcher.a"),
     (machine_paths, {"launcher/a.py": "P = '/" + "home/jane/corpus'"}, "launcher.a names a path"),
     (machine_paths, {"launcher/a.py": "# see /" + "work/notes.md"}, "launcher.a names a path"),
     (thresholds, {"transfer/__init__.py": '"""A room.\n\nEnters: a\nLeaves: b\nPromises: c\n"""\n'}, "lacks Refuses"),

@@ -65,6 +65,10 @@ def written(hyperparameter: Hyperparameter, log2_value: float) -> str:
     return f"{from_log2(hyperparameter, log2_value):.3g}"
 
 
+Outcome = Literal["holds", "drifts", "cannot_tell"]
+"""A verdict in a word."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
     """One run: where it was, and what it reached."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
+import sys
 import textwrap
 import typing
 from typing import Any
@@ -65,8 +67,16 @@ def _fields(record: type) -> list[tuple[str, str, str, str]]:
             default = ast.unparse(node.value)
         said = str(after.value.value) if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
         marked = "*later* " * (name in later)
-        rows.append((name, ast.unparse(node.annotation), default, f"{marked}{said}".strip()))
+        rows.append((name, _spelled_out(node.annotation, record), default, f"{marked}{said}".strip()))
     return rows
+
+
+def _spelled_out(annotation: ast.expr, record: type) -> str:
+    """A type as text, sets of words by their words rather than their name."""
+    named = vars(sys.modules[record.__module__])
+    words = {name: str(value).removeprefix("typing.") for name, value in named.items()
+             if typing.get_origin(value) is typing.Literal}  # fmt: skip
+    return re.sub(r"\w+", lambda found: words.get(found[0], found[0]), ast.unparse(annotation))
 
 
 def _record(record: type, title: str) -> list[str]:

@@ -5,9 +5,13 @@ looks at on the way. Fields that later versions added are at their defaults in o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from proxies.core import canon
 from proxies.core.checks import Checks
+
+Recomputed = Literal["none", "selective", "full"]
+"""What the backward pass computes again; selective: all but outputs of products and attention; full: whole blocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

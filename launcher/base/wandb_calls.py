@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from launcher.base.lifeline import die_with_parent
 
@@ -29,6 +29,7 @@ _PASSED_ONLINE = (
     "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_CONFIG_DIR", "WANDB_IDENTITY_TOKEN_FILE", "NETRC", "SSL_CERT_FILE",
     "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", *_PROXIES, *(name.lower() for name in _PROXIES),
 )  # fmt: skip
+Mode = Literal["offline", "online"]
 _NUM_SAID = 400
 _ANSWERS = {"dir", "dirs", "rows", "problem", "lacking", "spec", "absent"}
 

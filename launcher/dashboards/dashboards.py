@@ -14,10 +14,10 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from launcher.base.talk import say
-from launcher.base.wandb_calls import DashboardError, ask, upload
+from launcher.base.wandb_calls import DashboardError, Mode, ask, upload
 from launcher.dashboards import index as dashboard_index
 from launcher.dashboards.index import Entry, Index, alone, folders_of, home_of, is_there, read_index, write_index
 from launcher.dashboards.record import Record, Wanted
@@ -29,8 +29,6 @@ _MOST_RUNS, _MOST_ROWS = 100, 200_000
 """Of one process of wandb's, so that little is lost when it is killed."""
 _SECONDS_A_RUN, _SECONDS_A_ROW = 2.0, 0.005
 """A tenth of it is what wandb takes on an idle core."""
-
-Mode = Literal["offline", "online"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

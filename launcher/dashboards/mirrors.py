@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from launcher.base.flag import Flag
 from launcher.base.talk import say
-from launcher.base.wandb_calls import WANDB_DIR, short_environment
+from launcher.base.wandb_calls import WANDB_DIR, Mode, short_environment
 from launcher.dashboards.runs import main_settings
 from launcher.frozen.frozen import Decision
 from launcher.supervisor.attempt import hearing
@@ -38,13 +38,14 @@ _LAST_SECONDS = 10.0
 """For its end, once it was killed."""
 _READ_BACK_BYTES = 64 * 2**20
 _MOST_SAID = 400
+Mirror = Literal["wandb", "tensorboard"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mirrored:
     """What became of a window."""
 
-    name: Literal["wandb", "tensorboard"]
+    name: Mirror
     text: str
     """In a sentence."""
     path: str | None
@@ -57,7 +58,7 @@ class Mirrored:
 
 @contextlib.contextmanager
 def mirrored(
-    run_dir: Path, decision: Decision, found: list[Mirrored], *, wandb: Literal["offline", "online"] | None = None,
+    run_dir: Path, decision: Decision, found: list[Mirrored], *, wandb: Mode | None = None,
     tensorboard_dir: Path | None = None,
 ) -> Iterator[None]:  # fmt: skip
     """Within, the run in `run_dir` is shown in the windows asked for; afterwards `found` says what became of them.
@@ -82,7 +83,7 @@ def mirrored(
             found += [window.ended(signalled) for window in windows]
 
 
-def _wandb(run_dir: Path, decision: Decision, mode: Literal["offline", "online"]) -> _Window:
+def _wandb(run_dir: Path, decision: Decision, mode: Mode) -> _Window:
     run_id = decision.digest[:16]
     (run_dir / WANDB_DIR).mkdir(parents=True, exist_ok=True)
     order = {
@@ -96,7 +97,7 @@ class _Window:
     """A process that shows a run until it is asked to end."""
 
     def __init__(
-        self, name: Literal["wandb", "tensorboard"], module: str, order: dict[str, Any], limit_seconds: float,
+        self, name: Mirror, module: str, order: dict[str, Any], limit_seconds: float,
         online: bool = False,
     ) -> None:  # fmt: skip
         self._name, self._order, self._limit_seconds, self._asked, self._said = name, order, limit_seconds, False, b""

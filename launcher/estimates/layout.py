@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from launcher.base.policy import Recomputed
 from proxies.core.checks import Checks
 from proxies.core.shape import Shape
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision, Parallelism
     from launcher.plan.sections import LaunchSection
-
-Checkpointing = Literal["none", "selective", "full"]
-"""selective: outputs of matrix products and of attention are kept, the rest is recomputed; full: a block's input."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +30,7 @@ class Layout:
     context: int = 1
     microbatch_sequences: int = 1
     """Sequences of one pass, before the context axis cuts them."""
-    checkpointing: Checkpointing = "none"
+    checkpointing: Recomputed = "none"
 
     def __post_init__(self) -> None:
         checks = Checks(self)

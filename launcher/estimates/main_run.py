@@ -11,7 +11,6 @@ from launcher.estimates.duration import beside_reference, duration_warnings, lon
 from launcher.estimates.failures import Cadence, cadence
 from launcher.estimates.layout import Layout
 from launcher.estimates.machine import Given, Machine, machine_of
-from launcher.estimates.memory import Precision
 from launcher.estimates.parallelism import NoParallelismError, ParallelPlan, hold_layout, plan_parallelism
 from launcher.estimates.spans import Span, exactly
 from launcher.estimates.utilization import SMALLEST_PUBLISHED, paid_share
@@ -19,6 +18,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import CONVENTIONS, Convention, count_params, flops_per_token, six_nd
 from proxies.core.shape import Shape
+from proxies.core.spec import Precision
 
 LEAST_GOODPUT = 1e-3
 """A run that makes less progress than this does not end."""

@@ -9,13 +9,13 @@ stands for them when a plan must fit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from launcher.estimates.layout import Checkpointing, Layout
+from launcher.base.policy import Recomputed
+from launcher.estimates.layout import Layout
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape
+from proxies.core.spec import Precision
 
-Precision = Literal["float32", "bfloat16"]
 MASTER_BYTES = 4
 """Of a weight, of its gradient once reduced, and of each of AdamW's two moments."""
 RESERVED = 0.1
@@ -71,7 +71,7 @@ class _Stage:
     """Micro-batches whose activations are held at once."""
 
 
-def kept_per_token(shape: Shape, checkpointing: Checkpointing, compute_bytes: int) -> float:
+def kept_per_token(shape: Shape, checkpointing: Recomputed, compute_bytes: int) -> float:
     """Bytes that one block keeps of a token for its backward pass.
 
     Without recomputing, for a norm: its input and its normed rows in float32, its output; for attention: queries, keys,

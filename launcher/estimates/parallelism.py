@@ -12,19 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from launcher.base.policy import Recomputed
 from launcher.estimates.failures import GPUS_PER_NODE
-from launcher.estimates.layout import Checkpointing, Layout
+from launcher.estimates.layout import Layout
 from launcher.estimates.machine import MOST_GPUS
-from launcher.estimates.memory import RESERVED, Memory, Precision, memory_per_rank
+from launcher.estimates.memory import RESERVED, Memory, memory_per_rank
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.shape import Shape
+from proxies.core.spec import Precision
 
 GIGA = 1e9
 REACHED_FLOPS = 400e12
 """A second, of one GPU of the H100's kind (Llama 3 at 16,384: arXiv 2407.21783, table 4)."""
 NODE_BYTES, NETWORK_BYTES = 450e9, 50e9
 """A second and direction, of one GPU: NVLink 4, and a 400 Gbit/s port."""
-RECOMPUTED: dict[Checkpointing, float] = {"none": 0.0, "selective": 0.04, "full": 1 / 3}
+RECOMPUTED: dict[Recomputed, float] = {"none": 0.0, "selective": 0.04, "full": 1 / 3}
 """Of a step's arithmetic: a forward pass of three; the norms and activations alone, arXiv 2205.05198, section 6."""
 LONG_SEQUENCE = 32_768
 """Shorter ones are cut by the tensor axis well enough; Llama 3 used context parallelism at 131,072 only."""
@@ -117,7 +119,7 @@ def hold_layout(
 def _layouts(shape: Shape, num_gpus: int) -> Iterator[Layout]:
     """Every layout, all its data ranks sharding, whose degrees multiply to the number of GPUs."""
     micros = [2**k for k in range(MOST_MICROBATCH.bit_length())]
-    axes = (TENSORS, _stages(shape), _contexts(shape), micros, get_args(Checkpointing))
+    axes = (TENSORS, _stages(shape), _contexts(shape), micros, get_args(Recomputed))
     for t, p, c, micro, kept in itertools.product(*axes):
         data, rest = divmod(num_gpus, t * p * c)
         if data and not rest:

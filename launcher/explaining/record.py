@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from proxies.core.canon import Json
+from transfer.question import Outcome
 
 SourceKind = Literal["plan", "default", "search", "valley", "fit", "verdict", "rule", "corpus", "derived", "fixed"]
 """plan, default: a plan key, set or left alone; search, valley: the best trial, the fitted optimum of the learning
@@ -84,7 +85,7 @@ class Strength:
 
     kind: StrengthKind
     text: str
-    outcome: Literal["holds", "drifts", "cannot_tell"] | None = None
+    outcome: Outcome | None = None
     gates: tuple[GateSaid, ...] = ()
     intervals: tuple[Interval, ...] = ()
     num_runs: int | None = None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import Literal
 
 from launcher.base.plain_files import read_plain
 from launcher.frozen.frozen import TamperedError
 from proxies.core import canon
+
+CheckOutcome = Literal["passed", "failed", "cannot_tell"]
+"""Of a gate, and of a rehearsal."""
 
 
 def path_of(folder: Path, kind: str) -> Path:

@@ -11,14 +11,14 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from launcher.base.policy import Abort, Checkpointing, Monitoring, SpikePolicy
+from launcher.base.policy import Abort, Checkpointing, Monitoring, Recomputed, SpikePolicy
 from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
 from proxies.core.rules import Parametrization
 from proxies.core.schedule import STEP_CONVENTION, Schedule, lr_table
 from proxies.core.shape import Shape
-from proxies.core.spec import Dtype
+from proxies.core.spec import Dtype, Optimizer
 from transfer.verdict.rules import TransferRule
 
 SCHEMA_VERSION = 4
@@ -107,7 +107,7 @@ class Parallelism:
     context: int = 1
     microbatch_sequences: int = 0
     """Sequences in one forward pass of a rank; 0: all of its share at once."""
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    activation_checkpointing: Recomputed = "none"
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -169,7 +169,7 @@ class Decision:
     multiplier_form: Literal["multiplier"] = "multiplier"
     """As when clip was searched: absorbed in the weights, gradients would have another norm, clip another meaning."""
     groups: tuple[ParameterGroup, ...]
-    optimizer: Literal["adamw"]
+    optimizer: Optimizer
     weight_decay_form: Literal["lr_times_decay"] = "lr_times_decay"
     """A step multiplies a weight by 1 - lr(t) * weight_decay."""
     learning_rate: LearningRate

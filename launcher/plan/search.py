@@ -16,6 +16,7 @@ from proxies.core.checks import SpecError
 from proxies.core.spec import MAX_SEED
 from scaling_fits.compute.published_laws import published
 from sweeps.search.pruning import PrunerName, rungs
+from sweeps.search.samplers import Sampler
 from sweeps.search.space import SearchSpace, search_space
 
 if TYPE_CHECKING:
@@ -50,9 +51,7 @@ class SearchSection(Section):
     can_be_off: tuple[Literal["clip_norm", "weight_decay"], ...] = Field(
         (), description="What a trial may also do without: clip_norm, weight_decay."
     )
-    sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"] = Field(
-        "tpe", description="How points are suggested; docs/search.md says when to use which."
-    )
+    sampler: Sampler = Field("tpe", description="How points are suggested; docs/search.md says when to use which.")
     grid: dict[AnyAxis, Annotated[int, Field(ge=1, le=10**4)]] = Field(
         {},
         description="Of the grid: how many values each axis has, as { learning_rate = 8 }; else its middle.",

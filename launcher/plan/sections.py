@@ -10,11 +10,23 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from launcher.base.policy import Recomputed
 from launcher.plan.calibration_records import MOST_SLOTS
 from proxies.core.programs import MetricsFormat
-from proxies.core.rules import Name
+from proxies.core.rules import (
+    Attention,
+    Decayed,
+    DecayScaling,
+    EmbeddingRate,
+    EpsScaling,
+    Moments,
+    Name,
+    Readout,
+)
 from proxies.core.schedule import ScheduleKind
 from proxies.core.shape import Family
+from proxies.core.spec import Dtype, Precision
+from scaling_fits.laws.forms import FormChoice
 
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -79,24 +91,20 @@ class ModelSection(Section):
 class RuleChoices(Section):
     """Answers of one's own to what the parametrizations' sources answer differently."""
 
-    attention: Literal["inverse_head_dim", "inverse_sqrt_head_dim"] | None = Field(None, description="Scale of q . k.")
-    output: Literal["multiplier", "absorbed"] | None = Field(None, description="Where the readout's 1/width sits.")
+    attention: Attention | None = Field(None, description="Scale of q . k.")
+    output: Readout | None = Field(None, description="Where the readout's 1/width sits.")
     depth_alpha: Annotated[float, Field(ge=0.5, le=1)] | None = Field(
         None, description="Residual branches times depth^-alpha."
     )
-    weight_decay: Literal["scaled", "unscaled", "root", "independent"] | None = Field(
-        None, description="Of hidden matrices against width."
-    )
-    decayed: Literal["matrices", "two_dimensional", "all"] | None = Field(None, description="What decays.")
-    embedding_rate: Literal["constant", "inverse_root"] | None = Field(None, description="Against width.")
-    eps: Literal["unscaled", "hidden", "blocks", "all", "completedp"] | None = Field(
-        None, description="AdamW's, against width."
-    )
+    weight_decay: DecayScaling | None = Field(None, description="Of hidden matrices against width.")
+    decayed: Decayed | None = Field(None, description="What decays.")
+    embedding_rate: EmbeddingRate | None = Field(None, description="Against width.")
+    eps: EpsScaling | None = Field(None, description="AdamW's, against width.")
     rate_batch_power: Annotated[float, Field(ge=-2, le=2)] | None = Field(None, description="Learning rate with batch.")
     rate_duration_power: Annotated[float, Field(ge=-2, le=2)] | None = Field(
         None, description="Learning rate with tokens."
     )
-    moments: Literal["fixed", "scaled"] | None = Field(None, description="AdamW's betas with batch and tokens.")
+    moments: Moments | None = Field(None, description="AdamW's betas with batch and tokens.")
 
 
 class ProxySection(Section):
@@ -132,9 +140,7 @@ class ProxySection(Section):
     beta1: Fraction = Field(0.9, description="AdamW's.")
     beta2: Fraction = Field(0.95, description="AdamW's.")
     eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="AdamW's.")
-    dtype: Literal["float32", "float64", "bfloat16"] = Field(
-        "float32", description="Arithmetic; bfloat16 is autocast over float32 weights."
-    )
+    dtype: Dtype = Field("float32", description="Arithmetic; bfloat16 is autocast over float32 weights.")
     num_slots: Slots = Field(
         4,
         description="Trials a bank trains side by side, part of a run's identity; auto: what a short calibration on "
@@ -238,9 +244,7 @@ class LadderSection(Section):
     )
     seed: Seed = Field(100, description="Of every rung; further ones count up from it.")
     num_seeds: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Runs of every rung; each is one in the fit.")
-    form: Literal["auto", "chinchilla", "coupled", "power", "kaplan", "overtraining"] = Field(
-        "auto", description="Law; auto pools forms by back-test."
-    )
+    form: FormChoice = Field("auto", description="Law; auto pools forms by back-test.")
     bootstrap: Annotated[int, Field(ge=50)] = Field(400, description="Resamples behind every interval.")
     check_offsets_octaves: tuple[float, ...] = Field(
         (-1.0, 1.0), description="Some rungs are run at these rates too, as powers of 2 around their own; empty: none."
@@ -274,10 +278,10 @@ class LaunchSection(Section):
     microbatch_sequences: Annotated[int, Field(ge=0)] = Field(
         0, description="Sequences in one pass of a rank; 0: all of its share at once."
     )
-    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+    activation_checkpointing: Recomputed = Field(
         "none", description="Recomputed in the backward pass: all but products and attention, or whole blocks."
     )
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="Compute precision; master is float32.")
+    precision: Precision = Field("float32", description="Compute precision; master is float32.")
     compiled: bool = Field(False, description="torch.compile of each block: minutes to start, faster on a GPU.")
     checkpoint_every_steps: Count = Field(20, description="Cadence of checkpoints.")
     validate_every_steps: Steps = Field(0, description="Cadence of validation losses; 0: at the end alone.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher.frozen.attestations import CheckOutcome
 from proxies.core.canon import Json
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -33,7 +34,7 @@ class DrillResult:
 class Attested:
     """What the attestation of a rehearsal holds."""
 
-    outcome: Literal["passed", "failed", "cannot_tell"]
+    outcome: CheckOutcome
     """Cannot tell: a drill that is needed did not take place."""
     not_asked_for: tuple[str, ...]
     """Drills that were left out on request: then it is a rehearsal in part."""

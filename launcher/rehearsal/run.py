@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import torch
 
 from launcher.base.talk import Meter
 from launcher.base.watchdog import FLOOR_SECONDS
-from launcher.frozen.attestations import attest, path_of, read_attestation
+from launcher.frozen.attestations import CheckOutcome, attest, path_of, read_attestation
 from launcher.frozen.frozen import Decision, FrozenError
 from launcher.rehearsal.cut import cut_corpus
 from launcher.rehearsal.drill_export import export
@@ -164,7 +164,7 @@ def _held(stage: Stage, name: str) -> DrillResult:
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 1))
 
 
-def _outcome(results: Sequence[DrillResult]) -> Literal["passed", "failed", "cannot_tell"]:
+def _outcome(results: Sequence[DrillResult]) -> CheckOutcome:
     if any(result.outcome == "failed" for result in results):
         return "failed"
     return "cannot_tell" if any(r.outcome == "skipped" and r.needed for r in results) else "passed"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from launcher.frozen.attestations import CheckOutcome
 from launcher.study.coordinate_view import findings
 from proxies.core import canon
 from proxies.core.spec import RunResult
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 SHAPE_EXCESS = 0.01
 """Of the predicted loss, for rounding the size to a shape."""
 
-GateOutcome = Literal["passed", "failed", "cannot_tell"]
-
 
 class GateError(ValueError):
     """A gate is closed: the message says which, why, and what to do."""
@@ -34,7 +33,7 @@ class Gate:
     """One condition of freezing."""
 
     name: str
-    outcome: GateOutcome
+    outcome: CheckOutcome
     reason: str
 
 
@@ -80,7 +79,7 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     mine = [checks[name] for name in (parametrization, DEPTH) if name in checks]
     if parametrization not in checks:
         return Gate(name="coordinates", outcome="cannot_tell", reason="not run yet: `forerun check PLAN` does")
-    outcomes: dict[str, GateOutcome] = {"passes": "passed", "cannot_tell": "cannot_tell"}
+    outcomes: dict[str, CheckOutcome] = {"passes": "passed", "cannot_tell": "cannot_tell"}
     found = [outcomes.get(check["outcome"], "failed") for check in mine]
     said = [
         "; ".join(findings(check)) or f"all {len(check['layers'])} layers keep their size as {check['axis']} grows"
@@ -93,13 +92,13 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     return Gate(name="coordinates", outcome=_worst(found), reason="; ".join(said))
 
 
-def _worst(outcomes: Sequence[GateOutcome]) -> GateOutcome:
+def _worst(outcomes: Sequence[CheckOutcome]) -> CheckOutcome:
     return "failed" if "failed" in outcomes else "cannot_tell" if "cannot_tell" in outcomes else "passed"
 
 
 def transfer_gate(verdicts: Verdicts) -> Gate:
     """The verdicts': the learning rate over all axes at once, and every other hyperparameter that is tested."""
-    outcomes: dict[str, GateOutcome] = {"holds": "passed", "drifts": "failed", "cannot_tell": "cannot_tell"}
+    outcomes: dict[str, CheckOutcome] = {"holds": "passed", "drifts": "failed", "cannot_tell": "cannot_tell"}
     found, said = [outcomes[verdicts.together.outcome]], [f"learning rate: {'; '.join(verdicts.together.reasons)}"]
     for test, judged in verdicts.tests:
         if num_failed := verdicts.num_failed(test):  # their worker died; what they would have said is not known
@@ -121,7 +120,7 @@ def _fit_gate(fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) 
         return Gate(name="fit", outcome="cannot_tell", reason="; ".join(fit_doubts(fit)))
     said, wrong = backtested(fit.backtest, fit.level)
     doubts = _reach_doubts(choice)
-    outcome: GateOutcome = "failed" if wrong else "cannot_tell" if doubts else "passed"
+    outcome: CheckOutcome = "failed" if wrong else "cannot_tell" if doubts else "passed"
     return Gate(name="fit", outcome=outcome, reason=", ".join([*said, *doubts, *fit.warnings]))
 
 
@@ -146,7 +145,7 @@ def _reach_doubts(choice: Choice) -> list[str]:
 
 def tuned_gate(checks: LadderChecks | None, tilt: Tilt | None) -> Gate:
     """The ladder's own: the checked rungs lose no more than the margin by their learning rate."""
-    outcomes: dict[str, GateOutcome] = {"tuned": "passed", "mis_tuned": "failed", "cannot_tell": "cannot_tell"}
+    outcomes: dict[str, CheckOutcome] = {"tuned": "passed", "mis_tuned": "failed", "cannot_tell": "cannot_tell"}
     if checks is None or not checks.wanted:
         why = "no rung is checked at other rates: ladder.check_offsets_octaves and ladder.check_share say which are"
         return Gate(name="ladder_tuned", outcome="cannot_tell", reason=why)

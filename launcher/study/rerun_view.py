@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from launcher.frozen.attestations import CheckOutcome
 from launcher.plan.study import Study
-from launcher.study.gates import Gate, GateOutcome
+from launcher.study.gates import Gate
 from proxies.core.canon import Json
 from sweeps.store.quarantine import suspects
 
@@ -88,7 +89,7 @@ def replay_gates(study: Study, ledger: Ledger) -> tuple[Gate, ...]:
     made = [each for each in body["replays"] if each["outcome"] is not None] if body else []
     outcomes = {each["outcome"] for each in made}
     said = sentences(body)
-    found: GateOutcome = "passed"
+    found: CheckOutcome = "passed"
     if (study.num_replays and not made) or "cannot_tell" in outcomes or len(made) < len(body["replays"]):
         found = "cannot_tell"
         said = said or ["no trial was run again yet: `forerun sweep PLAN` does"]

@@ -6,7 +6,7 @@ import errno
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
@@ -33,7 +33,7 @@ Mode = Literal["offline", "online", "disabled"]
 
 @click.command()
 @study_argument
-@click.option("--mode", type=click.Choice(["offline", "online", "disabled"]), default="offline", show_default=True,
+@click.option("--mode", type=click.Choice(get_args(Mode)), default="offline", show_default=True,
               help="offline: write files; online: send; disabled: nothing of W&B.")  # fmt: skip
 @click.option("--online", is_flag=True, help="The same as --mode online: send it to W&B now, with your own login.")
 @click.option("--sync", is_flag=True, help="Upload what is logged offline, and verify what arrived.")

@@ -6,11 +6,12 @@ import re
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 import click
 
 from launcher.base.talk import say
+from launcher.base.wandb_calls import Mode
 from launcher.cli.options import answer, corpus_of, folder_of, frozen_argument, json_option
 from launcher.cli.problems import OptionProblems
 from proxies.core import canon
@@ -44,14 +45,14 @@ _path = click.Path(path_type=Path)
 @click.option("--sbatch", "sbatch_file", metavar="FILE", type=_path, help="Run nothing; write this as a SLURM job.")
 @click.option("--slurm", "slurm_options", metavar="OPTION", multiple=True,
               help="Of sbatch, for its script, as --slurm=--time=24:00:00; repeatable.")  # fmt: skip
-@click.option("--wandb", type=click.Choice(["offline", "online"]), help="Mirror the metrics into a W&B run.")
+@click.option("--wandb", type=click.Choice(get_args(Mode)), help="Mirror the metrics into a W&B run.")
 @click.option("--tensorboard", "tensorboard_dir", type=_path, metavar="DIR", help="Mirror them into event files.")
 @json_option
 def launch(
     frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool,
     trainer: str | None, max_restarts: int, hang_seconds: int, num_nodes: int, node_rank: int, endpoint: str | None,
     srun: bool, sbatch_file: Path | None, slurm_options: tuple[str, ...],
-    wandb: Literal["offline", "online"] | None, tensorboard_dir: Path | None, as_json: bool,
+    wandb: Mode | None, tensorboard_dir: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Train a FROZEN config with the embedded trainer under torchrun, or print the launch line of an exported one.
 

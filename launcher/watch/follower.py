@@ -19,14 +19,15 @@ from proxies.core.canon import Json
 
 AHEAD_SECONDS = 60.0
 """By which the clocks of two machines may differ."""
-_STANDINGS: dict[int, Literal["fine", "alarm", "cannot_tell"]] = {0: "fine", ALARM: "alarm", CANNOT_TELL: "cannot_tell"}
+Word = Literal["fine", "alarm", "cannot_tell"]
+_STANDINGS: dict[int, Word] = {0: "fine", ALARM: "alarm", CANNOT_TELL: "cannot_tell"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
     """What is to be said after a look."""
 
-    standing: Literal["fine", "alarm", "cannot_tell"]
+    standing: Word
     line: str
     """All of it in one line."""
     text: str

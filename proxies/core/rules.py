@@ -36,6 +36,16 @@ class KindRule:
     eps: Powers
 
 
+Attention = Literal["inverse_head_dim", "inverse_sqrt_head_dim"]
+Readout = Literal["multiplier", "absorbed"]
+DecayScaling = Literal["scaled", "unscaled", "root", "independent"]
+Decayed = Literal["matrices", "two_dimensional", "all"]
+EmbeddingRate = Literal["constant", "inverse_root"]
+EpsScaling = Literal["unscaled", "hidden", "blocks", "all", "completedp"]
+Moments = Literal["fixed", "scaled"]
+"""Answers of a `Parametrization`; what each means is said there."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parametrization:
     """One answer to each question on which sources differ. `named` gives a source's own answers."""
@@ -44,25 +54,25 @@ class Parametrization:
     """The source; with other answers than its own, where it began."""
     width: Literal["none", "mup"]
     """`mup`: hidden init std m_N^-1/2 and learning rate m_N^-1 (Tensor Programs V, arXiv 2203.03466, Table 8)."""
-    attention: Literal["inverse_head_dim", "inverse_sqrt_head_dim"]
+    attention: Attention
     """Scale of q . k: sqrt(base head_dim) / head_dim, or 1 / sqrt(head_dim). Differs only where head_dim grows."""
-    output: Literal["multiplier", "absorbed"]
+    output: Readout
     """Where the readout's 1 / m_N sits: a forward multiplier (mup, CompleteP), or in its init std, rate and decay
     (Complete(d)P, Lingle arXiv 2404.05728). The same function under Adam only if eps and weight decay move too
     (`proxies.parametrization.absorb`): they do with `scaled` decay and the eps of `completedp`."""
     depth_alpha: float | None
     """Branches times m_L^-alpha, block learning rates times m_L^(alpha-1): 1 CompleteP (arXiv 2505.01618), 1/2 u-muP
     (arXiv 2407.17465) and ArchScale; None: no depth rule (mup, Megatron-LM)."""
-    weight_decay: Literal["scaled", "unscaled", "root", "independent"]
+    weight_decay: DecayScaling
     """Of hidden matrices against width: `scaled` m_N (mup, CompleteP, Complete(d)P), `unscaled` (mup's GitHub head with
     decoupled_wd, Megatron-LM, Cerebras), `root` m_N^1/2 (arXiv 2510.15262), `independent`: a step takes the share
     given, whatever the learning rate (u-muP, ArchScale)."""
-    decayed: Literal["matrices", "two_dimensional", "all"]
+    decayed: Decayed
     """What decays: hidden matrices and readout (ours); those and the embeddings (nanoGPT); everything (mup given one
     group, the table of Complete(d)P)."""
-    embedding_rate: Literal["constant", "inverse_root"]
+    embedding_rate: EmbeddingRate
     """The embeddings' learning rate against width: 1 (mup, CompleteP) or m_N^-1/2 (u-muP, nanochat)."""
-    eps: Literal["unscaled", "hidden", "blocks", "all", "completedp"]
+    eps: EpsScaling
     """AdamW's: unscaled (mup); m_N^-1 m_L^-alpha for hidden matrices (Megatron-LM's `--use-mup`, without a depth rule),
     for blocks (CompleteP's Table 1) or for all (its code); `completedp`, as large as the gradients everywhere: blocks
     so, but QK-norm gains without m_N; embeddings m_N^-1; a readout m_N^-1 where a multiplier makes its gradients small,
@@ -72,7 +82,7 @@ class Parametrization:
     rate_duration_power: float
     """Of every learning rate with m_D: -1/2 (Complete(d)P), -0.32 (arXiv 2603.28743), -0.3 and -0.28 (Marin), 0 none
     (a regression of StepLaw's public runs gives +0.03 [-0.01, 0.11])."""
-    moments: Literal["fixed", "scaled"]
+    moments: Moments
     """`scaled`: 1 - beta times m_B/m_D, eps times (m_D/m_B)^1/2, decay times (m_B/m_D)^1/2 (Complete(d)P); independent
     decay, a share in itself, times m_B/m_D."""
 

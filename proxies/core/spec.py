@@ -23,6 +23,9 @@ from proxies.core.shape import Shape
 
 Status = Literal["finished", "diverged", "pruned", "failed"]
 Dtype = Literal["float32", "float64", "bfloat16"]
+Optimizer = Literal["adamw"]
+Precision = Literal["float32", "bfloat16"]
+"""Of products in a main run."""
 
 MAX_SEED = 2**31 - 1
 DIVERGED_ABOVE_NATS = 1.0
@@ -121,7 +124,7 @@ class RunSpec(_KeepsId):
     data_id: str
     seed: int
     numerics: Numerics = field(metadata=canon.SHARED)
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Optimizer = "adamw"
     base_batch_tokens: int | None = None
     """The base run's, where the parametrization scales with batch or duration; else None."""
     base_num_tokens: int | None = None

@@ -14,7 +14,7 @@ from typing import Literal
 
 from proxies.core import canon
 from scaling_fits.compute.compute_laws import Inflation, Laws, Pair
-from scaling_fits.compute.options import OptimaError
+from scaling_fits.compute.options import CellStatus, ComputeStatus, OptimaError
 from scaling_fits.compute.power_laws import FloorLaw, PowerLaw
 from scaling_fits.laws.law import CannotTellError, LawError
 from scaling_fits.laws.table import DroppedRow, RunTable
@@ -22,7 +22,7 @@ from scaling_fits.laws.table import DroppedRow, RunTable
 FILE_KIND = "forerun.compute_fit/1"
 _FAR = 30.0  # times the largest budget
 
-OptimumStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
+ComputeForm = Literal["isoflop", "frontier"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class Optimum:
     """The best size for one amount of compute, or why nobody can say. Numbers are None unless the status is ok."""
 
     flops: float
-    status: OptimumStatus
+    status: CellStatus
     """`edge`: it may lie outside the sizes run; `flat`: within the noise it may; `no_valley`: not even a minimum."""
     reason: str | None
     """What is wrong and what to run; None where the status is ok."""
@@ -49,10 +49,10 @@ class ComputeFit:
     """Laws of the optimum against compute, with the optima behind them."""
 
     kind: str
-    form: Literal["isoflop", "frontier"]
+    form: ComputeForm
     method: str | None
     """How an IsoFLOP valley's bottom was found."""
-    status: Literal["converged", "unidentified"]
+    status: ComputeStatus
     optima: tuple[Optimum, ...]
     """By FLOPs, ascending."""
     params_law: PowerLaw | None
@@ -93,7 +93,7 @@ class ComputeFit:
 
 def assembled(
     table: RunTable,
-    form: Literal["isoflop", "frontier"],
+    form: ComputeForm,
     optima: tuple[Optimum, ...],
     laws: Laws | None,
     warnings: Sequence[str],

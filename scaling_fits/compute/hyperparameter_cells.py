@@ -11,16 +11,15 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling_fits.compute import local_fits
 from scaling_fits.compute.local_fits import Floats, LocalFit
+from scaling_fits.compute.options import CellStatus
 from scaling_fits.laws.table import RunTable
 
-CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
 Pair = tuple[float, float]
 AXES = ("learning_rate", "batch")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from scaling_fits.compute import hyperparameter_cells
 from scaling_fits.compute.hyperparameter_cells import CellOptimum
-from scaling_fits.compute.options import OptimaError, option_problems
+from scaling_fits.compute.options import ComputeStatus, OptimaError, option_problems
 from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
 from scaling_fits.compute.published_laws import Hyperparameter, published
 from scaling_fits.laws.law import CannotTellError, LawError
@@ -44,7 +44,7 @@ class HyperparameterFit:
     form: Hyperparameter
     column: str
     """The column it came from, which gives its unit."""
-    status: Literal["converged", "unidentified"]
+    status: ComputeStatus
     design: Design
     """What varies over the cells: `ratio`: N and D in step, so that one exponent stands for both."""
     law: PowerLaw | None

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_fits.compute import compute_fit, compute_laws, valleys
-from scaling_fits.compute.compute_fit import ComputeFit, Optimum, OptimumStatus
+from scaling_fits.compute.compute_fit import ComputeFit, Optimum
 from scaling_fits.compute.compute_laws import Points
-from scaling_fits.compute.options import OptimaError, option_problems
+from scaling_fits.compute.options import CellStatus, OptimaError, option_problems
 from scaling_fits.compute.power_laws import Floats, fit_power_law
 from scaling_fits.compute.valleys import Bottom, Method, Runs
 from scaling_fits.laws.table import RunTable
@@ -124,7 +124,7 @@ def _optima(budgets: list[_Budget], method: Method, *, num_draws: int, level: fl
     ]
 
 
-def _refused_early(budget: _Budget, method: Method) -> tuple[OptimumStatus, str] | None:
+def _refused_early(budget: _Budget, method: Method) -> tuple[CellStatus, str] | None:
     """What keeps a budget from being fitted at all."""
     sizes, least = np.exp(budget.runs.sizes), valleys.LEAST_SIZES[method]
     if len(sizes) < least:
@@ -174,7 +174,7 @@ def _found(budget: _Budget, bottom: Bottom, level: float) -> _Found:
     return _Found(optimum=optimum, log_variances=variances, noise_sd=bottom.noise_sd)
 
 
-def _without(budget: _Budget, status: OptimumStatus, reason: str) -> _Found:
+def _without(budget: _Budget, status: CellStatus, reason: str) -> _Found:
     optimum = Optimum(
         flops=budget.flops, status=status, reason=reason, params=None, params_interval=None, tokens=None,
         tokens_interval=None, loss_nats=None, loss_interval=None, num_runs=len(budget.runs.x),

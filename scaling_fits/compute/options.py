@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
+
+CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
+"""Whether the runs of a budget, or of one (N, D), hold an optimum."""
+ComputeStatus = Literal["converged", "unidentified"]
 
 
 class OptimaError(ValueError):

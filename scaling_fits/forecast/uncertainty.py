@@ -19,6 +19,7 @@ from scaling_fits.forecast.conclusive import fit_doubts, reach_doubts
 from scaling_fits.forecast.hindcast import Backtest, hindcast
 from scaling_fits.forecast.pooling import Drift
 from scaling_fits.laws import law
+from scaling_fits.laws.forms import FormChoice
 from scaling_fits.laws.lack_of_fit import Trend, p_value
 from scaling_fits.laws.law import ALL_FORMS, FORMS, CannotTellError, FitStatus, Form, LawError, LawFit
 from scaling_fits.laws.nearness import near_frontier
@@ -26,7 +27,6 @@ from scaling_fits.laws.sizes import check_positive, check_size, exp_finite
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import DroppedRow, RunTable, listed
 
-FormChoice = Literal["auto", "chinchilla", "coupled", "power", "kaplan", "overtraining"]
 FORM_CHOICES: tuple[str, ...] = get_args(FormChoice)
 Weighting = Literal["even", "near_frontier"]
 MAX_BOOTSTRAP = 100_000

@@ -27,6 +27,7 @@ NUM_NUDGED = 2
 _KIND = ("python", "torch", "machine", "device", CPU)
 
 Apart = Literal["host", "process", "nothing", "unknown"]
+Allowed = Literal["bitwise", "nudged"]
 Outcome = Literal["agrees", "differs", "cannot_tell"]
 
 
@@ -99,7 +100,7 @@ class Verdict:
     """Of the first two: see `Distance`."""
     allowed_nats: float | None
     """What may differ; None: it could not be measured."""
-    allowed_from: Literal["bitwise", "nudged"]
+    allowed_from: Allowed
     """The same bits are promised, or `FACTOR` times what a nudge of the initial weights did."""
     odd_host: str
     """The one that computes wrongly, where that is known."""
@@ -165,7 +166,7 @@ def judge(
         return far.same or (far.alike and far.nats <= allowed and not promised(spec, one, other))
 
     bits = promised(spec, first, again[0])
-    source: Literal["bitwise", "nudged"] = "bitwise" if bits else "nudged"
+    source: Allowed = "bitwise" if bits else "nudged"
     limit = 0.0 if bits else allowed
     if agree(first, again[0]):
         return _verdict(runs, limit, source, "agrees", f"within {FACTOR:g} times what a nudge does")
@@ -196,7 +197,7 @@ def _end(ran: Ran) -> tuple[str, int]:
 
 
 def _verdict(
-    runs: Sequence[Ran], allowed: float | None, source: Literal["bitwise", "nudged"], outcome: Outcome, reason: str,
+    runs: Sequence[Ran], allowed: float | None, source: Allowed, outcome: Outcome, reason: str,
     odd_host: str = "",
 ) -> Verdict:  # fmt: skip
     apart = distance(runs[0], runs[1])

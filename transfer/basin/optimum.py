@@ -16,6 +16,7 @@ from transfer.basin.shapes import Floats, rise
 from transfer.basin.valley import Valleys, fit_valleys, likeliest_place
 from transfer.question import Point, TransferError
 
+EndName = Literal["lower", "upper"]
 OptimumStatus = Literal["ok", "edge", "flat", "too_few"]
 
 MIN_RATES = 4
@@ -125,7 +126,7 @@ def noise_is_known(points: Sequence[Point]) -> bool:
 class End:
     """The end of the values run at one size that is the better one."""
 
-    name: Literal["lower", "upper"]
+    name: EndName
     log2_value: float
     excess_nats: float
     """Over the best value."""
@@ -143,7 +144,7 @@ def better_end(points: Sequence[Point]) -> End | None:
         return None
     low, high = min(mean), max(mean)
     name, at = ("lower", low) if mean[low] < mean[high] else ("upper", high)
-    return End(name=cast(Literal["lower", "upper"], name), log2_value=at, excess_nats=mean[at] - min(mean.values()))
+    return End(name=cast(EndName, name), log2_value=at, excess_nats=mean[at] - min(mean.values()))
 
 
 def _mean_losses(points: Sequence[Point]) -> dict[float, float]:

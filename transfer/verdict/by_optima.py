@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import stdtrit
 
-from transfer.question import Question, TransferError, at_size
+from transfer.question import Outcome, Question, TransferError, at_size
 from transfer.regret.regret import Estimate
-from transfer.verdict.verdict import Outcome, Verdict
+from transfer.verdict.verdict import Verdict
 
 MIN_OPTIMA = 3
 """Two lie on a line whatever they are."""

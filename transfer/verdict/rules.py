@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from proxies.core.checks import Checks
-from transfer.question import AXES, HYPERPARAMETERS, Axis, Hyperparameter, TransferError
+from transfer.question import AXES, HYPERPARAMETERS, Axis, Hyperparameter, Outcome, TransferError
 
 if TYPE_CHECKING:
     from transfer.verdict.verdict import Verdict
@@ -24,7 +24,7 @@ class TransferRule:
     power: float
     """Used: the value grows as size^power, for every group alike, beside what each kind of parameter has by itself."""
     source: Literal["measured", "parametrization"]
-    outcome: Literal["holds", "drifts", "cannot_tell"]
+    outcome: Outcome
     measured_power: float | None
     """What the runs measured, with its interval at `level`."""
     measured_low: float | None

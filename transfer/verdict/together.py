@@ -15,10 +15,10 @@ import numpy as np
 
 from proxies.core.checks import Checks
 from transfer.basin.shapes import Floats, rise
-from transfer.question import Axis, TransferError, at_size
+from transfer.question import Axis, Outcome, TransferError, at_size
 from transfer.regret.regret import AtTarget, Estimate, estimate, regret
 from transfer.verdict import reasons as say
-from transfer.verdict.verdict import Judged, Outcome, Verdict, decide
+from transfer.verdict.verdict import Judged, Verdict, decide
 
 NEGLIGIBLE_DOUBLINGS = 0.1
 """A target within 7 % of the base needs no test on an axis."""

@@ -14,14 +14,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from proxies.core.checks import Checks
 from transfer.basin.optimum import Optima, Optimum, find_optima, noise_is_known, place_at
 from transfer.design.next_runs import Suggestion, again, mend, sharpen_bounded, sharpen_optima
-from transfer.question import Point, Question, TransferError
+from transfer.question import Outcome, Point, Question, TransferError
 from transfer.regret.bounded import Bounded, judge_bounded, obstacle
 from transfer.regret.regret import (
     Alternative,
@@ -35,7 +35,6 @@ from transfer.regret.regret import (
 )
 from transfer.verdict import reasons as say
 
-Outcome = Literal["holds", "drifts", "cannot_tell"]
 MIN_DRAWS = 200
 CLIFF_OCTAVES = 1.0
 """Divergence nearer than this to the transferred rate leaves no room for a cliff that moves with size."""
