@@ -20,6 +20,8 @@ CORE = {"proxies.external.keeper", "proxies.external.kept", "proxies.external.lo
     f"proxies.core.{path.stem}" for path in (ROOT / "proxies" / "core").glob("[a-z]*.py")
 }
 """What every room may import: standard library only."""
+CORE_WHEN_CALLED = {("proxies.core.table_files", "pyarrow")}
+"""Loaded by a function, of a file that needs it."""
 DOORS = {
     "mup": {"proxies.parametrization.parametrization"},
     "cmaes": {"sweeps.search.evolution"},
@@ -82,7 +84,7 @@ def import_law(house):
         for target in house.imports(name):
             room, other = room_of(name), room_of(target)
             if name in CORE:
-                fine = target in CORE or other in sys.stdlib_module_names
+                fine = target in CORE or other in sys.stdlib_module_names or (name, other) in CORE_WHEN_CALLED
             elif other not in ROOMS or room in (other, "launcher"):
                 fine = True
             else:

@@ -27,13 +27,13 @@ from launcher.frozen.frozen import FrozenError, TamperedError
 from launcher.frozen.launch_file import read_launch, write_launch
 from launcher.plan.file import PlanError, load_plan
 from launcher.trainer.checkpoints import CheckpointError, newest_good
+from proxies.core import table_files
 from proxies.data.tokenizer import load_tokenizer
 from proxies.data.tokens import CorruptCorpusError, DataError, TokenStore, read_manifest
 from proxies.external.growing import MetricsError
 from proxies.external.metric_files import MetricFiles
 from proxies.training.slot_state import newest
 from scaling_fits import fit_file
-from scaling_fits.laws import readers
 from sweeps.store.curves import load_curve
 from sweeps.store.errors import CurveCorrupt, LedgerCorrupt, LedgerTooNew, StudyMissing
 from sweeps.store.ledger import Ledger
@@ -167,9 +167,9 @@ def checkpoint(path):
 
 def judged_fit(path):
     """A table of runs without the columns that are wanted is refused a step later."""
-    cells = readers.read_cells(path)
+    cells = table_files.read_cells(path)
     if cells.problems or not {"params", "tokens", "loss"} <= set(cells.columns):
-        raise readers.FormatError("no runs")
+        raise table_files.FormatError(path, "no runs")
 
 
 def judged_sheet(path):
@@ -198,7 +198,7 @@ READERS = {
     "metrics jsonl": ("metrics.jsonl", metrics("jsonl"), MetricsError),
     "metrics wandb": ("run-a.wandb", metrics("wandb"), MetricsError),
     "metrics tensorboard": ("events.out.tfevents.1", metrics("tensorboard"), MetricsError),
-    **{f"runs {kind}": (f"runs.{kind}", judged_fit, readers.FormatError)
+    **{f"runs {kind}": (f"runs.{kind}", judged_fit, table_files.FormatError)
        for kind in ("csv", "jsonl", "parquet")},
     **{f"table {kind}": (f"table.{kind}", judged_sheet, transfer.tables.sheet.TableError)
        for kind in ("csv", "jsonl", "parquet")},

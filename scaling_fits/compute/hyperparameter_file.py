@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from proxies.core.canon import Json
+from proxies.core.table_files import FormatError, read_cells
 from scaling_fits.compute import optima_file
 from scaling_fits.compute.hyperparameter_laws import HyperparameterFit, HyperparameterPrediction, fit_optima_law
 from scaling_fits.compute.options import OptimaError
 from scaling_fits.compute.published_laws import Hyperparameter
-from scaling_fits.laws.readers import FormatError, read_cells
 
 OPTIMUM_COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {
     "learning_rate": ("learning_rate_optimum", "lr_optimum"),

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from proxies.core.table_files import Cells, FormatError, read_cells
 from scaling_fits.laws import traps
-from scaling_fits.laws.readers import Cells, FormatError, read_cells
 
 Floats = NDArray[np.float64]
 

@@ -42,8 +42,8 @@ def test_of_a_parquet_file_only_known_columns_are_read(tmp_path):
     ("a.csv", "width,lr,loss\n", "no rows"),
     ("a.csv", "width,lr,lr,loss\n32,1,1,1\n", "the column 'lr' is there twice"),
     ("a.csv", 'width,lr,loss\n32,"0.1,2\n', "row"),
-    ("a.jsonl", "[1]\n{\n", "row 1: a list.*row 2: not JSON"),
-    ("a.parquet", "no parquet", "not a parquet file"),
+    ("a.jsonl", "[1]\n{\n", "row 1 is a list.*row 2 is not JSON"),
+    ("a.parquet", "no parquet", "no Parquet file"),
 ])  # fmt: skip
 def test_unreadable_tables_are_refused_in_a_sentence(tmp_path, name, text, said):
     with pytest.raises(TableError, match=said):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,11 @@ Rows = list[tuple[int, dict[str, object]]]
 
 
 class FormatError(ValueError):
-    """A file of none of the three kinds, or one that cannot be read as what its name says."""
+    """A file of none of the three kinds, or one that cannot be read as what its name says; `why`: without the name."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.why = why
+        super().__init__(f"{path.name} {why}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,36 +35,48 @@ class Cells:
     """Rows that are no rows."""
 
 
-def read_cells(path: Path) -> Cells:
+def read_cells(path: Path, columns: Collection[str] | None = None) -> Cells:
     """The cells of a `.csv`, `.jsonl` or `.parquet` file.
+
+    Args:
+        path: the file.
+        columns: of a `.parquet` file, those whose cells are read; None: all.
 
     Raises:
         FormatError: another kind of file, or one that cannot be read.
     """
     readers: dict[str, Callable[[Path], Cells]] = {
-        ".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet
+        ".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": lambda path: _read_parquet(path, columns)
     }  # fmt: skip
-    if path.suffix not in readers:
-        raise FormatError(f"{path.name}: a table of runs is one of {', '.join(readers)}")
+    suffix = path.suffix.lower()
+    if suffix not in readers:
+        raise FormatError(
+            path,
+            f"cannot be read: the suffix {path.suffix!r} is unknown: a table of runs is one of {', '.join(readers)}",
+        )
     try:
-        return readers[path.suffix](path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise FormatError(f"{path.name} cannot be read: {why}") from error
+        return readers[suffix](path)
+    except UnicodeDecodeError as error:
+        raise FormatError(path, f"cannot be read: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise FormatError(path, f"cannot be read: {error.strerror or error}") from error
 
 
 def _read_csv(path: Path) -> Cells:
+    rows: Rows = []
+    problems: list[str] = []
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
-        columns = [name.strip() for name in next(reader, [])]
-        rows: Rows = []
-        problems: list[str] = []
-        for cells in reader:
-            if not cells:
-                continue
-            if len(cells) > len(columns):
-                problems.append(f"row {reader.line_num} has {len(cells)} cells: {len(columns)} are wanted")
-            rows.append((reader.line_num, dict(zip(columns, map(_read_number, cells), strict=False))))
+        try:
+            columns = [name.strip() for name in next(reader, [])]
+            for cells in reader:
+                if not cells:
+                    continue
+                if len(cells) > len(columns):
+                    problems.append(f"row {reader.line_num} has {len(cells)} cells: {len(columns)} are wanted")
+                rows.append((reader.line_num, dict(zip(columns, map(_read_number, cells), strict=False))))
+        except csv.Error as error:
+            raise FormatError(path, f"cannot be read: row {reader.line_num}: {error}") from error
     return Cells(columns=columns, rows=rows, problems=problems)
 
 
@@ -101,16 +117,18 @@ def _read_jsonl(path: Path) -> Cells:
     return Cells(columns=list(dict.fromkeys(key for _, record in rows for key in record)), rows=rows, problems=problems)
 
 
-def _read_parquet(path: Path) -> Cells:
+def _read_parquet(path: Path, columns: Collection[str] | None) -> Cells:
     import pyarrow as pa  # 0.2 s to load, and only this format needs it
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(path).read()
-    except pa.ArrowException as error:
-        raise FormatError(f"{path.name} is no Parquet file: {error}") from error
+        with pq.ParquetFile(path) as file:  # not `read_table`, which loads pandas
+            names = list(file.schema_arrow.names)
+            table = file.read(columns=None if columns is None else [name for name in names if name in columns])
+    except (pa.ArrowException, OverflowError) as error:
+        raise FormatError(path, f"is no Parquet file: {error}") from error
     values = [column.to_pylist() for column in table.columns]  # by place: Arrow's records refuse a name twice
     rows = [
         (i + 2, dict(zip(table.column_names, cells, strict=True))) for i, cells in enumerate(zip(*values, strict=True))
     ]
-    return Cells(columns=list(table.column_names), rows=rows, problems=[])
+    return Cells(columns=names, rows=rows, problems=[])
