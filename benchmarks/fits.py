@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "scaling_fits"))
 from planted_ladders import CHINCHILLA, COUPLED, TRUTHS, ladder
 
 from scaling_fits.laws import law, search, starts
+from scaling_fits.laws.form_names import Form
 from scaling_fits.laws.forms import SHAPES
 from scaling_fits.laws.solver import Floats, Points
 from scaling_fits.laws.table import RunTable, read_runs
@@ -107,7 +108,7 @@ def exactness() -> dict[str, Any]:
     return result
 
 
-def against_scipy(name: str, table: RunTable, form: law.Form) -> dict[str, Any]:
+def against_scipy(name: str, table: RunTable, form: Form) -> dict[str, Any]:
     """Our objective over the reference's, less one."""
     points, _ = law.centred_points(table)
     fit = law.fit_law(table, form)
@@ -139,7 +140,7 @@ def sources(num_runs: int) -> Iterator[tuple[str, RunTable]]:
             yield name, table.rows(np.sort(keep))
 
 
-def refits(table: RunTable, form: law.Form, kind: str, num: int, num_checked: int) -> dict[str, Any] | None:
+def refits(table: RunTable, form: Form, kind: str, num: int, num_checked: int) -> dict[str, Any] | None:
     """How many refits reached the best known objective; None where the law is unidentified."""
     fit = law.fit_law(table, form)
     if not fit.identified:
@@ -163,7 +164,7 @@ def refits(table: RunTable, form: law.Form, kind: str, num: int, num_checked: in
     }  # fmt: skip
 
 
-def heavy(table: RunTable, form: law.Form, weight: Floats, near: Floats) -> Floats:
+def heavy(table: RunTable, form: Form, weight: Floats, near: Floats) -> Floats:
     """The best of much longer searches: random starts for every problem, more scouts and gifts, all ends shared."""
     points, centre = law.centred_points(table)
     shape, rng = SHAPES[form], np.random.default_rng(9)
@@ -181,7 +182,7 @@ def heavy(table: RunTable, form: law.Form, weight: Floats, near: Floats) -> Floa
     return np.minimum(shared, scattered.objective.reshape(-1, NUM_RANDOM).min(axis=1))
 
 
-def random_laws(form: law.Form, points: Points, num: int, rng: np.random.Generator) -> Floats:
+def random_laws(form: Form, points: Points, num: int, rng: np.random.Generator) -> Floats:
     """Laws with exponents from flat to steep whose terms are a random share of the loss at a random run."""
     shape, runs = SHAPES[form], rng.integers(points.n.size, size=(2, num))
     k = np.exp(rng.uniform(np.log(max(shape.least_k, 0.02)), np.log(4), num))

@@ -20,7 +20,7 @@ from scaling_fits.forecast.conclusive import fit_doubts, inconclusive
 from scaling_fits.forecast.derived import Interval, draw_intervals, exponents
 from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
 from scaling_fits.laws import lack_of_fit, law
-from scaling_fits.laws.forms import FormChoice
+from scaling_fits.laws.form_names import Form, FormChoice
 from scaling_fits.laws.law import LawFit
 from scaling_fits.laws.solver import NUM_COORDINATES, Floats
 from scaling_fits.laws.table import DroppedRow
@@ -195,7 +195,7 @@ def _backtest(backtest: hindcast.Backtest | None) -> Json:
 class _MemberFile:
     """A `LawFit` as plain data."""
 
-    form: law.Form
+    form: Form
     status: law.FitStatus
     theta: tuple[float, ...]
     objective: float | None

@@ -26,7 +26,7 @@ from proxies.core.rules import (
 from proxies.core.schedule import ScheduleKind
 from proxies.core.shape import Family
 from proxies.core.spec import Dtype, Precision
-from scaling_fits.laws.forms import FormChoice
+from scaling_fits.laws.form_names import FormChoice
 
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]

@@ -19,9 +19,9 @@ from scaling_fits.forecast.conclusive import fit_doubts, reach_doubts
 from scaling_fits.forecast.hindcast import Backtest, hindcast
 from scaling_fits.forecast.pooling import Drift
 from scaling_fits.laws import law
-from scaling_fits.laws.forms import FormChoice
+from scaling_fits.laws.form_names import Form, FormChoice
 from scaling_fits.laws.lack_of_fit import Trend, p_value
-from scaling_fits.laws.law import ALL_FORMS, FORMS, CannotTellError, FitStatus, Form, LawError, LawFit
+from scaling_fits.laws.law import ALL_FORMS, FORMS, CannotTellError, FitStatus, LawError, LawFit
 from scaling_fits.laws.nearness import near_frontier
 from scaling_fits.laws.sizes import check_positive, check_size, exp_finite
 from scaling_fits.laws.solver import Floats

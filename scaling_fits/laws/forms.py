@@ -16,14 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from scaling_fits.laws.solver import Floats, Space
 
-FormChoice = Literal["auto", "chinchilla", "coupled", "power", "kaplan", "overtraining"]
-"""A form of `SHAPES`, or all of them pooled."""
 _LIMIT = 700.0  # largest logarithm whose exponential a record can hold
 LOG_NOTHING = -700.0  # log E of a form without E: a finite number, so that records can hold it
 _LOG_SIX = float(np.log(6.0))

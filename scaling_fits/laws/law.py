@@ -17,13 +17,13 @@ from typing import Literal, get_args
 import numpy as np
 
 from scaling_fits.laws import search, solver, starts
+from scaling_fits.laws.form_names import Form
 from scaling_fits.laws.forms import SHAPES, Shape
 from scaling_fits.laws.nearness import effective_runs
 from scaling_fits.laws.outliers import outliers
 from scaling_fits.laws.solver import Floats, Points
 from scaling_fits.laws.table import RunTable
 
-Form = Literal["chinchilla", "coupled", "power", "kaplan", "overtraining"]
 ALL_FORMS: tuple[Form, ...] = get_args(Form)
 FORMS: tuple[Form, ...] = ("chinchilla", "coupled", "power")  # those that `auto` pools
 FitStatus = Literal["converged", "at_bound", "degenerate", "unidentified"]
