@@ -1,6 +1,6 @@
 """The plan: what a study asks, and the records that follow from it alone.
 
-The keys are in `launcher.plan.sections`, `plan_search` and `plan_cluster`; `launcher.plan.file` reads and writes them.
+The keys are in `sections`, `search` and `cluster` beside it; `file` reads them, `writing` writes them.
 No torch.
 """
 
