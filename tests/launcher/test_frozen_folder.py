@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import sys
 
 import pytest
 from main_run import tiny_decision, write_corpus
@@ -141,7 +142,8 @@ def test_exports_are_a_folder_of_attested_ones(folder):
 def test_what_is_nested_too_deep_is_no_file_of_ours(folder, depth):
     nested = "[" * depth + "]" * depth
     (folder / "attestations" / "layout.json").write_text('{"body": {"x": ' + nested + "}}")
-    refused = "recursion|nested too deep" + "|does not have its hash|has the digest" * (depth == 600)  # 3.12 parses it
+    parsed = depth == 600 and sys.version_info >= (3, 12)  # a newer parser goes so deep, and the content is not ours
+    refused = "does not have its hash|has the digest" if parsed else "recursion|nested too deep"
     assert re.search(refused, problems_of(folder)[0])
     (folder / "launch.json").write_text('{"digest": "", "decision": ' + nested + "}")
     with pytest.raises(TamperedError, match=refused):

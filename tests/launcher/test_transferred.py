@@ -50,11 +50,10 @@ def test_a_wider_longer_target_is_judged_anew(study, ledger, found):
     near = verdicts_at(study, ledger, found.transferred, base_sizes(study))
     far = verdicts_at(study, ledger, found.transferred, Sizes(width=4096, depth=1, batch=64, duration=10**9))
     assert far.tests[0][1].verdict.question.target_size == 4096 and near.tests[0][1].verdict.question.target_size == 8
-    offsets = [[test.verdict.offset for _, test in v.tests] for v in (near, far)]
-    known = [(a, b) for a, b in zip(*offsets, strict=True) if a and b]  # as far as this tiny study says
-    assert (
-        all(b.high - b.low >= a.high - a.low for a, b in known) and near.tests[0][1].verdict != far.tests[0][1].verdict
-    )
+    wide = [v.tests[1][1].verdict.offset for v in (near, far)]  # over duration, as far as this tiny study says
+    if None not in wide:  # with an older torch its runs do not say it
+        assert wide[1].high - wide[1].low > wide[0].high - wide[0].low
+    assert near.tests[0][1].verdict != far.tests[0][1].verdict
     assert far.together.untested == ()
 
 
