@@ -41,10 +41,11 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from proxies.core.flops import flops_per_token
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams, Numerics, RunSpec
+from proxies.core.spec import Numerics, RunSpec
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import TokenStore
 from proxies.model import rotary

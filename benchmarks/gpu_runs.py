@@ -18,10 +18,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams, Numerics, RunSpec
+from proxies.core.spec import Numerics, RunSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 TRIAL_STEPS = 2000

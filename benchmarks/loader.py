@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from launcher.base.talk import say
 from launcher.plan.plan import Plan
 from proxies.core.flops import count_params
-from proxies.core.spec import Hparams, RunSpec
+from proxies.core.hyperparameters import Hparams
+from proxies.core.spec import RunSpec
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import TokenStore
 from proxies.training.bank import Bank

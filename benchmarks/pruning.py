@@ -75,10 +75,11 @@ LEVELS: list[tuple[PrunerName, str, Change]] = [
 
 def trained(corpus: Path, kind: ScheduleKind, seed: int, points: Sequence[tuple[float, ...]]) -> tuple[Any, Any]:
     """(rate, warmup, clip) trained to the end: losses [point][step] and final [point] in nats, NaN once diverged."""
+    from proxies.core.hyperparameters import Hparams
     from proxies.core.rules import named
     from proxies.core.schedule import Schedule
     from proxies.core.shape import Shape
-    from proxies.core.spec import Hparams, Numerics, RunSpec
+    from proxies.core.spec import Numerics, RunSpec
     from proxies.data.tokens import TokenStore
     from proxies.training.bank import Bank
 

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from proxies.core.checks import Checks
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM
 
 Axis = Literal["width", "depth", "batch", "duration", "params"]
 """What grows: model width, layers, tokens per step (at equal tokens in all), tokens in all, parameters."""
-Hyperparameter = Literal[
-    "learning_rate", "warmup_fraction", "clip_norm", "weight_decay", "beta1", "beta2",
-    "embedding_multiplier", "output_multiplier",
-]  # fmt: skip
+Hyperparameter = str
+"""A name of `proxies.core.hyperparameters.WITH_OPTIMUM`."""
 AXES: tuple[Axis, ...] = get_args(Axis)
-HYPERPARAMETERS: tuple[Hyperparameter, ...] = get_args(Hyperparameter)
 
 _SIZE = {
     "width": "width {}", "depth": "{} layers", "batch": "{} tokens a step", "duration": "{} tokens",
@@ -42,25 +40,25 @@ def at_size(axis: Axis, size: int) -> str:
 
 
 def to_log2(hyperparameter: Hyperparameter, value: float) -> float:
-    """Octaves of a value; of a beta those of 1 - beta, the inverse of its memory in steps.
+    """Octaves of a value, as its scale counts them.
 
     Raises:
         TransferError: the value has no logarithm.
     """
-    scale = 1 - value if hyperparameter in ("beta1", "beta2") else value
-    if not 0 < scale < math.inf:
-        raise TransferError([f"{hyperparameter} = {value}: it has no octaves"])
-    return math.log2(scale)
+    try:
+        return HYPERPARAMETERS[hyperparameter].to_log2(value)
+    except ValueError as error:
+        raise TransferError([str(error)]) from error
 
 
 def from_log2(hyperparameter: Hyperparameter, log2_value: float) -> float:
     """The value of so many octaves; the inverse of `to_log2`."""
-    return 1 - math.exp2(log2_value) if hyperparameter in ("beta1", "beta2") else math.exp2(log2_value)
+    return HYPERPARAMETERS[hyperparameter].from_log2(log2_value)
 
 
 def written(hyperparameter: Hyperparameter, log2_value: float) -> str:
     """A value as one says it: learning rates as powers, `2^-6` or `2^-5.58`; others as they are."""
-    if hyperparameter == "learning_rate":
+    if hyperparameter == LEARNING_RATE:
         return f"2^{round(log2_value, 2):g}"
     return f"{from_log2(hyperparameter, log2_value):.3g}"
 
@@ -100,7 +98,7 @@ class Question:
     target_size: int
     base_size: int
     axis: Axis = "width"
-    hyperparameter: Hyperparameter = "learning_rate"
+    hyperparameter: Hyperparameter = LEARNING_RATE
     transferred_log2: float | None = None
     """Value set at the base; None: the fitted optimum there."""
     power: float | None = 0.0
@@ -119,7 +117,7 @@ class Question:
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.one_of("axis", AXES)
-        checks.one_of("hyperparameter", HYPERPARAMETERS)
+        checks.one_of("hyperparameter", WITH_OPTIMUM)
         checks.whole("target_size", "base_size")
         for name in ("transferred_log2", "power"):
             if getattr(self, name) is not None:

@@ -51,24 +51,27 @@ def _below(root: type) -> list[type]:
 
 
 def _fields(record: type) -> list[tuple[str, str, str, str]]:
-    """Name, type, default and sentence of each field, as the source has them."""
+    """Name, type, default and sentence of each field, those of a record that it adds to first."""
+    rows = [row for base in record.__bases__ if dataclasses.is_dataclass(base) for row in _fields(base)]
     tree = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    later = {one.name for one in dataclasses.fields(record) if one.metadata.get("later")}
-    rows = []
+    known = {one.name: one for one in dataclasses.fields(record)}
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if not isinstance(node, ast.AnnAssign):
+        if not isinstance(node, ast.AnnAssign) or ast.unparse(node.target) not in known:
             continue
-        name, default = ast.unparse(node.target), ""
-        if isinstance(node.value, ast.Call):
-            given = {word.arg: ast.unparse(word.value) for word in node.value.keywords}
-            default = given.get("default", given.get("default_factory", ""))
-        elif node.value is not None:
-            default = ast.unparse(node.value)
+        one = known[ast.unparse(node.target)]
         said = str(after.value.value) if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-        marked = "*later* " * (name in later)
-        rows.append((name, _spelled_out(node.annotation, record), default, f"{marked}{said}".strip()))
+        marked = "*later* " * bool(one.metadata.get("later"))
+        rows.append((one.name, _spelled_out(node.annotation, record), _default(one), f"{marked}{said}".strip()))
     return rows
+
+
+def _default(one: dataclasses.Field[Any]) -> str:
+    if one.default_factory is not dataclasses.MISSING:
+        return str(getattr(one.default_factory, "__name__", one.default_factory))
+    if dataclasses.is_dataclass(one.default):
+        return f"{type(one.default).__name__}()"
+    return "" if one.default is dataclasses.MISSING else repr(one.default)
 
 
 def _spelled_out(annotation: ast.expr, record: type) -> str:
@@ -76,6 +79,7 @@ def _spelled_out(annotation: ast.expr, record: type) -> str:
     named = vars(sys.modules[record.__module__])
     words = {name: str(value).removeprefix("typing.") for name, value in named.items()
              if typing.get_origin(value) is typing.Literal}  # fmt: skip
+    words |= {name: "str" for name, value in named.items() if value is str}
     return re.sub(r"\w+", lambda found: words.get(found[0], found[0]), ast.unparse(annotation))
 
 

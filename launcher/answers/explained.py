@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from launcher.cli.options import table
 from launcher.plan import sources
 from proxies.core.checks import SpecError
+from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import KINDS, Kind
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, refusals
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams
 
 if TYPE_CHECKING:
     from proxies.core.canon import Json
@@ -78,7 +78,7 @@ def numbers(
         width=shape.width / base.width, depth=shape.num_layers / base.num_layers, batch=batch_ratio,
         duration=duration_ratio,
     )  # fmt: skip
-    if problems := refusals(rules, ratios, hparams.beta1, hparams.beta2, tied=shape.tied):
+    if problems := refusals(rules, ratios, hparams, tied=shape.tied):
         raise SpecError("explain", problems)
     parameters = parameters_of(rules, shape, base)
     rows = table_of(rules, parameters, ratios, hparams)

@@ -12,7 +12,7 @@ from launcher.views.calibration import calibration_line
 from launcher.views.search import sentences, value_text
 from launcher.views.transfer import axis_name, estimated, exponent, name_of, short_size, size_name, wanted
 from proxies.core.canon import Json
-from sweeps.search.space import SCALES
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from transfer.question import from_log2, written
 
 
@@ -54,7 +54,7 @@ def search_text(body: dict[str, Json]) -> str:
     """The best trials as a table, and what is to be said of the search."""
     search: Any = body
     finished = sorted((t for t in search["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
-    names = [name for name in SCALES if name in search["best"]]
+    names = [name for name in HYPERPARAMETERS if name in search["best"]]
     rows = [
         (str(t["index"]), *(value_text(name, t[name]) for name in names), f"{t['loss_nats']:.4f}") for t in finished[:5]
     ]
@@ -63,7 +63,7 @@ def search_text(body: dict[str, Json]) -> str:
     return f"{len(search['trials'])} trials, {len(finished)} finished; the best:\n{table(head, rows)}{said}"
 
 
-SHORT = {"learning_rate": "lr", "warmup_fraction": "warmup", "clip_norm": "clip"}
+SHORT = {one.name: one.short for one in HYPERPARAMETERS.values() if one.short}
 
 
 def verdict_text(body: dict[str, Json]) -> str:

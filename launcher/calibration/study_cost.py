@@ -17,6 +17,7 @@ from launcher.experiments.ties import num_tie_runs
 from launcher.experiments.transferred import target_guess
 from launcher.plan.calibration_records import Part
 from launcher.plan.study import Study
+from proxies.core.hyperparameters import warmup_of, with_warmup
 from proxies.core.rules import named
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
@@ -142,7 +143,7 @@ def _transfer(study: Study, point: Params) -> tuple[list[RunSpec], list[RunSpec]
     """The grids as the first verdicts ask for them, and what extensions of each may add."""
     target = target_guess(study)
     # At the highest values: a warmup that is long at the base is the one that two rules carry differently.
-    compared = warmup_runs(study, {**point, "warmup_fraction": study.space.highest["warmup_fraction"]}, target, {})
+    compared = warmup_runs(study, with_warmup(point, warmup_of(study.space.highest)), target, {})
     first = {spec.id: spec for spec in compared.specs}
     more: list[RunSpec] = []
     for specs in first_runs(study, point, target).values():

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.plan.study import Study, base_duration, moved
-from proxies.core.rules import Parametrization, kind_rule
+from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.rules import Parametrization, scaling
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.space import Params
 from transfer.question import Axis, Hyperparameter, Point
@@ -126,7 +127,6 @@ def axis_sizes(study: Study, axis: Axis) -> tuple[int, ...]:
 _TOLD: dict[Axis, str] = {
     "width": "width", "depth": "num_layers", "batch": "batch_tokens", "duration": "num_steps",
 }  # fmt: skip
-_TOLD_VALUES = {"warmup_fraction": "warmup_steps"}
 
 
 def wanted_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
@@ -135,7 +135,7 @@ def wanted_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
     wanted: list[tuple[Hyperparameter, Axis]] = [("learning_rate", axis) for axis in axes if axis_sizes(study, axis)]
     command = study.plan.command
     for name, over in study.plan.transfer.hyperparameters.items():
-        if command is None or command.reaches(_TOLD_VALUES.get(name, name)):
+        if command is None or command.reaches(HYPERPARAMETERS[name].told_as):
             wanted += [(name, axis) for axis in over if axis_sizes(study, axis)]
     return tuple(wanted)
 
@@ -178,15 +178,8 @@ def _counts(study: Study) -> list[int]:
 
 def built_in(study: Study, name: Hyperparameter, axis: Axis) -> float:
     """The power by which the plan's parametrization moves a value, of every kind of parameter, along an axis."""
-    rules = study.plan.parametrization
-    if name == "learning_rate":
-        return {"batch": rules.rate_batch_power, "duration": rules.rate_duration_power}.get(axis, 0.0)
-    if name == "weight_decay":
-        decay = kind_rule(rules, "hidden").weight_decay
-        return {"batch": decay.batch, "duration": decay.duration}.get(axis, 0.0)
-    if name in ("beta1", "beta2") and rules.moments == "scaled":  # of 1 - beta
-        return {"batch": 1.0, "duration": -1.0}.get(axis, 0.0)
-    return 0.0
+    powers = scaling(study.plan.parametrization, name)
+    return {"batch": powers.batch, "duration": powers.duration}.get(axis, 0.0)
 
 
 def measured(study: Study, axis: Axis) -> bool:

@@ -9,23 +9,18 @@ from launcher.experiments.ties import ties_body
 from launcher.experiments.transferred import Transferred, Verdicts
 from launcher.plan.study import Study
 from proxies.core.canon import Json
-from proxies.core.powers import Ratios
-from proxies.core.rules import betas, kind_rule
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM
+from proxies.core.powers import Powers, Ratios
+from proxies.core.rules import scaled, scaling
 from proxies.core.spec import RunResult
-from transfer.question import HYPERPARAMETERS, Axis, Hyperparameter
+from transfer.question import Axis, Hyperparameter
 from transfer.verdict.summary import estimate_summary, together_summary, verdict_summary
 from transfer.verdict.together import differs
 from transfer.verdict.verdict import Verdict
 
 _AXES: tuple[Axis, ...] = ("width", "depth", "batch", "duration")
-_ALWAYS: tuple[Hyperparameter, ...] = (
-    "learning_rate",
-    "warmup_fraction",
-    "clip_norm",
-    "weight_decay",
-    "beta1",
-    "beta2",
-)
+_USUAL = tuple(one.name for one in HYPERPARAMETERS.values() if one.set_by != "axes")
+"""Shown whether they were searched or not."""
 
 
 def transfer_body(
@@ -68,7 +63,7 @@ def _runs(study: Study, test: TransferTest, results: Mapping[str, RunResult]) ->
 def _values(study: Study, found: Transferred, verdicts: Verdicts) -> list[Json]:
     """One row a hyperparameter: at the base, at the target, by which rule, and how far that was tested."""
     tested = [test.hyperparameter for test, _ in verdicts.tests]
-    names = dict.fromkeys((*_ALWAYS, *(name for name in HYPERPARAMETERS if name in found.best), *tested))
+    names = [name for name in WITH_OPTIMUM if name in (*_USUAL, *found.best, *tested)]
     return [_value(study, found, verdicts, name) for name in names]
 
 
@@ -77,12 +72,12 @@ def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperpara
     mine = [judged.verdict for test, judged in verdicts.tests if test.hyperparameter == name]
     axes = [verdict.question.axis for verdict in mine]
     value, rule = _carried(study, found, target, name)
-    rate = name == "learning_rate"
+    rate = name == LEARNING_RATE
     worst = max(mine, key=_regret, default=None)
     regret = verdicts.together.regret_nats if rate else worst.regret_nats if worst else None
     outcome = verdicts.together.outcome if rate else worst.outcome if worst else None
     margin = study.plan.transfer.margin_nats
-    over = [*axes, *(["duration"] if name == "warmup_fraction" and found.warmup.finding else [])]
+    over = [*axes, *(["duration"] if name == found.warmup.HYPERPARAMETER and found.warmup.finding else [])]
     twice = [cost for verdict in mine if (cost := verdict_summary(verdict)["cost_of_2x_off_nats"]) is not None]
     return {
         "hyperparameter": name,
@@ -96,7 +91,7 @@ def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperpara
         "regret_nats": estimate_summary(regret),
         "cost_of_2x_off_nats": twice[0] if twice else None,
         "tie": next(iter(ties_body([tie for tie in found.ties if tie.hyperparameter == name], margin)), None),
-        "carry": found.warmup.body(margin) if name == "warmup_fraction" else None,
+        "carry": found.warmup.body(margin) if name == found.warmup.HYPERPARAMETER else None,
     }
 
 
@@ -116,7 +111,7 @@ def _carried(study: Study, found: Transferred, target: Sizes, name: Hyperparamet
 def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter) -> tuple[Json, str]:
     base, rules = base_sizes(study), study.plan.parametrization
     ratios = Ratios(**{axis: target.along(axis) / base.along(axis) for axis in _AXES})
-    if name == "learning_rate":
+    if name == LEARNING_RATE:
         said = [f"set at the base width; each kind of parameter as {rules.name} scales it"]
         said += [
             f"times {ratio:.3g}^{power:+.3f} over {axis}, as measured"
@@ -130,17 +125,12 @@ def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter
         ]
         return found.rate_at(base, target), "; ".join(said)
     value = base_value(study, name, found.point)
-    if name == "warmup_fraction":
+    if name == found.warmup.HYPERPARAMETER:
         return found.point_at(study, target)[name], found.warmup.words(study.plan.transfer.margin_nats)
-    if name == "weight_decay" and value:
-        rule = kind_rule(rules, "hidden").weight_decay
-        return value * rule.at(ratios), f"of hidden matrices, times {rule}"
-    if name in ("beta1", "beta2"):
-        scaled = betas(rules, ratios, *(base_value(study, beta, found.point) for beta in _BETAS))
-        return scaled[_BETAS.index(name)], "as it is" if rules.moments == "fixed" else "1 - beta times m_B / m_D"
-    if name == "clip_norm" and not value:
-        return value, "no clipping: the search turned it off"
-    return value, "as it is"
-
-
-_BETAS: tuple[Hyperparameter, Hyperparameter] = ("beta1", "beta2")
+    powers, one = scaling(rules, name), HYPERPARAMETERS[name]
+    if one.can_be_off and not value:
+        return value, "off"
+    if powers == Powers():
+        return value, "as it is"
+    scaled_words = f"1 - {name}" if one.scale == "log2_complement" else "of hidden matrices,"
+    return scaled(rules, name, value, ratios), f"{scaled_words} times {powers}"

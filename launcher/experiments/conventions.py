@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.spec import RunResult, RunSpec
 from transfer.question import Hyperparameter
 
@@ -20,39 +21,32 @@ Basis = Literal["same", "margin", "noise", "undetermined", "searched"]
 """Why a value is used: both are one run; the convention loses less than the margin; no more than one run's noise; too
 few runs can tell; or the searched value is clearly better."""
 
-CONVENTIONAL_WARMUP = 0.01
-"""Of the steps: Pythia (arXiv 2304.01373). OLMo (2402.00838) and Llama (2302.13971) come to 0.6 to 1 %."""
-LEAST_WARMUP_STEPS = 20
-"""So many gradients does Adam's second moment remember at beta2 = 0.95: 1 / (1 - beta2)."""
-MOST_WARMUP = 0.1
-"""Of the steps, where these are so few that the least would be more: no published run warms up for longer."""
 SCOUTS = 2
 """Seeds by which the better of two learning rates is found: the others then run at that one alone."""
 LOWER_RATE = -1.0
-"""Octaves: the other rate at which a shorter warmup is tried, since it bears less of a rate than a longer one."""
+"""Octaves: the other rate at which a value is tried that bears less of a rate, as a shorter warmup does."""
 
-_SOURCE = "GPT-3 (arXiv 2005.14165), Llama (2302.13971), OLMo (2402.00838)"
-_VALUES: dict[Hyperparameter, tuple[float, str]] = {
-    "clip_norm": (1.0, _SOURCE),
-    "weight_decay": (0.1, _SOURCE),
-    "beta1": (0.9, _SOURCE),
-    "beta2": (0.95, _SOURCE),
-    "warmup_fraction": (
-        CONVENTIONAL_WARMUP,
-        f"1 % of the steps (Pythia, arXiv 2304.01373), but {LEAST_WARMUP_STEPS} steps, and at most {MOST_WARMUP:.0%}",
-    ),
-}
-"""In the order in which single ones are decided: warmup, on which the rate hangs, last."""
-CONVENTIONAL: tuple[Hyperparameter, ...] = tuple(_VALUES)
+_OPEN = [one for one in HYPERPARAMETERS.values() if one.convention is not None]
+CONVENTIONAL: tuple[Hyperparameter, ...] = tuple(
+    one.name for one in sorted(_OPEN, key=lambda one: one.convention is not None and one.convention.bears_less)
+)
+"""In the order in which single ones are decided: last what the learning rate hangs on."""
 
 
 def convention(plan: Plan, name: Hyperparameter) -> tuple[float, str]:
     """The conventional value at the base, and whose it is."""
-    value, source = _VALUES[name]
-    if name == "warmup_fraction":
-        least = LEAST_WARMUP_STEPS / plan.proxy.num_steps
-        value = float(f"{min(MOST_WARMUP, max(CONVENTIONAL_WARMUP, least)):.3g}")
-    return value, source
+    found = HYPERPARAMETERS[name].convention
+    assert found is not None, name
+    return found.at(plan.proxy.num_steps), found.source
+
+
+def rate_offsets(values: Mapping[str, float], best: Mapping[str, float]) -> tuple[float, ...]:
+    """Octaves of the learning rate at which conventional values are tried in place of a search's best."""
+    for name, value in values.items():
+        found = HYPERPARAMETERS[name].convention
+        if found is not None and found.bears_less and value < best[name]:
+            return 0.0, LOWER_RATE
+    return (0.0,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

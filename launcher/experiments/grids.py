@@ -25,8 +25,9 @@ from launcher.experiments.arms import (
     run_at,
     wanted_tests,
 )
-from launcher.experiments.warmup import CARRY_SHARE, Carry, Carrying, Rule, carried_warmup, carrying
+from launcher.experiments.warmup import CARRY_SHARE, Carry, Carrying, Rule, carrying, followed, power_of
 from launcher.plan.study import Study
+from proxies.core.hyperparameters import HYPERPARAMETERS, SHARE_OF_STEPS
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.space import Params
 from transfer.question import Axis, Hyperparameter, Question, from_log2, to_log2
@@ -38,7 +39,7 @@ FIRST_SIZES = 2
 """With the whole grid around the search's best; larger ones need less, around what these predict."""
 ROUNDING_OCTAVES = 0.25
 """Of that prediction: the last bits of a fit must not change which runs are asked for."""
-MOST_WARMUP_FRACTION = 0.95
+MOST_OF_STEPS = 0.95
 DIGITS = 6
 """Of a value that an offset gives."""
 
@@ -166,9 +167,7 @@ def value_at(study: Study, name: Hyperparameter, start: Params, log2_value: floa
     own = base_value(study, name, start)
     if log2_value == to_log2(name, own):
         return own
-    if name in ("beta1", "beta2"):
-        return 1 - float(f"{2.0**log2_value:.{DIGITS}g}")
-    return float(f"{from_log2(name, log2_value):.{DIGITS}g}")
+    return HYPERPARAMETERS[name].from_log2(log2_value, DIGITS)
 
 
 def _judge_arm(setting: Setting, name: Hyperparameter, axis: Axis, arm: Arm) -> Verdict:
@@ -205,19 +204,18 @@ def question_of(setting: Setting, name: Hyperparameter, axis: Axis, transferred:
 
 def _power(setting: Setting, name: Hyperparameter, axis: Axis) -> float:
     """By which a rule that is not measured moves a value to the target."""
-    base, target = base_sizes(setting.study).along(axis), setting.target.along(axis)
-    own = setting.best["warmup_fraction"]
-    if name != "warmup_fraction" or axis != "duration" or target == base or not own:
+    if name != Carry.HYPERPARAMETER or axis != "duration":
         return 0.0
-    return math.log(carried_warmup(setting.study, setting.warmup, own, target) / own) / math.log(target / base)
+    return power_of(setting.study, setting.warmup, setting.best, setting.target.duration)
 
 
 def _fits(study: Study, name: Hyperparameter, axis: Axis, size: int, log2_value: float) -> bool:
     """Whether there can be such a run."""
     value = from_log2(name, log2_value)
-    if name == "warmup_fraction" and value > MOST_WARMUP_FRACTION:
+    one = HYPERPARAMETERS[name]
+    if one.unit == SHARE_OF_STEPS and value > MOST_OF_STEPS:
         return False
-    if name in ("beta1", "beta2") and not 0 < value < 1:
+    if one.scale == "log2_complement" and not 0 < value < 1:
         return False
     return axis != "batch" or size % (study.plan.model.seq_len * study.plan.batch_stages) == 0
 
@@ -242,10 +240,9 @@ def _arm(
 
 def point_at(setting: Setting, num_tokens: int | None) -> Params:
     """The point of runs on so many tokens, None: as many as the base's."""
-    own = setting.best["warmup_fraction"]
     if num_tokens is None:
         return setting.best
-    return {**setting.best, "warmup_fraction": carried_warmup(setting.study, setting.warmup, own, num_tokens)}
+    return followed(setting.study, setting.warmup, setting.best, num_tokens)
 
 
 def first_runs(study: Study, point: Params, target: Sizes) -> dict[str, list[RunSpec]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.experiments.arms import Sizes, base_sizes, carried_rate
-from launcher.experiments.warmup import Rule, carried_warmup
+from launcher.experiments.warmup import Rule, followed
 from launcher.plan.study import Study
 from proxies.core.spec import RunSpec
 from sweeps.search.space import Params
@@ -47,9 +47,8 @@ def ladder_runs(
             tokens = int(batch * plan.schedule(num_steps, 0.0).num_full_batches)
             there = Sizes(width=width, depth=plan.model.num_layers, batch=batch, duration=tokens)
             rate = carried_rate(point["learning_rate"], powers or {}, base_sizes(study), there)
-            share = carried_warmup(study, warmup, point["warmup_fraction"], tokens)
             rung = study.run(
-                shape=study.shape(width), point={**point, "learning_rate": rate, "warmup_fraction": share},
+                shape=study.shape(width), point=followed(study, warmup, {**point, "learning_rate": rate}, tokens),
                 seed=ladder.seed, num_steps=num_steps, batch_tokens=batch, part="ladder",
             )  # fmt: skip
             runs += [dataclasses.replace(rung, seed=ladder.seed + number) for number in range(ladder.num_seeds)]

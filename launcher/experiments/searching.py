@@ -16,8 +16,7 @@ from launcher.plan.study import SEARCH_STAGE, Study
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
-from proxies.core.numbers import KINDS
-from proxies.core.rules import decay_share, decays
+from proxies.core.rules import decay_problems
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.growth import Edge, grown, open_edges, probes, ranked
 from sweeps.search.source import suggested
@@ -52,18 +51,8 @@ def implied_problems(study: Study, space: SearchSpace) -> list[str]:
 
 def _decay_problems(run: RunSpec) -> list[str]:
     """A step must leave something of a weight, at every size and duration."""
-    rate, decay = run.hparams.learning_rate, run.hparams.weight_decay
-    shares = {
-        kind: decay_share(run.parametrization, kind, run.ratios, rate, decay)
-        for kind in KINDS
-        if decays(run.parametrization, kind)
-    }
-    return [
-        f"weight_decay = {decay} at learning rate {rate}: a step would take {share:.3g} of a {kind} weight at width "
-        f"{run.shape.width} and {run.schedule.num_steps} steps"
-        for kind, share in shares.items()
-        if share >= 1
-    ][:1]
+    where = f"at width {run.shape.width} and {run.schedule.num_steps} steps"
+    return [f"{problem} {where}" for problem in decay_problems(run.parametrization, run.ratios, run.hparams)]
 
 
 GROWTH, WARM_START = "growth", "warm_start"

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from launcher.experiments.conventions import (
     CONVENTIONAL,
-    LOWER_RATE,
     Contest,
     Finding,
     because,
     contest,
     convention,
     num_runs,
+    rate_offsets,
 )
 from launcher.plan.study import Study
 from proxies.core import canon
@@ -127,7 +127,7 @@ def num_tie_runs(study: Study) -> tuple[int, int]:
     names, seeds = _open(study, study.space), study.plan.search.tie_seeds
     if not names:
         return 0, 0
-    offsets = [2 if name == "warmup_fraction" else 1 for name in names]
+    offsets = [len(rate_offsets({name: 0.0}, {name: 1.0})) for name in names]
     least = num_runs(max(offsets), seeds)
     # The searched value's runs are there by then.
     return least, least + (sum(num_runs(number, seeds) - seeds for number in offsets) if len(names) > 1 else 0)
@@ -173,14 +173,13 @@ def _is_same(study: Study, best: Params, values: Params) -> bool:
 def _tried(study: Study, best: Params, values: Params, results: Mapping[str, RunResult]) -> Contest:
     """The best trial's point against the same with these values."""
     transfer, search = study.plan.transfer, study.plan.search
-    shorter = values.get("warmup_fraction", best["warmup_fraction"]) < best["warmup_fraction"]
 
     def conventional(octaves: float, seed: int) -> RunSpec:
         rate = best["learning_rate"] * 2.0**octaves
         return study.trial({**best, **values, "learning_rate": rate}, seed + 1)
 
     return contest(
-        lambda seed: study.trial(best, seed + 1), conventional, (0.0, LOWER_RATE) if shorter else (0.0,),
+        lambda seed: study.trial(best, seed + 1), conventional, rate_offsets(values, best),
         search.tie_seeds, results, margin_nats=transfer.margin_nats, level=transfer.level,
     )  # fmt: skip
 

@@ -21,10 +21,9 @@ from launcher.experiments.arms import (
 from launcher.experiments.grids import Setting, judged, learning_rate_test, other_test, warmup_runs
 from launcher.experiments.searching import Replicated, ended_losses, growth, replicated, ties, trial_points
 from launcher.experiments.ties import Tie
-from launcher.experiments.warmup import Carry, Carrying, carried_warmup
+from launcher.experiments.warmup import Carry, Carrying, comparison_log2, followed
 from launcher.plan.study import Study
 from proxies.core.flops import count_params
-from proxies.core.spec import RunSpec
 from sweeps.search.space import Params
 from transfer.question import Axis, to_log2
 from transfer.verdict.rules import POWER_DIGITS
@@ -93,8 +92,8 @@ class Transferred:
 
     def point_at(self, study: Study, target: Sizes) -> Params:
         """The point of a run at the target."""
-        warmup = carried_warmup(study, self.warmup.rule, self.best["warmup_fraction"], target.duration)
-        return {**self.point, "learning_rate": self.rate_at(base_sizes(study), target), "warmup_fraction": warmup}
+        point = {**self.point, "learning_rate": self.rate_at(base_sizes(study), target)}
+        return followed(study, self.warmup.rule, point, target.duration)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -184,13 +183,8 @@ def asked(study: Study, ledger: Ledger) -> tuple[TransferTest, ...]:
     _, warmup, tests = _tests(_setting(study, ledger, searched(study, ledger)))
     if not warmup.specs:
         return tests
-    compared = tuple((spec, to_log2("warmup_fraction", _warmup_of(spec))) for spec in warmup.specs)
-    arm = Arm(axis="duration", specs=compared)
-    return (TransferTest(hyperparameter="warmup_fraction", axis="duration", arm=arm), *tests)
-
-
-def _warmup_of(spec: RunSpec) -> float:
-    return spec.schedule.warmup_steps / spec.schedule.num_steps
+    arm = Arm(axis="duration", specs=tuple((spec, comparison_log2(spec)) for spec in warmup.specs))
+    return (TransferTest(hyperparameter=Carry.HYPERPARAMETER, axis="duration", arm=arm), *tests)
 
 
 def transferred(study: Study, ledger: Ledger) -> Transferred:

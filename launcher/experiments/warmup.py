@@ -7,12 +7,12 @@ duration say clearly that it is better.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from launcher.experiments.conventions import (
-    CONVENTIONAL_WARMUP,
     LOWER_RATE,
     SCOUTS,
     Finding,
@@ -23,6 +23,7 @@ from launcher.experiments.conventions import (
 from launcher.plan.study import Study, base_duration
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.hyperparameters import HYPERPARAMETERS, WARMUP, warmup_of, with_warmup
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.space import Params
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     """A run of the base's settings but for its tokens, at a point, with a seed."""
 
 Rule = Literal["share", "tokens"]
+_CONVENTION = HYPERPARAMETERS[WARMUP].convention
+CONVENTIONAL_WARMUP = _CONVENTION.value if _CONVENTION else 0.0
 CARRY_SHARE = 0.1
 """Of the other transfer tests' FLOPs, the most that this comparison may take: it settles one hyperparameter of many."""
 DIGITS = 6
@@ -42,6 +45,9 @@ DIGITS = 6
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Carry:
     """The rule that is used, and what it rests on."""
+
+    HYPERPARAMETER: ClassVar[str] = WARMUP
+    """The one that a rule over duration is chosen for."""
 
     rule: Rule
     num_tokens: int | None = None
@@ -87,6 +93,24 @@ def carried_warmup(study: Study, rule: Rule, fraction: float, num_tokens: float)
     return float(f"{max(fraction * base / num_tokens, min(fraction, CONVENTIONAL_WARMUP)):.{DIGITS}g}")
 
 
+def followed(study: Study, rule: Rule, point: Params, num_tokens: float) -> Params:
+    """A point set at the base with its warmup as a run on so many tokens has it."""
+    return with_warmup(point, carried_warmup(study, rule, warmup_of(point), num_tokens))
+
+
+def power_of(study: Study, rule: Rule, point: Params, num_tokens: int) -> float:
+    """The power of duration by which the rule moves a point's warmup to a run on so many tokens."""
+    own, base = warmup_of(point), base_duration(study)
+    if num_tokens == base or not own:
+        return 0.0
+    return math.log(carried_warmup(study, rule, own, num_tokens) / own) / math.log(num_tokens / base)
+
+
+def comparison_log2(spec: RunSpec) -> float:
+    """Octaves of the warmup that a run of the comparison has."""
+    return HYPERPARAMETERS[WARMUP].to_log2(spec.schedule.warmup_steps / spec.schedule.num_steps)
+
+
 def carrying(
     study: Study, point: Params, durations: tuple[int, ...], budget_flops: float, run_at: RunAt,
     results: Mapping[str, RunResult],
@@ -110,7 +134,7 @@ def carrying(
     if design is None:
         return untested
     num_tokens, num_seeds = design
-    shorter = {**point, "warmup_fraction": carried_warmup(study, "tokens", point["warmup_fraction"], num_tokens)}
+    shorter = followed(study, "tokens", point, num_tokens)
 
     def tokens(octaves: float, seed: int) -> RunSpec:
         return run_at(num_tokens, {**shorter, "learning_rate": point["learning_rate"] * 2.0**octaves}, seed)
@@ -132,9 +156,8 @@ def _design(
 ) -> tuple[int, int] | None:
     """Tokens and seeds of the comparison: as near to the target as the budget allows, then as many seeds; or None."""
     for num_tokens in sorted(durations, reverse=True):
-        shorter = carried_warmup(study, "tokens", point["warmup_fraction"], num_tokens)
         run = run_at(num_tokens, point, 0)
-        if run_at(num_tokens, {**point, "warmup_fraction": shorter}, 0).id == run.id:
+        if run_at(num_tokens, followed(study, "tokens", point, num_tokens), 0).id == run.id:
             continue
         for num_seeds in range(study.plan.search.tie_seeds, SCOUTS - 1, -1):
             if run.flops * num_runs(2, num_seeds) <= budget_flops:

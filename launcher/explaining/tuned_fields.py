@@ -26,8 +26,9 @@ from launcher.explaining.record import Explained, Runs, Source, Strength
 from launcher.explaining.scaling import factor_words, rules_of
 from launcher.frozen.frozen import ParameterGroup
 from launcher.views.transfer import hyperparameter_name, size_name
+from proxies.core.hyperparameters import WITH_OPTIMUM
 from proxies.core.rules import decays
-from transfer.question import HYPERPARAMETERS, from_log2
+from transfer.question import from_log2
 
 NOT_TRIED = "no run of this study tries it"
 _ALWAYS_SEARCHED = ("learning_rate", "warmup_fraction", "clip_norm")
@@ -212,7 +213,7 @@ def _change(known: Known, name: str, tests: tuple[Tested, ...]) -> tuple[str, ..
         for edge in search.get("open_edges", ())
         if edge["axis"] == name
     ]
-    if not tests and name in HYPERPARAMETERS:
+    if not tests and name in WITH_OPTIMUM:
         said.append(f'plan key transfer.hyperparameters: {{ {name} = ["width"] }} tests whether it stays put')
     return (*said, *change_keys(known, key_of(known, name)))
 

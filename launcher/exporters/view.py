@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from launcher.frozen.frozen import Decision, assign_groups
 from proxies.core.numbers import ForwardNumbers
+from proxies.core.optimizers import GROUP_NUMBERS, GroupNumbers
 from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.model.decoder import parameter_shapes
 
@@ -17,25 +18,16 @@ TOLERANCE = 1e-9
 MAX_STEPS = 4096
 """A longer run is compared at about as many steps, all those around a bend among them."""
 AROUND_BENDS = 64
-NUMBERS = ("learning_rate", "weight_decay", "eps", "beta1", "beta2")
-"""What a group says of a step."""
 TOLD = " (told of in its fidelity report)"
 """How a difference ends that the export foretells, number for number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainedWith:
+class TrainedWith(GroupNumbers):
     """What the trainer's optimizer holds for one of its parameters."""
 
     num_elements: int
     """Of the whole parameter, not of a rank's part."""
-    learning_rate: float
-    """At the schedule's peak, absolute."""
-    weight_decay: float
-    """A step multiplies the weight by 1 - lr * weight_decay."""
-    eps: float
-    beta1: float
-    beta2: float
     rates: int
     """Its row in `TrainerView.rates`."""
 
@@ -66,7 +58,7 @@ class Run:
     """The numbers of a run, parameter by parameter and step by step."""
 
     numbers: Mapping[str, Mapping[str, float]]
-    """By our parameters' names: what `NUMBERS` names."""
+    """By our parameters' names: what `GROUP_NUMBERS` names."""
     shares: tuple[float, ...]
     """Learning rate over its peak, at `proof_steps`."""
 
@@ -92,7 +84,7 @@ def frozen_run(decision: Decision) -> Run:
     schedule = decision.learning_rate.schedule
     assigned = assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
     return Run(
-        numbers={name: {field: getattr(group, field) for field in NUMBERS} for name, group in assigned.items()},
+        numbers={name: {field: getattr(group, field) for field in GROUP_NUMBERS} for name, group in assigned.items()},
         shares=tuple(lr_multiplier(schedule, step) for step in proof_steps(schedule)),
     )
 

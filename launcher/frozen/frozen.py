@@ -14,18 +14,20 @@ from typing import Literal
 from launcher.base.policy import Abort, Checkpointing, Monitoring, Recomputed, SpikePolicy
 from proxies.core import canon
 from proxies.core.checks import Checks
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
+from proxies.core.optimizers import GROUP_NUMBERS, GroupNumbers, OptimizerName
 from proxies.core.rules import Parametrization
 from proxies.core.schedule import STEP_CONVENTION, Schedule, lr_table
 from proxies.core.shape import Shape
-from proxies.core.spec import Dtype, Optimizer
+from proxies.core.spec import Dtype
 from transfer.verdict.rules import TransferRule
 
 SCHEMA_VERSION = 4
 NUM_LR_SAMPLES = 64
 MOST_STEPS, MOST_GROUPS, MOST_PATTERN = 20_000_000, 1000, 100_000  # steps are counted out one by one
 _TOO_LONG = f"num_steps = {{}}: at most {MOST_STEPS:,} are wanted; larger batches make fewer"
-_NUMBERS = ("learning_rate", "weight_decay", "eps", "init_std", "beta1", "beta2")
+_NUMBERS = (*GROUP_NUMBERS, "init_std")
 _PLAIN = r"(?:[\w|]|\\\W|\\d\+|\[\w+\])*"
 
 
@@ -42,25 +44,18 @@ class TamperedError(FrozenError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParameterGroup:
+class ParameterGroup(GroupNumbers):
     """Parameters trained with the same numbers. The pattern is a regex matched against whole names."""
 
     pattern: str
     kind: Kind
-    learning_rate: float
-    """At the schedule's peak, absolute."""
-    weight_decay: float
-    """torch AdamW's: a step multiplies the weight by 1 - lr * weight_decay."""
-    eps: float
-    beta1: float
-    beta2: float
     init_std: float
     """Normal(0, init_std); gains start at one, biases at zero."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         for name in _NUMBERS:
-            checks.number(name, least=0, below=1 if name.startswith("beta") else None)
+            checks.number(name, least=0, below=HYPERPARAMETERS[name].below if name in HYPERPARAMETERS else None)
         plain = len(self.pattern) <= MOST_PATTERN and re.fullmatch(_PLAIN, self.pattern) is not None
         checks.that(
             plain, f"pattern = {self.pattern[:80]!r}: names with `|` between them, numbers as `\\d+`, are wanted"
@@ -169,7 +164,7 @@ class Decision:
     multiplier_form: Literal["multiplier"] = "multiplier"
     """As when clip was searched: absorbed in the weights, gradients would have another norm, clip another meaning."""
     groups: tuple[ParameterGroup, ...]
-    optimizer: Optimizer
+    optimizer: OptimizerName
     weight_decay_form: Literal["lr_times_decay"] = "lr_times_decay"
     """A step multiplies a weight by 1 - lr(t) * weight_decay."""
     learning_rate: LearningRate

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from launcher.plan.sections import Count, Section
+from launcher.plan.keys import Count, Section
 from sweeps.run.budget import Caps
 
 if TYPE_CHECKING:

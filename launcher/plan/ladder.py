@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.plan.plan import Plan
+from proxies.core.hyperparameters import HYPERPARAMETERS, SHARE_OF_STEPS
 from proxies.core.spec import MAX_SEED
 
 MIN_RUNGS = 6
@@ -51,7 +52,11 @@ def _decay_warnings(plan: Plan) -> list[str]:
             'proxy.schedule = "constant": no rung decays, so the law is of runs at their full rate, and holds for a '
             "main run that does not decay either"
         )
-    shares = {f"search.warmup_fraction = {list(plan.search.warmup_fraction)}": plan.search.warmup_fraction[0]}
+    shares = {
+        f"search.{name} = {list(ends)}": ends[0]
+        for name, ends in plan.search.ranges.items()
+        if HYPERPARAMETERS[name].unit == SHARE_OF_STEPS
+    }
     if proxy.schedule == "wsd":
         shares[f"proxy.decay_fraction = {proxy.decay_fraction}"] = proxy.decay_fraction
     warnings += [

@@ -12,6 +12,7 @@ import math
 
 from launcher.plan.calibration_records import Open, Part
 from launcher.plan.cluster import ClusterSection
+from launcher.plan.keys import Section
 from launcher.plan.search import SearchSection
 from launcher.plan.sections import (
     DataSection,
@@ -19,7 +20,6 @@ from launcher.plan.sections import (
     LaunchSection,
     ModelSection,
     ProxySection,
-    Section,
     TargetSection,
     TransferSection,
 )
@@ -93,7 +93,7 @@ class Plan(Section):
             grad_norm_key=proxy.metrics_grad_norm_key,
         )
 
-    def schedule(self, num_steps: int, warmup_fraction: float) -> Schedule:
+    def schedule(self, num_steps: int, warmup_share: float) -> Schedule:
         """The schedule over `num_steps`, its fractions turned into steps."""
         proxy = self.proxy
         decay = max(1, round(proxy.decay_fraction * num_steps)) if proxy.schedule == "wsd" else 0
@@ -102,7 +102,7 @@ class Plan(Section):
         return Schedule(
             kind=proxy.schedule,
             num_steps=num_steps,
-            warmup_steps=whole_warmup(warmup_fraction, num_steps, decay),
+            warmup_steps=whole_warmup(warmup_share, num_steps, decay),
             decay_steps=decay,
             final_fraction=proxy.final_fraction,
             batch_warmup_steps=ramp,

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from launcher.plan.plan import Plan
 from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
+from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
+from proxies.core.rules import decay_problems
 
 
 def proxy_problems(plan: Plan) -> list[str]:
@@ -49,20 +52,15 @@ def _told_problems(plan: Plan) -> list[str]:
     command = plan.command
     if command is None:
         return []
-    varied = {
-        "clip_norm": plan.search.clip_norm[0] != plan.search.clip_norm[1] and "search.clip_norm varies it",
-        "warmup_steps": plan.search.warmup_fraction[0] != plan.search.warmup_fraction[1]
-        and "search.warmup_fraction varies it",
-    }
     problems = [
-        f"proxy.command lacks {{{name}}}: {why}; name it, or set both ends alike"
-        for name, why in varied.items()
-        if why and not command.reaches(name)
+        f"proxy.command lacks {{{told}}}: search.{name} varies it; name it, or set both ends alike"
+        for name, (low, high) in plan.search.ranges.items()
+        if low != high and not command.reaches(told := HYPERPARAMETERS[name].told_as)
     ]
     plain = ProxySection()
     set_here = {
         name: f"proxy.{name} = {getattr(plan.proxy, name)!r}"
-        for name in ("weight_decay", "beta1", "beta2", "eps", "schedule", "final_fraction")
+        for name in (*plain.hyperparameters, "schedule", "final_fraction")
         if getattr(plan.proxy, name) != getattr(plain, name)
     }
     if plan.proxy.batch_warmup_fraction:
@@ -91,14 +89,11 @@ def _told_problems(plan: Plan) -> list[str]:
 
 def _decay_problems(plan: Plan) -> list[str]:
     """A step must leave something of a weight."""
-    decay, rate = plan.proxy.weight_decay, plan.search.learning_rate[1]
-    if plan.parametrization.weight_decay == "independent":
-        return [f"proxy.weight_decay = {decay}: independent, a step would take all of a weight"] if decay >= 1 else []
-    if decay * rate < 1:
-        return []
-    return [
-        f"proxy.weight_decay = {decay}: times the highest learning rate {rate} it is >= 1, a step would flip weights"
-    ]
+    try:
+        hparams = Hparams.at({LEARNING_RATE: plan.search.learning_rate[1]}, plan.proxy.hyperparameters)
+    except SpecError as error:
+        return [f"proxy: {problem}" for problem in error.problems]
+    return [f"proxy.{problem}" for problem in decay_problems(plan.parametrization, Ratios(), hparams)]
 
 
 def _batch_problems(plan: Plan) -> list[str]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, field_serializer
 
-from launcher.plan.sections import Count, Fraction, Positive, Range, Section, Seed
+from launcher.plan.keys import AnyAxis, CanBeOff, Count, MoreAxis, Positive, Range, Section, Seed, with_ranges
 from proxies.core.checks import SpecError
+from proxies.core.hyperparameters import CAN_BE_OFF, HYPERPARAMETERS, SET_BY
 from proxies.core.spec import MAX_SEED
 from scaling_fits.compute.published_laws import published
 from sweeps.search.pruning import PrunerName, rungs
@@ -22,11 +23,6 @@ from sweeps.search.space import SearchSpace, search_space
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan
 
-MoreAxis = Literal["weight_decay", "beta1", "beta2", "eps", "embedding_multiplier", "output_multiplier"]
-AnyAxis = Literal[
-    "learning_rate", "warmup_fraction", "clip_norm", "weight_decay", "beta1", "beta2", "eps", "embedding_multiplier",
-    "output_multiplier",
-]  # fmt: skip
 LAW = "law:"
 WARM_TRIALS = 3
 """Best trials that a warm start takes from a study."""
@@ -34,22 +30,26 @@ LEAST_REPLICATES = 4
 """Two trials twice: less compares nothing."""
 
 
-class SearchSection(Section):
-    """Optuna's search at the base width."""
+@with_ranges
+class _Ranges(Section):
+    """How many trials, and between what values: ranges that the registry declares come last."""
 
     num_trials: Count = Field(24, description="Trials in all.")
     learning_rate: Range = Field((2.0**-9, 2.0**-3), description="Lowest and highest peak learning rate.")
-    warmup_fraction: tuple[Fraction, Fraction] = Field((0.02, 0.5), description="Warmup as a share of the steps.")
-    clip_norm: Range = Field((0.25, 4.0), description="Largest gradient norm.")
+
+
+class SearchSection(_Ranges):
+    """Optuna's search at the base width."""
+
     axes: dict[MoreAxis, Range] = Field(
         {},
-        description="What else is searched, lowest and highest: { beta2 = [0.9, 0.99] }; the rest is [proxy]'s.",
+        description="What else is searched, as { name = [lowest, highest] }; the rest is [proxy]'s.",
     )
     choices: dict[AnyAxis, Annotated[tuple[Positive, ...], Field(min_length=2)]] = Field(
-        {}, description="Axes of a few values in place of a range, as { beta2 = [0.9, 0.95, 0.99] }."
+        {}, description="Axes of a few values in place of a range, as { name = [value, value, value] }."
     )
-    can_be_off: tuple[Literal["clip_norm", "weight_decay"], ...] = Field(
-        (), description="What a trial may also do without: clip_norm, weight_decay."
+    can_be_off: tuple[CanBeOff, ...] = Field(
+        (), description=f"What a trial may also do without: {', '.join(CAN_BE_OFF)}."
     )
     sampler: Sampler = Field("tpe", description="How points are suggested; docs/search.md says when to use which.")
     grid: dict[AnyAxis, Annotated[int, Field(ge=1, le=10**4)]] = Field(
@@ -93,12 +93,14 @@ class SearchSection(Section):
         return [entry if entry.startswith(LAW) else PurePath(entry).name for entry in entries]
 
     @property
+    def ranges(self) -> dict[str, Range]:
+        """Of what every search varies, by name."""
+        return {one.name: getattr(self, one.name) for one in SET_BY["search"]}
+
+    @property
     def space(self) -> SearchSpace:
         """What the search varies. Raises SpecError for what is no range."""
-        ranges: dict[str, Range] = {
-            "learning_rate": self.learning_rate, "warmup_fraction": self.warmup_fraction, "clip_norm": self.clip_norm,
-        }  # fmt: skip
-        ranges.update(self.axes.items())
+        ranges: dict[str, Range] = {**self.ranges, **self.axes}
         choices = {str(name): values for name, values in self.choices.items()}
         grid = {str(name): number for name, number in self.grid.items()}
         return search_space(ranges=ranges, choices=choices, can_be_off=self.can_be_off, grid=grid)
@@ -115,26 +117,23 @@ def search_problems(plan: Plan) -> list[str]:
 
 def _axis_problems(search: SearchSection) -> list[str]:
     """Of single axes."""
-    usual: dict[str, Range] = {name: getattr(search, name) for name in _PLACEHOLDERS}
+    ranges = {**search.ranges, **{f"axes.{name}": ends for name, ends in search.axes.items()}}
     problems = [
-        f"search.{key} = [{low}, {high}]: the lower end first"
-        for key, (low, high) in {**usual, **{f"axes.{name}": ends for name, ends in search.axes.items()}}.items()
-        if low > high
+        f"search.{key} = [{low}, {high}]: the lower end first" for key, (low, high) in ranges.items() if low > high
     ]
-    below = {"beta1", "beta2", "warmup_fraction"}
     problems += [
-        f"search.axes.{name} = [{low}, {high}]: below 1 is wanted"
+        f"search.axes.{name} = [{low}, {high}]: must be below {below:g}"
         for name, (low, high) in search.axes.items()
-        if name in below and high >= 1
+        if (below := HYPERPARAMETERS[name].below) is not None and high >= below
     ]
     for name, values in search.choices.items():
         if len(set(values)) < len(values):
             problems.append(f"search.choices.{name} = {list(values)}: each value once")
-        if name in below and max(values) >= 1:
-            problems.append(f"search.choices.{name} = {list(values)}: below 1 is wanted")
+        if (below := HYPERPARAMETERS[name].below) is not None and max(values) >= below:
+            problems.append(f"search.choices.{name} = {list(values)}: must be below {below:g}")
         if name in search.axes:
             problems.append(f"search.choices.{name}: search.axes has a range for it: one or the other")
-    searched = {"clip_norm", *search.axes, *search.choices}
+    searched = {*search.ranges, *search.axes, *search.choices}
     problems += [
         f"search.can_be_off: {name} is not searched: give search.axes.{name} a range for where it is on"
         for name in dict.fromkeys(search.can_be_off)
@@ -163,9 +162,9 @@ def _space_problems(plan: Plan, search: SearchSection) -> list[str]:
     problems += _grid_problems(search, space)
     command = plan.command
     varied = [
-        _PLACEHOLDERS.get(axis.name, axis.name)
+        HYPERPARAMETERS[axis.name].told_as
         for axis in space.axes
-        if axis.can_be_off or (not axis.fixed and (axis.choices or axis.name not in _PLACEHOLDERS))
+        if axis.can_be_off or (not axis.fixed and (axis.choices or axis.name not in search.ranges))
     ]
     if command is not None:
         problems += [
@@ -174,10 +173,6 @@ def _space_problems(plan: Plan, search: SearchSection) -> list[str]:
             if not command.reaches(name)
         ]
     return problems
-
-
-_PLACEHOLDERS = {"learning_rate": "lr", "warmup_fraction": "warmup_steps", "clip_norm": "clip_norm"}
-"""Of a command; `launcher.plan.proxy` looks at the ranges of these three."""
 
 
 def _grid_problems(search: SearchSection, space: SearchSpace) -> list[str]:

@@ -7,34 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from launcher.base.policy import Recomputed
 from launcher.plan.calibration_records import MOST_SLOTS
+from launcher.plan.keys import Count, Fraction, Positive, Section, Seed, Steps, Tested, Width, with_rules, with_values
+from proxies.core.hyperparameters import HYPERPARAMETERS, SET_BY
 from proxies.core.programs import MetricsFormat
-from proxies.core.rules import (
-    Attention,
-    Decayed,
-    DecayScaling,
-    EmbeddingRate,
-    EpsScaling,
-    Moments,
-    Name,
-    Readout,
-)
+from proxies.core.rules import Name
 from proxies.core.schedule import ScheduleKind
 from proxies.core.shape import Family
 from proxies.core.spec import Dtype, Precision
 from scaling_fits.laws.form_names import FormChoice
-
-Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=10**9)]
-Steps = Annotated[int, Field(ge=0, le=10**9)]
-Width = Annotated[int, Field(ge=1, le=2**17)]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Range = tuple[Positive, Positive]
 
 
 def _slots(value: object) -> object:
@@ -51,12 +36,6 @@ def _auto_or_bool(value: object) -> object:
 
 Slots = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_SLOTS)], BeforeValidator(_slots)]
 AutoOrBool = Annotated[Literal["auto"] | bool, BeforeValidator(_auto_or_bool)]
-
-
-class Section(BaseModel):
-    """Strict and frozen: unknown keys, and values of another kind, are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class DataSection(Section):
@@ -88,32 +67,19 @@ class ModelSection(Section):
     seq_len: Count = Field(64, description="Tokens per sequence.")
 
 
+@with_rules
 class RuleChoices(Section):
     """Answers of one's own to what the parametrizations' sources answer differently."""
 
-    attention: Attention | None = Field(None, description="Scale of q . k.")
-    output: Readout | None = Field(None, description="Where the readout's 1/width sits.")
-    depth_alpha: Annotated[float, Field(ge=0.5, le=1)] | None = Field(
-        None, description="Residual branches times depth^-alpha."
-    )
-    weight_decay: DecayScaling | None = Field(None, description="Of hidden matrices against width.")
-    decayed: Decayed | None = Field(None, description="What decays.")
-    embedding_rate: EmbeddingRate | None = Field(None, description="Against width.")
-    eps: EpsScaling | None = Field(None, description="AdamW's, against width.")
-    rate_batch_power: Annotated[float, Field(ge=-2, le=2)] | None = Field(None, description="Learning rate with batch.")
-    rate_duration_power: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Learning rate with tokens."
-    )
-    moments: Moments | None = Field(None, description="AdamW's betas with batch and tokens.")
 
-
-class ProxySection(Section):
-    """How every proxy is trained, unless a later section varies it."""
+@with_values
+class _Recipe(Section):
+    """What a proxy is, and how long it trains: hyperparameters that the registry declares come last."""
 
     parametrization: Name = Field("mup", description="How numbers scale with width and depth.")
     rules: RuleChoices = Field(
         RuleChoices(),
-        description='Choices other than that source\'s own, as { weight_decay = "independent" }: '
+        description='Choices other than that source\'s own, as { choice = "answer" }: '
         "`forerun explain --parametrization NAME` lists them.",
     )
     factory: str = Field("", description="Own model: package.module:function, found beside this file or installed.")
@@ -136,10 +102,11 @@ class ProxySection(Section):
     schedule: ScheduleKind = Field("cosine", description="The main run's schedule too: another one moves the optimum.")
     decay_fraction: Fraction = Field(0.2, description="Share of the steps that decay; used by wsd only.")
     final_fraction: Fraction = Field(0.0, description="Learning rate at the end, as a share of the peak.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's, at the base width.")
-    beta1: Fraction = Field(0.9, description="AdamW's.")
-    beta2: Fraction = Field(0.95, description="AdamW's.")
-    eps: Annotated[float, Field(gt=0, le=1)] = Field(1e-8, description="AdamW's.")
+
+
+class ProxySection(_Recipe):
+    """How every proxy is trained, unless a later section varies it."""
+
     dtype: Dtype = Field("float32", description="Arithmetic; bfloat16 is autocast over float32 weights.")
     num_slots: Slots = Field(
         4,
@@ -162,12 +129,14 @@ class ProxySection(Section):
         "bfloat16; auto: the fastest.",
     )
 
+    @property
+    def hyperparameters(self) -> dict[str, float]:
+        """Values at the base, by name, of those that this section sets."""
+        return {one.name: getattr(self, one.name) for one in SET_BY["proxy"]}
+
 
 Measured = Literal["duration", "batch"]
 TestAxis = Literal["width", "depth", "batch", "duration"]
-Tested = Literal[
-    "warmup_fraction", "clip_norm", "weight_decay", "beta1", "beta2", "embedding_multiplier", "output_multiplier"
-]
 
 
 class TransferSection(Section):
@@ -196,7 +165,7 @@ class TransferSection(Section):
         description="Where the exponent of the learning rate that was measured is the rule; else the plan's own is.",
     )
     hyperparameters: dict[Tested, tuple[TestAxis, ...]] = Field(
-        {"warmup_fraction": ("width",), "clip_norm": ("width",)},
+        {one.name: one.tested_over for one in HYPERPARAMETERS.values() if one.tested_over},  # type: ignore[misc]
         description="Others whose transfer is tested, and over what.",
     )
     hyperparameter_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=3)] = Field(

@@ -15,6 +15,20 @@ PRESETS = {
     "umup": "u-muP's rates, depth rule and independent decay (arXiv 2407.17465), without its unit scaling",
 }
 
+QUESTIONS: dict[str, str] = {
+    "attention": "Scale of q . k.",
+    "output": "Where the readout's 1/width sits.",
+    "depth_alpha": "Residual branches times depth^-alpha.",
+    "weight_decay": "Of hidden matrices against width.",
+    "decayed": "What decays.",
+    "embedding_rate": "Against width.",
+    "eps": "AdamW's, against width.",
+    "rate_batch_power": "Learning rate with batch.",
+    "rate_duration_power": "Learning rate with tokens.",
+    "moments": "AdamW's betas with batch and tokens.",
+}
+"""What each choice is about."""
+
 CHOICES: dict[str, dict[str, str]] = {
     "width": {
         "none": "nothing scales with width",

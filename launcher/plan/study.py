@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from launcher.plan.calibration_records import Asked, Part
 from launcher.plan.plan import Plan, target_width_guess
 from proxies.core import canon
+from proxies.core.hyperparameters import LEARNING_RATE, Hparams, warmup_of, with_warmup
 from proxies.core.programs import Factory
-from proxies.core.rules import Parametrization, named
+from proxies.core.rules import Parametrization
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams, Numerics, RunResult, RunSpec
+from proxies.core.spec import Numerics, RunResult, RunSpec
 from sweeps.search.space import Params, SearchSpace
 
 if TYPE_CHECKING:
@@ -107,11 +108,7 @@ class Study:
 
     def hparams(self, point: Params) -> Hparams:
         """Base-width hyperparameters: those of the point, the others the plan's."""
-        proxy = self.plan.proxy
-        names = [field.name for field in dataclasses.fields(Hparams)]
-        given = {name: value for name, value in point.items() if name in names and name != "clip_norm"}
-        plain = {"weight_decay": proxy.weight_decay, "beta1": proxy.beta1, "beta2": proxy.beta2, "eps": proxy.eps}
-        return Hparams(**{**plain, **given}, clip_norm=point.get("clip_norm", 1.0) or None)  # 0.0 is no clipping
+        return Hparams.at(point, self.plan.proxy.hyperparameters)
 
     def asked(self, part: Part, shape: Shape, batch_tokens: int) -> Asked:
         """How runs of a shape and batch compute, and what of it a calibration chooses."""
@@ -130,11 +127,7 @@ class Study:
     @property
     def control(self) -> Parametrization:
         """The same as the plan's at the base shape, and scaled by nothing."""
-        mine = self.plan.parametrization
-        return dataclasses.replace(
-            named("sp"), decayed=mine.decayed,
-            weight_decay="independent" if mine.weight_decay == "independent" else "unscaled",
-        )  # fmt: skip
+        return self.plan.parametrization.unscaled
 
     def run(
         self, *, shape: Shape, point: Params, seed: int, num_steps: int, batch_tokens: int | None = None,
@@ -147,7 +140,7 @@ class Study:
             base_shape=self.base_shape,
             parametrization=rules,
             hparams=self.hparams(point),
-            schedule=self.plan.schedule(num_steps, point["warmup_fraction"]),
+            schedule=self.plan.schedule(num_steps, warmup_of(point)),
             batch_tokens=batch_tokens or proxy.batch_tokens,
             data_id=self.manifest.data_id,
             seed=seed,
@@ -180,15 +173,13 @@ class Study:
     def _check_runs(self, parametrization: Parametrization, shapes: list[Shape]) -> list[list[RunSpec]]:
         """Constant rate, no warmup, no clipping that could hide a blow-up; each run alone."""
         transfer = self.plan.transfer
-        point: Params = {"learning_rate": transfer.check_learning_rate, "clip_norm": 1.0, "warmup_fraction": 0.0}
+        point: Params = with_warmup({LEARNING_RATE: transfer.check_learning_rate}, 0.0)
         constant, steps = Schedule(kind="constant", num_steps=transfer.check_num_steps + 1), self.plan.proxy.num_steps
         numerics = dataclasses.replace(self.plan.numerics("proxy"), num_slots=1, num_ranks=1)
         rules = dataclasses.replace(parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0)
         return [
             [
-                dataclasses.replace(
-                    run, schedule=constant, numerics=numerics, hparams=dataclasses.replace(run.hparams, clip_norm=None)
-                )
+                dataclasses.replace(run, schedule=constant, numerics=numerics, hparams=run.hparams.unclipped)
                 for seed in range(transfer.check_num_seeds)
                 for run in [self.run(shape=shape, point=point, seed=seed, num_steps=steps, parametrization=rules)]
             ]

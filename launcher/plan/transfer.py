@@ -87,11 +87,7 @@ def _axis_problems(plan: Plan) -> list[str]:
 def _value_problems(plan: Plan) -> list[str]:
     """Hyperparameters that are tested have octaves, and sizes to be tested at."""
     transfer = plan.transfer
-    zero = {
-        "weight_decay": plan.proxy.weight_decay == 0,
-        "beta1": plan.proxy.beta1 == 0,
-        "beta2": plan.proxy.beta2 == 0,
-    }
+    zero = [name for name, value in plan.proxy.hyperparameters.items() if value == 0]
     sizes = {"depth": ("depths", transfer.depths), "batch": ("batches", transfer.batches)}
     sizes |= {"duration": ("durations", transfer.durations)}
     nowhere = [
@@ -105,7 +101,7 @@ def _value_problems(plan: Plan) -> list[str]:
         + [
             f"transfer.hyperparameters.{name}: tested by factors of 2, and proxy.{name} is 0"
             for name in plan.transfer.hyperparameters
-            if zero.get(name) and name not in {*plan.search.axes, *plan.search.choices}
+            if name in zero and name not in {*plan.search.axes, *plan.search.choices}
         ]
         + [
             f"transfer.hyperparameters.{name} = {list(axes)}: each axis once"

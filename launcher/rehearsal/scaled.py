@@ -27,10 +27,12 @@ from launcher.frozen.frozen import (
     learning_rate_of,
 )
 from proxies.core.canon import Json
-from proxies.core.numbers import ParameterNumbers
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, RUN_WIDE, Hparams
+from proxies.core.numbers import ForwardNumbers, ParameterNumbers
+from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import MAX_SEED, Hparams, Numerics, RunSpec
+from proxies.core.spec import MAX_SEED, Numerics, RunSpec
 from proxies.data.tokens import Manifest
 from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
@@ -135,30 +137,35 @@ def _own_tokens(decision: Decision, batch_tokens: int, schedule: Schedule) -> tu
 
 def _implied(decision: Decision) -> Hparams:
     """The hyperparameters at the base shape whose table holds the frozen numbers."""
-    first = decision.groups[0]
-    schedule = decision.learning_rate.schedule
+    schedule, groups = decision.learning_rate.schedule, decision.groups
     base_batch_tokens, base_num_tokens = _own_tokens(decision, decision.batch_tokens, schedule)
-    decays = [group for group in decision.groups if group.weight_decay]
+    alike = {name: getattr(groups[0], name) for name in GROUP_NUMBERS if HYPERPARAMETERS[name].scaling == "moments"}
+    global_ones = {name: getattr(decision, name) for name in RUN_WIDE}
+    # Whatever is one at the base stands in the table as the parametrization's own factor.
+    ones = dict.fromkeys(GROUP_NUMBERS, 1.0) | alike | global_ones
 
-    def spec_with(learning_rate: float) -> RunSpec:
-        return RunSpec(
+    def table(**known: float) -> tuple[tuple[ParameterNumbers, ...], ForwardNumbers]:
+        spec = RunSpec(
             shape=decision.shape, base_shape=decision.base_shape, parametrization=decision.parametrization,
-            hparams=Hparams(learning_rate=learning_rate, weight_decay=1.0, beta1=first.beta1, beta2=first.beta2,
-                            eps=1.0, clip_norm=decision.clip_norm),
-            schedule=schedule, batch_tokens=decision.batch_tokens,
+            hparams=Hparams(**{**ones, **known}), schedule=schedule, batch_tokens=decision.batch_tokens,
             data_id=decision.data.data_id, seed=0, numerics=Numerics(),
             base_batch_tokens=base_batch_tokens, base_num_tokens=base_num_tokens,
         )  # fmt: skip
+        return parameter_table(spec), forward_numbers(spec)
 
-    learning_rate = _share(decision.groups, parameter_table(spec_with(1.0)), "learning_rate")
-    spec = spec_with(learning_rate)
-    table, forward = parameter_table(spec), forward_numbers(spec)
-    return Hparams(
-        learning_rate=learning_rate, weight_decay=_share(decays, table, "weight_decay") if decays else 0.0,
-        beta1=first.beta1, beta2=first.beta2, eps=_share(decision.groups, table, "eps"),
-        clip_norm=decision.clip_norm, embedding_multiplier=decision.forward.embedding,
-        output_multiplier=decision.forward.output / forward.output,
-    )  # fmt: skip
+    rate = {LEARNING_RATE: _share(groups, table()[0], LEARNING_RATE)}
+    rows, forward = table(**rate)
+    shared = {}
+    for name in GROUP_NUMBERS:
+        if name not in (LEARNING_RATE, *alike):
+            with_it = [group for group in groups if getattr(group, name)]
+            shared[name] = _share(with_it, rows, name) if with_it else 0.0
+    multipliers = {
+        one.name: getattr(decision.forward, one.multiplies) / getattr(forward, one.multiplies)
+        for one in HYPERPARAMETERS.values()
+        if one.multiplies
+    }
+    return Hparams(**{**rate, **shared, **alike, **global_ones, **multipliers})
 
 
 def _share(groups: Sequence[ParameterGroup], table: tuple[ParameterNumbers, ...],
@@ -184,7 +191,7 @@ def _member(group: ParameterGroup, table: tuple[ParameterNumbers, ...]) -> Param
 def _with_numbers(groups: tuple[ParameterGroup, ...], table: tuple[ParameterNumbers, ...]
                   ) -> tuple[ParameterGroup, ...]:  # fmt: skip
     """The frozen groups with the small table's numbers."""
-    names = ("learning_rate", "weight_decay", "eps", "beta1", "beta2", "init_std")
+    names = (*GROUP_NUMBERS, "init_std")
     small = tuple(
         dataclasses.replace(group, **{name: getattr(_member(group, table), name) for name in names})
         for group in groups

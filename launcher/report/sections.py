@@ -9,7 +9,7 @@ from launcher.study.coordinate_view import by_role, findings, points
 from launcher.views import html as show
 from launcher.views.html import Body
 from launcher.views.search import sentences, value_text
-from sweeps.search.space import SCALES
+from proxies.core.hyperparameters import HYPERPARAMETERS
 
 
 def coordinates(body: Body) -> str:
@@ -49,7 +49,7 @@ def _caption(check: Any) -> str:
 
 
 _NUM_TOP_TRIALS = 8
-_COLUMNS = {name: name.replace("_", " ") for name in SCALES} | {
+_COLUMNS = {name: name.replace("_", " ") for name in HYPERPARAMETERS} | {
     "warmup_fraction": "warmup (share)", "clip_norm": "clip", "embedding_multiplier": "embedding",
     "output_multiplier": "output",
 }  # fmt: skip

@@ -223,9 +223,9 @@ def decision(
         transfer=tuple(rule_of(judged.verdict) for _, judged in verdicts.tests),
         forward=forward_numbers(run),
         groups=frozen.groups_of(table),
-        optimizer="adamw",
+        optimizer=run.optimizer,
         learning_rate=frozen.learning_rate_of(run.schedule),
-        clip_norm=run.hparams.clip_norm,
+        **run.hparams.run_wide,  # type: ignore[arg-type]
         batch_tokens=run.batch_tokens,
         num_tokens=run.num_tokens,
         data=frozen.Data(

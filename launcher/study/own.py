@@ -12,6 +12,7 @@ from launcher.plan.study import Study
 from launcher.study.decide import Choice, main_spec
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.optimizers import GROUP_NUMBERS
 
 
 class OwnProgramError(ValueError):
@@ -81,7 +82,7 @@ def own_run(study: Study, found: Transferred, choice: Choice) -> Json:
         "forward": canon.to_json(forward_numbers(spec)),
         "groups": canon.to_json(groups),
         "schedule": canon.to_json(spec.schedule),
-        "clip_norm": spec.hparams.clip_norm,
+        **spec.hparams.run_wide,
         "batch_tokens": spec.batch_tokens,
         "seed": spec.seed,
     }
@@ -123,7 +124,7 @@ def own_text(body: Json) -> str:
     groups = body["groups"]
     assert isinstance(groups, list)
     lines = [
-        f"  {group['pattern']}: lr {group['learning_rate']:.4g}, weight decay {group['weight_decay']:.4g}"
+        f"  {group['pattern']}: " + ", ".join(f"{name.replace('_', ' ')} {group[name]:.4g}" for name in GROUP_NUMBERS)
         for group in groups
         if isinstance(group, dict)
     ]

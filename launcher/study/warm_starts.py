@@ -17,7 +17,7 @@ from launcher.study.opening import recorded
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
 from proxies.core.powers import Ratios
-from proxies.core.rules import kind_rule
+from proxies.core.rules import scaled
 from scaling_fits.compute.published_laws import published
 from sweeps.search.growth import ranked
 from sweeps.search.space import Params
@@ -97,22 +97,23 @@ def _found(other: Study, ledger: Ledger) -> Transferred | None:
 def _carried(study: Study, other: Study, point: Params, found: Transferred | None) -> dict[str, float]:
     """A point of another study at this one's base.
 
-    At a base every parametrization is the same function, so this study's own rules carry the learning rate and the
-    weight decay of hidden matrices; the exponents that the other measured, beyond the same rules, come on top.
+    At a base every parametrization is the same function, so this study's own rules carry every value, as
+    for hidden matrices; the exponents that the other measured, beyond the same rules, come on top.
     """
     here, there = base_sizes(study), base_sizes(other)
     ratios = Ratios(
         width=here.width / there.width, depth=here.depth / there.depth, batch=here.batch / there.batch,
         duration=here.duration / there.duration,
     )  # fmt: skip
-    rule = kind_rule(study.plan.parametrization, "hidden")
-    values = {name: value for name in study.space.names if (value := _value(other, point, name)) is not None}
+    rules = study.plan.parametrization
+    values = {
+        name: scaled(rules, name, value, ratios)
+        for name in study.space.names
+        if (value := _value(other, point, name)) is not None
+    }
     powers = found.powers if found and other.plan.parametrization == study.plan.parametrization else {}
     rate = carried_rate(point["learning_rate"], powers, there, here)
-    values["learning_rate"] = rate * rule.learning_rate.at(ratios)
-    if "weight_decay" in values:
-        values["weight_decay"] *= rule.weight_decay.at(ratios)
-    return values
+    return {**values, "learning_rate": scaled(rules, "learning_rate", rate, ratios)}
 
 
 def _value(other: Study, point: Params, name: str) -> float | None:

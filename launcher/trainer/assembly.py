@@ -18,8 +18,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from launcher.frozen.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
 from launcher.trainer import tensor_parallel
 from proxies.core import canon
+from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
+from proxies.model import optimizer as optimizers
 from proxies.model.decoder import Checkpointing, Decoder
-from proxies.model.optimizer import adamw
+from proxies.model.optimizer import torch_optimizer
 from proxies.parametrization.parametrization import drawn
 
 STD_ERRORS = 6.0
@@ -89,38 +91,26 @@ def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) 
         parameter.copy_(shared_out(full, parameter))
 
 
-def build_optimizer(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) with one parameter group per frozen group, in the frozen order, at the peak rates.
+def build_optimizer(
+    model: nn.Module, groups: tuple[ParameterGroup, ...], name: OptimizerName = DEFAULT
+) -> torch.optim.Optimizer:
+    """The optimizer with one parameter group per frozen group, in the frozen order, at the peak rates.
 
     Raises:
         FrozenError: the groups do not fit the model's parameters.
     """
     named = dict(model.named_parameters())
     assigned = assign_groups(groups, list(named))
-    return adamw([(group, [named[name] for name in assigned if assigned[name] == group]) for group in groups])
-
-
-def _optimizer_numbers(group: ParameterGroup) -> dict[str, canon.Json]:
-    return {
-        "learning_rate": group.learning_rate,
-        "weight_decay": group.weight_decay,
-        "eps": group.eps,
-        "beta1": group.beta1,
-        "beta2": group.beta2,
-    }
+    return torch_optimizer(
+        name, [(group, [named[member] for member in assigned if assigned[member] == group]) for group in groups]
+    )
 
 
 def live_numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, canon.Json]]:
     """What the optimizer itself holds for each of the model's parameters; an unoptimized one has no entry."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
-        names[id(parameter)]: {
-            "learning_rate": group["lr"],
-            "weight_decay": group["weight_decay"],
-            "eps": group["eps"],
-            "beta1": group["betas"][0],
-            "beta2": group["betas"][1],
-        }
+        names[id(parameter)]: {**optimizers.live_numbers(group)}
         for group in optimizer.param_groups
         for parameter in group["params"]
         if id(parameter) in names
@@ -128,27 +118,26 @@ def live_numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 
 
 def mismatches(
-    model: nn.Module, optimizer: torch.optim.Optimizer, groups: tuple[ParameterGroup, ...], lr_share: float = 1.0
-) -> list[str]:
+    model: nn.Module, optimizer: torch.optim.Optimizer, groups: tuple[ParameterGroup, ...], lr_share: float = 1.0,
+    name: OptimizerName = DEFAULT,
+) -> list[str]:  # fmt: skip
     """Where the live optimizer differs from the frozen groups, with the rates at `lr_share` of their peak.
 
     Raises:
         FrozenError: the groups do not fit the model's parameters.
     """
-    assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
+    assigned = assign_groups(groups, [parameter for parameter, _ in model.named_parameters()])
     live = live_numbers(model, optimizer)
-    problems = [f"the optimizer lacks {name}" for name in assigned if name not in live]
-    for name, numbers in live.items():
-        frozen = {**_optimizer_numbers(assigned[name]), "learning_rate": assigned[name].learning_rate * lr_share}
+    problems = [f"the optimizer lacks {parameter}" for parameter in assigned if parameter not in live]
+    for parameter, numbers in live.items():
+        frozen = {field: getattr(assigned[parameter], field) for field in GROUP_NUMBERS}
+        frozen["learning_rate"] *= lr_share
         problems += [
-            f"{name}: {field} is {numbers[field]!r}, frozen as {frozen[field]!r}"
+            f"{parameter}: {field} is {numbers[field]!r}, frozen as {frozen[field]!r}"
             for field in frozen
             if numbers[field] != frozen[field]
         ]
-    variants = {key for key in ("amsgrad", "maximize") for group in optimizer.param_groups if group.get(key)}
-    if type(optimizer) is not torch.optim.AdamW or variants:
-        problems.append(f"the optimizer is {' '.join([type(optimizer).__name__, *variants])}, frozen as plain AdamW")
-    return problems
+    return problems + optimizers.not_plain(name, optimizer)
 
 
 def prove_groups(

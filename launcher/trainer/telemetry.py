@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from launcher.trainer import gpu_health
 from launcher.trainer.hooks import Hook, Seen
 from proxies.core.canon import Json
+from proxies.model.optimizer import last_update
 
 if TYPE_CHECKING:
     from launcher.trainer.training import Trainer
@@ -50,20 +51,10 @@ def _squares(part: Tensor, share: float) -> Tensor:
 
 
 def _squares_of_update(parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-    """Of what AdamW has just added to a parameter, out of its moments: no older weights are kept.
-
-    The step took w to w (1 - lr decay) - lr u, with u from the moments as they are now; so of the new weights v it
-    added -lr (u + decay v) / (1 - lr decay).
-    """
-    beta1, beta2 = group["betas"]
-    num_updates = float(state["step"])
-    first, second = (_part(state[key])[0] for key in ("exp_avg", "exp_avg_sq"))
-    root = (second / (1 - beta2**num_updates)).sqrt_().add_(group["eps"])
-    direction = (first / (1 - beta1**num_updates)).div_(root)
-    lr, decay = group["lr"], group["weight_decay"]
-    part, share = _part(parameter)
-    update = direction.add_(part, alpha=decay).mul_(-lr / (1 - lr * decay))
-    return _squares(update, share)
+    """Of what the optimizer has just added to a parameter."""
+    weights, share = _part(parameter)
+    parts = {key: _part(moment)[0] for key, moment in state.items()}
+    return _squares(last_update(weights, group, parts), share)
 
 
 class Layers(Hook):

@@ -41,7 +41,7 @@ from proxies.core.schedule import lr_table
 from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore
 from proxies.model.decoder import Multipliers, token_loss
-from proxies.model.optimizer import set_rates
+from proxies.model.optimizer import clip_to, set_rates
 from proxies.training.outcome import validation_ids
 
 _OTHER_FORMS = {"PCIe", "NVL"}
@@ -132,7 +132,7 @@ class Trainer:
         # Ranks that split matrices among them are neighbours, and share their data.
         self.num_data_ranks, self.data_rank = parallelism.num_data_ranks, self.rank // parallelism.tensor
         self.model = assembly.sharded_model(decision, parallelism, self.device.type)
-        self.optimizer = assembly.build_optimizer(self.model, decision.groups)
+        self.optimizer = assembly.build_optimizer(self.model, decision.groups, decision.optimizer)
         self.multipliers = Multipliers(**dataclasses.asdict(decision.forward))
         self.lr_shares = lr_table(decision.learning_rate.schedule)
         spikes = decision.spikes
@@ -201,7 +201,7 @@ class Trainer:
         new = rollback.Rollback(at_step=step, **dataclasses.asdict(back))
         rollback.add(self.run_dir, self.decision.digest, self.rollbacks, new)
         self.optimizer.zero_grad()
-        self.optimizer = assembly.build_optimizer(self.model, self.decision.groups)
+        self.optimizer = assembly.build_optimizer(self.model, self.decision.groups, self.decision.optimizer)
         self._resume()
 
     def _resume(self) -> None:
@@ -312,9 +312,7 @@ class Trainer:
 
     def _update(self, step: int, norm: Tensor) -> None:
         """Clip by the full norm and step, every group at its peak rate times the schedule's share."""
-        clip_norm = self.clip_norm(step)
-        if clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip_norm, norm)
+        clip_to(self.model.parameters(), self.clip_norm(step), norm)
         set_rates(self.optimizer, self.decision.groups, self.lr_shares[step])
         self.optimizer.step()
 

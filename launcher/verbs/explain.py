@@ -19,9 +19,9 @@ from launcher.plan import sources
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.shape import Family, Shape
-from proxies.core.spec import Hparams
 
 PLAIN_WIDTH = 120
 """Characters of a line of prose where there is no terminal."""

@@ -12,6 +12,7 @@ from launcher.cli.options import answer, json_option, study_argument
 from launcher.cli.problems import OptionProblems
 from launcher.study.gates import GateError, forecast_warnings
 from proxies.core.canon import Json
+from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision, ParameterGroup
@@ -91,8 +92,8 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
 
 def _warmup(body: Any) -> Json:
     """How it is carried over duration, and what that rests on."""
-    rows = [row for row in body["transfer"]["values"] if row["hyperparameter"] == "warmup_fraction"]
-    return cast(Json, rows[0]["carry"])
+    rows = [row for row in body["transfer"]["values"] if row["carry"] is not None]
+    return cast(Json, rows[0]["carry"] if rows else None)
 
 
 def _proven_layout(decision: Decision) -> dict[str, Json]:
@@ -169,7 +170,8 @@ def _decision_lines(decision: Decision, doubts: tuple[str, ...]) -> list[str]:
         f"  width {shape.width}, {shape.num_layers} layers",
         (
             f"  {schedule.num_steps} steps of {decision.batch_tokens} tokens, {schedule.kind}, "
-            f"warmup {schedule.warmup_steps} steps, clip {decision.clip_norm}"
+            f"warmup {schedule.warmup_steps} steps, "
+            + ", ".join(f"{HYPERPARAMETERS[name].short or name} {getattr(decision, name)}" for name in RUN_WIDE)
         ),
         *(f"  {g.kind}: lr {g.learning_rate:.4g}, init {_start(g)}" for g in decision.groups),
         *(f"  {said}" for said in doubts),

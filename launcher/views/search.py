@@ -14,9 +14,9 @@ from launcher.study.rerun_view import sentences as replay_sentences
 from launcher.study.sweeping import said
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from sweeps.search.growth import Side, pruned_sides
 from sweeps.search.samplers import LEARNING
-from sweeps.search.space import OFF
 
 if TYPE_CHECKING:
     from launcher.experiments.transferred import Searched
@@ -106,9 +106,7 @@ def value_text(name: str, value: float | None) -> str:
     """A searched value as one says it."""
     if value is None:
         return "-"
-    if value == OFF and name in ("clip_norm", "weight_decay"):
-        return "off"
-    return f"{value:.3f}" if name == "warmup_fraction" else f"{value:.3g}"
+    return HYPERPARAMETERS[name].text(value)
 
 
 def sentences(body: Any) -> list[str]:

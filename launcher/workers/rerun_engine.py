@@ -10,7 +10,7 @@ from torch import Tensor
 from launcher.workers.resumable import CALL_SECONDS, OwnEngine
 from proxies.core.spec import Curve, Numerics, RunResult, RunSpec
 
-_EPS = {"highest": torch.finfo(torch.float32).eps, "high": 2.0**-10, "medium": torch.finfo(torch.bfloat16).eps}
+_ROUNDING = {"highest": torch.finfo(torch.float32).eps, "high": 2.0**-10, "medium": torch.finfo(torch.bfloat16).eps}
 """Of one rounding of a float32 product, by `matmul_precision`."""
 
 
@@ -52,4 +52,4 @@ def rounding(numerics: Numerics) -> float:
     """One rounding of the products of that arithmetic, relative."""
     if numerics.dtype == "float64":
         return torch.finfo(torch.float64).eps
-    return _EPS["medium"] if numerics.dtype == "bfloat16" else _EPS[numerics.matmul_precision]
+    return _ROUNDING["medium"] if numerics.dtype == "bfloat16" else _ROUNDING[numerics.matmul_precision]

@@ -26,7 +26,15 @@ from proxies.core.schedule import lr_multiplier
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.model.decoder import Decoder, Multipliers, parameter_shapes, token_loss
-from proxies.model.optimizer import MOMENTS, adamw, grouped, moments_of, restore_moments, set_rates
+from proxies.model.optimizer import (
+    MOMENTS,
+    clip_gradients,
+    grouped,
+    moments_of,
+    restore_moments,
+    set_rates,
+    torch_optimizer,
+)
 from proxies.parametrization.parametrization import forward_numbers, parameter_table
 from proxies.training.outcome import validation_ids
 from proxies.training.prefetch import Prefetch
@@ -51,7 +59,7 @@ class Part:
         initialize(self.model, groups_of(numbers), spec.seed)
         self._multipliers = Multipliers(**dataclasses.asdict(forward_numbers(spec)))
         groups = grouped(numbers, self._parameters)
-        self._optimizer, self._rates = adamw(groups), [rates for rates, _ in groups]
+        self._optimizer, self._rates = torch_optimizer(spec.optimizer, groups), [rates for rates, _ in groups]
         self._batches = Prefetch(store, spec, self._device, rank=self._rank, num_ranks=self._num_ranks)
 
     @property
@@ -78,9 +86,8 @@ class Part:
     def _update(self, step: int, norm: float) -> None:
         """Clip by the whole gradient's norm and step, every group at its peak rate times the schedule's share."""
         spec = self._spec
-        if spec.hparams.clip_norm is not None:
-            whole = torch.tensor(norm, dtype=_dtype(spec), device=self._device)
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), spec.hparams.clip_norm, whole)
+        whole = torch.tensor(norm, dtype=_dtype(spec), device=self._device)
+        clip_gradients(self.model.parameters(), spec.hparams, whole)
         set_rates(self._optimizer, self._rates, lr_multiplier(spec.schedule, step))
         self._optimizer.step()
 

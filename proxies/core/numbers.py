@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from proxies.core.optimizers import GroupNumbers
+
 Kind = Literal["embedding", "hidden", "readout", "block_gain", "block_bias", "qk_gain", "final_gain", "final_bias"]
 """What a parameter is. `embedding`: token and position tables (one infinite dimension, the output). `hidden`: matrices
 between infinite dimensions. Gains start at one, biases at zero; `block_` inside the residual blocks, `qk_gain` those of
@@ -13,8 +15,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParameterNumbers:
-    """What one parameter is trained with. Absolute numbers: nothing is left to multiply."""
+class ParameterNumbers(GroupNumbers):
+    """What one parameter is trained with."""
 
     name: str
     size: tuple[int, ...]
@@ -23,13 +25,6 @@ class ParameterNumbers:
     """Against the base shape, from mup's infinite dimensions."""
     init_std: float
     """Normal(0, init_std); 0 for gains, which start at one, and biases, which start at zero."""
-    learning_rate: float
-    """At the schedule's peak."""
-    weight_decay: float
-    """AdamW's: a step multiplies the weight by 1 - lr * weight_decay."""
-    eps: float
-    beta1: float
-    beta2: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

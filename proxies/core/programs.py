@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Literal, get_args
 
 from proxies.core.checks import Checks
+from proxies.core.hyperparameters import HPARAMS, HYPERPARAMETERS
 
 MetricsFormat = Literal["jsonl", "wandb", "tensorboard"]
 
@@ -33,10 +34,7 @@ class Factory:
 
 
 PLACEHOLDERS = {
-    "lr": "peak learning rate at the base width",
-    "weight_decay": "AdamW's, at the base width",
-    "beta1": "AdamW's", "beta2": "AdamW's", "eps": "AdamW's",
-    "clip_norm": "largest gradient norm; inf never clips",
+    **{HYPERPARAMETERS[name].told_as: HYPERPARAMETERS[name].meaning for name in HPARAMS},
     "num_steps": "optimizer steps", "warmup_steps": "of them", "decay_steps": "of them (wsd)",
     "schedule": "cosine, linear, wsd or constant", "final_fraction": "last learning rate over the peak",
     "num_layers": "blocks", "width": "d_model", "num_heads": "query heads", "num_kv_heads": "key and value heads",

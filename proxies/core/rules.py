@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from proxies.core.checks import Checks, SpecError
+from proxies.core.hyperparameters import HYPERPARAMETERS, Hparams
 from proxies.core.numbers import KINDS, Kind
 from proxies.core.powers import Powers, Ratios
 
@@ -90,10 +91,9 @@ class Parametrization:
         checks = Checks(self)
         for name, words in CHOICES.items():
             checks.one_of(name, words)
-        checks.number("rate_batch_power", least=-2, most=2)
-        checks.number("rate_duration_power", least=-2, most=2)
-        if self.depth_alpha is not None:
-            checks.number("depth_alpha", least=0.5, most=1)
+        for name, (least, most) in POWERS.items():
+            if getattr(self, name) is not None:
+                checks.number(name, least=least, most=most)
         if checks.fine and self.width == "none":
             self._check_no_width(checks)
         checks.done()
@@ -115,6 +115,12 @@ class Parametrization:
         return self.moments == "scaled" or bool(self.rate_batch_power or self.rate_duration_power)
 
     @property
+    def unscaled(self) -> Parametrization:
+        """The same at the base shape, and scaled by nothing."""
+        decay: DecayScaling = "independent" if self.weight_decay == "independent" else "unscaled"
+        return dataclasses.replace(PRESETS["sp"], decayed=self.decayed, weight_decay=decay)
+
+    @property
     def changed(self) -> dict[str, object]:
         """Answers that are not the named source's own."""
         own = PRESETS[self.name]
@@ -134,6 +140,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     name: get_args(hint) for name, hint in get_type_hints(Parametrization).items() if get_origin(hint) is Literal
 }
 """Of every field that takes one of some words, the words."""
+
+POWERS: dict[str, tuple[float, float]] = {
+    "depth_alpha": (0.5, 1), "rate_batch_power": (-2, 2), "rate_duration_power": (-2, 2),
+}  # fmt: skip
+"""Of every field that is a number, its bounds."""
 
 _MUP = Parametrization(
     name="mup",
@@ -269,24 +280,66 @@ def decays(parametrization: Parametrization, kind: Kind) -> bool:
     return kind in ("hidden", "readout") or (parametrization.decayed == "two_dimensional" and kind == "embedding")
 
 
-def betas(parametrization: Parametrization, ratios: Ratios, beta1: float, beta2: float) -> tuple[float, float]:
-    """AdamW's betas: the base run's, or with 1 - beta scaled by batch over duration (arXiv 2512.22382).
+def scaling(parametrization: Parametrization, name: str, kind: Kind = "hidden") -> Powers:
+    """How a hyperparameter's value, of a complement's 1 - value, moves with the ratios for one kind of parameter."""
+    by = HYPERPARAMETERS[name].scaling
+    if by is None:
+        return Powers()
+    if by == "moments":
+        return Powers() if parametrization.moments == "fixed" else Powers(batch=1, duration=-1)
+    powers: Powers = getattr(kind_rule(parametrization, kind), by)
+    return powers
+
+
+def scaled(parametrization: Parametrization, name: str, value: float, ratios: Ratios, kind: Kind = "hidden") -> float:
+    """A value set at the base, at these ratios.
 
     Raises:
-        SpecError: a beta would leave [0, 1).
+        SpecError: of a complement, a value that would leave [0, 1).
     """
-    if parametrization.moments == "fixed":
-        return beta1, beta2
-    factor = Powers(batch=1, duration=-1).at(ratios)
-    scaled = [1 - (1 - beta) * factor for beta in (beta1, beta2)]
-    if min(scaled) < 0 or max(scaled) >= 1:
-        said = f"1 - beta times m_B / m_D = {factor:.4g} gives betas {scaled[0]:.4g}, {scaled[1]:.4g}, outside [0, 1)"
+    factor = scaling(parametrization, name, kind).at(ratios)
+    if HYPERPARAMETERS[name].scale != "log2_complement":
+        return value * factor
+    found = value if factor == 1 else 1 - (1 - value) * factor
+    if not 0 <= found < 1:
+        said = f"1 - {name} times m_B / m_D = {factor:.4g} gives {name} = {found:.4g}, outside [0, 1)"
         way = "a smaller batch, a longer run" if factor > 1 else "a larger batch, a shorter run"
-        raise SpecError("Parametrization", [f"{said}: {way}, or moments = fixed is wanted"])
-    return scaled[0], scaled[1]
+        raise SpecError("Parametrization", [f"{said}: use {way}, or moments = fixed"])
+    return found
 
 
-def refusals(parametrization: Parametrization, ratios: Ratios, beta1: float, beta2: float, *, tied: bool) -> list[str]:
+def moments(parametrization: Parametrization, ratios: Ratios, hparams: Hparams) -> dict[str, float]:
+    """The weights of the optimizer's moving averages: as set at the base, or 1 - beta scaled (arXiv 2512.22382).
+
+    Raises:
+        SpecError: all of those that would leave [0, 1).
+    """
+    found, problems = {}, []
+    for name, value in hparams.values.items():
+        if HYPERPARAMETERS[name].scaling != "moments" or value is None:
+            continue
+        try:
+            found[name] = scaled(parametrization, name, value, ratios)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError("Parametrization", problems)
+    return found
+
+
+def decay_problems(parametrization: Parametrization, ratios: Ratios, hparams: Hparams) -> list[str]:
+    """Weight decay by which a step at the peak would take all of a weight, at the first kind of which it does."""
+    rate, decay = hparams.learning_rate, hparams.weight_decay
+    decayed = [kind for kind in KINDS if decays(parametrization, kind)]
+    shares = {kind: decay_share(parametrization, kind, ratios, rate, decay) for kind in decayed}
+    return [
+        f"weight_decay = {decay} at learning rate {rate}: a step would take {share:.3g} of a {kind} weight"
+        for kind, share in shares.items()
+        if share >= 1
+    ][:1]
+
+
+def refusals(parametrization: Parametrization, ratios: Ratios, hparams: Hparams, *, tied: bool) -> list[str]:
     """What is wrong with a run under a parametrization; nothing, if it is fine."""
     problems = []
     if tied and parametrization.output == "absorbed":
@@ -295,7 +348,7 @@ def refusals(parametrization: Parametrization, ratios: Ratios, beta1: float, bet
             "to absorb the readout's 1 / m_N: output = multiplier is wanted"
         )
     try:
-        betas(parametrization, ratios, beta1, beta2)
+        moments(parametrization, ratios, hparams)
     except SpecError as error:
         problems += error.problems
     return problems

@@ -15,6 +15,8 @@ from typing import Literal
 from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.flops import flops_per_token
+from proxies.core.hyperparameters import Hparams
+from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
 from proxies.core.powers import Ratios
 from proxies.core.programs import Command, Factory
 from proxies.core.rules import Parametrization, refusals
@@ -23,43 +25,12 @@ from proxies.core.shape import Shape
 
 Status = Literal["finished", "diverged", "pruned", "failed"]
 Dtype = Literal["float32", "float64", "bfloat16"]
-Optimizer = Literal["adamw"]
 Precision = Literal["float32", "bfloat16"]
 """Of products in a main run."""
 
 MAX_SEED = 2**31 - 1
 DIVERGED_ABOVE_NATS = 1.0
 """Over ln(vocabulary), the loss of knowing nothing, a run past its warmup counts as diverged."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hparams:
-    """Hyperparameters at the base shape; a parametrization carries them to any other.
-
-    Weight decay is PyTorch AdamW's: each step multiplies a weight by `1 - lr * weight_decay`.
-    """
-
-    learning_rate: float
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    clip_norm: float | None = 1.0
-    """Largest global gradient norm; None never clips."""
-    embedding_multiplier: float = 1.0
-    output_multiplier: float = 1.0
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.number("learning_rate", above=0)
-        checks.number("weight_decay", least=0)
-        checks.number("beta1", least=0, below=1)
-        checks.number("beta2", least=0, below=1)
-        for name in ("eps", "embedding_multiplier", "output_multiplier"):
-            checks.number(name, above=0)
-        if self.clip_norm is not None:
-            checks.number("clip_norm", above=0)
-        checks.done()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +95,7 @@ class RunSpec(_KeepsId):
     data_id: str
     seed: int
     numerics: Numerics = field(metadata=canon.SHARED)
-    optimizer: Optimizer = "adamw"
+    optimizer: OptimizerName = DEFAULT
     base_batch_tokens: int | None = None
     """The base run's, where the parametrization scales with batch or duration; else None."""
     base_num_tokens: int | None = None
@@ -135,7 +106,7 @@ class RunSpec(_KeepsId):
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.one_of("optimizer", ("adamw",))
+        checks.one_of("optimizer", tuple(OPTIMIZERS))
         checks.whole("batch_tokens")
         checks.whole("seed", least=0)
         checks.that(type(self.seed) is not int or self.seed <= MAX_SEED, f"seed = {self.seed} > {MAX_SEED}")
@@ -162,8 +133,7 @@ class RunSpec(_KeepsId):
             said = f"shape and base_shape differ in {', '.join(unlike)}: width (and depth) are what scales"
             checks.that(not unlike, said)
         if checks.fine:
-            hparams, tied = self.hparams, self.shape.tied
-            checks.problems += refusals(self.parametrization, self.ratios, hparams.beta1, hparams.beta2, tied=tied)
+            checks.problems += refusals(self.parametrization, self.ratios, self.hparams, tied=self.shape.tied)
         checks.done()
 
     def _check_batch(self, checks: Checks) -> None:

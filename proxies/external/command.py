@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxies.core import canon, flops
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
 from proxies.external.growing import MetricsError
 from proxies.external.kept import Kept
@@ -301,8 +302,7 @@ def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dic
     """
     shape, base, hparams, schedule = spec.shape, spec.base_shape, spec.hparams, spec.schedule
     values: dict[str, canon.Json] = {
-        "lr": hparams.learning_rate, "weight_decay": hparams.weight_decay,
-        "beta1": hparams.beta1, "beta2": hparams.beta2, "eps": hparams.eps, "clip_norm": hparams.clip_norm,
+        **{HYPERPARAMETERS[name].told_as: value for name, value in hparams.values.items()},
         "num_steps": schedule.num_steps, "warmup_steps": schedule.warmup_steps, "decay_steps": schedule.decay_steps,
         "schedule": schedule.kind, "final_fraction": schedule.final_fraction,
         "num_layers": shape.num_layers, "width": shape.width, "num_heads": shape.num_heads,

@@ -137,7 +137,7 @@ def _multiplier_problems(build: Build, spec: RunSpec, roles: Roles, forward: For
     if forward.embedding != 1 and (roles.unscaled_embeddings or not roles.embeddings):
         what = ", ".join(roles.unscaled_embeddings) or "no embedding module is found"
         problems.append(
-            f"embedding_multiplier = {forward.embedding:g} cannot be applied ({what}): keep tables in nn.Embedding"
+            f"forward.embedding = {forward.embedding:g} cannot be applied ({what}): keep tables in nn.Embedding"
         )
     absorbed = spec.parametrization.output == "absorbed" and spec.ratios.width != 1
     if absorbed and not any(role.kind == "readout" for role in roles.parameters):

@@ -6,15 +6,18 @@ only itself.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import ParameterNumbers
+from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS, GroupNumbers, OptimizerName
 
 MOMENTS = "adamw."
 """What the names of saved moments begin with."""
@@ -23,31 +26,7 @@ SHARED_RECOMPILE_LIMIT = 64
 own limit of 8 is for one."""
 
 
-class Rates(Protocol):
-    """AdamW's numbers, of one parameter or of a group that shares them."""
-
-    @property
-    def learning_rate(self) -> float:
-        """At the schedule's peak."""
-
-    @property
-    def weight_decay(self) -> float:
-        """A step multiplies the weight by 1 - lr * weight_decay."""
-
-    @property
-    def eps(self) -> float:
-        """Added to the root of the second moment."""
-
-    @property
-    def beta1(self) -> float:
-        """Of the first moment."""
-
-    @property
-    def beta2(self) -> float:
-        """Of the second moment."""
-
-
-def adamw(groups: Iterable[tuple[Rates, Sequence[nn.Parameter]]]) -> torch.optim.AdamW:
+def adamw(groups: Iterable[tuple[GroupNumbers, Sequence[nn.Parameter]]]) -> torch.optim.AdamW:
     """The AdamW of torch, with one parameter group per entry, in that order, at the peak rates."""
     return torch.optim.AdamW(
         [
@@ -64,13 +43,70 @@ def adamw(groups: Iterable[tuple[Rates, Sequence[nn.Parameter]]]) -> torch.optim
     )
 
 
+def torch_optimizer(
+    name: OptimizerName, groups: Iterable[tuple[GroupNumbers, Sequence[nn.Parameter]]]
+) -> torch.optim.Optimizer:
+    """An optimizer of torch, with one parameter group per entry, in that order, at the peak rates."""
+    return _OF_TORCH[name][0](groups)
+
+
+def not_plain(name: OptimizerName, optimizer: torch.optim.Optimizer) -> list[str]:
+    """In what a live optimizer is another than the registry's; nothing, if it is the one."""
+    _, kind, options = _OF_TORCH[name]
+    variants = {key for key in options for group in optimizer.param_groups if group.get(key)}
+    if type(optimizer) is kind and not variants:
+        return []
+    words = " ".join([type(optimizer).__name__, *sorted(variants)])
+    return [f"the optimizer is {words}, frozen as plain {OPTIMIZERS[name].label}"]
+
+
+def live_numbers(group: Mapping[str, Any]) -> dict[str, float]:
+    """What one of torch's parameter groups holds, by the names of `GroupNumbers`."""
+    beta1, beta2 = group["betas"]
+    return dataclasses.asdict(
+        GroupNumbers(
+            learning_rate=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], beta1=beta1, beta2=beta2
+        )
+    )  # fmt: skip
+
+
+def last_update(weights: Tensor, group: Mapping[str, Any], state: Mapping[str, Tensor]) -> Tensor:
+    """What the last step of torch's optimizer added to a parameter, out of its moments: no older weights are kept.
+
+    The step took w to w (1 - lr decay) - lr u, with u from the moments as they are now; so of the new weights v it
+    added -lr (u + decay v) / (1 - lr decay).
+
+    Args:
+        weights: after the step; of a sharded parameter this rank's part, as in `state`.
+        group: torch's, that the parameter is in.
+        state: torch's, of the parameter.
+    """
+    numbers, num_updates = GroupNumbers(**live_numbers(group)), float(state["step"])
+    root = (state["exp_avg_sq"] / (1 - numbers.beta2**num_updates)).sqrt_().add_(numbers.eps)
+    direction = (state["exp_avg"] / (1 - numbers.beta1**num_updates)).div_(root)
+    share = 1 - numbers.decay_share
+    update: Tensor = direction.add_(weights, alpha=numbers.weight_decay).mul_(-numbers.learning_rate / share)
+    return update
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], hparams: Hparams, norm: Tensor) -> None:
+    """Scale gradients whose global norm is above a run's limit down to it."""
+    clip_to(parameters, hparams.clip_norm, norm)
+
+
+def clip_to(parameters: Iterable[nn.Parameter], limit: float | None, norm: Tensor) -> None:
+    """Scale gradients whose global norm is above the limit down to it; None never clips."""
+    if limit is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+
+
 def grouped(
     numbers: Iterable[ParameterNumbers], parameters: Mapping[str, nn.Parameter]
 ) -> list[tuple[ParameterNumbers, list[nn.Parameter]]]:
-    """Parameters by their AdamW numbers: those that share them all are one group, under the first one's."""
+    """Parameters by their numbers: those that share them all are one group, under the first one's."""
     groups: dict[tuple[float, ...], tuple[ParameterNumbers, list[nn.Parameter]]] = {}
     for n in numbers:
-        key = (n.learning_rate, n.weight_decay, n.eps, n.beta1, n.beta2)
+        key = tuple(getattr(n, name) for name in GROUP_NUMBERS)
         groups.setdefault(key, (n, []))[1].append(parameters[n.name])
     return list(groups.values())
 
@@ -96,13 +132,13 @@ def fail_past_recompile_limit() -> None:
     config.fail_on_recompile_limit_hit = True
 
 
-def set_rates(optimizer: torch.optim.Optimizer, rates: Iterable[Rates], share: float) -> None:
+def set_rates(optimizer: torch.optim.Optimizer, rates: Iterable[GroupNumbers], share: float) -> None:
     """Every group's learning rate: its peak times the schedule's `share`."""
     for live, group in zip(optimizer.param_groups, rates, strict=True):
         live["lr"] = group.learning_rate * share
 
 
-def moments_of(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def moments_of(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """The optimizer's state by `MOMENTS` + its own key + parameter; nothing of those that have no gradient."""
     return {
         f"{MOMENTS}{key}.{name}": value
@@ -112,7 +148,7 @@ def moments_of(optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Paramet
 
 
 def restore_moments(
-    optimizer: torch.optim.AdamW, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]
 ) -> None:
     """Give a fresh optimizer what `moments_of` took from another.
 
@@ -181,7 +217,7 @@ class BankAdamW:
         trial: int,
         numbers: Sequence[ParameterNumbers],
         weights: Mapping[str, Tensor],
-        clip_norm: float | None,
+        hparams: Hparams,
     ) -> None:
         """Give a trial its weights and rates, by parameter name, with fresh moments.
 
@@ -201,7 +237,7 @@ class BankAdamW:
             for rate_KP, rate in zip(self._rates_KP, rates, strict=False):
                 rate_KP[trial, start:stop] = rate
         self.beta1_K1[trial], self.beta2_K1[trial] = numbers[0].beta1, numbers[0].beta2
-        self.clip_K1[trial] = torch.inf if clip_norm is None else clip_norm
+        self.clip_K1[trial] = torch.inf if hparams.clip_norm is None else hparams.clip_norm
 
     def state(self, trial: int) -> dict[str, Tensor]:
         """A trial's weights and moments, [P] each: views into the buffers."""
@@ -294,3 +330,10 @@ def _update(buffers_KP: tuple[Tensor, ...], numbers_K1: tuple[Tensor, ...], acti
     weights_KP.mul_(1 - peak_lr_KP * share_K1.to(dtype) * decay_KP)
     denominator_KP = (second_KP / correction2_K1.to(dtype)).sqrt_().add_(eps_KP)
     weights_KP.sub_((peak_lr_KP * (share_K1 / correction1_K1).to(dtype)).mul_(first_KP).div_(denominator_KP))
+
+
+_Made = tuple[Callable[..., torch.optim.Optimizer], type[torch.optim.Optimizer], tuple[str, ...]]
+_OF_TORCH: Mapping[OptimizerName, _Made] = {"adamw": (adamw, torch.optim.AdamW, ("amsgrad", "maximize"))}
+"""By name: how one is made, its class, and options of a group that make another optimizer of it."""
+BANK_OPTIMIZERS: dict[OptimizerName, Callable[..., BankAdamW]] = {"adamw": BankAdamW}
+"""The same for the trials of a bank."""

@@ -1,8 +1,8 @@
 """Forward multipliers moved into the weights they multiply, for a trainer that has none. Standard library only.
 
-With c * W = W' as the weight, the gradient shrinks by c. AdamW then takes the same path from an init std and a
-learning rate times c, an eps and a weight decay over c (the symmetry of abc-parametrizations, Tensor Programs V,
-arXiv 2203.03466). The same function at every step, but only without clipping: the gradient's norm is another.
+With c * W = W' as the weight, the gradient shrinks by c. The optimizer then takes the same path from an init std times
+c and the numbers of `GroupNumbers.for_weights_times`. The same function at every step, but only without clipping: the
+gradient's norm is another.
 """
 
 from __future__ import annotations
@@ -58,10 +58,4 @@ def _part(parameter: ParameterNumbers) -> str:
 
 
 def _times(parameter: ParameterNumbers, factor: float) -> ParameterNumbers:
-    return dataclasses.replace(
-        parameter,
-        init_std=parameter.init_std * factor,
-        learning_rate=parameter.learning_rate * factor,
-        weight_decay=parameter.weight_decay / factor,
-        eps=parameter.eps / factor,
-    )
+    return dataclasses.replace(parameter.for_weights_times(factor), init_std=parameter.init_std * factor)

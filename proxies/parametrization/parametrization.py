@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from proxies.core.checks import SpecError
+from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
 from proxies.core.powers import Ratios
-from proxies.core.rules import Parametrization, betas, decays, forward_rule, kind_rule
+from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, moments
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams, RunSpec
+from proxies.core.spec import RunSpec
 from proxies.model.decoder import Multipliers, parameter_shapes
 
 EMBEDDING_STD = 1.0
@@ -155,12 +156,12 @@ def table_of(
     Raises:
         SpecError: scaled betas that leave [0, 1).
     """
-    scaled = betas(parametrization, ratios, hparams.beta1, hparams.beta2)
-    return tuple(_numbers(parametrization, p, ratios, hparams, scaled) for p in parameters)
+    averages = moments(parametrization, ratios, hparams)
+    return tuple(_numbers(parametrization, p, ratios, hparams, averages) for p in parameters)
 
 
 def _numbers(
-    parametrization: Parametrization, parameter: Parameter, ratios: Ratios, hparams: Hparams, betas: tuple[float, float]
+    parametrization: Parametrization, parameter: Parameter, ratios: Ratios, hparams: Hparams, averages: dict[str, float]
 ) -> ParameterNumbers:
     kind = parameter.kind
     rule = kind_rule(parametrization, kind)
@@ -178,8 +179,7 @@ def _numbers(
         learning_rate=learning_rate,
         weight_decay=decay / learning_rate if parametrization.weight_decay == "independent" else decay,
         eps=hparams.eps * rule.eps.at(scale),
-        beta1=betas[0],
-        beta2=betas[1],
+        **averages,
     )
 
 

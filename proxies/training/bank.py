@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from proxies.core.numbers import ForwardNumbers
+from proxies.core.optimizers import DEFAULT, OptimizerName
 from proxies.core.schedule import lr_multiplier
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, Numerics, RunResult, RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.model.decoder import Decoder
-from proxies.model.optimizer import BankAdamW, fail_past_recompile_limit, isolated
+from proxies.model.optimizer import BANK_OPTIMIZERS, fail_past_recompile_limit, isolated
 from proxies.parametrization.parametrization import (
     forward_numbers,
     initial_tensor,
@@ -98,6 +99,7 @@ class Bank:
         numerics: Numerics,
         store: TokenStore,
         *,
+        optimizer: OptimizerName = DEFAULT,
         device: torch.device | str | None = None,
         diverged_above_nats: float = DIVERGED_ABOVE_NATS,
         compile_backend: str = "inductor",
@@ -122,7 +124,9 @@ class Bank:
         dtype = torch.float64 if numerics.dtype == "float64" else torch.float32
         num_slots = numerics.num_slots
         self.model = Decoder(shape, num_trials=num_slots, device=self.device, fused_loss=numerics.fused_loss)
-        self.optimizer = BankAdamW(self.model, num_slots, dtype, self.device, compiled=numerics.compiled)
+        self.optimizer = BANK_OPTIMIZERS[optimizer](
+            self.model, num_slots, dtype, self.device, compiled=numerics.compiled
+        )
         if numerics.compiled:
             _compile(self.model, compile_backend)
         self._slots: list[_Slot | None] = [None] * num_slots
@@ -154,7 +158,7 @@ class Bank:
             run = resumed(spec, state, self.optimizer.state(index), self._num_microbatches)
         numbers = parameter_table(spec)
         weights = {parameter.name: initial_tensor(parameter, spec.seed) for parameter in numbers}
-        self.optimizer.admit(index, numbers, weights, spec.hparams.clip_norm)
+        self.optimizer.admit(index, numbers, weights, spec.hparams)
         if state is not None:
             self.optimizer.restore(index, state.tensors, run.step)
         self._slots[index] = _Slot(progress=run, forward=forward_numbers(spec))

@@ -23,12 +23,13 @@ from proxies.data.tokens import TokenStore
 from proxies.model.decoder import token_loss
 from proxies.model.optimizer import (
     MOMENTS,
-    adamw,
+    clip_gradients,
     fail_past_recompile_limit,
     grouped,
     moments_of,
     restore_moments,
     set_rates,
+    torch_optimizer,
 )
 from proxies.training.built import BuiltModel, OurModel, checkpoint_blocks, our_model
 from proxies.training.memory import keep_freed_memory
@@ -45,7 +46,7 @@ _DROPOUT_SEED = 2**32
 class _Trial:
     progress: Progress
     built: BuiltModel
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     rates: tuple[ParameterNumbers, ...]
     """One per group of the optimizer."""
     batches: Prefetch
@@ -106,7 +107,7 @@ class Solo:
         trial = _Trial(
             progress=Progress(spec, num_microbatches=self._num_microbatches),
             built=built,
-            optimizer=adamw(groups),
+            optimizer=torch_optimizer(spec.optimizer, groups),
             rates=tuple(rates for rates, _ in groups),
             batches=Prefetch(self._store, spec, self.device),
         )
@@ -295,7 +296,6 @@ def _tensors(trial: _Trial) -> dict[str, Tensor]:
 def _update(trial: _Trial, step: int, norm: Tensor) -> None:
     """Clip by the norm and step, every group at its peak rate times the schedule's share."""
     spec = trial.progress.spec
-    if spec.hparams.clip_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(trial.built.module.parameters(), spec.hparams.clip_norm, norm)
+    clip_gradients(trial.built.module.parameters(), spec.hparams, norm)
     set_rates(trial.optimizer, trial.rates, lr_multiplier(spec.schedule, step))
     trial.optimizer.step()

@@ -6,33 +6,19 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from proxies.core.checks import Checks
+from proxies.core.hyperparameters import CAN_BE_OFF, HYPERPARAMETERS, Scale
 
 Params = dict[str, float]
-"""One point: a value for every axis, as `learning_rate`, `warmup_fraction`, `clip_norm`. 0.0 where it is off."""
+"""One point: a value for every axis, by name. 0.0 where it is off."""
 
 Range = tuple[float, float]
 """Lowest and highest value, both included; equal ends fix the value."""
 
-Scale = Literal["linear", "log2", "log2_complement"]
-"""`log2_complement`: evenly in log2 of 1 - value, as betas want it."""
-
-SCALES: dict[str, Scale] = {
-    "learning_rate": "log2",
-    "warmup_fraction": "linear",
-    "clip_norm": "log2",
-    "weight_decay": "log2",
-    "beta1": "log2_complement",
-    "beta2": "log2_complement",
-    "eps": "log2",
-    "embedding_multiplier": "log2",
-    "output_multiplier": "log2",
-}
-"""Every axis there can be, in the order they are searched in: the first three are in every search."""
-CAN_BE_OFF = ("clip_norm", "weight_decay")
 OFF = 0.0
+DIGITS = 3
+"""Of a value that later stages run at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +40,7 @@ class Axis:
     @property
     def scale(self) -> Scale:
         """How it is searched."""
-        return SCALES[self.name]
+        return HYPERPARAMETERS[self.name].scale
 
     @property
     def fixed(self) -> bool:
@@ -98,7 +84,7 @@ class Axis:
 
     def octaves(self, value: float) -> float:
         """Log2 of a value as it is searched: of a complement, that of 1 - value."""
-        return math.log2(1 - value if self.scale == "log2_complement" else value)
+        return HYPERPARAMETERS[self.name].to_log2(value)
 
     def grid(self) -> tuple[float, ...]:
         """The values a grid has on it, ascending or descending; with that of being off, if it can be."""
@@ -111,12 +97,12 @@ class Axis:
         """To three digits; of a complement, of 1 - value; a choice as it is."""
         if self.choices:
             return value
-        return 1 - float(f"{1 - value:.3g}") if self.scale == "log2_complement" else float(f"{value:.3g}")
+        return HYPERPARAMETERS[self.name].rounded(value, DIGITS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSpace:
-    """The axes of a search, in the order of `SCALES`.
+    """The axes of a search, in the registry's order.
 
     Raises:
         SpecError: every axis that is not one, all at once.
@@ -127,12 +113,13 @@ class SearchSpace:
     def __post_init__(self) -> None:
         checks = Checks(self)
         for axis in self.axes:
-            checks.that(axis.name in SCALES, f"{axis.name} is no axis: {', '.join(SCALES)}")
-            if axis.name in SCALES:
+            checks.that(axis.name in HYPERPARAMETERS, f"{axis.name} is no axis: {', '.join(HYPERPARAMETERS)}")
+            if axis.name in HYPERPARAMETERS:
                 checks.that(*_range_check(axis))
         if checks.fine:
             names = [axis.name for axis in self.axes]
-            checks.that(names == [n for n in SCALES if n in names], f"axes {names}: each once, in the order of SCALES")
+            ordered = [name for name in HYPERPARAMETERS if name in names]
+            checks.that(names == ordered, f"axes {names}: each once, in the order {ordered}")
         checks.done()
 
     @property
@@ -201,7 +188,8 @@ def search_space(
     """
     some = {name: tuple(values) for name, values in (choices or {}).items()}
     both = {**ranges, **{name: (min(values), max(values)) for name, values in some.items()}}
-    ordered = [name for name in SCALES if name in both] + [name for name in both if name not in SCALES]
+    known = [name for name in HYPERPARAMETERS if name in both]
+    ordered = known + [name for name in both if name not in HYPERPARAMETERS]
     return SearchSpace(
         axes=tuple(
             Axis(

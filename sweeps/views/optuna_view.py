@@ -18,6 +18,7 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
+from proxies.core.hyperparameters import HPARAMS, HYPERPARAMETERS
 from proxies.core.spec import Run, RunResult
 from sweeps.search.space import Params
 from sweeps.store.curves import load_curve
@@ -35,8 +36,8 @@ _STATES = {
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
-_RUN_PARAMS = ("width", "num_layers", "learning_rate", "clip_norm", "weight_decay", "warmup_steps", "num_steps", "seed")
-_LOG_PARAMS = frozenset({"learning_rate", "clip_norm"})
+_RUN_PARAMS = ("width", "num_layers", *HPARAMS, "warmup_steps", "num_steps", "seed")
+_LOG_PARAMS = frozenset(one.name for one in HYPERPARAMETERS.values() if one.scale == "log2")
 _STRIDE = 10**9  # trial ids of one study are all below the next one's
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from proxies.core import canon
+from proxies.core.hyperparameters import HPARAMS, warmup_of
 from proxies.core.schedule import whole_warmup
-from proxies.core.spec import Curve, Hparams, Run, RunSpec
+from proxies.core.spec import Curve, Run, RunSpec
 from sweeps.search.source import suggested
 from sweeps.search.space import Params
 from sweeps.store.curves import load_curve
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     import pyarrow
 
 FORMATS = (".parquet", ".csv")
-_HPARAMS = tuple(field.name for field in dataclasses.fields(Hparams))
 _SHAPE = ("width", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "vocab_size", "seq_len")
 _COLUMNS: dict[str, type] = {
     "run_id": str, "trial": int, "status": str, "loss_nats": float, "last_train_loss_nats": float,
-    **dict.fromkeys(_SHAPE, int), "family": str, "base_width": int, **dict.fromkeys(_HPARAMS, float),
+    **dict.fromkeys(_SHAPE, int), "family": str, "base_width": int, **dict.fromkeys(HPARAMS, float),
     "schedule": str, "warmup_steps": int, "num_steps": int, "planned_steps": int, "batch_tokens": int, "tokens": int,
     "flops": float, "seconds": float, "seed": int, "dtype": str, "data_id": str, "imported": bool, "reason": str,
 }  # fmt: skip
@@ -122,10 +121,10 @@ class StudyView:
 def _is_of(spec: RunSpec, point: Params) -> bool:
     """Whether a run has a point's values."""
     schedule = spec.schedule
-    if schedule.warmup_steps != whole_warmup(point["warmup_fraction"], schedule.num_steps, schedule.decay_steps):
+    if schedule.warmup_steps != whole_warmup(warmup_of(point), schedule.num_steps, schedule.decay_steps):
         return False
     # A search's 0.0 of the gradient norm is no clipping.
-    return all((getattr(spec.hparams, name) or 0.0) == value for name, value in point.items() if name in _HPARAMS)
+    return all((getattr(spec.hparams, name) or 0.0) == value for name, value in point.items() if name in HPARAMS)
 
 
 def _row(run: Run, trial: int | None, imported: bool) -> dict[str, Any]:
@@ -138,7 +137,7 @@ def _row(run: Run, trial: int | None, imported: bool) -> dict[str, Any]:
         "last_train_loss_nats": result.last_train_loss_nats,
         **{name: getattr(spec.shape, name) for name in (*_SHAPE, "family")},
         "base_width": spec.base_shape.width,
-        **{name: getattr(spec.hparams, name) for name in _HPARAMS},
+        **{name: getattr(spec.hparams, name) for name in HPARAMS},
         "schedule": spec.schedule.kind,
         "warmup_steps": spec.schedule.warmup_steps,
         "num_steps": result.num_steps,

@@ -19,10 +19,11 @@ from launcher.frozen.frozen import (
     groups_of,
     learning_rate_of,
 )
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams, Numerics, RunSpec
+from proxies.core.spec import Numerics, RunSpec
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import Manifest, read_manifest
 from proxies.parametrization.parametrization import forward_numbers, parameter_table

@@ -9,10 +9,11 @@ import pytest
 from tiny_study import ask, forerun
 
 from launcher.plan import sources
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import CHOICES, NAMES, named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Family, Shape
-from proxies.core.spec import Hparams, Numerics, RunSpec
+from proxies.core.spec import Numerics, RunSpec
 from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 SHAPE = "layers=24,width=2048,heads=16,kv_heads=16,ffn=5504,vocab=50304,seq_len=2048"
@@ -141,7 +142,7 @@ def test_the_base_keeps_head_dim_and_ratios_unless_told():
         (("--parametrization", "sp", *SMALL, "--set", "output=absorbed"), "sp has no width rule to scale with"),
         (("--parametrization", "completedp", *SMALL, "--tied", "--batch-ratio", "40"),
          "tied = True under completedp: a matrix shared with the embedding has no init and rate"),
-        (("--parametrization", "completedp", *SMALL, "--batch-ratio", "40"), "outside [0, 1): a smaller batch"),
+        (("--parametrization", "completedp", *SMALL, "--batch-ratio", "40"), "outside [0, 1): use a smaller batch"),
         (("--parametrization", "mup", *SMALL, "--lr", "-1"), "learning_rate = -1.0: a finite number > 0 is wanted"),
         (("--parametrization", "mup", *SMALL, "--batch-ratio", "0"), "batch = 0.0: a finite number > 0 is wanted"),
         (("launch.json", "shape"), "launch.json: cannot be read: No such file or directory"),

@@ -25,10 +25,10 @@ from launcher.frozen.frozen import (
 from launcher.frozen.launch_file import read_launch, write_launch
 from proxies.core import canon
 from proxies.core.checks import SpecError
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams
 from proxies.parametrization.parametrization import parameter_table
 
 GOLDENS = Path(__file__).parent / "goldens"

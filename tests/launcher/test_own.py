@@ -204,7 +204,7 @@ def test_a_model_edited_while_it_is_swept_ends_the_sweep_and_spoils_nothing(mode
     [
         (["proxy.factory=mine:buidl"], "has no buidl; it has Model, build, unscaled"),
         (["proxy.factory=nothing_there:build"], "no module nothing_there in"),
-        (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=100"], "ladder: 1 - beta times"),
+        (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=100"], "ladder: 1 - beta1 times"),
         (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=24", "proxy.beta1=0.99",
           "proxy.beta2=0.99", "proxy.weight_decay=7.9"], "ladder: weight_decay = 7.9 at learning rate 0.125: a step"),
         (["transfer.check_depths=[4, 2]"], "transfer.check_depths = [4, 2]: two or more increasing"),

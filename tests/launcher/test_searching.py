@@ -296,7 +296,7 @@ def test_a_warm_start_is_carried_by_the_rules(folder, whole):
         ('sampler = "zzz"', "'tpe', 'gp', 'cmaes', 'qmc', 'random' or 'grid' is wanted"),
         ('can_be_off = ["weight_decay"]', "weight_decay is not searched"),
         ('can_be_off = ["warmup_fraction"]', "'clip_norm' or 'weight_decay' is wanted"),
-        ("axes = { beta2 = [0.9, 1.0] }", "search.axes.beta2 = [0.9, 1.0]: below 1 is wanted"),
+        ("axes = { beta2 = [0.9, 1.0] }", "search.axes.beta2 = [0.9, 1.0]: must be below 1"),
         ("axes = { eps = [1e-6, 1e-9] }", "the lower end first"),
         ("axes = { zzz = [0.1, 0.2] }", "search.axes.zzz is unknown"),
         ("choices = { beta2 = [0.9, 0.9] }", "each value once"),

@@ -5,11 +5,12 @@ import sys
 import time
 from pathlib import Path
 
+from proxies.core.hyperparameters import Hparams
 from proxies.core.programs import Command
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams, Numerics, RunSpec
+from proxies.core.spec import Numerics, RunSpec
 from proxies.external.command import CommandEngine, Workplace
 
 SHAPE = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=16)

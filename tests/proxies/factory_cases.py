@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from proxies.core.hyperparameters import Hparams
 from proxies.core.programs import Factory
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams, Numerics, RunSpec
+from proxies.core.spec import Numerics, RunSpec
 from proxies.external.construction import neutral
 from proxies.model.decoder import Decoder, Multipliers
 from proxies.parametrization.parametrization import kind_of

@@ -10,10 +10,11 @@ import torch
 from mup_reference import mup_model
 from scipy import stats
 
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams, Numerics, RunSpec
+from proxies.core.spec import Numerics, RunSpec
 from proxies.model.decoder import Decoder, Multipliers, token_loss
 from proxies.model.optimizer import adamw
 from proxies.parametrization.absorb import absorbed

@@ -2,10 +2,11 @@
 
 import random
 
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams, Numerics, RunSpec
+from proxies.core.spec import Numerics, RunSpec
 from proxies.data.corpus import tokenize
 
 TINY = Shape(num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=16)

@@ -11,7 +11,7 @@ from proxy_cases import TINY, run_spec
 from proxies.core.checks import SpecError
 from proxies.core.rules import NAMES
 from proxies.model import fused_loss
-from proxies.model.optimizer import BankAdamW
+from proxies.model.optimizer import BANK_OPTIMIZERS, BankAdamW
 from proxies.training import bank as bank_module
 from proxies.training.bank import Bank
 from proxies.training.solo import Solo
@@ -94,7 +94,7 @@ def test_in_float64_it_is_the_trial_alone(store, family, fused_loss):
 
 def test_the_loss_by_parts_is_the_loss_alone_without_parts(store, monkeypatch):
     """And by rows at once, the optimizer's form on a GPU."""
-    monkeypatch.setattr(bank_module, "BankAdamW", partial(BankAdamW, by_row=False))
+    monkeypatch.setitem(BANK_OPTIMIZERS, "adamw", partial(BankAdamW, by_row=False))
     monkeypatch.setitem(fused_loss.PART_LOGITS, "cpu", len(NAMES) * 256 * 10)
     specs = runs(store, "llama", dtype="float64", fused_loss=True)
     assert largest_distance(specs, store, fused_loss=False) < 1e-9

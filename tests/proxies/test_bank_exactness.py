@@ -10,8 +10,7 @@ from proxy_cases import TINY, run_spec
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proxies.core.spec import Numerics
-from proxies.model.optimizer import BankAdamW
-from proxies.training import bank as bank_module
+from proxies.model.optimizer import BANK_OPTIMIZERS, BankAdamW
 from proxies.training.bank import Bank
 
 pytestmark = [  # what torch's own compiler calls
@@ -53,7 +52,7 @@ def case(store, monkeypatch, request):
             self.changes = {**MODES, **SLOW}[mode]
             self.backend = "inductor" if mode in SLOW else "eager"
             if mode == "rows at once":
-                monkeypatch.setattr(bank_module, "BankAdamW", partial(BankAdamW, by_row=False))
+                monkeypatch.setitem(BANK_OPTIMIZERS, "adamw", partial(BankAdamW, by_row=False))
 
         def spec(self, seed, **changes):
             common = {"shape": WIDE, "base_shape": TINY, "weight_decay": 0.1, **self.changes}

@@ -5,7 +5,7 @@ import torch
 from proxy_cases import TINY, run_spec
 from torch import nn
 
-from proxies.core.spec import Hparams
+from proxies.core.hyperparameters import Hparams
 from proxies.model.decoder import Decoder
 from proxies.model.optimizer import BankAdamW, adamw, grouped, set_rates
 from proxies.parametrization.parametrization import initial_tensor, parameter_table
@@ -39,7 +39,7 @@ def table(hparams):
 def admit(optimizer, trial, hparams):
     numbers = table(hparams)
     weights = {n.name: initial_tensor(n, trial) for n in numbers}
-    optimizer.admit(trial, numbers, weights, hparams.clip_norm)
+    optimizer.admit(trial, numbers, weights, hparams)
 
 
 def gradients_at(step, model, scale=3.0):
@@ -186,7 +186,7 @@ def test_betas_are_the_trials_not_the_parameters():
     numbers[3] = dataclasses.replace(numbers[3], beta2=0.5)
     _, optimizer = bank_of(TRIALS)
     with pytest.raises(ValueError, match="one pair for all parameters"):
-        optimizer.admit(0, numbers, {n.name: initial_tensor(n, 0) for n in numbers}, None)
+        optimizer.admit(0, numbers, {n.name: initial_tensor(n, 0) for n in numbers}, Hparams(learning_rate=1.0))
 
 
 def test_torchs_own_groups_are_the_table():

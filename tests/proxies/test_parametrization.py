@@ -24,9 +24,9 @@ from torch import nn
 
 from proxies.core.canon import canonical
 from proxies.core.checks import SpecError
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import NAMES, named
 from proxies.core.shape import Shape
-from proxies.core.spec import Hparams
 from proxies.model.decoder import Decoder, Multipliers, parameter_shapes
 from proxies.parametrization.parametrization import (
     forward_numbers,
@@ -293,7 +293,8 @@ def test_what_a_parametrization_cannot_do_is_refused_with_the_run():
         spec_of(grown(tied, heads=2), tied, "completedp", batch_ratio=32)
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         "tied = True under completedp",
-        "1 - beta times m_B / m_D = 32 gives betas -3.8, -0.6, outside [0, 1)",
+        "1 - beta1 times m_B / m_D = 32 gives beta1 = -3.8, outside [0, 1)",
+        "1 - beta2 times m_B / m_D = 32 gives beta2 = -0.6, outside [0, 1)",
     ]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from proxies.core import canon
 from proxies.core.checks import SpecError
+from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import KINDS
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import (
@@ -11,12 +12,14 @@ from proxies.core.rules import (
     PRESETS,
     Name,
     Parametrization,
-    betas,
     decays,
     forward_rule,
     kind_rule,
+    moments,
     named,
     refusals,
+    scaled,
+    scaling,
 )
 
 # Tables as their papers print them: init std, learning rate, eps, weight decay per kind of parameter.
@@ -155,23 +158,36 @@ def test_presets_are_named_after_themselves_and_survive_json():
     assert str(own) == "completep(depth_alpha=0.5, eps=all)"
 
 
-def test_betas():
-    assert betas(named("completep"), Ratios(batch=4), 0.9, 0.95) == (0.9, 0.95)
-    scaled = betas(named("completedp"), Ratios(batch=4, duration=8), 0.9, 0.95)
-    assert scaled == pytest.approx((0.95, 0.975))
-    with pytest.raises(SpecError, match=r"m_B / m_D = 16 gives betas -0.6, 0.2, outside \[0, 1\): a smaller batch"):
-        betas(named("completedp"), Ratios(batch=16), 0.9, 0.95)
-    with pytest.raises(SpecError, match=r"outside \[0, 1\): a larger batch, a shorter run"):
-        betas(named("completedp"), Ratios(duration=1e20), 0.9, 0.95)
+USUAL = Hparams(learning_rate=0.1, weight_decay=0.5, beta1=0.9, beta2=0.95)
+
+
+def test_moving_averages_are_scaled_by_one_minus_beta():
+    assert moments(named("completep"), Ratios(batch=4), USUAL) == {"beta1": 0.9, "beta2": 0.95}
+    scaled = moments(named("completedp"), Ratios(batch=4, duration=8), USUAL)
+    assert scaled == pytest.approx({"beta1": 0.95, "beta2": 0.975})
+    with pytest.raises(SpecError, match=r"m_B / m_D = 16 gives beta1 = -0.6, outside \[0, 1\): use a smaller batch"):
+        moments(named("completedp"), Ratios(batch=16), USUAL)
+    with pytest.raises(SpecError, match=r"outside \[0, 1\): use a larger batch, a shorter run"):
+        moments(named("completedp"), Ratios(duration=1e20), USUAL)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_hyperparameter_is_scaled_as_the_table_of_powers_says(name):
+    rules, ratios = named(name), Ratios(width=4, depth=2, batch=2, duration=4)
+    rule = kind_rule(rules, "hidden")
+    for one in ("learning_rate", "weight_decay", "eps"):
+        assert scaling(rules, one) == getattr(rule, one)
+        assert scaled(rules, one, 0.5, ratios) == 0.5 * getattr(rule, one).at(ratios)
+    assert scaled(rules, "clip_norm", 0.5, ratios) == 0.5, "the same number at every shape"
 
 
 def test_what_a_run_may_not_be_is_said_at_once():
-    problems = refusals(named("completedp"), Ratios(batch=16), 0.9, 0.95, tied=True)
+    problems = refusals(named("completedp"), Ratios(batch=16), USUAL, tied=True)
     assert [problem.split(":")[0] for problem in problems] == [
-        "tied = True under completedp", "1 - beta times m_B / m_D = 16 gives betas -0.6, 0.2, outside [0, 1)",
+        "tied = True under completedp", "1 - beta1 times m_B / m_D = 16 gives beta1 = -0.6, outside [0, 1)",
     ]  # fmt: skip
-    assert not refusals(named("completedp", output="multiplier"), Ratios(), 0.9, 0.95, tied=True)
-    assert not refusals(named("completedp"), Ratios(), 0.9, 0.95, tied=False)
+    assert not refusals(named("completedp", output="multiplier"), Ratios(), USUAL, tied=True)
+    assert not refusals(named("completedp"), Ratios(), USUAL, tied=False)
 
 
 def test_bad_names_and_choices_are_said_at_once():

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 from proxies.core import canon
+from proxies.core.hyperparameters import Hparams
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import Curve, Hparams, Numerics, RunResult, RunSpec
+from proxies.core.spec import Curve, Numerics, RunResult, RunSpec
 from sweeps.run.pool import Advanced, Finished
 
 CLIFF_LOG2_LR = -5.5

@@ -5,7 +5,8 @@ from spaces import usual
 
 from proxies.core import canon
 from proxies.core.checks import SpecError
-from sweeps.search.space import CAN_BE_OFF, SCALES, SearchSpace, search_space
+from proxies.core.hyperparameters import CAN_BE_OFF, HYPERPARAMETERS
+from sweeps.search.space import SearchSpace, search_space
 
 SPACE = usual((2**-10, 2**-2), (0.0, 0.2), (0.25, 4.0))
 
@@ -41,7 +42,7 @@ def test_equal_ends_fix_a_value():
 def test_axes_stand_in_one_order_whatever_the_plan_says():
     space = usual(ranges={"eps": (1e-12, 1e-6), "beta2": (0.9, 0.99), "weight_decay": (0.01, 0.3)})
     assert space.names == ("learning_rate", "warmup_fraction", "clip_norm", "weight_decay", "beta2", "eps")
-    assert set(CAN_BE_OFF) <= set(SCALES)
+    assert set(CAN_BE_OFF) <= set(HYPERPARAMETERS)
 
 
 def test_betas_are_searched_by_what_lacks_to_1():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from planted_axes import BASE, TARGET, Axes
 
-from transfer.question import AXES, HYPERPARAMETERS, Question
+from proxies.core.hyperparameters import WITH_OPTIMUM
+from transfer.question import AXES, Question
 from transfer.regret.regret import rules_for
 from transfer.verdict.verdict import judge
 
@@ -13,7 +14,7 @@ def test_rules_are_those_of_the_sources_and_doing_nothing_is_among_them():
     duration = rules_for("learning_rate", "duration")
     assert [rule.power for rule in duration] == [0.0, -0.28, -0.3, -0.32, -0.5]
     assert [rule.power for rule in rules_for("learning_rate", "batch")] == [0.0, 0.5, 1.0]
-    for name in HYPERPARAMETERS:
+    for name in WITH_OPTIMUM:
         for axis in AXES:
             rules = rules_for(name, axis)
             assert not rules or rules[0].power == 0.0

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
+from proxies.core.hyperparameters import WITH_OPTIMUM
 from transfer.question import (
     AXES,
-    HYPERPARAMETERS,
     Point,
     Question,
     TransferError,
@@ -15,7 +15,7 @@ from transfer.question import (
 )
 
 
-@pytest.mark.parametrize("name", HYPERPARAMETERS)
+@pytest.mark.parametrize("name", WITH_OPTIMUM)
 @pytest.mark.parametrize("value", [1e-5, 0.02, 0.5, 0.95])
 def test_octaves_and_back(name, value):
     assert from_log2(name, to_log2(name, value)) == pytest.approx(value, rel=1e-9)

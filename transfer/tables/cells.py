@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from transfer.question import Hyperparameter, TransferError, to_log2
 
 LARGEST_SIZE = 10**18
 SMALLEST, LARGEST = 1e-30, 1e30
 """Of a hyperparameter: beyond them a cell is a slip, and arithmetic would overflow. So too of a loss beyond these:"""
 LOSSES = (1e-6, 1e6)
-CAN_BE_OFF = ("weight_decay", "warmup_fraction", "clip_norm")
-"""A 0 says that there is none of it: a run like others, but at no octave."""
 MOST_SHOWN = 40
 """Letters of a bad cell."""
 
@@ -33,16 +32,17 @@ def shown(cell: object) -> str:
 def octaves(cell: object, hyperparameter: Hyperparameter, where: str, problems: list[str]) -> float | None:
     """The log2 of a hyperparameter's value (`transfer.question.to_log2`); None where a 0 says that it is off."""
     value = _number(cell)
-    if value == 0 and hyperparameter in CAN_BE_OFF:
+    one = HYPERPARAMETERS[hyperparameter]
+    if value == 0 and one.zero_is_none:
         return None
-    beta = hyperparameter in ("beta1", "beta2")
-    low, high = (0.0, 1.0) if beta else (SMALLEST, LARGEST)
+    share = one.scale == "log2_complement"
+    low, high = (0.0, 1.0) if share else (SMALLEST, LARGEST)
     try:
         if value is not None and low <= value <= high:
             return to_log2(hyperparameter, value)
     except TransferError:
-        pass  # a beta of 1
-    wanted = "from 0 up to, not including, 1" if beta else f"> 0 (from {SMALLEST:g} to {LARGEST:g})"
+        pass  # 1, of a complement
+    wanted = "from 0 up to, not including, 1" if share else f"> 0 (from {SMALLEST:g} to {LARGEST:g})"
     problems.append(f"{where}: {_quoted(cell)} is not a number {wanted}")
     return None
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from transfer.question import AXES, HYPERPARAMETERS, Axis, Hyperparameter
+from proxies.core.hyperparameters import HYPERPARAMETERS, WITH_OPTIMUM
+from transfer.question import AXES, Axis, Hyperparameter
 from transfer.tables.cells import plain
 from transfer.tables.sheet import Sheet, TableError
 
@@ -21,14 +22,7 @@ SIZE_COLUMNS: Mapping[Axis, tuple[str, ...]] = {
     "params": ("params", "num_params", "N"),
 }
 VALUE_COLUMNS: Mapping[Hyperparameter, tuple[str, ...]] = {
-    "learning_rate": ("lr", "learning_rate"),
-    "warmup_fraction": ("warmup", "warmup_fraction"),
-    "clip_norm": ("clip", "clip_norm", "grad_clip"),
-    "weight_decay": ("weight_decay", "wd"),
-    "beta1": ("beta1",),
-    "beta2": ("beta2",),
-    "embedding_multiplier": ("embedding_multiplier",),
-    "output_multiplier": ("output_multiplier",),
+    name: (name, *HYPERPARAMETERS[name].aliases) for name in WITH_OPTIMUM
 }
 LOSS_COLUMNS = ("loss", "val_loss", "validation_loss")
 OPTIMUM = "lr_optimum"
@@ -71,10 +65,11 @@ def find_columns(path: Path, names: Sequence[str]) -> Columns:
     values = {what: name for what, aliases in VALUE_COLUMNS.items() if (name := _first(aliases, names))}
     if by_optima:
         values["learning_rate"] = OPTIMUM
+    shorts = ", ".join(HYPERPARAMETERS[name].short or name for name in WITH_OPTIMUM)
     wanted = [
         (by_optima or loss is not None, f"loss (or {OPTIMUM})"),
         (bool(sizes), "size (width, depth, batch, tokens or params)"),
-        (bool(values), "hyperparameter (lr, warmup, clip, weight_decay, beta1 ...)"),
+        (bool(values), f"hyperparameter ({shorts})"),
     ]
     lacking = [what for there, what in wanted if not there]
     if lacking:
@@ -104,7 +99,7 @@ def what_to_judge(
             varying.remove("params")
         axis = _only(varying or sizes, "axis", problems)
     if hyperparameter is None:
-        values = [h for h in HYPERPARAMETERS if h in columns.values]
+        values = [h for h in WITH_OPTIMUM if h in columns.values]
         moving = [h for h in values if len(set(cells[h])) > 1] or values
         hyperparameter = "learning_rate" if "learning_rate" in moving else _only(moving, "hyperparameter", problems)
     if problems or axis is None or hyperparameter is None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from proxies.core.checks import Checks
-from transfer.question import AXES, HYPERPARAMETERS, Axis, Hyperparameter, Outcome, TransferError
+from proxies.core.hyperparameters import WITH_OPTIMUM
+from transfer.question import AXES, Axis, Hyperparameter, Outcome, TransferError
 
 if TYPE_CHECKING:
     from transfer.verdict.verdict import Verdict
@@ -37,7 +38,7 @@ class TransferRule:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.one_of("hyperparameter", HYPERPARAMETERS)
+        checks.one_of("hyperparameter", WITH_OPTIMUM)
         checks.one_of("axis", AXES)
         checks.one_of("source", ("measured", "parametrization"))
         checks.one_of("outcome", ("holds", "drifts", "cannot_tell"))

@@ -1,0 +1,99 @@
+"""What sections of a plan are made of: their base, the kinds of values, and the keys that the registry of
+hyperparameters declares. Imports pydantic and nothing heavier.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from launcher.plan.sources import QUESTIONS
+from proxies.core.hyperparameters import (
+    CAN_BE_OFF,
+    HYPERPARAMETERS,
+    LEARNING_RATE,
+    SET_BY,
+    WITH_OPTIMUM,
+    Hyperparameter,
+)
+from proxies.core.rules import CHOICES, POWERS
+
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Steps = Annotated[int, Field(ge=0, le=10**9)]
+Width = Annotated[int, Field(ge=1, le=2**17)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Range = tuple[Positive, Positive]
+
+if TYPE_CHECKING:
+    MoreAxis: TypeAlias = str
+    AnyAxis: TypeAlias = str
+    CanBeOff: TypeAlias = str
+    Tested: TypeAlias = str
+else:
+    MoreAxis = Literal[tuple(name for name in HYPERPARAMETERS if HYPERPARAMETERS[name].set_by != "search")]
+    AnyAxis = Literal[tuple(HYPERPARAMETERS)]
+    CanBeOff = Literal[CAN_BE_OFF]
+    Tested = Literal[tuple(name for name in WITH_OPTIMUM if name != LEARNING_RATE)]
+
+
+class Section(BaseModel):
+    """Strict and frozen: unknown keys, and values of another kind, are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+_SomeSection = TypeVar("_SomeSection", bound=Section)
+
+
+def with_values(section: type[_SomeSection]) -> type[_SomeSection]:
+    """The section with a key for the value of each hyperparameter that `[proxy]` sets."""
+    return _with_keys(section, {one: (_number(one), one.default) for one in SET_BY["proxy"]})
+
+
+def with_ranges(section: type[_SomeSection]) -> type[_SomeSection]:
+    """The section with a key for the range of each hyperparameter that every search varies."""
+    return _with_keys(section, {one: (_range(one), one.range) for one in SET_BY["search"]})
+
+
+def with_rules(section: type[_SomeSection]) -> type[_SomeSection]:
+    """The section with a key for each choice of a parametrization but its width rule: the plan names that."""
+    kinds: dict[str, Any] = {
+        **{name: Literal[words] for name, words in CHOICES.items() if name not in ("name", "width")},
+        **{name: Annotated[float, Field(ge=least, le=most)] for name, (least, most) in POWERS.items()},
+    }
+    fields: dict[str, Any] = {
+        name: (kinds[name] | None, Field(None, description=about)) for name, about in QUESTIONS.items()
+    }
+    return _made(section, fields)
+
+
+def _with_keys(section: type[_SomeSection], keys: dict[Hyperparameter, tuple[Any, Any]]) -> type[_SomeSection]:
+    fields: dict[str, Any] = {
+        one.name: (kind, Field(default, description=one.meaning))
+        for one, (kind, default) in keys.items()
+        if one.name not in section.model_fields
+    }
+    return _made(section, fields)
+
+
+def _made(section: type[_SomeSection], fields: dict[str, Any]) -> type[_SomeSection]:
+    made: type[_SomeSection] = create_model(
+        section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__, **fields
+    )
+    return made
+
+
+def _range(one: Hyperparameter) -> Any:
+    end = _number(one)
+    return tuple[end, end]  # type: ignore[valid-type]
+
+
+def _number(one: Hyperparameter) -> Any:
+    """A float within a hyperparameter's bounds."""
+    most = one.most if one.most is not None or one.below is not None else 1e30
+    return Annotated[
+        float, Field(gt=one.above, ge=one.least, lt=one.below, le=most, allow_inf_nan=False)
+    ]  # fmt: skip

@@ -1,0 +1,89 @@
+"""Hyperparameters and optimizers are declared in one place: nobody else names one, and a new one is seen everywhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE
+from proxies.core.optimizers import OPTIMIZERS
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
+DECLARED = ("proxies/core/hyperparameters.py", "proxies/core/optimizers.py", "proxies/model/optimizer.py")
+EXPORTERS = "launcher/exporters/"
+EXCEPTIONS = {
+    "proxies/core/rules.py": "the table of powers: how decay and eps of each kind of parameter scale",
+    "proxies/parametrization/parametrization.py": "where the table meets a parameter and the forward multipliers",
+    "proxies/model/decoder.py": "eps of the norms, which is another number",
+    "transfer/regret/regret.py": "published rules of weight decay over batch and duration, with their sources",
+    "launcher/plan/sources.py": "what sources say of the table's choices for decay and eps",
+    "launcher/frozen/frozen.py": "the frozen record: its keys are a contract",
+    "launcher/trainer/hooks.py": "a rollback may lower the clip: the order for it",
+    "launcher/trainer/rollback.py": "a rollback may lower the clip: the record of it",
+    "launcher/trainer/spikes.py": "a rollback may lower the clip: the policy",
+    "launcher/trainer/training.py": "the clip in force at a step",
+    "launcher/rehearsal/drills_spike.py": "a rollback may lower the clip: its drill",
+}
+"""Files that name one all the same, and why; fifteen at most."""
+PENDING = (
+    "launcher/explaining/", "launcher/answers/explained.py", "launcher/verbs/explain.py", "launcher/report/",
+    "launcher/figures/", "launcher/dashboards/", "launcher/watch/logs/", "launcher/frozen/files.py",
+)  # fmt: skip
+"""What is still to read the registries."""
+
+
+def names():
+    """Of the registries, with their other names; the learning rate is what the whole tool is about."""
+    others = [one for one in HYPERPARAMETERS.values() if one.name != LEARNING_RATE]
+    aliases = {alias for one in others for alias in one.aliases} - {"warmup", "clip"}  # words of schedules, of arrays
+    return {"betas", *aliases, *(one.name for one in others), *OPTIMIZERS}
+
+
+def named(text):
+    """Hyperparameters and optimizers that a source names: as a variable, attribute, argument, function or string."""
+    tree = ast.parse(text)
+    docstrings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
+    said = {id(node) for node in docstrings}
+    # The rounding error of a float type is no hyperparameter.
+    said |= {id(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and "finfo(" in ast.unparse(n.value)}
+    words = set()
+    for node in ast.walk(tree):
+        if id(node) in said:
+            continue
+        for field in ("id", "attr", "arg", "name", "value"):
+            word = getattr(node, field, None)
+            words |= {word} if isinstance(word, str) else set()
+    pattern = re.compile(rf"(?<![a-z0-9_])_?({'|'.join(sorted(names(), key=len, reverse=True))})(?![a-z0-9])", re.I)
+    return {found[1].lower() for word in words for found in pattern.finditer(word)}
+
+
+def sources():
+    return [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+
+
+def test_no_file_but_the_registries_names_a_hyperparameter_or_an_optimizer():
+    found = {str(path.relative_to(ROOT)): named(path.read_text(encoding="utf-8")) for path in sources()}
+    free = (*DECLARED, EXPORTERS, *PENDING)
+    naming = {path for path, words in found.items() if words and not path.startswith(free)}
+    assert naming == set(EXCEPTIONS), "read the registry in place of naming one; what needs no exception is none"
+    assert len(EXCEPTIONS) <= 15
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "beta2 = 0.95", "group['betas'][1]", "run.hparams.clip_norm", "f(weight_decay=0.1)", "torch.optim.AdamW(p)",
+        "names = ('eps', 'lr')", "def _clip_norm(): ...", "x = 'the beta1 of Adam'", "point['warmup_fraction']",
+        "wd = 1",
+    ],
+)  # fmt: skip
+def test_a_planted_name_is_seen(line):
+    assert named(line)
+
+
+def test_other_words_are_not():
+    assert not named("batch_warmup_fraction = steps.epsilon + torch.finfo(torch.float64).eps\nlearning_rate = alphabet")
