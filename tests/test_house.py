@@ -194,6 +194,45 @@ def enumerations(house):
     ]
 
 
+TEMPLATES = "launcher.exporters.templates"
+PROBES = {"launcher.doctor.imports", "launcher.doctor.folders"}
+"""What they run in another process is their own question, and goes to nobody."""
+
+
+def templates(house):
+    """Programs that exports carry are files, which nobody imports but they each other, by their names there."""
+    own = {name.rpartition(".")[2] for name in house.trees if name.startswith(TEMPLATES)}
+    problems = []
+    for name, tree in house.trees.items():
+        inside = name.startswith(TEMPLATES)
+        for target in house.imports(name):
+            if target.startswith(TEMPLATES) or (not inside and target in own):
+                problems.append(f"{name} imports {target}, which exports carry")
+            if inside and room_of(target) in ROOMS and not target.startswith("proxies"):
+                problems.append(f"{name} imports {target}, which no export carries")
+        problems += [f"{name}:{line} holds a program" for line in _programs(tree) if name not in PROBES]
+    return problems
+
+
+def _programs(tree):
+    """Lines with a text of ten lines or more that is Python with imports, also if it has gaps that are filled in."""
+    for node in ast.walk(tree):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        text = "".join(str(part.value) if isinstance(part, ast.Constant) else "gap" for part in parts)
+        if isinstance(node, ast.JoinedStr | ast.Constant) and text.count("\n") >= 10:
+            text = re.sub(r"<<\w+>>|@\w+@|\{\{.*?\}\}", "gap", text)
+            found = re.search(r"^(?:import \w|from [\w.]+ import )", text, re.MULTILINE)
+            if found and (_parses(text) or len(re.findall(r"^(?:def|class|if|for|with) .*:$", text, re.MULTILINE)) > 1):
+                yield node.lineno
+
+
+def _parses(text):
+    try:
+        return bool(ast.parse(text))
+    except SyntaxError:
+        return False
+
+
 def machine_paths(house):
     pattern = re.compile(r"(?<![\w.:/])/(?:home|root|work|Users|private)/[\w.]")
     return [f"{name} names a path of one machine" for name, text in house.texts.items() if pattern.search(text)]
@@ -215,7 +254,19 @@ def _is_load(node):
     return isinstance(node, ast.Import | ast.ImportFrom | ast.If) or getattr(node, "name", "") == "load"
 
 
-RULES = (import_law, doors, cycles, folders, sizes, docstrings, types, enumerations, machine_paths, thresholds)
+RULES = (
+    import_law,
+    doors,
+    cycles,
+    folders,
+    sizes,
+    docstrings,
+    types,
+    enumerations,
+    templates,
+    machine_paths,
+    thresholds,
+)
 DOOR_STEP = '"""A room.\n\nEnters: a\nLeaves: b\nPromises: c\nRefuses: d\n"""\n'
 
 
@@ -261,6 +312,20 @@ def long_function(num_lines):
     return f"def f() -> None:\n    'Doc.'\n{body}\n"
 
 
+PROGRAM = """# Trains.
+import json
+
+STEPS = 12
+
+
+def train(steps: int) -> None:
+    for step in range(steps):
+        print(json.dumps({"step": step}))
+
+
+if STEPS:
+    train(STEPS)
+"""
 VIOLATIONS = [
     (import_law, {"sweeps/a.py": "from transfer import b", "transfer/b.py": ""}, "sweeps.a imports transfer.b"),
     (import_law, {"transfer/a.py": "def f() -> None:\n    import launcher.cli"}, "transfer.a imports launcher.cli"),
@@ -287,6 +352,14 @@ VIOLATIONS = [
     (types, {"launcher/a.py": "def f(x) -> None:\n    'Doc.'"}, "launcher.a.f: x has no type"),
     (types, {"launcher/a.py": "def f(*, x: int):\n    'Doc.'"}, "launcher.a.f: return has no type"),
     (enumerations, {"launcher/a.py": "x: Literal[1, 2]", "sweeps/b.py": "y = Literal[1, 2]"}, "sweeps.b, launcher.a"),
+    (templates, {"launcher/a.py": f"T = {PROGRAM!r}"}, "launcher.a:2 holds a program"),
+    (templates, {"launcher/a.py": f"T = f{PROGRAM.replace('12', '{n}')!r}"}, "launcher.a:2 holds a program"),
+    (templates, {"launcher/a.py": f"T = {PROGRAM.replace('12', '<<N>>')!r}"}, "launcher.a:2 holds a program"),
+    (templates, {"launcher/a.py": f"T = {PROGRAM + '(<<REST>>'!r}"}, "launcher.a:2 holds a program"),
+    (templates, {"launcher/a.py": "from launcher.exporters.templates import t",
+                 "launcher/exporters/templates/t.py": ""}, "launcher.a imports launcher.exporters.templates.t"),
+    (templates, {"launcher/a.py": "import t", "launcher/exporters/templates/t.py": ""}, "launcher.a imports t"),
+    (templates, {"launcher/exporters/templates/t.py": "from launcher import a", "launcher/a.py": ""}, "no export"),
     (machine_paths, {"launcher/a.py": "P = '/" + "home/jane/corpus'"}, "launcher.a names a path"),
     (machine_paths, {"launcher/a.py": "# see /" + "work/notes.md"}, "launcher.a names a path"),
     (thresholds, {"transfer/__init__.py": '"""A room.\n\nEnters: a\nLeaves: b\nPromises: c\n"""\n'}, "lacks Refuses"),

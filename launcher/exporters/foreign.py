@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from launcher.exporters.fidelity import Judgement
+from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
 from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
 
 _LABEL: Judgement = (
@@ -39,26 +39,34 @@ JUDGEMENTS: dict[str, Judgement] = {
 """Of fields that need no other word; a trainer's own table goes over it."""
 
 
-def failed(holds: Mapping[str, bool]) -> list[str]:
-    """The sentences that do not hold."""
-    return [problem for problem, fine in holds.items() if not fine]
+def refuse(trainer: str, decision: Decision, version: str, known: Sequence[str], fine: Mapping[str, bool]) -> None:
+    """See that a trainer other than ours can run a decision; `fine`: its own problems, each with whether it is absent.
+
+    Raises:
+        ExportError: every problem at once.
+    """
+    checks = {
+        f"version {version!r} is unknown: {', '.join(known)} {'is' if len(known) == 1 else 'are'} known": (
+            version in known
+        ),
+        f"precision = {decision.precision}: float32 or bfloat16, or the native trainer": (
+            decision.precision != "float64"
+        ),
+        "this version's learning-rate table is not the frozen one": (
+            learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate
+        ),
+        f"shape.family = {decision.shape.family!r}: this export writes llama-like models; use the native trainer": (
+            decision.shape.family == "llama"
+        ),
+        **fine,
+    }
+    if problems := [problem for problem, absent in checks.items() if not absent]:
+        raise ExportError(trainer, problems)
 
 
-def refusals(decision: Decision, version: str, known: Sequence[str]) -> list[str]:
-    """Why no trainer but ours runs this decision, or none of the `known` versions."""
-    return failed(
-        {
-            f"version {version!r} is unknown: {', '.join(known)} {'is' if len(known) == 1 else 'are'} known": (
-                version in known
-            ),
-            f"precision = {decision.precision}: float32 or bfloat16, or the native trainer": (
-                decision.precision != "float64"
-            ),
-            "this version's learning-rate table is not the frozen one": (
-                learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate
-            ),
-        }
-    )
+def report(trainer: str, version: str, decision: Decision, own: Mapping[str, Judgement]) -> FidelityReport:
+    """What became of each leaf field: a trainer's `own` judgements go over the common ones."""
+    return FidelityReport(trainer=trainer, version=version, entries=judged(decision, {**JUDGEMENTS, **own}))
 
 
 def names_by_group(decision: Decision, names: Mapping[str, str]) -> list[tuple[ParameterGroup, list[str]]]:

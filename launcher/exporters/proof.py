@@ -19,11 +19,11 @@ from typing import IO, Protocol, cast
 from launcher.base.lifeline import die_with_parent, group_dies_with_us
 from launcher.exporters.fidelity import Exporter, exporter
 from launcher.exporters.view import TrainerView, frozen_run, marked
+from launcher.exporters.writing import PROVE_FILE
 from launcher.frozen.frozen import Decision
 from proxies.core import canon
 from proxies.core.shape import Shape
 
-PROVE_FILE = "prove.py"
 LIMIT_SECONDS = 600.0
 """That a trainer has to answer."""
 MOST_BYTES = 2**28

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from launcher.base.plain_files import kinds_in
 from launcher.frozen.attestations import attest, read_attestation
-from launcher.frozen.files import RUN_FILE
 from launcher.frozen.frozen import Decision, TamperedError
-from launcher.frozen.launch_file import LAUNCH_FILE, write_launch
+from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, write_launch
 from proxies.core import canon
 
 ATTESTED = ("evidence", "layout", "environment")

@@ -9,6 +9,8 @@ from launcher.frozen.frozen import SCHEMA_VERSION, Decision, FrozenError, Tamper
 from proxies.core import canon
 
 LAUNCH_FILE = "launch.json"
+RUN_FILE = "run.sh"
+"""Of an export: what starts it."""
 MOST_SAID = 2000
 """Characters of what is wrong with a decision."""
 _MEND = "restore it from a copy, or freeze again"

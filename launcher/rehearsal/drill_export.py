@@ -11,6 +11,7 @@ from launcher.base import metrics
 from launcher.exporters import proof
 from launcher.exporters.fidelity import ExportError
 from launcher.exporters.trainers import olmo_core
+from launcher.exporters.writing import template
 from launcher.rehearsal.drills_ranks import LOSS_NATS
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
@@ -23,18 +24,6 @@ from sweeps.run.redaction import LineRedactor
 TRAINER = "olmo-core"
 LIMIT_SECONDS = 300.0
 RANK_FILE = "rank.py"
-RANK_TEXT = '''"""A rank of train.py that ends with the process that started it, however that ends."""
-
-import contextlib
-import ctypes
-import runpy
-import signal
-
-with contextlib.suppress(OSError, AttributeError):
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
-runpy.run_path("train.py", run_name="__main__")
-'''
-"""torchrun puts every rank into a session of its own: killed with this rehearsal, it would leave them training."""
 _NAME, _LIMIT = "export", "the losses of the embedded trainer's uninterrupted run, within {:g} nats at every step"
 
 
@@ -71,7 +60,7 @@ def _skipped(limit: str, said: str, advice: str) -> DrillResult:
 
 def _trained(python: Path, out: Path, stage: Stage) -> tuple[int, str]:
     """Exit status of the exported trainer on the copy, and what it said of its end; nothing of it is left running."""
-    (out / RANK_FILE).write_text(RANK_TEXT)
+    (out / RANK_FILE).write_text(template("rank_of_export.py"))
     ranks = ["--standalone", "--nproc-per-node", str(stage.decision.parallelism.num_ranks)]
     bare = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"}
     told = {**bare, "FORERUN_DATA": str(stage.corpus.absolute()), "OLMO_SHARED_FS": "1"}

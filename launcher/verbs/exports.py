@@ -10,8 +10,7 @@ import click
 
 from launcher.base.talk import say
 from launcher.cli.options import answer, folder_of, frozen_argument, json_option
-from launcher.exporters.fidelity import MODULES
-from launcher.exporters.refused import REFUSED
+from launcher.exporters.fidelity import MODULES, REFUSED
 from launcher.study.gates import GateError
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -196,7 +195,7 @@ def _told_of(report: FidelityReport, target: Path, num_files: int, refused: bool
     """An export in words."""
     done = "nothing is written" if refused else f"{num_files} files in {target}"
     lines = [f"{report.trainer} {report.version}: {done}"]
-    from launcher.frozen.files import RUN_FILE
+    from launcher.frozen.launch_file import RUN_FILE
 
     conditions: dict[str, list[str]] = {}
     for entry in report.entries:

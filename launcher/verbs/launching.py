@@ -163,8 +163,8 @@ def _tell_exported(
         OptionProblems: there is none of that name, or none, or several and no name.
         TamperedError: one was changed.
     """
-    from launcher.frozen.files import RUN_FILE
     from launcher.frozen.frozen_folder import look_through
+    from launcher.frozen.launch_file import RUN_FILE
 
     exports = look_through(folder, decision.digest).exports if (folder / "exports").is_dir() else ()
     found = [export for export in exports if trainer in (None, export.trainer) and export.trainer != "native"]

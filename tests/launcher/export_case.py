@@ -31,12 +31,12 @@ SCHEDULES = (
     Schedule(kind="wsd", num_steps=12, warmup_steps=2, decay_steps=7, final_fraction=0.05),
     Schedule(kind="constant", num_steps=12, warmup_steps=11),
 )
-# In the groups of a written script: a comparison must notice each.
+# In the groups of a written forerun.json: a comparison must notice each.
 CHANGED_GROUPS = (
     (r"w2\\.", r"w9\\."),  # nobody claims w2
     (r"ffn_norm\\.", r".*\\."),  # two claim every weight of a layer
-    ("'lr': 0.015625", "'lr': 0.0156250001"),
-    ("'weight_decay': 0.2", "'weight_decay': 0.1"),
+    ('"learning_rate": 0.015625', '"learning_rate": 0.0156250001'),
+    ('"weight_decay": 0.2', '"weight_decay": 0.1'),
 )
 # Ranks, and the nodes and ranks per node that run.sh makes of them.
 LAYOUTS = ((1, ("1", "1")), (8, ("1", "8")), (12, ("2", "6")))

@@ -1,20 +1,11 @@
-"""What the tests of the huggingface export run: the script's pieces here, all of it in transformers' interpreter."""
+"""What the tests of the huggingface export run in transformers' interpreter."""
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import json
-import re
 import subprocess
-import typing
 from pathlib import Path
 
-import torch
 from trainer_venv import in_trainer, torchrun
-
-from proxies.core.schedule import Schedule, lr_multiplier
-from proxies.data.tokens import TokenStore
 
 PROBE = """
 import contextlib, io, json, os, runpy, sys
@@ -26,11 +17,12 @@ ids = torch.from_numpy(np.load(sys.argv[1]))
 found = {}
 for folder in sys.argv[2:]:
     sys.path.insert(0, folder)
-    sys.modules.pop("train", None)
+    for name in ("forerun_huggingface", "forerun_numbers", "forerun_torch"):
+        sys.modules.pop(name, None)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         runpy.run_path(f"{folder}/prove.py", run_name="__main__")
-    import train
+    import forerun_huggingface as train
     told = HfArgumentParser(TrainingArguments).parse_json_file(f"{folder}/training_arguments.json")[0]
     config = GraniteConfig.from_pretrained(folder).to_dict()
     unknown = set(json.loads(Path(folder, "config.json").read_text())) - set(GraniteConfig().to_dict())
@@ -59,7 +51,7 @@ Path("found.json").write_text(json.dumps(found))
 CPU_MAIN = """
 import os, sys
 import torch.distributed as dist
-import train
+import forerun_huggingface as train
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 refuse = train.refuse
@@ -74,21 +66,6 @@ if dist.is_initialized():
 sys.stdout.flush()
 os._exit(0)
 """
-
-
-def pieces(folder: Path, **namespace: typing.Any) -> dict[str, typing.Any]:
-    """The exported script's numbers, functions and classes, without its imports."""
-    body = [
-        n for n in ast.parse((folder / "train.py").read_text()).body if not isinstance(n, ast.Import | ast.ImportFrom)
-    ]
-    body = [n for n in body if not isinstance(n, ast.If)]
-    names = {"torch": torch, "re": re, "hashlib": hashlib, "Path": Path, "Iterator": typing.Iterator,
-             "Trainer": object, "TrainingArguments": object, "TokenStore": TokenStore, "Schedule": Schedule,
-             "lr_multiplier": lr_multiplier, "json": json, "NoReturn": typing.NoReturn,
-             "__file__": str(folder / "train.py")}  # fmt: skip
-    scope = {**names, **namespace}
-    exec(compile(ast.Module(body=body, type_ignores=[]), "train", "exec"), scope)
-    return scope
 
 
 def trained(python: Path, export_dir: Path, corpus: Path, num_ranks: int) -> subprocess.CompletedProcess[str]:

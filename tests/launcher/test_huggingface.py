@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 import types
 import typing
 from pathlib import Path
@@ -12,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from export_case import SHAPE, wide_decision, wide_spec
-from huggingface_case import pieces
+from exported_program import change, frozen_in, imported
 
 from launcher.exporters.fidelity import ExportError
-from launcher.exporters.proof import PROVE_FILE
 from launcher.exporters.trainers import huggingface
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision, Parallelism
@@ -24,6 +22,10 @@ from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.data.tokens import TokenStore
 from proxies.model.decoder import parameter_shapes
 from proxies.parametrization.parametrization import initial_tensor, parameter_table
+
+
+def script_in(folder: Path) -> typing.Any:
+    return imported(folder, "forerun_huggingface")
 
 
 class Model:
@@ -42,7 +44,7 @@ def disagreements(folder: Path, decision: Decision) -> list[str]:
     """Where the optimizer that the script builds differs from the decision's groups."""
     model = Model(decision)
     try:
-        optimizer = pieces(folder)["build_optimizer"](model)
+        optimizer = script_in(folder).build_optimizer(model)
     except ValueError as error:
         return [str(error)]
     held = {id(p): g for g in optimizer.param_groups for p in g["params"]}
@@ -60,27 +62,24 @@ def test_every_parameter_has_its_frozen_numbers_in_the_script(tmp_path, manifest
     decision = wide_decision(manifest, parametrization=named(parametrization_name))
     huggingface.export(decision, tmp_path)
     assert disagreements(tmp_path, decision) == []
-    assert decision.digest in (tmp_path / "train.py").read_text()
+    assert frozen_in(tmp_path).digest == decision.digest
     assert decision.digest in (tmp_path / "run.sh").read_text()
-    compile((tmp_path / PROVE_FILE).read_text(), PROVE_FILE, "exec")
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [*export_case.CHANGED_GROUPS, ("'mlp.up_proj': 'feed_forward.w3'", "'mlp.up_proj': 'feed_forward.w4'")],
+    [*export_case.CHANGED_GROUPS, ('["mlp.up_proj", "feed_forward.w3"]', '["mlp.up_proj", "feed_forward.w4"]')],
 )
-def test_the_comparison_notices_a_changed_script(tmp_path, manifest, old, new):
+def test_the_comparison_notices_changed_numbers(tmp_path, manifest, old, new):
     decision = wide_decision(manifest)
     huggingface.export(decision, tmp_path)
-    script = tmp_path / "train.py"
-    assert old in script.read_text()
-    script.write_text(script.read_text().replace(old, new))
+    change(tmp_path, old, new)
     assert disagreements(tmp_path, decision)
 
 
 def test_names_are_mapped_one_to_one_and_back(tmp_path, manifest):
     huggingface.export(wide_decision(manifest), tmp_path)
-    frozen_name = pieces(tmp_path)["frozen_name"]
+    frozen_name = script_in(tmp_path).frozen_name
     names = huggingface.parameter_names(SHAPE)
     assert list(names) == list(parameter_shapes(SHAPE))
     assert len(set(names.values())) == len(names)
@@ -92,12 +91,13 @@ def test_names_are_mapped_one_to_one_and_back(tmp_path, manifest):
 
 
 def test_initial_values_are_the_embedded_trainers_bit_for_bit(tmp_path, manifest):
-    huggingface.export(wide_decision(manifest), tmp_path)
-    initial_value = pieces(tmp_path)["initial_value"]
-    theirs = huggingface.parameter_names(SHAPE)
+    decision = wide_decision(manifest)
+    huggingface.export(decision, tmp_path)
+    script = script_in(tmp_path)
+    script.empty_model = lambda: Model(decision)
+    built, theirs = script.build_model().parameters, huggingface.parameter_names(SHAPE)
     for numbers in parameter_table(wide_spec(manifest.data_id)):
-        value = initial_value(theirs[numbers.name], numbers.size, numbers.init_std)
-        assert torch.equal(value, initial_tensor(numbers, seed=7)), numbers.name
+        assert torch.equal(built[theirs[numbers.name]], initial_tensor(numbers, seed=7)), numbers.name
 
 
 def test_the_model_config_says_the_shape_and_the_four_multipliers(tmp_path, manifest):
@@ -133,7 +133,7 @@ def test_training_arguments_say_batch_clip_precision_and_cadence(tmp_path, manif
     }  # fmt: skip
     assert {key: told[key] for key in wanted} == wanted
     assert "fsdp" not in told
-    assert "\nSEED = 8589934597\n" in (tmp_path / "train.py").read_text()
+    assert frozen_in(tmp_path).seed == 8589934597
 
     mesh = Parallelism(data_parallel_shard=4, activation_checkpointing="selective")
     told = arguments(wide_decision(manifest, parallelism=mesh, clip_norm=None), tmp_path)
@@ -146,7 +146,7 @@ def test_training_arguments_say_batch_clip_precision_and_cadence(tmp_path, manif
 def test_the_ranks_together_read_the_batches_of_the_run_while_the_batch_grows(tmp_path, manifest, corpus):
     schedule = Schedule(kind="constant", num_steps=12, batch_warmup_steps=4, batch_warmup_stages=2)
     huggingface.export(wide_decision(manifest, schedule=schedule), tmp_path)
-    script, store = pieces(tmp_path), TokenStore(corpus)
+    script, store = script_in(tmp_path), TokenStore(corpus)
 
     def batches(num_ranks: int, num_parts: int, done: int) -> list[np.ndarray]:
         """All microbatches of the next step, rank by rank."""
@@ -156,7 +156,7 @@ def test_the_ranks_together_read_the_batches_of_the_run_while_the_batch_grows(tm
                 process_index=rank, world_size=num_ranks, gradient_accumulation_steps=num_parts
             )
             state = types.SimpleNamespace(global_step=done)
-            reader = iter(script["Batches"](types.SimpleNamespace(args=args, state=state, store=store)))
+            reader = iter(script.Batches(types.SimpleNamespace(args=args, state=state, store=store)))
             for _, part in zip(range(num_parts), reader, strict=False):
                 assert torch.equal(part["input_ids"][:, 1:], part["targets"][:, :-1])
                 rows += torch.cat((part["input_ids"], part["targets"][:, -1:]), dim=1).tolist()
@@ -170,9 +170,9 @@ def test_the_ranks_together_read_the_batches_of_the_run_while_the_batch_grows(tm
 def test_the_scheduler_gives_the_frozen_rates_and_one_more_is_asked_for(tmp_path, manifest):
     decision = wide_decision(manifest)
     huggingface.export(decision, tmp_path)
-    script = pieces(tmp_path)
-    optimizer = script["build_optimizer"](Model(decision))
-    scheduler = script["build_scheduler"](optimizer)
+    script = script_in(tmp_path)
+    optimizer = script.build_optimizer(Model(decision))
+    scheduler = script.build_scheduler(optimizer)
     for step in range(12):
         share = lr_multiplier(decision.learning_rate.schedule, step)
         assert [g["lr"] for g in optimizer.param_groups] == [g.learning_rate * share for g in decision.groups]
@@ -205,7 +205,7 @@ def test_what_travels_needs_neither_forerun_nor_torch(tmp_path, manifest, corpus
 
 def test_the_newest_whole_checkpoint_is_resumed_from(tmp_path, manifest):
     huggingface.export(wide_decision(manifest), tmp_path)
-    newest = pieces(tmp_path)["newest_checkpoint"]
+    newest = script_in(tmp_path).newest_checkpoint
     assert newest(tmp_path / "none") is None
     for step in (8, 12, 100):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -218,16 +218,19 @@ def test_the_newest_whole_checkpoint_is_resumed_from(tmp_path, manifest):
 def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, num_ranks, layout):
     huggingface.export(export_case.one_sequence_each(manifest, num_ranks), tmp_path)
     words = export_case.launch_words(tmp_path, layout)
-    assert words[-1] == str(tmp_path / "train.py")
+    assert words[-1] == str(tmp_path / "forerun_huggingface.py")
 
 
 @pytest.mark.parametrize(("rank", "waits"), [(None, 0), ("0", 0), ("1", 1)])
 def test_a_script_that_stops_says_a_sentence_and_other_ranks_wait_for_the_first(
-    tmp_path, manifest, capsys, rank, waits
+    tmp_path, manifest, capsys, monkeypatch, rank, waits
 ):
     huggingface.export(wide_decision(manifest), tmp_path)
     naps, codes = [], []
-    here = types.SimpleNamespace(environ={} if rank is None else {"LOCAL_RANK": rank}, _exit=codes.append)
-    stop = pieces(tmp_path, os=here, sys=sys, time=types.SimpleNamespace(sleep=naps.append))["stop"]
-    stop("no such corpus")
-    assert (capsys.readouterr().err, codes, len(naps)) == ("train.py: no such corpus\n", [2], waits)
+    script = script_in(tmp_path)
+    monkeypatch.setattr(
+        script, "os", types.SimpleNamespace(environ={"LOCAL_RANK": rank} if rank else {}, _exit=codes.append)
+    )
+    monkeypatch.setattr(script.time, "sleep", naps.append)
+    script.stop("no such corpus")
+    assert (capsys.readouterr().err, codes, len(naps)) == ("forerun_huggingface.py: no such corpus\n", [2], waits)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from export_case import SCHEDULES, SHAPE, wide_decision
+from exported_program import change
 from huggingface_case import PROBE, trained
 from live_case import GROWING_BATCH, LOGITS_TOLERANCE, assert_same_run, first_pass, native, share_apart, tied, varied
 from trainer_venv import in_trainer, interpreter, torchrun
@@ -56,10 +57,10 @@ def disagreements(folder: Path, decision: Decision, ids: np.ndarray) -> list[str
 
 
 MUTANTS = {
-    "lr": ("train.py", "'lr': 0.015625,", "'lr': 0.01562501,", "learning_rate is 0.01562501"),
-    "decay": ("train.py", "'weight_decay': 0.2,", "'weight_decay': 0.1,", "weight_decay is 0.1"),
-    "warmup": ("train.py", "warmup_steps=3", "warmup_steps=2", "the rate at step 0"),
-    "seed": ("train.py", "SEED = 7", "SEED = 8", "lm_head.weight"),
+    "lr": ("forerun.json", '"learning_rate": 0.015625', '"learning_rate": 0.01562501', "learning_rate is 0.01562501"),
+    "decay": ("forerun.json", '"weight_decay": 0.2', '"weight_decay": 0.1', "weight_decay is 0.1"),
+    "warmup": ("forerun.json", '"warmup_steps": 3', '"warmup_steps": 2', "the rate at step 0"),
+    "seed": ("forerun.json", '"seed": 7', '"seed": 8', "lm_head.weight"),
     "embedding": ("config.json", '"embedding_multiplier": 2.0', '"embedding_multiplier": 2.001', "forward.embedding"),
     "attention": ("config.json", '"attention_multiplier": 0.2', '"attention_multiplier": 0.25', "forward.attention"),
     "residual": ("config.json", '"residual_multiplier": 0.6', '"residual_multiplier": 1.0', "forward.residual"),
@@ -83,7 +84,10 @@ def test_transformers_own_parsers_groups_scheduler_weights_and_logits_are_the_fr
     for name, (file, old, new, _) in MUTANTS.items():
         path = shutil.copytree(tmp_path / "cosine", tmp_path / name) / file
         assert path.read_text().count(old) >= 1, name
-        path.write_text(path.read_text().replace(old, new, 1))
+        if file == "forerun.json":
+            change(path.parent, old, new)
+        else:
+            path.write_text(path.read_text().replace(old, new, 1))
     ids = np.random.default_rng(0).integers(0, 256, (3, SHAPE.seq_len))
     np.save(tmp_path / "ids.npy", ids)
     shutil.copytree(tmp_path / "cosine" / "proxies", tmp_path / "proxies")
@@ -152,12 +156,12 @@ def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(tmp_pa
     assert "over 0.5 nats at step 5, before its update" in done.stderr
     assert not checkpoints(tmp_path)
 
-    script = tmp_path / "train.py"
-    text = script.read_text().replace("'transformers': '5.23.0'", "'transformers': '5.0.0'")
-    script.write_text(text.replace("warmup_steps=3", "warmup_steps=2").replace(manifest.data_id, "0" * 64))
+    for old, new in (('"transformers": "5.23.0"', '"transformers": "5.0.0"'), (manifest.data_id, "0" * 64)):
+        change(tmp_path, old, new)
+    change(tmp_path, '"warmup_steps": 3', '"warmup_steps": 2')
     done = trained(trainer_python, tmp_path, corpus, 2)
     assert done.returncode != 0
-    for word in ("5.0.0 is wanted", "learning rates", "frozen as 0000", "2 ranks"):
+    for word in ("5.0.0 is needed", "learning rates", "frozen as 0000", "2 ranks"):
         assert word in done.stderr, word
 
 
@@ -165,11 +169,11 @@ def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(tmp_pa
 def test_a_refusal_is_one_sentence_of_one_rank(tmp_path, corpus, manifest, trainer_python):
     """On CPUs accelerate leaves out FSDP."""
     huggingface.export(varied(manifest, parallelism=Parallelism(data_parallel_shard=2)), tmp_path)
-    done = in_trainer([*torchrun(trainer_python, 2), "train.py"], tmp_path, FORERUN_DATA=corpus)
+    done = in_trainer([*torchrun(trainer_python, 2), "forerun_huggingface.py"], tmp_path, FORERUN_DATA=corpus)
     assert done.returncode != 0
-    assert done.stderr.count("train.py: accelerate leaves out FSDP on cpu: ") == 1
+    assert done.stderr.count("forerun_huggingface.py: accelerate leaves out FSDP on cpu: ") == 1
     assert "exitcode  : 2 " in done.stderr  # torchrun's own words, with its own traceback
-    assert f'"{tmp_path / "train.py"}", line' not in done.stderr
-    alone = in_trainer([trainer_python, "train.py"], tmp_path, FORERUN_DATA=tmp_path / "nowhere")
+    assert f'"{tmp_path / "forerun_huggingface.py"}", line' not in done.stderr
+    alone = in_trainer([trainer_python, "forerun_huggingface.py"], tmp_path, FORERUN_DATA=tmp_path / "nowhere")
     assert (alone.returncode, "Traceback" in alone.stderr) == (2, False)
     assert "nowhere" in alone.stderr

@@ -1,18 +1,16 @@
 """The Megatron-LM export, read back flag by flag. What Megatron itself makes of it: test_megatron_lm_live.py."""
 
-import ast
 import dataclasses
-import hashlib
 import math
 
 import pytest
 import torch
 from export_case import assert_refused, judged
+from exported_program import imported
 from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for, with_hidden_eps
 
 from launcher.base.policy import Monitoring
-from launcher.exporters.fidelity import MODULES
-from launcher.exporters.refused import REFUSED
+from launcher.exporters.fidelity import MODULES, REFUSED
 from launcher.exporters.trainers import megatron_lm
 from launcher.exporters.trainers.megatron_lm_numbers import flags_of, scheduler_of, seen_before
 from launcher.frozen import frozen
@@ -195,16 +193,7 @@ def test_more_than_one_epoch_loses_the_order(tmp_path, manifest):
 def test_the_seed_checkpoint_holds_the_embedded_trainers_weights(tmp_path, manifest, of_shape):
     spec = spec_for(manifest.data_id, of_shape=of_shape)
     megatron_lm.export(decision_for(manifest, spec), tmp_path)
-    tree = ast.parse((tmp_path / "seed_checkpoint.py").read_text())
-    wanted = {"drawn", "queries_keys_values", "weights"}
-    body = [n for n in tree.body if isinstance(n, ast.Assign) or getattr(n, "name", "") in wanted]
-    scope = {"torch": torch, "hashlib": hashlib, "Iterator": object}
-    exec(compile("from __future__ import annotations", "f", "exec"), scope)
-    for node in body:
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-    exec(compile(ast.Module(body=body, type_ignores=[]), "seed_checkpoint", "exec"), scope)
-    theirs = dict(scope["weights"]())
+    theirs = dict(imported(tmp_path, "seed_checkpoint").weights())
     ours = {p.name: initial_tensor(p, spec.seed) for p in parameter_table(spec)}
     names = megatron_lm.parameter_names(spec.shape)
     assert set(theirs) == set(names.values())

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from export_case import SCHEDULES, SHAPE, wide_decision
+from exported_program import change
 from live_case import (
     GROWING_BATCH,
     LOGITS_TOLERANCE,
@@ -177,7 +178,7 @@ def test_the_brakes_stop_before_the_update_and_other_runs_are_refused(tmp_path, 
     assert not list(tmp_path.glob("outputs/*/step*"))
     done, _ = trained(trainer_python, tmp_path, corpus, 1, "num_ranks=2", f"data_loader.data_id={'a' * 64}")
     assert done.returncode != 0
-    assert "1 ranks: 2 are wanted" in done.stdout + done.stderr, done.stderr[-6000:]
+    assert "1 ranks: 2 are needed" in done.stdout + done.stderr, done.stderr[-6000:]
 
 
 COUNT_FLOPS = """
@@ -224,7 +225,7 @@ def test_olmo_cores_own_flop_count_is_our_convention_to_the_last_flop(tmp_path, 
 def test_another_count_of_flops_is_no_proof(tmp_path, manifest, trainer_python):
     decision = varied(manifest)
     olmo_core.export(decision, tmp_path)
-    path, count = tmp_path / "prove.py", flops_per_token(decision.shape, "olmo")
-    path.write_text(path.read_text().replace(f"FLOPS_PER_TOKEN = {count}", f"FLOPS_PER_TOKEN = {count + 1}"))
+    count = flops_per_token(decision.shape, "olmo")
+    change(tmp_path, f'"flops_per_token": {count}', f'"flops_per_token": {count + 1}')
     with pytest.raises(proof.ProofError, match=f"OLMo-core counts {count} FLOPs a token, forerun {count + 1}"):
         differences(tmp_path, decision, trainer_python)

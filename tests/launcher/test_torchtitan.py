@@ -1,7 +1,6 @@
-"""The torchtitan export, read back literal by literal. What torchtitan itself makes of it: test_torchtitan_live.py."""
+"""The torchtitan export, read back number by number. What torchtitan itself makes of it: test_torchtitan_live.py."""
 
 import dataclasses
-import hashlib
 import itertools
 import re
 import types
@@ -13,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from export_case import SHAPE, wide_decision, wide_spec
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torchtitan_case import literals, piece
+from exported_program import change, frozen_in, imported
 
 from launcher.exporters.trainers import torchtitan
 from launcher.frozen import frozen
@@ -30,18 +28,19 @@ MAIN, RELEASE = torchtitan.VERSIONS
 BOTH = pytest.mark.parametrize("version", [MAIN, RELEASE])
 
 
-def exported(decision: Decision, folder: Path, version: str = RELEASE) -> str:
+def exported(decision: Decision, folder: Path, version: str = RELEASE) -> typing.Any:
+    """The module, imported with stand-ins for torchtitan's classes."""
     torchtitan.export(decision, folder, version)
-    return (folder / f"{torchtitan.MODULE}.py").read_text()
+    return imported(folder, torchtitan.MODULE)
 
 
 def mup_table(manifest: Manifest) -> tuple[ParameterNumbers, ...]:
     return parameter_table(wide_spec(manifest.data_id))
 
 
-def disagreements(text: str, decision: Decision) -> list[str]:
-    """Where the groups in the text, by torchtitan's rule (search, first match wins), differ from the decision's."""
-    groups = literals(text)["GROUPS"]
+def disagreements(folder: Path, decision: Decision) -> list[str]:
+    """Where the export's groups, by torchtitan's rule (search, first match wins), differ from the decision's."""
+    groups = frozen_in(folder).groups
     wanted = frozen.assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
     problems = []
     for name, theirs in torchtitan.parameter_names(decision.shape).items():
@@ -49,15 +48,9 @@ def disagreements(text: str, decision: Decision) -> list[str]:
         if len(found) != 1:
             problems.append(f"{theirs}: {len(found)} patterns")
             continue
-        g, frozen_group = found[0], wanted[name]
-        kwargs = g["optimizer_kwargs"]
-        told = (kwargs["lr"], kwargs["weight_decay"], kwargs["eps"], *kwargs["betas"], g["init_std"])
-        numbers = (
-            frozen_group.learning_rate, frozen_group.weight_decay, frozen_group.eps,
-            frozen_group.beta1, frozen_group.beta2, frozen_group.init_std,
-        )  # fmt: skip
-        if told != numbers:
-            problems.append(f"{theirs}: {told} != {numbers}")
+        told = {field: number for field, number in found[0].items() if field != "pattern"}
+        numbers = {field: getattr(wanted[name], field) for field in told}
+        problems += [f"{theirs}: {told} != {numbers}"] * (told != numbers)
     return problems
 
 
@@ -65,25 +58,20 @@ def disagreements(text: str, decision: Decision) -> list[str]:
 @pytest.mark.parametrize("parametrization", ["mup", "sp"])
 def test_every_parameter_has_its_frozen_numbers_in_the_module(tmp_path, manifest, parametrization, version):
     decision = wide_decision(manifest, parametrization=named(parametrization))
-    text = exported(decision, tmp_path, version)
-    compile(text, "module", "exec")
-    prove = (tmp_path / "prove.py").read_text()
-    compile(prove, "prove", "exec")
-    assert "<<" not in text + prove
-    assert disagreements(text, decision) == []
-    assert decision.digest in text
+    assert exported(decision, tmp_path, version).FROZEN.digest == decision.digest
+    assert disagreements(tmp_path, decision) == []
     assert decision.digest in (tmp_path / "run.sh").read_text()
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [*export_case.CHANGED_GROUPS, ("'init_std': 0.125", "'init_std': 0.02")],
+    [*export_case.CHANGED_GROUPS, ('"init_std": 0.125', '"init_std": 0.02')],
 )
-def test_the_comparison_notices_a_changed_module(tmp_path, manifest, old, new):
+def test_the_comparison_notices_changed_numbers(tmp_path, manifest, old, new):
     decision = wide_decision(manifest)
-    text = exported(decision, tmp_path)
-    assert old in text
-    assert disagreements(text.replace(old, new), decision)
+    torchtitan.export(decision, tmp_path)
+    change(tmp_path, old, new)
+    assert disagreements(tmp_path, decision)
 
 
 def test_names_are_mapped_one_to_one_and_survive_checkpoint_wrappers(tmp_path, manifest):
@@ -100,22 +88,20 @@ def test_names_are_mapped_one_to_one_and_survive_checkpoint_wrappers(tmp_path, m
 
 def test_layers_in_different_groups_get_patterns_of_their_own(tmp_path, manifest):
     decision = export_case.layers_apart(manifest)
-    assert disagreements(exported(decision, tmp_path), decision) == []
+    torchtitan.export(decision, tmp_path)
+    assert disagreements(tmp_path, decision) == []
 
 
-def test_the_other_numbers_are_literals_of_the_module(tmp_path, manifest):
-    numbers = literals(exported(wide_decision(manifest, 4, clip_norm=None), tmp_path))
-    assert numbers["CLIP_NORM"] is None
-    assert (numbers["GLOBAL_SEQUENCES"], numbers["LOCAL_SEQUENCES"], numbers["DATA_PARALLEL_SHARD"]) == (8, 2, 4)
-    assert (numbers["EMBEDDING_MULTIPLIER"], numbers["ATTENTION_SCALE"], numbers["OUTPUT_MULTIPLIER"]) == (
-        2,
-        0.25,
-        0.75,
-    )
-    assert (numbers["NUM_STEPS"], numbers["WARMUP_STEPS"], numbers["FINAL_FRACTION"]) == (12, 3, 0.1)
-    assert (numbers["SEED"], numbers["CHECKPOINT_EVERY_STEPS"], numbers["CHECKPOINT_KEEP"]) == (7, 10, 2)
-    shape = ("NUM_LAYERS", "WIDTH", "NUM_HEADS", "NUM_KV_HEADS", "FFN_WIDTH", "VOCAB_SIZE", "SEQ_LEN")
-    assert tuple(numbers[name] for name in shape) == (2, 64, 4, 2, 160, 256, 32)
+def test_the_other_numbers_are_in_the_file(tmp_path, manifest):
+    decision = wide_decision(manifest, 4, clip_norm=None)
+    torchtitan.export(decision, tmp_path)
+    numbers = frozen_in(tmp_path)
+    assert numbers.clip_norm is None
+    assert (numbers.batch_sequences, numbers.rank_sequences, numbers.parallelism.data_parallel_shard) == (8, 2, 4)
+    assert vars(numbers.forward) == dataclasses.asdict(decision.forward)
+    assert vars(numbers.shape) == dataclasses.asdict(SHAPE)
+    assert vars(numbers.schedule) == dataclasses.asdict(decision.learning_rate.schedule)
+    assert (numbers.seed, numbers.checkpointing.every_steps, numbers.checkpointing.keep) == (7, 10, 2)
 
 
 def test_a_decay_survives_as_a_ratio():
@@ -142,25 +128,16 @@ def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
 
 
 def test_initial_values_are_the_embedded_trainers_bit_for_bit(tmp_path, manifest):
-    initial_value = piece(
-        exported(wide_decision(manifest), tmp_path),
-        "initial_value",
-        {"torch": torch, "re": re, "hashlib": hashlib, "DTensor": DTensor, "distribute_tensor": distribute_tensor},
-    )
+    module = exported(wide_decision(manifest), tmp_path)
     theirs = torchtitan.parameter_names(SHAPE)
     for numbers in mup_table(manifest):
-        value = initial_value(theirs[numbers.name], torch.empty(numbers.size))
+        value = module.first_value(theirs[numbers.name], numbers.size)
         assert torch.equal(value, initial_tensor(numbers, seed=7)), numbers.name
 
 
 def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_number(tmp_path, manifest, corpus):
     store = TokenStore(corpus)
-    text = exported(wide_decision(manifest), tmp_path)
-    base = type("BaseDataLoader", (), {"Config": object})
-    base.Config = dataclasses.make_dataclass("Config", [], kw_only=True, slots=True)
-    names = {"torch": torch, "Path": Path, "TokenStore": TokenStore, "dataclass": dataclasses.dataclass,
-             "Iterator": typing.Iterator, "BaseDataLoader": base}  # fmt: skip
-    loader = piece(text, "CorpusLoader", names)
+    loader = exported(wide_decision(manifest), tmp_path).CorpusLoader
 
     def ranks(number: int, local: int) -> list[typing.Any]:
         config = types.SimpleNamespace(corpus=str(corpus))
@@ -194,7 +171,7 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
         ranks(5, 2)[0].load_state_dict(two[0].state_dict())
     other = dataclasses.replace(wide_decision(manifest).data, data_id="0" * 64)
     with pytest.raises(ValueError, match="frozen as 0000"):
-        piece(exported(wide_decision(manifest, data=other), tmp_path), "CorpusLoader", names)(
+        exported(wide_decision(manifest, data=other), tmp_path).CorpusLoader(
             types.SimpleNamespace(corpus=str(corpus)), dp_world_size=1, dp_rank=0, seq_len=32, local_batch_size=1
         )
 

@@ -5,9 +5,8 @@ import re
 import types
 
 import pytest
-import torch
 from export_case import SHAPE, assert_refused, wide_decision
-from torchtitan_case import literals, piece
+from exported_program import imported
 
 from launcher.exporters.trainers import torchtitan
 from launcher.frozen import frozen
@@ -44,22 +43,18 @@ def test_a_mesh_that_torchtitan_cannot_have_is_refused(tmp_path, manifest, shape
     [({}, 16, 16), ({"data_parallel_replicate": 2}, 8, 8), ({"pipeline": 4, "microbatch_sequences": 2}, 16, 2)],
 )
 def test_degrees_share_out_the_batch_among_data_ranks_alone(mesh, share, microbatch):
-    numbers = torchtitan.degrees(frozen.Parallelism(data_parallel_shard=4, tensor=2, **mesh), 64)
-    assert (numbers["LOCAL_SEQUENCES"], numbers["MICROBATCH_SEQUENCES"]) == (share, microbatch)
-    assert (numbers["TENSOR_PARALLEL"], numbers["PIPELINE_PARALLEL"]) == (2, mesh.get("pipeline", 1))
+    degrees = frozen.Parallelism(data_parallel_shard=4, tensor=2, **mesh)
+    assert torchtitan.rank_sequences(degrees, 64) == (share, microbatch)
 
 
 def test_each_stages_optimizer_takes_the_patterns_it_holds_parameters_of(tmp_path, manifest):
     """torchtitan takes a pattern that matches nothing on a stage for dead; ours hands it those that match."""
     mesh = frozen.Parallelism(data_parallel_shard=1, pipeline=2, microbatch_sequences=2)
     torchtitan.export(wide_decision(manifest, parallelism=mesh), tmp_path)
-    text = (tmp_path / f"{torchtitan.MODULE}.py").read_text()
-    container = type("OptimizersContainer", (), {"_build_param_groups": staticmethod(lambda model, groups, _: groups)})
-    container.Config = type("Config", (), {})
-    scope = {"OptimizersContainer": container, "dataclass": dataclasses.dataclass, "re": re, "torch": torch,
-             "ParamGroupConfig": object}  # fmt: skip
-    build = piece(text, "GuardedOptimizers", scope)._build_param_groups
-    groups = [types.SimpleNamespace(pattern=g["pattern"]) for g in literals(text)["GROUPS"]]
+    module = imported(tmp_path, torchtitan.MODULE)
+    module.OptimizersContainer._build_param_groups = staticmethod(lambda model, groups, _: groups)
+    build = module.GuardedOptimizers._build_param_groups
+    groups = [types.SimpleNamespace(pattern=g["pattern"]) for g in module.FROZEN.groups]
     names = list(torchtitan.parameter_names(SHAPE).values())
     first = [n for n in names if n.startswith(("tok_embeddings", "layers.0."))]
     last = [n for n in names if n not in first]

@@ -1,24 +1,20 @@
 """The decision as a Hugging Face run: a Granite config, training arguments, a script for transformers' Trainer.
 
 GraniteConfig is Llama's architecture with the four forward multipliers, so a checkpoint of this run is served by
-transformers as it is. `train.py` states the decision's numbers as literals and gives the Trainer what it lacks: a
-parameter group per frozen group, the frozen lr(t), initial values of (seed, name), the data order and the brakes.
-`prove.py`, beside it, tells what transformers itself made of the numbers (launcher.exporters.proof).
+transformers as it is. The script (`templates/forerun_huggingface.py`) gives the Trainer what it lacks. `prove.py`,
+beside it, tells what transformers itself made of the numbers (launcher.exporters.proof).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
-from launcher.exporters.foreign import JUDGEMENTS, failed, refusals
-from launcher.exporters.proof import PROVE_FILE
-from launcher.exporters.reader import reader_files
-from launcher.exporters.trainers.huggingface_text import IMPORTS, MACHINERY, PROVE
-from launcher.exporters.view import proof_steps
-from launcher.frozen.files import RUN_FILE, corpus_run_script, group_literals, module_header, write_files
+from launcher.exporters.fidelity import FidelityReport, Judgement
+from launcher.exporters.foreign import refuse, report
+from launcher.exporters.writing import PROVE_FILE, corpus_run_script, run_numbers, write_export
 from launcher.frozen.frozen import Decision, assign_groups
-from proxies.core import canon, schedule
+from launcher.frozen.launch_file import RUN_FILE
+from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.shape import Shape
 from proxies.model.decoder import NORM_EPS, parameter_shapes
@@ -29,7 +25,7 @@ ACCELERATE = {"5.23.0": "1.15.0"}
 VERSIONS = tuple(ACCELERATE)
 CONFIG_FILE = "config.json"
 ARGUMENTS_FILE = "training_arguments.json"
-SCRIPT = "train.py"
+SCRIPT = "forerun_huggingface.py"
 NAMES = {
     "embed_tokens": "tok_embeddings",
     "input_layernorm": "attention_norm",
@@ -42,11 +38,11 @@ NAMES = {
     "mlp.down_proj": "feed_forward.w2",
     "mlp.up_proj": "feed_forward.w3",
 }
-"""Parts of GraniteForCausalLM's parameter names, and ours."""
+"""Parts of GraniteForCausalLM's parameter names, and ours; the script translates them back in this order."""
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `config.json`, `training_arguments.json`, `train.py`, `prove.py`, `run.sh` and the corpus reader.
+    """Write model config, training arguments, script, `prove.py`, `run.sh`, their numbers and the corpus reader.
 
     Returns what became of every leaf field of the decision.
 
@@ -54,19 +50,24 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         ExportError: an unknown version, or what transformers cannot run; every problem at once, and nothing is written.
         FrozenError: the groups do not fit the shape's parameters.
     """
-    if problems := _problems(decision, version):
-        raise ExportError("huggingface", problems)
+    refuse("huggingface", decision, version, VERSIONS, _problems(decision))
     assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
-    steps = proof_steps(decision.learning_rate.schedule)
-    files = {
-        CONFIG_FILE: canon.pretty(model_config(decision)).decode(),
-        ARGUMENTS_FILE: canon.pretty(training_arguments(decision)).decode(),
-        SCRIPT: _script_text(decision, version),
-        PROVE_FILE: PROVE.replace("<<STEPS>>", repr(steps)),
-        RUN_FILE: _run_text(decision, version),
-    }
-    write_files(out_dir, reader_files(schedule) | files)
-    return FidelityReport(trainer="huggingface", version=version, entries=judged(decision, JUDGEMENTS | _JUDGEMENTS))
+    needs = {"transformers": version, "accelerate": ACCELERATE[version]}
+    trainer = ", ".join(" ".join(each) for each in needs.items())
+    write_export(
+        out_dir,
+        decision,
+        trainer="huggingface",
+        version=version,
+        numbers={**run_numbers(decision), "needs": {**needs}, "names": [[*pair] for pair in NAMES.items()]},
+        programs={SCRIPT: SCRIPT, PROVE_FILE: "prove_huggingface.py"},
+        files={
+            CONFIG_FILE: canon.pretty(model_config(decision)).decode(),
+            ARGUMENTS_FILE: canon.pretty(training_arguments(decision)).decode(),
+            RUN_FILE: corpus_run_script(decision, trainer, command=f'"$here/{SCRIPT}" "$@"'),
+        },
+    )
+    return report("huggingface", version, decision, _JUDGEMENTS)
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
@@ -155,16 +156,12 @@ def _share(decision: Decision) -> int:
     return decision.batch_tokens // decision.shape.seq_len // decision.parallelism.num_data_ranks
 
 
-def _problems(decision: Decision, version: str) -> list[str]:
+def _problems(decision: Decision) -> dict[str, bool]:
     mesh, share, stages = decision.parallelism, _share(decision), decision.learning_rate.schedule.batch_warmup_stages
     microbatch = mesh.microbatch_sequences or share
     # The Trainer takes equally many microbatches at every step, so while the batch is small they are.
     even = share % microbatch == 0 and share // stages % (share // microbatch) == 0
-    checks = {
-        f"shape.family = {decision.shape.family!r}: transformers' GPT-2 has no forward multipliers and one matrix for "
-        "queries, keys and values; this export writes Granite's Llama blocks: use the native trainer": (
-            decision.shape.family == "llama"
-        ),
+    return {
         "shape.qk_norm = true: Granite's attention has none; use the native trainer": not decision.shape.qk_norm,
         "abort.on_non_finite = false: this export never steps on NaN": decision.abort.on_non_finite,
         f"tensor = {mesh.tensor}, pipeline = {mesh.pipeline}, context = {mesh.context}: this export is data parallel "
@@ -172,38 +169,6 @@ def _problems(decision: Decision, version: str) -> list[str]:
         f"microbatch_sequences = {microbatch} does not cut a rank's {share} sequences evenly"
         + (f", {share // stages} of them while the batch is smallest" if stages > 1 else ""): even,
     }
-    return refusals(decision, version, VERSIONS) + failed(checks)
-
-
-def _numbers(decision: Decision, version: str) -> dict[str, object]:
-    """The literals of the script, in its order."""
-    return {
-        "DIGEST": decision.digest,
-        "VERSIONS": {"transformers": version, "accelerate": ACCELERATE[version]},
-        "SEQ_LEN": decision.shape.seq_len,
-        "BATCH_SEQUENCES": decision.batch_tokens // decision.shape.seq_len,
-        "DATA_PARALLEL_SHARD": decision.parallelism.data_parallel_shard,
-        "DATA_PARALLEL_REPLICATE": decision.parallelism.data_parallel_replicate,
-        "SEED": decision.seed,
-        "DATA_ID": decision.data.data_id,
-        "DATA_WEIGHTS": dict(decision.data.weights),
-        "LR_TABLE_SHA256": decision.learning_rate.table_sha256,
-        "ABORT_ABOVE_NATS": decision.abort.train_loss_above_nats,
-        "NAMES": NAMES,
-    }
-
-
-def _script_text(decision: Decision, version: str) -> str:
-    header = module_header(decision, f"Trains a frozen launch config of forerun with transformers {version}.")
-    numbers = "".join(f"{name} = {value!r}\n" for name, value in _numbers(decision, version).items())
-    numbers += f"SCHEDULE = {decision.learning_rate.schedule!r}\n"
-    groups = group_literals((group.pattern, group) for group in decision.groups)
-    return f"{header}{IMPORTS}\n{numbers}{groups}{MACHINERY}"
-
-
-def _run_text(decision: Decision, version: str) -> str:
-    trainer = f"transformers {version}, accelerate {ACCELERATE[version]}"
-    return corpus_run_script(decision, trainer, command=f'"$here/{SCRIPT}" "$@"')
 
 
 _ALONE: Judgement = ("exact", "one: the export is data parallel only")

@@ -8,14 +8,12 @@ embedded trainer does: Megatron's own draws would have other deviations.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
-from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
-from launcher.exporters.foreign import JUDGEMENTS, failed, refusals
-from launcher.exporters.proof import PROVE_FILE
-from launcher.exporters.reader import reader_files
+from launcher.exporters.fidelity import FidelityReport, Judgement
+from launcher.exporters.foreign import refuse, report
 from launcher.exporters.trainers.megatron_lm_arguments import arguments
-from launcher.exporters.trainers.megatron_lm_data_text import CONVERT_DATA
 from launcher.exporters.trainers.megatron_lm_numbers import (
     SAME,
     Flags,
@@ -26,11 +24,11 @@ from launcher.exporters.trainers.megatron_lm_numbers import (
     seen_before,
     sorts,
 )
-from launcher.exporters.trainers.megatron_lm_prove_text import PROVE
-from launcher.exporters.trainers.megatron_lm_text import COMMAND, NOTES, SEED_CHECKPOINT, SETUP
 from launcher.exporters.view import Run, proof_steps
-from launcher.frozen.files import RUN_FILE, run_script, write_files
+from launcher.exporters.writing import PROVE_FILE, run_script, write_export
 from launcher.frozen.frozen import Decision, assign_groups
+from launcher.frozen.launch_file import RUN_FILE
+from proxies.core.canon import Json
 from proxies.core.shape import Shape
 from proxies.model.decoder import parameter_shapes
 
@@ -70,22 +68,20 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         ExportError: an unknown version, or what Megatron cannot run; every problem at once, and nothing is written.
         FrozenError: the groups do not fit the shape's parameters.
     """
-    if problems := _problems(decision, version):
-        raise ExportError("megatron-lm", problems)
+    refuse("megatron-lm", decision, version, VERSIONS, _problems(decision))
     flags = flags_of(decision)
     scheduler, off = scheduler_of(decision, flags)
     lines = [" ".join(line) + "\n" for line in arguments(decision, flags, scheduler)]
-    files = {
-        ARGUMENTS_FILE: "".join(lines),
-        SEED_FILE: _seed_text(decision, version),
-        DATA_FILE: _data_text(decision, version),
-        PROVE_FILE: _prove_text(decision),
-        RUN_FILE: _run_text(decision, version),
-        **reader_files(),
-    }
-    write_files(out_dir, files)
-    entries = judged(decision, JUDGEMENTS | _JUDGEMENTS | _found(decision, flags, off))
-    return FidelityReport(trainer="megatron-lm", version=version, entries=entries)
+    write_export(
+        out_dir,
+        decision,
+        trainer="megatron-lm",
+        version=version,
+        numbers=_numbers(decision),
+        programs={SEED_FILE: SEED_FILE, DATA_FILE: DATA_FILE, PROVE_FILE: "prove_megatron_lm.py"},
+        files={ARGUMENTS_FILE: "".join(lines), RUN_FILE: _run_text(decision, version)},
+    )
+    return report("megatron-lm", version, decision, _JUDGEMENTS | _found(decision, flags, off))
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
@@ -115,13 +111,12 @@ def foretold(decision: Decision) -> Run:
     return Run(numbers=numbers, shares=tuple(scheduler.share(seen[step]) for step in proof_steps(schedule)))
 
 
-def _problems(decision: Decision, version: str) -> list[str]:
+def _problems(decision: Decision) -> dict[str, bool]:
     shape, schedule, mesh = decision.shape, decision.learning_rate.schedule, decision.parallelism
     smallest = decision.batch_tokens // schedule.batch_warmup_stages // shape.seq_len
     tensor, micro = mesh.tensor, mesh.microbatch_sequences or 1
     cut = {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "ffn_width": shape.ffn_width}
-    checks = {
-        f"shape.family = {shape.family!r}: this export writes llama-like models": shape.family == "llama",
+    return {
         f"forward.residual = {decision.forward.residual:g}: Megatron's blocks have no residual multiplier": (
             decision.forward.residual == 1.0
         ),
@@ -143,64 +138,73 @@ def _problems(decision: Decision, version: str) -> list[str]:
             smallest // mesh.num_data_ranks % micro == 0
         ),
     }
-    return refusals(decision, version, VERSIONS) + failed(checks)
+
+
+def _numbers(decision: Decision) -> dict[str, Json]:
+    """What the programs read."""
+    shape = decision.shape
+    of = assign_groups(decision.groups, list(parameter_shapes(shape)))
+    return {
+        "seed": decision.seed,
+        "weights": {
+            name: {"size": list(size), "init_std": of[name].init_std} for name, size in parameter_shapes(shape).items()
+        },
+        "config": {
+            "num_layers": shape.num_layers,
+            "hidden_size": shape.width,
+            "num_attention_heads": shape.num_heads,
+            "num_query_groups": shape.num_kv_heads,
+            "ffn_hidden_size": shape.ffn_width,
+        },
+        "shape": asdict(shape),
+        "num_ranks": decision.parallelism.num_ranks,
+        "data_id": decision.data.data_id,
+        "data_weights": dict(decision.data.weights),
+        "steps": list(proof_steps(decision.learning_rate.schedule)),
+    }
 
 
 def _run_text(decision: Decision, version: str) -> str:
-    told = {
-        "DATA_ID": decision.data.data_id[:16],
-        "CEILING": repr(decision.abort.train_loss_above_nats),
-        "AFTER": str(decision.learning_rate.schedule.warmup_steps + 1),
-    }
-    notes, setup, command = (_filled(text, told) for text in (NOTES, SETUP, COMMAND))
-    return run_script(decision, f"Megatron-LM {version}", notes=notes, setup=setup, command=command)
+    data_id = decision.data.data_id[:16]
+    notes = f"""Needs
+#   MEGATRON_LM    a checkout of github.com/NVIDIA/Megatron-LM at this version
+#   MEGATRON_DATA  a folder all nodes see, for the corpus with data_id {data_id}... as Megatron's indexed files
+#   RUN_DIR        another, for checkpoints; a run that is found there goes on
+# and, each once, the data and the initial weights:
+#   PYTHONPATH=$MEGATRON_LM python {DATA_FILE} CORPUS $MEGATRON_DATA
+#   PYTHONPATH=$MEGATRON_LM python {SEED_FILE} $RUN_DIR/seed
+# If a rank runs out of memory: `run.sh --micro-batch-size 1` accumulates the same batch in smaller pieces."""
+    ceiling, after = decision.abort.train_loss_above_nats, decision.learning_rate.schedule.warmup_steps + 1
+    command = _COMMAND + _CEILING.replace("CEILING", repr(ceiling)).replace("AFTER", str(after))
+    return run_script(decision, f"Megatron-LM {version}", notes=notes, setup=_SETUP, command=command)
 
 
-def _seed_text(decision: Decision, version: str) -> str:
-    shape = decision.shape
-    of = assign_groups(decision.groups, list(parameter_shapes(shape)))
-    numbers = {name: (list(size), of[name].init_std) for name, size in parameter_shapes(shape).items()}
-    told = {
-        "DIGEST": decision.digest,
-        "VERSION": version,
-        "WEIGHTS": "".join(f"    {name!r}: {value!r},\n" for name, value in numbers.items()),
-        "SEED": repr(decision.seed),
-        "CONFIG": repr(
-            {
-                "num_layers": shape.num_layers,
-                "hidden_size": shape.width,
-                "num_attention_heads": shape.num_heads,
-                "num_query_groups": shape.num_kv_heads,
-                "ffn_hidden_size": shape.ffn_width,
+_SETUP = r""": "${MEGATRON_LM:?a checkout of Megatron-LM}" "${MEGATRON_DATA:?the converted corpus}"
+: "${RUN_DIR:?for checkpoints}"
+if [ ! -e "$MEGATRON_DATA/data_args.txt" ]; then
+    echo "no data: PYTHONPATH=$MEGATRON_LM python $here/convert_data.py CORPUS $MEGATRON_DATA" >&2
+    exit 2
+fi
+if [ ! -e "$RUN_DIR/seed/latest_checkpointed_iteration.txt" ]; then
+    echo "no initial weights: PYTHONPATH=$MEGATRON_LM python $here/seed_checkpoint.py $RUN_DIR/seed" >&2
+    exit 2
+fi
+export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it where tensors or sequences are cut, before Blackwell
+export PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"
+read -r -d "" -a arguments < "$here/arguments.txt" || true"""
+_COMMAND = r""""$MEGATRON_LM/pretrain_gpt.py" "${arguments[@]}" --data-args-path "$MEGATRON_DATA/data_args.txt" \
+    --save "$RUN_DIR/checkpoints" --load "$RUN_DIR/checkpoints" --pretrained-checkpoint "$RUN_DIR/seed" "$@" 2>&1 |
+"""
+_CEILING = r"""    awk -v ceiling=CEILING -v after=AFTER '
+        { print; fflush() }
+        /lm loss:/ {
+            step = $0; sub(/\/.*/, "", step); sub(/.* iteration +/, "", step)
+            loss = $0; sub(/.*lm loss: */, "", loss)
+            if (step + 0 > after && loss + 0 > ceiling) {
+                printf "training loss %g > %g nats at step %d: stopped\n", loss + 0, ceiling, step + 0
+                exit 3  # the next line that the last rank prints finds the pipe closed, and ends it
             }
-        ),
-        "VOCAB_SIZE": repr(shape.vocab_size),
-        "SEQ_LEN": repr(shape.seq_len),
-        "TIED": repr(shape.tied),
-        "QK_NORM": repr(shape.qk_norm),
-    }
-    return _filled(SEED_CHECKPOINT, told)
-
-
-def _data_text(decision: Decision, version: str) -> str:
-    told = {
-        "DIGEST": decision.digest,
-        "VERSION": version,
-        "DATA_ID": repr(decision.data.data_id),
-        "WEIGHTS": repr(dict(decision.data.weights)),
-    }
-    return _filled(CONVERT_DATA, told)
-
-
-def _prove_text(decision: Decision) -> str:
-    steps = repr(list(proof_steps(decision.learning_rate.schedule)))
-    return _filled(PROVE, {"STEPS": steps, "NUM_RANKS": str(decision.parallelism.num_ranks)})
-
-
-def _filled(text: str, told: dict[str, str]) -> str:
-    for name, value in told.items():
-        text = text.replace(f"@{name}@", value)
-    return text
+        }'"""
 
 
 _JUDGEMENTS: dict[str, Judgement] = {

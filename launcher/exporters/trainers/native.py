@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 
 from launcher.exporters.fidelity import ExportError, FidelityEntry, FidelityReport
-from launcher.frozen.files import RUN_FILE, write_files
+from launcher.exporters.writing import write_files
 from launcher.frozen.frozen import Decision, FrozenError
-from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
+from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, read_launch
 from launcher.supervisor.launch import torchrun_command
 from launcher.trainer import assembly
 from proxies.core import canon

@@ -1,37 +1,50 @@
 """The decision as an OLMo-core run: its own configs as JSON, a script that trains them, the corpus reader.
 
-`run.json` is in the form of OLMo-core's `Config.as_config_dict`, so its own parser reads it: model, AdamW groups by
-globs, scheduler, clip, mesh, checkpoints. Embedding and residual multipliers are native there. What it lacks is in
-`forerun_olmo_core.py`, whose classes the JSON names: a scale of q . k that a config can tell, the readout's multiplier,
-initial values of (seed, name), the data order of (seed, step), and the brakes.
+`run.json` is in the form of OLMo-core's `Config.as_config_dict` (a config is a dict of its fields and `_CLASS_`, the
+class to build; a field that is None is left out), so its own parser reads it: model, AdamW groups by globs, scheduler,
+clip, mesh, checkpoints. Embedding and residual multipliers are native there. What it lacks is in
+`templates/forerun_olmo_core.py`, whose classes the JSON names: a scale of q . k that a config can tell, the readout's
+multiplier, initial values of (seed, name), the data order of (seed, step), and the brakes.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
-from launcher.exporters.foreign import JUDGEMENTS, failed, refusals
-from launcher.exporters.proof import PROVE_FILE
-from launcher.exporters.reader import reader_files
-from launcher.exporters.trainers.olmo_core_config import HEAD_NAMES, MODULE, NAME_PARTS, run_config, trainer_names
-from launcher.exporters.trainers.olmo_core_script_text import PROVE_TEXT, TRAIN_TEXT
-from launcher.exporters.trainers.olmo_core_text import MODULE_TEXT
+from launcher.exporters.fidelity import FidelityReport, Judgement
+from launcher.exporters.foreign import JUDGEMENTS, by_layer, names_by_group, refuse, report
 from launcher.exporters.view import proof_steps
-from launcher.frozen.files import RUN_FILE, corpus_run_script, write_files
-from launcher.frozen.frozen import Decision
-from proxies.core import canon, schedule
+from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
+from launcher.frozen.frozen import Decision, ParameterGroup
+from launcher.frozen.launch_file import RUN_FILE
+from proxies.core import canon
+from proxies.core.canon import Json
 from proxies.core.flops import flops_per_token
+from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
+from proxies.model.decoder import NORM_EPS, parameter_shapes
+from proxies.model.rotary import ROPE_BASE
 
 VERSIONS = ("3.0.0",)
+MODULE = "forerun_olmo_core"
 SCRIPT = "train.py"
 CONFIG_FILE = "run.json"
+HEAD_NAMES = {"lm_head.w_out.weight": "lm_head.weight", "lm_head.norm.weight": "norm.weight"}
+"""OLMo-core's names of the readout's parameters, and ours."""
+NAME_PARTS = {
+    "embeddings.": "tok_embeddings.",
+    "blocks.": "layers.",
+    ".w_q.": ".wq.",
+    ".w_k.": ".wk.",
+    ".w_v.": ".wv.",
+    ".w_out.": ".wo.",
+    "feed_forward_norm.": "ffn_norm.",
+}
+"""Parts of its other names, and ours; the module translates them back in this order."""
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh` and the corpus reader (`proxies/`) into `out_dir`.
+    """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh`, their numbers and the corpus reader.
 
     Returns what became of every leaf field of the decision.
 
@@ -39,35 +52,41 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         ExportError: an unknown version, or what OLMo-core cannot run; every problem at once, and nothing is written.
         FrozenError: the groups do not fit the shape's parameters.
     """
-    if problems := _problems(decision, version):
-        raise ExportError("olmo-core", problems)
-    fill = {
-        "VERSION": version,
-        "DIGEST": decision.digest,
-        "NAMES": repr(HEAD_NAMES | NAME_PARTS),
-        "STEPS": repr(proof_steps(decision.learning_rate.schedule)),
-        "FLOPS": repr(flops_per_token(decision.shape, "olmo")),
-    }
-    texts = {f"{MODULE}.py": MODULE_TEXT, SCRIPT: TRAIN_TEXT, PROVE_FILE: PROVE_TEXT}
-    files = {name: re.sub(r"<<(\w+)>>", lambda found: fill[found[1]], text) for name, text in texts.items()}
-    files |= {CONFIG_FILE: canon.pretty(run_config(decision)).decode(), RUN_FILE: _run_text(decision, version)}
-    write_files(out_dir, reader_files(schedule) | files)
-    entries = judged(decision, JUDGEMENTS | _JUDGEMENTS | {"num_tokens": _counted(decision)})
-    return FidelityReport(trainer="olmo-core", version=version, entries=entries)
+    refuse("olmo-core", decision, version, VERSIONS, _problems(decision))
+    flops = flops_per_token(decision.shape, "olmo")
+    write_export(
+        out_dir,
+        decision,
+        trainer="olmo-core",
+        version=version,
+        numbers={
+            "needs": {"ai2-olmo-core": version},
+            "names": [[*pair] for pair in (HEAD_NAMES | NAME_PARTS).items()],
+            "flops_per_token": flops,
+            "steps": list(proof_steps(decision.learning_rate.schedule)),
+        },
+        programs={f"{MODULE}.py": f"{MODULE}.py", SCRIPT: "train_olmo_core.py", PROVE_FILE: "prove_olmo_core.py"},
+        files={CONFIG_FILE: canon.pretty(run_config(decision)).decode(), RUN_FILE: _run_text(decision, version)},
+    )
+    verdict, note = JUDGEMENTS["num_tokens"]
+    counted = {"num_tokens": (verdict, f"{note}; {flops} FLOPs each by OLMo-core's own count, our convention olmo")}
+    return report("olmo-core", version, decision, _JUDGEMENTS | counted)
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
     """Each of our parameters' name in OLMo-core's Transformer."""
-    return trainer_names(shape)
+    names: dict[str, str] = {}
+    for ours in parameter_shapes(shape):
+        names[ours] = {our_name: theirs for theirs, our_name in HEAD_NAMES.items()}.get(ours, ours)
+        for theirs, our_part in NAME_PARTS.items():
+            names[ours] = names[ours].replace(our_part, theirs)
+    return names
 
 
-def _problems(decision: Decision, version: str) -> list[str]:
+def _problems(decision: Decision) -> dict[str, bool]:
     mesh = decision.parallelism
     share = decision.batch_tokens // decision.shape.seq_len // mesh.num_data_ranks
-    holds = {
-        f"shape.family = {decision.shape.family!r}: OLMo-core has no learned positions; use the native trainer": (
-            decision.shape.family == "llama"
-        ),
+    return {
         "abort.on_non_finite = false: this export never steps on NaN": decision.abort.on_non_finite,
         f"microbatch_sequences = {mesh.microbatch_sequences} does not divide a rank's share of {share} sequences": (
             mesh.microbatch_sequences == 0 or share % mesh.microbatch_sequences == 0
@@ -76,12 +95,196 @@ def _problems(decision: Decision, version: str) -> list[str]:
         f"{name} = {degree}: this export is data parallel only; export to torchtitan, or 1": degree == 1
         for name, degree in (("tensor", mesh.tensor), ("pipeline", mesh.pipeline), ("context", mesh.context))
     }
-    return refusals(decision, version, VERSIONS) + failed(holds)
 
 
-def _counted(decision: Decision) -> Judgement:
-    flops, (verdict, note) = flops_per_token(decision.shape, "olmo"), JUDGEMENTS["num_tokens"]
-    return verdict, f"{note}; {flops} FLOPs each by OLMo-core's own count, our convention olmo"
+def group_globs(decision: Decision) -> list[tuple[list[str], ParameterGroup]]:
+    """Globs of each group over OLMo-core's names, each parameter matched by exactly one.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    grouped = names_by_group(decision, parameter_names(decision.shape))
+    return [(_globs(names, decision.shape.num_layers), group) for group, names in grouped]
+
+
+def _globs(names: list[str], num_layers: int) -> list[str]:
+    globs = []
+    for (before, after), layers in by_layer(names).items():
+        if not layers:
+            globs.append(before)
+        elif len(layers) == num_layers:
+            globs.append(f"{before}*{after}")
+        else:  # the star stands for the wrapper that activation checkpointing puts there, or for nothing
+            globs += [f"{before}{layer}.*{after[1:]}" for layer in layers]
+    return globs
+
+
+def scheduler_config(schedule: Schedule) -> dict[str, Json]:
+    """OLMo-core's schedulers for the same lr(t).
+
+    Its step s = t + 1. Warmup s / W is ours, but its decays are a step ahead: so the warmup's scheduler runs one step
+    longer, at the peak, and the decay's begins its count after that.
+    """
+    warmup: dict[str, Json] = {**_config("optim.scheduler.ConstantWithWarmup"), "warmup": schedule.warmup_steps}
+    start = schedule.num_steps - schedule.decay_steps if schedule.kind == "wsd" else schedule.warmup_steps
+    if schedule.kind == "constant" or start + 1 >= schedule.num_steps:
+        return warmup
+    kind = "CosWithWarmup" if schedule.kind == "cosine" else "LinearWithWarmup"
+    decay: dict[str, Json] = {
+        **_config(f"optim.scheduler.{kind}"),
+        "warmup": 0,
+        "t_max": schedule.num_steps - start,
+        "alpha_f": schedule.final_fraction,
+    }
+    sequence: dict[str, Json] = {"schedulers": [warmup, decay], "schedulers_max": [start + 1]}
+    return {**_config("optim.scheduler.SequentialScheduler"), **sequence}
+
+
+def run_config(decision: Decision) -> dict[str, Json]:
+    """What `run.json` holds, in the form of OLMo-core's `Config.as_config_dict`.
+
+    Raises:
+        FrozenError: the groups do not fit the shape's parameters.
+    """
+    shape, steps = decision.shape, decision.learning_rate.schedule
+    groups = group_globs(decision)
+    return {
+        "_CLASS_": f"{MODULE}.RunConfig",
+        "digest": decision.digest,
+        "num_ranks": decision.parallelism.num_ranks,
+        "seed": decision.seed,
+        "model": _model(decision),
+        "initial_values": [
+            {"_CLASS_": f"{MODULE}.InitialValues", "params": list(globs), "std": group.init_std}
+            for globs, group in groups
+        ],
+        "train_module": _train_module(decision, groups),
+        "data_loader": {
+            "_CLASS_": f"{MODULE}.CorpusLoaderConfig",
+            "data_id": decision.data.data_id,
+            "weights": [[name, share] for name, share in decision.data.weights],
+            "seed": decision.seed,
+            "sequence_length": shape.seq_len,
+            "batch_sequences": decision.batch_tokens // shape.seq_len,
+            "num_steps": steps.num_steps,
+            "batch_warmup_steps": steps.batch_warmup_steps,
+            "batch_warmup_stages": steps.batch_warmup_stages,
+        },
+        "trainer": {
+            **_config("train.config.TrainerConfig"),
+            "save_folder": f"outputs/{decision.digest[:16]}",
+            "save_overwrite": True,  # what a killed run left of a checkpoint must not stop it again
+            "max_duration": {**_config("train.common.Duration"), "value": steps.num_steps, "unit": "steps"},
+            "metrics_collect_interval": 1,
+            "callbacks": {
+                "checkpointer": {
+                    **_config("train.callbacks.checkpointer.CheckpointerCallback"),
+                    "save_interval": decision.checkpointing.every_steps,
+                    "max_checkpoints": decision.checkpointing.keep,
+                    "pre_train_checkpoint": False,
+                    # Saved in a thread, ranks record its time at different steps, and reducing metrics then hangs.
+                    "save_async": False,
+                },
+                "brakes": {
+                    "_CLASS_": f"{MODULE}.Brakes",
+                    "warmup_steps": steps.warmup_steps,
+                    "train_loss_above_nats": decision.abort.train_loss_above_nats,
+                },
+            },
+        },
+    }
+
+
+def _config(path: str) -> dict[str, Json]:
+    return {"_CLASS_": f"olmo_core.{path}"}
+
+
+def _norm() -> dict[str, Json]:
+    return {**_config("nn.layer_norm.LayerNormConfig"), "name": "rms", "eps": NORM_EPS, "bias": False}
+
+
+def _model(decision: Decision) -> dict[str, Json]:
+    shape, forward = decision.shape, decision.forward
+    attention: dict[str, Json] = {
+        "_CLASS_": f"{MODULE}.ScaledAttentionConfig",
+        "n_heads": shape.num_heads,
+        "n_kv_heads": shape.num_kv_heads,
+        "bias": False,
+        "rope": {**_config("nn.rope.RoPEConfig"), "theta": int(ROPE_BASE)},
+        "backend": "torch",
+        "softmax_scale": forward.attention,
+    }
+    if shape.qk_norm:
+        attention |= {"qk_norm": _norm(), "use_head_qk_norm": True}
+    return {
+        **_config("nn.transformer.config.TransformerConfig"),
+        "d_model": shape.width,
+        "vocab_size": shape.vocab_size,
+        "n_layers": shape.num_layers,
+        "tie_word_embeddings": shape.tied,
+        "embed_scale": forward.embedding,
+        "block": {
+            **_config("nn.transformer.config.TransformerBlockConfig"),
+            "sequence_mixer": attention,
+            "feed_forward": {
+                **_config("nn.feed_forward.FeedForwardConfig"),
+                "hidden_size": shape.ffn_width,
+                "bias": False,
+            },
+            "layer_norm": _norm(),
+            "attention_residual_alpha": forward.residual,
+            "feed_forward_residual_alpha": forward.residual,
+        },
+        "lm_head": {
+            **_config("nn.lm_head.LMHeadConfig"),
+            "bias": False,
+            "layer_norm": {**_norm(), "_CLASS_": f"{MODULE}.ScaledNormConfig", "multiplier": forward.output},
+        },
+    }
+
+
+def _train_module(decision: Decision, groups: list[tuple[list[str], ParameterGroup]]) -> dict[str, Json]:
+    mesh, seq_len = decision.parallelism, decision.shape.seq_len
+    share = decision.batch_tokens // seq_len // mesh.num_data_ranks
+    overrides: list[Json] = [
+        {
+            **_config("optim.config.OptimGroupOverride"),
+            "params": list(globs),
+            "opts": {
+                "lr": group.learning_rate,
+                "weight_decay": group.weight_decay,
+                "eps": group.eps,
+                "betas": [group.beta1, group.beta2],
+            },
+        }
+        for globs, group in groups
+    ]
+    data_parallel: dict[str, Json] = {
+        "name": "fsdp" if mesh.data_parallel_replicate == 1 else "hsdp",
+        "reduce_dtype": "float32",
+        **({"param_dtype": "bfloat16"} if decision.precision == "bfloat16" else {}),
+    }
+    if mesh.data_parallel_replicate > 1:
+        data_parallel |= {"num_replicas": mesh.data_parallel_replicate, "shard_degree": mesh.data_parallel_shard}
+    told: dict[str, Json] = {
+        **_config("train.train_module.transformer.config.TransformerTrainModuleConfig"),
+        "rank_microbatch_size": (mesh.microbatch_sequences or share) * seq_len,
+        "max_sequence_length": seq_len,
+        "optim": {**_config("optim.adamw.AdamWConfig"), "foreach": True, "group_overrides": overrides},
+        "scheduler": scheduler_config(decision.learning_rate.schedule),
+        "dp_config": {
+            **_config("train.train_module.transformer.config.TransformerDataParallelConfig"),
+            **data_parallel,
+        },
+    }
+    if decision.clip_norm is not None:
+        told["max_grad_norm"] = decision.clip_norm
+    if mesh.activation_checkpointing != "none":
+        told["ac_config"] = {
+            **_config("train.train_module.transformer.config.TransformerActivationCheckpointingConfig"),
+            "mode": {"full": "full", "selective": "selected_ops"}[mesh.activation_checkpointing],
+        }
+    return told
 
 
 def _run_text(decision: Decision, version: str) -> str:

@@ -1,10 +1,9 @@
-"""The decision as a torchtitan run: a module with one config function, the corpus reader beside it, a command line.
+"""The decision as a torchtitan run: a module with one config function, its numbers, the corpus reader, a command line.
 
-torchtitan takes `--module M --config F`. The module written here states the decision's numbers as literals and
-builds torchtitan's own components from them: its Llama 3 blocks, per-pattern AdamW groups, scheduler, checkpoints. What
-those lack, small subclasses add: forward multipliers, initial values of (seed, name), the data order of (seed, step)
-and the brakes. So the run starts from the embedded trainer's weights, sees its batches and takes its steps.
-`prove.py`, beside it, tells what torchtitan itself made of the numbers (launcher.exporters.proof).
+torchtitan takes `--module M --config F`. The module (`templates/forerun_torchtitan.py`) builds torchtitan's own
+components from `forerun.json`: its Llama 3 blocks, per-pattern AdamW groups, scheduler, checkpoints. So the run starts
+from the embedded trainer's weights, sees its batches and takes its steps. `prove.py`, beside it, tells what torchtitan
+itself made of the numbers (launcher.exporters.proof).
 """
 
 from __future__ import annotations
@@ -12,49 +11,33 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
-from launcher.exporters.foreign import JUDGEMENTS, by_layer, failed, names_by_group, refusals
-from launcher.exporters.proof import PROVE_FILE
-from launcher.exporters.reader import reader_files
-from launcher.exporters.trainers.torchtitan_model_text import MODEL
-from launcher.exporters.trainers.torchtitan_prove_text import PROVE
-from launcher.exporters.trainers.torchtitan_text import IMPORTS, RUN
-from launcher.exporters.trainers.torchtitan_versions import PIECES, in_version
-from launcher.exporters.view import proof_steps
-from launcher.frozen.files import RUN_FILE, corpus_run_script, group_literals, module_header, write_files
+from launcher.exporters.fidelity import FidelityReport, Judgement
+from launcher.exporters.foreign import by_layer, names_by_group, refuse, report
+from launcher.exporters.writing import PROVE_FILE, corpus_run_script, groups_of, run_numbers, write_export
 from launcher.frozen.frozen import Decision, Parallelism, ParameterGroup
+from launcher.frozen.launch_file import RUN_FILE
+from proxies.core.canon import Json
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.model.decoder import NORM_EPS, parameter_shapes
 from proxies.model.rotary import ROPE_BASE
 
+MAIN, RELEASE = "main-2026-08-b5bcd76", "0.3.0"
+VERSIONS = (MAIN, RELEASE)
+"""The last is written where none is asked for. `main-YEAR-MONTH-COMMIT`: the main branch at that commit."""
+MODULE = "forerun_torchtitan"
 
-def problems(decision: Decision, version: str) -> list[str]:
-    """Why a decision cannot be exported to a version; empty if it can."""
-    return refusals(decision, version, tuple(PIECES)) + failed(_of_the_run(decision)) + failed(_of_the_mesh(decision))
 
-
-def _of_the_run(decision: Decision) -> dict[str, bool]:
-    schedule = decision.learning_rate.schedule
+def _problems(decision: Decision) -> dict[str, bool]:
+    """What torchtitan refuses or gets wrong; read in its sources and tried (docs)."""
+    shape, mesh, stages = decision.shape, decision.parallelism, decision.learning_rate.schedule.batch_warmup_stages
+    share, microbatch = rank_sequences(mesh, decision.batch_tokens // shape.seq_len)
+    num_microbatches, over = divmod(share, microbatch)
     return {
         "abort.on_non_finite = false: torchtitan always stops at a loss that is not finite": (
             decision.abort.on_non_finite
         ),
-        f"shape.family = {decision.shape.family!r}: this export writes Llama 3 blocks, torchtitan has none of that "
-        "family; use the native trainer": decision.shape.family == "llama",
-        f"batch_warmup_stages = {schedule.batch_warmup_stages}: torchtitan's batch has one size": (
-            schedule.batch_warmup_stages == 1
-        ),
-    }
-
-
-def _of_the_mesh(decision: Decision) -> dict[str, bool]:
-    """What the degrees ask that torchtitan refuses or gets wrong; read in its sources and tried (docs)."""
-    shape, mesh = decision.shape, decision.parallelism
-    share = decision.batch_tokens // shape.seq_len // mesh.num_data_ranks
-    microbatch = mesh.microbatch_sequences or share
-    num_microbatches, over = divmod(share, microbatch)
-    return {
+        f"batch_warmup_stages = {stages}: torchtitan's batch has one size": stages == 1,
         f"microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": over == 0,
         f"pipeline = {mesh.pipeline} with {num_microbatches} microbatches: 1F1B needs one per stage at least; smaller "
         "microbatch_sequences, or fewer stages": mesh.pipeline == 1 or num_microbatches >= mesh.pipeline,
@@ -74,12 +57,8 @@ def _of_the_mesh(decision: Decision) -> dict[str, bool]:
     }
 
 
-VERSIONS = tuple(PIECES)
-MODULE = "forerun_torchtitan"
-
-
-def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `forerun_torchtitan.py`, `prove.py`, `run.sh` and the corpus reader (`proxies/`) into `out_dir`.
+def export(decision: Decision, out_dir: Path, version: str = RELEASE) -> FidelityReport:
+    """Write `forerun_torchtitan.py`, `prove.py`, `run.sh`, their numbers and the corpus reader into `out_dir`.
 
     Returns what became of every leaf field of the decision.
 
@@ -87,15 +66,17 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         ExportError: an unknown version, or what torchtitan cannot run; every problem at once, and nothing is written.
         FrozenError: the groups do not fit the shape's parameters.
     """
-    if found := problems(decision, version):
-        raise ExportError("torchtitan", found)
-    files = {
-        f"{MODULE}.py": _module_text(decision, version),
-        PROVE_FILE: _prove_text(decision, version),
-        RUN_FILE: _run_text(decision, version),
-    }
-    write_files(out_dir, reader_files() | files)
-    return FidelityReport(trainer="torchtitan", version=version, entries=judged(decision, JUDGEMENTS | _JUDGEMENTS))
+    refuse("torchtitan", decision, version, VERSIONS, _problems(decision))
+    write_export(
+        out_dir,
+        decision,
+        trainer="torchtitan",
+        version=version,
+        numbers=_numbers(decision, version),
+        programs={f"{MODULE}.py": f"{MODULE}.py", PROVE_FILE: "prove_torchtitan.py"},
+        files={RUN_FILE: _run_text(decision, version)},
+    )
+    return report("torchtitan", version, decision, _JUDGEMENTS)
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
@@ -133,80 +114,37 @@ def _scheduler(schedule: Schedule) -> tuple[float | None, str]:
     return None, schedule.kind
 
 
-def degrees(parallelism: Parallelism, num_sequences: int) -> dict[str, object]:
-    """The module's literals for a mesh that deals out `num_sequences` a step.
+def rank_sequences(parallelism: Parallelism, num_sequences: int) -> tuple[int, int]:
+    """A rank's share of `num_sequences` a step, and how many of them go through the model at once.
 
-    A rank's share (LOCAL_SEQUENCES) goes through the model in microbatches: accumulated one after another, or with
-    pipeline stages filling these.
+    Such microbatches are accumulated one after another, or fill pipeline stages.
     """
     share = num_sequences // parallelism.num_data_ranks
-    return {
-        "LOCAL_SEQUENCES": share,
-        "MICROBATCH_SEQUENCES": parallelism.microbatch_sequences or share,
-        "DATA_PARALLEL_SHARD": parallelism.data_parallel_shard,
-        "DATA_PARALLEL_REPLICATE": parallelism.data_parallel_replicate,
-        "TENSOR_PARALLEL": parallelism.tensor,
-        "PIPELINE_PARALLEL": parallelism.pipeline,
-        "ACTIVATION_CHECKPOINTING": parallelism.activation_checkpointing,
+    return share, parallelism.microbatch_sequences or share
+
+
+def _numbers(decision: Decision, version: str) -> dict[str, Json]:
+    """What the programs read."""
+    decay_ratio, decay_type = _scheduler(decision.learning_rate.schedule)
+    share, microbatch = rank_sequences(decision.parallelism, decision.batch_tokens // decision.shape.seq_len)
+    return run_numbers(decision) | {
+        "flat_tokens": version == MAIN,
+        "norm_eps": NORM_EPS,
+        "rope_base": ROPE_BASE,
+        "groups": groups_of(group_patterns(decision)),
+        "decay_ratio": decay_ratio,
+        "decay_type": decay_type,
+        "rank_sequences": share,
+        "rank_microbatch_sequences": microbatch,
     }
-
-
-def _numbers(decision: Decision) -> dict[str, object]:
-    """The literals of the module, in its order."""
-    shape, schedule = decision.shape, decision.learning_rate.schedule
-    decay_ratio, decay_type = _scheduler(schedule)
-    num_sequences = decision.batch_tokens // shape.seq_len
-    return {
-        "DIGEST": decision.digest,
-        "NUM_LAYERS": shape.num_layers,
-        "WIDTH": shape.width,
-        "NUM_HEADS": shape.num_heads,
-        "NUM_KV_HEADS": shape.num_kv_heads,
-        "FFN_WIDTH": shape.ffn_width,
-        "VOCAB_SIZE": shape.vocab_size,
-        "SEQ_LEN": shape.seq_len,
-        "TIED": shape.tied,
-        "QK_NORM": shape.qk_norm,
-        "NORM_EPS": NORM_EPS,
-        "ROPE_BASE": ROPE_BASE,
-        "EMBEDDING_MULTIPLIER": decision.forward.embedding,
-        "ATTENTION_SCALE": decision.forward.attention,
-        "RESIDUAL_MULTIPLIER": decision.forward.residual,
-        "OUTPUT_MULTIPLIER": decision.forward.output,
-        "NUM_STEPS": schedule.num_steps,
-        "WARMUP_STEPS": schedule.warmup_steps,
-        "DECAY_RATIO": decay_ratio,
-        "DECAY_TYPE": decay_type,
-        "FINAL_FRACTION": schedule.final_fraction,
-        "CLIP_NORM": decision.clip_norm,
-        "GLOBAL_SEQUENCES": num_sequences,
-        **degrees(decision.parallelism, num_sequences),
-        "PRECISION": decision.precision,
-        "CHECKPOINT_EVERY_STEPS": decision.checkpointing.every_steps,
-        "CHECKPOINT_KEEP": decision.checkpointing.keep,
-        "SEED": decision.seed,
-        "DATA_ID": decision.data.data_id,
-        "DATA_WEIGHTS": dict(decision.data.weights),
-        "ABORT_ABOVE_NATS": decision.abort.train_loss_above_nats,
-    }
-
-
-def _module_text(decision: Decision, version: str) -> str:
-    header = module_header(decision, f"A frozen launch config of forerun, for torchtitan {version}.")
-    numbers = "".join(f"{name} = {value!r}\n" for name, value in _numbers(decision).items())
-    fixed = in_version(IMPORTS, version), in_version(MODEL + RUN, version)
-    return f"{header}{fixed[0]}\n{numbers}{group_literals(group_patterns(decision))}{fixed[1]}"
-
-
-def _prove_text(decision: Decision, version: str) -> str:
-    steps = proof_steps(decision.learning_rate.schedule)
-    return in_version(PROVE, version).replace("<<MODULE>>", MODULE).replace("<<STEPS>>", repr(steps))
 
 
 def _run_text(decision: Decision, version: str) -> str:
-    ranks = decision.parallelism.num_ranks
+    ranks, seq_len = decision.parallelism.num_ranks, decision.shape.seq_len
     dry_steps = 2 if decision.parallelism.pipeline == 1 else 0
-    smaller = in_version("<<SMALLER>>", version).replace("SEQ_LEN", str(decision.shape.seq_len))
+    smaller = "training.local_batch_size 1"
+    if version == MAIN:
+        smaller = f"training.num_tokens_per_microbatch_per_dp_rank {seq_len}"
     notes = f"""
 # DRY_RUN=1 makes one rank of the {ranks} (RANK=r: another one) on one GPU, with no communication: it builds, shards
 # and takes {dry_steps} steps, whose losses mean nothing. (Pipeline stages must talk before they step: none with these.)

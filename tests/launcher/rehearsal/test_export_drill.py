@@ -16,6 +16,7 @@ from stage_case import here
 from trainer_venv import interpreter
 
 from launcher.exporters import proof
+from launcher.exporters.writing import template
 from launcher.rehearsal import drill_export
 from launcher.rehearsal.drill_export import export
 
@@ -111,7 +112,7 @@ def test_interrupted_it_leaves_no_rank(stage, made_up, tmp_path):
 
 def test_a_rank_ends_with_a_parent_that_was_killed(tmp_path):
     """torchrun, killed with the rehearsal, would leave them: they are in sessions of their own."""
-    (tmp_path / "rank.py").write_text(drill_export.RANK_TEXT)
+    (tmp_path / "rank.py").write_text(template("rank_of_export.py"))
     (tmp_path / "train.py").write_text(
         "import os, pathlib, time\n"
         "assert __name__ == '__main__'\n"

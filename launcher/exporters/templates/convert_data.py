@@ -1,38 +1,32 @@
-"""The script of the Megatron-LM export that turns the corpus into Megatron's files; `@NAME@` stands for its numbers.
-
-It reads with forerun's own reader, exported beside it, and writes with Megatron's own builder.
-"""
-
-CONVERT_DATA = '''"""The corpus of a frozen launch config of forerun, as indexed files of Megatron-LM @VERSION@.
-
-digest @DIGEST@
+"""The corpus of a frozen launch config of forerun, as indexed files of Megatron-LM.
 
 `python convert_data.py CORPUS FOLDER`; no GPU. Every source becomes NAME.bin and NAME.idx in FOLDER; `data_args.txt`,
 written last, names them with their shares. A shard is one document: so Megatron cuts a shard's windows where forerun
-does. Generated: an edit makes it another run.
+does. It reads with forerun's own reader, exported beside it, and writes with Megatron's own builder.
 """
 
 import sys
 from pathlib import Path
 
 import numpy as np
+from forerun_numbers import read_numbers
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from proxies.data.tokens import DataError, TokenStore
 
-DATA_ID = @DATA_ID@
-WEIGHTS = @WEIGHTS@
+FROZEN = read_numbers()
 
 
 def main(corpus: Path, folder: Path) -> None:
+    """Convert the corpus."""
     if len(str(folder).split()) != 1:
         sys.exit(f"{folder}: Megatron takes no path with a space in it")
     try:
-        manifest = TokenStore(corpus, weights=WEIGHTS or None).manifest  # reads all of it: every hash is checked
+        manifest = TokenStore(corpus, weights=FROZEN.data_weights or None).manifest  # reads all of it, by its hashes
     except DataError as error:
         sys.exit(str(error))
-    if manifest.data_id != DATA_ID:
-        sys.exit(f"{corpus} has data_id {manifest.data_id}, frozen as {DATA_ID}")
+    if manifest.data_id != FROZEN.data_id:
+        sys.exit(f"{corpus} has data_id {manifest.data_id}, frozen as {FROZEN.data_id}")
     folder.mkdir(parents=True, exist_ok=True)
     stored = np.dtype(manifest.dtype).newbyteorder("<")
     blend = []
@@ -52,4 +46,3 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: convert_data.py CORPUS FOLDER")
     main(Path(sys.argv[1]), Path(sys.argv[2]).absolute())
-'''

@@ -1,11 +1,10 @@
-"""The fixed text of the scripts that the huggingface export writes: train.py's imports, and the run it makes of the
-numbers; and prove.py.
+"""Trains a frozen launch config of forerun with transformers' Trainer; resumes where it stopped. Started by run.sh.
 
-Text, not code, since transformers lives in an environment of its own. Between train.py's two parts go the decision's
-numbers, as literals. Written against transformers 5.23.0 and accelerate 1.15.0; nothing of theirs is copied.
+The numbers come from `forerun.json`, the model from `config.json`, the arguments from `training_arguments.json`. The
+Trainer gets what it lacks: a parameter group per frozen group, the frozen lr(t), initial values of (seed, name), the
+data order and the brakes. Written against transformers' public classes; nothing of theirs is copied.
 """
 
-IMPORTS = """import hashlib
 import json
 import math
 import os
@@ -14,66 +13,59 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import accelerate
 import torch
-import transformers
 from accelerate import ParallelismConfig
+from forerun_numbers import HERE, other_versions, read_numbers
+from forerun_torch import initial_value, optimizer_arguments, set_value
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GraniteConfig, HfArgumentParser, Trainer, TrainingArguments
 
 from proxies.core import canon
-from proxies.data.tokens import TokenStore
 from proxies.core.schedule import Schedule, lr_multiplier, lr_table
+from proxies.data.tokens import TokenStore
 
-HERE = Path(__file__).resolve().parent
-"""
+FROZEN = read_numbers()
+SCHEDULE = Schedule(**vars(FROZEN.schedule))
+MESH = FROZEN.parallelism
+NUM_RANKS = MESH.data_parallel_shard * MESH.data_parallel_replicate
 
-MACHINERY = '''
 
 def frozen_name(name: str) -> str:
     """The frozen config's name of a parameter of GraniteForCausalLM."""
     name = name.removeprefix("model.")
-    for theirs, ours in NAMES.items():
+    for theirs, ours in FROZEN.names:
         name = name.replace(theirs, ours)
     return name
 
 
-def claimed(model: torch.nn.Module) -> dict[str, dict]:
+def claimed(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     """Each parameter's group: exactly one, and none without a parameter."""
     names = [name for name, _ in model.named_parameters()]
-    claims = {name: [g for g in GROUPS if re.fullmatch(g["pattern"], frozen_name(name))] for name in names}
+    claims = {name: [g for g in FROZEN.groups if re.fullmatch(g["pattern"], frozen_name(name))] for name in names}
     problems = [f"{len(found)} groups claim {name}" for name, found in claims.items() if len(found) != 1]
     used = [group for found in claims.values() for group in found]
-    problems += [f"the group {group['pattern']!r} claims no parameter" for group in GROUPS if group not in used]
+    problems += [f"the group {group['pattern']!r} claims no parameter" for group in FROZEN.groups if group not in used]
     if problems:
         raise ValueError("; ".join(problems))
     return {name: found[0] for name, found in claims.items()}
 
 
-def initial_value(name: str, size: torch.Size, init_std: float) -> torch.Tensor:
-    """Ones for norm gains (std 0), else normal(0, init_std) drawn on the CPU from a seed of (SEED, name)."""
-    if init_std == 0:
-        return torch.ones(size)
-    seed = int.from_bytes(hashlib.sha256(f"{SEED}/{frozen_name(name)}".encode()).digest()[:7], "big")
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed)) * init_std
-
-
-def empty_model() -> torch.nn.Module:
+def empty_model() -> Any:
     """The model of config.json, in float32."""
     config = GraniteConfig.from_pretrained(HERE)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
 
-@torch.no_grad()
-def build_model() -> torch.nn.Module:
+def build_model() -> Any:
     """The model with the frozen initial values."""
     model = empty_model()
     groups = claimed(model)
     for name, parameter in model.named_parameters():
-        parameter.copy_(initial_value(name, parameter.shape, groups[name]["init_std"]))
+        init_std = groups[name]["init_std"]
+        set_value(parameter, initial_value(frozen_name(name), parameter.shape, init_std, FROZEN.seed))
     return model
 
 
@@ -82,8 +74,8 @@ def build_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
     groups, named = claimed(model), dict(model.named_parameters())
     return torch.optim.AdamW(
         [
-            {"params": [named[name] for name, g in groups.items() if g is group], **group["optimizer_kwargs"]}
-            for group in GROUPS
+            {"params": [named[name] for name, g in groups.items() if g is group], **optimizer_arguments(group)}
+            for group in FROZEN.groups
         ],
         foreach=True,
     )
@@ -106,15 +98,20 @@ class Batches:
         self.trainer = trainer
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Inputs and targets."""
         args = self.trainer.args
         rank, num_ranks, num_parts = args.process_index, args.world_size, args.gradient_accumulation_steps
         for step in range(self.trainer.state.global_step, SCHEDULE.num_steps):
-            first, count = SCHEDULE.sequences(step, BATCH_SEQUENCES)
+            first, count = SCHEDULE.sequences(step, FROZEN.batch_sequences)
             size = count // (num_ranks * num_parts)
             for part in range(num_parts):
-                ids = torch.from_numpy(self.trainer.store.train_batch(
-                    seed=SEED, first_sequence=first + (rank * num_parts + part) * size, num_sequences=size,
-                    seq_len=SEQ_LEN))
+                rows = self.trainer.store.train_batch(
+                    seed=FROZEN.seed,
+                    first_sequence=first + (rank * num_parts + part) * size,
+                    num_sequences=size,
+                    seq_len=FROZEN.shape.seq_len,
+                )
+                ids = torch.from_numpy(rows)
                 yield {"input_ids": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
 
 
@@ -124,49 +121,57 @@ class FrozenTrainer(Trainer):
     # compute_loss gives the mean of a microbatch, and all are of one size: the Trainer divides by their number, and
     # DDP or FSDP averages over ranks.
     loss_is_scaled_for_ga = False
+    optimizer: Any
+    lr_scheduler: Any
 
     def __init__(self, store: TokenStore, model: torch.nn.Module, args: TrainingArguments) -> None:
         super().__init__(model=model, args=args)
-        if self.is_fsdp_enabled != (DATA_PARALLEL_SHARD > 1):
-            stop(f"accelerate leaves out FSDP on {args.device.type}: weights would not be sharded as frozen; GPUs are "
-                 "wanted")
+        if self.is_fsdp_enabled != (MESH.data_parallel_shard > 1):
+            where = args.device.type
+            stop(f"accelerate leaves out FSDP on {where}: weights would not be sharded as frozen; it needs GPUs")
         self.store = store
         self.loss_nats = torch.zeros((), device=args.device)
 
     def get_train_dataloader(self) -> Batches:
+        """The frozen order of the data."""
         return Batches(self)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """The frozen groups."""
         if self.optimizer is None:
             self.optimizer = build_optimizer(self.model if model is None else model)
         return self.optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """The frozen learning rates."""
         if self.lr_scheduler is None:
             self.lr_scheduler = build_scheduler(optimizer or self.optimizer)
         return self.lr_scheduler
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None) -> torch.Tensor:
+    def compute_loss(
+        self, model: Any, inputs: dict[str, torch.Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """Mean cross-entropy in nats per token; every row is full, so no token is left out or counted twice."""
         logits = model(input_ids=inputs["input_ids"], use_cache=False).logits
         return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), inputs["targets"].flatten())
 
-    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """The Trainer's, and the sum of its losses."""
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.loss_nats += loss
         return loss
 
-    def _get_grad_norm(self, model, grad_norm=None):
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """The last stop before the update: nothing has been stepped on or saved yet."""
         norm = super()._get_grad_norm(model, grad_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         loss_nats, step = self.accelerator.reduce(self.loss_nats, "mean").item(), self.state.global_step
         self.loss_nats.zero_()
+        where, most = f"at step {step + 1}, before its update", FROZEN.train_loss_above_nats
         if not (math.isfinite(loss_nats) and math.isfinite(norm)):
-            raise RuntimeError(
-                f"loss {loss_nats} or gradient norm {float(norm)} not finite at step {step + 1}, before its update")
-        if step > SCHEDULE.warmup_steps and loss_nats > ABORT_ABOVE_NATS:
-            raise RuntimeError(f"loss {loss_nats} over {ABORT_ABOVE_NATS} nats at step {step + 1}, before its update")
+            raise RuntimeError(f"loss {loss_nats} or gradient norm {float(norm)} not finite {where}")
+        if step > SCHEDULE.warmup_steps and loss_nats > most:
+            raise RuntimeError(f"loss {loss_nats} over {most} nats {where}")
         return norm
 
 
@@ -175,13 +180,15 @@ def training_arguments() -> TrainingArguments:
     told = json.loads((HERE / "training_arguments.json").read_text())
     told["use_cpu"] = not torch.accelerator.is_available()  # untold, accelerate leaves ranks on CPUs each to itself
     [args] = HfArgumentParser(TrainingArguments).parse_dict(told)
-    if DATA_PARALLEL_SHARD > 1 and DATA_PARALLEL_REPLICATE > 1:
+    if MESH.data_parallel_shard > 1 and MESH.data_parallel_replicate > 1:
         args.parallelism_config = ParallelismConfig(
-            dp_replicate_size=DATA_PARALLEL_REPLICATE, dp_shard_size=DATA_PARALLEL_SHARD)
-    if DATA_PARALLEL_SHARD > 1 and args.bf16:
+            dp_replicate_size=MESH.data_parallel_replicate, dp_shard_size=MESH.data_parallel_shard
+        )
+    if MESH.data_parallel_shard > 1 and args.bf16:
         # accelerate's own policy would reduce gradients in bfloat16.
         args.fsdp_plugin_args["mixed_precision_policy"] = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
     return args
 
 
@@ -189,22 +196,21 @@ def stop(problem: str) -> NoReturn:
     """End with 2 and a sentence; where ranks share a problem, of each machine's only the first one says it."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(10)  # the first one's end is theirs, unless it is theirs alone
-    print(f"train.py: {problem}", file=sys.stderr, flush=True)
+    print(f"{Path(__file__).name}: {problem}", file=sys.stderr, flush=True)
     os._exit(2)  # not through exit handlers that wait for other ranks
 
 
 def refuse(args: TrainingArguments, store: TokenStore) -> None:
     """Say at once all that would make this another run than the frozen one."""
-    installed = {"transformers": transformers.__version__, "accelerate": accelerate.__version__}
-    problems = [f"{name} {installed[name]}: {version} is wanted" for name, version in VERSIONS.items()
-                if installed[name] != version]
-    if store.manifest.data_id != DATA_ID:
-        problems.append(f"the corpus has data_id {store.manifest.data_id}, frozen as {DATA_ID}")
-    if canon.content_id(list(lr_table(SCHEDULE))) != LR_TABLE_SHA256:
+    problems = other_versions(FROZEN.needs)
+    if store.manifest.data_id != FROZEN.data_id:
+        problems.append(f"the corpus has data_id {store.manifest.data_id}, frozen as {FROZEN.data_id}")
+    if canon.content_id(list(lr_table(SCHEDULE))) != FROZEN.lr_table_sha256:
         problems.append("the learning rates are not the frozen ones")
-    if args.world_size != DATA_PARALLEL_SHARD * DATA_PARALLEL_REPLICATE or args.n_gpu > 1:
-        problems.append(f"{args.world_size} ranks with {args.n_gpu} devices each: "
-                        f"{DATA_PARALLEL_SHARD * DATA_PARALLEL_REPLICATE} with one each are wanted, see run.sh")
+    if args.world_size != NUM_RANKS or args.n_gpu > 1:
+        problems.append(
+            f"{args.world_size} ranks with {args.n_gpu} devices each: {NUM_RANKS} with one each are needed, see run.sh"
+        )
     if problems:
         stop("; ".join(problems))
 
@@ -219,8 +225,8 @@ def main() -> None:
     """Train to the end of the schedule, from the newest checkpoint if there is one."""
     args = training_arguments()
     try:
-        corpus = os.environ.get("FORERUN_DATA") or stop("FORERUN_DATA is not set: the corpus folder is wanted")
-        store = TokenStore(Path(corpus), weights=DATA_WEIGHTS or None)
+        corpus = os.environ.get("FORERUN_DATA") or stop("FORERUN_DATA is not set: it must name the corpus folder")
+        store = TokenStore(Path(corpus), weights=FROZEN.data_weights or None)
     except (ValueError, OSError) as error:
         stop(str(error))
     refuse(args, store)
@@ -229,57 +235,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-'''
-
-PROVE = '''"""Tells as JSON what transformers makes of the files beside it. Needs no GPU, no data, no weights."""
-
-import json
-import warnings
-
-import torch
-import train
-import transformers
-
-STEPS = <<STEPS>>
-
-args = train.training_arguments()
-with torch.device("meta"):
-    model = train.empty_model()
-optimizer = train.build_optimizer(model)
-scheduler = train.build_scheduler(optimizer)
-if type(optimizer) is not torch.optim.AdamW or any(g["amsgrad"] or g["maximize"] for g in optimizer.param_groups):
-    raise SystemExit(f"plain torch.optim.AdamW is wanted: {optimizer}")
-names = {parameter: name for name, parameter in model.named_parameters()}
-parameters = {
-    names[parameter]: {
-        "num_elements": parameter.numel(), "learning_rate": group["initial_lr"], "weight_decay": group["weight_decay"],
-        "eps": group["eps"], "beta1": group["betas"][0], "beta2": group["betas"][1], "rates": row,
-    }
-    for row, group in enumerate(optimizer.param_groups)
-    for parameter in group["params"]
-}
-wanted, rates = set(STEPS), [[] for _ in optimizer.param_groups]
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the scheduler steps, the optimizer does not
-    for step in range(args.max_steps):
-        if step in wanted:
-            for row, group in zip(rates, optimizer.param_groups, strict=True):
-                row.append(group["lr"])
-        scheduler.step()
-[(attention, residual)] = {(layer.self_attn.scaling, layer.residual_multiplier) for layer in model.model.layers}
-num_ranks = train.DATA_PARALLEL_SHARD * train.DATA_PARALLEL_REPLICATE
-print(json.dumps({
-    "trainer": "huggingface",
-    "version": transformers.__version__,
-    "num_steps": args.max_steps,
-    "batch_tokens": args.per_device_train_batch_size * args.gradient_accumulation_steps * num_ranks * train.SEQ_LEN,
-    "clip_norm": args.max_grad_norm if args.max_grad_norm > 0 else None,
-    "forward": {
-        "embedding": model.model.embedding_multiplier, "attention": attention, "residual": residual,
-        "output": 1 / model.config.logits_scaling,
-    },
-    "steps": STEPS,
-    "rates": rates,
-    "parameters": parameters,
-}))
-'''

@@ -7,19 +7,18 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.exporters.foreign import by_layer
-from launcher.frozen import files
+from launcher.exporters.writing import run_script, write_files
+from launcher.frozen.launch_file import RUN_FILE
 
 
 def launched(tmp_path, num_ranks, **env):
     decision = SimpleNamespace(digest="d", parallelism=SimpleNamespace(num_ranks=num_ranks))
-    script = files.run_script(
-        decision, "it 1.0", notes="Needs nothing.", setup="export SET=1", command='"$here/x" "$@"'
-    )
-    files.write_files(tmp_path, {files.RUN_FILE: script, "sub/torchrun": '#!/bin/sh\necho "$SET" "$@"\n'})
+    script = run_script(decision, "it 1.0", notes="Needs nothing.", setup="export SET=1", command='"$here/x" "$@"')
+    write_files(tmp_path, {RUN_FILE: script, "sub/torchrun": '#!/bin/sh\necho "$SET" "$@"\n'})
     (tmp_path / "sub" / "torchrun").chmod(0o755)
     path = {"PATH": f"{tmp_path / 'sub'}:{os.environ['PATH']}"}
     return subprocess.run(
-        [tmp_path / files.RUN_FILE, "a b"], env={**path, **env}, capture_output=True, text=True, check=False, timeout=30
+        [tmp_path / RUN_FILE, "a b"], env={**path, **env}, capture_output=True, text=True, check=False, timeout=30
     )
 
 

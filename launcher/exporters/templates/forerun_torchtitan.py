@@ -1,0 +1,408 @@
+"""A frozen launch config of forerun for torchtitan: `--module forerun_torchtitan --config main_run`.
+
+The numbers come from `forerun.json`; torchtitan's own Llama 3 blocks, AdamW groups, scheduler, clipping, checkpoints
+and parallelism run. What those lack, small subclasses add: forward multipliers, initial values of (seed, name), the
+frozen order of the data, and the brakes. Written against torchtitan's public classes; nothing of theirs is copied.
+
+Release 0.3.0 counts sequences and folds a batch as [sequences, tokens]. The main branch since commit 73aed7f6c
+(2026-08-20, pull request 4121) counts tokens and has one flat token axis (`FROZEN.flat_tokens`): so attention needs the
+sequences cut again, and rotary positions need to be told.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from forerun_numbers import read_numbers
+from forerun_torch import gradient_norm, initial_value, optimizer_arguments, set_value
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models.common import (
+    CosSinRoPE,
+    Embedding,
+    FeedForward,
+    GQAttention,
+    Linear,
+    QKVLinear,
+    RMSNorm,
+    ScaledDotProductAttention,
+)
+from torchtitan.models.llama3 import Llama3Model, parallelize_llama
+from torchtitan.models.llama3.model import Llama3TransformerBlock
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+
+from proxies.data.tokens import TokenStore
+
+FROZEN = read_numbers()
+SHAPE, SCHEDULE, MESH = FROZEN.shape, FROZEN.schedule, FROZEN.parallelism
+if FROZEN.flat_tokens:
+    from torchtitan.components.data.loader import BaseDataLoader
+else:
+    from torchtitan.components.dataloader import BaseDataLoader
+
+
+class MultEmbedding(Embedding):
+    """A token embedding whose output is multiplied."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Embedding.Config):
+        """With the multiplier."""
+
+        multiplier: float
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.multiplier = config.multiplier
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The embedding, multiplied."""
+        return super().forward(input) * self.multiplier
+
+
+class MultLinear(Linear):
+    """A linear map whose input is multiplied."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        """With the multiplier."""
+
+        multiplier: float
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.multiplier = config.multiplier
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The map of the multiplied input."""
+        return super().forward(input * self.multiplier)
+
+
+class ScaledAttention(GQAttention):
+    """Attention with its own scale of q . k."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GQAttention.Config):
+        """With the scale."""
+
+        scale: float
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.scaling = config.scale
+
+
+class SequenceAttention(ScaledDotProductAttention):
+    """Causal attention within each sequence of a flat batch of tokens."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ScaledDotProductAttention.Config):
+        """No more than its own."""
+
+    def forward(self, q_TNH: torch.Tensor, k_TNH: torch.Tensor, v_TNH: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        """Attention of the sequences, flat again."""
+        folded = [torch.unflatten(x_TNH, 0, (-1, SHAPE.seq_len)) for x_TNH in (q_TNH, k_TNH, v_TNH)]
+        return super().forward(*folded, **kwargs).flatten(0, 1)
+
+
+class ScaledBlock(Llama3TransformerBlock):
+    """A Llama 3 block whose branches are multiplied before they join the residual stream."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Llama3TransformerBlock.Config):
+        """With the multiplier."""
+
+        multiplier: float
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.multiplier = config.multiplier
+
+    def forward(self, x: torch.Tensor, attention_masks: object, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """The residual stream after both branches."""
+        x = x + self.attention(self.attention_norm(x), attention_masks, positions) * self.multiplier
+        return x + self.feed_forward(self.ffn_norm(x)) * self.multiplier
+
+
+class FrozenModel(Llama3Model):
+    """Starts from the initial values of (seed, name), whatever the number of ranks."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Llama3Model.Config):
+        """No more than its own."""
+
+    def init_states(self, *, buffer_device: torch.device | None = None) -> None:
+        """Set its buffers, and the frozen weights."""
+        super().init_states(buffer_device=buffer_device)
+        for fqn, parameter in self.named_parameters():
+            set_value(parameter, first_value(canonical_fqn(fqn), parameter.shape))
+
+
+def first_value(fqn: str, size: torch.Size) -> torch.Tensor:
+    """The initial value of a parameter, by torchtitan's name."""
+    init_std = next(group["init_std"] for group in FROZEN.groups if re.search(group["pattern"], fqn))
+    return initial_value(fqn.replace(".qkv_linear.", "."), size, init_std, FROZEN.seed)
+
+
+def linear(in_features: int, out_features: int) -> Linear.Config:
+    """A matrix."""
+    return Linear.Config(in_features=in_features, out_features=out_features)
+
+
+def norm(width: int = SHAPE.width) -> RMSNorm.Config:
+    """A norm of the frozen eps."""
+    return RMSNorm.Config(normalized_shape=width, eps=FROZEN.norm_eps)
+
+
+def block() -> ScaledBlock.Config:
+    """One layer."""
+    width, head_dim = SHAPE.width, SHAPE.width // SHAPE.num_heads
+    length = {"max_context_length" if FROZEN.flat_tokens else "max_seq_len": SHAPE.seq_len}
+    return ScaledBlock.Config(
+        multiplier=FROZEN.forward.residual,
+        attention_norm=norm(),
+        attention=ScaledAttention.Config(
+            n_heads=SHAPE.num_heads,
+            n_kv_heads=SHAPE.num_kv_heads,
+            dim=width,
+            qkv_linear=QKVLinear.Config(
+                head_dim=head_dim, wq=linear(width, width), wkv=linear(width, SHAPE.num_kv_heads * head_dim)
+            ),
+            wo=linear(width, width),
+            qk_norm=norm(head_dim) if SHAPE.qk_norm else None,
+            inner_attention=(SequenceAttention if FROZEN.flat_tokens else ScaledDotProductAttention).Config(),
+            rope=CosSinRoPE.Config(dim=head_dim, theta=FROZEN.rope_base, **length),
+            scale=FROZEN.forward.attention,
+        ),
+        ffn_norm=norm(),
+        feed_forward=FeedForward.Config(
+            w1=linear(width, SHAPE.ffn_width), w2=linear(SHAPE.ffn_width, width), w3=linear(width, SHAPE.ffn_width)
+        ),
+    )
+
+
+def model() -> FrozenModel.Config:
+    """The frozen shape."""
+    return FrozenModel.Config(
+        dim=SHAPE.width,
+        vocab_size=SHAPE.vocab_size,
+        enable_weight_tying=SHAPE.tied,
+        tok_embeddings=MultEmbedding.Config(
+            num_embeddings=SHAPE.vocab_size, embedding_dim=SHAPE.width, multiplier=FROZEN.forward.embedding
+        ),
+        layers=[block() for _ in range(SHAPE.num_layers)],
+        norm=norm(),
+        lm_head=MultLinear.Config(
+            in_features=SHAPE.width, out_features=SHAPE.vocab_size, multiplier=FROZEN.forward.output
+        ),
+    )
+
+
+class CorpusLoader(BaseDataLoader):
+    """Batch t of the run is batch (seed, t) of the corpus, cut across ranks; resumes on any number of them."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """With the corpus folder."""
+
+        corpus: str | None
+
+    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **sizes: Any) -> None:
+        if not config.corpus:
+            raise ValueError("FORERUN_DATA is not set: it must name the corpus folder")
+        self.store = TokenStore(Path(config.corpus), weights=FROZEN.data_weights or None)
+        if self.store.manifest.data_id != FROZEN.data_id:
+            raise ValueError(f"{config.corpus} has data_id {self.store.manifest.data_id}, frozen as {FROZEN.data_id}")
+        self.num_ranks, self.rank = dp_world_size, dp_rank
+        if FROZEN.flat_tokens:
+            self.num_sequences = sizes["num_tokens_per_batch"] // sizes["max_context_length"]
+        else:
+            self.num_sequences = sizes["local_batch_size"]
+        self.num_batches = 0
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        """This rank's rows of one batch after another."""
+        while True:
+            part = self.num_batches * self.num_ranks + self.rank
+            first, size = part * self.num_sequences, self.num_sequences
+            rows = self.store.train_batch(
+                seed=FROZEN.seed, first_sequence=first, num_sequences=size, seq_len=SHAPE.seq_len
+            )
+            ids = torch.from_numpy(rows)
+            inputs, labels = ids[:, :-1].contiguous(), ids[:, 1:]
+            self.num_batches += 1
+            if FROZEN.flat_tokens:
+                positions = torch.arange(SHAPE.seq_len).repeat(size)
+                yield {"input": inputs.flatten(), "positions": positions}, labels.flatten()
+            else:
+                yield {"input": inputs}, labels
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the run is, on any number of ranks."""
+        return {"num_sequences_read": self.num_batches * self.num_ranks * self.num_sequences}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on from there."""
+        num_read, per_batch = state_dict["num_sequences_read"], self.num_ranks * self.num_sequences
+        if num_read % per_batch:
+            raise ValueError(f"{num_read} sequences were read: no multiple of {per_batch}, what the ranks now read")
+        self.num_batches = num_read // per_batch
+
+
+class NoTokenizer(BaseTokenizer):
+    """The corpus is tokens already."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        """No more than its own."""
+
+    def __init__(self, config: Config, **unused: object) -> None:
+        super().__init__()
+
+    def encode(self, *args: object, **kwargs: object) -> list[int]:
+        """Asked by nobody."""
+        raise NotImplementedError("the corpus is tokens already")
+
+    def decode(self, *args: object, **kwargs: object) -> str:
+        """Asked by nobody."""
+        raise NotImplementedError("the corpus is tokens already")
+
+    def get_vocab_size(self) -> int:
+        """Of the corpus."""
+        return int(SHAPE.vocab_size)
+
+
+class GuardedOptimizers(OptimizersContainer):
+    """Stops before a step on gradients that are not finite: neither weights nor checkpoints take harm."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(OptimizersContainer.Config):
+        """No more than its own."""
+
+    @staticmethod
+    def _build_param_groups(
+        model: torch.nn.Module, groups: list[ParamGroupConfig], kwargs: dict[str, object]
+    ) -> tuple[Any, ...]:
+        # A pipeline stage lacks the embedding or the readout; torchtitan takes a pattern without parameters for dead.
+        names = [name for name, _ in model.named_parameters()]
+        if MESH.pipeline > 1:
+            groups = [group for group in groups if any(re.search(group.pattern, name) for name in names)]
+        return OptimizersContainer._build_param_groups(model, groups, kwargs)
+
+    def step(self, closure: None = None) -> None:
+        """The update, unless the gradient is not finite."""
+        if not math.isfinite(gradient_norm(p for part in self.model_parts for p in part.parameters())):
+            raise RuntimeError("the gradient is not finite: stopped before the step")
+        super().step(closure)
+
+
+class GuardedMetrics(MetricsProcessor):
+    """Stops, before anything more is saved, when past the warmup the training loss exceeds the frozen ceiling."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MetricsProcessor.Config):
+        """No more than its own."""
+
+    def log(self, step: int, global_avg_loss: float, *args: object, **kwargs: object) -> None:
+        """Log, then look at the ceiling."""
+        super().log(step, global_avg_loss, *args, **kwargs)
+        most = FROZEN.train_loss_above_nats
+        if step > SCHEDULE.warmup_steps + 1 and global_avg_loss > most:
+            raise RuntimeError(f"training loss {global_avg_loss} > {most} nats at step {step}: stopped")
+
+
+def training() -> TrainingConfig:
+    """Steps, batch, clip and precision."""
+    if FROZEN.flat_tokens:
+        sizes = {
+            "num_tokens_per_microbatch_per_dp_rank": FROZEN.rank_microbatch_sequences * SHAPE.seq_len,
+            "num_tokens_per_train_step": FROZEN.batch_sequences * SHAPE.seq_len,
+            "max_context_length": SHAPE.seq_len,
+        }
+    else:  # a pipeline cuts a rank's share itself
+        local = FROZEN.rank_sequences if MESH.pipeline > 1 else FROZEN.rank_microbatch_sequences
+        sizes = {"local_batch_size": local, "global_batch_size": FROZEN.batch_sequences, "seq_len": SHAPE.seq_len}
+    return TrainingConfig(
+        max_norm=math.inf if FROZEN.clip_norm is None else FROZEN.clip_norm,
+        steps=SCHEDULE.num_steps,
+        disable_cuda_graphs=True,
+        mixed_precision_param=FROZEN.precision,
+        **sizes,
+    )
+
+
+def parallelism() -> ParallelismConfig:
+    """The frozen degrees."""
+    if FROZEN.flat_tokens:
+        pieces = {"num_pp_microbatches": FROZEN.rank_sequences // FROZEN.rank_microbatch_sequences}
+    else:
+        pieces = {"pipeline_parallel_microbatch_size": FROZEN.rank_microbatch_sequences}
+    return ParallelismConfig(
+        data_parallel_replicate_degree=MESH.data_parallel_replicate,
+        data_parallel_shard_degree=MESH.data_parallel_shard,
+        tensor_parallel_degree=MESH.tensor,
+        pipeline_parallel_degree=MESH.pipeline,
+        spmd_backend="partial_dtensor",
+        **pieces,
+    )
+
+
+def main_run() -> Trainer.Config:
+    """The frozen run."""
+    return Trainer.Config(
+        model_spec=ModelSpec(
+            name="forerun",
+            flavor=FROZEN.digest[:16],
+            model=model(),
+            parallelize_fn=parallelize_llama,
+            pipelining_fn=pipeline_llm,
+            post_optimizer_build_fn=None,
+            state_dict_adapter=None,
+        ),
+        hf_assets_path=".",
+        dump_folder=f"outputs/{FROZEN.digest[:16]}",
+        tokenizer=NoTokenizer.Config(),
+        dataloader=CorpusLoader.Config(corpus=os.environ.get("FORERUN_DATA")),
+        loss=CrossEntropyLoss.Config(global_vocab_size=SHAPE.vocab_size),
+        optimizer=GuardedOptimizers.Config(
+            param_groups=[
+                ParamGroupConfig(
+                    pattern=group["pattern"], optimizer_name="AdamW", optimizer_kwargs=optimizer_arguments(group)
+                )
+                for group in FROZEN.groups
+            ],
+            implementation="foreach",
+        ),
+        lr_scheduler=LRSchedulersContainer.Config(
+            warmup_steps=SCHEDULE.warmup_steps,
+            total_steps=SCHEDULE.num_steps,
+            decay_ratio=FROZEN.decay_ratio,
+            decay_type=FROZEN.decay_type,
+            min_lr_factor=SCHEDULE.final_fraction,
+        ),
+        training=training(),
+        parallelism=parallelism(),
+        activation_checkpoint={"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}[
+            MESH.activation_checkpointing
+        ],
+        checkpoint=CheckpointManager.Config(
+            enable=True,
+            interval=FROZEN.checkpointing.every_steps,
+            keep_latest_k=FROZEN.checkpointing.keep,
+            last_save_model_only=False,
+        ),
+        metrics=GuardedMetrics.Config(log_freq=1),
+        debug=DebugConfig(seed=FROZEN.seed, deterministic=True),
+    )

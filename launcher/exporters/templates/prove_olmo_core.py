@@ -1,0 +1,40 @@
+"""Tells as JSON what OLMo-core makes of `run.json`. Needs no GPU, data, or memory for weights."""
+
+import importlib.metadata
+from types import SimpleNamespace
+
+from forerun_olmo_core import FROZEN, RUN_FILE, RunConfig
+from forerun_torch import answer, trained_with
+
+config = RunConfig.from_file(RUN_FILE)
+module, duration = config.train_module, config.trainer.max_duration
+model = config.model.build(init_device="meta")
+optimizer = module.optim.build(model, strict=True)
+if duration.unit != "steps":
+    raise SystemExit(f"a duration in steps is needed, OLMo-core reads {duration}")
+if (flops := model.num_flops_per_token(config.data_loader.sequence_length)) != FROZEN.flops_per_token:
+    raise SystemExit(f"OLMo-core counts {flops} FLOPs a token, forerun {FROZEN.flops_per_token} by its convention olmo")
+rates: list[list[float]] = [[] for _ in optimizer.param_groups]
+for step in FROZEN.steps:  # OLMo-core counts updates from 1
+    for row, group in zip(rates, optimizer.param_groups, strict=True):
+        told = SimpleNamespace(global_step=step + 1, max_steps=duration.value)
+        row.append(float(module.scheduler.set_lr(group, told)))
+blocks = list(model.blocks.values())
+[attention] = {block.attention.backend.scale for block in blocks}
+[residual] = {stream.alpha for b in blocks for stream in (b.attention_residual_stream, b.feed_forward_residual_stream)}
+answer(
+    trainer="olmo-core",
+    version=importlib.metadata.version("ai2-olmo-core"),
+    num_steps=duration.value,
+    batch_tokens=config.data_loader.batch_sequences * config.data_loader.sequence_length,
+    clip_norm=module.max_grad_norm,
+    forward={
+        "embedding": model.embed_scale,
+        "attention": attention,
+        "residual": residual,
+        "output": model.lm_head.norm.multiplier,
+    },
+    steps=FROZEN.steps,
+    rates=rates,
+    parameters=trained_with(model, optimizer),
+)

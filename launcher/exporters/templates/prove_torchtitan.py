@@ -1,0 +1,43 @@
+"""Tells as JSON what torchtitan makes of the module beside it. Needs no GPU, data or memory for weights."""
+
+import importlib.metadata
+import math
+import warnings
+
+import torch
+from forerun_torch import answer, rates_of, trained_with
+from forerun_torchtitan import FROZEN
+from torchtitan.config import ConfigManager
+
+config = ConfigManager().parse_args(["--module", "forerun_torchtitan", "--config", "main_run"])
+config.model_spec.model.update_from_config(config=config)
+with torch.device("meta"):
+    model = config.model_spec.model.build()
+model.verify_module_protocol()
+optimizers = config.optimizer.build(model_parts=[model])
+scheduler = config.lr_scheduler.build(optimizers=optimizers, training_steps=config.training.steps)
+[live] = optimizers.optimizers
+parameters = trained_with(model, live)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the scheduler steps, the optimizer does not
+    rates = rates_of(live, FROZEN.steps, config.training.steps, scheduler.step)
+[(attention, residual)] = {(block.attention.scaling, block.multiplier) for block in model.layers.values()}
+clip_norm, training = float(config.training.max_norm), config.training
+answer(
+    trainer="torchtitan",
+    version=importlib.metadata.version("torchtitan"),
+    num_steps=training.steps,
+    batch_tokens=training.num_tokens_per_train_step
+    if FROZEN.flat_tokens
+    else training.global_batch_size * training.seq_len,
+    clip_norm=None if math.isinf(clip_norm) else clip_norm,
+    forward={
+        "embedding": model.tok_embeddings.multiplier,
+        "attention": attention,
+        "residual": residual,
+        "output": model.lm_head.multiplier,
+    },
+    steps=FROZEN.steps,
+    rates=rates,
+    parameters=parameters,
+)

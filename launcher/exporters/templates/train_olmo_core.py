@@ -1,0 +1,42 @@
+"""Trains `run.json` beside it; resumes where it stopped. Started by run.sh, a process per rank.
+
+Arguments are overrides as OLMo-core takes them, such as train_module.rank_microbatch_size=4096; of a number that was
+frozen they make another run.
+"""
+
+import os
+import sys
+
+import torch
+from forerun_numbers import other_versions
+from forerun_olmo_core import FROZEN, RUN_FILE, RunConfig, set_initial_values, unclaimed
+from olmo_core.distributed.utils import get_world_size
+from olmo_core.train import prepare_training_environment, teardown_training_environment
+
+
+def main() -> None:
+    """Train to the end of the schedule, from the newest checkpoint if there is one."""
+    config = RunConfig.from_file(RUN_FILE, overrides=sys.argv[1:])
+    on_gpu = torch.cuda.is_available()
+    prepare_training_environment(seed=config.seed % 2**32, backend="cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo")
+    model = config.model.build(init_device="meta")
+    problems = unclaimed(model, config) + other_versions(FROZEN.needs)
+    if config.digest != FROZEN.digest:
+        problems.append(f"run.json is of the config {config.digest}, forerun.json of {FROZEN.digest}")
+    if get_world_size() != config.num_ranks:
+        problems.append(f"{get_world_size()} ranks: {config.num_ranks} are needed, see run.sh")
+    if problems:
+        raise SystemExit("; ".join(problems))
+    train_module = config.train_module.build(model)
+    set_initial_values(train_module.model, config)
+    loader = config.data_loader.build(train_module.dp_process_group, config.trainer.save_folder)
+    config.trainer.build(train_module, loader).fit()
+    if not on_gpu:  # gloo's teardown aborts now and then; `fit` has ended with a barrier
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    teardown_training_environment()
+
+
+if __name__ == "__main__":
+    main()
