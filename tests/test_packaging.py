@@ -21,6 +21,8 @@ import yaml
 from packaging.requirements import Requirement
 from tiny_study import PLAN, SENTENCE
 
+from launcher.exporters.fidelity import MODULES
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -125,6 +127,71 @@ def test_files_and_targets_that_a_page_names_are_there(page):
     made = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     targets = {target for line in made for target in line.split()}
     assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= targets
+
+
+EVERYTHING_WRITTEN = """
+import json, sys
+from pathlib import Path
+from types import SimpleNamespace
+import launcher
+from main_run import decision_of, spec_of
+from launcher.exporters.fidelity import MODULES, exporter
+from launcher.report.report import write_report
+unpacked, out = map(Path, sys.argv[1:])
+assert Path(launcher.__file__).is_relative_to(unpacked), launcher.__file__
+manifest = SimpleNamespace(tokenizer="bytes", vocab_size=256, num_tokens=lambda split: 123_456)
+decision = decision_of(spec_of("d" * 64), manifest)
+for trainer in MODULES:
+    exporter(trainer).export(decision, out / trainer, exporter(trainer).VERSIONS[-1])
+body = json.loads((out / "body.json").read_text())
+write_report(out, body)
+"""
+EMPTY_STUDY = {
+    "schema_version": 1,
+    "question": {
+        "data_id": "d" * 64,
+        "proxy": {"parametrization": "mup", "num_steps": 200, "base_width": 32, "batch_tokens": 1024},
+        "search": {"num_trials": 12, "seed": 3},
+        "transfer": {"widths": [32, 64], "level": 0.9},
+    },
+    "corpus": {"data_id": "d" * 64, "tokenizer": "bytes", "num_documents": 3, "num_train_tokens": 9,
+               "num_validation_tokens": 9},
+    "progress": {"search": [0, 12]}, "calibration": [], "coordinates": {}, "gates": [], "accepted": {},
+    **dict.fromkeys(("search", "transfer", "ladder", "fit", "frontier", "choice", "next_runs", "decision", "digest",
+                     "own_run", "main_run")),
+    "spend": {"num_runs": 0, "by_status": {}, "flops_causal": 0, "worker_seconds": 0, "share_of_target": 0.0},
+    "ledger_head": "e" * 64,
+}  # fmt: skip
+
+
+def test_what_a_wheel_writes_is_all_in_the_wheel(built, tmp_path):
+    """Templates are no modules: one that pyproject.toml does not name would be missing only after `pip install`."""
+    with zipfile.ZipFile(built[0]) as wheel:
+        wheel.extractall(tmp_path / "unpacked")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "body.json").write_text(json.dumps(EMPTY_STUDY))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "unpacked"), str(ROOT / "tests" / "launcher")])}
+    command = [sys.executable, "-c", EVERYTHING_WRITTEN, tmp_path / "unpacked", tmp_path / "out"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    written = {path.relative_to(tmp_path / "out").parts[0] for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert written == {*MODULES, "body.json", "report.html", "report.json"}
+    carried = {path.name for path in (tmp_path / "out").glob("*/*.py")}
+    templates = {path.name for path in (ROOT / "launcher" / "exporters" / "templates").iterdir()}
+    renamed = {name for name in templates if name.startswith(("prove_", "train_", "rank_"))}
+    assert carried == templates - renamed - {"__pycache__"} | {"prove.py", "train.py"}
+
+
+def test_exported_programs_are_what_lint_and_types_check():
+    """Each by the name under which its siblings import it."""
+    templates = {path.stem for path in (ROOT / "launcher" / "exporters" / "templates").glob("*.py")}
+    mypy, ruff = DECLARED["tool"]["mypy"], DECLARED["tool"]["ruff"]
+    assert templates == {name for name in mypy["modules"] if name != "site_hook"}
+    assert "launcher/exporters/templates" in mypy["mypy_path"].split(":")
+    assert not {"exclude", "extend-exclude"} & ruff.keys()
+    assert not [folder for folder in ruff["lint"]["per-file-ignores"] if folder.startswith("launcher")]
+    loose = {key for one in mypy["overrides"] if templates & {*one["module"]} for key in one} - {"module"}
+    assert loose == {"disallow_subclassing_any", "warn_return_any"}
 
 
 @pytest.fixture(scope="module")

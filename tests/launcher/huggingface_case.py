@@ -54,12 +54,12 @@ import torch.distributed as dist
 import forerun_huggingface as train
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
-refuse = train.refuse
-def told(args, store):
-    refuse(args, store)
-    if train.DATA_PARALLEL_SHARD > 1:
+check = train.check
+def told(args):
+    check(args)
+    if train.MESH.data_parallel_shard > 1:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-train.refuse = told
+train.check = told
 train.main()
 if dist.is_initialized():
     dist.barrier()

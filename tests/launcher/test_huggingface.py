@@ -219,18 +219,3 @@ def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, n
     huggingface.export(export_case.one_sequence_each(manifest, num_ranks), tmp_path)
     words = export_case.launch_words(tmp_path, layout)
     assert words[-1] == str(tmp_path / "forerun_huggingface.py")
-
-
-@pytest.mark.parametrize(("rank", "waits"), [(None, 0), ("0", 0), ("1", 1)])
-def test_a_script_that_stops_says_a_sentence_and_other_ranks_wait_for_the_first(
-    tmp_path, manifest, capsys, monkeypatch, rank, waits
-):
-    huggingface.export(wide_decision(manifest), tmp_path)
-    naps, codes = [], []
-    script = script_in(tmp_path)
-    monkeypatch.setattr(
-        script, "os", types.SimpleNamespace(environ={"LOCAL_RANK": rank} if rank else {}, _exit=codes.append)
-    )
-    monkeypatch.setattr(script.time, "sleep", naps.append)
-    script.stop("no such corpus")
-    assert (capsys.readouterr().err, codes, len(naps)) == ("forerun_huggingface.py: no such corpus\n", [2], waits)

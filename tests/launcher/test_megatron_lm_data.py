@@ -109,7 +109,7 @@ def test_another_corpus_a_damaged_one_and_a_path_with_a_space_are_refused(tmp_pa
     shard = next((tmp_path / "other/tokens").glob("web-train-*.bin"))
     for (corpus, out), said in cases.items():
         done = convert(tmp_path, corpus, out)
-        assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (1, True, False), done.stderr
+        assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
     shard.write_bytes(shard.read_bytes()[:-2])
     assert "the manifest says" in convert(tmp_path, "other/tokens").stderr
     assert not (tmp_path / "data").exists()

@@ -1,14 +1,22 @@
-"""The launch script that exports share, run with a torchrun that only tells its arguments."""
+"""What exports share: numbers that their programs read or refuse, and a launch script, run by a made-up torchrun."""
 
+import dataclasses
+import importlib.metadata
 import os
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
+from export_case import wide_decision
+from exported_program import change, frozen_in, imported
+from trainer_venv import in_trainer
 
 from launcher.exporters.foreign import by_layer
-from launcher.exporters.writing import run_script, write_files
+from launcher.exporters.trainers import olmo_core, torchtitan
+from launcher.exporters.writing import run_script, template, write_files
 from launcher.frozen.launch_file import RUN_FILE
+from proxies.core import canon
 
 
 def launched(tmp_path, num_ranks, **env):
@@ -45,3 +53,86 @@ def test_names_fold_by_layer():
         ("layers.", ".wq.weight"): ["0", "11"],
         ("layers.", ".wo.weight"): ["1"],
     }
+
+
+NUMBERS_IN = "from forerun_numbers import read_numbers; print(read_numbers().seed)"
+
+
+def numbers_read(folder, **env):
+    """What a program of the export reads, in a process of its own."""
+    return in_trainer([sys.executable, "-c", NUMBERS_IN], folder, **env)
+
+
+def test_programs_travel_byte_for_byte_and_only_numbers_differ(tmp_path, manifest):
+    decision = wide_decision(manifest)
+    olmo_core.export(decision, tmp_path / "one")
+    olmo_core.export(dataclasses.replace(decision, seed=8), tmp_path / "two")
+    kinds = {path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()}
+    differ = {str(p) for p in kinds if (tmp_path / "one" / p).read_bytes() != (tmp_path / "two" / p).read_bytes()}
+    assert differ == {"forerun.json", "run.json", "run.sh"}
+    program = (tmp_path / "one" / "forerun_olmo_core.py").read_text()
+    assert program == template("forerun_olmo_core.py")
+    with pytest.raises(SystemExit):  # mutant: the programs' format is another than that of the file
+        change(tmp_path / "one", '"format": 1', '"format": 2')
+        frozen_in(tmp_path / "one")
+
+
+def test_numbers_are_sorted_hashed_and_of_the_config(tmp_path, manifest):
+    decision = wide_decision(manifest, seed=2**33 + 5)
+    torchtitan.export(decision, tmp_path)
+    body = canon.parse((tmp_path / "forerun.json").read_bytes())
+    assert list(body) == sorted(body) and list(body["numbers"]) == sorted(body["numbers"])
+    assert (body["digest"], body["trainer"], body["version"]) == (decision.digest, "torchtitan", "0.3.0")
+    sha256 = body.pop("sha256")
+    assert sha256 == canon.content_id(body)
+    assert numbers_read(tmp_path).stdout == f"{2**33 + 5}\n"
+    assert numbers_read(tmp_path, FORERUN_DIGEST=decision.digest).returncode == 0
+    assert f"export FORERUN_DIGEST={decision.digest} " in (tmp_path / RUN_FILE).read_text()
+
+
+DAMAGES = {
+    "edited": lambda text: text.replace('"seed": 7', '"seed": 8'),
+    "has format 2": lambda text: text.replace('"format": 1', '"format": 2'),
+    "has format None": lambda text: "[]",
+    "is damaged": lambda text: text[:100],
+    "cannot be read (No such file": None,
+}
+
+
+@pytest.mark.parametrize("said", DAMAGES)
+def test_numbers_that_are_gone_damaged_edited_or_of_another_format_are_refused(tmp_path, manifest, said):
+    torchtitan.export(wide_decision(manifest), tmp_path)
+    path, damage = tmp_path / "forerun.json", DAMAGES[said]
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_text(damage(path.read_text()))
+    done = numbers_read(tmp_path)
+    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+
+
+def test_numbers_of_another_config_than_run_sh_launches_are_refused(tmp_path, manifest):
+    torchtitan.export(wide_decision(manifest), tmp_path)
+    done = numbers_read(tmp_path, FORERUN_DIGEST="0" * 64)
+    assert done.returncode == 2 and "run.sh launches 0000" in done.stderr
+
+
+@pytest.mark.parametrize(("rank", "waits", "ends"), [(None, 0, []), ("0", 0, [2]), ("1", 1, [2])])
+def test_a_program_that_refuses_says_a_sentence_and_other_ranks_wait_for_the_first(
+    tmp_path, manifest, capsys, monkeypatch, rank, waits, ends
+):
+    torchtitan.export(wide_decision(manifest), tmp_path)
+    program, naps, codes = imported(tmp_path), [], []
+    environ = {} if rank is None else {"LOCAL_RANK": rank}
+    monkeypatch.setattr(program, "os", SimpleNamespace(environ=environ, _exit=codes.append))
+    monkeypatch.setattr(program, "time", SimpleNamespace(sleep=naps.append))
+    with pytest.raises(SystemExit, match="2"):
+        program.refuse("no such corpus", "nor rank")
+    assert capsys.readouterr().err.endswith(": no such corpus; nor rank\n")
+    assert (codes, len(naps)) == (ends, waits)
+
+
+def test_installed_versions_are_held_against_those_exported_for(tmp_path, manifest):
+    torchtitan.export(wide_decision(manifest), tmp_path)
+    wrong = imported(tmp_path).other_versions({"click": "0.0.1", "rich": importlib.metadata.version("rich")})
+    assert wrong == [f"click {importlib.metadata.version('click')}: 0.0.1 is needed"]

@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from forerun_numbers import read_numbers
+from forerun_numbers import open_corpus, read_numbers, refuse
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-from proxies.data.tokens import DataError, TokenStore
 
 FROZEN = read_numbers()
 
@@ -20,13 +18,8 @@ FROZEN = read_numbers()
 def main(corpus: Path, folder: Path) -> None:
     """Convert the corpus."""
     if len(str(folder).split()) != 1:
-        sys.exit(f"{folder}: Megatron takes no path with a space in it")
-    try:
-        manifest = TokenStore(corpus, weights=FROZEN.data_weights or None).manifest  # reads all of it, by its hashes
-    except DataError as error:
-        sys.exit(str(error))
-    if manifest.data_id != FROZEN.data_id:
-        sys.exit(f"{corpus} has data_id {manifest.data_id}, frozen as {FROZEN.data_id}")
+        refuse(f"{folder}: Megatron takes no path with a space in it")
+    manifest = open_corpus(str(corpus), FROZEN.data_id, FROZEN.data_weights).manifest
     folder.mkdir(parents=True, exist_ok=True)
     stored = np.dtype(manifest.dtype).newbyteorder("<")
     blend = []
@@ -44,5 +37,5 @@ def main(corpus: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("usage: convert_data.py CORPUS FOLDER")
+        refuse("usage: convert_data.py CORPUS FOLDER")
     main(Path(sys.argv[1]), Path(sys.argv[2]).absolute())

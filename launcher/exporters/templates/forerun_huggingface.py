@@ -6,19 +6,16 @@ data order and the brakes. Written against transformers' public classes; nothing
 """
 
 import json
-import math
 import os
 import re
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from accelerate import ParallelismConfig
-from forerun_numbers import HERE, other_versions, read_numbers
-from forerun_torch import initial_value, optimizer_arguments, set_value
+from forerun_numbers import HERE, open_corpus, other_versions, read_numbers, refuse
+from forerun_torch import initial_value, optimizer_arguments, set_value, stop_before_update
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GraniteConfig, HfArgumentParser, Trainer, TrainingArguments
@@ -128,7 +125,7 @@ class FrozenTrainer(Trainer):
         super().__init__(model=model, args=args)
         if self.is_fsdp_enabled != (MESH.data_parallel_shard > 1):
             where = args.device.type
-            stop(f"accelerate leaves out FSDP on {where}: weights would not be sharded as frozen; it needs GPUs")
+            refuse(f"accelerate leaves out FSDP on {where}: weights would not be sharded as frozen; it needs GPUs")
         self.store = store
         self.loss_nats = torch.zeros((), device=args.device)
 
@@ -165,13 +162,9 @@ class FrozenTrainer(Trainer):
         """The last stop before the update: nothing has been stepped on or saved yet."""
         norm = super()._get_grad_norm(model, grad_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        loss_nats, step = self.accelerator.reduce(self.loss_nats, "mean").item(), self.state.global_step
+        loss_nats, step = self.accelerator.reduce(self.loss_nats, "mean").item(), self.state.global_step + 1
         self.loss_nats.zero_()
-        where, most = f"at step {step + 1}, before its update", FROZEN.train_loss_above_nats
-        if not (math.isfinite(loss_nats) and math.isfinite(norm)):
-            raise RuntimeError(f"loss {loss_nats} or gradient norm {float(norm)} not finite {where}")
-        if step > SCHEDULE.warmup_steps and loss_nats > most:
-            raise RuntimeError(f"loss {loss_nats} over {most} nats {where}")
+        stop_before_update(loss_nats, float(norm), step, SCHEDULE.warmup_steps, FROZEN.train_loss_above_nats)
         return norm
 
 
@@ -192,19 +185,9 @@ def training_arguments() -> TrainingArguments:
     return args
 
 
-def stop(problem: str) -> NoReturn:
-    """End with 2 and a sentence; where ranks share a problem, of each machine's only the first one says it."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(10)  # the first one's end is theirs, unless it is theirs alone
-    print(f"{Path(__file__).name}: {problem}", file=sys.stderr, flush=True)
-    os._exit(2)  # not through exit handlers that wait for other ranks
-
-
-def refuse(args: TrainingArguments, store: TokenStore) -> None:
+def check(args: TrainingArguments) -> None:
     """Say at once all that would make this another run than the frozen one."""
     problems = other_versions(FROZEN.needs)
-    if store.manifest.data_id != FROZEN.data_id:
-        problems.append(f"the corpus has data_id {store.manifest.data_id}, frozen as {FROZEN.data_id}")
     if canon.content_id(list(lr_table(SCHEDULE))) != FROZEN.lr_table_sha256:
         problems.append("the learning rates are not the frozen ones")
     if args.world_size != NUM_RANKS or args.n_gpu > 1:
@@ -212,7 +195,7 @@ def refuse(args: TrainingArguments, store: TokenStore) -> None:
             f"{args.world_size} ranks with {args.n_gpu} devices each: {NUM_RANKS} with one each are needed, see run.sh"
         )
     if problems:
-        stop("; ".join(problems))
+        refuse(*problems)
 
 
 def newest_checkpoint(out: Path) -> str | None:
@@ -224,12 +207,8 @@ def newest_checkpoint(out: Path) -> str | None:
 def main() -> None:
     """Train to the end of the schedule, from the newest checkpoint if there is one."""
     args = training_arguments()
-    try:
-        corpus = os.environ.get("FORERUN_DATA") or stop("FORERUN_DATA is not set: it must name the corpus folder")
-        store = TokenStore(Path(corpus), weights=FROZEN.data_weights or None)
-    except (ValueError, OSError) as error:
-        stop(str(error))
-    refuse(args, store)
+    check(args)
+    store = open_corpus(os.environ.get("FORERUN_DATA"), FROZEN.data_id, FROZEN.data_weights)
     FrozenTrainer(store, build_model(), args).train(resume_from_checkpoint=newest_checkpoint(Path(args.output_dir)))
 
 

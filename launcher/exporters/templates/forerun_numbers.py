@@ -6,11 +6,13 @@
 import importlib.metadata
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from proxies.core import canon
+from proxies.data.tokens import TokenStore
 
 FORMAT = 1
 """Of `forerun.json`; these programs read no other."""
@@ -20,9 +22,14 @@ RECORDS = {"shape", "forward", "schedule", "parallelism", "checkpointing"}
 """Of the frozen config: their fields are attributes here."""
 
 
-def refuse(problem: str) -> NoReturn:
-    """End with 2 and a sentence."""
-    print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr, flush=True)
+def refuse(*problems: str) -> NoReturn:
+    """End with 2 and a sentence; where ranks share a problem, of each machine's only the first one says it."""
+    rank = os.environ.get("LOCAL_RANK")
+    if rank not in (None, "0"):
+        time.sleep(10)  # the first one's end is theirs, unless it is theirs alone
+    print(f"{Path(sys.argv[0]).name}: {'; '.join(problems)}", file=sys.stderr, flush=True)
+    if rank is not None:
+        os._exit(2)  # not through exit handlers that wait for other ranks
     raise SystemExit(2)
 
 
@@ -50,6 +57,19 @@ def read_numbers() -> SimpleNamespace:
     for name, value in head.pop("numbers").items():
         head[name] = SimpleNamespace(**value) if name in RECORDS else value
     return SimpleNamespace(**head)
+
+
+def open_corpus(folder: str | None, data_id: str, weights: dict[str, float]) -> TokenStore:
+    """The frozen corpus, all of it checked by its hashes; `folder`: what FORERUN_DATA names."""
+    if not folder:
+        refuse("FORERUN_DATA is not set: it must name the corpus folder")
+    try:
+        store = TokenStore(Path(folder), weights=weights or None)
+    except (ValueError, OSError) as error:
+        refuse(str(error))
+    if store.manifest.data_id != data_id:
+        refuse(f"{folder} has data_id {store.manifest.data_id}, frozen as {data_id}")
+    return store
 
 
 def other_versions(wanted: dict[str, str]) -> list[str]:

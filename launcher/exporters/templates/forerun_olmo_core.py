@@ -5,7 +5,6 @@ classes; nothing of theirs is copied.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from forerun_numbers import HERE, read_numbers
-from forerun_torch import gradient_norm, initial_value, set_value
+from forerun_numbers import HERE, open_corpus, read_numbers
+from forerun_torch import gradient_norm, initial_value, set_value, stop_before_update
 from olmo_core.config import Config
 from olmo_core.data.data_loader import DataLoaderBase
 from olmo_core.distributed.utils import get_rank, get_world_size
@@ -88,9 +87,7 @@ class CorpusLoaderConfig(Config):
 
     def build(self, dp_process_group: dist.ProcessGroup | None, work_dir: str) -> "CorpusLoader":
         """The loader of this rank."""
-        store = TokenStore(Path(os.environ["FORERUN_DATA"]), weights=dict(self.weights) or None)
-        if store.manifest.data_id != self.data_id:
-            raise ValueError(f"the corpus has data_id {store.manifest.data_id}, frozen as {self.data_id}")
+        store = open_corpus(os.environ.get("FORERUN_DATA"), self.data_id, dict(self.weights))
         return CorpusLoader(self, store, dp_process_group, work_dir)
 
 
@@ -177,12 +174,8 @@ class Brakes(Callback):
         norm = gradient_norm(self.trainer.train_module.model.parameters())
         loss = self.trainer.get_metric(TRAIN_CE_LOSS_METRIC).double()
         dist.all_reduce(loss, group=self.trainer.dp_process_group)
-        loss_nats, most = float(loss) / self.trainer.data_loader.dp_world_size, self.train_loss_above_nats
-        where = f"at step {self.step}, before its update"
-        if not (math.isfinite(loss_nats) and math.isfinite(norm)):
-            raise RuntimeError(f"loss {loss_nats} or gradient norm {norm} not finite {where}")
-        if self.step - 1 > self.warmup_steps and loss_nats > most:
-            raise RuntimeError(f"loss {loss_nats} over {most} nats {where}")
+        loss_nats = float(loss) / self.trainer.data_loader.dp_world_size
+        stop_before_update(loss_nats, norm, self.step, self.warmup_steps, self.train_loss_above_nats)
         if get_rank() == 0:
             tokens = self.trainer.global_train_tokens_seen
             line = {"step": self.step, "train_loss_nats": loss_nats, "grad_norm": norm, "tokens": tokens}

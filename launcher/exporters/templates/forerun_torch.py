@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -45,12 +47,43 @@ def gradient_norm(parameters: Iterable[torch.Tensor]) -> float:
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def trained_with(model: torch.nn.Module, optimizer: torch.optim.Optimizer, peak: str = "initial_lr") -> dict[str, Any]:
-    """What a built optimizer holds for each parameter, by the trainer's name; `peak`: the key of the peak rate."""
+def stop_before_update(loss_nats: float, norm: float, step: int, warmup_steps: int, most_nats: float) -> None:
+    """Stop at a loss or gradient norm that is not finite, and past the warmup at a loss over the ceiling.
+
+    `step`: of the update that comes next, counted from 1.
+    """
+    where = f"at step {step}, before its update"
+    if not (math.isfinite(loss_nats) and math.isfinite(norm)):
+        raise RuntimeError(f"loss {loss_nats} or gradient norm {norm} not finite {where}")
+    if step - 1 > warmup_steps and loss_nats > most_nats:
+        raise RuntimeError(f"loss {loss_nats} over {most_nats} nats {where}")
+
+
+def rates_of(
+    optimizer: torch.optim.Optimizer, steps: Collection[int], num_steps: int, advance: Callable[[], None]
+) -> list[list[float]]:
+    """Each group's learning rate at the updates `steps`, while `advance` moves the trainer's scheduler by one."""
+    wanted = set(steps)
+    rates: list[list[float]] = [[] for _ in optimizer.param_groups]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the scheduler steps, the optimizer does not
+        for step in range(num_steps):
+            if step in wanted:
+                for row, group in zip(rates, optimizer.param_groups, strict=True):
+                    row.append(group["lr"])
+            advance()
+    return rates
+
+
+def answer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, peak: str = "initial_lr", **view: object) -> None:
+    """Print, as the last line, a trainer's view of the run for `forerun verify`, with what a built optimizer holds.
+
+    `peak`: the key of its groups' peak rates. `view`: the other fields of launcher.exporters.view.TrainerView.
+    """
     if type(optimizer) is not torch.optim.AdamW or any(g["amsgrad"] or g["maximize"] for g in optimizer.param_groups):
         raise SystemExit(f"plain torch.optim.AdamW is needed, the trainer builds {optimizer}")
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return {
+    view["parameters"] = {
         names[parameter]: {
             "num_elements": parameter.numel(),
             "learning_rate": group[peak],
@@ -63,22 +96,4 @@ def trained_with(model: torch.nn.Module, optimizer: torch.optim.Optimizer, peak:
         for row, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]
     }
-
-
-def rates_of(
-    optimizer: torch.optim.Optimizer, steps: Collection[int], num_steps: int, advance: Callable[[], None]
-) -> list[list[float]]:
-    """Each group's learning rate at the updates `steps`, while `advance` moves the trainer's scheduler by one."""
-    wanted = set(steps)
-    rates: list[list[float]] = [[] for _ in optimizer.param_groups]
-    for step in range(num_steps):
-        if step in wanted:
-            for row, group in zip(rates, optimizer.param_groups, strict=True):
-                row.append(group["lr"])
-        advance()
-    return rates
-
-
-def answer(**view: object) -> None:
-    """Print a trainer's view of the run, as the last line, for `forerun verify`."""
     print(json.dumps(view), flush=True)

@@ -14,11 +14,10 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from forerun_numbers import read_numbers
+from forerun_numbers import open_corpus, read_numbers
 from forerun_torch import gradient_norm, initial_value, optimizer_arguments, set_value
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.utils import canonical_fqn
@@ -43,8 +42,6 @@ from torchtitan.models.llama3 import Llama3Model, parallelize_llama
 from torchtitan.models.llama3.model import Llama3TransformerBlock
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
-
-from proxies.data.tokens import TokenStore
 
 FROZEN = read_numbers()
 SHAPE, SCHEDULE, MESH = FROZEN.shape, FROZEN.schedule, FROZEN.parallelism
@@ -220,11 +217,7 @@ class CorpusLoader(BaseDataLoader):
         corpus: str | None
 
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **sizes: Any) -> None:
-        if not config.corpus:
-            raise ValueError("FORERUN_DATA is not set: it must name the corpus folder")
-        self.store = TokenStore(Path(config.corpus), weights=FROZEN.data_weights or None)
-        if self.store.manifest.data_id != FROZEN.data_id:
-            raise ValueError(f"{config.corpus} has data_id {self.store.manifest.data_id}, frozen as {FROZEN.data_id}")
+        self.store = open_corpus(config.corpus, FROZEN.data_id, FROZEN.data_weights)
         self.num_ranks, self.rank = dp_world_size, dp_rank
         if FROZEN.flat_tokens:
             self.num_sequences = sizes["num_tokens_per_batch"] // sizes["max_context_length"]

@@ -1,24 +1,21 @@
 """Tells as JSON what transformers makes of the files beside it. Needs no GPU, no data, no weights."""
 
 import importlib.metadata
-import warnings
 
 import forerun_huggingface as run
 import torch
 from forerun_huggingface import FROZEN
-from forerun_torch import answer, rates_of, trained_with
+from forerun_torch import answer, rates_of
 
 args = run.training_arguments()
 with torch.device("meta"):
     model = run.empty_model()
 optimizer = run.build_optimizer(model)
 scheduler = run.build_scheduler(optimizer)
-parameters = trained_with(model, optimizer)
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the scheduler steps, the optimizer does not
-    rates = rates_of(optimizer, FROZEN.steps, args.max_steps, scheduler.step)
 [(attention, residual)] = {(layer.self_attn.scaling, layer.residual_multiplier) for layer in model.model.layers}
 answer(
+    model,
+    optimizer,
     trainer="huggingface",
     version=importlib.metadata.version("transformers"),
     num_steps=args.max_steps,
@@ -34,6 +31,5 @@ answer(
         "output": 1 / model.config.logits_scaling,
     },
     steps=FROZEN.steps,
-    rates=rates,
-    parameters=parameters,
+    rates=rates_of(optimizer, FROZEN.steps, args.max_steps, scheduler.step),
 )

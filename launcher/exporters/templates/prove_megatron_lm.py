@@ -12,7 +12,7 @@ from typing import Any
 os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "RANK": "0"}
 import torch
 from forerun_numbers import HERE, read_numbers
-from forerun_torch import answer, rates_of, trained_with
+from forerun_torch import answer, rates_of
 from megatron.core import num_microbatches_calculator as batches
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
@@ -89,7 +89,6 @@ live = torch.optim.AdamW(
     weight_decay=settings.weight_decay,
 )
 scheduler = training.get_optimizer_param_scheduler(live)
-parameters = trained_with(model, live, peak="max_lr")
 seen = size = 0
 
 
@@ -105,6 +104,9 @@ def advance() -> None:
 rates = rates_of(live, FROZEN.steps, args.train_iters, advance)
 [attention] = {layer.self_attention.core_attention.softmax_scale for layer in model.decoder.layers}
 answer(
+    model,
+    live,
+    peak="max_lr",
     trainer="megatron-lm",
     version=importlib.metadata.version("megatron-core"),
     num_steps=args.train_iters,
@@ -118,6 +120,5 @@ answer(
     },
     steps=FROZEN.steps,
     rates=rates,
-    parameters=parameters,
 )
 os._exit(0)  # gloo's threads may abort a normal end

@@ -4,7 +4,7 @@ import importlib.metadata
 from types import SimpleNamespace
 
 from forerun_olmo_core import FROZEN, RUN_FILE, RunConfig
-from forerun_torch import answer, trained_with
+from forerun_torch import answer
 
 config = RunConfig.from_file(RUN_FILE)
 module, duration = config.train_module, config.trainer.max_duration
@@ -23,6 +23,8 @@ blocks = list(model.blocks.values())
 [attention] = {block.attention.backend.scale for block in blocks}
 [residual] = {stream.alpha for b in blocks for stream in (b.attention_residual_stream, b.feed_forward_residual_stream)}
 answer(
+    model,
+    optimizer,
     trainer="olmo-core",
     version=importlib.metadata.version("ai2-olmo-core"),
     num_steps=duration.value,
@@ -36,5 +38,4 @@ answer(
     },
     steps=FROZEN.steps,
     rates=rates,
-    parameters=trained_with(model, optimizer),
 )

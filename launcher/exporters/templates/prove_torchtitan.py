@@ -2,10 +2,9 @@
 
 import importlib.metadata
 import math
-import warnings
 
 import torch
-from forerun_torch import answer, rates_of, trained_with
+from forerun_torch import answer, rates_of
 from forerun_torchtitan import FROZEN
 from torchtitan.config import ConfigManager
 
@@ -17,19 +16,19 @@ model.verify_module_protocol()
 optimizers = config.optimizer.build(model_parts=[model])
 scheduler = config.lr_scheduler.build(optimizers=optimizers, training_steps=config.training.steps)
 [live] = optimizers.optimizers
-parameters = trained_with(model, live)
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the scheduler steps, the optimizer does not
-    rates = rates_of(live, FROZEN.steps, config.training.steps, scheduler.step)
 [(attention, residual)] = {(block.attention.scaling, block.multiplier) for block in model.layers.values()}
 clip_norm, training = float(config.training.max_norm), config.training
+if FROZEN.flat_tokens:
+    batch_tokens = training.num_tokens_per_train_step
+else:
+    batch_tokens = training.global_batch_size * training.seq_len
 answer(
+    model,
+    live,
     trainer="torchtitan",
     version=importlib.metadata.version("torchtitan"),
     num_steps=training.steps,
-    batch_tokens=training.num_tokens_per_train_step
-    if FROZEN.flat_tokens
-    else training.global_batch_size * training.seq_len,
+    batch_tokens=batch_tokens,
     clip_norm=None if math.isinf(clip_norm) else clip_norm,
     forward={
         "embedding": model.tok_embeddings.multiplier,
@@ -38,6 +37,5 @@ answer(
         "output": model.lm_head.multiplier,
     },
     steps=FROZEN.steps,
-    rates=rates,
-    parameters=parameters,
+    rates=rates_of(live, FROZEN.steps, training.steps, scheduler.step),
 )

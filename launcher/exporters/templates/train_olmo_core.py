@@ -8,7 +8,7 @@ import os
 import sys
 
 import torch
-from forerun_numbers import other_versions
+from forerun_numbers import other_versions, refuse
 from forerun_olmo_core import FROZEN, RUN_FILE, RunConfig, set_initial_values, unclaimed
 from olmo_core.distributed.utils import get_world_size
 from olmo_core.train import prepare_training_environment, teardown_training_environment
@@ -26,7 +26,7 @@ def main() -> None:
     if get_world_size() != config.num_ranks:
         problems.append(f"{get_world_size()} ranks: {config.num_ranks} are needed, see run.sh")
     if problems:
-        raise SystemExit("; ".join(problems))
+        refuse(*problems)
     train_module = config.train_module.build(model)
     set_initial_values(train_module.model, config)
     loader = config.data_loader.build(train_module.dp_process_group, config.trainer.save_folder)
