@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import IO, Protocol, cast
 
@@ -27,12 +27,11 @@ from proxies.core.shape import Shape
 LIMIT_SECONDS = 600.0
 """That a trainer has to answer."""
 MOST_BYTES = 2**28
-"""Of output. A view of 10,000 layers takes a tenth."""
+"""Of output, and of any file that it writes. A view of 10,000 layers takes a tenth."""
 MOST_SAID_BYTES = 2**16
 """Of the end of what it says on stderr."""
 INSTALLED = Path(".venv-trainers")
 """Where `make trainers` puts interpreters, relative to the folder it runs in."""
-_POLL_SECONDS = 0.1
 _LINE_LENGTH = 400
 
 
@@ -92,81 +91,60 @@ def ask(trainer: str, python: Path, folder: Path, limit_seconds: float = LIMIT_S
     told = {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
-            code = _run([str(python), PROVE_FILE], folder, told, (out, err), limit_seconds)
+            ending = _run([str(python), PROVE_FILE], folder, told, (out, err), limit_seconds)
         except OSError as error:
             raise ProofError(trainer, [f"{python} cannot be started: {error.strerror}"]) from error
-        except _StoppedError as error:
-            raise ProofError(trainer, [f"{python} {PROVE_FILE} {error}"]) from error
-        answer, said = _last_line(out), _tail(err, MOST_SAID_BYTES).decode(errors="replace").splitlines()
-    if code or not answer:
+        answer, said = (_read(file).rstrip() for file in (out, err))
+    if ending or not answer:
         # Of a traceback the last words: where in the trainer it happened helps nobody.
-        words = [_short(line) for line in said if line.strip() and not line.startswith((" ", "Traceback "))][-3:]
+        lines = said[-MOST_SAID_BYTES:].decode(errors="replace").splitlines()
+        words = [_short(line) for line in lines if line.strip() and not line.startswith((" ", "Traceback "))][-3:]
         why = " | ".join(words) or "no word why"
-        raise ProofError(trainer, [f"{python} {PROVE_FILE} {_ending(code)}: {why}"])
+        raise ProofError(trainer, [f"{python} {PROVE_FILE} {ending or 'ended with 0'}: {why}"])
     try:
-        return canon.decode(TrainerView, canon.parse(answer), "view")
+        return canon.decode(TrainerView, canon.parse(answer.rpartition(b"\n")[2]), "view")
     except (canon.CanonError, RecursionError) as error:
         raise ProofError(trainer, [f"{PROVE_FILE} printed no view: {_short(str(error))}"]) from error
 
 
-class _StoppedError(Exception):
-    """A command that was stopped, and what it did until then."""
+def _read(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
-def _run(command: list[str], folder: Path, told: dict[str, str], to: tuple[IO[bytes], IO[bytes]], limit: float) -> int:
-    """Exit status of a command whose words go to files; nothing that it started outlives this call, or this process.
-
-    Raises:
-        _StoppedError: it ran past the limit, or wrote too much.
-    """
+def _run(command: list[str], folder: Path, told: dict[str, str], to: tuple[IO[bytes], IO[bytes]], limit: float) -> str:
+    """How a command whose words go to files ended, if not with 0; nothing that it started outlives this call, or us."""
     child = subprocess.Popen(
         command, cwd=folder, env=told, stdin=subprocess.DEVNULL, stdout=to[0], stderr=to[1], start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
+        preexec_fn=_bounded,  # noqa: PLW1509  (two system calls, and no thread of ours holds a lock)
     )  # fmt: skip
     try:
         with group_dies_with_us(child.pid):
-            return _answered(child, to, limit)
+            return _ending(child.wait(limit))
+    except subprocess.TimeoutExpired:
+        return f"gave no answer within {limit:g} seconds and was stopped: --limit-seconds gives it more"
     finally:  # also after Ctrl-C, which does not reach another session
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
-def _answered(child: subprocess.Popen[bytes], to: tuple[IO[bytes], IO[bytes]], limit: float) -> int:
-    """Exit status of a running command.
-
-    Raises:
-        _StoppedError: it ran past the limit, or wrote too much.
-    """
-    ends_at = time.monotonic() + limit
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return child.wait(timeout=min(_POLL_SECONDS, max(0.0, ends_at - time.monotonic())))
-        if any(os.fstat(file.fileno()).st_size > MOST_BYTES for file in to):
-            raise _StoppedError(f"wrote more than {MOST_BYTES >> 20} MiB and was stopped: what it prints is wrong")
-        if time.monotonic() >= ends_at:
-            said = f"gave no answer within {limit:g} seconds and was stopped"
-            raise _StoppedError(f"{said}: --limit-seconds gives it more")
-
-
-def _tail(file: IO[bytes], most: int) -> bytes:
-    """The last bytes of a file, at most so many."""
-    file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-    return file.read(most)
-
-
-def _last_line(file: IO[bytes]) -> bytes:
-    """The last line of a file, as far as it is not longer than `MOST_BYTES`; empty without one."""
-    return _tail(file, MOST_BYTES).rstrip().rpartition(b"\n")[2]
+def _bounded() -> None:
+    """In the new process: an end with ours, and no file, so no output, longer than `MOST_BYTES`."""
+    die_with_parent()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
 
 
 def _ending(code: int) -> str:
-    """How a command ended, in words."""
+    """How a command ended, in words; empty if well."""
     if code >= 0:
-        return f"ended with {code}"
-    number = -code
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    return f"was killed by {name}" + (" (was there memory enough?)" if number == signal.SIGKILL else "")
+        return f"ended with {code}" if code else ""
+    hints: dict[int, str] = {
+        signal.SIGKILL: " (was there memory enough?)",
+        signal.SIGXFSZ: f": it wrote over {MOST_BYTES >> 20} MiB",
+    }
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"was killed by {name}" + hints.get(-code, "")
 
 
 def _short(text: str) -> str:

@@ -52,10 +52,17 @@ def write_export(
     programs: Mapping[str, str],
     files: Mapping[str, str],
 ) -> None:
-    """Write programs (templates by the name they get), their numbers, the corpus reader, and more `files` by path."""
+    """Write the files of an export, the corpus reader among them.
+
+    `programs`: templates by the name they get. `numbers`: what they read beside `run_numbers`. `files`: texts by path.
+    """
     body: dict[str, Json] = {
-        "format": FORMAT, "trainer": trainer, "version": version, "digest": decision.digest, "numbers": {**numbers},
-    }  # fmt: skip
+        "format": FORMAT,
+        "trainer": trainer,
+        "version": version,
+        "digest": decision.digest,
+        "numbers": {**run_numbers(decision), **numbers},
+    }
     texts = {name: template(name) for name in _SHARED}
     texts |= {name: template(source) for name, source in programs.items()}
     for module in _READER:
@@ -85,7 +92,7 @@ def groups_of(patterns: Iterable[tuple[str, ParameterGroup]]) -> list[Json]:
 
 
 def run_numbers(decision: Decision) -> dict[str, Json]:
-    """What of a decision the programs read that make the run themselves, under its own names."""
+    """What programs read of a decision, under its own names."""
     schedule, data = decision.learning_rate.schedule, decision.data
     return {
         "shape": asdict(decision.shape),

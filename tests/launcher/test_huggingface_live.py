@@ -178,6 +178,7 @@ def test_a_refusal_is_one_sentence_of_one_rank(tmp_path, corpus, manifest, train
     assert done.stderr.count("forerun_huggingface.py: accelerate leaves out FSDP on cpu: ") == 1
     assert "exitcode  : 2 " in done.stderr  # torchrun's own words, with its own traceback
     assert f'"{tmp_path / "forerun_huggingface.py"}", line' not in done.stderr
-    alone = in_trainer([trainer_python, "forerun_huggingface.py"], tmp_path, FORERUN_DATA=tmp_path / "nowhere")
+    huggingface.export(varied(manifest), tmp_path / "one")
+    alone = in_trainer([trainer_python, "forerun_huggingface.py"], tmp_path / "one", FORERUN_DATA=tmp_path / "nowhere")
     assert (alone.returncode, "Traceback" in alone.stderr) == (2, False)
     assert "nowhere" in alone.stderr

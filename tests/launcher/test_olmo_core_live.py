@@ -35,17 +35,18 @@ from proxies.core.flops import flops_per_token
 PROBE = """
 import json, sys
 import numpy as np, torch
-from forerun_olmo_core import RUN_FILE, RunConfig, set_initial_values
+from forerun_olmo_core import FROZEN, RUN_FILE, SEQ_LEN, RunConfig, frozen_name
+from forerun_torch import set_initial_values
 config = RunConfig.from_file(RUN_FILE)
 assert RunConfig.from_dict(config.as_config_dict()) == config
 model = config.model.build(init_device="meta")
 model.to_empty(device=torch.device("cpu"))
 if model.tie_word_embeddings:
     model._tie_weights()  # as init_weights does in a run
-set_initial_values(model, config)
+set_initial_values(model, FROZEN, frozen_name)
 with torch.no_grad():
     logits = model(torch.from_numpy(np.load("ids.npy")))
-np.savez("found.npz", logits=logits.numpy(), flops=model.num_flops_per_token(config.data_loader.sequence_length),
+np.savez("found.npz", logits=logits.numpy(), flops=model.num_flops_per_token(SEQ_LEN),
          **{name: p.detach().numpy() for name, p in model.named_parameters()})
 """
 
@@ -92,7 +93,7 @@ def test_the_comparison_notices_a_changed_file(tmp_path, manifest, trainer_pytho
     olmo_core.export(decision, tmp_path)
     old, new, said = MUTANTS[name]
     path = tmp_path / "run.json"
-    before, found, after = path.read_text().rpartition(old)  # the first pattern of a name is that of its initial value
+    before, found, after = path.read_text().rpartition(old)
     assert found
     path.write_text(before + new + after)
     try:
@@ -176,7 +177,7 @@ def test_the_brakes_stop_before_the_update_and_other_runs_are_refused(tmp_path, 
     assert "over 0.5 nats at step 5, before its update" in done.stdout + done.stderr
     assert len(rows) == 4
     assert not list(tmp_path.glob("outputs/*/step*"))
-    done, _ = trained(trainer_python, tmp_path, corpus, 1, "num_ranks=2", f"data_loader.data_id={'a' * 64}")
+    done, _ = trained(trainer_python, tmp_path, corpus, 1, "num_ranks=2")
     assert done.returncode != 0
     assert "1 ranks: 2 are needed" in done.stdout + done.stderr, done.stderr[-6000:]
 
@@ -186,7 +187,7 @@ import sys
 from forerun_olmo_core import RunConfig
 for file in sys.argv[1:]:
     config = RunConfig.from_file(file)
-    print(config.model.build(init_device="meta").num_flops_per_token(config.data_loader.sequence_length))
+    print(config.model.build(init_device="meta").num_flops_per_token(config.train_module.max_sequence_length))
 """
 COUNTED_SHAPES = [
     SHAPE,

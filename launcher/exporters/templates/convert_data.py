@@ -19,7 +19,7 @@ def main(corpus: Path, folder: Path) -> None:
     """Convert the corpus."""
     if len(str(folder).split()) != 1:
         refuse(f"{folder}: Megatron takes no path with a space in it")
-    manifest = open_corpus(str(corpus), FROZEN.data_id, FROZEN.data_weights).manifest
+    manifest = open_corpus(FROZEN, str(corpus)).manifest
     folder.mkdir(parents=True, exist_ok=True)
     stored = np.dtype(manifest.dtype).newbyteorder("<")
     blend = []

@@ -7,7 +7,6 @@ data order and the brakes. Written against transformers' public classes; nothing
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import ParallelismConfig
 from forerun_numbers import HERE, open_corpus, other_versions, read_numbers, refuse
-from forerun_torch import initial_value, optimizer_arguments, set_value, stop_before_update
+from forerun_torch import claimed, optimizer_arguments, read_rows, set_initial_values, stop_before_update
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GraniteConfig, HfArgumentParser, Trainer, TrainingArguments
@@ -38,18 +37,6 @@ def frozen_name(name: str) -> str:
     return name
 
 
-def claimed(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
-    """Each parameter's group: exactly one, and none without a parameter."""
-    names = [name for name, _ in model.named_parameters()]
-    claims = {name: [g for g in FROZEN.groups if re.fullmatch(g["pattern"], frozen_name(name))] for name in names}
-    problems = [f"{len(found)} groups claim {name}" for name, found in claims.items() if len(found) != 1]
-    used = [group for found in claims.values() for group in found]
-    problems += [f"the group {group['pattern']!r} claims no parameter" for group in FROZEN.groups if group not in used]
-    if problems:
-        raise ValueError("; ".join(problems))
-    return {name: found[0] for name, found in claims.items()}
-
-
 def empty_model() -> Any:
     """The model of config.json, in float32."""
     config = GraniteConfig.from_pretrained(HERE)
@@ -59,16 +46,13 @@ def empty_model() -> Any:
 def build_model() -> Any:
     """The model with the frozen initial values."""
     model = empty_model()
-    groups = claimed(model)
-    for name, parameter in model.named_parameters():
-        init_std = groups[name]["init_std"]
-        set_value(parameter, initial_value(frozen_name(name), parameter.shape, init_std, FROZEN.seed))
+    set_initial_values(model, FROZEN, frozen_name)
     return model
 
 
 def build_optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
     """One parameter group per frozen group, in the frozen order, at the peak rates."""
-    groups, named = claimed(model), dict(model.named_parameters())
+    groups, named = claimed(model, FROZEN.groups, frozen_name), dict(model.named_parameters())
     return torch.optim.AdamW(
         [
             {"params": [named[name] for name, g in groups.items() if g is group], **optimizer_arguments(group)}
@@ -102,13 +86,8 @@ class Batches:
             first, count = SCHEDULE.sequences(step, FROZEN.batch_sequences)
             size = count // (num_ranks * num_parts)
             for part in range(num_parts):
-                rows = self.trainer.store.train_batch(
-                    seed=FROZEN.seed,
-                    first_sequence=first + (rank * num_parts + part) * size,
-                    num_sequences=size,
-                    seq_len=FROZEN.shape.seq_len,
-                )
-                ids = torch.from_numpy(rows)
+                mine = first + (rank * num_parts + part) * size
+                ids = read_rows(FROZEN, self.trainer.store, mine, size)
                 yield {"input_ids": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
 
 
@@ -208,7 +187,7 @@ def main() -> None:
     """Train to the end of the schedule, from the newest checkpoint if there is one."""
     args = training_arguments()
     check(args)
-    store = open_corpus(os.environ.get("FORERUN_DATA"), FROZEN.data_id, FROZEN.data_weights)
+    store = open_corpus(FROZEN, os.environ.get("FORERUN_DATA"))
     FrozenTrainer(store, build_model(), args).train(resume_from_checkpoint=newest_checkpoint(Path(args.output_dir)))
 
 

@@ -59,16 +59,16 @@ def read_numbers() -> SimpleNamespace:
     return SimpleNamespace(**head)
 
 
-def open_corpus(folder: str | None, data_id: str, weights: dict[str, float]) -> TokenStore:
+def open_corpus(frozen: SimpleNamespace, folder: str | None) -> TokenStore:
     """The frozen corpus, all of it checked by its hashes; `folder`: what FORERUN_DATA names."""
     if not folder:
         refuse("FORERUN_DATA is not set: it must name the corpus folder")
     try:
-        store = TokenStore(Path(folder), weights=weights or None)
+        store = TokenStore(Path(folder), weights=frozen.data_weights or None)
     except (ValueError, OSError) as error:
         refuse(str(error))
-    if store.manifest.data_id != data_id:
-        refuse(f"{folder} has data_id {store.manifest.data_id}, frozen as {data_id}")
+    if store.manifest.data_id != frozen.data_id:
+        refuse(f"{folder} has data_id {store.manifest.data_id}, frozen as {frozen.data_id}")
     return store
 
 

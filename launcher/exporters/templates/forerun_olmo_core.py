@@ -1,6 +1,6 @@
 """What a frozen launch config of forerun needs that OLMo-core lacks; `run.json` names these classes.
 
-The numbers of the run stand in `run.json`, in the form of OLMo-core's own configs. Written against OLMo-core's public
+What OLMo-core has configs for stands there, the other numbers in `forerun.json`. Written against OLMo-core's public
 classes; nothing of theirs is copied.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from forerun_numbers import HERE, open_corpus, read_numbers
-from forerun_torch import gradient_norm, initial_value, set_value, stop_before_update
+from forerun_torch import gradient_norm, read_rows, stop_before_update
 from olmo_core.config import Config
 from olmo_core.data.data_loader import DataLoaderBase
 from olmo_core.distributed.utils import get_rank, get_world_size
@@ -28,9 +28,10 @@ from olmo_core.train.common import TRAIN_CE_LOSS_METRIC
 from olmo_core.train.train_module import TransformerTrainModuleConfig
 
 from proxies.core.schedule import Schedule
-from proxies.data.tokens import TokenStore
 
 FROZEN = read_numbers()
+SEQ_LEN = FROZEN.shape.seq_len
+SCHEDULE = Schedule(**vars(FROZEN.schedule))
 RUN_FILE = HERE / "run.json"
 
 
@@ -64,52 +65,17 @@ class ScaledNormConfig(LayerNormConfig):
         return norm
 
 
-@dataclass
-class InitialValues(Config):
-    """Normal(0, std) of (seed, name) for the parameters that the globs match; std 0: ones, of a norm's gains."""
-
-    params: list[str]
-    std: float
-
-
-@dataclass
-class CorpusLoaderConfig(Config):
-    """Which corpus, in which order; FORERUN_DATA is its folder."""
-
-    data_id: str
-    seed: int
-    sequence_length: int
-    batch_sequences: int
-    num_steps: int
-    batch_warmup_steps: int
-    batch_warmup_stages: int
-    weights: list[list[Any]]
-
-    def build(self, dp_process_group: dist.ProcessGroup | None, work_dir: str) -> "CorpusLoader":
-        """The loader of this rank."""
-        store = open_corpus(os.environ.get("FORERUN_DATA"), self.data_id, dict(self.weights))
-        return CorpusLoader(self, store, dp_process_group, work_dir)
-
-
 class CorpusLoader(DataLoaderBase):
     """Batch t of the run is batch (seed, t) of the corpus, cut across ranks; resumes on any number of them."""
 
-    def __init__(
-        self, config: CorpusLoaderConfig, store: TokenStore, dp_process_group: dist.ProcessGroup | None, work_dir: str
-    ) -> None:
+    def __init__(self, dp_process_group: dist.ProcessGroup | None, work_dir: str) -> None:
         super().__init__(
             work_dir=work_dir,
-            global_batch_size=config.batch_sequences * config.sequence_length,
+            global_batch_size=FROZEN.batch_sequences * SEQ_LEN,
             dp_world_size=get_world_size(dp_process_group),
             dp_rank=get_rank(dp_process_group),
         )
-        self.config, self.store = config, store
-        self.schedule = Schedule(
-            kind="constant",
-            num_steps=config.num_steps,
-            batch_warmup_steps=config.batch_warmup_steps,
-            batch_warmup_stages=config.batch_warmup_stages,
-        )
+        self.store = open_corpus(FROZEN, os.environ.get("FORERUN_DATA"))
 
     @property
     def total_batches(self) -> None:
@@ -117,21 +83,15 @@ class CorpusLoader(DataLoaderBase):
         return None
 
     def _iter_batches(self) -> Iterator[dict[str, Any]]:
-        for step in range(self.batches_processed, self.config.num_steps):
-            first, count = self.schedule.sequences(step, self.config.batch_sequences)
+        for step in range(self.batches_processed, SCHEDULE.num_steps):
+            first, count = SCHEDULE.sequences(step, FROZEN.batch_sequences)
             mine = count // self.dp_world_size
-            rows = self.store.train_batch(
-                seed=self.config.seed,
-                first_sequence=first + self.dp_rank * mine,
-                num_sequences=mine,
-                seq_len=self.config.sequence_length,
-            )
-            ids = torch.from_numpy(rows)
+            ids = read_rows(FROZEN, self.store, first + self.dp_rank * mine, mine)
             yield {"input_ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
 
     def get_mock_batch(self) -> dict[str, Any]:
         """A batch of zeros, for OLMo-core's dry run."""
-        ids = torch.zeros(self.rank_batch_size, dtype=torch.int64).view(-1, self.config.sequence_length)
+        ids = torch.zeros(self.rank_batch_size, dtype=torch.int64).view(-1, SEQ_LEN)
         return {"input_ids": ids, "labels": ids.clone()}
 
     def global_num_tokens_in_batch(self, batch: dict[str, Any]) -> int:
@@ -155,9 +115,6 @@ class CorpusLoader(DataLoaderBase):
 class Brakes(Callback):
     """Stops before the update that must not be made; writes loss and gradient norm of every step to metrics.jsonl."""
 
-    warmup_steps: int = 0
-    train_loss_above_nats: float = 0.0
-
     @property
     def metrics_file(self) -> Path:
         """Beside the checkpoints."""
@@ -175,7 +132,7 @@ class Brakes(Callback):
         loss = self.trainer.get_metric(TRAIN_CE_LOSS_METRIC).double()
         dist.all_reduce(loss, group=self.trainer.dp_process_group)
         loss_nats = float(loss) / self.trainer.data_loader.dp_world_size
-        stop_before_update(loss_nats, norm, self.step, self.warmup_steps, self.train_loss_above_nats)
+        stop_before_update(loss_nats, norm, self.step, SCHEDULE.warmup_steps, FROZEN.train_loss_above_nats)
         if get_rank() == 0:
             tokens = self.trainer.global_train_tokens_seen
             line = {"step": self.step, "train_loss_nats": loss_nats, "grad_norm": norm, "tokens": tokens}
@@ -185,15 +142,12 @@ class Brakes(Callback):
 
 @dataclass
 class RunConfig(Config):
-    """A run: OLMo-core's own configs, and what they cannot hold."""
+    """A run: OLMo-core's own configs, of which frozen config they are, and the ranks they are for."""
 
     digest: str
     num_ranks: int
-    seed: int
     model: TransformerConfig
-    initial_values: list[InitialValues]
     train_module: TransformerTrainModuleConfig
-    data_loader: CorpusLoaderConfig
     trainer: TrainerConfig
 
 
@@ -203,13 +157,6 @@ def frozen_name(name: str) -> str:
     for theirs, ours in FROZEN.names:
         name = name.replace(theirs, ours)
     return name
-
-
-def set_initial_values(model: torch.nn.Module, config: RunConfig) -> None:
-    """Give each parameter its value of (seed, name)."""
-    for name, parameter in model.named_parameters():
-        [std] = [v.std for v in config.initial_values if any(fnmatch(name, glob) for glob in v.params)]
-        set_value(parameter, initial_value(frozen_name(name), parameter.shape, std, config.seed))
 
 
 def unclaimed(model: torch.nn.Module, config: RunConfig) -> list[str]:

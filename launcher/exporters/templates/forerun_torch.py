@@ -3,12 +3,16 @@
 import hashlib
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from proxies.data.tokens import TokenStore
 
 
 def initial_value(name: str, size: Sequence[int], init_std: float, seed: int) -> torch.Tensor:
@@ -29,6 +33,36 @@ def set_value(parameter: torch.Tensor, value: torch.Tensor) -> None:
     if isinstance(parameter, DTensor):
         value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
     parameter.copy_(value)
+
+
+def claimed(
+    model: torch.nn.Module, groups: list[dict[str, Any]], frozen_name: Callable[[str], str]
+) -> dict[str, dict[str, Any]]:
+    """Each parameter's frozen group: exactly one, and none without a parameter."""
+    names = [name for name, _ in model.named_parameters()]
+    claims = {name: [g for g in groups if re.fullmatch(g["pattern"], frozen_name(name))] for name in names}
+    problems = [f"{len(found)} groups claim {name}" for name, found in claims.items() if len(found) != 1]
+    used = [group for found in claims.values() for group in found]
+    problems += [f"the group {group['pattern']!r} claims no parameter" for group in groups if group not in used]
+    if problems:
+        raise ValueError("; ".join(problems))
+    return {name: found[0] for name, found in claims.items()}
+
+
+def set_initial_values(model: torch.nn.Module, frozen: SimpleNamespace, frozen_name: Callable[[str], str]) -> None:
+    """Give each parameter its value of (seed, name)."""
+    groups = claimed(model, frozen.groups, frozen_name)
+    for name, parameter in model.named_parameters():
+        init_std = groups[name]["init_std"]
+        set_value(parameter, initial_value(frozen_name(name), parameter.shape, init_std, frozen.seed))
+
+
+def read_rows(frozen: SimpleNamespace, store: TokenStore, first: int, count: int) -> torch.Tensor:
+    """So many sequences of the frozen order of the data, each a token longer than the model reads."""
+    seq_len = frozen.shape.seq_len
+    return torch.from_numpy(
+        store.train_batch(seed=frozen.seed, first_sequence=first, num_sequences=count, seq_len=seq_len)
+    )
 
 
 def optimizer_arguments(group: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from forerun_numbers import open_corpus, read_numbers
-from forerun_torch import gradient_norm, initial_value, optimizer_arguments, set_value
+from forerun_torch import gradient_norm, initial_value, optimizer_arguments, read_rows, set_value
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.components.loss import CrossEntropyLoss
@@ -217,7 +217,7 @@ class CorpusLoader(BaseDataLoader):
         corpus: str | None
 
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **sizes: Any) -> None:
-        self.store = open_corpus(config.corpus, FROZEN.data_id, FROZEN.data_weights)
+        self.store = open_corpus(FROZEN, config.corpus)
         self.num_ranks, self.rank = dp_world_size, dp_rank
         if FROZEN.flat_tokens:
             self.num_sequences = sizes["num_tokens_per_batch"] // sizes["max_context_length"]
@@ -230,10 +230,7 @@ class CorpusLoader(BaseDataLoader):
         while True:
             part = self.num_batches * self.num_ranks + self.rank
             first, size = part * self.num_sequences, self.num_sequences
-            rows = self.store.train_batch(
-                seed=FROZEN.seed, first_sequence=first, num_sequences=size, seq_len=SHAPE.seq_len
-            )
-            ids = torch.from_numpy(rows)
+            ids = read_rows(FROZEN, self.store, first, size)
             inputs, labels = ids[:, :-1].contiguous(), ids[:, 1:]
             self.num_batches += 1
             if FROZEN.flat_tokens:

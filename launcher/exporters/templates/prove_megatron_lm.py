@@ -49,7 +49,9 @@ def parsed(num_ranks: int, extra: list[str]) -> Any:
 
 arguments.get_device_arch_version = lambda: 9
 torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
-parsed(FROZEN.num_ranks, [])
+mesh = FROZEN.parallelism
+num_data_ranks = mesh.data_parallel_shard * mesh.data_parallel_replicate
+parsed(num_data_ranks * mesh.tensor * mesh.pipeline * mesh.context, [])
 args = parsed(1, [*ALONE, "--num-distributed-optimizer-instances", "1"])
 global_vars.set_args(args)
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ model = config.model.build(init_device="meta")
 optimizer = module.optim.build(model, strict=True)
 if duration.unit != "steps":
     raise SystemExit(f"a duration in steps is needed, OLMo-core reads {duration}")
-if (flops := model.num_flops_per_token(config.data_loader.sequence_length)) != FROZEN.flops_per_token:
+if (flops := model.num_flops_per_token(FROZEN.shape.seq_len)) != FROZEN.flops_per_token:
     raise SystemExit(f"OLMo-core counts {flops} FLOPs a token, forerun {FROZEN.flops_per_token} by its convention olmo")
 rates: list[list[float]] = [[] for _ in optimizer.param_groups]
 for step in FROZEN.steps:  # OLMo-core counts updates from 1
@@ -28,7 +28,7 @@ answer(
     trainer="olmo-core",
     version=importlib.metadata.version("ai2-olmo-core"),
     num_steps=duration.value,
-    batch_tokens=config.data_loader.batch_sequences * config.data_loader.sequence_length,
+    batch_tokens=FROZEN.batch_sequences * FROZEN.shape.seq_len,
     clip_norm=module.max_grad_norm,
     forward={
         "embedding": model.embed_scale,

@@ -20,6 +20,7 @@ from torch import distributed
 from torch.nn import functional
 
 FROZEN = read_numbers()
+SHAPE = FROZEN.shape
 
 
 def drawn(name: str) -> torch.Tensor:
@@ -30,7 +31,7 @@ def drawn(name: str) -> torch.Tensor:
 
 def queries_keys_values(attention: str) -> torch.Tensor:
     """One matrix: for each group of heads its queries, then its keys, then its values."""
-    groups = FROZEN.shape.num_kv_heads
+    groups = SHAPE.num_kv_heads
     parts = [torch.unflatten(drawn(f"{attention}.{name}.weight"), 0, (groups, -1)) for name in ("wq", "wk", "wv")]
     return torch.cat(parts, dim=1).flatten(0, 1)
 
@@ -38,11 +39,11 @@ def queries_keys_values(attention: str) -> torch.Tensor:
 def weights() -> Iterator[tuple[str, torch.Tensor]]:
     """Megatron's name and the value of every parameter."""
     yield "embedding.word_embeddings.weight", drawn("tok_embeddings.weight")
-    for i in range(FROZEN.shape.num_layers):
+    for i in range(SHAPE.num_layers):
         ours, theirs = f"layers.{i}", f"decoder.layers.{i}"
         yield f"{theirs}.input_layernorm.weight", drawn(f"{ours}.attention_norm.weight")
         yield f"{theirs}.self_attention.linear_qkv.weight", queries_keys_values(f"{ours}.attention")
-        if FROZEN.shape.qk_norm:
+        if SHAPE.qk_norm:
             yield f"{theirs}.self_attention.q_layernorm.weight", drawn(f"{ours}.attention.q_norm.weight")
             yield f"{theirs}.self_attention.k_layernorm.weight", drawn(f"{ours}.attention.k_norm.weight")
         yield f"{theirs}.self_attention.linear_proj.weight", drawn(f"{ours}.attention.wo.weight")
@@ -51,29 +52,33 @@ def weights() -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{theirs}.mlp.linear_fc1.weight", torch.cat((gate, up))
         yield f"{theirs}.mlp.linear_fc2.weight", drawn(f"{ours}.feed_forward.w2.weight")
     yield "decoder.final_layernorm.weight", drawn("norm.weight")
-    if not FROZEN.shape.tied:
+    if not SHAPE.tied:
         yield "output_layer.weight", drawn("lm_head.weight")
 
 
 def model() -> GPTModel:
     """Megatron's model with these weights; of plain layers: Transformer Engine's read the same checkpoint."""
     config = TransformerConfig(
-        **FROZEN.config,
+        num_layers=SHAPE.num_layers,
+        hidden_size=SHAPE.width,
+        num_attention_heads=SHAPE.num_heads,
+        num_query_groups=SHAPE.num_kv_heads,
+        ffn_hidden_size=SHAPE.ffn_width,
         normalization="RMSNorm",
         gated_linear_unit=True,
         activation_func=functional.silu,
         add_bias_linear=False,
         persist_layer_norm=False,
-        qk_layernorm=FROZEN.shape.qk_norm,
+        qk_layernorm=SHAPE.qk_norm,
         use_cpu_initialization=True,
         perform_initialization=False,
     )
     built = GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=FROZEN.shape.qk_norm, normalization="RMSNorm"),
-        vocab_size=FROZEN.shape.vocab_size,
-        max_sequence_length=FROZEN.shape.seq_len,
-        share_embeddings_and_output_weights=FROZEN.shape.tied,
+        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=SHAPE.qk_norm, normalization="RMSNorm"),
+        vocab_size=SHAPE.vocab_size,
+        max_sequence_length=SHAPE.seq_len,
+        share_embeddings_and_output_weights=SHAPE.tied,
         position_embedding_type="rope",
     )
     parameters = dict(built.named_parameters())

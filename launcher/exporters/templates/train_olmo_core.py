@@ -9,7 +9,8 @@ import sys
 
 import torch
 from forerun_numbers import other_versions, refuse
-from forerun_olmo_core import FROZEN, RUN_FILE, RunConfig, set_initial_values, unclaimed
+from forerun_olmo_core import FROZEN, RUN_FILE, CorpusLoader, RunConfig, frozen_name, unclaimed
+from forerun_torch import set_initial_values
 from olmo_core.distributed.utils import get_world_size
 from olmo_core.train import prepare_training_environment, teardown_training_environment
 
@@ -18,7 +19,7 @@ def main() -> None:
     """Train to the end of the schedule, from the newest checkpoint if there is one."""
     config = RunConfig.from_file(RUN_FILE, overrides=sys.argv[1:])
     on_gpu = torch.cuda.is_available()
-    prepare_training_environment(seed=config.seed % 2**32, backend="cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo")
+    prepare_training_environment(seed=FROZEN.seed % 2**32, backend="cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo")
     model = config.model.build(init_device="meta")
     problems = unclaimed(model, config) + other_versions(FROZEN.needs)
     if config.digest != FROZEN.digest:
@@ -28,8 +29,8 @@ def main() -> None:
     if problems:
         refuse(*problems)
     train_module = config.train_module.build(model)
-    set_initial_values(train_module.model, config)
-    loader = config.data_loader.build(train_module.dp_process_group, config.trainer.save_folder)
+    set_initial_values(train_module.model, FROZEN, frozen_name)
+    loader = CorpusLoader(train_module.dp_process_group, config.trainer.save_folder)
     config.trainer.build(train_module, loader).fit()
     if not on_gpu:  # gloo's teardown aborts now and then; `fit` has ended with a barrier
         sys.stdout.flush()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
 from launcher.exporters.foreign import refuse, report
-from launcher.exporters.writing import PROVE_FILE, corpus_run_script, run_numbers, write_export
+from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
@@ -59,7 +59,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         decision,
         trainer="huggingface",
         version=version,
-        numbers={**run_numbers(decision), "needs": {**needs}, "names": [[*pair] for pair in NAMES.items()]},
+        numbers={"needs": {**needs}, "names": [[*pair] for pair in NAMES.items()]},
         programs={SCRIPT: SCRIPT, PROVE_FILE: "prove_huggingface.py"},
         files={
             CONFIG_FILE: canon.pretty(model_config(decision)).decode(),

@@ -8,12 +8,11 @@ embedded trainer does: Megatron's own draws would have other deviations.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
 from launcher.exporters.foreign import refuse, report
-from launcher.exporters.trainers.megatron_lm_arguments import arguments
+from launcher.exporters.trainers.megatron_lm_arguments import argument_lines
 from launcher.exporters.trainers.megatron_lm_numbers import (
     SAME,
     Flags,
@@ -71,15 +70,14 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     refuse("megatron-lm", decision, version, VERSIONS, _problems(decision))
     flags = flags_of(decision)
     scheduler, off = scheduler_of(decision, flags)
-    lines = [" ".join(line) + "\n" for line in arguments(decision, flags, scheduler)]
     write_export(
         out_dir,
         decision,
         trainer="megatron-lm",
         version=version,
-        numbers=_numbers(decision),
+        numbers={"weights": _weights(decision)},
         programs={SEED_FILE: SEED_FILE, DATA_FILE: DATA_FILE, PROVE_FILE: "prove_megatron_lm.py"},
-        files={ARGUMENTS_FILE: "".join(lines), RUN_FILE: _run_text(decision, version)},
+        files={ARGUMENTS_FILE: argument_lines(decision, flags, scheduler), RUN_FILE: _run_text(decision, version)},
     )
     return report("megatron-lm", version, decision, _JUDGEMENTS | _found(decision, flags, off))
 
@@ -140,28 +138,11 @@ def _problems(decision: Decision) -> dict[str, bool]:
     }
 
 
-def _numbers(decision: Decision) -> dict[str, Json]:
-    """What the programs read."""
-    shape = decision.shape
-    of = assign_groups(decision.groups, list(parameter_shapes(shape)))
-    return {
-        "seed": decision.seed,
-        "weights": {
-            name: {"size": list(size), "init_std": of[name].init_std} for name, size in parameter_shapes(shape).items()
-        },
-        "config": {
-            "num_layers": shape.num_layers,
-            "hidden_size": shape.width,
-            "num_attention_heads": shape.num_heads,
-            "num_query_groups": shape.num_kv_heads,
-            "ffn_hidden_size": shape.ffn_width,
-        },
-        "shape": asdict(shape),
-        "num_ranks": decision.parallelism.num_ranks,
-        "data_id": decision.data.data_id,
-        "data_weights": dict(decision.data.weights),
-        "steps": list(proof_steps(decision.learning_rate.schedule)),
-    }
+def _weights(decision: Decision) -> dict[str, Json]:
+    """Size and initial deviation of each parameter, by our name."""
+    sizes = parameter_shapes(decision.shape)
+    of = assign_groups(decision.groups, list(sizes))
+    return {name: {"size": list(size), "init_std": of[name].init_std} for name, size in sizes.items()}
 
 
 def _run_text(decision: Decision, version: str) -> str:

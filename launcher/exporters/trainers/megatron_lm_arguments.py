@@ -9,120 +9,123 @@ from launcher.frozen.frozen import Decision
 from proxies.model.decoder import NORM_EPS
 from proxies.model.rotary import ROPE_BASE
 
-
-def arguments(decision: Decision, flags: Flags, scheduler: Scheduler) -> list[tuple[str, ...]]:
-    """Every argument of the run but its paths: flag, then values."""
-    return [
-        *_model(decision, flags),
-        *_optimizer(decision, flags, scheduler),
-        *_batch(decision, scheduler),
-        *_machine(decision),
-    ]
+Arguments = dict[str, str | int | float | bool | None]
+"""By flag; True: a flag without a value; False and None: left out."""
 
 
-def _model(decision: Decision, flags: Flags) -> list[tuple[str, ...]]:
+def argument_lines(decision: Decision, flags: Flags, scheduler: Scheduler) -> str:
+    """Every argument of the run but its paths, a flag and its value on each line."""
+    told = {
+        **_model(decision, flags),
+        **_optimizer(decision, flags, scheduler),
+        **_batch(decision, scheduler),
+        **_machine(decision),
+    }
+    lines = {f"--{name}": value for name, value in told.items() if value is not None and value is not False}
+    return "".join(f"{name}\n" if value is True else f"{name} {value}\n" for name, value in lines.items())
+
+
+def _model(decision: Decision, flags: Flags) -> Arguments:
     shape, forward = decision.shape, decision.forward
-    lines: list[tuple[str, ...]] = [
-        ("--num-layers", str(shape.num_layers)),
-        ("--hidden-size", str(shape.width)),
-        ("--num-attention-heads", str(shape.num_heads)),
-        ("--kv-channels", str(shape.head_dim)),
-        ("--ffn-hidden-size", str(shape.ffn_width)),
-        ("--seq-length", str(shape.seq_len)),
-        ("--max-position-embeddings", str(shape.seq_len)),
-        ("--tokenizer-type", "NullTokenizer"),
-        ("--vocab-size", str(shape.vocab_size)),
-        ("--make-vocab-size-divisible-by", "1"),
-        ("--swiglu",),
-        ("--disable-bias-linear",),
-        ("--normalization", "RMSNorm"),
-        ("--norm-epsilon", repr(NORM_EPS)),
-        ("--position-embedding-type", "rope"),
-        ("--rotary-base", str(int(ROPE_BASE))),
-        ("--attention-dropout", "0.0"),
-        ("--hidden-dropout", "0.0"),
-    ]
-    if shape.num_kv_heads != shape.num_heads:
-        lines += [("--group-query-attention",), ("--num-query-groups", str(shape.num_kv_heads))]
-    lines += [] if shape.tied else [("--untie-embeddings-and-output-weights",)]
-    lines += [("--qk-layernorm",)] if shape.qk_norm else []
+    grouped = shape.num_kv_heads != shape.num_heads
+    told: Arguments = {
+        "num-layers": shape.num_layers,
+        "hidden-size": shape.width,
+        "num-attention-heads": shape.num_heads,
+        "kv-channels": shape.head_dim,
+        "ffn-hidden-size": shape.ffn_width,
+        "seq-length": shape.seq_len,
+        "max-position-embeddings": shape.seq_len,
+        "tokenizer-type": "NullTokenizer",
+        "vocab-size": shape.vocab_size,
+        "make-vocab-size-divisible-by": 1,
+        "swiglu": True,
+        "disable-bias-linear": True,
+        "normalization": "RMSNorm",
+        "norm-epsilon": NORM_EPS,
+        "position-embedding-type": "rope",
+        "rotary-base": int(ROPE_BASE),
+        "attention-dropout": 0.0,
+        "hidden-dropout": 0.0,
+        "group-query-attention": grouped,
+        "num-query-groups": shape.num_kv_heads if grouped else None,
+        "untie-embeddings-and-output-weights": not shape.tied,
+        "qk-layernorm": shape.qk_norm,
+    }
     if flags.base_width is not None:
         # 1.0 would mean 1 / m: the number next to it is taken as it is.
         auto = forward.output == 1.0 and flags.base_width != shape.width
-        lines += [
-            ("--use-mup",),
-            ("--mup-base-hidden-size", str(flags.base_width)),
-            ("--mup-embedding-mult", repr(forward.embedding)),
-            ("--mup-output-mult", repr(math.nextafter(1, 0) if auto else forward.output)),
-            ("--mup-attn-scale-power", "1.0"),
-            ("--mup-base-head-dim", repr((forward.attention * shape.head_dim) ** 2)),
-        ]
-    return lines
+        told |= {
+            "use-mup": True,
+            "mup-base-hidden-size": flags.base_width,
+            "mup-embedding-mult": forward.embedding,
+            "mup-output-mult": math.nextafter(1, 0) if auto else forward.output,
+            "mup-attn-scale-power": 1.0,
+            "mup-base-head-dim": (forward.attention * shape.head_dim) ** 2,
+        }
+    return told
 
 
-def _optimizer(decision: Decision, flags: Flags, scheduler: Scheduler) -> list[tuple[str, ...]]:
-    schedule, final = decision.learning_rate.schedule, scheduler.final_fraction
-    lines: list[tuple[str, ...]] = [
-        ("--optimizer", "adam"),
-        ("--lr", repr(flags.learning_rate)),
-        ("--min-lr", repr(flags.learning_rate * final)),
-        ("--lr-warmup-init", repr(flags.learning_rate * scheduler.init_share)),
-        ("--lr-decay-style", "WSD" if schedule.kind == "wsd" else schedule.kind),
-        ("--weight-decay", repr(flags.weight_decay)),
-        ("--adam-beta1", repr(flags.beta1)),
-        ("--adam-beta2", repr(flags.beta2)),
-        ("--adam-eps", repr(flags.eps)),
-        ("--clip-grad", repr(decision.clip_norm or 0.0)),
-    ]
-    if schedule.kind == "wsd":
-        lines.append(("--lr-wsd-decay-style", "linear"))
-    if (ends := flags.decoupled_learning_rate) is not None:
-        lines += [("--decoupled-lr", repr(ends)), ("--decoupled-min-lr", repr(ends * final))]
-    return lines
+def _optimizer(decision: Decision, flags: Flags, scheduler: Scheduler) -> Arguments:
+    final, ends, wsd = scheduler.final_fraction, flags.decoupled_learning_rate, scheduler.kind == "wsd"
+    return {
+        "optimizer": "adam",
+        "lr": flags.learning_rate,
+        "min-lr": flags.learning_rate * final,
+        "lr-warmup-init": flags.learning_rate * scheduler.init_share,
+        "lr-decay-style": "WSD" if wsd else scheduler.kind,
+        "weight-decay": flags.weight_decay,
+        "adam-beta1": flags.beta1,
+        "adam-beta2": flags.beta2,
+        "adam-eps": flags.eps,
+        "clip-grad": decision.clip_norm or 0.0,
+        "lr-wsd-decay-style": "linear" if wsd else None,
+        "decoupled-lr": ends,
+        "decoupled-min-lr": None if ends is None else ends * final,
+    }
 
 
-def _batch(decision: Decision, scheduler: Scheduler) -> list[tuple[str, ...]]:
+def _batch(decision: Decision, scheduler: Scheduler) -> Arguments:
     schedule, seq_len = decision.learning_rate.schedule, decision.shape.seq_len
     batch, mesh = decision.batch_tokens // seq_len, decision.parallelism
     share = batch // schedule.batch_warmup_stages // mesh.num_data_ranks
-    lines: list[tuple[str, ...]] = [("--micro-batch-size", str(mesh.microbatch_sequences or share))]
+    told: Arguments = {"micro-batch-size": mesh.microbatch_sequences or share}
     if schedule.batch_warmup_steps:  # Megatron takes this with runs measured in sequences only
         seen = seen_before(schedule, batch)
         stages = {int(schedule.batch_share(step) * batch): step for step in reversed(range(schedule.num_steps))}
         ramp = ",".join(f"{seen[step] * seq_len}:{size}" for size, step in sorted(stages.items()))
-        lines.append(("--step-batch-size-schedule", ramp))
+        told["step-batch-size-schedule"] = ramp
         unit, one = "samples", 1
     else:
-        lines.append(("--global-batch-size", str(batch)))
+        told["global-batch-size"] = batch
         unit, one = "iters", batch
-    lines += [(f"--train-{unit}", str(scheduler.total // one)), (f"--lr-decay-{unit}", str(scheduler.total // one))]
-    lines.append((f"--lr-warmup-{unit}", str(scheduler.warmup // one)))
-    if schedule.kind == "wsd":
-        lines.append((f"--lr-wsd-decay-{unit}", str(scheduler.decay // one)))
-    return lines
+    return told | {
+        f"train-{unit}": scheduler.total // one,
+        f"lr-decay-{unit}": scheduler.total // one,
+        f"lr-warmup-{unit}": scheduler.warmup // one,
+        f"lr-wsd-decay-{unit}": scheduler.decay // one if schedule.kind == "wsd" else None,
+    }
 
 
-def _machine(decision: Decision) -> list[tuple[str, ...]]:
-    mesh = decision.parallelism
-    lines: list[tuple[str, ...]] = [
-        ("--tensor-model-parallel-size", str(mesh.tensor)),
-        ("--pipeline-model-parallel-size", str(mesh.pipeline)),
-        ("--context-parallel-size", str(mesh.context)),
-        ("--seed", str(1 + decision.seed % 2**31)),  # Megatron takes no 0
-        ("--ckpt-format", "torch_dist"),
-        ("--save-interval", str(decision.checkpointing.every_steps)),
-        ("--log-interval", "1"),
-        ("--split", "1,0,0"),
-        ("--eval-iters", "0"),
-    ]
-    if mesh.data_parallel_shard > 1:
-        lines.append(("--use-distributed-optimizer",))
-        if mesh.data_parallel_replicate > 1:
-            lines.append(("--num-distributed-optimizer-instances", str(mesh.data_parallel_replicate)))
-    if mesh.activation_checkpointing != "none":
-        lines.append(("--recompute-granularity", mesh.activation_checkpointing))
-        if mesh.activation_checkpointing == "full":
-            lines += [("--recompute-method", "uniform"), ("--recompute-num-layers", "1")]
-    lines += [("--bf16",)] if decision.precision == "bfloat16" else []
-    lines += [] if decision.abort.on_non_finite else [("--no-check-for-nan-in-loss-and-grad",)]
-    return lines
+def _machine(decision: Decision) -> Arguments:
+    mesh, sharded = decision.parallelism, decision.parallelism.data_parallel_shard > 1
+    recomputed, whole = mesh.activation_checkpointing != "none", mesh.activation_checkpointing == "full"
+    replicas = mesh.data_parallel_replicate
+    return {
+        "tensor-model-parallel-size": mesh.tensor,
+        "pipeline-model-parallel-size": mesh.pipeline,
+        "context-parallel-size": mesh.context,
+        "seed": 1 + decision.seed % 2**31,  # Megatron takes no 0
+        "ckpt-format": "torch_dist",
+        "save-interval": decision.checkpointing.every_steps,
+        "log-interval": 1,
+        "split": "1,0,0",
+        "eval-iters": 0,
+        "use-distributed-optimizer": sharded,
+        "num-distributed-optimizer-instances": replicas if sharded and replicas > 1 else None,
+        "recompute-granularity": mesh.activation_checkpointing if recomputed else None,
+        "recompute-method": "uniform" if whole else None,
+        "recompute-num-layers": 1 if whole else None,
+        "bf16": decision.precision == "bfloat16",
+        "no-check-for-nan-in-loss-and-grad": not decision.abort.on_non_finite,
+    }

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
 from launcher.exporters.foreign import JUDGEMENTS, by_layer, names_by_group, refuse, report
-from launcher.exporters.view import proof_steps
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
@@ -63,7 +62,6 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
             "needs": {"ai2-olmo-core": version},
             "names": [[*pair] for pair in (HEAD_NAMES | NAME_PARTS).items()],
             "flops_per_token": flops,
-            "steps": list(proof_steps(decision.learning_rate.schedule)),
         },
         programs={f"{MODULE}.py": f"{MODULE}.py", SCRIPT: "train_olmo_core.py", PROVE_FILE: "prove_olmo_core.py"},
         files={CONFIG_FILE: canon.pretty(run_config(decision)).decode(), RUN_FILE: _run_text(decision, version)},
@@ -146,35 +144,18 @@ def run_config(decision: Decision) -> dict[str, Json]:
     Raises:
         FrozenError: the groups do not fit the shape's parameters.
     """
-    shape, steps = decision.shape, decision.learning_rate.schedule
-    groups = group_globs(decision)
+    num_steps = decision.learning_rate.schedule.num_steps
     return {
         "_CLASS_": f"{MODULE}.RunConfig",
         "digest": decision.digest,
         "num_ranks": decision.parallelism.num_ranks,
-        "seed": decision.seed,
         "model": _model(decision),
-        "initial_values": [
-            {"_CLASS_": f"{MODULE}.InitialValues", "params": list(globs), "std": group.init_std}
-            for globs, group in groups
-        ],
-        "train_module": _train_module(decision, groups),
-        "data_loader": {
-            "_CLASS_": f"{MODULE}.CorpusLoaderConfig",
-            "data_id": decision.data.data_id,
-            "weights": [[name, share] for name, share in decision.data.weights],
-            "seed": decision.seed,
-            "sequence_length": shape.seq_len,
-            "batch_sequences": decision.batch_tokens // shape.seq_len,
-            "num_steps": steps.num_steps,
-            "batch_warmup_steps": steps.batch_warmup_steps,
-            "batch_warmup_stages": steps.batch_warmup_stages,
-        },
+        "train_module": _train_module(decision),
         "trainer": {
             **_config("train.config.TrainerConfig"),
             "save_folder": f"outputs/{decision.digest[:16]}",
             "save_overwrite": True,  # what a killed run left of a checkpoint must not stop it again
-            "max_duration": {**_config("train.common.Duration"), "value": steps.num_steps, "unit": "steps"},
+            "max_duration": {**_config("train.common.Duration"), "value": num_steps, "unit": "steps"},
             "metrics_collect_interval": 1,
             "callbacks": {
                 "checkpointer": {
@@ -185,11 +166,7 @@ def run_config(decision: Decision) -> dict[str, Json]:
                     # Saved in a thread, ranks record its time at different steps, and reducing metrics then hangs.
                     "save_async": False,
                 },
-                "brakes": {
-                    "_CLASS_": f"{MODULE}.Brakes",
-                    "warmup_steps": steps.warmup_steps,
-                    "train_loss_above_nats": decision.abort.train_loss_above_nats,
-                },
+                "brakes": {"_CLASS_": f"{MODULE}.Brakes"},
             },
         },
     }
@@ -243,7 +220,7 @@ def _model(decision: Decision) -> dict[str, Json]:
     }
 
 
-def _train_module(decision: Decision, groups: list[tuple[list[str], ParameterGroup]]) -> dict[str, Json]:
+def _train_module(decision: Decision) -> dict[str, Json]:
     mesh, seq_len = decision.parallelism, decision.shape.seq_len
     share = decision.batch_tokens // seq_len // mesh.num_data_ranks
     overrides: list[Json] = [
@@ -257,7 +234,7 @@ def _train_module(decision: Decision, groups: list[tuple[list[str], ParameterGro
                 "betas": [group.beta1, group.beta2],
             },
         }
-        for globs, group in groups
+        for globs, group in group_globs(decision)
     ]
     data_parallel: dict[str, Json] = {
         "name": "fsdp" if mesh.data_parallel_replicate == 1 else "hsdp",

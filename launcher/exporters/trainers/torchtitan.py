@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
 from launcher.exporters.foreign import by_layer, names_by_group, refuse, report
-from launcher.exporters.writing import PROVE_FILE, corpus_run_script, groups_of, run_numbers, write_export
+from launcher.exporters.writing import PROVE_FILE, corpus_run_script, groups_of, write_export
 from launcher.frozen.frozen import Decision, Parallelism, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.canon import Json
@@ -127,7 +127,7 @@ def _numbers(decision: Decision, version: str) -> dict[str, Json]:
     """What the programs read."""
     decay_ratio, decay_type = _scheduler(decision.learning_rate.schedule)
     share, microbatch = rank_sequences(decision.parallelism, decision.batch_tokens // decision.shape.seq_len)
-    return run_numbers(decision) | {
+    return {
         "flat_tokens": version == MAIN,
         "norm_eps": NORM_EPS,
         "rope_base": ROPE_BASE,
