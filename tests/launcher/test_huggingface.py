@@ -194,15 +194,6 @@ def test_microbatches_that_a_growing_batch_cannot_fill_are_refused(tmp_path, man
         huggingface.export(wide_decision(manifest, schedule=schedule, parallelism=mesh), tmp_path)
 
 
-def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
-    export_case.assert_judges_every_leaf(huggingface.export, manifest, tmp_path)
-
-
-def test_what_travels_needs_neither_forerun_nor_torch(tmp_path, manifest, corpus):
-    huggingface.export(wide_decision(manifest), tmp_path)
-    export_case.assert_travels(tmp_path, corpus, "proxies.data.tokens", "proxies.core.schedule")
-
-
 def test_the_newest_whole_checkpoint_is_resumed_from(tmp_path, manifest):
     huggingface.export(wide_decision(manifest), tmp_path)
     newest = script_in(tmp_path).newest_checkpoint
@@ -212,10 +203,3 @@ def test_the_newest_whole_checkpoint_is_resumed_from(tmp_path, manifest):
     for step in (8, 12):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
     assert newest(tmp_path) == str(tmp_path / "checkpoint-12")
-
-
-@pytest.mark.parametrize(("num_ranks", "layout"), export_case.LAYOUTS)
-def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, num_ranks, layout):
-    huggingface.export(export_case.one_sequence_each(manifest, num_ranks), tmp_path)
-    words = export_case.launch_words(tmp_path, layout)
-    assert words[-1] == str(tmp_path / "forerun_huggingface.py")

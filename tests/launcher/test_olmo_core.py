@@ -121,25 +121,9 @@ def test_a_schedule_without_a_decaying_step_is_its_warmup_alone():
         assert found["warmup"] == schedule.warmup_steps
 
 
-def test_unknown_versions_are_refused_naming_the_known(tmp_path, manifest):
-    said = "version '2.6.0' is unknown: 3.0.0 is known"
-    export_case.assert_refused(olmo_core.export, wide_decision(manifest), tmp_path / "out", said, version="2.6.0")
-
-
 def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
     mesh = Parallelism(data_parallel_shard=1, tensor=2, pipeline=2, context=2, microbatch_sequences=3)
     said = (*export_case.UNRUNNABLE, "tensor = 2", "pipeline = 2", "context = 2", "share of 8")
     export_case.assert_refused(
         olmo_core.export, export_case.unrunnable(manifest, parallelism=mesh), tmp_path / "out", *said
     )
-
-
-def test_fidelity_judges_every_leaf_and_loses_none(tmp_path, manifest):
-    export_case.assert_judges_every_leaf(olmo_core.export, manifest, tmp_path)
-
-
-@pytest.mark.parametrize(("num_ranks", "layout"), export_case.LAYOUTS)
-def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, num_ranks, layout):
-    exported(export_case.one_sequence_each(manifest, num_ranks), tmp_path)
-    words = export_case.launch_words(tmp_path, layout, "num_ranks=1")
-    assert words[-2:] == [str(tmp_path / "train.py"), "num_ranks=1"]

@@ -112,19 +112,10 @@ def test_a_decay_survives_as_a_ratio():
         assert round(num_steps * ratio) == decay_steps
 
 
-def test_unknown_versions_are_refused_naming_the_known(tmp_path, manifest):
-    said = "version '0.2.2' is unknown: main-2026-08-b5bcd76, 0.3.0 are known"
-    export_case.assert_refused(torchtitan.export, wide_decision(manifest), tmp_path / "out", said, version="0.2.2")
-
-
 def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
     export_case.assert_refused(
         torchtitan.export, export_case.unrunnable(manifest), tmp_path / "out", *export_case.UNRUNNABLE
     )
-
-
-def test_fidelity_covers_every_leaf_field_once(tmp_path, manifest):
-    export_case.assert_judges_every_leaf(torchtitan.export, manifest, tmp_path)
 
 
 def test_initial_values_are_the_embedded_trainers_bit_for_bit(tmp_path, manifest):
@@ -177,15 +168,3 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
             types.SimpleNamespace(corpus=str(corpus)), dp_world_size=1, dp_rank=0, seq_len=32, local_batch_size=1
         )
     assert "frozen as 0000" in capsys.readouterr().err
-
-
-def test_the_reader_that_travels_needs_neither_forerun_nor_torch(tmp_path, manifest, corpus):
-    exported(wide_decision(manifest), tmp_path)
-    export_case.assert_travels(tmp_path, corpus, "proxies.data.tokens")
-
-
-@pytest.mark.parametrize(("num_ranks", "layout"), export_case.LAYOUTS)
-def test_the_launch_line_starts_the_frozen_number_of_ranks(tmp_path, manifest, num_ranks, layout):
-    exported(export_case.one_sequence_each(manifest, num_ranks), tmp_path)
-    words = export_case.launch_words(tmp_path, layout)
-    assert "--module forerun_torchtitan --config main_run" in " ".join(words)
