@@ -52,6 +52,9 @@ def refuse(trainer: str, decision: Decision, version: str, known: Sequence[str],
         f"precision = {decision.precision}: float32 or bfloat16, or the native trainer": (
             decision.precision != "float64"
         ),
+        f"optimizer = {decision.optimizer!r}: this export writes AdamW; use the native trainer": (
+            decision.optimizer == "adamw"
+        ),
         "this version's learning-rate table is not the frozen one": (
             learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate
         ),

@@ -21,6 +21,7 @@ from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon, checks, schedule
 from proxies.core.canon import Json
+from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.data import mixture, permutation, tokens, windows
 
 NUMBERS_FILE = "forerun.json"
@@ -87,7 +88,7 @@ def _readable(body: Mapping[str, Json]) -> str:
 
 def groups_of(patterns: Iterable[tuple[str, ParameterGroup]]) -> list[Json]:
     """Optimizer groups by a trainer's patterns, as `templates/forerun_torch.py` reads them."""
-    names = ("init_std", "learning_rate", "weight_decay", "eps", "beta1", "beta2")
+    names = (*GROUP_NUMBERS, "init_std")
     return [{"pattern": pattern, **{name: getattr(group, name) for name in names}} for pattern, group in patterns]
 
 
