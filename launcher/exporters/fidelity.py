@@ -86,7 +86,7 @@ class Exporter(Protocol):
     """Versions of the trainer that it knows, the one written by default last."""
 
     def export(self, decision: Decision, out_dir: Path, version: str) -> FidelityReport:
-        """Write the trainer's files.
+        """Write the trainer's files; returns what became of every leaf field of the decision.
 
         Raises:
             ExportError: an unknown version, or what the trainer cannot run; every problem at once, nothing written.

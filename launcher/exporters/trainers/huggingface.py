@@ -42,14 +42,7 @@ NAMES = {
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write model config, training arguments, script, `prove.py`, `run.sh`, their numbers and the corpus reader.
-
-    Returns what became of every leaf field of the decision.
-
-    Raises:
-        ExportError: an unknown version, or what transformers cannot run; every problem at once, and nothing is written.
-        FrozenError: the groups do not fit the shape's parameters.
-    """
+    """Write model config, training arguments, script, `prove.py`, `run.sh`, their numbers and the corpus reader."""
     refuse("huggingface", decision, version, VERSIONS, _problems(decision))
     assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
     needs = {"transformers": version, "accelerate": ACCELERATE[version]}

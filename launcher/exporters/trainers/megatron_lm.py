@@ -59,14 +59,7 @@ _MODULES = {
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `arguments.txt`, the scripts of the data, the seed, the proof and the run, and the reader into `out_dir`.
-
-    Returns what became of every leaf field of the decision.
-
-    Raises:
-        ExportError: an unknown version, or what Megatron cannot run; every problem at once, and nothing is written.
-        FrozenError: the groups do not fit the shape's parameters.
-    """
+    """Write `arguments.txt`, the scripts of data, seed, proof and run, their numbers and the corpus reader."""
     refuse("megatron-lm", decision, version, VERSIONS, _problems(decision))
     flags = flags_of(decision)
     scheduler, off = scheduler_of(decision, flags)

@@ -43,14 +43,7 @@ NAME_PARTS = {
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh`, their numbers and the corpus reader.
-
-    Returns what became of every leaf field of the decision.
-
-    Raises:
-        ExportError: an unknown version, or what OLMo-core cannot run; every problem at once, and nothing is written.
-        FrozenError: the groups do not fit the shape's parameters.
-    """
+    """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh`, their numbers and the corpus reader."""
     refuse("olmo-core", decision, version, VERSIONS, _problems(decision))
     flops = flops_per_token(decision.shape, "olmo")
     write_export(

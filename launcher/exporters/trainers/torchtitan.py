@@ -58,14 +58,7 @@ def _problems(decision: Decision) -> dict[str, bool]:
 
 
 def export(decision: Decision, out_dir: Path, version: str = RELEASE) -> FidelityReport:
-    """Write `forerun_torchtitan.py`, `prove.py`, `run.sh`, their numbers and the corpus reader into `out_dir`.
-
-    Returns what became of every leaf field of the decision.
-
-    Raises:
-        ExportError: an unknown version, or what torchtitan cannot run; every problem at once, and nothing is written.
-        FrozenError: the groups do not fit the shape's parameters.
-    """
+    """Write `forerun_torchtitan.py`, `prove.py`, `run.sh`, their numbers and the corpus reader into `out_dir`."""
     refuse("torchtitan", decision, version, VERSIONS, _problems(decision))
     write_export(
         out_dir,
