@@ -40,7 +40,7 @@ from datasets import Family, families
 from scaling_fits.forecast import cloud
 from scaling_fits.forecast.uncertainty import FittedRuns, fit_runs, predict
 from scaling_fits.laws import law
-from scaling_fits.laws.form_names import Form
+from scaling_fits.laws.forms import Form
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import RunTable, from_columns
 

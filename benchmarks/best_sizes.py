@@ -24,10 +24,10 @@ from scaling_fits.allocation.allocate import allocate
 from scaling_fits.allocation.spending import Spending, log_best_params
 from scaling_fits.forecast.uncertainty import fit_runs
 from scaling_fits.laws import law
-from scaling_fits.laws.form_names import Form
-from scaling_fits.laws.nearness import near_frontier
+from scaling_fits.laws.forms import Form
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import RunTable
+from scaling_fits.laws.weights import near_frontier
 
 RATIOS = (3, 10, 30)
 SAME_BUDGET, NEAR, LEAST_RUNS = 1.15, 1.3, 12

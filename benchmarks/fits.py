@@ -36,9 +36,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "scaling_fits"))
 
 from planted_ladders import CHINCHILLA, COUPLED, TRUTHS, ladder
 
-from scaling_fits.laws import law, search, starts
-from scaling_fits.laws.form_names import Form
-from scaling_fits.laws.forms import SHAPES
+from scaling_fits.laws import law, search
+from scaling_fits.laws.forms import SHAPES, Form
 from scaling_fits.laws.solver import Floats, Points
 from scaling_fits.laws.table import RunTable, read_runs
 
@@ -98,7 +97,7 @@ def exactness() -> dict[str, Any]:
     if gadre is not None:
         tables["gadre_redpajama"] = gadre
     for name, table in tables.items():
-        for form in law.ALL_FORMS:
+        for form in SHAPES:
             result["against_scipy"].append(against_scipy(name, table, form))
     worst = max(row["over_reference"] for row in result["against_scipy"])
     behind = sum(row["over_reference"] < -1e-8 for row in result["against_scipy"])
@@ -170,7 +169,7 @@ def heavy(table: RunTable, form: Form, weight: Floats, near: Floats) -> Floats:
     shape, rng = SHAPES[form], np.random.default_rng(9)
     every = np.repeat(weight, NUM_RANDOM, axis=0)
     scattered = search.polish(random_laws(form, points, len(every), rng), points, every, shape)
-    grid = starts.grid_starts(points, law.shares_of(table.weight), shape, 60)
+    grid = search.grid_starts(points, law.shares_of(table.weight), shape, 60)
     before = search._GIFTS, search._FEW_RUNS, search._SCOUTS
     search._GIFTS, search._FEW_RUNS, search._SCOUTS = 16, 10**9, 64
     try:
@@ -198,12 +197,12 @@ def convergence(num: int, num_checked: int) -> list[dict[str, Any]]:
     """All numbers of runs, sources, forms and kinds of weights."""
     rows: list[dict[str, Any]] = []
     print(f"\nrefits within {NEAR} of the best known: worst source (mean), by form\n{'':<22}" + "".join(
-        f"{form:>20}" for form in law.ALL_FORMS))  # fmt: skip
+        f"{form:>20}" for form in SHAPES))  # fmt: skip
     for num_runs in NUM_RUNS:
         tables = list(sources(num_runs))
         for kind in ("dirichlet", "multinomial"):
             cells = []
-            for form in law.ALL_FORMS:
+            for form in SHAPES:
                 found = [(name, refits(table, form, kind, num, num_checked)) for name, table in tables]
                 kept = [{"runs": name, **row} for name, row in found if row is not None]
                 rows += kept
@@ -219,7 +218,7 @@ def convergence(num: int, num_checked: int) -> list[dict[str, Any]]:
 def speed() -> dict[str, Any]:
     """CPU time at 240 runs, and the memory of refits."""
     table, result = planted(CHINCHILLA, 240, 0), {}
-    for form in law.ALL_FORMS:
+    for form in SHAPES:
         fit = law.fit_law(table, form)
         weight = weights("dirichlet", 4000, 240, 0)
         result[form] = {

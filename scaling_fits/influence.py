@@ -15,12 +15,12 @@ import numpy as np
 
 from scaling_fits.allocation.allocate import WIDEST_SIZE, allocate
 from scaling_fits.forecast.uncertainty import FittedRuns, predict
-from scaling_fits.laws import law, outliers
-from scaling_fits.laws.law import LawFit
-from scaling_fits.laws.nearness import near_frontier
-from scaling_fits.laws.sizes import check_positive
+from scaling_fits.laws import law, weights
+from scaling_fits.laws.forms import SHAPES
+from scaling_fits.laws.law import LawFit, check_positive
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import RunTable, listed
+from scaling_fits.laws.weights import near_frontier
 
 LARGE_SHARE = 0.5
 """Of an interval's arm: a run that moves the choice by more is worth a second look."""
@@ -103,7 +103,7 @@ def influence(
     log_params = law.log_best_params(np.concatenate([fit.theta[None, :], without]), log_nd)
     log_loss = law.log_loss(np.concatenate([fit.theta[None, :], without]), *target)[:, 0]
     arms = _arms(fitted, target_params, target_tokens)
-    scores, limit = _residual_sds(weighed, fit), outlier_limit(fit)
+    scores, limit = _residual_sds(weighed, fit), weights.outlier_limit(fit.num_runs, fit.degrees_of_freedom)
     rows = []
     for i in range(table.num_runs):
         needed = bool(law.why_unidentified(table.rows(np.arange(table.num_runs) != i), fit.form))
@@ -170,15 +170,10 @@ def _share(shift: float, arms: tuple[float, float]) -> float:
     return abs(shift) / max(arms[int(shift > 0)], 0.1 * sum(arms), 1e-12)
 
 
-def outlier_limit(fit: LawFit) -> float:
-    """Robust sds beyond which a run is no noise (`outliers.outlier_limit`)."""
-    return outliers.outlier_limit(fit.num_runs, fit.degrees_of_freedom)
-
-
 def _residual_sds(table: RunTable, fit: LawFit) -> Floats:
     """Residuals of log loss over their robust sd; a run of a quarter of the weight is taken to be twice as noisy."""
     residuals = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
-    return outliers.robust_sds(residuals * np.sqrt(law.shares_of(table.weight)), law.NUM_PARAMETERS[fit.form])
+    return weights.robust_sds(residuals * np.sqrt(law.shares_of(table.weight)), SHAPES[fit.form].dim)
 
 
 def _rank(row: RowInfluence) -> tuple[float, float]:

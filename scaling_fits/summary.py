@@ -20,7 +20,7 @@ from scaling_fits.forecast.conclusive import fit_doubts, inconclusive
 from scaling_fits.forecast.derived import Interval, draw_intervals, exponents
 from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
 from scaling_fits.laws import lack_of_fit, law
-from scaling_fits.laws.form_names import Form, FormChoice
+from scaling_fits.laws.forms import POOLED, SHAPES, Form, FormChoice
 from scaling_fits.laws.law import LawFit
 from scaling_fits.laws.solver import NUM_COORDINATES, Floats
 from scaling_fits.laws.table import DroppedRow
@@ -117,7 +117,7 @@ def _parameters(fit: LawFit) -> dict[str, Json]:
     """By name, null where unidentified; a law without an irreducible loss has E = 0 for readers who ask for it."""
     values = fit.parameters
     named: dict[str, Json] = {name: values.get(name) for name in fit.names}
-    return {"E": 0.0, **named} if fit.form == "power" else named
+    return {"E": 0.0, **named} if fit.form in POOLED and not fit.has_floor else named
 
 
 def _median(draws: Floats) -> float | None:
@@ -219,7 +219,7 @@ class _MemberFile:
             )
         if self.anchor is not None and self.anchor.median_miss < 0:
             raise FitFileError(f"{self.form}: its median_miss is below zero")
-        if identified and self.num_runs <= law.NUM_PARAMETERS[self.form]:
+        if identified and self.num_runs <= SHAPES[self.form].dim:
             raise FitFileError(f"{self.form}: num_runs = {self.num_runs} cannot identify it")
         if any(value <= 0 for row in (self.theta, *self.draws) for value in row[3:]):
             raise FitFileError(f"{self.form}: an exponent is not above zero")

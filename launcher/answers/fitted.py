@@ -54,7 +54,7 @@ def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any])
 
     table_of_runs = _runs(runs, params_column)
     _say_how_long(table_of_runs, options["bootstrap"])
-    found = fit_runs(table_of_runs, form=form, **options)  # type: ignore[arg-type]
+    found = fit_runs(table_of_runs, form=form, **options)
     template = None
     if runs.is_dir():
         from launcher.study.decide import shape_template

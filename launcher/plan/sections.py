@@ -19,7 +19,7 @@ from proxies.core.rules import Name
 from proxies.core.schedule import ScheduleKind
 from proxies.core.shape import Family
 from proxies.core.spec import Dtype, Precision
-from scaling_fits.laws.form_names import FormChoice
+from scaling_fits.laws.forms import FormChoice
 
 
 def _slots(value: object) -> object:

@@ -10,13 +10,9 @@ from launcher.study.gates import forecast_warnings
 from launcher.views import html as show
 from launcher.views.fit import rung_names
 from launcher.views.html import Body
+from scaling_fits.laws.forms import SHAPES
 
 NUM_INFLUENTIAL = 5
-_FORMULAS = {
-    "chinchilla": "E + A·N<sup>−α</sup> + B·D<sup>−β</sup>",
-    "coupled": "E + (A·N<sup>−α</sup> + B·D<sup>−β</sup>)<sup>k</sup>",
-    "power": "A·N<sup>−α</sup> + B·D<sup>−β</sup>, no floor",
-}
 _WEIGHTING = {
     "even": "All rungs count alike: their residuals look like noise, or they are too few to weigh any less.",
     "near_frontier": (
@@ -86,15 +82,14 @@ def _residuals_caption(body: Body) -> str:
 
 def _members(body: Body) -> str:
     """Every law with its weight and what it says of the main run."""
-    fit, rows = body["fit"], []
-    for member in fit["members"]:
-        formula = _FORMULAS.get(member["form"], "")
-        rows.append(
-            (f"{show.text(member['form'])}{f': {formula}' if formula else ''}", show.percent(member["weight"], ".0f"),
-             show.chip(member["status"]), show.loss(member["parameters"].get("E")),
-             show.number(member["params_vs_flops"], ".2f"), show.number(member["tokens_vs_flops"], ".2f"),
-             show.loss(member["loss_at_choice_nats"]))
-        )  # fmt: skip
+    fit = body["fit"]
+    rows = [
+        (f"{show.text(member['form'])}: {SHAPES[member['form']].formula}", show.percent(member["weight"], ".0f"),
+         show.chip(member["status"]), show.loss(member["parameters"].get("E")),
+         show.number(member["params_vs_flops"], ".2f"), show.number(member["tokens_vs_flops"], ".2f"),
+         show.loss(member["loss_at_choice_nats"]))
+        for member in fit["members"]
+    ]  # fmt: skip
     head = ("law", "weight", "status", "E (nats)", "N grows as C to the", "D grows as C to the", "main run (nats)")
     said = "Laws have their weights from how well each foretold larger budgets, held out, from smaller ones. "
     if len(rows) == 1:

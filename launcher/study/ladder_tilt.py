@@ -172,7 +172,7 @@ def _as_it_is(fit: FittedRuns, target: Prediction) -> float:
 def _forecast(table: RunTable, fit: FittedRuns, target: Prediction) -> float | None:
     """The loss at the target with every member fitted to these losses; None where one has no numbers then."""
     from scaling_fits.laws.law import fit_law
-    from scaling_fits.laws.nearness import near_frontier
+    from scaling_fits.laws.weights import near_frontier
 
     weighed = near_frontier(table) if fit.weighting == "near_frontier" else table
     refits = [fit_law(weighed, m.form) if w > 0 else m for m, w in zip(fit.members, fit.weights, strict=True)]

@@ -15,14 +15,14 @@ from launcher.cli.options import answer, json_option, table
 from proxies.core.canon import Json
 from scaling_fits import fit_file
 from scaling_fits.forecast.conclusive import first_and_rest
-from scaling_fits.laws.law import ALL_FORMS
+from scaling_fits.laws.forms import SHAPES
 
 
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path))
 @click.option(
     "--form",
-    type=click.Choice(["auto", *ALL_FORMS, *COMPUTE_FORMS, *HYPERPARAMETER_FORMS]),
+    type=click.Choice(["auto", *SHAPES, *COMPUTE_FORMS, *HYPERPARAMETER_FORMS]),
     default="auto",
     show_default=True,
     help="auto pools the laws of loss against N and D, weighed by back-test; isoflop and "

@@ -57,8 +57,7 @@ def _alone(law: LawFit, flops: Sequence[float], at: Prediction | None) -> dict[s
     """What one law says by itself; its frontier is of its own optima, which are not the pool's."""
     import numpy as np
 
-    from scaling_fits.laws.law import log_best_params, log_loss
-    from scaling_fits.laws.sizes import exp_finite
+    from scaling_fits.laws.law import exp_finite, log_best_params, log_loss
 
     if not law.identified:
         return {"params_vs_flops": None, "tokens_vs_flops": None, "frontier": None, "loss_at_choice_nats": None}

@@ -24,8 +24,7 @@ from scaling_fits.allocation.repeats import DataLimit
 from scaling_fits.allocation.spending import Spending, log_best_params
 from scaling_fits.forecast import cloud
 from scaling_fits.forecast.uncertainty import FAR, FittedRuns, Prediction, predict, reach_of
-from scaling_fits.laws.law import CannotTellError
-from scaling_fits.laws.sizes import LARGEST, exp_finite
+from scaling_fits.laws.law import LARGEST, CannotTellError, exp_finite
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
 WIDEST_SIZE = 1e3

@@ -8,7 +8,7 @@ import numpy as np
 
 from scaling_fits.allocation.spending import Spending, log_best_params
 from scaling_fits.forecast.uncertainty import FittedRuns, expected_log_loss
-from scaling_fits.laws.sizes import exp_finite
+from scaling_fits.laws.law import exp_finite
 
 _CURVATURE_STEP = 0.7  # in log N
 _LEAST_STEP = 1e-2

@@ -131,8 +131,8 @@ def _beyond(
     there is added for every shape of that budget.
     """
     used = [index for index, fit in enumerate(fits) if fit.identified and weights_SM[:, index].any()]
-    floored = [index for index in used if fits[index].form != "power"]
-    falling = [index for index in used if fits[index].form == "power"]
+    floored = [index for index in used if fits[index].has_floor]
+    falling = [index for index in used if not fits[index].has_floor]
     total_S1 = weights_SM[:, floored].sum(axis=1, keepdims=True)
     if not floored:
         return value(fits[falling[0]], params, tokens)

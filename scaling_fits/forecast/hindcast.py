@@ -18,12 +18,12 @@ from scaling_fits.forecast import cloud, pooling
 from scaling_fits.forecast.cloud import Cloud
 from scaling_fits.forecast.pooling import Drift, Pool
 from scaling_fits.laws import law
-from scaling_fits.laws.form_names import Form
+from scaling_fits.laws.forms import Form
 from scaling_fits.laws.lack_of_fit import Trend, structure_of, trend
 from scaling_fits.laws.law import LawFit
-from scaling_fits.laws.nearness import near_frontier
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import RunTable
+from scaling_fits.laws.weights import near_frontier
 
 _CUTS = (1.25, 3.0, 10.0)  # hold out runs above largest / cut; the first is the top rung
 _LEVELS = 2  # from the largest budget down, and again from the next one

@@ -22,8 +22,9 @@ A drift above 0 (larger runs do better than those below them say) is subtracted.
 that do worse may have been trained worse (a batch too small, a rate too high), and the run to come need not be. It
 stays in the misfit, which it widens both ways. Adding it too made public forecasts no better.
 
-Where a law is the truth, S is small for it alone, and it takes all the weight. The Dirichlet's masses and the numbers
-above are the one choice here that was made by looking at public families; `benchmarks/backtests.py` reports all.
+Where a law is the truth, S is small for it alone, and it takes all the weight. The Dirichlet's masses (`laws.forms`)
+and the numbers above are the one choice here that was made by looking at public families; `benchmarks/backtests.py`
+reports all.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scaling_fits.laws.forms import SHAPES
 from scaling_fits.laws.lack_of_fit import Structure
 from scaling_fits.laws.solver import Floats
 
-PRIOR_MASS = {"chinchilla": 4.0, "coupled": 5.0, "power": 2.5}
 _PRIOR_FREEDOM, _PRIOR_MISFIT = 2.0, 0.001
 _INNER_FREEDOM = 4.0
 _SHARE_OF_CUT = 0.75  # cuts share runs, so one does not count whole
@@ -107,7 +108,7 @@ def learn(
 ) -> Pool:
     """Weights and misfit from the laws' log errors at each cut, how far each cut reaches, and smooth residuals."""
     grid_GM = _simplex(len(forms))
-    mass_M = np.array([PRIOR_MASS.get(form, 1.0) for form in forms])
+    mass_M = np.array([SHAPES[form].prior_mass or 1.0 for form in forms])
     inner_GM = (grid_GM * _GRID_STEPS + 0.3) / (_GRID_STEPS + 0.3 * len(forms))  # off the edges, where logs end
     beyond_C = beyond(ratio_C)
     rest_C = rest(reach(ratio_C), beyond_C)

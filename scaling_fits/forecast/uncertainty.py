@@ -2,14 +2,14 @@
 
 An interval is for one new run. It mixes the bootstrap refits of every law by weight (as uncertain as held-out
 budgets leave them), and adds the error that all laws share, which grows with the extrapolation, and the noise of a
-run. Where residuals show that no law fits everywhere, runs count by their nearness to the frontier (`nearness`).
+run. Where residuals show that no law fits everywhere, runs count by their nearness to the frontier (`laws.weights`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -19,15 +19,22 @@ from scaling_fits.forecast.conclusive import fit_doubts, reach_doubts
 from scaling_fits.forecast.hindcast import Backtest, hindcast
 from scaling_fits.forecast.pooling import Drift
 from scaling_fits.laws import law
-from scaling_fits.laws.form_names import Form, FormChoice
+from scaling_fits.laws.forms import POOLED, SHAPES, Form, FormChoice
 from scaling_fits.laws.lack_of_fit import Trend, p_value
-from scaling_fits.laws.law import ALL_FORMS, FORMS, CannotTellError, FitStatus, LawError, LawFit
-from scaling_fits.laws.nearness import near_frontier
-from scaling_fits.laws.sizes import check_positive, check_size, exp_finite
+from scaling_fits.laws.law import (
+    CannotTellError,
+    FitStatus,
+    LawError,
+    LawFit,
+    check_positive,
+    check_size,
+    exp_finite,
+)
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import DroppedRow, RunTable, listed
+from scaling_fits.laws.weights import near_frontier
 
-FORM_CHOICES: tuple[str, ...] = get_args(FormChoice)
+FORM_CHOICES = ("auto", *SHAPES)
 Weighting = Literal["even", "near_frontier"]
 MAX_BOOTSTRAP = 100_000
 FAR = 30.0  # times what was fitted; beyond, no back-test says how good intervals are
@@ -94,7 +101,7 @@ class FittedRuns:
         On public isoFLOP families the best size at 3 to 30 times the fitted FLOPs is missed by 0.1 to 0.3 in log N by
         laws with a floor, and by 1.3 by the one without (medians; `benchmarks/best_sizes.py`).
         """
-        floored = [weight * (fit.form != "power") for fit, weight in zip(self.members, self.weights, strict=True)]
+        floored = [weight * fit.has_floor for fit, weight in zip(self.members, self.weights, strict=True)]
         total = sum(floored)
         return tuple(weight / total for weight in floored) if total > 0 else self.weights
 
@@ -153,7 +160,7 @@ def fit_runs(
     """
     _check_options(form, bootstrap, level, seed)
     table = table.distinct()
-    forms: tuple[Form, ...] = FORMS if form == "auto" else tuple(known for known in ALL_FORMS if known == form)
+    forms: tuple[Form, ...] = POOLED if form == "auto" else (form,)
     members = tuple(law.fit_law(table, each) for each in forms)
     near = form == "auto" and _misfit(table, members)
     weighed = table
@@ -168,7 +175,7 @@ def fit_runs(
 
 def _misfit(table: RunTable, members: tuple[LawFit, ...]) -> bool:
     """Whether the residuals of every law with an irreducible loss are too smooth to be noise."""
-    bounded = [fit for fit in members if fit.identified and fit.form != "power"]
+    bounded = [fit for fit in members if fit.identified and fit.has_floor]
     return bool(bounded) and max(p_value(table, fit) for fit in bounded) < _NO_MISFIT
 
 

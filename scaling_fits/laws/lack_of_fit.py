@@ -131,7 +131,7 @@ def _clipped(table: RunTable, fit: LawFit) -> Floats:
     """Weighted residuals of log loss, outliers drawn in."""
     missed = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
     missed = missed * np.sqrt(law.shares_of(table.weight))
-    free = np.sort(np.abs(missed))[law.NUM_PARAMETERS[fit.form] :]  # the law runs through about as many as it has
+    free = np.sort(np.abs(missed))[SHAPES[fit.form].dim :]  # the law runs through about as many as it has
     limit = _CLIP * 1.4826 * np.median(free)
     result: Floats = np.clip(missed, -limit, limit)
     return result

@@ -1,6 +1,6 @@
 """Scaling laws: loss in nats as a function of parameters N and tokens D.
 
-A law has a form (`forms`: chinchilla, coupled, power, kaplan, overtraining) and is fitted by the sum over runs of
+A law has a form (`forms`) and is fitted by the sum over runs of
 weight * Huber (delta 1e-3) of log-loss residuals in log-sum-exp form (arXiv 2203.15556, section D.1).
 
 A fit that the runs cannot carry is not an error but a status, with its reasons: `unidentified` (no number is
@@ -10,24 +10,21 @@ given), `at_bound` (the optimum wants to leave the searched box), `degenerate` (
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from scaling_fits.laws import search, solver, starts
-from scaling_fits.laws.form_names import Form
-from scaling_fits.laws.forms import SHAPES, Shape
-from scaling_fits.laws.nearness import effective_runs
-from scaling_fits.laws.outliers import outliers
+from scaling_fits.laws import search, solver
+from scaling_fits.laws.forms import SHAPES, Form, Shape
 from scaling_fits.laws.solver import Floats, Points
 from scaling_fits.laws.table import RunTable
+from scaling_fits.laws.weights import effective_runs, outliers
 
-ALL_FORMS: tuple[Form, ...] = get_args(Form)
-FORMS: tuple[Form, ...] = ("chinchilla", "coupled", "power")  # those that `auto` pools
 FitStatus = Literal["converged", "at_bound", "degenerate", "unidentified"]
-NUM_PARAMETERS: dict[str, int] = {form: SHAPES[form].space.dim for form in ALL_FORMS}
+LARGEST = 1e20  # parameters or tokens
 
 _NUM_STARTS = 12
 _NUM_POOLED = 40  # starts that refits share
@@ -49,6 +46,41 @@ class CannotTellError(ValueError):
     def __init__(self, reasons: tuple[str, ...]) -> None:
         self.reasons = reasons
         super().__init__("; ".join(reasons))
+
+
+def exp_finite(value: float) -> float:
+    """Exp that stays finite: an end that says "anything" must still be a number a record may hold."""
+    return math.exp(min(max(value, -700.0), 700.0))
+
+
+def check_size(**values: float) -> None:
+    """Refuse what is no size of a run.
+
+    Raises:
+        LawError: naming every such value.
+    """
+    problems = [
+        f"{name} = {value:g}: a number from 1 to {LARGEST:g} is wanted"
+        for name, value in values.items()
+        if not 1 <= value <= LARGEST
+    ]
+    if problems:
+        raise LawError("; ".join(problems))
+
+
+def check_positive(**values: float) -> None:
+    """Refuse what is not a finite number above zero.
+
+    Raises:
+        LawError: naming every such value.
+    """
+    problems = [
+        f"{name} = {value}: a finite number > 0 is wanted"
+        for name, value in values.items()
+        if not (math.isfinite(value) and value > 0)
+    ]
+    if problems:
+        raise LawError("; ".join(problems))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +131,11 @@ class LawFit:
         return _freedom(self.num_effective_runs, self.form)
 
     @property
+    def has_floor(self) -> bool:
+        """Whether its form has an irreducible loss."""
+        return SHAPES[self.form].has_floor
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The form's own parameters."""
         return SHAPES[self.form].names
@@ -112,7 +149,7 @@ class LawFit:
         """The form's own parameters (M,) by name, of rows of theta such as `draws`; empty when unidentified."""
         if not self.identified:
             return {}
-        return dict(zip(self.names, SHAPES[self.form].natural(theta_MP).T, strict=True))
+        return dict(zip(self.names, SHAPES[self.form].natural(theta_MP), strict=True))
 
 
 def log_loss(theta_MP: Floats, params: Floats, tokens: Floats) -> Floats:
@@ -132,7 +169,7 @@ def log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
 
 def why_unidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     """What keeps these runs from identifying this law; empty when nothing does."""
-    wanted = NUM_PARAMETERS[form]
+    wanted = SHAPES[form].dim
     reasons: list[str] = []
     if table.num_runs <= wanted:
         reasons.append(f"{table.num_runs} runs for the {wanted} parameters of {form}: at least {wanted + 1} are wanted")
@@ -167,19 +204,19 @@ def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawF
     Raises:
         LawError: no law has this name.
     """
-    if form not in ALL_FORMS:
-        raise LawError(f"form = {form!r}: one of {', '.join(ALL_FORMS)} is wanted")
+    if form not in SHAPES:
+        raise LawError(f"form = {form!r}: one of {', '.join(SHAPES)} is wanted")
     reasons = why_unidentified(table, form)
     if reasons:
         return _unidentified(table, form, reasons)
     points, centre = centred_points(table)
     shape, shares = SHAPES[form], shares_of(table.weight)
-    grid = starts.grid_starts(points, shares, shape, _NUM_STARTS)
+    grid = search.grid_starts(points, shares, shape, _NUM_STARTS)
     solutions = search.best_of(grid, points, shares, shape, most_steps)
     best = int(solutions.objective.argmin())
     theta = solutions.theta[best]
     missed = solver.residuals(theta[None, :], points)[0]
-    off = outliers(np.sqrt(shares) * missed, NUM_PARAMETERS[form], _freedom(effective_runs(table.weight), form))
+    off = outliers(np.sqrt(shares) * missed, SHAPES[form].dim, _freedom(effective_runs(table.weight), form))
     effective = effective_runs(table.weight[~off])
     sd = float(np.sqrt((shares * missed**2)[~off].mean() * effective / _freedom(effective, form)))
     status, warnings = _judge(theta, points, shape, sd)
@@ -226,7 +263,7 @@ def _anchor(table: RunTable, missed: Floats) -> Anchor:
 
 
 def _freedom(num_effective_runs: float, form: Form) -> float:
-    return max(num_effective_runs - NUM_PARAMETERS[form], 1.0)
+    return max(num_effective_runs - SHAPES[form].dim, 1.0)
 
 
 def shares_of(weight: Floats) -> Floats:
@@ -260,7 +297,7 @@ def refit_blocks(table: RunTable, fit: LawFit, blocks: Iterable[Floats], num_sta
     shares = shares_of(table.weight)
     pool = centred(fit.theta[None, :], centre)
     if num_starts:
-        grid = starts.grid_starts(points, shares, shape, _NUM_POOLED)
+        grid = search.grid_starts(points, shares, shape, _NUM_POOLED)
         ends = search.best_of(grid[:_NUM_STARTS], points, shares, shape)
         pool = np.concatenate([pool, ends.theta, grid])
     found = []

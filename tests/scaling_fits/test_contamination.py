@@ -10,8 +10,8 @@ from planted_ladders import CHINCHILLA, ladder, law_loss
 from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws import law
 from scaling_fits.laws.lack_of_fit import Trend, trend
-from scaling_fits.laws.outliers import outliers
 from scaling_fits.laws.table import from_columns
+from scaling_fits.laws.weights import outliers
 from scaling_fits.summary import fit_summary, from_file, to_file
 
 WIDE = {"sizes": np.geomspace(1e6, 1e8, 6), "tokens": np.geomspace(1e7, 1e10, 6)}

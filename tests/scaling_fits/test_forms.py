@@ -19,7 +19,7 @@ THETAS = {
 @pytest.mark.parametrize("form", list(SHAPES))
 def test_names_mean_what_the_paper_means(form):
     names, theta = TRUTHS[form], THETAS[form]
-    values = dict(zip(SHAPES[form].names, SHAPES[form].natural(np.array([theta]))[0], strict=True))
+    values = dict(zip(SHAPES[form].names, SHAPES[form].natural(np.array([theta])), strict=True))
     assert list(values) == list(names)
     tokens = np.geomspace(1e8, 1e5, len(SIZES))
     said = law_loss(values, SIZES, tokens)

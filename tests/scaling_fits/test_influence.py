@@ -9,11 +9,11 @@ import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
 from scaling_fits.forecast.uncertainty import fit_runs
-from scaling_fits.influence import RowInfluence, influence, influence_warnings, outlier_limit
+from scaling_fits.influence import RowInfluence, influence, influence_warnings
 from scaling_fits.laws import law
 from scaling_fits.laws.law import CannotTellError, LawError
-from scaling_fits.laws.nearness import near_frontier
 from scaling_fits.laws.table import from_columns, read_runs
+from scaling_fits.laws.weights import near_frontier, outlier_limit
 
 TARGET = {"target_params": 1e7, "target_tokens": 2e8}
 MANY = {"num_runs": 10**6, "sizes": np.geomspace(3e4, 1e6, 6), "tokens": np.geomspace(1e5, 8e5, 5)}
@@ -106,7 +106,8 @@ def test_clean_tables_show_outliers_rarely():
 def test_few_runs_need_to_be_further_off():
     table = ladder(CHINCHILLA, np.random.default_rng(0), noise=0.01)
     few, many = (law.fit_law(each, "chinchilla") for each in (table, _ladder()))
-    assert outlier_limit(few) > outlier_limit(many) == 5.0
+    limits = [outlier_limit(fit.num_runs, fit.degrees_of_freedom) for fit in (few, many)]
+    assert limits[0] > limits[1] == 5.0
 
 
 def test_a_decisive_run_is_told_with_its_share_of_the_arm():

@@ -64,9 +64,7 @@ def law_table(table, weight):
     return dataclasses.replace(table, weight=weight)
 
 
-FORMS = [
-    form if form in ("power", "chinchilla") else pytest.param(form, marks=pytest.mark.slow) for form in law.ALL_FORMS
-]
+FORMS = [form if form in ("power", "chinchilla") else pytest.param(form, marks=pytest.mark.slow) for form in SHAPES]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -82,7 +80,7 @@ def test_a_unit_of_weight_changes_nothing_but_the_objective(form):
     assert np.array_equal(few.theta, many.theta)
 
 
-@pytest.mark.parametrize("form", law.ALL_FORMS)
+@pytest.mark.parametrize("form", SHAPES)
 def test_units_of_sizes_and_tokens_change_nothing_but_their_scales(form):
     table = ladder(TRUTHS[form], **WIDE)
     moved = from_columns(table.params * 1e-9, table.tokens * 1e6, table.loss)

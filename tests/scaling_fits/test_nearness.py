@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from scaling_fits.laws.nearness import FRONTIER_WIDTH, LEAST_EFFECTIVE_RUNS, effective_runs, excess, near_frontier
 from scaling_fits.laws.table import from_columns
+from scaling_fits.laws.weights import FRONTIER_WIDTH, LEAST_EFFECTIVE_RUNS, effective_runs, excess, near_frontier
 
 
 def test_excess_is_over_the_best_of_no_larger_cost():

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from scaling_fits.forecast.pooling import PRIOR_MASS, beyond, learn, reach, rest
+from scaling_fits.forecast.pooling import beyond, learn, reach, rest
+from scaling_fits.laws.forms import SHAPES
 from scaling_fits.laws.lack_of_fit import Structure
 
 FORMS = ("chinchilla", "coupled", "power")
@@ -17,7 +18,7 @@ def _learn(errors, ratios=RATIOS, structure=SMOOTH, seed=0):
 
 def test_without_hindcasts_the_prior_speaks():
     pool = learn(FORMS, np.empty((0, 3)), np.empty(0), SMOOTH, num_draws=2000, seed=0)
-    mass = np.array([PRIOR_MASS[form] for form in FORMS])
+    mass = np.array([SHAPES[form].prior_mass for form in FORMS])
     assert pool.weights == pytest.approx(mass / mass.sum(), abs=0.03)
     assert np.median(pool.misfit_draws) < 0.002
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, ladder
 
-from scaling_fits.laws import law, search, solver, starts
+from scaling_fits.laws import law, search, solver
 from scaling_fits.laws.forms import SHAPES
 
 
@@ -22,8 +22,8 @@ def test_search_ends_where_a_heavier_one_does(form):
     shape, weight = SHAPES[form], np.ones(12)
     for seed in range(3):
         points = _points(seed)
-        light = search.best_of(starts.grid_starts(points, weight, shape, 12), points, weight, shape)
-        many = starts.grid_starts(points, weight, shape, 60)
+        light = search.best_of(search.grid_starts(points, weight, shape, 12), points, weight, shape)
+        many = search.grid_starts(points, weight, shape, 60)
         heavy = search.polish(many, points, np.ones((len(many), 12)), shape)
         assert light.objective.min() <= heavy.objective.min() * (1 + 1e-6)
         assert light.converged[light.objective.argmin()]
@@ -32,7 +32,7 @@ def test_search_ends_where_a_heavier_one_does(form):
 def test_a_lone_start_would_not_do():
     """The guard's reason: one search from one plausible point may end above the optimum by more than the bar."""
     points, shape = _points(1), SHAPES["kaplan"]
-    many = starts.grid_starts(points, np.ones(12), shape, 40)
+    many = search.grid_starts(points, np.ones(12), shape, 40)
     found = search.polish(many, points, np.ones((len(many), 12)), shape)
     assert found.objective.max() > 1.003 * found.objective.min()
 
@@ -52,7 +52,7 @@ def test_bounds_hold(form):
 def _reference(points, weight, shape, near):
     """Each problem alone from very many starts."""
     best = np.full(len(weight), np.inf)
-    many = np.concatenate([near, starts.grid_starts(points, np.ones(points.n.size), shape, 16)])
+    many = np.concatenate([near, search.grid_starts(points, np.ones(points.n.size), shape, 16)])
     for index in range(len(weight)):
         found = search.polish(many, points, np.repeat(weight[index : index + 1], len(many), axis=0), shape)
         best[index] = found.objective.min()

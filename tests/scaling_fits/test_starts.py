@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, TRUTHS, ladder
 
-from scaling_fits.laws import law, solver, starts
+from scaling_fits.laws import law, search, solver
 from scaling_fits.laws.forms import SHAPES
 
 
@@ -12,7 +12,7 @@ from scaling_fits.laws.forms import SHAPES
 def test_starts_obey_their_form_and_come_best_first(form):
     points, _ = law.centred_points(ladder(TRUTHS[form]))
     shape = SHAPES[form]
-    found = starts.grid_starts(points, np.ones(12), shape, 10)
+    found = search.grid_starts(points, np.ones(12), shape, 10)
     assert np.array_equal(shape.space.theta(found[:, shape.space.first]), found)
     scores = solver.objective(found, points, np.ones((1, 12)))
     assert (np.diff(scores) >= 0).all()
@@ -24,7 +24,7 @@ def test_starts_obey_their_form_and_come_best_first(form):
 def test_a_and_b_are_the_best_for_their_cell():
     points, _ = law.centred_points(ladder(CHINCHILLA))
     weight = np.linspace(0.5, 2, 12)
-    for theta in starts.grid_starts(points, weight, SHAPES["chinchilla"], 5):
+    for theta in search.grid_starts(points, weight, SHAPES["chinchilla"], 5):
 
         def misfit(moved):
             share = np.exp(solver.log_loss(moved[None], points.n, points.d)[0] - points.y) - 1
@@ -40,6 +40,6 @@ def test_a_term_the_runs_do_not_want_is_next_to_nothing_and_not_negative():
     table = ladder(CHINCHILLA)
     points, _ = law.centred_points(table)
     rising = solver.Points(n=-points.n, d=points.d, y=points.y)
-    found = starts.grid_starts(rising, np.ones(12), SHAPES["chinchilla"], 12)
+    found = search.grid_starts(rising, np.ones(12), SHAPES["chinchilla"], 12)
     assert np.isfinite(found).all()
     assert (found[:, 1] < -10).any()
