@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "scaling_fits"))
 
 import planted_optima as planted
 
-from scaling_fits.compute.compute_fit import ComputeFit, predict_at
 from scaling_fits.compute.frontier import fit_frontier
 from scaling_fits.compute.isoflop import fit_isoflop
+from scaling_fits.compute.optima import ComputeFit, predict_at
 from scaling_fits.compute.valleys import METHODS
 
 DESIGNS = (  # budgets, sizes each, half width in ln N, noise of a run in log loss

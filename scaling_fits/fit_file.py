@@ -1,18 +1,37 @@
-"""The file that carries a fit of any kind: what it holds, under a digest that shows whether it was changed since.
+"""The file that carries a fit of any kind: its fields as plain JSON, under a digest that shows any change since.
 
 `{"kind": "forerun.fit_file/1", "digest": ..., "fit": {"kind": ..., ...}}`; the digest is the sha256 of the canonical
-JSON of `fit`, so white space and the order of keys do not matter. It shows accident and edit, not a forger.
+JSON of `fit`, so white space and the order of keys do not matter. It shows accident and edit, not a forger. Floats are
+written in full: what is read back has the same bits.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import typing
 from pathlib import Path
+
+import numpy as np
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from scaling_fits.allocation.shapes import Template
+from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
+from scaling_fits.compute.optima import ComputeFit
+from scaling_fits.forecast.cloud import Cloud
+from scaling_fits.forecast.uncertainty import FittedRuns
+from scaling_fits.laws.law import LawFit
+from scaling_fits.laws.solver import NUM_COORDINATES, Floats
 
 FILE_KIND = "forerun.fit_file/1"
-_BARE = ("forerun.fit/", "forerun.compute_fit/", "forerun.hyperparameter_fit/")  # files before there was a digest
+_LAW_KIND = "forerun.fit/4"
+_KINDS: dict[str, type[ComputeFit] | type[HyperparameterFit]] = {
+    "forerun.compute_fit/1": ComputeFit,
+    "forerun.hyperparameter_fit/1": HyperparameterFit,
+}
+_AGAIN = "fit again, or take the file from where it was made"
+
+Fit = FittedRuns | ComputeFit | HyperparameterFit
 
 
 class FitFileError(ValueError):
@@ -24,7 +43,7 @@ class FitTamperedError(ValueError):
 
 
 def write(path: Path, fit: dict[str, Json]) -> None:
-    """Write a fit, given as plain JSON data, wholly or not at all.
+    """Write a fit, given as `to_file` makes it, wholly or not at all.
 
     Raises:
         OSError: naming the path.
@@ -37,7 +56,7 @@ def write(path: Path, fit: dict[str, Json]) -> None:
 
 
 def read(path: Path) -> dict[str, Json]:
-    """The fit that `write` wrote.
+    """What `write` wrote.
 
     Raises:
         FitFileError: the file cannot be read, is no fit, or is one of another version.
@@ -51,12 +70,8 @@ def read(path: Path) -> dict[str, Json]:
     except canon.CanonError as error:
         raise FitFileError(f"{path} is no fit ({error}): `forerun fit RUNS --out {path}` writes one") from error
     kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(kind, str) or not kind.startswith(("forerun.fit_file/", *_BARE)):
+    if not isinstance(data, dict) or not isinstance(kind, str) or not kind.startswith("forerun.fit_file/"):
         raise FitFileError(f"{path}: this is no fit: `forerun fit RUNS --out {path}` writes one")
-    if kind.startswith(_BARE):
-        raise FitFileError(
-            f"{path} is of an older version, without a digest: `forerun fit RUNS --out {path}` makes it anew"
-        )
     if kind != FILE_KIND:
         raise FitFileError(
             f"{path} is of another version ({kind}; this one reads {FILE_KIND}): `forerun fit RUNS --out {path}` "
@@ -72,4 +87,61 @@ def read(path: Path) -> dict[str, Json]:
     return fit
 
 
-_AGAIN = "fit again, or take the file from where it was made"
+def to_file(fit: Fit, template: Template | None = None) -> dict[str, Json]:
+    """A fit as plain JSON data; `template`: of the study whose ladder was fitted."""
+    body = _plain(fit)
+    assert isinstance(body, dict)
+    if isinstance(fit, FittedRuns):
+        return {"kind": _LAW_KIND, **body, "shape_template": canon.to_json(template)}
+    return {"kind": next(kind for kind, made in _KINDS.items() if isinstance(fit, made)), **body}
+
+
+def _plain(value: object) -> Json:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else canon.to_json(value)
+
+
+def from_file(data: Json) -> Fit:
+    """The fit that `to_file` made; errors as of `with_template`."""
+    return with_template(data)[0]
+
+
+def with_template(data: Json) -> tuple[Fit, Template | None]:
+    """The fit that `to_file` made, and the shape its study's plan fixes, where it is a study's.
+
+    Raises:
+        FitFileError: no fit, or one of another version.
+    """
+    if not isinstance(data, dict) or data.get("kind") not in (_LAW_KIND, *_KINDS):
+        raise FitFileError("this is no fit of this version: `forerun fit RUNS --out FIT` writes one")
+    body = {name: value for name, value in data.items() if name != "kind"}
+    try:
+        if data["kind"] != _LAW_KIND:
+            return canon.decode(_KINDS[str(data["kind"])], body), None
+        template = body.pop("shape_template", None)
+        found = _law_fit(body)
+        return found, None if template is None else canon.decode(Template, template)
+    except (canon.CanonError, KeyError, TypeError, ValueError) as error:
+        raise FitFileError(f"this fit cannot be read: {error}") from error
+
+
+def _law_fit(body: dict[str, Json]) -> FittedRuns:
+    members = [_fields(LawFit, member) for member in typing.cast("list[Json]", body["members"])]
+    draws = _fields(Cloud, body["cloud"])
+    draws["weight_draws"] = draws["weight_draws"].reshape(-1, len(members))
+    laws = tuple(LawFit(**member | {"draws": member["draws"].reshape(-1, NUM_COORDINATES)}) for member in members)
+    return FittedRuns(members=laws, cloud=Cloud(**draws), **_fields(FittedRuns, body, besides=("members", "cloud")))
+
+
+def _fields(kind: type, data: Json, besides: tuple[str, ...] = ()) -> dict[str, typing.Any]:
+    """The fields of a record that holds arrays, as its constructor takes them; what is not there has its default."""
+    assert isinstance(data, dict)
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind) if field.name in data.keys() - set(besides)]
+    return {
+        name: np.array(data[name], dtype=float) if hints[name] == Floats else canon.decode(hints[name], data[name])
+        for name in names
+    }

@@ -1,34 +1,27 @@
-"""The JSON of the fits: what `fit`, `predict` and `allocate` print, and the file that carries a fit between them."""
+"""The JSON of the fits: what `fit`, `predict` and `allocate` print. What is not known is null, never a number."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from scaling_fits.allocation.allocate import Allocation
-from scaling_fits.allocation.shapes import Template
-from scaling_fits.fit_file import FitFileError
-from scaling_fits.forecast import hindcast, pooling, uncertainty
-from scaling_fits.forecast.cloud import Cloud
+from scaling_fits.allocation.allocate import Allocation, ExactRun
+from scaling_fits.allocation.budgets import Assumption, Budget, Machine
+from scaling_fits.allocation.next_rungs import NextRun
+from scaling_fits.allocation.repeats import SOURCE, DataLimit
+from scaling_fits.allocation.serving import Serving
+from scaling_fits.allocation.shapes import ShapeChoices, ShapeOption
+from scaling_fits.forecast import hindcast, pooling
 from scaling_fits.forecast.conclusive import fit_doubts, inconclusive
-from scaling_fits.forecast.derived import Interval, draw_intervals, exponents
-from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
-from scaling_fits.laws import lack_of_fit, law
-from scaling_fits.laws.forms import POOLED, SHAPES, Form, FormChoice
+from scaling_fits.forecast.uncertainty import FittedRuns, Prediction, draw_intervals, exponents
+from scaling_fits.laws.forms import POOLED
 from scaling_fits.laws.law import LawFit
-from scaling_fits.laws.solver import NUM_COORDINATES, Floats
-from scaling_fits.laws.table import DroppedRow
-
-FILE_KIND = "forerun.fit/4"
-_OLD_KINDS = ("forerun.fit/1", "forerun.fit/2", "forerun.fit/3")  # each lacks what the next holds
-
-_Pair = tuple[float, float]
+from scaling_fits.laws.solver import Floats
 
 
 def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
@@ -46,11 +39,11 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
             {"form": fit.form, "weight": weight, "status": fit.status, "parameters": _parameters(fit)}
             for fit, weight in zip(fitted.members, fitted.weights, strict=True)
         ],
-        "intervals": {name: _pair((intervals or {}).get(name)) for name in _parameters(heaviest)},
+        "intervals": {name: canon.to_json((intervals or {}).get(name)) for name in _parameters(heaviest)},
         "level": fitted.level,
         "exponents": {
-            "params_vs_flops": _interval(growth.params_vs_flops) if growth else empty,
-            "tokens_vs_flops": _interval(growth.tokens_vs_flops) if growth else empty,
+            "params_vs_flops": canon.to_json(growth.params_vs_flops) if growth else empty,
+            "tokens_vs_flops": canon.to_json(growth.tokens_vs_flops) if growth else empty,
         },
         "num_runs": fitted.span.num_runs,
         "dropped": [{"row": row.row, "reason": row.reason} for row in fitted.dropped],
@@ -99,9 +92,9 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
         "tokens_per_param": allocation.tokens_per_param,
         "batch_tokens": batch_tokens,
         "loss": allocation.loss_nats,
-        "interval": _pair(allocation.interval),
-        "params_interval": _pair(allocation.params_interval) if allocation.size_determined else None,
-        "tokens_interval": _pair(allocation.tokens_interval) if allocation.size_determined else None,
+        "interval": canon.to_json(allocation.interval),
+        "params_interval": canon.to_json(allocation.params_interval) if allocation.size_determined else None,
+        "tokens_interval": canon.to_json(allocation.tokens_interval) if allocation.size_determined else None,
         "flat_range": {
             "params": list(allocation.flat_params),
             "tokens": list(allocation.flat_tokens),
@@ -158,14 +151,6 @@ def _normal(value: float, sd: float, level: float) -> Json:
     return [value - arm, value + arm]
 
 
-def _pair(ends: _Pair | None) -> Json:
-    return None if ends is None else list(ends)
-
-
-def _interval(value: Interval) -> dict[str, Json]:
-    return {"value": value.value, "interval": _pair(value.interval)}
-
-
 def _backtest(backtest: hindcast.Backtest | None) -> Json:
     """Null when the runs below the largest rung are too few; a warning of the fit says so."""
     if backtest is None:
@@ -183,7 +168,7 @@ def _backtest(backtest: hindcast.Backtest | None) -> Json:
                 "tokens": run.tokens,
                 "loss": run.loss_nats,
                 "predicted": run.predicted_nats,
-                "interval": _pair(run.interval_nats),
+                "interval": canon.to_json(run.interval_nats),
                 "covered": run.covered,
             }
             for run in backtest.runs
@@ -191,167 +176,90 @@ def _backtest(backtest: hindcast.Backtest | None) -> Json:
     }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _MemberFile:
-    """A `LawFit` as plain data."""
-
-    form: Form
-    status: law.FitStatus
-    theta: tuple[float, ...]
-    objective: float | None
-    residual_sd: float | None
-    num_runs: int
-    num_effective_runs: float
-    anchor: law.Anchor | None
-    warnings: tuple[str, ...]
-    draws: tuple[tuple[float, ...], ...]
-    num_unconverged: int
-    outliers: tuple[int, ...] = dataclasses.field(default=(), metadata=canon.LATER)
-
-    def __post_init__(self) -> None:
-        identified = self.status != "unidentified"
-        wanted = NUM_COORDINATES if identified else 0
-        if len(self.theta) != wanted or any(len(draw) != NUM_COORDINATES for draw in self.draws):
-            raise FitFileError(f"{self.form}: a law of status {self.status} has {wanted} coordinates")
-        if identified and (self.objective is None or self.residual_sd is None or self.anchor is None):
-            raise FitFileError(
-                f"{self.form}: a law of status {self.status} has an objective, a residual_sd and an anchor"
-            )
-        if self.anchor is not None and self.anchor.median_miss < 0:
-            raise FitFileError(f"{self.form}: its median_miss is below zero")
-        if identified and self.num_runs <= SHAPES[self.form].dim:
-            raise FitFileError(f"{self.form}: num_runs = {self.num_runs} cannot identify it")
-        if any(value <= 0 for row in (self.theta, *self.draws) for value in row[3:]):
-            raise FitFileError(f"{self.form}: an exponent is not above zero")
+def budget_summary(
+    budget: Budget, machine: Machine | None, at_ends: tuple[Allocation, Allocation] | None
+) -> dict[str, Json]:
+    """`budget`: FLOPs, hours, dollars and days, what they rest on, and the answer at the ends of the FLOPs."""
+    body = _json(budget) | {"gpu": None}
+    if machine is not None:
+        body["gpu"] = {
+            "name": machine.name,
+            "peak_flops": machine.peak_flops,
+            "mfu": _assumed(machine.mfu),
+            "mfu_convention": "six_nd",
+            "price_usd": None if machine.price_usd is None else _assumed(machine.price_usd),
+        }
+    if at_ends is not None:
+        body["at_flops_interval"] = {
+            "params": [end.params for end in at_ends],
+            "tokens": [end.tokens for end in at_ends],
+            "loss": [end.loss_nats for end in at_ends],
+        }
+    return body
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _CloudFile:
-    """A `Cloud` as plain data."""
-
-    weight_draws: tuple[tuple[float, ...], ...]
-    misfit_draws: tuple[float, ...]
-    noise_draws: tuple[float, ...]
-    drift_draws: tuple[float, ...] = dataclasses.field(default=(), metadata=canon.LATER)
+def serving_summary(serving: Serving) -> dict[str, Json]:
+    """`serving`: the choice against the compute-optimal model of equal loss."""
+    body = _json(serving)
+    other = {name: body.pop(f"compute_optimal_{name}") for name in ("params", "tokens", "life_flops")}
+    extra, saved = body.pop("extra_training_flops"), body.pop("saved_share")
+    return body | {"compute_optimal": other, "extra_training_flops": extra, "saved_share": saved}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _FitFile:
-    """A `FittedRuns` as plain data."""
-
-    kind: str
-    form: FormChoice
-    members: tuple[_MemberFile, ...]
-    weights: tuple[float, ...]
-    cloud: _CloudFile
-    inflation: float
-    weighting: uncertainty.Weighting
-    bootstrap: int
-    level: float
-    seed: int
-    span: uncertainty.Span
-    backtest: hindcast.Backtest | None
-    dropped: tuple[DroppedRow, ...]
-    warnings: tuple[str, ...]
-    record_scale: float = dataclasses.field(default=1.0, metadata=canon.LATER)
-    shape_template: Template | None = dataclasses.field(default=None, metadata=canon.LATER)
-    """Of the study whose ladder was fitted: what its plan fixes of the main run's shape."""
-    drift: pooling.Drift | None = dataclasses.field(default=None, metadata=canon.LATER)
-    trend: lack_of_fit.Trend | None = dataclasses.field(default=None, metadata=canon.LATER)
-
-    def __post_init__(self) -> None:
-        if self.kind != FILE_KIND:
-            raise FitFileError(f"kind = {self.kind!r}: {FILE_KIND!r} is wanted")
-        if not self.members or len(self.members) != len(self.weights) or min(self.weights) < 0:
-            raise FitFileError("members and weights do not go together")
-        given = [w for member, w in zip(self.members, self.weights, strict=True) if member.status == "unidentified"]
-        total = sum(self.weights)
-        if any(given) or abs(total - (self.members[0].status != "unidentified")) > 1e-9:
-            raise FitFileError(f"the weights of the identified members add up to {total}, not to 1")
-        size = len(self.cloud.misfit_draws)
-        if {len(self.cloud.weight_draws), len(self.cloud.noise_draws)} != {size} or any(
-            len(member.draws) not in (0, size) for member in self.members
-        ):
-            raise FitFileError("draws of the members and of the cloud are not equally many")
-        if any(len(row) != len(self.members) for row in self.cloud.weight_draws):
-            raise FitFileError("draws of the weights do not go with the members")
-        if len(self.cloud.drift_draws) not in (0, size):
-            raise FitFileError("draws of the drift are not as many as the others")
-        if size not in (0, self.bootstrap):
-            raise FitFileError(f"{size} draws are not the {self.bootstrap} of the bootstrap")
-        if any(min(row) < 0 or abs(sum(row) - 1) > 1e-9 for row in self.cloud.weight_draws):
-            raise FitFileError("a draw of the weights does not add up to 1")
-        if any(sd < 0 for sd in (*self.cloud.misfit_draws, *self.cloud.noise_draws)):
-            raise FitFileError("a draw of an sd is below zero")
-        if not (self.inflation >= 1 and 0 < self.level < 1 and self.seed >= 0 and self.span.six_nd[1] > 0):
-            raise FitFileError("inflation, level, seed or span is out of range")
-        if not 0 < self.record_scale < math.inf:
-            raise FitFileError("record_scale is out of range")
+def data_summary(limit: DataLimit) -> dict[str, Json]:
+    """`data_limit`: epochs, what repeated tokens are worth, and what the limit costs."""
+    return {
+        "unique_tokens": limit.unique_tokens,
+        "epochs": limit.epochs,
+        "effective_tokens": limit.effective_tokens,
+        "effective_params": limit.effective_params,
+        "unlimited": {"params": limit.unlimited_params, "tokens": limit.unlimited_tokens},
+        "loss_cost": limit.loss_cost_nats,
+        "loss_cost_interval": canon.to_json(limit.loss_cost_interval),
+        "enough_params": limit.enough_params,
+        "source": SOURCE,
+    }
 
 
-def to_file(fitted: FittedRuns, template: Template | None = None) -> dict[str, Json]:
-    """The fit as plain JSON data, floats in full: `from_file` gives back the same bits."""
-    members = tuple(_member_to_file(fit) for fit in fitted.members)
-    draws = fitted.cloud
-    plain = _FitFile(
-        kind=FILE_KIND,
-        members=members,
-        cloud=_CloudFile(
-            weight_draws=tuple(tuple(row) for row in draws.weight_draws.tolist()),
-            misfit_draws=tuple(draws.misfit_draws.tolist()),
-            noise_draws=tuple(draws.noise_draws.tolist()),
-            drift_draws=tuple(draws.drift_draws.tolist()),
-        ),
-        shape_template=template,
-        **_shared(fitted),
-    )
-    found = canon.to_json(plain)
-    assert isinstance(found, dict)
-    return found
+def shapes_summary(shapes: ShapeChoices, exact: ExactRun | None, allocation: Allocation) -> dict[str, Json]:
+    """`shape`, its exact counts and run (null: the budget pays for none), alternatives, what was assumed and traded."""
+    best, *others = shapes.options
+    run: dict[str, Json] = {
+        "tokens": None if exact is None else exact.tokens,
+        "loss": None if exact is None else exact.loss_nats,
+        "interval": None if exact is None else canon.to_json(exact.interval),
+    }
+    return {
+        "shape": canon.to_json(best.shape),
+        "shape_exact": _counts(best, allocation) | run,
+        "shape_alternatives": [{"shape": canon.to_json(each.shape)} | _counts(each, allocation) for each in others],
+        "shape_assumed": list(shapes.assumed),
+        "shape_traded": shapes.traded or None,
+    }
 
 
-def from_file(data: Json) -> FittedRuns:
-    """The fit that `to_file` wrote; errors as of `with_template`."""
-    return with_template(data)[0]
+def next_summary(runs: tuple[NextRun, ...], flops: float, note: str) -> dict[str, Json]:
+    """`next_runs`: what to add to the ladder, in order, and their share of a budget of `flops`; `note` judges them."""
+    told: list[Json] = [_json(run) | {"budget_share": run.flops / flops} for run in runs]
+    return {"next_runs": told, "next_runs_note": note}
 
 
-def with_template(data: Json) -> tuple[FittedRuns, Template | None]:
-    """The fit that `to_file` wrote, and the shape its study's plan fixes, where it is a study's.
-
-    Raises:
-        FitFileError: not a fit, or one that was changed; the message says what is wrong with it.
-    """
-    if isinstance(data, dict) and data.get("kind") in _OLD_KINDS:
-        raise FitFileError("this fit is of an older version: `forerun fit RUNS --out FIT` makes it anew")
-    if not isinstance(data, dict) or data.get("kind") != FILE_KIND:
-        raise FitFileError("this is no fit: `forerun fit RUNS --out FIT` writes one")
-    try:
-        plain = canon.decode(_FitFile, data)
-    except canon.CanonError as error:
-        raise FitFileError(f"this fit cannot be read: {error}") from error
-    members = tuple(_member_from_file(member) for member in plain.members)
-    draws = Cloud(
-        weight_draws=np.array(plain.cloud.weight_draws, dtype=float).reshape(-1, len(members)),
-        misfit_draws=np.array(plain.cloud.misfit_draws, dtype=float),
-        noise_draws=np.array(plain.cloud.noise_draws, dtype=float),
-        drift_draws=np.array(plain.cloud.drift_draws, dtype=float),
-    )
-    return FittedRuns(members=members, cloud=draws, **_shared(plain)), plain.shape_template
+def _counts(option: ShapeOption, allocation: Allocation) -> dict[str, Json]:
+    low, high = allocation.flat_params
+    return {
+        "params": option.params,
+        "params_ratio": option.params_ratio,
+        "aspect_ratio": option.aspect_ratio,
+        "flops_per_token": option.flops_per_token,
+        "flops_over_six_nd": option.flops_ratio,
+        "within_flat_range": low <= option.params <= high,
+    }
 
 
-def _shared(source: FittedRuns | _FitFile) -> dict[str, Any]:
-    """The fields that both forms hold alike."""
-    names = [field.name for field in dataclasses.fields(FittedRuns) if field.name not in ("members", "cloud")]
-    return {name: getattr(source, name) for name in names}
+def _assumed(of: Assumption) -> Json:
+    return {"value": of.value, "interval": [of.low, of.high], "source": of.source}
 
 
-def _member_to_file(fit: LawFit) -> _MemberFile:
-    plain = {field.name: getattr(fit, field.name) for field in dataclasses.fields(LawFit)}
-    draws = tuple(tuple(row) for row in fit.draws.tolist())
-    return _MemberFile(**plain | {"theta": tuple(fit.theta.tolist()), "draws": draws})
-
-
-def _member_from_file(member: _MemberFile) -> LawFit:
-    plain = {field.name: getattr(member, field.name) for field in dataclasses.fields(LawFit)}
-    draws = np.array(member.draws, dtype=float).reshape(-1, NUM_COORDINATES)
-    return LawFit(**plain | {"theta": np.array(member.theta, dtype=float), "draws": draws})
+def _json(record: Budget | Serving | NextRun) -> dict[str, Json]:
+    """A record's fields by name."""
+    return {field.name: canon.to_json(getattr(record, field.name)) for field in dataclasses.fields(record)}

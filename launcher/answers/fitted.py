@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from launcher.plan.study import Study
     from launcher.study.history import Concluded
     from scaling_fits.allocation.shapes import Template
-    from scaling_fits.compute.compute_fit import ComputeFit
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.compute.optima import ComputeFit
     from scaling_fits.forecast.uncertainty import FittedRuns
     from scaling_fits.laws.table import RunTable
     from sweeps.store.ledger import Ledger
@@ -48,9 +48,10 @@ def fit_of(
 
 
 def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
-    from scaling_fits import summary
+    from scaling_fits.fit_file import to_file
     from scaling_fits.forecast.uncertainty import fit_runs
     from scaling_fits.laws.law import CannotTellError
+    from scaling_fits.summary import fit_summary
 
     table_of_runs = _runs(runs, params_column)
     _say_how_long(table_of_runs, options["bootstrap"])
@@ -64,7 +65,7 @@ def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any])
         study, ledger = recorded(runs)
         found, template = scaled(found, *_past(study, ledger)), shape_template(study)
     try:
-        return summary.to_file(found, template), summary.fit_summary(found)
+        return to_file(found, template), fit_summary(found)
     except CanonError as error:
         raise CannotTellError((f"no law fits these runs: what it predicts leaves all numbers ({error})",)) from error
 
@@ -97,10 +98,10 @@ def _say_how_long(runs: RunTable, bootstrap: int) -> None:
 def _fit_compute(
     runs: Path, form: str, method: str, params_column: str, options: dict[str, Any], *, optima: bool
 ) -> tuple[Body, Body]:
-    from scaling_fits.compute import compute_file
-    from scaling_fits.compute.frontier import RUN_COLUMNS, fit_frontier
+    from scaling_fits.compute.frontier import RUN_COLUMNS, fit_frontier, fit_optima, is_of_optima, read_optima
     from scaling_fits.compute.isoflop import fit_isoflop
-    from scaling_fits.compute.optima_table import fit_optima, is_of_optima, read_optima
+    from scaling_fits.compute.optima import fit_body
+    from scaling_fits.fit_file import to_file
 
     if form == "isoflop":
         found = fit_isoflop(_runs(runs, params_column), method, **options)  # type: ignore[arg-type]
@@ -108,20 +109,20 @@ def _fit_compute(
         found = fit_optima(read_optima(runs, params_column), **options)
     else:
         found = fit_frontier(_runs(runs, params_column, RUN_COLUMNS), **options)
-    return compute_file.to_file(found), compute_file.fit_body(found)
+    return to_file(found), fit_body(found)
 
 
 def _fit_hyperparameter(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
-    from scaling_fits.compute import hyperparameter_file as file
-    from scaling_fits.compute.hyperparameter_laws import COLUMNS, fit_runs_law
+    from scaling_fits.compute import hyperparameter_laws as laws
+    from scaling_fits.fit_file import to_file
 
-    optima = None if runs.is_dir() else file.optimum_column(runs, form)  # type: ignore[arg-type]
+    optima = None if runs.is_dir() else laws.optimum_column(runs, form)  # type: ignore[arg-type]
     if optima is not None:
-        found = file.fit_optima_file(runs, form, optima, params_column=params_column, level=options["level"])  # type: ignore[arg-type]
+        found = laws.read_optima_law(runs, form, optima, params_column=params_column, level=options["level"])  # type: ignore[arg-type]
     else:
-        table_of_runs = _runs(runs, params_column, [name for names in COLUMNS.values() for name in names])
-        found = fit_runs_law(table_of_runs, form, **options)  # type: ignore[arg-type]
-    return file.to_file(found), file.fit_body(found)
+        table_of_runs = _runs(runs, params_column, [name for names in laws.COLUMNS.values() for name in names])
+        found = laws.fit_runs_law(table_of_runs, form, **options)  # type: ignore[arg-type]
+    return to_file(found), laws.fit_body(found)
 
 
 def _runs(path: Path, params_column: str, extra: Sequence[str] = ()) -> RunTable:
@@ -151,10 +152,9 @@ def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
 
     The ladder of a study folder is as good: its fit is the one that `freeze` decides by.
     """
-    from scaling_fits import summary
-    from scaling_fits.compute.compute_fit import ComputeFit
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
-    from scaling_fits.fit_file import FitFileError
+    from scaling_fits.compute.optima import ComputeFit
+    from scaling_fits.fit_file import FitFileError, read, with_template
 
     if path.is_dir():
         from launcher.experiments.transferred import transferred
@@ -164,7 +164,7 @@ def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
         study, ledger = recorded(path)
         specs = decide.ladder_specs(study, transferred(study, ledger))
         return decide.fitted(study, ledger, specs), decide.shape_template(study)
-    data, found = _read(path)
+    found, template = with_template(read(path))
     if isinstance(found, ComputeFit):
         raise FitFileError(
             f"{path} holds optima against compute: `forerun predict {path} --flops C` gives the best size"
@@ -173,7 +173,7 @@ def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
         raise FitFileError(
             f"{path} holds a law of {found.form}: `forerun predict {path} --params N --tokens D` reads it"
         )
-    return found, summary.with_template(data)[1]
+    return found, template
 
 
 def read_any(path: Path) -> FittedRuns | ComputeFit | HyperparameterFit:
@@ -183,16 +183,6 @@ def read_any(path: Path) -> FittedRuns | ComputeFit | HyperparameterFit:
         FitFileError: it cannot be read, or is no fit.
         FitTamperedError: it was changed.
     """
-    return _read(path)[1]
+    from scaling_fits import fit_file
 
-
-def _read(path: Path) -> tuple[Body, FittedRuns | ComputeFit | HyperparameterFit]:
-    from scaling_fits import fit_file, summary
-    from scaling_fits.compute import compute_file, compute_fit, hyperparameter_file, hyperparameter_laws
-
-    data = fit_file.read(path)
-    if data.get("kind") == compute_fit.FILE_KIND:
-        return data, compute_file.from_file(data)
-    if data.get("kind") == hyperparameter_laws.FILE_KIND:
-        return data, hyperparameter_file.from_file(data)
-    return data, summary.from_file(data)
+    return fit_file.from_file(fit_file.read(path))

@@ -92,15 +92,16 @@ def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns
 
     One that an older version recorded is made anew too: the ledger proves its content, not that it is still read.
     """
-    from scaling_fits.fit_file import FitFileError
-    from scaling_fits.forecast.uncertainty import fit_runs
-    from scaling_fits.summary import from_file
+    from scaling_fits.fit_file import FitFileError, from_file
+    from scaling_fits.forecast.uncertainty import FittedRuns, fit_runs
 
     past, notes = like(study, inherited(ledger))
     recorded = ledger.find("fit", fit_key(specs, past))
     if recorded is not None:
         with contextlib.suppress(FitFileError):
-            return from_file(recorded.body)
+            found = from_file(recorded.body)
+            if isinstance(found, FittedRuns):
+                return found
     table = ladder_table(specs, ledger.results(), past)
     ladder = study.plan.ladder
     fit = fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)

@@ -21,8 +21,8 @@ from proxies.core.spec import Curve
 
 if TYPE_CHECKING:
     from launcher.plan.study import Study
+    from scaling_fits.forecast.conclusive import Foretold
     from scaling_fits.forecast.loss_curves import FinishedRun
-    from scaling_fits.forecast.track_record import Foretold
     from scaling_fits.forecast.uncertainty import FittedRuns
     from sweeps.store.ledger import Ledger
 
@@ -50,7 +50,7 @@ class Concluded:
     extrapolation: float
     """Training FLOPs over the largest run's that the forecast was fitted to."""
     interval_scale: float = 1.0
-    """What that interval had been multiplied by for misses before it (`scaling_fits.forecast.track_record`)."""
+    """What that interval had been multiplied by for misses before it (`scaling_fits.forecast.conclusive`)."""
     actual_nats: float
     """Validation loss at the end."""
     curve: Curve
@@ -66,7 +66,7 @@ class Concluded:
     @property
     def foretold(self) -> Foretold:
         """The forecast and the outcome alone."""
-        from scaling_fits.forecast.track_record import Foretold
+        from scaling_fits.forecast.conclusive import Foretold
 
         return Foretold(
             predicted_nats=self.predicted_nats, low_nats=self.low_nats, high_nats=self.high_nats, level=self.level,
@@ -159,7 +159,7 @@ def as_rungs(runs: Iterable[Concluded]) -> list[FinishedRun]:
 
 def scaled(fit: FittedRuns, runs: Iterable[Concluded], notes: Iterable[str] = ()) -> FittedRuns:
     """The fit with its intervals at the scale that earlier forecasts ask for, and what must be said of it."""
-    from scaling_fits.forecast.track_record import interval_scale
+    from scaling_fits.forecast.conclusive import interval_scale
 
     misses = [run.z for run in runs]
     scale = interval_scale(misses, fit.level) if misses else 1.0

@@ -336,7 +336,7 @@ class Runner:
         past, _ = like(self.study, inherited(self.ledger))
         if self.ledger.find("fit", fit_key(specs, past)) is None:
             self._check_stop()
-            from scaling_fits.summary import to_file
+            from scaling_fits.fit_file import to_file
 
             fit = fitted(self.study, self.ledger, specs)
             self.ledger.append("fit", fit_key(specs, past), to_file(fit))

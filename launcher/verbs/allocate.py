@@ -55,7 +55,6 @@ def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None 
         CannotTellError: the runs identify no law, or the budget is far beyond them.
     """
     from scaling_fits import summary
-    from scaling_fits.allocation import allocation_summary as told
     from scaling_fits.allocation.budgets import budget_of
 
     budget = budget_of(ask.wish, ask.machine)
@@ -65,16 +64,15 @@ def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None 
     body = summary.allocation_summary(best)
     body |= _batch(best, ask)
     body |= {
-        "flat_range": told.flat_summary(best),
         "training_flops": best.training_flops,
-        "budget": told.budget_summary(budget, ask.machine, _at_ends(fitted, budget, ask)),
+        "budget": summary.budget_summary(budget, ask.machine, _at_ends(fitted, budget, ask)),
     }
     if best.spending.inference_tokens:
         from scaling_fits.allocation.serving import serving
 
-        body["serving"] = told.serving_summary(serving(fitted, best))
+        body["serving"] = summary.serving_summary(serving(fitted, best))
     if best.data_limit is not None:
-        body["data_limit"] = told.data_summary(best.data_limit)
+        body["data_limit"] = summary.data_summary(best.data_limit)
     if ask.shape is not None:
         body |= _shapes(fitted, best, ask.shape, template, body["warnings"])
     return body | _next_runs(fitted, best)
@@ -147,9 +145,9 @@ def _shapes(
     fitted: FittedRuns, best: Allocation, ask: ShapeRequest, template: Template | None, warnings: Json
 ) -> dict[str, Json]:  # fmt: skip
     """The shape; the study's template is kept unless an option asks for another make."""
-    from scaling_fits.allocation.allocation_summary import shapes_summary
-    from scaling_fits.allocation.exact_runs import exact_run
+    from scaling_fits.allocation.allocate import exact_run
     from scaling_fits.allocation.shapes import ShapeRequest, choose_shapes
+    from scaling_fits.summary import shapes_summary
 
     assert isinstance(warnings, list)
     own = ShapeRequest(params=ask.params, num_layers=ask.num_layers, tensor_parallel=ask.tensor_parallel)
@@ -164,8 +162,8 @@ def _shapes(
 
 
 def _next_runs(fitted: FittedRuns, best: Allocation) -> dict[str, Json]:
-    from scaling_fits.allocation.allocation_summary import next_summary
     from scaling_fits.allocation.next_rungs import advice
+    from scaling_fits.summary import next_summary
 
     runs, note = advice(fitted, best.params, best.tokens, best.flops, money="the budget")
     return next_summary(runs, best.flops, note)

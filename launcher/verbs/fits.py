@@ -13,7 +13,6 @@ import click
 from launcher.answers.fitted import COMPUTE_FORMS, HYPERPARAMETER_FORMS, fit_of
 from launcher.cli.options import answer, json_option, table
 from proxies.core.canon import Json
-from scaling_fits import fit_file
 from scaling_fits.forecast.conclusive import first_and_rest
 from scaling_fits.laws.forms import SHAPES
 
@@ -59,6 +58,8 @@ def fit(
         _check_out(out, runs)
     file, body = fit_of(runs, form, method or "window", params_column, options, optima=optima)
     if out is not None:
+        from scaling_fits import fit_file
+
         fit_file.write(out, file)
     status = body["status"]
     if status in _STATUS_SAID:

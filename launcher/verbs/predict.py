@@ -15,8 +15,8 @@ from launcher.verbs.fits import endnotes, number, records, span_text
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from scaling_fits.compute.compute_fit import ComputeFit
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.compute.optima import ComputeFit
     from scaling_fits.forecast.uncertainty import FittedRuns
 
 _FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than the largest ever
@@ -34,8 +34,8 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
     A fit of form isoflop or frontier takes --flops and gives the best size, tokens and loss; one of form learning_rate
     or batch takes --params and --tokens and gives the best value.
     """
-    from scaling_fits.compute.compute_fit import ComputeFit
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
+    from scaling_fits.compute.optima import ComputeFit
 
     found = read_any(fit_path)
     sizes = {"params": params, "tokens": tokens, "flops": flops}
@@ -87,8 +87,7 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
 
 
 def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
-    from scaling_fits.compute.compute_file import prediction_body
-    from scaling_fits.compute.compute_fit import predict_at
+    from scaling_fits.compute.optima import predict_at, prediction_body
 
     times = flops / found.largest_flops
     if flops > 0 and not 1 / _FARTHEST <= times <= _FARTHEST:
@@ -108,8 +107,7 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
 
 
 def _predict_hyperparameter(found: HyperparameterFit, params: float, tokens: float) -> tuple[dict[str, Json], str]:
-    from scaling_fits.compute.hyperparameter_file import prediction_body
-    from scaling_fits.compute.hyperparameter_laws import predict_value
+    from scaling_fits.compute.hyperparameter_laws import predict_value, prediction_body
 
     body = prediction_body(found, predict_value(found, params, tokens))
     best = f"best {found.form} (column {found.column}) {number(body['value'])} {span_text(body['interval'])}"

@@ -170,7 +170,7 @@ def conclude(decision: Decision, folder: Path, run_dir: Path, reading: Reading, 
 def _kept(decision: Decision, reading: Reading, study_dir: Path) -> Conclusion:
     """The conclusion, with the run in the study's ledger."""
     from launcher.study.opening import open_ledger, recorded_study
-    from scaling_fits.forecast.track_record import interval_scale
+    from scaling_fits.forecast.conclusive import interval_scale
 
     ledger = Ledger.read(study_dir)
     past = history.inherited(ledger)
@@ -200,7 +200,7 @@ def _check_study(study: Study, decision: Decision, study_dir: Path) -> None:
 
 
 def _scored(run: Concluded, others: list[Concluded], study_dir: Path | None) -> Conclusion:
-    from scaling_fits.forecast.track_record import interval_scale
+    from scaling_fits.forecast.conclusive import interval_scale
 
     runs = [*others, run]
     return Conclusion(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from proxies.core.checks import Checks
 from scaling_fits.allocation.spending import LEAST_FLOPS, MOST_FLOPS
-from scaling_fits.forecast.derived import Interval
+from scaling_fits.forecast.uncertainty import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

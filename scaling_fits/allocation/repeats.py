@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling_fits.forecast.derived import pooled_interval, stretched
-from scaling_fits.forecast.uncertainty import FittedRuns
+from scaling_fits.forecast.uncertainty import FittedRuns, pooled_interval, stretched
 from scaling_fits.laws import law
 from scaling_fits.laws.solver import Floats
 

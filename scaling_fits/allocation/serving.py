@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from scaling_fits.allocation.allocate import Allocation
-from scaling_fits.allocation.along import best_log_params, pooled_along
-from scaling_fits.allocation.spending import LEAST_FLOPS, Spending, log_best_params
-from scaling_fits.forecast.derived import Interval, pooled_interval, stretched
-from scaling_fits.forecast.uncertainty import FittedRuns
+from scaling_fits.allocation.spending import LEAST_FLOPS, Spending, best_log_params, log_best_params, pooled_along
+from scaling_fits.forecast.uncertainty import FittedRuns, Interval, pooled_interval, stretched
 from scaling_fits.laws.law import exp_finite
 from scaling_fits.laws.solver import Floats
 

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling_fits.compute.local_fits import draws_per_window
 from scaling_fits.compute.power_laws import (
     Floats,
     FloorLaw,
     PowerLaw,
-    PowerLawError,
     fit_floor_law,
     fit_power_law,
     recentred,
 )
+from scaling_fits.compute.valleys import draws_per_window
 
 LEAST_OPTIMA = 3  # two points draw a line through anything
 _HINDCAST_DRAWS = 100
@@ -34,15 +33,6 @@ class Inflation:
     params: float = 1.0
     tokens: float = 1.0
     loss: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check that they do not shrink anything.
-
-        Raises:
-            PowerLawError: one that does.
-        """
-        if min(self.params, self.tokens, self.loss) < 1:
-            raise PowerLawError("an inflation below 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -61,6 +51,21 @@ class Points:
     loss_variance: Floats
     noise_sd: float
     """Of one run, in log loss."""
+
+
+def exact_points(
+    flops: Floats, params: Floats | None, tokens: Floats | None, *, loss_flops: Floats, loss: Floats,
+    log_loss: Floats, seed: int,
+) -> Points:  # fmt: skip
+    """Optima that tell no noise of their own: that of a run is taken from the losses about their law."""
+    none = np.zeros(len(flops))
+    points = Points(
+        flops=flops, params=params, tokens=tokens, params_variance=none, tokens_variance=none, loss_flops=loss_flops,
+        loss=loss, loss_variance=np.zeros(len(loss)), noise_sd=0.0,
+    )  # fmt: skip
+    bare = loss_law(points, slice(None), num_draws=0, seed=seed)
+    off = log_loss - np.log([bare.at(at) for at in loss_flops.tolist()])
+    return dataclasses.replace(points, noise_sd=math.sqrt(float((off**2).sum()) / max(len(off) - 2, 1)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

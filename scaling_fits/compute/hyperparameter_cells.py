@@ -2,7 +2,7 @@
 
 Log loss is a quadratic in log2 learning rate and log2 batch together, where a cell varies both: with a batch that is
 off, the learning rate's optimum moves too. Runs far above the best say nothing about the bottom and are left out;
-how far is chosen over all cells at once (`local_fits`).
+how far is chosen over all cells at once (`valleys`).
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_fits.compute import local_fits
-from scaling_fits.compute.local_fits import Floats, LocalFit
-from scaling_fits.compute.options import CellStatus
+from scaling_fits.compute import valleys
+from scaling_fits.compute.compute_laws import Pair
+from scaling_fits.compute.optima import CellStatus, Options
+from scaling_fits.compute.valleys import MOST_OUTSIDE, Floats, LocalFit
 from scaling_fits.laws.table import RunTable
 
-Pair = tuple[float, float]
 AXES = ("learning_rate", "batch")
 
 _GAP = 1.03  # tokens further apart are two cells: whole steps make them differ a little
@@ -28,8 +28,6 @@ _EXCESSES = (math.inf, 0.08, 0.04, 0.02, 0.01, 0.005)  # in log loss above the c
 _LEAST_VALUES = 3  # distinct values on an axis that is fitted
 _NUM_JUDGES = {1: 4, 2: 9}  # lowest runs, by number of axes, that judge how far to go
 _LEAST_RUNS = {1: 5, 2: 12}  # runs that are kept in any case, by number of axes
-MOST_OUTSIDE = 0.05
-"""Share of draws with no bottom inside the values run, above which an optimum is not believed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,14 +36,14 @@ class CellOptimum:
 
     params: float
     tokens: float
-    status: CellStatus
-    reason: str | None
+    status: CellStatus = "ok"
+    reason: str | None = None
     """What is wrong and what to run; None where the status is ok."""
-    values: dict[str, float]
-    intervals: dict[str, Pair]
+    values: dict[str, float] = field(default_factory=dict)
+    intervals: dict[str, Pair] = field(default_factory=dict)
     """Empty without draws."""
-    log_variances: dict[str, float]
-    loss_nats: float | None
+    log_variances: dict[str, float] = field(default_factory=dict)
+    loss_nats: float | None = None
     num_runs: int
 
 
@@ -71,16 +69,26 @@ class _Cell:
         result: Floats = self.points[self.y.argmin()]
         return result
 
+    @property
+    def design(self) -> Floats:
+        """Columns of a quadratic about the centre: 1, z, z squared, and the product of two axes."""
+        z = self.points - self.centre
+        columns = [np.ones(len(z)), *z.T, *(z**2).T]
+        columns += [z[:, i] * z[:, j] for i, j in itertools.combinations(range(z.shape[1]), 2)]
+        return np.stack(columns, axis=1)
 
-def cell_optima(
-    table: RunTable, columns: dict[str, Floats], *, num_draws: int, level: float, seed: int
-) -> tuple[list[CellOptimum], list[str]]:
+    def without(self, status: CellStatus, reason: str) -> CellOptimum:
+        """No optimum, and why."""
+        return CellOptimum(params=self.params, tokens=self.tokens, status=status, reason=reason, num_runs=len(self.y))
+
+
+def cell_optima(table: RunTable, columns: dict[str, Floats], options: Options) -> tuple[list[CellOptimum], list[str]]:
     """The optimum of each cell of `table`, `columns` holding the runs' values by axis; and what to know about them."""
     cells, warnings = _cells(table, columns)
     early = [_refused_early(cell) for cell in cells]
     fitted = [cell for cell, refused in zip(cells, early, strict=True) if refused is None]
-    rest = iter(_fitted(fitted, num_draws=num_draws, level=level, seed=seed) if fitted else [])
-    return [next(rest) if refused is None else _without(cell, *refused)
+    rest = iter(_fitted(fitted, options) if fitted else [])
+    return [next(rest) if refused is None else cell.without(*refused)
             for cell, refused in zip(cells, early, strict=True)], warnings  # fmt: skip
 
 
@@ -111,7 +119,7 @@ def _refused_early(cell: _Cell) -> tuple[CellStatus, str] | None:
     if not cell.axes:
         return "too_few", f"fewer than {_LEAST_VALUES} values of {' and of '.join(AXES)}: run more of them"
     more = cell.num_coefficients + 1 - len(cell.y)
-    if more > 0 or _rank(cell) < cell.num_coefficients:
+    if more > 0 or int(np.linalg.matrix_rank(cell.design)) < cell.num_coefficients:
         return "too_few", (f"{len(cell.y)} runs for the {cell.num_coefficients} numbers of a valley in "
                            f"{' and '.join(cell.axes)}: add {max(more, 1)} or more, off their lines")  # fmt: skip
     for axis, values in zip(cell.axes, cell.points.T, strict=True):
@@ -121,10 +129,6 @@ def _refused_early(cell: _Cell) -> tuple[CellStatus, str] | None:
     return None
 
 
-def _rank(cell: _Cell) -> int:
-    return int(np.linalg.matrix_rank(_design(cell.points - cell.centre)))
-
-
 def _add(axis: str, values: Floats, *, low: bool) -> str:
     steps = np.diff(np.unique(values))
     end = values.min() - np.median(steps) if low else values.max() + np.median(steps)
@@ -132,50 +136,38 @@ def _add(axis: str, values: Floats, *, low: bool) -> str:
     return f"the best {axis} is the {side} one run: add {beyond} ones, {2.0**end:.3g} first"
 
 
-def _design(z: Floats) -> Floats:
-    """Columns of a quadratic: 1, z, z squared, and the product of two axes."""
-    columns = [np.ones(len(z)), *z.T, *(z**2).T]
-    columns += [z[:, i] * z[:, j] for i, j in itertools.combinations(range(z.shape[1]), 2)]
-    return np.stack(columns, axis=1)
-
-
-def _fitted(cells: Sequence[_Cell], *, num_draws: int, level: float, seed: int) -> list[CellOptimum]:
+def _fitted(cells: Sequence[_Cell], options: Options) -> list[CellOptimum]:
     fits = [[_fit(cell, excess) for cell in cells] for excess in _EXCESSES]
-    scores = np.array([local_fits.score(each) for each in fits])
-    counts = local_fits.draws_per_window(scores, sum(len(fit.left_out) for fit in fits[0]), num_draws)
-    rng = np.random.default_rng([seed, 3])
-    drawn: list[list[Floats]] = [[] for _ in cells]
-    for each, count in zip(fits, counts, strict=True):
-        for held, cell, theta in zip(drawn, cells, local_fits.theta_draws(each, count, rng), strict=True):
-            held.append(_bottom(cell, theta))
-    best = fits[int(scores.argmin())]
+    best, drawn = valleys.chosen(
+        fits, lambda group, theta: _bottom(cells[group], theta), num_draws=options.bootstrap,
+        rng=np.random.default_rng([options.seed, 3]),
+    )  # fmt: skip
     return [
-        _judged(cell, _bottom(cell, fit.theta[None, :])[0], np.concatenate(held), level)
-        for cell, fit, held in zip(cells, best, drawn, strict=True)
+        _judged(cell, _bottom(cell, fit.theta[None, :])[0], draws, options.level)
+        for cell, fit, draws in zip(cells, best, drawn, strict=True)
     ]
 
 
 def _fit(cell: _Cell, excess: float) -> LocalFit:
-    above = cell.y - cell.y.min()
+    above, design = cell.y - cell.y.min(), cell.design
     ranked = np.sort(above)
-    design = _design(cell.points - cell.centre)
     for least in range(min(_LEAST_RUNS[len(cell.axes)], len(cell.y)), len(cell.y) + 1):  # on until off one line
         inside: NDArray[np.bool_] = above <= max(excess, float(ranked[least - 1]))
         if np.linalg.matrix_rank(design[inside]) == cell.num_coefficients:
             break
     judges = above[inside] <= ranked[min(_NUM_JUDGES[len(cell.axes)], len(ranked)) - 1]
-    return local_fits.fit_local(design[inside], cell.y[inside], cell.weight[inside], judges)
+    return valleys.fit_local(design[inside], cell.y[inside], cell.weight[inside], judges)
 
 
 def _bottom(cell: _Cell, theta_MP: Floats) -> Floats:
     """Rows (place on each axis, log loss) of the minimum of each row's quadratic; NaN where there is none."""
     axes = len(cell.axes)
     slope, bend = theta_MP[:, 1 : axes + 1], theta_MP[:, axes + 1 : 2 * axes + 1]
-    cross = theta_MP[:, 2 * axes + 1] if axes == 2 else np.zeros(len(theta_MP))
     if axes == 1:
         determinant = 2 * bend[:, 0]
         z = -slope / np.where(determinant > 0, determinant, np.nan)[:, None]
     else:
+        cross = theta_MP[:, 5]
         determinant = 4 * bend[:, 0] * bend[:, 1] - cross**2
         determinant = np.where((determinant > 0) & (bend[:, 0] > 0), determinant, np.nan)
         z = np.stack([cross * slope[:, 1] - 2 * bend[:, 1] * slope[:, 0],
@@ -187,30 +179,23 @@ def _bottom(cell: _Cell, theta_MP: Floats) -> Floats:
 def _judged(cell: _Cell, at: Floats, draws: Floats, level: float) -> CellOptimum:
     low, high = cell.points.min(axis=0), cell.points.max(axis=0)
     if not np.isfinite(at).all():
-        return _without(cell, "no_valley", f"no minimum in {' and '.join(cell.axes)}: widen the values run, and look "
-                        "at the runs that stand out")  # fmt: skip
+        return cell.without("no_valley", f"no minimum in {' and '.join(cell.axes)}: widen the values run, and look "
+                            "at the runs that stand out")  # fmt: skip
     for axis, place, values in zip(cell.axes, at, cell.points.T, strict=False):
         if not values.min() < place < values.max():
-            return _without(cell, "edge", _add(axis, values, low=bool(place <= values.min())))
+            return cell.without("edge", _add(axis, values, low=bool(place <= values.min())))
     inside = ((draws[:, :-1] > low) & (draws[:, :-1] < high)).all(axis=1)
     if len(draws) and 1 - inside.mean() > MOST_OUTSIDE:
-        return _without(cell, "flat", f"the noise leaves {1 - inside.mean():.0%} of the optimum's draws outside the "
-                        f"values run: widen {' and '.join(cell.axes)}, or repeat runs with other seeds")  # fmt: skip
-    tail = (1 - level) / 2
+        noise = f"the noise leaves {1 - inside.mean():.0%} of the optimum's draws outside the values run"
+        return cell.without("flat", f"{noise}: widen {' and '.join(cell.axes)}, or repeat runs with other seeds")
     intervals: dict[str, Pair] = {}
     variances = dict.fromkeys(cell.axes, 0.0)
     if len(draws):
-        ends = 2.0 ** np.quantile(draws[inside, :-1], [tail, 1 - tail], axis=0)
-        sds = np.diff(np.quantile(draws[inside, :-1], [0.1587, 0.8413], axis=0), axis=0)[0] / 2 * math.log(2)
-        intervals = {axis: (float(ends[0, i]), float(ends[1, i])) for i, axis in enumerate(cell.axes)}
-        variances = {axis: float(sds[i] ** 2) for i, axis in enumerate(cell.axes)}
+        ends, sds = valleys.spread_of(draws[inside, :-1], level)
+        intervals = {axis: (float(a), float(b)) for axis, (a, b) in zip(cell.axes, 2.0**ends, strict=True)}
+        variances = dict(zip(cell.axes, ((sds * math.log(2)) ** 2).tolist(), strict=True))
     return CellOptimum(
-        params=cell.params, tokens=cell.tokens, status="ok", reason=None, intervals=intervals, log_variances=variances,
+        params=cell.params, tokens=cell.tokens, intervals=intervals, log_variances=variances,
         values={axis: float(2.0 ** at[i]) for i, axis in enumerate(cell.axes)}, loss_nats=math.exp(at[-1]),
         num_runs=len(cell.y),
     )  # fmt: skip
-
-
-def _without(cell: _Cell, status: CellStatus, reason: str) -> CellOptimum:
-    return CellOptimum(params=cell.params, tokens=cell.tokens, status=status, reason=reason, values={}, intervals={},
-                       log_variances={}, loss_nats=None, num_runs=len(cell.y))  # fmt: skip

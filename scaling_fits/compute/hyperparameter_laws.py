@@ -1,7 +1,7 @@
 """Laws of the best learning rate or batch against size and duration: log value = c + a log N + b log D.
 
 From runs over a grid (`fit_runs_law`: columns learning_rate or lr, and batch_tokens or batch) or from a table of
-optima (`fit_optima_law`). An exponent that the cells do not identify, since they have one N, one D or a fixed D / N,
+optima (`read_optima_law`). An exponent that the cells do not identify, since they have one N, one D or a fixed D / N,
 is left out, and the law then answers only where that still holds.
 """
 
@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from scaling_fits.compute import hyperparameter_cells
-from scaling_fits.compute.hyperparameter_cells import CellOptimum
-from scaling_fits.compute.options import ComputeStatus, OptimaError, option_problems
+from proxies.core import canon
+from proxies.core.canon import Json
+from scaling_fits.compute.hyperparameter_cells import CellOptimum, cell_optima
+from scaling_fits.compute.optima import ComputeStatus, OptimaError, Options, option_problems
 from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
 from scaling_fits.compute.published_laws import Hyperparameter, published
-from scaling_fits.laws.law import CannotTellError, LawError
-from scaling_fits.laws.table import DroppedRow, RunTable
+from scaling_fits.laws.law import CannotTellError, check_positive
+from scaling_fits.laws.table import DroppedRow, RunTable, columns_of, read_columns
 
-FILE_KIND = "forerun.hyperparameter_fit/1"
 COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {
     "learning_rate": ("learning_rate", "lr"),
     "batch": ("batch_tokens", "batch"),
 }
-"""Names of the column of each, the first that is there counting."""
+"""Names of the column of each, the first that is there counting; in a table of optima with `_optimum` behind."""
 
 _LEAST_SPREAD = 0.05  # log N or log D of cells that count as different
 _LEAST_APART = 0.1  # sd of log D off its line over log N, below which their exponents cannot be told apart
@@ -40,7 +41,6 @@ Design = Literal["both", "params", "tokens", "ratio", "none"]
 class HyperparameterFit:
     """The law of one hyperparameter, with the optima behind it."""
 
-    kind: str
     form: Hyperparameter
     column: str
     """The column it came from, which gives its unit."""
@@ -56,20 +56,6 @@ class HyperparameterFit:
     num_runs: int
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        """Check that law and status go together.
-
-        Raises:
-            OptimaError: they do not.
-        """
-        problems = [f"kind = {self.kind!r}: {FILE_KIND!r} is wanted"] if self.kind != FILE_KIND else []
-        if (self.law is None) != (self.status == "unidentified"):
-            problems.append(f"status {self.status} {'without' if self.law is None else 'with'} a law")
-        if not 0 < self.level < 1 or self.bootstrap < 0 or self.seed < 0:
-            problems.append("level, bootstrap or seed is out of range")
-        if problems:
-            raise OptimaError(problems)
 
     @property
     def used(self) -> tuple[CellOptimum, ...]:
@@ -108,12 +94,10 @@ def fit_runs_law(
     problems += [problem for axis, name in names.items() if name for problem in _bad_cells(table, name, columns[axis])]
     if problems:
         raise OptimaError(problems)
-    cells, warnings = hyperparameter_cells.cell_optima(
-        table, {str(axis): column for axis, column in columns.items()}, num_draws=bootstrap, level=level, seed=seed
-    )
+    options = Options(bootstrap=bootstrap, level=level, seed=seed)
+    cells, warnings = cell_optima(table, {str(axis): column for axis, column in columns.items()}, options)
     warnings = [*table.warnings, *warnings, *_other_axis(form, cells, columns)]
-    return _fit(form, str(names[form]), cells, warnings, bootstrap=bootstrap, level=level, seed=seed,
-                num_runs=table.num_runs, dropped=table.dropped)  # fmt: skip
+    return _fit(form, str(names[form]), cells, warnings, options, num_runs=table.num_runs, dropped=table.dropped)
 
 
 def _bad_cells(table: RunTable, name: str, column: Floats) -> list[str]:
@@ -138,29 +122,40 @@ def _other_axis(form: str, cells: list[CellOptimum], columns: dict[Hyperparamete
     return [f"some cells did not vary {other}, so their best {form} is the best at the {other} they ran"]
 
 
-def fit_optima_law(
-    form: Hyperparameter, params: Floats, tokens: Floats, values: Floats, *, column: str, level: float = 0.9,
-    dropped: tuple[DroppedRow, ...] = (),
-) -> HyperparameterFit:  # fmt: skip
-    """The law from optima found elsewhere, one (N, D, value) each; their own noise is within the scatter.
+def optimum_column(path: Path, form: Hyperparameter) -> str | None:
+    """The column of optima in a table, None where it has none and so must be a table of runs.
 
     Raises:
+        TableError: the file cannot be read.
+    """
+    there = columns_of(path)
+    return next((name for name in (f"{column}_optimum" for column in COLUMNS[form]) if name in there), None)
+
+
+def read_optima_law(
+    path: Path, form: Hyperparameter, column: str, *, params_column: str = "params", level: float = 0.9
+) -> HyperparameterFit:
+    """The law of a table of optima found elsewhere: columns params, tokens and `column`, one optimum a row.
+
+    Their own noise is within the scatter.
+
+    Raises:
+        TableError: a column is missing, or cells are not numbers above zero; all are listed.
         OptimaError: the level is out of range.
     """
-    problems = option_problems(0, level, 0)
-    if problems:
-        raise OptimaError(problems)
+    options = Options(bootstrap=1, level=level, seed=0)
+    wanted = ("params", "tokens", "optimum")
+    found, dropped, _ = read_columns(path, wanted, (), {"params": params_column, "optimum": column})
     cells = [
-        CellOptimum(params=n, tokens=d, status="ok", reason=None, values={form: value}, intervals={},
-                    log_variances={form: 0.0}, loss_nats=None, num_runs=0)
-        for n, d, value in zip(params.tolist(), tokens.tolist(), values.tolist(), strict=True)
-    ]  # fmt: skip
-    return _fit(form, column, cells, [], bootstrap=1, level=level, seed=0, num_runs=len(cells), dropped=dropped)
+        CellOptimum(params=n, tokens=d, values={form: value}, log_variances={form: 0.0}, num_runs=0)
+        for n, d, value in zip(*(found[name].tolist() for name in wanted), strict=True)
+    ]
+    return _fit(form, column, cells, [], options, num_runs=len(cells), dropped=dropped)
 
 
 def _fit(
-    form: Hyperparameter, column: str, cells: list[CellOptimum], warnings: list[str], *, bootstrap: int, level: float,
-    seed: int, num_runs: int, dropped: tuple[DroppedRow, ...],
+    form: Hyperparameter, column: str, cells: list[CellOptimum], warnings: list[str], options: Options, *,
+    num_runs: int, dropped: tuple[DroppedRow, ...],
 ) -> HyperparameterFit:  # fmt: skip
     used = [cell for cell in cells if form in cell.values]
     warnings = warnings + [
@@ -182,9 +177,9 @@ def _fit(
         if law.degrees_of_freedom == 1:
             warnings.append(f"{len(used)} cells leave one degree of freedom, so intervals are wide: add a cell")
     return HyperparameterFit(
-        kind=FILE_KIND, form=form, column=column, status="unidentified" if law is None else "converged",
-        design=design if law else "none", law=law, cells=tuple(cells), level=level, bootstrap=bootstrap, seed=seed,
-        num_runs=num_runs, dropped=dropped, warnings=tuple(warnings),
+        form=form, column=column, status="unidentified" if law is None else "converged",
+        design=design if law else "none", law=law, cells=tuple(cells), level=options.level,
+        bootstrap=options.bootstrap, seed=options.seed, num_runs=num_runs, dropped=dropped, warnings=tuple(warnings),
     )  # fmt: skip
 
 
@@ -203,11 +198,8 @@ def _design_of(used: list[CellOptimum]) -> tuple[Design, dict[str, Floats], list
         return "tokens", {"tokens": tokens}, [f"all cells have N = {params[0]:.3g}: the exponent of N is left out"]
     off = d - n * (n @ d) / (n @ n)
     if math.sqrt(float((off**2).mean())) < _LEAST_APART:
-        return (
-            "ratio",
-            {"params": params},
-            ["N and D grow in step over the cells: the one exponent is of N with D in step"],
-        )
+        why = "N and D grow in step over the cells: the one exponent is of N with D in step"
+        return "ratio", {"params": params}, [why]
     return "both", {"params": params, "tokens": tokens}, []
 
 
@@ -219,10 +211,7 @@ def predict_value(fit: HyperparameterFit, params: float, tokens: float) -> Hyper
         CannotTellError: no law was identified, or none that holds at this N and D.
     """
     sizes = {"params": float(params), "tokens": float(tokens)}
-    problems = [f"{name} = {size}: a finite number > 0 is wanted"
-                for name, size in sizes.items() if not (math.isfinite(size) and size > 0)]  # fmt: skip
-    if problems:
-        raise LawError("; ".join(problems))
+    check_positive(**sizes)
     if fit.law is None:
         raise CannotTellError(fit.warnings)
     _refuse_outside(fit, sizes)
@@ -231,14 +220,10 @@ def predict_value(fit: HyperparameterFit, params: float, tokens: float) -> Hyper
     far = [f"{name} = {size:.3g} is {size / largest[name]:.3g} times the largest of any cell"
            for name, size in sizes.items() if size > _FAR * largest[name]]  # fmt: skip
     return HyperparameterPrediction(
-        params=sizes["params"],
-        tokens=sizes["tokens"],
-        value=fit.law.at(*at),
-        interval=fit.law.interval_at(*at, level=fit.level) if fit.bootstrap else None,
-        level=fit.level,
+        **sizes, value=fit.law.at(*at), interval=fit.law.interval_at(*at, level=fit.level) if fit.bootstrap else None,
+        level=fit.level, warnings=(*fit.warnings, *far),
         published=tuple((law.name, law.source, law.at(**sizes), law.note) for law in published(fit.form)),
-        warnings=(*fit.warnings, *far),
-    )
+    )  # fmt: skip
 
 
 def _refuse_outside(fit: HyperparameterFit, sizes: dict[str, float]) -> None:
@@ -260,3 +245,67 @@ def _refuse_outside(fit: HyperparameterFit, sizes: dict[str, float]) -> None:
         off = max(asked / max(known), min(known) / asked)
         reason = f"the cells do not say how {fit.form} moves with {left_out}, and this one is off theirs by a factor of"
         raise CannotTellError((f"{reason} {off:.3g}: run cells that vary it",))
+
+
+def fit_body(fit: HyperparameterFit) -> dict[str, Json]:
+    """What `fit --form learning_rate|batch --json` prints. An exponent that is not identified is null."""
+    law = fit.law
+    names = ("coefficient", "params_exponent", "tokens_exponent")
+    values: dict[str, Json] = dict.fromkeys(names)
+    intervals: dict[str, Json] = dict.fromkeys(names)
+    if law is not None:
+        values["coefficient"] = law.coefficient
+        values |= {f"{name}_exponent": law.exponents[index] for index, name in enumerate(law.inputs)}
+    if law is not None and fit.bootstrap:
+        intervals["coefficient"] = list(law.coefficient_interval(fit.level))
+        intervals |= {
+            f"{name}_exponent": list(law.exponent_interval(index, fit.level)) for index, name in enumerate(law.inputs)
+        }
+    empty: dict[str, Json] = {"value": None, "interval": None}
+    return {
+        "form": fit.form,
+        "column": fit.column,
+        "status": fit.status,
+        "parameters": values,
+        "members": [],
+        "intervals": intervals,
+        "level": fit.level,
+        "exponents": {"params_vs_flops": empty, "tokens_vs_flops": empty},
+        "num_runs": fit.num_runs,
+        "dropped": canon.to_json(fit.dropped),
+        "backtest": None,
+        "warnings": list(fit.warnings),
+        "design": fit.design,
+        "cells": [_cell(cell) for cell in fit.cells],
+        "scatter": None if law is None else law.scatter,
+        "bootstrap": {"draws": fit.bootstrap},
+    }
+
+
+def _cell(cell: CellOptimum) -> Json:
+    return {
+        "params": cell.params,
+        "tokens": cell.tokens,
+        "status": cell.status,
+        "reason": cell.reason,
+        **cell.values,
+        **{f"{axis}_interval": list(ends) for axis, ends in cell.intervals.items()},
+        "loss": cell.loss_nats,
+        "num_runs": cell.num_runs,
+    }
+
+
+def prediction_body(fit: HyperparameterFit, prediction: HyperparameterPrediction) -> dict[str, Json]:
+    """What `predict FIT --params N --tokens D --json` prints of such a law."""
+    names = ("name", "source", "value", "note")
+    return {
+        "params": prediction.params,
+        "tokens": prediction.tokens,
+        "form": fit.form,
+        "column": fit.column,
+        "value": prediction.value,
+        "interval": canon.to_json(prediction.interval),
+        "level": prediction.level,
+        "published": [dict(zip(names, law, strict=True)) for law in prediction.published],
+        "warnings": list(prediction.warnings),
+    }

@@ -1,7 +1,7 @@
 """IsoFLOP (approach 2 of arXiv 2203.15556): the best size of each budget, and how it grows with compute.
 
-Runs of one budget make a valley of loss over log N. Its bottom is found by `valleys`, tokens are read off between the
-budget's own runs, and the optima of all budgets make the laws. A full-width parabola is biased where valleys are
+Runs of one budget make a curve of loss over log N. Its bottom is found by `valleys`, tokens are read off between the
+budget's own runs, and the optima of all budgets make the laws. A full-width parabola is biased where curves are
 lopsided; arXiv 2406.19146 shows what else moves the exponent (which parameters and FLOPs are counted, warmup, tuning).
 """
 
@@ -11,21 +11,16 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scaling_fits.compute import compute_fit, compute_laws, valleys
-from scaling_fits.compute.compute_fit import ComputeFit, Optimum
+from scaling_fits.compute import compute_laws, valleys
 from scaling_fits.compute.compute_laws import Points
-from scaling_fits.compute.options import CellStatus, OptimaError, option_problems
+from scaling_fits.compute.optima import CellStatus, ComputeFit, Optimum, Options, assembled
 from scaling_fits.compute.power_laws import Floats, fit_power_law
-from scaling_fits.compute.valleys import Bottom, Method, Runs
+from scaling_fits.compute.valleys import MOST_OUTSIDE, Bottom, Method, Runs
 from scaling_fits.laws.table import RunTable
 
 _GAP = 1.03  # FLOPs further apart than this are two budgets
 _WIDEST = 1.10  # and a budget is no wider than this
-MOST_OUTSIDE = 0.05
-"""Share of draws with no bottom inside the sizes run, above which an optimum is not believed."""
-
 _FARTHEST_APART = 100.0  # times the best size by a cubic: a budget's sizes span less
 _LOPSIDED = "a full-width parabola is biased where valleys are lopsided"
 
@@ -38,6 +33,18 @@ class _Budget:
     """Largest FLOPs over smallest."""
     table: RunTable
     runs: Runs
+
+    def log_tokens(self, log_params: Floats) -> Floats:
+        """Log D at log N, between its own runs: so the FLOPs may be counted in any way."""
+        sizes = self.runs.sizes
+        tokens = [float(np.log(self.table.tokens[self.runs.x == x]).mean()) for x in sizes]
+        return np.interp(log_params, sizes, tokens)
+
+    def without(self, status: CellStatus, reason: str) -> _Found:
+        """No optimum, and why."""
+        optimum = Optimum(flops=self.flops, status=status, reason=reason, num_runs=len(self.runs.x),
+                          num_sizes=len(self.runs.sizes))  # fmt: skip
+        return _Found(optimum=optimum, log_variances=None, noise_sd=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,15 +63,11 @@ def fit_isoflop(
     """The optimum of each budget and the laws through them. Budgets are the column `budget`, else equal FLOPs.
 
     Raises:
-        OptimaError: an unknown method, or options out of range.
+        OptimaError: options out of range.
     """
-    problems = option_problems(bootstrap, level, seed)
-    if method not in valleys.METHODS:
-        problems.append(f"method = {method!r}: one of {', '.join(valleys.METHODS)} is wanted")
-    if problems:
-        raise OptimaError(problems)
+    options = Options(bootstrap=bootstrap, level=level, seed=seed)
     budgets = _budgets(table)
-    found = _optima(budgets, method, num_draws=bootstrap, level=level, seed=seed)
+    found = _optima(budgets, method, options)
     kept = [each for each in found if each.log_variances is not None]
     warnings = [*table.warnings, *_budget_warnings(budgets)] + [
         f"budget {each.optimum.flops:.3g}: {each.optimum.reason}" for each in found if each.optimum.reason
@@ -74,14 +77,13 @@ def fit_isoflop(
         warnings.append(f"{len(kept)} of {len(budgets)} budgets have an optimum: at least {compute_laws.LEAST_OPTIMA} "
                         "are wanted, of 5 sizes or more each, on both sides of the best")  # fmt: skip
     else:
-        points = _points(kept)
-        laws = compute_laws.fit_laws(points, bootstrap=bootstrap, level=level, seed=seed)
-        assert laws.params is not None  # optima of valleys have sizes
+        laws = compute_laws.fit_laws(_points(kept), bootstrap=bootstrap, level=level, seed=seed)
+        assert laws.params is not None  # optima of budgets have sizes
         warnings += compute_laws.law_warnings(len(kept), laws)
         warnings += _bias(budgets, kept, laws.params.exponents[0]) if method == "parabola" else []
-    return compute_fit.assembled(
-        table, "isoflop", tuple(each.optimum for each in found), laws, warnings, method=method, bootstrap=bootstrap,
-        level=level, seed=seed,
+    return assembled(
+        "isoflop", [each.optimum for each in found], laws, warnings, options, method=method, num_runs=table.num_runs,
+        largest_flops=float(table.flops.max()), flops_given=table.flops_given, dropped=table.dropped,
     )  # fmt: skip
 
 
@@ -110,16 +112,14 @@ def _budget_warnings(budgets: list[_Budget]) -> list[str]:
     ]
 
 
-def _optima(budgets: list[_Budget], method: Method, *, num_draws: int, level: float, seed: int) -> list[_Found]:
-    """The optimum of each budget, valleys that can be fitted being fitted together."""
+def _optima(budgets: list[_Budget], method: Method, options: Options) -> list[_Found]:
+    """The optimum of each budget, curves that can be fitted being fitted together."""
     early = [_refused_early(budget, method) for budget in budgets]
-    fitted = [budget for budget, refused in zip(budgets, early, strict=True) if refused is None]
-    bottoms: list[Bottom] = []
-    if fitted:
-        bottoms = valleys.bottoms([budget.runs for budget in fitted], method, num_draws=num_draws, seed=seed)[0]
-    rest = iter(bottoms)
+    fitted = [budget.runs for budget, refused in zip(budgets, early, strict=True) if refused is None]
+    found = valleys.bottoms(fitted, method, num_draws=options.bootstrap, seed=options.seed) if fitted else []
+    rest = iter(found)
     return [
-        _without(budget, *refused) if refused else _found(budget, next(rest), level)
+        budget.without(*refused) if refused else _found(budget, next(rest), options.level)
         for budget, refused in zip(budgets, early, strict=True)
     ]
 
@@ -149,45 +149,28 @@ def _found(budget: _Budget, bottom: Bottom, level: float) -> _Found:
     sizes = budget.runs.sizes
     low, high = float(sizes[0]), float(sizes[-1])
     if not math.isfinite(bottom.log_params):
-        return _without(budget, "no_valley", "its runs bend down, not up, so there is no minimum: add sizes on both "
-                        "sides, and look at the runs that stand out")  # fmt: skip
+        return budget.without("no_valley", "its runs bend down, not up, so there is no minimum: add sizes on both "
+                              "sides, and look at the runs that stand out")  # fmt: skip
     if not low < bottom.log_params < high:
-        return _without(budget, "edge", _add(np.exp(sizes), low=bottom.log_params <= low))
-    draws = bottom.log_params_draws
-    inside = (draws > low) & (draws < high)
-    if len(draws) and 1 - inside.mean() > MOST_OUTSIDE:
-        return _without(budget, "flat", f"the noise leaves {1 - inside.mean():.0%} of the optimum's draws outside the "
-                        "sizes run: add sizes on both sides, or repeat runs with other seeds")  # fmt: skip
-    logs = np.stack([draws[inside], _log_tokens(budget, draws[inside]), bottom.log_loss_draws[inside]])
-    at = [bottom.log_params, float(_log_tokens(budget, np.array([bottom.log_params]))[0]), bottom.log_loss]
-    tail = (1 - level) / 2
+        return budget.without("edge", _add(np.exp(sizes), low=bottom.log_params <= low))
+    inside = (bottom.draws[:, 0] > low) & (bottom.draws[:, 0] < high)
+    if len(inside) and 1 - inside.mean() > MOST_OUTSIDE:
+        return budget.without("flat", f"the noise leaves {1 - inside.mean():.0%} of the optimum's draws outside the "
+                              "sizes run: add sizes on both sides, or repeat runs with other seeds")  # fmt: skip
+    at = [bottom.log_params, float(budget.log_tokens(np.array([bottom.log_params]))[0]), bottom.log_loss]
     ends: list[tuple[float, float] | None] = [None] * 3
     variances = np.zeros(3)
-    if len(draws):
-        ends = [(math.exp(a), math.exp(b)) for a, b in np.quantile(logs, [tail, 1 - tail], axis=1).T]
-        variances = (np.diff(np.quantile(logs, [0.1587, 0.8413], axis=1), axis=0)[0] / 2) ** 2
+    if len(inside):
+        log_params, log_loss = bottom.draws[inside].T
+        logs = np.stack([log_params, budget.log_tokens(log_params), log_loss], axis=1)
+        log_ends, sds = valleys.spread_of(logs, level)
+        ends, variances = [(math.exp(a), math.exp(b)) for a, b in log_ends], sds**2
     optimum = Optimum(
-        flops=budget.flops, status="ok", reason=None, params=math.exp(at[0]), params_interval=ends[0],
-        tokens=math.exp(at[1]), tokens_interval=ends[1], loss_nats=math.exp(at[2]), loss_interval=ends[2],
-        num_runs=len(budget.runs.x), num_sizes=len(sizes),
+        flops=budget.flops, params=math.exp(at[0]), params_interval=ends[0], tokens=math.exp(at[1]),
+        tokens_interval=ends[1], loss_nats=math.exp(at[2]), loss_interval=ends[2], num_runs=len(budget.runs.x),
+        num_sizes=len(sizes),
     )  # fmt: skip
     return _Found(optimum=optimum, log_variances=variances, noise_sd=bottom.noise_sd)
-
-
-def _without(budget: _Budget, status: CellStatus, reason: str) -> _Found:
-    optimum = Optimum(
-        flops=budget.flops, status=status, reason=reason, params=None, params_interval=None, tokens=None,
-        tokens_interval=None, loss_nats=None, loss_interval=None, num_runs=len(budget.runs.x),
-        num_sizes=len(budget.runs.sizes),
-    )  # fmt: skip
-    return _Found(optimum=optimum, log_variances=None, noise_sd=0.0)
-
-
-def _log_tokens(budget: _Budget, log_params: Floats) -> Floats:
-    """Log D of this budget at log N, between its own runs: so the FLOPs may be counted in any way."""
-    sizes = budget.runs.sizes
-    tokens = [float(np.log(budget.table.tokens[budget.runs.x == x]).mean()) for x in sizes]
-    return np.interp(log_params, sizes, tokens)
 
 
 def _points(kept: list[_Found]) -> Points:
@@ -209,11 +192,9 @@ def _bias(budgets: list[_Budget], kept: list[_Found], exponent: float) -> list[s
     if not wide:
         return [_LOPSIDED + " (by up to 25 % in N* on simulated ones), and 4 sizes cannot say by how much: add a fifth "
                 "and use --method window"]  # fmt: skip
-    cubic = valleys.bottoms([budget.runs for budget in wide], "cubic", num_draws=0, seed=0)[0]
-    ratios = np.array(
-        [(at[b.flops] or math.nan) / math.exp(c.log_params) - 1 for b, c in zip(wide, cubic, strict=True)]
-    )
-    keep: NDArray[np.bool_] = np.isfinite(ratios)
+    cubic = np.array([b.log_params for b in valleys.bottoms([b.runs for b in wide], "cubic", num_draws=0, seed=0)])
+    ratios = np.array([(at[b.flops] or math.nan) / math.exp(c) - 1 for b, c in zip(wide, cubic, strict=True)])
+    keep = np.isfinite(ratios)
     if not keep.any():
         return [f"{_LOPSIDED}, and a cubic finds no minimum to compare: use --method window"]
     worst = float(ratios[keep][np.abs(ratios[keep]).argmax()])
@@ -222,7 +203,6 @@ def _bias(budgets: list[_Budget], kept: list[_Found], exponent: float) -> list[s
     text = f"{_LOPSIDED}: its N* differ from a cubic's by up to {worst:+.0%} (median {np.median(ratios[keep]):+.0%})"
     if keep.sum() >= compute_laws.LEAST_OPTIMA:
         flops = np.array([budget.flops for budget in wide])[keep]
-        logs = np.array([bottom.log_params for bottom in cubic])[keep]
-        cubics = fit_power_law({"flops": flops}, logs, np.zeros(len(logs))).exponents[0]
+        cubics = fit_power_law({"flops": flops}, cubic[keep], np.zeros(int(keep.sum()))).exponents[0]
         text += f", its exponent by {exponent - cubics:+.3f}"
     return [text + ": use --method window"]

@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from scaling_fits.laws.law import exp_finite
+from scaling_fits.laws.solver import bisected
+
 Floats = NDArray[np.float64]
 
 _EXPONENTS_G = np.exp(np.linspace(math.log(0.005), math.log(1.5), 41))
@@ -45,19 +48,6 @@ class PowerLaw:
     scatter: float
     """Sd of the points' logs about the law, beyond their own noise."""
 
-    def __post_init__(self) -> None:
-        """Check that the parts go together.
-
-        Raises:
-            PowerLawError: they do not.
-        """
-        size = len(self.inputs) + 1
-        shapes = [len(self.centre) + 1, len(self.exponents) + 1, len(self.covariance), *map(len, self.covariance)]
-        if any(length != size for length in shapes):
-            raise PowerLawError(f"a power law of {len(self.inputs)} inputs with parts of sizes {shapes}")
-        if self.degrees_of_freedom < 1 or self.scatter < 0 or any(self.covariance[i][i] < 0 for i in range(size)):
-            raise PowerLawError("a power law with no degree of freedom, or with a negative scatter or variance")
-
     @property
     def coefficient(self) -> float:
         """G, the value at inputs of 1."""
@@ -72,17 +62,17 @@ class PowerLaw:
         """Central interval of G; far outside the points it is wide, and strongly tied to the exponents."""
         log, sd = self._log_at(np.zeros(len(self.inputs)))
         half = self._student(level) * sd
-        return _exp(log - half), _exp(log + half)
+        return exp_finite(log - half), exp_finite(log + half)
 
     def at(self, *values: float) -> float:
         """The law's value at these inputs."""
-        return _exp(self._log_at(np.log(values))[0])
+        return exp_finite(self._log_at(np.log(values))[0])
 
     def interval_at(self, *values: float, level: float) -> tuple[float, float]:
         """Central interval of the true value at these inputs: the law's error and the scatter about it."""
         log, sd = self._log_at(np.log(values))
         half = self._student(level) * math.hypot(sd, self.scatter)
-        return _exp(log - half), _exp(log + half)
+        return exp_finite(log - half), exp_finite(log + half)
 
     def _log_at(self, logs: Floats) -> tuple[float, float]:
         row = np.concatenate([[1.0], logs - np.array(self.centre)])
@@ -91,11 +81,6 @@ class PowerLaw:
 
     def _student(self, level: float) -> float:
         return float(stdtrit(self.degrees_of_freedom, (1 + level) / 2))
-
-
-def _exp(value: float) -> float:
-    """Exp that stays finite and above zero: an end that says "anything" must still be a number."""
-    return math.exp(min(max(value, -700.0), 700.0))
 
 
 def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: Floats) -> PowerLaw:
@@ -140,18 +125,15 @@ def _weighted(design: Floats, values: Floats, weights: Floats) -> tuple[Floats, 
 def _paule_mandel(design: Floats, values: Floats, variances: Floats, freedom: int) -> float:
     """The scatter squared at which the weighted residuals are as large as they should be; 0 if they are smaller."""
 
-    def excess(tau_squared: float) -> float:
-        return _weighted(design, values, 1 / (variances + tau_squared))[1] - freedom
+    def too_small(tau_squared: Floats | float) -> NDArray[np.bool_]:
+        return np.asarray(_weighted(design, values, 1 / (variances + tau_squared))[1] > freedom)
 
-    if excess(0.0) <= 0:
+    if not too_small(0.0):
         return 0.0
-    low, high = 0.0, float(np.var(values)) + float(variances.max())
-    while excess(high) > 0:
+    high = float(np.var(values)) + float(variances.max())
+    while too_small(high):
         high *= 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return high
+    return float(bisected(too_small, 0.0, high, 80)[1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,16 +151,6 @@ class FloorLaw:
     """Refits (E, K, g), E >= 0: they keep a floor even where the law above has none."""
     log_noise_sd: float
     """Of one run about a valley, in log loss."""
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            PowerLawError: a loss that is not positive, or a negative noise.
-        """
-        rows = ((self.floor_nats, self.scale_nats, self.exponent), *self.draws)
-        if any(e < 0 or k <= 0 for e, k, _ in rows) or self.centre_flops <= 0 or self.log_noise_sd < 0:
-            raise PowerLawError("a law of the frontier's loss with a part that is not positive")
 
     def at(self, flops: float) -> float:
         """Loss in nats at the best size for `flops`."""

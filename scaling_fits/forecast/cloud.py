@@ -19,7 +19,7 @@ from scaling_fits.forecast import pooling
 from scaling_fits.laws import law, search
 from scaling_fits.laws.forms import SHAPES
 from scaling_fits.laws.law import Anchor, LawFit
-from scaling_fits.laws.solver import Floats
+from scaling_fits.laws.solver import Floats, bisected
 from scaling_fits.laws.table import RunTable
 
 _BISECTIONS = 60
@@ -215,10 +215,7 @@ def mixture_quantile(middle_SR: Floats, sd_SR: Floats, share: float) -> Floats:
     sd_SR = np.maximum(sd_SR, 1e-12)
     offset = 12.0 * sd_SR
     low, high = (middle_SR - offset).min(axis=0), (middle_SR + offset).max(axis=0)
-    for _ in range(_BISECTIONS):
-        at = (low + high) / 2
-        below = ndtr((at - middle_SR) / sd_SR).mean(axis=0) < share
-        low, high = np.where(below, at, low), np.where(below, high, at)
+    low, high = bisected(lambda at: ndtr((at - middle_SR) / sd_SR).mean(axis=0) < share, low, high, _BISECTIONS)
     result: Floats = (low + high) / 2
     return result
 

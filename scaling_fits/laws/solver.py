@@ -13,6 +13,7 @@ Letters: M problems, R runs, P coordinates, Q free coordinates.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,6 +90,18 @@ class Space:
                 if row is not None and column is not None:
                     result[row, column] += hessian_PPM[i, j]
         return np.ascontiguousarray(np.moveaxis(result, 2, 0))
+
+
+def bisected(
+    up: Callable[[Floats], NDArray[np.bool_]], low: Floats | float, high: Floats | float, num_halvings: int
+) -> tuple[Floats, Floats]:
+    """Ends between which `up` turns from true, at `low`, to false, after so many halvings; each entry by itself."""
+    low, high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
+    for _ in range(num_halvings):
+        middle = (low + high) / 2
+        rising = up(middle)
+        low, high = np.where(rising, middle, low), np.where(rising, high, middle)
+    return low, high
 
 
 def log_loss(theta_MP: Floats, n_R: Floats, d_R: Floats) -> Floats:

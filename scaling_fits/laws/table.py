@@ -30,7 +30,7 @@ _MOST_NAMED = 5
 
 _LIMITS = {
     "params": (1e-12, 1e100), "tokens": (1e-12, 1e100), "loss": (1e-12, 1e12), "flops": (1e-24, 1e200),
-    "weight": (1e-12, 1e12), "budget": (1e-24, 1e200), "seed": (0.0, 1e100),
+    "weight": (1e-12, 1e12), "budget": (1e-24, 1e200), "seed": (0.0, 1e100), "optimum": (1e-100, 1e100),
 }  # fmt: skip
 """Whatever the unit: a cell beyond is a slip, and products and logs of what is within stay numbers."""
 
@@ -171,20 +171,23 @@ def read_runs(path: Path | str, params_column: str = "params", extra: Sequence[s
         TableError: the file cannot be read or is of another kind, a column is missing or there twice, or cells
             are bad: text, zero, negative or missing. All problems are listed.
     """
-    path = Path(path)
-    cells = _cells(path)
-    source = {name: name for name in (*_WANTED, *_OPTIONAL)} | {"params": params_column}
-    there = [name for name in dict.fromkeys(extra) if name in cells.columns]
-    problems = _column_problems(cells.columns, source, there, path.name) + cells.problems
-    source = {name: column for name, column in source.items() if column in cells.columns}
-    kept, dropped, bad = _judged(cells, source)
-    columns = {name: _extra_column([cells.rows[i] for i in kept], name, bad) for name in there}
-    problems += bad
-    if not problems and not kept:
-        problems.append(f"{path.name} holds no run with a finite loss ({len(dropped)} dropped)")
-    if problems:
-        raise TableError(problems)
-    return _table(cells, kept, source, dropped, columns).distinct()
+    found = _read(Path(path), _WANTED, _OPTIONAL, {"params": params_column}, extra)
+    columns = found.columns
+    six_nd = 6.0 * columns["params"] * columns["tokens"]
+    return RunTable(
+        params=columns["params"],
+        tokens=columns["tokens"],
+        loss=columns["loss"],
+        flops=columns.get("flops", six_nd),
+        weight=columns.get("weight", np.ones(len(six_nd))),
+        budget=columns.get("budget"),
+        seed=columns.get("seed"),
+        dropped=found.dropped,
+        flops_given="flops" in columns,
+        extra=found.extra,
+        lines=found.lines,
+        warnings=traps.warnings_of(columns, found.records, found.lines, params_column),
+    ).distinct()
 
 
 def read_columns(
@@ -194,28 +197,51 @@ def read_columns(
 
     Args:
         path: a `.csv`, `.jsonl` or `.parquet` file.
-        wanted: names that must be there; `loss` is one.
+        wanted: names that must be there.
         optional: names that may be.
         source: the file's name of each that it calls otherwise.
 
     Raises:
         TableError: as `read_runs`.
     """
-    path = Path(path)
+    found = _read(Path(path), wanted, optional, source, ())
+    return found.columns, found.dropped, found.lines
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rows:
+    """The rows of a file that count."""
+
+    columns: dict[str, Floats]
+    """By our names."""
+    extra: dict[str, Floats]
+    records: list[dict[str, object]]
+    """Their cells by the file's own names."""
+    lines: tuple[int, ...]
+    dropped: tuple[DroppedRow, ...]
+
+
+def _read(
+    path: Path, wanted: Sequence[str], optional: Sequence[str], renamed: Mapping[str, str], extra: Sequence[str]
+) -> _Rows:
+    """The rows that count, once every problem was looked for; TableError lists all."""
     cells = _cells(path)
-    names = {name: source.get(name, name) for name in (*wanted, *optional)}
-    problems = _column_problems(cells.columns, names, [], path.name, wanted) + cells.problems
-    names = {name: column for name, column in names.items() if column in cells.columns}
-    kept, dropped, bad = _judged(cells, names)
+    source = {name: renamed.get(name, name) for name in (*wanted, *optional)}
+    there = [name for name in dict.fromkeys(extra) if name in cells.columns]
+    problems = _column_problems(cells.columns, source, there, path.name, wanted) + cells.problems
+    source = {name: column for name, column in source.items() if column in cells.columns}
+    kept, dropped, bad = _judged(cells, source)
+    rows = [cells.rows[place] for place in kept]
+    of_extra = {name: _extra_column(rows, name, bad) for name in there}
     problems += bad
     if not problems and not kept:
-        problems.append(f"{path.name} holds no row with a finite loss ({len(dropped)} dropped)")
+        problems.append(f"{path.name} holds no run with a finite loss ({len(dropped)} dropped)")
     if problems:
         raise TableError(problems)
-    rows = [cells.rows[i] for i in kept]
     columns = {name: np.array([_number(record[theirs]) for _, record in rows], dtype=np.float64)
-               for name, theirs in names.items()}  # fmt: skip
-    return columns, tuple(dropped), tuple(line for line, _ in rows)
+               for name, theirs in source.items()}  # fmt: skip
+    return _Rows(columns=columns, extra=of_extra, records=[record for _, record in rows],
+                 lines=tuple(line for line, _ in rows), dropped=tuple(dropped))  # fmt: skip
 
 
 def columns_of(path: Path | str) -> list[str]:
@@ -231,7 +257,7 @@ def _cells(path: Path) -> Cells:
 
 
 def _column_problems(
-    columns: list[str], source: dict[str, str], extra: list[str], file: str, wanted: Sequence[str] = _WANTED
+    columns: list[str], source: dict[str, str], extra: list[str], file: str, wanted: Sequence[str]
 ) -> list[str]:
     missing = [source[name] for name in wanted if source[name] not in columns]
     twice = sorted({name for name in (*source.values(), *extra) if columns.count(name) > 1})
@@ -277,30 +303,6 @@ def _extra_column(rows: Sequence[tuple[int, dict[str, object]]], name: str, prob
         if number is None or not math.isfinite(number)
     ]
     return np.array([math.nan if number is None else number for number in (_number(value) for _, value in values)])
-
-
-def _table(
-    cells: Cells, kept: list[int], source: dict[str, str], dropped: list[DroppedRow], extra: dict[str, Floats]
-) -> RunTable:
-    rows = [cells.rows[i] for i in kept]
-    columns = {name: np.array([_number(record[theirs]) for _, record in rows], dtype=np.float64)
-               for name, theirs in source.items()}  # fmt: skip
-    lines = tuple(line for line, _ in rows)
-    six_nd = 6.0 * columns["params"] * columns["tokens"]
-    return RunTable(
-        params=columns["params"],
-        tokens=columns["tokens"],
-        loss=columns["loss"],
-        flops=columns.get("flops", six_nd),
-        weight=columns.get("weight", np.ones(len(six_nd))),
-        budget=columns.get("budget"),
-        seed=columns.get("seed"),
-        dropped=tuple(dropped),
-        flops_given="flops" in columns,
-        extra=extra,
-        lines=lines,
-        warnings=traps.warnings_of(columns, [record for _, record in rows], lines, source["params"]),
-    )
 
 
 def _number(cell: object) -> float | None:

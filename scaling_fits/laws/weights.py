@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from scaling_fits.laws.solver import HUBER_DELTA, Floats
+from scaling_fits.laws.solver import HUBER_DELTA, Floats, bisected
 from scaling_fits.laws.table import RunTable
 
 FRONTIER_WIDTH = 0.015  # a run 1.5 % worse than the best of its budget weighs half
@@ -68,12 +68,11 @@ def _power(weight: Floats, log_shares: Floats) -> float:
         return 1.0
     if effective_runs(weight) <= LEAST_EFFECTIVE_RUNS:
         return 0.0
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        enough = effective_runs(weight * np.exp(middle * log_shares)) >= LEAST_EFFECTIVE_RUNS
-        low, high = (middle, high) if enough else (low, middle)
-    return low
+
+    def enough(power: Floats) -> NDArray[np.bool_]:
+        return np.asarray(effective_runs(weight * np.exp(power * log_shares)) >= LEAST_EFFECTIVE_RUNS)
+
+    return float(bisected(enough, 0.0, 1.0, _BISECTIONS)[0])
 
 
 def outlier_limit(num_runs: int, freedom: float) -> float:

@@ -14,7 +14,7 @@ from proxies.core.flops import count_params
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Curve
-from scaling_fits.forecast.track_record import interval_scale
+from scaling_fits.forecast.conclusive import interval_scale
 from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws.table import from_columns
 from sweeps.store.ledger import Ledger

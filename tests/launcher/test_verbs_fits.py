@@ -11,7 +11,6 @@ from tiny_study import ask, forerun
 
 from launcher.answers import fitted as fitted_verbs
 from scaling_fits.forecast.conclusive import INCONCLUSIVE
-from scaling_fits.summary import FILE_KIND
 
 FIT = ("--bootstrap", "50")
 
@@ -307,12 +306,10 @@ def test_fits_of_every_kind_carry_a_digest(valleys_table, rates_table, tmp_path)
         assert ask("predict", path, "--params", "1e9", "--tokens", "1e9", "--flops", "1e20")[0] == 5
 
 
-def test_a_fit_without_a_digest_is_of_an_older_version(fitted, tmp_path):
-    bare = json.loads(fitted.read_text())["fit"]
-    assert bare["kind"] == FILE_KIND
-    (tmp_path / "old.json").write_text(json.dumps(bare))
-    code, body = ask("allocate", tmp_path / "old.json", "--flops", "1e20")
-    assert code == 2 and "older version" in body["message"] and "forerun fit RUNS --out" in body["message"]
+def test_a_fit_without_a_digest_is_none(fitted, tmp_path):
+    (tmp_path / "bare.json").write_text(json.dumps(json.loads(fitted.read_text())["fit"]))
+    code, body = ask("allocate", tmp_path / "bare.json", "--flops", "1e20")
+    assert (code, body["error"]) == (2, "FitFileError")
 
 
 def write_losses(path, loss):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder
 
-from scaling_fits.forecast.derived import draw_intervals, exponents, pooled_interval, stretched
-from scaling_fits.forecast.uncertainty import fit_runs
+from scaling_fits.forecast.uncertainty import draw_intervals, exponents, fit_runs, pooled_interval, stretched
 
 
 @pytest.fixture(scope="module")

@@ -44,9 +44,7 @@ def test_an_edit_is_refused_by_name(tmp_path, changes):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"kind": "forerun.fit/2"}, "older version, without a digest: `forerun fit RUNS --out"),
-        ({"kind": "forerun.compute_fit/1"}, "older version, without a digest"),
-        ({"kind": "forerun.hyperparameter_fit/1"}, "older version, without a digest"),
+        ({"kind": "forerun.fit/4"}, "this is no fit: `forerun fit RUNS --out"),
         ({"kind": "forerun.fit_file/9"}, f"this one reads {FILE_KIND}"),
         ({"kind": 1}, "this is no fit"),
         ({"params": 1}, "this is no fit"),

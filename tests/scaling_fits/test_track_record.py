@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ndtri, stdtrit
 
 from proxies.core.checks import SpecError
-from scaling_fits.forecast.track_record import PRIOR_RUNS, Foretold, interval_scale
+from scaling_fits.forecast.conclusive import PRIOR_RUNS, Foretold, interval_scale
 
 
 def foretold(actual, predicted=2.0, low=1.9, high=2.2, level=0.9):

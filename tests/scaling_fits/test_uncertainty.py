@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
-from scaling_fits.forecast.derived import draw_intervals
-from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.forecast.uncertainty import draw_intervals, fit_runs, predict
 from scaling_fits.laws import law, search
 from scaling_fits.laws.table import from_columns
 

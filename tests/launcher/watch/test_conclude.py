@@ -23,8 +23,8 @@ from launcher.watch.logs.keys import Keys
 from launcher.watch.logs.readings import Readings, source_of
 from proxies.core import canon
 from proxies.core.schedule import Schedule
+from scaling_fits.forecast.conclusive import interval_scale
 from scaling_fits.forecast.loss_curves import WINDOW
-from scaling_fits.forecast.track_record import interval_scale
 from scaling_fits.forecast.uncertainty import predict
 from sweeps.store.ledger import Ledger
 

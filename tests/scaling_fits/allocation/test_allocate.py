@@ -9,9 +9,8 @@ from planted_ladders import CHINCHILLA, COUPLED, ladder, law_loss
 
 from proxies.core.checks import SpecError
 from scaling_fits.allocation.allocate import NoRunError, allocate
-from scaling_fits.allocation.along import pooled_along
-from scaling_fits.forecast.derived import exponents
-from scaling_fits.forecast.uncertainty import fit_runs, predict
+from scaling_fits.allocation.spending import pooled_along
+from scaling_fits.forecast.uncertainty import exponents, fit_runs, predict
 from scaling_fits.laws.law import CannotTellError
 
 WIDE = {"sizes": np.geomspace(1e5, 1e8, 5), "tokens": np.geomspace(1e6, 1e9, 5)}

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
-from scaling_fits.allocation.allocate import allocate
-from scaling_fits.allocation.exact_runs import exact_run
+from scaling_fits.allocation.allocate import allocate, exact_run
 from scaling_fits.allocation.shapes import ShapeRequest, choose_shapes
 from scaling_fits.forecast.uncertainty import fit_runs
 

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 from planted_optima import PARAMS_EXPONENT, best_loss, best_params, curves, loss_at, runs
 
-from scaling_fits.compute.compute_fit import predict_at
 from scaling_fits.compute.frontier import fit_frontier
-from scaling_fits.compute.options import OptimaError
+from scaling_fits.compute.optima import OptimaError, predict_at
 from scaling_fits.compute.power_laws import fit_power_law
 
 

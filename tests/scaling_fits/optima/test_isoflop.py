@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from planted_optima import PARAMS_EXPONENT, best_loss, best_params, isoflop_runs, porian_setups, runs
 
-from scaling_fits.compute.compute_fit import predict_at
 from scaling_fits.compute.isoflop import fit_isoflop
-from scaling_fits.compute.options import OptimaError
+from scaling_fits.compute.optima import OptimaError, predict_at
 from scaling_fits.compute.valleys import METHODS
 
 BUDGETS = 10.0 ** np.arange(17, 20, 0.5)
@@ -116,8 +115,8 @@ def test_no_bootstrap_no_intervals_and_every_bad_option_at_once():
     assert {at.params_interval for at in fit.optima} == {None}
     assert predict_at(fit, 1e21).interval is None
     with pytest.raises(OptimaError) as error:
-        fit_isoflop(isoflop_runs(BUDGETS), "spline", bootstrap=-1, level=2, seed=-1)
-    assert len(error.value.problems) == 4
+        fit_isoflop(isoflop_runs(BUDGETS), bootstrap=-1, level=2, seed=-1)
+    assert len(error.value.problems) == 3
 
 
 def test_published_exponents_of_porian():

@@ -9,10 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from launcher.cli.cli import cli
-from scaling_fits.compute import compute_file
-from scaling_fits.compute.compute_fit import predict_at
-from scaling_fits.compute.optima_table import fit_optima, is_of_optima, read_optima
-from scaling_fits.compute.options import OptimaError
+from scaling_fits.compute.frontier import fit_optima, is_of_optima, read_optima
+from scaling_fits.compute.optima import OptimaError, predict_at
+from scaling_fits.fit_file import from_file, to_file
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "porian_refinedweb" / "published_fits.csv"
 FLOPS = np.geomspace(1e18, 1e22, 9)
@@ -78,7 +77,7 @@ def test_a_budget_has_one_optimum_and_a_law_three(tmp_path):
 
 def test_a_fit_without_sizes_lies_in_a_file_and_comes_back(tmp_path):
     found = fit_optima(read_optima(write(tmp_path, "flops", "loss")), bootstrap=20)
-    again = compute_file.from_file(json.loads(json.dumps(compute_file.to_file(found))))
+    again = from_file(json.loads(json.dumps(to_file(found))))
     assert predict_at(again, 1e23) == predict_at(found, 1e23) and again.rows == "optima"
 
 
