@@ -44,13 +44,13 @@ _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
     ("--unique-tokens", AMOUNT, "Tokens that exist; what is trained beyond them repeats."),
     ("--max-epochs", float, "Passes over the unique tokens, at most."),
     ("--tp", int, "Tensor-parallel degree the shape must split over. Default: the study's, else 1."),
-    ("--layers", int, "Depth of the shape. Default: the study's, else what --aspect-ratio makes best."),
-    ("--vocab", int, "Vocabulary of the shape, padded to a multiple of 128 * --tp; as the next six, not the study's."),
+    ("--layers", int, "Depth of the shape. Default: the study's, else the one that suits the width."),
+    (
+        "--vocab",
+        int,
+        "Vocabulary of the shape, padded to 128 * --tp; as the next three, not the study's.",
+    ),
     ("--seq-len", int, "Context of the shape. Default: 4096."),
-    ("--head-dim", int, "Width of a head."),
-    ("--query-heads-per-kv-head", int, "Default: near 4."),
-    ("--ffn-ratio", float, "Feed-forward width over width. Default: 3.5, gpt2 4."),
-    ("--aspect-ratio", float, "Width per layer. Default: 128."),
 )
 
 
@@ -77,10 +77,6 @@ class Asked:
     layers: int | None
     vocab: int | None
     seq_len: int | None
-    head_dim: int | None
-    query_heads_per_kv_head: int | None
-    ffn_ratio: float | None
-    aspect_ratio: float | None
     shape: bool
     family: Family | None
     tied: bool
@@ -254,9 +250,7 @@ def _shape(asked: Asked, found: Collected) -> ShapeRequest | None:
     fields = {
         "tp": ("tensor_parallel", asked.tp), "layers": ("num_layers", asked.layers),
         "vocab": ("vocab_size", asked.vocab), "seq-len": ("seq_len", asked.seq_len),
-        "head-dim": ("head_dim", asked.head_dim), "ffn-ratio": ("ffn_ratio", asked.ffn_ratio),
-        "query-heads-per-kv-head": ("query_heads_per_kv_head", asked.query_heads_per_kv_head),
-        "aspect-ratio": ("aspect_ratio", asked.aspect_ratio), "family": ("family", asked.family),
+        "family": ("family", asked.family),
         "tied": ("tied", asked.tied or None),
     }  # fmt: skip
     given = {f"--{option}": field for option, field in fields.items() if field[1] is not None}

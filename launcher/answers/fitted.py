@@ -58,12 +58,11 @@ def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any])
     found = fit_runs(table_of_runs, form=form, **options)
     template = None
     if runs.is_dir():
-        from launcher.study.decide import shape_template
         from launcher.study.history import scaled
         from launcher.study.opening import recorded
 
         study, ledger = recorded(runs)
-        found, template = scaled(found, *_past(study, ledger)), shape_template(study)
+        found, template = scaled(found, *_past(study, ledger)), study.shape_template
     try:
         return to_file(found, template), fit_summary(found)
     except CanonError as error:
@@ -163,7 +162,7 @@ def read_fit(path: Path) -> tuple[FittedRuns, Template | None]:
 
         study, ledger = recorded(path)
         specs = decide.ladder_specs(study, transferred(study, ledger))
-        return decide.fitted(study, ledger, specs), decide.shape_template(study)
+        return decide.fitted(study, ledger, specs), study.shape_template
     found, template = with_template(read(path))
     if isinstance(found, ComputeFit):
         raise FitFileError(

@@ -6,7 +6,6 @@ No torch.
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 
@@ -25,7 +24,6 @@ from launcher.plan.sections import (
 )
 from proxies.core import canon
 from proxies.core.checks import SpecError
-from proxies.core.flops import count_params
 from proxies.core.programs import Command
 from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule, whole_warmup
@@ -206,20 +204,3 @@ class Plan(Section):
             )
         )
         return plain
-
-
-def target_width_guess(plan: Plan, vocab_size: int) -> int:
-    """The width a budget suggests before any fit, at 20 tokens per parameter (Chinchilla, arXiv 2203.15556)."""
-    wanted = math.sqrt(plan.target.budget_flops / 120)
-    base, depth = plan.shape(plan.proxy.base_width, vocab_size), plan.target_num_layers
-    whole_ffn = base.width // math.gcd(base.width, base.ffn_width)
-    heads = plan.model.head_dim * plan.model.query_heads_per_kv_head
-    step = math.lcm(plan.target.width_multiple, heads, whole_ffn)
-
-    def too_large(count: int) -> bool:
-        return count_params(plan.shape(count * step, vocab_size).at_depth(depth)).total > wanted
-
-    beyond = 1
-    while not too_large(beyond):
-        beyond *= 2
-    return step * max(1, bisect.bisect_left(range(1, beyond), True, key=too_large))

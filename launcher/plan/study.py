@@ -7,13 +7,14 @@ an uninterrupted one would have asked for.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.plan.calibration_records import Asked, Part
-from launcher.plan.plan import Plan, target_width_guess
+from launcher.plan.plan import Plan
 from proxies.core import canon
 from proxies.core.hyperparameters import LEARNING_RATE, Hparams, warmup_of, with_warmup
 from proxies.core.programs import Factory
@@ -21,6 +22,7 @@ from proxies.core.rules import Parametrization
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunResult, RunSpec
+from scaling_fits.allocation.shapes import MOST_PARAMS, ShapeRequest, Template, choose_shapes
 from sweeps.search.space import Params, SearchSpace
 
 if TYPE_CHECKING:
@@ -103,8 +105,18 @@ class Study:
 
     @property
     def target_width_guess(self) -> int:
-        """The target's width before any fit."""
-        return target_width_guess(self.plan, self.manifest.vocab_size)
+        """The target's width before any fit, at 20 tokens per parameter (Chinchilla, arXiv 2203.15556)."""
+        params = min(max(math.sqrt(self.plan.target.budget_flops / 120), 1.0), MOST_PARAMS)
+        request = ShapeRequest(params=params, template=self.shape_template)
+        return choose_shapes(request).options[0].shape.width
+
+    @property
+    def shape_template(self) -> Template:
+        """What the plan fixes of the main run's shape: all but its width, over which alone the ladder varies."""
+        return Template(
+            shape=self.base_shape.at_depth(self.plan.target_num_layers),
+            width_multiple=self.plan.target.width_multiple, tensor_parallel=self.plan.launch.tensor,
+        )  # fmt: skip
 
     def hparams(self, point: Params) -> Hparams:
         """Base-width hyperparameters: those of the point, the others the plan's."""

@@ -21,7 +21,6 @@ from proxies.core.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision, PredictedLoss
     from scaling_fits.allocation.allocate import Allocation
-    from scaling_fits.allocation.shapes import Template
     from scaling_fits.forecast.loss_curves import FinishedRun
     from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
     from scaling_fits.laws.table import RunTable
@@ -108,17 +107,6 @@ def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns
     return scaled(fit, past, notes)
 
 
-def shape_template(study: Study) -> Template:
-    """What the plan fixes of the main run's shape: all but its width, over which alone the ladder varies."""
-    from scaling_fits.allocation.shapes import Template
-
-    plan = study.plan
-    return Template(
-        shape=study.base_shape.at_depth(plan.target_num_layers), width_multiple=plan.target.width_multiple,
-        tensor_parallel=plan.launch.tensor,
-    )  # fmt: skip
-
-
 def choose(study: Study, fit: FittedRuns) -> Choice:
     """The shape and steps for the plan's budget: the fitted optimum, made whole.
 
@@ -132,7 +120,7 @@ def choose(study: Study, fit: FittedRuns) -> Choice:
 
     budget_flops = study.plan.target.budget_flops
     allocation = allocate(fit, budget_flops)
-    shapes = choose_shapes(ShapeRequest(params=allocation.params, template=shape_template(study)))
+    shapes = choose_shapes(ShapeRequest(params=allocation.params, template=study.shape_template))
     shape, params = shapes.options[0].shape, shapes.options[0].params
     batch_tokens = study.plan.target_batch_tokens
     num_steps = study.plan.steps_for(budget_flops / (6.0 * params * batch_tokens))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from proxies.core.checks import Checks
 from scaling_fits.allocation.spending import LEAST_FLOPS, MOST_FLOPS
@@ -109,82 +110,68 @@ class Budget:
     """On the GPUs given."""
 
 
+class _Range(NamedTuple):
+    """A positive number and between what it may lie."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, value: float) -> _Range:
+        """A number that is known."""
+        return cls(value, value, value)
+
+    def times(self, other: _Range) -> _Range:
+        """The product, either being anywhere in its range."""
+        return _Range(self.value * other.value, self.low * other.low, self.high * other.high)
+
+    def over(self, other: _Range) -> _Range:
+        """The quotient."""
+        return _Range(self.value / other.value, self.low / other.high, self.high / other.low)
+
+    @property
+    def interval(self) -> Interval:
+        """Without ends where nothing is in doubt."""
+        known = math.isclose(self.low, self.high, rel_tol=1e-12)
+        return Interval(value=self.value, interval=None if known else (self.low, self.high))
+
+
 def budget_of(wish: Wish, machine: Machine | None) -> Budget:
     """The FLOPs that a wish comes down to on a machine.
 
     Raises:
         ValueError: a machine or a price is missing; the verb asks for both first.
     """
-    price = None if machine is None else machine.price_usd
-    if (wish.needs_machine and machine is None) or (wish.needs_price and price is None):
-        raise ValueError("a budget in hours, dollars or days wants a machine, and one in dollars its price")
-    flops, binds = _asked(wish, machine)
-    deadline = None
-    if wish.deadline_days is not None and machine is not None:
-        assert wish.num_gpus is not None
-        deadline = _hours_flops(24 * wish.deadline_days * wish.num_gpus, machine)
-        if flops is None or deadline.value < flops.value:
-            binds = "deadline"
-        flops = deadline if flops is None else _least(flops, deadline)
-    assert flops is not None
-    hours = usd = days = None
-    if machine is not None:
-        hours = _hours(flops, binds, wish, machine)
-        days = None if wish.num_gpus is None else _scaled(hours, 1 / (24 * wish.num_gpus))
-        usd = _usd(hours, binds, wish, machine)
-    return Budget(flops=flops, binds=binds, deadline_flops=deadline, gpu_hours=hours, usd=usd, days=days)
-
-
-def _asked(wish: Wish, machine: Machine | None) -> tuple[Interval | None, str]:
+    if machine is None:
+        if wish.needs_machine or wish.needs_price:
+            raise ValueError("a budget in hours, dollars or days wants a machine, and one in dollars its price")
+        assert wish.flops is not None
+        return Budget(flops=_Range.of(wish.flops).interval, binds="flops", deadline_flops=None, gpu_hours=None,
+                      usd=None, days=None)  # fmt: skip
+    hour = _Range(*(machine.hour_flops(share) for share in (machine.mfu.value, machine.mfu.low, machine.mfu.high)))
+    stated = machine.price_usd
+    price = None if stated is None else _Range(stated.value, stated.low, stated.high)
+    hours: dict[str, _Range] = {}
     if wish.flops is not None:
-        return Interval(value=wish.flops, interval=None), "flops"
-    if wish.gpu_hours is not None and machine is not None:
-        return _hours_flops(wish.gpu_hours, machine), "gpu_hours"
-    if wish.usd is not None and machine is not None and machine.price_usd is not None:
-        price, mfu = machine.price_usd, machine.mfu
-        low = wish.usd / price.high * machine.hour_flops(mfu.low)
-        high = wish.usd / price.low * machine.hour_flops(mfu.high)
-        return _interval(wish.usd / price.value * machine.hour_flops(mfu.value), low, high), "usd"
-    return None, "deadline"
-
-
-def _hours_flops(hours: float, machine: Machine) -> Interval:
-    mfu = machine.mfu
-    return _interval(*(hours * machine.hour_flops(share) for share in (mfu.value, mfu.low, mfu.high)))
-
-
-def _hours(flops: Interval, binds: str, wish: Wish, machine: Machine) -> Interval:
-    """GPU-hours: as given, or those that these FLOPs take."""
-    if binds == "gpu_hours" and wish.gpu_hours is not None:
-        return Interval(value=wish.gpu_hours, interval=None)
-    if binds == "deadline" and wish.deadline_days is not None and wish.num_gpus is not None:
-        return Interval(value=24 * wish.deadline_days * wish.num_gpus, interval=None)
-    if binds == "usd" and wish.usd is not None and machine.price_usd is not None:
-        price = machine.price_usd
-        return _interval(wish.usd / price.value, wish.usd / price.high, wish.usd / price.low)
-    mfu = machine.mfu
-    return _interval(*(flops.value / machine.hour_flops(share) for share in (mfu.value, mfu.high, mfu.low)))
-
-
-def _usd(hours: Interval, binds: str, wish: Wish, machine: Machine) -> Interval | None:
-    if binds == "usd" and wish.usd is not None:
-        return Interval(value=wish.usd, interval=None)
-    if machine.price_usd is None:
-        return None
-    price, (low, high) = machine.price_usd, hours.interval or (hours.value, hours.value)
-    return _interval(hours.value * price.value, low * price.low, high * price.high)
-
-
-def _interval(value: float, low: float, high: float) -> Interval:
-    """No interval where nothing is in doubt."""
-    return Interval(value=value, interval=None if math.isclose(low, high, rel_tol=1e-12) else (low, high))
-
-
-def _scaled(of: Interval, factor: float) -> Interval:
-    ends = None if of.interval is None else (of.interval[0] * factor, of.interval[1] * factor)
-    return Interval(value=of.value * factor, interval=ends)
-
-
-def _least(one: Interval, other: Interval) -> Interval:
-    ends = [of.interval or (of.value, of.value) for of in (one, other)]
-    return _interval(min(one.value, other.value), min(e[0] for e in ends), min(e[1] for e in ends))
+        hours["flops"] = _Range.of(wish.flops).over(hour)
+    if wish.gpu_hours is not None:
+        hours["gpu_hours"] = _Range.of(wish.gpu_hours)
+    if wish.usd is not None:
+        if price is None:
+            raise ValueError("a budget in dollars wants the price of an hour")
+        hours["usd"] = _Range.of(wish.usd).over(price)
+    flops = {name: _Range.of(wish.flops) if name == "flops" and wish.flops else taken.times(hour)
+             for name, taken in hours.items()}  # fmt: skip
+    if wish.deadline_days is not None:
+        assert wish.num_gpus is not None
+        hours["deadline"] = _Range.of(24 * wish.deadline_days * wish.num_gpus)
+        flops["deadline"] = hours["deadline"].times(hour)
+    binds = min(flops, key=lambda name: flops[name].value)
+    taken, usd = hours[binds], None if price is None else hours[binds].times(price)
+    return Budget(
+        flops=_Range(*map(min, zip(*flops.values(), strict=True))).interval, binds=binds,
+        deadline_flops=flops["deadline"].interval if "deadline" in flops else None, gpu_hours=taken.interval,
+        usd=_Range.of(wish.usd).interval if binds == "usd" and wish.usd else None if usd is None else usd.interval,
+        days=None if wish.num_gpus is None else taken.times(_Range.of(1 / (24 * wish.num_gpus))).interval,
+    )  # fmt: skip

@@ -27,13 +27,13 @@ _DEEP = 64  # layers up to which depths of 4 times as few and as many are tried;
 _MOST_GROUP = 16
 _EVEN_HEADS = 8  # GPUs of a node: as many heads split over every tensor-parallel degree inside it
 _WIDTHS = _EVEN_HEADS  # steps tried on each side of the size: among as many, one has heads that split by 8
-_PER_TWO = (
-    0.1  # log parameters that a factor of two in the heads is worth: about the optimum of Chinchilla's law (arXiv
-)
-# 2203.15556) at 1e9 parameters, all three cost 0.14 % of the loss, half of what `flat_range` calls as good
-_PER_ASPECT, _PER_GROUP = 0.1, 0.1  # of a log of the width per layer, and of query heads per key-value head: the loss
-# hardly feels either (arXiv 2001.08361, section 3.1)
-_MOST_PARAMS = 1e16
+_PER_TWO = 0.1
+"""Log parameters that a factor of two in the heads is worth: about the optimum of Chinchilla's law (arXiv 2203.15556)
+at 1e9 parameters, all three cost 0.14 % of the loss, half of what `flat_range` calls as good."""
+_PER_ASPECT, _PER_GROUP = 0.1, 0.1
+"""Of a log of the width per layer, and of query heads per key-value head: the loss hardly feels either (arXiv
+2001.08361, section 3.1)."""
+MOST_PARAMS = 1e16
 
 
 class ShapeError(ValueError):
@@ -67,31 +67,17 @@ class ShapeRequest:
     tensor_parallel: int | None = None
     vocab_size: int | None = None
     seq_len: int = 4096
-    head_dim: int | None = None
-    query_heads_per_kv_head: int | None = None
-    ffn_ratio: float | None = None
-    aspect_ratio: float | None = None
-    """Width per layer."""
     family: Family = "llama"
     tied: bool = False
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.number("params", least=1.0, most=_MOST_PARAMS)
-        for name, most in (("num_layers", MAX_LAYERS), ("tensor_parallel", 1024), ("seq_len", 10**8),
-                           ("vocab_size", 10**8), ("head_dim", 4096), ("query_heads_per_kv_head", 1024)):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None:
-                least = 2 if name in ("vocab_size", "head_dim") else 1
-                fine = type(value) is int and least <= value <= most
-                checks.that(fine, f"{name} = {value!r}: must be a whole number from {least} to {most}")
-        for name, least_number, most_number in (("ffn_ratio", 0.1, 32.0), ("aspect_ratio", 1.0, 100_000.0)):
-            if getattr(self, name) is not None:
-                checks.number(name, least=least_number, most=most_number)
-        if type(self.head_dim) is int and self.family == "llama":
-            checks.that(self.head_dim % 2 == 0, f"head_dim = {self.head_dim} is odd: rotary positions turn pairs")
-        both = self.num_layers is not None and self.aspect_ratio is not None
-        checks.that(not both, "num_layers and aspect_ratio: the depth follows from either; give one of them")
+        checks.number("params", least=1.0, most=MOST_PARAMS)
+        limits = {"num_layers": MAX_LAYERS, "tensor_parallel": 1024, "seq_len": 10**8, "vocab_size": 10**8}
+        for name, most in limits.items():
+            value, least = getattr(self, name), 2 if name == "vocab_size" else 1
+            fine = value is None or (type(value) is int and least <= value <= most)
+            checks.that(fine, f"{name} = {value!r}: must be a whole number from {least} to {most}")
         checks.one_of("family", ("llama", "gpt2"))
         checks.done()
 
@@ -140,9 +126,8 @@ class _Frame:
     num_layers: int | None
     head_dim: int
     group: int | None
-    """None: of each width's divisors, the one nearest to `_GROUP`."""
+    """Query heads per key-value head; None: of each width's divisors, the one nearest to `_GROUP`."""
     ffn_ratio: float
-    aspect: float
     vocab_size: int
     width_step: int
     ffn_step: int
@@ -171,7 +156,7 @@ def choose_shapes(request: ShapeRequest, num_options: int = 4) -> ShapeChoices:
         raise ShapeError(
             f"params = {request.params:.4g}: the smallest shape of vocabulary {frame.vocab_size}, head dim "
             f"{frame.head_dim} and tensor-parallel degree {request.degree} has {least}: "
-            "ask for a smaller vocabulary, head dim or degree"
+            "ask for a smaller vocabulary or degree"
         )
     of_width: dict[int, ShapeOption] = {}
     for option in found:
@@ -186,7 +171,7 @@ def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str
     whole_ffn = shape.width // math.gcd(shape.width, shape.ffn_width)
     frame = _Frame(
         num_layers=request.num_layers or shape.num_layers, head_dim=shape.head_dim, group=group,
-        ffn_ratio=shape.ffn_width / shape.width, aspect=_ASPECT, vocab_size=shape.vocab_size,
+        ffn_ratio=shape.ffn_width / shape.width, vocab_size=shape.vocab_size,
         width_step=math.lcm(shape.head_dim * group * request.degree, whole_ffn, of.width_multiple),
         ffn_step=request.degree, family=shape.family, tied=shape.tied, template=shape,
     )  # fmt: skip
@@ -194,33 +179,31 @@ def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str
 
 
 def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
-    aspect = request.aspect_ratio or _ASPECT
     depth, degree = request.num_layers, request.degree
-    width = math.sqrt(request.params / (12 * depth)) if depth else _ideal_width(request.params, aspect)
+    width = math.sqrt(request.params / (12 * depth)) if depth else _ideal_width(request.params)
     vocab = request.vocab_size or _default_vocab(request, width)
     padded = _up(vocab, 128 * degree)
-    head_dim = request.head_dim or next(size for least, size in _HEAD_DIMS if width >= least)
-    ffn_ratio = request.ffn_ratio or _FFN[request.family]
+    head_dim = next(size for least, size in _HEAD_DIMS if width >= least)
+    ffn_ratio = _FFN[request.family]
     tile = 128 if width >= _LARGE else 16
     said = {
         f"vocabulary {vocab}: the largest common one whose tables take a quarter or less": request.vocab_size is None,
         f"vocabulary padded to {padded}, a multiple of {128 * degree}": padded != vocab,
-        f"head dim {head_dim}": request.head_dim is None,
-        f"feed-forward width {ffn_ratio:g} times the width": request.ffn_ratio is None,
-        f"width per layer near {aspect:g}": request.aspect_ratio is None and depth is None,
+        f"head dim {head_dim}": True,
+        f"feed-forward width {ffn_ratio:g} times the width": True,
+        f"width per layer near {_ASPECT:g}": depth is None,
     }
     frame = _Frame(
-        num_layers=depth, head_dim=head_dim, group=request.query_heads_per_kv_head, ffn_ratio=ffn_ratio, aspect=aspect,
-        vocab_size=padded, width_step=math.lcm(tile, head_dim * degree * (request.query_heads_per_kv_head or 1)),
-        ffn_step=tile * degree if request.ffn_ratio else math.lcm(2 * tile, tile * degree),
+        num_layers=depth, head_dim=head_dim, group=None, ffn_ratio=ffn_ratio, vocab_size=padded,
+        width_step=math.lcm(tile, head_dim * degree), ffn_step=math.lcm(2 * tile, tile * degree),
         family=request.family, tied=request.tied, template=None,
     )  # fmt: skip
     return frame, tuple(text for text, assumed in said.items() if assumed)
 
 
-def _ideal_width(params: float, aspect: float) -> float:
-    """Of 12 * layers * width^2 parameters at this width per layer."""
-    return float((params * aspect / 12) ** (1 / 3))
+def _ideal_width(params: float) -> float:
+    """Of 12 * layers * width^2 parameters at the usual width per layer."""
+    return float((params * _ASPECT / 12) ** (1 / 3))
 
 
 def _default_vocab(request: ShapeRequest, width: float) -> int:
@@ -236,7 +219,7 @@ def _up(value: float, step: int) -> int:
 def _depths(request: ShapeRequest, frame: _Frame) -> range:
     if frame.num_layers is not None:
         return range(frame.num_layers, frame.num_layers + 1)
-    middle = _ideal_width(request.params, frame.aspect) / frame.aspect
+    middle = _ideal_width(request.params) / _ASPECT
     reach = 4.0 if middle <= _DEEP else 1.5
     return range(max(1, int(middle / reach)), max(2, math.ceil(middle * reach)) + 1)
 
@@ -273,8 +256,7 @@ def _shape(request: ShapeRequest, frame: _Frame, depth: int, count: int) -> Shap
         shape = frame.template.at_width(width).at_depth(depth)
         return shape if shape.ffn_width % frame.ffn_step == 0 else None
     heads = width // frame.head_dim
-    groups = [frame.group] if frame.group else list(range(1, _MOST_GROUP + 1))
-    whole = [group for group in groups if heads % (group * request.degree) == 0]
+    whole = [group for group in range(1, _MOST_GROUP + 1) if heads % (group * request.degree) == 0]
     if not whole:
         return None
     group = min(whole, key=lambda size: (abs(math.log(size / _GROUP)), size))
@@ -304,7 +286,7 @@ def _distance(option: ShapeOption, frame: _Frame) -> tuple[float, int, int]:
     shape = option.shape
     group = shape.num_heads / shape.num_kv_heads / (frame.group or _GROUP)
     far = abs(math.log(option.params_ratio)) + _PER_TWO * _twos_lacking(shape)
-    far += _PER_ASPECT * abs(math.log(option.aspect_ratio / frame.aspect)) + _PER_GROUP * abs(math.log(group))
+    far += _PER_ASPECT * abs(math.log(option.aspect_ratio / _ASPECT)) + _PER_GROUP * abs(math.log(group))
     return far, shape.num_layers, shape.width
 
 

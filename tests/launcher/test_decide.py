@@ -33,7 +33,7 @@ def test_allocate_and_freeze_take_one_shape(finished, study, found, tmp_path):
     assert ask("fit", finished / "study", "--out", tmp_path / "fit.json")[0] == 0
     budget = ("--flops", repr(study.plan.target.budget_flops), "--shape")
     assert ask("allocate", tmp_path / "fit.json", *budget)[1]["shape"] == frozen
-    other = ask("allocate", tmp_path / "fit.json", *budget, "--head-dim", "16")[1]
+    other = ask("allocate", tmp_path / "fit.json", *budget, "--vocab", "300")[1]
     assert other["shape"] != frozen and any("not of the study's make" in said for said in other["warnings"])
 
 
@@ -56,7 +56,7 @@ def test_both_verbs_at_sizes_that_had_two_answers(study, params, width, heads):
     assert f"{heads} heads are a multiple of 8" in choice.traded
     nothing = dict.fromkeys(field.name for field in dataclasses.fields(Asked))
     asked = checked(Asked(**{**nothing, "flops": low, "shape": True, "tied": False, "beyond": True}))
-    body = allocation_body(fit, asked, decide.shape_template(large))
+    body = allocation_body(fit, asked, large.shape_template)
     assert body["shape"] == dataclasses.asdict(choice.shape) and body["shape_traded"] == choice.traded
 
 

@@ -1,15 +1,13 @@
 """Plans as records: shapes, schedules, identity, the first guess of a width."""
 
 import dataclasses
-import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.plan.plan import Plan, target_width_guess
+from launcher.plan.plan import Plan
 from proxies.core.checks import SpecError
-from proxies.core.flops import count_params
 
 PLAN = Plan()
 
@@ -113,26 +111,3 @@ def test_what_is_left_to_the_calibration(proxy, left):
 )  # fmt: skip
 def test_which_plans_have_another_meaning_than_before(proxy, anew):
     assert planned(proxy=proxy).banks_anew is anew
-
-
-def slow_guess(plan, vocab_size):
-    """The same by trying every width, for whole feed-forward ratios."""
-    wanted = math.sqrt(plan.target.budget_flops / 120)
-    step = math.lcm(plan.target.width_multiple, plan.model.head_dim * plan.model.query_heads_per_kv_head)
-    width = step
-    while count_params(plan.shape(width + step, vocab_size)).total <= wanted:
-        width += step
-    return width
-
-
-@pytest.mark.parametrize("budget_flops", [1.0, 1e9, 1e12, 1e13, 2e13, 1e15, 1e18, 1e21])
-@pytest.mark.parametrize("model", [{}, {"num_layers": 12, "head_dim": 64, "query_heads_per_kv_head": 4}])
-def test_the_guess_is_the_largest_width_that_fits(budget_flops, model):
-    base = {"base_width": 256, "num_steps": 10} if model else {}
-    plan = planned(target={"budget_flops": budget_flops}, model=model, proxy=base)
-    assert target_width_guess(plan, 256) == slow_guess(plan, 256)
-
-
-def test_the_guess_keeps_the_feed_forward_whole_and_ends_for_any_budget():
-    plan = planned(model={"ffn_ratio": 2.6875, "head_dim": 8}, target={"width_multiple": 8, "budget_flops": 1e30})
-    assert target_width_guess(plan, 256) % 16 == 0

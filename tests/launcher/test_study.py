@@ -1,12 +1,14 @@
 """What each stage asks for: a pure function of the plan and of what is known so far."""
 
 import dataclasses
+import math
 
 import pytest
 from tiny_study import write_plan
 
 from launcher.plan.study import NoFinishedTrialError
 from launcher.study.opening import plan_study
+from proxies.core.flops import count_params
 from proxies.core.spec import RunResult
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
@@ -66,3 +68,15 @@ def test_a_point_may_set_any_hyperparameter(study):
     spec = study.trial({**BEST, "weight_decay": 0.3, "beta2": 0.9, "output_multiplier": 2.0})
     hparams = spec.hparams
     assert (hparams.weight_decay, hparams.beta2, hparams.output_multiplier, hparams.beta1) == (0.3, 0.9, 2.0, 0.9)
+
+
+@pytest.mark.parametrize("budget_flops", [1.0, 1e13, 1e30])
+def test_the_width_before_any_fit_is_the_choosers_for_any_budget(study, budget_flops):
+    target = study.plan.target.model_copy(update={"budget_flops": budget_flops, "width_multiple": 48})
+    other = dataclasses.replace(study, plan=study.plan.model_copy(update={"target": target}))
+    width = other.target_width_guess
+    assert width % 48 == 0 and other.shape(width).num_layers == study.base_shape.num_layers
+    if budget_flops == 1e13:
+        params = [count_params(other.shape(near)).total for near in (width - 48, width, width + 48)]
+        missed = [abs(math.log(n / (budget_flops / 120) ** 0.5)) for n in params]
+        assert missed[1] == min(missed)

@@ -159,7 +159,7 @@ def test_people_are_told_in_words(fit, extra):
 
 @pytest.mark.parametrize("bad", ["1e-300", "1e300", "nan", "inf", "-inf", "-1"])
 def test_absurd_numbers_are_refused_all_at_once(fit, bad):
-    options = ("flops", "deadline-days", "mfu", "price-usd", "unique-tokens", "max-epochs", "ffn-ratio", "aspect-ratio")
+    options = ("flops", "deadline-days", "mfu", "price-usd", "unique-tokens", "max-epochs")
     typed = itertools.chain.from_iterable((f"--{option}", bad) for option in options)
     code, body = ask("allocate", fit, *typed, "--gpu", "H100", "--gpus", "0", "--shape", "--tp", "-3")
     assert code == 2 and body["error"] == "OptionProblems"
