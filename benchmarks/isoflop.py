@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "scaling_fits"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "scaling_fits" / "optima"))
 
 import planted_optima as planted
 

@@ -16,6 +16,7 @@ from proxies.core.shape import Family
 
 if TYPE_CHECKING:
     from launcher.base.reference import Published
+    from launcher.estimates.spans import Span
     from scaling_fits.allocation.budgets import Assumption, Machine, Wish
     from scaling_fits.allocation.shapes import ShapeRequest
     from scaling_fits.allocation.spending import Spending
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 _USUAL_PARAMS = 1e10
-"""In the middle of the published runs that a budget's hours are judged by; ten times as many change them by 17 %."""
+"""In the middle of the published runs by which hours paid are judged where no --mfu is given: the size is not chosen
+yet, and ten times as many parameters change them by 17 %."""
 _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
     ("--flops", AMOUNT, "Budget in FLOPs: 6 * N * D, and serving if it is asked for."),
     ("--gpu-hours", float, "Budget in hours of --gpu."),
@@ -176,10 +178,11 @@ def _needs(wish: Wish, machine: Machine | None, asked: Asked, found: Collected) 
 
 def _machine(asked: Asked, found: Collected) -> Machine | None:
     from launcher.base import reference
+    from launcher.estimates.utilization import utilization
     from scaling_fits.allocation.budgets import Machine
 
-    mfu = _stated("mfu", asked.mfu, None, found)
-    price = _stated("price_usd", asked.price_usd, None, found)
+    mfu = _stated("mfu", asked.mfu, found)
+    price = _stated("price_usd", asked.price_usd, found)
     if asked.gpu is None:
         for name, given in (("--mfu", asked.mfu), ("--price-usd", asked.price_usd), ("--gpus", asked.gpus)):
             if given is not None and (name != "--gpus" or asked.deadline_days is None):  # said with the deadline
@@ -188,28 +191,26 @@ def _machine(asked: Asked, found: Collected) -> Machine | None:
     with found.collecting():
         name, gpu = reference.gpu(asked.gpu)
         if price is None and asked.price_usd is None and name in reference.PRICES_USD:
-            price = _published(reference.PRICES_USD[name])
+            price = _known(reference.PRICES_USD[name])
         if mfu is None and asked.mfu is None:
-            mfu = _paid_share(gpu.peak_flops)
+            mfu = _known(utilization(_USUAL_PARAMS, gpu.peak_flops))
         return None if mfu is None else Machine(name=name, peak_flops=gpu.peak_flops, mfu=mfu, price_usd=price)
     return None
 
 
-def _paid_share(peak_flops: float) -> Assumption:
-    """Of the peak over all hours paid, as published runs had it; the size is not chosen yet, and matters little."""
-    from launcher.estimates.utilization import utilization
+def _known(fact: Published | Span) -> Assumption:
+    """A published number with its range."""
     from scaling_fits.allocation.budgets import Assumption
 
-    share = utilization(_USUAL_PARAMS, peak_flops)
-    return Assumption(value=share.value, low=share.low, high=share.high, source=share.source)
+    return Assumption(value=fact.value, low=fact.low, high=fact.high, source=fact.source)
 
 
-def _stated(name: str, given: float | None, default: Published | None, found: Collected) -> Assumption | None:
-    """What was typed, or else the published default."""
+def _stated(name: str, given: float | None, found: Collected) -> Assumption | None:
+    """What was typed, if anything was."""
     from scaling_fits.allocation.budgets import Assumption
 
     if given is None:
-        return None if default is None else _published(default)
+        return None
     most = 1.0 if name.endswith("mfu") else 1e6
     if not 1e-4 <= given <= most:
         found.problems.append(f"{name} = {given}: a number from 0.0001 to {most:g} is wanted")
@@ -217,18 +218,12 @@ def _stated(name: str, given: float | None, default: Published | None, found: Co
     return Assumption(value=given, low=given, high=given, source="given")
 
 
-def _published(fact: Published) -> Assumption:
-    from scaling_fits.allocation.budgets import Assumption
-
-    return Assumption(value=fact.value, low=fact.low, high=fact.high, source=fact.source)
-
-
 def _inference_cost(asked: Asked, machine: Machine | None, found: Collected) -> float:
     """Of a FLOP served over a FLOP trained."""
     given = (("inference_mfu", asked.inference_mfu), ("inference_price_usd", asked.inference_price_usd))
     if all(value is None for _, value in given):
         return 1.0
-    mfu, price = (_stated(name, value, None, found) for name, value in given)
+    mfu, price = (_stated(name, value, found) for name, value in given)
     if asked.inference_tokens is None:
         found.problems.append("--inference-mfu and --inference-price-usd say nothing without --inference-tokens")
     if machine is None:

@@ -97,7 +97,7 @@ def _say_how_long(runs: RunTable, bootstrap: int) -> None:
 def _fit_compute(
     runs: Path, form: str, method: str, params_column: str, options: dict[str, Any], *, optima: bool
 ) -> tuple[Body, Body]:
-    from scaling_fits.compute.frontier import RUN_COLUMNS, fit_frontier, fit_optima, is_of_optima, read_optima
+    from scaling_fits.compute.frontier import fit_frontier, fit_optima, is_of_optima, read_optima
     from scaling_fits.compute.isoflop import fit_isoflop
     from scaling_fits.compute.optima import fit_body
     from scaling_fits.fit_file import to_file
@@ -107,7 +107,7 @@ def _fit_compute(
     elif optima or (not runs.is_dir() and is_of_optima(runs, params_column)):
         found = fit_optima(read_optima(runs, params_column), **options)
     else:
-        found = fit_frontier(_runs(runs, params_column, RUN_COLUMNS), **options)
+        found = fit_frontier(_runs(runs, params_column), **options)
     return to_file(found), fit_body(found)
 
 

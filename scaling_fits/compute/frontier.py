@@ -29,12 +29,8 @@ from scaling_fits.compute.power_laws import Floats, PowerLaw, PowerLawError, fit
 from scaling_fits.laws import traps
 from scaling_fits.laws.table import DroppedRow, RunTable, columns_of, read_columns
 
-RUN_COLUMNS = ("run", "run_id")
-"""Columns that say which rows are points of one run."""
-
 _GRID = 2000
 _LONGEST_GAP = math.log(20.0)  # FLOPs between two points of a curve; further apart it is not joined
-_MANY_LENGTHS = 8  # evenly spaced token counts of one size: points along a run, not runs
 _LEAST_HANDOVERS = 4  # so that 3 sizes in between have their own stretch
 _LONG_END = 2.0  # times the median stretch
 _ONE_BUDGET = 1.03  # FLOPs of optima no further apart than this are one budget, as in an isoFLOP table
@@ -81,7 +77,7 @@ def fit_frontier(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed
     """
     options = Options(bootstrap=bootstrap, level=level, seed=seed)
     curves, warnings = _curves(table)
-    warnings = [*table.warnings, *_mid_schedule(table), *warnings]
+    warnings = [*table.warnings, *warnings]
     found = _frontier(curves)
     laws = None
     if len(found.flops) < _LEAST_HANDOVERS:
@@ -221,30 +217,6 @@ def _ends(curves: _Curves, found: _Frontier) -> list[str]:
             warnings.append(f"size {size:.3g} alone owns the {name} of the frontier, a factor of "
                             f"{math.exp(length):.3g} in FLOPs: nothing there says what is best; left out")  # fmt: skip
     return warnings
-
-
-def _mid_schedule(table: RunTable) -> list[str]:
-    """Says so where rows look like points along a run rather than its end."""
-    consequence = (
-        "a point before the schedule's end lies above the loss of a run that ends there, so the frontier is too high"
-        " and too flat: use runs that end there, or a schedule held constant"
-    )
-    for column in RUN_COLUMNS:
-        ids = table.extra.get(column)
-        if ids is not None:
-            many = [run for run in np.unique(ids[~np.isnan(ids)]) if len(np.unique(table.tokens[ids == run])) > 1]
-            return [f"{len(many)} runs have several rows each (column {column!r}): {consequence}"] if many else []
-    even = sum(_evenly_spaced(table.tokens[table.params == size]) for size in np.unique(table.params))
-    return [f"{even} sizes have rows at even steps of tokens, like points along a run: {consequence}"] if even else []
-
-
-def _evenly_spaced(tokens: Floats) -> bool:
-    """Whether most steps between token counts are one and the same."""
-    counts = np.unique(tokens)
-    if len(counts) < _MANY_LENGTHS:
-        return False
-    steps = np.diff(counts)
-    return bool((np.abs(steps / np.median(steps) - 1) < 0.02).mean() > 0.8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -17,10 +17,10 @@ import numpy as np
 from proxies.core import canon
 from proxies.core.canon import Json
 from scaling_fits.compute.hyperparameter_cells import CellOptimum, cell_optima
-from scaling_fits.compute.optima import ComputeStatus, OptimaError, Options, option_problems
+from scaling_fits.compute.optima import ComputeStatus, OptimaError, Options
 from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
 from scaling_fits.compute.published_laws import Hyperparameter, published
-from scaling_fits.laws.law import CannotTellError, check_positive
+from scaling_fits.laws.law import CannotTellError, check_positive, option_problems
 from scaling_fits.laws.table import DroppedRow, RunTable, columns_of, read_columns
 
 COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {

@@ -15,7 +15,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from scaling_fits.compute.compute_laws import Inflation, Laws, Pair
 from scaling_fits.compute.power_laws import FloorLaw, PowerLaw
-from scaling_fits.laws.law import CannotTellError, check_positive
+from scaling_fits.laws.law import CannotTellError, check_positive, option_problems
 from scaling_fits.laws.table import DroppedRow
 
 CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
@@ -55,18 +55,6 @@ class Options:
         problems = option_problems(self.bootstrap, self.level, self.seed)
         if problems:
             raise OptimaError(problems)
-
-
-def option_problems(bootstrap: int, level: float, seed: int) -> list[str]:
-    """What is wrong with the options that all these fits share."""
-    problems = []
-    if not 0 <= bootstrap <= 100_000:
-        problems.append(f"bootstrap = {bootstrap}: 0 to 100000 draws are wanted")
-    if not 0 < level < 1:
-        problems.append(f"level = {level}: a number between 0 and 1 is wanted")
-    if seed < 0:
-        problems.append(f"seed = {seed}: a whole number >= 0 is wanted")
-    return problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

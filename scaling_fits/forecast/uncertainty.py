@@ -30,6 +30,7 @@ from scaling_fits.laws.law import (
     check_positive,
     check_size,
     exp_finite,
+    option_problems,
 )
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import DroppedRow, RunTable, listed
@@ -37,7 +38,6 @@ from scaling_fits.laws.weights import near_frontier
 
 FORM_CHOICES = ("auto", *SHAPES)
 Weighting = Literal["even", "near_frontier"]
-MAX_BOOTSTRAP = 100_000
 FAR = 30.0  # times what was fitted; beyond, no back-test says how good intervals are
 _FEW_DRAWS = 40
 _NO_MISFIT = 0.1  # chance of residuals so smooth under a true law, above which all runs count alike
@@ -159,7 +159,9 @@ def fit_runs(
     Raises:
         LawError: an unknown form, a negative number of refits or seed, or a level outside (0, 1).
     """
-    _check_options(form, bootstrap, level, seed)
+    problems = [] if form in FORM_CHOICES else [f"form = {form!r}: one of {', '.join(FORM_CHOICES)} is wanted"]
+    if problems := problems + option_problems(bootstrap, level, seed):
+        raise LawError("; ".join(problems))
     table = table.distinct()
     forms: tuple[Form, ...] = POOLED if form == "auto" else (form,)
     members = tuple(law.fit_law(table, each) for each in forms)
@@ -234,20 +236,6 @@ def _outliers_said(table: RunTable, fit: LawFit) -> tuple[str, ...]:
         "have the noise of the others; see whether they were made like the others"
     )
     return (told,)
-
-
-def _check_options(form: str, bootstrap: int, level: float, seed: int) -> None:
-    problems = []
-    if form not in FORM_CHOICES:
-        problems.append(f"form = {form!r}: one of {', '.join(FORM_CHOICES)} is wanted")
-    if not 0 <= bootstrap <= MAX_BOOTSTRAP:
-        problems.append(f"bootstrap = {bootstrap}: 0 to {MAX_BOOTSTRAP} refits are wanted")
-    if not 0.01 <= level <= 0.999:
-        problems.append(f"level = {level}: a number between 0 and 1 is wanted, 0.01 to 0.999")
-    if seed < 0:
-        problems.append(f"seed = {seed}: a whole number >= 0 is wanted")
-    if problems:
-        raise LawError("; ".join(problems))
 
 
 def _span(table: RunTable) -> Span:

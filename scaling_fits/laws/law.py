@@ -25,6 +25,7 @@ from scaling_fits.laws.weights import effective_runs, outliers
 
 FitStatus = Literal["converged", "at_bound", "degenerate", "unidentified"]
 LARGEST = 1e20  # parameters or tokens
+MAX_BOOTSTRAP = 100_000
 
 _NUM_STARTS = 12
 _NUM_POOLED = 40  # starts that refits share
@@ -81,6 +82,18 @@ def check_positive(**values: float) -> None:
     ]
     if problems:
         raise LawError("; ".join(problems))
+
+
+def option_problems(bootstrap: int, level: float, seed: int) -> list[str]:
+    """What is wrong with the options that every fit takes."""
+    problems = []
+    if not 0 <= bootstrap <= MAX_BOOTSTRAP:
+        problems.append(f"bootstrap = {bootstrap}: 0 to {MAX_BOOTSTRAP} refits are wanted")
+    if not 0.01 <= level <= 0.999:
+        problems.append(f"level = {level}: a number between 0 and 1 is wanted, 0.01 to 0.999")
+    if seed < 0:
+        problems.append(f"seed = {seed}: a whole number >= 0 is wanted")
+    return problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,31 +41,20 @@ _ENDED = 0.999  # short of this share of a schedule, or of its tokens, is short
 _ROWS_NAMED = 5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replicates:
-    """Runs of one size and length, of which there are several: the noise without any law."""
+def replicates(params: Floats, tokens: Floats, loss: Floats) -> tuple[int, float]:
+    """How many runs share size and length with another, and the sd of log loss about the mean of each such group.
 
-    num_runs: int
-    """Runs that have such a sibling; a row entered twice counts once."""
-    sd_log_loss: float
-    """Sd of log loss about the mean of each size and length."""
-    degrees_of_freedom: int
-    """Runs less their sizes and lengths."""
-
-
-def replicates(params: Floats, tokens: Floats, loss: Floats) -> Replicates | None:
-    """The scatter of log loss among runs of equal N and D; None where no two different losses share them."""
+    That is the noise without any law; (0, 0) where no two different losses share them: a row entered twice counts once.
+    """
     cells: dict[tuple[float, float], set[float]] = {}
     for n, d, nats in zip(params.tolist(), tokens.tolist(), loss.tolist(), strict=True):
         cells.setdefault((n, d), set()).add(nats)
     groups = [np.log(np.array(sorted(losses))) for losses in cells.values() if len(losses) > 1]
     if not groups:
-        return None
+        return 0, 0.0
     free = sum(len(group) - 1 for group in groups)
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
-    return Replicates(
-        num_runs=sum(map(len, groups)), sd_log_loss=float(np.sqrt(squares / free)), degrees_of_freedom=free
-    )
+    return sum(map(len, groups)), math.sqrt(squares / free)
 
 
 def warnings_of(
@@ -268,11 +256,11 @@ def _entered_twice(columns: Mapping[str, Floats], lines: Sequence[int]) -> str |
 
 
 def _wide_repeats(columns: Mapping[str, Floats]) -> str | None:
-    found = replicates(columns["params"], columns["tokens"], columns["loss"])
-    if found is None or found.sd_log_loss <= _WIDE_REPEATS:
+    num_runs, sd = replicates(columns["params"], columns["tokens"], columns["loss"])
+    if sd <= _WIDE_REPEATS:
         return None
     return (
-        f"{found.num_runs} runs share N and D with another and scatter by {found.sd_log_loss:.1%} in loss, more than "
+        f"{num_runs} runs share N and D with another and scatter by {sd:.1%} in loss, more than "
         "seeds do: runs of several settings? keep the best-tuned of each size and length"
     )
 

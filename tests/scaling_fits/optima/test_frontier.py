@@ -60,18 +60,6 @@ def test_one_size_at_the_end_is_said():
     assert not any("top of the frontier" in warning for warning in fit_frontier(short, bootstrap=0).warnings)
 
 
-def test_points_along_a_run_are_said():
-    even = fit_frontier(curves(tokens_per_param=np.arange(5, 305, 10)), bootstrap=0)
-    assert any("8 sizes have rows at even steps of tokens" in warning for warning in even.warnings)
-    table = curves()
-    ids = np.repeat(np.arange(8.0), 12)
-    named = runs(table.params, table.tokens, table.loss, extra={"run": ids})
-    assert any("8 runs have several rows each" in text for text in fit_frontier(named, bootstrap=0).warnings)
-    apart = runs(table.params, table.tokens, table.loss, extra={"run": np.arange(96.0)})
-    for quiet in (table, apart):
-        assert not any("schedule" in warning for warning in fit_frontier(quiet, bootstrap=0).warnings)
-
-
 def test_every_bad_option_at_once():
     with pytest.raises(OptimaError) as error:
         fit_frontier(curves(), bootstrap=-1, level=0, seed=-1)
