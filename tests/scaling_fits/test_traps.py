@@ -14,11 +14,7 @@ from click.testing import CliRunner
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
 from launcher.verbs.fits import fit as fit_verb
-from scaling_fits import fit_file
-from scaling_fits.allocation.allocate import allocate
-from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws import law
-from scaling_fits.laws.law import CannotTellError
 from scaling_fits.laws.table import TableError, read_runs
 from scaling_fits.laws.traps import replicates, rows_text
 
@@ -222,87 +218,6 @@ def test_a_unit_that_is_one_factor_moves_no_exponent(tmp_path):
     fits = [law.fit_law(read_runs(_csv(tmp_path, RUNS | {"loss": [x * unit for x in RUNS["loss"]]})), "chinchilla")
             for unit in (1.0, 0.2)]  # fmt: skip
     assert np.allclose(fits[0].theta[3:5], fits[1].theta[3:5], atol=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("column", "cell", "said"),
-    [
-        ("loss", "oops", "row 4, column 'loss': 'oops'"),
-        ("loss", "0", "row 4, column 'loss': 0.0"),
-        ("loss", "-2", "row 4, column 'loss': -2.0"),
-        ("loss", "", "row 4, column 'loss': missing"),
-        ("params", "nan", "row 4, column 'params': nan"),
-        ("tokens", "1_000", "row 4, column 'tokens': '1_000'"),
-        ("tokens", "inf", "row 4, column 'tokens': inf"),
-    ],
-)
-def test_a_bad_cell_is_refused_by_its_row(tmp_path, column, cell, said):
-    values = [repr(x) for x in RUNS[column]]
-    values[2] = cell
-    path = _csv(tmp_path, RUNS | {column: values})
-    with pytest.raises(TableError, match="a number > 0 is wanted") as caught:
-        read_runs(path)
-    assert said in str(caught.value) and len(caught.value.problems) == 1
-    answer = _fit(path)
-    assert answer.exit_code != 0 and answer.stdout == ""
-
-
-def test_a_diverged_run_is_dropped_by_its_row_and_told(tmp_path):
-    values = [repr(x) for x in RUNS["loss"]]
-    values[2] = "nan"
-    answer = _fit(_csv(tmp_path, RUNS | {"loss": values}))
-    assert json.loads(answer.stdout)["dropped"] == [{"row": 4, "reason": "loss is nan: not finite"}]
-
-
-@pytest.mark.parametrize(
-    ("keep", "said"),
-    [
-        (lambda n, d: np.arange(len(n)) < 2, "2 runs for the 5 parameters"),
-        (lambda n, d: n == n.max(), "all runs have one size"),
-        (lambda n, d: d == d.max(), "all runs have one number of tokens"),
-        (lambda n, d: n < 0, None),
-    ],
-)
-def test_too_little_is_said_and_gives_no_number(tmp_path, keep, said):
-    part = keep(NOISY.params, NOISY.tokens)
-    columns = {name: [x for x, kept in zip(values, part, strict=True) if kept] for name, values in RUNS.items()}
-    path = _csv(tmp_path, columns)
-    if said is None:
-        with pytest.raises(TableError, match="holds no run"):
-            read_runs(path)
-        return
-    answer = _fit(path)
-    body = json.loads(answer.stdout)
-    assert (answer.exit_code, body["status"]) == (4, "unidentified")
-    assert set(body["parameters"].values()) <= {None}
-    assert any(said in warning for warning in body["warnings"])
-
-
-def test_one_budget_gives_no_number(tmp_path):
-    n = np.geomspace(3e4, 1e6, 9)
-    d = 1e11 / n
-    path = _csv(tmp_path, {"params": n.tolist(), "tokens": d.tolist(), "loss": law_loss(CHINCHILLA, n, d).tolist()})
-    answer = _fit(path)
-    assert answer.exit_code == 4
-    assert any("one budget" in warning for warning in json.loads(answer.stdout)["warnings"])
-    with pytest.raises(CannotTellError):
-        allocate(fit_runs(read_runs(path), bootstrap=0), 1e20)
-
-
-def test_exponents_keep_all_their_digits(tmp_path):
-    """Rounded to two digits they turn a size into another (32B into 40B in a published card); files keep them all."""
-    fitted = fit_runs(NOISY, form="chinchilla", bootstrap=0)
-    again = fit_file.from_file(json.loads(json.dumps(fit_file.to_file(fitted))))
-    assert predict(again, 1e10, 2e11).loss_nats == predict(fitted, 1e10, 2e11).loss_nats
-    exact = allocate(fitted, 1e22).params
-    assert allocate(again, 1e22).params == exact
-    _, a, b, alpha, beta = fitted.heaviest.theta[:5]
-
-    def best(alpha, beta):
-        return math.exp((math.log(alpha / beta) + a - b + beta * math.log(1e22 / 6)) / (alpha + beta))
-
-    assert best(alpha, beta) == pytest.approx(exact, rel=1e-6)
-    assert abs(math.log(best(round(alpha, 2), round(beta, 2)) / exact)) > 0.02
 
 
 def test_extra_columns_by_name(tmp_path):
