@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.optimum import HALF_WINDOW_OCTAVES, MIN_RATES, Optimum, best_rate, better_end, finite_rates
 from transfer.question import Axis, Hyperparameter, Point, Question, at_size, written
 from transfer.regret.bounded import Bounded
@@ -162,7 +163,7 @@ class Suggestion:
         """As a person would say it: `run width 128 at 2^-3 (2 seeds): ...`."""
         seeds = "1 seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
         value = written(self.hyperparameter, self.log2_value)
-        what = value if self.hyperparameter == "learning_rate" else f"{self.hyperparameter} = {value}"
+        what = value if self.hyperparameter == LEARNING_RATE else f"{self.hyperparameter} = {value}"
         return f"run {at_size(self.axis, self.size)} at {what} ({seeds}): {self.reason}"
 
 

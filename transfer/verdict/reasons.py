@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE
 from transfer.basin.optimum import Optimum, better_end
 from transfer.question import Point, Question, at_size, written
 from transfer.regret.bounded import Bounded
@@ -78,7 +79,7 @@ def _costs(q: Question) -> str:
 
 
 def _noun(q: Question) -> str:
-    return "rate" if q.hyperparameter == "learning_rate" else q.hyperparameter.replace("_", " ")
+    return "rate" if q.hyperparameter == LEARNING_RATE else HYPERPARAMETERS[q.hyperparameter].label
 
 
 def rests_on(culprit: Point, q: Question) -> str:

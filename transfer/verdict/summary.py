@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxies.core.canon import Json
+from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.optimum import Optimum
 from transfer.design.next_runs import Suggestion
 from transfer.question import Hyperparameter, from_log2
@@ -57,7 +58,7 @@ def together_summary(together: Together) -> dict[str, Json]:
         "outcome": together.outcome,
         "offset_octaves": estimate_summary(together.offset),
         "regret_nats": estimate_summary(together.regret_nats),
-        "transferred_value": _value("learning_rate", together.transferred_log2),
+        "transferred_value": _value(LEARNING_RATE, together.transferred_log2),
         "margin_nats": together.margin_nats,
         "level": together.level,
         "axes": list(together.axes),

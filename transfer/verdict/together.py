@@ -14,6 +14,7 @@ from typing import get_args
 import numpy as np
 
 from proxies.core.checks import Checks
+from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.shapes import Floats, rise
 from transfer.question import Axis, Outcome, TransferError, at_size
 from transfer.regret.regret import AtTarget, Estimate, estimate, regret
@@ -68,7 +69,7 @@ def judge_together(judged: Sequence[Judged], doublings: Mapping[Axis, float]) ->
     """
     verdicts = [found.verdict for found in judged]
     axes = tuple(v.question.axis for v in verdicts)
-    if not judged or any(v.question.hyperparameter != "learning_rate" for v in verdicts) or len(set(axes)) < len(axes):
+    if not judged or any(v.question.hyperparameter != LEARNING_RATE for v in verdicts) or len(set(axes)) < len(axes):
         raise TransferError(["one learning-rate verdict for each axis is wanted"])
     rows = [found.at_target for found in judged if found.at_target is not None]
     if len({len(there.line.slope) for there in rows}) > 1:

@@ -19,6 +19,7 @@ from typing import Any, get_args
 import numpy as np
 
 from proxies.core.checks import Checks
+from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.optimum import Optima, Optimum, find_optima, noise_is_known, place_at
 from transfer.design.next_runs import Suggestion, again, mend, sharpen_bounded, sharpen_optima
 from transfer.question import Outcome, Point, Question, TransferError
@@ -144,7 +145,7 @@ def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, dr
     found, at_target = _measure(points, q, draws, seed)
     plain = _judge_optima(points, q, found, at_target, seed)
     bounded = None
-    if q.hyperparameter != "learning_rate" and any(o.status != "ok" for o in found.optima):
+    if q.hyperparameter != LEARNING_RATE and any(o.status != "ok" for o in found.optima):
         bounded = judge_bounded(points, q, draws=draws, rng=np.random.default_rng(seed))
         if bounded is not None:
             plain = _judge_bounded(points, bounded, q)
