@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
+from scaling_fits.fit_file import from_file, to_file
 from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws import law
 from scaling_fits.laws.lack_of_fit import Trend, trend
 from scaling_fits.laws.table import from_columns
 from scaling_fits.laws.weights import outliers
-from scaling_fits.summary import fit_summary, from_file, to_file
+from scaling_fits.summary import fit_summary
 
 WIDE = {"sizes": np.geomspace(1e6, 1e8, 6), "tokens": np.geomspace(1e7, 1e10, 6)}
 CLEAN = ladder(CHINCHILLA, np.random.default_rng(3), 0.006, 36, **WIDE)
