@@ -115,7 +115,7 @@ class AtOnce:
         self._calls.clear()
 
 
-def driven(sampler: samplers.Sampler, num_trials: int, study: Path) -> dict[str, Any]:
+def driven(sampler: str, num_trials: int, study: Path) -> dict[str, Any]:
     """One search through the real driver, looked at after every outcome."""
     looks, suggesting = [], 0.0
     plain = Search.suggest
@@ -160,7 +160,7 @@ def block(looks: list[tuple[int, float, float, float]], begin: int, end: int) ->
     return {"from": first[0], "to": last[0], "wall_ms": wall, "cpu_ms": cpu, "suggestion_cpu_ms": suggestion}
 
 
-def reopened(sampler: samplers.Sampler, num_trials: int, study: Path) -> dict[str, float]:
+def reopened(sampler: str, num_trials: int, study: Path) -> dict[str, float]:
     """What a resume costs: reading the ledger, then all that comes before the first new suggestion."""
     began = time.process_time()
     ledger = Ledger.read(study)
@@ -222,7 +222,7 @@ def say(row: dict[str, Any]) -> None:
               f"suggestion after it {row['resume_cpu_seconds']:.2f} s", flush=True)  # fmt: skip
 
 
-def searched(sampler: samplers.Sampler, num_trials: int, noise_nats: float, seed: int) -> tuple[float, float]:
+def searched(sampler: str, num_trials: int, noise_nats: float, seed: int) -> tuple[float, float]:
     """Regret of the best trial, and the median of the last hundred's that finished, in nats."""
     noise = np.random.default_rng(seed).normal(0, noise_nats, num_trials)
     search, told, points = Search(SPACE, seed, PARALLELISM, sampler=sampler), dict[int, float | None](), []
@@ -235,7 +235,7 @@ def searched(sampler: samplers.Sampler, num_trials: int, noise_nats: float, seed
     return truth(points[best]) - 2.0, statistics.median(last)
 
 
-def bound_row(sampler: samplers.Sampler, num_trials: int, num_seeds: int, noise_nats: float) -> dict[str, Any]:
+def bound_row(sampler: str, num_trials: int, num_seeds: int, noise_nats: float) -> dict[str, Any]:
     """Both ways, seed by seed."""
     pairs = []
     for seed in range(num_seeds):

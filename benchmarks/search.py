@@ -71,7 +71,7 @@ def searched(
     return regret, NUM_TRIALS - len(finished)
 
 
-def ours(sampler: samplers.Sampler, seed: int) -> Callable[..., Params]:
+def ours(sampler: str, seed: int) -> Callable[..., Params]:
     search = Search(SPACE, seed, PARALLELISM, sampler=sampler, num_startup=NUM_STARTUP)
 
     def ask(index: int, told: dict[int, float | None], points: list[Params]) -> Params:

@@ -25,7 +25,7 @@ CORE_WHEN_CALLED = {("proxies.core.table_files", "pyarrow")}
 DOORS = {
     "mup": {"proxies.parametrization.parametrization"},
     "cmaes": {"sweeps.search.evolution"},
-    "optuna": {"sweeps.search.samplers", "sweeps.search.pruners", "sweeps.views.optuna_view"},
+    "optuna": {"sweeps.search.samplers", "sweeps.views.optuna_view"},
     "optuna_dashboard": {"launcher.verbs.dashboards"},
     "ray": {"sweeps.ray.pool", "sweeps.ray.head"},
     "matplotlib": {

@@ -7,27 +7,50 @@ from __future__ import annotations
 
 import math
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_serializer
+from pydantic import BeforeValidator, Field, field_serializer
+from pydantic_core import PydanticCustomError
 
 from launcher.plan.keys import AnyAxis, CanBeOff, Count, MoreAxis, Positive, Range, Section, Seed, with_ranges
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import CAN_BE_OFF, HYPERPARAMETERS, SET_BY
 from proxies.core.spec import MAX_SEED
 from scaling_fits.compute.published_laws import published
-from sweeps.search.pruning import PrunerName, rungs
-from sweeps.search.samplers import Sampler
+from sweeps.search.pruning import RETIRED, RULES, rungs
+from sweeps.search.samplers import SAMPLERS
 from sweeps.search.space import SearchSpace, search_space
 
 if TYPE_CHECKING:
-    from launcher.plan.plan import Plan
+    from collections.abc import Mapping
 
+    from launcher.plan.plan import Plan
+    from sweeps.search.pruning import Rule
+    from sweeps.search.samplers import Sampler
+
+
+def _still_there(value: object) -> object:
+    if value in RETIRED:
+        raise PydanticCustomError("retired", "'curve', which took its place, or 'none'")
+    return value
+
+
+if TYPE_CHECKING:
+    SamplerName = str
+    PrunerName = str
+else:  # the registries' names: nowhere else are they spelled out
+    SamplerName = Literal[tuple(SAMPLERS)]
+    PrunerName = Annotated[Literal[tuple(RULES)], BeforeValidator(_still_there)]
 LAW = "law:"
 WARM_TRIALS = 3
 """Best trials that a warm start takes from a study."""
 LEAST_REPLICATES = 4
 """Two trials twice: less compares nothing."""
+
+
+def _lines(registry: Mapping[str, Sampler] | Mapping[str, Rule]) -> str:
+    """What each entry is, as one sentence."""
+    return "; ".join(f"{name}: {entry.line}" for name, entry in registry.items())
 
 
 @with_ranges
@@ -51,7 +74,9 @@ class SearchSection(_Ranges):
     can_be_off: tuple[CanBeOff, ...] = Field(
         (), description=f"What a trial may also do without: {', '.join(CAN_BE_OFF)}."
     )
-    sampler: Sampler = Field("tpe", description="How points are suggested; docs/search.md says when to use which.")
+    sampler: SamplerName = Field(
+        "tpe", description=f"How points are suggested. {_lines(SAMPLERS)}. docs/search.md compares them."
+    )
     grid: dict[AnyAxis, Annotated[int, Field(ge=1, le=10**4)]] = Field(
         {},
         description="Of the grid: how many values each axis has, as { learning_rate = 8 }; else its middle.",
@@ -62,7 +87,8 @@ class SearchSection(_Ranges):
     num_startup: Count = Field(12, description="Trials spread evenly before TPE, GP or CMA-ES begins.")
     pruner: PrunerName = Field(
         "none",
-        description="Gives trials up on their way, by their training losses; `curve` pays from some 40 trials on.",
+        description=f"Gives trials up on their way, by their training losses. {_lines(RULES)}. `curve` pays from some "
+        "40 trials on.",
     )
     warm_start: tuple[str, ...] = Field(
         (),
@@ -151,14 +177,15 @@ def _space_problems(plan: Plan, search: SearchSection) -> list[str]:
     except SpecError as error:
         return [f"search: {problem}" for problem in error.problems]
     problems = []
-    if search.sampler == "cmaes":
-        if search.can_be_off or search.choices:
-            problems.append(
-                "search.sampler = 'cmaes': it knows ranges alone, neither search.choices nor search.can_be_off: "
-                "tpe and gp know them"
-            )
-        if sum(not axis.fixed for axis in space.axes) < 2:
-            problems.append("search.sampler = 'cmaes': two axes that vary are wanted")
+    sampler = SAMPLERS[search.sampler]
+    if sampler.ranges_only and (search.can_be_off or search.choices):
+        others = " and ".join(name for name, one in SAMPLERS.items() if one.learns and not one.ranges_only)
+        problems.append(
+            f"search.sampler = {sampler.name!r}: it knows ranges alone, neither search.choices nor search.can_be_off: "
+            f"{others} know them"
+        )
+    if sum(not axis.fixed for axis in space.axes) < sampler.least_axes:
+        problems.append(f"search.sampler = {sampler.name!r}: at least {sampler.least_axes} axes must vary")
     problems += _grid_problems(search, space)
     command = plan.command
     varied = [
@@ -176,7 +203,7 @@ def _space_problems(plan: Plan, search: SearchSection) -> list[str]:
 
 
 def _grid_problems(search: SearchSection, space: SearchSpace) -> list[str]:
-    if search.sampler != "grid":
+    if not SAMPLERS[search.sampler].on_grid:
         return ["search.grid: search.sampler = 'grid' is wanted for it"] if search.grid else []
     problems = [f"search.grid.{name}: it is not searched" for name in search.grid if name not in space.names]
     problems += [f"search.grid.{name}: search.choices has its values" for name in search.grid if name in search.choices]
@@ -193,7 +220,7 @@ def _grid_problems(search: SearchSection, space: SearchSpace) -> list[str]:
 
 def _pruner_problems(plan: Plan, search: SearchSection) -> list[str]:
     """Where no trial could ever be looked at, or held against another."""
-    if search.pruner == "none":
+    if not RULES[search.pruner].shares:
         return []
     said, steps = f"search.pruner = {search.pruner!r}", plan.proxy.num_steps
     problems = (

@@ -20,7 +20,7 @@ from launcher.experiments.searching import (
 from launcher.plan.study import SEARCH_STAGE, Study
 from proxies.core.canon import Json
 from proxies.core.spec import RunSpec
-from sweeps.search.search_pruner import SearchPruner
+from sweeps.search.pruning import SearchPruner
 from sweeps.search.source import SearchSource, Source, StaticSource
 from sweeps.store.ledger import Ledger
 
@@ -108,7 +108,6 @@ def _pruner(study: Study, leg: Leg) -> SearchPruner | None:
         search.pruner,
         leg.space,
         study.study_dir,
-        study_seed=search.seed,
         num_steps=study.plan.proxy.num_steps,
         parallelism=search.parallelism,
         num_startup=search.num_startup,

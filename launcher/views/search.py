@@ -16,7 +16,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from sweeps.search.growth import Side, pruned_sides
-from sweeps.search.samplers import LEARNING
+from sweeps.search.samplers import SAMPLERS
 
 if TYPE_CHECKING:
     from launcher.experiments.transferred import Searched
@@ -73,7 +73,7 @@ def _origins(study: Study, ledger: Ledger) -> list[str]:
     for leg in legs(study, ledger):
         given = sources if leg.num_known == 0 else ["beyond an end"] * len(leg.given)
         for index in range(leg.num_known, leg.num_trials):
-            design = search.sampler in LEARNING and index < max(search.num_startup, search.parallelism)
+            design = SAMPLERS[search.sampler].learns and index < max(search.num_startup, search.parallelism)
             own = "design" if design and leg.num_known == 0 else search.sampler
             found.append(given[index - leg.num_known] if index - leg.num_known < len(given) else own)
     return found

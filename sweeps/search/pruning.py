@@ -1,33 +1,29 @@
-"""Whether a run is worth going on with, from its losses so far: a pure function of trials that ended before it began.
+"""Whether a trial is worth going on with, from its losses so far: a pure function of trials that ended before it began.
 
-The rules: `curve`, our own, foretells where the run will end (`sweeps.search.forecasts`); `asha`, `hyperband` and
-`median` are Optuna's, and compare losses at one step (`sweeps.search.pruners`). docs/pruning.md says what each costs in
-regret.
+`RULES` is the registry of pruners: plans, validation and the reference pages read it. `curve` predicts where the trial
+will end (`sweeps.search.forecasts`). Rules that compare losses at one step were measured and taken out: under a
+decaying schedule they give up what the search is for (docs/pruning.md).
 
-Trials are looked at as they were when the run in question was suggested, in index order and whatever came to an end
-since: so a search that is resumed gives up the same runs.
+Trial k is compared with trials 0 ... k-P alone, which had all ended before k was suggested, in index order (P: trials
+in flight). So a decision depends on no timing, and a resumed search decides as the uninterrupted one would have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from proxies.core.spec import Status
-from sweeps.search.pruners import Named, Report, halving_rungs, prunes
+from proxies.core.spec import RunResult, Status
 from sweeps.search.space import OFF, Params, SearchSpace
+from sweeps.store.curves import load_curve
+from sweeps.store.errors import CurveCorrupt
 
 if TYPE_CHECKING:
     from sweeps.search.forecasts import Forecast
 
-PrunerName = Literal["none", "curve", "asha", "hyperband", "median"]
-PRUNERS: tuple[PrunerName, ...] = get_args(PrunerName)
-
-CURVE_SHARES = (0.125, 0.25, 0.5)
-"""Of the steps, where `curve` looks."""
-MEDIAN_SHARES = (0.25, 0.5, 0.75)
-"""Of the steps, where `median` looks."""
 WINDOW_SHARE = 0.1
 """Of the steps so far: the last losses are averaged over so many."""
 LEAST_CHANCE = 0.01
@@ -52,20 +48,30 @@ class Seen:
     """Validation loss at the end; of a finished one alone."""
 
 
-def rungs(name: PrunerName, num_steps: int) -> tuple[int, ...]:
-    """Steps, ascending and before the last, at which a run of `num_steps` is looked at; none for "none"."""
-    if name in ("asha", "hyperband"):
-        return halving_rungs(num_steps)
-    shares = {"none": (), "curve": CURVE_SHARES, "median": MEDIAN_SHARES}[name]
-    return tuple(sorted({step for share in shares if (step := int(num_steps * share)) >= 1}))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """A pruner, as plans name it."""
+
+    name: str
+    line: str
+    """What it does, in a few words."""
+    shares: tuple[float, ...] = ()
+    """Of the steps, where it looks at a trial."""
+    reason: Callable[[SearchSpace, Params, int, Sequence[float], Sequence[Seen]], str] = lambda *_: ""
+    """Why a trial is given up, or empty: of the space, its point, its planned steps, its training losses so far, and
+    the trials that it is compared with.
+    """
+
+
+def rungs(name: str, num_steps: int) -> tuple[int, ...]:
+    """Steps, ascending and before the last, at which a rule looks at a run of `num_steps`; none for "none"."""
+    return tuple(sorted({step for share in RULES[name].shares if (step := int(num_steps * share)) >= 1}))
 
 
 def verdict(
-    name: PrunerName,
+    name: str,
     *,
     space: SearchSpace,
-    study_seed: int,
-    index: int,
     point: Params,
     num_steps: int,
     losses_nats: Sequence[float],
@@ -77,40 +83,24 @@ def verdict(
     Args:
         name: the rule.
         space: the axes, as they are now.
-        study_seed: of the search.
-        index: of the trial in question.
         point: its hyperparameters.
         num_steps: of a whole run.
         losses_nats: its training losses, [step]; as many as one of `rungs`.
         seen: trials 0 ... index-P, by index.
         num_startup: finished trials without which nothing is given up.
     """
-    step = len(losses_nats)
-    if name == "none" or step not in rungs(name, num_steps):
+    num_finished = sum(one.loss_nats is not None for one in seen)
+    if len(losses_nats) not in rungs(name, num_steps) or num_finished < max(num_startup, 1):
         return ""
-    finished = [one.loss_nats for one in seen if one.loss_nats is not None]
-    if len(finished) < max(num_startup, 1):
-        return ""
-    if name == "curve":
-        return _unlikely(space, point, num_steps, losses_nats, seen, min(finished))
-    return _outranked(name, study_seed, index, num_steps, losses_nats, seen)
+    return RULES[name].reason(space, point, num_steps, losses_nats, seen)
 
 
-def told_nats(
-    name: PrunerName,
-    *,
-    space: SearchSpace,
-    point: Params,
-    num_steps: int,
-    losses_nats: Sequence[float],
-    seen: Sequence[Seen],
-) -> float:
+def told_nats(space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[Seen]) -> float:
     """What a sampler is told, in nats, of a trial that was given up after `losses_nats`."""
-    finished = [one.loss_nats for one in seen if one.loss_nats is not None]
-    found = _foretold(space, point, losses_nats, seen)
+    found = _predicted(space, point, losses_nats, seen)
     if found is None:
         return smoothed(losses_nats, len(losses_nats))
-    return max(found.loss_nats, min(finished))
+    return max(found.loss_nats, _best(seen))
 
 
 def smoothed(losses_nats: Sequence[float], step: int) -> float:
@@ -119,11 +109,15 @@ def smoothed(losses_nats: Sequence[float], step: int) -> float:
     return sum(window) / len(window)
 
 
+def _best(seen: Sequence[Seen]) -> float:
+    return min(one.loss_nats for one in seen if one.loss_nats is not None)
+
+
 def _unlikely(
-    space: SearchSpace, point: Params, num_steps: int, losses_nats: Sequence[float], seen: Sequence[Seen], best: float
+    space: SearchSpace, point: Params, num_steps: int, losses_nats: Sequence[float], seen: Sequence[Seen]
 ) -> str:
-    """Why a run will not be the best; empty if it may."""
-    found = _foretold(space, point, losses_nats, seen)
+    """The rule `curve`: why a run will not be the best; empty if it may."""
+    found, best = _predicted(space, point, losses_nats, seen), _best(seen)
     if found is None or (chance := found.chance_below(best + MARGIN_NATS)) >= LEAST_CHANCE:
         return ""
     low, high = found.interval(LEVEL)
@@ -134,18 +128,19 @@ def _unlikely(
     )
 
 
-def _foretold(space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[Seen]) -> Forecast | None:
-    """Where the run will end, by the finished among `seen`."""
+def _predicted(
+    space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[Seen]
+) -> Forecast | None:
+    """Where the run will end, by the latest finished trials among `seen`; None with too few of them."""
     from sweeps.search.forecasts import forecast  # numpy, and only a search that prunes needs it
 
     step = len(losses_nats)
-    known: list[list[float]] = []
-    final_nats: list[float] = []
-    for _, one in _come_as_far(seen, step):
-        if one.loss_nats is not None:
-            known.append([*_coordinates(space, one.point), smoothed(one.losses_nats, step)])
-            final_nats.append(one.loss_nats)
-    return forecast(known, final_nats, [*_coordinates(space, point), smoothed(losses_nats, step)])
+    known = [one for one in seen[-MOST_SEEN:] if one.loss_nats is not None and len(one.losses_nats) >= step]
+    return forecast(
+        [[*_coordinates(space, one.point), smoothed(one.losses_nats, step)] for one in known],
+        [one.loss_nats for one in known if one.loss_nats is not None],
+        [*_coordinates(space, point), smoothed(losses_nats, step)],
+    )
 
 
 def _coordinates(space: SearchSpace, point: Params) -> list[float]:
@@ -156,28 +151,88 @@ def _coordinates(space: SearchSpace, point: Params) -> list[float]:
     ] + [float(point[axis.name] == OFF) for axis in space.switches]
 
 
-def _outranked(
-    name: Named, study_seed: int, index: int, num_steps: int, losses_nats: Sequence[float], seen: Sequence[Seen]
-) -> str:
-    """Why one of Optuna's pruners gives a run up; empty if it does not."""
-    step = len(losses_nats)
-    asked = [rung for rung in rungs(name, num_steps) if rung <= step]
-    others = [
-        Report(number=number, values_nats={step: smoothed(one.losses_nats, step)}, loss_nats=one.loss_nats)
-        for number, one in _come_as_far(seen, step)
-    ]
-    values_nats = {rung: smoothed(losses_nats, rung) for rung in asked}
-    trial = Report(number=index, values_nats=values_nats, loss_nats=None)
-    if not prunes(name, study_seed=study_seed, num_steps=num_steps, trial=trial, others=others):
-        return ""
-    lower = sum(other.values_nats[step] < values_nats[step] for other in others)
-    return (
-        f"{name}: at step {step} of {num_steps} its training loss is {values_nats[step]:.4g} nats; of {len(others)} "
-        f"trials that came as far, {lower} were lower there"
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule(name="none", line="every trial runs to its end"),
+        Rule(name="curve", line="gives up what will not be the best", shares=(0.125, 0.25, 0.5), reason=_unlikely),
     )
+}
+"""Every pruner there is, by name."""
+RETIRED = ("asha", "hyperband", "median")
+"""Pruners that plans could name once; each gave up the best trial of searches under a decaying schedule."""
 
 
-def _come_as_far(seen: Sequence[Seen], step: int) -> list[tuple[int, Seen]]:
-    """Index and trial of the latest that were trained for `step` steps."""
-    first = max(0, len(seen) - MOST_SEEN)
-    return [(first + i, one) for i, one in enumerate(seen[first:]) if len(one.losses_nats) >= step]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trial:
+    point: Params
+    num_seen: int
+    whole: bool
+
+
+class SearchPruner:
+    """See `source.Pruner`. The source says which trials begin, and takes in those that have ended, by index."""
+
+    def __init__(
+        self, name: str, space: SearchSpace, study_dir: Path, *, num_steps: int, parallelism: int, num_startup: int
+    ) -> None:
+        """A pruner that has seen nothing.
+
+        Args:
+            name: of the rule.
+            space: as it is now.
+            study_dir: where the curves lie.
+            num_steps: of every trial.
+            parallelism: trials in flight at once.
+            num_startup: finished trials that must have been seen before any is given up.
+        """
+        self._name, self._space, self._study_dir = name, space, study_dir
+        self._num_steps, self._parallelism, self._num_startup = num_steps, parallelism, num_startup
+        self._rungs = rungs(name, num_steps)
+        self._seen: list[Seen] = []
+        self._trials: dict[str, _Trial] = {}
+
+    def begin(self, run_id: str, point: Params, *, num_seen: int, whole: bool) -> None:
+        """A trial is given out; two may be one run, of which the first counts.
+
+        Args:
+            run_id: of its run.
+            point: its values.
+            num_seen: trials that it is compared with, the first ones; all of them have been taken in.
+            whole: whether it is to be run to its end, whatever it loses.
+        """
+        self._trials.setdefault(run_id, _Trial(point=point, num_seen=num_seen, whole=whole))
+
+    def take_in(self, point: Params, result: RunResult) -> float | None:
+        """Look at the next trial by index, which has ended; the loss that the sampler is told, None if it diverged.
+
+        Raises:
+            CurveCorrupt: no decision can be what it would have been.
+        """
+        try:
+            losses_nats = load_curve(self._study_dir, result).train_loss_nats
+        except CurveCorrupt as error:
+            raise CurveCorrupt(
+                f"{error}. What the search does next depends on it: without a copy, `forerun run PLAN --study ANOTHER "
+                f"--fork {self._study_dir}` keeps what ended, and runs this again"
+            ) from error
+        told = result.loss_nats
+        if result.status == "pruned":
+            told = told_nats(self._space, point, losses_nats, self._seen)
+        self._seen.append(Seen(point=point, status=result.status, losses_nats=losses_nats, loss_nats=result.loss_nats))
+        old = len(self._seen) - self._parallelism - MOST_SEEN - 1
+        if old >= 0:  # no trial in flight is compared with its curve any more, and ten thousand of them take room
+            self._seen[old] = dataclasses.replace(self._seen[old], losses_nats=())
+        return told
+
+    def rungs(self, run_id: str) -> tuple[int, ...]:
+        """See `sweeps.search.source.Pruner`."""
+        return () if self._trials[run_id].whole else self._rungs
+
+    def verdict(self, run_id: str, losses_nats: Sequence[float]) -> str:
+        """See `sweeps.search.source.Pruner`."""
+        trial = self._trials[run_id]
+        return verdict(
+            self._name, space=self._space, point=trial.point, num_steps=self._num_steps, losses_nats=losses_nats,
+            seen=self._seen[: trial.num_seen], num_startup=self._num_startup,
+        )  # fmt: skip

@@ -1,5 +1,8 @@
 """Samplers, each suggestion a pure function of the past, at a cost that stays as the search grows. The door to Optuna.
 
+`SAMPLERS`, below, is the registry: plans, validation, views and the reference pages read it. To add a sampler is to
+write its class, and its entry.
+
 - `tpe`: multivariate (Bergstra 2011; Falkner 2018), by groups where an axis can be off; a constant liar for trials in
   flight. It is shown all trials up to `MOST_SHOWN`, then the `NUM_BEST` best and the latest of the others: no more than
   `NUM_BEST` are good ones to it anyway.
@@ -20,7 +23,8 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sweeps.search.design import seed_of
 from sweeps.search.evolution import Evolution
@@ -30,10 +34,6 @@ from sweeps.search.space import OFF, Params, SearchSpace
 if TYPE_CHECKING:
     import optuna
 
-Sampler = Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
-SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
-LEARNING: tuple[Sampler, ...] = ("tpe", "gp", "cmaes")
-"""Samplers that look at outcomes."""
 MOST_SHOWN = 300
 """Trials that TPE is shown. Not below 250, where it would have fewer good ones than of all. benchmarks/NOTES.md."""
 MOST_FITTED = 200
@@ -63,12 +63,22 @@ class Asker(Protocol):
         ...
 
 
-def asker(sampler: Sampler, past: Past) -> Asker:
-    """The sampler on a past that grows."""
-    made: dict[Sampler, Callable[[Past], Asker]] = {
-        "tpe": _Tpe, "gp": _Gp, "cmaes": Evolution, "qmc": _Qmc, "random": _Random, "grid": _Grid,
-    }  # fmt: skip
-    return made[sampler](past)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampler:
+    """A way to suggest points, as plans name it."""
+
+    name: str
+    begin: Callable[[Past], Asker]
+    line: str
+    """When to use it, in a few words."""
+    learns: bool = False
+    """Whether it looks at outcomes: such a search begins with a quasi-random design."""
+    ranges_only: bool = False
+    """Whether it knows neither axes of choices nor what can be off."""
+    least_axes: int = 0
+    """Axes that vary, without which it has nothing to do."""
+    on_grid: bool = False
+    """Whether the points are those of `search.grid`, each once."""
 
 
 class _Tpe:
@@ -175,6 +185,23 @@ class _Grid:
             raise ValueError(f"index = {index}: the grid has {size} points")
         point = dict(zip(self._names, self._points[index], strict=True))
         return {name: float(point[name]) for name in self._past.space.names}
+
+
+SAMPLERS: dict[str, Sampler] = {
+    sampler.name: sampler
+    for sampler in (
+        Sampler(name="tpe", begin=_Tpe, line="any space", learns=True),
+        Sampler(name="gp", begin=_Gp, line="trials are dear", learns=True),
+        Sampler(
+            name="cmaes", begin=Evolution, line="50 trials and more, ranges alone", learns=True, ranges_only=True,
+            least_axes=2,
+        ),
+        Sampler(name="qmc", begin=_Qmc, line="evenly spread"),
+        Sampler(name="random", begin=_Random, line="by chance"),
+        Sampler(name="grid", begin=_Grid, line="each value of search.grid", on_grid=True),
+    )
+}  # fmt: skip
+"""Every sampler there is, by name."""
 
 
 def _axes(space: SearchSpace, *, fixed: bool = True) -> dict[str, optuna.distributions.BaseDistribution]:

@@ -10,8 +10,8 @@ from proxies.core.canon import Json
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.design import quasi_random
 from sweeps.search.past import Past
-from sweeps.search.samplers import LEARNING, Asker, Sampler, asker
-from sweeps.search.search_pruner import SearchPruner
+from sweeps.search.pruning import SearchPruner
+from sweeps.search.samplers import SAMPLERS, Asker
 from sweeps.search.space import Params, SearchSpace
 from sweeps.store.ledger import SUGGESTION, Ledger
 
@@ -27,7 +27,7 @@ class Search:
         study_seed: int,
         parallelism: int,
         *,
-        sampler: Sampler = "tpe",
+        sampler: str = "tpe",
         num_startup: int = DEFAULT_NUM_STARTUP,
         num_known: int = 0,
     ) -> None:
@@ -37,7 +37,7 @@ class Search:
             space: the axes.
             study_seed: of the whole search.
             parallelism: P >= 1; trials that may be in flight at once.
-            sampler: see `sweeps.search.samplers`.
+            sampler: a name of `sweeps.search.samplers.SAMPLERS`.
             num_startup: trials of the quasi-random design.
             num_known: trials that had all ended before the next was asked for, as the search went on beyond its end.
 
@@ -49,7 +49,7 @@ class Search:
         self._past = Past(
             space=space, study_seed=study_seed, parallelism=parallelism, num_startup=num_startup, num_known=num_known
         )
-        self._sampler: Sampler = sampler
+        self._sampler = SAMPLERS[sampler]
         self._asker: Asker | None = None
 
     @property
@@ -77,12 +77,12 @@ class Search:
             ValueError: an outcome that is wanted is missing.
         """
         past = self._past
-        if self._sampler in LEARNING:
+        if self._sampler.learns:
             if past.index < past.num_startup or self.num_seen < 1:
                 return past.space.at(quasi_random(past.study_seed, past.index, past.space.num_coordinates))
             past.see(told)
         if self._asker is None:
-            self._asker = asker(self._sampler, past)
+            self._asker = self._sampler.begin(past)
         return self._asker.ask()
 
 
@@ -175,7 +175,7 @@ class SearchSource:
         study_seed: int,
         num_trials: int,
         parallelism: int,
-        sampler: Sampler = "tpe",
+        sampler: str = "tpe",
         num_startup: int = DEFAULT_NUM_STARTUP,
         given: Sequence[Params] = (),
         num_known: int = 0,
@@ -191,7 +191,7 @@ class SearchSource:
             study_seed: of the whole search.
             num_trials: in all.
             parallelism: trials in flight at once, P of `sweeps.search.suggest`; from the plan, never from the machine.
-            sampler: of `sweeps.search.samplers`.
+            sampler: a name of `sweeps.search.samplers.SAMPLERS`.
             num_startup: trials of its design.
             given: points not suggested but known from elsewhere: those of trials `num_known` and after.
             num_known: trials that all ended before this; their points are recorded.
@@ -239,7 +239,7 @@ class SearchSource:
         self._run_ids.append(run_id)
         if self._pruner is not None:
             whole = 0 < self._num_known <= index < self._num_known + len(self._given)
-            self._pruner.begin(run_id, index, point, num_seen=num_seen, whole=whole)
+            self._pruner.begin(run_id, point, num_seen=num_seen, whole=whole)
         return spec
 
     def _point(self, index: int) -> Params:

@@ -15,14 +15,15 @@ from launcher.study.opening import recorded
 from sweeps.store.ledger import Ledger
 from sweeps.views.optuna_view import StudyStorage
 
-PRUNING = """
+NUM_TRIALS = 22
+PRUNING = f"""
 [proxy]
 num_steps = 16
 [search]
-num_trials = 14
+num_trials = {NUM_TRIALS}
 num_startup = 3
 parallelism = 3
-pruner = "median"
+pruner = "curve"
 """
 
 
@@ -55,18 +56,25 @@ def test_some_trials_are_given_up_and_told_as_such(swept):
     points, ends = search_of(swept)
     pruned = [index for index, end in enumerate(ends) if end.status == "pruned"]
     assert pruned == pruned_trials(study, ledger) and len(pruned) >= 2 and min(pruned) >= 3 + 3 - 1
-    assert {ends[index].num_steps for index in pruned} <= {4, 8, 12}
-    assert set(ledger.results()) == {study.trial(points[i]).id for i in range(14) if i not in pruned}
-    assert [loss is None for loss in ended_losses(study, ledger)] == [index in pruned for index in range(14)]
-    assert num_asked(study, ledger) == (14, 14)
+    assert {ends[index].num_steps for index in pruned} <= {2, 4, 8}
+    assert set(ledger.results()) == {study.trial(points[i]).id for i in range(NUM_TRIALS) if i not in pruned}
+    assert [loss is None for loss in ended_losses(study, ledger)] == [index in pruned for index in range(NUM_TRIALS)]
+    assert num_asked(study, ledger) == (NUM_TRIALS, NUM_TRIALS)
     assert searched(study, ledger).best_trial not in pruned
     code, body = ask("status", swept)
     told = [trial for trial in body["search"]["trials"] if trial["status"] == "pruned"]
     assert code == 0 and [trial["index"] for trial in told] == pruned
     assert [trial["num_steps"] for trial in told] == [ends[index].num_steps for index in pruned]
-    assert body["now"]["num_runs"] == {"finished": 14 - len(pruned), "diverged": 0, "pruned": len(pruned), "failed": 0}
-    assert body["spend"]["by_status"]["pruned"] == len(pruned) and body["spend"]["num_runs"] == 14
-    assert f"pruner median: {len(pruned)} of 14 trials were given up on their way" in forerun("status", swept)[1]
+    assert body["now"]["num_runs"] == {
+        "finished": NUM_TRIALS - len(pruned),
+        "diverged": 0,
+        "pruned": len(pruned),
+        "failed": 0,
+    }
+    assert body["spend"]["by_status"]["pruned"] == len(pruned) and body["spend"]["num_runs"] == NUM_TRIALS
+    assert (
+        f"pruner curve: {len(pruned)} of {NUM_TRIALS} trials were given up on their way" in forerun("status", swept)[1]
+    )
     states = [trial.state.name for trial in StudyStorage(swept).get_all_trials(0)]
     assert [index for index, state in enumerate(states) if state == "PRUNED"] == pruned
 
@@ -100,16 +108,16 @@ def test_a_plan_in_which_nothing_could_be_pruned_is_refused(folder):
         assert code == 2
         return body["message"]
 
-    assert "search.pruner = 'median': proxy.num_steps = 1 leaves no step" in problems("proxy.num_steps=1")
+    assert "search.pruner = 'curve': proxy.num_steps = 1 leaves no step" in problems("proxy.num_steps=1")
     assert "search.num_trials = 5: no trial could be given up: the first 5 run whole" in problems("search.num_trials=5")
     command = 'proxy.command="train {lr} {width} {num_steps} {seed} {run_dir} {clip_norm} {warmup_steps}"'
-    assert "search.pruner = 'median': a command trains by itself" in problems(command)
+    assert "search.pruner = 'curve': a command trains by itself" in problems(command)
     assert "search.pruner" in problems('search.pruner="guess"')
 
 
 def test_the_estimate_says_that_it_counts_trials_whole(folder):
     code, text, _ = forerun("estimate", folder / "plan.toml")
-    said = "the search is counted whole, an upper bound: search.pruner = 'median' gives trials up"
+    said = "the search is counted whole, an upper bound: search.pruner = 'curve' gives trials up"
     assert code == 0 and said in " ".join(text.split())
 
 

@@ -88,12 +88,12 @@ def test_what_was_pruned_is_said_and_drawn(body):
         trial["num_steps"] = 100 if trial["status"] == "finished" else 40
     for trial in search["trials"][4:6]:
         trial |= {"status": "pruned", "loss_nats": None, "num_steps": 25}
-    search |= {"pruner": "asha", "pruned_sides": [["learning_rate", "high"]]}
+    search |= {"pruner": "curve", "pruned_sides": [["learning_rate", "high"]]}
     num, diverged = len(search["trials"]), sum(trial["status"] == "diverged" for trial in search["trials"])
     share = 150 / (100 * (num - diverged) + 40 * diverged)
     told = sentences(search)
     assert (
-        f"pruner asha: 2 of {num} trials were given up on their way, {share:.0%} of the search's steps spared" in told
+        f"pruner curve: 2 of {num} trials were given up on their way, {share:.0%} of the search's steps spared" in told
     )
     assert (
         "learning_rate: every trial above the best one's value was pruned: what such trials would have come to, nobody "

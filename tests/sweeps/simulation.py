@@ -38,7 +38,7 @@ from sweeps.run import driver as driver_module
 from sweeps.run.drive import drive
 from sweeps.run.losses import MOST_IN_A_ROW, Loss
 from sweeps.run.pool import Finished, Report
-from sweeps.search import search_pruner as pruner_module
+from sweeps.search import pruning as pruner_module
 from sweeps.search.source import StaticSource
 from sweeps.store import chain
 from sweeps.store import ledger as ledger_module
@@ -419,16 +419,16 @@ def rungs(name, num_steps):
     return RUNGS
 
 
-def verdict(name, *, index, losses_nats, seen, num_startup, **_):
+def verdict(name, *, point, losses_nats, seen, num_startup, **_):
     """Worse than the better half of those that came as far; its words name everything that it was shown."""
     step = len(losses_nats)
     others = sorted(trial.losses_nats[step - 1] for trial in seen if len(trial.losses_nats) >= step)
     if len(seen) < num_startup or losses_nats[-1] <= others[len(others) // 2]:
         return ""
-    return f"trial {index} lost at step {step} among {len(seen)}"
+    return f"trial at {sorted(point.items())} lost at step {step} among {len(seen)}"
 
 
-def told_nats(name, *, losses_nats, seen, **_):
+def told_nats(space, point, losses_nats, seen):
     return losses_nats[-1] + 0.01 * len(seen)
 
 

@@ -13,7 +13,7 @@ from sweep_fakes import make_spec
 from sweeps.run import drive as drive_module
 from sweeps.run import driver as driver_module
 from sweeps.run import losses, pool
-from sweeps.search.search_pruner import SearchPruner
+from sweeps.search.pruning import SearchPruner
 from sweeps.search.source import SearchSource
 from sweeps.search.space import search_space
 from sweeps.store import chain
@@ -63,7 +63,7 @@ def search_source(ledger):
 
 def pruning_source(ledger):
     pruner = SearchPruner(
-        "asha", SPACE, simulation.STUDY, study_seed=1, num_steps=simulation.NUM_STEPS, parallelism=4,
+        "curve", SPACE, simulation.STUDY, num_steps=simulation.NUM_STEPS, parallelism=4,
         num_startup=simulation.NUM_STARTUP,
     )  # fmt: skip
     return SearchSource(

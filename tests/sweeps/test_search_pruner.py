@@ -7,8 +7,8 @@ import pytest
 from spaces import SPACE
 from sweep_fakes import make_spec, outcome, pruned_outcome
 
-from sweeps.search import search_pruner
-from sweeps.search.search_pruner import SearchPruner
+from sweeps.search import pruning
+from sweeps.search.pruning import SearchPruner
 from sweeps.search.source import Search, SearchSource, Signal
 from sweeps.store.curves import curve_path, store_curve
 from sweeps.store.errors import CurveCorrupt
@@ -32,18 +32,16 @@ def asked(monkeypatch):
         others = sorted(trial.losses_nats[step - 1] for trial in call["seen"] if len(trial.losses_nats) >= step)
         if len(others) < call["num_startup"] or call["losses_nats"][-1] <= others[len(others) // 2]:
             return ""
-        return f"{call['index']} lost to {len(others)} at {step}"
+        return f"lost to {len(others)} at {step}"
 
-    monkeypatch.setattr(search_pruner, "rungs", lambda name, num_steps: (2, 4))
-    monkeypatch.setattr(search_pruner, "verdict", verdict)
-    monkeypatch.setattr(search_pruner, "told_nats", lambda name, *, seen, losses_nats, **_: losses_nats[-1] + len(seen))
+    monkeypatch.setattr(pruning, "rungs", lambda name, num_steps: (2, 4))
+    monkeypatch.setattr(pruning, "verdict", verdict)
+    monkeypatch.setattr(pruning, "told_nats", lambda space, point, losses_nats, seen: losses_nats[-1] + len(seen))
     return calls
 
 
 def source_of(ledger, folder, **more):
-    pruner = SearchPruner(
-        "median", SPACE, folder, study_seed=7, num_steps=NUM_STEPS, parallelism=PARALLELISM, num_startup=3
-    )
+    pruner = SearchPruner("curve", SPACE, folder, num_steps=NUM_STEPS, parallelism=PARALLELISM, num_startup=3)
     options = {"stage": "sweep", "study_seed": 7, "num_trials": 20, "parallelism": PARALLELISM, "num_startup": 6}
     return SearchSource(SPACE, make_run, ledger, **(options | more), pruner=pruner)
 
@@ -99,9 +97,9 @@ def test_a_trial_is_held_against_those_that_had_ended_before_it_was_suggested(tm
     points, outcomes = search(tmp_path, 0)
     assert {len(call["losses_nats"]) for call in asked} == {2, 4}, "neither before the first step nor after the last"
     for call in asked:
-        assert call["study_seed"] == 7 and call["num_steps"] == NUM_STEPS
-        assert call["point"] == points[call["index"]]
-        assert [trial.point for trial in call["seen"]] == points[: max(0, call["index"] - PARALLELISM + 1)]
+        assert call["num_steps"] == NUM_STEPS
+        index = points.index(call["point"])
+        assert [trial.point for trial in call["seen"]] == points[: max(0, index - PARALLELISM + 1)]
         for trial, result in zip(call["seen"], outcomes, strict=False):
             assert (trial.status, trial.loss_nats) == (result.status, result.loss_nats)
             assert len(trial.losses_nats) == result.num_steps
@@ -147,7 +145,7 @@ def test_a_lost_curve_stops_the_search(tmp_path):
 
 def test_curves_that_nobody_is_held_against_any_more_are_forgotten(tmp_path, monkeypatch, asked):
     """Those that a rule looks at are there whenever it looks."""
-    monkeypatch.setattr(search_pruner, "MOST_SEEN", 3)
+    monkeypatch.setattr(pruning, "MOST_SEEN", 3)
     with Ledger.open(tmp_path / "some", {}, create=True) as ledger:
         source = source_of(ledger, tmp_path / "some", sampler="random")
         finish(source, ledger, tmp_path / "some", 1)
