@@ -12,6 +12,8 @@ from proxies.core import canon
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sweeps.store.repair import Repaired
 
 _SHOWN = 5  # names of a kind, on a terminal
@@ -69,22 +71,17 @@ def _stale(study_dir: Path, hashes: set[str]) -> dict[str, str]:
 
 
 def _lines(study_dir: Path, found: Repaired) -> list[str]:
-    from sweeps.store.ledger import CALIBRATION
-
     lines = [
         f"{study_dir / found.copy} is the damaged ledger",
         f"kept: {found.num_kept} records as they were, {found.num_put_back} from beyond the damage; hashes prove all",
     ]
     lines += [f"lost: {len(keys)} {kind} ({_some(keys)})" for kind, keys in found.lost.items()]
     lines += [] if found.lost or found.rerun else ["lost: nothing"]
-    if CALIBRATION in found.lost:
-        lines.append("a calibration that is lost is made again; where it chooses otherwise, those runs run again")
     if found.rerun:
         runs = f"{len(found.rerun)} runs have a curve and no result any more ({_some(found.rerun)})"
         lines.append(f"{runs}: they run again if they are asked for")
     return [*lines, f"next: forerun run {study_dir / 'plan.toml'} --study {study_dir}"]
 
 
-def _some(keys: list[str] | tuple[str, ...]) -> str:
-    shown = ", ".join(key[:12] for key in keys[:_SHOWN])
-    return f"{shown} ..." if len(keys) > _SHOWN else shown
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(key[:12] for key in keys[:_SHOWN]) + (" ..." if len(keys) > _SHOWN else "")

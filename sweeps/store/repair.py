@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from sweeps.store.curves import curve_ids
 from sweeps.store.errors import DiskFull, LedgerCorrupt, StudyMissing, SweepError
 from sweeps.store.ledger import CALIBRATION, IMPORTED, LEDGER_NAME, PRUNED, RESULT, SUGGESTION, Ledger
 from sweeps.store.lock import DriverLock
-from sweeps.store.salvage import Row
 
 PUT_BACK = (RESULT, IMPORTED, PRUNED, SUGGESTION, CALIBRATION)
 """Kinds that are taken over from beyond the damage: what was paid for, and what it was asked by. The rest follows."""
@@ -55,66 +53,60 @@ def repair(study_dir: Path, plan: Mapping[str, Json] | None = None) -> Repaired 
         DiskFull: there is no room for a second copy; the ledger is as before.
         SweepError: the disk does not give the file.
     """
-    if not (study_dir / LEDGER_NAME).exists():
+    path = study_dir / LEDGER_NAME
+    if not path.exists():
         if curve_ids(study_dir):
             raise LedgerCorrupt(_nothing_proven(study_dir, "it is missing"))
         raise StudyMissing(f"{study_dir} holds no study: name another folder")
     with DriverLock(study_dir):
-        copy, is_new = _copy(study_dir)
-        try:
-            rows = _damage(study_dir, copy, plan)
-        except BaseException:
-            _remove(copy if is_new else None)
-            raise
-        if rows is None:
-            _remove(copy if is_new else None)
+        content, journal = _content(path), _content(journal_of(path))
+        with contextlib.suppress(LedgerCorrupt):
+            Ledger.read(study_dir)
             return None
-        return _replace(study_dir, copy, rows)
-
-
-def _damage(study_dir: Path, copy: Path, plan: Mapping[str, Json] | None) -> list[Row] | None:
-    """What stands in the copy; None if the ledger is sound. Nothing here writes."""
-    with contextlib.suppress(LedgerCorrupt):
-        Ledger.read(study_dir)
-        return None
-    rows = [*salvage.rows(_content(copy)), *salvage.rows(_content(journal_of(copy)))]
-    if plan is not None:
+        rows = [*salvage.rows(content), *salvage.rows(journal)]
         first = chain.link(0, "plan", "plan", canon.canonical(plan), chain.GENESIS)
-        if any(row.prev_hash == first.hash for row in rows):
-            rows.append(Row(seq=0, kind="plan", key="plan", text=first.text, prev_hash=chain.GENESIS, hash=first.hash))
-    records = salvage.longest_chain(rows)
-    if not records:
-        raise LedgerCorrupt(_nothing_proven(study_dir, "not even its first record, the plan, can be proven", copy))
-    try:
-        Ledger(study_dir, records, None, None)
-    except LedgerCorrupt as error:
-        path = study_dir / LEDGER_NAME
-        raise LedgerCorrupt(f"{path}: {error}, yet its hash is right: another version of forerun wrote it") from error
-    return rows
+        rows += [first] if any(row.prev_hash == first.hash for row in rows) else []
+        kept = salvage.longest_chain(rows)
+        if not kept:
+            raise LedgerCorrupt(_nothing_proven(study_dir, "not even its first record, the plan, can be proven"))
+        try:
+            Ledger(study_dir, kept, None, None)
+        except LedgerCorrupt as error:
+            raise LedgerCorrupt(
+                f"{path}: {error}, yet its hash is right: another version of forerun wrote it"
+            ) from error
+        return _replace(study_dir, _copy(path, content, journal), rows, kept)
 
 
-def _replace(study_dir: Path, copy: Path, rows: list[Row]) -> Repaired:
+def _replace(study_dir: Path, copy: Path, rows: list[Record], kept: list[Record]) -> Repaired:
     """Write the new ledger beside the damaged one, prove it, put it in its place."""
-    kept = salvage.longest_chain(rows)
-    known = {(record.kind, record.key) for record in kept}
-    beyond = [record for seq, record in sorted(salvage.intact(rows).items()) if seq >= len(kept)]
-    again = [record for record in beyond if record.kind in PUT_BACK and (record.kind, record.key) not in known]
-    lost = _lost(copy, rows, len(kept), known | {(record.kind, record.key) for record in again})
-    key = str(sum(record.kind == "repair" for record in kept))
+    known, intact = {(record.kind, record.key) for record in kept}, salvage.intact(rows)
+    beyond = [record for seq, record in sorted(intact.items()) if seq >= len(kept) and record.kind in PUT_BACK]
+    again = [record for record in beyond if (record.kind, record.key) not in known]
+    known |= {(record.kind, record.key) for record in again}
+    names = {row.seq: (row.kind, row.key) for row in rows}
+    lost: dict[str, list[str]] = {}
+    for seq in sorted({*range(len(kept), max(intact, default=-1) + 1), *(seq for seq in names if seq >= len(kept))}):
+        kind, key = names.get(seq, (UNKNOWN, str(seq)))
+        if (kind, key) not in known:
+            lost.setdefault(kind, []).append(key)
     note = {"copy": copy.name, "copy_sha256": canon.file_sha256(copy), "num_kept": len(kept), "lost": lost}
-    records = [*kept, chain.link(len(kept), "repair", key, canon.canonical(note), kept[-1].hash)]
+    number = sum(record.kind == "repair" for record in kept)
+    records = [*kept, chain.link(len(kept), "repair", str(number), canon.canonical(note), kept[-1].hash)]
     for record in again:
         records.append(chain.link(len(records), record.kind, record.key, record.text, records[-1].hash))
     ledger = _write(study_dir, records)
-    return Repaired(
-        copy=copy.name, num_kept=len(kept), num_put_back=len(again), lost=lost, rerun=_rerun(study_dir, ledger)
-    )  # fmt: skip
+    whole = set(curve_ids(study_dir)) - ledger.results().keys()
+    pruned = set(curve_ids(study_dir, pruned=True)) - ledger.first_results().keys()
+    rerun = tuple(sorted(whole | pruned))
+    return Repaired(copy=copy.name, num_kept=len(kept), num_put_back=len(again), lost=lost, rerun=rerun)
 
 
 def _write(study_dir: Path, records: list[Record]) -> Ledger:
     """The study's ledger made anew of `records`; the old one is there until the new one is proven."""
     path, beside = study_dir / LEDGER_NAME, study_dir / f"{LEDGER_NAME}.repaired"
-    _remove(beside)
+    journal_of(beside).unlink(missing_ok=True)
+    beside.unlink(missing_ok=True)
     with contextlib.closing(chain.connect(beside, write=True)) as connection:
         chain.create(connection)
         chain.write(connection, *records)
@@ -129,40 +121,8 @@ def _write(study_dir: Path, records: list[Record]) -> Ledger:
     return ledger
 
 
-def _rerun(study_dir: Path, ledger: Ledger) -> tuple[str, ...]:
-    """Runs of which a curve tells, whole or up to where they were pruned, and no outcome any more; sorted."""
-    whole = set(curve_ids(study_dir)) - ledger.results().keys()
-    pruned = set(curve_ids(study_dir, pruned=True)) - ledger.first_results().keys()
-    return tuple(sorted(whole | pruned))
-
-
-def _lost(copy: Path, rows: list[Row], num_kept: int, saved: set[tuple[str, str]]) -> dict[str, list[str]]:
-    """What was in the ledger and is not among `saved`, by kind: the copy's index tells, or what remains of a row."""
-    names = {row.seq: (row.kind, row.key) for row in rows} | _indexed(copy)
-    last = max(salvage.intact(rows), default=num_kept - 1)
-    lost: dict[str, list[str]] = {}
-    for seq in sorted({*range(num_kept, last + 1), *(seq for seq in names if seq >= num_kept)}):
-        kind, key = names.get(seq, (UNKNOWN, str(seq)))
-        if (kind, key) not in saved:
-            lost.setdefault(kind, []).append(key)
-    return lost
-
-
-def _indexed(copy: Path) -> dict[int, tuple[str, str]]:
-    """Kind and key by place in the chain, as far as SQLite can read its index of them; it is not proven."""
-    names: dict[int, tuple[str, str]] = {}
-    uri = f"{copy.absolute().as_uri()}?mode=ro&immutable=1"
-    index = "SELECT seq, kind, key FROM records INDEXED BY sqlite_autoindex_records_1"
-    failures = contextlib.suppress(sqlite3.Error, UnicodeDecodeError)
-    with failures, contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-        for seq, kind, key in connection.execute(index):
-            if isinstance(seq, int) and isinstance(kind, str) and isinstance(key, str):
-                names[seq] = kind, key
-    return names
-
-
-def _nothing_proven(study_dir: Path, why: str, mine: Path | None = None) -> str:
-    copies = sorted(path.name for path in study_dir.glob(f"{LEDGER_NAME}.damaged-*[0-9]") if path != mine)
+def _nothing_proven(study_dir: Path, why: str) -> str:
+    copies = sorted(path.name for path in study_dir.glob(f"{LEDGER_NAME}.damaged-*[0-9]"))
     said = f"{study_dir / LEDGER_NAME}: {why}: restore it from a copy"
     said += f" (an earlier repair left {', '.join(copies)})" if copies else ""
     return (
@@ -171,25 +131,24 @@ def _nothing_proven(study_dir: Path, why: str, mine: Path | None = None) -> str:
     )
 
 
-def _copy(study_dir: Path) -> tuple[Path, bool]:
-    """A durable copy of the ledger and its journal, and whether it is new: a repair cut short has left one.
+def _copy(path: Path, content: bytes, journal: bytes) -> Path:
+    """A durable copy of the ledger and its journal; the one that a repair cut short has left, if there is one.
 
     Raises:
         DiskFull: it does not fit.
     """
-    path, number = study_dir / LEDGER_NAME, 1
-    content = _content(path)
-    while (copy := study_dir / f"{LEDGER_NAME}.damaged-{number}").exists():
+    number = 1
+    while (copy := path.with_name(f"{path.name}.damaged-{number}")).exists():
         if content == _content(copy):
-            return copy, False
+            return copy
         number += 1
     try:
-        if _content(journal_of(path)):
-            canon.write_atomic(journal_of(copy), _content(journal_of(path)))
+        if journal:
+            canon.write_atomic(journal_of(copy), journal)
         canon.write_atomic(copy, content)
     except OSError as error:
         raise DiskFull(f"{copy}: {error.strerror}: free some space and repair again; nothing was changed") from error
-    return copy, True
+    return copy
 
 
 def _content(path: Path) -> bytes:
@@ -202,10 +161,3 @@ def _content(path: Path) -> bytes:
         raise SweepError(
             f"{path} cannot be read ({error.strerror}): copy what the disk still gives, elsewhere"
         ) from error
-
-
-def _remove(path: Path | None) -> None:
-    """Remove a file that nobody needs, its journal first; None: nothing."""
-    if path is not None:
-        journal_of(path).unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
