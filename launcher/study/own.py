@@ -105,7 +105,7 @@ def own_model(study: Study) -> dict[str, Json]:
 
     spec = study.check_runs(study.plan.parametrization)[-1][0]
     found = describe(load(study.plan.proxy.factory, study.code_dir)[0], spec)
-    kinds = {parameter.name: parameter.kind for parameter in found.parameters}
+    kinds = {parameter.name: parameter.kind for parameter in found.numbers}
     scales: list[Json] = [
         {"name": s.name, "kind": kinds[s.name], "base_std": s.base_std, "own_std": s.own_std, "factor": s.factor}
         for s in found.scales

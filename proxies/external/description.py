@@ -34,9 +34,8 @@ class InitialScale:
 class Description:
     """All that is known of a factory's model before it trains."""
 
-    parameters: tuple[Parameter, ...]
-    """In the module's own order; a tied matrix once."""
     numbers: tuple[ParameterNumbers, ...]
+    """In the module's own order; a tied matrix once."""
     forward: ForwardNumbers
     scales: tuple[InitialScale, ...]
     embeddings: tuple[str, ...]
@@ -53,12 +52,10 @@ def trained_with(build: Build, spec: RunSpec) -> tuple[ParameterNumbers, ...]:
     Raises:
         FactoryError, SpecError: as `describe`.
     """
-    base = spec.base_shape.at_depth(spec.shape.num_layers)
-    roles = roles_of(build, spec.shape, base)
-    if problems := _multiplier_problems(build, spec, roles, forward_numbers(spec)) + _depth_problems(build, spec):
+    roles, problems = _roles(build, spec)
+    if problems:
         raise FactoryError(name_of(build), problems)
-    at_base = spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else {}
-    return table_of(spec.parametrization, _parameters(roles, at_base), spec.ratios, spec.hparams)
+    return _numbers(spec, roles, spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else {})
 
 
 def describe(build: Build, spec: RunSpec) -> Description:
@@ -68,18 +65,14 @@ def describe(build: Build, spec: RunSpec) -> Description:
         FactoryError: everything that stands in the way of training it under the run's parametrization.
         SpecError: scaled betas that leave [0, 1).
     """
-    base = spec.base_shape.at_depth(spec.shape.num_layers)  # depth is no dimension of a tensor
-    roles, forward = roles_of(build, spec.shape, base), forward_numbers(spec)
-    problems = _multiplier_problems(build, spec, roles, forward) + _depth_problems(build, spec)
-    here = spreads(build, spec.shape)
+    roles, problems = _roles(build, spec)
+    forward, here = forward_numbers(spec), spreads(build, spec.shape)
     at_base = spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else here
     problems += _start_problems(roles, here, at_base)
     if problems:
         raise FactoryError(name_of(build), problems)
-    parameters = _parameters(roles, at_base)
-    numbers = table_of(spec.parametrization, parameters, spec.ratios, spec.hparams)
+    numbers = _numbers(spec, roles, at_base)
     return Description(
-        parameters=parameters,
         numbers=numbers,
         forward=forward,
         scales=tuple(
@@ -92,6 +85,13 @@ def describe(build: Build, spec: RunSpec) -> Description:
     )
 
 
+def _roles(build: Build, spec: RunSpec) -> tuple[Roles, list[str]]:
+    """The roles, and what else is wrong."""
+    base = spec.base_shape.at_depth(spec.shape.num_layers)  # depth is no dimension of a tensor
+    roles = roles_of(build, spec.shape, base)
+    return roles, _multiplier_problems(build, spec, roles, forward_numbers(spec)) + _depth_problems(build, spec)
+
+
 def _origin(spec: RunSpec) -> Shape:
     """Where initial values are meant: with a rule for depth at the base's own, else what the factory does with depth
     stays.
@@ -100,8 +100,9 @@ def _origin(spec: RunSpec) -> Shape:
     return spec.base_shape if ruled else spec.base_shape.at_depth(spec.shape.num_layers)
 
 
-def _parameters(roles: Roles, at_base: Mapping[str, Spread]) -> tuple[Parameter, ...]:
-    return tuple(
+def _numbers(spec: RunSpec, roles: Roles, at_base: Mapping[str, Spread]) -> tuple[ParameterNumbers, ...]:
+    """What each parameter is trained with, from its role and its spread at the base."""
+    parameters = [
         Parameter(
             name=role.name,
             size=role.size,
@@ -110,7 +111,8 @@ def _parameters(roles: Roles, at_base: Mapping[str, Spread]) -> tuple[Parameter,
             base_std=_random_std(at_base[role.group]) if role.group in at_base else 0.0,
         )
         for role in roles.parameters
-    )
+    ]
+    return table_of(spec.parametrization, tuple(parameters), spec.ratios, spec.hparams)
 
 
 def _random_std(start: Spread) -> float:

@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 from proxies.external import wire
-from proxies.external.growing import MAX_PENDING_BYTES, Growing, MetricsError
+from proxies.external.growing import MAX_PENDING_BYTES, Framed, MetricsError
 
 _MAX_NAMES = 40
 _ALWAYS_VERIFIED_BYTES = 2**16
@@ -40,35 +40,14 @@ def masked_crc32c(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-class EventFile:
+class EventFile(Framed):
     """An `events.out.tfevents.*` file; each scalar's row carries its step under `step_key`."""
 
     def __init__(self, path: Path, wanted: frozenset[str], step_key: str) -> None:
-        self.names: set[str] = set()
-        self.complaint = ""
-        self._file, self._wanted, self._step_key = Growing(path), wanted - {step_key}, step_key
-        self._pending, self._at = b"", 0
-        self._damage: MetricsError | None = None
+        super().__init__(path, wanted - {step_key})
+        self._step_key = step_key
 
-    def read(self, max_bytes: int) -> list[dict[str, object]]:
-        """See `Rows`; an event that is not whole waits for its rest. Damage is raised after the rows before it."""
-        data, begins = self._file.read(max_bytes)
-        if begins:
-            self._pending, self._at, self._damage = b"", 0, None
-        if self._damage is not None:
-            raise self._damage
-        self._pending += data
-        rows: list[dict[str, object]] = []
-        try:
-            self._read_events(rows)
-        except MetricsError as error:
-            if not rows:
-                raise
-            self._damage = error
-        return rows
-
-    def _read_events(self, rows: list[dict[str, object]]) -> None:
-        """Add the rows of the events that are whole by now."""
+    def _take(self, rows: list[dict[str, object]]) -> None:
         used = 0
         while len(self._pending) >= used + 12:
             size, crc = struct.unpack_from("<QI", self._pending, used)
@@ -81,15 +60,6 @@ class EventFile:
             rows += self._rows(data, crc, self._at + used)
             used = end + 4
         self._pending, self._at = self._pending[used:], self._at + used
-
-    def end(self) -> list[dict[str, object]]:
-        """See `Rows`: what is torn holds nothing."""
-        return []
-
-    @property
-    def at_end(self) -> bool:
-        """See `Rows`."""
-        return self._file.at_end and self._damage is None
 
     def _rows(self, event: bytes, crc: int, at: int) -> list[dict[str, object]]:
         """An event's scalars. The checksum of a large one is verified only if it has some: images would take long."""

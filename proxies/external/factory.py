@@ -171,16 +171,7 @@ def _import_problem(name: str, folder: Path, error: BaseException) -> str:
         path = folder.joinpath(*name.split(".")).with_suffix(".py")
         known = [entry.stem for entry in sorted(folder.iterdir()) if entry.suffix == ".py"]
         return f"no module {missing}: neither {path} nor an installed package{_nearest(missing, known)}"
-    return f"{name} cannot be imported: {quoted(error, folder)}{_torchvision(error)}"
-
-
-def _torchvision(error: BaseException | None) -> str:
-    """What to do where mup's torchvision, which nothing here uses, was built for another torch."""
-    while error is not None:
-        if "torchvision" in str(error):
-            return "; torchvision does not fit this torch: install the one that does, or uninstall it"
-        error = error.__cause__ or error.__context__
-    return ""
+    return f"{name} cannot be imported: {quoted(error, folder)}"
 
 
 def _make_room(target: str, name: str, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol
 
@@ -75,3 +76,44 @@ class Growing:
 def _size_and_inode(descriptor: int) -> tuple[int, int]:
     found = os.fstat(descriptor)
     return found.st_size, found.st_ino
+
+
+class Framed(ABC):
+    """A file of frames with checksums, as `Rows`: a frame that is not whole waits for its rest."""
+
+    def __init__(self, path: Path, wanted: frozenset[str]) -> None:
+        self.names: set[str] = set()
+        self.complaint = ""
+        self._file, self._wanted = Growing(path), wanted
+        self._pending, self._at = b"", 0  # bytes not read yet, and the file's offset of the first
+        self._damage: MetricsError | None = None
+
+    def read(self, max_bytes: int) -> list[dict[str, object]]:
+        """See `Rows`. Damage is raised after the rows before it."""
+        data, begins = self._file.read(max_bytes)
+        if begins:
+            self._pending, self._at, self._damage = b"", 0, None
+        if self._damage is not None:
+            raise self._damage
+        self._pending += data
+        rows: list[dict[str, object]] = []
+        try:
+            self._take(rows)
+        except MetricsError as error:
+            if not rows:
+                raise
+            self._damage = error
+        return rows
+
+    @abstractmethod
+    def _take(self, rows: list[dict[str, object]]) -> None:
+        """Add the rows of the frames that are whole by now, and drop these from what is pending."""
+
+    def end(self) -> list[dict[str, object]]:
+        """See `Rows`: what is torn holds nothing."""
+        return []
+
+    @property
+    def at_end(self) -> bool:
+        """See `Rows`."""
+        return self._file.at_end and self._damage is None

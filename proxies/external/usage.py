@@ -16,17 +16,14 @@ from proxies.external.construction import Build, construct, logits_of, quoted
 
 LONGEST_SEQUENCE = 64
 
-How = Literal["table", "map", "added", "loose"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
     """What one module does with a parameter of its own."""
 
     module: str
-    how: How
-    """`table`: looked up by ids. `map`: a product over its last dimension. `added`: of a module that takes floats and
-    is no map, as one that adds positions. `loose`: of a module that holds others, so that nothing shows its use."""
+    how: Literal["table", "map", "other"]
+    """`table`: looked up by ids. `map`: a product over its last dimension."""
     transposed: bool
     """A map that is kept as [in, out] (GPT-2's Conv1D at Hugging Face)."""
     called: bool
@@ -45,8 +42,8 @@ class Usage:
 @dataclass(slots=True)
 class _Call:
     ids: bool
-    last_in: int
-    last_out: int
+    sizes: tuple[int, int]
+    """Last dimensions of what a module takes and gives."""
 
 
 @lru_cache(maxsize=32)
@@ -59,17 +56,45 @@ def usage_of(build: Build, shape: Shape) -> Usage:
     # Roles do not depend on the length, and the logits of a long sequence over a large vocabulary take gigabytes.
     shape = dataclasses.replace(shape, seq_len=min(shape.seq_len, LONGEST_SEQUENCE))
     module, again, other = (construct(build, shape, seed=seed) for seed in (0, 0, 1))
-    problems = _draws(module, again, other)
     calls: dict[str, _Call] = {}
     handles = [
         child.register_forward_hook(_recorder(name, calls), with_kwargs=True)
         for name, child in module.named_modules()
         if any(p is not None and p.dim() > 1 for p in child._parameters.values())
     ]
-    problems += _passes(module.train(), shape)
+    problems = _draws(module, again, other) + _passes(module.train(), shape)
     for handle in handles:
         handle.remove()
-    return Usage(uses=_uses(module, calls), problems=tuple(problems))
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    uses: dict[str, tuple[Use, ...]] = {}
+    for path, child in module.named_modules():
+        for parameter in child._parameters.values():
+            if parameter is not None and parameter.dim() > 1:
+                name = names[id(parameter)]
+                uses[name] = (*uses.get(name, ()), _use(path, child, parameter, calls.get(path)))
+    return Usage(uses=uses, problems=tuple(problems))
+
+
+def _recorder(name: str, calls: dict[str, _Call]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        if given is not None and isinstance(output, Tensor):
+            last = given.shape[-1] if given.dim() else 0
+            calls[name] = _Call(ids=not given.is_floating_point(), sizes=(last, output.shape[-1]))
+
+    return hook
+
+
+def _use(path: str, module: nn.Module, parameter: nn.Parameter, call: _Call | None) -> Use:
+    """By the module's type; of one of the user's own that holds no others, by what it takes and gives."""
+    how: Literal["table", "map", "other"] = "other"
+    transposed = type(module).__name__ == "Conv1D"
+    alone = call is not None and next(module.children(), None) is None
+    if isinstance(module, nn.Embedding) or (alone and call and call.ids):
+        how = "table"
+    elif isinstance(module, nn.Linear) or transposed or (alone and call and call.sizes == tuple(parameter.shape)[::-1]):
+        how = "map"
+    return Use(module=path, how=how, transposed=transposed, called=call is not None)
 
 
 def _draws(module: nn.Module, again: nn.Module, other: nn.Module) -> list[str]:
@@ -88,21 +113,6 @@ def _draws(module: nn.Module, again: nn.Module, other: nn.Module) -> list[str]:
     return []
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
-def _recorder(name: str, calls: dict[str, _Call]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-        if given is not None and isinstance(output, Tensor):
-            last = given.shape[-1] if given.dim() else 0
-            calls[name] = _Call(ids=not given.is_floating_point(), last_in=last, last_out=output.shape[-1])
-
-    return hook
-
-
 def _passes(module: nn.Module, shape: Shape) -> list[str]:
     """What a forward and a backward pass over random ids shows to be wrong."""
     generator = torch.Generator().manual_seed(0)
@@ -117,15 +127,19 @@ def _passes(module: nn.Module, shape: Shape) -> list[str]:
             if not logits_BTV.isfinite().all():
                 return [f"its model's logits are not finite at width {shape.width}, before any step"]
             logits_BTV.square().mean().backward()  # type: ignore[no-untyped-call]
+            unreached = [name for name, parameter in module.named_parameters() if parameter.grad is None]
+            said = f"{_some(unreached)}: no part in the logits, so no gradient: remove it"
             with torch.no_grad():
-                return _repeats(module, ids_BT, logits_BTV) + _unreached(module)
+                return _repeats(module, ids_BT, logits_BTV) + ([said] if unreached else [])
         except Exception as error:
             return [f"its model fails on ids {list(ids_BT.shape)} at width {shape.width}: {quoted(error)}"]
 
 
 def _repeats(module: nn.Module, ids_BT: Tensor, logits_BTV: Tensor) -> list[str]:
     if not torch.equal(logits_of(module, ids_BT), logits_BTV):
-        return ["its model gives other logits at every call, as dropout does: set what draws at random to zero"]
+        found = [name for name, child in module.named_modules() if getattr(child, "p", 0.0) and "Drop" in repr(child)]
+        where = f" ({_some(found)})" if found else ""
+        return [f"its model gives other logits at every call, as dropout does{where}: set what draws at random to zero"]
     changed_BT = ids_BT.clone()
     changed_BT[:, -1] = (changed_BT[:, -1] + 1) % (int(ids_BT.max()) + 1)
     early_BTV = logits_of(module, changed_BT)[:, :-1]
@@ -133,33 +147,6 @@ def _repeats(module: nn.Module, ids_BT: Tensor, logits_BTV: Tensor) -> list[str]
     return [] if close else ["its model looks ahead: logits change with a later token; a causal mask is wanted"]
 
 
-def _unreached(module: nn.Module) -> list[str]:
-    unreached = [name for name, parameter in module.named_parameters() if parameter.grad is None]
-    return [f"{_some(unreached)}: no part in the logits, so no gradient: remove it"] if unreached else []
-
-
-def _uses(module: nn.Module, calls: dict[str, _Call]) -> dict[str, tuple[Use, ...]]:
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    uses: dict[str, list[Use]] = {}
-    for path, child in module.named_modules():
-        for parameter in child._parameters.values():
-            if parameter is not None and parameter.dim() > 1:
-                uses.setdefault(names[id(parameter)], []).append(_use(path, child, parameter, calls.get(path)))
-    return {name: tuple(found) for name, found in uses.items()}
-
-
-def _use(path: str, module: nn.Module, parameter: nn.Parameter, call: _Call | None) -> Use:
-    how: How = "added"
-    out, last = parameter.shape[0], parameter.shape[-1]
-    transposed = type(module).__name__ == "Conv1D"
-    if isinstance(module, nn.Embedding):
-        how = "table"
-    elif isinstance(module, nn.Linear) or transposed:
-        how = "map"
-    elif call is None or next(module.children(), None) is not None:
-        how = "loose"
-    elif call.ids:
-        how = "table"
-    elif (call.last_in, call.last_out) == (last, out) and parameter.dim() == 2:
-        how = "map"
-    return Use(module=path, how=how, transposed=transposed, called=call is not None)
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from pathlib import Path
+from collections.abc import Iterator
 
 from proxies.external import wire
-from proxies.external.growing import MAX_PENDING_BYTES, Growing, MetricsError
+from proxies.external.growing import MAX_PENDING_BYTES, Framed, MetricsError
 
 _MAGIC = b":W&B"
 _HEADER_BYTES, _FRAME_BYTES, _BLOCK_BYTES = 7, 7, 32768
@@ -22,54 +22,20 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MAX_NAMES = 40
 
 
-class WandbRun:
+class WandbRun(Framed):
     """A `run-*.wandb` file, offline or online alike."""
 
-    def __init__(self, path: Path, wanted: frozenset[str]) -> None:
-        self.names: set[str] = set()
-        self.complaint = ""
-        self._file, self._wanted = Growing(path), wanted
-        self._pending, self._at, self._record = b"", 0, b""  # bytes not read yet, the file's offset of the first
-        self._damage: MetricsError | None = None
+    _record = b""  # what there is of a record that spans frames
 
-    def read(self, max_bytes: int) -> list[dict[str, object]]:
-        """See `Rows`; a frame that is not whole waits for its rest. Damage is raised after the rows before it."""
-        data, begins = self._file.read(max_bytes)
-        if begins:
-            self._pending, self._at, self._record, self._damage = b"", 0, b"", None
-        if self._damage is not None:
-            raise self._damage
-        self._pending += data
-        rows: list[dict[str, object]] = []
+    def _take(self, rows: list[dict[str, object]]) -> None:
         for record in self._records():
             try:
                 rows += [row for number, part in wire.fields(record) if number == 2 and (row := self._row(part))]
             except (wire.WireError, ValueError, RecursionError) as error:
                 raise MetricsError(f"a record before byte {self._at} is no W&B record: {error}") from error
-        return rows
 
-    def end(self) -> list[dict[str, object]]:
-        """See `Rows`: what is torn holds nothing."""
-        return []
-
-    @property
-    def at_end(self) -> bool:
-        """See `Rows`."""
-        return self._file.at_end and self._damage is None
-
-    def _records(self) -> list[bytes]:
-        """The records that are whole by now; of a damaged file those before the damage, if there are any."""
-        found: list[bytes] = []
-        try:
-            self._read_frames(found)
-        except MetricsError as error:
-            if not found:
-                raise
-            self._damage = error
-        return found
-
-    def _read_frames(self, found: list[bytes]) -> None:
-        """Add the records that are whole by now."""
+    def _records(self) -> Iterator[bytes]:
+        """The records that are whole by now."""
         used, data = 0, self._pending
         if self._at == 0 and len(data) >= _HEADER_BYTES:
             if not data.startswith(_MAGIC):
@@ -96,8 +62,7 @@ class WandbRun:
             used += _FRAME_BYTES + size
             self._record = part if kind in (_FULL, _FIRST) else self._record + part
             if kind in (_FULL, _LAST):
-                found.append(self._record)
-                self._record = b""
+                yield self._record
             elif len(self._record) > MAX_PENDING_BYTES:
                 raise MetricsError(f"a record before byte {self._at + used} is longer than {MAX_PENDING_BYTES} bytes")
         self._pending, self._at = data[used:], self._at + used

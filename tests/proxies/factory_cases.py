@@ -127,13 +127,6 @@ def dropped(shape):
     return model
 
 
-def dropped_by_number(shape):
-    """Dropout as an attribute, as nanoGPT's attention keeps it."""
-    model = Mixer(shape)
-    model.attn_dropout = 0.25
-    return model
-
-
 class Noisy(Mixer):
     """Dropout that nothing shows."""
 
