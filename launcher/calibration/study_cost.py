@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from launcher.calibration.speeds import Speeds
-from launcher.estimates.cost import gpu_hours
 from launcher.estimates.layout import planned_layout
 from launcher.estimates.main_run import MainRun
-from launcher.estimates.spans import Span, exactly
+from launcher.estimates.spans import Span, exactly, gpu_hours
 from launcher.estimates.utilization import PROXY_MFU
 from launcher.experiments.grids import first_runs, warmup_runs
 from launcher.experiments.rungs import ladder_runs, stage_specs

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from launcher.base.reference import model
-from launcher.estimates.cost import gpu_hours, usd_of
-from launcher.estimates.spans import Span, exactly
+from launcher.estimates.published import PUBLISHED_RUNS
+from launcher.estimates.spans import Span, exactly, gpu_hours
 from launcher.estimates.utilization import utilization
-from proxies.core.flops import count_params, flops_per_token, six_nd
+from proxies.core.flops import six_nd
 
-MONTHS_PER_YEAR, DAYS_PER_YEAR = 12.0, 365.25
-HARDWARE_DOUBLING_YEARS = 2.46
-SOFTWARE_FACTOR, SOFTWARE_YEARS = 44.0, 7.0
-INVESTMENT_DOUBLING_MONTHS = 6.3
+DAYS_PER_YEAR = 365.25
+HARDWARE = math.log(2) / 2.46
+SOFTWARE = math.log(44.0) / 7.0
+INVESTMENT = math.log(2) * 12 / 6.3
+"""Growth rates a year ("The longest training run", Epoch AI, 2022); of what is invested, it holds that of hardware."""
 THRESHOLDS: tuple[tuple[float, str], ...] = (
     (1e25, "EU AI Act (Regulation 2024/1689), article 51(2): presumed to be of systemic risk; the Commission is told"),
     (1e26, "California SB 53, a frontier model; the US order 14110, which named 1e26 first, was revoked in 2025"),
 )
 """Training FLOPs and who named them, as known in 2026; no legal advice."""
+BESIDE = ("smollm3-3b", "llama-3-8b", "bloom-176b", "palm-540b", "llama-3.1-405b", "deepseek-v3")
+"""Published runs that an estimate is shown beside."""
+PUBLISHED_USD = {"deepseek-v3": 5.328e6}
+"""Dollars that their authors named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,41 +34,16 @@ class LongestRun:
     years: float
     """1 / g, g the total growth rate a year."""
     published_years: float
+    """The fourth row's does not follow from the published rates, so both are shown."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReferenceRun:
-    """A run that was made; its hours and dollars as published, None where nobody said."""
-
-    name: str
-    machine: str
-    gpu_hours: float | None
-    usd: float | None
-    source: str
-
-
-REFERENCE_RUNS: tuple[ReferenceRun, ...] = (
-    ReferenceRun(name="gpt-3-175b", machine="V100", gpu_hours=None, usd=None, source="arXiv 2005.14165"),
-    ReferenceRun(
-        name="palm-540b", machine="6,144 TPUv4", gpu_hours=6144 * 1200.0 + 3072 * 336.0, usd=None,
-        source="arXiv 2204.02311, appendix B: 1,200 hours, and 336 on half of them",
-    ),
-    ReferenceRun(
-        name="opt-175b", machine="992 A100", gpu_hours=992 * 56 * 24.0, usd=None,
-        source="arXiv 2205.01068; 56 days, 52 to 59 % of them training",
-    ),
-    ReferenceRun(
-        name="bloom-176b", machine="384 A100", gpu_hours=1_082_990.0, usd=None, source="arXiv 2211.02001, as recalled",
-    ),
-    ReferenceRun(
-        name="llama-3.1-405b", machine="16,384 H100", gpu_hours=30.84e6, usd=None,
-        source="its model card, as recalled; 39.3M with 8B and 70B",
-    ),
-    ReferenceRun(
-        name="deepseek-v3", machine="2,048 H800", gpu_hours=2.788e6, usd=5.576e6,
-        source="arXiv 2412.19437; 2.664M of them pretraining, at USD 2 an hour",
-    ),
-)  # fmt: skip
+LONGEST_RUNS = (
+    LongestRun(grows="hardware", years=1 / HARDWARE, published_years=3.55),
+    LongestRun(grows="hardware, software", years=1 / (HARDWARE + SOFTWARE), published_years=1.22),
+    LongestRun(grows="hardware, investment", years=1 / INVESTMENT, published_years=9.1 / 12),
+    LongestRun(grows="hardware, software, investment", years=1 / (INVESTMENT + SOFTWARE), published_years=2.52 / 12),
+)
+"""Starting later at a growth rate g is worth more than running on once a run is longer than 1 / g."""
 
 
 def thresholds_passed(flops: float) -> list[str]:
@@ -72,64 +51,38 @@ def thresholds_passed(flops: float) -> list[str]:
     return [f"{flops:.3g} FLOPs >= {limit:g}: {who}" for limit, who in THRESHOLDS if flops >= limit]
 
 
-def longest_runs() -> tuple[LongestRun, ...]:
-    """The longest sensible run under each set of rates ("The longest training run", Epoch AI, 2022).
-
-    Starting later at a growth rate g is worth more than running on once a run is longer than 1 / g. Growth of what is
-    invested is growth of compute, and holds that of hardware. The published fourth row does not follow from the
-    published rates, so both are shown.
-    """
-    hardware = math.log(2) / HARDWARE_DOUBLING_YEARS
-    software = math.log(SOFTWARE_FACTOR) / SOFTWARE_YEARS
-    compute = math.log(2) * MONTHS_PER_YEAR / INVESTMENT_DOUBLING_MONTHS
-    rows = (
-        ("hardware", hardware, 3.55), ("hardware, software", hardware + software, 1.22),
-        ("hardware, investment", compute, 9.1 / MONTHS_PER_YEAR),
-        ("hardware, software, investment", compute + software, 2.52 / MONTHS_PER_YEAR),
-    )  # fmt: skip
-    return tuple(LongestRun(grows=name, years=1 / rate, published_years=said) for name, rate, said in rows)
-
-
 def duration_warnings(days: Span) -> list[str]:
     """Which of the longest sensible runs a run is longer than."""
-    warnings = []
-    for row in longest_runs():
-        limit = row.years * DAYS_PER_YEAR
-        if days.high > limit:
-            sure = "lasts" if days.low > limit else "may last"
-            warnings.append(
-                f"the run {sure} longer than {limit:.0f} days: while {row.grows} grow as published, a run begun later "
-                "on what there is then ends earlier"
-            )
-    return warnings
+    return [
+        f"the run {'lasts' if days.low > limit else 'may last'} longer than {limit:.0f} days: while {row.grows} grow "
+        "as published, a run begun later on what there is then ends earlier"
+        for row in LONGEST_RUNS
+        if days.high > (limit := row.years * DAYS_PER_YEAR)
+    ]
 
 
 def beside_reference(
     flops: float, peak_flops: float, mfu: Span | None, price_usd: Span | None
 ) -> list[dict[str, object]]:
-    """The reference runs as a table, each as published and as it would cost on this GPU.
+    """Some published runs as a table, each as published and as it would cost on this GPU.
 
     `flops` of one's own run are 6 * N * D, as theirs are. Without an MFU, all hours paid are told, by published runs.
     """
     rows: list[dict[str, object]] = []
-    for run in REFERENCE_RUNS:
-        name, found = model(run.name)
-        assert found.tokens is not None
-        params = found.params_active if found.shape is None else count_params(found.shape).total
-        count = six_nd(params, found.tokens)
-        square = count if found.shape is None else flops_per_token(found.shape, "full") * found.tokens
-        hours = gpu_hours(exactly(square), peak_flops, mfu or utilization(params, peak_flops))
+    for run in (run for run in PUBLISHED_RUNS if run.name in BESIDE):
+        count = six_nd(run.params, run.tokens)
+        hours = gpu_hours(exactly(run.flops), peak_flops, mfu or utilization(run.params, peak_flops))
         rows.append(
             {
-                "model": name,
-                "tokens": found.tokens,
+                "model": run.name,
+                "tokens": run.tokens,
                 "six_nd": count,
                 "share": flops / count,
-                "machine": run.machine,
+                "machine": run.gpu,
                 "gpu_hours_published": run.gpu_hours,
-                "usd_published": run.usd,
+                "usd_published": PUBLISHED_USD.get(run.name),
                 "gpu_hours_here": hours.told(),
-                "usd_here": None if price_usd is None else usd_of(hours, price_usd).told(),
+                "usd_here": None if price_usd is None else hours.times(price_usd).told(),
                 "source": run.source,
             }
         )

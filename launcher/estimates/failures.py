@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from launcher.estimates.spans import Span, exactly
 from proxies.core.flops import count_params
@@ -26,22 +25,12 @@ ACCEPTED_LOSS_SECONDS = 3600.0
 """Work that one interruption may cost, unless told otherwise: small clusters fail so seldom that Young and Daly would
 save once a day."""
 
-RATES: MappingProxyType[str, Span] = MappingProxyType(
-    {
-        "llama-3": exactly(
-            419 / (2048 * 54) * 1000,
-            "419 unexpected interruptions in 54 days on 16,384 H100 (arXiv 2407.21783, table 5)",
-        ),
-        "rsc-1": exactly(6.50, "Meta's RSC-1, A100 (arXiv 2410.21680, as recalled)"),
-        "rsc-2": exactly(2.34, "Meta's RSC-2, A100 (arXiv 2410.21680, as recalled)"),
-        "opt-175b": exactly(53 / (124 * 56) * 1000, "53 restarts in 56 days on 992 A100 (talk notes; the paper: 35)"),
-    }
-)  # fmt: skip
-"""Interruptions per 1,000 node-days, nodes of 8 GPUs."""
 RATE = Span(
-    value=RATES["llama-3"].value, low=RATES["rsc-2"].value, high=RATES["opt-175b"].value,
-    source="interruptions per 1,000 node-days: Llama 3's, between RSC-2's and OPT-175B's",
+    value=419 / (2048 * 54) * 1000, low=2.34, high=53 / (124 * 56) * 1000,
+    source="interruptions per 1,000 node-days: Llama 3's (419 in 54 days on 16,384 H100, arXiv 2407.21783, table 5), "
+    "between Meta's RSC-2 (A100, arXiv 2410.21680, as recalled) and OPT-175B (53 restarts in 56 days on 992 A100)",
 )  # fmt: skip
+"""Of nodes of 8 GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from launcher.base import reference
 from launcher.base.reference import Published
-from launcher.estimates.cost import measured_mfu
 from launcher.estimates.failures import ACCEPTED_LOSS_SECONDS, RATE
 from launcher.estimates.spans import Span, exactly
 from proxies.core.checks import Checks, SpecError
@@ -89,7 +88,7 @@ def machine_of(given: Given, flops_per_token: float) -> Machine:
         name, peak, memory = given.gpu, given.peak_flops or 0.0, given.memory_gb or 0.0
     mfu = _span(reference.MFU) if given.mfu is None else exactly(given.mfu, "given")
     if given.tokens_per_gpu_second is not None:
-        mfu = measured_mfu(given.tokens_per_gpu_second, flops_per_token, peak)
+        mfu = exactly(given.tokens_per_gpu_second * flops_per_token / peak, "measured throughput, as given")
         if mfu.value > 1:
             said = f"tokens_per_gpu_second = {given.tokens_per_gpu_second}: {mfu.value:.3g} times the peak of {name}"
             raise SpecError("Machine", [said])

@@ -6,13 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import cast
 
-from launcher.estimates.cost import MFU_CONVENTION, gpu_hours, usd_of
-from launcher.estimates.duration import beside_reference, duration_warnings, longest_runs, thresholds_passed
+from launcher.estimates.duration import LONGEST_RUNS, beside_reference, duration_warnings, thresholds_passed
 from launcher.estimates.failures import Cadence, cadence
 from launcher.estimates.layout import Layout
 from launcher.estimates.machine import Given, Machine, machine_of
 from launcher.estimates.parallelism import NoParallelismError, ParallelPlan, hold_layout, plan_parallelism
-from launcher.estimates.spans import Span, exactly
+from launcher.estimates.spans import MFU_CONVENTION, Span, exactly, gpu_hours
 from launcher.estimates.utilization import SMALLEST_PUBLISHED, paid_share
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -102,7 +101,7 @@ def estimate_main(run: MainRun, given: Given) -> MainEstimate:
     steps, paid = (gpu_hours(flops, machine.peak_flops, each) for each in (machine.mfu, share))
     return MainEstimate(
         run=run, machine=machine, parallel=parallel, layout_from=layout_from, cadence=saves, utilization=share,
-        gpu_hours=paid, usd=None if machine.price_usd is None else usd_of(paid, machine.price_usd),
+        gpu_hours=paid, usd=None if machine.price_usd is None else paid.times(machine.price_usd),
         days=paid.scaled(1 / (24.0 * machine.num_gpus)),
         step_seconds=steps.scaled(3600.0 * run.batch_tokens / run.num_tokens / machine.num_gpus),
     )  # fmt: skip
@@ -161,7 +160,7 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
         },
         "disk_bytes": KEPT_CHECKPOINTS * size,
         "thresholds": thresholds_passed(max(run.flops.values())),
-        "longest_runs": longest_runs(),
+        "longest_runs": LONGEST_RUNS,
         "reference_runs": beside_reference(
             run.flops["six_nd"], machine.peak_flops, machine.mfu if machine.measured else None, machine.price_usd
         ),

@@ -113,7 +113,7 @@ def hold_layout(
         over = f"{memory.total_bytes / GIGA:.1f} GB a rank, {room / GIGA:.1f} GB are free"
         raise NoParallelismError([f"the layout's {over}: more sharding, recomputing or larger GPUs are wanted"])
     held = _planned(shape, layout, passes, memory)
-    return replace(held, reasons=_reasons(shape, held, batch_tokens, room, chosen=False))
+    return replace(held, reasons=_reasons(shape, held, batch_tokens, room))
 
 
 def _layouts(shape: Shape, num_gpus: int) -> Iterator[Layout]:
@@ -179,35 +179,14 @@ def _rank(plan: ParallelPlan) -> tuple[float, ...]:
     return round(plan.overhead / TIE), axes, round(plan.overhead, 3), layout.microbatch_sequences, layout.shard
 
 
-def _reasons(
-    shape: Shape, plan: ParallelPlan, batch_tokens: int, room: float, *, chosen: bool = True
-) -> tuple[str, ...]:
-    """What the layout comes to and, where it was `chosen` here, what each of its axes is for."""
+def _reasons(shape: Shape, plan: ParallelPlan, batch_tokens: int, room: float) -> tuple[str, ...]:
+    """What the layout comes to."""
     layout, sequences = plan.layout, batch_tokens // shape.seq_len
-    said = [
+    return (
         f"{plan.memory.total_bytes / GIGA:.1f} of {room / GIGA:.1f} GB at the fullest moment, {plan.memory.moment}",
         f"{sequences} sequences a step are {plan.num_microbatches} x {layout.microbatch_sequences} x {layout.data}",
-        *(_choices(shape, layout) if chosen else ()),
-    ]
-    said.append(f"about {plan.overhead:.0%} beyond arithmetic, if none of it hides (an estimate that only ranks)")
-    return tuple(said)
-
-
-def _choices(shape: Shape, layout: Layout) -> list[str]:
-    said = []
-    if layout.tensor > 1:
-        said.append(
-            f"tensor = {layout.tensor}: inside a node of {GPUS_PER_NODE}; divides {shape.num_kv_heads} key/value heads"
-        )
-    if layout.pipeline > 1:
-        said.append(f"pipeline = {layout.pipeline}: {shape.num_layers // layout.pipeline} layers a stage")
-    if layout.context > 1:
-        said.append(f"context = {layout.context}: sequences of {shape.seq_len} are cut")
-    if layout.replicate > 1:
-        said.append(f"shard = {layout.shard}: a replica fits there, so weights are gathered over no more ranks (HSDP)")
-    if layout.checkpointing != "none":
-        said.append(f"checkpointing = {layout.checkpointing}: activations do not fit, or fit less well, without")
-    return said
+        f"about {plan.overhead:.0%} beyond arithmetic, if none of it hides (an estimate that only ranks)",
+    )
 
 
 def _would_do(shape: Shape, batch_tokens: int, num_gpus: int, memory_gb: float, precision: Precision) -> list[str]:

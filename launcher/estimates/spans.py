@@ -1,4 +1,8 @@
-"""A number with the ends between which it may lie. Standard library only."""
+"""A number with the ends between which it may lie; and hours of accelerators as such numbers. Standard library only.
+
+The share of the peak is model FLOPs over the peak (MFU, arXiv 2204.02311, appendix B), the whole square of attention
+counted, dense BF16 peaks: counted otherwise, the same run has another MFU, by an eighth for Llama 3 8B at 8k.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ from dataclasses import dataclass
 
 from proxies.core.canon import Json
 from proxies.core.checks import Checks
+from proxies.core.flops import Convention
+
+MFU_CONVENTION: Convention = "full"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,3 +53,8 @@ class Span:
 def exactly(value: float, source: str = "") -> Span:
     """A number that nobody doubts."""
     return Span(value=value, low=value, high=value, source=source)
+
+
+def gpu_hours(flops: Span, peak_flops: float, mfu: Span) -> Span:
+    """Hours of one accelerator that makes progress all the time, of FLOPs in `MFU_CONVENTION`."""
+    return flops.over(mfu.scaled(3600.0 * peak_flops))

@@ -145,10 +145,9 @@ def priced(study: Study, wanted: Wanted) -> tuple[float, str]:
         SpecError: no price is known.
     """
     from launcher.calibration.study_cost import planned_main_run
-    from launcher.estimates.cost import MFU_CONVENTION, gpu_hours, usd_of
     from launcher.estimates.failures import cadence
     from launcher.estimates.machine import Given, machine_of
-    from launcher.estimates.spans import exactly
+    from launcher.estimates.spans import MFU_CONVENTION, exactly, gpu_hours
     from launcher.estimates.utilization import paid_share
     from proxies.core.checks import SpecError
     from proxies.core.flops import count_params, flops_per_token
@@ -168,7 +167,7 @@ def priced(study: Study, wanted: Wanted) -> tuple[float, str]:
         saves = cadence(run.shape, ranks, rate=machine.failures, accepted_loss_seconds=machine.accepted_loss_seconds)
         share = paid_share(machine, count_params(run.shape).total, saves.goodput)
         hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, share)
-        usd = usd_of(hours, machine.price_usd).value
+        usd = hours.times(machine.price_usd).value
         budget = min(1e30, max(1.0, budget * wanted.budget_usd / usd))
     price = machine.price_usd
     assert price is not None  # or the loop above had refused it

@@ -154,7 +154,6 @@ def _speeds(study: Study, here: Path, study_dir: Path | None, measured: bool) ->
 def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, Json]:
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
     from launcher.calibration.study_cost import num_workers, stages_of, total_of, worker_speed
-    from launcher.estimates.cost import usd_of
     from launcher.estimates.utilization import PROXY_MFU
     from launcher.plan.cluster import rank_needs
     from sweeps.run.cores import num_cores
@@ -168,7 +167,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
 
     def told(stage: Stage) -> dict[str, Json]:
         on_gpu = stage.gpu_hours(machine.peak_flops, measured_gpus)
-        usd = None if machine.price_usd is None else usd_of(on_gpu, machine.price_usd).told()
+        usd = None if machine.price_usd is None else on_gpu.times(machine.price_usd).told()
         return {
             "stage": stage.name, "num_runs": list(stage.num_runs), "flops": stage.flops.told(),
             "core_hours": stage.core_hours.told(), "hours": stage.hours(workers).told(),
@@ -181,7 +180,7 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
         share = replace(speeds.over_all.scaled(1 / (gpus * machine.peak_flops)), source=speeds.source)
     total = total_of(each)
     on_gpu = total.gpu_hours(machine.peak_flops, measured_gpus)
-    usd = None if machine.price_usd is None else usd_of(on_gpu, machine.price_usd)
+    usd = None if machine.price_usd is None else on_gpu.times(machine.price_usd)
     spans = {"dollars": usd, "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [told(stage) for stage in each], "total": told(total),

@@ -6,14 +6,14 @@ import random
 import pytest
 
 from launcher.base.reference import MODELS
-from launcher.estimates.failures import RATE, RATES, cadence, daly, goodput_of, mtbf_seconds, young
+from launcher.estimates.failures import RATE, cadence, daly, goodput_of, mtbf_seconds, young
 
 
 def test_llama_3s_rate():
     """466 interruptions, 47 of them planned, in 54 days on 16,384 H100."""
-    assert RATES["llama-3"].value == pytest.approx(3.79, abs=0.005)
-    assert mtbf_seconds(16_384, RATES["llama-3"].value) / 3600 == pytest.approx(54 * 24 / 419)
-    assert RATE.low == RATES["rsc-2"].value < RATES["rsc-1"].value < RATE.high
+    assert RATE.value == pytest.approx(3.79, abs=0.005)
+    assert mtbf_seconds(16_384, RATE.value) / 3600 == pytest.approx(54 * 24 / 419)
+    assert RATE.low < RATE.value < RATE.high
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,6 @@ def test_what_does_not_fit_is_recomputed_or_split():
     """8B on 8 H100 keeps too much without recomputing (78 GiB); a small model needs nothing."""
     found = plan_parallelism(EIGHT, 2**22, 8, 80, "bfloat16")
     assert (found.layout.tensor, found.layout.checkpointing) == (1, "selective")
-    assert any("checkpointing = selective" in reason for reason in found.reasons)
     assert plan_parallelism(MODELS["gpt-2"].shape, 2**19, 8, 80, "bfloat16").layout.checkpointing == "none"
     assert plan_parallelism(EIGHT, 2**22, 8, 192, "bfloat16").layout.checkpointing == "none"
 

@@ -43,7 +43,7 @@ def test_llama_3_lies_inside_an_interval_of_at_most_a_factor_of_three(name, toke
     assert told["days"]["value"] == pytest.approx(told["gpu_hours"]["value"] / 1024 / 24)
     beside = {row["model"]: row["gpu_hours_here"] for row in told["reference_runs"]}
     if name in beside:
-        assert beside[name]["interval"] == pytest.approx([low, high], rel=1e-6)
+        assert beside[name]["interval"] == pytest.approx([low, high], rel=1e-5)
 
 
 def test_most_published_runs_lie_inside_their_intervals_by_the_others(table):
