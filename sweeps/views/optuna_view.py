@@ -8,12 +8,12 @@ Optuna.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.storages import BaseStorage
+from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
@@ -38,20 +38,23 @@ _STATES = {
 }
 _RUN_PARAMS = ("width", "num_layers", *HPARAMS, "warmup_steps", "num_steps", "seed")
 _LOG_PARAMS = frozenset(one.name for one in HYPERPARAMETERS.values() if one.scale == "log2")
-_STRIDE = 10**9  # trial ids of one study are all below the next one's
 
 
-class StudyStorage(BaseStorage):
-    """The storage. Whatever would write is refused.
+def _refused(*_: object, **__: object) -> NoReturn:
+    raise SweepError("the ledger is the study: Optuna reads it and writes nothing into it")
+
+
+class StudyStorage(InMemoryStorage):
+    """The storage: Optuna's own, filled from the ledger. Whatever would write is refused.
 
     Raises:
         SweepError: no study there, or not a sound one; when it is made, or when it is read again.
     """
 
     def __init__(self, study_dir: Path) -> None:
+        super().__init__()
         self._study_dir = study_dir
         self._stamp: tuple[int, int] | None = None
-        self._trials: list[list[FrozenTrial]] = []
         self._curves: dict[str, dict[int, float]] = {}
         self._refresh()
 
@@ -61,34 +64,34 @@ class StudyStorage(BaseStorage):
         stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
         if stamp is not None and stamp == self._stamp:
             return
-        view = StudyView(self._study_dir)
-        self._head = view.ledger.head_hash
-        self._trials = [self._search_trials(view), self._run_trials(view)]
+        view, filled = StudyView(self._study_dir), InMemoryStorage()
+        for name, trials in zip(STUDIES, (self._search_trials(view), self._run_trials(view)), strict=True):
+            study_id = filled.create_new_study([StudyDirection.MINIMIZE], name)
+            for key, said in {"ledger_head": view.ledger.head_hash, "loss": "validation, nats per token"}.items():
+                filled.set_study_user_attr(study_id, key, said)
+            for trial in trials:
+                filled.create_new_trial(study_id, trial)
+        vars(self).update(vars(filled))  # at once: somebody may be reading
         self._stamp = stamp
 
-    def _search_trials(self, view: StudyView) -> list[FrozenTrial]:
+    def _search_trials(self, view: StudyView) -> Iterator[FrozenTrial]:
         points = view.points()
         axes = _distributions(points)
         runs = [view.run_of(point) for point in points]
-        return [
-            self._trial(0, index, dict(point), {name: axes[name] for name in point}, run)
-            for index, (point, run) in enumerate(zip(points, runs, strict=True))
-        ]
+        for index, (point, run) in enumerate(zip(points, runs, strict=True)):
+            yield self._trial(index, dict(point), {name: axes[name] for name in point}, run)
 
-    def _run_trials(self, view: StudyView) -> list[FrozenTrial]:
+    def _run_trials(self, view: StudyView) -> Iterator[FrozenTrial]:
         rows: list[dict[str, Any]] = [
             {name: row[name] for name in _RUN_PARAMS if row[name] is not None} for row in view.table().to_pylist()
         ]
         axes = _distributions(rows)
-        return [
-            self._trial(1, index, row, {name: axes[name] for name in row}, run)
-            for index, (row, run) in enumerate(zip(rows, view.runs, strict=True))
-        ]
+        for index, (row, run) in enumerate(zip(rows, view.runs, strict=True)):
+            yield self._trial(index, row, {name: axes[name] for name in row}, run)
 
     def _trial(
-        self, study_id: int, number: int, params: dict[str, Any],
-        distributions: dict[str, BaseDistribution], run: Run | None,
-    ) -> FrozenTrial:  # fmt: skip
+        self, number: int, params: dict[str, Any], distributions: dict[str, BaseDistribution], run: Run | None
+    ) -> FrozenTrial:
         began = datetime.datetime.fromtimestamp(number, datetime.UTC).replace(tzinfo=None)  # the ledger has no clock
         result = None if run is None else run.result
         attrs: dict[str, Any] = {}
@@ -97,7 +100,7 @@ class StudyStorage(BaseStorage):
             attrs |= {"reason": result.reason} if result.reason else {}
         return FrozenTrial(
             number=number,
-            trial_id=study_id * _STRIDE + number,
+            trial_id=number,
             state=TrialState.RUNNING if result is None else _STATES[result.status],
             value=None if result is None else result.loss_nats,
             datetime_start=began,
@@ -124,106 +127,18 @@ class StudyStorage(BaseStorage):
     def get_all_studies(self) -> list[FrozenStudy]:
         """See Optuna."""
         self._refresh()
-        return [
-            FrozenStudy(
-                study_name=name, direction=StudyDirection.MINIMIZE, user_attrs=self.get_study_user_attrs(study_id),
-                system_attrs=self.get_study_system_attrs(study_id), study_id=study_id,
-            )
-            for study_id, name in enumerate(STUDIES)
-        ]  # fmt: skip
+        return super().get_all_studies()
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
         """See Optuna."""
         self._refresh()
-        return [trial for trial in self._of(study_id) if states is None or trial.state in states]
+        return super().get_all_trials(study_id, deepcopy, states)
 
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        """See Optuna."""
-        self._refresh()
-        study_id, number = divmod(trial_id, _STRIDE)
-        trials = self._of(study_id)
-        if number >= len(trials):
-            raise KeyError(f"no trial {trial_id}")
-        return trials[number]
-
-    def _of(self, study_id: int) -> list[FrozenTrial]:
-        if study_id not in range(len(STUDIES)):
-            raise KeyError(f"no study {study_id}")
-        return self._trials[study_id]
-
-    def get_study_id_from_name(self, study_name: str) -> int:
-        """See Optuna."""
-        if study_name not in STUDIES:
-            raise KeyError(f"no study {study_name!r}: {', '.join(STUDIES)}")
-        return STUDIES.index(study_name)
-
-    def get_study_name_from_id(self, study_id: int) -> str:
-        """See Optuna."""
-        self._of(study_id)
-        return STUDIES[study_id]
-
-    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """See Optuna."""
-        self._of(study_id)
-        return [StudyDirection.MINIMIZE]
-
-    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        """See Optuna."""
-        self._of(study_id)
-        return {"ledger_head": self._head, "loss": "validation, nats per token"}
-
-    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """See Optuna."""
-        self._of(study_id)
-        return {}
-
-    def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
-        """Refused."""
-        _refuse()
-
-    def delete_study(self, study_id: int) -> None:
-        """Refused."""
-        _refuse()
-
-    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Refused."""
-        _refuse()
-
-    def set_study_user_attr(self, study_id: int, key: str, value: object) -> None:
-        """Refused."""
-        _refuse()
-
-    def set_study_system_attr(self, study_id: int, key: str, value: object) -> None:
-        """Refused."""
-        _refuse()
-
-    def set_trial_param(
-        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
-    ) -> None:
-        """Refused."""
-        _refuse()
-
-    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """Refused."""
-        _refuse()
-
-    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """Refused."""
-        _refuse()
-
-    def set_trial_user_attr(self, trial_id: int, key: str, value: object) -> None:
-        """Refused."""
-        _refuse()
-
-    def set_trial_system_attr(self, trial_id: int, key: str, value: object) -> None:
-        """Refused."""
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise SweepError("the ledger is the study: Optuna reads it and writes nothing into it")
+    create_new_study = delete_study = create_new_trial = set_trial_param = _refused
+    set_study_user_attr = set_study_system_attr = set_trial_state_values = _refused
+    set_trial_user_attr = set_trial_system_attr = set_trial_intermediate_value = _refused
 
 
 def _distributions(points: Sequence[Params | dict[str, Any]]) -> dict[str, BaseDistribution]:
