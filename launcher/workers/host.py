@@ -23,9 +23,8 @@ from sweeps.store.sites import RESUMED, WHERE, site
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from launcher.workers.group import Follower, Leader
     from launcher.workers.resumable import Resumable
-    from launcher.workers.sharded import Sharded
+    from launcher.workers.sharded import Follower, Leader, Sharded
     from proxies.data.tokens import TokenStore
     from proxies.training.bank import Bank
     from proxies.training.built import BuiltModel
@@ -81,11 +80,10 @@ class HostFactory:
         """A host with no engine yet; on a seat among ranks, one that has met the others."""
         if seat is None:
             return Host(self)
-        from launcher.workers.group import Follower, Leader, join
-        from launcher.workers.sharded import Obedient
+        from launcher.workers.sharded import Follower, Leader, join
 
         mesh = join(seat)
-        return Follower(Obedient(self.store(), mesh)) if seat.rank else Leader(Host(self, mesh))
+        return Follower(self.store(), mesh) if seat.rank else Leader(Host(self, mesh))
 
     def store(self) -> TokenStore:
         """The corpus, opened."""

@@ -15,6 +15,7 @@ from proxies.core.shape import Shape
 from proxies.external.construction import Build, construct, logits_of, quoted
 
 LONGEST_SEQUENCE = 64
+How = Literal["table", "map", "other"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +23,7 @@ class Use:
     """What one module does with a parameter of its own."""
 
     module: str
-    how: Literal["table", "map", "other"]
+    how: How
     """`table`: looked up by ids. `map`: a product over its last dimension."""
     transposed: bool
     """A map that is kept as [in, out] (GPT-2's Conv1D at Hugging Face)."""
@@ -87,7 +88,7 @@ def _recorder(name: str, calls: dict[str, _Call]) -> Callable[..., None]:
 
 def _use(path: str, module: nn.Module, parameter: nn.Parameter, call: _Call | None) -> Use:
     """By the module's type; of one of the user's own that holds no others, by what it takes and gives."""
-    how: Literal["table", "map", "other"] = "other"
+    how: How = "other"
     transposed = type(module).__name__ == "Conv1D"
     alone = call is not None and next(module.children(), None) is None
     if isinstance(module, nn.Embedding) or (alone and call and call.ids):

@@ -19,8 +19,8 @@ NUM_WINDOWS = 31
 
 
 def main(rank, port, listen_fd, folder):
-    from launcher.workers import group
-    from launcher.workers.sharded import Obedient, Sharded
+    from launcher.workers import sharded as group
+    from launcher.workers.sharded import Sharded
     from proxies.core import canon
     from proxies.core.spec import RunSpec
     from proxies.data.tokens import TokenStore
@@ -32,7 +32,7 @@ def main(rank, port, listen_fd, folder):
     outcome.VALIDATION_SEQUENCES = NUM_WINDOWS
     mesh, store = group.join(seat), TokenStore(folder / "corpus")
     if rank:
-        group.Follower(Obedient(store, mesh)).advance(Advance(bank_key="", num_slots=1, admit=(), max_steps=1))
+        group.Follower(store, mesh).advance(Advance(bank_key="", num_slots=1, admit=(), max_steps=1))
         return
     told, before = [], None
     gc.disable()  # what is only freed some day is memory that the next run lacks
@@ -42,7 +42,7 @@ def main(rank, port, listen_fd, folder):
             engine = Sharded(store, mesh, num_microbatches=asked["parts"])
             engine.admit(0, spec, state)
             assert before is None or before() is None, "the model before this one still holds its share of the device"
-            before = weakref.ref(next(engine._part.model.parameters()))
+            before = weakref.ref(next(engine._rank.part.model.parameters()))
             engine.pause_at(0, stop)
             ended = engine.advance(10**6)
             if ended:
