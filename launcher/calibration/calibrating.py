@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,7 +19,7 @@ from proxies.core import canon
 from proxies.core.checks import SpecError
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
-from proxies.training.calibration import STEP, Answer, Probe
+from proxies.training.calibration import Answer, Probe
 from sweeps.run.causes import Cause
 from sweeps.run.pool import Advance, Pool, Report
 from sweeps.store.errors import LedgerCorrupt, RunsFail
@@ -125,7 +125,7 @@ def calibrate(study: Study, ledger: Ledger, workers: Callable[[], Pool], check_s
         return study
     done = {record.key for record in ledger.records(CALIBRATION)}
     if missing := [group for group in groups_of(study) if group.asked.open and group.asked.key not in done]:
-        for found in _choices(study, missing, workers(), calibrations(ledger), check_stop, LEAST_SECONDS):
+        for found in _choices(study, missing, workers(), check_stop, LEAST_SECONDS):
             check_stop()
             ledger.append(CALIBRATION, found.asked.key, found)
             say(f"calibration: {told(found)}")
@@ -140,7 +140,7 @@ def measured_here(study: Study) -> list[Calibration]:
     corpus, weights = str(study.corpus or ""), study.plan.data.weights or None
     pool = InlinePool(HostFactory(study_dir=str(study.study_dir.resolve()), corpus=corpus, weights=weights))
     found = []
-    for one in _choices(study, groups_of(study), pool, (), lambda: None, least_seconds=0.0):
+    for one in _choices(study, groups_of(study), pool, lambda: None, least_seconds=0.0):
         say(f"calibration: {told(one)}")
         found.append(one)
     return found
@@ -157,12 +157,11 @@ def _of(asked: Asked) -> str:
 
 
 def _choices(
-    study: Study, groups: Sequence[Group], pool: Pool, before: Sequence[Calibration], check_stop: Callable[[], None],
-    least_seconds: float,
+    study: Study, groups: Sequence[Group], pool: Pool, check_stop: Callable[[], None], least_seconds: float
 ) -> Iterator[Calibration]:  # fmt: skip
     """The choice for each group in turn; what one measured, a later one of the same runs need not."""
     benches: dict[str, Bench] = {}
-    done, threads = [*before], max(1, int(study.plan.cluster.worker_cpus))
+    threads = max(1, int(study.plan.cluster.worker_cpus))
     for group in groups:
         asked, work = group.asked, Work(num_workers=pool.num_workers, phases=group.phases)
         seconds = group.flops / FAST_FLOPS / pool.num_workers
@@ -177,26 +176,11 @@ def _choices(
                 say(f"calibration: {_of(asked)}: measuring on {workers}")
                 benches[same] = Bench(asked.given, asking(study, group.example, pool, share, check_stop))
             try:
-                found = choose(asked, work, benches[same], threads, one_at_a_time=one_at_a_time(asked, done))
+                found = choose(asked, work, benches[same], threads)
             except UnmeasurableError as error:  # when it is run, its batches may be split, and nobody waits for it
                 why = f"not measured: one run alone was too much to try ({error})"
                 found = Calibration(asked=asked, chosen=asked.given, why=why, device="", num_workers=pool.num_workers)
-        done.append(found)
         yield found
-
-
-def one_at_a_time(asked: Asked, done: Iterable[Calibration]) -> str:
-    """Why a larger model need not be measured with several slots: a smaller one gained nothing by them."""
-    if "num_slots" not in asked.open:
-        return ""
-    for other in done:
-        smaller = other.asked.shape.width < asked.shape.width and other.device == "cpu"
-        if not smaller or (other.asked.batch_tokens, other.asked.given) != (asked.batch_tokens, asked.given):
-            continue
-        two = [f for f in other.figures if f.mode == dataclasses.replace(asked.given, num_slots=2) and not f.refused]
-        if two and two[0].ratio < 1 + STEP:
-            return f"at width {other.asked.shape.width} two slots are {two[0].ratio:.2f} times as fast as one already"
-    return ""
 
 
 def asking(

@@ -102,7 +102,7 @@ class Bench:
         )  # fmt: skip
 
 
-def choose(asked: Asked, work: Work, bench: Bench, most_threads: int = 1, *, one_at_a_time: str = "") -> Calibration:
+def choose(asked: Asked, work: Work, bench: Bench, most_threads: int = 1) -> Calibration:
     """The numerics that the planned runs take the least time with; a plainer one unless another is clearly faster.
 
     Args:
@@ -110,11 +110,10 @@ def choose(asked: Asked, work: Work, bench: Bench, most_threads: int = 1, *, one
         work: what they will do.
         bench: measures.
         most_threads: that one worker may use.
-        one_at_a_time: why no more than one slot is to be looked at; empty: they are.
     """
     bench.measure(asked.given)
     rule = _Rule(asked, work, bench)
-    several = "num_slots" in asked.open and not one_at_a_time
+    several = "num_slots" in asked.open
     best = rule.climb(asked.given) if several else asked.given
     for change in _changes(asked, bench.device, most_threads):
         best = rule.tried(best, change)
@@ -122,7 +121,7 @@ def choose(asked: Asked, work: Work, bench: Bench, most_threads: int = 1, *, one
         best = rule.narrowed(rule.climb(best))  # compiled, or without its launches: room for more, or need of none
     figures = tuple(bench.figure(mode, work) for mode in bench.modes)
     return Calibration(
-        asked=asked, chosen=best, why=rule.why(best, one_at_a_time), device=bench.device,
+        asked=asked, chosen=best, why=rule.why(best), device=bench.device,
         num_workers=work.num_workers, figures=figures,
     )  # fmt: skip
 
@@ -208,11 +207,9 @@ class _Rule:
         self._bench.measure(best, alone)
         return best if self._bench.refused(alone) or self._pays(best, alone, MARGIN) else alone
 
-    def why(self, best: Numerics, one_at_a_time: str) -> str:
+    def why(self, best: Numerics) -> str:
         """The choice in a sentence."""
         plain, said = self._asked.given, list(self._said)
-        if one_at_a_time:
-            said.insert(0, one_at_a_time)
         others = [mode for mode in self._bench.modes if mode not in (best, plain)]
         if best != plain:
             chosen = f"{self._told(best)} as {mode_name(plain, plain)}, {duration(self._seconds(best))} of planned work"

@@ -169,15 +169,6 @@ def test_runs_too_much_to_try_are_left_as_planned(study, cause):
         assert one.figures == () and "one run alone was too much to try (worker lost)" in one.why
 
 
-def test_larger_models_are_not_measured_once_a_smaller_one_gains_nothing(study):
-    found = run(study, PlantedPool(Machine(lambda mode: 10.0 / mode.num_slots)))
-    assert set(found.chosen.values()) == {Numerics()}
-    by_size = {(one.asked.part, one.asked.shape.width): one for one in calibrations(Ledger.read(study.study_dir))}
-    assert len(by_size["proxy", 8].figures) == 2
-    assert by_size["ladder", 24].why.startswith("at width 8 two slots are 0.50 times as fast as one already")
-    assert [figure.mode for figure in by_size["ladder", 24].figures] == [Numerics()]
-
-
 def test_little_work_is_not_measured(study, monkeypatch):
     monkeypatch.setattr(calibrating, "LEAST_SECONDS", 10.0)
     run(study, PlantedPool(Machine(lambda mode: pytest.fail("measured"))))

@@ -147,14 +147,6 @@ def test_a_gpu_gets_graphs_and_the_slots_that_these_leave_worth_it():
     assert graphs.chosen == dataclasses.replace(PLAIN, cuda_graphs=True), "without launches one slot does as well"
 
 
-def test_the_reason_not_to_look_is_told():
-    machine = Machine(lambda mode: 10.0 * mode.num_slots)
-    found = chosen(machine, one_at_a_time="a smaller one gained nothing")
-    assert found.chosen == PLAIN
-    assert machine.asked == [(PLAIN,)]
-    assert "a smaller one gained nothing" in found.why
-
-
 def test_noise_seldom_decides():
     """Of two that are alike in truth the plain one is taken, whatever the noise; one twice as fast is not missed."""
     alike = [chosen(Machine(lambda mode: 10.0, noise=0.15, seed=seed)).chosen.num_slots for seed in range(100)]
