@@ -6,7 +6,6 @@ ranks; it prices nothing (MFU does). Its terms are upper ends: communication tha
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from typing import get_args
 from launcher.base.policy import Recomputed
 from launcher.estimates.failures import GPUS_PER_NODE
 from launcher.estimates.layout import Layout
-from launcher.estimates.machine import MOST_GPUS
 from launcher.estimates.memory import RESERVED, Memory, memory_per_rank
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.shape import Shape
@@ -35,8 +33,6 @@ TIE = 0.05
 MOST_MICROBATCH, MOST_STAGES, MOST_CONTEXT = 8, 64, 64
 TENSORS = (1, 2, 4, 8)
 """Inside a node."""
-MOST_TRIED = 3
-"""Other numbers of GPUs, on either side of the one asked for."""
 MOST_SAID = 4
 """Problems of layouts that lack one thing only."""
 
@@ -86,15 +82,14 @@ def plan_parallelism(
             if smallest is None or memory.total_bytes < smallest[0]:
                 smallest = memory.total_bytes, sharded
             if memory.total_bytes <= room:
-                fitting.append(_planned(shape, sharded, passes, memory))
+                fitting.append(_planned(shape, sharded, memory, batch_tokens, room))
     if smallest is None:
-        would_do = _would_do(shape, batch_tokens, num_gpus, memory_gb, precision)
-        raise NoParallelismError([f"num_gpus = {num_gpus}: no product of degrees divides the shape and the batch",
-                                  *nearest, *would_do])  # fmt: skip
+        said = f"num_gpus = {num_gpus}: no product of degrees divides the shape and the batch of"
+        sequences = batch_tokens // shape.seq_len
+        raise NoParallelismError([f"{said} {sequences} sequences: choose another number or batch", *nearest])
     if not fitting:
         raise NoParallelismError([_too_large(num_gpus, room, smallest)])
-    best = min(fitting, key=_rank)
-    return replace(best, reasons=_reasons(shape, best, batch_tokens, room))
+    return min(fitting, key=_rank)
 
 
 def hold_layout(
@@ -112,8 +107,7 @@ def hold_layout(
     if memory.total_bytes > room:
         over = f"{memory.total_bytes / GIGA:.1f} GB a rank, {room / GIGA:.1f} GB are free"
         raise NoParallelismError([f"the layout's {over}: more sharding, recomputing or larger GPUs are wanted"])
-    held = _planned(shape, layout, passes, memory)
-    return replace(held, reasons=_reasons(shape, held, batch_tokens, room))
+    return _planned(shape, layout, memory, batch_tokens, room)
 
 
 def _layouts(shape: Shape, num_gpus: int) -> Iterator[Layout]:
@@ -144,10 +138,15 @@ def _shards(layout: Layout) -> list[int]:
     ] + [layout.data]
 
 
-def _planned(shape: Shape, layout: Layout, passes: int, memory: Memory) -> ParallelPlan:
-    return ParallelPlan(
-        layout=layout, num_microbatches=passes, memory=memory, overhead=_overhead(shape, layout, passes), reasons=()
+def _planned(shape: Shape, layout: Layout, memory: Memory, batch_tokens: int, room: float) -> ParallelPlan:
+    passes = layout.num_microbatches(shape, batch_tokens)
+    overhead, sequences = _overhead(shape, layout, passes), batch_tokens // shape.seq_len
+    reasons = (
+        f"{memory.total_bytes / GIGA:.1f} of {room / GIGA:.1f} GB at the fullest moment, {memory.moment}",
+        f"{sequences} sequences a step are {passes} x {layout.microbatch_sequences} x {layout.data}",
+        f"about {overhead:.0%} beyond arithmetic, if none of it hides (an estimate that only ranks)",
     )
+    return ParallelPlan(layout=layout, num_microbatches=passes, memory=memory, overhead=overhead, reasons=reasons)
 
 
 def _overhead(shape: Shape, layout: Layout, passes: int) -> float:
@@ -177,39 +176,6 @@ def _rank(plan: ParallelPlan) -> tuple[float, ...]:
     layout = plan.layout
     axes = sum(degree > 1 for degree in (layout.tensor, layout.pipeline, layout.context, layout.replicate))
     return round(plan.overhead / TIE), axes, round(plan.overhead, 3), layout.microbatch_sequences, layout.shard
-
-
-def _reasons(shape: Shape, plan: ParallelPlan, batch_tokens: int, room: float) -> tuple[str, ...]:
-    """What the layout comes to."""
-    layout, sequences = plan.layout, batch_tokens // shape.seq_len
-    return (
-        f"{plan.memory.total_bytes / GIGA:.1f} of {room / GIGA:.1f} GB at the fullest moment, {plan.memory.moment}",
-        f"{sequences} sequences a step are {plan.num_microbatches} x {layout.microbatch_sequences} x {layout.data}",
-        f"about {plan.overhead:.0%} beyond arithmetic, if none of it hides (an estimate that only ranks)",
-    )
-
-
-def _would_do(shape: Shape, batch_tokens: int, num_gpus: int, memory_gb: float, precision: Precision) -> list[str]:
-    """The numbers of GPUs nearest below and above `num_gpus` on which some layout divides and fits, in words."""
-    sequences = batch_tokens // shape.seq_len
-    shares = [data for data in range(1, min(sequences, MOST_GPUS) + 1) if sequences % data == 0]
-    stages, contexts = _stages(shape), _contexts(shape)
-    counts = {
-        layout.num_ranks
-        for data, tensor, stage, context in itertools.product(shares, TENSORS, stages, contexts)
-        if (layout := Layout(shard=data, tensor=tensor, pipeline=stage, context=context)).num_ranks <= MOST_GPUS
-        and not layout.problems(shape, batch_tokens)
-    }
-    below, above = sorted(counts & set(range(num_gpus)), reverse=True), sorted(counts - set(range(num_gpus)))
-    found = []
-    for side in (below, above):
-        for count in side[:MOST_TRIED]:
-            with contextlib.suppress(NoParallelismError):
-                plan_parallelism(shape, batch_tokens, count, memory_gb, precision)
-                found.append(str(count))
-                break
-    better = f"{' or '.join(found)} GPUs would do, or" if found else "choose"
-    return [f"{better} another batch than {sequences} sequences of {shape.seq_len}"]
 
 
 def _too_large(num_gpus: int, room: float, smallest: tuple[float, Layout]) -> str:

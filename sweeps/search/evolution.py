@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sweeps.search.design import quasi_random, seed_of
-from sweeps.search.past import PENALTY_MARGIN_NATS, Past
+from sweeps.search.past import PENALTY_MARGIN_NATS, Past, quasi_random, seed_of
 from sweeps.search.space import Params
 
 if TYPE_CHECKING:

@@ -26,9 +26,8 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sweeps.search.design import seed_of
 from sweeps.search.evolution import Evolution
-from sweeps.search.past import Past
+from sweeps.search.past import Past, seed_of
 from sweeps.search.space import OFF, Params, SearchSpace
 
 if TYPE_CHECKING:

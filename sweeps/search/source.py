@@ -8,8 +8,7 @@ from typing import Protocol, cast
 
 from proxies.core.canon import Json
 from proxies.core.spec import RunResult, RunSpec
-from sweeps.search.design import quasi_random
-from sweeps.search.past import Past
+from sweeps.search.past import Past, quasi_random
 from sweeps.search.pruning import SearchPruner
 from sweeps.search.samplers import SAMPLERS, Asker
 from sweeps.search.space import Params, SearchSpace

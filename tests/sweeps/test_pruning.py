@@ -65,12 +65,12 @@ def cut(one, step, status="pruned"):
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 7, 9, 10, 27, 200, 1000])
-def test_rungs_ascend_and_lie_before_the_end(name, num_steps):
-    found = rungs(name, num_steps)
-    assert list(found) == sorted(set(found))
-    assert all(1 <= step < num_steps for step in found)
-    assert bool(found) == (name != "none" and num_steps >= 2)
+def test_rungs_ascend_and_lie_before_the_end(name):
+    for num_steps in (1, 2, 3, 7, 9, 10, 27, 200, 1000):
+        found = rungs(name, num_steps)
+        assert list(found) == sorted(set(found))
+        assert all(1 <= step < num_steps for step in found)
+        assert bool(found) == (name != "none" and num_steps >= 2)
 
 
 @pytest.mark.parametrize("name", PRUNERS)

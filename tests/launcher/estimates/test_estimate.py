@@ -219,7 +219,7 @@ def test_a_bad_throughput_is_told_and_not_taken_for_a_secret(plan):
 def test_what_no_parallelism_fits_is_refused(plan):
     code, found = ask("estimate", plan, "--gpus", 3)
     assert (code, found["error"]) == (2, "NoParallelismError")
-    assert "GPUs would do, or another batch" in found["problems"][-1]
+    assert "choose another number or batch" in found["problems"][0]
     code, found = ask("estimate", plan, "--memory-gb", "nan")
     assert code == 2
 

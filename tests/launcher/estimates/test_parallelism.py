@@ -60,22 +60,6 @@ def test_a_shape_that_no_parallelism_fits_is_refused_with_the_nearest():
         plan_parallelism(EIGHT, 2**22, 7, 80, "bfloat16")
     assert "num_gpus = 7: no product of degrees" in refused.value.problems[0]
     assert "no whole sequences of 8192 for 7" in refused.value.problems[1]
-    assert refused.value.problems[-1] == "4 or 8 GPUs would do, or another batch than 512 sequences of 8192"
-
-
-@pytest.mark.parametrize(("num_gpus", "said"), [(256, "32 GPUs"), (12, "8 or 16 GPUs"), (3, "2 or 4 GPUs")])
-def test_the_nearest_counts_that_would_do_are_named_and_do(num_gpus, said):
-    with pytest.raises(NoParallelismError) as refused:
-        plan_parallelism(SMALL, 64 * 8, num_gpus, 80, "float32")
-    assert refused.value.problems[-1] == f"{said} would do, or another batch than 8 sequences of 64"
-    for count in said.removesuffix(" GPUs").split(" or "):
-        assert plan_parallelism(SMALL, 64 * 8, int(count), 80, "float32").layout.num_ranks == int(count)
-
-
-def test_a_shape_too_large_for_any_count_says_so_still():
-    with pytest.raises(NoParallelismError) as refused:
-        plan_parallelism(SEVENTY, 2**22, 7, 0.5, "bfloat16")
-    assert refused.value.problems[-1] == "choose another batch than 512 sequences of 8192"
 
 
 def test_every_axis_says_what_it_does_not_divide():
