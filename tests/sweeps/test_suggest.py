@@ -2,6 +2,9 @@ import logging
 import math
 import random
 import statistics
+import subprocess
+import sys
+import textwrap
 
 import optuna
 import pytest
@@ -290,3 +293,29 @@ def test_the_bound_keeps_all_that_tpe_takes_for_good():
     from optuna.samplers._tpe.sampler import default_gamma
 
     assert default_gamma(samplers.MOST_SHOWN) == default_gamma(10**6) == NUM_BEST
+
+
+def test_a_new_sampler_is_an_entry_and_no_more():
+    """A plan takes its name, its sentence is in the plan that `init` writes and in the schema, and a search asks it."""
+    script = """
+        import sys
+        from sweeps.search import samplers, source, space
+
+        class Middle:
+            def __init__(self, past):
+                self.past = past
+
+            def ask(self):
+                return self.past.space.at([0.5] * self.past.space.num_coordinates)
+
+        samplers.SAMPLERS["middle"] = samplers.Sampler(name="middle", begin=Middle, line="always the middle")
+        from launcher.plan.search import SearchSection
+        from launcher.plan.writing import commented_plan, plan_schema
+
+        assert SearchSection(sampler="middle").sampler == "middle"
+        assert "middle: always the middle" in commented_plan({}) and '"middle"' in str(plan_schema()).replace("'", '"')
+        searched = space.search_space(ranges={"learning_rate": (0.25, 1.0)})
+        assert source.Search(searched, 0, 1, sampler="middle").suggest({}) == {"learning_rate": 0.5}
+        assert not {"numpy", "optuna", "torch"} & set(sys.modules), "names and needs are read without them"
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
