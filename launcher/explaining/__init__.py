@@ -1,7 +1,8 @@
-"""Every field of a frozen launch config explained from the records: value, source, strength, what would change it.
+"""Where every field of a frozen launch config came from: value, source, strength, what would change it.
 
-Enters:   the folder of a frozen config: `launch.json`, its attestations, and the study around them where there is one.
-Leaves:   an `Explained` per field, and words for people.
-Promises: no sentence that the records do not bear out; what is not known here is named as that; loads nothing heavy.
-Refuses:  a config or evidence that was edited; a name that is no field's.
+Enters:   at the freeze a decision, its study and the report's numbers; at `forerun explain` the attestation alone.
+Leaves:   the attestation `provenance.json`, a record a field; words for people.
+Promises: nothing is worked out again when it is read, so what is shown is what was known at the freeze; reading loads
+          nothing heavy.
+Refuses:  a config or an attestation that was edited; one without the attestation; a name that is no field's.
 """

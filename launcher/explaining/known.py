@@ -1,115 +1,37 @@
-"""What is known of a frozen config where it lies: its records, read and checked. No torch, no numpy."""
+"""What a study knows when it freezes, in the parts that the provenance of a field is made of."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from launcher.explaining.provenance import plan_record
-from launcher.explaining.record import GateSaid, PlanKey
-from launcher.frozen.attestations import path_of, read_attestation
-from launcher.frozen.frozen import Decision
-from launcher.frozen.launch_file import read_launch
-from launcher.plan.file import PlanError, load_plan
+from launcher.explaining.record import GateOutcome, Interval, PlanKey, Runs, Strength
 from launcher.plan.plan import Plan
 from launcher.plan.sections import RuleChoices
-from launcher.plan.study import PLAN_FILE
+from launcher.views.transfer import estimated, name_of
 from proxies.core.canon import Json
-from sweeps.store.ledger import LEDGER_NAME, Ledger
+from proxies.core.spec import RunSpec
 
-Body = Mapping[str, Any]
-_FREEZE = "`forerun freeze STUDY` writes it again, under the same digest"
+if TYPE_CHECKING:
+    from launcher.frozen.frozen import Decision
+    from launcher.plan.study import Study
+    from launcher.study.evidence import Findings
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
-    """A decision and all that lies beside it."""
-
-    decision: Decision
-    evidence: Body
-    """The attestation's body; empty where there is none."""
-    layout: Body
-    """The same, of the dry run of its degrees."""
-    rehearsed: str
-    """Whether the drills were held, in a sentence."""
-    plan: Body | None
-    study: str | None
-    """Path of the study around the config's folder; None where it lies alone."""
-    folder: str
-    notes: tuple[str, ...]
-    """What these records cannot say, and how they stand to the study's."""
-
-    @property
-    def provenance(self) -> Body:
-        """The part of the evidence that is kept for explaining; empty where an older version froze."""
-        found: Body = self.evidence.get("provenance") or {}
-        return found
-
-    @property
-    def transfer(self) -> Body:
-        """The report's part on transfer; empty where there is none."""
-        found: Body = self.evidence.get("transfer") or {}
-        return found
-
-    @property
-    def fit(self) -> Body:
-        """The report's part on the fit; empty where there is none."""
-        found: Body = self.evidence.get("fit") or {}
-        return found
-
-    def gate(self, name: str) -> tuple[GateSaid, ...]:
-        """One of the gates as it was when the config was frozen; none where the evidence does not say."""
-        given = self.evidence.get("accepted") or {}
-        return tuple(
-            GateSaid(name=name, outcome=gate["outcome"], reason=gate["reason"], accepted=given.get(name))
-            for gate in self.evidence.get("gates", ())
-            if gate["name"] == name
-        )
-
-    def asked(self, key: str) -> PlanKey:
-        """A key of the plan: what it says, and what it would say by default."""
-        section, _, name = key.partition(".")
-        default = at(defaults(), key)
-        value = None if self.plan is None else at(self.plan, key)
-        fields = type(getattr(Plan(), section)).model_fields
-        if name.startswith("rules."):
-            fields, name = RuleChoices.model_fields, name.removeprefix("rules.")
-        field = fields[name.partition(".")[0]]
-        return PlanKey(
-            key=key, value=value, default=default, text=field.description or "",
-            is_set=None if self.plan is None else value != default,
-        )  # fmt: skip
-
-    def value_of(self, key: str) -> Any:
-        """What the plan says; None where it is not here."""
-        return None if self.plan is None else at(self.plan, key)
-
-    @property
-    def plan_words(self) -> str:
-        """How a command names the plan."""
-        return "PLAN" if self.study is None else f"{self.study}/{PLAN_FILE}"
-
-    @property
-    def study_words(self) -> str:
-        """How a command names the study."""
-        return self.study or "STUDY"
+PLACES = {"cluster": True, "data": {"path"}, "proxy": {"code_path"}}
+"""What a plan says of one machine: no field comes from it."""
+SHARED = ("data", "model", "proxy")
+"""Sections of the plan that every run follows."""
 
 
-@functools.cache
-def defaults() -> dict[str, Json]:
-    """A plan's keys where a plan says nothing."""
-    return plan_record(Plan())
+def plan_record(plan: Plan) -> dict[str, Json]:
+    """Every key of a plan but those about places and machines."""
+    return cast(dict[str, Json], json.loads(plan.model_dump_json(exclude=cast(Any, PLACES))))
 
 
-@functools.cache
-def _question() -> dict[str, Json]:
-    return Plan().question()
-
-
-def at(plan: Body, key: str) -> Any:
+def at(plan: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key; None where a record lacks it."""
     found: Any = plan
     for part in key.split("."):
@@ -117,94 +39,204 @@ def at(plan: Body, key: str) -> Any:
     return found
 
 
-def asks_anew(key: str) -> bool:
-    """Whether a study that has begun cannot change the key: another value is another question."""
+def nats(value: float) -> str:
+    """A loss, or a difference of losses."""
+    return f"{value:.4f}"
+
+
+def lost(estimate: Any) -> str:
+    """Nats with their interval."""
+    value, *ends = estimated(estimate, nats)
+    return value + (f" [{', '.join(ends)}]" if ends else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tested:
+    """One transfer test: its verdict as the report has it, and its runs."""
+
+    verdict: Any
+    runs: Runs
+
+    @property
+    def reach(self) -> float:
+        """The target's size over the largest that was run."""
+        sizes = [optimum["size"] for optimum in self.verdict["optima"]]
+        return float(self.verdict["target_size"] / max(sizes)) if sizes else 1.0
+
+    def words(self) -> str:
+        """Outcome, cost and number of runs in a clause."""
+        verdict, cost = self.verdict, self.verdict["regret_nats"]
+        said = f"{self.runs.what}: {verdict['outcome'].replace('_', ' ')}"
+        if cost["value"] is not None:
+            said += f", the value used loses {lost(cost)} nats at level {verdict['level']:g} (margin "
+            said += f"{verdict['margin_nats']:g})"
+        if verdict["outcome"] == "cannot_tell" or cost["value"] is None:
+            said += f" ({verdict['reasons'][0]})"
+        return f"{said}; {self.runs.num_runs} runs, {self.runs.num_seeds} seeds"
+
+    def intervals(self) -> list[Interval]:
+        """What it knows of the loss and of the drift."""
+        return [
+            Interval(of=f"{of}, {self.runs.what}", low=ends[0], high=ends[1], level=self.verdict["level"])
+            for key, of in (
+                ("regret_nats", "nats lost at the target"),
+                ("drift_octaves_per_doubling", "octaves a doubling"),
+            )
+            if (ends := self.verdict[key]["interval"]) is not None
+        ]
+
+    def cost(self) -> list[str]:
+        """What a value off by a factor of two loses, other exponents, the standard form, where that was measured."""
+        verdict, axis, said = self.verdict, self.verdict["axis"], []
+        if (twice := verdict["cost_of_2x_off_nats"]) is not None:
+            estimate = {"value": twice, "interval": verdict["cost_of_2x_off_interval"]}
+            said.append(
+                f"over {axis}, a value off by a factor of two, to the worse side, loses {lost(estimate)} nats at the "
+                "largest size that tells it"
+            )
+        others = [
+            f"{other['power']:+g} ({other['source']}) {lost(other['regret_nats'])}"
+            for other in verdict["alternatives"]
+            if other["regret_nats"]["value"] is not None
+        ]
+        said += [f"nats lost with other exponents over {axis}: {'; '.join(others)}"] if others else []
+        if (control := verdict["control"]) and control["regret_nats"]["value"] is not None:
+            loss = lost(control["regret_nats"])
+            said.append(f"the standard form, run beside, its value carried as it is over {axis}, loses {loss} nats")
+        return said
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A decision, and what the study that made it knows."""
+
+    decision: Decision
+    plan: Plan
+    body: Any
+    """Of the report."""
+    main: RunSpec
+    """The launch as a run of the study."""
+    specs: tuple[RunSpec, ...]
+    """Runs that the decision rests on, each once."""
+    search: Runs
+    ladder: Runs
+    tests: tuple[Tested, ...]
+
+    @functools.cached_property
+    def values(self) -> dict[str, Json]:
+        """The plan's keys."""
+        return plan_record(self.plan)
+
+    def key(self, key: str) -> PlanKey:
+        """A key of the plan: what it says, and what it would say by default."""
+        section, _, name = key.partition(".")
+        fields = type(getattr(self.plan, section)).model_fields
+        if name.startswith("rules."):
+            fields, name = RuleChoices.model_fields, name.removeprefix("rules.")
+        value, default = at(self.values, key), at(_defaults(), key)
+        text = fields[name.partition(".")[0]].description or ""
+        return PlanKey(key=key, value=value, default=default, text=text, is_set=value != default)
+
+    def row(self, hyperparameter: str) -> Any:
+        """The row of the table of values; None where there is none."""
+        return next((r for r in self.body["transfer"]["values"] if r["hyperparameter"] == hyperparameter), None)
+
+    def tests_on(self, bears: Callable[[str, str], bool]) -> tuple[Tested, ...]:
+        """Transfer tests that bear on something, by hyperparameter and axis."""
+        return tuple(one for one in self.tests if bears(one.verdict["hyperparameter"], one.verdict["axis"]))
+
+    def gates(self, *names: str) -> tuple[GateOutcome, ...]:
+        """Gates as they were when the config was frozen."""
+        return tuple(
+            GateOutcome(name=gate["name"], outcome=gate["outcome"], reason=gate["reason"],
+                        accepted=self.body["accepted"].get(gate["name"]))
+            for gate in self.body["gates"]
+            if gate["name"] in names
+        )  # fmt: skip
+
+    def change_keys(self, keys: Iterable[str]) -> list[str]:
+        """How plan keys are changed, and what that repeats."""
+        question = self.plan.question()
+        kinds: dict[str, list[str]] = {}
+        for key in keys:
+            section, _, name = key.partition(".")
+            asked = name.partition(".")[0] in cast(Mapping[str, Any], question.get(section, {}))
+            kinds.setdefault("data" if section == "data" else "question" if asked else "launch", []).append(key)
+        return [_CHANGE[kind].format(keys=" or ".join(same), written=_written(same[0])) for kind, same in kinds.items()]
+
+
+_CHANGE = {
+    "launch": "plan key {keys}: `forerun run PLAN --study STUDY --set {written}`, then `forerun freeze STUDY`: another "
+    "digest, and no finished run is run again",
+    "data": "plan key {keys}: other data make other runs, so a study of its own: `forerun run OTHER_PLAN --study NEW`",
+    "question": "plan key {keys}: another question, so a study of its own: `forerun run PLAN --study NEW --fork STUDY "
+    "--set {written}`; finished runs that it asks for too are taken over",
+}
+
+
+def _written(key: str) -> str:
+    """A key as `--set` takes it: a key of a table goes into the table."""
     section, _, name = key.partition(".")
-    if section == "data":  # not the folder, but what is in it is a part of the question
-        return True
-    found = _question().get(section)
-    return isinstance(found, dict) and name.partition(".")[0] in found
+    table, _, inner = name.partition(".")
+    return f"'{section}.{table}={{ {inner} = ... }}'" if inner else f"{key}=..."
 
 
-def known_of(frozen: Path, folder: Path) -> Known:
-    """Everything beside a config.
+def measured(tests: Sequence[Tested], gates: Sequence[GateOutcome], *, before: str = "", **more: Any) -> Strength:
+    """What runs say of a field, by tests and gates; `before` is said first."""
+    told: dict[str, Any] = {}
+    if tests:
+        told = {
+            "outcome": tests[0].verdict["outcome"],
+            "intervals": tuple(interval for one in tests for interval in one.intervals()),
+            "num_runs": len({id for one in tests for id in one.runs.ids}),
+            "num_seeds": max(one.runs.num_seeds for one in tests),
+            "extrapolation": max(one.reach for one in tests),
+        }
+    said = [before] if before else []
+    said += [one.words() for one in tests]
+    said += [
+        f"gate {gate.name} {gate.outcome.replace('_', ' ')}"
+        + ("" if gate.accepted is None else f", accepted: {gate.accepted}")
+        for gate in gates
+    ]
+    return Strength(kind="measured", text="; ".join(said), gates=tuple(gates), **{**told, **more})
+
+
+@functools.cache
+def _defaults() -> dict[str, Json]:
+    """A plan's keys where a plan says nothing."""
+    return plan_record(Plan())
+
+
+def _runs(what: str, specs: Iterable[RunSpec]) -> Runs:
+    """Runs as a record, each once."""
+    seeds = {spec.id: spec.seed for spec in specs}
+    return Runs(what=what, num_runs=len(seeds), num_seeds=len(set(seeds.values())), ids=tuple(seeds))
+
+
+def known_of(study: Study, found: Findings, decision: Decision, body: Mapping[str, Any]) -> Known:
+    """What is known of a decision.
 
     Args:
-        frozen: as it was given.
-        folder: where it lies.
-
-    Raises:
-        FrozenError: there is no launch config.
-        TamperedError: it, or an attestation that is read, was edited.
-        LedgerCorrupt: the study around it is not sound.
+        study: as it was begun.
+        found: with a choice.
+        decision: what they make.
+        body: of the report.
     """
-    from launcher.rehearsal.standing import rehearsal_of
+    from launcher.experiments.rungs import checked_rungs
+    from launcher.study.decide import main_spec
 
-    decision = read_launch(frozen)
-    found = {
-        kind: read_attestation(path, decision.digest)
-        for kind in ("evidence", "layout")
-        if (path := path_of(folder, kind)).is_file()
-    }
-    evidence = found.get("evidence", {})
-    study = study_around(folder)
-    plan, notes = _plan(evidence, study)
-    if not evidence:
-        notes.insert(
-            0, f"no evidence lies beside this config: verdicts, fit, gates and run ids are not known; {_FREEZE}"
-        )
+    assert found.searched and found.transferred and found.verdicts and found.choice
+    search = [study.trial(point) for point in found.searched.points]
+    tests = [test for test, _ in found.verdicts.tests]
+    checks = [spec for checked in checked_rungs(study, found.ladder) for spec in checked.extra]
+    specs = {spec.id: spec for spec in (*search, *found.ladder, *checks)}
+    specs |= {spec.id: spec for test in tests for spec in test.specs}
     return Known(
-        decision=decision, evidence=evidence, layout=found.get("layout", {}), plan=plan,
-        rehearsed=rehearsal_of(folder, decision.digest).sentence, study=None if study is None else str(study),
-        folder=str(folder), notes=(*notes, *_standing(evidence, study)),
+        decision=decision, plan=study.plan, body=body, main=main_spec(study, found.transferred, found.choice),
+        specs=tuple(specs.values()), search=_runs("search", search), ladder=_runs("ladder", found.ladder),
+        tests=tuple(
+            Tested(verdict=told["verdict"], runs=_runs(name_of(told), test.specs))
+            for test, told in zip(tests, body["transfer"]["tests"], strict=True)
+        ),
     )  # fmt: skip
-
-
-def study_around(folder: Path) -> Path | None:
-    """The study whose `frozen/` a config's folder lies in; None where there is no ledger."""
-    frozen_dir = folder.absolute().parent
-    study = folder.parent.parent if folder.parent.name == "frozen" else frozen_dir.parent
-    return study if frozen_dir.name == "frozen" and (study / LEDGER_NAME).is_file() else None
-
-
-def _plan(evidence: Body, study: Path | None) -> tuple[Body | None, list[str]]:
-    """The plan that was frozen; the study's as it is now where the evidence keeps none."""
-    if "provenance" in evidence:
-        return evidence["provenance"]["plan"], []
-    if evidence:
-        told = f"its evidence keeps neither the plan nor the runs by stage, as older versions' did not; {_FREEZE}"
-    else:
-        told = "the plan it was frozen by is not kept beside it"
-    if study is None:
-        return None, [told]
-    try:
-        plan = plan_record(load_plan(study / PLAN_FILE))
-    except PlanError as error:
-        return None, [told, f"the study's plan cannot be read: {error}"]
-    return plan, [f"{told}; the plan shown is the study's as it is now"]
-
-
-def since_frozen(evidence: Body, ledger: Ledger) -> tuple[int | None, set[str]]:
-    """Records since the one that a config was frozen at (None: it is not in this ledger); runs of its that are not."""
-    hashes = [record.hash for record in ledger.records()]
-    head = evidence["ledger_head"]
-    since = len(hashes) - 1 - hashes.index(head) if head in hashes else None
-    return since, set(evidence["run_ids"]) - set(ledger.results())
-
-
-def _standing(evidence: Body, study: Path | None) -> list[str]:
-    """How the evidence stands to the ledger that it was drawn from."""
-    if study is None:
-        return ["no study lies around this config: its runs are named by id, and cannot be looked up here"]
-    if not evidence:
-        return []
-    ledger = Ledger.read(study)
-    since, lost = since_frozen(evidence, ledger)
-    if since is None:
-        return ["the ledger of the study around it does not hold the record that it was frozen at: another study's"]
-    said = [f"{len(lost)} runs of its evidence are not in the ledger around it"] if lost else []
-    if since:
-        said.append(
-            f"the study has {since} records more than when this was frozen: `forerun report {study}` says of what"
-        )
-    return said

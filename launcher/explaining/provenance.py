@@ -1,81 +1,308 @@
-"""What freezing keeps of a study for `forerun explain`, so that a config far from its study still says where from.
-
-It is a part of the evidence, not of the decision: the digest does not know it.
-"""
+"""The provenance of every field, written at the freeze: what each kind of origin means for source and strength."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from typing import TYPE_CHECKING, Any, cast
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from proxies.core import canon
+from launcher.explaining.fields import Field, fields_of
+from launcher.explaining.known import SHARED, Known, Tested, lost, measured, nats
+from launcher.explaining.origins import Origin, OriginKind, hyperparameter_of, origin_of
+from launcher.explaining.record import Interval, Provenance, Runs, Source, SourceKind, Strength, packed
+from launcher.explaining.rules import bearing, choice_words, choices_behind, forward_words, group_words
+from launcher.explaining.text import key_words, number
+from launcher.frozen.frozen import ParameterGroup
+from launcher.study.gates import forecast_warnings
+from launcher.views.transfer import short_size, size_name, wanted
 from proxies.core.canon import Json
-
-if TYPE_CHECKING:
-    from launcher.plan.plan import Plan
-    from launcher.plan.study import Study
-    from launcher.study.evidence import Findings
-
-KEPT = ("choice", "ladder", "next_runs")
-"""Parts of the report that are kept whole."""
-PLACES = {"cluster": True, "data": {"path"}, "proxy": {"code_path"}}
-"""What a plan says of one machine: no field comes from it."""
+from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.rules import decays
+from transfer.question import from_log2
+from transfer.verdict.rules import TransferRule
 
 
-def plan_record(plan: Plan) -> dict[str, Json]:
-    """Every key of a plan but those about places and machines."""
-    return cast(dict[str, Json], json.loads(plan.model_dump_json(exclude=cast(Any, PLACES))))
+def provenance(known: Known) -> dict[str, Json]:
+    """The body of the attestation: the plan without its places, runs by what they were made for, a record a field."""
+    return {"plan": known.values, **packed(records_of(known))}
 
 
-def provenance(study: Study, found: Findings, body: dict[str, Json]) -> dict[str, Json]:
-    """The plan, the search's choice, the runs of every stage by id, and what the ladder led to.
+_SIZES = ("params", "tokens")
 
-    Args:
-        study: as it was begun.
-        found: with a choice.
-        body: of the report.
-    """
-    from launcher.experiments.rungs import checked_rungs
 
-    assert found.searched is not None and found.transferred is not None
-    checks = [spec.id for checked in checked_rungs(study, found.ladder) for spec in checked.extra]
-    tests: list[Json] = [
-        {
-            "hyperparameter": test.hyperparameter,
-            "axis": test.axis,
-            "ids": [*dict.fromkeys(spec.id for spec in test.specs)],
-        }
-        for test in found.transferred.tests
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What one kind of origin says of a field."""
+
+    source: Source
+    tests: Sequence[Tested] = ()
+    """That bear on it."""
+    strength: Strength | None = None
+    """None: what tests and gates say."""
+    change: Sequence[str] = ()
+    """Beside what tests, gates and plan keys would."""
+    keys: Sequence[str] = ()
+    """Of the plan, that would change it; empty: those of the field's row."""
+    cost: Sequence[str] = ()
+    """Beside what the tests measured."""
+    unknown: Sequence[str] = ()
+
+
+def records_of(known: Known) -> list[Provenance]:
+    """A record for every field of the decision."""
+    return [_record(known, field, origin_of(field.key)) for field in fields_of(known.decision)]
+
+
+def _record(known: Known, field: Field, origin: Origin) -> Provenance:
+    """What the field's row says of it, what its kind of origin does, and tests and gates."""
+    found, gates = _KINDS[origin.kind](known, field, origin), known.gates(*origin.gates)
+    strength = found.strength or measured(found.tests, gates, before=origin.strength)
+    change = [f"gate {gate.name}: {gate.reason}" for gate in strength.gates if gate.outcome != "passed"]
+    change += [sentence for one in found.tests for sentence in wanted(one.verdict)]
+    if any(one.verdict["outcome"] == "cannot_tell" for one in found.tests):
+        change.append("`forerun transfer PLAN --study STUDY --spend` runs what a verdict still wants")
+    cost = [*found.cost, *(said for one in found.tests for said in one.cost())]
+    return Provenance(
+        field=field.path, source=found.source, strength=strength, cost="; ".join(cost) or None,
+        change=(*change, *found.change, *known.change_keys(found.keys or origin.keys), *origin.change),
+        unknown=(*found.unknown, *origin.unknown), warnings=forecast_warnings(strength.gates),
+    )  # fmt: skip
+
+
+def _from_plan(known: Known, keys: Sequence[str], text: str = "", rules: tuple[str, ...] = ()) -> Source:
+    """That a plan key decides it: the first that is not 0 or empty, else the last."""
+    asked = [known.key(key) for key in keys]
+    asked = asked[: 1 + next((index for index, one in enumerate(asked) if one.value), len(asked) - 1)]
+    said = "; ".join([*(key_words(one) for one in asked), *([text] if text else [])])
+    kind: SourceKind = "plan" if asked[-1].is_set else "default"
+    return Source(kind=kind, text=said, plan_keys=tuple(asked), rules=rules)
+
+
+def _plan(known: Known, field: Field, origin: Origin) -> Parts:
+    """A plan key: tests of a choice, or along its axis, bear on it; or all runs had it so; or it is a wish."""
+    record, _, name = field.key.rpartition(".")
+    rules, tests, cost, unknown = (
+        known.decision.parametrization,
+        known.tests_on(lambda _, axis: axis == origin.axis),
+        [],
+        [],
+    )
+    told: tuple[str, ...] = ()
+    if record == "parametrization":
+        asked = {at[1:] for at in bearing(rules, name)}
+        tests, told = known.tests_on(lambda *question: question in asked), (choice_words(rules, name),)
+    elif field.key == "seed" and (noise := max((one.verdict["noise_nats"] or 0 for one in known.tests), default=0)):
+        cost = [f"another seed moves one run's loss by {number(noise)} nats (standard deviation, of the transfer runs)"]
+    elif origin.axis and not tests:
+        unknown = [f"how what is tuned moves over {origin.axis}: not tested"]
+    source = _from_plan(known, origin.keys, origin.text, told)
+    strength = None if tests or origin.gates else _had(known, field, origin, source)
+    return Parts(source=source, tests=tests, strength=strength, cost=cost, unknown=unknown)
+
+
+def _had(known: Known, field: Field, origin: Origin, source: Source) -> Strength:
+    """Whether the runs had the same."""
+    had = [operator.attrgetter(origin.in_runs)(spec) for spec in known.specs] if origin.in_runs else []
+    shared = source.plan_keys[-1].key.partition(".")[0] in SHARED
+    if all(value == field.value for value in had) if had else shared:
+        return alike(known)
+    if not had:
+        return Strength(kind=origin.sure, text=origin.strength or "a choice, which no proxy tries")
+    values = ", ".join(sorted({number(value) for value in had}))
+    text = f"{had.count(field.value)} of {len(had)} runs that this config rests on had it so; they had {values}"
+    beyond = int(str(field.value)) / max(had) if origin.axis else None
+    return Strength(kind="assumed", text=text, extrapolation=beyond)
+
+
+def alike(known: Known) -> Strength:
+    """That every run had it, so that none compares."""
+    text = f"all {len(known.specs)} runs that this config rests on had it so: none says what another would do"
+    return Strength(kind="assumed", num_runs=len(known.specs), text=text)
+
+
+def _stated(known: Known, field: Field, origin: Origin) -> Parts:
+    """What the corpus, other fields or this version of forerun settle."""
+    kind: Any = origin.kind
+    asked = tuple(known.key(key) for key in origin.keys)
+    source = Source(kind=kind, text=origin.text, rules=origin.rules, fields=origin.fields, plan_keys=asked)
+    strength = Strength(kind=origin.sure, text=origin.strength, gates=known.gates(*origin.gates))
+    return Parts(source=source, strength=strength)
+
+
+def _verdict(known: Known, field: Field, origin: Origin) -> Parts:
+    """A number of a transfer rule."""
+    rule = field.of
+    assert isinstance(rule, TransferRule)
+    tests = known.tests_on(lambda *question: question == (rule.hyperparameter, rule.axis))
+    text = f"the verdict on {HYPERPARAMETERS[rule.hyperparameter].label} over {rule.axis}"
+    text += ": the runs do not say" if field.value is None else f"; the exponent used: {rule.source}"
+    runs, asked = tuple(one.runs for one in tests), tuple(known.key(key) for key in origin.keys)
+    return Parts(source=Source(kind="verdict", text=text, runs=runs, plan_keys=asked), tests=tests)
+
+
+def _rule(known: Known, field: Field, origin: Origin) -> Parts:
+    """A number that the parametrization makes: of a group, or a multiplier of the forward pass."""
+    rules, (kind, _, name) = known.decision.parametrization, field.key.rpartition(".")
+    if isinstance(field.of, ParameterGroup):
+        kind, text = field.of.kind, group_words(known.main, field.of, name)
+    else:
+        text = forward_words(known.main, name, float(str(field.value)))
+    choices, hyperparameter = choices_behind(rules, kind, name), hyperparameter_of(field.key)
+    told = tuple(choice_words(rules, choice) for choice in choices) or (choice_words(rules, "name"),)
+    if hyperparameter is not None and _is_searched(known, hyperparameter):
+        return _tuned_by(known, hyperparameter, by=text, rules=told)
+    keys = [f"proxy.rules.{choice}" for choice in choices if choice != "width"] or ["proxy.parametrization"]
+    source = Source(kind="rule", text=text, rules=told, plan_keys=tuple(known.key(key) for key in keys))
+    asked = {at[1:] for choice in choices for at in bearing(rules, choice) if at[:2] == (kind, name)}
+    return Parts(source=source, tests=known.tests_on(lambda *question: question in asked), keys=keys)
+
+
+def _tuned(known: Known, field: Field, origin: Origin) -> Parts:
+    """What a hyperparameter set at the base becomes."""
+    group, name, rules = field.of, field.key.rpartition(".")[2], known.decision.parametrization
+    hyperparameter = str(hyperparameter_of(field.key))
+    if not isinstance(group, ParameterGroup):
+        steps = known.decision.learning_rate.schedule.num_steps
+        by = "" if name == hyperparameter else f"{number(field.value)} of {number(steps)} steps"
+        return _tuned_by(known, hyperparameter, by=by)
+    if field.value or not HYPERPARAMETERS[name].can_be_off or decays(rules, group.kind):
+        told = tuple(choice_words(rules, choice) for choice in choices_behind(rules, group.kind, name))
+        return _tuned_by(known, hyperparameter, by=group_words(known.main, group, name), rules=told)
+    key, text = "proxy.rules.decayed", f"0 for a {group.kind.replace('_', ' ')}, whatever it is for others"
+    source = Source(kind="rule", text=text, plan_keys=(known.key(key),), rules=(choice_words(rules, "decayed"),))
+    return Parts(source=source, strength=alike(known), keys=[key])
+
+
+def _is_searched(known: Known, name: str) -> bool:
+    search = known.body["search"]
+    return len(set(search["ranges"].get(name, ()))) > 1 or name in search["can_be_off"]
+
+
+def _key_of(known: Known, name: str) -> str:
+    """The plan key that a hyperparameter is searched by, or set."""
+    search, set_by = known.plan.search, HYPERPARAMETERS[name].set_by
+    for key, held in (("search.choices", search.choices), ("search.axes", search.axes)):
+        if name in held:
+            return f"{key}.{name}"
+    return f"search.axes.{name}" if set_by == "axes" else f"{set_by}.{name}"
+
+
+def _tuned_by(known: Known, name: str, *, by: str, rules: tuple[str, ...] = ()) -> Parts:
+    """What search, loss basins and verdicts say of a hyperparameter, for a field that it became."""
+    row, tests, searched = known.row(name), known.tests_on(lambda of, _: of == name), _is_searched(known, name)
+    key, how = _key_of(known, name), "; ".join(said for said in (row and row["rule"], by) if said)
+    if searched:
+        kind, text, runs = _found(known, name, row, tests)
+        text = "; ".join(filter(None, (text, how)))
+        source = Source(kind=kind, text=text, plan_keys=(known.key(key),), rules=rules, runs=runs)
+    else:
+        source = _from_plan(known, [key], how, rules)
+    over = ", ".join(row["untested"]) if row else ""
+    if tests:
+        outcome = row["outcome"] if row else tests[0].verdict["outcome"]
+        before = f"over all axes together: {outcome.replace('_', ' ')}" if len(tests) > 1 else ""
+        before += f"{before and '; '}over {over}: not tested, assumed" if over else ""
+        strength = measured(tests, known.gates("transfer"), before=before, outcome=outcome)
+    elif searched:
+        text = f"searched at the base; that it stays put{over and f' over {over}'} is assumed: no test was made"
+        strength = Strength(kind="assumed", text=text)
+    else:
+        strength = alike(known)
+    change = [
+        f"the best trials lie at the {edge['side']} end of its range: search.max_extensions lets it grow"
+        for edge in known.body["search"]["open_edges"]
+        if edge["axis"] == name
     ]
-    return {
-        "plan": plan_record(study.plan),
-        "search": _search(study, found, cast(dict[str, Any], body["search"])),
-        "point": canon.to_json(found.transferred.point),
-        "runs": {
-            "search": [*dict.fromkeys(study.trial(point).id for point in found.searched.points)],
-            "transfer": tests,
-            "ladder": [spec.id for spec in found.ladder],
-            "ladder_checks": [*dict.fromkeys(checks)],
-        },
-        **{key: body[key] for key in KEPT},
-    }
+    if not tests and HYPERPARAMETERS[name].has_optimum:
+        change.append(f'plan key transfer.hyperparameters: {{ {name} = ["width"] }} tests whether it stays put')
+    told, label = any(one.cost() for one in tests), HYPERPARAMETERS[name].label
+    unknown = [] if told else [f"what another {label} would cost: no loss basin of it was measured"]
+    return Parts(source=source, tests=tests, strength=strength, change=change, keys=[key], unknown=unknown)
 
 
-def _search(study: Study, found: Findings, body: dict[str, Any]) -> dict[str, Json]:
-    """The search without its trials one by one: those are in the ledger."""
-    assert found.searched is not None
-    best = next(trial for trial in body["trials"] if trial["index"] == body["best_trial"])
-    return {
-        "sampler": body["sampler"],
-        "num_trials": len(body["trials"]),
-        "by_status": canon.to_json(dict(Counter(trial["status"] for trial in body["trials"]))),
-        "best_trial": body["best_trial"],
-        "best_run": study.trial(found.searched.points[found.searched.best_trial]).id,
-        "best_loss_nats": best["loss_nats"],
-        "best": body["best"],
-        "ranges": body["ranges"],
-        "open_edges": body["open_edges"],
-        "replicates": body["replicates"],
-        "ties": body["ties"],
-    }
+def _found(
+    known: Known, name: str, row: Any, tests: Sequence[Tested]
+) -> tuple[SourceKind, str, tuple[Runs, ...]]:  # fmt: skip
+    """By what a searched value was found: the fitted optimum at the base, or the search's best trial; and its runs."""
+    search, base = known.body["search"], None if row is None else row["base_value"]
+    for verdict, runs in ((one.verdict, one.runs) for one in tests if known.body["transfer"]["at_base_optimum"]):
+        optimum = next((o for o in verdict["optima"] if o["size"] == verdict["base_size"] and o["value"]), None)
+        if optimum is None or not math.isclose(base or 0.0, optimum["value"], rel_tol=1e-3):  # kept to some digits
+            continue
+        text = f"the fitted optimum at {size_name(verdict['axis'], verdict['base_size'])}, {number(base)}"
+        if (ends := optimum["interval_log2"]) is not None:
+            text += f" [{', '.join(number(from_log2(verdict['hyperparameter'], end)) for end in ends)}]"
+        return "valley", f"{text} at level {verdict['level']:g}, of {optimum['num_runs']} runs", (runs, known.search)
+    best = next(trial for trial in search["trials"] if trial["index"] == search["best_trial"])
+    ties = (tie["searched"] for tie in search["ties"] if tie["hyperparameter"] == name)
+    own = next(ties, search["best"].get(name))
+    text = (
+        f"the best of {len(search['trials'])} trials ({search['sampler']}), trial {best['index']} with "
+        f"{nats(best['loss_nats'])} nats, has {HYPERPARAMETERS[name].label} {number(own)}"
+    )
+    text += f"; {number(base)} is used" if base not in (None, own) else ""
+    return "search", text, (known.search,)
+
+
+def _fit(known: Known, field: Field, origin: Origin) -> Parts:
+    """What the ladder's fit decides: size, tokens, steps, and the loss that is expected."""
+    fit, choice, expected = known.body["fit"], known.body["choice"], known.decision.predicted
+    best, reach, backtest = choice["allocation"], expected.extrapolation, fit["backtest"]
+    laws = ", ".join(f"{m['form']} {m['weight']:.0%}" for m in fit["members"] if m["weight"] > 0) or fit["form"]
+    text = f"{origin.text}, by the fit of {fit['num_runs']} ladder runs ({laws}; {fit['status']})"
+    if field.key.startswith("predicted."):
+        ends, cost = {"nats, for one new run": [expected.low_nats, expected.high_nats]}, []
+        shift = (known.body["ladder"].get("sensitivity") or {}).get("shift_nats")
+        text += f"; were every rung at its best rate it would move by {lost(shift)} nats" if shift else ""
+        text += "; the ladder has too few runs, or too few shorter ones, to say" if field.value in (None, []) else ""
+    else:
+        ends, cost = {f"{what} at the optimum": best[f"{what}_interval"] for what in _SIZES}, [_flat(choice)]
+        params, tokens = (short_size(round(best[what])) for what in _SIZES)
+        text += f": {params} parameters and {tokens} tokens at {number(best['flops'])} FLOPs"
+        text += f"; {choice['shape_traded']}" if choice["shape_traded"] else ""
+    held_out = "no rung was held out" if not backtest else (
+        f"the largest rungs held out ({backtest['num_held_out']}) were predicted within "
+        f"{backtest['largest_error']:.2%}, {backtest['num_covered'] or 0} inside the interval"
+    )  # fmt: skip
+    intervals = tuple(
+        Interval(of=of, low=end[0], high=end[1], level=expected.level) for of, end in ends.items() if end is not None
+    )
+    said = [f"{one.of} [{number(one.low)}, {number(one.high)}] at level {one.level:g}" for one in intervals]
+    strength = measured(
+        (), known.gates(*origin.gates), before="; ".join(filter(None, (origin.strength, held_out, *said))),
+        intervals=intervals, num_runs=fit["num_runs"], num_seeds=known.plan.ladder.num_seeds, extrapolation=reach,
+    )  # fmt: skip
+    far = f"whether the law holds so far out: no run lies beyond the largest rung, {reach:.3g} times smaller in FLOPs"
+    asked = tuple(known.key(key) for key in origin.keys)
+    return Parts(
+        source=Source(kind="fit", text=text, plan_keys=asked, runs=(known.ladder,), fields=origin.fields),
+        strength=strength, change=_next_rungs(known), cost=cost, unknown=[far] if reach > 1 else [],
+    )  # fmt: skip
+
+
+def _next_rungs(known: Known) -> list[str]:
+    """The rungs that would narrow the interval most, and those that the fit hangs on."""
+    said = [
+        f"a rung of width about {run['width']} at {short_size(round(run['tokens']))} tokens (plan keys ladder.widths, "
+        f"ladder.num_steps) is expected to narrow the loss's interval by {run['interval_shrink']:.0%}, for "
+        f"{run['budget_share']:.2g} of the main run's compute"
+        for run in (known.body["next_runs"] or {}).get("runs", ())
+    ]
+    return said + [f"hangs on: {words}" for words in (known.body["fit"].get("influence") or {}).get("warnings", ())]
+
+
+def _flat(choice: Any) -> str:
+    """Sizes that are about as good."""
+    flat = choice["allocation"]["flat_range"]
+    if not flat["params"][0] <= choice["params"] <= flat["params"][1]:
+        return "not determined: the size chosen lies outside what the fit takes for about as good"
+    params, tokens = (" to ".join(short_size(round(end)) for end in flat[key]) for key in ("params", "tokens"))
+    return f"by the fit, {params} parameters ({tokens} tokens) on the same compute lose at most 0.3 % of the loss"
+
+
+_KINDS: dict[OriginKind, Callable[[Known, Field, Origin], Parts]] = {
+    "plan": _plan, "tuned": _tuned, "rule": _rule, "fit": _fit, "verdict": _verdict,
+    "corpus": _stated, "derived": _stated, "fixed": _stated,
+}  # fmt: skip

@@ -1,20 +1,40 @@
-"""What is said of one field of a frozen config: plain data, for `--json` as it is."""
+"""Provenance as data: a record for each field of a frozen config, kept in the attestation `provenance.json`."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, cast
 
+from launcher.frozen.attestations import path_of, read_attestation
+from launcher.frozen.frozen import TamperedError
+from launcher.plan.study import PLAN_FILE
+from proxies.core import canon
 from proxies.core.canon import Json
 from transfer.question import Outcome
 
+PROVENANCE = "provenance"
+"""Kind of the attestation."""
 SourceKind = Literal["plan", "default", "search", "valley", "fit", "verdict", "rule", "corpus", "derived", "fixed"]
 """plan, default: a plan key, set or left alone; search, valley: the best trial, the fitted optimum of the learning
 rate; fit: of the ladder; verdict: of a transfer test; rule: of a parametrization; derived: from other fields; fixed: by
 this version of forerun."""
-StrengthKind = Literal["measured", "assumed", "chosen", "exact", "unknown"]
+_AGAIN = "`forerun freeze STUDY` writes them, under the same digest"
+_PLACE = re.compile(r"\b(?:PLAN|STUDY|FROZEN)\b")
+MOST_NAMED = 3
+StrengthKind = Literal["measured", "assumed", "chosen", "exact"]
 """measured: runs bear on it, for or against; assumed: none of this study's does, and one could; chosen: a wish, which
-no run can show to be wrong; exact: follows from other fields; unknown: the evidence is not here."""
+no run can show to be wrong; exact: follows from other fields."""
+
+
+class NoProvenanceError(ValueError):
+    """No record lies beside the config of where its fields came from."""
+
+    exit_code = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +42,10 @@ class PlanKey:
     """A key of the plan that decides the field."""
 
     key: str
-    value: Json
-    """As the plan says it; null where the plan is not here."""
-    default: Json
-    is_set: bool | None
-    """Whether its value is not the default; null where the plan is not here."""
+    value: object
+    default: object
+    is_set: bool
+    """Whether its value is not the default."""
     text: str
     """The plan's own sentence about it."""
 
@@ -37,10 +56,9 @@ class Runs:
 
     what: str
     num_runs: int
-    num_seeds: int | None
-    """Different ones; null where the records here do not say."""
+    num_seeds: int
+    """Different ones."""
     ids: tuple[str, ...]
-    """Empty where the evidence does not name them one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +76,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GateSaid:
+class GateOutcome:
     """A gate of freezing that bears on the field."""
 
     name: str
@@ -86,7 +104,7 @@ class Strength:
     kind: StrengthKind
     text: str
     outcome: Outcome | None = None
-    gates: tuple[GateSaid, ...] = ()
+    gates: tuple[GateOutcome, ...] = ()
     intervals: tuple[Interval, ...] = ()
     num_runs: int | None = None
     num_seeds: int | None = None
@@ -95,20 +113,59 @@ class Strength:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explained:
-    """One field."""
+class Provenance:
+    """Where one field came from. The value itself is in `launch.json`."""
 
     field: str
-    value: Json
-    written: bool
-    """False: at its default, and left out of `launch.json`."""
     source: Source
     strength: Strength
     change: tuple[str, ...]
-    """What would change it, or decide it: plan keys, runs, commands."""
+    """What would change it, or decide it: plan keys, runs, commands, with PLAN, STUDY and FROZEN for the places."""
     cost: str | None
     """What another value would cost; null where that was not measured."""
     unknown: tuple[str, ...] = ()
-    """What the records here do not say."""
+    """What the study does not say."""
     warnings: tuple[str, ...] = ()
     """What must be said before the value: its forecast is inconclusive."""
+
+
+def packed(records: Iterable[Provenance]) -> dict[str, Json]:
+    """The body of the attestation; runs, which many fields share, are there once, by what they were made for."""
+    runs: dict[str, Json] = {}
+    fields: list[Json] = []
+    for record in records:
+        runs |= {each.what: canon.to_json(each) for each in record.source.runs}
+        plain = cast(dict[str, Any], canon.to_json(record))
+        plain["source"]["runs"] = [each.what for each in record.source.runs]
+        fields.append(plain)
+    return {"runs": runs, "fields": fields}
+
+
+def read_provenance(folder: Path, digest: str, fields: Iterable[str]) -> dict[str, Provenance]:
+    """The records beside a config, by field.
+
+    Raises:
+        NoProvenanceError: there are none, or not of all these fields.
+        TamperedError: they were edited, or are another config's.
+    """
+    path, found = path_of(folder, PROVENANCE), {}
+    if path.is_file():
+        body: Any = read_attestation(path, digest)
+        try:
+            for one in body["fields"]:
+                one["source"]["runs"] = [body["runs"][what] for what in one["source"]["runs"]]
+                found[one["field"]] = canon.decode(Provenance, one)
+        except (KeyError, TypeError, canon.CanonError) as error:
+            raise TamperedError(str(path), [f"no records of provenance: {error}; {_AGAIN}"]) from error
+    if missing := [field for field in fields if field not in found]:
+        raise NoProvenanceError(
+            f"{path}: no record of where {', '.join(missing[:MOST_NAMED])} ({len(missing)} fields) came from; {_AGAIN}"
+        )
+    return found
+
+
+def placed(record: Provenance, folder: Path, study: Path | None) -> Provenance:
+    """The same with its commands naming the config's folder, and the study around it if there is one."""
+    places = {"FROZEN": folder} | ({} if study is None else {"STUDY": study, "PLAN": study / PLAN_FILE})
+    change = tuple(_PLACE.sub(lambda at: shlex.quote(str(places.get(at[0], at[0]))), said) for said in record.change)
+    return dataclasses.replace(record, change=change)

@@ -6,14 +6,16 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from launcher.base.plain_files import kinds_in
-from launcher.frozen.attestations import attest, read_attestation
+from launcher.frozen.attestations import attest, path_of, read_attestation
 from launcher.frozen.frozen import Decision, TamperedError
 from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, write_launch
 from proxies.core import canon
+from sweeps.store.ledger import LEDGER_NAME, Ledger
 
-ATTESTED = ("evidence", "layout", "environment")
+ATTESTED = ("evidence", "provenance", "layout", "environment")
 """What freezing always attests."""
 _PART = ".part"
 """How a name ends while what it names is being written."""
@@ -62,6 +64,27 @@ def write_frozen(frozen_dir: Path, decision: Decision, attested: Mapping[str, di
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder / LAUNCH_FILE
+
+
+def study_of(folder: Path) -> Path | None:
+    """The study whose `frozen/` a config's folder lies in; None where no ledger lies there."""
+    place = folder if folder.parent.name == "frozen" else folder.resolve()
+    study = place.parent.parent
+    return study if place.parent.name == "frozen" and (study / LEDGER_NAME).is_file() else None
+
+
+def since_frozen(folder: Path, digest: str, ledger: Ledger) -> tuple[str, int | None, set[str]]:
+    """A config's evidence against a ledger: the record it was frozen at, how many came after it, which runs are lost.
+
+    The number is None where the ledger does not hold that record.
+
+    Raises:
+        TamperedError: the evidence was edited, or is not there.
+    """
+    evidence = read_attestation(path_of(folder, "evidence"), digest)
+    head, hashes = str(evidence["ledger_head"]), [record.hash for record in ledger.records()]
+    since = len(hashes) - 1 - hashes.index(head) if head in hashes else None
+    return head, since, set(cast(list[str], evidence["run_ids"])) - set(ledger.results())
 
 
 def look_through(folder: Path, digest: str) -> Found:

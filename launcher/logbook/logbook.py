@@ -25,12 +25,6 @@ _MARKUP = re.compile(r"[\\`*_\[\]|~$]")
 _UNDATED = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
-def study_of(frozen_dir: Path) -> Path | None:
-    """The study that a frozen config's folder lies in; None where it lies alone."""
-    parent = frozen_dir.resolve().parent
-    return parent.parent if parent.name == "frozen" else None
-
-
 def author() -> str:
     """The name of whoever runs this, as the system knows it."""
     try:

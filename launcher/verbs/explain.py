@@ -7,19 +7,21 @@ import difflib
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import click
 from click.core import ParameterSource
 
-from launcher.answers import explained
 from launcher.cli.options import answer, json_option
+from launcher.explaining import parametrizations
 from launcher.plan import sources
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import Hparams
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
+from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.core.rules import named
 from proxies.core.shape import Family, Shape
 
@@ -32,31 +34,54 @@ def explained_fields(frozen: Path, field: str | None) -> tuple[dict[str, Json], 
 
     Raises:
         FrozenError: there is no launch config.
-        TamperedError: it, or its evidence, was edited.
+        TamperedError: it, or its provenance or evidence, was edited.
+        NoProvenanceError: no provenance lies beside it.
         LedgerCorrupt: the study around it is not sound.
         UnknownFieldError: no field has that name.
     """
     from launcher.cli.options import folder_of
-    from launcher.explaining.explainers import explain
-    from launcher.explaining.known import known_of
-    from launcher.explaining.leaves import find, leaves
+    from launcher.explaining.fields import fields_of, find
+    from launcher.explaining.record import placed, read_provenance
     from launcher.explaining.text import fields_text, table_text
+    from launcher.frozen.frozen_folder import study_of
+    from launcher.frozen.launch_file import read_launch
+    from launcher.rehearsal.standing import rehearsal_of
 
-    known = known_of(frozen, folder_of(frozen))
-    every = leaves(known.decision)
-    found = [explain(known, leaf) for leaf in (every if field is None else find(every, field))]
+    decision, folder = read_launch(frozen), folder_of(frozen)
+    every = fields_of(decision)
+    records = read_provenance(folder, decision.digest, [one.path for one in every])
+    study = study_of(folder)
+    told = [(one, placed(records[one.path], folder, study)) for one in (every if field is None else find(every, field))]
+    notes = _notes(folder, decision.digest, study)
     body: dict[str, Json] = {
-        "digest": known.decision.digest,
-        "fields": canon.to_json(found),
-        "notes": [*known.notes],
-        "rehearsed": known.rehearsed,
+        "digest": decision.digest,
+        "fields": [
+            {**cast(dict[str, Json], canon.to_json(record)), "value": one.value, "written": one.written}
+            for one, record in told
+        ],
+        "notes": [*notes],
+        "rehearsed": rehearsal_of(folder, decision.digest).sentence,
     }
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
     if field is not None:
-        return body, fields_text(found, known.notes, width)
-    told = f"\none field whole: forerun explain {frozen} clip_norm"
-    notes = [f"note: {note}" for note in known.notes]
-    return body, "\n".join([table_text(found), *notes, told])
+        return body, fields_text(told, notes, width)
+    last = f"\none field whole: forerun explain {frozen} seed"
+    return body, "\n".join([table_text(told), *(f"note: {note}" for note in notes), last])
+
+
+def _notes(folder: Path, digest: str, study: Path | None) -> list[str]:
+    """How the config stands to the ledger around it."""
+    from launcher.frozen.frozen_folder import since_frozen
+    from sweeps.store.ledger import Ledger
+
+    if study is None:
+        return ["no study lies around this config: its runs are named by id, and cannot be looked up here"]
+    _, since, lost = since_frozen(folder, digest, Ledger.read(study))
+    if since is None:
+        return ["the ledger of the study around it does not hold the record that it was frozen at: another study's"]
+    notes = [f"{len(lost)} runs of its evidence are not in the ledger around it"] if lost else []
+    grown = f"the study has {since} records more than when this was frozen: `forerun report {study}` says of what"
+    return [*notes, *([grown] if since else [])]
 
 
 _KEYS = {
@@ -65,6 +90,18 @@ _KEYS = {
 }  # fmt: skip
 _GROWING = ("layers", "width", "heads", "kv_heads", "ffn")
 _LIST = "*"
+_RATE = 0.01
+"""Shown where no `--lr` is given."""
+
+
+def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """An option for each number of a group of parameters, by its placeholder; conventional where one is."""
+    for name in reversed(GROUP_NUMBERS):
+        one = HYPERPARAMETERS[name]
+        default = _RATE if name == LEARNING_RATE else one.convention.value if one.convention else one.default
+        flag, about = f"--{one.told_as.replace('_', '-')}", f"At the base: {one.label}."
+        verb = click.option(flag, name, type=float, default=default, show_default=True, help=about)(verb)
+    return verb
 
 
 @click.command()
@@ -78,11 +115,7 @@ _LIST = "*"
               help="What differs where the numbers were tuned: width=256 keeps head dim and ratios.")  # fmt: skip
 @click.option("--batch-ratio", type=float, default=1.0, show_default=True, help="Batch over the base run's.")
 @click.option("--duration-ratio", type=float, default=1.0, show_default=True, help="Tokens over the base run's.")
-@click.option("--lr", type=float, default=0.01, show_default=True, help="Learning rate at the base, at the peak.")
-@click.option("--weight-decay", type=float, default=0.1, show_default=True, help="At the base.")
-@click.option("--eps", type=float, default=1e-8, show_default=True, help="AdamW's, at the base.")
-@click.option("--beta1", type=float, default=0.9, show_default=True, help="AdamW's, at the base.")
-@click.option("--beta2", type=float, default=0.95, show_default=True, help="AdamW's, at the base.")
+@_hyperparameter_options
 @click.option("--family", type=click.Choice(get_args(Family)), default="llama", show_default=True, help="Of models.")
 @click.option("--tied", is_flag=True, help="Embedding and readout share one matrix.")
 @click.option("--qk-norm", is_flag=True, help="RMSNorm over each head's queries and keys.")
@@ -93,16 +126,16 @@ _LIST = "*"
 @json_option
 @click.pass_context
 def explain(
-    ctx: click.Context, frozen: Path | None, field: str | None, name: str, shape_text: str | None,
-    base_text: str | None, batch_ratio: float, duration_ratio: float, lr: float,
-    weight_decay: float, eps: float, beta1: float, beta2: float, family: Family, tied: bool, qk_norm: bool,
-    moved: bool, choices: tuple[str, ...], as_json: bool,
+    ctx: click.Context, /, frozen: Path | None, field: str | None, name: str, shape_text: str | None,
+    base_text: str | None, batch_ratio: float, duration_ratio: float, family: Family, tied: bool, qk_norm: bool,
+    moved: bool, choices: tuple[str, ...], as_json: bool, **at_base: float,
 ) -> None:  # fmt: skip
     """Where the numbers come from.
 
     FROZEN [FIELD]: every field of a frozen config (its folder, or launch.json), or those of a name: value, source,
-    strength of the evidence, what would change it. A name is `clip_norm`, `groups.embedding.lr`, `schedule`,
-    `groups.*.wd`; a prefix means all below it. Exit 5 if something was edited.
+    strength of the evidence, what would change it. A name is `batch_tokens`, `groups.embedding.lr`, `schedule`,
+    `groups.*.wd`; a prefix means all below it. Exit 4 without the record that
+    `freeze` writes, 5 if something was edited.
 
     Without FROZEN a parametrization: per group of parameters init std, learning rate, weight decay and eps at a shape,
     the forward multipliers, and for each choice whose it is and what others do.
@@ -124,11 +157,13 @@ def explain(
     if shape_text is None:
         if base_text is not None:
             raise click.BadParameter("--base: of which --shape?")
-        return answer(as_json, *explained.laws(rules))
+        return answer(as_json, *parametrizations.laws(rules))
     shape = _shape(shape_text, family, tied=tied, qk_norm=qk_norm)
     base = shape if base_text is None else _base(base_text, shape)
-    hparams = Hparams(learning_rate=lr, weight_decay=weight_decay, eps=eps, beta1=beta1, beta2=beta2)
-    return answer(as_json, *explained.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio, moved=moved))
+    hparams = Hparams(**at_base)
+    return answer(
+        as_json, *parametrizations.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio, moved=moved)
+    )
 
 
 def _alone(ctx: click.Context) -> None:

@@ -64,20 +64,18 @@ def _ledger_around(folder: Path, digest: str) -> list[Json]:
         TamperedError: it does not.
         LedgerCorrupt: its chain is broken.
     """
-    from launcher.explaining.known import since_frozen, study_around
-    from launcher.frozen.attestations import path_of, read_attestation
     from launcher.frozen.frozen import TamperedError
+    from launcher.frozen.frozen_folder import since_frozen, study_of
     from sweeps.store.ledger import LEDGER_NAME, Ledger
 
-    study = study_around(folder)
+    study = study_of(folder)
     if study is None:
         return []
-    evidence = read_attestation(path_of(folder, "evidence"), digest)
-    since, lost = since_frozen(evidence, Ledger.read(study))
+    head, since, lost = since_frozen(folder, digest, Ledger.read(study))
     wrong = ""
     if since is None:
         wrong = (
-            f"it does not hold record {str(evidence['ledger_head'])[:12]}, at which this config was frozen: it is an "
+            f"it does not hold record {head[:12]}, at which this config was frozen: it is an "
             "older copy, another study's, was repaired, or its chain was written anew; put the ledger of that time "
             "back, or freeze again from what is there"
         )

@@ -36,6 +36,7 @@ class CannotTellError(ValueError):
 def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
     from launcher.base.talk import working
+    from launcher.explaining.known import known_of
     from launcher.explaining.provenance import provenance
     from launcher.frozen.frozen_folder import write_frozen
     from launcher.rehearsal.standing import rehearsal_of
@@ -70,8 +71,10 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]
-        evidence["provenance"] = provenance(study, found, body)
-        attested = {"evidence": evidence, "layout": layout, "environment": _environment()}
+        attested = {
+            "evidence": evidence, "provenance": provenance(known_of(study, found, decision, body)), "layout": layout,
+            "environment": _environment(),
+        }  # fmt: skip
         path = write_frozen(study_dir / "frozen", decision, attested)
         write_report(study_dir, body)
     doubts = forecast_warnings(found.gates)

@@ -184,7 +184,8 @@ def _tell_exported(
 def _keep(folder: Path, decision: Decision, out: Path, outcome: LaunchOutcome, line: str) -> None:
     """Attest the launch, and bring the study's logbook up to date."""
     from launcher.frozen.attestations import attest
-    from launcher.logbook.logbook import study_of, write_logbook
+    from launcher.frozen.frozen_folder import study_of
+    from launcher.logbook.logbook import write_logbook
 
     body = cast(dict[str, Json], canon.to_json(outcome))
     attest(folder, "launch", decision.digest, {"outcome": body, "line": line, "parity": _parity(out)})

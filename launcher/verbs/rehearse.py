@@ -56,7 +56,8 @@ def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: b
 def _record(folder: Path, digest: str, found: Attested) -> None:
     """Tell the study's chronicle and logbook; without a study, the chronicle of the config's own run."""
     from launcher.base import chronicle
-    from launcher.logbook.logbook import study_of, write_logbook
+    from launcher.frozen.frozen_folder import study_of
+    from launcher.logbook.logbook import write_logbook
 
     failed = found.named("failed")
     part = ", in part" if found.not_asked_for else ""

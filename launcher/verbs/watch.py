@@ -119,7 +119,8 @@ def _follow(follower: Follower, every_seconds: float) -> tuple[Standing | None, 
 def _conclude(
     decision: Decision, folder: Path, run_dir: Path, readings: Readings, study_dir: Path | None, as_json: bool
 ) -> None:  # fmt: skip
-    from launcher.watch.conclude import conclude, next_lines, sentence, study_of
+    from launcher.frozen.frozen_folder import study_of
+    from launcher.watch.conclude import conclude, next_lines, sentence
 
     reading = readings.read(last=True)
     found = conclude(decision, folder, run_dir, reading, study_dir or study_of(folder))

@@ -17,7 +17,6 @@ import numpy as np
 from launcher.base import chronicle
 from launcher.frozen.attestations import attest, path_of, read_attestation
 from launcher.frozen.frozen import Decision
-from launcher.logbook import logbook
 from launcher.study import history
 from launcher.study.history import Concluded
 from launcher.watch.logs.readings import Reading
@@ -25,7 +24,6 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
 from proxies.core.spec import Curve
-from sweeps.store.errors import StudyMissing
 from sweeps.store.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -232,18 +230,6 @@ def sentence(found: Conclusion) -> str:
         f"{run.high_nats:.4f}] around {run.predicted_nats:.4f}: {run.actual_nats - run.predicted_nats:+.4f} nats, "
         f"{math.expm1(math.log(run.actual_nats / run.predicted_nats)):+.2%}, z {foretold.z:+.2f}"
     )
-
-
-def study_of(folder: Path) -> Path | None:
-    """The study that a frozen config lies in, if its ledger is there."""
-    found = logbook.study_of(folder)
-    if found is None:
-        return None
-    try:
-        Ledger.read(found)
-    except StudyMissing:
-        return None
-    return found
 
 
 def next_lines(found: Conclusion) -> list[str]:

@@ -128,32 +128,28 @@ def test_the_base_keeps_head_dim_and_ratios_unless_told():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "named"),
     [
-        (("--parametrization", "mup", "--base", "width=4"), "--base: of which --shape?"),
-        (("--parametrization", "mup", "--shape", "width=8"), "layers is missing; heads is missing; ffn is missing"),
-        (("--parametrization", "mup", "--shape", "widht=8,layers=x,a=1"),
-         "widht=8: did you mean width?; layers=x: a whole number is wanted; a=1: one of layers, width"),
-        (("--parametrization", "mup", "--shape", SHAPE, "--base", "vocab=3"), "vocab=3: one of layers, width, heads"),
-        (("--parametrization", "mup", *SMALL[:3], "width=20"), "width = 20 is no multiple of the head dim 8"),
-        (("--parametrization", "mup", "--shape", SHAPE, "--base", "width=3"), "is no whole number: say ffn"),
-        (("--parametrization", "mup", *SMALL, "--set", "depth_alfa=1"), "depth_alfa is no choice: did you mean"),
-        (("--parametrization", "mup", *SMALL, "--set", "eps"), "--set eps: CHOICE=VALUE is wanted"),
-        (("--parametrization", "sp", *SMALL, "--set", "output=absorbed"), "sp has no width rule to scale with"),
-        (("--parametrization", "completedp", *SMALL, "--tied", "--batch-ratio", "40"),
-         "tied = True under completedp: a matrix shared with the embedding has no init and rate"),
-        (("--parametrization", "completedp", *SMALL, "--batch-ratio", "40"), "outside [0, 1): use a smaller batch"),
-        (("--parametrization", "mup", *SMALL, "--lr", "-1"), "learning_rate = -1.0: a finite number > 0 is wanted"),
-        (("--parametrization", "mup", *SMALL, "--batch-ratio", "0"), "batch = 0.0: a finite number > 0 is wanted"),
-        (("launch.json", "shape"), "launch.json: cannot be read: No such file or directory"),
-        (("launch.json", "shape", "width"), "unexpected extra argument"),
+        (("--parametrization", "mup", "--base", "width=4"), ["--base"]),
+        (("--parametrization", "mup", "--shape", "width=8"), ["layers", "heads", "ffn"]),
+        (("--parametrization", "mup", "--shape", "widht=8,layers=x,a=1"), ["widht=8", "layers=x", "a=1"]),
+        (("--parametrization", "mup", "--shape", SHAPE, "--base", "vocab=3"), ["vocab=3"]),
+        (("--parametrization", "mup", *SMALL[:3], "width=20"), ["width = 20", "head dim 8"]),
+        (("--parametrization", "mup", "--shape", SHAPE, "--base", "width=3"), ["width = 3", "ffn"]),
+        (("--parametrization", "mup", *SMALL, "--set", "depth_alfa=1"), ["depth_alfa", "depth_alpha"]),
+        (("--parametrization", "mup", *SMALL, "--set", "eps"), ["--set eps"]),
+        (("--parametrization", "sp", *SMALL, "--set", "output=absorbed"), ["output = 'absorbed'", "sp"]),
+        (("--parametrization", "completedp", *SMALL, "--tied", "--batch-ratio", "40"), ["tied = True", "beta1"]),
+        (("--parametrization", "mup", *SMALL, "--lr", "-1"), ["learning_rate = -1.0"]),
+        (("--parametrization", "mup", *SMALL, "--batch-ratio", "0"), ["batch = 0.0"]),
+        (("launch.json", "shape"), ["launch.json"]),
+        (("launch.json", "shape", "width"), ["width"]),
     ],
-)  # fmt: skip
-def test_bad_input_is_refused_in_words(options, said):
+)
+def test_bad_input_is_refused_by_name(options, named):
     code, _, err = forerun("explain", *options)
-    assert code == 2
-    assert said in err
-    assert "Traceback" not in err
+    assert code == 2 and "Traceback" not in err
+    assert all(name in err for name in named), err
 
 
 def test_the_standard_form_needs_no_base():

@@ -23,10 +23,13 @@ from launcher.dashboards import mirrors
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
 from proxies.external.event_files import EventFile
+from sweeps.store.ledger import Ledger
 
 
 def freeze(study, decision):
-    """The folder of a frozen config in a study, as freezing leaves it."""
+    """The folder of a frozen config in a study with a ledger, as freezing leaves it."""
+    with Ledger.open(study, {}, create=True):
+        pass
     return write_frozen(study / "frozen", decision, {kind: {} for kind in ATTESTED}).parent
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
-import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.frozen.frozen import CurvePoint, Decision, ParameterGroup
+from launcher.frozen.frozen import Decision, ParameterGroup
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.hyperparameters import HYPERPARAMETERS
 
 ALIASES = {
     "batch": "batch_tokens",
-    "clip": "clip_norm",
     "layers": "shape.num_layers",
     "loss": "predicted.loss_nats",
     "lr": "groups.*.learning_rate",
@@ -27,7 +26,7 @@ ALIASES = {
     "warmup": "learning_rate.schedule.warmup_steps",
 }
 """Short names of whole fields."""
-PARTS = {"lr": "learning_rate", "wd": "weight_decay", "init": "init_std"}
+PARTS = {"init": "init_std", **{alias: one.name for one in HYPERPARAMETERS.values() for alias in one.aliases}}
 """Short names of a part of a name."""
 NAMED = ("groups", "transfer")
 """Lists of records that have names of their own."""
@@ -39,7 +38,7 @@ class UnknownFieldError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Leaf:
+class Field:
     """One field of a decision."""
 
     path: str
@@ -55,12 +54,12 @@ class Leaf:
     """The record that it is a field of."""
 
 
-def leaves(decision: Decision) -> tuple[Leaf, ...]:
+def fields_of(decision: Decision) -> tuple[Field, ...]:
     """Every field, in the order of the record; tables of numbers (samples, curve, shares) are one field each."""
     return tuple(_walk(decision, canon.to_json(decision), "", "", ()))
 
 
-def _walk(record: Any, plain: Any, path: str, key: str, place: tuple[str | int, ...]) -> Iterator[Leaf]:
+def _walk(record: Any, plain: Any, path: str, key: str, place: tuple[str | int, ...]) -> Iterator[Field]:
     for field in dataclasses.fields(record):
         name, value = field.name, getattr(record, field.name)
         below = plain.get(name) if isinstance(plain, dict) else None
@@ -72,7 +71,7 @@ def _walk(record: Any, plain: Any, path: str, key: str, place: tuple[str | int, 
                 inner = None if below is None else below[index]
                 yield from _walk(item, inner, f"{path}{name}.{called}.", f"{key}{name}.", (*place, name, index))
         else:
-            yield Leaf(
+            yield Field(
                 path=f"{path}{name}", key=f"{key}{name}", value=canon.to_json(value), written=written,
                 place=(*place, name), of=record,
             )  # fmt: skip
@@ -87,59 +86,37 @@ def _names(records: Sequence[Any]) -> list[str]:
     ]
 
 
-def keys_of(record: type = Decision, before: str = "") -> tuple[str, ...]:
-    """Every `Leaf.key` that a decision can have, by its types."""
-    found: list[str] = []
-    hints = typing.get_type_hints(record)
-    for field in dataclasses.fields(record):
-        kinds = [hints[field.name], *typing.get_args(hints[field.name])]
-        inner = [kind for kind in kinds if dataclasses.is_dataclass(kind) and kind is not CurvePoint]
-        name = f"{before}{field.name}"
-        found += keys_of(typing.cast(type, inner[0]), f"{name}.") if inner else [name]
-    return tuple(found)
-
-
-def find(fields: Sequence[Leaf], name: str) -> tuple[Leaf, ...]:
+def find(fields: Sequence[Field], name: str) -> tuple[Field, ...]:
     """The fields of a name: whole, a prefix, with `*`, or left short at its front (`warmup_steps`).
 
     Raises:
         UnknownFieldError: there is none; it names the nearest.
     """
-    wanted = [PARTS.get(part, part) for part in ALIASES.get(name, name).split(".")]
-    spelled = {leaf.path: _spellings(leaf) for leaf in fields}
-    for fits in (_begins, _ends, _has):  # the strictest that anything fits
-        found = tuple(leaf for leaf in fields if any(fits(parts, wanted) for parts in spelled[leaf.path]))
-        if found and all(wanted):
+    wanted = ".".join(PARTS.get(part, part) for part in ALIASES.get(name, name).split("."))
+    for patterns in ((wanted, f"{wanted}.*"), (f"*.{wanted}",), (f"*.{wanted}.*",)):  # the strictest that anything fits
+        found = tuple(
+            field
+            for field in fields
+            if any(fnmatch.fnmatchcase(spelled, pattern) for spelled in _spellings(field) for pattern in patterns)
+        )
+        if found and wanted:
             return found
     raise UnknownFieldError(f"{name}: no field of this config has that name; {_near(fields, name)}")
 
 
-def _spellings(leaf: Leaf) -> list[list[str]]:
+def _spellings(field: Field) -> tuple[str, str, str]:
     """Its name; the same without numbers; its place in the JSON."""
-    parts = leaf.path.split(".")
-    return [parts, [part for part in parts if not part.isdigit()], [str(part) for part in leaf.place]]
+    parts = field.path.split(".")
+    return field.path, ".".join(part for part in parts if not part.isdigit()), ".".join(map(str, field.place))
 
 
-def _begins(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    same = zip(parts, wanted, strict=False)
-    return len(wanted) <= len(parts) and all(fnmatch.fnmatchcase(part, want) for part, want in same)
-
-
-def _ends(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    return len(wanted) <= len(parts) and _begins(parts[len(parts) - len(wanted) :], wanted)
-
-
-def _has(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    return any(_begins(parts[start:], wanted) for start in range(len(parts)))
-
-
-def _near(fields: Sequence[Leaf], name: str) -> str:
+def _near(fields: Sequence[Field], name: str) -> str:
     """The nearest names, whole ones and last parts of them; else what there is at the top."""
     by_end: dict[str, str] = {**ALIASES}
-    for leaf in fields:
-        by_end.setdefault(leaf.path.rpartition(".")[2], leaf.path)
+    for field in fields:
+        by_end.setdefault(field.path.rpartition(".")[2], field.path)
     ends = difflib.get_close_matches(name.rpartition(".")[2], by_end, n=NUM_NEAR)
-    near = [*difflib.get_close_matches(name, [leaf.path for leaf in fields], n=NUM_NEAR), *(by_end[e] for e in ends)]
+    near = [*difflib.get_close_matches(name, [field.path for field in fields], n=NUM_NEAR), *(by_end[e] for e in ends)]
     if near:
         return f"did you mean {' or '.join(list(dict.fromkeys(near))[:NUM_NEAR])}?"
-    return f"there are {', '.join(dict.fromkeys(leaf.path.partition('.')[0] for leaf in fields))}"
+    return f"there are {', '.join(dict.fromkeys(field.path.partition('.')[0] for field in fields))}"

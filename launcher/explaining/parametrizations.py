@@ -36,7 +36,7 @@ def laws(rules: Parametrization) -> tuple[dict[str, Json], str]:
     parts = [
         str(rules),
         "\n".join([table(("", *_HEAD), rows), *_besides(rules), ratios, _NOTE]),
-        table(("forward multipliers", "law"), list(_forward_laws(rules).items())),
+        table(("forward multipliers", "law"), list(forward_laws(rules).items())),
         _choices(rules),
     ]
     return {**_answers(rules), "laws": {kind: dict(row) for kind, row in by_kind.items()}}, "\n\n".join(parts)
@@ -88,7 +88,7 @@ def numbers(
     groups = _groups(rules, parameters, rows)
     betas = f"betas {rows[0].beta1:.6g}, {rows[0].beta2:.6g}; {_NOTE}"
     lines = [line for group in groups for line in _two_lines(group)]
-    values = [(name, f"{getattr(forward, name):.6g}", law) for name, law in _forward_laws(rules).items()]
+    values = [(name, f"{getattr(forward, name):.6g}", law) for name, law in forward_laws(rules).items()]
     parts = [
         _heading(rules, shape, base, ratios) + (_MOVED if moved else ""),
         "\n".join([table(("", "m_N", *_HEAD), lines), *_besides(rules), betas]),
@@ -198,7 +198,8 @@ def _besides(rules: Parametrization) -> list[str]:
     return ["every row besides, for batch and tokens: " + "; ".join(said)] if said else []
 
 
-def _forward_laws(rules: Parametrization) -> dict[str, str]:
+def forward_laws(rules: Parametrization) -> dict[str, str]:
+    """The law of each forward multiplier."""
     rule = forward_rule(rules)
     inverse = rules.attention == "inverse_head_dim"
     return {
@@ -219,7 +220,7 @@ def _answers(rules: Parametrization) -> dict[str, Json]:
         assert value is None or isinstance(value, str | float)
         others: dict[str, Json] = {v: text for v, text in sources.CHOICES[choice].items() if v != str(value)}
         choices[choice] = {"value": value, "source": sources.answer_in_words(choice, value), "others": others}
-    return {"parametrization": str(rules), "choices": choices, "forward_laws": {**_forward_laws(rules)}}
+    return {"parametrization": str(rules), "choices": choices, "forward_laws": {**forward_laws(rules)}}
 
 
 def _choices(rules: Parametrization) -> str:
