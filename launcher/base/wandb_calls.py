@@ -1,6 +1,6 @@
-"""Calls to wandb, each in a process of its own: what it may know of this one, how long it may take, how it ends.
+"""Processes that work with wandb: what each may know of this one, how long it may take, how it ends.
 
-It gets its order on stdin and an environment from a short list: so no secret of the command line or the environment
+They get their orders on stdin and an environment from a short list: so no secret of the command line or the environment
 reaches the disk, no thread or signal handler of wandb's enters this process, and nothing can hang or stay behind.
 """
 
@@ -9,11 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +27,8 @@ from launcher.base.lifeline import die_with_parent
 WANDB_DIR = "wandb"
 OFFLINE_SECONDS, ONLINE_SECONDS = 180.0, 900.0
 """The longest wait for wandb."""
+ANSWER = "forerun-wandb "
+"""How the line of an answer begins; whatever else is printed is wandb's own."""
 
 _PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
@@ -31,7 +38,8 @@ _PASSED_ONLINE = (
 )  # fmt: skip
 Mode = Literal["offline", "online"]
 _NUM_SAID = 400
-_ANSWERS = {"dir", "dirs", "rows", "problem", "lacking", "spec", "absent"}
+_END_SECONDS = 30.0
+"""For a process that has answered to end by itself."""
 
 
 class DashboardError(Exception):
@@ -52,43 +60,143 @@ def short_environment(data_dir: Path, *, online: bool) -> dict[str, str]:
     return given
 
 
-def ask(order: dict[str, Any], data_dir: Path, *, online: bool, more_seconds: float = 0.0) -> dict[str, Any]:
-    """Have `launcher.dashboards.wandb_process` do what is ordered; its answer.
+class Job:
+    """A process that works with wandb: orders go in and answers come out as lines of JSON."""
 
-    Args:
-        order: see there.
-        data_dir: where wandb may keep files.
-        online: whether it gets the login, and longer to end.
-        more_seconds: that it may take beyond the usual, for a long order.
+    def __init__(self, command: list[str], data_dir: Path, *, online: bool, dies_with_us: bool = True) -> None:
+        """Start it.
 
-    Raises:
-        DashboardError: wandb cannot be started, fails, or does not end.
-    """
-    limit_seconds = (ONLINE_SECONDS if online else OFFLINE_SECONDS) + more_seconds
-    command = [sys.executable, "-P", "-m", "launcher.dashboards.wandb_process"]
-    code, said = _run(command, data_dir, json.dumps(order).encode(), online, limit_seconds)
-    if code is None:
-        raise DashboardError(f"wandb did not end within {limit_seconds:.0f} s, and was ended")
-    text = said.decode(errors="replace").strip()
+        Args:
+            command: after Python's own name.
+            data_dir: where wandb may keep files.
+            online: whether it gets the login, and longer to answer.
+            dies_with_us: or else it ends by itself when its stdin does, once all is done.
+        """
+        self.limit_seconds = ONLINE_SECONDS if online else OFFLINE_SECONDS
+        self._online = online
+        self._said: deque[str] = deque(maxlen=20)
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", *command],
+            cwd=data_dir,
+            env=short_environment(data_dir, online=online),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is ours
+            preexec_fn=die_with_parent if dies_with_us else None,  # noqa: PLW1509  (one system call, no lock held)
+        )
+        assert self._process.stdin is not None
+        self._into = self._process.stdin.fileno()
+        os.set_blocking(self._into, False)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in (raw.decode(errors="replace") for raw in iter(self._process.stdout.readline, b"")):
+            if line.startswith(ANSWER):
+                self._answers.put(json.loads(line.removeprefix(ANSWER)))
+            elif line.strip():
+                self._said.append(line.strip())
+        self._answers.put(None)
+
+    def put(self, order: dict[str, Any]) -> None:
+        """Give it a line.
+
+        Raises:
+            DashboardError: it does not take it, or has ended.
+        """
+        left, until = json.dumps(order).encode() + b"\n", time.monotonic() + self.limit_seconds
+        while left:
+            try:
+                left = left[os.write(self._into, left) :]
+            except BlockingIOError:
+                if not select.select([], [self._into], [], max(0.0, until - time.monotonic()))[1]:
+                    raise DashboardError(f"wandb took nothing for {self.limit_seconds:.0f} s, and was ended") from None
+            except BrokenPipeError:
+                self.answer()
+                raise DashboardError("wandb ended before all was logged") from None
+
+    def answer(self, more_seconds: float = 0.0) -> dict[str, Any]:
+        """Wait for the next answer.
+
+        Args:
+            more_seconds: that it may take beyond the usual, for a long order.
+
+        Raises:
+            DashboardError: wandb cannot be started, fails, or does not answer.
+        """
+        seconds = self.limit_seconds + more_seconds
+        try:
+            found = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            raise DashboardError(f"wandb did not end within {seconds:.0f} s, and was ended") from None
+        if found is None:
+            self._answers.put(None)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe has ended: so will it
+                self._process.wait(_END_SECONDS)
+            said = "\n".join(self._said)[-_NUM_SAID:]
+            raise DashboardError(f"wandb ended with code {self._process.returncode}: {said or 'it said nothing'}")
+        if "problem" in found:
+            hint = " (wandb's own login is used: `wandb login`, or WANDB_API_KEY)" if self._online else ""
+            raise DashboardError(f"wandb failed: {found['problem']}{hint}")
+        return found
+
+    def end(self) -> None:
+        """Tell it that nothing more comes, and wait until it has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._listener.join(_END_SECONDS)
+
+    def stop(self) -> None:
+        """Kill it and what it started, as another thread may: whoever waits for it is told so by a DashboardError."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Have nothing of it stay behind, whether it has ended or not."""
+        self.stop()
+        self._process.wait()
+        self._listener.join(_END_SECONDS)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        if not self._listener.is_alive():  # wandb's service has a session of its own, and may hold the pipe still
+            self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def job(data_dir: Path, *, online: bool, dies_with_us: bool = True) -> Iterator[Job]:
+    """Within, `launcher.dashboards.wandb_process` takes orders; see there for them."""
+    command = ["-m", "launcher.dashboards.wandb_process"]
+    running = Job(command, data_dir, online=online, dies_with_us=dies_with_us)
     try:
-        answer = json.loads(text.splitlines()[-1])
-    except (ValueError, IndexError):
-        answer = None
-    if not isinstance(answer, dict) or not answer.keys() & _ANSWERS:
-        raise DashboardError(f"wandb ended with code {code}: {text[-_NUM_SAID:] or 'it said nothing'}")
-    if "problem" in answer:
-        hint = " (wandb's own login is used: `wandb login`, or WANDB_API_KEY)" if online else ""
-        raise DashboardError(f"wandb failed: {answer['problem']}{hint}")
-    return answer
+        yield running
+        running.end()
+    finally:
+        running.close()
 
 
-def upload(folders: Collection[Path], project: str, entity: str | None, limit_seconds: float) -> None:
+def ask(order: dict[str, Any], *, online: bool, more_seconds: float = 0.0) -> dict[str, Any]:
+    """The answer to one order; raises as `Job.answer`."""
+    with tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch, job(Path(scratch), online=online) as running:
+        running.put(order)
+        return running.answer(more_seconds)
+
+
+def upload(folders: Collection[Path], project: str, entity: str | None, more_seconds: float) -> None:
     """`wandb sync` of runs that were logged offline. How it ended says nothing: ask the service what it has."""
     whose = ["--entity", entity] if entity else []
-    options = ["--include-synced", "--project", project, *whose]
+    command = ["-m", "wandb", "sync", "--include-synced", "--project", project, *whose, *map(str, folders)]
     with tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch:
-        command = [sys.executable, "-P", "-m", "wandb", "sync", *options, *map(str, folders)]
-        _run(command, Path(scratch), b"", True, limit_seconds)
+        running = Job(command, Path(scratch), online=True)
+        try:
+            with contextlib.suppress(DashboardError):
+                running.answer(more_seconds)
+        finally:
+            running.close()
 
 
 def fetch_history(run_path: str, wanted: Collection[str], min_step: int) -> list[dict[str, Any]]:
@@ -102,37 +210,7 @@ def fetch_history(run_path: str, wanted: Collection[str], min_step: int) -> list
     Raises:
         DashboardError: W&B does not answer, or knows no such run, or not to this login.
     """
-    order = {"fetch": run_path, "wanted": sorted(wanted), "min_step": min_step}
-    with tempfile.TemporaryDirectory(prefix="forerun-wandb-") as folder:
-        rows: list[dict[str, Any]] = ask(order, Path(folder), online=True)["rows"]
+    rows: list[dict[str, Any]] = ask(
+        {"fetch": run_path, "wanted": sorted(wanted), "min_step": min_step}, online=True
+    )["rows"]  # fmt: skip
     return rows
-
-
-def _run(
-    command: list[str], data_dir: Path, given: bytes, online: bool, limit_seconds: float
-) -> tuple[int | None, bytes]:
-    """Exit code, None if it had to be ended, and what it said; ends it, whatever happens here."""
-    job = subprocess.Popen(
-        command,
-        cwd=data_dir,
-        env=short_environment(data_dir, online=online),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
-    )
-    try:
-        said, _ = job.communicate(given, timeout=limit_seconds)
-        return job.returncode, said
-    except subprocess.TimeoutExpired:
-        return None, b""
-    finally:
-        if job.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
-        for pipe in (job.stdin, job.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()

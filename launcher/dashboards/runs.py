@@ -1,4 +1,4 @@
-"""A study's runs as W&B is told of them: one for every proxy, from ledger and curve, and one for every main run.
+"""All that a dashboard is told of a study: a run for itself, one for every proxy, one for every main run.
 
 What a proxy's trainer did not record is not there: norms of weights, update ratios, and loss or speed along the way
 but for the training loss and the gradient's norm.
@@ -6,17 +6,14 @@ but for the training loss and the gradient's norm.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.base import metrics
-from launcher.dashboards.mirror_rows import MirrorRows
-from launcher.dashboards.record import Record, Wanted, study_id, tags_of
+from launcher.dashboards.main_run import main_run
+from launcher.dashboards.records import ID_DIGITS, RunRecord, study_id, study_record, tags_of
 from launcher.frozen.frozen import Decision
 from launcher.plan.study import Study
 from proxies.core import canon
@@ -26,13 +23,36 @@ from proxies.core.spec import DIVERGED_ABOVE_NATS, Run, RunResult, RunSpec
 from sweeps.store.curves import load_curve
 from sweeps.store.ledger import Ledger
 
-if TYPE_CHECKING:
-    from launcher.frozen.frozen import CurvePoint
-
 _SHAPE = ("width", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "vocab_size", "seq_len")
-_ID_DIGITS = 16
-_OF_PROXIES_TOO = ("train_loss_nats", "grad_norm", "validation_loss_nats")
-"""Of a main run told under `main_run/` once more: a chart of W&B's takes a name from every run that has it."""
+
+
+def study_runs(study_dir: Path) -> list[RunRecord]:
+    """The runs of a study, finished or not, also while a driver is at work on it; it is only read.
+
+    The first stands for the study itself; then come its proxies, and the main runs that lie in their usual place.
+
+    Raises:
+        SweepError, PlanError, DataError: it holds no study, or not a sound one.
+        LinksOutError: links in it lead elsewhere.
+        FrozenError, TamperedError: a config that was frozen of it is not what its digest names.
+    """
+    from launcher.report.body import body_of
+    from launcher.report.report import page
+    from launcher.study.opening import recorded
+
+    study, ledger = recorded(study_dir)
+    body = canon.parse(canon.pretty(body_of(study, ledger)))
+    assert isinstance(body, dict)
+    decisions = read_frozen(study_dir)
+    itself = study_record(body, page(body), [canon.to_json(decision) for decision in decisions])
+    return [itself, *proxy_runs(study, ledger), *main_runs(study, decisions)]
+
+
+def main_runs(study: Study, decisions: Sequence[Decision]) -> list[RunRecord]:
+    """Of every frozen config that was launched into its usual place its main run, as its metrics are now."""
+    folders = {decision: study.study_dir / "frozen" / decision.digest / "run" for decision in decisions}
+    there = {decision: folder for decision, folder in folders.items() if (folder / metrics.METRICS_FILE).is_file()}
+    return [main_run(decision, folder, study_id(study.question)) for decision, folder in there.items()]
 
 
 def stages_of(study: Study, ledger: Ledger) -> dict[str, list[str]]:
@@ -68,7 +88,7 @@ def stages_of(study: Study, ledger: Ledger) -> dict[str, list[str]]:
     return found
 
 
-def proxy_runs(study: Study, ledger: Ledger) -> list[Wanted]:
+def proxy_runs(study: Study, ledger: Ledger) -> list[RunRecord]:
     """Every run with an outcome, in the order of commitment: of one that was pruned, then run whole, the whole."""
     jobs, results, first = stages_of(study, ledger), ledger.results(), ledger.first_results()
     imported, mine = ledger.imported(), study_id(study.question)
@@ -79,20 +99,19 @@ def proxy_runs(study: Study, ledger: Ledger) -> list[Wanted]:
     ]
 
 
-def _proxy(study: Study, run: Run, jobs: list[str], first_status: str, imported: bool, mine: str) -> Wanted:
+def _proxy(study: Study, run: Run, jobs: list[str], first_status: str, imported: bool, mine: str) -> RunRecord:
     spec, result = run.spec, run.result
     stage, job = jobs[0].split("/")
     arm = spec.parametrization.name
-    folder = study.study_dir
-    record = Record(
-        run_id=canon.content_id([mine, spec.id])[:_ID_DIGITS],
+    return RunRecord(
+        run_id=canon.content_id([mine, spec.id])[:ID_DIGITS],
         name=f"{stage} {arm} w{spec.shape.width} {spec.id[:8]}",
         config=_settings(spec, mine) | {"stage": stage, "job": job, "imported": imported},
-        summary=_outcome(spec, result), group=stage, job_type=job, over="step",
+        summary=_outcome(spec, result), group=stage, job_type=job,
         tags=tuple(dict.fromkeys((*tags_of(mine), arm, *(name.split("/")[0] for name in jobs), result.status,
                                   first_status))),
+        rows=lambda: _steps(study.study_dir, spec, result), rows_id=result.curve_id,
     )  # fmt: skip
-    return Wanted(record=record, rows=lambda: _steps(folder, spec, result), rows_id=result.curve_id)
 
 
 def _settings(spec: RunSpec, mine: str) -> dict[str, Json]:
@@ -145,79 +164,6 @@ def _steps(study_dir: Path, spec: RunSpec, result: RunResult) -> list[dict[str, 
             rows.append({"step": result.num_steps, "tokens": spec.tokens_by(result.num_steps)})
         rows[-1]["validation_loss_nats"] = result.loss_nats
     return rows
-
-
-def main_runs(study: Study, decisions: Sequence[Decision]) -> list[Wanted]:
-    """Of every frozen config that was launched into its usual place its main run, as its metrics are now."""
-    found = []
-    for decision in decisions:
-        run_dir = study.study_dir / "frozen" / decision.digest / "run"
-        path = run_dir / metrics.METRICS_FILE
-        if path.is_file():
-            with path.open("rb") as file:
-                found.append(_main_run(decision, run_dir, study_id(study.question),
-                                       hashlib.file_digest(file, "sha256").hexdigest()))  # fmt: skip
-    return found
-
-
-def _main_run(decision: Decision, run_dir: Path, mine: str, sha256: str) -> Wanted:
-    ending = metrics.read_ending(run_dir)
-    ended: dict[str, Json] = {} if ending is None else {"ended": ending.event, "num_steps_done": ending.step}
-    if ending is not None and ending.validation_loss_nats is not None:
-        ended["validation_loss_nats"] = ending.validation_loss_nats
-    run_id = decision.digest[:_ID_DIGITS]
-    record = Record(
-        run_id=run_id, name=f"run {run_id[:8]}", config={**main_settings(decision), "study": mine}, summary=ended,
-        group="main run", job_type="main run", tags=tags_of(mine), over="step",
-    )  # fmt: skip
-    return Wanted(record=record, rows=lambda: _main_rows(decision, run_dir), rows_id=sha256)
-
-
-def main_settings(decision: Decision) -> dict[str, Json]:
-    """Numbers and choices from fixed lists alone: no path, no name that a person gave."""
-    predicted = decision.predicted
-    return {
-        "digest": decision.digest, "shape": canon.to_json(decision.shape), "batch_tokens": decision.batch_tokens,
-        "num_tokens": decision.num_tokens, "num_steps": decision.learning_rate.schedule.num_steps,
-        "num_ranks": decision.parallelism.num_ranks, "precision": decision.precision, "seed": decision.seed,
-        "clip_norm": decision.clip_norm, "predicted_loss_nats": predicted.loss_nats,
-        "predicted_low_nats": predicted.low_nats, "predicted_high_nats": predicted.high_nats,
-    }  # fmt: skip
-
-
-def _main_rows(decision: Decision, run_dir: Path) -> Iterator[dict[str, float]]:
-    """Every number of the metrics, the expected band beside the loss, and how many spikes there were so far."""
-    from launcher.trainer.spikes import Detector
-
-    detector, num_spikes, take, rows = Detector(decision.spikes), 0, 1, MirrorRows(run_dir)
-    while True:
-        for row in rows.read():
-            take += row.goes_back
-            told = {"step": row.step, "take": take, **row.columns}
-            told |= {f"main_run/{name}": row.columns[name] for name in _OF_PROXIES_TOO if name in row.columns}
-            if (loss := row.columns.get("train_loss_nats")) is not None:
-                detector.see(loss)
-                num_spikes += detector.num_above == 1
-                told |= {"num_loss_spikes": num_spikes, **band_at(decision.predicted.curve, row.step)}
-            yield told
-        if rows.at_end:
-            return
-
-
-def band_at(curve: Sequence[CurvePoint], step: int) -> dict[str, float]:
-    """Expected loss at a step and the ends of its band, on straight lines over log(step); none outside of the curve."""
-    at = bisect_left([point.step for point in curve], step)
-    if at == len(curve) or (at == 0 and curve[0].step != step):
-        return {}
-    after, before = curve[at], curve[max(0, at - 1)]
-    share = math.log(step / before.step) / math.log(after.step / before.step) if after.step != before.step else 0.0
-
-    def between(name: str) -> float:
-        low, high = getattr(before, name), getattr(after, name)
-        return float(low + share * (high - low))
-
-    names = {"expected_loss_nats": "loss_nats", "expected_low_nats": "low_nats", "expected_high_nats": "high_nats"}
-    return {told: between(name) for told, name in names.items()}
 
 
 def read_frozen(study_dir: Path) -> list[Decision]:

@@ -1,23 +1,22 @@
-"""The process that works with wandb, and the only door to it: does what one line of stdin orders, answers in one line.
+"""The process that works with wandb, and the only door to it: does what lines of stdin order, answers each in a line.
 
-`launcher.base.wandb_calls` and `launcher.dashboards.mirrors` start it. The orders, each known by a key of its own:
+`launcher.base.wandb_calls` starts it. The orders, each known by a key of its own:
 
-- `runs`: log the runs of a file of lines (`record`, then its `row`s); answers `dirs` by run id, and `digests`.
+- `record`: log a run, whose `row`s follow, and `finish`; answers `dir`, `url` and `digests` of its artifacts.
 - `expected`: ask the service which of what was logged it lacks; answers `lacking`, sentences by run id.
 - `workspace`: build a study's workspace, and save it online; answers `spec`, or `absent` without its library.
-- `follow`: log a main run while it grows, until stdin ends; answers `dir`.
 - `fetch`: read a run back; answers `rows`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NoReturn
+
+from launcher.base.wandb_calls import ANSWER
 
 _SETTINGS: dict[str, Any] = {
     "console": "off", "disable_code": True, "disable_git": True, "save_code": False, "disable_job_creation": True,
@@ -25,59 +24,55 @@ _SETTINGS: dict[str, Any] = {
     "silent": True, "init_timeout": 30.0, "symlink": False, "host": "forerun", "program": "forerun",
 }  # fmt: skip
 _LOOK_AGAIN_SECONDS = 1.0
-_MOST_NAMED = 5
 
 
 def _serve() -> NoReturn:
-    order = json.loads(sys.stdin.buffer.readline())
-    try:
-        answer = next(do(order) for key, do in _DOES.items() if key in order)
-    except BaseException as error:  # whatever wandb raises is told, not shown as a traceback
-        answer = {"problem": f"{type(error).__name__}: {error}"}
-    print(json.dumps(answer), flush=True)
+    problem = False
+    for order in _orders():
+        try:
+            answer = next(do(order) for key, do in _DOES.items() if key in order)
+        except BaseException as error:  # whatever wandb raises is told, not shown as a traceback
+            answer, problem = {"problem": f"{type(error).__name__}: {error}"}, True
+        print(f"\n{ANSWER}{json.dumps(answer)}", flush=True)
+        if problem:
+            break
+    if not problem and "wandb" in sys.modules:
+        import wandb
+
+        wandb.teardown()
     sys.exit(0)
 
 
+def _orders() -> Iterator[dict[str, Any]]:
+    return map(json.loads, sys.stdin.buffer)
+
+
 def _log(order: dict[str, Any]) -> dict[str, Any]:
+    """Log a run row by row: all are drawn over `step`, our own. Where stdin ends midway, what came is all there is."""
     import wandb
 
-    dirs: dict[str, str] = {}
-    digests: dict[str, dict[str, str]] = {}
-    url = None
-    run: Any = None
-    record: dict[str, Any] = {}
-    with Path(order["runs"]).open(encoding="utf-8") as lines:
-        for line in map(json.loads, lines):
-            if "row" in line:
-                run.log(line["row"])
-                continue
-            if run is not None:
-                digests[run.id] = _finish(run, record)
-            record = line["record"]
-            run = _begin(wandb, order, record)
-            dirs[run.id] = run.dir
-            url = run.url if order["mode"] == "online" else None
-    if run is not None:
-        digests[run.id] = _finish(run, record)
-    wandb.teardown()
-    return {"dirs": dirs, "digests": digests, "url": url}
-
-
-def _begin(wandb: Any, order: dict[str, Any], record: dict[str, Any]) -> Any:
-    settings = wandb.Settings(mode=order["mode"], root_dir=order["root_dir"], **_SETTINGS)
+    record = order["record"]
     run = wandb.init(
         project=order["project"], entity=order["entity"], id=record["run_id"], name=record["name"],
         group=record["group"], job_type=record["job_type"], tags=record["tags"], config=record["config"],
-        settings=settings,
+        settings=wandb.Settings(mode=order["mode"], root_dir=order["root_dir"], **_SETTINGS),
     )  # fmt: skip
-    if record["over"]:
-        run.define_metric(record["over"])
-        run.define_metric("*", step_metric=record["over"])
-    return run
+    where = {"dir": run.dir, "url": run.url if order["mode"] == "online" else None}
+    for number, line in enumerate(_orders()):
+        if "finish" in line:
+            break
+        if number == 0:
+            run.define_metric("step")
+            run.define_metric("*", step_metric="step")
+        run.log(line["row"])
+    digests = _log_files(run, record)
+    run.summary.update(record["summary"])
+    run.finish()
+    return {**where, "digests": digests}
 
 
-def _finish(run: Any, record: dict[str, Any]) -> dict[str, str]:
-    """Log the rest of a run, and end it; the digests of its artifacts by name."""
+def _log_files(run: Any, record: dict[str, Any]) -> dict[str, str]:
+    """Log what a run has beside its rows; the digests of its artifacts by name."""
     import wandb
 
     shown = {
@@ -89,7 +84,6 @@ def _finish(run: Any, record: dict[str, Any]) -> dict[str, str]:
     }  # fmt: skip
     if shown:
         run.log(shown)
-    run.summary.update(record["summary"])
     digests = {}
     for name, given in record["artifacts"].items():
         artifact = wandb.Artifact(name, type=given["kind"], metadata=given["metadata"])
@@ -98,7 +92,6 @@ def _finish(run: Any, record: dict[str, Any]) -> dict[str, str]:
                 file.write(text)
         run.log_artifact(artifact, aliases=[*given["aliases"], "latest"])
         digests[name] = artifact.manifest.digest()
-    run.finish()
     return digests
 
 
@@ -117,7 +110,6 @@ def _look(order: dict[str, Any]) -> dict[str, Any]:
             break
         time.sleep(_LOOK_AGAIN_SECONDS)
         api.flush()
-    wandb.teardown()
     return {"lacking": lacking, "url": f"{api.settings['base_url'].rstrip('/')}/{where}"}
 
 
@@ -138,20 +130,21 @@ def _lacks(run: Any, wanted: dict[str, Any]) -> list[str]:
     lacks = []
     if run.config.get("content_sha256") != wanted["content"]:
         lacks.append("its settings are not those that were logged")
-    has = run.summary_metrics
-    unlike = sorted(key for key, value in wanted["summary"].items() if not _same(has.get(key), value))
-    if unlike:
-        lacks.append(f"summary: {_named(unlike)} not as logged")
+    if run.summary_metrics.get("content_sha256") != wanted["content"]:  # sent with all of it, when the run ends
+        lacks.append("its summary is not what was logged")
     if run.historyLineCount != wanted["num_rows"]:
         lacks.append(f"history: {run.historyLineCount} of {wanted['num_rows']} rows")
     if wanted["files"]:
         sizes = {file.name: file.size for file in run.files(per_page=100)}
         lost = sorted(name for name, size in wanted["files"].items() if sizes.get(name) != size)
-        lacks += [f"files: {_named(lost)} not whole"] if lost else []
-    if wanted["artifacts"]:
-        logged = _artifacts(run)
-        for name, given in wanted["artifacts"].items():
-            lacks += _artifact_lacks(logged.get(name), name, given)
+        lacks += [f"files: {', '.join(lost)} not whole"] if lost else []
+    logged = _artifacts(run) if wanted["artifacts"] else {}
+    for name, digest in wanted["artifacts"].items():
+        artifact = logged.get(name)
+        if artifact is None or artifact.state != "COMMITTED":
+            lacks.append(f"artifact {name}: not there")
+        elif artifact.digest != digest:
+            lacks.append(f"artifact {name}: its content is not what was logged")
     return lacks
 
 
@@ -161,27 +154,6 @@ def _artifacts(run: Any) -> dict[str, Any]:
         return {artifact.name.split(":")[0]: artifact for artifact in run.logged_artifacts()}
     except AssertionError:
         return {}
-
-
-def _artifact_lacks(artifact: Any, name: str, given: dict[str, Any]) -> list[str]:
-    if artifact is None or artifact.state != "COMMITTED":
-        return [f"artifact {name}: not there"]
-    if artifact.digest != given["digest"]:
-        return [f"artifact {name}: its content is not what was logged"]
-    metadata = dict(artifact.metadata)
-    unlike = sorted(key for key, value in given["metadata"].items() if not _same(metadata.get(key), value))
-    return [f"artifact {name}: {_named(unlike)} not as logged"] if unlike else []
-
-
-def _same(found: Any, value: Any) -> bool:
-    if isinstance(found, float) and isinstance(value, int | float):
-        return math.isclose(found, value, rel_tol=1e-9)  # a service may write fewer digits
-    return bool(found == value)
-
-
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _workspace(order: dict[str, Any]) -> dict[str, Any]:
@@ -199,44 +171,16 @@ def _workspace(order: dict[str, Any]) -> dict[str, Any]:
     return save(build(order["workspace"], str(entity), order["project"]), order["view"])
 
 
-def _follow(order: dict[str, Any]) -> dict[str, Any]:
-    """Log a run's metrics while they grow, until stdin ends; charts are drawn over `step`, our own."""
-    import wandb
-
-    from launcher.dashboards.mirror_rows import Row, follow
-
-    record = {**order, "group": "main run", "job_type": "main run", "tags": [], "over": "step"}
-    run = _begin(wandb, {**order, "root_dir": order["follow"], "entity": None}, record)
-    take = 1
-
-    def tell(row: Row) -> None:
-        nonlocal take
-        take += row.goes_back
-        run.log({"step": row.step, "take": take, **row.columns})
-
-    where = {"dir": run.dir, "url": run.url if order["mode"] == "online" else None}
-    num_rows = follow(Path(order["follow"]), tell)
-    run.finish()
-    wandb.teardown()
-    return {**where, "num_rows": num_rows}
-
-
 def _fetch(order: dict[str, Any]) -> dict[str, Any]:
     import wandb
 
-    rows = list(_fetched(wandb.Api(timeout=30).run(order["fetch"]), {*order["wanted"]}, order["min_step"]))
-    wandb.teardown()
-    return {"rows": rows}
+    run, wanted = wandb.Api(timeout=30).run(order["fetch"]), {*order["wanted"], "_step"}
+    history = run.scan_history(min_step=order["min_step"], use_cache=False)
+    rows = [{name: value for name, value in row.items() if name in wanted} for row in history]
+    return {"rows": [row for row in rows if row.keys() - {"_timestamp", "_step"}]}
 
 
-def _fetched(run: Any, wanted: set[str], min_step: int) -> Iterator[dict[str, Any]]:
-    for row in run.scan_history(min_step=min_step, use_cache=False):
-        kept = {key: value for key, value in row.items() if key in wanted}
-        if kept.keys() - {"_timestamp", "_step"}:
-            yield {**kept, "_step": row["_step"]}
-
-
-_DOES = {"runs": _log, "expected": _look, "workspace": _workspace, "follow": _follow, "fetch": _fetch}
+_DOES = {"record": _log, "expected": _look, "workspace": _workspace, "fetch": _fetch}
 
 if __name__ == "__main__":
     _serve()

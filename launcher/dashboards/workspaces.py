@@ -13,8 +13,6 @@ import wandb_workspaces.reports.v2 as wr
 import wandb_workspaces.workspaces as ws
 from wandb_workspaces import expr
 
-_LINES = "wandb/line/v0"
-"""W&B's own chart of a table: a line for every text in one of its columns."""
 _MAIN_LOSS = ["main_run/train_loss_nats", "expected_loss_nats", "expected_low_nats", "expected_high_nats"]
 _MAIN_MORE = ("main_run/validation_loss_nats", "main_run/grad_norm", "num_loss_spikes", "tokens_per_second", "mfu")
 _LAYERS = ("update_ratio", "weight_rms", "param_norm", "grad_norm")
@@ -28,7 +26,7 @@ def build(told: dict[str, Any], entity: str, project: str) -> Any:
     """The workspace of a study.
 
     Args:
-        told: as `launcher.dashboards.workspace.described` gives it.
+        told: name and id of the study, digests of its main runs, hyperparameters, names of tables and pictures.
         entity: of W&B; may be empty where it is not saved.
         project: of W&B.
     """
@@ -36,7 +34,7 @@ def build(told: dict[str, Any], entity: str, project: str) -> Any:
         ws.Section(name="Transfer", panels=_transfer(told), is_open=True),
         ws.Section(name="Search", panels=_search(told), is_open=True),
         ws.Section(name="Scaling", panels=_scaling(told), is_open=True),
-        ws.Section(name="Main run", panels=_main_run(told), is_open=True),
+        ws.Section(name="Main run", panels=_main_run(), is_open=True),
         ws.Section(name="Verdicts, fits, frozen config", panels=_tables(told)),
     ]
     mine = expr.Config("study") == told["study"]
@@ -65,23 +63,23 @@ def save(workspace: Any, view: dict[str, str] | None) -> dict[str, Any]:
 
 
 def _transfer(told: dict[str, Any]) -> list[Any]:
-    panels = [_chart(told, name) for kind in ("chart_valley_", "chart_drift_") for name in told["tables"]
-              if name.startswith(kind)]  # fmt: skip
-    panels.append(
-        wr.ScatterPlot(
-            title="Loss against the learning rate, by width", x=wr.Config("log2_learning_rate"),
-            y=wr.SummaryMetric("objective_nats"), z=wr.Config("width"),
-        )
+    scatter = wr.ScatterPlot(
+        title="Loss against the learning rate, by width", x=wr.Config("log2_learning_rate"),
+        y=wr.SummaryMetric("objective_nats"), z=wr.Config("width"),
     )  # fmt: skip
-    shown = [name for name in told["pictures"] if not name.startswith(("search", "scaling", "main"))]
-    return panels + ([wr.MediaBrowser(title="As in the report", media_keys=[f"pictures/{name}" for name in shown])]
-                     if shown else [])  # fmt: skip
+    others = ("search", "scaling", "main")
+    return [scatter, *_drawings([name for name in told["pictures"] if not name.startswith(others)])]
+
+
+def _drawings(names: list[str]) -> list[Any]:
+    """Of the report; none where it has none of them."""
+    keys = [f"pictures/{name}" for name in names]
+    return [wr.MediaBrowser(title="As in the report", media_keys=keys, layout=wr.Layout(w=24, h=12))] if keys else []
 
 
 def _search(told: dict[str, Any]) -> list[Any]:
-    searched = [*told["hyperparameters"], "width"]
-    columns = [wr.ParallelCoordinatesPlotColumn(wr.Config(name), log=name == "learning_rate")
-               for name in ("stage", "arm", *searched)]  # fmt: skip
+    named = ("stage", "arm", *told["hyperparameters"], "width")
+    columns = [wr.ParallelCoordinatesPlotColumn(wr.Config(name), log=name == "learning_rate") for name in named]
     columns.append(wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric("objective_nats")))
     return [
         wr.ParallelCoordinatesPlot(title="Hyperparameters and loss", columns=columns, layout=wr.Layout(w=24, h=8)),
@@ -96,19 +94,16 @@ def _search(told: dict[str, Any]) -> list[Any]:
 
 
 def _scaling(told: dict[str, Any]) -> list[Any]:
-    return [
-        *(_chart(told, name) for name in told["tables"] if name == "chart_scaling"),
-        wr.ScatterPlot(
-            title="Loss against FLOPs, every run", x=wr.Config("planned_flops"),
-            y=wr.SummaryMetric("validation_loss_nats"), z=wr.Config("width"), log_x=True,
-        ),
-    ]  # fmt: skip
+    scatter = wr.ScatterPlot(
+        title="Loss against FLOPs, every run", x=wr.Config("planned_flops"),
+        y=wr.SummaryMetric("validation_loss_nats"), z=wr.Config("width"), log_x=True,
+    )  # fmt: skip
+    return [scatter, *_drawings([name for name in told["pictures"] if name.startswith("scaling")])]
 
 
-def _main_run(told: dict[str, Any]) -> list[Any]:
+def _main_run() -> list[Any]:
     return [
         wr.LinePlot(title="Training loss against its band", x="step", y=list(_MAIN_LOSS), layout=wr.Layout(w=24, h=8)),
-        *(_chart(told, name) for name in told["tables"] if name == "chart_main_run"),
         *(wr.LinePlot(title=name.removeprefix("main_run/"), x="step", y=[name]) for name in _MAIN_MORE),
         *(wr.LinePlot(title=f"{name} by layer", x="step", metric_regex=f"layers/.*/{name}") for name in _LAYERS),
     ]
@@ -117,12 +112,3 @@ def _main_run(told: dict[str, Any]) -> list[Any]:
 def _tables(told: dict[str, Any]) -> list[Any]:
     names = [name for name in ("verdicts", "values", "fit", "gates", "frozen_config") if name in told["tables"]]
     return [wr.WeavePanelSummaryTable(table_name=f"tables/{name}") for name in names]
-
-
-def _chart(told: dict[str, Any], name: str) -> Any:
-    along, up, line = told["tables"][name]
-    title = name.removeprefix("chart_").replace("_", " ")
-    return wr.CustomChart(
-        query={"summaryTable": {"tableKey": f"tables/{name}"}}, chart_name=_LINES,
-        chart_fields={"x": along, "y": up, "stroke": line}, chart_strings={"title": title},
-    )  # fmt: skip

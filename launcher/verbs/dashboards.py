@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,10 +17,8 @@ from launcher.cli.problems import OptionProblems
 from proxies.core import canon
 
 if TYPE_CHECKING:
-    from launcher.dashboards.dashboards import Arrived, Logged, Place
-    from launcher.dashboards.events import Shown
-    from launcher.dashboards.study import Told
-    from launcher.dashboards.workspace import Kept
+    from launcher.dashboards.records import Logged, RunRecord
+    from launcher.dashboards.wandb_writer import Arrived, Place, Workspace
 
 FOLLOW_SECONDS = 30.0
 IDLE_PER_PASS = 4.0
@@ -27,6 +26,7 @@ IDLE_PER_PASS = 4.0
 _LACKING_SHOWN = 20
 NOT_ARRIVED = 2
 """Exit code."""
+ABSENT = "no workspace: wandb-workspaces is not installed: pip install 'forerun[workspaces]'"
 
 Mode = Literal["offline", "online", "disabled"]
 
@@ -57,14 +57,14 @@ def dashboards(
     if optuna_port is not None:
         _serve_optuna(study_dir, optuna_port)
         return
-    from launcher.dashboards.dashboards import Place
+    from launcher.dashboards.wandb_writer import Place
 
     mode = "online" if online else mode
     if sync and mode != "offline":
         raise OptionProblems([f"--sync uploads what is logged offline: not with --mode {mode}"])
     place = Place(project=project, entity=entity or None)
     done = _follow if follow else _pass
-    found = done(study_dir, mode, sync, tensorboard_dir, place)
+    found = done(study_dir, mode, sync or mode == "online", tensorboard_dir, place)
     answer(as_json, found.body, found.text)
     if found.arrived is not None and found.arrived.lacking:
         raise SystemExit(NOT_ARRIVED)
@@ -74,17 +74,18 @@ def dashboards(
 class _Done:
     """What a pass over a study gave."""
 
-    told: Told
+    runs: Sequence[RunRecord]
     mode: Mode
-    logged: Logged | None
-    arrived: Arrived | None
-    kept: Kept | None
-    shown: Shown | None
+    logged: Logged | None = None
+    arrived: Arrived | None = None
+    workspace: Workspace | None = None
+    tensorboard_dir: Path | None = None
+    shown: Logged | None = None
 
     @property
     def body(self) -> dict[str, Any]:
         """As JSON."""
-        study, logged, kept, shown = self.told.study, self.logged, self.kept, self.shown
+        study, logged, kept, shown = self.runs[0], self.logged, self.workspace, self.shown
         return {
             "run_id": study.run_id, "mode": self.mode, "url": self.arrived and self.arrived.url,
             "path": None if logged is None else str(logged.folders[study.run_id]),
@@ -93,48 +94,34 @@ class _Done:
                 "pictures": len(study.pictures), "summary_values": len(study.summary),
                 "artifacts": [*study.artifacts],
             },
-            "runs": None if logged is None else {
-                "num": len(logged.folders), "num_written": len(logged.written), "damaged": [*logged.damaged],
-            },
+            "runs": logged and _counts("num", logged),
             "workspace": kept and {"path": kept.path and str(kept.path), "url": kept.url},
             "arrived": self.arrived and canon.to_json(self.arrived),
-            "tensorboard": shown and {
-                "log_dir": str(shown.log_dir), "num_runs": shown.num_runs, "num_written": shown.num_written,
-                "damaged": [*shown.damaged],
-            },
+            "tensorboard": shown and {"log_dir": str(self.tensorboard_dir), **_counts("num_runs", shown)},
         }  # fmt: skip
 
     @property
     def text(self) -> str:
         """For people."""
         lines = []
-        if self.logged is not None:
-            lines += self._logged_lines(self.logged)
+        if logged := self.logged:
+            study, new = self.runs[0], len(logged.written)
+            lines += [
+                f"W&B: {len(logged.folders)} runs, {new} written now, {len(logged.folders) - new} as they were",
+                f"the study itself is run {study.run_id} in {logged.folders[study.run_id]}",
+                *logged.damaged,
+            ]
         if self.arrived is not None:
             lines += self._arrived_lines(self.arrived)
-        if self.kept is not None:
-            from launcher.dashboards.workspace import ABSENT
-
-            kept = self.kept.url or self.kept.path
-            lines.append(f"workspace: {kept}" if kept else ABSENT)
-        if self.shown is not None:
-            shown = self.shown
-            lines += [f"TensorBoard: {shown.num_runs} runs in {shown.log_dir}, {shown.num_written} written now",
+        if self.workspace is not None:
+            lines.append(f"workspace: {self.workspace.url or self.workspace.path}" if self.workspace.path else ABSENT)
+        if shown := self.shown:
+            new = len(shown.written)
+            lines += [f"TensorBoard: {len(shown.folders)} runs in {self.tensorboard_dir}, {new} written now",
                       *shown.damaged]  # fmt: skip
         if self.mode == "offline" and self.arrived is None:
             lines.append("nothing has left this machine; --sync uploads it, with your own login, and verifies it")
         return "\n".join([*lines, "this is a copy that can be made again; the study's ledger is the truth"])
-
-    def _logged_lines(self, logged: Logged) -> list[str]:
-        study = self.told.study
-        num = len(logged.written)
-        counts = (("tables", study.tables), ("pictures", study.pictures), ("artifacts", study.artifacts))
-        what = ", ".join(f"{name} {len(parts)}" for name, parts in counts)
-        return [
-            f"W&B: {len(logged.folders)} runs, {num} written now, {len(logged.folders) - num} as they were",
-            f"the study itself is run {study.run_id} ({what}) in {logged.folders[study.run_id]}",
-            *logged.damaged,
-        ]
 
     def _arrived_lines(self, arrived: Arrived) -> list[str]:
         lacking = [f"did not arrive: {name}: {'; '.join(said)}" for name, said in arrived.lacking.items()]
@@ -144,25 +131,25 @@ class _Done:
         return [whole, *lacking[:_LACKING_SHOWN], *more, *again]
 
 
+def _counts(name: str, logged: Logged) -> dict[str, Any]:
+    return {name: len(logged.folders), "num_written": len(logged.written), "damaged": [*logged.damaged]}
+
+
 def _pass(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | None, place: Place) -> _Done:
     """All of it once."""
-    from launcher.dashboards.dashboards import log_runs, send_runs, upload_runs
-    from launcher.dashboards.events import write_events
-    from launcher.dashboards.study import told_of
-    from launcher.dashboards.workspace import keep_workspace
+    from launcher.dashboards.runs import study_runs
+    from launcher.dashboards.tensorboard import write_runs
+    from launcher.dashboards.wandb_writer import keep_workspace, log_runs, upload_runs
 
-    told = told_of(study_dir)
-    shown = None if tensorboard_dir is None else write_events(tensorboard_dir, told.runs)
+    runs = study_runs(study_dir)
+    shown = None if tensorboard_dir is None else write_runs(tensorboard_dir, runs)
+    done = _Done(runs=runs, mode=mode, tensorboard_dir=tensorboard_dir, shown=shown)
     if mode == "disabled":
-        return _Done(told=told, mode=mode, logged=None, arrived=None, kept=None, shown=shown)
-    arrived = None
-    if mode == "online":
-        logged, arrived = send_runs(study_dir, told.runs, place)
-    else:
-        logged = log_runs(study_dir, told.runs, uploadable=sync)
-        arrived = upload_runs(study_dir, told.runs, place) if sync else None
-    kept = keep_workspace(study_dir, told.workspace, place, online=arrived is not None)
-    return _Done(told=told, mode=mode, logged=logged, arrived=arrived, kept=kept, shown=shown)
+        return done
+    logged = log_runs(study_dir, runs)
+    arrived = upload_runs(study_dir, runs, place) if sync else None
+    workspace = keep_workspace(study_dir, runs, place, online=sync)
+    return replace(done, logged=logged, arrived=arrived, workspace=workspace)
 
 
 def _follow(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | None, place: Place) -> _Done:
@@ -187,8 +174,8 @@ def _follow(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | Non
         else:
             if not at_work:
                 return done
-            new = len(done.logged.written) if done.logged else done.shown.num_written if done.shown else 0
-            say(f"{len(done.told.runs)} runs, {new} new; following the study until its driver ends")
+            new = sum(len(each.written) for each in (done.logged, done.shown) if each)
+            say(f"{len(done.runs)} runs, {new} written; following the study until its driver ends")
         time.sleep(max(FOLLOW_SECONDS, IDLE_PER_PASS * (time.monotonic() - began)))
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import statistics
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +12,10 @@ from tiny_study import replay
 from wandb_case import small_study
 
 from launcher.base import metrics
-from launcher.dashboards.charts import charts
-from launcher.dashboards.events import write_events
-from launcher.dashboards.record import Wanted, record_of, study_id
-from launcher.dashboards.runs import band_at, main_runs, proxy_runs, stages_of
+from launcher.dashboards.main_run import band_at
+from launcher.dashboards.records import flat, study_id, study_record
+from launcher.dashboards.runs import main_runs, proxy_runs, stages_of
+from launcher.dashboards.tensorboard import write_runs
 from launcher.frozen.launch_file import write_launch
 from proxies.core import canon
 from proxies.core.schedule import Schedule
@@ -36,10 +35,10 @@ def runs(study, ledger):
 
 def test_every_outcome_is_one_run_with_its_settings(runs, study, ledger):
     results = ledger.results()
-    assert len(runs) == len({one.record.run_id for one in runs}) == len(results) > 50
+    assert len(runs) == len({one.run_id for one in runs}) == len(results) > 50
     specs = {run.spec.id: run.spec for run in ledger.runs()}
     for one in runs:
-        config, summary = one.record.config, one.record.summary
+        config, summary = one.config, one.summary
         spec, result = specs[config["run_id"]], results[config["run_id"]]
         assert (config["width"], config["learning_rate"]) == (spec.shape.width, spec.hparams.learning_rate)
         assert config["arm"] == spec.parametrization.name and config["study"] == study_id(study.question)
@@ -50,27 +49,27 @@ def test_every_outcome_is_one_run_with_its_settings(runs, study, ledger):
 
 def test_no_metrics_name_holds_a_width_or_a_hyperparameter(runs):
     """W&B slows down by distinct names: they are the same at every size."""
-    assert len({one.record.config["width"] for one in runs}) == 3
+    assert len({one.config["width"] for one in runs}) == 3
     assert {name for one in runs for row in one.rows() for name in row} == HISTORY
-    assert len({frozenset(one.record.summary) for one in runs}) == 1
+    assert len({frozenset(one.summary) for one in runs}) == 1
 
 
 def test_runs_are_grouped_by_the_stage_that_asked_first(runs, study, ledger):
     groups = {}
     for one in runs:
-        groups.setdefault((one.record.group, one.record.job_type), []).append(one)
+        groups.setdefault((one.group, one.job_type), []).append(one)
     assert set(groups) >= {("search", "trial"), ("transfer", "valley"), ("transfer", "control"), ("ladder", "rung")}
     assert len(groups["search", "trial"]) == 4
-    assert {one.record.config["arm"] for one in groups["transfer", "control"]} == {"sp"}
-    shared = [one for one in runs if {"transfer", "ladder"} <= {*one.record.tags}]
-    assert all(one.record.group == "transfer" for one in shared)
+    assert {one.config["arm"] for one in groups["transfer", "control"]} == {"sp"}
+    shared = [one for one in runs if {"transfer", "ladder"} <= {*one.tags}]
+    assert all(one.group == "transfer" for one in shared)
     assert "other" not in {group for group, _ in groups}
-    assert all(f"study-{study_id(study.question)[:8]}" in one.record.tags for one in runs)
+    assert all(f"study-{study_id(study.question)[:8]}" in one.tags for one in runs)
 
 
 def test_rows_are_the_curve_and_the_end_has_the_validation_loss(runs, study, ledger):
     for one in runs[:3]:
-        result, rows = ledger.results()[one.record.config["run_id"]], list(one.rows())
+        result, rows = ledger.results()[one.config["run_id"]], list(one.rows())
         curve = load_curve(study.study_dir, result)
         assert tuple(row["train_loss_nats"] for row in rows) == curve.train_loss_nats
         assert tuple(row["grad_norm"] for row in rows) == curve.grad_norm
@@ -93,7 +92,7 @@ ENDS = {"diverged": "the loss left the range", "failed": "out of memory"}
 
 def test_runs_that_did_not_finish_say_so(tmp_path, finished, runs):
     """One diverged, one failed; the rest of the study is as it was."""
-    ended = dict(zip((runs[0].record.config["run_id"], runs[1].record.config["run_id"]), ENDS, strict=True))
+    ended = dict(zip((runs[0].config["run_id"], runs[1].config["run_id"]), ENDS, strict=True))
 
     def edit(record):
         if record.key not in ended or record.kind != "result":
@@ -104,14 +103,14 @@ def test_runs_that_did_not_finish_say_so(tmp_path, finished, runs):
         return body
 
     found = proxy_runs(*replay(finished / "study", tmp_path / "study", lambda record: True, edit))
-    lost = {one.record.summary["status"]: one for one in found if one.record.config["run_id"] in ended}
-    diverged, failed = (lost[status].record.summary for status in ENDS)
+    lost = {one.summary["status"]: one for one in found if one.config["run_id"] in ended}
+    diverged, failed = (lost[status].summary for status in ENDS)
     assert diverged["diverged"] is True and diverged["objective_nats"] == pytest.approx(math.log(256) + 1)
     assert failed["diverged"] is False and "objective_nats" not in failed
-    assert all("validation_loss_nats" not in one.record.summary for one in lost.values())
+    assert all("validation_loss_nats" not in one.summary for one in lost.values())
     assert all("validation_loss_nats" not in row for one in lost.values() for row in one.rows())
-    assert "out of memory" not in json.dumps([dataclasses.asdict(one.record) for one in found])
-    assert "diverged" in lost["diverged"].record.tags
+    assert "out of memory" not in json.dumps([one.body for one in found])
+    assert "diverged" in lost["diverged"].tags
 
 
 def test_an_unfinished_study_has_the_runs_it_has(tmp_path, finished):
@@ -133,8 +132,8 @@ def test_the_same_run_is_the_same_and_a_change_is_seen(runs, study, ledger):
     first = runs[0]
     for other in (
         dataclasses.replace(first, rows_id="another curve"),
-        dataclasses.replace(first, record=dataclasses.replace(first.record, tags=("more",))),
-        dataclasses.replace(first, record=dataclasses.replace(first.record, summary={"status": "failed"})),
+        dataclasses.replace(first, tags=("more",)),
+        dataclasses.replace(first, summary={"status": "failed"}),
     ):
         assert other.content != first.content
 
@@ -164,8 +163,8 @@ def test_a_main_run_has_its_layers_its_band_and_its_spikes(tmp_path, corpus):
     assert [row["main_run/train_loss_nats"] for row in rows] == losses
     assert (rows[0]["layers/layers.0/update_ratio"], rows[0]["mfu"], rows[0]["take"]) == (1e-3, 0.4, 1)
     assert [rows[at]["num_loss_spikes"] for at in (69, 70, 73, 74, 75, 79)] == [0, 1, 1, 2, 2, 2]
-    assert one.record.run_id == decision.digest[:16] and one.record.config["digest"] == decision.digest
-    assert one.record.summary == {"ended": "finished", "num_steps_done": 80, "validation_loss_nats": 3.01}
+    assert one.run_id == decision.digest[:16] and one.config["digest"] == decision.digest
+    assert one.summary == {"ended": "finished", "num_steps_done": 80, "validation_loss_nats": 3.01}
     metrics.append(run_dir, {"step": 81, "train_loss_nats": 3.0})
     assert main_runs(SimpleNamespace(study_dir=tmp_path, question={"a": 1}), [decision])[0].content != one.content
 
@@ -184,7 +183,7 @@ def test_the_band_is_straight_over_the_logarithm_of_the_step():
 
 def test_a_frozen_config_is_a_file_whose_sha256_is_its_digest(corpus):
     decision = tiny_decision(corpus)
-    record = record_of(finished_body(), "<html></html>", [canon.to_json(decision)])
+    record = study_record(finished_body(), "<html></html>", [canon.to_json(decision)])
     artifact = record.artifacts[f"launch-config-{decision.digest[:16]}"]
     assert artifact.metadata["digest"] == decision.digest and decision.digest[:16] in artifact.aliases
     assert canon.content_id(canon.parse(artifact.files["decision.json"])) == decision.digest
@@ -196,43 +195,29 @@ def test_a_frozen_config_is_a_file_whose_sha256_is_its_digest(corpus):
     assert fit.metadata["digest"] == body["digest"] and json.loads(fit.files["fit.json"])["fit"] == body["fit"]
 
 
-def test_charts_hold_the_reports_numbers():
-    body = finished_body()
-    found = charts(body)
-    test = body["transfer"]["tests"][0]
-    valley = found["chart_valley_learning_rate_over_width_mup"]
-    at = {(x, line): y for x, y, line in valley.rows}
-    for (x, line), y in at.items():
-        same = [run["loss_nats"] for run in test["runs"] if run["arm"] == "mup" and run["log2_value"] == x
-                and f"width {run['size']}" == line and run["loss_nats"] is not None]  # fmt: skip
-        assert y == pytest.approx(statistics.fmean(same))
-    assert {line for _, line in at} == {"width 32", "width 64", "width 128"}
-    drift = {(x, line): y for x, y, line in found["chart_drift_learning_rate_over_width"].rows}
-    for optimum in test["verdict"]["optima"]:
-        if optimum["log2_value"] is not None:
-            along = math.log2(optimum["size"])
-            assert drift[along, "mup"] == optimum["log2_value"]
-            assert drift[along, "mup high"] == optimum["interval_log2"][1]
-    assert [line for _, _, line in found["chart_scaling"].rows].count("target") == 1
-    (target,) = (row for row in found["chart_scaling"].rows if row[2] == "target")
-    assert target[1] == body["choice"]["prediction"]["loss"]
-    assert charts({**body, "transfer": None, "frontier": None, "main_run": None}) == {}
+def test_every_leaf_has_a_flat_name_and_an_estimate_its_own():
+    estimate = {"value": 0.5, "interval": [0.25, 0.75]}
+    told = {"a": estimate, "b": {"value": 1, "interval": None}, "c": [{"d": True}, None], "e": ["x", "y"], "f": []}
+    assert flat(told) == {
+        "a": 0.5, "a/low": 0.25, "a/high": 0.75, "b": 1, "b/low": None, "b/high": None, "c/0/d": True, "c/1": None,
+        "e": "x, y",
+    }  # fmt: skip
 
 
 # TensorBoard
 
 
 def test_a_folder_a_run_in_tensorboard_written_once(tmp_path):
-    found = write_events(tmp_path, small_study())
-    assert (found.num_runs, found.num_written, found.damaged) == (3, 3, ())
+    found = write_runs(tmp_path, small_study())
+    assert (len(found.folders), len(found.written), found.damaged) == (3, 3, ())
     (path,) = (tmp_path / "search").glob("mup-1-*/events*")
     rows = EventFile(path, frozenset({"train_loss_nats", "summary/validation_loss_nats"}), "step").read(2**20)
     assert [row["train_loss_nats"] for row in rows[:5]] == [8.0 / 2**step for step in range(1, 6)]
     assert rows[5] == {"summary/validation_loss_nats": 2.5, "step": 5}
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("events*")}
-    assert write_events(tmp_path, small_study()).num_written == 0
+    assert write_runs(tmp_path, small_study()).written == ()
     changed = [*small_study()[:2], dataclasses.replace(small_study()[2], rows_id="other")]
-    assert write_events(tmp_path, changed).num_written == 1
+    assert len(write_runs(tmp_path, changed).written) == 1
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("events*")}
     assert len(after) == 3 and len(before.items() & after.items()) == 2
 
@@ -242,7 +227,7 @@ def test_tensorboard_itself_reads_settings_as_text_and_hyperparameters(tmp_path)
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    write_events(tmp_path, small_study(1))
+    write_runs(tmp_path, small_study(1))
     (path,) = (tmp_path / "search").glob("mup-1-*/events*")
     content, values, at = path.read_bytes(), {}, 0
     while at < len(content):
@@ -261,9 +246,8 @@ def test_tensorboard_itself_reads_settings_as_text_and_hyperparameters(tmp_path)
 def test_a_damaged_curve_is_told_and_the_other_runs_are_shown(tmp_path, copied, study, ledger):
     there = dataclasses.replace(study, study_dir=copied)
     some = proxy_runs(there, ledger)[:2]
-    path = curve_path(copied, some[0].record.config["run_id"])
+    path = curve_path(copied, some[0].config["run_id"])
     path.write_bytes(path.read_bytes()[:-20])
-    found = write_events(tmp_path / "events", some)
-    assert (found.num_runs, found.num_written, len(found.damaged)) == (1, 1, 1)
-    assert some[0].record.name in found.damaged[0] and "cannot be read" in found.damaged[0]
-    assert isinstance(some[1], Wanted)
+    found = write_runs(tmp_path / "events", some)
+    assert (len(found.folders), len(found.written), len(found.damaged)) == (1, 1, 1)
+    assert some[0].name in found.damaged[0] and "cannot be read" in found.damaged[0]

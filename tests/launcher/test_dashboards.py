@@ -1,6 +1,7 @@
 """The W&B window: what it shows is the body's, what must stay out stays out, and what fails leaves the last one."""
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -20,13 +21,10 @@ from wandb_case import RUN_ID, Server, log_one, media, read_run, small_record, s
 
 from launcher.base import wandb_calls
 from launcher.base.wandb_calls import DashboardError
-from launcher.dashboards import study as dashboard_study
-from launcher.dashboards.dashboards import Place, log_runs, send_runs
-from launcher.dashboards.events import Shown
-from launcher.dashboards.index import alone, home_of, is_there, read_index
-from launcher.dashboards.record import Wanted, pictures, record_of
+from launcher.dashboards import runs as dashboard_runs
+from launcher.dashboards.records import Logged, pictures, study_record
 from launcher.dashboards.runs import proxy_runs
-from launcher.dashboards.study import Told
+from launcher.dashboards.wandb_writer import LOCK_FILE, Place, log_runs, upload_runs
 from launcher.figures import figures
 from launcher.figures import fits as figures_fits
 from launcher.report.page import whole_page
@@ -41,12 +39,12 @@ SCRIPT = """
 import sys; sys.path[:0] = [{here!r}, {root!r}]
 from pathlib import Path
 from wandb_case import log_one, small_record, small_run, small_study
-from launcher.dashboards.dashboards import log_runs
-from launcher.dashboards.events import write_events
+from launcher.dashboards.tensorboard import write_runs
+from launcher.dashboards.wandb_writer import log_runs
 {before}
 print({what})
 """
-ALL = "write_events(Path(sys.argv[2]), small_study()) and log_runs(Path(sys.argv[1]), small_study()).folders[{run!r}]"
+ALL = "write_runs(Path(sys.argv[2]), small_study()) and log_runs(Path(sys.argv[1]), small_study()).folders[{run!r}]"
 
 
 def script(before="", record="", what="log_one(Path(sys.argv[1]), small_record({record}))"):
@@ -90,7 +88,7 @@ def of_wandb(folder):
 
 
 def test_a_record_holds_the_bodys_numbers(body, drawn):
-    record = record_of(body, drawn)
+    record = study_record(body, drawn)
     first = body["transfer"]["tests"][0]
     verdict = first["verdict"]
     at = "transfer/width/learning_rate"
@@ -110,15 +108,15 @@ def test_a_record_holds_the_bodys_numbers(body, drawn):
     optima = [dict(zip(record.tables["optima"].columns, row, strict=True)) for row in record.tables["optima"].rows]
     control = [o for o in optima if o["arm"] == "sp"]
     assert [o["log2_value"] for o in control] == [o["log2_value"] for o in verdict["control"]["optima"]]
-    assert [o["high_log2"] for o in control] == [o["interval_log2"][1] for o in verdict["control"]["optima"]]
+    assert [o["interval_log2/1"] for o in control] == [o["interval_log2"][1] for o in verdict["control"]["optima"]]
     assert len(record.tables["search_trials"].rows) == 12 and len(record.tables["ladder_rungs"].rows) == 16
     assert sorted(record.pictures) == ["scaling", "search"]
 
 
 def test_the_same_study_is_the_same_run(body, drawn):
     other = {**body, "question": {**body["question"], "data_id": "0" * 64}}
-    assert record_of(body, drawn).run_id == record_of({**body, "ledger_head": "f" * 64}, drawn).run_id
-    assert record_of(body, drawn).run_id != record_of(other, drawn).run_id
+    assert study_record(body, drawn).run_id == study_record({**body, "ledger_head": "f" * 64}, drawn).run_id
+    assert study_record(body, drawn).run_id != study_record(other, drawn).run_id
 
 
 def test_what_a_person_wrote_freely_is_no_setting(body, drawn):
@@ -127,7 +125,7 @@ def test_what_a_person_wrote_freely_is_no_setting(body, drawn):
     free = ("command", "factory", "code_path", "metrics_path", "metrics_step_key")
     question["proxy"] |= dict.fromkeys(free, secret) | {"dtype": "float32", "rules": {"depth_alpha": 0.5}}
     question |= {"data": {"path": secret, "external": secret, "weights": {secret: 1.0}}, "unheard_of": secret}
-    config = record_of({**body, "question": question}, drawn).config
+    config = study_record({**body, "question": question}, drawn).config
     assert secret not in json.dumps(config)
     assert config["proxy"]["dtype"] == "float32" and config["proxy"]["rules"] == {"depth_alpha": 0.5}
     assert config["search"]["clip_norm"] == body["question"]["search"]["clip_norm"]
@@ -136,7 +134,7 @@ def test_what_a_person_wrote_freely_is_no_setting(body, drawn):
 
 @pytest.mark.parametrize("parts", [("transfer",), ("search", "transfer", "ladder", "fit", "choice", "digest")])
 def test_a_part_that_has_not_run_is_absent(body, parts):
-    record = record_of({**body, **dict.fromkeys(parts)}, "<html></html>")
+    record = study_record({**body, **dict.fromkeys(parts)}, "<html></html>")
     assert not [key for key in record.summary if key.split("/")[0] in {"values", *parts}]
     lacking = {"transfer_runs", "optima", "values"} | (
         {"search_trials", "ladder_rungs"} if "search" in parts else set()
@@ -188,7 +186,7 @@ def test_what_was_logged_can_be_read_back(told):
     assert table["columns"] == ["size", "log2_value", "status"]
     assert table["data"] == [list(row) for row in record.tables["optima"].rows]
     assert media(path, rows, "pictures/valleys-mup") == record.pictures["valleys-mup"]
-    assert done.stderr == "logged 1 of 3 runs\n" and path.name.startswith("offline-run-")
+    assert "100%" in done.stderr and path.name.startswith("offline-run-")
 
 
 def test_no_secret_reaches_the_disk_and_no_byte_the_network(told):
@@ -218,7 +216,7 @@ def test_logging_again_replaces_what_is_its_own(told, tmp_path):
     for name in others:
         (study / "wandb" / name).mkdir()
     older = set(runs_in(study)) - set(others)
-    logged = log_runs(study, [Wanted(record=small_record(num_rows=5)), *small_study()[1:]])
+    logged = log_runs(study, [small_record(num_rows=5), *small_study()[1:]])
     path = logged.folders[RUN_ID]
     assert logged.written == (RUN_ID,), "the proxies are as they were"
     assert set(runs_in(study)) - older == {path.name, *others} and len(older - set(runs_in(study))) == 1
@@ -226,17 +224,17 @@ def test_logging_again_replaces_what_is_its_own(told, tmp_path):
     assert json.loads(media(path, read_run(path)[2], "tables/optima"))["data"][4] == [64, -9.0, "ok"]
 
 
-def test_what_was_told_otherwise_or_lies_elsewhere_is_not_there(told, tmp_path):
-    home = told[0] / "study" / "wandb"
-    entries = read_index(home).runs
-    shutil.copytree(home, tmp_path / "wandb", symlinks=True)
-    for one in small_study():
-        run_id = one.record.run_id
-        assert is_there(home, run_id, entries[run_id], one.content, offline=True)
-        assert not is_there(home, run_id, entries[run_id], "0" * 64, offline=False)
-        moved = is_there(tmp_path / "wandb", run_id, entries[run_id], one.content, offline=True)
-        assert moved == (run_id != RUN_ID), "W&B keeps the files of its tables by their full path"
-    assert not is_there(home, RUN_ID, None, small_study()[0].content, offline=False)
+def test_what_changed_or_was_moved_is_written_again_and_nothing_else(told, tmp_path):
+    study = tmp_path / "study"
+    shutil.copytree(told[0] / "study", study, symlinks=True)
+    runs = small_study()
+    assert log_runs(study, runs).written == (RUN_ID,), "W&B keeps the files of its tables by their full path"
+    assert log_runs(study, runs).written == ()
+    changed = dataclasses.replace(runs[2], rows_id="other")
+    assert log_runs(study, [*runs[:2], changed]).written == (changed.run_id,)
+    shutil.rmtree(log_runs(study, runs).folders[runs[1].run_id])
+    assert log_runs(study, runs).written == (runs[1].run_id,)
+    assert len(list((study / "wandb").glob("data-*"))) == 1 and len(runs_in(study)) == 3
 
 
 def test_a_study_with_nothing_to_show_yet_can_be_logged(tmp_path):
@@ -255,17 +253,12 @@ def logged_before(told, tmp_path):
     shutil.copytree(told[0] / "study", study, symlinks=True)
     yield study
     assert runs_in(study) == runs_in(told[0] / "study")
-    assert len(list((study / "wandb").glob("data-*"))) == 1
     assert of_wandb(study) == []
 
 
-@pytest.mark.parametrize("what", [
-    "log_one(Path(sys.argv[1]), small_record(num_values=2000))",  # what wandb is told does not fit
-    "log_runs(Path(sys.argv[1]), [small_run(9, num_steps=150)])",  # it does, what wandb writes does not
-])  # fmt: skip
-def test_a_full_disk_is_noticed(logged_before, what):
+def test_a_full_disk_is_noticed(logged_before):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
-    command = [*script(limit, what=what), str(logged_before)]
+    command = [*script(limit, what="log_runs(Path(sys.argv[1]), [small_run(9, num_steps=150)])"), str(logged_before)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert "DashboardError" in done.stderr and "disk full" in done.stderr
 
@@ -305,7 +298,7 @@ def test_online_without_a_login_does_not_ask(logged_before, tmp_path, monkeypatc
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(DashboardError, match="wandb login"):
-        send_runs(logged_before, small_study(), Place())
+        upload_runs(logged_before, small_study(), Place())
 
 
 def kill(job, folder):
@@ -349,7 +342,7 @@ def test_a_verb_killed_while_wandb_hangs_leaves_no_process(tmp_path, other_wandb
 def test_the_verb_logs_a_finished_study_and_only_reads_it(finished, copied, monkeypatch):
     """With five of its proxies: the test of secrets logs them all."""
     some = proxy_runs(recorded_study(copied), Ledger.read(copied))[:5]
-    monkeypatch.setattr(dashboard_study, "proxy_runs", lambda *_: some)
+    monkeypatch.setattr(dashboard_runs, "proxy_runs", lambda *_: some)
     before = {n: hashlib.sha256(c).hexdigest() for n, c in everything(copied).items()}
     code, found = ask("dashboards", copied)
     assert code == 0
@@ -374,9 +367,7 @@ def test_the_verb_logs_a_finished_study_and_only_reads_it(finished, copied, monk
 @pytest.fixture
 def small(monkeypatch):
     """A study of two proxies in place of any other."""
-    workspace = {"name": "s", "study": "5" * 16, "digests": [], "hyperparameters": [], "tables": {}, "pictures": []}
-    told = Told(runs=tuple(small_study()), workspace=workspace)
-    monkeypatch.setattr(dashboard_study, "told_of", lambda _: told)
+    monkeypatch.setattr(dashboard_runs, "study_runs", lambda _: small_study())
 
 
 def test_disabled_is_tensorboard_alone(tmp_path, small):
@@ -394,12 +385,12 @@ def test_a_study_at_work_is_followed_to_its_end_through_failures(finished, small
         passes.append(None)
         if len(passes) == 2:
             raise DashboardError("no answer")
-        return Shown(log_dir=Path(), num_runs=3, num_written=len(passes), damaged=())
+        return Logged(folders={}, written=("run",) * len(passes), damaged=())
 
     monkeypatch.setattr(verb, "FOLLOW_SECONDS", 0.0)
     monkeypatch.setattr(verb, "IDLE_PER_PASS", 0.0)
     monkeypatch.setattr("launcher.views.now.now_body", lambda *_: {"at_work": at_work[len(passes)]})
-    monkeypatch.setattr("launcher.dashboards.events.write_events", fails_once)
+    monkeypatch.setattr("launcher.dashboards.tensorboard.write_runs", fails_once)
     where = ("--mode", "disabled", "--tensorboard", "events")
     code, out, err = forerun("dashboards", finished / "study", "--follow", *where)
     assert code == 0 and len(passes) == 4 and "4 written now" in out
@@ -407,8 +398,11 @@ def test_a_study_at_work_is_followed_to_its_end_through_failures(finished, small
 
 
 def test_two_at_once_are_refused(tmp_path):
-    with alone(home_of(tmp_path)), pytest.raises(DashboardError, match="another process logs this study"):
-        log_one(tmp_path, small_record())
+    (tmp_path / "wandb").mkdir()
+    with (tmp_path / "wandb" / LOCK_FILE).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(DashboardError, match="another process logs this study"):
+            log_one(tmp_path, small_record())
 
 
 def test_a_file_in_the_way_is_named(tmp_path, small):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -10,7 +11,6 @@ import struct
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,12 @@ from wandb_case import Server, read_run
 
 from launcher.base import metrics
 from launcher.base.following import Following
-from launcher.dashboards import mirrors
-from launcher.dashboards.event_writer import EventWriter
-from launcher.dashboards.mirror_rows import MirrorRows, flat
+from launcher.dashboards import mirrors, wandb_writer
+from launcher.dashboards.main_run import MetricsLog
 from launcher.dashboards.mirrors import mirrored
+from launcher.dashboards.records import numbers
+from launcher.dashboards.tensorboard import EventWriter
+from proxies.external import wandb_run
 from proxies.external.event_files import EventFile
 from proxies.external.growing import MetricsError
 
@@ -65,12 +67,16 @@ FLAT = {
 
 
 def test_every_number_of_a_line_has_a_flat_name():
-    assert flat(FULL) == FLAT
-    assert flat({"a": True, "b": "text", "c": None, "d": [], "e": {}}) == {}
+    assert numbers(FULL) == FLAT
+    assert numbers({"a": True, "b": "text", "c": None, "d": [], "e": {}}) == {}
 
 
 def steps_of(rows):
-    return [(row.step, row.goes_back) for row in rows]
+    return [(row["step"], row["take"]) for row in rows]
+
+
+def columns_of(row):
+    return {name: value for name, value in row.items() if name not in ("step", "take")}
 
 
 def test_a_file_is_followed_line_by_line(tmp_path):
@@ -102,60 +108,59 @@ def test_a_line_without_end_is_dropped(tmp_path, monkeypatch):
 
 
 def test_resumed_steps_are_told_once(tmp_path):
-    rows = MirrorRows(tmp_path)
+    rows = MetricsLog(tmp_path)
     metrics.append(tmp_path, STARTED)
     for step in range(1, 7):
         metrics.append(tmp_path, line(step))
-    assert steps_of(rows.read()) == [(step, False) for step in range(1, 7)]
+    assert steps_of(rows.read()) == [(step, 1) for step in range(1, 7)]
     rewound(tmp_path, 4, {**STARTED, "step": 4}, line(5), line(6), line(7))
-    assert steps_of(rows.read()) == [(7, False)]
+    assert steps_of(rows.read()) == [(7, 1)]
     rewound(tmp_path, 4, line(5))
     assert rows.read() == []
     for step in (6, 7, 8):
         metrics.append(tmp_path, line(step))
-    assert steps_of(rows.read()) == [(8, False)]
+    assert steps_of(rows.read()) == [(8, 1)]
 
 
 def test_rolled_back_steps_are_told_again(tmp_path):
-    rows = MirrorRows(tmp_path)
+    rows = MetricsLog(tmp_path)
     for step in range(1, 11):
         metrics.append(tmp_path, line(step))
     rows.read()
     rewound(tmp_path, 4, rollback(to_step=6, start=4), *(line(step, 1.0 + step) for step in range(5, 12)))
     told = rows.read()
-    assert steps_of(told) == [(6, True), *((step, False) for step in range(7, 12))]
-    assert told[0].columns == {f"rolled_back/{k}": v for k, v in rollback(6, 4).items() if k in GONE_BACK}
-    assert told[1].columns["train_loss_nats"] == 8.0
+    assert steps_of(told) == [(step, 2) for step in range(6, 12)]
+    assert columns_of(told[0]) == {f"rolled_back/{k}": v for k, v in rollback(6, 4).items() if k in GONE_BACK}
+    assert told[1]["train_loss_nats"] == 8.0
     # Killed, and resumed from before the rollback, which is said again at another step.
     rewound(tmp_path, 3, rollback(to_step=6, start=3), *(line(step, 1.0 + step) for step in range(4, 13)))
-    assert steps_of(rows.read()) == [(12, False)]
+    assert steps_of(rows.read()) == [(12, 2)]
     rewound(tmp_path, 8, rollback(to_step=9, start=8, number=2), line(9), line(10))
-    assert steps_of(rows.read()) == [(9, True), (10, False)]
+    assert steps_of(rows.read()) == [(9, 3), (10, 3)]
 
 
 def test_a_window_opened_just_after_a_rollback_misses_no_step(tmp_path):
-    rows = MirrorRows(tmp_path)
+    rows = MetricsLog(tmp_path)
     for record in (*map(line, range(1, 5)), rollback(to_step=6, start=4), *map(line, range(5, 8))):
         metrics.append(tmp_path, record)
-    assert steps_of(rows.read()) == [*((step, False) for step in range(1, 5)), (4, True), (5, False), (6, False),
-                                     (7, False)]  # fmt: skip
+    assert steps_of(rows.read()) == [*((step, 1) for step in range(1, 5)), *((step, 2) for step in range(4, 8))]
 
 
 def test_events_past_a_rollback_are_told_again(tmp_path):
-    rows, saved = MirrorRows(tmp_path), [{"event": "saved", "step": step, "seconds": 0.5} for step in (4, 8)]
+    rows, saved = MetricsLog(tmp_path), [{"event": "saved", "step": step, "seconds": 0.5} for step in (4, 8)]
     for record in (*map(line, range(1, 9)), *saved):
         metrics.append(tmp_path, record)
-    assert steps_of(rows.read())[-2:] == [(4, False), (8, False)]
+    assert steps_of(rows.read())[-2:] == [(4, 1), (8, 1)]
     rewound(tmp_path, 4, rollback(to_step=6, start=4), *map(line, range(5, 9)), *saved)
-    assert [row.columns for row in rows.read()][-1] == {"saved/seconds": 0.5}
+    assert columns_of(rows.read()[-1]) == {"saved/seconds": 0.5}
 
 
 def test_events_with_numbers_are_told_once(tmp_path):
-    rows = MirrorRows(tmp_path)
+    rows = MetricsLog(tmp_path)
     saved = {"event": "saved", "step": 1, "seconds": 0.5, "wait_seconds": 0.1}
     for record in (line(1), saved, metrics.Ending(event="stopped", exit_code=0, step=1, validation_loss_nats=2.0)):
         metrics.append(tmp_path, record)
-    assert [row.columns for row in rows.read()[1:]] == [
+    assert [columns_of(row) for row in rows.read()[1:]] == [
         {"saved/seconds": 0.5, "saved/wait_seconds": 0.1},
         {"stopped/exit_code": 0, "stopped/validation_loss_nats": 2.0},
     ]  # fmt: skip
@@ -168,7 +173,7 @@ def test_lines_that_are_not_ours_hurt_nothing(tmp_path):
         '{"step": "a"}\n{"step": true}\n{}\n[]\n\xff\n{"event": 3, "step": 1}\n{"event": "rolled_back", "step": 2}\n'
         '{"step": 1, "x": 1e400}\n{"step": 3, "train_loss_nats": 2.0}\n'
     )
-    assert [row.step for row in MirrorRows(tmp_path).read()] == [3]
+    assert [row["step"] for row in MetricsLog(tmp_path).read()] == [3]
 
 
 # Event files
@@ -317,11 +322,11 @@ def test_a_window_that_dies_is_told_and_the_other_goes_on(decision, tmp_path, ca
         deadline = time.monotonic() + 30
         while "wandb mirror ended early" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert "the wandb mirror ended early, the run goes on: code -9" in said
+        assert "the wandb mirror ended early, the run goes on: wandb ended with code -9" in said
     assert [(mirror.name, mirror.whole, mirror.num_rows) for mirror in found] == [
         ("wandb", False, 0), ("tensorboard", True, 1),
     ]  # fmt: skip
-    assert found[0].text == "not whole: code -9: it said nothing"
+    assert found[0].text == "not whole: wandb ended with code -9: it said nothing"
 
 
 def await_child(module, run_dir, *, kill):
@@ -341,23 +346,20 @@ def await_child(module, run_dir, *, kill):
     raise AssertionError(f"no {module} for {run_dir}")
 
 
-@pytest.mark.parametrize(("num_found", "said"), [(2, "2 of 3 rows are in"), (3, ""), (None, "0 of 3 rows are in")])
-def test_what_wandb_says_it_wrote_is_read_back_and_counted(decision, tmp_path, monkeypatch, num_found, said):
-    """wandb itself stands aside: a process that answers as its own does, and a file of so many rows."""
-    path = tmp_path / "run" / "wandb" / f"offline-run-1-{decision.digest[:16]}"
-    window = tmp_path / "python"
-    answer = json.dumps({"num_rows": 3, "dir": str(path / "files")})
-    window.write_text(f"#!{sys.executable} -S\nimport sys\nsys.stdin.read()\nprint({answer!r})\n")
-    window.chmod(0o755)
-    monkeypatch.setattr(mirrors, "sys", types.SimpleNamespace(executable=str(window)))
-    if num_found is not None:
-        rows = types.SimpleNamespace(read=lambda _: [{}] * num_found, at_end=True)
-        monkeypatch.setattr(mirrors, "WandbRun", lambda *_: rows)
+def test_what_wandb_says_it_wrote_is_read_back_and_counted(decision, tmp_path, monkeypatch):
+    class Short(wandb_run.WandbRun):
+        def read(self, max_bytes):
+            return [row for row in super().read(max_bytes) if row["_step"] != 1]
+
+    (tmp_path / "run").mkdir()
+    for step in (1, 2, 3):
+        metrics.append(tmp_path / "run", line(step))
+    monkeypatch.setattr(wandb_run, "WandbRun", Short)
+    monkeypatch.setattr(wandb_writer, "FLUSH_SECONDS", 2.0)
     found = []
     with mirrored(tmp_path / "run", decision, found, wandb="offline"):
         pass
-    assert found[0].whole == (said == "")
-    assert said in found[0].text
+    assert not found[0].whole and "1 of 3 rows" in found[0].text
 
 
 def test_a_folder_that_cannot_be_written_is_told(decision, tmp_path):
@@ -369,20 +371,17 @@ def test_a_folder_that_cannot_be_written_is_told(decision, tmp_path):
     assert not found[0].whole and f"{tmp_path / 'file'}: File exists" in found[0].text
 
 
-def test_a_full_disk_is_told(decision, tmp_path):
+def test_a_full_disk_is_told(decision, tmp_path, monkeypatch):
     """/dev/full takes nothing; an event file that is it stands for a disk that has filled."""
-    code = (
-        "import sys; from pathlib import Path; from launcher.dashboards import mirror_tensorboard as m\n"
-        "m.EventWriter.__init__ = lambda self, path: setattr(self, '_file', open('/dev/full', 'wb'))\n"
-        "m.main()"
-    )
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    metrics.append(run_dir, line(1))
-    order = json.dumps({"follow": str(run_dir), "log_dir": str(tmp_path / "tb"), "digest": decision.digest})
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, input=order + "\n", capture_output=True, text=True, check=True)
-    assert "No space left on device" in json.loads(done.stdout)["problem"]
+    (tmp_path / "run").mkdir()
+    found = []
+    with Path("/dev/full").open("wb") as full:
+        monkeypatch.setattr(EventWriter, "__init__", lambda one, _: setattr(one, "_file", full))
+        with mirrored(tmp_path / "run", decision, found, tensorboard_dir=tmp_path / "tb"):
+            pass
+        with contextlib.suppress(OSError):
+            full.close()
+    assert not found[0].whole and "No space left on device" in found[0].text
 
 
 def test_no_secret_and_no_name_a_person_gave_is_sent(decision, tmp_path, monkeypatch):
@@ -425,15 +424,15 @@ def test_a_window_that_does_not_end_is_ended(decision, tmp_path, monkeypatch):
     monkeypatch.setattr(mirrors, "FINISH_SECONDS", 1.0)
     (tmp_path / "run").mkdir()
     found = []
-    with mirrored(tmp_path / "run", decision, found, tensorboard_dir=tmp_path / "tb"):
-        pid = await_child("launcher.dashboards.mirror_tensorboard", tmp_path, kill=False)
+    with mirrored(tmp_path / "run", decision, found, wandb="offline"):
+        pid = await_child("launcher.dashboards.wandb_process", tmp_path, kill=False)
         os.kill(pid, signal.SIGSTOP)
     assert found[0].text == "not whole: it did not end within 1 s"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-def test_windows_outlive_a_killed_supervisor_only_to_finish(corpus, decision, tmp_path):
+def test_a_killed_supervisor_leaves_what_was_told_and_no_process(corpus, decision, tmp_path):
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     metrics.append(run_dir, line(1))
@@ -441,21 +440,18 @@ def test_windows_outlive_a_killed_supervisor_only_to_finish(corpus, decision, tm
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from pathlib import Path; from main_run import tiny_decision\n"
         "from launcher.dashboards.mirrors import mirrored\n"
-        "with mirrored(Path(sys.argv[1]), tiny_decision(Path(sys.argv[2])), [], tensorboard_dir=Path(sys.argv[3])):\n"
-        "    print('up', flush=True); time.sleep(600)"
+        "with mirrored(Path(sys.argv[1]), tiny_decision(Path(sys.argv[2])), [], wandb='offline'):\n"
+        "    time.sleep(600)"
     )
-    job = subprocess.Popen([sys.executable, "-c", code, run_dir, corpus, tmp_path / "tb"], stdout=subprocess.PIPE)
-    assert job.stdout.readline() == b"up\n"
-    await_rows(tmp_path / "tb", 1)
-    metrics.append(run_dir, line(2))
+    job = subprocess.Popen([sys.executable, "-c", code, run_dir, corpus])
+    await_wandb(run_dir)
     job.kill()
     job.wait()
-    job.stdout.close()
-    await_rows(tmp_path / "tb", 2)
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and writers(tmp_path / "tb"):
+    while time.monotonic() < deadline and writers(run_dir):
         time.sleep(0.1)
-    assert writers(tmp_path / "tb") == []
+    assert writers(run_dir) == []
+    assert [row["step"] for row in logged(run_dir)[2]] == [1]
 
 
 def writers(folder):

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from wandb_server import Server  # noqa: F401  (whoever takes the case takes the service)
 
-from launcher.dashboards.charts import Table
-from launcher.dashboards.dashboards import log_runs
-from launcher.dashboards.record import Artifact, Record, Wanted
+from launcher.dashboards.records import Artifact, RunRecord, Table
+from launcher.dashboards.wandb_writer import log_runs
 from proxies.external.wandb_run import WandbRun
 
 RUN_ID, STUDY = "0123456789abcdef", "5" * 16
@@ -17,7 +16,7 @@ DIGEST = "d" * 64
 def small_record(num_rows=3, num_values=1):
     """Of a study."""
     rows = tuple((32 * 2 ** (i % 3), -5.0 - i, None if i % 2 else "ok") for i in range(num_rows))
-    return Record(
+    return RunRecord(
         run_id=RUN_ID, name="study 01234567", config={"proxy": {"base_width": 32}, "study": STUDY},
         summary={"transfer/width/learning_rate/outcome": "holds", **{f"n{i}": i + 0.5 for i in range(num_values)}},
         tables={"optima": Table(columns=("size", "log2_value", "status"), rows=rows)},
@@ -29,23 +28,23 @@ def small_record(num_rows=3, num_values=1):
 
 def small_run(number, loss=None, num_steps=5):
     """Of a proxy: its loss halves at every step."""
-    record = Record(
-        run_id=f"{number:016x}", name=f"search mup {number}", group="search", job_type="trial", over="step",
+    rows = [{"step": step, "tokens": 64 * step, "train_loss_nats": 8.0 / 2**step} for step in range(1, num_steps + 1)]
+    return RunRecord(
+        run_id=f"{number:016x}", name=f"search mup {number}", group="search", job_type="trial",
         config={"study": STUDY, "learning_rate": 0.1 * number}, tags=("mup", "search"),
         summary={"status": "finished", "validation_loss_nats": loss or 1.5 + number},
+        rows=lambda: rows, rows_id=f"{number} {num_steps}",
     )  # fmt: skip
-    rows = [{"step": step, "tokens": 64 * step, "train_loss_nats": 8.0 / 2**step} for step in range(1, num_steps + 1)]
-    return Wanted(record=record, rows=lambda: rows, rows_id=f"{number} {num_steps}")
 
 
 def small_study(num_runs=2):
     """The study's own run, and some proxies."""
-    return [Wanted(record=small_record()), *(small_run(number) for number in range(1, num_runs + 1))]
+    return [small_record(), *(small_run(number) for number in range(1, num_runs + 1))]
 
 
 def log_one(study_dir, record):
     """A run alone, logged offline; its folder."""
-    return log_runs(study_dir, [Wanted(record=record)]).folders[record.run_id]
+    return log_runs(study_dir, [record]).folders[record.run_id]
 
 
 def read_run(path):

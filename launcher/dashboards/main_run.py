@@ -1,0 +1,155 @@
+"""A main run as a dashboard is told of it: its metrics as rows, as they are or while they grow, with its band.
+
+A run that is resumed takes the steps after its checkpoint again, bit for bit, and its metrics are rewound: those steps
+are not told again. A run that was rolled back takes other steps under the same numbers: those are, as a further `take`,
+and a row before them says that the earlier ones no longer count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.base import metrics
+from launcher.base.following import Following
+from launcher.dashboards.records import ID_DIGITS, Row, RunRecord, numbers, tags_of
+from proxies.core import canon
+from proxies.core.canon import Json
+
+if TYPE_CHECKING:
+    from launcher.frozen.frozen import CurvePoint, Decision
+
+_OF_PROXIES_TOO = ("train_loss_nats", "grad_norm", "validation_loss_nats")
+"""Of a main run told under `main_run/` once more: a chart of W&B's takes a name from every run that has it."""
+
+
+def main_run(
+    decision: Decision, run_dir: Path, study: str = "", is_over: Callable[[], bool] = lambda: True
+) -> RunRecord:
+    """The main run of a frozen config.
+
+    Args:
+        decision: that was frozen.
+        run_dir: where its metrics are, or will be.
+        study: the study's id, where it is known.
+        is_over: asked after all that was there has been told: whether to stop there, or to look again. It may wait.
+    """
+    run_id = decision.digest[:ID_DIGITS]
+    path, summary, sha256 = run_dir / metrics.METRICS_FILE, {}, ""
+    if study and path.is_file():
+        summary = _ended(run_dir)
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    settings = main_settings(decision)
+    return RunRecord(
+        run_id=run_id, name=f"run {run_id[:8]}", config={**settings, "study": study} if study else settings,
+        summary=summary, group="main run", job_type="main run", tags=tags_of(study) if study else (),
+        rows=lambda: _rows(decision, run_dir, is_over), rows_id=sha256,
+    )  # fmt: skip
+
+
+def _ended(run_dir: Path) -> dict[str, Json]:
+    ending = metrics.read_ending(run_dir)
+    if ending is None:
+        return {}
+    found: dict[str, Json] = {"ended": ending.event, "num_steps_done": ending.step}
+    loss = ending.validation_loss_nats
+    return found if loss is None else {**found, "validation_loss_nats": loss}
+
+
+def main_settings(decision: Decision) -> dict[str, Json]:
+    """Numbers and choices from fixed lists alone: no path, no name that a person gave."""
+    predicted = decision.predicted
+    return {
+        "digest": decision.digest, "shape": canon.to_json(decision.shape), "batch_tokens": decision.batch_tokens,
+        "num_tokens": decision.num_tokens, "num_steps": decision.learning_rate.schedule.num_steps,
+        "num_ranks": decision.parallelism.num_ranks, "precision": decision.precision, "seed": decision.seed,
+        "clip_norm": decision.clip_norm, "predicted_loss_nats": predicted.loss_nats,
+        "predicted_low_nats": predicted.low_nats, "predicted_high_nats": predicted.high_nats,
+    }  # fmt: skip
+
+
+def _rows(decision: Decision, run_dir: Path, is_over: Callable[[], bool]) -> Iterator[Row]:
+    """Every number of the metrics, the expected band beside the loss, and how many spikes there were so far."""
+    from launcher.trainer.spikes import Detector
+
+    detector, num_spikes, log, over = Detector(decision.spikes), 0, MetricsLog(run_dir), False
+    while True:
+        for row in log.read():
+            told = {**row, **{f"main_run/{name}": row[name] for name in _OF_PROXIES_TOO if name in row}}
+            if (loss := row.get("train_loss_nats")) is not None:
+                detector.see(loss)
+                num_spikes += detector.num_above == 1
+                told |= {"num_loss_spikes": num_spikes, **band_at(decision.predicted.curve, int(row["step"]))}
+            yield told
+        if over and log.at_end:
+            return
+        over = over or is_over()
+
+
+class MetricsLog:
+    """The rows of a run, as its metrics grow: every step once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._following = Following(run_dir)
+        self._told_to, self._take = 0, 1
+        self._rollbacks: set[str] = set()
+        self._events: set[tuple[Json, int]] = set()
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all that was there has been read."""
+        return self._following.at_end
+
+    def read(self) -> list[dict[str, float]]:
+        """The next rows: numbers under flat names, `step` and `take`.
+
+        Raises:
+            OSError: the metrics cannot be read.
+        """
+        return [row for line in self._following.read().lines if (row := self._row(line))]
+
+    def _row(self, line: dict[str, Json]) -> dict[str, float]:
+        """Empty: it was told before, or says nothing."""
+        step, event = line.get("step"), line.get("event")
+        if not isinstance(step, int) or isinstance(step, bool) or not isinstance(event, str | None):
+            return {}
+        if event is None:
+            if step <= self._told_to:
+                return {}
+            self._told_to = step
+            return {**numbers(line), "take": self._take}
+        columns = {f"{event}/{name}": value for name, value in numbers(line).items() if name != "step"}
+        if event == "rolled_back":
+            return self._rolled_back(line, columns)
+        if event == "started" or not columns or (event, step) in self._events:
+            return {}
+        self._events.add((event, step))
+        return {"step": step, "take": self._take, **columns}
+
+    def _rolled_back(self, line: dict[str, Json], columns: dict[str, float]) -> dict[str, float]:
+        told = canon.canonical({key: line[key] for key in line if key != "step"})  # said again at another one
+        to_step = line.get("to_step")
+        if told in self._rollbacks or not isinstance(to_step, int):
+            return {}
+        self._rollbacks.add(told)
+        self._take += 1
+        self._told_to = min(self._told_to, to_step)
+        self._events = {(event, step) for event, step in self._events if step <= to_step}
+        return {"step": self._told_to, "take": self._take, **columns}
+
+
+def band_at(curve: Sequence[CurvePoint], step: int) -> dict[str, float]:
+    """Expected loss at a step and the ends of its band, on straight lines over log(step); none outside of the curve."""
+    at = bisect_left([point.step for point in curve], step)
+    if at == len(curve) or (at == 0 and curve[0].step != step):
+        return {}
+    after, before = curve[at], curve[max(0, at - 1)]
+    share = math.log(step / before.step) / math.log(after.step / before.step) if after.step != before.step else 0.0
+    names = {"expected_loss_nats": "loss_nats", "expected_low_nats": "low_nats", "expected_high_nats": "high_nats"}
+    ends = {told: (float(getattr(before, name)), float(getattr(after, name))) for told, name in names.items()}
+    return {told: low + share * (high - low) for told, (low, high) in ends.items()}

@@ -1,0 +1,313 @@
+"""What a dashboard is told of a run: settings, rows step by step, numbers, tables, pictures, files. Knows no dashboard.
+
+`study_record` makes the run that stands for a whole study; `runs` makes those of its proxies, `main_run` that of its
+main run. A writer (`tensorboard`, `wandb_writer`) takes any of them.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from launcher.figures.svg import INK, LIGHT_VARIABLES
+from launcher.plan.plan import Plan
+from launcher.report.page import rules_of
+from launcher.views.html import Body
+from launcher.views.transfer import verdicts_by_arm
+from proxies.core import canon
+from proxies.core.canon import Json
+
+VERSION = 2
+"""Of how records are made: raised, all runs are logged anew."""
+ID_DIGITS = 16
+Scalar = str | float | bool | None
+Row = Mapping[str, float]
+"""What was logged of one `step`. `take` counts how often the run went back: a higher one voids the later steps."""
+_HASHES = ("data_id", "factory_sha256", "semantics")
+_VERDICT = ("outcome", "transferred_value", "cost_of_2x_off_nats", "drift_octaves_per_doubling", "regret_nats")
+_VALUE = (
+    "hyperparameter", "base_value", "target_value", "rule", "outcome", "tested", "untested", "regret_nats",
+    "cost_of_2x_off_nats",
+)  # fmt: skip
+_DRAWING = re.compile(r'<svg [^>]*aria-labelledby="(?P<name>[^"]+)-title".*?</svg>', re.DOTALL)
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Rows under named columns, one type to a column, null where there is no value."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Json, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artifact:
+    """Files that belong together, under a name and with what they are known by."""
+
+    kind: str
+    files: dict[str, str]
+    metadata: dict[str, Json]
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """One run of a dashboard."""
+
+    run_id: str
+    """Of what it is about: the same is the same run, however often it is logged."""
+    name: str
+    config: dict[str, Json]
+    """Settings: nothing that a person wrote freely."""
+    summary: dict[str, Json] = field(default_factory=dict)
+    """Numbers, outcomes and ids; units in the keys; no key where there is no value."""
+    tables: dict[str, Table] = field(default_factory=dict)
+    pictures: dict[str, str] = field(default_factory=dict)
+    """Whole HTML pages by name, each holding one drawing and nothing from elsewhere."""
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    group: str = "study"
+    """The stage."""
+    job_type: str = "study"
+    tags: tuple[str, ...] = ()
+    rows: Callable[[], Iterable[Row]] = tuple
+    """What was logged, step by step; made when it is needed."""
+    rows_id: str = ""
+    """Names the content of `rows`."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """All but the rows, as plain JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "rows"}
+
+    @property
+    def content(self) -> str:
+        """Content id of all of it: the same is not logged twice."""
+        return canon.content_id([VERSION, self.body])
+
+    @property
+    def has_files(self) -> bool:
+        """Whether a dashboard keeps files of it beside its rows."""
+        return bool(self.tables or self.pictures or self.artifacts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logged:
+    """What a dashboard has."""
+
+    folders: dict[str, Path]
+    """Of every run by its id."""
+    written: tuple[str, ...]
+    """Ids of the runs that were written just now; the others were there."""
+    damaged: tuple[str, ...]
+    """A sentence for every run whose curve is not what was recorded: it is not logged."""
+
+
+def flat(value: Json, name: str = "") -> dict[str, Scalar]:
+    """Every leaf by its path, joined with `/`; an estimate by its own name, with `/low` and `/high` of its interval."""
+    if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        return {name: ", ".join(map(str, value))}
+    if isinstance(value, dict):
+        parts = list(value.items())
+        if value.keys() >= {"value", "interval"}:
+            low, high = typing.cast(list[Json], value["interval"]) or (None, None)
+            rest = [(key, part) for key, part in parts if key not in ("value", "interval")]
+            return {name: typing.cast(Scalar, value["value"])} | flat({"low": low, "high": high, **dict(rest)}, name)
+    elif isinstance(value, list):
+        parts = [(str(index), part) for index, part in enumerate(value)]
+    else:
+        return {name: value}
+    return {path: leaf for key, part in parts for path, leaf in flat(part, f"{name}/{key}" if name else key).items()}
+
+
+def numbers(value: Json) -> dict[str, float]:
+    """Every number in it by its path; text, truth and what is not known are left out."""
+    found = flat(value).items()
+    return {name: leaf for name, leaf in found if isinstance(leaf, int | float) and not isinstance(leaf, bool)}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Records as a table: nested parts are columns of their own, null where a record has none."""
+    flattened = [flat(dict(row)) for row in rows]
+    columns = tuple(dict.fromkeys(name for row in flattened for name in row))
+    return Table(columns=columns, rows=tuple(tuple(row.get(column) for column in columns) for row in flattened))
+
+
+def study_id(question: Any) -> str:
+    """The id of the run that stands for a study, and the value of `study` in the config of all its runs."""
+    return canon.content_id(question)[:ID_DIGITS]
+
+
+def tags_of(study: str) -> tuple[str, ...]:
+    """What all runs of a study are tagged with."""
+    return (f"study-{study[:8]}",)
+
+
+def study_record(body: Body, page: str, frozen: Sequence[Any] = ()) -> RunRecord:
+    """What to log of a study, finished or not: a part that has not run is absent.
+
+    Args:
+        body: of the report, as `launcher.report.body.recorded_body` gives it.
+        page: the report drawn from it, whose drawings are the pictures.
+        frozen: decisions that were frozen, as plain JSON.
+    """
+    run_id = study_id(body["question"])
+    return RunRecord(
+        run_id=run_id, name=f"study {run_id[:8]}", config={**_config(body["question"]), "study": run_id},
+        summary=_summary(body), tables={**_tables(body), **_frozen_tables(frozen)}, pictures=pictures(page),
+        artifacts=_artifacts(body, run_id, frozen), tags=tags_of(run_id),
+    )  # fmt: skip
+
+
+def _config(question: Any) -> dict[str, Json]:
+    """Numbers and choices from fixed lists alone: a command line, a path or a name may hold a secret."""
+    return {**_choices(Plan, question), **{key: question[key] for key in _HASHES if key in question}}
+
+
+def _choices(model: type[BaseModel], values: Any) -> dict[str, Json]:
+    kept: dict[str, Json] = {}
+    for key, asked in model.model_fields.items():
+        if key not in values:
+            continue
+        kind = asked.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            kept[key] = _choices(kind, values[key])
+        elif not _is_free(kind):
+            kept[key] = values[key]
+    return kept
+
+
+def _is_free(kind: Any) -> bool:
+    """Whether a value of this type can hold a text that is on no list."""
+    if typing.get_origin(kind) is typing.Literal:
+        return False
+    return kind in (str, Any) or any(_is_free(part) for part in typing.get_args(kind))
+
+
+def _summary(body: Body) -> dict[str, Json]:
+    found: dict[str, Any] = {
+        "gates": {gate["name"]: gate["outcome"] for gate in body["gates"]},
+        "digest": body["digest"], "ledger_head": body["ledger_head"],
+        "spend": {key: body["spend"][key] for key in ("num_runs", "flops_causal", "share_of_target")},
+    }  # fmt: skip
+    if search := body["search"]:
+        losses = [trial["loss_nats"] for trial in search["trials"] if trial["loss_nats"] is not None]
+        best = {f"best_{key}": value for key, value in search["best"].items()}
+        found["search"] = {**best, "num_trials": len(search["trials"]), "best_loss_nats": min(losses, default=None)}
+    if transfer := body["transfer"]:
+        for test, arm, verdict in _verdicts(body):
+            control = "" if arm == _main_arm(body) else "/control"
+            found[f"transfer/{test['axis']}/{test['hyperparameter']}{control}"] = {k: verdict[k] for k in _VERDICT}
+        if together := transfer["together"]:
+            shown = ("outcome", "transferred_value", "margin_nats", "regret_nats")
+            found["transfer/together"] = {key: together[key] for key in shown}
+        for value in transfer["values"]:
+            at = f"values/{value['hyperparameter']}"
+            found |= {at: value["target_value"], f"{at}/outcome": value["outcome"]}
+    if fit := body["fit"]:
+        found["fit"] = {"status": fit["status"], "residual_sd": fit["residual_sd"], **fit["parameters"]}
+    if choice := body["choice"]:
+        loss = {"value": choice["prediction"]["loss"], "interval": choice["prediction"]["interval"]}
+        shown = ("params", "tokens", "num_steps", "budget_flops")
+        found["choice"] = {**{key: choice[key] for key in shown}, "loss_nats": loss}
+    return {name: value for name, value in flat(found).items() if value is not None}
+
+
+def _main_arm(body: Body) -> str:
+    return str(body["question"]["proxy"]["parametrization"])
+
+
+def _verdicts(body: Body) -> Iterable[tuple[Any, str, Any]]:
+    """(test, arm, verdict) of every test, the control's last."""
+    for test in body["transfer"]["tests"]:
+        for arm, verdict in verdicts_by_arm(test, _main_arm(body)).items():
+            yield test, arm, verdict
+
+
+def _tables(body: Body) -> dict[str, Table]:
+    found: dict[str, Sequence[Mapping[str, Any]]] = {"gates": body["gates"]}
+    if transfer := body["transfer"]:
+        about = [({"axis": test["axis"], "hyperparameter": test["hyperparameter"]}, test) for test in transfer["tests"]]
+        judged = [({"axis": test["axis"], "hyperparameter": test["hyperparameter"], "arm": arm}, verdict)
+                  for test, arm, verdict in _verdicts(body)]  # fmt: skip
+        found["transfer_runs"] = [{**known, **run} for known, test in about for run in test["runs"]]
+        found["optima"] = [{**known, **optimum} for known, verdict in judged for optimum in verdict["optima"]]
+        found["verdicts"] = [{**known, **{key: verdict[key] for key in _VERDICT}} for known, verdict in judged]
+        found["values"] = [{key: value[key] for key in _VALUE} for value in transfer["values"]]
+    if search := body["search"]:
+        found["search_trials"] = search["trials"]
+    if ladder := body["ladder"]:
+        found["ladder_rungs"] = ladder["rungs"]
+    if fit := body["fit"]:
+        intervals = fit["intervals"] or {}
+        found["fit"] = [{"parameter": name, "fitted": {"value": value, "interval": intervals.get(name)}}
+                        for name, value in fit["parameters"].items()]  # fmt: skip
+    return {name: table(rows) for name, rows in found.items() if rows}
+
+
+def _frozen_tables(frozen: Sequence[Any]) -> dict[str, Table]:
+    """Every number and choice of the frozen configs, field by field; names of data are in the artifacts alone."""
+    rows = [
+        {
+            "digest": canon.content_id(decision)[:ID_DIGITS],
+            "field": name.replace("/", "."),
+            "value": canon.canonical(value).strip('"'),
+        }
+        for decision in frozen
+        for name, value in flat({**decision, "data": {"data_id": decision["data"]["data_id"]}}).items()
+    ]
+    return {"frozen_config": table(rows)} if rows else {}
+
+
+def _artifacts(body: Body, run_id: str, frozen: Sequence[Any]) -> dict[str, Artifact]:
+    """Verdicts and fits as files that name the config's digest; every frozen config as one whose sha256 it is.
+
+    Metadata follow from the files alone: W&B keeps those of the first artifact with the same files.
+    """
+    digest = body["digest"]
+    known: dict[str, Json] = {"study": run_id, "digest": digest}
+    aliases = (f"config-{digest[:ID_DIGITS]}",) if digest else ()
+    found = {
+        f"{name}-{run_id}": Artifact(
+            kind=name, files={f"{name}.json": canon.pretty({**known, name: body[name]}).decode()}, metadata=known,
+            aliases=aliases,
+        )
+        for name in ("transfer", "fit", "gates", "choice") if body[name]
+    }  # fmt: skip
+    for decision in frozen:
+        text, digest = canon.canonical(decision), canon.content_id(decision)
+        found[f"launch-config-{digest[:ID_DIGITS]}"] = Artifact(
+            kind="launch-config", files={"decision.json": text}, aliases=(digest[:ID_DIGITS],),
+            metadata={"digest": digest, "study": run_id, "num_bytes": len(text.encode())},
+        )  # fmt: skip
+    return found
+
+
+def pictures(page: str) -> dict[str, str]:
+    """The drawings of a report, by name, each as a page of its own on white: W&B shows it in a frame, in its own theme.
+
+    Args:
+        page: HTML as `launcher.report.report.page` writes it, its drawings as `launcher.figures.svg.finish` does.
+    """
+    found = _DRAWING.finditer(page)
+    return {each["name"]: _standing_alone(each.group(), rules_of(page, each.group())) for each in found}
+
+
+def _standing_alone(svg: str, rules: str) -> str:
+    said = _TITLE.search(svg)
+    title = html.escape(html.unescape(said.group(1)) if said else "")
+    style = (
+        f":root{{color-scheme:light;{LIGHT_VARIABLES}}}"
+        f"body{{margin:1rem;background:#fff;color:{INK};font:15px/1.45 system-ui,sans-serif}}"
+        "p{margin:0 0 .6rem}svg{display:block;width:100%;max-width:46rem;height:auto;font-family:inherit}"
+        f"{rules}"
+    )
+    head = f'<head><meta charset="utf-8"><title>{title}</title><style>{style}</style></head>'
+    return f'<!doctype html><html lang="en">{head}<body><p>{title}</p>{svg}</body></html>\n'

@@ -1,0 +1,335 @@
+"""Runs in W&B: a one-way window that is made from the ledger, and can be made again at any time.
+
+Every run is written by wandb in a process of its own (`launcher.base.wandb_calls`), read back before anybody is told
+that it is there, and not written again while nothing about it changes: its folder has a note of what it was made of.
+What was uploaded is asked back from the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.base.talk import Meter
+from launcher.base.wandb_calls import WANDB_DIR, DashboardError, Job, Mode, ask, job, upload
+from launcher.dashboards.records import Logged, RunRecord
+from proxies.core import canon
+from proxies.core.canon import Json
+from sweeps.store.errors import CurveCorrupt
+
+ENTRY_FILE, LOCK_FILE, WORKSPACE_FILE = "forerun.json", "forerun.lock", "workspace.json"
+ARRIVAL_SECONDS = 60.0
+"""How long the service may take to show what it was sent."""
+_SECONDS_A_RUN, _SECONDS_A_ROW = 2.0, 0.005
+"""A tenth of it is what wandb takes on an idle core."""
+_FOLDER = re.compile(r"(?:offline-)?run-\d{8}_\d{6}-(?P<run_id>[0-9a-f]+)")
+FLUSH_SECONDS = 10.0
+"""How long wandb may take to have on the disk what it has taken."""
+_READ_BYTES, _POLL_SECONDS = 2**26, 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where W&B puts it."""
+
+    project: str = "forerun"
+    entity: str | None = None
+    """A user or team; None is the login's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A run that was written, as `forerun.json` in its folder keeps it."""
+
+    content: str
+    """Of the `RunRecord` that it was made of."""
+    num_rows: int
+    files: dict[str, int] = field(default_factory=dict)
+    """Bytes of its tables and pictures, by their path below the run's `files`."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of its artifacts, as W&B names their content."""
+    data_dir: str = ""
+    """Where W&B keeps the files of its tables and artifacts, by their full path; empty: it has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrived:
+    """What the service was asked back."""
+
+    url: str
+    """Of the project."""
+    num_sent: int
+    num_there: int
+    """Runs that are there whole: settings, summary, history, files and artifacts as logged."""
+    lacking: dict[str, list[str]]
+    """By the run's name, what did not arrive, in sentences."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workspace:
+    """A workspace that was built."""
+
+    path: Path | None
+    """None: its library is not installed."""
+    url: str | None = None
+    """Where W&B shows it, if it was saved there."""
+
+
+def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> Logged:
+    """Log runs offline, those that were not logged as they are now, in place of what was logged of them before.
+
+    The study is only read, but for its folder `wandb`.
+
+    Raises:
+        DashboardError: wandb cannot be started, or what was asked for is not whole on the disk afterwards.
+        OSError: the folder cannot be written.
+    """
+    written, damaged = [], []
+    with _alone(study_dir) as home:
+        there = _entries(home)
+        new = [run for run in runs if not _is_there(there.get(run.run_id), run)]
+        with contextlib.ExitStack() as opened, Meter("logging runs", len(new)) as meter:
+            writer = opened.enter_context(writing(study_dir, "offline", Place())) if new else None
+            for run in new:
+                assert writer is not None
+                try:
+                    writer.write(run)
+                except CurveCorrupt as error:
+                    damaged.append(f"{run.name} is not logged: {error}")
+                else:
+                    written.append(run.run_id)
+                meter.add(1)
+        there = _entries(home)
+    folders = {run.run_id: there[run.run_id][0] for run in runs if run.run_id in there}
+    return Logged(folders=folders, written=tuple(written), damaged=tuple(damaged))
+
+
+def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: Place) -> Arrived:
+    """Upload what was logged offline and the service does not have as it is now; then ask it back for all.
+
+    Raises:
+        DashboardError: there is no login, or no answer.
+    """
+    with _alone(study_dir) as home:
+        there, before = _entries(home), _asked(home, runs, place, seconds=0.0)
+        new = [there[run_id] for run_id in before["lacking"] if run_id in there]
+        if new:
+            upload([folder for folder, _ in new], **asdict(place),
+                   more_seconds=sum(_seconds(entry.num_rows) for _, entry in new))  # fmt: skip
+        after = _asked(home, runs, place, seconds=ARRIVAL_SECONDS) if new else before
+        return _arrived(runs, after, len(new))
+
+
+def keep_workspace(study_dir: Path, runs: Sequence[RunRecord], place: Place, *, online: bool = False) -> Workspace:
+    """Write `wandb/workspace.json`, if it is not there as it would be now; online save it to W&B too.
+
+    Args:
+        study_dir: the study's folder.
+        runs: all its runs, the study itself first.
+        place: where it is saved.
+        online: whether it is.
+
+    Raises:
+        DashboardError: W&B refused it, or does not answer.
+        OSError: the file cannot be written.
+    """
+    told = _workspace(runs)
+    with _alone(study_dir) as home:
+        path, content, where = home / WORKSPACE_FILE, canon.content_id(told), f"{place.entity or ''}/{place.project}"
+        try:
+            kept: Any = canon.parse(path.read_bytes())
+            views = dict(kept["views"])
+        except (OSError, canon.CanonError, KeyError, TypeError, ValueError):
+            kept, views = {}, {}
+        if kept.get("content") == content and not online:
+            return Workspace(path=path)
+        order = {"workspace": told, "save": online, "view": views.get(where), **asdict(place)}
+        answer = ask(order, online=online)
+        if answer.get("absent"):
+            return Workspace(path=None)
+        views |= {where: answer["view"]} if online else {}
+        body = {"name": told["name"], "content": content, "views": views, "spec": answer["spec"]}
+        canon.write_atomic(path, canon.pretty(body))
+        return Workspace(path=path, url=answer.get("url"))
+
+
+def _workspace(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """What a study's workspace shows."""
+    study = runs[0]
+    search: Any = study.config.get("search", {})
+    best = [key.removeprefix("search/best_") for key in study.summary if key.startswith("search/best_")]
+    searched = sorted({*best} - {"loss_nats"}) or [key for key in ("learning_rate",) if key in search]
+    return {
+        "name": study.name, "study": study.run_id, "hyperparameters": searched,
+        "digests": [run.config["digest"] for run in runs if run.group == "main run"],
+        "tables": [*study.tables], "pictures": sorted(study.pictures),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _alone(study_dir: Path) -> Iterator[Path]:
+    """The folder where wandb writes for a study; within, no other process logs it.
+
+    Raises:
+        DashboardError: one does.
+    """
+    home = study_dir.absolute() / WANDB_DIR
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / LOCK_FILE).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DashboardError(f"another process logs this study just now (it holds {home / LOCK_FILE})") from None
+        yield home
+
+
+def _folders(home: Path, run_id: str) -> list[Path]:
+    """All that was written of a run, the newest last, whether whole or not."""
+    found = [path for path in home.glob(f"*run-*-{run_id}") if _FOLDER.fullmatch(path.name) and not path.is_symlink()]
+    return sorted(found, key=lambda path: path.name.removeprefix("offline-"))
+
+
+def _entries(home: Path) -> dict[str, tuple[Path, Entry]]:
+    """Every run that was written whole, by its id."""
+    found = {}
+    for path in home.glob(f"*/{ENTRY_FILE}"):
+        if named := _FOLDER.fullmatch(path.parent.name):
+            with contextlib.suppress(OSError, ValueError):
+                found[named["run_id"]] = (path.parent, canon.decode(Entry, canon.parse(path.read_bytes())))
+    return found
+
+
+def _is_there(found: tuple[Path, Entry] | None, run: RunRecord) -> bool:
+    """Whether a run was written as it is now, and still lies where wandb finds all of it."""
+    if found is None or found[1].content != run.content:
+        return False
+    folder, entry = found
+    in_place = not entry.data_dir or Path(entry.data_dir).parent == folder.parent
+    return in_place and (folder / f"run-{run.run_id}.wandb").is_file()
+
+
+@contextlib.contextmanager
+def writing(root_dir: Path, mode: Mode, place: Place, *, dies_with_us: bool = True) -> Iterator[Writer]:
+    """Within, a process of wandb's writes runs below `root_dir/wandb`; see `launcher.base.wandb_calls.Job`.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    home = root_dir.absolute() / WANDB_DIR
+    home.mkdir(parents=True, exist_ok=True)
+    data_dir = Path(tempfile.mkdtemp(prefix="data-", dir=home))
+    try:
+        with job(data_dir, online=mode == "online", dies_with_us=dies_with_us) as running:
+            yield Writer(running, home, data_dir, mode, place)
+    finally:
+        used = {entry.data_dir for _, entry in _entries(home).values()}
+        for path in home.glob("data-*"):
+            if str(path) not in used:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class Writer:
+    """Writes runs with wandb, one after another."""
+
+    def __init__(self, running: Job, home: Path, data_dir: Path, mode: Mode, place: Place) -> None:
+        self.job, self._home, self._data_dir, self._mode, self._place = running, home, data_dir, mode, place
+
+    def write(self, run: RunRecord) -> tuple[Path, str | None, int]:
+        """Write one run, each row as it comes; once it is whole on the disk, what was there of it before goes.
+
+        Returns its folder, which `wandb sync` takes if it was logged offline, where W&B shows it, and how many rows.
+
+        Raises:
+            DashboardError: wandb fails, or what it wrote is not whole.
+            CurveCorrupt, OSError: its rows cannot be read.
+        """
+        rows, older = run.rows(), _folders(self._home, run.run_id)
+        if older and time.time() - max(path.stat().st_mtime for path in older) < 2:
+            time.sleep(1.1)  # wandb names a folder by the second
+        mark = {"content_sha256": run.content}
+        record = {**run.body, "config": {**run.config, **mark}, "summary": {**run.summary, **mark}}
+        order = {"record": record, "mode": self._mode, "root_dir": str(self._home.parent), **asdict(self._place)}
+        try:
+            self.job.put(order)
+            num_rows = 0
+            for row in rows:
+                self.job.put({"row": row})
+                num_rows += 1
+            self.job.put({"finish": True})
+            answer = self.job.answer(_seconds(num_rows))
+            folder = Path(answer["dir"]).parent
+            entry = self._read_back(run, folder, num_rows, answer["digests"])
+        except BaseException:
+            _remove([path for path in _folders(self._home, run.run_id) if path not in older])
+            raise
+        canon.write_atomic(folder / ENTRY_FILE, canon.pretty(entry))
+        _remove(older)
+        return folder, answer["url"], num_rows
+
+    def _read_back(self, run: RunRecord, folder: Path, num_rows: int, digests: dict[str, str]) -> Entry:
+        """What is known of a run, once all of it is found in its folder: wandb says nothing when a disk is full."""
+        from proxies.external.growing import MetricsError
+        from proxies.external.wandb_run import WandbRun
+
+        if folder.parent != self._home:
+            raise DashboardError(f"wandb wrote to {folder}, not below {self._home}: is that folder writable?")
+        file = folder / f"run-{run.run_id}.wandb"
+        shown = {f"tables/{name}.path" for name in run.tables} | {f"pictures/{name}.path" for name in run.pictures}
+        reader = WandbRun(file, frozenset({*shown, "_step"}))
+        found: dict[str, str] = {}
+        left, until = num_rows + bool(shown), time.monotonic() + FLUSH_SECONDS
+        try:
+            while left > 0 and (not reader.at_end or time.monotonic() < until):
+                for row in reader.read(_READ_BYTES):
+                    left -= 1
+                    found |= {name: str(media) for name, media in row.items() if name in shown}
+                if left and reader.at_end:
+                    time.sleep(_POLL_SECONDS)
+        except (MetricsError, OSError) as error:
+            raise DashboardError(f"what wandb wrote cannot be read back: {error}; is the disk full?") from error
+        lost = sorted(name for name in shown if not (folder / "files" / found.get(name, "?")).is_file())
+        if lost or left:
+            what = ", ".join(lost) or f"{left} of {num_rows + bool(shown)} rows"
+            raise DashboardError(f"wandb did not write {what} to {file}; is the disk full?")
+        return Entry(
+            content=run.content, num_rows=num_rows + bool(shown), digests=digests,
+            files={name: (folder / "files" / name).stat().st_size for name in found.values()},
+            data_dir=str(self._data_dir) if run.has_files else "",
+        )  # fmt: skip
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _seconds(num_rows: int) -> float:
+    return _SECONDS_A_RUN + _SECONDS_A_ROW * num_rows
+
+
+def _arrived(runs: Sequence[RunRecord], answer: dict[str, Any], num_sent: int) -> Arrived:
+    names = {run.run_id: run.name for run in runs}
+    lacking = {f"{names[run_id]} ({run_id})": said for run_id, said in answer["lacking"].items()}
+    return Arrived(url=answer["url"], num_sent=num_sent, num_there=len(runs) - len(lacking), lacking=lacking)
+
+
+def _asked(home: Path, runs: Sequence[RunRecord], place: Place, *, seconds: float) -> dict[str, Any]:
+    """What the service lacks of the runs; what was never logged it lacks."""
+    there = _entries(home)
+    expected: list[Json] = []
+    for run in runs:
+        entry = there[run.run_id][1] if run.run_id in there else Entry(content="", num_rows=-1)
+        expected.append({
+            "run_id": run.run_id, "content": run.content, "num_rows": entry.num_rows, "files": dict(entry.files),
+            "artifacts": {name: entry.digests.get(name, "") for name in run.artifacts},
+        })  # fmt: skip
+    order = {"expected": expected, "study": runs[0].config["study"], "seconds": seconds, **asdict(place)}
+    return ask(order, online=True, more_seconds=seconds + len(expected))
