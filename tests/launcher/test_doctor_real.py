@@ -1,7 +1,5 @@
 """Doctor's facts on real faults: packages that hide ours, crash or hang, locks that do not lock, small disks."""
 
-import base64
-import hashlib
 import json
 import os
 import sqlite3
@@ -12,9 +10,10 @@ from pathlib import Path
 import pytest
 from tiny_study import ask, forerun, plan_with, write_corpus
 
-from launcher.doctor import devices, examine, folders, machine, names, network, planned
+from launcher.doctor import examine, folders, machine, names
 from launcher.doctor.findings import fail, ok, warn
-from launcher.doctor.imports import CUDA, try_imports
+from launcher.doctor.libraries import try_imports
+from launcher.doctor.planned import check_plan
 
 TORCH = """
 class version:
@@ -22,7 +21,7 @@ class version:
 class cuda:
     is_available = staticmethod(lambda: False)
 """
-SMI = "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559, 570.86.15'\n"
+SMI = "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15'\n"
 
 
 def package(folder, name, text=""):
@@ -74,7 +73,7 @@ def test_a_broken_environment_gets_its_whole_report(broken, tmp_path):
     assert found["ray"]["mend"] == "pip install 'ray==2.60.0' --force-reinstall"
     assert (found["optuna"]["state"], found["numpy"]["state"]) == ("ok", "ok"), "what comes after a crash is tried too"
     assert "torch sees none of 1 GPUs" in found["torch and GPUs"]["said"]
-    assert "1 x NVIDIA H100 80GB HBM3, 81559 MiB, driver 570.86.15" in found["driver"]["said"]
+    assert "1 x NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15" in found["driver"]["said"]
     assert {"cores", "memory", "/dev/shm", "open files", "study folder, locks", "ports", "W&B"} < set(found)
     assert "f" * 40 not in json.dumps(body)
 
@@ -85,49 +84,26 @@ def test_another_verb_says_who_hides_ours(broken, tmp_path):
     assert f"`import sweeps` takes {broken / 'sweeps'}: `forerun doctor` says how to mend it" in body["message"]
 
 
-def test_names_see_what_shadows_and_what_only_seems_to(tmp_path, monkeypatch):
-    assert names.judge_names(names.look_at_names(tmp_path)).state == "ok"
-    (tmp_path / "sweeps").mkdir()  # no package: it hides nothing
-    assert names.look_at_names(tmp_path).beside == ()
-    (tmp_path / "transfer.py").touch()
-    package(tmp_path, "proxies")
-    facts = names.look_at_names(tmp_path)
-    assert facts.beside == (str(tmp_path / "proxies" / "__init__.py"), str(tmp_path / "transfer.py"))
-    assert names.look_at_names(names.HOME).beside == (), "our own checkout is ours"
-
-
-def test_wandbs_own_package_and_changed_files_are_seen(tmp_path, monkeypatch):
-    def distribution(name, record=""):
-        folder = tmp_path / f"{name}-1.0.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (folder / "RECORD").write_text(record)
-
+def test_wandbs_own_package_is_seen(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    assert not names.look_at_names(tmp_path).has_wandb_sweeps
-    distribution("sweeps")
-    assert names.look_at_names(tmp_path).has_wandb_sweeps
-    digest = base64.urlsafe_b64encode(hashlib.sha256(b"ours").digest()).rstrip(b"=").decode()
-    files = ("proxies/a.py", "proxies/b.py", "proxies/c.py", "other/d.py")
-    distribution("forerun", "".join(f"{file},sha256={digest},4\n" for file in files))
-    (tmp_path / "proxies").mkdir()
-    (tmp_path / "proxies" / "a.py").write_text("ours")
-    (tmp_path / "proxies" / "b.py").write_text("theirs")
-    assert names.look_at_names(tmp_path).changed == ("proxies/b.py", "proxies/c.py")
+    assert not names.has_wandb_sweeps()
+    (tmp_path / "sweeps-1.0.dist-info").mkdir()
+    (tmp_path / "sweeps-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: sweeps\nVersion: 1.0\n")
+    assert names.has_wandb_sweeps()
 
 
 def test_what_crashes_hangs_or_exits_is_named_and_the_rest_goes_on(tmp_path, monkeypatch):
     texts = {
         "fine_one": "print('noise', flush=True)", "hangs": "import time; time.sleep(60)", "fine_two": "",
-        "exits": "import sys; sys.exit(3)", "dies": "import os; os._exit(7)", "two_lines": "raise ValueError('a\\nb')",
+        "exits": "import sys; sys.exit(3)", "dies": "import os; os._exit(7)", "raises": "raise ValueError('a, b')",
     }  # fmt: skip
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    found = try_imports(list(texts), limit_seconds=2.0)
+    found = try_imports(list(texts), limit_seconds=5.0)
     assert {name: each.problem for name, each in found.items()} == {
-        "fine_one": "", "hangs": "no answer in 2 s", "fine_two": "", "exits": "SystemExit: 3",
-        "dies": "it ends the interpreter (exit code 7)", "two_lines": "ValueError: a",
+        "fine_one": "", "hangs": "no answer in 5 s", "fine_two": "", "exits": "exit code 3",
+        "dies": "exit code 7", "raises": "ValueError: a, b",
     }  # fmt: skip
 
 
@@ -140,11 +116,8 @@ def test_gpus_are_asked_to_add(tmp_path, monkeypatch):
     )
     package(tmp_path, "torch", sick)
     monkeypatch.syspath_prepend(tmp_path)
-    found = try_imports(["torch", CUDA])
-    assert found["torch"].facts == {"cuda": "13.0", "hip": ""}
-    assert found[CUDA].facts["devices"] == ["", "RuntimeError: uncorrectable ECC error"]
-    facts = devices.look_at_devices(found["torch"], found[CUDA], "2.13.0", tmp_path)
-    assert "GPU 1: RuntimeError: uncorrectable ECC" in devices.judge_torch_devices(facts).said
+    facts = try_imports(["torch"])["torch"].facts
+    assert (facts["cuda"], facts["devices"]) == ("13.0", ["", "RuntimeError: uncorrectable ECC error"])
 
 
 @pytest.mark.parametrize(
@@ -159,37 +132,34 @@ def test_gpus_are_asked_to_add(tmp_path, monkeypatch):
 def test_nvidia_smi_is_believed_and_not_waited_for(tmp_path, monkeypatch, script, problem):
     program(tmp_path, "nvidia-smi", script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = devices.ask_smi(seconds=0.5 if "sleep" in script else 20)
-    assert problem in found.problem and bool(found.problem) == bool(problem)
-    assert len(found.gpus) == (0 if problem else 1)
+    gpus, said = machine.ask_smi(seconds=0.5 if "sleep" in script else 20)
+    assert problem in said and bool(said) == bool(problem)
+    assert len(gpus) == (0 if problem else 1)
 
 
 def test_a_sound_folder_is_left_as_it_was(tmp_path):
-    facts = folders.look_at_folder(tmp_path / "not" / "yet" / "there")
-    assert (facts.problem, facts.locks, facts.fsync_problem) == ("", "", "")
-    assert facts.free_bytes > 0 and facts.filesystem and abs(facts.skew_seconds) < 2
-    assert list(tmp_path.iterdir()) == []
+    found = folders.check_folder(tmp_path / "not" / "yet" / "there")
+    assert [each.name for each in found] == ["study folder", "study folder, locks", "study folder, disk"]
+    assert "fail" not in {each.state for each in found} and list(tmp_path.iterdir()) == []
 
 
 def test_folders_nobody_can_write_to(tmp_path):
     (tmp_path / "file").touch()
     for where, why in ((tmp_path / "file" / "study", "Not a directory"), (Path("/proc/study"), "/proc: ")):
-        facts = folders.look_at_folder(where)
-        assert why in facts.problem
-        (finding,) = folders.judge_folder(facts)
-        assert finding.state == "fail"
+        (finding,) = folders.check_folder(where)
+        assert finding.state == "fail" and why in finding.said
 
 
 def test_locks_that_do_not_lock_are_found_out(tmp_path, monkeypatch):
     """SQLite through its own interface that locks nothing, and flock that says yes to all."""
     connect = sqlite3.connect
     monkeypatch.setattr(folders.fcntl, "flock", lambda file, how: None)
-    assert folders.look_at_folder(tmp_path).locks == "flock: free"
+    assert folders.check_folder(tmp_path)[1].said.startswith("flock: free")
     monkeypatch.undo()
     monkeypatch.setattr(
         folders.sqlite3, "connect", lambda path, **given: connect(f"file:{path}?vfs=unix-none", uri=True, **given)
     )
-    assert folders.look_at_folder(tmp_path).locks == "SQLite's: free"
+    assert folders.check_folder(tmp_path)[1].said.startswith("SQLite's: free")
 
 
 def test_a_small_disk(tmp_path):
@@ -199,16 +169,15 @@ def test_a_small_disk(tmp_path):
     if done.returncode:
         pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
     try:
-        facts = folders.look_at_folder(tmp_path / "study")
-        found = folders.judge_folder(facts)
-        assert [(each.state, each.name) for each in found[:3]] == [
+        found = folders.check_folder(tmp_path / "study")
+        assert [(each.state, each.name) for each in found] == [
             ("fail", "study folder"), ("ok", "study folder, locks"), ("warn", "study folder, disk"),
         ]  # fmt: skip
         (tmp_path / "filler").write_bytes(bytes(2**22 - 2**16))
         with (tmp_path / "filler").open("ab") as file, pytest.raises(OSError, match="No space"):
             file.write(bytes(2**20))
             file.flush()
-        (full,) = folders.judge_folder(folders.look_at_folder(tmp_path))
+        (full,) = folders.check_folder(tmp_path)
         assert (full.state, "No space left on device" in full.said) == ("fail", True)
     finally:
         subprocess.run(["umount", tmp_path], check=True)
@@ -227,7 +196,8 @@ def test_the_innermost_mount_names_the_filesystem(tmp_path):
 def test_a_lower_limit_of_open_files_is_seen():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))\n"
-        "from launcher.doctor.machine import *\nfacts = look_at_machine(); print(judge_files(facts).state)"
+        "from launcher.doctor.machine import check_machine\n"
+        "print({each.name: each.state for each in check_machine()}['open files'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "fail\n"
@@ -240,29 +210,12 @@ def test_the_containers_memory_is_the_tightest_of_its_groups(tmp_path):
     for group, limit, used in (("", "max", 1), ("a", 4 * 10**9, 10**9), ("a/b", "8000000000", 10**8)):
         (cgroups / group / "memory.max").write_text(f"{limit}\n")
         (cgroups / group / "memory.current").write_text(f"{used}\n")
-    assert machine._container_memory(cgroups, own) == (4 * 10**9, 10**9)
-    (cgroups / "memory").mkdir()
-    (cgroups / "memory" / "memory.limit_in_bytes").write_text(str(2**63 - 4096))
-    (cgroups / "memory" / "memory.usage_in_bytes").write_text("5")
-    own.write_text("3:memory:/\n2:cpu:/\n")
-    assert machine._container_memory(cgroups, own) == (0, 0)
-    assert machine._container_memory(cgroups, tmp_path / "none") == (0, 0)
+    assert machine.memory_bytes(cgroups, own) == (3 * 10**9, 4 * 10**9)
+    assert machine.memory_bytes(cgroups, tmp_path / "none")[1] == 0
 
 
-def test_a_key_is_looked_at_and_not_kept(tmp_path):
-    key = "0123456789" * 4
-    for given, problem in ((key, ""), (f"{key}\n", "a space or a line end"), ("", "empty"), (key[:30], "has 30")):
-        facts = network.look_at_network({"WANDB_API_KEY": given, "NETRC": str(tmp_path / "none")})
-        assert problem in facts.key_problem and bool(facts.key_problem) == bool(problem)
-        assert key[:12] not in repr(facts)
-    netrc = tmp_path / "netrc"
-    netrc.write_text(f"machine api.wandb.ai\n  login user\n  password {key}\n")
-    for mode, problem in ((0o600, ""), (0o644, "can be read by others")):
-        netrc.chmod(mode)
-        facts = network.look_at_network({"NETRC": str(netrc), "HTTPS_PROXY": "http://u:p@h"})
-        assert (facts.has_key, facts.proxies, problem in facts.netrc) == (True, ("https_proxy",), True)
-        assert (bool(facts.netrc), key in repr(facts), "u:p" in repr(facts)) == (bool(problem), False, False)
-    assert (facts.loopback_problem, "127.0.0.1" in facts.localhost) == ("", True)
+def test_a_byte_to_ourselves_arrives():
+    assert machine.loopback_problem() == ""
 
 
 @pytest.fixture(scope="module")
@@ -273,23 +226,21 @@ def folder(tmp_path_factory):
 
 
 def plan_findings(folder, part="", num_gpus=0):
-    path = plan_with(folder, part)
-    facts = planned.look_at_plan(path, folder / "study", (), num_gpus)
-    return facts, {each.name: each for each in planned.judge_plan(facts)}
+    found = check_plan(plan_with(folder, part), folder / "study", (), num_gpus)
+    return {each.name: each for each in found}
 
 
 def test_a_plan_is_held_against_the_machine(folder):
-    facts, found = plan_findings(folder)
+    found = plan_findings(folder)
     assert {each.state for each in found.values()} == {"ok"}
     assert set(found) == {"plan", "plan, data", "plan, workers", "plan, disk"}
-    assert 10**5 < facts.disk_bytes < facts.free_bytes
-    _, found = plan_findings(folder, '[data]\npath = "elsewhere"')
+    found = plan_findings(folder, '[data]\npath = "elsewhere"')
     assert (found["plan, data"].state, str(folder / "elsewhere") in found["plan, data"].mend) == ("fail", True)
-    _, found = plan_findings(folder, "[cluster]\nworker_gpus = 2\nnum_workers = 3", num_gpus=5)
-    assert "want 6 GPUs, torch can use 5 here" in found["plan, workers"].said
-    _, found = plan_findings(folder, '[cluster]\nbackend = "ray"\naddress = "127.0.0.1:1"')
+    found = plan_findings(folder, "[cluster]\nworker_gpus = 2\nnum_workers = 3", num_gpus=5)
+    assert "need 6 GPUs, torch can use 5 here" in found["plan, workers"].said
+    found = plan_findings(folder, '[cluster]\nbackend = "ray"\naddress = "127.0.0.1:1"')
     assert "127.0.0.1:1 takes no connection" in found["plan, workers"].said
-    _, found = plan_findings(folder, "[proxy]\nnum_stepz = 7")
+    found = plan_findings(folder, "[proxy]\nnum_stepz = 7")
     assert (found["plan"].state, "num_stepz" in found["plan"].said) == ("fail", True)
 
 

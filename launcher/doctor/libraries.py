@@ -1,0 +1,142 @@
+"""Python and the libraries: their versions, and whether each can be imported, in a process of its own.
+
+So one that crashes or hangs is a line of the report, not its end.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from launcher.doctor.findings import Finding, fail, ok, warn
+
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
+TESTED = {
+    "numpy": "2.4.6", "scipy": "1.17.1", "torch": "2.13.0", "mup": "1.0.0", "optuna": "5.0.0", "cmaes": "0.13.1",
+    "ray": "2.60.0", "wandb": "0.31.0", "pyarrow": "26.0.1", "safetensors": "0.8.0", "tokenizers": "0.23.3",
+    "click": "8.5.1", "pydantic": "2.14.3", "rich": "15.0.0", "matplotlib": "3.11.2",
+}  # fmt: skip
+"""What constraints.txt pins, of the libraries that forerun itself imports."""
+IMPORT_SECONDS = 120.0
+_MARK = "forerun-doctor "
+_TORCH = """
+import json, torch, warnings
+devices = []
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        try:
+            total = torch.ones(2, device=f"cuda:{index}").sum().item()
+            devices.append("" if total == 2.0 else f"1 + 1 is {total} there")
+        except Exception as error:
+            devices.append(f"{type(error).__name__}: {error}")
+said = [str(each.message) for each in caught]
+print("\\nforerun-doctor " + json.dumps({"cuda": torch.version.cuda or "", "devices": devices, "warned": said}))
+"""
+"""Each GPU that torch sees is asked to add two numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imported:
+    """One library, tried."""
+
+    problem: str = ""
+    """In words; empty if it came."""
+    facts: dict[str, object] = field(default_factory=dict)
+    """Of torch and its GPUs."""
+
+
+def try_imports(names: Sequence[str], limit_seconds: float = IMPORT_SECONDS) -> dict[str, Imported]:
+    """Import each in a process of its own, as a worker would, some at once."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        tried = pool.map(lambda name: _tried(name, limit_seconds), names)
+        return dict(zip(names, tried, strict=True))
+
+
+def _tried(name: str, limit_seconds: float) -> Imported:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # as Ray's workers get it
+    command = [sys.executable, "-P", "-c", _TORCH if name == "torch" else f"import {name}"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False,
+                              timeout=limit_seconds)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Imported(problem=f"no answer in {limit_seconds:g} s")
+    if done.returncode < 0:
+        return Imported(problem=f"it ends the interpreter ({signal.Signals(-done.returncode).name})")
+    if done.returncode > 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        return Imported(problem=said[-1][:300] if said else f"exit code {done.returncode}")
+    lines = [line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith(_MARK)]
+    return Imported(facts=json.loads(lines[-1].removeprefix(_MARK)) if lines else {})
+
+
+def needed() -> dict[str, list[tuple[str, str]]]:
+    """What forerun's own metadata asks for: library -> such as (">=", "2.13").
+
+    Raises:
+        PackageNotFoundError: forerun is not installed itself.
+    """
+    found = {}
+    for line in importlib.metadata.requires("forerun") or []:
+        named = re.match(r"[\w.-]+", line)
+        if named is not None and "extra ==" not in line:
+            found[named.group()] = re.findall(r"(>=|==|<(?!=))\s*([\w.]+)", line.partition(";")[0])
+    return found
+
+
+def version_of(name: str) -> str:
+    """Of an installed distribution; empty if there is none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def judge_python(version: tuple[int, ...], platform: str) -> Finding:
+    """The interpreter, and the system under it."""
+    said = f"{'.'.join(map(str, version))} on {platform}"
+    install = "uv venv --python 3.13 .venv && uv pip install forerun"
+    if version[:2] < OLDEST_PYTHON:
+        return fail("python", f"{said}: it must be 3.11 or newer", install)
+    if platform == "darwin":
+        return warn("python", f"{said}: only Linux is tested", "`forerun demo` tries the whole chain")
+    if platform != "linux":
+        return fail("python", f"{said}: only Linux has the locks and signals it needs", "on Windows: wsl --install")
+    if version[:2] > NEWEST_PYTHON:
+        return warn("python", f"{said}: newer than any tested", install)
+    return ok("python", said)
+
+
+def judge_library(name: str, version: str, needs: Sequence[tuple[str, str]], tried: Imported | None) -> Finding:
+    """Its version, and whether it can be imported; `tried`: None if it was not."""
+    tested = TESTED.get(name, "")
+    mend = f"pip install '{name}=={tested}'" if tested else f"pip install '{name}'"
+    if not version:
+        return fail(name, "not installed", mend)
+    unmet = [f"{sign}{limit}" for sign, limit in needs if not _meets(version, sign, limit)]
+    if unmet:
+        return fail(name, f"{version}: it must be {', '.join(unmet)}", mend)
+    if tried is not None and tried.problem:
+        return fail(name, f"{version} cannot be imported: {tried.problem}", f"{mend} --force-reinstall")
+    if tested and _numbers(version)[:2] > _numbers(tested)[:2]:
+        return warn(name, f"{version} is newer than any tested ({tested})", f"{mend}, if something is odd")
+    return ok(name, version if version.startswith(tested) else f"{version} (tested with {tested})")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first three numbers of a version; what a build adds behind `+` is none of it."""
+    found = [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])[:3]]
+    return tuple(found + [0] * (3 - len(found)))
+
+
+def _meets(version: str, sign: str, limit: str) -> bool:
+    have, want = _numbers(version), _numbers(limit)
+    return have >= want if sign == ">=" else have < want if sign == "<" else have == want
