@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import io
+import shutil
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +17,8 @@ from proxies.core import canon
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
+MOST_COLUMNS = 10_000
+"""Of a table that is printed where nobody looks at it: a file, a pipe."""
 _POWERS_OF_TEN = {"k": 3, "m": 6, "b": 9, "t": 12}
 
 
@@ -108,14 +113,24 @@ def answer(as_json: bool, body: object, text: str) -> None:
     click.echo(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
 
 
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns aligned by width, the first left, the others right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """The one table of the terminal: columns under heads, those of `left` aligned left, the others right.
 
-    def line(row: tuple[str, ...]) -> str:
-        cells = [
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
+    On a terminal, texts are wrapped at its width; no word or number is ever cut. Elsewhere nothing is.
+    """
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
 
-    return "\n".join([line(head), *(line(row) for row in rows)])
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for index, name in enumerate(head):
+        grid.add_column(Text(shown(name)), justify="left" if index in left else "right")
+    for row in rows:
+        grid.add_row(*(Text(shown(cell)) for cell in row))
+    console = Console(file=io.StringIO(), width=MOST_COLUMNS, color_system=None, force_jupyter=False)
+    measured = Measurement.get(console, console.options, grid)
+    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else MOST_COLUMNS
+    console.print(grid, width=max(measured.minimum, min(measured.maximum, most)))
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())

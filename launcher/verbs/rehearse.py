@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from launcher.cli.options import answer, corpus_of, folder_of, frozen_argument, json_option
+from launcher.cli.options import answer, corpus_of, folder_of, frozen_argument, json_option, table
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -74,13 +74,12 @@ def _text(found: Attested, folder: Path) -> str:
     """For people: a line a drill, and what to do."""
     from launcher.base.talk import duration
 
-    lines = []
+    rows = []
     for result in found.drills:
-        lines.append(f"{result.outcome:<7} {result.name:<14} {duration(result.seconds):>10}  {result.said}")
-        if result.outcome == "failed":
-            lines.append(f"        wanted: {result.limit}")
-        if result.advice:
-            lines.append(f"        do: {result.advice}")
+        more = [f"limit: {result.limit}"] if result.outcome == "failed" else []
+        more += [f"do: {result.advice}"] if result.advice else []
+        rows.append((result.outcome, result.name, duration(result.seconds), "\n".join([result.said, *more])))
+    lines = [table(("outcome", "drill", "took", "found"), rows, left=(0, 1, 3))]
     lines.append(f"rehearsal {found.outcome.replace('_', ' ')} in {duration(found.seconds)}")
     if found.not_asked_for:
         lines.append("in part: launch and verify go on saying UNREHEARSED until all drills were held")

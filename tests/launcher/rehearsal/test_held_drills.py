@@ -75,9 +75,9 @@ def test_one_that_fails_fails_the_rehearsal_and_says_what_to_do(held):
     code, out, _ = held.rehearse()
     assert code == 3
     lines = out.splitlines()
-    at = next(number for number, line in enumerate(lines) if line.startswith("failed  nan"))
+    at = next(number for number, line in enumerate(lines) if line.split()[:2] == ["failed", "nan"])
     assert lines[at].endswith("it was nan")
-    assert lines[at + 1 : at + 3] == ["        wanted: what is wanted", "        do: what to do"]
+    assert [line.strip() for line in lines[at + 1 : at + 3]] == ["limit: what is wanted", "do: what to do"]
     assert lines[-1] == f"the runs are kept in {held.folder / 'rehearsal'}"
     assert not held.standing.rehearsed
     assert held.standing.sentence.startswith("UNREHEARSED: nan failed (15 of 16 drills passed")
