@@ -17,9 +17,8 @@ from main_run import tiny_decision
 from scripted_job import ENDING_SIGNALS, HEAD, left_behind, signal_once_there
 from tiny_study import ask, forerun
 
-from launcher.base import chronicle, metrics
+from launcher.base import chronicle, metrics, wandb_calls
 from launcher.base.watchdog import Limits
-from launcher.dashboards import mirrors
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
 from proxies.external.event_files import EventFile
@@ -211,16 +210,17 @@ def test_a_signal_while_the_ranks_are_at_it(told, number, script, step):
 
 
 @ENDING_SIGNALS
-def test_a_signal_while_the_windows_finish_cuts_them_short_and_the_answer_comes(told, tmp_path, monkeypatch, number):
+def test_a_signal_while_the_mirrors_finish_cuts_them_short_and_the_answer_comes(told, tmp_path, monkeypatch, number):
     window = tmp_path / "python"
     window.write_text(
-        f"#!{sys.executable} -S\nimport os, pathlib, sys, time\nsys.stdin.read()\n"
+        f"#!{sys.executable} -S\nimport os, pathlib, sys, time\n"
+        "while 'finish' not in sys.stdin.readline(): pass\n"
         f"pathlib.Path({str(tmp_path)!r}, 'finishing').write_text(str(os.getpid()))\ntime.sleep(60)\n"
     )
     window.chmod(0o755)
-    monkeypatch.setattr(mirrors, "sys", types.SimpleNamespace(executable=str(window)))
+    monkeypatch.setattr(wandb_calls, "sys", types.SimpleNamespace(executable=str(window)))
     signal_once_there(tmp_path / "finishing", number)
-    code, body, _ = told("step(12), end()", "--tensorboard", tmp_path / "tb")
+    code, body, _ = told("step(12), end()", "--wandb", "offline")
     assert (code, body["event"], body["step"]) == (0, "finished", 12)
     assert body["mirrors"][0]["text"] == "not whole: a signal came while it told what was left"
     assert not Path(f"/proc/{(tmp_path / 'finishing').read_text()}").exists()
