@@ -28,7 +28,6 @@ soft limit to the hard one."""
 SMI_SECONDS = 20.0
 LOOPBACK_SECONDS = 5.0
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-_PROXIES = ("grpc_proxy", "http_proxy", "https_proxy", "all_proxy")
 _KEY_CHARS = 40
 _GB = 1e9
 
@@ -43,7 +42,6 @@ def check_machine() -> list[Finding]:
         judge_shm(shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None),
         judge_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         judge_loopback(loopback_problem()),
-        judge_proxies(os.environ),
         judge_wandb(os.environ),
     ]
 
@@ -137,18 +135,6 @@ def judge_loopback(problem: str) -> Finding:
         mend = "sudo ip link set lo up; in a container, allow connections to 127.0.0.1"
         return fail("ports", f"127.0.0.1: {problem}: neither Ray nor torchrun can start", mend)
     return ok("ports", "127.0.0.1 takes connections at free ports")
-
-
-def judge_proxies(environment: Mapping[str, str]) -> Finding:
-    """gRPC, and so Ray, sends even what is for this machine through a proxy that it is not told to leave out."""
-    found = ", ".join(name for name in _PROXIES if environment.get(name) or environment.get(name.upper()))
-    left_out = {part.strip() for name in ("no_proxy", "NO_PROXY") for part in environment.get(name, "").split(",")}
-    if not found:
-        return ok("proxies", "none set")
-    if "*" in left_out or {"127.0.0.1", "localhost"} <= left_out:
-        return ok("proxies", f"{found}; not for this machine itself")
-    mend = 'export NO_PROXY="127.0.0.1,localhost${NO_PROXY:+,$NO_PROXY}"; export no_proxy=$NO_PROXY'
-    return warn("proxies", f"{found} would catch what Ray sends to this machine itself", mend)
 
 
 def judge_wandb(environment: Mapping[str, str]) -> Finding:

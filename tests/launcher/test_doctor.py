@@ -17,7 +17,6 @@ from launcher.doctor.machine import (
     judge_files,
     judge_loopback,
     judge_memory,
-    judge_proxies,
     judge_shm,
     judge_torch,
     judge_wandb,
@@ -49,15 +48,11 @@ def workers(num_ranks=1, num_gpus=0, **cluster):
     return judge_workers(SimpleNamespace(**cluster), num_ranks, 4, num_gpus, Path("plan.toml"))
 
 
-def proxied(**more):
-    return judge_proxies({"HTTP_PROXY": "http://h", **more})
-
-
 LONG = "/scratch/users/somebody/with/a/long/name"
 SOUND = [
     judge_python((3, 11, 7), "linux"), judge_names(NAMES, False), judge_cores(4, 4), judge_memory(16 * GB, 0, 4),
-    judge_shm(2**30), judge_shm(None), judge_files(65536), judge_files(-1), judge_loopback(""), judge_proxies({}),
-    proxied(NO_PROXY="localhost, 127.0.0.1"), proxied(no_proxy="*"), judge_wandb({}),
+    judge_shm(2**30), judge_shm(None), judge_files(65536), judge_files(-1), judge_loopback(""),
+    judge_wandb({}),
     judge_wandb({"WANDB_API_KEY": KEY}),
     judge_room(Path("s"), 50 * GB, "ext4"), judge_locks("", "ext4"), judge_disk(0.01, "ext4"),
     judge_temporary("/tmp", "/tmp/ray"), judge_temporary(LONG, f"{LONG[:-1]}/ray"), judge_temporary(LONG, "/tmp/ray"),
@@ -89,8 +84,6 @@ FAULTS = {
     "slow disk": (judge_disk(0.9, "ext4"), "warn", "fsync takes 900 ms"),
     "long tmp": (judge_temporary(LONG, f"{LONG}/ray"), "fail", "paths of 108 bytes, 107 is the most"),
     "no loopback": (judge_loopback("refused"), "fail", "refused"),
-    "proxy": (proxied(), "warn", "http_proxy would catch"),
-    "half a proxy": (proxied(no_proxy="localhost,.x"), "warn", "would catch"),
     "empty key": (judge_wandb({"WANDB_API_KEY": ""}), "warn", "has 0 characters"),
     "torn key": (judge_wandb({"WANDB_API_KEY": KEY[:30]}), "warn", "has 30 characters"),
     "key with a line end": (judge_wandb({"WANDB_API_KEY": f"{KEY}\n"}), "warn", "spaces around"),
