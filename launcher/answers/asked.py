@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 import click
 
-from launcher.cli.options import AMOUNT, Amount, WholeAmount
-from launcher.cli.problems import Collected
+from launcher.cli.options import AMOUNT, Amount, Collected, WholeAmount
 from proxies.core.shape import Family
 
 if TYPE_CHECKING:

@@ -1,11 +1,12 @@
-"""Options that verbs share, and how a verb answers."""
+"""Options that verbs share, everything wrong with them said at once, and how a verb answers."""
 
 from __future__ import annotations
 
 import io
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +67,39 @@ frozen_argument = click.argument(
     "frozen", metavar="FROZEN", type=click.Path(path_type=Path), shell_complete=frozen_configs
 )
 plan_argument = click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path), shell_complete=plans)
+
+
+class OptionProblems(click.UsageError):
+    """Bad options; `problems` lists what is wrong with each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("; ".join(problems))
+
+
+class Collected:
+    """Problems of several records, raised together."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Keep what a record or a table refuses inside the block, and go on."""
+        from launcher.base.reference import UnknownNameError
+        from proxies.core.checks import SpecError
+
+        try:
+            yield
+        except SpecError as error:
+            self.problems += error.problems
+        except UnknownNameError as error:
+            self.problems.append(str(error))
+
+    def done(self) -> None:
+        """Raise `OptionProblems` with all of them, each once, if there are any."""
+        if self.problems:
+            raise OptionProblems(list(dict.fromkeys(self.problems)))
 
 
 def folder_of(frozen: Path) -> Path:

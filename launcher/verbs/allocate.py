@@ -10,8 +10,7 @@ import click
 
 from launcher.answers.asked import Asked, Checked, asked_options, checked
 from launcher.answers.fitted import read_any, read_fit
-from launcher.cli.options import answer, json_option, table
-from launcher.cli.problems import OptionProblems
+from launcher.cli.options import OptionProblems, answer, json_option, table
 from launcher.verbs.fits import number, span_text
 from proxies.core.canon import Json
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 
 from launcher.base.talk import say
-from launcher.cli.options import answer, json_option, study_argument
-from launcher.cli.problems import OptionProblems
+from launcher.cli.options import OptionProblems, answer, json_option, study_argument
 from proxies.core import canon
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from launcher.cli.options import AMOUNT, answer, json_option, table
-from launcher.cli.problems import OptionProblems
+from launcher.cli.options import AMOUNT, OptionProblems, answer, json_option, table
 from proxies.core.canon import Json
 from proxies.core.flops import CONVENTIONS
 from proxies.core.shape import Family, Shape

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from launcher.cli.options import answer, json_option, study_argument
-from launcher.cli.problems import OptionProblems
+from launcher.cli.options import OptionProblems, answer, json_option, study_argument
 from launcher.study.gates import GateError, forecast_warnings
 from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE

@@ -12,8 +12,7 @@ import click
 
 from launcher.base.talk import say
 from launcher.base.wandb_calls import Mode
-from launcher.cli.options import answer, corpus_of, folder_of, frozen_argument, json_option
-from launcher.cli.problems import OptionProblems
+from launcher.cli.options import OptionProblems, answer, corpus_of, folder_of, frozen_argument, json_option
 from proxies.core import canon
 from proxies.core.canon import Json
 
