@@ -40,6 +40,8 @@ Mode = Literal["offline", "online"]
 _NUM_SAID = 400
 _END_SECONDS = 30.0
 """For a process that has answered to end by itself."""
+_POLL_SECONDS, _LAST_SECONDS = 0.1, 1.0
+"""Between two looks whether it has ended, for wandb's own service may hold its pipe; for what it said last."""
 
 
 class DashboardError(Exception):
@@ -75,7 +77,7 @@ class Job:
         self.limit_seconds = ONLINE_SECONDS if online else OFFLINE_SECONDS
         self._online = online
         self._said: deque[str] = deque(maxlen=20)
-        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._process = subprocess.Popen(
             [sys.executable, "-P", *command],
             cwd=data_dir,
@@ -99,7 +101,6 @@ class Job:
                 self._answers.put(json.loads(line.removeprefix(ANSWER)))
             elif line.strip():
                 self._said.append(line.strip())
-        self._answers.put(None)
 
     def put(self, order: dict[str, Any]) -> None:
         """Give it a line.
@@ -110,6 +111,8 @@ class Job:
         left, until = json.dumps(order).encode() + b"\n", time.monotonic() + self.limit_seconds
         while left:
             try:
+                if self._process.poll() is not None:  # wandb's own service may hold its end of the pipe still
+                    raise BrokenPipeError
                 left = left[os.write(self._into, left) :]
             except BlockingIOError:
                 if not select.select([], [self._into], [], max(0.0, until - time.monotonic()))[1]:
@@ -128,14 +131,13 @@ class Job:
             DashboardError: wandb cannot be started, fails, or does not answer.
         """
         seconds = self.limit_seconds + more_seconds
-        try:
-            found = self._answers.get(timeout=seconds)
-        except queue.Empty:
-            raise DashboardError(f"wandb did not end within {seconds:.0f} s, and was ended") from None
+        until, found = time.monotonic() + seconds, self._next(0.0)
+        while found is None and self._process.poll() is None:
+            if time.monotonic() > until:
+                raise DashboardError(f"wandb did not end within {seconds:.0f} s, and was ended")
+            found = self._next(_POLL_SECONDS)
+        found = found or self._next(_LAST_SECONDS)  # said with its last breath
         if found is None:
-            self._answers.put(None)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe has ended: so will it
-                self._process.wait(_END_SECONDS)
             said = "\n".join(self._said)[-_NUM_SAID:]
             raise DashboardError(f"wandb ended with code {self._process.returncode}: {said or 'it said nothing'}")
         if "problem" in found:
@@ -143,12 +145,18 @@ class Job:
             raise DashboardError(f"wandb failed: {found['problem']}{hint}")
         return found
 
+    def _next(self, seconds: float) -> dict[str, Any] | None:
+        with contextlib.suppress(queue.Empty):
+            return self._answers.get(timeout=seconds)
+        return None
+
     def end(self) -> None:
         """Tell it that nothing more comes, and wait until it has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        self._listener.join(_END_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
 
     def stop(self) -> None:
         """Kill it and what it started, as another thread may: whoever waits for it is told so by a DashboardError."""
@@ -159,7 +167,7 @@ class Job:
         """Have nothing of it stay behind, whether it has ended or not."""
         self.stop()
         self._process.wait()
-        self._listener.join(_END_SECONDS)
+        self._listener.join(_LAST_SECONDS)
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

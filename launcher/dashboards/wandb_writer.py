@@ -228,7 +228,7 @@ def writing(root_dir: Path, mode: Mode, place: Place, *, dies_with_us: bool = Tr
     data_dir = Path(tempfile.mkdtemp(prefix="data-", dir=home))
     try:
         with job(data_dir, online=mode == "online", dies_with_us=dies_with_us) as running:
-            yield Writer(running, home, data_dir, mode, place)
+            yield Writer(running, home, data_dir, mode, place, keeps_parts=not dies_with_us)
     finally:
         used = {entry.data_dir for _, entry in _entries(home).values()}
         for path in home.glob("data-*"):
@@ -239,8 +239,12 @@ def writing(root_dir: Path, mode: Mode, place: Place, *, dies_with_us: bool = Tr
 class Writer:
     """Writes runs with wandb, one after another."""
 
-    def __init__(self, running: Job, home: Path, data_dir: Path, mode: Mode, place: Place) -> None:
+    def __init__(
+        self, running: Job, home: Path, data_dir: Path, mode: Mode, place: Place, *, keeps_parts: bool
+    ) -> None:
+        """`keeps_parts`: what is there of a run that could not be written whole stays, beside what was there before."""
         self.job, self._home, self._data_dir, self._mode, self._place = running, home, data_dir, mode, place
+        self._keeps_parts = keeps_parts
 
     def write(self, run: RunRecord) -> tuple[Path, str | None, int]:
         """Write one run, each row as it comes; once it is whole on the disk, what was there of it before goes.
@@ -268,7 +272,8 @@ class Writer:
             folder = Path(answer["dir"]).parent
             entry = self._read_back(run, folder, num_rows, answer["digests"])
         except BaseException:
-            _remove([path for path in _folders(self._home, run.run_id) if path not in older])
+            if not self._keeps_parts:
+                _remove([path for path in _folders(self._home, run.run_id) if path not in older])
             raise
         canon.write_atomic(folder / ENTRY_FILE, canon.pretty(entry))
         _remove(older)
