@@ -1,4 +1,4 @@
-"""Reading plans: TOML in, every problem at once. `launcher.plan.writing` writes them."""
+"""Reading plans: TOML in, every problem at once, each with its line. `launcher.plan.writing` writes them."""
 
 from __future__ import annotations
 
@@ -7,124 +7,23 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pydantic
 from pydantic import BaseModel
 
-from launcher.plan.cluster import cluster_problems, rank_problems
-from launcher.plan.ladder import ladder_problems
+from launcher.plan.keys import REFUSED
 from launcher.plan.plan import Plan
-from launcher.plan.proxy import proxy_problems
-from launcher.plan.search import search_problems
-from launcher.plan.sections import RuleChoices
-from launcher.plan.transfer import transfer_lists, transfer_problems
-from proxies.core.checks import SpecError
+from launcher.plan.problems import problems_of
 from sweeps.run.redaction import redacted, secret_in
-
-_HEADER = re.compile(r"\s*\[{1,2}\s*([^\]]+?)\s*\]{1,2}\s*(?:#.*)?")
-_KEY = re.compile(r"\s*([\w\s.\"'-]+?)\s*=")
-_QUOTES = re.compile(r"\"{3}|'{3}")
-_NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
-
-
-def key_lines(text: str, raw: Mapping[str, Any]) -> dict[str, int]:
-    """Line, from 1, of every section and key of a document that was read as `raw`, by dotted name."""
-    lines: dict[str, int] = {}
-    section: tuple[str, ...] = ()
-    inside = ""  # of a text over several lines, whose end is wanted
-    for number, line in enumerate(text.split("\n"), start=1):
-        begins, inside = not inside, _inside(line, inside)
-        if not begins:
-            continue
-        if header := _HEADER.fullmatch(line.rstrip("\r")):
-            path = section = _parts(header[1])
-        elif key := _KEY.match(line):
-            path = (*section, *_parts(key[1]))
-        else:
-            continue
-        if _is_in(raw, path):
-            for end in range(1, len(path) + 1):
-                lines.setdefault(".".join(path[:end]), number)
-    for name, table in raw.items():  # an inline table's keys are on its own line
-        if name in lines and isinstance(table, Mapping):
-            lines = {f"{name}.{key}": lines[name] for key in table} | lines
-    return lines
-
-
-def with_line(problem: str, lines: Mapping[str, int], elsewhere: Collection[str] = ()) -> str:
-    """A problem with the line of the first key it names that is in the file, or of its section.
-
-    `elsewhere`: keys that are given by `--set`: what the file says of them is not what is wrong.
-    """
-    names = _NAME.findall(problem)
-    for name in names:
-        parts = name.split(".")
-        for end in range(len(parts), 1, -1):
-            known = ".".join(parts[:end])
-            if known in elsewhere:
-                return problem
-            if known in lines:
-                return f"{problem} (line {lines[known]})"
-    section = names[0].partition(".")[0] if names else ""
-    whole = problem.startswith((f"{section} ", f"{section}:"))  # else a key at its default, which is on no line
-    return f"{problem} (line {lines[section]})" if whole and section in lines else problem
-
-
-def _inside(line: str, inside: str) -> str:
-    """The quotes that will end the text that is open at the end of the line; empty: none is."""
-    for quotes in _QUOTES.findall(line):
-        if not inside:
-            inside = quotes
-        elif quotes == inside:
-            inside = ""
-    return inside
-
-
-def _parts(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
-
-
-def _is_in(raw: Any, path: tuple[str, ...]) -> bool:
-    for part in path:
-        raw = raw[-1] if isinstance(raw, list) and raw else raw
-        if not isinstance(raw, Mapping) or part not in raw:
-            return False
-        raw = raw[part]
-    return True
-
-
-def text_problems(raw: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the texts of a plan, by key; never the text itself."""
-    problems = []
-    for key, text in _texts(raw, ""):
-        if said := secret_in(text):
-            problems.append(
-                f"{key} holds what looks like {said}: a plan is kept and shown. Put it into the environment, which a "
-                "command inherits, or into a file that only you can read"
-            )
-        if "\0" in text:
-            problems.append(f"{key} holds a zero byte, which no path and no command can")
-    return problems
-
-
-def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text below a value, with its dotted key; of a table also the names."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield key or "a section's name", name
-            yield from _texts(inner, f"{key}.{name}" if key else name)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner, key)
-
 
 MOST_BYTES = 2**20
 """Of a plan's file."""
 _MOST_SHOWN = 80
 """Characters of a value that is wrong."""
+_HEADER = re.compile(r"\s*\[{1,2}\s*([^\]]+?)\s*\]{1,2}\s*(?:#.*)?")
+_KEY = re.compile(r"\s*([\w\s.\"'-]+?)\s*=")
+_NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
 
 
 class PlanError(ValueError):
@@ -142,27 +41,50 @@ def load_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
     Raises:
         PlanError: everything that is wrong, at once.
     """
-    raw = read_plan(path)[1]
-    problems = [problem for given in overrides if (problem := override(raw, given))]
-    problems += text_problems(raw)
-    plan = Plan()
-    try:
-        plan = Plan.model_validate(_tuples(raw))
-    except pydantic.ValidationError as error:
-        bad = [e for e in error.errors() if not _is_echo(e)]
-        problems += [_say(e) for e in bad] + _cross_checks_of_the_rest(raw, bad)
-    else:
-        problems += _cross_checks(plan)
+    plan, problems = checked_plan(path, overrides)
     if problems:
-        raise PlanError(str(path), [redacted(problem) for problem in located(path, problems, overrides)])
+        raise PlanError(str(path), problems)
     return plan
 
 
+def checked_plan(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Plan, list[str]]:
+    """A plan and everything that is wrong with it; keys with a wrong value are at their defaults.
+
+    Raises:
+        PlanError: it cannot be read, or is not TOML.
+    """
+    raw = read_plan(path)[1]
+    problems = [problem for given in overrides if (problem := override(raw, given))]
+    problems += text_problems(raw)
+    bad: list[Any] = []
+    try:
+        plan = Plan.model_validate(_tuples(raw))
+    except pydantic.ValidationError as error:
+        # Pydantic calls a list too short whose items were refused, and said so already.
+        bad = [e for e in error.errors() if e["type"] != "too_short" or len(e["input"]) < e["ctx"]["min_length"]]
+        for error_at in error.errors():
+            _remove(raw, [str(part) for part in error_at["loc"]])
+        plan = Plan.model_validate(_tuples(raw))
+    problems += map(_said, bad)
+    defaulted = [str(e["loc"][min(1, len(e["loc"]) - 1)]) for e in bad]  # what their defaults cause is not said
+    problems += [said for said in problems_of(plan) if not any(key in said for key in defaulted)]
+    return plan, located(path, problems, overrides)
+
+
+def _remove(raw: dict[str, Any], path: Sequence[str]) -> None:
+    """Take a key out of a plan, whatever of it is wrong; or a section that is none."""
+    section = raw.get(path[0])
+    if isinstance(section, dict) and len(path) > 1:
+        section.pop(path[1], None)
+    else:
+        raw.pop(path[0], None)
+
+
 def located(path: Path, problems: Sequence[str], overrides: tuple[str, ...]) -> list[str]:
-    """Problems of a plan with the lines of the keys they name; what `--set` says is on none."""
-    lines = key_lines(*read_plan(path))
+    """Problems of a plan with the lines of the keys they name, and no secret; what `--set` says is on no line."""
+    lines = _key_lines(*read_plan(path))
     given = {one.partition("=")[0].strip() for one in overrides}
-    return [with_line(problem, lines, given) for problem in problems]
+    return [redacted(_with_line(problem, lines, given)) for problem in problems]
 
 
 def read_plan(path: Path) -> tuple[str, dict[str, Any]]:
@@ -203,16 +125,6 @@ def _not_toml(said: str, text: str) -> str:
     return f"is not TOML: {said}" + (f": {shown[:60]}" if shown else "")
 
 
-def _cross_checks_of_the_rest(raw: dict[str, Any], bad: list[Any]) -> list[str]:
-    """What else is wrong, with the bad keys at their defaults; silent about what a default may have caused."""
-    sections = {str(e["loc"][0]) for e in bad}
-    kept = {name: value for name, value in raw.items() if name not in sections}
-    try:
-        return [p for p in _cross_checks(Plan.model_validate(_tuples(kept))) if not any(s in p for s in sections)]
-    except pydantic.ValidationError:  # a section of the wrong kind altogether: said already
-        return []
-
-
 def override(raw: dict[str, Any], given: str) -> str:
     """Set `section.key=value` in a plan's sections; why that cannot be, or nothing."""
     name, equals, text = given.partition("=")
@@ -232,39 +144,59 @@ def override(raw: dict[str, Any], given: str) -> str:
     return ""
 
 
+def text_problems(raw: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the texts of a plan, by key; never the text itself."""
+    problems = []
+    for key, text in _texts(raw, ""):
+        if said := secret_in(text):
+            problems.append(
+                f"{key} holds what looks like {said}: a plan is kept and shown. Put it into the environment, which a "
+                "command inherits, or into a file that only you can read"
+            )
+        if "\0" in text:
+            problems.append(f"{key} holds a zero byte, which no path and no command can")
+    return problems
+
+
+def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every text below a value, with its dotted key; of a table also the names."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield key or "a section's name", name
+            yield from _texts(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, key)
+
+
 def _tuples(value: Any) -> Any:
-    """TOML arrays as tuples, whole numbers where a key wants a float as they are: strict pydantic takes both."""
+    """TOML arrays as tuples, which is what strict pydantic takes."""
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in value.items()}
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def _is_echo(error: Any) -> bool:
-    """Pydantic calls a list too short whose items were refused, and said so already."""
-    return bool(error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"])
-
-
-def _say(error: Any) -> str:
-    """One problem in our words: where, what is there, what is wanted."""
+def _said(error: Any) -> str:
+    """One of pydantic's problems in our words: where, what is there, what is wanted."""
     path = [str(part) for part in error["loc"]]
-    where = ".".join(path)
+    where, parent = ".".join(path), ".".join(path[:-1])
     if error["type"] == "extra_forbidden":
-        known = list(Plan.model_fields)
-        if len(path) > 1 and path[0] in Plan.model_fields:
-            section = Plan.model_fields[path[0]].annotation
-            assert isinstance(section, type) and issubclass(section, BaseModel)
-            known = list(section.model_fields)
-        if path[:2] == ["proxy", "rules"] and len(path) == 3:
-            known = list(RuleChoices.model_fields)
+        section: type[BaseModel] = Plan
+        for part in path[:-1]:
+            section = cast(type[BaseModel], section.model_fields[part].annotation)
+        known = list(section.model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-        return f"{where} is unknown: {hint}"
+        return f"{where} is unknown: " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
     if path[-1] == "[key]":
-        return f"{'.'.join(path[:-1])} is unknown: {_wanted(error)} is wanted"
+        return f"{parent} is unknown: {_wanted(error)} is wanted"
     value = error["input"]
     shown = _shown(list(value) if isinstance(value, tuple) else value)
+    if error["type"] == REFUSED:
+        return f"{where} = {shown}: {error['msg']}"
     if error["type"] == "missing":  # all keys have defaults: this is the end of a range
-        return f"{'.'.join(path[:-1])} = {shown}: one more value is wanted"
+        return f"{parent} = {shown}: one more value is wanted"
     quoted = isinstance(value, str) and error["type"] in ("int_type", "float_type") and _is_number(value)
     return f"{where} = {shown}: {_wanted(error)} is wanted{', without quotes' if quoted else ''}"
 
@@ -287,54 +219,66 @@ def _is_number(text: str) -> bool:
 
 def _wanted(error: Any) -> str:
     """What pydantic would have liked, without its own vocabulary."""
+    limits = error.get("ctx", {})
     words = {"model_type": "a section", "tuple_type": "a list"}
     if error["type"] == "too_short":
-        return f"a list of at least {error['ctx']['min_length']}"
+        return f"a list of at least {limits['min_length']}"
     if error["type"] == "too_long":
-        return f"a list of {error['ctx']['max_length']}"
+        return f"a list of {limits['max_length']}"
     if error["type"] == "less_than_equal":
-        return f"less than or equal to {error['ctx']['le']:g}"
+        return f"less than or equal to {limits['le']:g}"
     return words.get(error["type"], str(error["msg"]).removeprefix("Input should be "))
 
 
-def _list_checks(plan: Plan) -> list[str]:
-    """Every width gives a whole shape, and no list names a value twice."""
-    problems: list[str] = []
-    widths = {
-        "proxy.base_width": (plan.proxy.base_width,),
-        "transfer.widths": plan.transfer.widths,
-        "transfer.hyperparameter_widths": plan.transfer.hyperparameter_widths,
-        "transfer.control_widths": plan.transfer.control_widths,
-        "transfer.check_widths": () if plan.proxy.command else plan.transfer.check_widths,
-        "ladder.widths": plan.ladder.widths,
-    }
-    for name, values in widths.items():
-        wrong: dict[str, list[str]] = {}  # by the problem: one head_dim may be wrong for every width
-        for width in values:
-            try:
-                plan.shape(width, vocab_size=2)
-            except SpecError as error:
-                for problem in error.problems:
-                    wrong.setdefault(re.sub(r"\d+", "", problem), [problem]).append(str(width))
-        problems += [
-            f"{name}: {first}{', and so of ' if others else ''}{', '.join(others)}"
-            for first, _, *others in wrong.values()
-        ]
-    lists: dict[str, Sequence[float]] = {
-        **widths,
-        **transfer_lists(plan),
-        "ladder.num_steps": plan.ladder.num_steps,
-        "ladder.check_offsets_octaves": plan.ladder.check_offsets_octaves,
-    }
-    return problems + [
-        f"{name} = {list(values)}: each value once" for name, values in lists.items() if len(set(values)) < len(values)
-    ]
+def _key_lines(text: str, raw: Mapping[str, Any]) -> dict[str, int]:
+    """Line, from 1, of every section and key of a document that was read as `raw`, by dotted name.
+
+    A line inside a text of several lines counts too, where it looks like a key that there is.
+    """
+    lines: dict[str, int] = {}
+    section: tuple[str, ...] = ()
+    for number, line in enumerate(text.split("\n"), start=1):
+        if header := _HEADER.fullmatch(line.rstrip("\r")):
+            path = section = _parts(header[1])
+        elif key := _KEY.match(line):
+            path = (*section, *_parts(key[1]))
+        else:
+            continue
+        if _is_in(raw, path):
+            for end in range(1, len(path) + 1):
+                lines.setdefault(".".join(path[:end]), number)
+    for name, table in raw.items():  # an inline table's keys are on its own line
+        if name in lines and isinstance(table, Mapping):
+            lines = {f"{name}.{key}": lines[name] for key in table} | lines
+    return lines
 
 
-def _cross_checks(plan: Plan) -> list[str]:
-    """What single keys cannot show."""
-    problems = _list_checks(plan) + proxy_problems(plan) + cluster_problems(plan.cluster) + rank_problems(plan)
-    problems += transfer_problems(plan)
-    if any(problem.startswith("proxy.command: ") for problem in problems):
-        return problems  # the others ask what the command can be told
-    return problems + search_problems(plan) + ladder_problems(plan)
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+def _is_in(raw: Any, path: tuple[str, ...]) -> bool:
+    for part in path:
+        if not isinstance(raw, Mapping) or part not in raw:
+            return False
+        raw = raw[part]
+    return True
+
+
+def _with_line(problem: str, lines: Mapping[str, int], elsewhere: Collection[str]) -> str:
+    """A problem with the line of the first key it names that is in the file, or of its section.
+
+    `elsewhere`: keys that are given by `--set`: what the file says of them is not what is wrong.
+    """
+    names = _NAME.findall(problem)
+    for name in names:
+        parts = name.split(".")
+        for end in range(len(parts), 1, -1):
+            known = ".".join(parts[:end])
+            if known in elsewhere:
+                return problem
+            if known in lines:
+                return f"{problem} (line {lines[known]})"
+    section = names[0].partition(".")[0] if names else ""
+    whole = problem.startswith((f"{section} ", f"{section}:"))  # else a key at its default, which is on no line
+    return f"{problem} (line {lines[section]})" if whole and section in lines else problem

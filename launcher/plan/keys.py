@@ -4,9 +4,11 @@ hyperparameters declares. Imports pydantic and nothing heavier.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+from pydantic_core import PydanticCustomError
 
 from launcher.plan.sources import QUESTIONS
 from proxies.core.hyperparameters import (
@@ -19,13 +21,33 @@ from proxies.core.hyperparameters import (
 )
 from proxies.core.rules import CHOICES, POWERS
 
+
+def must(holds: Callable[[Any], object], said: str) -> AfterValidator:
+    """A check of a whole value; `said` follows the key and the value."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise PydanticCustomError(REFUSED, said)
+        return value
+
+    return AfterValidator(check)
+
+
+REFUSED = "refused"
+"""Type of the errors of `must`, whose message is whole."""
+ONCE = must(lambda values: len(set(values)) == len(values), "each value once")
+RISING = must(lambda ends: ends[0] <= ends[1], "the lower end first")
+
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Steps = Annotated[int, Field(ge=0, le=10**9)]
 Width = Annotated[int, Field(ge=1, le=2**17)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Range = tuple[Positive, Positive]
+Range = Annotated[tuple[Positive, Positive], RISING]
+Widths = Annotated[tuple[Width, ...], ONCE]
+Octaves = Annotated[float, Field(ge=-20, le=20)]
+"""Of an offset: beyond, no float of a run would be sane."""
 
 if TYPE_CHECKING:
     MoreAxis: TypeAlias = str
@@ -88,7 +110,7 @@ def _made(section: type[_SomeSection], fields: dict[str, Any]) -> type[_SomeSect
 
 def _range(one: Hyperparameter) -> Any:
     end = _number(one)
-    return tuple[end, end]  # type: ignore[valid-type]
+    return Annotated[tuple[end, end], RISING]  # type: ignore[valid-type]
 
 
 def _number(one: Hyperparameter) -> Any:

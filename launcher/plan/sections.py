@@ -12,7 +12,22 @@ from pydantic_core import PydanticCustomError
 
 from launcher.base.policy import Recomputed
 from launcher.plan.calibration_records import MOST_SLOTS
-from launcher.plan.keys import Count, Fraction, Positive, Section, Seed, Steps, Tested, Width, with_rules, with_values
+from launcher.plan.keys import (
+    ONCE,
+    Count,
+    Fraction,
+    Octaves,
+    Positive,
+    Section,
+    Seed,
+    Steps,
+    Tested,
+    Width,
+    Widths,
+    must,
+    with_rules,
+    with_values,
+)
 from proxies.core.hyperparameters import HYPERPARAMETERS, SET_BY
 from proxies.core.programs import MetricsFormat
 from proxies.core.rules import Name
@@ -135,6 +150,7 @@ class ProxySection(_Recipe):
         return {one.name: getattr(self, one.name) for one in SET_BY["proxy"]}
 
 
+INCREASING = must(lambda values: list(values) == sorted(set(values)), "must increase")
 Measured = Literal["duration", "batch"]
 TestAxis = Literal["width", "depth", "batch", "duration"]
 
@@ -142,21 +158,23 @@ TestAxis = Literal["width", "depth", "batch", "duration"]
 class TransferSection(Section):
     """Whether the optimum stays put as width, duration, depth or batch grow."""
 
-    widths: Annotated[tuple[Width, ...], Field(min_length=2)] = Field(
+    widths: Annotated[tuple[Width, ...], Field(min_length=2), ONCE] = Field(
         (32, 64, 128), description="Widths whose learning-rate valley is measured."
     )
-    offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
+    offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=4), ONCE] = Field(
         (-2.0, -1.0, 0.0, 1.0, 2.0), description="Rates tried, as powers of 2 around the search's best."
     )
-    narrow_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
+    narrow_offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=4), ONCE] = Field(
         (-1.5, -0.5, 0.5, 1.5), description="The same from the third size on, around what the smaller ones predict."
     )
     num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate.")
-    durations: tuple[Positive, ...] = Field(
+    durations: Annotated[tuple[Positive, ...], ONCE] = Field(
         (1.0, 2.0, 4.0, 8.0), description="The same over duration, as multiples of proxy.num_steps; empty: not tested."
     )
-    depths: tuple[Count, ...] = Field((), description="The same over depth, in layers; empty: not tested.")
-    batches: tuple[Positive, ...] = Field(
+    depths: Annotated[tuple[Count, ...], ONCE] = Field(
+        (), description="The same over depth, in layers; empty: not tested."
+    )
+    batches: Annotated[tuple[Positive, ...], ONCE] = Field(
         (), description="The same over batch, as multiples of proxy.batch_tokens at equal tokens; empty: not tested."
     )
     axis_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(2, description="Seeds per rate over those.")
@@ -164,45 +182,59 @@ class TransferSection(Section):
         ("duration", "batch"),
         description="Where the exponent of the learning rate that was measured is the rule; else the plan's own is.",
     )
-    hyperparameters: dict[Tested, tuple[TestAxis, ...]] = Field(
+    hyperparameters: dict[Tested, Annotated[tuple[TestAxis, ...], ONCE]] = Field(
         {one.name: one.tested_over for one in HYPERPARAMETERS.values() if one.tested_over},  # type: ignore[misc]
         description="Others whose transfer is tested, and over what.",
     )
-    hyperparameter_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=3)] = Field(
+    hyperparameter_offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=3), ONCE] = Field(
         (-2.0, -1.0, 0.0, 1.0), description="Their values, as powers of 2 around the search's best."
     )
-    hyperparameter_widths: tuple[Width, ...] = Field(
+    hyperparameter_widths: Widths = Field(
         (), description="Widths of those over width; empty: the base's and the farthest of transfer.widths."
     )
     max_extensions: Annotated[int, Field(ge=0)] = Field(
         2,
         description="How often runs are added without which there is no verdict, as beyond an edge; --spend sharpens.",
     )
-    control_widths: tuple[Width, ...] = Field((64,), description="Widths of the control arm, in standard form.")
-    control_offsets_octaves: Annotated[tuple[float, ...], Field(min_length=4)] = Field(
+    control_widths: Widths = Field((64,), description="Widths of the control arm, in standard form.")
+    control_offsets_octaves: Annotated[tuple[Octaves, ...], Field(min_length=4), ONCE] = Field(
         (-3.0, -2.0, -1.0, 0.0, 1.0), description="Its rates: its optimum is expected lower, by an octave a doubling."
     )
     control_num_seeds: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Seeds per rate in the control arm.")
     margin_nats: Positive = Field(0.01, description="The loss a wrong transfer may cost.")
     level: Annotated[float, Field(gt=0.5, lt=1)] = Field(0.9, description="Of every interval.")
-    check_widths: Annotated[tuple[Width, ...], Field(min_length=2)] = Field(
+    check_widths: Annotated[tuple[Width, ...], Field(min_length=2), INCREASING] = Field(
         (32, 64, 128, 256), description="Widths of the coordinate check."
     )
     check_num_steps: Count = Field(10, description="Optimizer steps of the coordinate check.")
-    check_depths: tuple[Count, ...] = Field(
-        (2, 4, 8), description="Depths of its second part, where the parametrization has a depth rule."
-    )
+    check_depths: Annotated[
+        tuple[Count, ...], INCREASING, must(lambda depths: len(depths) != 1, "two or more, or none")
+    ] = Field((2, 4, 8), description="Depths of its second part, where the parametrization has a depth rule.")
     check_num_seeds: Annotated[int, Field(ge=2, le=1000)] = Field(4, description="Seeds of the coordinate check.")
     check_learning_rate: Annotated[float, Field(gt=0, le=10)] = Field(
         2.0**-7, description="Constant rate of the coordinate check."
     )
 
 
+MOST_CHECK_OCTAVES = 4.0
+"""From a rung's own rate: beyond, a parabola says nothing about its optimum."""
+_AROUND = (
+    f"rates below and above the rung's own, which is at 0, by at most {MOST_CHECK_OCTAVES:g} octaves, or none at all"
+)
+
+
+def _around_zero(offsets: tuple[float, ...]) -> bool:
+    far = any(not 0 < abs(octaves) <= MOST_CHECK_OCTAVES for octaves in offsets)
+    return not offsets or (not far and min(offsets) < 0 < max(offsets))
+
+
 class LadderSection(Section):
     """The scaling ladder: every width at every duration."""
 
-    widths: Annotated[tuple[Width, ...], Field(min_length=1)] = Field((32, 48, 64, 96, 128), description="Sizes.")
-    num_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((150, 400, 1000), description="Durations.")
+    widths: Annotated[tuple[Width, ...], Field(min_length=1), ONCE] = Field((32, 48, 64, 96, 128), description="Sizes.")
+    num_steps: Annotated[tuple[Count, ...], Field(min_length=1), ONCE] = Field(
+        (150, 400, 1000), description="Durations."
+    )
     batch_tokens: Annotated[int, Field(ge=0, le=10**9)] = Field(
         0, description="Per step; 0: as the proxies. The rate follows the rule over batch."
     )
@@ -215,7 +247,7 @@ class LadderSection(Section):
     num_seeds: Annotated[int, Field(ge=1, le=100)] = Field(1, description="Runs of every rung; each is one in the fit.")
     form: FormChoice = Field("auto", description="Law; auto pools forms by back-test.")
     bootstrap: Annotated[int, Field(ge=50)] = Field(400, description="Resamples behind every interval.")
-    check_offsets_octaves: tuple[float, ...] = Field(
+    check_offsets_octaves: Annotated[tuple[float, ...], ONCE, must(_around_zero, _AROUND)] = Field(
         (-1.0, 1.0), description="Some rungs are run at these rates too, as powers of 2 around their own; empty: none."
     )
     num_checked: Count = Field(2, description="Rungs so checked: the cheapest, and upwards.")

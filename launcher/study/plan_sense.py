@@ -1,4 +1,6 @@
-"""Whether a sound plan makes sense: what could lead to nothing, and what would be unwise. Nothing is run, no torch."""
+"""Whether a sound plan makes sense: what could lead to nothing, what would be unwise, and what would make rungs of the
+ladder differ from the main run in more than size. Nothing is run, no torch.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from proxies.core.flops import flops_per_token
 
 if TYPE_CHECKING:
+    from launcher.plan.plan import Plan
     from launcher.plan.study import Study
     from proxies.core.canon import Json
 
@@ -16,6 +19,8 @@ MOST_EPOCHS = 4.0
 """Of repeated data, as good as new ones up to there (arXiv 2305.16264)."""
 MOST_SHARE = 0.3
 """Of the main run's FLOPs: beyond, proxies cost so much beside it that it is said."""
+FAR = 2.0
+"""Times a measured range, or another duration, within which no warning is worth its line."""
 _LEAST_RANGE_OCTAVES, _WISE_RANGE_OCTAVES = 0.5, 2.0
 _WISE_TRIALS = 8
 
@@ -45,7 +50,8 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
 
     `found` is what the plan comes to (`first_plan.summary`).
     """
-    said, plan = [], study.plan
+    plan = study.plan
+    said = ladder_warnings(plan)
     tokens, width = cast(float, found["tokens"]), cast(int, found["width"])
     share = cast(float, found["share_of_main_run"])
     there = study.manifest.num_tokens("train")
@@ -90,3 +96,50 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
 def _octaves(study: Study) -> float:
     low, high = study.plan.search.learning_rate
     return math.log2(high / low)
+
+
+def ladder_warnings(plan: Plan) -> list[str]:
+    """What would make rungs differ from the main run in more than size; the plan is sound all the same."""
+    decay = (
+        'proxy.schedule = "constant": no rung decays, so the law is of runs at their full rate, and holds for a main '
+        "run that does not decay either"
+    )
+    constant = [decay] if plan.proxy.schedule == "constant" else []
+    return constant + _duration_warnings(plan) + _batch_warnings(plan)
+
+
+def _duration_warnings(plan: Plan) -> list[str]:
+    """Whether a rule carries the rate to every rung's duration, and was measured there."""
+    transfer, ladder, base = plan.transfer, plan.ladder, plan.proxy.num_steps
+    shortest, longest = min(ladder.num_steps), max(ladder.num_steps)
+    told = plan.command is None or plan.command.reaches("num_steps")
+    said = f"ladder.num_steps = {list(ladder.num_steps)}"
+    if transfer.durations and "duration" in transfer.measured_rules and told:
+        low, high = min(transfer.durations) * base, max(transfer.durations) * base
+        beyond = shortest * FAR < low or longest > FAR * high
+        why = (
+            f"{said}: the rule of the rate over duration is measured from {low:g} to {high:g} steps, and carried beyond"
+        )
+        return [why] if beyond else []
+    if longest <= FAR * shortest or plan.parametrization.rate_duration_power:
+        return []
+    why = f"{said}: one learning rate for all, since no rule over duration is measured (transfer.durations, "
+    return [f"{why}transfer.measured_rules): long or short rungs may be mis-tuned"]
+
+
+def _batch_warnings(plan: Plan) -> list[str]:
+    """Whether the rungs' batch is the main run's, and a rule carries the rate to it."""
+    batch = plan.ladder.batch_tokens or plan.proxy.batch_tokens
+    warnings = []
+    if batch != plan.target_batch_tokens:
+        warnings.append(
+            f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have {batch} tokens, and the "
+            "forecast is for those (ladder.batch_tokens)"
+        )
+    measured = plan.transfer.batches and "batch" in plan.transfer.measured_rules
+    if batch != plan.proxy.batch_tokens and not (measured or plan.parametrization.rate_batch_power):
+        warnings.append(
+            f"ladder.batch_tokens = {batch}: the rate is that of {plan.proxy.batch_tokens} tokens, since no rule over "
+            "batch is measured (transfer.batches, transfer.measured_rules): rungs may be mis-tuned"
+        )
+    return warnings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,46 +88,52 @@ def _comes_to(found: dict[str, Any]) -> str:
 def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check PLAN: every problem at once. The corpus is looked for, not read."""
     from launcher.plan.cluster import rank_needs
-    from launcher.plan.file import PlanError, load_plan, located, read_plan
-    from launcher.plan.ladder import ladder_warnings
+    from launcher.plan.file import PlanError, checked_plan, located
     from launcher.study.first_plan import manifest_of, sketched, summary
     from launcher.study.opening import plan_study
-    from launcher.study.own import module_problems
     from launcher.study.plan_sense import problems as senseless
     from launcher.study.plan_sense import warnings as unwise
-    from launcher.study.warm_starts import warm_problems
-    from proxies.data.tokens import MANIFEST, shard_problems
     from sweeps.run.cores import num_cores
 
-    plan = load_plan(plan_path, overrides)
-    corpus, problems = plan_path.parent / plan.data.path, []
-    if plan.data.path and not (corpus / MANIFEST).is_file():
-        problems.append(
-            f"data.path = {plan.data.path!r}: no corpus there; `forerun tokenize SOURCE... --out {corpus}` makes it"
-        )
-    if plan.command is not None:
-        from proxies.external.command import CommandError, find_program
-
-        try:
-            find_program(shlex.split(plan.command.template)[0], plan_path.parent / plan.proxy.code_path)
-        except CommandError as error:
-            problems.append(f"proxy.command: {error}")
-    manifest = manifest_of(plan, plan_path.parent)
-    problems += [] if manifest is None else shard_problems(corpus, manifest)
-    problems += module_problems(plan.proxy.factory, plan_path.parent / plan.proxy.code_path)
-    problems += warm_problems(plan, plan_path.parent)
-    study = sketched(plan, manifest)
-    problems += senseless(study)
+    plan, problems = checked_plan(plan_path, overrides)
+    problems += located(plan_path, _missing(plan, plan_path.parent), overrides)
+    if not problems:
+        study = sketched(plan, manifest_of(plan, plan_path.parent))
+        problems = located(plan_path, senseless(study), overrides)
     if problems:
-        raise PlanError(str(plan_path), located(plan_path, problems, overrides))
+        raise PlanError(str(plan_path), problems)
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
-    warnings = [*ladder_warnings(plan), *unwise(study, summary(study))]
-    if not read_plan(plan_path)[1]:
-        warnings.append("the file names no section: every key is at its default")
+    warnings = unwise(study, summary(study))
     needs, warned = rank_needs(plan, num_cores()), [f"warning: {said}" for said in warnings]
     after = f"next: forerun estimate {shlex.quote(str(plan_path))}"
     text = "\n".join([f"{plan_path} is valid", *needs, *warned, after])
     answer(as_json, {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings)}, text)
+
+
+def _missing(plan: Plan, here: Path) -> list[str]:
+    """What a plan in a folder names and is not there: corpus, program, module, warm starts."""
+    from launcher.study.first_plan import manifest_of
+    from launcher.study.own import module_problems
+    from launcher.study.warm_starts import warm_problems
+    from proxies.core.checks import SpecError
+    from proxies.data.tokens import MANIFEST, shard_problems
+
+    corpus, code_dir, problems = here / plan.data.path, here / plan.proxy.code_path, []
+    if plan.data.path and not (corpus / MANIFEST).is_file():
+        problems.append(
+            f"data.path = {plan.data.path!r}: no corpus there; `forerun tokenize SOURCE... --out {corpus}` makes it"
+        )
+    with contextlib.suppress(SpecError):  # said already
+        if plan.command is not None:
+            from proxies.external.command import CommandError, find_program
+
+            try:
+                find_program(shlex.split(plan.command.template)[0], code_dir)
+            except CommandError as error:
+                problems.append(f"proxy.command: {error}")
+    manifest = manifest_of(plan, here)
+    problems += [] if manifest is None else shard_problems(corpus, manifest)
+    return problems + module_problems(plan.proxy.factory, code_dir) + warm_problems(plan, here)
 
 
 @click.command()

@@ -86,12 +86,13 @@ BAD = [
      "transfer.batches: 1.03 times proxy.batch_tokens = 1054.72 tokens, no multiple of 64"),
     ("transfer.hyperparameter_widths = [64, 128]",
      "must hold proxy.base_width = 32, whose optimum is the one transferred"),
-    ("transfer.narrow_offsets_octaves = [-30.0, 0.0, 1.0, 2.0]", "offsets of at most 20 octaves are wanted"),
+    ("transfer.narrow_offsets_octaves = [-30.0, 0.0, 1.0, 2.0]",
+     "transfer.narrow_offsets_octaves.0 = -30.0: greater than or equal to -20 is wanted"),
     ('transfer.measured_rules = ["width"]', "transfer.measured_rules.0 = 'width': 'duration' or 'batch' is wanted"),
     ('transfer.hyperparameters = { weight_decay = ["width"] }',
      "transfer.hyperparameters.weight_decay: tested by factors of 2, and proxy.weight_decay is 0"),
     ('transfer.hyperparameters = { clip_norm = ["width", "width"] }',
-     "transfer.hyperparameters.clip_norm = ['width', 'width']: each axis once"),
+     "transfer.hyperparameters.clip_norm = ['width', 'width']: each value once"),
     ('transfer.hyperparameters = { clipnorm = ["width"] }',
      ("transfer.hyperparameters.clipnorm is unknown: 'warmup_fraction', 'clip_norm', 'weight_decay', 'beta1', 'beta2', "
       "'embedding_multiplier' or 'output_multiplier' is wanted")),
@@ -140,6 +141,7 @@ def test_many_mistakes_are_said_at_once(tmp_path):
         "ladder.bootstrap = 1: greater than or equal to 50 is wanted",
         "serach is unknown: did you mean search?",
         "transfer.widths: width = 33 is no multiple of head_dim = 16",
+        "proxy.batch_tokens = 1024: no multiple of model.seq_len = 100",
     ]
 
 

@@ -1,7 +1,7 @@
 """What is wrong with a plan is told with the line of the key it names, or none; what is no plan, with its place."""
 
 import pytest
-from tiny_study import forerun
+from tiny_study import ask, forerun
 
 from launcher.plan.file import PlanError, load_plan
 
@@ -47,8 +47,6 @@ def test_every_problem_has_its_line(tmp_path, begins, ends):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[proxy]\ncommand = """\nnum_steps = 3\n"""\nnum_steps = 0\n',
-         "num_steps = 0: greater than or equal to 1 is wanted (line 5)"),
         ("[proxy]\nnum_steps = 3\n[model]\nseq_len = 100\n",
          "proxy.batch_tokens = 1024: no multiple of model.seq_len = 100 (line 4)"),
         ("[proxy]\nbase_width = 48\n",
@@ -100,3 +98,12 @@ def test_validate_says_where_what_it_looked_for_is_named(tmp_path):
     code, _, err = forerun("validate", tmp_path / "plan.toml")
     assert code == 2
     assert "data.path = 'nowhere': no corpus there" in err and err.rstrip().endswith("makes it (line 3)")
+
+
+def test_validate_says_what_is_missing_beside_what_is_wrong(tmp_path):
+    (tmp_path / "plan.toml").write_text('[data]\npath = "nowhere"\n[proxy]\nnum_steps = 0\nbatch_tokens = 100\n')
+    with pytest.raises(PlanError) as caught:
+        load_plan(tmp_path / "plan.toml")
+    assert len(caught.value.problems) == 2
+    body = ask("validate", tmp_path / "plan.toml")[1]
+    assert [said.split(" = ")[0] for said in body["problems"]] == ["proxy.num_steps", "proxy.batch_tokens", "data.path"]

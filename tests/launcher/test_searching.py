@@ -286,7 +286,7 @@ def test_a_warm_start_is_carried_by_the_rules(folder, whole):
     [
         ('warm_start = ["nowhere"]', "'nowhere' holds no study"),
         ('warm_start = ["law:Zzz"]', "is no published law: law:StepLaw, law:DeepSeek LLM"),
-        ('warm_start = ["a", "a"]', "each once"),
+        ('warm_start = ["a", "a"]', "each value once"),
         ('warm_start = ["a", "b"]\nnum_trials = 4', "gives up to 6 points, search.num_trials = 4"),
         ('sampler = "cmaes"\ncan_be_off = ["clip_norm"]', "knows ranges alone"),
         ('sampler = "cmaes"\nwarmup_fraction = [0.1, 0.1]\nclip_norm = [1.0, 1.0]', "at least 2 axes must vary"),
@@ -303,7 +303,7 @@ def test_a_warm_start_is_carried_by_the_rules(folder, whole):
         ("choices = { beta2 = [0.9, 0.9] }", "each value once"),
         ("choices = { beta2 = [0.9] }", "a list of at least 2"),
         ("choices = { eps = [1e-9, 1e-8] }\naxes = { eps = [1e-9, 1e-8] }", "one or the other"),
-        ("num_replicates = 3", "0, or 4 and more, is wanted"),
+        ("num_replicates = 3", "must be 0, or at least 4"),
         (f"axes = {{ beta2 = [0.9, 0.99] }}\n{OWN}", "proxy.command lacks {beta2}: the search varies it"),
         (f'can_be_off = ["clip_norm"]\nclip_norm = [1.0, 1.0]\n{OWN}', "proxy.command lacks {clip_norm}"),
         (f"choices = {{ warmup_fraction = [0.1, 0.2] }}\n{OWN}", "proxy.command lacks {warmup_steps}"),
