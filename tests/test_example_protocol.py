@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_study import ask
 
-from launcher.experiments.arms import wanted_tests
+from launcher.experiments.sweep_grids import wanted_tests
 from launcher.plan.file import PlanError, load_plan
 from launcher.study.opening import plan_study
 from proxies.core import canon

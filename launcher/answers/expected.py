@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.options import table
-from launcher.experiments.arms import axis_sizes, base_sizes, built_in, measured, run_at, wanted_tests
-from launcher.experiments.grids import FIRST_SIZES
+from launcher.experiments.sweep_grids import (
+    FIRST_SIZES,
+    axis_sizes,
+    base_sizes,
+    built_in,
+    measured,
+    run_at,
+    wanted_tests,
+)
 from launcher.experiments.transferred import target_guess
 from launcher.plan.study import Study
 from launcher.study.opening import plan_study
@@ -60,7 +67,7 @@ def _question(study: Study, axis: Axis) -> Question:
 
 
 def _design(study: Study, axis: Axis) -> list[Cells]:
-    """The learning rate's first runs over an axis, as `launcher.experiments.grids` asks for them."""
+    """The learning rate's first runs over an axis, as `launcher.experiments.sweep_grids` asks for them."""
     transfer, base = study.plan.transfer, base_sizes(study).along(axis)
     sizes = axis_sizes(study, axis)
     full = {base, *sizes[:FIRST_SIZES]}

@@ -10,9 +10,9 @@ from launcher.estimates.layout import planned_layout
 from launcher.estimates.main_run import MainRun
 from launcher.estimates.spans import Span, exactly, gpu_hours
 from launcher.estimates.utilization import PROXY_MFU
-from launcher.experiments.grids import first_runs, warmup_runs
-from launcher.experiments.rungs import ladder_runs, stage_specs
-from launcher.experiments.ties import num_tie_runs
+from launcher.experiments.conventions import num_tie_runs
+from launcher.experiments.ladder import ladder_runs, stage_specs
+from launcher.experiments.sweep_grids import first_runs, warmup_runs
 from launcher.experiments.transferred import target_guess
 from launcher.plan.calibration_records import Part
 from launcher.plan.study import Study

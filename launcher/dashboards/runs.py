@@ -57,7 +57,7 @@ def main_runs(study: Study, decisions: Sequence[Decision]) -> list[RunRecord]:
 
 def stages_of(study: Study, ledger: Ledger) -> dict[str, list[str]]:
     """By run id the stages and jobs that asked for it, the first one first: `search/trial`, `transfer/control` ..."""
-    from launcher.experiments.rungs import stage_specs
+    from launcher.experiments.ladder import stage_specs
     from launcher.experiments.searching import ended_losses, growth, replicated, ties, trial_points
     from launcher.experiments.transferred import StageMissingError, asked, transferred
     from launcher.plan.study import NoFinishedTrialError
@@ -78,7 +78,7 @@ def stages_of(study: Study, ledger: Ledger) -> dict[str, list[str]]:
         decided = ties(study, ledger, losses) if losses is not None and growth(study, ledger, losses) is None else None
         add(decided.specs if decided else (), "search/convention")
         for test in asked(study, ledger):
-            add([spec for spec, _ in test.arm.specs], "transfer/valley")
+            add([spec for spec, _ in test.condition.specs], "transfer/valley")
             add([spec for spec, _ in test.control.specs] if test.control else [], "transfer/control")
         rungs = decide.ladder_specs(study, transferred(study, ledger))
         add(rungs, "ladder/rung")

@@ -1,21 +1,31 @@
-"""Values that published trainers use, and the paired runs that say whether a searched value beats one. No torch.
+"""Conventional values, and the paired runs that say whether a value that was found is better. No torch.
 
-A search of some dozen runs likes values by luck. So convention wins unless runs with the same seeds, which have the
-same initial values and data, say clearly that it loses. Which runs are asked for is a pure function of outcomes.
+A search of some dozen runs likes values by luck. So a value that published trainers use wins, unless runs with the same
+seeds, which have the same initial values and data, say clearly that it loses. That is asked twice: at the end of a
+search, before anything else runs, so that rate, verdict and forecast are of the values that are frozen; and of how a
+warmup set at the base is carried over duration. Which runs are asked for is a pure function of outcomes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
-from proxies.core.hyperparameters import HYPERPARAMETERS
+from launcher.plan.study import Study, base_duration
+from proxies.core import canon
+from proxies.core.canon import Json
+from proxies.core.hyperparameters import HYPERPARAMETERS, WARMUP, warmup_of, with_warmup
 from proxies.core.spec import RunResult, RunSpec
+from sweeps.search.space import Params, SearchSpace
 from transfer.question import Hyperparameter
 
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan
+
+    RunAt = Callable[[int, Params, int], RunSpec]
+    """A run of the base's settings but for its tokens, at a point, with a seed."""
 
 Basis = Literal["same", "margin", "noise", "undetermined", "searched"]
 """Why a value is used: both are one run; the convention loses less than the margin; no more than one run's noise; too
@@ -79,19 +89,18 @@ class Contest:
 
 
 def contest(
-    searched: Callable[[int], RunSpec], conventional: Callable[[float, int], RunSpec], offsets: Sequence[float],
-    num_seeds: int, results: Mapping[str, RunResult], *, margin_nats: float, level: float,
+    study: Study, searched: Callable[[int], RunSpec], conventional: Callable[[float, int], RunSpec],
+    offsets: Sequence[float], num_seeds: int, results: Mapping[str, RunResult],
 ) -> Contest:  # fmt: skip
-    """A searched value against a convention, seed by seed.
+    """A searched value against a convention, seed by seed, by the study's margin and level.
 
     Args:
-        searched: its run with a seed, 0 ... num_seeds - 1.
+        study: what is asked.
+        searched: the searched value's run with a seed, 0 ... num_seeds - 1.
         conventional: that of the convention at so many octaves from the searched value's rate.
         offsets: octaves to choose from, by the first `SCOUTS` seeds where there are several.
         num_seeds: of each, 2 or more.
         results: so far, by id.
-        margin_nats: what may be lost.
-        level: of the interval.
     """
     scouts = SCOUTS if len(offsets) > 1 else num_seeds
     runs = {(0, seed): searched(seed) for seed in range(num_seeds)}
@@ -109,22 +118,17 @@ def contest(
     if any(spec.id not in results for spec in specs):
         return Contest(specs=specs, finding=None)
     outcomes = {key: results[spec.id] for key, spec in runs.items()}
-    return Contest(
-        specs=specs, finding=_found(outcomes, 1 + best, offsets[best], num_seeds, margin_nats=margin_nats, level=level)
-    )
+    return Contest(specs=specs, finding=_found(study, outcomes, 1 + best, offsets[best], num_seeds))
 
 
 def _found(
-    outcomes: Mapping[tuple[int, int], RunResult], which: int, octaves: float, num_seeds: int, *, margin_nats: float,
-    level: float,
-) -> Finding:  # fmt: skip
-    """What the runs of the searched value (0) and of the convention (`which`) say."""
+    study: Study, outcomes: Mapping[tuple[int, int], RunResult], which: int, octaves: float, num_seeds: int
+) -> Finding:
+    """What the runs of the searched value (0) and of the convention (`which`) say; noise is told by all of them."""
     from sweeps.search.replicates import difference
 
-    diverged = [
-        sum(result.status == "diverged" for (number, _), result in outcomes.items() if number == of)
-        for of in (0, which)
-    ]
+    margin_nats, level = study.plan.transfer.margin_nats, study.plan.transfer.level
+    diverged = [sum(o.status == "diverged" for (n, _), o in outcomes.items() if n == of) for of in (0, which)]
     rows = [(number, seed, result.loss_nats) for (number, seed), result in outcomes.items()]
     told = None if any(diverged) else difference([(n, k, x) for n, k, x in rows if x is not None], 0, which, level)
     basis: Basis = "undetermined"
@@ -168,3 +172,284 @@ def because(finding: Finding, margin_nats: float) -> str:
     if finding.basis == "searched":
         return f"it diverged with {finding.num_diverged} of {finding.num_seeds} seeds"
     return "not determined, conventional: too few runs can tell"
+
+
+SAME = Finding(basis="same", loses_nats=None, noise_nats=None, octaves=0.0, num_seeds=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tie:
+    """One hyperparameter's value at the end of a search."""
+
+    hyperparameter: Hyperparameter
+    searched: float
+    """To three digits, as later stages would run it."""
+    conventional: float
+    source: str
+    """Whose value the conventional one is."""
+    together: tuple[Hyperparameter, ...]
+    """That had their conventional values in these runs."""
+    finding: Finding
+
+    @property
+    def value(self) -> float:
+        """What is used."""
+        return self.conventional if self.finding.conventional else self.searched
+
+    def words(self, margin_nats: float) -> str:
+        """What was decided, and why."""
+        with_others = [name.replace("_", " ") for name in self.together if name != self.hyperparameter]
+        told = because(self.finding, margin_nats)
+        if with_others and self.finding.basis != "same":
+            told += f"; run with the conventional {' and '.join(with_others)}"
+        if self.finding.octaves:
+            told += f", at {2.0**self.finding.octaves:g} times the rate"
+        conventional = f"the conventional {self.conventional:.3g} ({self.source})"
+        if not self.finding.conventional:
+            return f"the search's {self.searched:.3g}, not {conventional}: {told}"
+        searched = "" if self.finding.basis == "same" else f" in place of the search's {self.searched:.3g}"
+        return f"{conventional}{searched}: {told}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settled:
+    """The decisions, as far as outcomes tell, and the runs that they take."""
+
+    ties: tuple[Tie, ...]
+    specs: tuple[RunSpec, ...]
+    """Repeats of the best trial among them, which may have run already."""
+    point: Params | None
+    """None before all has been decided."""
+
+
+def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str, RunResult]) -> Settled:
+    """Decide between the best trial's values and conventional ones.
+
+    Args:
+        study: what is asked.
+        space: of the search, as its ranges ended.
+        best: the best trial's point.
+        results: so far, by id.
+    """
+    values = {name: convention(study.plan, name)[0] for name in _open(study, space)}
+    own = study.trial(best).id
+    same = [name for name in values if study.trial({**best, name: values[name]}).id == own]
+    left = [name for name in values if name not in same]
+    ties = [_tie(study, best, name, SAME, (name,)) for name in same]
+    specs: dict[str, RunSpec] = {}
+    taken: tuple[Hyperparameter, ...] = tuple(same)
+    octaves = 0.0
+
+    def tried(names: tuple[Hyperparameter, ...]) -> Finding | None:
+        found = _tried(study, best, {name: values[name] for name in names}, results)
+        specs.update((spec.id, spec) for spec in found.specs)
+        return found.finding
+
+    def ended(*, whole: bool) -> Settled:
+        rate = best["learning_rate"] * 2.0**octaves
+        point: Params = {**best, "learning_rate": rate}
+        point.update((name, values[name]) for name in taken)
+        return Settled(ties=tuple(ties), specs=tuple(specs.values()), point=point if whole else None)
+
+    if not left:
+        return ended(whole=True)
+    every = (*same, *left)
+    found = tried(every)
+    if found is None:
+        return ended(whole=False)
+    if found.conventional or len(left) == 1:
+        ties += [_tie(study, best, name, found, tuple(left)) for name in left]
+        taken, octaves = (every, found.octaves) if found.conventional else (taken, 0.0)
+        return ended(whole=True)
+    for name in left:
+        found = tried((*taken, name))
+        if found is None:
+            return ended(whole=False)
+        ties.append(_tie(study, best, name, found, tuple(n for n in (*taken, name) if n not in same)))
+        taken, octaves = ((*taken, name), found.octaves) if found.conventional else (taken, octaves)
+    return ended(whole=True)
+
+
+def num_tie_runs(study: Study) -> tuple[int, int]:
+    """Runs before anything is known: of all conventions at once, and with those of each by itself."""
+    names, seeds = _open(study, study.space), study.plan.search.tie_seeds
+    if not names:
+        return 0, 0
+    offsets = [len(rate_offsets({name: 0.0}, {name: 1.0})) for name in names]
+    least = num_runs(max(offsets), seeds)
+    # The searched value's runs are there by then.
+    return least, least + (sum(num_runs(number, seeds) - seeds for number in offsets) if len(names) > 1 else 0)
+
+
+def ties_body(ties: Sequence[Tie], margin_nats: float) -> list[Json]:
+    """As JSON: what was found, the value used, and the margin it was compared with."""
+    return [
+        {
+            "hyperparameter": tie.hyperparameter, "value": tie.value, "searched": tie.searched,
+            "conventional": tie.conventional, "source": tie.source, "together": list(tie.together),
+            "margin_nats": margin_nats, "words": tie.words(margin_nats),
+            **cast(dict[str, Json], canon.to_json(tie.finding)),
+        }
+        for tie in ties
+    ]  # fmt: skip
+
+
+def _open(study: Study, space: SearchSpace) -> list[Hyperparameter]:
+    """Hyperparameters that the search varies, and whose range holds the convention."""
+    if not study.plan.search.tie_seeds:
+        return []
+    found = []
+    for name in CONVENTIONAL:
+        if name not in space.names:
+            continue
+        axis, (value, _) = space.axis(name), convention(study.plan, name)
+        inside = value in axis.choices if axis.choices else axis.range[0] <= value <= axis.range[1]
+        if inside and (axis.can_be_off or not axis.fixed):
+            found.append(name)
+    return found
+
+
+def _tried(study: Study, best: Params, values: Params, results: Mapping[str, RunResult]) -> Contest:
+    """The best trial's point against the same with these values."""
+
+    def conventional(octaves: float, seed: int) -> RunSpec:
+        rate = best["learning_rate"] * 2.0**octaves
+        return study.trial({**best, **values, "learning_rate": rate}, seed + 1)
+
+    offsets, num_seeds = rate_offsets(values, best), study.plan.search.tie_seeds
+    return contest(study, lambda seed: study.trial(best, seed + 1), conventional, offsets, num_seeds, results)
+
+
+def _tie(
+    study: Study, best: Params, name: Hyperparameter, finding: Finding, together: tuple[Hyperparameter, ...]
+) -> Tie:  # fmt: skip
+    value, source = convention(study.plan, name)
+    return Tie(
+        hyperparameter=name, searched=study.space.axis(name).rounded(best[name]), conventional=value, source=source,
+        together=together, finding=finding,
+    )  # fmt: skip
+
+
+Rule = Literal["share", "tokens"]
+_CONVENTION = HYPERPARAMETERS[WARMUP].convention
+CONVENTIONAL_WARMUP = _CONVENTION.value if _CONVENTION else 0.0
+WARMUP_SHARE = 0.1
+"""Of the other transfer tests' FLOPs, the most that this comparison may take: it settles one hyperparameter of many."""
+DIGITS = 6
+"""Of a share of the steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmupRule:
+    """The rule that is used, and what it rests on."""
+
+    HYPERPARAMETER: ClassVar[str] = WARMUP
+    """The one that a rule over duration is chosen for."""
+
+    rule: Rule
+    num_tokens: int | None = None
+    """Of the runs that compared both; None: none did."""
+    finding: Finding | None = None
+    """The convention is a number of tokens; None: not compared."""
+
+    def body(self, margin_nats: float) -> dict[str, Json]:
+        """As JSON, with the margin that it was compared with."""
+        return {**cast(dict[str, Json], canon.to_json(self)), "margin_nats": margin_nats}
+
+    def words(self, margin_nats: float) -> str:
+        """The rule and what it rests on."""
+        if self.rule == "share" and self.finding is None:
+            return "the same share of the steps"
+        kept = "the same number of tokens, and in long runs the conventional share at least"
+        if self.finding is None:
+            return f"{kept}: not determined, conventional (GPT-3, Llama): no runs over duration compare it with a share"
+        told = f"beside the same share, at {self.num_tokens:,} tokens, {because(self.finding, margin_nats)}"
+        return f"{kept if self.rule == 'tokens' else 'the same share of the steps; as a number of tokens'}: {told}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmupRuns:
+    """The comparison's runs, as far as outcomes tell; nothing is decided before all have ended."""
+
+    specs: tuple[RunSpec, ...]
+    decided: WarmupRule | None
+
+
+def transferred_warmup(study: Study, rule: Rule, fraction: float, num_tokens: float) -> float:
+    """A warmup set at the base as a share of the steps of a run on so many tokens.
+
+    As a number of tokens it is never a larger share than at the base, nor, in long runs, a smaller one than the
+    conventional share.
+    """
+    base = base_duration(study)
+    if rule == "share" or num_tokens <= base:
+        return fraction
+    return float(f"{max(fraction * base / num_tokens, min(fraction, CONVENTIONAL_WARMUP)):.{DIGITS}g}")
+
+
+def followed(study: Study, rule: Rule, point: Params, num_tokens: float) -> Params:
+    """A point set at the base with its warmup as a run on so many tokens has it."""
+    return with_warmup(point, transferred_warmup(study, rule, warmup_of(point), num_tokens))
+
+
+def power_of(study: Study, rule: Rule, point: Params, num_tokens: int) -> float:
+    """The power of duration by which the rule moves a point's warmup to a run on so many tokens."""
+    own, base = warmup_of(point), base_duration(study)
+    if num_tokens == base or not own:
+        return 0.0
+    return math.log(transferred_warmup(study, rule, own, num_tokens) / own) / math.log(num_tokens / base)
+
+
+def comparison_log2(spec: RunSpec) -> float:
+    """Octaves of the warmup that a run of the comparison has."""
+    return HYPERPARAMETERS[WARMUP].to_log2(spec.schedule.warmup_steps / spec.schedule.num_steps)
+
+
+def compare_warmup_rules(
+    study: Study, point: Params, durations: tuple[int, ...], budget_flops: float, run_at: RunAt,
+    results: Mapping[str, RunResult],
+) -> WarmupRuns:  # fmt: skip
+    """Compare a share with a number of tokens at the longest duration that the budget allows.
+
+    The number of tokens is run at the point's learning rate and at half of it, since a shorter warmup bears less.
+
+    Args:
+        study: what is asked; without `search.tie_seeds` nothing is compared, and a warmup is a share.
+        point: set at the base.
+        durations: tokens of the plan's durations.
+        budget_flops: of all runs together.
+        run_at: makes them.
+        results: so far, by id.
+    """
+    if not study.plan.search.tie_seeds:
+        return WarmupRuns(specs=(), decided=WarmupRule(rule="share"))
+    design = _design(study, point, durations, budget_flops, run_at)
+    if design is None:
+        return WarmupRuns(specs=(), decided=WarmupRule(rule="tokens"))
+    num_tokens, num_seeds = design
+    shorter = followed(study, "tokens", point, num_tokens)
+
+    def tokens(octaves: float, seed: int) -> RunSpec:
+        return run_at(num_tokens, {**shorter, "learning_rate": point["learning_rate"] * 2.0**octaves}, seed)
+
+    offsets = (0.0, LOWER_RATE)
+    found = contest(study, lambda seed: run_at(num_tokens, point, seed), tokens, offsets, num_seeds, results)
+    if found.finding is None:
+        return WarmupRuns(specs=found.specs, decided=None)
+    rule: Rule = "tokens" if found.finding.conventional else "share"
+    decided = WarmupRule(rule=rule, num_tokens=num_tokens, finding=found.finding)
+    return WarmupRuns(specs=found.specs, decided=decided)
+
+
+def _design(
+    study: Study, point: Params, durations: tuple[int, ...], budget_flops: float, run_at: RunAt
+) -> tuple[int, int] | None:
+    """Tokens and seeds of the comparison: as near to the target as the budget allows, then as many seeds; or None."""
+    for num_tokens in sorted(durations, reverse=True):
+        run = run_at(num_tokens, point, 0)
+        if run_at(num_tokens, followed(study, "tokens", point, num_tokens), 0).id == run.id:
+            continue
+        for num_seeds in range(study.plan.search.tie_seeds, SCOUTS - 1, -1):
+            if run.flops * num_runs(2, num_seeds) <= budget_flops:
+                return num_tokens, num_seeds
+    return None

@@ -1,6 +1,6 @@
-"""The search of a study: its legs, whether it goes on, repeats of its best trials, ties. No torch, no Optuna.
+"""The search of a study: its phases, whether it goes on, repeats of its best trials, ties. No torch, no Optuna.
 
-A search has one leg, and one more each time that its ranges grew, which is a record. All else is a pure function of
+A search has one phase, and one more each time that its ranges grew, which is a record. All else is a pure function of
 plan and results, so that a resumed search goes on as the uninterrupted one would have.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from launcher.experiments.arms import axis_sizes, run_at
-from launcher.experiments.rungs import ladder_runs
+from launcher.experiments.ladder import ladder_runs
+from launcher.experiments.sweep_grids import axis_sizes, run_at
 from launcher.plan.study import SEARCH_STAGE, Study
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -24,7 +24,7 @@ from sweeps.search.space import Params, SearchSpace
 from transfer.question import AXES
 
 if TYPE_CHECKING:
-    from launcher.experiments.ties import Settled
+    from launcher.experiments.conventions import Settled
     from sweeps.search.replicates import Comparison
     from sweeps.store.ledger import Ledger
 
@@ -60,14 +60,14 @@ GROWTH, WARM_START = "growth", "warm_start"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Leg:
+class Phase:
     """A search in one space, or its going on in a wider one."""
 
     space: SearchSpace
     num_trials: int
-    """In all, those of earlier legs among them."""
+    """In all, those of earlier phases among them."""
     num_known: int
-    """Trials of earlier legs."""
+    """Trials of earlier phases."""
     given: tuple[Params, ...]
     """Points of its first trials: those of a warm start, or beyond an edge."""
 
@@ -83,17 +83,17 @@ class Replicated:
     """None before all have ended."""
 
 
-def legs(study: Study, ledger: Ledger) -> tuple[Leg, ...]:
-    """The legs so far."""
+def phases(study: Study, ledger: Ledger) -> tuple[Phase, ...]:
+    """The phases so far."""
     search, warm = study.plan.search, ledger.find(WARM_START, SEARCH_STAGE)
     given = tuple(cast(Params, found["point"]) for found in _points_of(warm.body)) if warm else ()
-    found = [Leg(space=study.space, num_trials=search.num_trials, num_known=0, given=given)]
+    found = [Phase(space=study.space, num_trials=search.num_trials, num_known=0, given=given)]
     for record in ledger.records(GROWTH):
         body, last = cast(dict[str, Any], record.body), found[-1]
         edges = [canon.decode(Edge, edge) for edge in body["edges"]]
         given = tuple(cast(list[Params], body["points"]))
         found.append(
-            Leg(
+            Phase(
                 space=grown(last.space, edges), num_trials=last.num_trials + int(body["num_trials"]),
                 num_known=last.num_trials, given=given,
             )
@@ -123,9 +123,9 @@ def trial_results(study: Study, ledger: Ledger) -> list[RunResult | None]:
 
 
 def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
-    """Losses of all the last leg's trials, None of one that diverged or was pruned; None before all have ended."""
+    """Losses of all the last phase's trials, None of one that diverged or was pruned; None before all have ended."""
     found = trial_results(study, ledger)
-    if len(found) < legs(study, ledger)[-1].num_trials or None in found:
+    if len(found) < phases(study, ledger)[-1].num_trials or None in found:
         return None
     return [result.loss_nats for result in found if result is not None]
 
@@ -137,8 +137,8 @@ def pruned_trials(study: Study, ledger: Ledger) -> list[int]:
 
 
 def edges_of(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tuple[list[Edge], list[str]]:
-    """Ends that do not bracket the optimum, once a leg has ended; and why those that cannot move do not."""
-    space = legs(study, ledger)[-1].space
+    """Ends that do not bracket the optimum, once a phase has ended; and why those that cannot move do not."""
+    space = phases(study, ledger)[-1].space
     edges: list[Edge] = []
     stopped: list[str] = []
     for edge in open_edges(space, trial_points(ledger), losses, pruned_trials(study, ledger)):
@@ -149,8 +149,8 @@ def edges_of(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tu
 
 
 def growth(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> dict[str, Json] | None:
-    """The record of how the ranges grow now that a leg has ended; None if they do not."""
-    search, done = study.plan.search, legs(study, ledger)
+    """The record of how the ranges grow now that a phase has ended; None if they do not."""
+    search, done = study.plan.search, phases(study, ledger)
     if len(done) > search.max_extensions:
         return None
     edges, _ = edges_of(study, ledger, losses)
@@ -201,12 +201,12 @@ def winner(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> int 
 
 def ties(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> Settled | None:
     """What is decided between the best trial's values and conventional ones; None before there is a best trial."""
-    from launcher.experiments.ties import settled
+    from launcher.experiments.conventions import settled
 
     best = winner(study, ledger, losses)
     if best is None:
         return None
-    return settled(study, legs(study, ledger)[-1].space, trial_points(ledger)[best], ledger.results())
+    return settled(study, phases(study, ledger)[-1].space, trial_points(ledger)[best], ledger.results())
 
 
 class _Outcomes:
@@ -235,7 +235,7 @@ def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:
     results, losses = ledger.first_results(), ended_losses(study, ledger)
     done = sum(result is not None for result in trial_results(study, ledger))
     ids = {spec.id for spec in repeats(study, ledger, losses)} if losses is not None else set()
-    return done + sum(id in results for id in ids), legs(study, ledger)[-1].num_trials + len(ids)
+    return done + sum(id in results for id in ids), phases(study, ledger)[-1].num_trials + len(ids)
 
 
 def repeats(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> list[RunSpec]:

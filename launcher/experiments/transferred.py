@@ -1,4 +1,6 @@
-"""What the search and the transfer tests found: values set at the base, and how they move. No torch."""
+"""What the search and the transfer tests found: values set at the base, how they move, and as plain data for report and
+verbs. No torch.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +10,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.experiments.arms import (
-    Arm,
+from launcher.experiments.conventions import Tie, WarmupRule, WarmupRuns, comparison_log2, followed, ties_body
+from launcher.experiments.searching import Replicated, ended_losses, growth, replicated, ties, trial_points
+from launcher.experiments.sweep_grids import (
+    Condition,
+    Setting,
     Sizes,
     TransferTest,
+    axis_sizes,
     base_sizes,
     base_value,
-    carried_rate,
+    judged,
+    learning_rate_test,
     measured,
+    other_test,
+    transferred_rate,
     wanted_tests,
+    warmup_runs,
 )
-from launcher.experiments.grids import Setting, judged, learning_rate_test, other_test, warmup_runs
-from launcher.experiments.searching import Replicated, ended_losses, growth, replicated, ties, trial_points
-from launcher.experiments.ties import Tie
-from launcher.experiments.warmup import Carry, Carrying, comparison_log2, followed
 from launcher.plan.study import Study
+from proxies.core.canon import Json
 from proxies.core.flops import count_params
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM
+from proxies.core.powers import Powers, Ratios
+from proxies.core.rules import scaled, scaling
+from proxies.core.spec import RunResult
 from sweeps.search.space import Params
-from transfer.question import Axis, to_log2
+from transfer.question import Axis, Hyperparameter, to_log2
 from transfer.verdict.rules import POWER_DIGITS
 
 if TYPE_CHECKING:
     from sweeps.store.ledger import Ledger
     from transfer.verdict.together import Together
-    from transfer.verdict.verdict import Judged
+    from transfer.verdict.verdict import Judged, Verdict
 
+_AXES: tuple[Axis, ...] = ("width", "depth", "batch", "duration")
+_USUAL = tuple(one.name for one in HYPERPARAMETERS.values() if one.set_by != "axes")
+"""Shown whether they were searched or not."""
 SPEND, SPENT = "spend", "spent"
 """Kinds of records: one more round of what verdicts want, and the end of such rounds, so that an interrupted spending
 goes on where it stopped and buys what it would have bought.
@@ -67,7 +81,7 @@ class Transferred:
     """What the search settled on."""
     ties: tuple[Tie, ...]
     """Between the search's values and conventional ones."""
-    warmup: Carry
+    warmup: WarmupRule
     """How the warmup is carried over duration."""
     log2_lr: float
     """Set at the base, to be used everywhere."""
@@ -88,7 +102,7 @@ class Transferred:
 
     def rate_at(self, base: Sizes, target: Sizes) -> float:
         """The learning rate set at the base of width and depth, carried to the target's batch and duration."""
-        return carried_rate(self.learning_rate, self.powers, base, target)
+        return transferred_rate(self.learning_rate, self.powers, base, target)
 
     def point_at(self, study: Study, target: Sizes) -> Params:
         """The point of a run at the target."""
@@ -109,8 +123,8 @@ class Verdicts:
     """Ids of runs that failed, and did not diverge."""
 
     def num_failed(self, test: TransferTest) -> int:
-        """Runs of a test's own arm that failed."""
-        return sum(spec.id in self.failed for spec, _ in test.arm.specs)
+        """Runs of a test's own condition that failed."""
+        return sum(spec.id in self.failed for spec, _ in test.condition.specs)
 
 
 def searched(study: Study, ledger: Ledger) -> Searched:
@@ -157,19 +171,19 @@ def _setting(study: Study, ledger: Ledger, won: Searched, target: Sizes | None =
     )
 
 
-def _tests(setting: Setting) -> tuple[Setting, Carrying, tuple[TransferTest, ...]]:
+def _tests(setting: Setting) -> tuple[Setting, WarmupRuns, tuple[TransferTest, ...]]:
     """The setting with the warmup's rule, its comparison, and the tests as far as results tell.
 
     Runs of other durations follow the rule, so tests over duration wait for it.
     """
     study, wanted = setting.study, wanted_tests(setting.study)
     warmup = warmup_runs(study, setting.best, target_guess(study), setting.results)
-    if warmup.carry is not None:
-        setting = dataclasses.replace(setting, warmup=warmup.carry.rule)
+    if warmup.decided is not None:
+        setting = dataclasses.replace(setting, warmup=warmup.decided.rule)
     tests = tuple(
         learning_rate_test(setting, axis) if name == "learning_rate" else other_test(setting, name, axis)
         for name, axis in wanted
-        if (warmup.carry is not None or axis != "duration") and base_value(study, name, setting.best) > 0
+        if (warmup.decided is not None or axis != "duration") and base_value(study, name, setting.best) > 0
     )
     return setting, warmup, tests
 
@@ -183,8 +197,8 @@ def asked(study: Study, ledger: Ledger) -> tuple[TransferTest, ...]:
     _, warmup, tests = _tests(_setting(study, ledger, searched(study, ledger)))
     if not warmup.specs:
         return tests
-    arm = Arm(axis="duration", specs=tuple((spec, comparison_log2(spec)) for spec in warmup.specs))
-    return (TransferTest(hyperparameter=Carry.HYPERPARAMETER, axis="duration", arm=arm), *tests)
+    condition = Condition(axis="duration", specs=tuple((spec, comparison_log2(spec)) for spec in warmup.specs))
+    return (TransferTest(hyperparameter=WarmupRule.HYPERPARAMETER, axis="duration", condition=condition), *tests)
 
 
 def transferred(study: Study, ledger: Ledger) -> Transferred:
@@ -195,13 +209,13 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
     """
     won = searched(study, ledger)
     setting, warmup, tests = _tests(_setting(study, ledger, won))
-    if warmup.carry is None or not all(test.done(setting.results) for test in tests):
+    if warmup.decided is None or not all(test.done(setting.results) for test in tests):
         raise StageMissingError("the transfer runs have not ended: `forerun transfer PLAN` runs or resumes them")
-    return _rates_found(setting, won.ties, warmup.carry, tests)
+    return _rates_found(setting, won.ties, warmup.decided, tests)
 
 
 def _rates_found(
-    setting: Setting, ties: tuple[Tie, ...], warmup: Carry, tests: Sequence[TransferTest]
+    setting: Setting, ties: tuple[Tie, ...], warmup: WarmupRule, tests: Sequence[TransferTest]
 ) -> Transferred:  # fmt: skip
     """The base's optimum, and the measured exponents."""
     study, base = setting.study, base_sizes(setting.study)
@@ -237,7 +251,118 @@ def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes)
             value = to_log2(name, base_value(study, name, found.point))
         tests.append((test, judged(setting, test, value)))
     rates = [judgement for test, judgement in tests if test.hyperparameter == "learning_rate"]
-    axes: tuple[Axis, ...] = ("width", "depth", "batch", "duration")
-    together = judge_together(rates, {axis: math.log2(target.along(axis) / base.along(axis)) for axis in axes})
+    together = judge_together(rates, {axis: math.log2(target.along(axis) / base.along(axis)) for axis in _AXES})
     failed = frozenset(id for id, result in setting.results.items() if result.status == "failed")
     return Verdicts(target=target, tests=tuple(tests), together=together, failed=failed)
+
+
+def transfer_body(
+    study: Study, found: Transferred, verdicts: Verdicts, results: Mapping[str, RunResult]
+) -> dict[str, Json]:
+    """Tests with their verdicts and runs, the learning rate over all axes, and the table of values."""
+    from transfer.verdict.summary import together_summary, verdict_summary
+
+    return {
+        "tests": [
+            {
+                "axis": test.axis,
+                "hyperparameter": test.hyperparameter,
+                "verdict": verdict_summary(judged.verdict),
+                "runs": _runs(study, test, results),
+            }
+            for test, judged in verdicts.tests
+        ],
+        "together": together_summary(verdicts.together),
+        "values": _values(study, found, verdicts),
+        "learning_rate": found.learning_rate,
+        "at_base_optimum": found.at_optimum,
+    }
+
+
+def _runs(study: Study, test: TransferTest, results: Mapping[str, RunResult]) -> list[Json]:
+    conditions = {study.plan.proxy.parametrization: test.condition} | ({"sp": test.control} if test.control else {})
+    return [
+        {
+            "arm": name,
+            "size": condition.size(spec),
+            "log2_value": log2_value,
+            "seed": spec.seed,
+            "loss_nats": results[spec.id].loss_nats,
+            "status": results[spec.id].status,
+        }
+        for name, condition in conditions.items()
+        for spec, log2_value in condition.specs
+    ]
+
+
+def _values(study: Study, found: Transferred, verdicts: Verdicts) -> list[Json]:
+    """One row a hyperparameter: at the base, at the target, by which rule, and how far that was tested."""
+    tested = [test.hyperparameter for test, _ in verdicts.tests]
+    names = [name for name in WITH_OPTIMUM if name in (*_USUAL, *found.best, *tested)]
+    return [_value(study, found, verdicts, name) for name in names]
+
+
+def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperparameter) -> dict[str, Json]:
+    from transfer.verdict.summary import estimate_summary, verdict_summary
+    from transfer.verdict.together import differs
+
+    base, target = base_sizes(study), verdicts.target
+    mine = [judged.verdict for test, judged in verdicts.tests if test.hyperparameter == name]
+    axes = [verdict.question.axis for verdict in mine]
+    value, rule = _ruled(study, found, target, name)
+    margin, ties = study.plan.transfer.margin_nats, [tie for tie in found.ties if tie.hyperparameter == name]
+    rate = name == LEARNING_RATE
+    worst = max(mine, key=_regret, default=None)
+    regret = verdicts.together.regret_nats if rate else worst.regret_nats if worst else None
+    outcome = verdicts.together.outcome if rate else worst.outcome if worst else None
+    over = [*axes, *(["duration"] if name == found.warmup.HYPERPARAMETER and found.warmup.finding else [])]
+    twice = [cost for verdict in mine if (cost := verdict_summary(verdict)["cost_of_2x_off_nats"]) is not None]
+    return {
+        "hyperparameter": name,
+        "base_value": found.learning_rate if rate else base_value(study, name, found.point),
+        "target_value": value,
+        "rule": "; ".join([rule, *(tie.words(margin) for tie in ties)]),
+        "tested": list(axes),
+        "untested": [a for a in _AXES if a not in over and differs(target.along(a), base.along(a))],
+        "outcome": outcome,
+        "drifts": {v.question.axis: estimate_summary(v.drift) for v in mine},
+        "regret_nats": estimate_summary(regret),
+        "cost_of_2x_off_nats": twice[0] if twice else None,
+        "tie": next(iter(ties_body(ties, margin)), None),
+        "carry": found.warmup.body(margin) if name == found.warmup.HYPERPARAMETER else None,
+    }
+
+
+def _regret(verdict: Verdict) -> tuple[int, float]:
+    """What drifts first, then what cannot tell, then by cost."""
+    rank = ("holds", "cannot_tell", "drifts").index(verdict.outcome)
+    return rank, verdict.regret_nats.high if verdict.regret_nats else 0.0
+
+
+def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter) -> tuple[Json, str]:
+    """A value at the target, and the rule that puts it there in words."""
+    base, rules = base_sizes(study), study.plan.parametrization
+    ratios = Ratios(**{axis: target.along(axis) / base.along(axis) for axis in _AXES})
+    if name == LEARNING_RATE:
+        said = [f"set at the base width; each kind of parameter as {rules.name} scales it"]
+        said += [
+            f"times {ratio:.3g}^{power:+.3f} over {axis}, as measured"
+            for axis, power in found.powers.items()
+            if (ratio := target.along(axis) / base.along(axis)) != 1
+        ]
+        said += [
+            f"no exponent over {axis} could be measured: none is used"
+            for axis in study.plan.transfer.measured_rules
+            if axis_sizes(study, axis) and axis not in found.powers
+        ]
+        return found.rate_at(base, target), "; ".join(said)
+    value = base_value(study, name, found.point)
+    if name == found.warmup.HYPERPARAMETER:
+        return found.point_at(study, target)[name], found.warmup.words(study.plan.transfer.margin_nats)
+    powers, one = scaling(rules, name), HYPERPARAMETERS[name]
+    if one.can_be_off and not value:
+        return value, "off"
+    if powers == Powers():
+        return value, "as it is"
+    scaled_words = f"1 - {name}" if one.scale == "log2_complement" else "of hidden matrices,"
+    return scaled(rules, name, value, ratios), f"{scaled_words} times {powers}"

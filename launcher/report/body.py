@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.base.talk import say, working
-from launcher.experiments.rungs import stage_specs
+from launcher.experiments.ladder import stage_specs
 from launcher.experiments.searching import num_asked
 from launcher.experiments.transferred import asked
 from launcher.logbook.logbook import LOGBOOK_FILE
@@ -130,7 +130,7 @@ def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
 def _transfer(study: Study, found: Findings, results: Mapping[str, RunResult]) -> Json:
     if found.transferred is None or found.verdicts is None:
         return None
-    from launcher.experiments.carried import transfer_body
+    from launcher.experiments.transferred import transfer_body
 
     return transfer_body(study, found.transferred, found.verdicts, results)
 

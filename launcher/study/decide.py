@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.experiments.arms import Sizes
-from launcher.experiments.rungs import ladder_runs
+from launcher.experiments.ladder import ladder_runs
+from launcher.experiments.sweep_grids import Sizes
 from launcher.experiments.transferred import StageMissingError, Transferred, Verdicts
 from launcher.plan.study import Study
 from launcher.study.history import Concluded, inherited, like, scaled

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.experiments.rung_checks import RungCheck, check
-from launcher.experiments.rungs import checked_rungs, largest_share
+from launcher.experiments.ladder import RungCheck, check, checked_rungs, largest_share
 from launcher.experiments.transferred import Verdicts
 from launcher.plan.study import Study
 from proxies.core.canon import Json

@@ -15,7 +15,7 @@ from typing import cast
 
 from launcher.base.talk import Meter, say
 from launcher.calibration.calibrating import calibrate
-from launcher.experiments.rungs import stage_specs
+from launcher.experiments.ladder import stage_specs
 from launcher.experiments.transferred import (
     SPEND,
     SPENT,

@@ -1,4 +1,4 @@
-"""Carrying a study's search out: leg by leg, repeats of the best trials, ties. No torch, no Optuna."""
+"""WarmupRuns a study's search out: phase by phase, repeats of the best trials, ties. No torch, no Optuna."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from launcher.base.talk import say
 from launcher.experiments.searching import (
     GROWTH,
     WARM_START,
-    Leg,
+    Phase,
     ended_losses,
     growth,
-    legs,
+    phases,
     replicated,
     ties,
     trial_results,
@@ -38,8 +38,8 @@ def run_search(study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[R
     _begin(study, ledger)
     while True:
         if ended_losses(study, ledger) is None:
-            leg = legs(study, ledger)[-1]
-            drive("search", _source(study, ledger, leg), _left(study, ledger, leg))
+            phase = phases(study, ledger)[-1]
+            drive("search", _source(study, ledger, phase), _left(study, ledger, phase))
         losses = ended_losses(study, ledger)
         assert losses is not None
         wider = growth(study, ledger, losses)
@@ -82,31 +82,31 @@ def _begin(study: Study, ledger: Ledger) -> None:
         say(f"search: begins with learning rate {one['learning_rate']:.3g}{clipped}, from {one['source']}")
 
 
-def _source(study: Study, ledger: Ledger, leg: Leg) -> SearchSource:
+def _source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:
     search = study.plan.search
     return SearchSource(
-        leg.space,
+        phase.space,
         study.trial,
         ledger,
         stage=SEARCH_STAGE,
         study_seed=search.seed,
-        num_trials=leg.num_trials,
+        num_trials=phase.num_trials,
         parallelism=search.parallelism,
         sampler=search.sampler,
         num_startup=search.num_startup,
-        given=leg.given,
-        num_known=leg.num_known,
-        pruner=_pruner(study, leg),
+        given=phase.given,
+        num_known=phase.num_known,
+        pruner=_pruner(study, phase),
     )
 
 
-def _pruner(study: Study, leg: Leg) -> SearchPruner | None:
+def _pruner(study: Study, phase: Phase) -> SearchPruner | None:
     search = study.plan.search
     if search.pruner == "none":
         return None
     return SearchPruner(
         search.pruner,
-        leg.space,
+        phase.space,
         study.study_dir,
         num_steps=study.plan.proxy.num_steps,
         parallelism=search.parallelism,
@@ -114,8 +114,8 @@ def _pruner(study: Study, leg: Leg) -> SearchPruner | None:
     )
 
 
-def _left(study: Study, ledger: Ledger, leg: Leg) -> list[RunSpec]:
-    """Runs that cost what the rest of a leg will: which points it will ask for is not known."""
-    middle = [0.5] * (leg.space.num_coordinates - 1)
-    number = leg.num_trials - sum(result is not None for result in trial_results(study, ledger))
-    return [study.trial(leg.space.at((i / number, *middle))) for i in range(number)]
+def _left(study: Study, ledger: Ledger, phase: Phase) -> list[RunSpec]:
+    """Runs that cost what the rest of a phase will: which points it will ask for is not known."""
+    middle = [0.5] * (phase.space.num_coordinates - 1)
+    number = phase.num_trials - sum(result is not None for result in trial_results(study, ledger))
+    return [study.trial(phase.space.at((i / number, *middle))) for i in range(number)]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.experiments.arms import base_sizes, carried_rate
 from launcher.experiments.searching import trial_points
+from launcher.experiments.sweep_grids import base_sizes, transferred_rate
 from launcher.experiments.transferred import StageMissingError, Transferred, transferred
 from launcher.plan.plan import Plan
 from launcher.plan.search import LAW, WARM_TRIALS
@@ -112,7 +112,7 @@ def _carried(study: Study, other: Study, point: Params, found: Transferred | Non
         if (value := _value(other, point, name)) is not None
     }
     powers = found.powers if found and other.plan.parametrization == study.plan.parametrization else {}
-    rate = carried_rate(point["learning_rate"], powers, there, here)
+    rate = transferred_rate(point["learning_rate"], powers, there, here)
     return {**values, "learning_rate": scaled(rules, "learning_rate", rate, ratios)}
 
 

@@ -6,8 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.experiments.searching import GROWTH, WARM_START, edges_of, ended_losses, legs, pruned_trials, trial_points
-from launcher.experiments.ties import ties_body
+from launcher.experiments.conventions import ties_body
+from launcher.experiments.searching import (
+    GROWTH,
+    WARM_START,
+    edges_of,
+    ended_losses,
+    phases,
+    pruned_trials,
+    trial_points,
+)
 from launcher.plan.study import SEARCH_STAGE, Study
 from launcher.study.rerun_view import replays_body
 from launcher.study.rerun_view import sentences as replay_sentences
@@ -29,7 +37,7 @@ CLEAR_ERRORS = 2.0
 
 def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json]:
     """Trials with where each point came from, the best, how the ranges grew, whether it is bracketed, and repeats."""
-    results, done = ledger.first_results(), legs(study, ledger)
+    results, done = ledger.first_results(), phases(study, ledger)
     trials: list[Json] = []
     origins = _origins(study, ledger)
     for index, point in enumerate(found.points):
@@ -62,7 +70,7 @@ def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json
 
 
 def _pruned_sides(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tuple[tuple[str, Side], ...]:
-    return pruned_sides(legs(study, ledger)[-1].space, trial_points(ledger), losses, pruned_trials(study, ledger))
+    return pruned_sides(phases(study, ledger)[-1].space, trial_points(ledger), losses, pruned_trials(study, ledger))
 
 
 def _origins(study: Study, ledger: Ledger) -> list[str]:
@@ -70,12 +78,12 @@ def _origins(study: Study, ledger: Ledger) -> list[str]:
     search, found = study.plan.search, []
     warm: Any = ledger.find(WARM_START, SEARCH_STAGE)
     sources = [f"warm start: {one['source']}" for one in warm.body["points"]] if warm else []
-    for leg in legs(study, ledger):
-        given = sources if leg.num_known == 0 else ["beyond an end"] * len(leg.given)
-        for index in range(leg.num_known, leg.num_trials):
+    for phase in phases(study, ledger):
+        given = sources if phase.num_known == 0 else ["beyond an end"] * len(phase.given)
+        for index in range(phase.num_known, phase.num_trials):
             design = SAMPLERS[search.sampler].learns and index < max(search.num_startup, search.parallelism)
-            own = "design" if design and leg.num_known == 0 else search.sampler
-            found.append(given[index - leg.num_known] if index - leg.num_known < len(given) else own)
+            own = "design" if design and phase.num_known == 0 else search.sampler
+            found.append(given[index - phase.num_known] if index - phase.num_known < len(given) else own)
     return found
 
 

@@ -7,7 +7,7 @@ from planted_ladders import CHINCHILLA, ladder
 from tiny_study import ask, replay
 
 from launcher.answers.asked import Asked, checked
-from launcher.experiments.arms import base_sizes
+from launcher.experiments.sweep_grids import base_sizes
 from launcher.experiments.transferred import StageMissingError, searched, transferred
 from launcher.study import decide
 from launcher.study.evidence import decision_of, gather

@@ -6,8 +6,18 @@ import math
 import pytest
 from tiny_study import plan_with, write_corpus
 
-from launcher.experiments.arms import Sizes, axis_sizes, base_sizes, base_value, run_at, wanted_tests
-from launcher.experiments.grids import Setting, judged, learning_rate_test, other_test
+from launcher.experiments.sweep_grids import (
+    Setting,
+    Sizes,
+    axis_sizes,
+    base_sizes,
+    base_value,
+    judged,
+    learning_rate_test,
+    other_test,
+    run_at,
+    wanted_tests,
+)
 from launcher.study.opening import plan_study
 from proxies.core.rules import named
 from proxies.core.spec import RunResult
@@ -70,8 +80,8 @@ def valley(arm, optimum, drift=0.0):
 def grown(study, axis, optimum, drift=0.0, rounds=0):
     """A test as it stands when nothing is left to ask, and its results."""
     results = {}
-    while not (test := learning_rate_test(setting(study, results, rounds), axis)).arm.done(results):
-        results |= valley(test.arm, optimum, drift)
+    while not (test := learning_rate_test(setting(study, results, rounds), axis)).condition.done(results):
+        results |= valley(test.condition, optimum, drift)
     return test, results
 
 
@@ -80,7 +90,7 @@ def offsets(arm, size):
 
 
 def test_the_first_sizes_have_the_whole_grid_around_the_search(study):
-    arm = learning_rate_test(setting(study), "width").arm
+    arm = learning_rate_test(setting(study), "width").condition
     assert {arm.size(spec) for spec, _ in arm.specs} == {8, 16}
     assert offsets(arm, 8) == offsets(arm, 16) == [-7.0, -6.0, -5.0, -4.0]
     assert all(spec.hparams.learning_rate == 2.0**x for spec, x in arm.specs)
@@ -90,7 +100,7 @@ def test_the_first_sizes_have_the_whole_grid_around_the_search(study):
 
 @pytest.mark.parametrize("drift", [0.0, -0.5])
 def test_larger_sizes_are_narrowed_around_what_smaller_ones_predict(study, drift):
-    arm = grown(study, "width", -5.5, drift)[0].arm
+    arm = grown(study, "width", -5.5, drift)[0].condition
     narrow = study.plan.transfer.narrow_offsets_octaves
     for size, doublings in ((32, 2), (64, 3)):
         found = offsets(arm, size)
@@ -100,7 +110,7 @@ def test_larger_sizes_are_narrowed_around_what_smaller_ones_predict(study, drift
 
 
 def test_without_an_optimum_to_go_by_a_larger_size_gets_the_whole_grid(study):
-    arm = grown(study, "width", 5.0)[0].arm
+    arm = grown(study, "width", 5.0)[0].condition
     assert offsets(arm, 64) == offsets(arm, 8)
 
 
@@ -122,15 +132,16 @@ def test_every_axis_varies_itself_and_nothing_else(study):
 def test_runs_at_the_base_are_shared_by_all_axes(study):
     tests = [learning_rate_test(setting(study), axis) for axis in ("width", "duration", "batch", "depth")]
     at_base = [
-        {spec.id for spec, _ in t.arm.specs if t.arm.size(spec) == base_sizes(study).along(t.axis)} for t in tests
+        {spec.id for spec, _ in t.condition.specs if t.condition.size(spec) == base_sizes(study).along(t.axis)}
+        for t in tests
     ]
     assert all(found == at_base[0] and found for found in at_base)
 
 
 def test_both_arms_share_the_runs_at_the_base_width(study):
     test = learning_rate_test(setting(study), "width")
-    shared = {spec.id for spec, _ in test.arm.specs} & {spec.id for spec, _ in test.control.specs}
-    assert shared == {spec.id for spec, _ in test.arm.specs if spec.shape.width == 8}
+    shared = {spec.id for spec, _ in test.condition.specs} & {spec.id for spec, _ in test.control.specs}
+    assert shared == {spec.id for spec, _ in test.condition.specs if spec.shape.width == 8}
     rules = {spec.parametrization for spec, _ in test.control.specs if spec.shape.width == 16}
     assert {dataclasses.replace(rule, decayed="matrices") for rule in rules} == {named("sp")}
     assert learning_rate_test(setting(study), "depth").control is None
@@ -138,7 +149,7 @@ def test_both_arms_share_the_runs_at_the_base_width(study):
 
 def test_an_optimum_at_the_edge_asks_for_more_as_often_as_it_may(study):
     two = with_transfer(study, widths=(8, 16))
-    sizes = [len(grown(two, "width", -1.0, rounds=rounds)[0].arm.specs) for rounds in (0, 1, 2)]
+    sizes = [len(grown(two, "width", -1.0, rounds=rounds)[0].condition.specs) for rounds in (0, 1, 2)]
     assert sizes[0] == 16
     assert sizes[0] < sizes[1] < sizes[2]
 
@@ -146,7 +157,7 @@ def test_an_optimum_at_the_edge_asks_for_more_as_often_as_it_may(study):
 def test_an_optimum_inside_asks_for_nothing_more(study):
     """The mutation of the test above: only where the optimum lies differs."""
     calm = with_transfer(study, widths=(8, 16), margin_nats=0.5)
-    assert len(grown(calm, "width", -5.5, rounds=2)[0].arm.specs) == 16
+    assert len(grown(calm, "width", -5.5, rounds=2)[0].condition.specs) == 16
 
 
 def test_runs_are_asked_for_all_axes_together(study):
@@ -159,20 +170,20 @@ def test_runs_are_asked_for_all_axes_together(study):
     tight = with_transfer(calm, margin_nats=margin)
     assert judged(setting(tight, results), test, None).verdict.outcome == "holds"
     more = learning_rate_test(setting(tight, results, rounds=1), "width")
-    assert len(more.arm.specs) > len(test.arm.specs)
+    assert len(more.condition.specs) > len(test.condition.specs)
 
 
 def test_the_control_arm_grows_to_bracket_its_optimum_and_no_further(study):
     narrow = with_transfer(study, margin_nats=1e-6, widths=(8, 16))
     for optimum, grows in ((-1.0, True), (-5.5, False)):
         first = learning_rate_test(setting(narrow), "width")
-        results = valley(first.arm, optimum) | valley(first.control, optimum)
+        results = valley(first.condition, optimum) | valley(first.control, optimum)
         again = learning_rate_test(setting(narrow, results, rounds=1), "width")
         assert (again.control != first.control) == grows
 
 
 def test_failed_runs_are_no_points_diverged_ones_are(study):
-    arm = learning_rate_test(setting(study), "width").arm
+    arm = learning_rate_test(setting(study), "width").condition
     results = valley(arm, -5.5)
     first, second = (spec for spec, _ in arm.specs[:2])
     results[first.id] = outcome(first, None)
@@ -190,13 +201,13 @@ def test_other_hyperparameters_run_around_the_searchs_best_trial(study):
         ("beta2", "batch"),
         ("clip_norm", "duration"),
     ):
-        arm = other_test(setting(study), name, axis).arm
+        arm = other_test(setting(study), name, axis).condition
         assert {spec.hparams.learning_rate for spec, _ in arm.specs} == {BEST["learning_rate"]}
         own = base_value(study, name, BEST)
         assert {getattr(spec.hparams, name) for spec, x in arm.specs if x == to_log2(name, own)} == {own}
         for spec, x in arm.specs:
             assert to_log2(name, getattr(spec.hparams, name)) == pytest.approx(x, abs=1e-4)
-    assert {spec.shape.width for spec, _ in other_test(setting(study), "clip_norm", "width").arm.specs} == {8, 64}
+    assert {spec.shape.width for spec, _ in other_test(setting(study), "clip_norm", "width").condition.specs} == {8, 64}
 
 
 def test_the_rates_run_at_the_point_that_the_search_settled_on(study):
@@ -205,14 +216,14 @@ def test_the_rates_run_at_the_point_that_the_search_settled_on(study):
 
 
 def test_warmups_that_round_to_the_same_steps_are_one_point(study):
-    arm = other_test(setting(study, warmup_fraction=0.03), "warmup_fraction", "width").arm
+    arm = other_test(setting(study, warmup_fraction=0.03), "warmup_fraction", "width").condition
     ids = [spec.id for spec, _ in arm.specs]
     assert len(ids) == len(set(ids))
     assert {spec.schedule.warmup_steps for spec, _ in arm.specs} == {1, 2}
 
 
 def test_a_warmup_that_would_fill_the_run_is_left_out(study):
-    arm = other_test(setting(study, warmup_fraction=0.6), "warmup_fraction", "width").arm
+    arm = other_test(setting(study, warmup_fraction=0.6), "warmup_fraction", "width").condition
     assert max(spec.schedule.warmup_steps for spec, _ in arm.specs) <= 0.95 * 40
 
 

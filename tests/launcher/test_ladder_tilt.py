@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from launcher.answers.texts import ladder_text
-from launcher.experiments.rung_checks import Excess, RungCheck, Tried
+from launcher.experiments.ladder import Excess, RungCheck, Tried
 from launcher.study import ladder_tilt
 from launcher.study.gates import Gate, tuned_gate
 from launcher.study.ladder_tilt import LadderChecks, checks_body, tilt

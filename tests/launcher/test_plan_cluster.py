@@ -3,7 +3,7 @@
 import pytest
 from tiny_study import forerun, plan_with, write_corpus
 
-from launcher.experiments.rungs import ladder_runs
+from launcher.experiments.ladder import ladder_runs
 from launcher.plan.cluster import rank_needs
 from launcher.plan.file import PlanError, load_plan
 from launcher.study.opening import plan_study

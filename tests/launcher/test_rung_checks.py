@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from launcher.experiments.rung_checks import Tried, check, excess_of
-from launcher.experiments.rungs import CheckedRung
+from launcher.experiments.ladder import CheckedRung, Tried, check, excess_of
 
 MARGIN, LEVEL = 0.01, 0.9
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from tiny_study import ask, plan_with, replay, write_corpus
 
-from launcher.experiments.arms import base_sizes
-from launcher.experiments.rungs import checked_rungs, ladder_runs, largest_share, stage_specs
+from launcher.experiments.conventions import WarmupRule
+from launcher.experiments.ladder import checked_rungs, ladder_runs, largest_share, stage_specs
+from launcher.experiments.sweep_grids import base_sizes
 from launcher.experiments.transferred import Transferred
-from launcher.experiments.warmup import Carry
 from launcher.study import decide
 from launcher.study.evidence import gather
 from launcher.study.opening import plan_study
@@ -37,7 +37,7 @@ def study_with(folder):
 
 def moved(powers):
     return Transferred(
-        tests=(), best=BEST, ties=(), warmup=Carry(rule="share"), log2_lr=-5.0, at_optimum=True, powers=powers
+        tests=(), best=BEST, ties=(), warmup=WarmupRule(rule="share"), log2_lr=-5.0, at_optimum=True, powers=powers
     )  # fmt: skip
 
 

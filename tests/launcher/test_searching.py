@@ -8,7 +8,7 @@ import random
 import pytest
 from tiny_study import ask, plan_with, replay, write_corpus
 
-from launcher.experiments.searching import GROWTH, WARM_START, growth, legs, num_asked, replicated, trial_points
+from launcher.experiments.searching import GROWTH, WARM_START, growth, num_asked, phases, replicated, trial_points
 from launcher.experiments.transferred import searched
 from launcher.study.opening import open_ledger, plan_study
 from launcher.study.stages import bank_key
@@ -118,7 +118,7 @@ def test_the_range_grows_until_it_brackets_the_optimum(whole):
     [record, *_] = ledger.records(GROWTH)
     [edge] = record.body["edges"]
     assert (edge["axis"], edge["side"], edge["range"][1], edge["wider"][1]) == ("learning_rate", "high", 2**-3, 2**-1)
-    first, second, *_ = legs(study, ledger)
+    first, second, *_ = phases(study, ledger)
     assert (first.num_trials, second.num_known, second.num_trials) == (12, 12, 18)
     points = trial_points(ledger)
     assert [math.log2(point["learning_rate"]) for point in points[12:16]] == [-2.5, -2, -1.5, -1]
@@ -202,7 +202,7 @@ def test_growths_that_a_repair_lost_are_found_again(whole, tmp_path, first_lost)
     lost = ledger.records(GROWTH)[first_lost:]
     assert len(lost) == 2 - first_lost
     again, kept = replay(study.study_dir, tmp_path / "again", lambda record: record not in lost)
-    assert len(trial_points(kept)) == legs(again, kept)[-1].num_trials == 12 + 6 * first_lost
+    assert len(trial_points(kept)) == phases(again, kept)[-1].num_trials == 12 + 6 * first_lost
     with open_ledger(again) as other:
         run_search(again, other, driver(other, 0, stop_after=0), bank_key)
     assert what_was_found(again, Ledger.read(again.study_dir)) == what_was_found(study, ledger)

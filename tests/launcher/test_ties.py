@@ -7,12 +7,10 @@ import pytest
 from test_searching import StopError, driver, noise, study_of
 from tiny_study import PLAN, ask, write_corpus, write_plan
 
-from launcher.experiments.arms import base_sizes
-from launcher.experiments.conventions import contest, convention
-from launcher.experiments.grids import first_runs, warmup_runs
+from launcher.experiments.conventions import WARMUP_SHARE, contest, convention, transferred_warmup
 from launcher.experiments.searching import num_asked, repeats
+from launcher.experiments.sweep_grids import base_sizes, first_runs, warmup_runs
 from launcher.experiments.transferred import asked, searched, target_guess, transferred
-from launcher.experiments.warmup import CARRY_SHARE, carried_warmup
 from launcher.plan.study import base_duration
 from launcher.study.decide import ladder_specs
 from launcher.study.opening import open_ledger
@@ -131,7 +129,7 @@ def test_without_seeds_nothing_is_compared_and_the_searchs_values_stay(folder):
     study, ledger = search_of(folder, "off", planted(), LONG.replace("tie_seeds = 4", "tie_seeds = 0"))
     found = searched(study, ledger)
     assert found.ties == () and found.best == study.space.rounded(found.points[found.best_trial])
-    assert warmup_runs(study, BEST, target_guess(study), {}).carry.rule == "share"
+    assert warmup_runs(study, BEST, target_guess(study), {}).decided.rule == "share"
 
 
 def test_values_outside_the_plans_range_or_held_fixed_are_the_plans(folder):
@@ -168,11 +166,10 @@ def test_each_reason_has_its_runs(folder, worse, basis):
         level, one, two = 2 + 0.1 * seed, study.trial(BEST, seed + 1), other(0.0, seed)
         results[one.id] = result(one, level)
         results[two.id] = result(two, None, "diverged") if loss is None else result(two, level + loss)
-    arguments = {"margin_nats": 0.01, "level": 0.9}
-    found = contest(lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, results, **arguments)
+    found = contest(study, lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, results)
     assert found.finding.basis == basis
     assert found.finding.conventional == (basis != "searched")
-    waiting = contest(lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, {}, **arguments)
+    waiting = contest(study, lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 4, {})
     assert waiting.finding is None and len(waiting.specs) == 8
 
 
@@ -184,7 +181,7 @@ def test_failed_runs_leave_it_undetermined(folder):
 
     specs = [study.trial(BEST, 1), study.trial(BEST, 2), other(0.0, 0), other(0.0, 1)]
     results = {spec.id: result(spec, None, "failed") for spec in specs}
-    found = contest(lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 2, results, margin_nats=0.01, level=0.9)
+    found = contest(study, lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 2, results)
     assert found.finding.basis == "undetermined" and found.finding.loses_nats is None
 
 
@@ -202,15 +199,15 @@ def test_a_number_of_tokens_is_at_most_the_share_and_at_least_the_conventional_o
     study = study_of(folder, "tokens", LONG)
     base = base_duration(study)
     assert base == base_sizes(study).duration
-    shares = [carried_warmup(study, "tokens", 0.42, base * ratio) for ratio in (0.5, 1, 4, 30, 1000)]
+    shares = [transferred_warmup(study, "tokens", 0.42, base * ratio) for ratio in (0.5, 1, 4, 30, 1000)]
     assert shares == [0.42, 0.42, 0.105, 0.014, 0.01]
-    assert carried_warmup(study, "share", 0.42, 1000 * base) == 0.42
-    assert carried_warmup(study, "tokens", 0.004, 1000 * base) == 0.004
+    assert transferred_warmup(study, "share", 0.42, 1000 * base) == 0.42
+    assert transferred_warmup(study, "tokens", 0.004, 1000 * base) == 0.004
 
 
 def compared(study, tell):
     results = {}
-    while (found := warmup_runs(study, BEST, target_guess(study), results)).carry is None:
+    while (found := warmup_runs(study, BEST, target_guess(study), results)).decided is None:
         results |= {spec.id: tell(spec) for spec in found.specs}
     return found
 
@@ -218,7 +215,7 @@ def compared(study, tell):
 def test_the_runs_over_duration_decide_how_a_warmup_is_carried(folder):
     study = study_of(folder, "carried", LONG)
     tied = compared(study, planted())
-    assert tied.carry.rule == "tokens" and tied.carry.finding.basis in ("margin", "noise", "undetermined")
+    assert tied.decided.rule == "tokens" and tied.decided.finding.basis in ("margin", "noise", "undetermined")
     steps = {(spec.schedule.num_steps, spec.schedule.warmup_steps) for spec in tied.specs}
     assert steps == {(400, 168), (400, 84)}
 
@@ -228,11 +225,11 @@ def test_the_runs_over_duration_decide_how_a_warmup_is_carried(folder):
         return dataclasses.replace(found, loss_nats=found.loss_nats + 0.1 * abs(math.log2(share / 0.42)))
 
     clear = compared(study, by_share)
-    assert clear.carry.rule == "share" and clear.carry.finding.basis == "searched"
+    assert clear.decided.rule == "share" and clear.decided.finding.basis == "searched"
     point = {**BEST, "warmup_fraction": 0.42}
     tests = {spec.id: spec for specs in first_runs(study, point, target_guess(study)).values() for spec in specs}
     cost = sum(spec.flops for spec in tied.specs)
-    assert 0 < cost <= CARRY_SHARE * sum(spec.flops for spec in tests.values())
+    assert 0 < cost <= WARMUP_SHARE * sum(spec.flops for spec in tests.values())
 
 
 def test_a_comparison_that_would_cost_too_much_is_not_made(folder):
@@ -241,8 +238,8 @@ def test_a_comparison_that_would_cost_too_much_is_not_made(folder):
     found = warmup_runs(study, BEST, target_guess(study), {})
     dear = dataclasses.replace(study, plan=study.plan)
     assert dear.plan.transfer.durations == (1.0, 64.0)
-    assert found.specs == () and found.carry.rule == "tokens" and found.carry.finding is None
-    assert "not determined, conventional" in found.carry.words(0.01)
+    assert found.specs == () and found.decided.rule == "tokens" and found.decided.finding is None
+    assert "not determined, conventional" in found.decided.words(0.01)
 
 
 def test_rates_over_duration_and_rungs_follow_the_warmups_rule(folder):

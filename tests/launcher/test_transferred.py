@@ -6,10 +6,9 @@ import math
 import pytest
 from tiny_study import replay
 
-from launcher.experiments.arms import Sizes, base_sizes
-from launcher.experiments.carried import transfer_body
-from launcher.experiments.transferred import SPEND, Transferred, asked, target_guess, verdicts_at
-from launcher.experiments.warmup import Carry
+from launcher.experiments.conventions import WarmupRule
+from launcher.experiments.sweep_grids import Sizes, base_sizes
+from launcher.experiments.transferred import SPEND, Transferred, asked, target_guess, transfer_body, verdicts_at
 from sweeps.store.ledger import Ledger
 
 BASE = Sizes(width=8, depth=1, batch=64, duration=384)
@@ -18,7 +17,7 @@ BASE = Sizes(width=8, depth=1, batch=64, duration=384)
 def found_with(powers):
     best = {"clip_norm": 1.0, "warmup_fraction": 0.1, "learning_rate": 0.5}
     return Transferred(
-        tests=(), best=best, ties=(), warmup=Carry(rule="share"), log2_lr=-5.0, at_optimum=True, powers=powers
+        tests=(), best=best, ties=(), warmup=WarmupRule(rule="share"), log2_lr=-5.0, at_optimum=True, powers=powers
     )
 
 
@@ -33,7 +32,7 @@ def test_the_rate_follows_every_measured_exponent():
 
 def test_every_test_runs_at_the_point_that_the_search_settled_on(study, ledger, found):
     other = next(test for test in found.transferred.tests if test.hyperparameter == "clip_norm")
-    assert {spec.hparams.learning_rate for spec, _ in other.arm.specs} == {found.searched.best["learning_rate"]}
+    assert {spec.hparams.learning_rate for spec, _ in other.condition.specs} == {found.searched.best["learning_rate"]}
     rates = found.transferred.tests[0]
     assert {spec.hparams.clip_norm for spec in rates.specs} == {found.transferred.point["clip_norm"]}
     assert {test.hyperparameter for test in asked(study, ledger)} == {"learning_rate", "clip_norm"}

@@ -99,7 +99,7 @@ def test_what_is_measured_sees_the_gpus_that_a_worker_would(plan, monkeypatch):
 def test_the_study_runs_as_many(plan, body, tmp_path):
     from collections import Counter
 
-    from launcher.experiments.rungs import stage_specs
+    from launcher.experiments.ladder import stage_specs
     from launcher.experiments.transferred import transferred
     from launcher.study.decide import ladder_specs
     from launcher.study.opening import recorded

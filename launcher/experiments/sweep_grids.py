@@ -1,7 +1,9 @@
-"""Grids of runs for each test of transfer, and what its verdict asks for in addition. No torch.
+"""The runs of each test of transfer: conditions that differ from the base in one axis, grids of values at every size,
+and what a verdict asks for in addition. No torch.
 
-All run at the point that the search settled on. How the warmup is carried over duration is decided first, since runs of
-other durations follow it. Every list of runs is a pure function of the plan and of results, so a resumed study asks for
+A test is a hyperparameter over an axis; its runs are one condition, or two where there is a control. All run at the
+point that the search settled on. How the warmup is carried over duration is decided first, since runs of other
+durations follow it. Every list of runs is a pure function of the plan and of results, so a resumed study asks for
 exactly the runs an uninterrupted one would.
 """
 
@@ -13,24 +15,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.experiments.arms import (
-    Arm,
-    Sizes,
-    TransferTest,
-    axis_sizes,
-    base_sizes,
-    base_value,
-    built_in,
-    measured,
-    run_at,
-    wanted_tests,
+from launcher.experiments.conventions import (
+    WARMUP_SHARE,
+    Rule,
+    WarmupRule,
+    WarmupRuns,
+    compare_warmup_rules,
+    followed,
+    power_of,
 )
-from launcher.experiments.warmup import CARRY_SHARE, Carry, Carrying, Rule, carrying, followed, power_of
-from launcher.plan.study import Study
+from launcher.plan.study import Study, base_duration, moved
 from proxies.core.hyperparameters import HYPERPARAMETERS, SHARE_OF_STEPS
+from proxies.core.rules import Parametrization, scaling
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.space import Params
-from transfer.question import Axis, Hyperparameter, Question, from_log2, to_log2
+from transfer.question import Axis, Hyperparameter, Point, Question, from_log2, to_log2
 
 if TYPE_CHECKING:
     from transfer.verdict.verdict import Judged, Verdict
@@ -42,6 +41,185 @@ ROUNDING_OCTAVES = 0.25
 MOST_OF_STEPS = 0.95
 DIGITS = 6
 """Of a value that an offset gives."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """Runs along one axis, each with the point it gives the verdict."""
+
+    axis: Axis
+    specs: tuple[tuple[RunSpec, float], ...]
+    """With the log2 of its value at the base, exact."""
+
+    def points(self, results: Mapping[str, RunResult]) -> list[Point]:
+        """A point for every run that has an outcome; diverged ones count, failed ones do not."""
+        return [
+            Point(size=self.size(spec), log2_value=log2_value, loss_nats=result.loss_nats, seed=spec.seed)
+            for spec, log2_value in self.specs
+            if (result := results.get(spec.id)) is not None and result.status != "failed"
+        ]
+
+    def size(self, spec: RunSpec) -> int:
+        """Where a run lies on the axis."""
+        return size_of(spec, self.axis)
+
+    def done(self, results: Mapping[str, RunResult]) -> bool:
+        """Whether every run has an outcome."""
+        return all(spec.id in results for spec, _ in self.specs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransferTest:
+    """One hyperparameter over one axis, as far as results tell which runs it needs."""
+
+    hyperparameter: Hyperparameter
+    axis: Axis
+    condition: Condition
+    control: Condition | None = None
+
+    @property
+    def name(self) -> str:
+        """As one says it: `clip norm over width`."""
+        return f"{self.hyperparameter.replace('_', ' ')} over {self.axis}"
+
+    @property
+    def specs(self) -> list[RunSpec]:
+        """Every run, those of the control condition included."""
+        return [spec for condition in (self.condition, self.control) if condition for spec, _ in condition.specs]
+
+    def done(self, results: Mapping[str, RunResult]) -> bool:
+        """Whether every run has an outcome."""
+        return all(spec.id in results for spec in self.specs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """A model and its training by what grows, in the units of the axes."""
+
+    width: int
+    depth: int
+    batch: int
+    duration: int
+
+    def along(self, axis: Axis) -> int:
+        """The size on an axis."""
+        found: int = getattr(self, axis)
+        return found
+
+
+def base_sizes(study: Study) -> Sizes:
+    """Where hyperparameters are searched."""
+    proxy, tokens = study.plan.proxy, base_duration(study)
+    return Sizes(width=proxy.base_width, depth=study.plan.model.num_layers, batch=proxy.batch_tokens, duration=tokens)
+
+
+def transferred_rate(rate: float, powers: Mapping[Axis, float], base: Sizes, there: Sizes) -> float:
+    """A learning rate set at the base, by the measured rules; what the parametrization does comes on top of it.
+
+    The one rule for the main run and for every rung of the ladder.
+    """
+    for axis, power in powers.items():
+        rate = moved(rate, there.along(axis) / base.along(axis), power)
+    return rate
+
+
+def size_of(spec: RunSpec, axis: Axis) -> int:
+    """Where a run lies on an axis."""
+    sizes: dict[Axis, int] = {
+        "width": spec.shape.width,
+        "depth": spec.shape.num_layers,
+        "batch": spec.batch_tokens,
+        "duration": spec.num_tokens,
+    }
+    return sizes[axis]
+
+
+def axis_sizes(study: Study, axis: Axis) -> tuple[int, ...]:
+    """Sizes at which the plan wants the learning rate's valley, ascending; none: not tested."""
+    transfer, base, plan = study.plan.transfer, base_sizes(study), study.plan
+    command = plan.command
+    if command is not None and not command.reaches(_TOLD[axis]):
+        return ()
+    if axis == "width":
+        found: tuple[int, ...] = transfer.widths
+    elif axis == "depth":
+        found = transfer.depths
+    elif axis == "batch":
+        found = tuple(round(ratio * base.batch) for ratio in transfer.batches)
+    else:
+        found = tuple(int(base.batch * plan.schedule(count, 0.0).num_full_batches) for count in _counts(study))
+    return tuple(sorted(found))
+
+
+_TOLD: dict[Axis, str] = {
+    "width": "width", "depth": "num_layers", "batch": "batch_tokens", "duration": "num_steps",
+}  # fmt: skip
+
+
+def wanted_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
+    """What the plan wants tested, and its trainer can be told: the learning rate's first, over width first of all."""
+    axes: tuple[Axis, ...] = ("width", "duration", "batch", "depth")
+    wanted: list[tuple[Hyperparameter, Axis]] = [("learning_rate", axis) for axis in axes if axis_sizes(study, axis)]
+    command = study.plan.command
+    for name, over in study.plan.transfer.hyperparameters.items():
+        if command is None or command.reaches(HYPERPARAMETERS[name].told_as):
+            wanted += [(name, axis) for axis in over if axis_sizes(study, axis)]
+    return tuple(wanted)
+
+
+def run_at(
+    study: Study, axis: Axis, size: int, point: Params, seed: int, parametrization: Parametrization | None = None
+) -> RunSpec:
+    """A run of the base's settings but for one axis."""
+    plan, base = study.plan, base_sizes(study)
+    batches = base.duration / base.batch
+    shape, batch, num_steps = study.base_shape, base.batch, plan.proxy.num_steps
+    if axis == "width":
+        shape = study.shape(size)
+    elif axis == "depth":
+        shape = study.base_shape.at_depth(size)
+    elif size == base.along(axis):
+        pass  # where the batch warms up, `steps_for` need not come back to the base's own steps
+    elif axis == "batch":
+        batch, num_steps = size, plan.steps_for(batches * base.batch / size)
+    else:
+        num_steps = _steps(study, size)
+    return study.run(
+        shape=shape, point=point, seed=seed, num_steps=num_steps, batch_tokens=batch, parametrization=parametrization
+    )
+
+
+def _steps(study: Study, tokens: int) -> int:
+    """Steps of a duration: the plan's own where it is one of the plan's."""
+    plan, batch = study.plan, study.plan.proxy.batch_tokens
+    for count in _counts(study):
+        if int(batch * plan.schedule(count, 0.0).num_full_batches) == tokens:
+            return count
+    return plan.steps_for(tokens / batch)
+
+
+def _counts(study: Study) -> list[int]:
+    """Steps of the plan's durations."""
+    return [max(1, round(ratio * study.plan.proxy.num_steps)) for ratio in study.plan.transfer.durations]
+
+
+def built_in(study: Study, name: Hyperparameter, axis: Axis) -> float:
+    """The power by which the plan's parametrization moves a value, of every kind of parameter, along an axis."""
+    powers = scaling(study.plan.parametrization, name)
+    return {"batch": powers.batch, "duration": powers.duration}.get(axis, 0.0)
+
+
+def measured(study: Study, axis: Axis) -> bool:
+    """Whether the exponent of the learning rate over an axis is measured and used."""
+    return axis in study.plan.transfer.measured_rules
+
+
+def base_value(study: Study, name: Hyperparameter, point: Params) -> float:
+    """A hyperparameter as the plan or the search sets it."""
+    if name in point:
+        return point[name]
+    value: float = getattr(study.hparams(point), name)
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,13 +238,13 @@ class Setting:
 
 
 def learning_rate_test(setting: Setting, axis: Axis) -> TransferTest:
-    """The learning rate over an axis; over width with its control arm."""
+    """The learning rate over an axis; over width with its control condition."""
     study = setting.study
     control = _control(setting) if axis == "width" and study.has_control else None
-    return TransferTest(hyperparameter="learning_rate", axis=axis, arm=_rates(setting, axis), control=control)
+    return TransferTest(hyperparameter="learning_rate", axis=axis, condition=_rates(setting, axis), control=control)
 
 
-def _rates(setting: Setting, axis: Axis) -> Arm:
+def _rates(setting: Setting, axis: Axis) -> Condition:
     study, base = setting.study, base_sizes(setting.study).along(axis)
     transfer = study.plan.transfer
     centre = float(round(math.log2(setting.best["learning_rate"])))
@@ -86,7 +264,7 @@ def _rates(setting: Setting, axis: Axis) -> Arm:
     for size in sizes:
         if size in full:
             continue
-        known = _arm(setting, "learning_rate", axis, cells)
+        known = _condition(setting, "learning_rate", axis, cells)
         if not known.done(setting.results):
             return known
         predicted = _predicted(setting, known, axis, base, size)
@@ -97,7 +275,7 @@ def _rates(setting: Setting, axis: Axis) -> Arm:
     return _extended(setting, "learning_rate", axis, cells)
 
 
-def _predicted(setting: Setting, known: Arm, axis: Axis, base: int, size: int) -> float | None:
+def _predicted(setting: Setting, known: Condition, axis: Axis, base: int, size: int) -> float | None:
     """Where the smaller sizes' optima put this one's, to a quarter octave; None if they do not say."""
     from transfer.verdict.verdict import MIN_DRAWS, examine
 
@@ -108,8 +286,8 @@ def _predicted(setting: Setting, known: Arm, axis: Axis, base: int, size: int) -
     return round(float(found.at_target.line.at_target[0]) / ROUNDING_OCTAVES) * ROUNDING_OCTAVES
 
 
-def _control(setting: Setting) -> Arm:
-    """The control arm over width, in standard form: at the base both are the same function, and share its runs."""
+def _control(setting: Setting) -> Condition:
+    """The control over width, in standard form: at the base both are the same function, and share its runs."""
     study, base = setting.study, setting.study.plan.proxy.base_width
     transfer = study.plan.transfer
     centre = float(round(math.log2(setting.best["learning_rate"])))
@@ -133,22 +311,22 @@ def other_test(setting: Setting, name: Hyperparameter, axis: Axis) -> TransferTe
         for size in sizes
         for offset in transfer.hyperparameter_offsets_octaves
     }
-    return TransferTest(hyperparameter=name, axis=axis, arm=_extended(setting, name, axis, cells))
+    return TransferTest(hyperparameter=name, axis=axis, condition=_extended(setting, name, axis, cells))
 
 
 def _extended(
     setting: Setting, name: Hyperparameter, axis: Axis, cells: dict[tuple[int, float], int], *, control: bool = False
-) -> Arm:  # fmt: skip
+) -> Condition:  # fmt: skip
     """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, which mend what no verdict
     can be made from, for runs that sharpen it too.
     """
     plain = setting.study.plan.transfer.max_extensions
     for number in range(setting.rounds):
-        arm = _arm(setting, name, axis, cells, control=control)
-        if not arm.done(setting.results) or not arm.points(setting.results):
+        condition = _condition(setting, name, axis, cells, control=control)
+        if not condition.done(setting.results) or not condition.points(setting.results):
             break
-        verdict = _judge_arm(setting, name, axis, arm)
-        # The control arm must be bracketed to be shown; it need not be decided.
+        verdict = _judged_so_far(setting, name, axis, condition)
+        # The control condition must be bracketed to be shown; it need not be decided.
         enough = control and all(optimum.status != "edge" for optimum in verdict.optima)
         asked = [
             (s.size, s.log2_value, s.num_seeds)
@@ -159,7 +337,7 @@ def _extended(
             break
         for size, log2_value, more in asked:
             cells[size, log2_value] = cells.get((size, log2_value), 0) + more
-    return _arm(setting, name, axis, cells, control=control)
+    return _condition(setting, name, axis, cells, control=control)
 
 
 def value_at(study: Study, name: Hyperparameter, start: Params, log2_value: float) -> float:
@@ -170,16 +348,16 @@ def value_at(study: Study, name: Hyperparameter, start: Params, log2_value: floa
     return HYPERPARAMETERS[name].from_log2(log2_value, DIGITS)
 
 
-def _judge_arm(setting: Setting, name: Hyperparameter, axis: Axis, arm: Arm) -> Verdict:
+def _judged_so_far(setting: Setting, name: Hyperparameter, axis: Axis, condition: Condition) -> Verdict:
     """The verdict that says which runs are still wanted."""
     from transfer.verdict.verdict import judge  # numpy and scipy are not for `--help`
 
     if name != "learning_rate":
         own = to_log2(name, base_value(setting.study, name, setting.best))
-        return judge(arm.points(setting.results), question_of(setting, name, axis, own))
+        return judge(condition.points(setting.results), question_of(setting, name, axis, own))
     # What the axes cost adds up, and must be under the margin together: each may have its share, and no more.
     num_axes = sum(tested == name for tested, _ in wanted_tests(setting.study))
-    question, points = question_of(setting, name, axis, None), arm.points(setting.results)
+    question, points = question_of(setting, name, axis, None), condition.points(setting.results)
     found = judge(points, dataclasses.replace(question, margin_nats=question.margin_nats / num_axes))
     return judge(points, question) if found.outcome == "drifts" else found
 
@@ -204,7 +382,7 @@ def question_of(setting: Setting, name: Hyperparameter, axis: Axis, transferred:
 
 def _power(setting: Setting, name: Hyperparameter, axis: Axis) -> float:
     """By which a rule that is not measured moves a value to the target."""
-    if name != Carry.HYPERPARAMETER or axis != "duration":
+    if name != WarmupRule.HYPERPARAMETER or axis != "duration":
         return 0.0
     return power_of(setting.study, setting.warmup, setting.best, setting.target.duration)
 
@@ -220,9 +398,9 @@ def _fits(study: Study, name: Hyperparameter, axis: Axis, size: int, log2_value:
     return axis != "batch" or size % (study.plan.model.seq_len * study.plan.batch_stages) == 0
 
 
-def _arm(
+def _condition(
     setting: Setting, name: Hyperparameter, axis: Axis, cells: Mapping[tuple[int, float], int], *, control: bool = False
-) -> Arm:  # fmt: skip
+) -> Condition:  # fmt: skip
     study, base = setting.study, base_sizes(setting.study).along(axis)
     specs: list[tuple[RunSpec, float]] = []
     for (size, log2_value), num_seeds in sorted(cells.items()):
@@ -235,7 +413,7 @@ def _arm(
         # Two warmups may round to the same number of steps: one run is one point.
         known = {spec.id for spec, _ in specs}
         specs += [(run, log2_value) for run in runs if run.id not in known]
-    return Arm(axis=axis, specs=tuple(specs))
+    return Condition(axis=axis, specs=tuple(specs))
 
 
 def point_at(setting: Setting, num_tokens: int | None) -> Params:
@@ -267,13 +445,13 @@ def _later(study: Study, axis: Axis, point: Params) -> list[RunSpec]:
     ]
 
 
-def warmup_runs(study: Study, point: Params, target: Sizes, results: Mapping[str, RunResult]) -> Carrying:
+def warmup_runs(study: Study, point: Params, target: Sizes, results: Mapping[str, RunResult]) -> WarmupRuns:
     """The comparison of a warmup's share with its number of tokens, within its part of what all tests take."""
     if study.plan.command is not None and not study.plan.command.reaches("warmup_steps"):
-        return Carrying(specs=(), num_tokens=None, carry=Carry(rule="share"))
+        return WarmupRuns(specs=(), decided=WarmupRule(rule="share"))
     tests = {spec.id: spec.flops for specs in first_runs(study, point, target).values() for spec in specs}
-    return carrying(
-        study, point, axis_sizes(study, "duration"), CARRY_SHARE * sum(tests.values()),
+    return compare_warmup_rules(
+        study, point, axis_sizes(study, "duration"), WARMUP_SHARE * sum(tests.values()),
         lambda size, there, seed: run_at(study, "duration", size, there, seed), results,
     )  # fmt: skip
 
@@ -284,4 +462,4 @@ def judged(setting: Setting, test: TransferTest, transferred: float | None) -> J
 
     control = test.control.points(setting.results) if test.control else ()
     question = question_of(setting, test.hyperparameter, test.axis, transferred)
-    return examine(test.arm.points(setting.results), question, control_points=control)
+    return examine(test.condition.points(setting.results), question, control_points=control)
