@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.cli.options import table
-from launcher.study.coordinate_view import by_role, findings, points
-from launcher.study.gates import forecast_warnings
+from launcher.study.gates import by_role, findings, forecast_warnings, points
 from launcher.study.own import own_text
 from launcher.views.calibration import calibration_line
 from launcher.views.search import sentences, value_text

@@ -23,7 +23,7 @@ def with_runner(
     Raises:
         PlanError, DataError, WarmStartError, SweepError, GateError: what keeps it from being done.
     """
-    from launcher.study.failed_runs import failed_text
+    from launcher.study.gates import failed_text
     from launcher.study.opening import open_ledger, plan_study, verified_corpus
     from launcher.study.stages import Runner
     from sweeps.store.ledger import LEDGER_NAME
@@ -35,7 +35,7 @@ def with_runner(
 
         own_model(study)
     if not (study_dir / LEDGER_NAME).exists():  # nor a warm start that gives nothing
-        from launcher.study.warm_starts import warm_start
+        from launcher.study.sweeping import warm_start
 
         warm_start(study)
     with open_ledger(study, parent_dir) as ledger, Runner(study, ledger, store).running() as runner:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from launcher.figures.svg import INK, KINDS, SEQUENCE, finish, raised
-from launcher.study.coordinate_view import by_role, points
+from launcher.study.gates import by_role, points
 from launcher.views.html import Body, arm_name
 
 _STYLE: Any = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.figures import figures
-from launcher.study.coordinate_view import by_role, findings, points
+from launcher.study.gates import by_role, findings, points
 from launcher.views import html as show
 from launcher.views.html import Body
 from launcher.views.search import sentences, value_text

@@ -19,8 +19,7 @@ from launcher.experiments.transferred import (
 from launcher.plan.study import NoFinishedTrialError, Study
 from launcher.study import decide
 from launcher.study.decide import Choice
-from launcher.study.failed_runs import failed_gates
-from launcher.study.gates import Gate, gates
+from launcher.study.gates import Gate, failed_gates, gates
 from launcher.study.history import Concluded, as_rungs, inherited, like
 from launcher.study.ladder_tilt import LadderChecks, Tilt, ladder_checks, tilt
 from launcher.study.own import OwnProgramError, is_own

@@ -1,14 +1,18 @@
-"""The gates of freezing: what each asks, and what it found. Pure functions."""
+"""The gates of freezing: what each asks, and what it found. Pure functions.
+
+A coordinate check is read here as people read it too: what is wrong first, then one row for every role.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.frozen.attestations import CheckOutcome
-from launcher.study.coordinate_view import findings
+from launcher.plan.study import PLAN_FILE
 from proxies.core import canon
 from proxies.core.spec import RunResult
 from scaling_fits.forecast.conclusive import backtested, fit_doubts, inconclusive, reach_doubts
@@ -19,7 +23,11 @@ if TYPE_CHECKING:
     from launcher.study.decide import Choice
     from launcher.study.ladder_tilt import LadderChecks, Tilt
     from scaling_fits.forecast.uncertainty import FittedRuns
+    from sweeps.store.ledger import Ledger
 
+RUNS_ENDED = "runs_ended"
+"""The gate of runs that failed for good."""
+_NUM_FAILED_NAMED = 8
 SHAPE_EXCESS = 0.01
 """Of the predicted loss, for rounding the size to a shape."""
 
@@ -189,3 +197,80 @@ def _data_gate(study: Study, choice: Choice) -> Gate:
     if repeated and len(sources) > 1:
         reason += f"; by its weight the run goes through {', '.join(repeated)}"
     return Gate(name="data", outcome="failed" if repeated else "passed", reason=reason)
+
+
+def failed_text(ledger: Ledger, study_dir: Path) -> str:
+    """Every run that failed, with its reason and the command that runs them again; empty where there is none.
+
+    That is a child study: what was suggested after a failure took it for one.
+    """
+    failed = [result for result in ledger.results().values() if result.status == "failed"]
+    if not failed:
+        return ""
+    named = [f"{result.id[:12]} ({result.reason})" for result in failed[:_NUM_FAILED_NAMED]]
+    named += [f"{len(failed) - _NUM_FAILED_NAMED} more"] if len(failed) > _NUM_FAILED_NAMED else []
+    what = "1 run failed for good, and says" if len(failed) == 1 else f"{len(failed)} runs failed for good, and say"
+    return (
+        f"{what} nothing: {'; '.join(named)}. `forerun run {study_dir / PLAN_FILE} --study ANOTHER --fork {study_dir}` "
+        "runs what failed again, and keeps the others"
+    )
+
+
+def failed_gates(ledger: Ledger, study_dir: Path) -> tuple[Gate, ...]:
+    """The gate of the runs that failed: none where none did."""
+    said = failed_text(ledger, study_dir)
+    return (Gate(name=RUNS_ENDED, outcome="cannot_tell", reason=said),) if said else ()
+
+
+_ORDER = ("blows_up", "vanishes", "cannot_tell", "passes")
+NUM_NAMED = 4
+"""Layers named in a sentence; the rest is in the table."""
+
+
+def beside(layer: Any) -> float:
+    """How far a layer's slope lies outside what is expected of it."""
+    low, high = layer["expected"]
+    return float(max(low - layer["slope"], layer["slope"] - high, 0.0))
+
+
+def worst_first(layers: list[Any]) -> list[Any]:
+    """By outcome, then by how far off."""
+    return sorted(layers, key=lambda layer: (_ORDER.index(layer["outcome"]), -beside(layer)))
+
+
+def by_role(check: Any) -> list[tuple[str, list[Any]]]:
+    """Role and its layers, the worst first; in order of the first calls."""
+    roles: dict[str, list[Any]] = {}
+    for layer in check["layers"]:
+        roles.setdefault(layer["role"], []).append(layer)
+    return [(role, worst_first(layers)) for role, layers in roles.items()]
+
+
+def points(check: Any) -> list[int]:
+    """The widths, or depths, that were compared."""
+    found: list[int] = check["depths"] if check["axis"] == "depth" else check["widths"]
+    return found
+
+
+def findings(check: Any) -> list[str]:
+    """What keeps a check from passing, in sentences; nothing for one that passes."""
+    said = list(check["mistakes"])
+    if not said and check["not_finite_step"] is not None:
+        said.append(f"{check['axis']} {_lost(check)} left the finite numbers at step {check['not_finite_step']}")
+    flagged = [layer for layer in check["layers"] if layer["outcome"] != "passes"]
+    said += (
+        []
+        if check["mistakes"]
+        else [
+            f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f})"
+            + (f": {layer['cause']}" if layer["cause"] else "")
+            for layer in worst_first(flagged)[:NUM_NAMED]
+        ]
+    )
+    if len(flagged) > NUM_NAMED or (flagged and check["mistakes"]):
+        said.append(f"{len(flagged)} of {len(check['layers'])} layers do not pass")
+    return said
+
+
+def _lost(check: Any) -> int:
+    return int(check["not_finite_depth" if check["axis"] == "depth" else "not_finite_width"])

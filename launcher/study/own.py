@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import shlex
 from pathlib import Path
 
@@ -29,32 +27,6 @@ class OwnProgramError(ValueError):
 def is_own(study: Study) -> bool:
     """Whether somebody else's code trains, or builds the model."""
     return study.factory is not None or study.plan.command is not None
-
-
-def module_problems(target: str, code_dir: Path) -> list[str]:
-    """Why a factory's module or function is not there, as far as that shows without running its code."""
-    name, _, function = target.partition(":")
-    if not target:
-        return []
-    parts = name.split(".")
-    places = code_dir.joinpath(*parts[:-1], f"{parts[-1]}.py"), code_dir.joinpath(*parts, "__init__.py")
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        there = (code_dir / parts[0]).exists() or importlib.util.find_spec(parts[0]) is not None
-        return [] if there else [f"proxy.factory = {target!r}: no module {parts[0]} in {code_dir}, nor installed"]
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError) as error:
-        return [f"proxy.factory = {target!r}: {file} does not parse: {error}"]
-    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    imported = {alias.asname or alias.name.split(".")[0] for node in imports for alias in node.names}
-    # What is assigned or imported by other means shows only when the module runs.
-    plain = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Expr
-    certain = all(isinstance(node, plain) for node in tree.body) and "*" not in imported
-    if function in defined | imported or not certain:
-        return []
-    return [f"proxy.factory = {target!r}: {file} has no {function}; it has {', '.join(sorted(defined)) or 'nothing'}"]
 
 
 def own_run(study: Study, found: Transferred, choice: Choice) -> Json:

@@ -1,13 +1,20 @@
-"""Whether a sound plan makes sense: what could lead to nothing, what would be unwise, and what would make rungs of the
-ladder differ from the main run in more than size. Nothing is run, no torch.
+"""Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise, and what
+would make rungs of the ladder differ from the main run in more than size. Nothing is run, no torch.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import importlib.util
 import math
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from launcher.plan.search import LAW
+from proxies.core.checks import SpecError
 from proxies.core.flops import flops_per_token
 
 if TYPE_CHECKING:
@@ -23,6 +30,61 @@ FAR = 2.0
 """Times a measured range, or another duration, within which no warning is worth its line."""
 _LEAST_RANGE_OCTAVES, _WISE_RANGE_OCTAVES = 0.5, 2.0
 _WISE_TRIALS = 8
+
+
+def missing(plan: Plan, here: Path) -> list[str]:
+    """What a plan in a folder names and is not there: corpus, program, module, warm starts."""
+    from launcher.study.first_plan import manifest_of
+    from proxies.data.tokens import MANIFEST, shard_problems
+    from sweeps.store.ledger import LEDGER_NAME
+
+    corpus, code_dir, problems = here / plan.data.path, here / plan.proxy.code_path, []
+    if plan.data.path and not (corpus / MANIFEST).is_file():
+        problems.append(
+            f"data.path = {plan.data.path!r}: no corpus there; `forerun tokenize SOURCE... --out {corpus}` makes it"
+        )
+    with contextlib.suppress(SpecError):  # said already
+        if plan.command is not None:
+            from proxies.external.command import CommandError, find_program
+
+            try:
+                find_program(shlex.split(plan.command.template)[0], code_dir)
+            except CommandError as error:
+                problems.append(f"proxy.command: {error}")
+    manifest = manifest_of(plan, here)
+    problems += [] if manifest is None else shard_problems(corpus, manifest)
+    problems += [
+        f"search.warm_start: {entry!r} holds no study: name a study's folder, relative to the plan"
+        for entry in plan.search.warm_start
+        if not entry.startswith(LAW) and not (here / entry / LEDGER_NAME).is_file()
+    ]
+    return problems + _module_problems(plan.proxy.factory, code_dir)
+
+
+def _module_problems(target: str, code_dir: Path) -> list[str]:
+    """Why a factory's module or function is not there, as far as that shows without running its code."""
+    name, _, function = target.partition(":")
+    if not target:
+        return []
+    parts = name.split(".")
+    places = code_dir.joinpath(*parts[:-1], f"{parts[-1]}.py"), code_dir.joinpath(*parts, "__init__.py")
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        there = (code_dir / parts[0]).exists() or importlib.util.find_spec(parts[0]) is not None
+        return [] if there else [f"proxy.factory = {target!r}: no module {parts[0]} in {code_dir}, nor installed"]
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        return [f"proxy.factory = {target!r}: {file} does not parse: {error}"]
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {alias.asname or alias.name.split(".")[0] for node in imports for alias in node.names}
+    # What is assigned or imported by other means shows only when the module runs.
+    plain = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Expr
+    certain = all(isinstance(node, plain) for node in tree.body) and "*" not in imported
+    if function in defined | imported or not certain:
+        return []
+    return [f"proxy.factory = {target!r}: {file} has no {function}; it has {', '.join(sorted(defined)) or 'nothing'}"]
 
 
 def problems(study: Study) -> list[str]:

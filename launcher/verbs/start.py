@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,12 +90,13 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     from launcher.plan.file import PlanError, checked_plan, located
     from launcher.study.first_plan import manifest_of, sketched, summary
     from launcher.study.opening import plan_study
+    from launcher.study.plan_sense import missing
     from launcher.study.plan_sense import problems as senseless
     from launcher.study.plan_sense import warnings as unwise
     from sweeps.run.cores import num_cores
 
     plan, problems = checked_plan(plan_path, overrides)
-    problems += located(plan_path, _missing(plan, plan_path.parent), overrides)
+    problems += located(plan_path, missing(plan, plan_path.parent), overrides)
     if not problems:
         study = sketched(plan, manifest_of(plan, plan_path.parent))
         problems = located(plan_path, senseless(study), overrides)
@@ -108,32 +108,6 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     after = f"next: forerun estimate {shlex.quote(str(plan_path))}"
     text = "\n".join([f"{plan_path} is valid", *needs, *warned, after])
     answer(as_json, {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings)}, text)
-
-
-def _missing(plan: Plan, here: Path) -> list[str]:
-    """What a plan in a folder names and is not there: corpus, program, module, warm starts."""
-    from launcher.study.first_plan import manifest_of
-    from launcher.study.own import module_problems
-    from launcher.study.warm_starts import warm_problems
-    from proxies.core.checks import SpecError
-    from proxies.data.tokens import MANIFEST, shard_problems
-
-    corpus, code_dir, problems = here / plan.data.path, here / plan.proxy.code_path, []
-    if plan.data.path and not (corpus / MANIFEST).is_file():
-        problems.append(
-            f"data.path = {plan.data.path!r}: no corpus there; `forerun tokenize SOURCE... --out {corpus}` makes it"
-        )
-    with contextlib.suppress(SpecError):  # said already
-        if plan.command is not None:
-            from proxies.external.command import CommandError, find_program
-
-            try:
-                find_program(shlex.split(plan.command.template)[0], code_dir)
-            except CommandError as error:
-                problems.append(f"proxy.command: {error}")
-    manifest = manifest_of(plan, here)
-    problems += [] if manifest is None else shard_problems(corpus, manifest)
-    return problems + module_problems(plan.proxy.factory, code_dir) + warm_problems(plan, here)
 
 
 @click.command()

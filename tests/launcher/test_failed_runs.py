@@ -4,7 +4,7 @@ from kill_case import frozen_digest
 from tiny_study import ask, forerun, replay
 
 from launcher.study.evidence import gather
-from launcher.study.failed_runs import GATE, failed_gates
+from launcher.study.gates import RUNS_ENDED, failed_gates
 from proxies.core import canon
 from proxies.core.spec import Run
 from sweeps.run.losses import failed_result
@@ -23,18 +23,18 @@ def test_a_failed_run_is_named_before_verdicts_and_closes_a_gate(finished, tmp_p
 
     copy = tmp_path / "copy"
     study, ledger = replay(finished / "study", copy, lambda record: record.kind != "fit", edit)
-    (gate,) = [gate for gate in gather(study, ledger).gates if gate.name == GATE]
+    (gate,) = [gate for gate in gather(study, ledger).gates if gate.name == RUNS_ENDED]
     assert gate.outcome == "cannot_tell"
     assert victim.spec.id[:12] in gate.reason and "lost 3 times, by itself" in gate.reason
 
     _, out, err = forerun("run", finished / "plan.toml", "--study", copy)
     assert out.startswith(gate.reason), err
     code, body = ask("freeze", copy)
-    assert code in (3, 4) and GATE in body["message"]
+    assert code in (3, 4) and RUNS_ENDED in body["message"]
     assert frozen_digest(copy), "like any gate, it can be accepted by name"
 
     code, body = ask("run", finished / "plan.toml", "--study", tmp_path / "child", "--fork", copy)
     again = Ledger.read(tmp_path / "child")
     assert again.results()[victim.spec.id].status == victim.result.status
     assert victim.spec.id not in again.imported() and len(again.imported()) == len(whole.results()) - 1
-    assert GATE not in [gate["name"] for gate in body["gates"]]
+    assert RUNS_ENDED not in [gate["name"] for gate in body["gates"]]

@@ -12,8 +12,7 @@ from launcher.experiments.searching import GROWTH, WARM_START, growth, num_asked
 from launcher.experiments.transferred import searched
 from launcher.study.opening import open_ledger, plan_study
 from launcher.study.stages import bank_key
-from launcher.study.sweeping import run_search
-from launcher.study.warm_starts import WarmStartError, warm_start
+from launcher.study.sweeping import WarmStartError, run_search, warm_start
 from launcher.views.search import search_body, sentences
 from proxies.core import canon
 from proxies.core.spec import RunResult, RunSpec
