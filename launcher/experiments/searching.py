@@ -6,7 +6,7 @@ plan and results, so that a resumed search goes on as the uninterrupted one woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -86,7 +86,8 @@ class Replicated:
 def phases(study: Study, ledger: Ledger) -> tuple[Phase, ...]:
     """The phases so far."""
     search, warm = study.plan.search, ledger.find(WARM_START, SEARCH_STAGE)
-    given = tuple(cast(Params, found["point"]) for found in _points_of(warm.body)) if warm else ()
+    points = cast(dict[str, Any], warm.body)["points"] if warm else []
+    given: tuple[Params, ...] = tuple(found["point"] for found in points)
     found = [Phase(space=study.space, num_trials=search.num_trials, num_known=0, given=given)]
     for record in ledger.records(GROWTH):
         body, last = cast(dict[str, Any], record.body), found[-1]
@@ -99,10 +100,6 @@ def phases(study: Study, ledger: Ledger) -> tuple[Phase, ...]:
             )
         )  # fmt: skip
     return tuple(found)
-
-
-def _points_of(body: Json) -> list[dict[str, Json]]:
-    return cast(list[dict[str, Json]], cast(dict[str, Json], body)["points"])
 
 
 def trial_points(ledger: Ledger) -> list[Params]:
@@ -180,13 +177,19 @@ def replicated(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> 
         if len(first) == MOST_CANDIDATES:
             break
     candidates = tuple(first.values())[: num_candidates(search.num_replicates, len(first))]
-    outcomes = _Outcomes(study, [points[index] for index in candidates], ledger.results())
+    specs = {
+        (which, number): study.trial(points[index], number + 1)
+        for which, index in enumerate(candidates)
+        for number in range(search.num_replicates)
+    }
+    results = ledger.results()
+    outcomes = {one: results[spec.id].loss_nats for one, spec in specs.items() if spec.id in results}
     counts = replicates(len(candidates), search.num_replicates, search.parallelism, outcomes)
     asked = [(which, number) for which, count in enumerate(counts) for number in range(count)]
     done = all(one in outcomes for one in asked)
     return Replicated(
         candidates=candidates,
-        specs=tuple(outcomes.spec(*one) for one in asked),
+        specs=tuple(specs[one] for one in asked),
         comparison=compare(counts, outcomes) if done else None,
     )
 
@@ -207,27 +210,6 @@ def ties(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> Settle
     if best is None:
         return None
     return settled(study, phases(study, ledger)[-1].space, trial_points(ledger)[best], ledger.results())
-
-
-class _Outcomes:
-    """Of repeats, by candidate and number; a run is made when it is asked after."""
-
-    def __init__(self, study: Study, points: Sequence[Params], results: Mapping[str, RunResult]) -> None:
-        self._study, self._points, self._results = study, points, results
-        self._specs: dict[tuple[int, int], RunSpec] = {}
-
-    def spec(self, candidate: int, number: int) -> RunSpec:
-        """The run."""
-        key = (candidate, number)
-        if key not in self._specs:
-            self._specs[key] = self._study.trial(self._points[candidate], number + 1)
-        return self._specs[key]
-
-    def __contains__(self, key: object, /) -> bool:
-        return isinstance(key, tuple) and self.spec(*key).id in self._results
-
-    def __getitem__(self, key: tuple[int, int], /) -> float | None:
-        return self._results[self.spec(*key).id].loss_nats
 
 
 def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.plan.presets import NODE_GPUS, PRESETS, Preset, layout, preset_for, slurm_options
+from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
 
 if TYPE_CHECKING:
     from launcher.estimates.spans import Span
@@ -23,7 +23,7 @@ _ROUNDS = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class Request:
     """What was asked of `forerun init`; None: not said. Bad values are refused all at once."""
 
     preset: str | None = None
@@ -69,44 +69,39 @@ class FirstPlan:
     head: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def preset(self) -> Preset:
-        """The situation it is for."""
-        return PRESETS[self.name]
 
-
-def first_plan(wanted: Wanted, data: str) -> FirstPlan:
+def first_plan(request: Request, data: str) -> FirstPlan:
     """The preset that was named, or that is nearest to the GPUs named, with data, budget and GPUs as given.
 
     A budget in dollars is not FLOPs yet: `priced` makes it so.
     """
     from launcher.base.reference import gpu
 
-    on_gpus = wanted.gpu is not None or wanted.num_gpus is not None or wanted.budget_usd is not None
-    name = wanted.preset
+    on_gpus = request.gpu is not None or request.num_gpus is not None or request.budget_usd is not None
+    name = request.preset
     if name is None and on_gpus:
-        name = preset_for(gpu(wanted.gpu or "H100")[1].memory_gb, wanted.num_gpus or 1)
+        name = preset_for(gpu(request.gpu or "H100")[1].memory_gb, request.num_gpus or 1)
     name = name or "cpu"
     preset = PRESETS[name]
     values = {section: dict(keys) for section, keys in preset.values.items()}
-    budget = preset.budget_flops if wanted.budget_flops is None else wanted.budget_flops
+    budget = preset.budget_flops if request.budget_flops is None else request.budget_flops
     values["data"] = {"path": data}
     values["target"] = values.get("target", {}) | {"budget_flops": budget}
-    if wanted.gpu is not None:
-        values["launch"]["gpu"] = gpu(wanted.gpu)[0]
-    if wanted.usd_per_gpu_hour is not None:
-        values["launch"]["usd_per_gpu_hour"] = wanted.usd_per_gpu_hour
-    if wanted.num_gpus is not None:
-        values["launch"] |= layout(wanted.num_gpus)
+    if request.gpu is not None:
+        values["launch"]["gpu"] = gpu(request.gpu)[0]
+    if request.usd_per_gpu_hour is not None:
+        values["launch"]["usd_per_gpu_hour"] = request.usd_per_gpu_hour
+    if request.num_gpus is not None:
+        values["launch"] |= layout(request.num_gpus)
         if preset.gpu:
-            values["cluster"]["num_workers"] = wanted.num_gpus
+            values["cluster"]["num_workers"] = request.num_gpus
         if "slurm_options" in values.get("cluster", {}):
-            values["cluster"]["slurm_options"] = slurm_options(wanted.num_gpus)
-    given = wanted.budget_flops is not None or wanted.budget_usd is not None
+            values["cluster"]["slurm_options"] = slurm_options(request.num_gpus)
+    given = request.budget_flops is not None or request.budget_usd is not None
     reasons = {key: said for key, said in preset.reasons.items() if not (given and key == "target.budget_flops")}
-    if wanted.budget_usd is not None:
-        reasons["target.budget_flops"] = f"what USD {wanted.budget_usd:g} buy, as `forerun estimate` counts it."
-    changed = given or wanted.gpu is not None or wanted.num_gpus is not None
+    if request.budget_usd is not None:
+        reasons["target.budget_flops"] = f"what USD {request.budget_usd:g} buy, as `forerun estimate` counts it."
+    changed = given or request.gpu is not None or request.num_gpus is not None
     head = (f"Preset {name}: {preset.about}.", *(["Budget or GPUs are your own."] if changed else []), *preset.head[1:])
     return FirstPlan(name=name, values=values, head=head if preset.gpu else (), reasons=reasons)
 
@@ -138,8 +133,8 @@ def sketched(plan: Plan, manifest: Manifest | None) -> Study:
     return Study(plan=plan, study_dir=Path(), corpus=None, manifest=manifest, code_dir=Path(), factory=None)
 
 
-def priced(study: Study, wanted: Wanted) -> tuple[float, str]:
-    """FLOPs of the main run that costs `wanted.budget_usd`, and what was assumed for it.
+def priced(study: Study, request: Request) -> tuple[float, str]:
+    """FLOPs of the main run that costs `request.budget_usd`, and what was assumed for it.
 
     Raises:
         SpecError: no price is known.
@@ -153,9 +148,9 @@ def priced(study: Study, wanted: Wanted) -> tuple[float, str]:
     from proxies.core.flops import count_params, flops_per_token
 
     plan = study.plan
-    assert wanted.budget_usd is not None
+    assert request.budget_usd is not None
     ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
-    given = Given(gpu=plan.launch.gpu or "H100", num_gpus=ranks, mfu=wanted.mfu,
+    given = Given(gpu=plan.launch.gpu or "H100", num_gpus=ranks, mfu=request.mfu,
                   price_usd=plan.launch.usd_per_gpu_hour or None)  # fmt: skip
     budget = plan.target.budget_flops
     for _ in range(_ROUNDS):  # dollars are nearly in proportion to FLOPs: widths go in steps
@@ -168,11 +163,11 @@ def priced(study: Study, wanted: Wanted) -> tuple[float, str]:
         share = paid_share(machine, count_params(run.shape).total, saves.goodput)
         hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, share)
         usd = hours.times(machine.price_usd).value
-        budget = min(1e30, max(1.0, budget * wanted.budget_usd / usd))
+        budget = min(1e30, max(1.0, budget * request.budget_usd / usd))
     price = machine.price_usd
     assert price is not None  # or the loop above had refused it
     said = (
-        f"USD {wanted.budget_usd:g} are {budget:.3g} FLOPs on {ranks} {machine.name}, at USD {price.value:g} an hour "
+        f"USD {request.budget_usd:g} are {budget:.3g} FLOPs on {ranks} {machine.name}, at USD {price.value:g} an hour "
         f"({_whence(price)}) and a share of {share.value:.3g} of the peak over all hours paid ({_whence(share)})"
     )
     return float(f"{budget:.4g}"), said

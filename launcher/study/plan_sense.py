@@ -1,5 +1,5 @@
-"""Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise, and what
-would make rungs of the ladder differ from the main run in more than size. Nothing is run, no torch.
+"""Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise, and
+what would make rungs of the ladder differ from the main run in more than size. Nothing is run, no torch.
 """
 
 from __future__ import annotations

@@ -175,14 +175,9 @@ def _study_points(study: Study, folder: Path) -> list[dict[str, Json]]:
     found = _found(other, ledger)
     best = ([found.point] if found else []) + [points[index] for index in best_first]
     return [
-        _point(study, _carried(study, other, point, found), _last_two(folder), ledger.head_hash)
+        _point(study, _carried(study, other, point, found), "/".join(folder.parts[-2:]), ledger.head_hash)
         for point in best[:WARM_TRIALS]
     ]
-
-
-def _last_two(folder: Path) -> str:
-    """Most studies' folders have one name, `study`: with the folder around it."""
-    return "/".join(folder.parts[-2:])
 
 
 def _found(other: Study, ledger: Ledger) -> Transferred | None:

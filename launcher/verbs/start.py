@@ -33,13 +33,13 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
     """Write a commented plan, and its JSON Schema beside it. An existing plan is left alone."""
     from launcher.plan.file import PlanError, load_plan, override
     from launcher.plan.writing import commented_plan, plan_schema
-    from launcher.study.first_plan import Wanted, first_plan, manifest_of, priced, sketched, summary
+    from launcher.study.first_plan import Request, first_plan, manifest_of, priced, sketched, summary
     from launcher.study.plan_sense import warnings
 
     if out.exists():
         raise click.BadParameter(f"{out} exists: name another file with --out, or remove it")
-    wanted = Wanted(**asked)
-    new = first_plan(wanted, data)
+    request = Request(**asked)
+    new = first_plan(request, data)
     out.parent.mkdir(parents=True, exist_ok=True)
     if problems := [problem for given in overrides if (problem := override(new.values, given))]:
         raise PlanError("forerun init", problems)
@@ -52,8 +52,8 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
     try:
         plan = write()
         manifest = manifest_of(plan, out.parent)
-        if wanted.budget_usd is not None:
-            new.values["target"]["budget_flops"], said = priced(sketched(plan, manifest), wanted)
+        if request.budget_usd is not None:
+            new.values["target"]["budget_flops"], said = priced(sketched(plan, manifest), request)
             lines.append(said)
             plan = write()
         study = sketched(plan, manifest)
