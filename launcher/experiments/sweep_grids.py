@@ -61,7 +61,7 @@ class Condition:
 
     def size(self, spec: RunSpec) -> int:
         """Where a run lies on the axis."""
-        return size_of(spec, self.axis)
+        return Sizes.of(spec).along(self.axis)
 
     def done(self, results: Mapping[str, RunResult]) -> bool:
         """Whether every run has an outcome."""
@@ -101,6 +101,13 @@ class Sizes:
     batch: int
     duration: int
 
+    @classmethod
+    def of(cls, spec: RunSpec) -> Sizes:
+        """A run's."""
+        return cls(
+            width=spec.shape.width, depth=spec.shape.num_layers, batch=spec.batch_tokens, duration=spec.num_tokens
+        )
+
     def along(self, axis: Axis) -> int:
         """The size on an axis."""
         found: int = getattr(self, axis)
@@ -121,17 +128,6 @@ def transferred_rate(rate: float, powers: Mapping[Axis, float], base: Sizes, the
     for axis, power in powers.items():
         rate = moved(rate, there.along(axis) / base.along(axis), power)
     return rate
-
-
-def size_of(spec: RunSpec, axis: Axis) -> int:
-    """Where a run lies on an axis."""
-    sizes: dict[Axis, int] = {
-        "width": spec.shape.width,
-        "depth": spec.shape.num_layers,
-        "batch": spec.batch_tokens,
-        "duration": spec.num_tokens,
-    }
-    return sizes[axis]
 
 
 def axis_sizes(study: Study, axis: Axis) -> tuple[int, ...]:

@@ -121,15 +121,10 @@ def manifest_of(plan: Plan, folder: Path) -> Manifest | None:
 def sketched(plan: Plan, manifest: Manifest | None) -> Study:
     """The study a plan asks for, to be counted and not run: without a corpus, on an assumed vocabulary."""
     from launcher.plan.study import Study
-    from proxies.data.tokens import SCHEMA_VERSION, Manifest, Source
+    from launcher.study.opening import unnamed
 
-    if manifest is None:
-        source = Source(name="unnamed", weight=1.0, num_documents=0, train=(), validation=())
-        vocab_size = plan.data.vocab_size or (ASSUMED_VOCAB_SIZE if plan.launch.gpu else BYTES)
-        manifest = Manifest(
-            schema_version=SCHEMA_VERSION, tokenizer="unnamed", vocab_size=vocab_size, dtype="uint32", end_id=None,
-            sources=(source,),
-        )  # fmt: skip
+    assumed = plan.data.vocab_size or (ASSUMED_VOCAB_SIZE if plan.launch.gpu else BYTES)
+    manifest = manifest or unnamed("unnamed", assumed)
     return Study(plan=plan, study_dir=Path(), corpus=None, manifest=manifest, code_dir=Path(), factory=None)
 
 

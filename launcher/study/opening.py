@@ -57,16 +57,18 @@ def plan_study(
 def _manifest(plan: Plan, corpus: Path | None) -> Manifest:
     """What is trained on: a corpus, in the plan's proportions, or the name of a command's own data."""
     if corpus is None:
-        return Manifest(
-            schema_version=SCHEMA_VERSION,
-            tokenizer="unnamed",
-            vocab_size=plan.data.vocab_size,
-            dtype="uint32",
-            end_id=None,
-            sources=(Source(name=plan.data.external, weight=1.0, num_documents=0, train=(), validation=()),),
-        )
+        return unnamed(plan.data.external, plan.data.vocab_size)
     manifest = read_manifest(corpus)
     return manifest.reweighted(plan.data.weights) if plan.data.weights else manifest
+
+
+def unnamed(name: str, vocab_size: int) -> Manifest:
+    """Data of which nothing is known but a name and the vocabulary."""
+    source = Source(name=name, weight=1.0, num_documents=0, train=(), validation=())
+    return Manifest(
+        schema_version=SCHEMA_VERSION, tokenizer="unnamed", vocab_size=vocab_size, dtype="uint32", end_id=None,
+        sources=(source,),
+    )  # fmt: skip
 
 
 def _factory(plan: Plan, code_dir: Path, source_sha256: str | None) -> Factory | None:
