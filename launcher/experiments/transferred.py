@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.experiments.conventions import Tie, WarmupRule, WarmupRuns, comparison_log2, followed, ties_body
-from launcher.experiments.searching import Replicated, ended_losses, growth, replicated, ties, trial_points
+from launcher.experiments.searching import Replicated, ended_losses, growth, replicated, ties, trial_points, winner
 from launcher.experiments.sweep_grids import (
     Condition,
     Setting,
@@ -28,13 +28,14 @@ from launcher.experiments.sweep_grids import (
     wanted_tests,
     warmup_runs,
 )
-from launcher.plan.study import Study
+from launcher.plan.study import NoFinishedTrialError, Study
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import scaled, scaling
 from proxies.core.spec import RunResult
+from sweeps.search.growth import ranked
 from sweeps.search.space import Params
 from transfer.question import Axis, Hyperparameter, to_log2
 from transfer.verdict.rules import POWER_DIGITS
@@ -132,23 +133,32 @@ def searched(study: Study, ledger: Ledger) -> Searched:
 
     Raises:
         StageMissingError: it has not ended.
+        NoFinishedTrialError: every trial diverged or failed.
     """
     missing = StageMissingError("the search has not ended: `forerun sweep PLAN` runs or resumes it")
     losses = ended_losses(study, ledger)
     if losses is None:
         raise missing
-    points, results = trial_points(ledger), ledger.first_results()
-    best_trial = study.best_trial(points, results)
-    again = replicated(study, ledger, losses)
-    if growth(study, ledger, losses) is not None or (again is not None and again.comparison is None):
+    points = trial_points(ledger)
+    if not ranked(losses):
+        last = ledger.first_results()[study.trial(points[-1]).id]
+        raise NoFinishedTrialError(
+            f"none of {len(points)} trials finished; the last: {last.status}, {last.reason}. If they diverged, "
+            f"lower search.learning_rate = {list(study.plan.search.learning_rate)}, in a study folder of its own"
+        )
+    if growth(study, ledger, losses) is not None:
         raise missing
-    if again is not None and again.comparison is not None:
-        best_trial = again.candidates[again.comparison.standings[0].candidate]
-    decided = ties(study, ledger, losses)
-    if decided is None or decided.point is None:
+    best_trial, decided = winner(study, ledger, losses), ties(study, ledger, losses)
+    if best_trial is None or decided is None or decided.point is None:
         raise missing
     best = study.space.rounded(decided.point)
-    return Searched(points=tuple(points), best=best, best_trial=best_trial, ties=decided.ties, replicated=again)
+    return Searched(
+        points=tuple(points),
+        best=best,
+        best_trial=best_trial,
+        ties=decided.ties,
+        replicated=replicated(study, ledger, losses),
+    )
 
 
 def target_guess(study: Study) -> Sizes:

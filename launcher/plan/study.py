@@ -21,7 +21,7 @@ from proxies.core.programs import Factory
 from proxies.core.rules import Parametrization
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
-from proxies.core.spec import Numerics, RunResult, RunSpec
+from proxies.core.spec import Numerics, RunSpec
 from scaling_fits.allocation.shapes import MOST_PARAMS, ShapeRequest, Template, choose_shapes
 from sweeps.search.space import Params, SearchSpace
 
@@ -197,22 +197,6 @@ class Study:
             ]
             for shape in shapes
         ]
-
-    def best_trial(self, points: list[Params], results: Mapping[str, RunResult]) -> int:
-        """The best finished trial; `results` as the search goes by.
-
-        Raises:
-            NoFinishedTrialError: every trial diverged or failed.
-        """
-        losses = [(results[self.trial(point).id].loss_nats, index) for index, point in enumerate(points)]
-        finished = [(loss, index) for loss, index in losses if loss is not None]
-        if not finished:
-            last = results[self.trial(points[-1]).id]
-            raise NoFinishedTrialError(
-                f"none of {len(points)} trials finished; the last: {last.status}, {last.reason}. If they diverged, "
-                f"lower search.learning_rate = {list(self.plan.search.learning_rate)}, in a study folder of its own"
-            )
-        return min(finished)[1]
 
 
 def base_duration(study: Study) -> int:

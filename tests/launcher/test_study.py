@@ -6,10 +6,8 @@ import math
 import pytest
 from tiny_study import write_plan
 
-from launcher.plan.study import NoFinishedTrialError
 from launcher.study.opening import plan_study
 from proxies.core.flops import count_params
-from proxies.core.spec import RunResult
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
 
@@ -18,14 +16,6 @@ BEST = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     return plan_study(write_plan(folder), folder / "study")
-
-
-def outcome(spec, loss_nats):
-    status = "diverged" if loss_nats is None else "finished"
-    return RunResult(
-        id=spec.id, status=status, loss_nats=loss_nats, num_steps=6, last_train_loss_nats=None, curve_id="0" * 64,
-        flops=0.0, tokens=0, seconds=0.0, environment={}, reason="" if loss_nats else "planted",
-    )  # fmt: skip
 
 
 def test_a_trial_is_the_plan_at_the_base_width(study):
@@ -49,19 +39,6 @@ def test_the_coordinate_check_hides_nothing(study):
         assert spec.hparams.clip_norm is None
         assert (spec.schedule.kind, spec.schedule.warmup_steps) == ("constant", 0)
     assert [spec.seed for spec in rows[0]] == [0, 1]
-
-
-def test_the_best_trial(study):
-    points = [{**BEST, "learning_rate": rate} for rate in (0.0123456, 0.0234567, 0.0345678)]
-    results = {
-        study.trial(p).id: outcome(study.trial(p), loss) for p, loss in zip(points, (3.0, 2.5, None), strict=True)
-    }
-    assert study.best_trial(points, results) == 1
-    assert study.space.rounded(points[1]) == {**BEST, "learning_rate": 0.0235}
-    diverged = {study.trial(p).id: outcome(study.trial(p), None) for p in points}
-    said = r"none of 3 trials finished; the last: diverged, planted\. If they diverged, lower search\.learning_rate"
-    with pytest.raises(NoFinishedTrialError, match=said):
-        study.best_trial(points, diverged)
 
 
 def test_a_point_may_set_any_hyperparameter(study):
