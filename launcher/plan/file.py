@@ -197,7 +197,7 @@ def _said(error: Any) -> str:
         return f"{where} = {shown}: {error['msg']}"
     if error["type"] == "missing":  # all keys have defaults: this is the end of a range
         return f"{parent} = {shown}: one more value is wanted"
-    quoted = isinstance(value, str) and error["type"] in ("int_type", "float_type") and _is_number(value)
+    quoted = isinstance(value, str) and error["type"] in ("int_type", "float_type")
     return f"{where} = {shown}: {_wanted(error)} is wanted{', without quotes' if quoted else ''}"
 
 
@@ -207,14 +207,6 @@ def _shown(value: object) -> str:
     except ValueError:  # a whole number of thousands of digits
         said = "a number that is too long to show"
     return said if len(said) <= _MOST_SHOWN else f"{said[:_MOST_SHOWN]}..."
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _wanted(error: Any) -> str:

@@ -16,7 +16,6 @@ from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
 from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
 from proxies.core.rules import decay_problems
-from proxies.core.spec import MAX_SEED
 from scaling_fits.compute.published_laws import published
 from sweeps.search.pruning import rungs
 from sweeps.search.space import SearchSpace
@@ -267,10 +266,7 @@ def _search_problems(plan: Plan) -> list[str]:
     problems = _axis_problems(search)
     if not problems:
         problems += _space_problems(plan, search)
-    problems += _warm_problems(search) + _pruner_problems(plan, search)
-    if search.seed + max(search.num_replicates, search.tie_seeds) > MAX_SEED:
-        problems.append(f"search.seed = {search.seed}: replicates count up from it, beyond {MAX_SEED}")
-    return problems
+    return problems + _warm_problems(search) + _pruner_problems(plan, search)
 
 
 def _axis_problems(search: SearchSection) -> list[str]:
@@ -383,7 +379,4 @@ def _ladder_problems(plan: Plan) -> list[str]:
         )
     if ladder.batch_tokens % whole:
         problems.append(f"ladder.batch_tokens = {ladder.batch_tokens}: no multiple of {whole} tokens")
-    num_seeds = max(ladder.num_seeds, ladder.check_num_seeds)
-    if ladder.seed + num_seeds - 1 > MAX_SEED:
-        problems.append(f"ladder.seed = {ladder.seed}: with {num_seeds} seeds at most {MAX_SEED + 1 - num_seeds}")
     return problems

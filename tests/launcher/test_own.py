@@ -202,7 +202,7 @@ def test_a_model_edited_while_it_is_swept_ends_the_sweep_and_spoils_nothing(mode
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["proxy.factory=mine:buidl"], "has no buidl; it has Model, build, unscaled"),
+        (["proxy.factory=mine:buidl"], "has no buidl"),
         (["proxy.factory=nothing_there:build"], "no module nothing_there in"),
         (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=100"], "ladder: 1 - beta1 times"),
         (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=24", "proxy.beta1=0.99",

@@ -108,7 +108,7 @@ def test_many_mistakes_are_said_at_once(tmp_path):
     assert problems_of(tmp_path, text, "ladder.form=best", "nodot=1", "ladder.bootstrap=1") == [
         "--set nodot=1: section.key=value is wanted",
         "proxy.num_steps = 0: greater than or equal to 1 is wanted",
-        "proxy.beta1 = 'x': a valid number is wanted",
+        "proxy.beta1 = 'x': a valid number is wanted, without quotes",
         f"ladder.form = 'best': {FORMS_WANTED}",
         "ladder.bootstrap = 1: greater than or equal to 50 is wanted",
         "serach is unknown: did you mean search?",

@@ -27,8 +27,6 @@ def test_the_default_plan_warns_of_nothing():
     ("ladder", "key"),
     [
         ({"batch_tokens": 100}, "ladder.batch_tokens"),
-        ({"seed": 2**31 - 2, "num_seeds": 3}, "ladder.seed"),
-        ({"seed": 2**31 - 1, "check_num_seeds": 2}, "ladder.seed"),
         ({"widths": (32,)}, "ladder: 1 widths"),
     ],
 )
