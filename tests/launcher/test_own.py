@@ -207,7 +207,7 @@ def test_a_model_edited_while_it_is_swept_ends_the_sweep_and_spoils_nothing(mode
         (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=100"], "ladder: 1 - beta1 times"),
         (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=24", "proxy.beta1=0.99",
           "proxy.beta2=0.99", "proxy.weight_decay=7.9"], "ladder: weight_decay = 7.9 at learning rate 0.125: a step"),
-        (["transfer.check_depths=[4, 2]"], "transfer.check_depths = [4, 2]: two or more increasing"),
+        (["transfer.check_depths=[4, 2]"], "transfer.check_depths = [4, 2]: must increase"),
         (["data.weights={web = 1.0}"], "web"),
         (['proxy.code_path="a\\u0000b"'], "proxy.code_path holds a zero byte"),
     ],
