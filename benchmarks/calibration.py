@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 def measured(study: Study, times: int) -> dict[str, Any]:
     """So many calibrations of the base width's group."""
-    pool = start_pool(study, None, lambda: None)
+    pool = start_pool(study, lambda: None)
     try:
         found, seconds = [], []
         for _ in range(times):

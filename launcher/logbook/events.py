@@ -19,7 +19,7 @@ from sweeps.store.ledger import LEDGER_NAME, Ledger
 RUN_DIR = "run"
 _ATTESTED = {"evidence": "frozen", "parity": "verified", "export": "exported"}
 """Kinds of attestations that are events, by what their names begin with; a chronicle tells of the others."""
-_VERDICTS = ("coordinates", "fit", "fork", "growth", "pardon", "quarantined")
+_VERDICTS = ("coordinates", "fit", "fork", "growth", "pardon")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -54,9 +54,6 @@ class ClusterSection(Section):
     slurm_options: tuple[_SlurmOption, ...] = Field(
         (), description='For `forerun run --sbatch FILE`: lines of #SBATCH, as "--nodes=4", "--time=08:00:00".'
     )
-    trusted_hosts: tuple[str, ...] = Field(
-        (), description="Machines to use again that a replay had put into quarantine: mended since."
-    )
     max_attempts: Count = Field(3, description="Times a run is tried that brings its worker down by itself.")
     max_runs: Annotated[int, Field(ge=0)] = Field(
         0, description="Most runs of the study, over all its drivers; 0: any."

@@ -23,7 +23,7 @@ from launcher.study.gates import Gate, failed_gates, gates
 from launcher.study.history import Concluded, as_rungs, inherited, like
 from launcher.study.ladder_tilt import LadderChecks, Tilt, ladder_checks, tilt
 from launcher.study.own import OwnProgramError, is_own
-from launcher.study.rerun_view import replay_gates
+from launcher.study.rerunning import replay_gates
 from proxies.core.canon import Json
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.store.ledger import Ledger

@@ -173,8 +173,6 @@ def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -
     say(f"fork: {found.num_runs} finished runs taken over from {parent_dir}, {found.num_known} were known")
     for sentence in found.damaged:
         say(f"fork: left behind: {sentence}")
-    if found.num_suspect:
-        say(f"fork: left behind: {found.num_suspect} runs of hosts in quarantine; nothing runs on these here either")
     if num := take_over(ledger, parent):
         say(f"fork: {num} concluded main runs taken over: they join the ladder's fit, and scale its intervals")
     records = parent.records(CALIBRATION)

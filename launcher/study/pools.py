@@ -9,18 +9,12 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.base.talk import say
 from launcher.plan.study import Study
 from proxies.data.tokens import MANIFEST
 from sweeps.run.pool import InlinePool, Pool
 from sweeps.store.ledger import LEDGER_NAME
-from sweeps.store.quarantine import quarantined, refuse_quarantined
-from sweeps.store.sites import host
-
-if TYPE_CHECKING:
-    from sweeps.store.ledger import Ledger
 
 _LIBRARIES = ("torch", "numpy", "ray")
 _ROOMS = ("proxies", "sweeps", "launcher")
@@ -113,10 +107,10 @@ def _sizes_bytes(folder: Path) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
-def start_pool(study: Study, ledger: Ledger | None, check_stop: Callable[[], None]) -> Pool:
-    """The workers that the plan asks for, none on a host that `ledger` has in quarantine.
+def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
+    """The workers that the plan asks for.
 
-    Raises PoolDead, ClusterUnfit, HostQuarantined, and what `check_stop` does.
+    Raises PoolDead, ClusterUnfit, and what `check_stop` does.
     """
     from launcher.workers.host import HostFactory
 
@@ -129,8 +123,6 @@ def start_pool(study: Study, ledger: Ledger | None, check_stop: Callable[[], Non
         timeout_seconds=plan.proxy.timeout_seconds,
         gpu_share=cluster.worker_gpus,
     )
-    if ledger is not None and not cluster.address:
-        refuse_quarantined(host(), ledger, cluster.trusted_hosts)
     if cluster.backend == "inline":
         return InlinePool(factory)
     from sweeps.ray.nodes import Place
@@ -140,14 +132,12 @@ def start_pool(study: Study, ledger: Ledger | None, check_stop: Callable[[], Non
         say("RAY_ADDRESS is set, and not used: `--set cluster.address=auto` joins that cluster")
     say(f"joining Ray at {cluster.address}" if cluster.address else "starting Ray on this machine")
     check_stop()
-    found = () if ledger is None else quarantined(ledger)
     place = Place(
         address=cluster.address,
         worker_cpus=cluster.worker_cpus,
         worker_gpus=cluster.worker_gpus,
         worker_memory_gib=cluster.worker_memory_gib,
         num_ranks=plan.proxy.num_ranks,
-        avoided=tuple(each for each in found if each not in cluster.trusted_hosts) if cluster.address else (),
     )
     pool = RayPool(
         cluster.num_workers, factory, place=place, node_check=node_check(study) if cluster.address else None,

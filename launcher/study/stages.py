@@ -214,7 +214,7 @@ class Runner:
     def _workers(self) -> Pool:
         """The pool, started if need be."""
         if self._pool is None:
-            self._pool = start_pool(self.study, self.ledger, self._check_stop)
+            self._pool = start_pool(self.study, self._check_stop)
         return self._pool
 
     def _opened_accounts(self, pool: Pool) -> Accounts:
@@ -245,7 +245,7 @@ class Runner:
         Raises:
             GateError: the user's own model fails the check.
             WarmStartError: the plan's warm start gives no points.
-            CorruptHostError: a trial that was run again gave something else.
+            ReplayDiffersError: a trial that was run again gave something else.
         """
         if self.study.factory is not None:
             from launcher.study.checking import refuse_failed
@@ -257,7 +257,7 @@ class Runner:
         return searched(self.study, self.ledger)
 
     def _replay(self) -> None:
-        """Run the winning trial and some others again elsewhere, their hours counted. Raises CorruptHostError."""
+        """Run the winning trial and some others again elsewhere, their hours counted. Raises ReplayDiffersError."""
 
         def check() -> None:
             self._check_stop()
@@ -266,9 +266,7 @@ class Runner:
 
         num_records = len(self.ledger.records())
         try:
-            if replay_search(self.study, self.ledger, self._workers, bank_key, STEPS_PER_CALL, check) and self._pool:
-                self._pool.close()  # the next one keeps away from the host that was found
-                self._pool = None
+            replay_search(self.study, self.ledger, self._workers, bank_key, STEPS_PER_CALL, check)
         finally:
             if self._accounts is not None and len(self.ledger.records()) > num_records:
                 self._accounts.write_down()

@@ -17,8 +17,8 @@ from launcher.experiments.searching import (
     trial_points,
 )
 from launcher.plan.study import SEARCH_STAGE, Study
-from launcher.study.rerun_view import replays_body
-from launcher.study.rerun_view import sentences as replay_sentences
+from launcher.study.rerunning import replays_body
+from launcher.study.rerunning import sentences as replay_sentences
 from launcher.study.sweeping import said
 from proxies.core import canon
 from proxies.core.canon import Json

@@ -16,7 +16,7 @@ from proxies.core.canon import Json
 from proxies.core.spec import Curve, RunResult, RunSpec
 from proxies.training.memory import give_back_memory
 from sweeps.run.causes import classify
-from sweeps.run.pool import Advance, Advanced, Finished, Replay
+from sweeps.run.pool import Advance, Advanced, Finished
 from sweeps.run.redaction import LineRedactor
 from sweeps.store.sites import RESUMED, WHERE, site
 
@@ -119,7 +119,7 @@ class Host:
             if not specs:
                 raise ValueError("an empty bank was asked to advance")
             self._drop()
-            self._engine = self._open(specs[0][1], call.num_microbatches, call.replay)
+            self._engine = self._open(specs[0][1], call.num_microbatches, again=call.again)
             self._key = call.bank_key
         own = self._resumable
         if own is not None:
@@ -175,7 +175,7 @@ class Host:
             curve=cast(dict[str, Json], canon.to_json(curve)),
         )
 
-    def _open(self, spec: RunSpec, num_microbatches: int, replay: Replay) -> Engine:
+    def _open(self, spec: RunSpec, num_microbatches: int, *, again: bool) -> Engine:
         """What trains runs like this one: their own command, we ourselves one at a time, or side by side."""
         where = self._where
         if spec.command is not None:
@@ -191,10 +191,8 @@ class Host:
                     redact=LineRedactor,
                 )
             )
-        if replay:
-            from launcher.workers.rerun_engine import RerunEngine
-
-            return RerunEngine(self._own(spec, num_microbatches), nudged=replay == "nudged")
+        if again:
+            return self._own(spec, num_microbatches)
         from launcher.workers.resumable import Resumable
 
         self._resumable = Resumable(self._own(spec, num_microbatches), Path(where.study_dir))

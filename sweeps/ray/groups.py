@@ -59,13 +59,6 @@ def dealt(resources: Mapping[str, Mapping[str, float]], place: Place, num_worker
     ]
 
 
-def spread(resources: Mapping[str, Mapping[str, float]], place: Place) -> list[str]:
-    """A node for every worker that there is room for, in turns."""
-    rooms = {node: node_room(has, place) for node, has in resources.items()}
-    turns = range(max(rooms.values(), default=0))
-    return [node for turn in turns for node, most in rooms.items() if turn < most]
-
-
 def reserved(
     ray: Any, resources: Mapping[str, Mapping[str, float]], place: Place, num_workers: int, look: Callable[[], None]
 ) -> Spots:
@@ -90,9 +83,6 @@ def reserved(
             groups.append(_group(ray, [bundle], "STRICT_PACK", node))
             rounds += [(turn, len(groups) - 1) for turn in range(count)]
         spots = [[_spot(ray, groups[index], 0)] for _, index in sorted(rounds)]
-    elif place.avoided:  # Ray's own choice may be such a host
-        strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        return [[strategy(node, soft=False)] for node in spread(resources, place)[:num_workers]]
     else:
         return [["DEFAULT"] for _ in range(num_workers)]
     for group in groups:

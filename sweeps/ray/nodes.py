@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweeps.store.errors import ClusterUnfit
-from sweeps.store.sites import host
 
 CONNECT_SECONDS = 5.0
 RPC_SECONDS = 5.0
@@ -36,8 +35,6 @@ class Place:
     """0: not asked for."""
     num_ranks: int = 1
     """Actors that make up one worker; each takes all of this."""
-    avoided: tuple[str, ...] = ()
-    """Hosts (`sweeps.store.sites.host`) that get no worker."""
 
     @property
     def needs(self) -> dict[str, float]:
@@ -149,38 +146,6 @@ def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, 
         ]
         lines.append(f"\n  {address}: {', '.join(parts)}")
     return "".join(lines)
-
-
-def allowed(
-    ray: Any, nodes: Mapping[str, str], place: Place, environment: dict[str, str], check_stop: Callable[[], None]
-) -> dict[str, str]:
-    """The nodes, id -> address, that are on no avoided host; each is asked for its name. Arguments as `check_nodes`.
-
-    Raises:
-        ClusterUnfit: a node does not say it, none is left, or ranks would have to be kept away from one.
-    """
-    gone = ", ".join(place.avoided)
-    if place.num_ranks > 1:
-        raise ClusterUnfit(
-            f"in quarantine: {gone}; Ray places the ranks of a worker by itself: take that host out of the cluster, "
-            "or take it back if it was mended (cluster.trusted_hosts)"
-        )
-    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-    plain = {"num_cpus": 0, "max_retries": 0, "runtime_env": {"env_vars": environment}}
-    task = ray.remote(host)
-    asked = {node: task.options(**plain, scheduling_strategy=strategy(node, soft=False)).remote() for node in nodes}
-    _wait(ray, list(asked.values()), check_stop)
-    try:
-        names = dict(zip(asked, ray.get(list(asked.values()), timeout=RPC_SECONDS), strict=True))
-    except ray.exceptions.RayError as error:  # its timeout is one too
-        raise ClusterUnfit(f"not every node says its name ({type(error).__name__}): try again") from error
-    left = {node: address for node, address in nodes.items() if names[node] not in place.avoided}
-    if not left:
-        raise ClusterUnfit(
-            f"every node of the cluster is on a host in quarantine ({gone}): join others, or take back what was mended "
-            "(cluster.trusted_hosts)"
-        )
-    return left
 
 
 def look(check: NodeCheck) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any
 from sweeps.ray import start as ray_start
 from sweeps.ray.actor import RayWorker, Seat
 from sweeps.ray.groups import Calls, Spots, on_one_node, reserved
-from sweeps.ray.nodes import NodeCheck, Place, alive_nodes, allowed, answers, check_nodes, described, found_head, room
+from sweeps.ray.nodes import NodeCheck, Place, alive_nodes, answers, check_nodes, described, found_head, room
 from sweeps.ray.own import Environment, OwnFolder
 from sweeps.ray.start import Head, Patience
 from sweeps.run.causes import Cause, crashed, log_tail
@@ -256,9 +256,6 @@ class RayPool:
         if node_check is not None:
             check_nodes(ray, nodes, node_check, environment, self._check_stop)
         total, free = ray._private.state.total_resources_per_node(), ray._private.state.available_resources_per_node()
-        if place.avoided:
-            nodes = allowed(ray, nodes, place, environment, self._check_stop)
-            total, free = ({node: has for node, has in each.items() if node in nodes} for each in (total, free))
         self.num_workers = num_workers or room(free, place)
         said = (
             f"cluster.num_workers = {num_workers}: there is room for {room(total, place)} workers of {place}, "

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxies.core.spec import RunSpec
-from sweeps.run.pool import Replay
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -28,7 +27,7 @@ class Attempt:
     """Whether it must have a bank to itself."""
     rungs: tuple[int, ...] = ()
     """Optimizer steps, ascending, at which its source has still to look at it."""
-    replay: Replay = ""
+    again: bool = False
     """Whether it has its outcome, and is run once more: see `sweeps.run.reruns`."""
 
     @property

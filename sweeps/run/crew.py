@@ -113,7 +113,7 @@ class Crew:
             num_microbatches=some.num_microbatches,
             save=not max_steps,
             hold={slot: held.pause_step for slot, held in worker.slots.items()},
-            replay=some.replay,
+            again=some.again,
         )
         worker.busy_since = self._clock()
         self._pool.start(index, call)

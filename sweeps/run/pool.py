@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.spec import Curve, RunResult
 from sweeps.run.causes import Cause, classify, described, log_tail
-
-Replay = Literal["", "again", "nudged"]
-"""A run that has its outcome, carried out once more; nudged: with each initial weight moved to a neighbouring float."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +74,8 @@ class Advance:
     """
     probe: dict[str, Json] | None = None
     """Something to measure in place of all that: every slot is given up. What it is, host and asker know."""
-    replay: Replay = ""
-    """Other than empty: the runs begin at step 0 whatever checkpoints there are, and write none."""
+    again: bool = False
+    """The runs have their outcome: they begin at step 0 whatever checkpoints there are, and write none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

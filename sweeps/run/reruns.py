@@ -1,6 +1,9 @@
-"""Runs that have their outcome, carried out once more on named workers: replays, which show who computes wrongly.
+"""A run that has its outcome is carried out once more on another worker, and the two executions are compared.
 
-Nothing is recorded here: whoever asks decides what an execution means. One that is lost with its worker is begun again.
+On one kind of processor, with one version of torch, a run gives the same bits wherever it runs (docs/banks.md), so one
+flipped bit is enough to see that a machine computes wrongly. Elsewhere (a GPU, another chip) the two may differ by
+rounding, which training makes larger: there they agree while they end no further apart than two seeds do. Nothing is
+recorded here.
 """
 
 from __future__ import annotations
@@ -8,21 +11,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from proxies.core import canon
 from proxies.core.checks import SpecError
-from proxies.core.spec import RunSpec
+from proxies.core.spec import RunResult, RunSpec
 from sweeps.run.backlog import Attempt
-from sweeps.run.causes import WORDS, Cause
-from sweeps.run.crew import Crew, Leases, Worker
-from sweeps.run.losses import MOST_IN_A_ROW
-from sweeps.run.pool import Advance, Finished, Pool, Replay, Report, decoded
-from sweeps.run.rerun_verdict import Ran
-from sweeps.store.sites import WHERE
+from sweeps.run.crew import Crew, Leases
+from sweeps.run.pool import Advance, Finished, Pool, decoded
+from sweeps.store.sites import CPU, HOST, PROCESS, RESUMED, WHERE
 
 POLL_SECONDS = 0.5
 WHERE_SECONDS = 60.0
 """For workers to say where they are: a first call makes a host, no more."""
+SEED_NATS = 0.02
+"""What another seed does to the loss of one rate (docs/pruning.md): a fault below it misleads no search."""
+_KIND = ("python", "torch", "machine", "device", CPU)
+
+Apart = Literal["host", "process", "nothing", "unknown"]
+Outcome = Literal["agrees", "differs", "cannot_tell"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,10 +37,69 @@ class Task:
     """One execution, and the worker that is to carry it out."""
 
     spec: RunSpec
-    replay: Replay
     worker: int
     num_microbatches: int = 1
     """Passes that its batches are split into, at least, as at first: they did not fit in fewer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What two executions of a run say."""
+
+    outcome: Outcome
+    apart: Apart
+    """What the two did not share: a fault of something that they share would not be seen."""
+    hosts: tuple[str, ...]
+    """Of the executions, the first one first."""
+    processes: tuple[str, ...]
+    curve_ids: tuple[str, ...]
+    end_nats: float | None
+    """Between the validation losses; None where one has none."""
+    reason: str
+
+
+def compare(spec: RunSpec, first: RunResult, again: RunResult) -> Verdict:
+    """Whether the second execution of a run gave what the first one did."""
+    losses = (first.loss_nats, again.loss_nats)
+    end_nats = None if losses[0] is None or losses[1] is None else abs(losses[0] - losses[1])
+    bits = _promised(spec, first, again)
+    outcome: Outcome = "differs" if bits else "cannot_tell"
+    reason = "the same bits are promised there" if bits else "the same bits are not promised there"
+    if _bits(first) == _bits(again):
+        outcome, reason = "agrees", "bitwise identical"
+    elif not bits and end_nats is not None and end_nats <= SEED_NATS:
+        outcome, reason = "agrees", f"{end_nats:.3g} nats apart, {reason}, and two seeds differ by {SEED_NATS:g}"
+    places = (first.environment, again.environment)
+    return Verdict(
+        outcome=outcome, apart=_apart(first, again), hosts=tuple(place.get(HOST, "") for place in places),
+        processes=tuple(place.get(PROCESS, "") for place in places), curve_ids=(first.curve_id, again.curve_id),
+        end_nats=end_nats, reason=reason,
+    )  # fmt: skip
+
+
+def _bits(result: RunResult) -> tuple[object, ...]:
+    """All that two executions must share: the id of a curve is the hash of its losses and gradient norms."""
+    return result.status, result.num_steps, result.loss_nats, result.curve_id
+
+
+def _promised(spec: RunSpec, first: RunResult, again: RunResult) -> bool:
+    """Whether both must have the same bits: one kind of CPU and of software, begun at step 0, whole batches, our code.
+
+    On a GPU, sums by atomic additions come in any order; what a user's own model does, we do not know.
+    """
+    one, other = first.environment, again.environment
+    alike = all(one.get(key) == other.get(key) for key in _KIND) and CPU in one
+    changed = any(key in place for key in (RESUMED, "num_microbatches") for place in (one, other))
+    return alike and not changed and one.get("device") == "cpu" and spec.factory is None
+
+
+def _apart(first: RunResult, again: RunResult) -> Apart:
+    one, other = first.environment, again.environment
+    if not one.get(HOST) or not other.get(HOST):
+        return "unknown"
+    if one[HOST] != other[HOST]:
+        return "host"
+    return "process" if one.get(PROCESS) != other.get(PROCESS) else "nothing"
 
 
 def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
@@ -60,78 +126,56 @@ def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
     return found
 
 
-class Reruns:
-    """Executions under way; those of one worker that may share a bank do."""
+def carried_out(
+    pool: Pool, tasks: Sequence[Task], *, bank_key_for: Callable[[RunSpec], str], steps_per_call: int,
+    max_attempts: int, hang_seconds: float, check: Callable[[], None], clock: Callable[[], float] = time.monotonic,
+) -> Iterator[tuple[Task, RunResult | str]]:  # fmt: skip
+    """Every task with its outcome, as they end, each alone in its bank; or why there is none, after `max_attempts`.
 
-    def __init__(
-        self, pool: Pool, tasks: Sequence[Task], *, num_slots_for: Callable[[RunSpec], int],
-        bank_key_for: Callable[[RunSpec], str], steps_per_call: int, max_attempts: int, hang_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        """Arguments as in `sweeps.run.drive`; `tasks`: what is to be carried out."""
-        self._crew = Crew(pool, num_slots_for, Leases(hang_seconds), clock)
-        self._num_slots_for, self._steps_per_call, self._max_attempts = num_slots_for, steps_per_call, max_attempts
-        self._queue: list[Attempt] = []
-        self._tasks: dict[Attempt, Task] = {}
-        for task in tasks:
-            attempt = Attempt(
-                spec=task.spec, run_id=task.spec.id, num_microbatches=task.num_microbatches, replay=task.replay,
-                bank_key=f"{bank_key_for(task.spec)}/{task.num_microbatches}/{task.replay}",
-            )  # fmt: skip
-            self._queue.append(attempt)
-            self._tasks[attempt] = task
+    Arguments as in `sweeps.run.drive`. `check`, called a few times a second, raises what ends the work; what is under
+    way then is given up.
+    """
+    crew = Crew(pool, lambda spec: spec.numerics.num_slots, Leases(hang_seconds), clock)
+    waiting = {
+        Attempt(
+            spec=task.spec, run_id=task.spec.id, num_microbatches=task.num_microbatches, again=True,
+            bank_key=f"{bank_key_for(task.spec)}/{task.num_microbatches}/again",
+        ): task
+        for task in tasks
+    }  # fmt: skip
+    under_way = dict[Attempt, Task]()
+    while waiting or under_way:
+        check()
+        for index, worker in crew.idle():
+            admitted = next((held for held, task in waiting.items() if task.worker == index), None)
+            if not worker.slots and admitted is not None:
+                under_way[admitted] = waiting.pop(admitted)
+                worker.bank_key, worker.slots[0] = admitted.bank_key, admitted
+                crew.start(index, {0: admitted}, steps_per_call)
+            elif worker.slots:
+                crew.start(index, {}, steps_per_call)
+        for report in crew.wait(POLL_SECONDS):
+            error = f"{report.cause}: {report.error}" if report.error is not None else ""
+            for finished in report.finished:
+                held = crew.workers[report.worker].slots.pop(finished.slot)
+                outcome = _decoded(finished, held.run_id)
+                if isinstance(outcome, RunResult):
+                    yield under_way.pop(held), outcome
+                else:
+                    error, crew.workers[report.worker].slots[finished.slot] = outcome, held
+            for held in crew.dismiss(report.worker, restart=True) if error else ():
+                task, held.num_lost = under_way.pop(held), held.num_lost + 1
+                if held.num_lost < max_attempts:
+                    waiting[held] = task
+                else:
+                    yield task, f"lost {held.num_lost} times, the last: {error}"
 
-    def ended(self, check: Callable[[], None]) -> Iterator[tuple[Task, Ran | str]]:
-        """Every task with its execution, as they end; or why there is none, after `max_attempts`.
 
-        `check`, called a few times a second, raises what ends the work; what is under way then is given up.
-        """
-        while self._queue or self._crew.specs():
-            check()
-            for index, worker in self._crew.idle():
-                admitted = self._filled(index, worker)
-                if worker.slots:
-                    self._crew.start(index, admitted, self._steps_per_call)
-            for report in self._crew.wait(POLL_SECONDS):
-                yield from self._taken(report)
-
-    def _filled(self, index: int, worker: Worker) -> dict[int, Attempt]:
-        """Put what waits for this worker into its free slots; by slot."""
-        admitted: dict[int, Attempt] = {}
-        for attempt in [attempt for attempt in self._queue if self._tasks[attempt].worker == index]:
-            if not worker.slots:
-                worker.bank_key = attempt.bank_key
-            free = next((i for i in range(self._num_slots_for(attempt.spec)) if i not in worker.slots), None)
-            if attempt.bank_key == worker.bank_key and free is not None:
-                worker.slots[free] = admitted[free] = attempt
-                self._queue.remove(attempt)
-        return admitted
-
-    def _taken(self, report: Report) -> Iterator[tuple[Task, Ran | str]]:
-        for finished in report.finished:
-            held = self._crew.workers[report.worker].slots.pop(finished.slot, None)
-            if held is not None:
-                yield from self._told(held, finished)
-        if report.error is not None:
-            for held in self._crew.dismiss(report.worker, restart=True):
-                yield from self._lost(held, f"{WORDS[report.cause]}: {report.error}", report.cause)
-
-    def _told(self, held: Attempt, finished: Finished) -> Iterator[tuple[Task, Ran | str]]:
-        try:
-            result, curve = decoded(finished)
-        except (canon.CanonError, SpecError) as error:
-            yield from self._lost(held, f"its result is not valid: {error}")
-            return
-        if result.id != held.run_id or result.status not in ("finished", "diverged"):
-            yield from self._lost(held, f"its result is not the run's: {result.id[:12]}, {result.status}")
-            return
-        yield self._tasks[held], Ran(result=result, curve=curve)
-
-    def _lost(self, held: Attempt, why: str, cause: Cause = "error") -> Iterator[tuple[Task, Ran | str]]:
-        """Begin it again, or say why not; a worker that is killed from outside is not the run's fault."""
-        held.num_lost += cause != "lost_worker"
-        held.num_in_a_row += 1
-        if held.num_lost < self._max_attempts and held.num_in_a_row < max(MOST_IN_A_ROW, self._max_attempts):
-            self._queue.append(held)
-        else:
-            yield self._tasks[held], f"lost {held.num_in_a_row} times, the last: {why}"
+def _decoded(finished: Finished, run_id: str) -> RunResult | str:
+    """A worker's outcome of that run; or what is wrong with it."""
+    try:
+        result, _ = decoded(finished)
+    except (canon.CanonError, SpecError) as error:
+        return f"its result is not valid: {error}"
+    ended = result.id == run_id and result.status in ("finished", "diverged")
+    return result if ended else f"its result is not the run's: {result.id[:12]}, {result.status}"

@@ -10,7 +10,6 @@ from proxies.core.canon import Json
 from sweeps.store.curves import load_curve, store_curve
 from sweeps.store.errors import CurveCorrupt, ForkRefused
 from sweeps.store.ledger import IMPORTED, LEDGER_NAME, Ledger
-from sweeps.store.quarantine import QUARANTINED, suspects
 
 _ENDED_WELL = ("finished", "diverged")  # what failed may work here; what was pruned lost against that study's runs
 
@@ -25,8 +24,6 @@ class Imported:
     """That the child had an outcome of already."""
     damaged: tuple[str, ...]
     """A sentence for every run whose curve is not sound: not taken over, it runs again if it is asked for."""
-    num_suspect: int = 0
-    """Of hosts in quarantine: left behind, like these."""
 
 
 def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> Ledger:
@@ -55,17 +52,12 @@ def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> 
 def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Path) -> Imported:
     """Record every run of `parent` that ended well and has no outcome here, its curve first; cut short, go on again.
 
-    Hosts in quarantine stay there; what ended on them before they were found is left behind. A `fork` record (the
-    parent's folder and head) comes before what is taken over, so that it names its origin.
+    A `fork` record (the parent's folder and head) comes before what is taken over, so that it names its origin.
 
     Raises:
         DiskFull, StaleDriver: as named; what was recorded stands.
     """
-    for record in parent.records(QUARANTINED):
-        if ledger.find(QUARANTINED, record.key) is None:
-            ledger.append(QUARANTINED, record.key, record.body)
-    suspect = {spec.id for specs in suspects(parent).values() for spec in specs}
-    ended = [run for run in parent.runs() if run.result.status in _ENDED_WELL and run.spec.id not in suspect]
+    ended = [run for run in parent.runs() if run.result.status in _ENDED_WELL]
     wanted = [run for run in ended if run.spec.id not in ledger.results()]
     if wanted and ledger.find("fork", parent.head_hash) is None:
         body = {"parent": str(parent_dir.resolve()), "head_hash": parent.head_hash, "num_runs": len(wanted)}
@@ -79,10 +71,7 @@ def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Pat
             continue
         store_curve(study_dir, run.spec.id, curve)
         ledger.append(IMPORTED, run.spec.id, run)
-    return Imported(
-        num_runs=len(wanted) - len(damaged), num_known=len(ended) - len(wanted), damaged=tuple(damaged),
-        num_suspect=len(suspect),
-    )  # fmt: skip
+    return Imported(num_runs=len(wanted) - len(damaged), num_known=len(ended) - len(wanted), damaged=tuple(damaged))
 
 
 def _is_same(study_dir: Path, parent_dir: Path) -> bool:

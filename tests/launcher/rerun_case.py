@@ -34,7 +34,7 @@ class Machines:
         self.cpus = cpus or ["one kind"] * len(hosts)
         self.busy, self.current, self.turn = [], 0, 0
         self.admitted = []
-        """(host, run id, replay) of every run that was begun."""
+        """(host, seed, whether it has its outcome) of every run that was begun."""
 
     def site(self):
         """Of the worker at work."""
@@ -45,7 +45,7 @@ class Machines:
     def start(self, worker, call):
         self.pools[worker].start(0, call)
         self.busy.append(worker)
-        self.admitted += [(self.hosts[worker], data["seed"], call.replay) for _, data in call.admit]
+        self.admitted += [(self.hosts[worker], data["seed"], call.again) for _, data in call.admit]
 
     def wait(self, timeout_seconds):
         if not self.busy:
@@ -100,11 +100,8 @@ def machines(hosts, corrupt=(), cpus=None, **how):
     corruption, pools = Corruption(corrupt, **how), []
     gather, backward = BankAdamW.gather_gradients, Solo._forward_backward
 
-    def start_pool(study, ledger, check_stop):
-        from launcher.study.pools import quarantined
-
-        left = [host for host in hosts if host not in quarantined(ledger)]
-        pools.append(Machines(study, left, cpus))
+    def start_pool(study, check_stop):
+        pools.append(Machines(study, hosts, cpus))
         corruption.machines = pools[-1]
         return pools[-1]
 

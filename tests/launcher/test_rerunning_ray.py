@@ -40,7 +40,7 @@ class OddFactory(HostFactory):
         return super().__call__(seat)
 
 
-@pytest.mark.slow  # `test_rerunning_simulation` finds an odd machine in milliseconds
+@pytest.mark.slow  # `test_rerunning` finds such a machine in this process
 @pytest.mark.parametrize("corrupt", [True, False])
 def test_a_worker_process_that_flips_a_bit_is_found(tmp_path, corrupt):
     write_corpus(tmp_path)
@@ -56,7 +56,6 @@ def test_a_worker_process_that_flips_a_bit_is_found(tmp_path, corrupt):
     assert len(bodies) == 2 and all(body["apart"] == "process" for body in bodies), err
     assert len({run.result.environment["process"] for run in ledger.runs()}) == 2
     if corrupt:
-        assert code == 3 and "two answers to one question" in err
-        assert [record.key for record in ledger.records("quarantined")] == bodies[0]["hosts"][:1]
+        assert code == 3 and "differs" in {body["outcome"] for body in bodies}, err + out
     else:
         assert code == 0 and {body["outcome"] for body in bodies} == {"agrees"}, err + out
