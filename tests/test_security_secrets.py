@@ -10,7 +10,7 @@ import pytest
 from tiny_study import COMMAND, ask, plan_with, write_plan
 
 from launcher.plan.file import PlanError, load_plan
-from sweeps.run.redaction import INSTEAD, LineRedactor, redacted, secret_in
+from proxies.core.redaction import INSTEAD, LineRedactor, redacted, secret_in
 
 ROOT = Path(__file__).parents[1]
 SHORT, ENDING = "pgs3cret", "mt-7"

@@ -17,10 +17,10 @@ from launcher.plan.calibration_records import Asked, Calibration, Part, Work, mo
 from launcher.plan.study import Study
 from proxies.core import canon
 from proxies.core.checks import SpecError
+from proxies.core.failures import Cause
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 from proxies.training.calibration import Answer, Probe
-from sweeps.run.causes import Cause
 from sweeps.run.pool import Advance, Pool, Report
 from sweeps.store.errors import LedgerCorrupt, RunsFail
 from sweeps.store.ledger import CALIBRATION, Ledger

@@ -227,7 +227,7 @@ def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException
 
     if wrong := foreign(found()):
         return str, NamesError(wrong)
-    from sweeps.run.redaction import redacted
+    from proxies.core.redaction import redacted
 
     return redacted, error
 

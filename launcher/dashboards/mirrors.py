@@ -25,7 +25,7 @@ from launcher.dashboards.tensorboard import write_growing
 from launcher.dashboards.wandb_writer import Place, writing
 from launcher.frozen.frozen import Decision
 from launcher.supervisor.attempt import hearing
-from sweeps.run.redaction import redacted
+from proxies.core.redaction import redacted
 
 LOOK_SECONDS = 1.0
 """Between two looks at the metrics."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.base import chronicle
 from proxies.core import canon
-from sweeps.run.causes import WORDS
+from proxies.core.failures import CAUSES
 from sweeps.store.errors import StudyMissing, SweepError
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
@@ -110,7 +110,8 @@ def _of_ledger(study_dir: Path) -> list[Event]:
         elif record.kind in ("result", "pruned", "imported"):
             ended["imported" if record.kind == "imported" else body["result"]["status"]] += 1
         elif record.kind == "lost":
-            lost[WORDS.get(body.get("cause"), "error")] += 1
+            kind = CAUSES.get(body.get("cause"), CAUSES["error"])
+            lost[kind.words] += 1
         elif record.kind == "accepted" and record.key not in told:
             text = f"gate {body.get('gate')}, which {body.get('outcome')}: {body.get('reason')}"
             found.append(Event(at=at, kind="accepted", text=text))

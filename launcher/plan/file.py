@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from launcher.plan.keys import REFUSED
 from launcher.plan.plan import Plan
 from launcher.plan.problems import problems_of
-from sweeps.run.redaction import redacted, secret_in
+from proxies.core.redaction import redacted, secret_in
 
 MOST_BYTES = 2**20
 """Of a plan's file."""

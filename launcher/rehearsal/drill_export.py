@@ -16,10 +16,10 @@ from launcher.rehearsal.drills_ranks import LOSS_NATS
 from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
 from launcher.supervisor.attempt import Job
-from launcher.supervisor.crashes import crash_of, end_of
 from launcher.supervisor.launch import LOG_FILE
+from proxies.core.failures import crash_of, end_of
+from proxies.core.redaction import LineRedactor
 from proxies.external.log_file import RedactedLog
-from sweeps.run.redaction import LineRedactor
 
 TRAINER = "olmo-core"
 LIMIT_SECONDS = 300.0

@@ -10,10 +10,10 @@ from launcher.rehearsal.results import DrillResult, judged
 from launcher.rehearsal.stage import Stage
 from launcher.trainer import checkpoints
 from proxies.core.canon import Json
+from proxies.core.failures import cause_in
 
 STRUCK_STEP = 9
 """Two updates after a checkpoint."""
-DISK_WORDS = ("No space left", "File too large", "disk", "unexpected pos")  # the last is torch's, of a write cut short
 
 
 def nan(stage: Stage) -> DrillResult:
@@ -40,16 +40,17 @@ def disk_full(stage: Stage) -> DrillResult:
     """No room for a checkpoint: ends in words, the older one intact; with room again it goes on."""
     run = stage.fresh("disk-full")
     outcome = stage.run(run, Plant(fault="disk_full", step=STRUCK_STEP))
-    told = next((word for word in DISK_WORDS if word in outcome.reason), None)
+    found = cause_in(outcome.reason)
+    told = found is not None and found[0] == "disk_full"
     newest, whole = _newest(stage, run)
     seen: dict[str, Json] = {"event": outcome.event, "exit_code": outcome.exit_code, "newest_checkpoint": newest,
-                             "told": told is not None}  # fmt: skip
+                             "told": told}  # fmt: skip
     after = stage.run(run) if whole else None
     bitwise = after is not None and after.event == "finished" and stage.apart(stage.reference(), run).bitwise
     seen["resumed_bitwise"] = bitwise
     reason = outcome.reason.splitlines()[-1] if outcome.reason else "no word why"
     return judged(
-        "disk_full", outcome.exit_code != 0 and told is not None and bitwise,
+        "disk_full", outcome.exit_code != 0 and told and bitwise,
         f"no room for the checkpoint after step {STRUCK_STEP + 1}: {outcome.event} ({reason}); the checkpoint of step "
         f"{newest} is {'whole' if whole else 'damaged'}; with room again "
         + ("it ends bitwise as the uninterrupted run" if bitwise else "it does not come to the same end"),

@@ -25,10 +25,9 @@ from launcher.base.flag import Flag
 from launcher.base.lifeline import die_with_parent
 from launcher.base.talk import duration, say
 from launcher.base.watchdog import Limits, Pace, Watchdog
-from launcher.supervisor.crashes import Crash, crash_of, end_of
+from proxies.core.failures import Crash, crash_of, end_of, oom_kills
+from proxies.core.redaction import LineRedactor
 from proxies.external.log_file import RedactedLog
-from sweeps.run.causes import oom_kills
-from sweeps.run.redaction import LineRedactor
 
 POLL_SECONDS = 0.1
 LIVE_SECONDS, PLAIN_SECONDS = 2.0, 15.0

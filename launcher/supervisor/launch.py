@@ -22,8 +22,8 @@ from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
 from launcher.supervisor.attempt import Course, Ended, Told, attempt, hearing, last_step
-from launcher.supervisor.crashes import ADVICE, EXIT_CODES, PASSING, Crash
 from proxies.core.canon import Json
+from proxies.core.failures import CAUSES, Crash
 from sweeps.store.lock import DriverLock
 
 LOG_FILE = "torchrun.log"
@@ -60,7 +60,7 @@ class LaunchOutcome:
     validation_loss_nats: float | None
     num_restarts: int
     cause: str = ""
-    """Of `failed`: the last attempt's, one of `launcher.supervisor.crashes.CAUSES`."""
+    """Of `failed`: the last attempt's, one of `proxies.core.failures.CAUSES`."""
 
 
 def torchrun_command(
@@ -165,7 +165,7 @@ class _Supervisor:
             num_deaths, num_idle = (1, 0) if progressed else (num_deaths + 1, num_idle + 1)
             again = last is not None and (last.cause, last.step) == (ended.crash.cause, ended.crash.step)
             why = ""
-            if again and not progressed and ended.crash.cause not in PASSING:
+            if again and not progressed and not CAUSES[ended.crash.cause].passes:
                 why = "twice at the same point with nothing saved between: it would again"
             elif num_deaths > self._most:
                 why = "no restart is allowed"
@@ -208,10 +208,11 @@ class _Supervisor:
         ))  # fmt: skip
 
     def _failed(self, crash: Crash, why: str) -> LaunchOutcome:
-        advice = ADVICE[crash.cause]
+        kind = CAUSES[crash.cause]
+        advice = kind.launch_advice or kind.advice
         reason = f"{crash.words}, {why}. What to do: {advice}. The log's last lines:\n{crash.log_tail}"
         return self._told_of(LaunchOutcome(
-            event="failed", exit_code=EXIT_CODES[crash.cause], step=last_step(self._course.run_dir), reason=reason,
+            event="failed", exit_code=kind.exit_code, step=last_step(self._course.run_dir), reason=reason,
             validation_loss_nats=None, num_restarts=self._num_restarts, cause=crash.cause,
         ))  # fmt: skip
 

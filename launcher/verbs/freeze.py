@@ -44,7 +44,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.study.evidence import decision_of, gather
     from launcher.study.opening import as_begun, open_ledger, recorded_study
     from launcher.trainer.assembly import unfit
-    from sweeps.run.redaction import secret_in
+    from proxies.core.redaction import secret_in
     from sweeps.store.ledger import Ledger
 
     if bool(accepts) != bool(reason.strip()):

@@ -30,7 +30,7 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     """
     from launcher.logbook.events import events_of
     from launcher.logbook.logbook import add_note, append_note, dated, write_logbook
-    from sweeps.run.redaction import secret_in
+    from proxies.core.redaction import secret_in
     from sweeps.store.errors import SweepError
     from sweeps.store.glance import check_end
     from sweeps.store.ledger import LEDGER_NAME

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.failures import classify
+from proxies.core.redaction import LineRedactor
 from proxies.core.spec import Curve, RunResult, RunSpec
 from proxies.training.memory import give_back_memory
-from sweeps.run.causes import classify
 from sweeps.run.pool import Advance, Advanced, Finished
-from sweeps.run.redaction import LineRedactor
 from sweeps.store.sites import RESUMED, WHERE, site
 
 if TYPE_CHECKING:

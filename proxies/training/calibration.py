@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from proxies.core.checks import Checks
+from proxies.core.failures import classify
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Curve, Numerics, RunResult, RunSpec
 
@@ -159,7 +160,7 @@ def measure(
         except Exception as error:  # no room, no compiler, not for this engine: another mode does without
             if not built:
                 raise
-            alone += [mode] if _no_room(error) else []
+            alone += [mode] if classify(error) == "out_of_memory" else []
             found[mode] = _refused(mode, error)
     _rounds(built, device, clock, probe.seconds)
     found |= {one.mode: _rate(one) for one in built}
@@ -176,10 +177,6 @@ def measure(
     built.clear()
     device.forget()  # before anybody is asked again, and looks at what is free
     return Answer(rates=tuple(found[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes)
-
-
-def _no_room(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
 
 
 def _refused(mode: Numerics, error: Exception) -> Rate:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from proxies.core.failures import CAUSES
 from sweeps.ray.nodes import Place, devices, node_room
-from sweeps.run.causes import CAUSES
 from sweeps.run.pool import Report
 
 LAST_WORDS_SECONDS = 2.0
@@ -145,7 +145,7 @@ class Calls:
             late = self._clock() - self._failed_at.get(worker, math.inf) > LAST_WORDS_SECONDS
             if late or len(answers) == self._num_ranks:
                 failed = [answers[rank] for rank in sorted(answers) if answers[rank].error is not None]
-                reports.append(min(failed, key=lambda each: CAUSES.index(each.cause)) if failed else answers[0])
+                reports.append(min(failed, key=lambda each: list(CAUSES).index(each.cause)) if failed else answers[0])
                 self.forget(worker)
         return reports
 

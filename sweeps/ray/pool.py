@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from proxies.core.failures import Cause, crashed, log_tail
 from sweeps.ray import start as ray_start
 from sweeps.ray.actor import RayWorker, Seat
 from sweeps.ray.groups import Calls, Spots, on_one_node, reserved
 from sweeps.ray.nodes import NodeCheck, Place, alive_nodes, answers, check_nodes, described, found_head, room
 from sweeps.ray.own import Environment, OwnFolder
 from sweeps.ray.start import Head, Patience
-from sweeps.run.causes import Cause, crashed, log_tail
 from sweeps.run.cores import num_cores
 from sweeps.run.pool import Advance, HostFactory, Report
 from sweeps.store.errors import ClusterUnfit, PoolDead

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from proxies.core.redaction import LineRedactor
 from proxies.external.kept import Kept
 from proxies.external.log_file import RedactedLog
 from sweeps.ray import head as ray_head
 from sweeps.ray.own import OwnFolder
-from sweeps.run.redaction import LineRedactor
 
 IDLE_SECONDS = 60.0
 """Without any progress, a start is given up. A worker process takes 1 to 5 s, more on a busy machine."""

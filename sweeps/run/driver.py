@@ -8,9 +8,9 @@ from pathlib import Path
 
 from proxies.core import canon
 from proxies.core.checks import SpecError
+from proxies.core.failures import CAUSES, oom_kills
 from proxies.core.spec import Curve, RunResult, RunSpec
 from sweeps.run.backlog import Attempt, Backlog
-from sweeps.run.causes import ADVICE, WORDS, oom_kills
 from sweeps.run.crew import Crew
 from sweeps.run.losses import NO_CURVE, Loss, Losses, Standing, failed_result
 from sweeps.run.pool import Finished, Report, decoded, decoded_pause
@@ -184,14 +184,16 @@ class Driver:
         """
         cause = report.cause
         if report.refused:
-            raise RunsFail(f"{WORDS[cause]}: {error}. {_KEPT}; mend it, and the same command goes on")
+            raise RunsFail(f"{CAUSES[cause].words}: {error}. {_KEPT}; mend it, and the same command goes on")
         stopping = self._should_stop()  # the signal may have ended both of us
         if cause == "lost_worker":
             killed_before, self._oom_kills = self._oom_kills, oom_kills()
             cause = "out_of_memory" if self._oom_kills > killed_before else "preempted" if stopping else cause
         held = self._crew.dismiss(report.worker, restart=not stopping)
-        said = f"worker {report.worker}: {WORDS[cause]}: {error}; it held {len(held)} runs"
-        self._lost.append("\n  | ".join([f"{said}. What to do: {ADVICE[cause]}", *report.log_tail.splitlines()[-5:]]))
+        said = f"worker {report.worker}: {CAUSES[cause].words}: {error}; it held {len(held)} runs"
+        self._lost.append(
+            "\n  | ".join([f"{said}. What to do: {CAUSES[cause].advice}", *report.log_tail.splitlines()[-5:]])
+        )
         loss = Loss(
             cause=cause, detail=error, log_tail=report.log_tail, worker=report.worker, alone=len(held) == 1
         )  # fmt: skip
@@ -211,7 +213,7 @@ class Driver:
         step = saved_step(self._study_dir, attempt.run_id)
         self._losses.record(attempt.run_id, dataclasses.replace(loss, step=step))
         if self._judge(attempt).failed:
-            self._give_up(attempt, f"the last: {WORDS[loss.cause]}: {loss.detail}")
+            self._give_up(attempt, f"the last: {CAUSES[loss.cause].words}: {loss.detail}")
         else:
             self._backlog.put_back(attempt)
 

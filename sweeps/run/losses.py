@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from proxies.core import canon
+from proxies.core.failures import Cause
 from proxies.core.spec import Curve, RunResult, RunSpec
-from sweeps.run.causes import Cause
 from sweeps.store.ledger import Ledger
 
 LOST, PARDON = "lost", "pardon"

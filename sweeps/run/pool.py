@@ -12,8 +12,8 @@ from typing import Protocol
 
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.failures import Cause, classify, described, log_tail
 from proxies.core.spec import Curve, RunResult
-from sweeps.run.causes import Cause, classify, described, log_tail
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +131,7 @@ class Report:
     cause: Cause = "error"
     """The kind of `error`, where there is one."""
     log_tail: str = ""
-    """The last lines of what the worker printed before an `error`, as `sweeps.run.causes.log_tail` cuts them."""
+    """The last lines of what the worker printed before an `error`, as `proxies.core.failures.log_tail` cuts them."""
     refused: bool = False
     """The error says of itself, by `refuses_study = True`, that no attempt can mend it."""
 

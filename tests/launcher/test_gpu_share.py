@@ -11,7 +11,7 @@ from main_run import spec_of, write_corpus
 from launcher.base import gpu_share
 from launcher.workers.host import Host, HostFactory
 from proxies.core import canon
-from sweeps.run.causes import classify
+from proxies.core.failures import classify
 from sweeps.run.pool import Advance
 
 TOTAL_BYTES = 80 * 2**30

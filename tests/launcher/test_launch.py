@@ -108,7 +108,7 @@ def test_a_death_at_the_same_step_twice_ends_it(scripted, tmp_path):
     outcome = scripted("step(5)\nraise ValueError('a bad shard')", max_restarts=9)
     assert (outcome.event, outcome.exit_code, outcome.cause) == ("failed", 1, "error")
     assert num_attempts(tmp_path) == 2
-    assert "crashed after step 5 (ValueError: a bad shard), twice at the same point" in outcome.reason
+    assert "error after step 5 (ValueError: a bad shard), twice at the same point" in outcome.reason
 
 
 def test_being_killed_where_the_last_one_was_proves_nothing(scripted):

@@ -15,7 +15,7 @@ from launcher.base import chronicle
 from launcher.logbook import logbook
 from launcher.logbook.events import Event, events_of
 from launcher.logbook.logbook import MOST_SHOWN, add_note, page, plain, write_logbook
-from sweeps.run.causes import WORDS
+from proxies.core.failures import CAUSES
 from sweeps.store.ledger import Ledger
 
 DIGEST = "a1" * 32
@@ -155,7 +155,7 @@ def test_lost_runs_are_counted_by_their_cause(tmp_path):
         for run in "ab":
             ledger.append("lost", run, {"cause": "out_of_memory"})
     (told,) = [e for e in events_of(tmp_path) if e.kind == "lost"]
-    assert told.text == f"2 times {WORDS['out_of_memory']}"
+    assert told.text == f"2 times {CAUSES['out_of_memory'].words}"
 
 
 def test_what_was_accepted_before_there_was_a_chronicle_is_told(frozen_study, frozen_once):

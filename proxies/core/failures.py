@@ -1,0 +1,230 @@
+"""Why a run, a worker or an attempt at the main run failed: one word for it, and what to do. Standard library only.
+
+The one classifier: of an exception raised in this process (`classify`), and of a process that is gone, by its log and
+its exit code (`crash_of`). Sweeps and the main run's supervisor read the same table and the same patterns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from proxies.core.redaction import LineRedactor, redacted
+
+Cause = Literal[
+    "out_of_memory", "no_device", "disk_full", "port", "crashed", "lost_worker", "killed", "preempted", "hung",
+    "bad_data", "user_code", "error",
+]  # fmt: skip
+"""`error` is whatever none of the others is: an exception in our own code, say, or a result that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What one cause means."""
+
+    words: str
+    """As people say it."""
+    advice: str
+    """What to do, of a proxy that failed."""
+    launch_advice: str = ""
+    """What to do, of a main run, where it is something else."""
+    exit_code: int = 1
+    """Of a launch that gave up: the machine's fault is bad input, what a restart may mend is interrupted, resumable."""
+    passes: bool = False
+    """It may be gone by itself a little later: the same step twice proves nothing."""
+
+
+CAUSES: dict[Cause, Kind] = {
+    "out_of_memory": Kind(
+        "out of memory", "give it more memory, fewer workers beside it (cluster.num_workers), or a smaller model",
+        "freeze with launch.microbatch_sequences smaller, launch.activation_checkpointing, or more ranks", exit_code=2,
+    ),
+    "no_device": Kind(
+        "a GPU is missing or lost",
+        "`forerun doctor` and `nvidia-smi` show what is there; take the node out, or free the device", exit_code=2,
+    ),
+    "disk_full": Kind(
+        "the disk is full", "free space, then give the same command again",
+        "free space; the last good checkpoint is untouched", exit_code=2,
+    ),
+    "port": Kind(
+        "the ranks did not meet", "name a free port and a host that every node reaches (--rdzv-endpoint HOST:PORT)",
+        exit_code=2, passes=True,
+    ),
+    "crashed": Kind("crashed", "what it printed last says where, in native code as a rule"),
+    "lost_worker": Kind("worker lost", "the system's log (dmesg, or the scheduler's) says who ended its process"),
+    "killed": Kind(
+        "killed from outside", "the system's log (dmesg, or the scheduler's) says who ended its process",
+        exit_code=130, passes=True,
+    ),
+    "preempted": Kind("pre-empted", "nothing to mend: it resumes from its last checkpoint"),
+    "hung": Kind(
+        "hung", "look for a deadlock, a dead network disk or a stuck device",
+        "the stacks in the log say where each rank waits: a dead link, a stuck device, a deadlock, a slow disk",
+        exit_code=130, passes=True,
+    ),
+    "bad_data": Kind("bad data", "mend the corpus, then give the same command again"),
+    "user_code": Kind("your code failed", "mend it, then give the same command again"),
+    "error": Kind("error", "what it printed last may say more", "the last lines of the log say more"),
+}  # fmt: skip
+"""In order: where several ranks of one worker fail, the first of these counts."""
+
+TAIL_BYTES = 2048
+_TAIL_LINES = 20
+_DETAIL_CHARS = 2000
+_MOST_READ_BYTES = 256 * 2**10
+_PATTERNS: dict[Cause, re.Pattern[str]] = {
+    "out_of_memory": re.compile(r"OutOfMemoryError|(?:out of|not enough) memory|can(?:'t|not) allocate memory", re.I),
+    # The last is torch's, of a write that was cut short.
+    "disk_full": re.compile(r"No space left on device|Disk quota exceeded|File too large|unexpected pos \d"),
+    "no_device": re.compile(
+        r"no CUDA-capable device|No CUDA GPUs are available|invalid device ordinal|CUDA driver version is insufficient"
+        r"|uncorrectable ECC|GPU (?:is lost|has fallen off the bus)", re.I),
+    "port": re.compile(
+        r"EADDRINUSE|address already in use|Rendezvous\w*Error|The client socket has (?:timed out|failed to connect)"
+        r"|DistNetworkError|DistStoreError", re.I),
+}  # fmt: skip
+_CRASHED = re.compile(r"^(?:Fatal Python error:|.*\*\*\* SIG(?:SEGV|BUS|FPE|ILL|ABRT) received at)", re.M)
+"""As Python's faulthandler says it, and Ray's own handler."""
+_EXITED = re.compile(r"exitcode\s*:\s*-(\d+)\b")
+"""A rank that a signal ended, in torchrun's summary."""
+_RAISED = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)): ?(.*)$", re.M)
+_AFTERMATH = re.compile(r"ChildFailedError|SignalException|Connection (?:closed|reset)|gloo|NCCL", re.I)
+"""What the other ranks and torchrun say once one is gone."""
+
+
+def cause_in(text: str) -> tuple[Cause, str] | None:
+    """What the machine lacked, if a message or a log says so, and the line that does."""
+    for cause, pattern in _PATTERNS.items():
+        if found := pattern.search(text):
+            end = text.find("\n", found.start())
+            return cause, text[text.rfind("\n", 0, found.start()) + 1 : end if end >= 0 else None]
+    return None
+
+
+def classify(error: BaseException) -> Cause:
+    """The cause of an exception. An error may name its own, as `cause`."""
+    own = getattr(error, "cause", None)
+    if isinstance(own, str) and own in CAUSES:
+        return own
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory"
+    found = cause_in(str(error)) if isinstance(error, RuntimeError | OSError) else None
+    return found[0] if found else "error"
+
+
+def crashed(log: str) -> bool:
+    """Whether a process says in its log that a signal of its own ends it; of a kill from outside it says nothing."""
+    return _CRASHED.search(log) is not None
+
+
+def described(error: BaseException) -> str:
+    """An error in words, without secrets: an unclassified one with its type, for it may say little else."""
+    cause, text = classify(error), str(error).strip()
+    if cause == "out_of_memory":
+        text = (text or "no memory left").splitlines()[0]  # torch goes on with what it advises
+    if cause == "error" or not text:
+        text = f"{type(error).__name__}: {text}".rstrip(": ")
+    return redacted(text)[:_DETAIL_CHARS]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crash:
+    """How an attempt at the main run died."""
+
+    cause: Cause
+    step: int | None
+    """The last one it logged; None: it came to none."""
+    detail: str
+    """What was seen of the cause: one line."""
+    log_tail: str
+    """The log's last lines, without what looks like a secret."""
+
+    @property
+    def words(self) -> str:
+        """The cause and where, for a sentence."""
+        at = "before its first step" if self.step is None else f"after step {self.step}"
+        return f"{CAUSES[self.cause].words} {at}" + (f" ({self.detail})" if self.detail else "")
+
+
+def crash_of(log: str, *, step: int | None, exit_code: int, hung: str = "", num_oom_kills: int = 0) -> Crash:
+    """How an attempt died.
+
+    Args:
+        log: what it wrote, the end of it.
+        step: the last it logged.
+        exit_code: of its own process; below 0, a signal's number.
+        hung: why the watchdog ended it; empty if it did not.
+        num_oom_kills: processes that the kernel killed for memory meanwhile.
+    """
+    cause, detail = _cause_of_death(log, exit_code, num_oom_kills)
+    if hung:
+        cause, detail = "hung", hung
+    shown = "".join(c for c in detail if c.isprintable()).strip()
+    return Crash(cause=cause, step=step, detail=redacted(shown)[:300], log_tail=log_tail(log))
+
+
+def _cause_of_death(log: str, exit_code: int, num_oom_kills: int) -> tuple[Cause, str]:
+    if found := cause_in(log):
+        return found
+    if num_oom_kills:
+        return "out_of_memory", "the kernel killed a process for memory"
+    raised = list(_RAISED.finditer(log))
+    own = [found for found in raised if not _AFTERMATH.search(found[0])]
+    signals = [int(found[1]) for found in _EXITED.finditer(log)] or ([-exit_code] if exit_code < 0 else [])
+    if signals and not own:
+        outside = {signal.SIGKILL, signal.SIGTERM}.issuperset(signals)
+        return "killed" if outside else "crashed", f"by signal {max(set(signals) - {9, 15}, default=signals[0])}"
+    said = (own or raised)[:1]
+    return "error", f"{said[0][1]}: {said[0][2]}" if said else f"exit code {exit_code}"
+
+
+def end_of(path: Path, since_bytes: int) -> str:
+    """What was written into a log past `since_bytes`, its last part if that is much."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(since_bytes, size - _MOST_READ_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def log_tail(text: str) -> str:
+    """The last lines of a log, at most `TAIL_BYTES` bytes, control characters and what looks like a secret removed."""
+    lines = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines()]
+    lines = [*map(LineRedactor(), (line.rstrip() for line in lines if line.strip()))][-_TAIL_LINES:]
+    tail = "\n".join(lines).encode()[-TAIL_BYTES:]
+    return tail.decode(errors="ignore")
+
+
+def oom_kills() -> int:
+    """Processes of this machine (or container) that the kernel has killed for memory so far; 0 where none can be seen.
+
+    Counted for our own control group and those below it: `memory.events` (cgroup v2), `memory.oom_control` (v1).
+    """
+    counts = [0]
+    for path in _oom_counters():
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                name, _, number = line.partition(" ")
+                if name == "oom_kill":
+                    counts.append(int(number))
+    return max(counts)
+
+
+def _oom_counters() -> list[Path]:
+    root = Path("/sys/fs/cgroup")
+    paths = [root / "memory.events", root / "memory" / "memory.oom_control"]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, folder = line.split(":", 2)
+            if not controllers:
+                paths.append(root / folder.strip("/") / "memory.events")
+            elif "memory" in controllers.split(","):
+                paths.append(root / "memory" / folder.strip("/") / "memory.oom_control")
+    return paths

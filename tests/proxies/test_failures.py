@@ -1,0 +1,170 @@
+"""What an error or a dead process is taken for, told from real texts, and what of a log may be kept."""
+
+from pathlib import Path
+
+import pytest
+
+from proxies.core import failures
+from proxies.core.failures import classify, crash_of, described, end_of, log_tail, oom_kills, redacted
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls its own."""
+
+
+class Told(Exception):  # noqa: N818
+    def __init__(self, cause):
+        self.cause = cause
+
+
+ALLOCATOR = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
+        (RuntimeError(ALLOCATOR), "out_of_memory"),
+        (MemoryError(), "out_of_memory"),
+        (OSError(12, "Cannot allocate memory"), "out_of_memory"),
+        (RuntimeError("shapes differ"), "error"),
+        (ValueError("not enough memory of the past"), "error"),
+        (Told("user_code"), "user_code"),
+        (Told("bad_data"), "bad_data"),
+        (Told("nonsense"), "error"),
+    ],
+)
+def test_an_error_has_its_cause(error, cause):
+    assert classify(error) == cause
+
+
+def test_an_error_in_words():
+    assert described(ValueError("the corpus is not there")) == "ValueError: the corpus is not there"
+    assert described(KeyError()) == "KeyError"
+    assert described(MemoryError()) == "no memory left"
+    assert described(OutOfMemoryError("CUDA out of memory.\nSee documentation")) == "CUDA out of memory."
+    assert len(described(ValueError("x" * 10_000))) == 2000
+
+
+def test_a_log_ends_in_its_last_lines():
+    text = "\n".join(f"line {number}\x1b[0m" for number in range(100)) + "\n\n"
+    lines = log_tail(text).splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ("line 80[0m", "line 99[0m", 20)
+    assert len(log_tail("é" * 5000).encode()) <= 2048
+    assert log_tail("") == log_tail("\n \n") == ""
+
+
+SECRETS = (
+    "postgres://jane:hunter2hunter2@db/x",
+    "WANDB_API_KEY=hunter2hunter2",
+    'config = {"api_key": "hunter2hunter2", "lr": 1}',
+    "Authorization: Bearer hunter2hunter2",
+    "--password: hunter2hunter2",
+    "token = hunter2hunter2",
+    "key 0123456789abcdef0123456789abcdef01234567 refused",
+    "hf_hunter2hunter2hunter2 is not valid",
+    "sk-hunter2hunter2hunter2hunter2",
+)
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_no_secret_is_kept(text):
+    for kept in (redacted(text), log_tail(f"before\n{text}\nafter"), described(ValueError(text))):
+        assert "hunter2" not in kept and "0123456789abcdef" not in kept
+        assert "***" in kept
+
+
+@pytest.mark.parametrize(
+    "text", ["loss 2.5 at token 17", "lr=1e-3 batch_tokens=4096", "tokens: 4096", "sha256 " + "0" * 64]
+)
+def test_what_is_no_secret_stays(text):
+    assert redacted(text) == text
+
+
+def test_the_kernels_kills_are_counted(tmp_path, monkeypatch):
+    events = tmp_path / "memory.events"
+    monkeypatch.setattr(failures, "_oom_counters", lambda: [tmp_path / "nowhere", events])
+    assert oom_kills() == 0
+    events.write_text("low 0\nhigh 0\nmax 31\noom 2\noom_kill 3\noom_group_kill 1\n")
+    assert oom_kills() == 3
+    events.write_text("oom_kill many\n")
+    assert oom_kills() == 0
+    monkeypatch.undo()
+    assert oom_kills() >= 0
+    assert all(isinstance(path, Path) for path in failures._oom_counters())
+
+
+CHILD_FAILED = """
+E1122 02:00:00.1 torch/distributed/elastic/multiprocessing/api.py:871] failed (exitcode: {code}) local_rank: 1 (pid: 5)
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+launcher.trainer FAILED
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 5)
+  traceback : Signal 9 (SIGKILL) received by PID 5
+"""
+PEER = "[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2345\n"
+OWN = 'Traceback (most recent call last):\n  File "x.py", line 3, in f\n[rank1]: ValueError: a bad shard\n'
+
+
+def crash(log, **kwargs):
+    return crash_of(log, **{"step": 7, "exit_code": 1, **kwargs})
+
+
+@pytest.mark.parametrize(
+    ("log", "cause", "detail"),
+    [
+        (PEER + CHILD_FAILED.format(code=-9), "killed", "by signal 9"),
+        (CHILD_FAILED.format(code=-15), "killed", "by signal 15"),
+        (PEER + CHILD_FAILED.format(code=-11), "crashed", "by signal 11"),
+        (PEER + OWN + CHILD_FAILED.format(code=1), "error", "ValueError: a bad shard"),
+        (OWN + PEER + CHILD_FAILED.format(code=-15), "error", "ValueError: a bad shard"),
+        (PEER + CHILD_FAILED.format(code=1), "error", "RuntimeError: [../gloo/transport/tcp/pair.cc:534]"),
+        ("", "error", "exit code 1"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried\n" + PEER, "out_of_memory", "torch.OutOfMemoryError: CUDA"),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried", "out_of_memory", "RuntimeError: Def"),
+        ("RuntimeError: CUDA error: invalid device ordinal\n", "no_device", "RuntimeError: CUDA error: invalid"),
+        ("OSError: [Errno 28] No space left on device: '/x'", "disk_full", "OSError: [Errno 28]"),
+        ("torch.distributed.DistNetworkError: The server socket has failed to listen: EADDRINUSE", "port", "torch."),
+        ("RendezvousConnectionError: The connection to the C10d store has failed.", "port", "Rendezvous"),
+    ],
+)
+def test_the_cause(log, cause, detail):
+    found = crash(log)
+    assert found.cause == cause
+    assert found.detail.startswith(detail)
+
+
+def test_a_kernels_kill_for_memory_is_told_from_anothers():
+    log = PEER + CHILD_FAILED.format(code=-9)
+    assert (crash(log).cause, crash(log, num_oom_kills=1).cause) == ("killed", "out_of_memory")
+
+
+def test_what_the_watchdog_ended_hung_whatever_the_log_says():
+    found = crash(OWN + CHILD_FAILED.format(code=-9), hung="no line of metrics for 11 s after step 7")
+    assert (found.cause, found.words) == ("hung", "hung after step 7 (no line of metrics for 11 s after step 7)")
+
+
+def test_the_supervised_process_itself_killed():
+    assert crash("", exit_code=-9).cause == "killed"
+    assert crash("", exit_code=-6).cause == "crashed"
+
+
+def test_no_step_at_all():
+    assert crash("", step=None).words == "error before its first step (exit code 1)"
+
+
+def test_secrets_and_control_characters_stay_out():
+    found = crash("ValueError: \x1b[31mapi_key=hunter2hunter2\nx\n")
+    assert "hunter2" not in found.detail + found.log_tail and "\x1b" not in found.detail + found.log_tail
+
+
+def test_only_this_attempts_end_of_the_log_is_read(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"CUDA out of memory\n" + b"x" * 10 + b"\nend\xff")
+    assert end_of(path, 19) == "x" * 10 + "\nend\ufffd"
+    assert end_of(tmp_path / "absent", 0) == ""
+    path.write_bytes(b"a" * 2**20 + b"end")
+    assert len(end_of(path, 0)) == 2**18
