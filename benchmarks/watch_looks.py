@@ -26,7 +26,8 @@ from process_tree import machine
 
 from launcher.watch.judge import judge
 from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import Readings, source_of
+from launcher.watch.logs.readings import Readings
+from launcher.watch.logs.sources import source_of
 
 NUM_LAYERS, LAYERS_EVERY, NUM_MORE = 12, 100, 10
 

@@ -28,7 +28,8 @@ def watched(decision: Decision, folder: Path) -> dict[str, Json]:
     from launcher.base import chronicle
     from launcher.watch.judge import judge
     from launcher.watch.logs.keys import Keys
-    from launcher.watch.logs.readings import OtherRunError, Readings, source_of
+    from launcher.watch.logs.readings import OtherRunError, Readings
+    from launcher.watch.logs.sources import source_of
     from launcher.watch.losses import spikes
     from launcher.watch.signs import chronicled
 

@@ -47,7 +47,8 @@ def watch(
     """Hold a main run against the loss and pace that FROZEN foretold; live unless --once or --conclude is given."""
     from launcher.frozen.launch_file import read_launch
     from launcher.watch.logs.keys import LOSS, STEP, VALIDATION, Keys
-    from launcher.watch.logs.readings import Readings, source_of
+    from launcher.watch.logs.readings import Readings
+    from launcher.watch.logs.sources import source_of
 
     if once and conclude:
         raise click.UsageError("--once judges a run that goes on, --conclude one that has ended: give one of them")

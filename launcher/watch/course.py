@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from launcher.frozen.frozen import PredictedLoss
-from launcher.watch.logs.series import Floats
+from launcher.watch.logs.columns import Floats
 from launcher.watch.noise import window_variance
 from scaling_fits.forecast.loss_curves import WINDOW
 

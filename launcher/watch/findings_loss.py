@@ -11,8 +11,7 @@ from scipy.special import stdtrit
 from launcher.frozen.frozen import Decision
 from launcher.watch.alerts import Alert, Commands
 from launcher.watch.course import FALSE_ALARMS, FREEDOM, LEAST_NATS, Course, end_sd
-from launcher.watch.logs.columns import Columns
-from launcher.watch.logs.series import Floats
+from launcher.watch.logs.columns import Columns, Floats
 from launcher.watch.losses import Spike, spikes
 from launcher.watch.rises import rise
 from launcher.watch.standstill import frozen_loss, frozen_validation

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from launcher.base.policy import SpikePolicy
 from launcher.trainer.spikes import MAD_TO_SIGMA, Detector
-from launcher.watch.logs.series import Floats
+from launcher.watch.logs.columns import Floats
 from launcher.watch.noise import learn
 
 _SURPRISE_SDS, _ORIGINS = 5.0, 8

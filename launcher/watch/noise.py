@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.trainer.spikes import MAD_TO_SIGMA
-from launcher.watch.logs.series import Floats
+from launcher.watch.logs.columns import Floats
 
 LEAST_LINES = 32
 """Before the first estimate."""

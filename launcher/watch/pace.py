@@ -17,8 +17,7 @@ import numpy as np
 
 from launcher.base.metrics import Header
 from launcher.base.watchdog import START_SECONDS
-from launcher.watch.logs.columns import Columns, headers, number
-from launcher.watch.logs.series import Floats
+from launcher.watch.logs.columns import Columns, Floats, headers
 from launcher.watch.losses import line_noise
 from launcher.watch.signs import NO_SIGNS, Signs, unix_seconds
 
@@ -213,9 +212,9 @@ def silence(columns: Columns, now: float | None, found: Signs) -> Silence | None
     assert newest is not None
     typical = step_seconds(columns)
     begun = bool(columns.events) and columns.events[-1].get("event") == "started"
-    if typical is None or (begun and columns.step <= number(columns.events[-1].get("step"))):
+    if typical is None or (begun and columns.step <= _number(columns.events[-1].get("step"))):
         return Silence(seconds=now - newest, allowed_seconds=START_SECONDS, starting=True)
-    waits = [number(event.get("seconds")) for event in columns.events if event.get("event") == "saved"]
+    waits = [_number(event.get("seconds")) for event in columns.events if event.get("event") == "saved"]
     slowest = np.nanmax([*measured(columns), *(wait for wait in waits if 0 <= wait < _MOST_SECONDS)])
     usual = STALL_STEPS * line_steps(columns) * typical
     since = newest if found.saved_at is None else max(newest, min(found.saved_at, now))
@@ -272,3 +271,8 @@ def _iso(at: float) -> str:
     latest = datetime.datetime.max.replace(tzinfo=datetime.UTC)
     moment = latest if at >= latest.timestamp() else datetime.datetime.fromtimestamp(at, datetime.UTC)
     return moment.isoformat(timespec="seconds")
+
+
+def _number(value: object) -> float:
+    """The number, or NaN."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from launcher.watch.course import FALSE_ALARMS
-from launcher.watch.logs.series import Floats
+from launcher.watch.logs.columns import Floats
 from launcher.watch.noise import LEAST_LINES, learn, mean_variance, resolution
 
 RISE_NATS, RISE_SDS = 0.02, 5.0

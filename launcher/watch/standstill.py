@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.watch.course import FALSE_ALARMS
-from launcher.watch.logs.columns import SCALARS, Columns
-from launcher.watch.logs.series import Floats
+from launcher.watch.logs.columns import SCALARS, Columns, Floats
 from launcher.watch.noise import noise_of_differences, resolution
 
 LEAST_EQUAL, LEAST_EQUAL_VALIDATIONS = 16, 4

@@ -10,14 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from launcher.base.metrics import Header
-from launcher.watch.logs.series import Floats
 from proxies.core import canon
 
+Floats = NDArray[np.float64]
 SCALARS = ("grad_norm", "lr", "tokens", "tokens_per_second", "seconds", "mfu", "hfu", "clip_norm")
 LAYER_COLUMNS = ("weight_rms", "param_norm", "grad_norm", "update_ratio")
 GPU_COLUMNS = ("temperature_celsius", "num_ecc_errors", "num_link_errors")
+
+
+def _empty() -> Floats:
+    return np.empty(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -43,17 +48,17 @@ class Columns:
     """[V]"""
     validation_loss_nats: Floats
     """[V] After the update of that step."""
-    line_steps: Floats = field(default_factory=lambda: np.empty(0))
+    line_steps: Floats = field(default_factory=_empty)
     """[N] Of every line that has one, with a loss or without."""
-    rank_steps: Floats = field(default_factory=lambda: np.empty(0))
+    rank_steps: Floats = field(default_factory=_empty)
     """[K] The newest steps whose lines have `rank_seconds`."""
     rank_seconds: Floats | None = None
     """[K, R] Compute time of each rank, before it waits for the others."""
-    layer_steps: Floats = field(default_factory=lambda: np.empty(0))
+    layer_steps: Floats = field(default_factory=_empty)
     """[L] Steps whose lines have `layers`."""
     layers: Mapping[str, Mapping[str, Floats]] = field(default_factory=dict)
     """Layer -> column of `LAYER_COLUMNS` -> [L]."""
-    gpu_steps: Floats = field(default_factory=lambda: np.empty(0))
+    gpu_steps: Floats = field(default_factory=_empty)
     """[G] Steps whose lines have `gpus`."""
     gpus: Mapping[str, Floats] = field(default_factory=dict)
     """Column of `GPU_COLUMNS` -> [G, R]."""
@@ -72,11 +77,6 @@ class Columns:
     def step(self) -> int:
         """The newest logged step; 0 before the first."""
         return int(self.steps[-1]) if len(self.steps) else 0
-
-
-def number(value: canon.Json) -> float:
-    """The number, or NaN."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
 
 
 def headers(events: Iterable[Mapping[str, canon.Json]]) -> list[Header]:

@@ -1,220 +1,251 @@
-"""Rows of a log, in the order in which they were written, as growing columns, and what is odd about them.
+"""The tables of a log's files as one run's columns, and what is odd about them.
 
 Nothing here is fatal: what cannot be used is left out, counted, and told. Of what one step logged twice, as after a
 trainer's own resume, the later counts. A run that was rolled back or started again has not made the steps beyond: they
-go, and are no fault. Each row is taken once, in order: rows taken in portions give what all at once would.
+go, and are no fault.
 """
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.base.metrics import ENDINGS
-from launcher.watch.logs.columns import GPU_COLUMNS, LAYER_COLUMNS, SCALARS
-from launcher.watch.logs.keys import (
-    LOSS,
-    MFU,
-    PER_DEVICE,
-    RECIPROCALS,
-    STEP,
-    UNASKED_STEP,
-    VALIDATION,
-    Keys,
-    number,
-    whole,
-)
-from launcher.watch.logs.series import Series
+from launcher.watch.logs.columns import GPU_COLUMNS, LAYER_COLUMNS, SCALARS, Columns, Floats, headers
+from launcher.watch.logs.keys import LOSS, MFU, PER_DEVICE, RECIPROCALS, STEP, UNASKED_STEP, VALIDATION, Keys
+from launcher.watch.logs.table import NO_NUMBER, NUMBER, Cells, Table
 from proxies.core.canon import Json
 
-NUM_RANK_LINES = 1024
-"""Of the newest lines the times of all ranks are kept; of all lines of a large run they would fill the memory."""
-_NONE = "\0"  # a name that no row has
-_KIND, _NULL, _NUMBER = "kind of loss", 1.0, 2.0
-_EVENTS = frozenset({*ENDINGS, "started", "saved", "replayed", "rolled_back"})
 _TO = {"started": STEP, "rolled_back": "to_step"}
 """Events after which the steps beyond the one in this field are made anew."""
 
+Bools = NDArray[np.bool_]
 
-class Gathered:
-    """What one file of a log holds, and its oddities."""
 
-    def __init__(self, keys: Keys, num_steps: int, num_ranks: int = 1) -> None:
-        self.lines, self.layers, self.gpus = Series(), Series(), Series()
-        self.ranks: dict[int, array[float]] = {}
-        self.events: list[Mapping[str, Json]] = []
-        self.odd: Counter[str] = Counter()
+class Oddities:
+    """What is odd about a log: how often, and the first example of each."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
         self.first: dict[str, object] = {}
-        """Of each oddity."""
-        self._keys, self._num_steps, self._num_ranks = keys, num_steps, num_ranks
-        self._step: int | None = None
-        self._top = 0
 
-    def take(self, rows: Iterable[Mapping[str, object]], names: Mapping[str, str], *, from_zero: bool) -> None:
-        """More rows; `from_zero`: the first step is counted 0."""
-        at, loss = names.get(STEP, _NONE), names.get(LOSS, _NONE)
-        read = [
-            (column, name, name in RECIPROCALS,
-             self._keys.factor(column, names) * (self._num_ranks if name in PER_DEVICE else 1))
-            for column, name in names.items() if column != STEP
-        ]  # fmt: skip
-        for row in rows:
-            if "event" in row and is_event(row) and loss not in row:
-                self._event(row)
-                continue
-            if at in row:
-                raw = row[at]
-                step = whole(raw)
-                self._step = None if step is None else step + from_zero
-                if step is None:
-                    self._count("bad step", raw)
-                    continue
-            values = _values(row, read)
-            step = self._step
-            if from_zero and step == self._num_steps + 1 and LOSS not in values:
-                step -= 1  # what is logged after the last step of a run that counts from 0
-            if step is not None and (values or at != UNASKED_STEP):
-                self._line(step, values, row)
-            elif LOSS in values:
-                self._count("no step", row[names[LOSS]])
-
-    def _event(self, row: Mapping[str, Any]) -> None:
-        self.events.append(row)
-        at = row.get(_TO.get(row["event"], ""))
-        if isinstance(at, int) and 0 <= at <= self._num_steps:
-            for series in (self.lines, self.layers, self.gpus):
-                series.cut(at)
-            self.ranks = {step: times for step, times in self.ranks.items() if step <= at}
-            self._top = min(self._top, at)
-
-    def _line(self, step: int, values: dict[str, float | None], row: Mapping[str, object]) -> None:
-        if step > self._num_steps or step < 1:
-            self._count("beyond", step)
-            return
-        lines = self.lines
-        at = lines.row(step)
-        if LOSS in values:
-            if lines.get(at, _KIND) == _NUMBER:
-                self._count("again", step)
-            elif step < self._top:
-                self._count("out of order", step)
-            self._top = max(self._top, step)
-            loss = values.pop(LOSS)
-            if loss is not None:
-                lines.put(at, _KIND, _NUMBER)
-                lines.put(at, LOSS, loss if math.isfinite(loss) else math.nan)
-            else:
-                self._count("no number", step)
-                if lines.get(at, _KIND) != _NUMBER:
-                    lines.put(at, _KIND, _NULL)
-        for column, value in values.items():
-            if value is not None:
-                lines.put(at, column, value)
-        if "rank_seconds" in row or "layers" in row or "gpus" in row:
-            self._tables(step, row)
-
-    def _tables(self, step: int, row: Mapping[str, object]) -> None:
-        """What our own trainer logs in lists and dicts."""
-        times, layers, gpus = row.get("rank_seconds"), row.get("layers"), row.get("gpus")
-        if isinstance(times, list) and times:
-            self.ranks.pop(step, None)
-            self.ranks[step] = _floats(times)
-            if len(self.ranks) > NUM_RANK_LINES:
-                del self.ranks[next(iter(self.ranks))]
-        if isinstance(layers, dict):
-            _put(self.layers, step, layers.items(), LAYER_COLUMNS)
-        if isinstance(gpus, list):
-            _put(self.gpus, step, enumerate(gpus), GPU_COLUMNS)
-
-    def _count(self, what: str, example: object) -> None:
-        self.odd[what] += 1
-        self.first.setdefault(what, example)
-
-    @property
-    def numbers(self) -> NDArray[np.bool_]:
-        """[S] Whether a step has a training loss, be it NaN."""
-        found: NDArray[np.bool_] = self.lines.column(_KIND) == _NUMBER
-        return found
-
-    def logged(self, newest: float) -> NDArray[np.bool_]:
-        """[S] The same, and nulls that no number comes after; `newest`: the last step of all files that has a number.
-
-        Null is how strict JSON writes NaN, but also how a column without a value is written.
-        """
-        null = (self.lines.column(_KIND) == _NULL) & np.isnan(self.lines.column(VALIDATION))
-        found: NDArray[np.bool_] = self.numbers | (null & (self.lines.steps > newest))
-        return found
-
-    @property
-    def num_bare(self) -> int:
-        """Steps with neither loss."""
-        return int((np.isnan(self.lines.column(_KIND)) & np.isnan(self.lines.column(VALIDATION))).sum())
+    def count(self, what: str, found: Bools, examples: Sequence[object] | Floats) -> None:
+        """Keep where something is odd."""
+        if found.any():
+            self.counts[what] += int(found.sum())
+            example = examples[int(np.argmax(found))]
+            if isinstance(example, float):  # numpy's own is one
+                example = int(example) if example.is_integer() else float(example)
+            self.first.setdefault(what, example)
 
 
-def is_event(row: Mapping[str, object]) -> bool:
-    """Of our trainer; what others call one may hold the validation loss."""
-    event = row.get("event")
-    return isinstance(event, str) and event in _EVENTS
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Gathered:
+    """One run so far, of all its files."""
+
+    columns: Columns
+    names: Mapping[str, str]
+    """Column -> the name that the log has for it."""
+    not_finite: tuple[int, ...]
+    """Steps whose training loss is NaN or infinite."""
+    oddities: Oddities
 
 
-def _values(row: Mapping[str, object], read: Sequence[tuple[str, str, bool, float]]) -> dict[str, float | None]:
-    """Numbers by column; None only of a loss that is none."""
-    found: dict[str, float | None] = {}
-    for column, name, inverse, factor in read:
-        if name not in row:
-            continue
-        value = number(row[name])
-        if value is not None and column in SCALARS:
-            if inverse:
-                value = 1 / value if value else math.nan
-            value *= factor
-            if column == MFU and value < 0:  # nanoGPT's before it knows
-                value = math.nan
-        if value is not None or column == LOSS:
-            found[column] = value
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Rows:
+    """The rows of all files, one file after the other: N of them."""
+
+    tables: Sequence[Table]
+    steps: Floats
+    """[N] NaN where a row has none."""
+    used: Bools
+    """[N] Rows that say something of a step of this run."""
+    events: Sequence[Mapping[str, Json]]
+
+    def column(self, name: str) -> tuple[NDArray[np.int8], Floats]:
+        """[N] Kinds and values of one name's cells."""
+        found = [table.column(name) for table in self.tables]
+        kinds, values = zip(*found, strict=True) if found else ((), ())
+        return np.concatenate([np.empty(0, np.int8), *kinds]), np.concatenate([np.empty(0), *values])
+
+    def numbers(self, name: str) -> tuple[Floats, Floats]:
+        """Steps, and what the last row of each that has a number says."""
+        kinds, values = self.column(name)
+        there = self.used & (kinds == NUMBER)
+        return last_of_each(self.steps[there], values[there])
+
+
+def last_of_each(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Steps, ascending and each once; of several values of a step the last."""
+    found, first = np.unique(steps[::-1], return_index=True)  # of equal ones it names the first
+    return found, values[::-1][first]
+
+
+def gather(tables: Sequence[Table], keys: Keys, num_steps: int, num_ranks: int, newest_at: float | None) -> Gathered:
+    """The run so far.
+
+    Args:
+        tables: one a file, in order.
+        keys: which names may be which column.
+        num_steps: of the frozen config: beyond is another run, or counts something else.
+        num_ranks: of the frozen config: what is of one device is as many times more.
+        newest_at: when the last line was written, in seconds since 1970.
+    """
+    names = keys.chosen({str(name) for table in tables for name in table.names})
+    odd = Oddities()
+    rows = _rows(tables, names, num_steps, odd)
+    kinds, losses = rows.column(names.get(LOSS, ""))
+    validation_steps, validation = rows.numbers(names.get(VALIDATION, ""))
+    there = np.isfinite(validation)
+    validation_steps, validation = validation_steps[there], validation[there]
+    numbers, nulls = rows.used & (kinds == NUMBER), rows.used & (kinds == NO_NUMBER)
+    newest = rows.steps[numbers].max(initial=0.0)
+    # Null is how strict JSON writes NaN, but also how a column without a value is written.
+    nulls &= (rows.steps > newest) & ~np.isin(rows.steps, validation_steps)
+    given = numbers | nulls
+    steps, train = last_of_each(rows.steps[given], np.where(np.isfinite(losses), losses, np.nan)[given])
+    _count_order(odd, rows.steps[rows.used & (kinds > 0)], kinds[rows.used & (kinds > 0)])
+    line_steps = np.unique(rows.steps[rows.used])
+    odd.counts["bare"] = len(line_steps) - len(np.union1d(rows.steps[rows.used & (kinds > 0)], validation_steps))
+    begun = headers(rows.events)
+    rank_steps, rank_seconds = _ranks(rows)
+    layer_steps, layers = _nested(rows, [(table.layers, table.layer_rows) for table in tables])
+    gpu_steps, gpus = _nested(rows, [(table.gpus, table.gpu_rows) for table in tables])
+    owners = list(dict.fromkeys(owner for owner, _ in layers)), list(dict.fromkeys(rank for rank, _ in gpus))
+    columns = Columns(
+        steps=steps, train_loss_nats=train, line_steps=line_steps, validation_steps=validation_steps,
+        validation_loss_nats=validation, rank_steps=rank_steps, rank_seconds=rank_seconds, layer_steps=layer_steps,
+        layers={str(name): {column: layers[name, column] for column in LAYER_COLUMNS} for name in owners[0]},
+        gpu_steps=gpu_steps,
+        gpus={each: np.column_stack([gpus[rank, each] for rank in owners[1]]) for each in GPU_COLUMNS if owners[1]},
+        events=rows.events, header=begun[-1] if begun else None, newest_at=newest_at,
+        **{name: _scalar(rows, name, names, keys, num_ranks, steps) for name in SCALARS},
+    )  # fmt: skip
+    numbered = np.isin(steps, rows.steps[numbers])
+    bad = tuple(int(step) for step in steps[numbered & np.isnan(train)])
+    return Gathered(columns=columns, names=names, not_finite=bad, oddities=odd)
+
+
+def _rows(tables: Sequence[Table], names: Mapping[str, str], num_steps: int, odd: Oddities) -> _Rows:
+    """The step of each row, and which rows count; what is odd is counted in `odd`."""
+    at, loss = names.get(STEP, ""), names.get(LOSS, "")
+    from_zero = any(_counts_from_zero(table, at, loss) for table in tables)
+    steps, used, undone, events = [], [], [], []
+    for table in tables:
+        kinds, values = table.column(at)
+        has_loss = table.column(loss)[0] > 0
+        is_event = np.zeros(table.num_rows, dtype=bool)
+        is_event[[row for row in table.events if not has_loss[row]]] = True
+        step, bad = _steps(kinds, values, is_event)
+        step = step + from_zero
+        says = has_loss | np.any([table.column(name)[0] == NUMBER for column, name in names.items() if column != STEP]
+                                 or [np.zeros(table.num_rows, dtype=bool)], axis=0)  # fmt: skip
+        if from_zero:  # what is logged after the last step of a run that counts from 0
+            step[(step == num_steps + 1) & ~has_loss] -= 1
+        line = ~bad & ~is_event & (says | (at != UNASKED_STEP))
+        beyond = line & ((step < 1) | (step > num_steps))
+        odd.count("bad step", bad, [table.no_numbers.get(at, value) for value in values] if bad.any() else [])
+        odd.count("no step", line & np.isnan(step) & has_loss, np.zeros(table.num_rows))
+        odd.count("beyond", beyond, step)
+        steps.append(step)
+        used.append(line & ~beyond & ~np.isnan(step))
+        undone.append(_undone(table, is_event, num_steps))
+        events += [event for row, event in table.events.items() if is_event[row]]
+    all_steps = np.concatenate([np.empty(0), *steps])
+    limits = np.minimum.accumulate(np.concatenate([np.empty(0), *undone])[::-1])[::-1]
+    kept = np.concatenate([np.empty(0, dtype=bool), *used]) & ~(all_steps > limits)
+    return _Rows(tables=tables, steps=all_steps, used=kept, events=tuple(events))
+
+
+def _steps(kinds: NDArray[np.int8], values: Floats, is_event: Bools) -> tuple[Floats, Bools]:
+    """[N] The step of each row, which it may have from the row before; and where one is given that is none."""
+    whole = (kinds == NUMBER) & np.isfinite(values) & (values >= 0) & (values == np.floor(values))
+    given = (kinds > 0) & ~is_event
+    last = np.maximum.accumulate(np.where(given, np.arange(len(values)), -1))
+    known = (last >= 0) & whole[np.maximum(last, 0)]
+    return np.where(known, values[np.maximum(last, 0)], np.nan), given & ~whole
+
+
+def _undone(table: Table, is_event: Bools, num_steps: int) -> Floats:
+    """[N] By an event: the step beyond which what came before it was not made; else infinite."""
+    found = np.full(table.num_rows, np.inf)
+    for row, event in table.events.items():
+        to = event.get(_TO.get(str(event["event"]), ""))
+        if is_event[row] and isinstance(to, int) and 0 <= to <= num_steps:
+            found[row] = to
     return found
 
 
-def _put(series: Series, step: int, given: Iterable[tuple[object, object]], columns: Sequence[str]) -> None:
-    """Of each layer or device its columns; of a step logged twice the later alone."""
-    at = series.row(step)
-    series.clear(at)
-    for owner, values in given:
-        for column in columns:
-            series.put(at, (owner, column), _float(values.get(column)) if isinstance(values, dict) else math.nan)
+def _counts_from_zero(table: Table, at: str, loss: str) -> bool:
+    """Whether a training loss is of step 0, as of trainers that count so."""
+    kinds, values = table.column(at)
+    is_event = np.zeros(table.num_rows, dtype=bool)
+    is_event[list(table.events)] = True
+    step, bad = _steps(kinds, values, is_event)
+    return bool(((step == 0) & ~bad & ~is_event & (table.column(loss)[0] > 0)).any())
 
 
-def _floats(values: list[Any]) -> array[float]:
-    try:
-        return array("d", values)
-    except (TypeError, OverflowError):
-        return array("d", map(_float, values))
+def _count_order(odd: Oddities, steps: Floats, kinds: NDArray[np.int8]) -> None:
+    """Count steps whose loss came again, or after a later step's; of lines with a loss."""
+    places = np.arange(len(steps))
+    _, which = np.unique(steps, return_inverse=True)
+    first_number = np.full(which.max(initial=-1) + 1, len(steps))
+    np.minimum.at(first_number, which[kinds == NUMBER], places[kinds == NUMBER])
+    again = places > first_number[which]
+    top = np.maximum.accumulate(np.append(0.0, steps))[:-1]
+    odd.count("again", again, steps)
+    odd.count("out of order", ~again & (steps < top), steps)
+    odd.count("no number", kinds == NO_NUMBER, steps)
 
 
-def _float(value: object) -> float:
-    """The number, or NaN."""
-    return math.nan if isinstance(value, str) or (found := number(value)) is None else found
+def _scalar(
+    rows: _Rows, column: str, names: Mapping[str, str], keys: Keys, num_ranks: int, steps: Floats
+) -> Floats:  # fmt: skip
+    """[S] A column in our units, NaN where a step has none."""
+    found = np.full(len(steps), np.nan)
+    name = names.get(column)
+    if name is None:
+        return found
+    at, values = rows.numbers(name)
+    if name in RECIPROCALS:
+        values = 1 / np.where(values == 0, np.nan, values)
+    values = values * keys.factor(column, names) * (num_ranks if name in PER_DEVICE else 1)
+    if column == MFU:
+        values = np.where(values < 0, np.nan, values)  # nanoGPT's before it knows
+    there = np.isin(at, steps)
+    found[np.searchsorted(steps, at[there])] = values[there]
+    return found
 
 
-def counts_from_zero(
-    rows: Iterable[Mapping[str, object]], names: Mapping[str, str], step: object
-) -> tuple[bool, object]:
-    """Whether a training loss is of step 0, as of trainers that count so; and the step last named.
+def _offsets(rows: _Rows) -> list[int]:
+    """Row at which each table begins."""
+    return np.cumsum([0, *(table.num_rows for table in rows.tables)])[:-1].tolist()
 
-    Args:
-        rows: in order.
-        names: of the columns.
-        step: the one last named before.
-    """
-    at, loss = names.get(STEP, ""), names.get(LOSS)
-    found = False
-    for row in rows:
-        step = row.get(at, step)
-        found = found or (step == 0 and loss in row and "event" not in row)
-    return found, step
+
+def _ranks(rows: _Rows) -> tuple[Floats, Floats | None]:
+    """[K] and [K, R], R the longest list; None where there is no list."""
+    times: dict[float, Floats] = {}
+    for offset, table in zip(_offsets(rows), rows.tables, strict=True):
+        times |= {rows.steps[offset + row]: each for row, each in table.ranks if rows.used[offset + row]}
+    if not times:
+        return np.empty(0), None
+    steps = sorted(times)
+    table_KR = np.full((len(steps), max(map(len, times.values()))), np.nan)
+    for row, step in enumerate(steps):
+        table_KR[row, : len(times[step])] = times[step]
+    return np.array(steps), table_KR
+
+
+def _nested(rows: _Rows, given: Sequence[tuple[Cells, list[int]]]) -> tuple[Floats, dict[tuple[Hashable, str], Floats]]:
+    """Steps and columns of what is logged of each layer or device, of the last file that has it."""
+    for offset, (cells, its_rows) in reversed(list(zip(_offsets(rows), given, strict=True))):
+        at = np.array(its_rows, dtype=int) + offset
+        used = np.flatnonzero(rows.used[at])
+        if len(used):
+            steps, chosen = last_of_each(rows.steps[at[used]], used.astype(float))
+            picked = chosen.astype(int)
+            return steps, {name: cells.column(name)[1][picked] for name in cells.names if isinstance(name, tuple)}
+    return np.empty(0), {}

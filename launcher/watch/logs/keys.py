@@ -124,15 +124,6 @@ class Keys:
         return FACTORS.get(name, 1.0)
 
 
-def whole(value: object) -> int | None:
-    """A step: a whole number of at least 0, also as a float; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if isinstance(value, float) and not value.is_integer():  # nor is NaN, nor an infinity
-        return None
-    return int(value) if value >= 0 else None
-
-
 def number(value: object) -> float | None:
     """A float, NaN and infinities also as words; None for anything that is no number."""
     if type(value) is float:

@@ -3,15 +3,16 @@
 import numpy as np
 from planted_watch import header, started
 
-from launcher.watch.logs.gathering import Gathered
+from launcher.watch.logs.gathering import gather
 from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import columns_of
+from launcher.watch.logs.table import Table
 
 
 def from_lines(rows):
-    keys, gathered = Keys({}), Gathered(Keys({}), 100)
-    gathered.take(rows, keys.chosen({name for row in rows for name in row}), from_zero=False)
-    return columns_of([gathered])
+    keys = Keys({})
+    table = Table(keys.wanted)
+    table.extend(rows)
+    return gather([table], keys, 100, 1, None).columns
 
 
 def line(step, loss, **more):

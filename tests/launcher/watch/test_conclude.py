@@ -20,7 +20,8 @@ from launcher.study.history import Concluded
 from launcher.study.opening import recorded
 from launcher.watch.conclude import NUM_PARTS, NotConcludedError, concluded_run
 from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import Readings, source_of
+from launcher.watch.logs.readings import Readings
+from launcher.watch.logs.sources import source_of
 from proxies.core import canon
 from proxies.core.schedule import Schedule
 from scaling_fits.forecast.conclusive import interval_scale

@@ -8,7 +8,8 @@ from launcher.base import chronicle, metrics
 from launcher.verbs import watch as verb
 from launcher.watch.follower import Follower
 from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import Readings, source_of
+from launcher.watch.logs.readings import Readings
+from launcher.watch.logs.sources import source_of
 from proxies.core import canon
 
 DECISION = decision()

@@ -3,9 +3,10 @@
 import pytest
 from watched_case import DIGEST, write_lines
 
-from launcher.watch.logs.keys import FACTORS, NAMES, PER_DEVICE, RECIPROCALS, number, whole
+from launcher.watch.logs.keys import FACTORS, NAMES, PER_DEVICE, RECIPROCALS, number
 from launcher.watch.logs.keys import Keys as Names
-from launcher.watch.logs.readings import Readings, source_of
+from launcher.watch.logs.readings import Readings
+from launcher.watch.logs.sources import source_of
 
 RANKS = 4
 LOSS, TOKENS, SECONDS, MFU = 2.5, 800.0, 0.25, 0.4
@@ -101,6 +102,5 @@ def test_every_unit_is_of_a_name_that_is_known():
     assert all(len(set(names)) == len(names) for names in NAMES.values())
 
 
-def test_numbers_and_steps_of_any_size():
+def test_numbers_of_any_size():
     assert (number(-(10**400)), number(10**400)) == (float("-inf"), float("inf"))
-    assert (whole(10**400), whole(1e300), whole(float("inf"))) == (10**400, int(1e300), None)

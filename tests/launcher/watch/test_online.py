@@ -8,9 +8,10 @@ import pytest
 from watched_case import DIGEST, loss_at
 
 from launcher.base.wandb_calls import DashboardError, fetch_history
-from launcher.watch.logs import readings
+from launcher.watch.logs import sources
 from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import Readings, source_of
+from launcher.watch.logs.readings import Readings
+from launcher.watch.logs.sources import source_of
 
 RUN = {
     "id": "r", "name": "abc", "displayName": "d", "state": "running", "config": "{}", "group": None, "sweepName": None,
@@ -71,7 +72,7 @@ def server(monkeypatch):
 
 
 def test_an_online_run_is_read_on_where_it_was_left(server, monkeypatch):
-    monkeypatch.setattr(readings, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(sources, "LEAST_SECONDS", 0.0)
     keys = Keys({})
     following = Readings(source_of("me/forerun/abc", keys), keys, DIGEST, 100)
 

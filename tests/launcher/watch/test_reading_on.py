@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from watched_case import DIGEST, header, line, write_events
 
-from launcher.watch.logs import gathering, log_files
+from launcher.watch.logs import sources, table
+from launcher.watch.logs.gathering import last_of_each
 from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import OtherRunError, Readings, source_of
-from launcher.watch.logs.series import Series, merged
+from launcher.watch.logs.readings import OtherRunError, Readings
+from launcher.watch.logs.sources import source_of
+from launcher.watch.logs.table import Cells, Table
 from proxies.core import canon
 
 NUM_STEPS = 60
@@ -112,8 +114,8 @@ class History:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_reading_on_is_reading_anew(tmp_path, seed, monkeypatch):
-    monkeypatch.setattr(log_files, "READ_BYTES", 700)  # a few lines a portion
-    monkeypatch.setattr(gathering, "NUM_RANK_LINES", 7)
+    monkeypatch.setattr(sources, "READ_BYTES", 700)  # a few lines a portion
+    monkeypatch.setattr(table, "NUM_RANK_LINES", 7)
     history = History(tmp_path / "metrics.jsonl", seed)
     following = reader(tmp_path)
     for _ in range(14):
@@ -135,9 +137,8 @@ def test_reading_on_several_files_is_reading_anew(tmp_path, seed):
 
 def test_what_was_read_is_not_read_again(tmp_path, monkeypatch):
     taken = []
-    real = gathering.Gathered.take
-    monkeypatch.setattr(gathering.Gathered, "take", lambda self, rows, *a, **k: (taken.append(len(rows)),
-                                                                                real(self, rows, *a, **k)))  # fmt: skip
+    real = Table.extend
+    monkeypatch.setattr(Table, "extend", lambda self, rows: (taken.append(len(rows)), real(self, rows)))
     history = History(tmp_path / "metrics.jsonl", 0)
     history.write(canon.to_json(header()), *(line(step) for step in range(1, 41)))
     following = reader(tmp_path)
@@ -145,7 +146,7 @@ def test_what_was_read_is_not_read_again(tmp_path, monkeypatch):
     history.write(line(41))
     assert following.read().columns.step == 41
     assert following.read().columns.step == 41
-    assert taken == [41, 1]
+    assert sum(taken) == 42
 
 
 def test_a_better_name_that_comes_late_counts_for_all_lines(tmp_path):
@@ -171,7 +172,7 @@ def test_a_step_0_that_comes_late_moves_all_steps(tmp_path):
 
 
 def test_times_of_ranks_are_kept_of_the_newest_lines_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(gathering, "NUM_RANK_LINES", 5)
+    monkeypatch.setattr(table, "NUM_RANK_LINES", 5)
     History(tmp_path / "metrics.jsonl", 0).write(*(line(step, rank_seconds=[step, 1.0]) for step in range(1, 21)))
     columns = reader(tmp_path).read().columns
     assert columns.rank_steps.tolist() == [16, 17, 18, 19, 20]
@@ -179,18 +180,17 @@ def test_times_of_ranks_are_kept_of_the_newest_lines_alone(tmp_path, monkeypatch
     assert len(columns) == 20
 
 
-def test_a_series_keeps_its_steps_in_order_and_forgets_what_is_cut():
-    series = Series()
-    for step in (3, 1, 2, 3):
-        series.put(series.row(step), "a", 10.0 * step)
-    series.put(series.row(2), "b", 1.0)
-    assert series.steps.tolist() == [1, 2, 3] and series.column("a").tolist() == [10.0, 20.0, 30.0]
-    assert np.isnan(series.column("b")).tolist() == [True, False, True]
-    series.cut(2)
-    series.row(5)
-    assert series.steps.tolist() == [1, 2, 5] and np.isnan(series.column("a")).tolist() == [False, False, True]
+def test_a_cell_that_is_missing_and_one_that_is_no_number():
+    cells = Cells()
+    for row in ({"a": 1}, {"b": True}, {"a": "NaN", "b": 2.5}, {}):
+        for name, value in row.items():
+            cells.put(name, value)
+        cells.end_row()
+    kinds, values = cells.column("a")
+    assert kinds.tolist() == [2, 0, 2, 0] and np.isnan(values).tolist() == [False, True, True, True]
+    assert [cells.column(name)[0].tolist() for name in "bc"] == [[0, 1, 2, 0], [0, 0, 0, 0]]
 
 
-def test_of_two_sources_the_later_counts():
-    steps, values = merged([(np.array([1.0, 2]), np.array([5.0, 6])), (np.array([2.0, 3]), np.array([7.0, 8]))])
-    assert (steps.tolist(), values.tolist()) == ([1, 2, 3], [5, 7, 8])
+def test_of_several_values_of_a_step_the_last_counts():
+    steps, values = last_of_each(np.array([3.0, 1, 2, 1]), np.array([7.0, 5, 6, 8]))
+    assert (steps.tolist(), values.tolist()) == ([1, 2, 3], [8, 6, 7])

@@ -8,7 +8,8 @@ from planted_watch import NUM_STEPS, columns_of, decision, losses_of
 
 from launcher.watch.judge import judge
 from launcher.watch.logs.keys import Keys
-from launcher.watch.logs.readings import Readings, source_of
+from launcher.watch.logs.readings import Readings
+from launcher.watch.logs.sources import source_of
 from launcher.watch.noise import resolution
 from launcher.watch.standstill import LEAST_EQUAL, frozen_loss, frozen_validation, stopped
 

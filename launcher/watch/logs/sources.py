@@ -1,4 +1,4 @@
-"""Where the rows of a run's log come from: files that grow, are cut, replaced, or come later.
+"""Where the rows of a run's log come from: files that grow, are cut, replaced, or come later; a run of W&B online.
 
 Files are read on where they were left, and anew when they were cut or replaced, as our trainer's own are when a run
 resumes. That a file is another one is seen by its number, by its size, and by the bytes at its beginning and before
@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from launcher.base import metrics
+from launcher.base.wandb_calls import fetch_history
+from launcher.watch.logs.keys import UNASKED_STEP, Keys
 from proxies.external.event_files import EventFile
 from proxies.external.growing import MetricsError, Rows
 from proxies.external.json_lines import JsonLines
 from proxies.external.wandb_run import WandbRun
 
 READ_BYTES = 2**20
+LEAST_SECONDS = 30.0
+"""Between two looks at W&B online: each asking starts a process and takes seconds."""
 _MARK_BYTES = 512
+_EVENT_FIELDS = ("event", "to_step", "skipped_sequences", "wait_seconds", "difference", "noise", "reason", "exit_code")
+_OURS = frozenset({
+    *_EVENT_FIELDS, "rank_seconds", "layers", "gpus", *(field.name for field in fields(metrics.Header))
+})  # fmt: skip
+_ONLINE = re.compile(r"(?:https?://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +55,6 @@ class Source(Protocol):
         Raises:
             OSError: something is there and cannot be read.
         """
-        ...
-
-    def again(self) -> None:
-        """The next portions begin with the first row of all."""
         ...
 
     def files(self) -> list[str]:
@@ -152,11 +159,6 @@ class Files:
             except FileNotFoundError:  # since it was found
                 del self._files[path]
 
-    def again(self) -> None:
-        """See `Source`."""
-        for file in self._files.values():
-            file.begin()
-
     def files(self) -> list[str]:
         """See `Source`."""
         return [file.name for file in self._files.values()]
@@ -206,3 +208,57 @@ class Files:
             if found:
                 return found
         return []
+
+
+class OnlineRun:
+    """A run of W&B. See `Source`."""
+
+    def __init__(self, run_path: str, wanted: frozenset[str]) -> None:
+        """`run_path` is `entity/project/run`."""
+        self._run_path, self._wanted = run_path, wanted
+        self._names: set[str] = set()
+        self._after, self._asked_at = 0, -LEAST_SECONDS
+
+    def portions(self, *, last: bool) -> Iterator[Portion]:
+        """See `Source`; what W&B shows of a run never shrinks.
+
+        Raises:
+            DashboardError: it does not answer.
+        """
+        now = time.monotonic()
+        if not last and now - self._asked_at < LEAST_SECONDS:
+            return
+        rows = fetch_history(self._run_path, self._wanted, self._after)
+        self._asked_at, begins = now, self._after == 0
+        self._names.update(*rows)
+        self._after = rows[-1][UNASKED_STEP] + 1 if rows else self._after
+        yield Portion(self._run_path, rows, begins)
+
+    def files(self) -> list[str]:
+        """See `Source`."""
+        return [self._run_path]
+
+    def there(self) -> set[str]:
+        """See `Source`."""
+        return set(self._names)
+
+    def notes(self) -> list[str]:
+        """See `Source`."""
+        return [] if self._names else [f"W&B has logged nothing of {self._run_path} under the names looked for"]
+
+    def newest_at(self) -> float | None:
+        """See `Source`: the rows themselves say."""
+        return None
+
+
+def source_of(where: str, keys: Keys) -> Source:
+    """What a `--metrics` names: a file, a folder, or a run of W&B as `entity/project/run` or by its address.
+
+    Args:
+        where: as typed; a path that exists is one, and so is what does not look like a run of W&B.
+        keys: the names asked for.
+    """
+    path, online = Path(where), _ONLINE.fullmatch(where)
+    if online and not path.exists() and (where.startswith("http") or not path.parent.is_dir()):
+        return OnlineRun("/".join(online.groups()), keys.wanted)
+    return Files(path, keys.wanted | _OURS)
