@@ -44,7 +44,7 @@ def watch(
     usd_per_device_hour: float | None, study_dir: Path | None, step_key: str, train_loss_key: str,
     validation_loss_key: str, grad_norm_key: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Hold a main run against the loss and pace that FROZEN foretold; live unless --once or --conclude is given."""
+    """Compare a main run with the loss and pace that FROZEN predicted; live unless --once or --conclude is given."""
     from launcher.frozen.launch_file import read_launch
     from launcher.watch.logs.keys import LOSS, STEP, VALIDATION, Keys
     from launcher.watch.logs.readings import Readings

@@ -1,16 +1,31 @@
-"""What the watch has to say: one alert a finding, with the numbers it rests on and the command to run next."""
+"""Alerts: what they are, and the registry of their kinds, which the judgement, the docs and completion read.
+
+A kind is a function of a `Run` under `@alert`: its name, severity, when it is raised and what to run next stand there,
+and nowhere else. The modules `loss_alerts`, `early_warnings` and `machine_alerts` hold them; `launcher.watch.judge`
+loads all three.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import shlex
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from launcher.frozen.frozen import Decision
+from launcher.watch.course import Course, course
+from launcher.watch.liveness import UNKNOWN, Liveness
+from launcher.watch.logs.columns import Columns
+from launcher.watch.spikes import Spike, spikes
 from proxies.core.canon import Json
+from proxies.core.schedule import Schedule
 
 Severity = Literal["notice", "alarm"]
 """An alarm asks for somebody now, and has a false-alarm rate; a notice is worth a look."""
+Next = Literal["look", "conclude", "verify", "resume", "machine", "note"]
+"""What to run next: see `Commands.line`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,24 +64,97 @@ class Commands:
         where = f" --metrics {shlex.quote(self.metrics)}" if self.metrics else ""
         return f"forerun watch {shlex.quote(self.frozen)}{where}"
 
-    @property
-    def verify(self) -> str:
-        """Is it the frozen config that runs, and does its trainer still equal it?"""
-        return f"forerun verify {shlex.quote(self.frozen)}"
+    def line(self, wanted: Next, finding: Finding) -> str:
+        """The command that follows a finding; `resume`: another trainer's run is not ours to start."""
+        frozen = shlex.quote(self.frozen)
+        resume = f"forerun launch {frozen} --out {shlex.quote(self.run_dir)}" if self.run_dir else None
+        return {
+            "look": f"{self.watch} --once",
+            "conclude": f"{self.watch} --conclude",
+            "verify": f"forerun verify {frozen}",
+            "resume": resume or f"{self.watch} --once",
+            "machine": "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,ECC",
+            "note": f"forerun note {shlex.quote(f'spike at step {finding.first_step}: ...')}",
+        }[wanted]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """A run so far, beside what was frozen: what the functions of alerts read."""
+
+    decision: Decision
+    columns: Columns
+    now: float | None = None
+    """Seconds since 1970; None: silence cannot be told."""
+    liveness: Liveness = UNKNOWN
 
     @property
-    def resume(self) -> str:
-        """The run again, from its newest good checkpoint; another trainer's is not ours to start."""
-        if self.run_dir is None:
-            return f"{self.watch} --once"
-        return f"forerun launch {shlex.quote(self.frozen)} --out {shlex.quote(self.run_dir)}"
+    def schedule(self) -> Schedule:
+        """Of the decision."""
+        return self.decision.learning_rate.schedule
 
-    @property
-    def machine(self) -> str:
-        """What the devices say of their clocks, heat and errors; on the host of the rank that is named."""
-        return "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,ECC"
+    @functools.cached_property
+    def course(self) -> Course | None:
+        """Against the frozen band."""
+        columns, schedule = self.columns, self.schedule
+        steps, losses = columns.steps, columns.train_loss_nats
+        return course(self.decision.predicted, schedule.num_steps, steps, losses, schedule.warmup_steps)
 
-    @staticmethod
-    def note(text: str) -> str:
-        """Keep in the logbook what was seen, and what was decided about it."""
-        return f"forerun note {shlex.quote(text)}"
+    @functools.cached_property
+    def spikes(self) -> list[Spike]:
+        """Those of the frozen policy that noise alone does not make."""
+        columns = self.columns
+        found = spikes(columns.steps, columns.train_loss_nats, self.decision.spikes)
+        return [spike for spike in found if not spike.within_noise]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What a function of an alert found."""
+
+    first_step: int
+    seen: str
+    evidence: dict[str, Json]
+    severity: Severity | None = None
+    """None: the first of its kind."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """A kind of alert."""
+
+    name: str
+    severities: tuple[Severity, ...]
+    """The usual one first."""
+    when: str
+    """It is raised, for docs and `--help`."""
+    next_command: Next
+    find: Callable[[Run], Iterable[Finding]]
+
+
+KINDS: dict[str, Kind] = {}
+"""All kinds by name, once their modules are loaded."""
+
+
+def alert(
+    name: str, *severities: Severity, when: str, next_command: Next
+) -> Callable[[Callable[[Run], Iterable[Finding]]], Callable[[Run], Iterable[Finding]]]:
+    """Make a function of a run a kind of alert."""
+
+    def register(find: Callable[[Run], Iterable[Finding]]) -> Callable[[Run], Iterable[Finding]]:
+        KINDS[name] = Kind(name=name, severities=severities, when=when, next_command=next_command, find=find)
+        return find
+
+    return register
+
+
+def alerts(run: Run, commands: Commands) -> tuple[Alert, ...]:
+    """All that there is to say of a run: alarms first, then by their first step."""
+    found = [
+        Alert(
+            name=kind.name, severity=finding.severity or kind.severities[0], first_step=finding.first_step,
+            seen=finding.seen, evidence=finding.evidence, next_command=commands.line(kind.next_command, finding),
+        )
+        for kind in KINDS.values() for finding in kind.find(run)
+    ]  # fmt: skip
+    return tuple(sorted(found, key=lambda each: (each.severity != "alarm", each.first_step)))

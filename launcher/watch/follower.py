@@ -12,8 +12,8 @@ from launcher.base.talk import duration, say
 from launcher.frozen.frozen import Decision
 from launcher.watch.alerts import Alert, Commands
 from launcher.watch.judge import ALARM, CANNOT_TELL, Judged, judge
+from launcher.watch.liveness import liveness_of
 from launcher.watch.logs.readings import Reading, Readings
-from launcher.watch.signs import signs
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -66,11 +66,11 @@ class Follower:
         over = reading.ending is not None
         ours = str(self._run_dir) if reading.names_digest else None
         commands = Commands(frozen=self._frozen, metrics=self._metrics, run_dir=ours)
-        folder = signs(self._run_dir, self._decision.digest)
+        folder = liveness_of(self._run_dir, self._decision.digest)
         over = over and not folder.starting(reading.columns.newest_at)
         found = judge(
             self._decision, reading.columns, now=None if over else time.time(), usd_per_device_hour=self._usd,
-            commands=commands, signs=folder,
+            commands=commands, liveness=folder,
         )  # fmt: skip
         notes = (*reading.notes, *_clock_notes(reading.columns.newest_at))
         new = [alert for alert in found.alerts if alert.name not in self._active]

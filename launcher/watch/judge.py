@@ -1,7 +1,7 @@
 """The verdict of the watch on a run so far: alerts, its standing against the frozen band, and its figures.
 
-A pure function: what is judged is told to it, the time included. Severity and exit code: any alarm is 3, as a gate that
-failed; no alarm and too little to hold against the band is 4, cannot tell; else 0, notices or not.
+A pure function, the time included. Exit code: any alarm is 3, as a gate that failed; no alarm and too little to compare
+with the band is 4, cannot tell; else 0, notices or not.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Literal
 import numpy as np
 
 from launcher.frozen.frozen import Decision
-from launcher.watch import findings_loss, findings_run, pace
-from launcher.watch.alerts import Alert, Commands
-from launcher.watch.course import Course, course
+from launcher.watch import early_warnings, loss_alerts, machine_alerts, pace  # each registers its alerts
+from launcher.watch.alerts import Alert, Commands, Run, alerts
+from launcher.watch.course import Course
+from launcher.watch.liveness import UNKNOWN, Liveness
 from launcher.watch.logs.columns import Columns
 from launcher.watch.rises import sight
-from launcher.watch.signs import NO_SIGNS, Signs
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -56,9 +56,9 @@ def judge(
     now: float | None = None,
     usd_per_device_hour: float | None = None,
     commands: Commands | None = None,
-    signs: Signs | None = None,
+    liveness: Liveness = UNKNOWN,
 ) -> Judged:
-    """Hold a run against its decision and against itself.
+    """Compare a run with its decision and with itself.
 
     Args:
         decision: what was frozen.
@@ -66,65 +66,45 @@ def judge(
         now: seconds since 1970; None: silence cannot be told.
         usd_per_device_hour: for the projected cost.
         commands: the lines to run next, of this config and run.
-        signs: what else the run's folder says; None: nothing.
+        liveness: what else the run's folder says.
     """
-    say, others = commands or Commands(), signs or NO_SIGNS
-    num_steps, warmup = decision.learning_rate.schedule.num_steps, decision.learning_rate.schedule.warmup_steps
-    seen = course(decision.predicted, num_steps, columns.steps, columns.train_loss_nats, warmup)
-    missed = findings_loss.missed_end(decision, columns, say)
-    spiked, spikes = findings_loss.spike_alerts(decision, columns, say)
-    alerts = [
-        *findings_loss.bad_values(decision, columns, say),
-        *findings_loss.departures(decision, seen, say),
-        *missed,
-        *spiked,
-        *findings_loss.risen(decision, columns, say),
-        *findings_loss.stands_still(decision, columns, say),
-        *findings_loss.precursors(decision, columns, say),
-        *findings_run.slowed(columns, say),
-        *findings_run.straggling(columns, say),
-        *findings_run.silent(columns, num_steps, now, others, say),
-        *findings_run.metrics_stopped(columns, say),
-        *findings_run.ended_badly(columns, others, say),
-        *findings_run.rolled_back(columns, say),
-        *findings_run.gpu_errors(columns, say),
-    ]
-    alerts.sort(key=lambda alert: (alert.severity != "alarm", alert.first_step))
-    standing, why = _standing(decision, columns, seen, bool(missed))
+    run = Run(decision=decision, columns=columns, now=now, liveness=liveness)
+    found = alerts(run, commands or Commands())
+    standing, why = _standing(run, any(alert.name == "missed_end" for alert in found))
     return Judged(
         standing=standing,
         why=why,
-        alerts=tuple(alerts),
+        alerts=found,
         figures={
             "step": columns.step,
-            "num_steps": num_steps,
+            "num_steps": run.schedule.num_steps,
             "train_loss_nats": _newest(columns),
-            "num_spikes": len(spikes),
+            "num_spikes": len(run.spikes),
             **_sight_figures(decision, columns),
-            **_course_figures(decision, seen),
-            **_pace_figures(decision, columns, now, usd_per_device_hour, others),
+            **_course_figures(decision, run.course),
+            **_pace_figures(run, usd_per_device_hour),
         },
     )
 
 
-def _standing(decision: Decision, columns: Columns, seen: Course | None, missed: bool) -> tuple[Standing, str]:
-    num_steps = decision.learning_rate.schedule.num_steps
+def _standing(run: Run, missed: bool) -> tuple[Standing, str]:
+    decision, columns, seen, num_steps = run.decision, run.columns, run.course, run.schedule.num_steps
     if missed:
         return "departed", "the run ended beside its forecast"
     if seen is not None and seen.departed is not None:
-        return "departed", f"training loss left the foretold course at step {seen.seen_at[seen.departed]:.0f}"
+        return "departed", f"training loss left the predicted course at step {seen.seen_at[seen.departed]:.0f}"
     if seen is not None:
         newest = float(seen.departure[-1])
         return "on the band", (
-            f"{newest:+.1f} standard deviations from the foretold course at step {seen.looked_at[-1]:.0f}, "
+            f"{newest:+.1f} standard deviations from the predicted course at step {seen.looked_at[-1]:.0f}, "
             f"{np.abs(seen.departure).max():.1f} at most so far; {seen.bound:.1f} would be an alarm"
         )
     if len(columns.validation_steps) and columns.validation_steps[-1] >= num_steps:
-        return "on the band", "the run ended as foretold"
+        return "on the band", "the run ended as predicted"
     if not decision.predicted.curve:
-        return "cannot tell", "the frozen config has no foretold course: its ladder had too few runs to say"
+        return "cannot tell", "the frozen config has no predicted course: its ladder had too few runs to say"
     first = min(point.step for point in decision.predicted.curve)
-    return "cannot tell", f"{columns.step} steps are logged: the foretold course is first looked at near step {first}"
+    return "cannot tell", f"{columns.step} steps are logged: the predicted course is first looked at near step {first}"
 
 
 def _newest(columns: Columns) -> float | None:
@@ -165,12 +145,11 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _pace_figures(
-    decision: Decision, columns: Columns, now: float | None, usd: float | None, found: Signs
-) -> dict[str, Json]:
+def _pace_figures(run: Run, usd: float | None) -> dict[str, Json]:
+    columns, found = run.columns, run.liveness
     header = columns.header
-    num_ranks = decision.parallelism.num_ranks if header is None else header.num_ranks
-    ends = pace.projection(columns, decision.learning_rate.schedule.num_steps, num_ranks, now, usd, found)
+    num_ranks = run.decision.parallelism.num_ranks if header is None else header.num_ranks
+    ends = pace.projection(columns, run.schedule.num_steps, num_ranks, run.now, usd, found)
     attempts = [event for event in columns.events if event.get("event") == "started"]
     return {
         "num_launches": found.num_launches or None,
@@ -189,3 +168,7 @@ def _recent(columns: Columns, name: str) -> float | None:
     values = values[np.isfinite(values)]
     middle = float(np.median(values)) if len(values) else float("nan")
     return middle if np.isfinite(middle) else None
+
+
+_LOADED = (loss_alerts, early_warnings, machine_alerts)
+"""Modules whose alerts are judged, in this order."""

@@ -1,4 +1,4 @@
-"""How fast a run goes: against its own best, rank against rank, in kept work, and when it will end.
+"""How fast a run goes, how much of its time was kept work, when it will end, and for how long it may be silent.
 
 Nothing here knows what the machine should give. A run is held against the best that it has itself sustained since its
 number of ranks or its device last changed; the first lines after a start, and steps that wait for a save, weigh little
@@ -17,43 +17,17 @@ import numpy as np
 
 from launcher.base.metrics import Header
 from launcher.base.watchdog import START_SECONDS
+from launcher.watch.liveness import UNKNOWN, Liveness, unix_seconds
 from launcher.watch.logs.columns import Columns, Floats, headers
-from launcher.watch.losses import line_noise
-from launcher.watch.signs import NO_SIGNS, Signs, unix_seconds
 
 _T = TypeVar("_T")
 
-NOTICE_SHARE, ALARM_SHARE = 0.1, 0.25
-"""Of throughput lost, or of time that a rank takes longer than the others."""
 STALL_STEPS, LEAST_STALL_SECONDS = 20, 60.0
 """No line for so many median steps, and for so long; before an attempt's first step, for `START_SECONDS`."""
 _MOST_SECONDS = 1e8
 """Of a step: a longer one, or none of any length, was not measured."""
-BLOCK_LINES, STRAGGLER_LINES = 16, 64
-_SUSTAINED, _SLOWDOWN_SDS, _STRAGGLER_QUANTILE = 2, 5.0, 0.25
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slowdown:
-    """Throughput is below the run's own best, and stays there."""
-
-    first_step: int
-    best_tokens_per_second: float
-    tokens_per_second: float
-    lost_share: float
-    mfu: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Straggler:
-    """A rank slower than the median of the others in three of four of the newest lines."""
-
-    first_step: int
-    rank: int
-    slower_share: float
-    """Median over those lines."""
-    seconds: float
-    others_seconds: float
+BLOCK_LINES, SUSTAINED = 16, 2
+"""Lines of a block, and blocks on end that are a level."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,68 +46,6 @@ class Projection:
     usd: tuple[float, float, float] | None
 
 
-def slowdown(columns: Columns) -> Slowdown | None:
-    """Whether throughput is down now; None also where nothing was told of it."""
-    found = _blocks(columns, columns.tokens_per_second)
-    if found is None:
-        return None
-    starts, levels = found
-    sustained = np.minimum(levels[1:], levels[:-1])
-    best = float(sustained.max())
-    limit = best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * line_noise(levels))
-    slow = levels < limit
-    num_slow = int(np.argmin(slow[::-1])) if not slow.all() else len(slow)
-    if num_slow < _SUSTAINED:
-        return None
-    now = float(np.median(levels[-num_slow:]))
-    mfu = columns.mfu[-BLOCK_LINES:]
-    return Slowdown(
-        first_step=int(starts[-num_slow]), best_tokens_per_second=best, tokens_per_second=now,
-        lost_share=1 - now / best, mfu=float(np.nanmedian(mfu)) if np.isfinite(mfu).any() else None,
-    )  # fmt: skip
-
-
-def stragglers(columns: Columns) -> list[Straggler]:
-    """Ranks that the others wait for, over the newest `STRAGGLER_LINES` lines; the slowest first."""
-    if columns.rank_seconds is None:
-        return []
-    since = np.searchsorted(columns.rank_steps, _comparable_since(columns), side="right")
-    steps, seconds_KR = columns.rank_steps[since:], columns.rank_seconds[since:]
-    seconds_KR = seconds_KR[:, np.isfinite(seconds_KR).any(axis=0)]  # more ranks were there before
-    whole = (np.isfinite(seconds_KR) & (seconds_KR > 0)).all(axis=1)
-    steps, seconds_KR = steps[whole], seconds_KR[whole]
-    if len(steps) < STRAGGLER_LINES or seconds_KR.shape[1] < 2:
-        return []
-    others_KR = _medians_of_others(seconds_KR)
-    slower_KR = seconds_KR / others_KR - 1
-    recent = slice(-STRAGGLER_LINES, None)
-    low_R = np.quantile(slower_KR[recent], _STRAGGLER_QUANTILE, axis=0)
-    found = []
-    for rank in np.flatnonzero(low_R > NOTICE_SHARE).tolist():
-        slower = slower_KR[:, rank]
-        start = len(slower) - STRAGGLER_LINES
-        while start >= BLOCK_LINES and np.median(slower[start - BLOCK_LINES : start]) > NOTICE_SHARE:
-            start -= BLOCK_LINES
-        found.append(
-            Straggler(
-                first_step=int(steps[start]), rank=rank, slower_share=float(np.median(slower[recent])),
-                seconds=float(np.median(seconds_KR[recent, rank])),
-                others_seconds=float(np.median(others_KR[recent, rank])),
-            )
-        )  # fmt: skip
-    return sorted(found, key=lambda straggler: -straggler.slower_share)
-
-
-def _medians_of_others(values_KR: Floats) -> Floats:
-    """[K, R] Of each line without that rank."""
-    num_ranks = values_KR.shape[1]
-    ranked, place_KR = np.sort(values_KR, axis=1), np.argsort(np.argsort(values_KR, axis=1), axis=1)
-    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2  # of what is left when one is taken out
-    halves = [np.where(at < place_KR, ranked[:, [at]], ranked[:, [at + 1]]) / 2 for at in (low, high)]
-    found: Floats = halves[0] + halves[1]
-    return found
-
-
 def step_seconds(columns: Columns) -> float | None:
     """Median time of a step, over the comparable lines; None where nothing was told of it."""
     seconds = measured(columns)[_comparable(columns)]
@@ -145,7 +57,7 @@ def measured(columns: Columns) -> Floats:
     return np.where((columns.seconds >= 0) & (columns.seconds < _MOST_SECONDS), columns.seconds, np.nan)
 
 
-def goodput(columns: Columns, found: Signs = NO_SIGNS) -> float | None:
+def goodput(columns: Columns, found: Liveness = UNKNOWN) -> float | None:
     """Share of the time since the run first started that went into steps that are still part of it.
 
     From the end of a launch to the next nothing ran: that is none of it.
@@ -163,7 +75,7 @@ def goodput(columns: Columns, found: Signs = NO_SIGNS) -> float | None:
 
 def projection(
     columns: Columns, num_steps: int, num_ranks: int, now: float | None, usd_per_device_hour: float | None,
-    found: Signs = NO_SIGNS,
+    found: Liveness = UNKNOWN,
 ) -> Projection | None:  # fmt: skip
     """From the recorded step times; None where there are none."""
     seconds = measured(columns)[_comparable(columns)]
@@ -202,7 +114,7 @@ class Silence:
     """Since an attempt was begun that has not made a step yet."""
 
 
-def silence(columns: Columns, now: float | None, found: Signs) -> Silence | None:
+def silence(columns: Columns, now: float | None, found: Liveness) -> Silence | None:
     """How long the run has been silent, and may be; None where nobody says when the newest line was written."""
     newest = columns.newest_at
     if now is None or (newest is None and found.launched_at is None):
@@ -228,6 +140,17 @@ def line_steps(columns: Columns) -> float:
     return float(np.median(np.diff(columns.steps[-BLOCK_LINES:]))) if len(columns) > 1 else 1.0
 
 
+def comparable_ranks(columns: Columns) -> tuple[Floats, Floats]:
+    """[K] and [K, R] The lines since the ranks last changed that have a time of each of them."""
+    if columns.rank_seconds is None:
+        return np.empty(0), np.empty((0, 0))
+    since = np.searchsorted(columns.rank_steps, _comparable_since(columns), side="right")
+    steps, seconds_KR = columns.rank_steps[since:], columns.rank_seconds[since:]
+    seconds_KR = seconds_KR[:, np.isfinite(seconds_KR).any(axis=0)]  # more ranks were there before
+    whole = (np.isfinite(seconds_KR) & (seconds_KR > 0)).all(axis=1)
+    return steps[whole], seconds_KR[whole]
+
+
 def _comparable(columns: Columns) -> slice:
     """Lines since the ranks or the device last changed."""
     return slice(int(np.searchsorted(columns.steps, _comparable_since(columns), side="right")), len(columns.steps))
@@ -243,13 +166,13 @@ def _comparable_since(columns: Columns) -> int:
     return changed[-1] if changed else -1
 
 
-def _blocks(columns: Columns, values: Floats) -> tuple[Floats, Floats] | None:
+def blocks(columns: Columns, values: Floats) -> tuple[Floats, Floats] | None:
     """First step and median of each whole block of lines; None below three."""
     at = _comparable(columns)
     steps, values = columns.steps[at], values[at]
     steps, values = steps[np.isfinite(values)], values[np.isfinite(values)]
     num_blocks = len(steps) // BLOCK_LINES
-    if num_blocks < _SUSTAINED + 1:
+    if num_blocks < SUSTAINED + 1:
         return None
     whole = num_blocks * BLOCK_LINES  # the newest lines in whole blocks, the oldest left out
     cut_steps, cut = (column[-whole:].reshape(num_blocks, BLOCK_LINES) for column in (steps, values))
@@ -261,7 +184,7 @@ def _each(values: tuple[float, float, float], change: Callable[[float], _T]) -> 
     return change(centre), change(low), change(high)
 
 
-def _awake(first: Header, until: float, found: Signs) -> float:
+def _awake(first: Header, until: float, found: Liveness) -> float:
     """Seconds since the run first started, in which a launch was under way."""
     begun = unix_seconds(first.started_at)
     return until - begun - found.paused_seconds(begun, until)

@@ -28,7 +28,7 @@ NEVER_CHANGED = 64
 _RECENT, _LEAST_BEFORE = (64, 256, 1024), 8  # the quietest counts: a loss that still falls fast has large differences
 _NUM_CHANGES, _LEAST_SPAN = 8, 0.1
 _COARSE_NATS = 0.01  # a number that never changed and is rounded more coarsely may have been rounded into one
-_GAPS_MISSED, _LEAST_MISSED = 3, 16
+GAPS_MISSED, LEAST_MISSED = 3, 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +114,8 @@ def stopped(columns: Columns) -> list[Stopped]:
         if len(at) < 3:
             continue
         lines = columns.line_steps[columns.line_steps > at[-1]]
-        missed = len(lines) and lines[-1] - at[-1] > _GAPS_MISSED * np.diff(at).max()
-        if missed and len(lines) >= _LEAST_MISSED:
+        missed = len(lines) and lines[-1] - at[-1] > GAPS_MISSED * np.diff(at).max()
+        if missed and len(lines) >= LEAST_MISSED:
             found.append(Stopped(name=name, last_step=int(at[-1]), num_lines=len(lines)))
     return found
 

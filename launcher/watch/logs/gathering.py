@@ -7,6 +7,7 @@ go, and are no fault.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,7 +223,7 @@ def _scalar(
 
 def _offsets(rows: _Rows) -> list[int]:
     """Row at which each table begins."""
-    return np.cumsum([0, *(table.num_rows for table in rows.tables)])[:-1].tolist()
+    return [0, *itertools.accumulate(table.num_rows for table in rows.tables)][:-1]
 
 
 def _ranks(rows: _Rows) -> tuple[Floats, Floats | None]:

@@ -6,8 +6,8 @@ from planted_watch import losses_of
 
 from launcher.base.policy import SpikePolicy
 from launcher.trainer.spikes import Detector
-from launcher.watch.losses import spikes
 from launcher.watch.rises import RISE_SDS, rise
+from launcher.watch.spikes import spikes
 
 POLICY = SpikePolicy(patience_steps=8, window_steps=64)
 

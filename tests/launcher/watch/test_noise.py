@@ -8,9 +8,9 @@ from scipy.signal import lfilter
 from launcher.base.policy import SpikePolicy
 from launcher.watch.follower import headline
 from launcher.watch.judge import judge
-from launcher.watch.losses import spikes
 from launcher.watch.noise import learn, mean_variance
 from launcher.watch.rises import limit_sds, rise, sight
+from launcher.watch.spikes import spikes
 
 NUM_STEPS, WARMUP = 2000, 40
 STEPS = np.arange(1.0, NUM_STEPS + 1)

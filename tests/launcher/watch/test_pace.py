@@ -4,14 +4,21 @@ import datetime
 
 import numpy as np
 import pytest
-from planted_watch import BEGAN, columns_of, started
+from planted_watch import BEGAN, columns_of, decision, started
 
 from launcher.base.watchdog import START_SECONDS
 from launcher.watch import pace
-from launcher.watch.findings_run import over
-from launcher.watch.signs import Signs
+from launcher.watch.alerts import Run
+from launcher.watch.liveness import Liveness
+from launcher.watch.machine_alerts import medians_of_others, over, slow, straggler
 
 SECONDS, TOKENS = 0.5, 1000.0
+DECISION = decision()
+
+
+def found(alert, columns):
+    """What an alert's function finds in a run."""
+    return [*alert(Run(decision=DECISION, columns=columns))]
 
 
 def run(num_lines=400, factor=1.0, since=None, seed=0, noise=0.05, **given):
@@ -26,32 +33,32 @@ def run(num_lines=400, factor=1.0, since=None, seed=0, noise=0.05, **given):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_steady_run_is_not_slow(seed):
-    assert pace.slowdown(run(seed=seed)) is None
-    assert pace.slowdown(run(seed=seed, noise=0.3)) is None, "nor one of ragged steps"
+    assert found(slow, run(seed=seed)) == []
+    assert found(slow, run(seed=seed, noise=0.3)) == [], "nor one of ragged steps"
 
 
 def test_a_slowdown_that_stays_is_found_with_its_start_and_size():
-    found = pace.slowdown(run(factor=1.25, since=300))
-    assert found.first_step == pytest.approx(301, abs=16)
-    assert found.lost_share == pytest.approx(0.2, abs=0.03)
-    assert found.best_tokens_per_second == pytest.approx(TOKENS / SECONDS, rel=0.05)
-    assert pace.slowdown(run(310, factor=1.25, since=300)) is None, "ten lines are not sustained"
+    (one,) = found(slow, run(factor=1.25, since=300))
+    assert one.first_step == pytest.approx(301, abs=16)
+    assert one.evidence["lost_share"] == pytest.approx(0.2, abs=0.03)
+    assert one.evidence["best_tokens_per_second"] == pytest.approx(TOKENS / SECONDS, rel=0.05)
+    assert found(slow, run(310, factor=1.25, since=300)) == [], "ten lines are not sustained"
 
 
 def test_a_slowdown_that_is_over_is_none_any_more():
     columns = run(factor=2.0, since=200)
     columns.tokens_per_second[300:] = TOKENS / SECONDS
-    assert pace.slowdown(columns) is None
+    assert found(slow, columns) == []
 
 
 def test_slow_lines_after_a_start_and_other_machines_are_not_held_against_it():
     columns = run()
     columns.tokens_per_second[[200, 201, 202, 399]] /= 20
-    assert pace.slowdown(columns) is None
+    assert found(slow, columns) == []
     fewer = run(factor=2.0, since=200, events=(started(), started(step=200, num_ranks=1)))
-    assert pace.slowdown(fewer) is None, "half the ranks, half the throughput"
+    assert found(slow, fewer) == [], "half the ranks, half the throughput"
     same = run(factor=2.0, since=200, events=(started(), started(step=200)))
-    assert pace.slowdown(same).lost_share == pytest.approx(0.5, abs=0.03)
+    assert found(slow, same)[0].evidence["lost_share"] == pytest.approx(0.5, abs=0.03)
 
 
 def ranks(slow_rank=None, by=0.0, since=0, num_lines=300, num_ranks=4, seed=0):
@@ -64,20 +71,20 @@ def ranks(slow_rank=None, by=0.0, since=0, num_lines=300, num_ranks=4, seed=0):
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 7])
 def test_a_rank_that_stays_slower_is_named(num_ranks):
-    (found,) = pace.stragglers(ranks(slow_rank=1, by=0.2, since=150, num_ranks=num_ranks))
-    assert found.rank == 1 and found.slower_share == pytest.approx(0.2, abs=0.03)
-    assert found.first_step == pytest.approx(151, abs=24)
-    assert found.seconds > 1.15 * found.others_seconds
+    (one,) = found(straggler, ranks(slow_rank=1, by=0.2, since=150, num_ranks=num_ranks))
+    assert one.evidence["rank"] == 1 and one.evidence["slower_share"] == pytest.approx(0.2, abs=0.03)
+    assert one.first_step == pytest.approx(151, abs=24)
+    assert one.evidence["seconds"] > 1.15 * one.evidence["others_seconds"]
 
 
 def test_ranks_that_take_turns_or_a_few_slow_steps_are_no_stragglers():
-    assert pace.stragglers(ranks()) == []
+    assert found(straggler, ranks()) == []
     turns = ranks()
     for line in range(300):
         turns.rank_seconds[line, line % 4] *= 3
-    assert pace.stragglers(turns) == []
-    assert pace.stragglers(ranks(slow_rank=2, by=1.0, since=270)) == [], "not yet three of four lines"
-    assert pace.stragglers(run()) == [], "nothing told of ranks"
+    assert found(straggler, turns) == []
+    assert found(straggler, ranks(slow_rank=2, by=1.0, since=270)) == [], "not yet three of four lines"
+    assert found(straggler, run()) == [], "nothing told of ranks"
 
 
 def test_goodput_is_kept_steps_over_wall_time():
@@ -97,7 +104,7 @@ def test_goodput_is_kept_steps_over_wall_time():
 
 def test_the_time_between_two_launches_is_no_loss():
     begun = BEGAN.timestamp()
-    paused = Signs(pauses=((begun - 900, begun - 10), (begun + 30, begun + 80), (begun + 95, begun + 500)))
+    paused = Liveness(pauses=((begun - 900, begun - 10), (begun + 30, begun + 80), (begun + 95, begun + 500)))
     columns = run(90, noise=0.0, events=(started(), started(step=60, after_seconds=80.0)), newest_at=begun + 100.0)
     assert pace.goodput(columns) == pytest.approx(0.45)
     assert pace.goodput(columns, paused) == pytest.approx(1.0), "45 s of steps, in 100 s of which 55 lay still"
@@ -128,7 +135,7 @@ def test_times_that_vary_widen_the_projection():
 
 
 def silence(columns, now, **given):
-    found = pace.silence(columns, now, Signs(**given))
+    found = pace.silence(columns, now, Liveness(**given))
     return found and (found.seconds, found.allowed_seconds, found.starting)
 
 
@@ -167,7 +174,7 @@ def test_a_rank_is_told_where_there_were_more_of_them_before():
     table[100:, :2] = 0.4 * np.exp(0.05 * np.random.default_rng(0).standard_normal((200, 2)))
     table[100:, 1] *= 1.5
     fewer = run(300, rank_seconds=table, events=(started(num_ranks=4), started(step=100, num_ranks=2)))
-    assert [found.rank for found in pace.stragglers(fewer)] == [1]
+    assert [one.evidence["rank"] for one in found(straggler, fewer)] == [1]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 8])
@@ -175,7 +182,7 @@ def test_the_others_of_a_rank_are_all_but_it(num_ranks):
     table = np.random.default_rng(num_ranks).random((20, num_ranks))
     table[:3] = 0.5  # ties
     others = np.column_stack([np.median(np.delete(table, rank, axis=1), axis=1) for rank in range(num_ranks)])
-    assert pace._medians_of_others(table) == pytest.approx(others, abs=1e-15)
+    assert medians_of_others(table) == pytest.approx(others, abs=1e-15)
 
 
 def test_times_that_no_step_takes_are_not_measured():

@@ -48,7 +48,7 @@ def test_a_departure_is_an_alarm_with_its_evidence_and_the_command(decision, fro
     code, text, _ = forerun("watch", frozen, "--once")
     assert code == 3
     first, second, third, fourth, *_ = text.splitlines()
-    assert first.startswith("ALARM at step 300 of 400: training loss left the foretold course")
+    assert first.startswith("ALARM at step 300 of 400: training loss left the predicted course")
     assert second.startswith("ALARM ")
     assert third.startswith("  evidence: ")
     assert fourth.startswith("  next: forerun ")
@@ -78,11 +78,11 @@ def test_cannot_tell(decision, frozen, corpus, tmp_path):
     run_of(decision, frozen, 5)
     code, body = ask("watch", frozen, "--once")
     assert (code, body["standing"]) == (4, "cannot_tell")
-    assert "the foretold course is first looked at near step 20" in body["why"]
+    assert "the predicted course is first looked at near step 20" in body["why"]
     bare = tiny_decision(corpus)
     other = write_launch(tmp_path / "bare", bare).parent
     write_run(other / "run", 5, digest=bare.digest)
-    assert ask("watch", other, "--once")[1]["why"].startswith("the frozen config has no foretold course")
+    assert ask("watch", other, "--once")[1]["why"].startswith("the frozen config has no predicted course")
 
 
 @pytest.mark.parametrize("option", ["--every", "--usd-per-device-hour"])

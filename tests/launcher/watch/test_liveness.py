@@ -7,7 +7,7 @@ from planted_watch import BEGAN
 
 from launcher.base import chronicle
 from launcher.watch.follower import figure_lines
-from launcher.watch.signs import NO_SIGNS, signs
+from launcher.watch.liveness import UNKNOWN, liveness_of
 from proxies.core import canon
 
 DIGEST = "a" * 64
@@ -20,12 +20,12 @@ FIGURES = {
 
 
 def said_by(folder, *events, digest=DIGEST):
-    """The signs of a chronicle of events, at so many seconds after the run began."""
+    """What a chronicle says of events, at so many seconds after the run began."""
     moments = [(kind, (BEGAN + datetime.timedelta(seconds=after)).isoformat()) for kind, after in events]
     entries = [chronicle.Entry(at=at, kind=kind, text=kind, digest=digest) for kind, at in moments]
     lines = [canon.canonical(entry) for entry in entries]
     (folder / chronicle.CHRONICLE_FILE).write_text("\n".join(lines) + "\n")
-    return signs(folder, DIGEST)
+    return liveness_of(folder, DIGEST)
 
 
 def test_a_run_lies_still_from_the_end_of_a_launch_to_the_next(tmp_path):
@@ -42,7 +42,7 @@ def test_a_supervisor_that_was_killed_says_no_end_and_its_gap_is_lost_time(tmp_p
 
 
 def test_another_run_says_nothing_of_this_one(tmp_path):
-    assert said_by(tmp_path, ("launched", 0), ("ended", 60), ("launched", 100), digest="b" * 64) == NO_SIGNS
+    assert said_by(tmp_path, ("launched", 0), ("ended", 60), ("launched", 100), digest="b" * 64) == UNKNOWN
 
 
 @pytest.mark.parametrize(

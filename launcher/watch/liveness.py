@@ -1,4 +1,4 @@
-"""What a run's folder says that its log does not: that it was just launched, that it is saving, when it lay still.
+"""Whether a run is alive, as its folder says and its log does not: just launched, saving, or lying still.
 
 Loading a large checkpoint, and compiling before the first step, come before the first line of an attempt; a save may
 take longer than any number of steps. A silence that these explain is no stall. From the end of one launch to the begin
@@ -18,8 +18,8 @@ from launcher.base.checkpoint_folders import CHECKPOINTS, ROLLBACKS_FILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Signs:
-    """Times in seconds since 1970, None where there is no such sign."""
+class Liveness:
+    """Times in seconds since 1970, None where the folder does not say."""
 
     launched_at: float | None = None
     """The newest launch or restart by a supervisor that is still at it, or the run's own going back."""
@@ -42,12 +42,12 @@ class Signs:
         return self.launched_at is not None and (newest_at is None or self.launched_at + 1 > newest_at)
 
 
-NO_SIGNS = Signs()
+UNKNOWN = Liveness()
 
 
-def signs(run_dir: Path, digest: str) -> Signs:
-    """Of the run of a launch config in `run_dir`; what cannot be read is no sign."""
-    found = NO_SIGNS
+def liveness_of(run_dir: Path, digest: str) -> Liveness:
+    """Of the run of a launch config in `run_dir`; what cannot be read says nothing."""
+    found = UNKNOWN
     with contextlib.suppress(OSError):
         found = chronicled(chronicle.entries(run_dir), digest)
     launched_at, saved_at = found.launched_at, None
@@ -60,7 +60,7 @@ def signs(run_dir: Path, digest: str) -> Signs:
     return replace(found, launched_at=launched_at, saved_at=saved_at)
 
 
-def chronicled(entries: Iterable[chronicle.Entry], digest: str) -> Signs:
+def chronicled(entries: Iterable[chronicle.Entry], digest: str) -> Liveness:
     """What a run's chronicle alone says, which is the same wherever it was copied to."""
     launched_at, ended_at, ended, num_launches = None, None, "", 0
     pauses: list[tuple[float, float]] = []
@@ -77,7 +77,7 @@ def chronicled(entries: Iterable[chronicle.Entry], digest: str) -> Signs:
             num_launches += entry.kind == "launched"
         elif entry.kind == "ended":
             launched_at, ended_at, ended = None, at, entry.text
-    return Signs(launched_at=launched_at, ended=ended, pauses=tuple(pauses), num_launches=num_launches)
+    return Liveness(launched_at=launched_at, ended=ended, pauses=tuple(pauses), num_launches=num_launches)
 
 
 def unix_seconds(text: str) -> float:

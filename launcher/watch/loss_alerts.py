@@ -1,0 +1,222 @@
+"""Alerts about the losses of a run: against the frozen band, and against themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.special import stdtrit
+
+from launcher.watch.alerts import Finding, Run, alert
+from launcher.watch.course import FALSE_ALARMS, FREEDOM, LEAST_NATS, end_sd
+from launcher.watch.rises import RISE_NATS, RISE_SDS, rise
+from launcher.watch.standstill import GAPS_MISSED, LEAST_MISSED, Frozen, frozen_loss, frozen_validation, stopped
+
+
+@alert(
+    "non_finite", "alarm", next_command="resume",
+    when="a training loss that is no number",
+)  # fmt: skip
+def non_finite(run: Run) -> Iterator[Finding]:
+    """Losses that are no numbers."""
+    missing = run.columns.steps[~np.isfinite(run.columns.train_loss_nats)]
+    if len(missing):
+        yield Finding(
+            first_step=int(missing[0]),
+            seen=f"training loss is no number at {len(missing)} logged steps, the first {missing[0]:.0f}",
+            evidence={"num_lines": len(missing), "last_step": int(missing[-1])},
+        )
+
+
+@alert(
+    "diverged", "alarm", next_command="resume",
+    when="a training loss above the frozen ceiling, past the warmup",
+)  # fmt: skip
+def diverged(run: Run) -> Iterator[Finding]:
+    """Losses above where the run must stop by itself."""
+    limit, columns = run.decision.abort.train_loss_above_nats, run.columns
+    above = columns.steps[(columns.steps > run.schedule.warmup_steps) & (columns.train_loss_nats > limit)]
+    if len(above):
+        yield Finding(
+            first_step=int(above[0]),
+            seen=f"training loss passed {limit:.4f} nats at step {above[0]:.0f}: a run must stop there",
+            evidence={"limit_nats": limit, "num_lines": len(above)},
+        )
+
+
+def _off_course(run: Run, which: int, rule: str) -> Finding:
+    """A look that is not where the forecast has it."""
+    found, level = run.course, run.decision.predicted.level
+    assert found is not None
+    loss, expected, departure = (
+        float(column[which]) for column in (found.loss_nats, found.expected_nats, found.departure)
+    )
+    advice = "" if departure > 0 else "; lower may mean easier data than the ladder's, or data seen twice"
+    return Finding(
+        first_step=int(found.seen_at[which]),
+        seen=f"training loss near step {found.looked_at[which]:.0f} is {loss:.4f} nats, "
+        f"{'above' if departure > 0 else 'below'} the predicted {expected:.4f} by {abs(departure):.1f} standard "
+        f"deviations of the band: {rule.format(level=level, outside=1 - level, bound=found.bound)}{advice}",
+        evidence={
+            "loss_nats": loss, "expected_nats": expected, "departure_sds": departure, "bound_sds": found.bound,
+            "false_alarms_per_run": FALSE_ALARMS, "final_nats": found.final[0], "final_low_nats": found.final[1],
+            "final_high_nats": found.final[2],
+        },
+    )  # fmt: skip
+
+
+@alert(
+    "departed", "alarm", next_command="verify",
+    when=f"mean training loss near a look's step is farther from the predicted course than {FALSE_ALARMS:.0%} of "
+    "healthy runs ever get, over the whole run",
+)  # fmt: skip
+def departed(run: Run) -> Iterator[Finding]:
+    """A look beyond the bound over the whole run."""
+    if run.course is not None and run.course.departed is not None:
+        rule = f"beyond the {{bound:.1f}} that {FALSE_ALARMS:.0%} of healthy runs ever reach"
+        yield _off_course(run, run.course.departed, rule)
+
+
+@alert(
+    "outside_band", "notice", next_command="verify",
+    when="outside the frozen band at the newest look, within that bound",
+)  # fmt: skip
+def outside_band(run: Run) -> Iterator[Finding]:
+    """The newest look outside the band at that point."""
+    found = run.course
+    if found is not None and found.departed is None and abs(found.outside[-1]) > 1:
+        rule = "outside the {level:.0%} band at that point, as {outside:.0%} of healthy runs are"
+        yield _off_course(run, len(found.departure) - 1, rule)
+
+
+@alert(
+    "missed_end", "alarm", next_command="conclude",
+    when=f"the validation loss at the end is farther from the forecast than {FALSE_ALARMS:.0%} of healthy runs",
+)  # fmt: skip
+def missed_end(run: Run) -> Iterator[Finding]:
+    """The validation loss after the last step, against the forecast of it."""
+    columns, num_steps, predicted = run.columns, run.schedule.num_steps, run.decision.predicted
+    if not len(columns.validation_steps) or columns.validation_steps[-1] < num_steps:
+        return
+    actual, (low_sd, high_sd) = float(columns.validation_loss_nats[-1]), end_sd(predicted)
+    off = float(np.log(max(actual, LEAST_NATS) / predicted.loss_nats))
+    departure = off / (low_sd if off < 0 else high_sd)
+    if abs(departure) > stdtrit(FREEDOM, 1 - FALSE_ALARMS / 2):
+        yield Finding(
+            first_step=num_steps,
+            seen=f"the run ended at {actual:.4f} nats, {abs(departure):.1f} standard deviations from the predicted "
+            f"{predicted.loss_nats:.4f} [{predicted.low_nats:.4f}, {predicted.high_nats:.4f}]",
+            evidence={"validation_loss_nats": actual, "departure_sds": departure},
+        )
+
+
+@alert("spikes", "notice", next_command="look", when="spikes that came back, counted")
+def spikes_over(run: Run) -> Iterator[Finding]:
+    """One notice for all that came back."""
+    back = [spike for spike in run.spikes if spike.over]
+    if back:
+        highest = max(back, key=lambda spike: spike.peak_nats - spike.level_nats)
+        yield Finding(
+            first_step=back[0].first_step,
+            seen=f"{len(back)} spikes that came back, the highest of {highest.peak_nats - highest.level_nats:.3f} nats "
+            f"at step {highest.first_step}, the last at step {back[-1].first_step}",
+            evidence={
+                "num_spikes": len(back), "num_lasted": sum(spike.lasted for spike in back),
+                "first_steps": [spike.first_step for spike in back[-20:]],
+            },
+        )  # fmt: skip
+
+
+@alert(
+    "spike_lasts", "alarm", next_command="note",
+    when="a spike of the frozen policy, above what the noise before it can lead to, lasts its patience and has not "
+    "come back",
+)  # fmt: skip
+def spike_lasts(run: Run) -> Iterator[Finding]:
+    """A spike that is not over, and has lasted for the policy's patience."""
+    policy, spike = run.decision.spikes, run.spikes[-1] if run.spikes else None
+    if spike is None or spike.over or not spike.lasted:
+        return
+    by_itself = (
+        f"the trainer may do so by itself {policy.max_rollbacks} times"
+        if policy.max_rollbacks
+        else "the frozen config leaves that to people (launch.spike_rollbacks = 0)"
+    )
+    yield Finding(
+        first_step=spike.first_step,
+        seen=f"a spike from {spike.level_nats:.4f} to {spike.peak_nats:.4f} nats lasts for {spike.num_lines} "
+        f"logged steps: the policy is to go back {policy.rollback_steps} steps before it and to skip "
+        f"{policy.skip_batches} batches; {by_itself}",
+        evidence={
+            "level_nats": spike.level_nats, "peak_nats": spike.peak_nats, "num_lines": spike.num_lines,
+            "patience_steps": policy.patience_steps,
+        },
+    )  # fmt: skip
+
+
+@alert(
+    "rising", "alarm", next_command="verify",
+    when=f"the loss after a line is above the loss before it by {RISE_NATS:g} nats and {RISE_SDS:g} standard "
+    "deviations of the run's own noise (5.5 in a run of 100,000 lines), for 32 lines or 32 medians of 2, 4, 8, ... "
+    "lines",
+)  # fmt: skip
+def rising(run: Run) -> Iterator[Finding]:
+    """A loss that goes up and stays there, slower than a spike."""
+    columns, schedule = run.columns, run.schedule
+    found = rise(columns.steps, columns.train_loss_nats, schedule.warmup_steps, schedule.num_steps)
+    if found is not None:
+        by = f", {found.sds:.0f} standard deviations of its noise" if np.isfinite(found.sds) else ""  # it has none
+        yield Finding(
+            first_step=found.first_step,
+            seen=f"training loss rose from {found.lowest_nats:.4f} to {found.now_nats:.4f} nats by step "
+            f"{found.first_step} and stayed up{by}",
+            evidence={"lowest_nats": found.lowest_nats, "now_nats": found.now_nats, "rise_sds": found.sds},
+        )
+
+
+def _standstill(what: str, found: Frozen | None) -> Iterator[Finding]:
+    if found is not None:
+        yield Finding(
+            first_step=found.first_step,
+            seen=f"{what} loss is {found.nats:.10g} nats {found.num_equal} times in a row, since step "
+            f"{found.first_step}: given the noise and the rounding before, {found.allowed} may come about",
+            evidence={"nats": found.nats, "num_equal": found.num_equal, "num_allowed": found.allowed},
+        )
+
+
+@alert(
+    "frozen_loss", "alarm", next_command="verify",
+    when="the newest training losses are one number, more often than the noise and the rounding before them allow",
+)  # fmt: skip
+def training_stands_still(run: Run) -> Iterator[Finding]:
+    """Nothing trains, or nothing measures it."""
+    return _standstill("training", frozen_loss(run.columns, run.schedule.warmup_steps, run.schedule.num_steps))
+
+
+@alert(
+    "frozen_validation", "alarm", next_command="verify",
+    when="the same of the validation losses",
+)  # fmt: skip
+def validation_stands_still(run: Run) -> Iterator[Finding]:
+    """The validation loss is one number, though the training loss moves."""
+    return _standstill("validation", frozen_validation(run.columns, run.schedule.num_steps))
+
+
+@alert(
+    "metrics_stop", "alarm", "notice", next_command="look",
+    when=f"steps go on, and for {GAPS_MISSED} of its longest gaps before and {LEAST_MISSED} lines there is no training "
+    "or validation loss; another metric: notice",
+)  # fmt: skip
+def metrics_stop(run: Run) -> Iterator[Finding]:
+    """Metrics that come no more while steps go on."""
+    found = stopped(run.columns)
+    if found:
+        names = [each.name for each in found]
+        told = ", ".join(f"{each.name} (last at step {each.last_step})" for each in found)
+        yield Finding(
+            first_step=min(each.last_step for each in found),
+            seen=f"steps go on, {found[0].num_lines} lines of them, without {told}",
+            evidence={"metrics": [*names], "last_steps": [each.last_step for each in found],
+                      "num_lines": found[0].num_lines},
+            severity="alarm" if any("loss" in name for name in names) else "notice",
+        )  # fmt: skip

@@ -1,0 +1,192 @@
+"""Alerts about the machine under a run: pace, stragglers, silence, GPU errors, how attempts ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from launcher.base.metrics import ENDINGS
+from launcher.watch import pace
+from launcher.watch.alerts import Finding, Run, Severity, alert
+from launcher.watch.logs.columns import Columns, Floats
+from launcher.watch.spikes import line_noise
+
+NOTICE_SHARE, ALARM_SHARE = 0.1, 0.25
+"""Of throughput lost, or of time that a rank takes longer than the others."""
+STRAGGLER_LINES = 64
+_SLOWDOWN_SDS, _STRAGGLER_QUANTILE = 5.0, 0.25
+
+
+def _severity(share: float) -> Severity:
+    return "alarm" if share > ALARM_SHARE else "notice"
+
+
+@alert(
+    "slow", "notice", "alarm", next_command="machine",
+    when=f"throughput of two blocks of {pace.BLOCK_LINES} lines on end is {NOTICE_SHARE:.0%}, {ALARM_SHARE:.0%} below "
+    "the best that the run itself sustained",
+)  # fmt: skip
+def slow(run: Run) -> Iterator[Finding]:
+    """Throughput is below the run's own best, and stays there."""
+    columns = run.columns
+    found = pace.blocks(columns, columns.tokens_per_second)
+    if found is None:
+        return
+    starts, levels = found
+    best = float(np.minimum(levels[1:], levels[:-1]).max())
+    below = levels < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * line_noise(levels))
+    num_slow = int(np.argmin(below[::-1])) if not below.all() else len(below)
+    if num_slow < pace.SUSTAINED:
+        return
+    first, now = int(starts[-num_slow]), float(np.median(levels[-num_slow:]))
+    recent = columns.mfu[-pace.BLOCK_LINES :]
+    mfu = float(np.nanmedian(recent)) if np.isfinite(recent).any() else None
+    told = "" if mfu is None else f", MFU {mfu:.1%}"
+    yield Finding(
+        first_step=first,
+        seen=f"since step {first} {now:,.0f} tokens/s{told}: {1 - now / best:.0%} below the {best:,.0f} that this run "
+        "has sustained",
+        evidence={"tokens_per_second": now, "best_tokens_per_second": best, "lost_share": 1 - now / best, "mfu": mfu},
+        severity=_severity(1 - now / best),
+    )
+
+
+@alert(
+    "straggler", "notice", "alarm", next_command="machine",
+    when=f"a rank computed {NOTICE_SHARE:.0%} longer than the others' median in three of four of the newest "
+    f"{STRAGGLER_LINES} lines; {ALARM_SHARE:.0%} at their median",
+)  # fmt: skip
+def straggler(run: Run) -> Iterator[Finding]:
+    """Ranks that the others wait for; the slowest first."""
+    steps, seconds_KR = pace.comparable_ranks(run.columns)
+    if len(steps) < STRAGGLER_LINES or seconds_KR.shape[1] < 2:
+        return
+    others_KR = medians_of_others(seconds_KR)
+    slower_KR = seconds_KR / others_KR - 1
+    recent = slice(-STRAGGLER_LINES, None)
+    shares_R = np.median(slower_KR[recent], axis=0)
+    low_R = np.quantile(slower_KR[recent], _STRAGGLER_QUANTILE, axis=0)
+    slow_ranks = np.flatnonzero(low_R > NOTICE_SHARE)
+    for rank in slow_ranks[np.argsort(-shares_R[slow_ranks], kind="stable")].tolist():
+        slower, start = slower_KR[:, rank], len(slower_KR) - STRAGGLER_LINES
+        while start >= pace.BLOCK_LINES and np.median(slower[start - pace.BLOCK_LINES : start]) > NOTICE_SHARE:
+            start -= pace.BLOCK_LINES
+        share, first = float(shares_R[rank]), int(steps[start])
+        seconds, others = (float(np.median(table[recent, rank])) for table in (seconds_KR, others_KR))
+        yield Finding(
+            first_step=first,
+            seen=f"rank {rank} computes {seconds:.3g} s a step, {share:.0%} longer than the other ranks' median of "
+            f"{others:.3g} s, since step {first} or before: all wait for it",
+            evidence={"rank": rank, "slower_share": share, "seconds": seconds, "others_seconds": others},
+            severity=_severity(share),
+        )
+
+
+def medians_of_others(values_KR: Floats) -> Floats:
+    """[K, R] Of each line without that rank."""
+    num_ranks = values_KR.shape[1]
+    ranked, place_KR = np.sort(values_KR, axis=1), np.argsort(np.argsort(values_KR, axis=1), axis=1)
+    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2  # of what is left when one is taken out
+    halves = [np.where(at < place_KR, ranked[:, [at]], ranked[:, [at + 1]]) / 2 for at in (low, high)]
+    found: Floats = halves[0] + halves[1]
+    return found
+
+
+def over(columns: Columns, num_steps: int) -> bool:
+    """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come by itself.
+
+    Where not every step is logged the schedule has ended when the next line would lie beyond it.
+    """
+    done = len(columns) and columns.step > num_steps - pace.line_steps(columns)
+    return bool(done) or bool(columns.events and columns.events[-1].get("event") in ENDINGS)
+
+
+@alert(
+    "stalled", "alarm", next_command="resume",
+    when=f"no line, and no write below `checkpoints/`, for {pace.STALL_STEPS} median steps, "
+    f"{pace.LEAST_STALL_SECONDS:.0f} s, and twice the longest step or save; an hour from a launch, a restart or a "
+    "rollback to the attempt's first step, for loading and compiling",
+)  # fmt: skip
+def stalled(run: Run) -> Iterator[Finding]:
+    """A run that is not over and says nothing."""
+    columns, liveness = run.columns, run.liveness
+    if over(columns, run.schedule.num_steps) and not liveness.starting(columns.newest_at):
+        return
+    found = pace.silence(columns, run.now, liveness)
+    if found is not None and found.seconds > found.allowed_seconds:
+        after = "since it was started" if found.starting else f"after step {columns.step}"
+        said = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
+        yield Finding(
+            first_step=columns.step,
+            seen=f"no line for {found.seconds:,.0f} s {after}, where at most {found.allowed_seconds:,.0f} s are "
+            f"usual{said}",
+            evidence={"silent_seconds": found.seconds, "allowed_seconds": found.allowed_seconds},
+        )
+
+
+def _ended(run: Run, event: str) -> Iterator[Finding]:
+    """The newest attempt ended so, and no other was launched since."""
+    columns = run.columns
+    last = columns.events[-1] if columns.events else {}
+    if last.get("event") == event and not run.liveness.starting(columns.newest_at):
+        reason = str(last.get("reason") or "")
+        yield Finding(
+            first_step=columns.step,
+            seen=f"the run was {event} after step {columns.step}" + (f": {reason}" if reason else ""),
+            evidence={"exit_code": last.get("exit_code")},
+        )
+
+
+@alert("aborted", "alarm", next_command="resume", when="the newest attempt stopped itself")
+def aborted(run: Run) -> Iterator[Finding]:
+    """The run's own brake."""
+    return _ended(run, "aborted")
+
+
+@alert("interrupted", "notice", next_command="resume", when="the newest attempt was asked to end before its end")
+def interrupted(run: Run) -> Iterator[Finding]:
+    """A signal."""
+    return _ended(run, "interrupted")
+
+
+@alert("rolled_back", "notice", next_command="look", when="the trainer went back before a spike by itself")
+def rolled_back(run: Run) -> Iterator[Finding]:
+    """What the trainer itself did about spikes."""
+    found = [event for event in run.columns.events if event.get("event") == "rolled_back"]
+    if found:
+        step = found[-1].get("to_step")
+        to_step = step if isinstance(step, int) else run.columns.step
+        yield Finding(
+            first_step=to_step,
+            seen=f"{len(found)} rollbacks, the last to step {to_step}: {found[-1].get('reason', '')}",
+            evidence={"num_rollbacks": len(found)},
+        )
+
+
+def _counted(run: Run, column: str, name: str) -> Iterator[Finding]:
+    """Counters of the GPUs that grew while this run was watched; what they stood at before is not its doing."""
+    counts_GR = run.columns.gpus.get(column, np.empty((0, 0)))
+    for rank, counts in enumerate(counts_GR.T):
+        there = np.isfinite(counts)
+        grown = np.flatnonzero(np.diff(counts[there]) > 0)  # a restart elsewhere may begin lower
+        if len(grown):
+            first = int(run.columns.gpu_steps[there][grown[0] + 1])
+            num_more = int(np.maximum(np.diff(counts[there]), 0).sum())
+            yield Finding(
+                first_step=first,
+                seen=f"the GPU of rank {rank} counts {num_more} more {name} errors, the first by step {first}",
+                evidence={"rank": rank, "num_errors": num_more},
+            )
+
+
+@alert("ecc_errors", "notice", next_command="machine", when="a GPU counts more ECC errors than before")
+def ecc_errors(run: Run) -> Iterator[Finding]:
+    """Of its memory."""
+    return _counted(run, "num_ecc_errors", "ECC")
+
+
+@alert("link_errors", "notice", next_command="machine", when="a GPU counts more errors of its links than before")
+def link_errors(run: Run) -> Iterator[Finding]:
+    """Of PCIe and NVLink."""
+    return _counted(run, "num_link_errors", "link")
