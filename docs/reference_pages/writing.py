@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from reference_pages.alerts_and_drills import alerts_page, drills_page
 from reference_pages.answers import json_page
 from reference_pages.command_line import commands, commands_page, exit_codes_page
 from reference_pages.environment import environment_page
@@ -21,6 +22,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "json.md": lambda: json_page(tuple(commands())),
     "exit-codes.md": exit_codes_page,
     "environment.md": environment_page,
+    "alerts.md": alerts_page,
+    "drills.md": drills_page,
 }
 """File name to what makes its text."""
 

@@ -12,7 +12,7 @@ import importlib.metadata
 import platform
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -23,15 +23,8 @@ from launcher.base.talk import Meter
 from launcher.base.watchdog import FLOOR_SECONDS
 from launcher.frozen.attestations import CheckOutcome, attest, path_of, read_attestation
 from launcher.frozen.frozen import Decision, FrozenError
-from launcher.rehearsal.cut import cut_corpus
-from launcher.rehearsal.drill_export import export
-from launcher.rehearsal.drills_config import budget, echo, loss
-from launcher.rehearsal.drills_data import data
-from launcher.rehearsal.drills_ends import disk_full, nan, sigterm
-from launcher.rehearsal.drills_ranks import hang, killed_rank, two_ranks, world_size
-from launcher.rehearsal.drills_resume import corrupt_all, corrupt_newest, resume
-from launcher.rehearsal.drills_spike import spike
-from launcher.rehearsal.results import Attested, DrillResult
+from launcher.rehearsal.corpus import cut_corpus
+from launcher.rehearsal.registry import DRILLS, Attested, DrillResult
 from launcher.rehearsal.scaled import Scaled, full_copy, scaled_copy
 from launcher.rehearsal.stage import Stage, UnexpectedEndError
 from launcher.trainer import assembly
@@ -44,13 +37,6 @@ from sweeps.store.lock import LOCK_NAME
 KIND = "rehearsal"
 SCRATCH, PROGRESS_FILE = "rehearsal", "progress.json"
 
-DRILLS: dict[str, tuple[Callable[[Stage], DrillResult], int]] = {
-    "echo": (echo, 1), "two_ranks": (two_ranks, 5), "loss": (loss, 0), "resume": (resume, 1),
-    "killed_rank": (killed_rank, 2), "hang": (hang, 4), "nan": (nan, 1), "spike": (spike, 1), "sigterm": (sigterm, 2),
-    "disk_full": (disk_full, 2), "corrupt_newest": (corrupt_newest, 1), "corrupt_all": (corrupt_all, 1),
-    "world_size": (world_size, 1), "data": (data, 0), "budget": (budget, 0), "export": (export, 1),
-}  # fmt: skip
-"""In order, each with about how many starts of a job it takes, the shared ones counted where they are first wanted."""
 _ROOMS = ("launcher", "proxies", "sweeps")
 """Whose code a run of the trainer and its supervisor is."""
 
@@ -102,12 +88,12 @@ def rehearse(stage: Stage, only: Collection[str] = ()) -> Attested:
     names = [name for name in DRILLS if not only or name in only]
     kept = _read(stage.folder)
     found = {result.name: result for result in kept.results} if kept is not None else {}
-    with Meter("rehearsal", sum(DRILLS[name][1] for name in names)) as meter:
+    with Meter("rehearsal", sum(DRILLS[name].num_starts for name in names)) as meter:
         for name in names:
             if name not in found:
                 found[name] = _held(stage, name)
                 _keep(stage, tuple(found.values()))
-            meter.add(DRILLS[name][1], f"{name}: {found[name].outcome}")
+            meter.add(DRILLS[name].num_starts, f"{name}: {found[name].outcome}")
     held = {**(_earlier(stage) if only else {}), **found}
     results = tuple(held[name] for name in DRILLS if name in held)
     found_all = Attested(
@@ -155,7 +141,7 @@ def _code_sha256() -> str:
 def _held(stage: Stage, name: str) -> DrillResult:
     began = time.monotonic()
     try:
-        result = DRILLS[name][0](stage)
+        result = DRILLS[name].hold(stage)
     except (UnexpectedEndError, CheckpointError, IndexRefusedError) as error:
         result = DrillResult(
             name=name, outcome="failed", said=str(error), seen={}, limit="the drill takes place",

@@ -24,8 +24,9 @@ from launcher.base.checkpoint_folders import CHECKPOINTS, complete_folders
 from launcher.base.watchdog import FLOOR_SECONDS, Limits
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import write_launch
-from launcher.rehearsal.plants import Plant, struck
+from launcher.rehearsal.faults import Fault, fired
 from launcher.rehearsal.rank import MODULE, Others, arguments
+from launcher.rehearsal.registry import CUTS, HANG_SECONDS
 from launcher.rehearsal.scaled import Scaled
 from launcher.supervisor.attempt import Told
 from launcher.supervisor.launch import LaunchOutcome, launch
@@ -84,12 +85,8 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> Apart:
 LOG_FILE = "supervisor.log"
 """What the supervisor of the drills' runs said."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-CUTS = (3, 7, 11)
-"""Steps done at which the run that is cut ends and begins again: in the warmup, after it, and near the end."""
 TO_ONE_RANK = "to-one-rank"
 """The run that goes on on one rank, from a checkpoint of the uninterrupted one."""
-HANG_SECONDS = 10.0
-"""Without a step, after which the supervisor of the hang drill kills the job."""
 
 
 class _Heard(Told):
@@ -125,7 +122,7 @@ class Stage:
     """Where the real config lies, with its attestations."""
     module: str = MODULE
     hang_seconds: float = HANG_SECONDS
-    plants: Sequence[Plant] = field(default=())
+    faults: Sequence[Fault] = field(default=())
     """In every run but those that all else is compared with."""
 
     @property
@@ -139,7 +136,7 @@ class Stage:
         return self.decision.learning_rate.schedule.num_steps
 
     def run(
-        self, name: str, *plants: Plant, stop_after: int | None = None, num_ranks: int | None = None,
+        self, name: str, *faults: Fault, stop_after: int | None = None, num_ranks: int | None = None,
         max_restarts: int = 0, hang_seconds: float = FLOOR_SECONDS, others: Others = MappingProxyType({}),
     ) -> LaunchOutcome:  # fmt: skip
         """Start, or go on with, the run of that name; one without a step for `hang_seconds` is killed.
@@ -157,15 +154,15 @@ class Stage:
             contextlib.redirect_stderr(log),
             self._devices(),
         ):
-            print(f"== {' '.join((*others, name, *(plant.fault for plant in plants)))}", file=log)
+            print(f"== {' '.join((*others, name, *(fault.kind for fault in faults)))}", file=log)
             outcome = launch(
                 config, self.corpus, self.path(name), stop_after, max_restarts, num_ranks=num_ranks,
-                program=(self.module, *arguments(self._with_own(plants), {
-                    other: self._with_own(faults) for other, faults in others.items()
+                program=(self.module, *arguments(self._with_own(faults), {
+                    other: self._with_own(its_faults) for other, its_faults in others.items()
                 })),
                 limits=Limits(floor_seconds=hang_seconds), told=told,
             )  # fmt: skip
-        num_own = sum(plant.fault == "sigterm" and struck(self.path(name), "sigterm").exists() for plant in plants)
+        num_own = sum(fault.kind == "sigterm" and fired(self.path(name), "sigterm").exists() for fault in faults)
         if told.num_signals > num_own or (outcome.event == "interrupted" and not num_own):
             raise KeyboardInterrupt
         return outcome
@@ -185,8 +182,8 @@ class Stage:
                 self.run(name, *others.pop(name), num_ranks=num_ranks)
         return self.run(last, *runs[last], num_ranks=num_ranks, others=others)
 
-    def _with_own(self, plants: Sequence[Plant]) -> list[Plant]:
-        return [*self.plants, *plants]
+    def _with_own(self, faults: Sequence[Fault]) -> list[Fault]:
+        return [*self.faults, *faults]
 
     @property
     def on_cpu(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.frozen.attestations import created_at, path_of, read_attestation
-from launcher.rehearsal.results import Attested
+from launcher.rehearsal.registry import Attested
 from proxies.core import canon
 from proxies.core.canon import Json
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
 from launcher.cli.options import answer, corpus_of, folder_of, frozen_argument, json_option, table
+from launcher.rehearsal.registry import DRILLS, Attested
 from proxies.core import canon
 from proxies.core.canon import Json
-
-if TYPE_CHECKING:
-    from launcher.rehearsal.results import Attested
-
-DRILLS = (
-    "echo", "two_ranks", "loss", "resume", "killed_rank", "hang", "nan", "spike", "sigterm", "disk_full",
-    "corrupt_newest", "corrupt_all", "world_size", "data", "budget", "export",
-)  # fmt: skip
-"""In the order they are held; `launcher.rehearsal.run` holds them, and a test that both lists are one."""
 
 
 @click.command()
 @frozen_argument
 @click.option("--data", "data_dir", type=click.Path(path_type=Path), help="Corpus folder; default: the study's.")
-@click.option("--only", multiple=True, type=click.Choice(DRILLS), help="Hold this drill alone; repeatable.")
-@click.option("--full", is_flag=True, help="The real shape in place of a small copy; wants the real run's GPUs.")
+@click.option("--only", multiple=True, type=click.Choice(list(DRILLS)), help="Hold this drill alone; repeatable.")
+@click.option("--full", is_flag=True, help="The real shape in place of a small copy; needs the real run's GPUs.")
 @json_option
 def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: bool, as_json: bool) -> None:
     """Hold the drills before a launch with a FROZEN config: kills, cuts, corruption, NaN, a full disk, a hang.
@@ -76,7 +68,7 @@ def _text(found: Attested, folder: Path) -> str:
 
     rows = []
     for result in found.drills:
-        more = [f"limit: {result.limit}"] if result.outcome == "failed" else []
+        more = [f"must: {result.limit}"] if result.outcome == "failed" else []
         more += [f"do: {result.advice}"] if result.advice else []
         rows.append((result.outcome, result.name, duration(result.seconds), "\n".join([result.said, *more])))
     lines = [table(("outcome", "drill", "took", "found"), rows, left=(0, 1, 3))]

@@ -149,7 +149,7 @@ def alert(
 
 
 def alerts(run: Run, commands: Commands) -> tuple[Alert, ...]:
-    """All that there is to say of a run: alarms first, then by their first step."""
+    """All that there is to say of a run: alarms first, then by their first step and name."""
     found = [
         Alert(
             name=kind.name, severity=finding.severity or kind.severities[0], first_step=finding.first_step,
@@ -157,4 +157,4 @@ def alerts(run: Run, commands: Commands) -> tuple[Alert, ...]:
         )
         for kind in KINDS.values() for finding in kind.find(run)
     ]  # fmt: skip
-    return tuple(sorted(found, key=lambda each: (each.severity != "alarm", each.first_step)))
+    return tuple(sorted(found, key=lambda each: (each.severity != "alarm", each.first_step, each.name)))

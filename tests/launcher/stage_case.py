@@ -23,7 +23,7 @@ class HereStage(Stage):
     """Needs a process group of this process alone."""
 
     def run(
-        self, name, *plants, stop_after=None, num_ranks=None, max_restarts=0, hang_seconds=0.0,
+        self, name, *faults, stop_after=None, num_ranks=None, max_restarts=0, hang_seconds=0.0,
         others=MappingProxyType({}),
     ):  # fmt: skip
         config = write_launch(self.folder / "frozen", self.decision)
@@ -31,8 +31,8 @@ class HereStage(Stage):
             config=config, data=self.corpus, out=self.path(name), stop_after=stop_after, allow_world_size=True
         )
         told = Flag()
-        own = self.plants
-        build = builder([*own, *plants], {other: [*own, *faults] for other, faults in others.items()})
+        own = self.faults
+        build = builder([*own, *faults], {other: [*own, *faults] for other, faults in others.items()})
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         before = signal.signal(signal.SIGTERM, lambda *_: told.set())
         with contextlib.suppress(FileNotFoundError):

@@ -14,14 +14,13 @@ from stage_case import HereStage, here
 from launcher.base.checkpoint_folders import CHECKPOINTS
 from launcher.base.policy import Monitoring
 from launcher.frozen.frozen import Parallelism
-from launcher.rehearsal import drills_config, drills_resume, plants
-from launcher.rehearsal.drills_config import budget, echo, loss
-from launcher.rehearsal.drills_data import data
-from launcher.rehearsal.drills_ends import disk_full, nan, sigterm
-from launcher.rehearsal.drills_ranks import hang, killed_rank, two_ranks, world_size
-from launcher.rehearsal.drills_resume import corrupt_all, corrupt_newest, resume
-from launcher.rehearsal.plants import Plant, Planted, struck
-from launcher.rehearsal.rank import arguments, planted
+from launcher.rehearsal import config_drills, faults, resume_drills
+from launcher.rehearsal.config_drills import budget, echo, loss
+from launcher.rehearsal.data_drill import data
+from launcher.rehearsal.fault_drills import disk_full, hang, killed_rank, nan, sigterm
+from launcher.rehearsal.faults import Fault, Injector, fired
+from launcher.rehearsal.rank import arguments, parsed
+from launcher.rehearsal.resume_drills import corrupt_all, corrupt_newest, resume, two_ranks, world_size
 from launcher.rehearsal.stage import UnexpectedEndError, apart, checkpoint_folders
 from launcher.supervisor.launch import LaunchOutcome
 from launcher.trainer import checkpoints, training
@@ -102,8 +101,8 @@ WRONG_RESUMES = ("drop_moments", pytest.param("other_seed", marks=pytest.mark.sl
 
 @pytest.mark.parametrize("fault", WRONG_RESUMES)
 def test_a_wrong_resume_fails_the_drills_that_resume(stage, monkeypatch, fault):
-    monkeypatch.setattr(drills_resume, "CONTROLS", {"shift_batch": "data off by one batch"})
-    wrong = dataclasses.replace(stage, plants=[Plant(fault=fault, step=1)])
+    monkeypatch.setattr(resume_drills, "CONTROLS", {"shift_batch": "data off by one batch"})
+    wrong = dataclasses.replace(stage, faults=[Fault(kind=fault, step=1)])
     shutil.rmtree(stage.path("cut-thrice"))
     assert_fails(resume, wrong, "tensors differ")
     if fault == "drop_moments":
@@ -117,7 +116,7 @@ def test_a_wrong_resume_fails_the_drills_that_resume(stage, monkeypatch, fault):
 
 def test_a_drill_that_sees_no_difference_fails(stage, monkeypatch):
     """Controls that end as the uninterrupted run would: the comparison, not the trainer, is broken."""
-    monkeypatch.setattr(Planted, "begin", lambda self, run, step, carried: None)
+    monkeypatch.setattr(Injector, "begin", lambda self, run, step, carried: None)
     assert_fails(resume, stage, "all 84 tensors", "the drill sees nothing")
 
 
@@ -139,14 +138,14 @@ def test_stepping_on_nan_fails(stage, monkeypatch):
 
 
 def test_a_deaf_trainer_fails(stage, monkeypatch):
-    monkeypatch.setattr(plants, "SIGNAL_SECONDS", 0.0)
+    monkeypatch.setattr(faults, "SIGNAL_SECONDS", 0.0)
     gradients = Trainer.gradients
     monkeypatch.setattr(Trainer, "gradients", lambda self, step: (*gradients(self, step)[:2], False))
     assert_fails(sigterm, stage, "finished, exit 0")
 
 
 def test_a_disk_that_was_never_full_fails(stage, monkeypatch):
-    monkeypatch.setattr(plants, "FULL_DISK_BYTES", 2**30)
+    monkeypatch.setattr(faults, "FULL_DISK_BYTES", 2**30)
     assert_fails(disk_full, stage, "finished")
 
 
@@ -158,7 +157,7 @@ def test_other_rates_fail_the_echo(stage, monkeypatch):
 
 
 def test_other_groups_of_the_real_model_fail_the_echo(stage, monkeypatch):
-    monkeypatch.setattr(drills_config, "set_rates", lambda optimizer, groups, share: None)
+    monkeypatch.setattr(config_drills, "set_rates", lambda optimizer, groups, share: None)
     assert_fails(echo, stage, "step 0: ", "learning_rate is")
 
 
@@ -244,11 +243,11 @@ class Ended(HereStage):
     is_struck: bool = True
     nudge: float = 0.0
 
-    def run(self, name, *plants, **options):
+    def run(self, name, *faults, **options):
         shutil.copytree(self.path("reference"), self.path(name))
-        for plant in plants:
+        for fault in faults:
             if self.is_struck:
-                struck(self.path(name), plant.fault).touch()
+                fired(self.path(name), fault.kind).touch()
         return LaunchOutcome(event="finished", exit_code=0, step=16, reason="", validation_loss_nats=1.0,
                              num_restarts=self.num_restarts)  # fmt: skip
 
@@ -280,7 +279,7 @@ def test_the_time_of_a_copys_step_is_not_compared(sound):
 
 def test_a_run_without_a_fault_that_fails_leaves_nothing_to_compare(stage):
     shutil.rmtree(stage.path("reference"))
-    broken = dataclasses.replace(stage, plants=[Plant(fault="nan", step=2)])
+    broken = dataclasses.replace(stage, faults=[Fault(kind="nan", step=2)])
     with pytest.raises(UnexpectedEndError, match="'reference' without a fault: aborted: loss nan"):
         broken.reference()
 
@@ -290,13 +289,13 @@ def test_the_reference_keeps_what_the_drills_begin_from(sound):
     assert steps == ["step-00000008", "step-00000012", "step-00000016"]
 
 
-def test_plants_are_read_back_as_they_were_given():
-    plants_ = [Plant(fault="kill", step=10), Plant(fault="sigterm", step=9, supervisor_pid=77)]
-    others = {"one": [], "two": [*plants_, Plant(fault="nan")]}
-    words = arguments(plants_, others)
-    assert words[:4] == ["--plant", "kill:10:0", "--plant", "sigterm:9:77"]
-    assert planted(["--config", "x", *words, "--stop-after", "3"]) == (
-        plants_, others, ["--config", "x", "--stop-after", "3"],
+def test_givenare_read_back_as_they_were_given():
+    given = [Fault(kind="kill", step=10), Fault(kind="sigterm", step=9, supervisor_pid=77)]
+    others = {"one": [], "two": [*given, Fault(kind="nan")]}
+    words = arguments(given, others)
+    assert words[:4] == ["--fault", "kill:10:0", "--fault", "sigterm:9:77"]
+    assert parsed(["--config", "x", *words, "--stop-after", "3"]) == (
+        given, others, ["--config", "x", "--stop-after", "3"],
     )  # fmt: skip
     with pytest.raises(SystemExit, match="one of kill, hang"):
-        planted(["--plant", "flood:1:0"])
+        parsed(["--fault", "flood:1:0"])

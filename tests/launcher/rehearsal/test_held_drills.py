@@ -10,7 +10,7 @@ from launcher.base import chronicle
 from launcher.frozen.attestations import path_of, read_attestation
 from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal import run
-from launcher.rehearsal.results import DrillResult, judged
+from launcher.rehearsal.registry import DRILLS, Drill, DrillResult, judged
 from launcher.rehearsal.standing import rehearsal_of
 
 
@@ -27,19 +27,15 @@ class Held:
         self.decision = tiny_decision(corpus, num_ranks=2)
         self.folder, self.corpus = write_launch(tmp_path / "alone", self.decision).parent, corpus
         self.names, self.outcomes, self.broken_off = [], {}, set()
-        monkeypatch.setattr(run, "DRILLS", {name: (self.drill(name), 1) for name in run.DRILLS})
+        monkeypatch.setattr(Drill, "hold", lambda drill, stage: self.hold(drill.name))
 
-    def drill(self, name):
-        def hold(stage):
-            if name in self.broken_off:
-                raise KeyboardInterrupt
-            self.names.append(name)
-            if self.outcomes.get(name) == "skipped":
-                return DrillResult(name=name, outcome="skipped", said="not here", seen={}, limit="", advice="elsewhere")
-            return judged(name, self.outcomes.get(name) != "failed", f"it was {name}", seen={"at": name},
-                          limit="what is wanted", advice="what to do")  # fmt: skip
-
-        return hold
+    def hold(self, name):
+        if name in self.broken_off:
+            raise KeyboardInterrupt
+        self.names.append(name)
+        if self.outcomes.get(name) == "skipped":
+            return DrillResult(name=name, outcome="skipped", said="not here", seen={}, limit="", advice="elsewhere")
+        return judged(name, self.outcomes.get(name) != "failed", f"it was {name}", {"at": name})
 
     def rehearse(self, *options):
         self.names.clear()
@@ -53,20 +49,20 @@ class Held:
 def test_all_passed_is_attested_for_this_config_and_no_other(held):
     code, out, _ = held.rehearse()
     assert code == 0
-    assert held.names == list(run.DRILLS)
+    assert held.names == list(DRILLS)
     assert held.standing.rehearsed
-    assert held.standing.sentence.startswith("rehearsed: 16 of 16 drills passed on a scaled-down copy on a CPU, 20")
+    assert held.standing.sentence.startswith("rehearsed: 15 of 15 drills passed on a scaled-down copy on a CPU, 20")
     path = path_of(held.folder, "rehearsal")
     content = json.loads(path.read_text())
     assert content["digest"] == content["body"]["copy"]["stands_for"] == held.decision.digest
     assert content["body"]["machine"]["code_sha256"] == run.machine()["code_sha256"]
-    assert len(read_attestation(path, held.decision.digest)["drills"]) == 16
+    assert len(read_attestation(path, held.decision.digest)["drills"]) == 15
     other = rehearsal_of(held.folder, "1" * 64)
     assert not other.rehearsed
     assert "UNREHEARSED" in other.sentence and f"for the digest {held.decision.digest[:16]}" in other.sentence
     assert out.splitlines()[-1] == f"next: forerun launch {held.folder}"
     (event,) = [entry for entry in chronicle.entries(held.folder / "run") if entry.kind == "rehearsed"]
-    assert (event.text, event.digest) == ("Rehearsed: passed, 16 drills", held.decision.digest)
+    assert (event.text, event.digest) == ("Rehearsed: passed, 15 drills", held.decision.digest)
     assert not (held.folder / "rehearsal").exists()
 
 
@@ -77,15 +73,16 @@ def test_one_that_fails_fails_the_rehearsal_and_says_what_to_do(held):
     lines = out.splitlines()
     at = next(number for number, line in enumerate(lines) if line.split()[:2] == ["failed", "nan"])
     assert lines[at].endswith("it was nan")
-    assert [line.strip() for line in lines[at + 1 : at + 3]] == ["limit: what is wanted", "do: what to do"]
+    told = [f"must: {DRILLS['nan'].limit}", f"do: {DRILLS['nan'].advice}"]
+    assert [line.strip() for line in lines[at + 1 : at + 3]] == told
     assert lines[-1] == f"the runs are kept in {held.folder / 'rehearsal'}"
     assert not held.standing.rehearsed
-    assert held.standing.sentence.startswith("UNREHEARSED: nan failed (15 of 16 drills passed")
+    assert held.standing.sentence.startswith("UNREHEARSED: nan failed (14 of 15 drills passed")
     (event,) = chronicle.entries(held.folder / "run")
-    assert event.text == "Rehearsed: failed, 16 drills; failed: nan"
+    assert event.text == "Rehearsed: failed, 15 drills; failed: nan"
     held.outcomes.clear()
     assert held.rehearse()[0] == 0
-    assert held.names == list(run.DRILLS)  # anew: what was mended may have changed the others
+    assert held.names == list(DRILLS)  # anew: what was mended may have changed the others
 
 
 def test_one_that_could_not_be_held_leaves_it_open(held):
@@ -93,7 +90,7 @@ def test_one_that_could_not_be_held_leaves_it_open(held):
     code, out, _ = held.rehearse()
     assert code == 4
     assert "rehearsal cannot tell in " in out
-    assert held.standing.sentence.startswith("UNREHEARSED in part: 15 of 16")
+    assert held.standing.sentence.startswith("UNREHEARSED in part: 14 of 15")
     assert not held.standing.rehearsed
 
 
@@ -106,7 +103,7 @@ def test_parts_add_up_and_sign_nothing_until_they_are_all(held, monkeypatch):
     assert "UNREHEARSED in part: 2 of 2 drills passed" in held.standing.sentence
     (event,) = chronicle.entries(held.folder / "run")
     assert event.text == "Rehearsed, in part: passed, 2 drills"
-    rest = [word for name in run.DRILLS if name not in ("nan", "hang") for word in ("--only", name)]
+    rest = [word for name in DRILLS if name not in ("nan", "hang") for word in ("--only", name)]
     assert held.rehearse(*rest)[0] == 0
     assert held.standing.rehearsed
     monkeypatch.setattr(run, "_code_sha256", lambda: "of a mended trainer")
@@ -123,8 +120,8 @@ def test_an_interrupted_one_goes_on_where_it_was(held):
     assert held.standing.body is None
     held.broken_off = set()
     code, out, _ = held.rehearse("--json")
-    assert (code, held.names) == (0, list(run.DRILLS)[3:])
-    assert [drill["name"] for drill in json.loads(out)["drills"]] == list(run.DRILLS)
+    assert (code, held.names) == (0, list(DRILLS)[3:])
+    assert [drill["name"] for drill in json.loads(out)["drills"]] == list(DRILLS)
     assert held.standing.rehearsed
 
 
@@ -136,7 +133,7 @@ def test_with_other_code_an_interrupted_one_begins_anew(held, monkeypatch):
     held.broken_off = set()
     monkeypatch.setattr(run, "_code_sha256", lambda: "of a mended trainer")
     assert held.rehearse()[0] == 0
-    assert held.names == list(run.DRILLS)
+    assert held.names == list(DRILLS)
     assert not left.exists()
 
 

@@ -11,8 +11,7 @@ from launcher.base.policy import SpikePolicy
 from launcher.frozen.attestations import attest
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
 from launcher.frozen.launch_file import write_launch
-from launcher.rehearsal.results import Attested
-from launcher.rehearsal.run import DRILLS
+from launcher.rehearsal.registry import DRILLS, Attested
 from proxies.core import canon
 from sweeps.store.lock import DriverLock
 

@@ -1,6 +1,7 @@
 """The copy is the parametrization's own at a small shape; its corpus is a cut; a config's standing is told as it is."""
 
 import dataclasses
+import importlib
 import importlib.metadata
 from types import MappingProxyType
 
@@ -10,13 +11,11 @@ from main_run import decision_of, spec_of, tiny_decision, write_corpus
 
 from launcher.frozen.attestations import attest
 from launcher.frozen.frozen import FrozenError, Parallelism
-from launcher.rehearsal import cut as cutting
-from launcher.rehearsal.cut import cut_corpus
-from launcher.rehearsal.results import Attested, DrillResult
-from launcher.rehearsal.run import DRILLS
+from launcher.rehearsal import corpus as cutting
+from launcher.rehearsal.corpus import cut_corpus
+from launcher.rehearsal.registry import DRILLS, Attested, DrillResult
 from launcher.rehearsal.scaled import _implied, full_copy, scaled_copy, short_schedule
 from launcher.rehearsal.standing import rehearsal_of
-from launcher.verbs import rehearse as verb
 from proxies.core import canon
 from proxies.core.rules import named
 from proxies.core.schedule import Schedule
@@ -133,8 +132,10 @@ def test_a_cut_holds_the_ends_of_the_corpus_and_can_be_trained_on(corpus, manife
     assert content.endswith(parts[1])
 
 
-def test_the_verb_names_the_drills_that_are_held():
-    assert tuple(DRILLS) == verb.DRILLS
+def test_each_drill_has_its_function():
+    for drill in DRILLS.values():
+        module = importlib.import_module(f"launcher.rehearsal.{drill.module}")
+        assert callable(getattr(module, drill.name)) and drill.happens and drill.limit and drill.advice
 
 
 def attested(folder, decision, outcomes, not_asked_for=(), outcome="passed", machine=MappingProxyType({})):

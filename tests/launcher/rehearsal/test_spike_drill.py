@@ -13,8 +13,8 @@ from stage_case import HereStage, here
 
 from launcher.base import chronicle, metrics
 from launcher.base.policy import SpikePolicy
-from launcher.rehearsal.drills_spike import spike
-from launcher.rehearsal.plants import spike_nats
+from launcher.rehearsal.fault_drills import spike
+from launcher.rehearsal.faults import spike_nats
 from launcher.trainer import rollback
 from launcher.trainer.spikes import SpikeWatch
 

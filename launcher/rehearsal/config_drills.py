@@ -9,21 +9,15 @@ import torch
 
 from launcher.frozen.attestations import path_of, read_attestation
 from launcher.frozen.frozen import Decision, TamperedError, learning_rate_of
-from launcher.rehearsal.recording import live_rates
-from launcher.rehearsal.results import DrillResult, judged
+from launcher.rehearsal.faults import live_rates
+from launcher.rehearsal.registry import PROXY_NATS, SLOWEST_FACTOR, DrillResult, judged, skipped
 from launcher.rehearsal.stage import Stage
 from launcher.trainer import assembly
 from proxies.core.canon import Json
 from proxies.core.schedule import Schedule, lr_table
-from proxies.core.spec import Dtype
 from proxies.data.tokens import TokenStore
 from proxies.model.decoder import Decoder
 from proxies.model.optimizer import set_rates
-
-PROXY_NATS: dict[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.1}
-"""That the proxies' engine may be away at a step: it sums in another order, and casts to bfloat16 elsewhere."""
-SLOWEST_FACTOR = 1.25
-"""Of the estimate's step, beyond its own interval."""
 
 
 def told_steps(schedule: Schedule) -> dict[str, int]:
@@ -49,9 +43,7 @@ def echo(stage: Stage) -> DrillResult:
         "echo", not problems,
         "; ".join(problems[:4]) or f"{len(stage.real.groups)} groups of the real model's own optimizer (built without "
         f"memory) hold the frozen numbers at {names}; in the run itself, at each of {num_equal} updates",
-        seen={"num_groups": len(stage.real.groups), "rates": rates, "num_updates_equal": num_equal},
-        limit="equal, to the last bit",
-        advice="the trainer would run other numbers than were frozen: freeze again with this version",
+        {"num_groups": len(stage.real.groups), "rates": rates, "num_updates_equal": num_equal},
     )  # fmt: skip
 
 
@@ -79,16 +71,10 @@ def loss(stage: Stage) -> DrillResult:
         "first_nats": first, "last_nats": last, "ln_vocabulary_nats": at_init, "validation_nats": validated,
     }  # fmt: skip
     fell = f"the loss goes from {first:.3f} to {last:.3f} nats in {len(losses)} steps"
-    advice = "the trainer does not train what the proxies trained: compare weights, forward multipliers and data"
     if stage.scaled.spec is None:
         near = abs(first - at_init) <= 1.0 and abs(validated - last) <= 1.0
-        return judged(
-            "loss", near and falls,
-            f"{fell}, of validation it is {validated:.3f}; ln of the vocabulary is {at_init:.3f}", seen=seen,
-            advice=advice,
-            limit="first within 1 nat of ln(vocabulary), last below first, validation within 1 nat of the last: of the "
-            "real shape no proxy was trained",
-        )  # fmt: skip
+        said = f"{fell}, of validation it is {validated:.3f}; ln of the vocabulary is {at_init:.3f}"
+        return judged("loss", near and falls, said, seen)
     proxy, proxy_validated = _proxy_losses(stage)
     limit = PROXY_NATS[stage.decision.precision]
     worst = max((abs(losses[step] - proxy.get(step, math.inf)) for step in losses), default=math.inf)
@@ -97,8 +83,7 @@ def loss(stage: Stage) -> DrillResult:
     return judged(
         "loss", worst <= limit and apart <= limit and falls and len(losses) == stage.num_steps,
         f"{fell}, at every step within {worst:.1g} nats of the same run in the proxies' engine, the validation loss "
-        f"({validated:.3f} nats) within {apart:.1g}", seen=seen,
-        limit=f"within {limit:g} nats of the proxy at every step and in validation, and falling", advice=advice,
+        f"({validated:.3f} nats) within {apart:.1g}", seen,
     )  # fmt: skip
 
 
@@ -122,30 +107,21 @@ def budget(stage: Stage) -> DrillResult:
     seconds = stage.step_seconds(stage.reference())
     median = statistics.median(seconds[len(seconds) // 2 :])
     seen: dict[str, Json] = {"step_seconds": median}
-    limit = f"at most {SLOWEST_FACTOR:g} times the slow end of the estimate"
     command = f"forerun rehearse {frozen_dir} --full"
     if stage.scaled.kind != "full" or not torch.cuda.is_available():
-        return DrillResult(
-            name="budget", outcome="skipped", needed=False, seen={**seen}, limit=limit,
-            said=f"a step of the copy takes {median:.3g} s here: not comparable with the real run's",
-            advice=f"on the machine of the main run: forerun estimate {frozen_dir}, then {command}",
-        )  # fmt: skip
+        said = f"a step of the copy takes {median:.3g} s here: not comparable with the real run's"
+        advice = f"on the machine of the main run: forerun estimate {frozen_dir}, then {command}"
+        return skipped("budget", said, advice, seen)
     try:
         body = read_attestation(path_of(frozen_dir, "estimate"), stage.real.digest)
         slow = _slow_end(body)
     except (TamperedError, KeyError, TypeError, ValueError):
-        return DrillResult(
-            name="budget", outcome="skipped", needed=False, seen={**seen}, limit=limit,
-            said=f"a step takes {median:.3g} s, and there is no estimate beside the config",
-            advice=f"forerun estimate {frozen_dir} --gpu NAME, then {command}",
-        )  # fmt: skip
+        said = f"a step takes {median:.3g} s, and there is no estimate beside the config"
+        return skipped("budget", said, f"forerun estimate {frozen_dir} --gpu NAME, then {command}", seen)
     hours = median * stage.real.learning_rate.schedule.num_steps / 3600
     seen |= {"estimate_slow_seconds": slow, "whole_run_hours": hours}
-    return judged(
-        "budget", median <= SLOWEST_FACTOR * slow,
-        f"a step takes {median:.3g} s, the estimate's slow end is {slow:.3g} s; all steps take {hours:,.1f} h",
-        seen=seen, limit=limit, advice="the run will take longer, and cost more, than was planned: estimate it anew",
-    )  # fmt: skip
+    said = f"a step takes {median:.3g} s, the estimate's slow end is {slow:.3g} s; all steps take {hours:,.1f} h"
+    return judged("budget", median <= SLOWEST_FACTOR * slow, said, seen)
 
 
 def _slow_end(body: dict[str, Json]) -> float:

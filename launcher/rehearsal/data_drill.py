@@ -9,15 +9,12 @@ import collections
 import itertools
 from pathlib import Path
 
-from launcher.rehearsal.cut import read_ids
-from launcher.rehearsal.recording import Drawn, consumed, sha_of
-from launcher.rehearsal.results import DrillResult, judged
+from launcher.rehearsal.corpus import read_ids
+from launcher.rehearsal.faults import Drawn, consumed, sha_of
+from launcher.rehearsal.registry import MOST_READ_BYTES, DrillResult, judged
 from launcher.rehearsal.stage import Stage
 from proxies.core.canon import Json
 from proxies.data.tokens import SPLITS, DataError, Manifest, Shard, TokenStore
-
-MOST_READ_BYTES = 8 * 2**30
-"""Of a corpus that is read whole here; of a larger one the ends of every shard are, and each rank reads the rest."""
 
 
 def data(stage: Stage) -> DrillResult:
@@ -38,11 +35,7 @@ def data(stage: Stage) -> DrillResult:
         f"{windows} windows of {', '.join(runs)}: each drawn once, found in the shards, and the same across resumes; "
         f"the real run passes over its tokens {epochs:.2f} times"
     )
-    return judged(
-        "data", not problems, "; ".join(problems[:4]) if problems else said, seen=seen,
-        limit="every shard readable, every id in range, every window once, none skipped",
-        advice="the corpus, or how it is read, is not what was frozen: `forerun tokenize` writes it anew",
-    )  # fmt: skip
+    return judged("data", not problems, "; ".join(problems[:4]) or said, seen)
 
 
 def _corpus(stage: Stage) -> tuple[list[str], dict[str, Json]]:
