@@ -1,34 +1,47 @@
-"""A study as a SLURM job: the text of its sbatch script. Standard library only.
+"""A study, or a main run, as a SLURM job: the text of its sbatch script. Standard library only.
 
-The script starts Ray on every node of the job and the driver on the first (`ray symmetric-run`, which ends with `ray
-stop`: the job takes whole nodes). Two minutes before its time is over, SLURM tells the script, which tells the driver;
-the driver saves and stops, and the job goes back into the queue, to go on where it was.
+Of a study the script starts Ray on every node of the job and the driver on the first (`ray symmetric-run`, which ends
+with `ray stop`: the job takes whole nodes). Of a main run it starts one supervisor on the first node, which starts
+torchrun itself, or by `srun` on each of several nodes, and restarts all of it. Some minutes before its time is over
+SLURM tells the script, which tells driver or supervisor; what runs saves and ends, and the job goes back into the queue
+and resumes.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-GRACE_SECONDS = 120
+STUDY_GRACE_SECONDS = 120
 """Between SLURM's warning and the end of the job's time."""
+LAUNCH_GRACE_SECONDS = 300
+"""The same for a main run: a step, a save, and the end of the processes must fit."""
+
+_OPTION = re.compile(r"(--[a-z][a-z0-9-]*|-[A-Za-z])([= ][ -~]+)?")
+_OURS = (
+    "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--signal", "--requeue", "--no-requeue", "--open-mode",
+    "--export",
+)  # fmt: skip
+"""Options that a main run's script sets itself."""
 
 _HEAD = """#!/usr/bin/env bash
-#SBATCH --job-name=forerun
+#SBATCH --job-name={name}
 #SBATCH --exclusive
 {options}#SBATCH --ntasks-per-node=1
 #SBATCH --signal=B:USR1@{grace}
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# Written by `forerun run PLAN --sbatch FILE`. Submitted again, it goes on where it stopped.
-"""
-
-_BODY = """set -uo pipefail
+# Written by `{written_by} --sbatch FILE`. Submitted again, it resumes where it stopped.
+set -uo pipefail
 umask 077
 cd {folder} || exit 2
 export PATH={bin}:"$PATH"
+"""
 
+_STUDY = """
 # Only processes of this job have the token, and it is in no file. Ray's own files go where no other job's are.
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))') || exit 2
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
@@ -68,9 +81,41 @@ fi
 exit "$code"
 """
 
+_LAUNCH = """export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}}"  # else a task has one core
+{meeting}
+{command} &
+supervisor=$!
 
-def sbatch_script(
-    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], parent_dir: Path | None, options: tuple[str, ...]
+told=""
+trap 'told=limit; kill -TERM "$supervisor" 2>/dev/null' USR1
+trap 'told=ended; kill -TERM "$supervisor" 2>/dev/null' TERM
+while kill -0 "$supervisor" 2>/dev/null; do
+  sleep 1 &
+  wait $!  # a signal ends this wait, and its trap runs
+done
+wait "$supervisor"
+code=$?
+if [ "$told" = limit ] && [ "$code" = 130 ]; then  # it was cut short, and resumes
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+_MEETING = 'endpoint="$(hostname):$((20000 + SLURM_JOB_ID % 20000))"  # this is the first node\n'
+
+
+def option_problems(options: Sequence[str]) -> list[str]:
+    """What is wrong with options of sbatch that a user names for a main run."""
+    problems = []
+    for option in options:
+        if not _OPTION.fullmatch(option):
+            problems.append(f"--slurm {option!r}: must be one option of sbatch, as --time=24:00:00")
+        elif re.split("[= ]", option)[0] in _OURS:
+            problems.append(f"--slurm {option!r} is the script's own to set; --nnodes says how many nodes")
+    return problems
+
+
+def study_script(
+    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], parent_dir: Path | None, options: Sequence[str]
 ) -> str:
     """The script of `forerun run` with these arguments; paths lie on a filesystem that all nodes share.
 
@@ -85,6 +130,29 @@ def sbatch_script(
     # The driver finds the address in this job's folder of Ray's: RAY_ADDRESS would be read by `ray start` too.
     command += [part for override in (*overrides, "cluster.address=auto") for part in ("--set", override)]
     command += ["--fork", str(parent_dir.resolve())] if parent_dir is not None else []
-    head = _HEAD.format(options="".join(f"#SBATCH {option}\n" for option in options), grace=GRACE_SECONDS)
-    folder, bin_dir = shlex.quote(str(Path.cwd())), shlex.quote(str(Path(sys.executable).parent))
-    return head + _BODY.format(folder=folder, bin=bin_dir, command=shlex.join(command))
+    head = _head("forerun", "forerun run PLAN", STUDY_GRACE_SECONDS, options)
+    return head + _STUDY.format(command=shlex.join(command))
+
+
+def launch_script(frozen: Path, arguments: Sequence[str], num_nodes: int, options: Sequence[str]) -> str:
+    """The script of `forerun launch` with these arguments; all paths lie on a filesystem that all nodes share.
+
+    Args:
+        frozen: the config.
+        arguments: of `launch`, without those that say which machines.
+        num_nodes: of the job.
+        options: of sbatch, each as it is on its command line.
+    """
+    command = shlex.join([sys.executable, "-m", "launcher", "launch", str(frozen.resolve()), *arguments])
+    several = num_nodes > 1
+    command += f' --nnodes {num_nodes} --srun --rdzv-endpoint "$endpoint"' if several else ""
+    options = (*options, f"--nodes={num_nodes}")
+    head = _head("forerun-launch", "forerun launch FROZEN", LAUNCH_GRACE_SECONDS, options)
+    return head + _LAUNCH.format(command=command, meeting=_MEETING if several else "")
+
+
+def _head(name: str, written_by: str, grace_seconds: int, options: Sequence[str]) -> str:
+    return _HEAD.format(
+        name=name, written_by=written_by, grace=grace_seconds, folder=shlex.quote(str(Path.cwd())),
+        bin=shlex.quote(str(Path(sys.executable).parent)), options="".join(f"#SBATCH {each}\n" for each in options),
+    )  # fmt: skip

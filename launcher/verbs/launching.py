@@ -110,7 +110,7 @@ def _check(
     decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None, slurm_options: tuple[str, ...]
 ) -> None:
     """Hold the options that say which machines against each other and the config."""
-    from launcher.supervisor.job_script import option_problems
+    from launcher.supervisor.slurm import option_problems
 
     num_ranks, several = decision.parallelism.num_ranks, nodes.num_nodes > 1
     expected = {
@@ -147,9 +147,9 @@ def _arguments(
 def _write_script(
     sbatch_file: Path, frozen: Path, arguments: list[str], num_nodes: int, options: tuple[str, ...], as_json: bool
 ) -> None:
-    from launcher.supervisor.job_script import sbatch_script
+    from launcher.supervisor.slurm import launch_script
 
-    canon.write_atomic(sbatch_file, sbatch_script(frozen, arguments, num_nodes, options).encode())
+    canon.write_atomic(sbatch_file, launch_script(frozen, arguments, num_nodes, options).encode())
     answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")
 
 

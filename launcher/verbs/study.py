@@ -99,10 +99,10 @@ def run(
     """All stages of PLAN in order, up to the report. Resumes; finished work is never repeated."""
     if sbatch_file is not None:
         from launcher.plan.file import load_plan
-        from launcher.supervisor.slurm import sbatch_script
+        from launcher.supervisor.slurm import study_script
 
         options = load_plan(plan_path, (*overrides, "cluster.address=auto")).cluster.slurm_options  # as the job will
-        text = sbatch_script(plan_path, study_dir, overrides, parent_dir, options)
+        text = study_script(plan_path, study_dir, overrides, parent_dir, options)
         canon.write_atomic(sbatch_file, text.encode())
         answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")
         return

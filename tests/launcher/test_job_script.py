@@ -16,7 +16,7 @@ from tiny_study import ask, forerun
 
 from launcher.base import chronicle, metrics
 from launcher.frozen.launch_file import write_launch
-from launcher.supervisor.job_script import GRACE_SECONDS, option_problems, sbatch_script
+from launcher.supervisor.slurm import LAUNCH_GRACE_SECONDS, launch_script, option_problems
 
 # srun in this place: options away; the rest runs once for every node, as on machines of their own.
 SRUN = """#!/usr/bin/env bash
@@ -55,13 +55,13 @@ def test_the_command_arrives_as_it_was_given(tmp_path, job, monkeypatch):
     folder = tmp_path / 'it\'s "one" $folder; {x}'
     folder.mkdir()
     monkeypatch.chdir(folder)
-    text = sbatch_script(folder / "frozen", ["--out", str(folder / "run")], 1, ("--time=1:00", "-p gpu"))
+    text = launch_script(folder / "frozen", ["--out", str(folder / "run")], 1, ("--time=1:00", "-p gpu"))
     monkeypatch.chdir(tmp_path)
     assert job(text, code=4).wait(timeout=30) == 4, "the supervisor's exit code is the job's"
     given = seen(tmp_path, "given").split("\0")[:-1]
     assert given == ["-m", "launcher", "launch", str(folder / "frozen"), "--out", str(folder / "run")]
     assert "\n#SBATCH --time=1:00\n#SBATCH -p gpu\n#SBATCH --nodes=1\n" in text
-    assert f"\n#SBATCH --signal=B:USR1@{GRACE_SECONDS}\n" in text
+    assert f"\n#SBATCH --signal=B:USR1@{LAUNCH_GRACE_SECONDS}\n" in text
     assert (seen(tmp_path, "scontrol"), seen(tmp_path, "srun")) == ("", "")
     environment = dict(pair.split("=", 1) for pair in seen(tmp_path, "environment").split("\0") if pair)
     assert environment["PWD"] == str(folder), "where `launch` was called"
@@ -71,7 +71,7 @@ def test_the_command_arrives_as_it_was_given(tmp_path, job, monkeypatch):
 
 
 def test_several_nodes_have_one_supervisor_that_is_told_where_they_meet(tmp_path, job):
-    text = sbatch_script(tmp_path, [], 4, ())
+    text = launch_script(tmp_path, [], 4, ())
     assert job(text, num_nodes=4).wait(timeout=30) == 0
     *_, nodes, number, srun, where, endpoint = seen(tmp_path, "given").split("\0")[:-1]
     assert (nodes, number, srun, where) == ("--nnodes", "4", "--srun", "--rdzv-endpoint")
@@ -85,7 +85,7 @@ def test_several_nodes_have_one_supervisor_that_is_told_where_they_meet(tmp_path
     ids=["time limit", "ended just then", "stopped by its brake just then", "cancelled"],
 )
 def test_told_to_stop(tmp_path, job, number, when_told, requeued):
-    process = job(sbatch_script(tmp_path, [], 1, ()), steps=600, when_told=when_told)
+    process = job(launch_script(tmp_path, [], 1, ()), steps=600, when_told=when_told)
     await_seen(tmp_path, "given")
     time.sleep(0.2)
     os.kill(process.pid, number)
@@ -148,7 +148,7 @@ def test_a_job_of_two_nodes_hits_its_limit_is_requeued_and_ends_as_if_it_had_not
     """Real supervisor, real torchrun agents and ranks; only SLURM is faked, and both nodes are this machine."""
     run_dir = tmp_path / "run"
     given = ["--data", str(corpus), "--out", str(run_dir)]
-    text = sbatch_script(config, given, 2, ())
+    text = launch_script(config, given, 2, ())
     process = job(text, num_nodes=2, own_python=True)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not losses(run_dir) and process.poll() is None:

@@ -15,7 +15,7 @@ from kill_case import num_outcomes
 from slurm_fakes import JOB_ID, await_seen, machine, put_fakes, seen
 from tiny_study import PLAN, ask, forerun, write_plan
 
-from launcher.supervisor.slurm import sbatch_script
+from launcher.supervisor.slurm import study_script
 
 # srun in this place: options away, the rest runs once, and ends with its whole group, as a step does.
 SRUN = """#!/usr/bin/env bash
@@ -50,7 +50,7 @@ def job(tmp_path, monkeypatch):
 
 def script(folder, **kwargs):
     given = {"overrides": (), "parent_dir": None, "options": ()} | kwargs
-    return sbatch_script(folder / "plan.toml", folder / "study", **given)
+    return study_script(folder / "plan.toml", folder / "study", **given)
 
 
 def test_the_command_arrives_as_it_was_given(tmp_path, job, monkeypatch):
