@@ -193,13 +193,13 @@ def _problems(stage: Stage, run: str) -> list[str]:
     found = [(back.at_step, back.to_step, back.skipped_sequences, back.clip_norm)
              for back in rollback.read(folder, decision.digest)]  # fmt: skip
     if found != wanted:
-        problems.append(f"rollbacks (at, to, sequences skipped, clip) {found}: {wanted} is wanted")
+        problems.append(f"rollbacks (at, to, sequences skipped, clip) {found}, must be {wanted}")
     told = (
         sum(entry.kind == "rolled_back" for entry in chronicle.entries(folder)),
         sum(line.get("event") == "rolled_back" for line in metrics.read(folder)),
     )
     if told != (1, 1):
-        problems.append(f"told of {told[0]} times in the chronicle, {told[1]} in the metrics: once each is wanted")
+        problems.append(f"told of {told[0]} times in the chronicle, {told[1]} in the metrics: must be once each")
     losses, before = stage.losses(run), stage.losses(stage.reference())
     if other := [step for step in range(1, to_step + 1) if losses.get(step) != before[step]]:
         problems.append(f"before the rollback, steps {other} are not the uninterrupted run's")

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from launcher.frozen.frozen import Decision
 from launcher.rehearsal.registry import FULL_DISK_BYTES
-from launcher.trainer.hooks import GoBack, Hook, Seen
+from launcher.trainer.hooks import GoBack, Hook, StepInfo
 from launcher.trainer.training import Trainer
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -77,13 +77,13 @@ class Injector(Hook):
         elif kind == "drop_moments":
             run.optimizer.state.clear()
 
-    def before_update(self, seen: Seen) -> GoBack | None:
+    def before_update(self, seen: StepInfo) -> GoBack | None:
         """Strike between the gradients of a step and its update."""
         if seen.step == self._fault.step and self._fault.kind in ("kill", "hang", "sigterm", "disk_full"):
             self._strike()
         return None
 
-    def after_update(self, seen: Seen) -> dict[str, Json]:
+    def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """Count."""
         self._step = seen.step + 1
         return {}
@@ -188,7 +188,7 @@ class Recorder(Hook):
         self._run, self._store = run, run.store
         self._store.drawn.clear()
 
-    def after_update(self, seen: Seen) -> dict[str, Json]:
+    def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """The update is made: its windows are used up."""
         rates: list[Json] = [float(group["lr"]) for group in self._run.optimizer.param_groups]
         rows: list[Json] = [[place, *drawn] for place, drawn in sorted(self._store.drawn.items())]

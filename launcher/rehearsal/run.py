@@ -1,6 +1,6 @@
 """A rehearsal: the drills in order, one after the other, and the attestation that signs what they found.
 
-What has been found is kept drill by drill, so that one that was interrupted goes on where it was, as long as copy,
+What has been found is kept drill by drill, so that one that was interrupted resumes where it was, as long as copy,
 machine and code are the same; one that came to its end begins anew.
 """
 
@@ -82,7 +82,7 @@ def rehearse(stage: Stage, only: Collection[str] = ()) -> Attested:
     Drills of `only` are held anew; what an earlier rehearsal of the same copy on this machine says of the others stays.
 
     Raises:
-        KeyboardInterrupt: the user ended it; the same call goes on.
+        KeyboardInterrupt: the user ended it; the same call resumes.
         OSError: nothing can be written beside the config.
     """
     names = [name for name in DRILLS if not only or name in only]

@@ -28,7 +28,7 @@ from launcher.rehearsal.faults import Fault, fired
 from launcher.rehearsal.rank import MODULE, Others, arguments
 from launcher.rehearsal.registry import CUTS, HANG_SECONDS
 from launcher.rehearsal.scaled import Scaled
-from launcher.supervisor.attempt import Told
+from launcher.supervisor.attempt import Signals
 from launcher.supervisor.launch import LaunchOutcome, launch
 from launcher.trainer import checkpoints
 from proxies.core.canon import Json
@@ -86,10 +86,10 @@ LOG_FILE = "supervisor.log"
 """What the supervisor of the drills' runs said."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 TO_ONE_RANK = "to-one-rank"
-"""The run that goes on on one rank, from a checkpoint of the uninterrupted one."""
+"""The run that resumes on one rank, from a checkpoint of the uninterrupted one."""
 
 
-class _Heard(Told):
+class _CountedSignals(Signals):
     """Counts the signals: one of them may be the drill's own."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Stage:
         self, name: str, *faults: Fault, stop_after: int | None = None, num_ranks: int | None = None,
         max_restarts: int = 0, hang_seconds: float = FLOOR_SECONDS, others: Others = MappingProxyType({}),
     ) -> LaunchOutcome:  # fmt: skip
-        """Start, or go on with, the run of that name; one without a step for `hang_seconds` is killed.
+        """Start or resume the run of that name; one without a step for `hang_seconds` is killed.
 
         The job trains `others` first.
 
@@ -148,7 +148,7 @@ class Stage:
         """
         config = write_launch(self.folder / "frozen", self.decision)
         self.folder.mkdir(parents=True, exist_ok=True)
-        told = _Heard()
+        signals = _CountedSignals()
         with (
             (self.folder / LOG_FILE).open("a", encoding="utf-8") as log,
             contextlib.redirect_stderr(log),
@@ -160,10 +160,10 @@ class Stage:
                 program=(self.module, *arguments(self._with_own(faults), {
                     other: self._with_own(its_faults) for other, its_faults in others.items()
                 })),
-                limits=Limits(floor_seconds=hang_seconds), told=told,
+                limits=Limits(floor_seconds=hang_seconds), signals=signals,
             )  # fmt: skip
         num_own = sum(fault.kind == "sigterm" and fired(self.path(name), "sigterm").exists() for fault in faults)
-        if told.num_signals > num_own or (outcome.event == "interrupted" and not num_own):
+        if signals.num_signals > num_own or (outcome.event == "interrupted" and not num_own):
             raise KeyboardInterrupt
         return outcome
 

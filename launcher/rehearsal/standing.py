@@ -19,7 +19,7 @@ _COPIES = {"scaled": "a scaled-down copy", "full": "the real shape"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class RehearsalStatus:
     """What a config's rehearsal says."""
 
     rehearsed: bool
@@ -30,18 +30,18 @@ class Standing:
     """When, where and what, for `--json`; None: there is no sound attestation."""
 
 
-def rehearsal_of(folder: Path, digest: str) -> Standing:
+def rehearsal_of(folder: Path, digest: str) -> RehearsalStatus:
     """How the config in `folder` stands."""
     path = path_of(folder, "rehearsal")
     command = f"forerun rehearse {folder}"
     if not path.is_file():
-        return Standing(
+        return RehearsalStatus(
             rehearsed=False, body=None, sentence=f"UNREHEARSED: no drill was held with this config; {command}"
         )
     try:
         found = canon.decode(Attested, read_attestation(path, digest))
     except ValueError as error:  # tampered with, or of another version
-        return Standing(rehearsed=False, body=None, sentence=f"UNREHEARSED: {error}; {command}")
+        return RehearsalStatus(rehearsed=False, body=None, sentence=f"UNREHEARSED: {error}; {command}")
     passed, failed, skipped = (found.named(outcome) for outcome in ("passed", "failed", "skipped"))
     at, kind = created_at(path), str(found.copy.get("kind"))
     held = f"{len(passed)} of {len(found.drills)} drills passed on {_COPIES.get(kind, kind)}{_where(found)}, {at}"
@@ -62,7 +62,7 @@ def rehearsal_of(folder: Path, digest: str) -> Standing:
         "other_versions": [*stale],
     }  # fmt: skip
     whole = found.outcome == "passed" and not found.not_asked_for and not stale
-    return Standing(rehearsed=whole, sentence=sentence, body=body)
+    return RehearsalStatus(rehearsed=whole, sentence=sentence, body=body)
 
 
 def _where(found: Attested) -> str:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,7 +42,7 @@ _TOKEN = "FORERUN_ATTEMPT"
 _CLEAR_SECONDS = 20.0
 
 
-class Told:
+class Signals:
     """What signals ask for: to save and end, or (Ctrl-C again) to end now."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def hearing(hear: Callable[[int], None]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
+class AttemptSpec:
     """What is attempted, the same for every attempt."""
 
     command: list[str]
@@ -98,33 +98,33 @@ class Ended:
     """None where it ended in order, or was told to end."""
 
 
-def attempt(course: Course, told: Told) -> Ended:
+def attempt(spec: AttemptSpec, signals: Signals) -> Ended:
     """Run the job once, to whatever end; nothing of it is left on this machine when this returns.
 
     Raises:
         OSError: the log cannot be written.
     """
-    ending_file = course.run_dir / metrics.ENDING_FILE
-    if course.keeps_ending:
+    ending_file = spec.run_dir / metrics.ENDING_FILE
+    if spec.keeps_ending:
         ending_file.unlink(missing_ok=True)
     before, kills_before = _stamp(ending_file), oom_kills()
-    watchdog = Watchdog(course.run_dir, course.limits, time.monotonic())
-    with contextlib.closing(RedactedLog(course.log, LineRedactor(), append=True)) as log:
-        begins = course.log.stat().st_size
-        job = Job(course.command, log.fileno())
+    watchdog = Watchdog(spec.run_dir, spec.limits, time.monotonic())
+    with contextlib.closing(RedactedLog(spec.log, LineRedactor(), append=True)) as log:
+        begins = spec.log.stat().st_size
+        job = Job(spec.command, log.fileno())
         try:
-            hung = _follow(job, course, told, watchdog, lambda: _stamp(ending_file) not in (before, None))
+            hung = _follow(job, spec, signals, watchdog, lambda: _stamp(ending_file) not in (before, None))
         finally:
-            job.clear(remote=course.remote)
+            job.clear(remote=spec.remote)
     if _stamp(ending_file) not in (before, None):
-        return Ended(ending=metrics.read_ending(course.run_dir), crash=None)
-    if told.save.is_set():
+        return Ended(ending=metrics.read_ending(spec.run_dir), crash=None)
+    if signals.save.is_set():
         # Too early for the ranks to listen, or too late for patience; no restart answers what was asked for.
-        reason = "killed by a second signal" if told.now.is_set() else "by a signal, before it could save"
-        step = last_step(course.run_dir)
+        reason = "killed by a second signal" if signals.now.is_set() else "by a signal, before it could save"
+        step = last_step(spec.run_dir)
         return Ended(ending=metrics.Ending(event="interrupted", exit_code=130, step=step, reason=reason), crash=None)
     crash = crash_of(
-        end_of(course.log, begins), step=watchdog.pace.step, exit_code=job.process.returncode, hung=hung,
+        end_of(spec.log, begins), step=watchdog.pace.step, exit_code=job.process.returncode, hung=hung,
         num_oom_kills=oom_kills() - kills_before,
     )  # fmt: skip
     return Ended(ending=None, crash=crash)
@@ -145,20 +145,20 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _follow(job: Job, course: Course, told: Told, watchdog: Watchdog, has_ended: Callable[[], bool]) -> str:
+def _follow(job: Job, spec: AttemptSpec, signals: Signals, watchdog: Watchdog, has_ended: Callable[[], bool]) -> str:
     """Wait for the job, telling its progress, and pass a signal on to it; returns why it is called hung, if it is."""
     every = LIVE_SECONDS if sys.stderr.isatty() else PLAIN_SECONDS
     shown, next_report, passed_on = -1, time.monotonic() + LIVE_SECONDS, False
     ended_at = None
     while job.process.poll() is None:
-        if told.save.wait(POLL_SECONDS):
+        if signals.save.wait(POLL_SECONDS):
             time.sleep(POLL_SECONDS)
         now = time.monotonic()
         hung = watchdog.look(now)
-        if told.now.is_set():
+        if signals.now.is_set():
             say("forerun: asked again: ending it now, unsaved")
             return ""
-        if told.save.is_set() and not passed_on:
+        if signals.save.is_set() and not passed_on:
             say("forerun: asked to end: saving (Ctrl-C again ends it now)")
             job.tell_to_save()
             passed_on = True
@@ -171,19 +171,19 @@ def _follow(job: Job, course: Course, told: Told, watchdog: Watchdog, has_ended:
             job.dump_stacks()
             return hung
         if now >= next_report:
-            shown, next_report = _report(course, watchdog.pace, shown, now), now + every
+            shown, next_report = _report(spec, watchdog.pace, shown, now), now + every
     watchdog.look(time.monotonic())
-    _report(course, watchdog.pace, shown, time.monotonic())
+    _report(spec, watchdog.pace, shown, time.monotonic())
     return ""
 
 
-def _report(course: Course, pace: Pace, shown: int, now: float) -> int:
+def _report(spec: AttemptSpec, pace: Pace, shown: int, now: float) -> int:
     """Say where the run is, unless that was said already; returns the step said last."""
     if pace.step is None or pace.loss_nats is None or pace.step == shown:
         return shown
-    said = f"step {pace.step}/{course.num_steps}  loss {pace.loss_nats:.4f} nats"
+    said = f"step {pace.step}/{spec.num_steps}  loss {pace.loss_nats:.4f} nats"
     if speed := pace.tokens_per_second(now):
-        left_seconds = max(0.0, (course.num_tokens - pace.tokens) / speed)
+        left_seconds = max(0.0, (spec.num_tokens - pace.tokens) / speed)
         ends_at = datetime.now(UTC) + timedelta(seconds=left_seconds)
         said += f"  {speed:,.0f} tokens/s  {duration(left_seconds)} to the end ({ends_at:%Y-%m-%d %H:%M} UTC)"
     say(said)
@@ -191,22 +191,19 @@ def _report(course: Course, pace: Pace, shown: int, now: float) -> int:
 
 
 class Job:
-    """A process in a session of its own, and all that it starts; `environment` in place of ours, if told."""
+    """A process in a session of its own, and all that it starts."""
 
-    def __init__(
-        self, command: list[str], log: int, *, folder: Path | None = None, environment: Mapping[str, str] = os.environ
-    ) -> None:
+    def __init__(self, command: list[str], log: int) -> None:
         self._token, self._log = secrets.token_hex(16), log
         # One thread a rank unless told otherwise, as torchrun itself would choose, but without its warning.
-        told = {"OMP_NUM_THREADS": "1", **environment, _TOKEN: self._token}
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, _TOKEN: self._token}
         # Its own session: Ctrl-C reaches the supervisor alone, which passes it on once.
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=told,
-            cwd=folder,
+            env=environment,
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
         )

@@ -21,7 +21,7 @@ from launcher.base.talk import duration, say
 from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import LAUNCH_FILE, read_launch
-from launcher.supervisor.attempt import Course, Ended, Told, attempt, hearing, last_step
+from launcher.supervisor.attempt import AttemptSpec, Ended, Signals, attempt, hearing, last_step
 from proxies.core.canon import Json
 from proxies.core.failures import CAUSES, Crash
 from sweeps.store.lock import DriverLock
@@ -107,7 +107,7 @@ def launch_line(
 def launch(
     frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, max_restarts: int = 3,
     *, program: Sequence[str] = ("launcher.trainer",), num_ranks: int | None = None, nodes: Nodes = ALONE,
-    limits: Limits | None = None, beside: AbstractContextManager[None] | None = None, told: Told | None = None,
+    limits: Limits | None = None, beside: AbstractContextManager[None] | None = None, signals: Signals | None = None,
 ) -> LaunchOutcome:  # fmt: skip
     """Train a frozen config (its folder or file) into `out_dir`; a job that dies or hangs is started again.
 
@@ -115,9 +115,9 @@ def launch(
     run of weeks dies more often than any fixed number, while one that gets nowhere will not by itself. A second death
     at the same step, of the same cause, with nothing saved between, ends it at once.
 
-    `program` is the module that each rank runs and its own arguments (a rehearsal's plants faults); `num_ranks` other
+    `program` is the module that each rank runs and its own arguments (a rehearsal's injects faults); `num_ranks` other
     than the frozen ones train the same run up to rounding; `limits` say how long it may be silent; `beside` is entered
-    while the folder is ours; `told` is what a caller has heard who listens to signals himself.
+    while the folder is ours; `signals` is what a caller has heard who listens himself.
 
     A run that ended in order, well or not, is never restarted. On SIGTERM or Ctrl-C it saves and ends; a second Ctrl-C
     ends it unsaved. Progress goes to stderr, what the ranks say to `out_dir/torchrun.log`, what happened to the
@@ -132,36 +132,36 @@ def launch(
     command = _command(sys.executable, frozen, decision, data_dir, out_dir, stop_after, program, num_ranks, nodes)
     own_dir = out_dir / f"node-{nodes.rank}" if nodes.rank else out_dir
     own_dir.mkdir(parents=True, exist_ok=True)
-    course = Course(
+    spec = AttemptSpec(
         command=command, run_dir=out_dir, log=own_dir / LOG_FILE, limits=limits or Limits(),
         num_steps=decision.learning_rate.schedule.num_steps, num_tokens=decision.num_tokens,
         keeps_ending=nodes.rank == 0,
     )  # fmt: skip
-    told = told or Told()
-    with DriverLock(own_dir), hearing(told.hear), beside or contextlib.nullcontext():
-        return _Supervisor(course, told, decision.digest, max_restarts).run()
+    signals = signals or Signals()
+    with DriverLock(own_dir), hearing(signals.hear), beside or contextlib.nullcontext():
+        return _Supervisor(spec, signals, decision.digest, max_restarts).run()
 
 
 class _Supervisor:
     """Attempt after attempt, until one comes to an end of its own, or none will."""
 
-    def __init__(self, course: Course, told: Told, digest: str, max_restarts: int) -> None:
-        self._course, self._told, self._digest, self._most = course, told, digest, max_restarts
+    def __init__(self, spec: AttemptSpec, signals: Signals, digest: str, max_restarts: int) -> None:
+        self._spec, self._signals, self._digest, self._most = spec, signals, digest, max_restarts
         self._num_restarts = 0
 
     def run(self) -> LaunchOutcome:
         """See `launch`."""
-        course = self._course
-        from_step = _newest_step(course.run_dir)
-        self._record("launched", f"launched from step {from_step} of {course.num_steps}", from_step,
-                     {"command": shlex.join(course.command)})  # fmt: skip
+        spec = self._spec
+        from_step = _newest_step(spec.run_dir)
+        self._record("launched", f"launched from step {from_step} of {spec.num_steps}", from_step,
+                     {"command": shlex.join(spec.command)})  # fmt: skip
         num_deaths, num_idle, last = 0, 0, None  # in a row
-        while not self._told.save.is_set():
-            saved = _saved(course.run_dir)
-            ended = attempt(course, self._told)
+        while not self._signals.save.is_set():
+            saved = _saved(spec.run_dir)
+            ended = attempt(spec, self._signals)
             if ended.crash is None:
                 return self._ended(ended)
-            progressed = bool(_saved(course.run_dir) - saved)
+            progressed = bool(_saved(spec.run_dir) - saved)
             num_deaths, num_idle = (1, 0) if progressed else (num_deaths + 1, num_idle + 1)
             again = last is not None and (last.cause, last.step) == (ended.crash.cause, ended.crash.step)
             why = ""
@@ -182,10 +182,10 @@ class _Supervisor:
         """Tell of a restart and wait for its moment, or until a signal comes instead."""
         # A float has no room for 4 to the power of a thousand restarts.
         seconds = min(BACKOFF_SECONDS * BACKOFF_FACTOR ** min(num_deaths - 1, 100), MOST_BACKOFF_SECONDS)
-        from_step = _newest_step(self._course.run_dir)
+        from_step = _newest_step(self._spec.run_dir)
         text = f"{crash.words}; starting again from step {from_step} in {duration(seconds)}"
-        say(f"forerun: {text} (log: {self._course.log})")
-        if self._told.save.wait(seconds):
+        say(f"forerun: {text} (log: {self._spec.log})")
+        if self._signals.save.wait(seconds):
             return
         self._num_restarts += 1
         self._record("restarted", text, from_step, {
@@ -203,7 +203,7 @@ class _Supervisor:
 
     def _interrupted(self) -> LaunchOutcome:
         return self._told_of(LaunchOutcome(
-            event="interrupted", exit_code=130, step=_newest_step(self._course.run_dir),
+            event="interrupted", exit_code=130, step=_newest_step(self._spec.run_dir),
             reason="by a signal, with no attempt under way", validation_loss_nats=None, num_restarts=self._num_restarts,
         ))  # fmt: skip
 
@@ -212,7 +212,7 @@ class _Supervisor:
         advice = kind.launch_advice or kind.advice
         reason = f"{crash.words}, {why}. What to do: {advice}. The log's last lines:\n{crash.log_tail}"
         return self._told_of(LaunchOutcome(
-            event="failed", exit_code=kind.exit_code, step=last_step(self._course.run_dir), reason=reason,
+            event="failed", exit_code=kind.exit_code, step=last_step(self._spec.run_dir), reason=reason,
             validation_loss_nats=None, num_restarts=self._num_restarts, cause=crash.cause,
         ))  # fmt: skip
 
@@ -226,12 +226,12 @@ class _Supervisor:
 
     def _record(self, kind: chronicle.Kind, text: str, step: int, data: dict[str, Json]) -> None:
         """Into the run's chronicle, by the one supervisor that keeps its folder; a full disk ends no run."""
-        if not self._course.keeps_ending:
+        if not self._spec.keeps_ending:
             return
         try:
-            chronicle.record(self._course.run_dir, kind, text, step=step, digest=self._digest, data=data)
+            chronicle.record(self._spec.run_dir, kind, text, step=step, digest=self._digest, data=data)
         except OSError as error:
-            say(f"forerun: {self._course.run_dir / chronicle.CHRONICLE_FILE}: {error.strerror}; not recorded: {text}")
+            say(f"forerun: {self._spec.run_dir / chronicle.CHRONICLE_FILE}: {error.strerror}; not recorded: {text}")
 
 
 def _saved(run_dir: Path) -> frozenset[tuple[int, int]]:
@@ -244,5 +244,5 @@ def _saved(run_dir: Path) -> frozenset[tuple[int, int]]:
 
 
 def _newest_step(run_dir: Path) -> int:
-    """The step that the run would go on from, if that checkpoint is good; 0 for the start."""
+    """The step that the run would resume from, if that checkpoint is good; 0 for the start."""
     return max(complete_folders(run_dir / CHECKPOINTS), default=0)

@@ -195,7 +195,7 @@ def unfit(decision: Decision) -> list[str]:
         "splits matrices, no more; export to a trainer that splits layers or sequences": (
             layout.pipeline == layout.context == 1
         ),
-        "precision = float64: float32 or bfloat16 is wanted": decision.precision != "float64",
+        "precision = float64: must be float32 or bfloat16": decision.precision != "float64",
         "abort.on_non_finite = false: this trainer never steps on NaN": decision.abort.on_non_finite,
     }
     shares = [f"parallelism: {said}" for said in tensor_parallel.indivisible(decision.shape, layout.tensor)]

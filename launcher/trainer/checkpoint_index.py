@@ -1,5 +1,5 @@
 """The index of a torch checkpoint, `.metadata`, looked at before torch opens it: it is a pickle, and a pickle may call
-anything. Its instructions are read, never carried out, and the names that it would call are held against a list.
+anything. Its instructions are read, never carried out, and the names that it would call are looked up in a list.
 
 Python's `pickletools` gives the instructions. A name is either spelled out (GLOBAL) or the two texts pushed last
 (STACK_GLOBAL), themselves or from the memo; all that is not plainly that is refused.

@@ -7,7 +7,7 @@ what hooks carry on; the data order and the schedule are functions of the step, 
 
 The tensors are read with torch's restricted unpickler, but the index file `.metadata` of torch.distributed.checkpoint
 is a plain pickle of torch's: before torch opens it, its hash is checked, which tells accident, and the names that it
-would call are held against a short list (`checkpoint_index`), which stops a forger's.
+would call are looked up in a short list (`checkpoint_index`), which stops a forger's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCHEMA_VERSION = 1
 
 
 class CheckpointError(ValueError):
-    """Checkpoints that this run must not go on from."""
+    """Checkpoints that this run must not resume from."""
 
 
 class CorruptError(CheckpointError):

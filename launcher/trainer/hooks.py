@@ -1,4 +1,4 @@
-"""What looks on while a run trains, and may ask it to go back or to stop: the part of the trainer that others fill in.
+"""Callbacks of the training loop, which may ask it to go back or to stop: the part of the trainer that others fill in.
 
 Every method is called on every rank, in the same order, so hooks may communicate. What they answer must be the same on
 every rank, but for the columns of a step's line, which are rank 0's.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class StepInfo:
     """A step whose gradients are there; the same on every rank."""
 
     step: int
@@ -47,16 +47,16 @@ class Stop:
 
 
 class Hook:
-    """Looks on. By itself it does nothing: override what is wanted."""
+    """A callback. By itself it does nothing: override what you need."""
 
     def begin(self, run: Trainer, step: int, carried: Json) -> None:
-        """The run begins, or goes on, after `step` updates; `carried` is what this hook left in the checkpoint."""
+        """The run begins, or resumes, after `step` updates; `carried` is what this hook left in the checkpoint."""
 
-    def before_update(self, seen: Seen) -> GoBack | Stop | None:
+    def before_update(self, seen: StepInfo) -> GoBack | Stop | None:
         """Gradients are there, the update is not made. A run that goes back or stops never makes it."""
         return None
 
-    def after_update(self, seen: Seen) -> dict[str, Json]:
+    def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """The update is made; what is returned stands in the step's line of metrics beside its own columns.
 
         A number that is not finite ends the run, and so must be there on every rank.
@@ -64,5 +64,5 @@ class Hook:
         return {}
 
     def carried(self) -> Json:
-        """What goes into the next checkpoint's manifest, so that a resumed run goes on as if it had never stopped."""
+        """What goes into the next checkpoint's manifest, so that a resumed run is as if it had never stopped."""
         return None

@@ -104,7 +104,7 @@ def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks
         f"seq_len = {shape.seq_len}: the validation split is shorter": (
             store.num_windows("validation", shape.seq_len) > 0
         ),
-        f"stop_after = {options.stop_after}: > 0 is wanted": options.stop_after is None or options.stop_after > 0,
+        f"stop_after = {options.stop_after}: must be above 0": options.stop_after is None or options.stop_after > 0,
     }
     return [problem for problem, holds in expected.items() if not holds] + unfit(decision)
 

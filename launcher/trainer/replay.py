@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
 from launcher.base import chronicle, metrics
-from launcher.trainer.hooks import Hook, Seen, Stop
+from launcher.trainer.hooks import Hook, StepInfo, Stop
 from proxies.core.canon import Json
 from sweeps.store.sites import host
 
@@ -90,12 +90,12 @@ class Replay(Hook):
         if self._listening is not None:
             self._listening.heard = [] if (step + 1) % self._every_steps == 0 else None
 
-    def after_update(self, seen: Seen) -> dict[str, Json]:
+    def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """Listens to the next step, where it is one to compute twice."""
         self._listen_at(seen.step + 1)
         return {}
 
-    def before_update(self, seen: Seen) -> Stop | None:
+    def before_update(self, seen: StepInfo) -> Stop | None:
         """Computes the gradients of this step again; the update is made with these."""
         listening, run = self._listening, self._run
         if listening is None or listening.heard is None:

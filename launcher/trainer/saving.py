@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on.
+"""Checkpoints written while the run trains on.
 
 A save copies this rank's weights and moments to the host's memory, and a thread does the rest: it writes the copy,
 hashes the files and renames the folder. What the ranks have to say to each other about it goes over a process group of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.base import chronicle
 from launcher.base.policy import SpikePolicy
-from launcher.trainer.hooks import GoBack, Hook, Seen
+from launcher.trainer.hooks import GoBack, Hook, StepInfo
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Detector:
     def see(self, loss_nats: float) -> bool:
         """Take the next step's loss; whether it is the one with which a spike has lasted for too long.
 
-        A spike's losses do not enter the window: they must not become the level that it is held against.
+        A spike's losses do not enter the window: they must not become the level that it is compared with.
         """
         if loss_nats > self.limit_nats:
             self.num_above += 1
@@ -72,7 +72,7 @@ class SpikeWatch(Hook):
         window, num_above = carried if isinstance(carried, list) else ([], 0)
         self._detector = Detector(self._policy, tuple(window), num_above)  # type: ignore[arg-type]
 
-    def before_update(self, seen: Seen) -> GoBack | None:
+    def before_update(self, seen: StepInfo) -> GoBack | None:
         """To before the spike's first step, with the data skipped that led to it."""
         limit_nats = self._detector.limit_nats
         if not self._detector.see(seen.loss_nats):

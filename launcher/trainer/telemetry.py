@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from launcher.trainer import gpu_health
-from launcher.trainer.hooks import Hook, Seen
+from launcher.trainer.hooks import Hook, StepInfo
 from proxies.core.canon import Json
 from proxies.model.optimizer import last_update
 
@@ -73,7 +73,7 @@ class Layers(Hook):
         self._index = {layer: index for index, layer in enumerate(self._sizes)}
 
     @torch.no_grad()
-    def before_update(self, seen: Seen) -> None:
+    def before_update(self, seen: StepInfo) -> None:
         """Sums the gradients, which clipping is about to change."""
         if (seen.step + 1) % self._every_steps == 0:
             # Rows: gradients, weights, updates; in float64, where a sum of squares has room.
@@ -83,7 +83,7 @@ class Layers(Hook):
                     self._sums_3L[0, self._index[layer_of(name)]] += _squares(*_part(parameter.grad))
 
     @torch.no_grad()
-    def after_update(self, seen: Seen) -> dict[str, Json]:
+    def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """Sums weights and updates, and all of it over the ranks."""
         if (seen.step + 1) % self._every_steps:
             return {}
@@ -117,7 +117,7 @@ class Validation(Hook):
         """Nothing but whom to ask."""
         self._run = run
 
-    def after_update(self, seen: Seen) -> dict[str, Json]:
+    def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """Over all ranks: the same on each."""
         return {} if (seen.step + 1) % self._every_steps else {"validation_loss_nats": self._run.validation_loss()}
 
@@ -178,12 +178,12 @@ class Machines(Hook):
         if self._watch is not None:
             self._watch.reset()  # of a step that the run went back at
 
-    def before_update(self, seen: Seen) -> None:
+    def before_update(self, seen: StepInfo) -> None:
         """Reads the stopwatch, before other hooks compute the step again; only where it is told."""
         if self._watch is not None and (seen.step + 1) % MACHINES_EVERY_STEPS == 0:
             self._seconds = self._watch.seconds()
 
-    def after_update(self, seen: Seen) -> dict[str, Json]:
+    def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """Of this step alone."""
         if self._watch is not None:
             self._watch.reset()

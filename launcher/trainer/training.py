@@ -29,7 +29,7 @@ from launcher.base.metrics import Ending, Header
 from launcher.base.reference import GPUS
 from launcher.frozen.frozen import Decision, Parallelism
 from launcher.trainer import assembly, checkpoints, rollback
-from launcher.trainer.hooks import GoBack, Hook, Seen, Stop
+from launcher.trainer.hooks import GoBack, Hook, StepInfo, Stop
 from launcher.trainer.ranks import device, together
 from launcher.trainer.replay import Replay
 from launcher.trainer.saving import SaveError, Saver
@@ -165,7 +165,7 @@ class Trainer:
         while (step := self.done) < target:
             began = time.perf_counter()
             loss_nats, norm, interrupted = self.gradients(step)
-            seen = Seen(step=step, loss_nats=loss_nats, grad_norm=norm.item())
+            seen = StepInfo(step=step, loss_nats=loss_nats, grad_norm=norm.item())
             if trouble := self._trouble(step, loss_nats, seen.grad_norm):
                 return self._aborted(trouble)
             answers = [hook.before_update(seen) for hook in self.hooks]
@@ -316,7 +316,7 @@ class Trainer:
         set_rates(self.optimizer, self.decision.groups, self.lr_shares[step])
         self.optimizer.step()
 
-    def _log(self, seen: Seen, columns: dict[str, canon.Json], seconds: float) -> None:
+    def _log(self, seen: StepInfo, columns: dict[str, canon.Json], seconds: float) -> None:
         if self.rank == 0:
             first, count = self._sequences(seen.step)
             seq_len = self.decision.shape.seq_len

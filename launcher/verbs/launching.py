@@ -62,7 +62,7 @@ def launch(
     from launcher.dashboards.mirrors import mirrored
     from launcher.frozen.launch_file import read_launch
     from launcher.rehearsal.standing import rehearsal_of
-    from launcher.supervisor.attempt import Told, hearing
+    from launcher.supervisor.attempt import Signals, hearing
     from launcher.supervisor.launch import Nodes, launch_line
     from launcher.supervisor.launch import launch as start
     from launcher.trainer.assembly import unfit
@@ -90,12 +90,12 @@ def launch(
     if hang_seconds:
         limits = Limits(floor_seconds=hang_seconds, start_seconds=max(START_SECONDS, hang_seconds))
     mirrors: list[Mirrored] = []
-    windows = mirrored(out, decision, mirrors, wandb=wandb, tensorboard_dir=tensorboard_dir)
-    beside = nullcontext() if node_rank else windows  # the first machine shows the run for all
-    told = Told()
-    with hearing(told.hear):  # up to the last word: a signal must not take it away
+    sinks = mirrored(out, decision, mirrors, wandb=wandb, tensorboard_dir=tensorboard_dir)
+    beside = nullcontext() if node_rank else sinks  # the first machine shows the run for all
+    signals = Signals()
+    with hearing(signals.hear):  # up to the last word: a signal must not take it away
         outcome = start(
-            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=beside, told=told
+            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=beside, signals=signals
         )
         if node_rank == 0:
             _keep(folder, decision, out, outcome, line)
@@ -118,10 +118,10 @@ def _check(
         f"--node-rank {nodes.rank}: of {nodes.num_nodes} machines the last is {nodes.num_nodes - 1}": (
             nodes.rank < nodes.num_nodes
         ),
-        "several machines want --rdzv-endpoint HOST:PORT, the same on each: a free port of the first": (
+        "several machines need --rdzv-endpoint HOST:PORT, the same on each: a free port of the first": (
             endpoint is not None or not several or sbatch_file is not None
         ),
-        f"--rdzv-endpoint {endpoint}: HOST:PORT is wanted": endpoint is None or bool(_ENDPOINT.fullmatch(endpoint)),
+        f"--rdzv-endpoint {endpoint}: must be HOST:PORT": endpoint is None or bool(_ENDPOINT.fullmatch(endpoint)),
         "--srun starts the ranks on every node itself: without --node-rank": not (nodes.srun and nodes.rank),
         "--srun is for several nodes: --nnodes says how many": several or not nodes.srun,
         "--slurm is for the script of --sbatch FILE": sbatch_file is not None or not slurm_options,
@@ -206,7 +206,7 @@ def _next(outcome: LaunchOutcome, frozen: Path, out_dir: Path | None) -> str:
     if outcome.event == "finished":
         return f"\nnext: forerun watch {frozen}{f' --metrics {out_dir}' if out_dir else ''} --conclude"
     if outcome.event in ("stopped", "interrupted"):
-        return f"\nnext: forerun launch {frozen}{f' --out {out_dir}' if out_dir else ''}, which goes on from there"
+        return f"\nnext: forerun launch {frozen}{f' --out {out_dir}' if out_dir else ''}, which resumes from there"
     return ""
 
 

@@ -74,7 +74,7 @@ def _text(found: Attested, folder: Path) -> str:
     lines = [table(("outcome", "drill", "took", "found"), rows, left=(0, 1, 3))]
     lines.append(f"rehearsal {found.outcome.replace('_', ' ')} in {duration(found.seconds)}")
     if found.not_asked_for:
-        lines.append("in part: launch and verify go on saying UNREHEARSED until all drills were held")
+        lines.append("in part: launch and verify still say UNREHEARSED until all drills were held")
     if found.outcome == "failed":
         lines.append(f"the runs are kept in {folder / 'rehearsal'}")
     elif not found.not_asked_for:

@@ -14,7 +14,7 @@ from proxies.core.canon import Json
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
-    from launcher.watch.follower import Follower, Standing
+    from launcher.watch.follower import Follower, WatchStatus
     from launcher.watch.logs.readings import Readings
 
 _EXITS = {"fine": 0, "alarm": 3, "cannot_tell": 4}
@@ -51,11 +51,11 @@ def watch(
     from launcher.watch.logs.sources import source_of
 
     if once and conclude:
-        raise click.UsageError("--once judges a run that goes on, --conclude one that has ended: give one of them")
+        raise click.UsageError("--once judges a run that still trains, --conclude one that has ended: give one of them")
     if study_dir is not None and not conclude:
         raise click.UsageError("--study goes with --conclude")
     if math.isnan(every_seconds) or math.isnan(usd_per_device_hour or 0.0):
-        raise click.UsageError("--every and --usd-per-device-hour: a number is wanted, not nan")
+        raise click.UsageError("--every and --usd-per-device-hour: must be a number, not nan")
     if usd_per_device_hour is not None and not 0 <= usd_per_device_hour <= _MOST_USD:
         raise click.UsageError(f"--usd-per-device-hour {usd_per_device_hour}: must be from 0 to {_MOST_USD:g}")
     decision, folder = read_launch(frozen), folder_of(frozen)
@@ -92,13 +92,13 @@ def _run_dir(folder: Path, where: str | None) -> Path:
     return path if (path / METRICS_FILE).exists() else folder / "run"
 
 
-def _follow(follower: Follower, every_seconds: float) -> tuple[Standing | None, int | None]:
+def _follow(follower: Follower, every_seconds: float) -> tuple[WatchStatus | None, int | None]:
     """Look until the run has ended or somebody ends this; what was seen last, and an exit code that overrides its."""
     from launcher.base.talk import say
     from launcher.base.wandb_calls import DashboardError
     from launcher.watch.logs.readings import OtherRunError
 
-    found: Standing | None = None
+    found: WatchStatus | None = None
     said: list[str] = []
     try:
         while True:

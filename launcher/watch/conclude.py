@@ -57,7 +57,7 @@ class Conclusion:
     num_inside: int
     """Of those, within their intervals."""
     next_scale: float
-    """What the arms of later intervals are multiplied by."""
+    """What the half-widths of later intervals are multiplied by."""
 
     @property
     def body(self) -> dict[str, Json]:
@@ -90,7 +90,7 @@ def concluded_run(decision: Decision, reading: Reading, interval_scale: float = 
         level=predicted.level, extrapolation=predicted.extrapolation, interval_scale=interval_scale,
         actual_nats=_last_loss(decision, reading), curve=_curve(reading),
     )  # fmt: skip
-    run.foretold  # noqa: B018  (refuses an interval without arms)
+    run.foretold  # noqa: B018  (refuses an interval without width)
     return run
 
 
@@ -99,13 +99,13 @@ def _last_loss(decision: Decision, reading: Reading) -> float:
     at = f"step {columns.step} of {num_steps}"
     if ending is not None and ending.event != "finished":
         reason = f": {ending.reason}" if ending.reason else ""
-        again = "" if ending.event == "aborted" else "; `forerun launch` goes on"
+        again = "" if ending.event == "aborted" else "; `forerun launch` resumes it"
         raise NotConcludedError(f"the run {ending.event} at {at}{reason}{again}: there is no end to score")
     if ending is not None and ending.validation_loss_nats is not None:
         return ending.validation_loss_nats
     if ending is None and reading.names_digest:
         raise NotConcludedError(
-            f"the run has not ended: {at}, and its last attempt left no ending; watch it, or `forerun launch` goes on"
+            f"the run has not ended: {at}, and its last attempt left no ending; watch it, or `forerun launch` resumes"
         )
     measured = len(columns.validation_steps) and columns.validation_steps[-1] >= num_steps
     if columns.step < num_steps and not measured:  # not every step needs to be logged
@@ -237,7 +237,7 @@ def next_lines(found: Conclusion) -> list[str]:
     level = found.run.level
     counted = f"{found.num_inside} of {found.num_concluded} main runs ended inside their interval"
     scale = f"later intervals are {found.next_scale:.3g} times as wide as a fit's own"
-    lines = [f"so far {counted} ({level:.0%} is wanted): {scale}"]
+    lines = [f"so far {counted} (expected: {level:.0%}): {scale}"]
     if found.study is None:
         return [*lines, "no study lies around the config, so no ledger keeps the run: name one with --study STUDY"]
     study = shlex.quote(str(found.study))

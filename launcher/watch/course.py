@@ -1,4 +1,4 @@
-"""A run held against its frozen band over its whole course, and its end foretold anew from where it is.
+"""A run compared with its frozen band over its whole course, and its end predicted anew from where it is.
 
 The band of a point f of the curve holds for one new run at that point. Held at every point, a healthy run leaves it
 somewhere far more often. The departure there, in standard deviations of the band, is
@@ -13,7 +13,7 @@ healthy run at every look that there will be is drawn from that law, so that a h
 `FALSE_ALARMS` over the whole run, however often one looks. Both errors were estimated from few runs: they are Student's
 with `FREEDOM` degrees of freedom, one scale for the whole run.
 
-The end is foretold anew from the newest look. Of a departure there the share s_end^2 / s_f^2 is the end's, and what is
+The end is predicted anew from the newest look. Of a departure there the share s_end^2 / s_f^2 is the end's, and what is
 left of its error is s_end sqrt(1 - s_end^2 / s_f^2).
 """
 
@@ -59,7 +59,7 @@ class Course:
     bound: float
     """On the size of `departure`, over the whole run."""
     final: tuple[float, float, float]
-    """The end foretold from the newest look, in nats: centre, low and high at the band's level."""
+    """The end predicted from the newest look, in nats: centre, low and high at the band's level."""
 
     @property
     def departed(self) -> int | None:
@@ -107,7 +107,7 @@ def course(
         expected_nats=band.expected_nats[there], departure=logs / sd,
         outside=logs / sd / _quantile(predicted.level),
         bound=_bound(predicted, tuple(band.centres), tuple((band.low_sd + band.high_sd) / 2), tuple(noise)),
-        final=_foretold(predicted, float(logs[-1]), float(sd[-1])),
+        final=_new_end(predicted, float(logs[-1]), float(sd[-1])),
     )  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def _drawn(
     return drawn.astype(np.float32), rng.standard_normal(drawn.shape, dtype=np.float32)
 
 
-def _foretold(predicted: PredictedLoss, departure: float, sd: float) -> tuple[float, float, float]:
+def _new_end(predicted: PredictedLoss, departure: float, sd: float) -> tuple[float, float, float]:
     """The end given a departure (of the log) at a look where the band's standard deviation is `sd`."""
     low_sd, high_sd = end_sd(predicted)
     mine = low_sd if departure < 0 else high_sd

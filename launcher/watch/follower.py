@@ -24,7 +24,7 @@ _STANDINGS: dict[int, Word] = {0: "fine", ALARM: "alarm", CANNOT_TELL: "cannot_t
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class WatchStatus:
     """What is to be said after a look."""
 
     standing: Word
@@ -53,7 +53,7 @@ class Follower:
         self._frozen, self._metrics = str(frozen), metrics
         self._active: set[str] = set()
 
-    def look(self, *, last: bool) -> Standing:
+    def look(self, *, last: bool) -> WatchStatus:
         """Read on, judge, and record what is new.
 
         Args:
@@ -80,7 +80,7 @@ class Follower:
 
     def _standing(
         self, reading: Reading, found: Judged, new: list[Alert], commands: Commands, *, over: bool
-    ) -> Standing:
+    ) -> WatchStatus:
         nothing = not len(reading.columns) and not found.alerts
         standing = "cannot_tell" if nothing else _STANDINGS[found.exit_code]
         why = "nothing is logged yet" if nothing else found.why
@@ -91,7 +91,7 @@ class Follower:
             tail = [f"the run finished; next: {commands.watch} --conclude"]
         lines = [head, *map(alert_text, found.alerts), *figure_lines(found.figures), *tail,
                  *(f"log: {note}" for note in reading.notes)]  # fmt: skip
-        return Standing(
+        return WatchStatus(
             standing=standing, line=short_line(head, found.figures), text="\n".join(lines),
             news=tuple(map(alert_text, new)), notes=tuple(f"log: {note}" for note in reading.notes), over=ended,
             body={

@@ -1,6 +1,6 @@
 """How fast a run goes, how much of its time was kept work, when it will end, and for how long it may be silent.
 
-Nothing here knows what the machine should give. A run is held against the best that it has itself sustained since its
+Nothing here knows what the machine should give. A run is compared with the best that it has itself sustained since its
 number of ranks or its device last changed; the first lines after a start, and steps that wait for a save, weigh little
 in medians of blocks.
 """

@@ -1,6 +1,6 @@
 """A loss that goes up and stays there, slower or smaller than a spike.
 
-At every line the lines after it are held against those before, in two ways, each in standard deviations of its own:
+At every line the lines after it are compared with those before, in two ways, each in standard deviations of its own:
 
 - the shift of level that generalized least squares finds there in noise of the learned autocorrelation. In independent
   noise that is a difference of two means; where noise wanders, most of it is what the line adds to the prediction from
@@ -129,7 +129,7 @@ def sight(steps: Floats, losses: Floats, warmup_steps: int, num_steps: int, with
 
 
 def _whole(steps: Floats, num_steps: int) -> float:
-    """Lines of the whole run, if it goes on to be logged as it was."""
+    """Lines of the whole run, if it is logged on as it was."""
     return max(float(len(steps)), num_steps / float(np.median(np.diff(steps)))) if len(steps) > 1 else 1.0
 
 

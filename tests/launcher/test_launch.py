@@ -232,14 +232,14 @@ def test_srun_is_asked_to_end_for_it_alone_reaches_the_other_machines(tmp_path):
     srun = tmp_path / "srun"
     srun.write_text(f"#!/bin/sh\ntrap 'touch {tmp_path}/asked; exit 143' TERM\nsleep 60 & wait\n")
     srun.chmod(0o755)
-    course = attempt.Course(
+    course = attempt.AttemptSpec(
         command=[str(srun)], run_dir=tmp_path, log=tmp_path / "log", limits=Limits(start_seconds=0.5), num_steps=12,
         num_tokens=9,
     )  # fmt: skip
     for remote in (False, True):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attempt.Course, "remote", remote)
-            assert attempt.attempt(course, attempt.Told()).crash.cause == "hung"
+            patch.setattr(attempt.AttemptSpec, "remote", remote)
+            assert attempt.attempt(course, attempt.Signals()).crash.cause == "hung"
         assert (tmp_path / "asked").exists() == remote
 
 

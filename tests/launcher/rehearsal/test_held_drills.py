@@ -97,7 +97,7 @@ def test_one_that_could_not_be_held_leaves_it_open(held):
 def test_parts_add_up_and_sign_nothing_until_they_are_all(held, monkeypatch):
     code, out, _ = held.rehearse("--only", "nan", "--only", "hang")
     assert (code, held.names) == (0, ["hang", "nan"])
-    assert "in part: launch and verify go on saying UNREHEARSED until all drills were held" in out
+    assert "in part: launch and verify still say UNREHEARSED until all drills were held" in out
     assert "next: forerun launch" not in out
     assert not held.standing.rehearsed
     assert "UNREHEARSED in part: 2 of 2 drills passed" in held.standing.sentence

@@ -80,9 +80,9 @@ def test_the_kept_curve_has_the_means_of_the_whole(decision, tmp_path):
     ("ending", "said"),
     [
         (None, "has not ended: step 8 of 12, and its last attempt left no ending"),
-        (("stopped", 0, ""), "the run stopped at step 8 of 12; `forerun launch` goes on: there is no end to score"),
+        (("stopped", 0, ""), "the run stopped at step 8 of 12; `forerun launch` resumes it: there is no end to score"),
         (("aborted", 3, "loss is NaN"), "the run aborted at step 8 of 12: loss is NaN: there is no end to score"),
-        (("interrupted", 130, "by a signal"), "interrupted at step 8 of 12: by a signal; `forerun launch` goes on"),
+        (("interrupted", 130, "by a signal"), "interrupted at step 8 of 12: by a signal; `forerun launch` resumes it"),
     ],
 )
 def test_a_run_without_an_end_is_refused_in_words(decision, tmp_path, ending, said):

@@ -89,7 +89,7 @@ def test_cannot_tell(decision, frozen, corpus, tmp_path):
 def test_an_option_that_is_no_number_is_refused(decision, frozen, option):
     run_of(decision, frozen, 20)
     code, _, said = forerun("watch", frozen, option, "nan", *(() if option == "--every" else ("--once",)))
-    assert code == 2 and "a number is wanted" in said
+    assert code == 2 and "must be a number" in said
 
 
 def test_bad_input(decision, frozen, tmp_path):
