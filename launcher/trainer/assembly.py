@@ -11,12 +11,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.frozen.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
 from launcher.trainer import tensor_parallel
+from launcher.trainer.ranks import data_axes, device_mesh
 from proxies.core import canon
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
@@ -26,17 +27,6 @@ from proxies.parametrization.parametrization import drawn
 
 STD_ERRORS = 6.0
 """A measured init std farther from the frozen one than so many standard errors is another distribution."""
-
-
-def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
-    """Ranks as a mesh: replicas (HSDP) of a data axis that shards, and the tensor axis, whose ranks are neighbours."""
-    size = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard, parallelism.tensor)
-    return init_device_mesh(device_type, size, mesh_dim_names=("replicate", "shard", "tensor"))
-
-
-def data_axes(mesh: DeviceMesh) -> DeviceMesh:
-    """Of that mesh what a model is sharded over: the data axis, and replicas where there are some."""
-    return mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
 
 
 def sharded_model(decision: Decision, parallelism: Parallelism, device_type: str) -> Decoder:

@@ -1,4 +1,4 @@
-"""What the ranks of a run do together: their devices, and refusing as one."""
+"""The ranks of a run: their devices, how they lie in a mesh, and refusing as one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from launcher.frozen.frozen import FrozenError, TamperedError
+from launcher.frozen.frozen import FrozenError, Parallelism, TamperedError
 from launcher.trainer.checkpoints import CheckpointError, CorruptError
 from proxies.data.tokens import DataError
 
@@ -30,6 +31,17 @@ class TrainerError(ValueError):
 def device() -> torch.device:
     """Where this rank computes."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
+    """Ranks as a mesh: replicas (HSDP) of a data axis that shards, and the tensor axis, whose ranks are neighbours."""
+    size = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard, parallelism.tensor)
+    return init_device_mesh(device_type, size, mesh_dim_names=("replicate", "shard", "tensor"))
+
+
+def data_axes(mesh: DeviceMesh) -> DeviceMesh:
+    """Of that mesh what a model is sharded over: the data axis, and replicas where there are some."""
+    return mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
 
 
 def together(work: Callable[[], _Value], group: dist.ProcessGroup | None = None) -> _Value:

@@ -14,7 +14,7 @@ from launcher.base.reference import MODELS
 from launcher.estimates.layout import Layout
 from launcher.estimates.memory import kept_per_token, memory_per_rank
 from launcher.frozen.frozen import Parallelism
-from launcher.trainer.assembly import data_axes, device_mesh
+from launcher.trainer.ranks import data_axes, device_mesh
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape
 from proxies.model import rotary
