@@ -27,7 +27,7 @@ EXCEPTIONS = {
     "launcher/trainer/rollback.py": "a rollback may lower the clip: the record of it",
     "launcher/trainer/spikes.py": "a rollback may lower the clip: the policy",
     "launcher/trainer/training.py": "the clip in force at a step",
-    "launcher/rehearsal/drills_spike.py": "a rollback may lower the clip: its drill",
+    "launcher/rehearsal/fault_drills.py": "a rollback may lower the clip: its drill",
 }
 """Files that name one all the same, and why; fifteen at most."""
 PENDING = (
