@@ -28,9 +28,8 @@ DOORS = {
     "optuna": {"sweeps.search.samplers", "sweeps.views.optuna_view"},
     "optuna_dashboard": {"launcher.verbs.dashboards"},
     "ray": {"sweeps.ray.pool", "sweeps.ray.head"},
-    "matplotlib": {
-        f"launcher.figures.{name}" for name in ("figures", "transfer", "cost", "fits", "main_run", "compare", "plots")
-    },
+    "jinja2": {"launcher.report.page"},
+    "matplotlib": {f"launcher.figures.{name}" for name in ("panel", "transfer", "fits", "main_run", "plots")},
     "tokenizers": {"proxies.data.tokenizer"},
     "pynvml": {"launcher.trainer.gpu_health"},
     "wandb": {"launcher.dashboards.wandb_process"},

@@ -1,4 +1,4 @@
-"""The ladder's figures: what each law says, out to the main run, and what the fit misses. Pure, as those of `figures`.
+"""The ladder's figures: what each law says, out to the main run, and what the fit misses.
 
 Both go over the same log10(FLOPs); heights of the first are log10 of the loss.
 """
@@ -6,29 +6,32 @@ Both go over the same log10(FLOPs); heights of the first are log10 of the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from launcher.figures.figures import MARKERS, apart, draw, interval_marks
+from launcher.figures.panel import DASHED, LOSS, MARKERS, STYLES, Panel, apart, draw, interval_marks, part
 from launcher.figures.svg import INK, KINDS, raised, shade
-from launcher.views.fit import rung_names
-from launcher.views.html import Body
+from launcher.views.numbers import Body
 
 _FLOPS = "training compute, 6ND (FLOPs)"
 _WIDE = (4.8, 3.7)
 _LAW_STYLES = ((KINDS[2], (0, (5, 2))), (KINDS[5], (0, (1, 1.2))), (KINDS[3], (0, (6, 2, 1, 2))))
 _NUM_TICKS = 7
 _BESIDE = 0.025
-"""Of the axis, between a rung and what was foretold of it: their marks do not meet."""
-_MOST_NAMES = 5
+"""Of the axis, between a rung and what was predicted of it: their marks do not meet."""
 _GAP = 0.055
 """Between names, as a share of the axis."""
 
 
-def flops_axis(axes: Axes, values: Iterable[float]) -> None:
+def _fitted(report: Body) -> None:
+    part(report, "ladder", "`forerun ladder PLAN` runs it")
+    part(report, "fit", "`forerun ladder PLAN` runs what it needs")
+
+
+def _flops_axis(axes: Axes, values: Iterable[float]) -> None:
     """Decades, with their twos and fives where there are few, on an axis that holds log10(FLOPs)."""
     shown = [math.log10(value) for value in values]
     low, high = min(shown), max(shown)
@@ -40,7 +43,7 @@ def flops_axis(axes: Axes, values: Iterable[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ticks[value]))
 
 
-def loss_axis(axes: Axes, low: float, high: float) -> None:
+def _loss_axis(axes: Axes, low: float, high: float) -> None:
     """Round losses between these nats, the finest step of which at most seven fit, on an axis that holds log10."""
     axes.set_ylim(math.log10(low), math.log10(high))
     steps = [digit * 10.0**power for power in range(-4, 3) for digit in (1, 2, 5)]
@@ -48,6 +51,10 @@ def loss_axis(axes: Axes, low: float, high: float) -> None:
     ticks = [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
     axes.yaxis.set_major_locator(FixedLocator([math.log10(tick) for tick in ticks]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{10**value:.4g}"))
+
+
+def _finished(ladder: Any) -> list[Any]:
+    return [rung for rung in ladder["rungs"] if rung["loss_nats"] is not None]
 
 
 def _rungs(axes: Axes, rungs: Sequence[Any], height: Callable[[Any], float]) -> None:
@@ -60,31 +67,43 @@ def _rungs(axes: Axes, rungs: Sequence[Any], height: Callable[[Any], float]) -> 
                   label=f"width {width}")  # fmt: skip
 
 
-def laws(body: Body) -> str:
-    """Loss against compute, log-log: rungs, back-test, the pooled laws' frontier with its band, each law's, the run."""
-    frontier, predicted = body["frontier"] or [], (body["choice"] or {}).get("prediction")
-    rungs = [rung for rung in body["ladder"]["rungs"] if rung["loss_nats"] is not None]
-    held_out = (body["fit"]["backtest"] or {"runs": []})["runs"]
-    flops = [rung["flops"] for rung in body["ladder"]["rungs"]] + [point["flops"] for point in frontier]
+def _log_loss(rung: Any) -> float:
+    return math.log10(rung["loss_nats"])
+
+
+def ladder(report: Body) -> Panel:
+    """Loss against compute, log-log: rungs, back-test, the pooled laws' frontier with its band, each law's, the run.
+
+    Raises:
+        MissingError: the ladder has not ended.
+    """
+    _fitted(report)
+    frontier, predicted = report["frontier"] or [], (report["choice"] or {}).get("prediction")
+    rungs, members = _finished(report["ladder"]), report["fit"]["members"]
+    held_out = (report["fit"]["backtest"] or {"runs": []})["runs"]
+    flops = [point["flops"] for point in (*report["ladder"]["rungs"], *frontier)]
 
     def paint(axes: Axes) -> None:
         seen = [rung["loss_nats"] for rung in rungs] + [run["predicted"] for run in held_out]
         seen += [predicted["loss"]] if predicted else []
-        flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
-        loss_axis(axes, *_room(seen, predicted, frontier, body["fit"]["members"]))
+        _flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
+        _loss_axis(axes, *_room(seen, predicted, frontier, members))
         if predicted and rungs:
             axes.axvline(math.log10(max(rung["flops"] for rung in rungs)), color=INK, alpha=0.55, linewidth=0.9,
-                         linestyle=(0, (4, 3)), label="largest rung")  # fmt: skip
-        _pool(axes, frontier, body["fit"]["level"])
-        _members(axes, body["fit"]["members"])
-        _rungs(axes, rungs, lambda rung: math.log10(rung["loss_nats"]))
-        _held_out(axes, held_out)
+                         linestyle=DASHED, label="largest rung")  # fmt: skip
+        _frontier(axes, frontier, KINDS[0], "best for the compute", f"{100 * report['fit']['level']:g} % of new runs")
+        _members(axes, members)
+        _rungs(axes, rungs, _log_loss)
+        (left, right) = axes.get_xlim()
+        back = [(math.log10(6 * run["params"] * run["tokens"]) - _BESIDE * (right - left), run["predicted"],
+                 run["interval"]) for run in held_out]  # fmt: skip
+        _bars(axes, back, "d", KINDS[4], 5, "back-test")
         if predicted:
-            x, y = math.log10(predicted["flops"]), predicted["loss"]
-            _bars(axes, [(x, y, predicted["interval"])], "*", KINDS[1], 12, "main run")
+            at = (math.log10(predicted["flops"]), predicted["loss"], predicted["interval"])
+            _bars(axes, [at], "*", KINDS[1], 12, "main run")
 
-    return draw("scaling", "Loss against training compute: rungs, frontiers of the laws, and the main run",
-                 (_FLOPS, "validation loss (nats per token)"), paint, _WIDE)  # fmt: skip
+    title = "Loss against training compute: rungs, frontiers of the laws, and the main run"
+    return draw("scaling", title, (_FLOPS, LOSS), paint, _WIDE)
 
 
 def _room(
@@ -99,14 +118,16 @@ def _room(
     return max(min([low, *ends]), low / reach) / 1.02, min(max([high, *ends]), high * reach) * 1.02
 
 
-def _pool(axes: Axes, frontier: Sequence[Any], level: float) -> None:
-    """The frontier of the pooled laws, with the band of one new run."""
+def _frontier(
+    axes: Axes, frontier: Sequence[Any], colour: str, label: str, band: str | None = None, dashes: Any = "-"
+) -> None:
+    """The best loss for the compute, with the band of one new run where there is one."""
     x = [math.log10(point["flops"]) for point in frontier]
     if frontier and all(point["interval"] for point in frontier):
         low, high = ([math.log10(point["interval"][i]) for point in frontier] for i in (0, 1))
-        axes.fill_between(x, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label=f"{100 * level:g} % of new runs")
-    axes.plot(x, [math.log10(point["loss_nats"]) for point in frontier], color=KINDS[0], linewidth=1.8,
-              label="best for the compute" if frontier else None)  # fmt: skip
+        axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, label=band)
+    axes.plot(x, [_log_loss(point) for point in frontier], color=colour, linewidth=1.8, linestyle=dashes,
+              label=label if frontier else None)  # fmt: skip
 
 
 def _members(axes: Axes, members: Sequence[Any]) -> None:
@@ -116,12 +137,11 @@ def _members(axes: Axes, members: Sequence[Any]) -> None:
         return
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     found.sort(key=lambda one: float(one[0]["frontier"][-1]["loss_nats"]))
-    ends = [math.log10(member["frontier"][-1]["loss_nats"]) for member, _ in found]
+    ends = [_log_loss(member["frontier"][-1]) for member, _ in found]
     places = apart([min(max(end, bottom), top) for end in ends], _GAP * (top - bottom))
     for (member, (colour, dashes)), end, place in zip(found, ends, places, strict=True):
         x = [math.log10(point["flops"]) for point in member["frontier"]]
-        axes.plot(x, [math.log10(point["loss_nats"]) for point in member["frontier"]], color=colour, linewidth=1.2,
-                  linestyle=dashes)  # fmt: skip
+        axes.plot(x, [_log_loss(point) for point in member["frontier"]], color=colour, linewidth=1.2, linestyle=dashes)
         axes.plot([x[-1], right], [end, place], color=colour, linewidth=0.6)
         axes.annotate(f"{member['form']} {100 * member['weight']:.0f} %", (right, place), xytext=(3, 0), va="center",
                       textcoords="offset points", fontsize=8.5, color=colour, annotation_clip=False)  # fmt: skip
@@ -129,33 +149,55 @@ def _members(axes: Axes, members: Sequence[Any]) -> None:
     axes.set_ylim(bottom, top)
 
 
-def _held_out(axes: Axes, runs: Sequence[Any]) -> None:
-    """What the rungs below said of the largest, a little left of what was measured there."""
-    (left, right) = axes.get_xlim()
-    at = [math.log10(6 * run["params"] * run["tokens"]) - _BESIDE * (right - left) for run in runs]
-    points = [(x, run["predicted"], run["interval"]) for x, run in zip(at, runs, strict=True)]
-    _bars(axes, points, "d", KINDS[4], 5, "back-test")
-
-
 def _bars(
-    axes: Axes, points: Sequence[tuple[float, float, Any]], marker: str, colour: str, size: float, label: str
-) -> None:
+    axes: Axes, points: Sequence[tuple[float, float, Any]], marker: str, colour: str, size: float, label: str,
+    fill: str = "full",
+) -> None:  # fmt: skip
     """Losses with their intervals, (log10 FLOPs, nats, interval), on the axis of log10; nothing without any."""
-    if not points:
-        return
-    ends = [[math.log10(end) for end in interval or (loss, loss)] for _, loss, interval in points]
-    interval_marks(axes, [(x, math.log10(loss)) for x, loss, _ in points], ends, along="y", fmt=marker, color=colour,
-                   markersize=size, elinewidth=1.4, capsize=3.5, zorder=4 if marker == "*" else 2,
-                   label=label)  # fmt: skip
+    if points:
+        ends = [[math.log10(end) for end in interval or (loss, loss)] for _, loss, interval in points]
+        interval_marks(axes, [(x, math.log10(loss)) for x, loss, _ in points], ends, along="y", fmt=marker,
+                       color=colour, fillstyle=fill, markersize=size, elinewidth=1.4, capsize=3.5,
+                       zorder=4 if marker == "*" else 2, label=label)  # fmt: skip
 
 
-def residuals(body: Body) -> str:
-    """Measured over fitted at every rung, in percent, with one and two sd of all; the worst outliers are named."""
-    spread = body["fit"]["residual_sd"]
-    rungs = [r for r in body["ladder"]["rungs"] if r["loss_nats"] is not None and r["fitted_nats"] is not None]
-    rows = (body["fit"]["influence"] or {"rows": []})["rows"]
-    names = rung_names(body["ladder"]["rungs"])
-    outliers = sorted((row for row in rows if row["outlier"]), key=lambda row: -abs(row["residual_sds"]))
+def ladders(sides: Mapping[str, Any]) -> Panel:
+    """Rungs, frontiers with their bands, and forecasts of two studies that are compared, loss against compute.
+
+    Args:
+        sides: `ladder` in the body of a comparison, both sides there.
+    """
+    seen = [(rung["flops"], rung["loss_nats"]) for of in sides.values() for rung in _finished(of)]
+    seen += [(of["prediction"]["flops"], of["prediction"]["loss"]) for of in sides.values() if of["prediction"]]
+    seen += [(point["flops"], point["loss_nats"]) for of in sides.values() for point in of["frontier"] or ()]
+
+    def paint(axes: Axes) -> None:
+        losses = [loss for _, loss in seen]
+        _flops_axis(axes, [flops for flops, _ in seen])
+        _loss_axis(axes, min(losses) / 1.04, max(losses) * 1.04)
+        for rank, (side, of) in enumerate(sides.items()):
+            (dashes, fill), colour, name = STYLES[side], KINDS[rank], side.upper()
+            _frontier(axes, of["frontier"] or [], colour, f"{name}, best for the compute", dashes=dashes)
+            rungs = _finished(of)
+            at = [math.log10(rung["flops"]) for rung in rungs], [_log_loss(rung) for rung in rungs]
+            axes.plot(*at, MARKERS[rank], color=colour, fillstyle=fill, markersize=4.5, label=f"{name}, rungs")
+            if predicted := of["prediction"]:
+                point = (math.log10(predicted["flops"]), predicted["loss"], predicted["interval"])
+                _bars(axes, [point], "*", colour, 11, f"{name}, main run", fill)
+
+    title = "Loss against training compute: rungs, frontiers and main runs of both studies"
+    return draw("ladders", title, (_FLOPS, LOSS), paint, _WIDE)
+
+
+def residuals(report: Body) -> Panel:
+    """Measured over fitted loss of every rung, in percent, with one and two standard deviations of all.
+
+    Raises:
+        MissingError: the ladder has not ended.
+    """
+    _fitted(report)
+    spread = report["fit"]["residual_sd"]
+    rungs = [rung for rung in _finished(report["ladder"]) if rung["fitted_nats"] is not None]
 
     def height(rung: Any) -> float:
         return 100 * math.log(rung["loss_nats"] / rung["fitted_nats"])
@@ -166,18 +208,9 @@ def residuals(body: Body) -> str:
             axes.axhspan(-100 * num_sd * spread, 100 * num_sd * spread, color=KINDS[0], alpha=0.1, linewidth=0,
                          label="1 and 2 sd of all rungs" if num_sd == 1 else None)  # fmt: skip
         _rungs(axes, rungs, height)
-        flops_axis(axes, [rung["flops"] for rung in body["ladder"]["rungs"]])
+        _flops_axis(axes, [rung["flops"] for rung in report["ladder"]["rungs"]])
         widest = 1.08 * max([abs(height(rung)) for rung in rungs] + [200 * (spread or 0.0), 1e-3])
         axes.set_ylim(-widest, widest)
-        middle, taken = sum(axes.get_xlim()) / 2, list[float]()
-        for row in outliers:
-            rung = body["ladder"]["rungs"][row["rung"]]
-            x, y = math.log10(rung["flops"]), height(rung)
-            if len(taken) == _MOST_NAMES or any(abs(y - other) < 2 * _GAP * widest for other in taken):
-                continue  # names must not lie on each other; the caption has them all
-            taken.append(y)
-            axes.annotate(names[row["rung"]], (x, y), xytext=(7 if x < middle else -7, 0), textcoords="offset points",
-                          fontsize=8.5, va="center", ha="left" if x < middle else "right")  # fmt: skip
 
-    return draw("residuals", "Measured loss against fitted loss, rung by rung",
-                 (_FLOPS, "measured above fitted (% of loss)"), paint)  # fmt: skip
+    title = "Measured loss against fitted loss, rung by rung"
+    return draw("residuals", title, (_FLOPS, "measured above fitted (% of loss)"), paint)

@@ -1,4 +1,4 @@
-"""The main run's figure: training loss as logged over the band that was expected. Pure, as the others."""
+"""The main run's figure: training loss as logged over the band that was expected."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from launcher.figures.figures import draw
+from launcher.figures.panel import MissingError, Panel, draw, part
 from launcher.figures.svg import INK, KINDS
-from launcher.views.html import Body
+from launcher.views.numbers import Body
 
 _INCHES = (4.8, 3.4)
 BINS_PER_DECADE = 40
 """Losses are drawn as means over so many parts of a decade of steps."""
 
 
-def loss_curve(body: Body) -> str:
-    """Training loss against steps, both as logged and as expected with its interval."""
-    run, curve = body["main_run"], body["decision"]["predicted"]["curve"]
+def main_run(report: Body) -> Panel:
+    """Training loss of the main run, as logged, over the band that was expected.
+
+    Raises:
+        MissingError: it was not launched in its usual place, or no curve was expected.
+    """
+    run = part(report, "main_run", "`forerun launch FROZEN` starts it")
+    curve = part(report, "decision", "the study has not come to one")["predicted"]["curve"]
+    if not curve:
+        raise MissingError("the ladder had too few runs to expect a curve")
     at = [point["step"] for point in curve]
     left = max(1.0, min(run["steps"][-1], at[0]) / 3)  # what lies before the band dwarfs it
     seen = [point for point in binned(run["steps"], run["train_loss_nats"]) if point[0] >= left]

@@ -4,167 +4,118 @@
     from launcher.figures import plots
 
     report = json.load(open("study/report.json"))
-    plots.valleys(report)
+    plots.basins(report)
 
 Importing this loads matplotlib, and no pyplot: nothing opens a window, no global setting changes, and the figures are
 those of the page, drawn by the same functions. A notebook shows a figure by its name at the end of a cell; elsewhere
-`figure.savefig("valleys.png")` writes it. Every function takes the body of one report, and raises `MissingError` where
+`figure.savefig("basins.png")` writes it. Every function takes the body of one report, and raises `MissingError` where
 the study has not come so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Iterable
 
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from launcher.figures import cost as figures_cost
-from launcher.figures import figures
-from launcher.figures import fits as figures_fits
-from launcher.figures import main_run as figures_main_run
-from launcher.figures import transfer as figures_transfer
-from launcher.views.html import Body
-from launcher.views.transfer import name_of, verdicts_by_arm
+from launcher.figures.fits import ladder, residuals
+from launcher.figures.main_run import main_run
+from launcher.figures.panel import (
+    DASHED,
+    LOSS,
+    MARKERS,
+    MissingError,
+    Panel,
+    ceiling,
+    draw,
+    edge_marks,
+    main_arm,
+    octaves,
+    part,
+)
+from launcher.figures.svg import INK, KINDS
+from launcher.figures.transfer import basins, drift, regrets
+from launcher.study.coordinate_view import by_role, points
+from launcher.views.numbers import Body, arm_name, words
 
+__all__ = ["MissingError", "basins", "coordinates", "drift", "ladder", "main_run", "regrets", "residuals", "search"]
 
-class MissingError(ValueError):
-    """The report lacks what a figure draws: the stage has not ended, or there is no such test or arm."""
-
-
-def _one(draw: Callable[[], str]) -> Figure:
-    """The figure that a drawing function of the report composes."""
-    with figures.kept() as found:
-        draw()
-    return found[0]
-
-
-def _part(report: Body, key: str, stage: str) -> Any:
-    found = report.get(key)
-    if not found:
-        raise MissingError(f"the report has no {key}: {stage}")
-    return found
-
-
-def _fitted(report: Body) -> None:
-    _part(report, "ladder", "`forerun ladder PLAN` runs it")
-    _part(report, "fit", "`forerun ladder PLAN` runs what it needs")
+_DASHES = {"passes": "-", "cannot_tell": (0, (3, 2)), "blows_up": "-", "vanishes": "-"}
 
 
-def _test(report: Body, hyperparameter: str, axis: str) -> Any:
-    tests = _part(report, "transfer", "`forerun transfer PLAN` runs what it needs")["tests"]
-    for test in tests:
-        if (test["hyperparameter"], test["axis"]) == (hyperparameter, axis):
-            return test
-    there = ", ".join(name_of(test) for test in tests)
-    raise MissingError(f"{hyperparameter} over {axis} was not tested; there is: {there}")
-
-
-def valleys(
-    report: Body, hyperparameter: str = "learning_rate", axis: str = "width", arm: str | None = None
-) -> Figure:  # fmt: skip
-    """Loss against a hyperparameter at every size: runs, fitted valleys, minima with intervals.
+def coordinates(report: Body, arm: str | None = None) -> Panel:
+    """Change of each role's worst layer against width, or depth, log-log; bold or dashed if not passing.
 
     Args:
         report: the body of `report.json`.
-        hyperparameter: `learning_rate`, `clip_norm`, ... as in the plan.
-        axis: `width`, `depth`, `batch` or `duration`.
-        arm: the parametrization; the study's own if None, `sp` for the control.
-
-    Raises:
-        MissingError: the transfer runs have not ended, or there is no such test or arm.
-    """
-    test, own = _test(report, hyperparameter, axis), figures.main_arm(report)
-    arms, chosen = verdicts_by_arm(test, own), own if arm is None else arm
-    if chosen not in arms:
-        raise MissingError(f"no arm {chosen} in {name_of(test)}; there is: {', '.join(arms)}")
-    return _one(lambda: figures_transfer.valleys(report, test, chosen))
-
-
-def drift(report: Body, hyperparameter: str = "learning_rate", axis: str = "width") -> Figure:
-    """The optimum against size with intervals, the value carried to the target, and what is expected there.
-
-    Raises:
-        MissingError: the transfer runs have not ended, or there is no such test, or it found no optimum.
-    """
-    test = _test(report, hyperparameter, axis)
-    arms = verdicts_by_arm(test, figures.main_arm(report))
-    if all(optimum["log2_value"] is None for of in arms.values() for optimum in of["optima"]):
-        raise MissingError(f"{name_of(test)} found no optimum")
-    return _one(lambda: figures_transfer.drift(report, test))
-
-
-def heat(report: Body, hyperparameter: str = "learning_rate", axis: str = "width") -> Figure:
-    """Loss above the best of its size, for every size and value.
-
-    Raises:
-        MissingError: the transfer runs have not ended, or there is no such test.
-    """
-    test = _test(report, hyperparameter, axis)
-    return _one(lambda: figures_cost.heat(report, test))
-
-
-def regrets(report: Body) -> Figure:
-    """What every carried value costs at the target, in nats with intervals.
-
-    Raises:
-        MissingError: the transfer runs have not ended.
-    """
-    _part(report, "transfer", "`forerun transfer PLAN` runs what it needs")
-    return _one(lambda: figures_cost.regrets(report))
-
-
-def coordinates(report: Body, arm: str | None = None) -> Figure:
-    """Change of each role's worst layer against width, of the study's parametrization, of `sp`, or over `depth`.
+        arm: the study's own parametrization if None; `sp`, or `depth` for the check over depths.
 
     Raises:
         MissingError: the coordinate check has not run, or not of this arm.
     """
-    checks = _part(report, "coordinates", "`forerun check PLAN` runs the check")
-    chosen = figures.main_arm(report) if arm is None else arm
+    checks = part(report, "coordinates", "`forerun check PLAN` runs the check")
+    chosen = main_arm(report) if arm is None else arm
     if chosen not in checks:
         raise MissingError(f"no coordinate check {chosen}; there is: {', '.join(checks)}")
-    return _one(lambda: figures.coordinates(report, chosen))
+    check = checks[chosen]
+    shown = {name: [layers[0] for _, layers in by_role(of)] for name, of in checks.items()}
+    everything = [change for layers in shown.values() for layer in layers for change in layer["change"] if change > 0]
+
+    def paint(axes: Axes) -> None:
+        _width_axis(axes, points(check))
+        axes.set_yscale("log")
+        if everything:
+            axes.set_ylim(min(everything) / 1.3, max(everything) * 1.3)
+        axes.yaxis.set_major_locator(FixedLocator([m * 10.0**e for e in range(-9, 9) for m in (1, 2, 5)]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
+        for rank, layer in enumerate(shown[chosen]):
+            weight = 1.2 if layer["outcome"] in ("passes", "cannot_tell") else 2.8
+            axes.plot(points(check)[: len(layer["change"])], layer["change"], marker=MARKERS[rank % len(MARKERS)],
+                      markersize=4, linewidth=weight, linestyle=_DASHES[layer["outcome"]],
+                      color=KINDS[rank % len(KINDS)], label=words(layer["role"]))  # fmt: skip
+
+    title = f"Coordinate check, {arm_name(chosen)}: change of each role's worst layer against {check['axis']}"
+    return draw(f"coordinates-{chosen}", title, (check["axis"], "mean absolute change of output"), paint)
 
 
-def search(report: Body) -> Figure:
-    """Loss of every trial of the search against its learning rate, coloured by gradient clip.
+def _width_axis(axes: Axes, widths: Iterable[int]) -> None:
+    shown = sorted(set(widths))
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(shown[0] / 1.25, shown[-1] * 1.25)
+
+
+def search(report: Body) -> Panel:
+    """Loss of every trial of the search against its learning rate.
 
     Raises:
         MissingError: the search has not ended.
     """
-    _part(report, "search", "`forerun sweep PLAN` runs it")
-    return _one(lambda: figures.search(report))
+    found = part(report, "search", "`forerun sweep PLAN` runs it")
+    rates = [(math.log2(trial["learning_rate"]), trial) for trial in found["trials"]]
+    losses = [trial["loss_nats"] for _, trial in rates if trial["loss_nats"] is not None]
+    ended = [(rate, trial["loss_nats"]) for rate, trial in rates if trial["status"] != "pruned"]
+    pruned = [rate for rate, trial in rates if trial["status"] == "pruned"]
 
+    def paint(axes: Axes) -> None:
+        octaves(axes.xaxis, min(rate for rate, _ in rates), max(rate for rate, _ in rates))
+        if losses:
+            axes.set_ylim(*ceiling(losses))
+        axes.axvline(math.log2(found["best"]["learning_rate"]), color=INK, alpha=0.55, linewidth=0.9,
+                     linestyle=DASHED, label="best")  # fmt: skip
+        top = axes.get_ylim()[1]
+        seen = [(rate, loss) for rate, loss in ended if loss is not None and loss <= top]
+        axes.plot(*zip(*seen, strict=True) if seen else ([], []), "o", color=KINDS[0], markersize=6,
+                  markeredgecolor=INK, markeredgewidth=0.4, label="trial")  # fmt: skip
+        edge_marks(axes, ended, KINDS[0])
+        if pruned:
+            axes.plot(pruned, [0.97] * len(pruned), "_", color=INK, markersize=8, label="pruned",
+                      transform=axes.get_xaxis_transform())  # fmt: skip
 
-def ladder(report: Body) -> Figure:
-    """Loss against compute: rungs, back-test, the laws' frontiers with their band, and the main run.
-
-    Raises:
-        MissingError: the ladder has not ended.
-    """
-    _fitted(report)
-    return _one(lambda: figures_fits.laws(report))
-
-
-def residuals(report: Body) -> Figure:
-    """Measured over fitted loss of every rung, in percent.
-
-    Raises:
-        MissingError: the ladder has not ended.
-    """
-    _fitted(report)
-    return _one(lambda: figures_fits.residuals(report))
-
-
-def main_run(report: Body) -> Figure:
-    """Training loss of the main run over the band that was expected.
-
-    Raises:
-        MissingError: it was not launched in its usual place, or no curve was expected.
-    """
-    _part(report, "main_run", "`forerun launch FROZEN` starts it")
-    decided = _part(report, "decision", "the study has not come to one")
-    if not decided["predicted"]["curve"]:
-        raise MissingError("the ladder had too few runs to expect a curve")
-    return _one(lambda: figures_main_run.loss_curve(report))
+    return draw("search", "Loss of every trial against learning rate", ("learning rate", LOSS), paint)

@@ -28,6 +28,8 @@ DARK_VARIABLES = _variables(_SEQUENCE_DARK, _KINDS_DARK)
 
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+_PLACED = re.compile(r'\b(?:d|x|y|width|height|transform)="[^"]*"')
 
 
 def raised(base: int, exponent: int) -> str:
@@ -57,7 +59,9 @@ def finish(drawn: str, name: str, title: str) -> str:
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     text = _coloured(text)
     text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><").strip()
-    text = _lean(text)
+    text = _PLACED.sub(lambda found: _NUMBER.sub(_hundredths, found.group()), text)
+    text = re.sub(r' transform="rotate\(-?0 [^"]*"', "", text)
+    text = re.sub(r'style="([^"]*)"', lambda found: found.group().replace(": ", ":").replace("; ", ";"), text)
     size = re.search(r'viewBox="[^"]*"', text)
     assert size is not None
     head = (
@@ -65,6 +69,10 @@ def finish(drawn: str, name: str, title: str) -> str:
         f'stroke-linejoin="round"><title id="{name}-title">{html.escape(title)}</title>'
     )
     return head + text[text.index(">") + 1 :]
+
+
+def _hundredths(number: re.Match[str]) -> str:
+    return f"{float(number.group()):.2f}".rstrip("0").rstrip(".")
 
 
 def _own_ids(text: str, name: str) -> str:
@@ -82,49 +90,3 @@ def _coloured(text: str) -> str:
     # A text whose colour is the default black carries no colour at all, and would stay black on a dark page.
     text = re.sub(r'<text style="(?![^"]*fill:)', '<text style="fill: currentColor; ', text)
     return text.replace(f": {INK}", ": currentColor")
-
-
-_NUMBER = re.compile(r"-?\d+\.\d{3,}")
-_PLACED = re.compile(r'\b(?:d|x|y|width|height|transform)="[^"]*"')
-_PATH = re.compile(r'\bd="([^"]*)"')
-_CLIPPED_ALIKE = re.compile(r'(<g clip-path="[^"]*">)(?:<use[^>]*/>)*</g>(?:\1(?:<use[^>]*/>)*</g>)+')
-
-
-def _lean(text: str) -> str:
-    """The same drawing in fewer characters: hundredths of a pixel, no bare groups, nothing that cannot be seen."""
-    text = _PLACED.sub(lambda found: _NUMBER.sub(_hundredths, found.group()), text)
-    text = re.sub(r' transform="rotate\(-?0 [^"]*"', "", text)
-    text = re.sub(r'<path d="[^"]*" style="fill: none"/>', "", text)
-    text = _PATH.sub(lambda found: f'd="{_joined(found[1])}"', text)
-    text = re.sub(r'style="([^"]*)"', lambda found: found.group().replace(": ", ":").replace("; ", ";"), text)
-    return _without_repeated_groups(_without_bare_groups(text))
-
-
-def _hundredths(number: re.Match[str]) -> str:
-    return f"{float(number.group()):.2f}".rstrip("0").rstrip(".")
-
-
-def _joined(path: str) -> str:
-    """A path without the spaces around its letters."""
-    return re.sub(r"\s*([A-Za-z])\s*", r"\1", path).strip()
-
-
-def _without_repeated_groups(text: str) -> str:
-    """Marks that are clipped alike, one group after another, in one group."""
-    return _CLIPPED_ALIKE.sub(
-        lambda found: found[1] + found.group().replace(found[1], "").replace("</g>", "") + "</g>", text
-    )
-
-
-def _without_bare_groups(text: str) -> str:
-    """Groups without an attribute group nothing."""
-    parts: list[str] = []
-    kept: list[bool] = []
-    for part in re.split(r"(<g(?: [^>]*)?/?>|</g>)", text):
-        keep = part not in ("<g>", "<g/>")
-        if part == "</g>":
-            keep = kept.pop()
-        elif part.startswith("<g") and not part.endswith("/>"):
-            kept.append(keep)
-        parts += [part] if keep else []
-    return "".join(parts)

@@ -1,18 +1,34 @@
-"""The transfer tests' figures of where optima lie: valleys, and drift. Pure, as those of `launcher.figures.figures`."""
+"""The transfer tests' figures: loss basins, the optimum against size, and what transferred values cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from launcher.figures.figures import MARKERS, apart, ceiling, draw, edge_marks, interval_marks, main_arm, octaves
+from launcher.figures.panel import (
+    DASHED,
+    INCHES,
+    LOSS,
+    MARKERS,
+    STYLES,
+    MissingError,
+    Panel,
+    apart,
+    ceiling,
+    draw,
+    edge_marks,
+    interval_marks,
+    main_arm,
+    octaves,
+    part,
+)
 from launcher.figures.svg import INK, KINDS, shade
-from launcher.views.html import Body, arm_name
+from launcher.views.numbers import Body, Tone, arm_name, tone, words
 from launcher.views.transfer import (
     Test,
     anchor,
@@ -20,6 +36,8 @@ from launcher.views.transfer import (
     doublings,
     exponent,
     hyperparameter_name,
+    judged,
+    name_of,
     runs_of,
     short_size,
     size_name,
@@ -27,23 +45,37 @@ from launcher.views.transfer import (
 )
 from transfer.question import Hyperparameter, from_log2
 
-_LOSS = "validation loss (nats per token)"
-_DASHED, _DOTTED = (0, (4, 3)), (0, (1, 2))
+_TONES: Mapping[Tone, tuple[str, str]] = {"good": ("o", KINDS[2]), "bad": ("X", KINDS[1]), "open": ("D", KINDS[3])}
+MOST_NATS = 10.0
+"""A cost beyond this is drawn at the edge."""
 
 
-def _spaced(wanted: Iterable[float], gap: float) -> list[float]:
+def test_of(report: Body, hyperparameter: str, axis: str) -> Test:
+    """A transfer test.
+
+    Raises:
+        MissingError: the transfer runs have not ended, or there is no such test.
+    """
+    tests: list[Test] = part(report, "transfer", "`forerun transfer PLAN` runs what it needs")["tests"]
+    for test in tests:
+        if (test["hyperparameter"], test["axis"]) == (hyperparameter, axis):
+            return test
+    there = ", ".join(name_of(test) for test in tests)
+    raise MissingError(f"{hyperparameter} over {axis} was not tested; there is: {there}")
+
+
+def _spaced(ticks: Iterable[float], gap: float) -> list[float]:
     """Of ticks in order of importance those at least `gap` apart."""
     kept: list[float] = []
-    for tick in wanted:
+    for tick in ticks:
         if all(abs(tick - other) >= gap for other in kept):
             kept.append(tick)
     return sorted(kept)
 
 
-def value_axis(axis: Axis, name: Hyperparameter, ends: Sequence[float], tried: Iterable[float]) -> None:
+def _value_axis(axis: Axis, name: Hyperparameter, ends: Sequence[float], tried: Iterable[float]) -> None:
     """Powers of two for learning rates, other hyperparameters' values as they are; the axis holds octaves."""
-    low, high = min(ends), max(ends)
-    octaves(axis, low, high)
+    octaves(axis, min(ends), max(ends))
     if name != "learning_rate":
         first, last = axis.get_view_interval()
         ticks = _spaced(sorted(x for x in tried if first <= x <= last), 0.11 * (last - first))
@@ -51,7 +83,7 @@ def value_axis(axis: Axis, name: Hyperparameter, ends: Sequence[float], tried: I
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{from_log2(name, value):.3g}"))
 
 
-def size_axis(axes: Axes, sizes: Iterable[int], first: Iterable[int]) -> None:
+def _size_axis(axes: Axes, sizes: Iterable[int], first: Iterable[int]) -> None:
     """Doublings, on an axis that holds log2(size); those named `first` have ticks, others where there is room."""
     at = {math.log2(size): size for size in sorted(sizes)}
     low, high = min(at), max(at)
@@ -62,91 +94,133 @@ def size_axis(axes: Axes, sizes: Iterable[int], first: Iterable[int]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_size(at[value])))
 
 
-def sizes_of(test: Test) -> list[int]:
-    """Sizes that were run, ascending."""
-    return sorted({optimum["size"] for optimum in test["verdict"]["optima"]} | {run["size"] for run in runs_of(test)})
+def _means(points: Sequence[tuple[float, float | None]]) -> list[tuple[float, float]]:
+    """Mean loss over the seeds of every value at which no run diverged, ascending."""
+    by_value: dict[float, list[float]] = {}
+    for value, loss in points:
+        by_value.setdefault(value, []).append(math.inf if loss is None else loss)
+    means = [(value, sum(losses) / len(losses)) for value, losses in sorted(by_value.items())]
+    return [(value, mean) for value, mean in means if math.isfinite(mean)]
 
 
-def losses_of(test: Test, arm: str, size: int) -> list[tuple[float, float | None]]:
-    """Octaves and loss of every run of an arm at a size; None: it diverged."""
-    return [(run["log2_value"], run["loss_nats"]) for run in runs_of(test, arm) if run["size"] == size]
+def basins(
+    report: Body, hyperparameter: str = "learning_rate", axis: str = "width", arm: str | None = None
+) -> Panel:  # fmt: skip
+    """Loss against a hyperparameter at every size of one arm: runs, fitted basins, minima with intervals.
 
+    The axes hold all arms' runs. A size without a fitted basin has a thin line through its mean losses.
 
-def means(points: Sequence[tuple[float, float | None]]) -> dict[float, float | None]:
-    """Mean loss over the seeds of every value, ascending; None where any run diverged."""
-    by_value: dict[float, list[float | None]] = {}
-    for value, loss in sorted(points, key=lambda point: point[0]):
-        by_value.setdefault(value, []).append(loss)
-    return {
-        value: None if any(loss is None for loss in losses) else sum(loss or 0.0 for loss in losses) / len(losses)
-        for value, losses in by_value.items()
-    }
+    Args:
+        report: the body of `report.json`.
+        hyperparameter: its name, as in the plan.
+        axis: `width`, `depth`, `batch` or `duration`.
+        arm: the parametrization; the study's own if None, `sp` for the control.
 
-
-def valleys(body: Body, test: Test, arm: str) -> str:
-    """Loss against a hyperparameter at every size of one arm: runs as dots, fitted valleys, minima with intervals.
-
-    The axes hold all arms' runs. A size without a valley has a thin line through its mean losses.
+    Raises:
+        MissingError: the transfer runs have not ended, or there is no such test or arm.
     """
-    verdict, sizes = verdicts_by_arm(test, main_arm(body))[arm], sizes_of(test)
-    tried = {run["log2_value"] for run in runs_of(test)}
-    losses = [run["loss_nats"] for run in runs_of(test) if run["loss_nats"] is not None]
-    carried = verdict["base_log2"]
+    test, own = test_of(report, hyperparameter, axis), main_arm(report)
+    arms, chosen = verdicts_by_arm(test, own), own if arm is None else arm
+    if chosen not in arms:
+        raise MissingError(f"no arm {chosen} in {name_of(test)}; there is: {', '.join(arms)}")
+    verdict, runs = arms[chosen], runs_of(test)
+    sizes = sorted({optimum["size"] for optimum in verdict["optima"]} | {run["size"] for run in runs})
+    tried = {run["log2_value"] for run in runs}
+    losses = [run["loss_nats"] for run in runs if run["loss_nats"] is not None]
 
     def paint(axes: Axes) -> None:
-        value_axis(axes.xaxis, test["hyperparameter"], sorted(tried), tried)
+        _value_axis(axes.xaxis, test["hyperparameter"], sorted(tried), tried)
         if losses:
             axes.set_ylim(*ceiling(losses))
-        if carried is not None:
-            axes.axvline(carried, color=INK, alpha=0.55, linewidth=0.9, linestyle=_DASHED)
+        if verdict["base_log2"] is not None:
+            axes.axvline(verdict["base_log2"], color=INK, alpha=0.55, linewidth=0.9, linestyle=DASHED)
         for optimum in verdict["optima"]:
-            rank = sizes.index(optimum["size"])
-            _valley(axes, optimum, losses_of(test, arm, optimum["size"]), shade(rank, len(sizes)),
-                    MARKERS[rank % len(MARKERS)], size_name(test["axis"], optimum["size"]))  # fmt: skip
+            rank, size = sizes.index(optimum["size"]), optimum["size"]
+            points = [(run["log2_value"], run["loss_nats"]) for run in runs_of(test, chosen) if run["size"] == size]
+            colour, marker = shade(rank, len(sizes)), MARKERS[rank % len(MARKERS)]
+            _runs(axes, points, colour, marker, size_name(test["axis"], size))
+            if optimum["log2_value"] is not None:
+                _basin(axes, optimum, colour, marker, markeredgecolor=INK)
+            elif seen := [point for point in _means(points) if point[1] <= axes.get_ylim()[1]]:
+                axes.plot(*zip(*seen, strict=True), color=colour, linewidth=0.8, alpha=0.75)
 
     what = hyperparameter_name(test["hyperparameter"])
-    title = f"Loss against {what} at each {test['axis']}, {arm_name(arm)}"
-    return draw(f"valleys-{anchor(test)}-{arm}", title, (what, _LOSS), paint)
+    title = f"Loss against {what} at each {test['axis']}, {arm_name(chosen)}"
+    return draw(f"basins-{anchor(test)}-{chosen}", title, (what, LOSS), paint)
 
 
-def _valley(
-    axes: Axes, optimum: Any, points: list[tuple[float, float | None]], colour: str, marker: str, label: str
-) -> None:
+def _runs(axes: Axes, points: list[tuple[float, float | None]], colour: str, marker: str, label: str) -> None:
     top = axes.get_ylim()[1]
     inside = [(x, loss) for x, loss in points if loss is not None and loss <= top]
     axes.plot([x for x, _ in inside], [y for _, y in inside], marker, color=colour, markersize=3.6, alpha=0.75,
               markeredgewidth=0, label=label)  # fmt: skip
     edge_marks(axes, points, colour)
-    if optimum["log2_value"] is None:
-        middle = [(x, loss) for x, loss in means(points).items() if loss is not None and loss <= top]
-        axes.plot([x for x, _ in middle], [y for _, y in middle], color=colour, linewidth=0.8, alpha=0.75)
-        return
-    axes.plot([x for x, _ in optimum["curve"]], [y for _, y in optimum["curve"]], color=colour, linewidth=1.5)
+
+
+def _basin(axes: Axes, optimum: Any, colour: str, marker: str, dashes: Any = "-", **style: Any) -> None:
+    """A fitted curve with its minimum and the interval of that."""
+    axes.plot(*zip(*optimum["curve"], strict=True), color=colour, linewidth=1.5, linestyle=dashes)
     interval_marks(axes, [(optimum["log2_value"], optimum["loss_nats"])], [optimum["interval_log2"]], along="x",
-                   fmt=marker, color=colour, markersize=6.5, markeredgecolor=INK, markeredgewidth=0.7, elinewidth=2.2,
-                   capsize=4, capthick=1.4)  # fmt: skip
+                   fmt=marker, color=colour, markersize=6.5, markeredgewidth=0.7, elinewidth=2, capsize=4,
+                   **style)  # fmt: skip
 
 
-def drift(body: Body, test: Test) -> str:
-    """The optimum against size with its intervals, the value carried to the target, and the optimum expected there.
+def shared_sizes(row: Any) -> list[Any]:
+    """Sizes at which both of two studies have a fitted basin: of an entry of `tests` in the body of a comparison."""
+    return [
+        o for o in row["optima"]
+        if all(o[side] and o[side]["curve"] and o[side]["log2_value"] is not None for side in STYLES)
+    ]  # fmt: skip
+
+
+def basins_of_both(row: Any) -> Panel:
+    """Fitted basins of two studies at the sizes where both have one: the first full, the second dashed and hollow."""
+    shared = shared_sizes(row)
+    curves = [point for o in shared for side in STYLES for point in o[side]["curve"]]
+    xs, losses = [x for x, _ in curves], [y for _, y in curves]
+
+    def paint(axes: Axes) -> None:
+        _value_axis(axes.xaxis, row["hyperparameter"], xs, [min(xs) + i for i in range(int(max(xs) - min(xs)) + 1)])
+        pad = 0.05 * (max(losses) - min(losses)) or 0.05
+        axes.set_ylim(min(losses) - pad, max(losses) + pad)
+        for rank, o in enumerate(shared):
+            colour, marker = shade(rank, len(shared)), MARKERS[rank % len(MARKERS)]
+            for side, (dashes, fill) in STYLES.items():
+                _basin(axes, o[side], colour, marker, dashes, fillstyle=fill)
+            axes.plot([], [], marker, color=colour, label=size_name(row["axis"], o["size"]))
+        for side, (dashes, _) in STYLES.items():
+            axes.plot([], [], color=INK, linewidth=1.5, linestyle=dashes, label=side.upper())
+
+    what = hyperparameter_name(row["hyperparameter"])
+    title = f"Loss against {what} at each {row['axis']}, both studies"
+    return draw(f"basins-{anchor(row)}", title, (what, LOSS), paint)
+
+
+def drift(report: Body, hyperparameter: str = "learning_rate", axis: str = "width") -> Panel:
+    """The optimum against size with its intervals, the value used up to the target, and the optimum expected there.
 
     Where an exponent was measured, its interval is a band, and published exponents are thin lines with numbers.
+
+    Raises:
+        MissingError: the transfer runs have not ended, or there is no such test, or it found no optimum.
     """
-    arms = verdicts_by_arm(test, main_arm(body))
+    test = test_of(report, hyperparameter, axis)
+    arms = verdicts_by_arm(test, main_arm(report))
     verdict, name = test["verdict"], test["hyperparameter"]
+    if not any(has_optimum(of) for of in arms.values()):
+        raise MissingError(f"{name_of(test)} found no optimum")
     sizes = {optimum["size"] for of in arms.values() for optimum in of["optima"]}
-    target = math.log2(verdict["target_size"])
 
     def paint(axes: Axes) -> None:
         named = (verdict["target_size"], verdict["base_size"])
-        size_axis(axes, sizes | {*named}, named)
-        axes.axvline(target, color=INK, alpha=0.55, linewidth=0.9, linestyle=_DOTTED,
-                     label="target")  # fmt: skip
-        ends = _carried(axes, verdict)
+        _size_axis(axes, sizes | {*named}, named)
+        axes.axvline(math.log2(verdict["target_size"]), color=INK, alpha=0.55, linewidth=0.9,
+                     linestyle=(0, (1, 2)), label="target")  # fmt: skip
+        ends = _used(axes, verdict)
         for i, (arm, of) in enumerate(arms.items()):
-            _optima(axes, of["optima"], arm_name(arm) if i == 0 else f"control: {arm_name(arm)}", i)
+            _optima(axes, of["optima"], f"control: {arm_name(arm)}" if i else arm_name(arm), i)
         found = [y for of in arms.values() for o in of["optima"] for y in o["interval_log2"] or ()]
-        value_axis(axes.yaxis, name, [*ends, *found] or [0.0], {run["log2_value"] for run in runs_of(test)})
+        _value_axis(axes.yaxis, name, [*ends, *found] or [0.0], {run["log2_value"] for run in runs_of(test)})
         for i, of in enumerate(arms.values()):
             _missing_optima(axes, of["optima"], i)
         _published(axes, verdict)
@@ -156,13 +230,18 @@ def drift(body: Body, test: Test) -> str:
     return draw(f"drift-{anchor(test)}", title, (axis_name(test["axis"]), f"optimal {what}"), paint)
 
 
-def _carried(axes: Axes, verdict: Any) -> list[float]:
+def has_optimum(verdict: Any) -> bool:
+    """Whether there is one at any size."""
+    return any(optimum["log2_value"] is not None for optimum in verdict["optima"])
+
+
+def _used(axes: Axes, verdict: Any) -> list[float]:
     """Draws the rule from base to target, its band, and the optimum expected at the target; the heights it drew at."""
     base, there = verdict["base_log2"], verdict["transferred_log2"]
     if base is None:
         return []
     x = [math.log2(verdict["base_size"]), math.log2(verdict["target_size"])]
-    axes.plot(x, [base, there], color=INK, alpha=0.7, linewidth=0.9, linestyle=_DASHED, label="value used")
+    axes.plot(x, [base, there], color=INK, alpha=0.7, linewidth=0.9, linestyle=DASHED, label="value used")
     heights, steps = [base, there], verdict["drift_octaves_per_doubling"]["interval"]
     if verdict["power_is_measured"] and steps is not None:
         edges = [base + slope * doublings(verdict) for slope in steps]
@@ -211,6 +290,50 @@ def _missing_optima(axes: Axes, optima: Sequence[Any], rank: int) -> None:
     """Why a size has no optimum, upright above it."""
     for optimum in optima:
         if optimum["log2_value"] is None:
-            axes.annotate(optimum["status"].replace("_", " "), (math.log2(optimum["size"]), 0.02), rotation=90,
+            axes.annotate(words(optimum["status"]), (math.log2(optimum["size"]), 0.02), rotation=90,
                           xytext=(-5 + 11 * rank, 0), textcoords="offset points", xycoords=("data", "axes fraction"),
                           fontsize=8.5, color=KINDS[rank], ha="center", va="bottom")  # fmt: skip
+
+
+def regrets(report: Body) -> Panel:
+    """What every transferred value costs at the target, with its interval, over decades from nothing.
+
+    Raises:
+        MissingError: the transfer runs have not ended.
+    """
+    transfer = part(report, "transfer", "`forerun transfer PLAN` runs what it needs")
+    rows, margin = judged(transfer), transfer["together"]["margin_nats"]
+    floor = 10.0 ** math.floor(math.log10(margin) - 2)
+    ends = [of["regret_nats"]["interval"] for _, of in rows]
+    most = 1.6 * max([*(min(interval[1], MOST_NATS) for interval in ends if interval), 10 * margin])
+
+    def paint(axes: Axes) -> None:
+        axes.set_xscale("symlog", linthresh=floor, linscale=0.6)
+        decades = [floor * 10.0**i for i in range(12) if floor * 10.0**i <= most]
+        axes.xaxis.set_major_locator(FixedLocator([0.0, *decades]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_xlim(-0.25 * floor, most)
+        axes.set_ylim(len(rows) - 0.35, -0.65)
+        axes.set_yticks([])
+        axes.spines["left"].set_visible(False)
+        for row, (name, of) in enumerate(rows):
+            _regret(axes, row, name, of, margin)
+        axes.plot([], [], color=INK, linewidth=0.9, linestyle=DASHED, label=f"margin, {margin:g}")
+        for outcome in dict.fromkeys(of["outcome"] for _, of in rows):
+            marker, colour = _TONES[tone(outcome)]
+            axes.plot([], [], marker, color=colour, markersize=6, label=words(outcome))
+
+    title = "What transferring costs at the target"
+    return draw("regrets", title, ("nats lost at the target", ""), paint, (INCHES[0], 1.05 + 0.4 * len(rows)))
+
+
+def _regret(axes: Axes, row: int, name: str, of: Any, margin: float) -> None:
+    cost, (marker, colour) = of["regret_nats"], _TONES[tone(of["outcome"])]
+    label = name if cost["value"] is not None else f"{name}: no estimate"
+    axes.text(0.0, row - 0.15, label, transform=axes.get_yaxis_transform(), va="bottom", fontsize=8.8)
+    if cost["value"] is None:
+        return
+    axes.plot([margin] * 2, [row - 0.05, row + 0.35], color=INK, linewidth=0.9, linestyle=DASHED)
+    axes.plot(cost["interval"], [row + 0.15] * 2, color=colour, linewidth=2.2, solid_capstyle="butt")
+    axes.plot([min(cost["value"], MOST_NATS)], [row + 0.15], marker, color=colour, markersize=6.5,
+              markeredgecolor=INK, markeredgewidth=0.6)  # fmt: skip

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from launcher.base.talk import say, working
+from launcher.calibration.calibrating import calibrations
 from launcher.experiments.ladder import stage_specs
 from launcher.experiments.searching import num_asked
 from launcher.experiments.transferred import asked
 from launcher.logbook.logbook import LOGBOOK_FILE
+from launcher.plan.calibration_records import mode_name
 from launcher.plan.study import Study
+from launcher.report.main_run import main_run
 from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.evidence import Findings, decision_of, gather
 from launcher.study.gates import Gate, forecast_warnings
 from launcher.study.ladder_tilt import checks_body
 from launcher.study.own import is_own, own_run
-from launcher.views.calibration import calibration_body
 from launcher.views.fit import fit_body, frontier_flops, next_body
 from launcher.views.search import search_body
 from proxies.core import canon
@@ -69,7 +71,7 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
             "num_validation_tokens": study.manifest.num_tokens("validation"),
         },
         "progress": progress(study, ledger, found),
-        "calibration": calibration_body(ledger),
+        "calibration": _calibration(ledger),
         "coordinates": found.coordinates,
         "search": None if found.searched is None else search_body(study, ledger, found.searched),
         "transfer": _transfer(study, found, results),
@@ -234,30 +236,6 @@ def _own_run(study: Study, found: Findings) -> Json:
     return own_run(study, found.transferred, found.choice)
 
 
-def main_run(study: Study, decision: Decision) -> Json:
-    """What the embedded trainer logged so far, if it was launched into its usual place."""
-    from launcher.base import metrics
-    from launcher.report.main_run import beside_curve
-    from launcher.report.main_run_watch import watched
-
-    frozen = study.study_dir / "frozen" / decision.digest
-    folder = frozen / "run"
-    lines = [line for line in metrics.read(folder) if "train_loss_nats" in line] if folder.is_dir() else []
-    if not lines:
-        return None
-    ending = metrics.read_ending(folder)
-    steps, losses = ([cast(Any, line[key]) for line in lines] for key in ("step", "train_loss_nats"))
-    num_steps = decision.learning_rate.schedule.num_steps
-    return {
-        "steps": steps,
-        "train_loss_nats": losses,
-        "beside_curve": beside_curve(steps, losses, decision.predicted.curve, num_steps),
-        "validation_loss_nats": None if ending is None else ending.validation_loss_nats,
-        "event": None if ending is None else ending.event,
-        "watched": watched(decision, frozen),
-    }
-
-
 def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
     """What the runs cost, beside what the main run will; the coordinate check and lost attempts are not counted, nor is
     what another study paid for.
@@ -279,3 +257,22 @@ def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Jso
 
 def _causal_flops(choice: Choice) -> float:
     return float(flops_per_token(choice.shape)) * choice.num_tokens
+
+
+def _calibration(ledger: Ledger) -> list[Json]:
+    """Every choice in the ledger's order, with what it was chosen from; none of a plan whose numbers are given."""
+    body: list[Json] = []
+    for found in calibrations(ledger):
+        asked, best = found.asked, found.figure
+        record = cast(dict[str, Json], canon.to_json(found))
+        body.append(
+            {
+                "part": asked.part, "width": asked.shape.width, "num_layers": asked.shape.num_layers,
+                "batch_tokens": asked.batch_tokens, "mode": mode_name(found.chosen, asked.given), "why": found.why,
+                "trial_steps_per_second": None if best is None else best.trial_steps_per_second,
+                "planned_seconds": None if best is None else best.planned_seconds,
+                "device": found.device, "num_workers": found.num_workers,
+                "numerics": record["chosen"], "figures": record["figures"],
+            }
+        )  # fmt: skip
+    return body

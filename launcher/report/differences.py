@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from launcher.views.html import Body
+from launcher.views.numbers import Body
 from proxies.core.canon import Json
 from transfer.question import Hyperparameter, from_log2
 
@@ -20,7 +20,6 @@ NOT_THERE = "(not in the plan)"
 
 _OPTIMUM = ("status", "value", "log2_value", "interval_log2", "loss_nats", "num_runs", "curve")
 _CHOSEN = ("params", "params_non_embedding", "tokens", "num_steps", "budget_flops")
-_SHAPE = ("num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "seq_len", "vocab_size")
 
 
 def difference(
@@ -75,17 +74,18 @@ def budget(body: Body) -> float | None:
 
 def question(a: Body, b: Body) -> list[Json]:
     """Keys of the plans that differ."""
-    first, second = _flat(a["question"]), _flat(b["question"])
+    first, second = flat(a["question"]), flat(b["question"])
     keys = sorted(first.keys() | second.keys())
     rows = [{"key": key, "a": first.get(key, NOT_THERE), "b": second.get(key, NOT_THERE)} for key in keys]
     return cast(list[Json], [row for row in rows if row["a"] != row["b"]])
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
+def flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Every leaf of JSON data by its path; a list is one leaf."""
     if isinstance(value, dict) and (value or not path):
         found: dict[str, Any] = {}
         for key, held in value.items():
-            found |= _flat(held, f"{path}.{key}" if path else str(key))
+            found |= flat(held, f"{path}.{key}" if path else str(key))
         return found
     return {path: value}
 
@@ -219,17 +219,19 @@ def _parameter(
 
 
 def choices(a: Body, b: Body) -> list[Json]:
-    """What each would launch, one row a property."""
+    """What each would launch, one row a property: of the choice, the shape, the config's own numbers, the schedule."""
     chosen = [body.get("choice") or {} for body in (a, b)]
     rows = [(key, [of.get(key) for of in chosen]) for key in _CHOSEN]
-    decided: list[Mapping[str, Any]] = [body.get("decision") or {} for body in (a, b)]
-    rows += [(key, [(of.get("shape") or {}).get(key) for of in decided]) for key in _SHAPE]
-    rows += [(key, [of.get(key) for of in decided]) for key in ("batch_tokens", "clip_norm")]
-    schedules = [(of.get("learning_rate") or {}).get("schedule") or {} for of in decided]
-    rows += [(key, [schedule.get(key) for schedule in schedules]) for key in ("kind", "warmup_steps")]
+    frozen = [_properties(body.get("decision") or {}) for body in (a, b)]
+    rows += [(key, [of.get(key) for of in frozen]) for key in frozen[0] | frozen[1] if key not in _CHOSEN]
     return cast(
         list[Json], [{"key": key, "a": both[0], "b": both[1]} for key, both in rows if both != [None, None]]
     )  # fmt: skip
+
+
+def _properties(decision: Mapping[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in decision.items() if not isinstance(value, dict | list)}
+    return {**decision.get("shape", {}), **own, **decision.get("learning_rate", {}).get("schedule", {})}
 
 
 def forecasts(a: Body, b: Body, *, same: bool, losses: bool) -> Json:

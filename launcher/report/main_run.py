@@ -1,20 +1,43 @@
-"""The main run's log beside the loss it was expected to have: `report.json`'s part, and the page's."""
+"""The main run in `report.json`: its log beside the expected curve, and what the watch says of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from launcher.report.main_run_watch import watched_parts
-from launcher.views import html as show
-from launcher.views.html import Body
+from launcher.plan.study import Study
+from proxies.core import canon
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
-    from launcher.frozen.frozen import CurvePoint
+    from launcher.frozen.frozen import CurvePoint, Decision
 
-NUM_SHOWN = 6
-"""Points of the expected curve in the table: the last that the run has passed."""
+_COUNTED = ("launched", "restarted", "corrupt", "rolled_back", "quarantined", "alert")
+"""Kinds of entries of the run's chronicle that the report counts."""
+NUM_SPIKES = 100
+
+
+def main_run(study: Study, decision: Decision) -> Json:
+    """What the embedded trainer logged so far, if it was launched into its usual place."""
+    from launcher.base import metrics
+
+    frozen = study.study_dir / "frozen" / decision.digest
+    folder = frozen / "run"
+    lines = [line for line in metrics.read(folder) if "train_loss_nats" in line] if folder.is_dir() else []
+    if not lines:
+        return None
+    ending = metrics.read_ending(folder)
+    steps, losses = ([cast(Any, line[key]) for line in lines] for key in ("step", "train_loss_nats"))
+    num_steps = decision.learning_rate.schedule.num_steps
+    return {
+        "steps": steps,
+        "train_loss_nats": losses,
+        "beside_curve": beside_curve(steps, losses, decision.predicted.curve, num_steps),
+        "validation_loss_nats": None if ending is None else ending.validation_loss_nats,
+        "event": None if ending is None else ending.event,
+        "watched": watched(decision, frozen),
+    }
 
 
 def beside_curve(
@@ -46,52 +69,58 @@ def beside_curve(
     return {"passed": passed, "num_passed": len(passed), "num_inside": num_inside, "num_points": len(curve)}
 
 
-def main_run_section(body: Body) -> str:
-    """How far the embedded trainer has come with this config, if it was launched, and how that was expected to go."""
-    run = body.get("main_run")
-    if run is None:
-        return ""
-    num_steps, after = body["decision"]["learning_rate"]["schedule"]["num_steps"], run["event"]
-    said = f"The embedded trainer has logged {show.count(run['steps'][-1])} of {show.count(num_steps)} steps"
-    said += f"; it ended with: {show.words(after)}." if after else "."
-    first, last = (show.loss(run["train_loss_nats"][at]) for at in (0, -1))
-    said += f" Training loss began at {first} nats; its last step's was {last}."
-    held_out = run["validation_loss_nats"]
-    if held_out is not None:
-        forecast = _beside_forecast(held_out, body) if after == "finished" else ""
-        said += f" Validation loss {show.loss(held_out)} nats{forecast}."
-    parts = [f"<p>{said}</p>", *_on_the_way(run, body), *watched_parts(run)]
-    return show.section("main-run", "The main run so far", *parts)
+def watched(decision: Decision, folder: Path) -> dict[str, Json]:
+    """The run in `folder`/run as the watch judges its log, whatever time it is now.
+
+    Args:
+        decision: what was frozen.
+        folder: of the frozen config.
+    """
+    from launcher.base import chronicle
+    from launcher.watch.judge import judge
+    from launcher.watch.logs.keys import Keys
+    from launcher.watch.logs.readings import OtherRunError, Readings, source_of
+    from launcher.watch.losses import spikes
+    from launcher.watch.signs import chronicled
+
+    keys, num_steps = Keys({}), decision.learning_rate.schedule.num_steps
+    run_dir = folder / "run"
+    try:
+        source, num_ranks = source_of(str(run_dir), keys), decision.parallelism.num_ranks
+        reading = Readings(source, keys, decision.digest, num_steps, num_ranks).read(last=True)
+    except OtherRunError as error:
+        return {"problem": str(error)}
+    backs: list[Json] = [
+        {"step": event.get("step"), "to_step": event.get("to_step")}
+        for event in reading.columns.events
+        if event.get("event") == "rolled_back"
+    ]
+    columns, entries = reading.columns, chronicle.entries(run_dir)
+    found = judge(decision, columns, signs=chronicled(entries, decision.digest))
+    return {
+        "standing": found.standing,
+        "why": found.why,
+        "alerts": [_alert(alert) for alert in found.alerts],
+        "spikes": canon.to_json(spikes(columns.steps, columns.train_loss_nats, decision.spikes)[-NUM_SPIKES:]),
+        "rollbacks": backs,
+        "num_rollbacks": len(backs),
+        "figures": found.figures,
+        "events": {kind: sum(entry.kind == kind for entry in entries) for kind in _COUNTED},
+        "notes": [*reading.notes],
+        "conclusion": _conclusion(folder, decision.digest),
+    }
 
 
-def _beside_forecast(held_out: float, body: Body) -> str:
-    """Where the last validation loss lies beside what was expected of it."""
-    predicted = body["decision"]["predicted"]
-    ends = (predicted["low_nats"], predicted["high_nats"])
-    where = "inside" if ends[0] <= held_out <= ends[1] else "outside"
-    return f", {where} the interval {show.interval(ends)} that was expected"
+def _alert(alert: Any) -> dict[str, Json]:
+    """Without the command: it names a path, and the page is for whoever has the report alone."""
+    found = canon.to_json(alert)
+    assert isinstance(found, dict)
+    return {key: value for key, value in found.items() if key != "next_command"}
 
 
-def _on_the_way(run: Any, body: Body) -> list[str]:
-    """The points of the expected curve that the run has passed, and a drawing of both."""
-    predicted, beside = body["decision"]["predicted"], run["beside_curve"]
-    if not predicted["curve"]:
-        return ["<p>The ladder had too few runs to say how training loss would run down.</p>"]
-    from launcher.figures.main_run import loss_curve
+def _conclusion(folder: Path, digest: str) -> Json:
+    from launcher.frozen.attestations import path_of, read_attestation
+    from launcher.watch.conclude import CONCLUSION
 
-    level = show.percent(predicted["level"])
-    drawn = show.figure(loss_curve(body), f"The band is {level} for a mean over steps near each point.")
-    if not beside["passed"]:
-        first = show.count(predicted["curve"][0]["step"])
-        return [f"<p>The expected curve begins near step {first}: the run is not past that point yet.</p>", drawn]
-    share = f"{show.count(beside['num_inside'])} of the {show.count(beside['num_passed'])}"
-    last = show.words(beside["passed"][-1]["where"])
-    head = (f"<p>Training loss lay inside the expected {level} band at <b>{share}</b> points passed so far, of "
-            f"{show.count(beside['num_points'])} in all; at the last of them {last} it.</p>")  # fmt: skip
-    rows = [
-        (show.count(at["step"]), show.loss(at["seen_nats"]), show.loss(at["loss_nats"]),
-         show.interval((at["low_nats"], at["high_nats"])), show.words(at["where"]))
-        for at in beside["passed"][-NUM_SHOWN:]
-    ]  # fmt: skip
-    columns = ("near step", "training loss (nats)", "expected", "interval", "lies")
-    return [head, drawn, show.table(columns, rows, ())]
+    path = path_of(folder, CONCLUSION)
+    return read_attestation(path, digest) if path.exists() else None

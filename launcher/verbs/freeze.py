@@ -40,7 +40,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.frozen.frozen_folder import write_frozen
     from launcher.rehearsal.standing import rehearsal_of
     from launcher.report.body import FINDING, accepted, report_body
-    from launcher.report.report import write_report
+    from launcher.report.page import write_report
     from launcher.study.evidence import decision_of, gather
     from launcher.study.opening import as_begun, open_ledger, recorded_study
     from launcher.trainer.assembly import unfit
@@ -207,7 +207,7 @@ def report(
     if out is not None:
         raise click.UsageError("--out goes with --compare A B: a study's report lies in its own folder")
     from launcher.report.body import recorded_body
-    from launcher.report.report import write_report
+    from launcher.report.page import write_report
 
     body = recorded_body(study_dir)
     write_report(study_dir, body)
@@ -219,7 +219,7 @@ def report(
 def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:
     """Two studies, or their reports, side by side."""
     from launcher.report.compare import NotAReportError, compare_body, labels, read_two
-    from launcher.report.compare_page import HTML_FILE, JSON_FILE, write_comparison
+    from launcher.report.page import write_comparison
 
     try:
         first, second = read_two(*compared)
@@ -228,4 +228,4 @@ def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:
     body = compare_body(first, second, labels(*compared))
     write_comparison(out, body)
     lines = [f"A: {compared[0]}", f"B: {compared[1]}", *cast(list[str], body["summary"])]
-    answer(as_json, body, "\n".join([*lines, f"wrote {out / HTML_FILE} and {out / JSON_FILE}"]))
+    answer(as_json, body, "\n".join([*lines, f"wrote {out / 'compare.html'} and {out / 'compare.json'}"]))

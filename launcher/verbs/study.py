@@ -112,7 +112,7 @@ def run(
         from launcher.answers.texts import study_text
         from launcher.base.talk import say
         from launcher.report.body import body_of
-        from launcher.report.report import write_report
+        from launcher.report.page import write_report
 
         say(planned(runner.study, runner.ledger))
         if runner.study.plan.command is None:  # else nobody sees activations

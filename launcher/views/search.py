@@ -20,9 +20,9 @@ from launcher.plan.study import SEARCH_STAGE, Study
 from launcher.study.rerunning import replays_body
 from launcher.study.rerunning import sentences as replay_sentences
 from launcher.study.sweeping import said
+from launcher.views.transfer import hyperparameter_name
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.hyperparameters import HYPERPARAMETERS
 from sweeps.search.growth import Side, pruned_sides
 from sweeps.search.samplers import SAMPLERS
 
@@ -110,13 +110,6 @@ def _replicates(found: Searched) -> Json:
     }
 
 
-def value_text(name: str, value: float | None) -> str:
-    """A searched value as one says it."""
-    if value is None:
-        return "-"
-    return HYPERPARAMETERS[name].text(value)
-
-
 def sentences(body: Any) -> list[str]:
     """What is to be said of a search: where the best came from, its bracket, growth, repeats."""
     best = next(trial for trial in body["trials"] if trial["index"] == body["best_trial"])
@@ -130,7 +123,7 @@ def sentences(body: Any) -> list[str]:
         for edge in body["open_edges"]
     ]
     lines += list(body["stopped"]) + _pruned_sentences(body) + _repeat_sentences(body)
-    lines += [f"{one['hyperparameter'].replace('_', ' ')}: {one['words']}" for one in body.get("ties", ())]
+    lines += [f"{hyperparameter_name(one['hyperparameter'])}: {one['words']}" for one in body.get("ties", ())]
     return lines + replay_sentences(body.get("replays"))
 
 

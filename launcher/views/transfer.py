@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from launcher.views.numbers import NONE, interval, number
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from transfer.question import Axis, at_size, written
 
 Test = Mapping[str, Any]
@@ -16,17 +18,11 @@ _SIZE: dict[Axis, str] = {
     "params": "{} params",
 }  # fmt: skip
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-NO_OPTIMUM = {
-    "edge": "best at the edge of the values tried",
-    "flat": "flat within the noise",
-    "too_few": "too few runs",
-}
-"""What an optimum's status says where there is no optimum."""
 
 
 def hyperparameter_name(hyperparameter: str) -> str:
-    """A hyperparameter in words: `clip norm`."""
-    return hyperparameter.replace("_", " ")
+    """A hyperparameter in words, everywhere that people read one: `weight decay`."""
+    return HYPERPARAMETERS[hyperparameter].label
 
 
 def name_of(test: Test) -> str:
@@ -62,11 +58,19 @@ def exponent(power: float) -> str:
     return f"{power:+.3g}" if power else "0"
 
 
-def estimated(found: Any, number: Callable[[float], str]) -> tuple[str, ...]:
-    """Value, low and high end of an estimate that has them, each through `number`; or that it is more than so much."""
+def estimated(found: Any, shown: Callable[[float], str]) -> tuple[str, ...]:
+    """Value, low and high end of an estimate that has them, each through `shown`; or that it is more than so much."""
     most = found.get("more_than", math.inf)
     ends = (found["value"], *(found["interval"] or ()))
-    return tuple(f"more than {number(most)}" if end >= most else number(end) for end in ends)
+    return tuple(f"more than {shown(most)}" if end >= most else shown(end) for end in ends)
+
+
+def estimate(found: Any, spec: str = ".4f") -> str:
+    """An estimate with its interval."""
+    if found is None or found["value"] is None:
+        return NONE
+    value, *ends = estimated(found, lambda one: number(one, spec))
+    return f"{value} [{', '.join(ends)}]" if ends else f"{value} {interval(None)}"
 
 
 def verdicts_by_arm(test: Test, main_arm: str) -> dict[str, Any]:
@@ -75,12 +79,22 @@ def verdicts_by_arm(test: Test, main_arm: str) -> dict[str, Any]:
     return {main_arm: verdict} | ({"sp": verdict["control"]} if verdict["control"] else {})
 
 
+def judged(transfer: Any, *, controls: bool = True) -> list[tuple[str, Any]]:
+    """Every verdict of a study with its name: the learning rate over all axes first, each control after its test."""
+    found = [("learning rate over all axes", transfer["together"])]
+    for test in transfer["tests"]:
+        found.append((name_of(test), test["verdict"]))
+        if controls and test["verdict"]["control"]:
+            found.append((f"{name_of(test)}, control", test["verdict"]["control"]))
+    return found
+
+
 def wanted(verdict: Any) -> list[str]:
-    """What would decide a verdict, in sentences: values wanted at one size for one reason stand together."""
+    """What would decide a verdict, in sentences: values asked for at one size for one reason stand together."""
     groups: dict[tuple[int, int, str], list[float]] = {}
-    for item in verdict["what_to_run"]:
+    for item in verdict.get("what_to_run", ()):
         groups.setdefault((item["size"], item["num_seeds"], item["reason"]), []).append(item["log2_value"])
-    name = verdict["hyperparameter"]
+    name = verdict.get("hyperparameter", "learning_rate")
     what = "" if name == "learning_rate" else f"{hyperparameter_name(name)} "
     return [
         f"run {at_size(verdict['axis'], size)} at {what}{', '.join(written(name, x) for x in sorted(values))} "

@@ -81,7 +81,7 @@ def _finished_text():
             "num_runs": 79, "by_status": {"finished": 77, "diverged": 2}, "flops_causal": 1.18e13,
             "worker_seconds": 1117.8, "share_of_target": 1.18,
         },
-        "ledger_head": "fedcba9876543210" * 4,
+        "ledger_head": "fedcba9876543210" * 4, "has_logbook": False,
     }  # fmt: skip
     return canon.canonical(body)
 
@@ -225,6 +225,7 @@ def scaling_of(rungs, form="auto", bootstrap=60):
         "choice": {
             "budget_flops": BUDGET_FLOPS, "allocation": allocation_summary(frontier[-1], 1024),
             "params": 123_456, "params_non_embedding": 98_765, "num_steps": 13_184, "tokens": 13_500_416.0,
+            "shape_traded": None,
             "flops_causal": 9.1e12, "prediction": prediction_summary(at),
         },
         "next_runs": fit_view.next_body(SimpleNamespace(base_shape=spec_of(DATA_ID).shape), fit, at),

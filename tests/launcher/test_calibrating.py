@@ -271,7 +271,7 @@ def test_it_is_told_by_status_and_report_and_resumed_as_it_was(whole, monkeypatc
     folder, body = whole
     code, out, _ = forerun("status", folder / "study")
     assert code == 0
-    assert "calibration (" in out and " at width 8" in out
+    assert "calibration: " in out and " at width 8" in out
     assert "How runs compute" in (folder / "study" / "report.html").read_text()
     monkeypatch.setattr("proxies.training.calibration.measure", lambda *a, **b: pytest.fail("measured again"))
     before = Ledger.read(folder / "study").records()

@@ -16,7 +16,6 @@ from launcher.exporters.trainers import native
 from launcher.plan.file import load_plan
 from launcher.plan.presets import PRESETS
 from launcher.plan.writing import commented_plan
-from launcher.report.decision import _on_a_spike
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +40,6 @@ def test_the_native_export_says_who_goes_back(careful, tmp_path):
     quiet = dataclasses.replace(careful, compiled=False)
     notes = {entry.field: entry.note for entry in native.export(quiet, tmp_path / "out").entries}
     assert "by itself as often as max_rollbacks says" in notes["spikes"] and "stops the run" in notes["monitoring"]
-
-
-def test_the_report_says_by_whom_a_spike_is_answered():
-    policy = {"rollback_steps": 100, "skip_batches": 200}
-    assert _on_a_spike(policy) == "go back 100 steps, skip 200 batches: for people to do"
-    asked = _on_a_spike({**policy, "max_rollbacks": 2})
-    assert asked == "go back 100 steps, skip 200 batches: the trainer by itself, 2 times at most"
 
 
 def test_a_new_plan_asks_for_care_and_an_older_one_does_not(tmp_path):

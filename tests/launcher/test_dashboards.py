@@ -25,9 +25,8 @@ from launcher.dashboards import runs as dashboard_runs
 from launcher.dashboards.records import Logged, pictures, study_record
 from launcher.dashboards.runs import proxy_runs
 from launcher.dashboards.wandb_writer import LOCK_FILE, Place, log_runs, upload_runs
-from launcher.figures import figures
-from launcher.figures import fits as figures_fits
-from launcher.report.page import whole_page
+from launcher.figures import plots
+from launcher.figures.panel import svg_of
 from launcher.study.opening import recorded_study
 from launcher.verbs import dashboards as verb
 from proxies.core import canon
@@ -60,7 +59,7 @@ def body():
 
 @pytest.fixture(scope="module")
 def drawn(body):
-    return whole_page("two drawings", [f"<figure>{figures.search(body)}</figure><p>text</p>", figures_fits.laws(body)])
+    return f"<figure>{svg_of(plots.search(body))}</figure><p>text</p>{svg_of(plots.ladder(body))}"
 
 
 def everything(folder):

@@ -11,11 +11,20 @@ from matplotlib.axes import Axes
 from test_figures_transfer import LETTER, texts
 
 from launcher.figures import fits as figures_fits
+from launcher.figures.panel import svg_of
 
 
 @pytest.fixture
 def body():
     return finished_body()
+
+
+def ladder(body):
+    return svg_of(figures_fits.ladder(body))
+
+
+def residuals(body):
+    return svg_of(figures_fits.residuals(body))
 
 
 def said_in(svg):
@@ -28,20 +37,20 @@ def losses_on_axis(svg):
 
 
 def test_every_law_stands_at_the_end_of_its_line_with_its_weight(body):
-    said = said_in(figures_fits.laws(body))
+    said = said_in(ladder(body))
     for member in body["fit"]["members"]:
         assert f"{member['form']} {100 * member['weight']:.0f} %" in said
     assert {"main run", "best for the compute", "back-test", "width 96"} <= set(said)
 
 
 def test_a_law_without_a_frontier_has_no_line_and_a_law_alone_no_name(body):
-    whole = figures_fits.laws(body)
+    whole = ladder(body)
     body["fit"]["members"][1]["frontier"] = None
-    two = said_in(figures_fits.laws(body))
+    two = said_in(ladder(body))
     assert not any(said.startswith("coupled") for said in two)
     assert any(said.startswith("power") for said in two)
     body["fit"]["members"][2]["frontier"] = None
-    one = figures_fits.laws(body)
+    one = ladder(body)
     assert not any(said.startswith("chinchilla") for said in said_in(one)), "it is the pool's own frontier"
     assert one.count("<path") < whole.count("<path")
 
@@ -49,7 +58,7 @@ def test_a_law_without_a_frontier_has_no_line_and_a_law_alone_no_name(body):
 def test_names_of_laws_that_end_together_do_not_meet(body):
     for member in body["fit"]["members"]:
         member["frontier"][-1]["loss_nats"] = 1.7
-    heights = sorted(y for said, _, y, _ in texts(figures_fits.laws(body)) if said.endswith(" %"))
+    heights = sorted(y for said, _, y, _ in texts(ladder(body)) if said.endswith(" %"))
     assert len(heights) == 3
     assert min(b - a for a, b in itertools.pairwise(heights)) > 8.5
 
@@ -58,7 +67,7 @@ def test_a_law_or_a_band_that_explodes_does_not_flatten_the_rungs(body):
     body["fit"]["members"][2]["frontier"][-1]["loss_nats"] = 1e-6
     body["frontier"][-1]["interval"] = [1e-3, 1e6]
     body["choice"]["prediction"]["interval"] = [1e-3, 1e6]
-    ticks = losses_on_axis(figures_fits.laws(body))
+    ticks = losses_on_axis(ladder(body))
     losses = [rung["loss_nats"] for rung in body["ladder"]["rungs"]]
     assert sum(min(losses) <= tick <= max(losses) for tick in ticks) >= 2
     assert min(ticks) > 0.5 * min(losses) and max(ticks) < 2 * max(losses)
@@ -71,16 +80,16 @@ def test_the_axis_of_losses_has_a_few_round_numbers(body):
             rung["loss_nats"] *= factor
         scaled |= {"frontier": None, "choice": None}
         scaled["fit"] |= {"backtest": None, "members": []}
-        assert 3 <= len(losses_on_axis(figures_fits.laws(scaled))) <= 8
+        assert 3 <= len(losses_on_axis(ladder(scaled))) <= 8
 
 
 def test_held_out_runs_are_drawn_with_their_intervals_or_without(body):
-    drawn = figures_fits.laws(body)
+    drawn = ladder(body)
     body["fit"]["backtest"]["runs"][0]["interval"] = None
-    bare = figures_fits.laws(body)
+    bare = ladder(body)
     assert bare != drawn and "back-test" in said_in(bare)
     body["fit"]["backtest"] = None
-    assert "back-test" not in said_in(figures_fits.laws(body))
+    assert "back-test" not in said_in(ladder(body))
 
 
 def test_a_forecast_outside_its_own_interval_is_drawn_where_it_is(body):
@@ -88,7 +97,7 @@ def test_a_forecast_outside_its_own_interval_is_drawn_where_it_is(body):
     predicted, held_out = body["choice"]["prediction"], body["fit"]["backtest"]["runs"][0]
     predicted |= {"loss": 1.0, "interval": [1.2, 2.0]}
     held_out |= {"predicted": 3.0, "interval": [1.5, 2.5]}
-    figure = drawn_axes(lambda: figures_fits.laws(body))
+    figure = drawn_axes(lambda: ladder(body))
     for label, value, (low, high) in (("main run", 1.0, (1.2, 2.0)), ("back-test", 3.0, (1.5, 2.5))):
         (marks,) = [held for held in figure.containers if held.get_label() == label]
         line, _, (bars,) = marks.lines
@@ -109,17 +118,17 @@ def drawn_axes(draw):
 
 
 def test_a_band_needs_intervals(body):
-    whole = figures_fits.laws(body)
+    whole = ladder(body)
     for point in body["frontier"]:
         point["interval"] = None
-    bare = figures_fits.laws(body)
+    bare = ladder(body)
     assert "opacity:0.16" in whole and "opacity:0.16" not in bare
     assert "90 % of new runs" in said_in(whole) and "90 % of new runs" not in said_in(bare)
 
 
 def test_where_the_rungs_end_is_marked_and_what_was_foretold_lies_beside_them(body):
     """A line at the largest rung that has a loss; without a forecast there is nothing beyond it."""
-    assert "largest rung" in said_in(figures_fits.laws(body))
+    assert "largest rung" in said_in(ladder(body))
     lines, xs = [], []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Axes, "axvline", lambda axes, x, **_: lines.append(x))
@@ -127,41 +136,18 @@ def test_where_the_rungs_end_is_marked_and_what_was_foretold_lies_beside_them(bo
             figures_fits, "interval_marks",
             lambda axes, points, _, **told: xs.append((told["label"], [x for x, _ in points], axes.get_xlim())),
         )  # fmt: skip
-        figures_fits.laws(body)
+        ladder(body)
     assert lines == [math.log10(max(rung["flops"] for rung in body["ladder"]["rungs"]))]
     ((_, held, (left, right)),) = [one for one in xs if one[0] == "back-test"]
     assert all(at < lines[0] - 0.02 * (right - left) for at in held), "or their marks hide each other"
-    assert "largest rung" not in said_in(figures_fits.laws(body | {"choice": None, "frontier": None}))
-
-
-def test_outliers_are_named_and_no_other_rung_is(body):
-    rows = body["fit"]["influence"]["rows"]
-    for row in rows:
-        row["outlier"] = False
-    assert not any("tokens" in said for said in said_in(figures_fits.residuals(body)))
-    for row, rung in zip(rows, (0, 15), strict=False):
-        row |= {"outlier": True, "rung": rung}
-    named = [said for said in said_in(figures_fits.residuals(body)) if "tokens" in said]
-    assert sorted(named) == ["width 32, 102k tokens", "width 96, 819k tokens"]
-
-
-def test_of_many_outliers_the_worst_are_named_and_no_two_at_one_height(body):
-    """The worst first: the one of the largest residual is among them."""
-    rungs, rows = body["ladder"]["rungs"], body["fit"]["influence"]["rows"]
-    for row in rows:
-        rungs[row["rung"]]["loss_nats"] *= 1.05 if row["rung"] % 2 else 0.9
-        row |= {"outlier": True, "residual_sds": 5.0 + row["rung"]}
-    found = [(said, y) for said, _, y, _ in texts(figures_fits.residuals(body)) if "tokens" in said]
-    assert 2 <= len(found) <= 5 and "width 96, 819k tokens" in dict(found)
-    heights = sorted(y for _, y in found)
-    assert min(b - a for a, b in itertools.pairwise(heights)) > 8.5
+    assert "largest rung" not in said_in(ladder(body | {"choice": None, "frontier": None}))
 
 
 def test_residuals_lie_at_measured_over_fitted(body):
-    before = figures_fits.residuals(body)
+    before = residuals(body)
     assert before.count("opacity:0.1;") + before.count('opacity:0.1"') >= 2, "one and two standard deviations"
     body["ladder"]["rungs"][3]["loss_nats"] = body["ladder"]["rungs"][3]["fitted_nats"] * 1.5
-    after = losses_on_axis(figures_fits.residuals(body))
+    after = losses_on_axis(residuals(body))
     assert max(after) >= 20, "percent of the loss"
 
 
@@ -176,10 +162,10 @@ def no_law(body):
 
 
 def test_without_a_law_there_are_the_rungs(body):
-    svg = figures_fits.laws(no_law(body))
+    svg = ladder(no_law(body))
     assert {"width 32", "width 96"} <= set(said_in(svg))
     assert "main run" not in said_in(svg)
-    ET.fromstring(figures_fits.residuals(body))
+    ET.fromstring(residuals(body))
 
 
 def no_losses(body):
@@ -189,16 +175,10 @@ def no_losses(body):
     return body
 
 
-def outliers(body):
-    for row in body["fit"]["influence"]["rows"][:1]:
-        row["outlier"] = True
-    return body
-
-
-@pytest.mark.parametrize("change", [lambda body: body, no_law, no_losses, outliers])
+@pytest.mark.parametrize("change", [lambda body: body, no_law, no_losses])
 def test_nothing_is_cut_off_or_lies_on_other_text(body, change):
     change(body)
-    for svg in (figures_fits.laws(body), figures_fits.residuals(body)):
+    for svg in (ladder(body), residuals(body)):
         ET.fromstring(svg)
         assert not re.search(r"\bnan\b", svg)
         assert not re.search(r":#(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"

@@ -11,7 +11,7 @@ from example_report import BUDGET_FLOPS, DATA_ID
 from main_run import spec_of
 
 from launcher.report.body import report_body
-from launcher.report.report import page
+from launcher.report.page import report_page
 from launcher.views import fit as fit_view
 from proxies.core import canon
 from scaling_fits.allocation import next_rungs
@@ -119,7 +119,7 @@ def test_a_study_whose_ladder_identifies_no_law_has_a_page(study, ledger, found)
     stopped = dataclasses.replace(found, table=table, fit=fit, choice=None, tilt=None, gates=())
     body = canon.parse(canon.pretty(report_body(study, ledger, stopped)))
     assert body["fit"]["status"] == "unidentified" and body["next_runs"] is None
-    assert "The rungs identify none of these laws" in page(body)
+    assert "The rungs identify none of these laws" in report_page(body)
 
 
 def test_the_finished_study_says_all_of_it(study, ledger, found):

@@ -199,6 +199,6 @@ def test_the_body_is_plain_data_and_reads_as_a_table():
     assert body["tuned"] == {"outcome": "passed", "reason": "because"}
     text = ladder_text({"rungs": [], **body})
     assert "checked at other rates:" in text and "the forecast moves by -0.0123 [-0.0200, +0.0010] nats" in text
-    assert "better neighbours' losses in the fit, -0.0040" in text
+    assert "better neighbours' losses in the fit it moves by -0.0040" in text
     assert "checked" not in ladder_text({"rungs": []}), "a report from before there were checks"
     assert checks_body(None, None, ()) == {"checks": [], "tuned": None, "sensitivity": None}

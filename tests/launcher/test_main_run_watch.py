@@ -3,6 +3,7 @@
 import xml.etree.ElementTree as ET
 
 import pytest
+from example_report import finished_body
 from main_run import tiny_decision
 from test_report import text_of, unknown_numbers
 from tiny_study import ask
@@ -10,8 +11,8 @@ from watched_case import finish, line, loss_at, watched_decision, write_run
 
 from launcher.base import chronicle, metrics
 from launcher.frozen.launch_file import write_launch
-from launcher.report.main_run import beside_curve, main_run_section
-from launcher.report.main_run_watch import watched
+from launcher.report.main_run import beside_curve, watched
+from launcher.report.page import report_page
 from proxies.core import canon
 
 SPIKE_AT, SPIKE_NATS, ROLLED_BACK_AT = 200, 1.5, 320
@@ -70,17 +71,22 @@ def test_the_page_shows_it_and_the_figure_marks_it(found, decision):
         "steps": steps, "train_loss_nats": losses, "validation_loss_nats": 2.2, "event": "finished",
         "beside_curve": beside_curve(steps, losses, decision.predicted.curve, 400), "watched": found,
     }  # fmt: skip
-    body = {"decision": canon.to_json(decision), "main_run": main_run, "transfer": None}
-    section = main_run_section(body)
+    body = finished_body() | {"decision": canon.to_json(decision), "main_run": main_run, "transfer": None}
+
+    def shown():
+        page = report_page(body)
+        return page[page.index('<section id="main-run">') : page.index('<section id="spend">')]
+
+    section = shown()
     assert unknown_numbers(section, body) == []
     svg = section[section.index("<svg") : section.index("</svg>") + 6]
     ET.fromstring(svg)
-    told = " ".join(text_of(section).split())
+    told = text_of(section)
     for said in ("The watch: on the band;", "Restarts by the supervisor 1", "Spikes 1", "Rollbacks 1", "Concluded",
                  "inside the interval", "So far 1 of 1 main runs of this study and its parents"):  # fmt: skip
         assert said in told, said
     assert "spike, at its peak" in svg
     assert "rolled back" in svg
     main_run["watched"] = {"problem": "nothing of it is judged"}
-    assert "nothing of it is judged" in main_run_section(body)
-    assert "spike, at its peak" not in main_run_section(body)
+    assert "nothing of it is judged" in shown()
+    assert "spike, at its peak" not in shown()

@@ -1,7 +1,6 @@
 """The figures as functions: the page's own, as matplotlib's, without pyplot; and the notebook that shows them."""
 
 import ast
-import inspect
 import json
 import subprocess
 import sys
@@ -11,8 +10,7 @@ import pytest
 from example_report import finished_body
 from matplotlib.figure import Figure
 
-from launcher.figures import figures, plots
-from launcher.report.report import page
+from launcher.figures import plots
 from proxies.core import canon
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "study.ipynb"
@@ -25,8 +23,7 @@ def report():
 
 
 def every_plot(report):
-    functions = inspect.getmembers(plots, lambda held: inspect.isfunction(held) and held.__module__ == plots.__name__)
-    return {name: plot for name, plot in functions if not name.startswith("_")}
+    return {name: getattr(plots, name) for name in plots.__all__ if name != "MissingError"}
 
 
 def label(figure):
@@ -36,8 +33,8 @@ def label(figure):
 
 def test_every_function_gives_the_figure_that_its_name_says(report):
     wanted = {
-        "valleys": ("learning rate", "validation loss (nats per token)"), "drift": ("width", "optimal learning rate"),
-        "heat": ("learning rate", "width"), "regrets": ("nats lost at the target", ""),
+        "basins": ("learning rate", "validation loss (nats per token)"), "drift": ("width", "optimal learning rate"),
+        "regrets": ("nats lost at the target", ""),
         "coordinates": ("width", "mean absolute change of output"),
         "search": ("learning rate", "validation loss (nats per token)"),
         "ladder": ("training compute, 6ND (FLOPs)", "validation loss (nats per token)"),
@@ -53,17 +50,17 @@ def test_every_function_gives_the_figure_that_its_name_says(report):
 
 
 def test_arguments_choose_the_test_and_the_arm(report):
-    assert label(plots.valleys(report, "clip_norm")) == ("clip norm", "validation loss (nats per token)")
+    assert label(plots.basins(report, "clip_norm")) == ("clip norm", "validation loss (nats per token)")
     assert label(plots.drift(report, axis="duration")) == ("tokens", "optimal learning rate")
-    own, control = plots.valleys(report), plots.valleys(report, arm="sp")
+    own, control = plots.basins(report), plots.basins(report, arm="sp")
     assert [figure.get_label().rsplit(", ", 1)[1] for figure in (own, control)] == ["muP", "SP"]
     assert plots.coordinates(report, "sp").get_label().startswith("Coordinate check, SP")
 
 
 def test_what_is_not_there_is_said_with_what_is(report):
     for call, said in (
-        (lambda: plots.valleys(report, "momentum"), "momentum over width was not tested; there is: learning rate over"),
-        (lambda: plots.valleys(report, arm="adam"), "no arm adam in learning rate over width; there is: mup, sp"),
+        (lambda: plots.basins(report, "momentum"), "momentum over width was not tested; there is: learning rate over"),
+        (lambda: plots.basins(report, arm="adam"), "no arm adam in learning rate over width; there is: mup, sp"),
         (lambda: plots.coordinates(report, "depth"), "no coordinate check depth; there is: mup, sp"),
         (lambda: plots.drift(report, "clip_norm"), "clip norm over width found no optimum"),
         (lambda: plots.main_run(report), "forerun launch FROZEN"),
@@ -87,14 +84,6 @@ def test_the_main_runs_figure(report):
 
 def test_a_figure_shows_itself_in_a_notebook(report):
     assert plots.search(report)._repr_png_().startswith(PNG)
-
-
-def test_keeping_figures_ends_with_its_block(report):
-    with figures.kept() as found:
-        shown = page(report)
-    assert len(found) == shown.count("<figure>") > 10, "composed, every one"
-    assert "<svg" not in shown
-    assert figures.search(report).startswith("<svg")
 
 
 def test_the_notebook_holds_no_output():

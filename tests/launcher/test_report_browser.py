@@ -7,8 +7,7 @@ from browser import CHROMIUM, PAPER_PIXELS, printed, windows
 from example_report import finished_body
 
 from launcher.report.compare import compare_body
-from launcher.report.compare_page import page as compare_page
-from launcher.report.report import page
+from launcher.report.page import compare_page, report_page
 from proxies.core import canon
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -30,7 +29,7 @@ def compared():
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(lambda: page(finished_body()), id="report"),
+        pytest.param(lambda: report_page(finished_body()), id="report"),
         pytest.param(compared, id="comparison", marks=pytest.mark.slow),
     ],
 )
@@ -73,7 +72,7 @@ def test_on_paper_no_figure_is_cut_and_no_table(seen):
 
 @pytest.mark.slow
 def test_it_prints(tmp_path):
-    paper = printed(page(finished_body()), tmp_path)
+    paper = printed(report_page(finished_body()), tmp_path)
     assert paper.startswith(b"%PDF") and 5 < len(re.findall(rb"/Type /Page\b", paper)) < 30
 
 

@@ -1,7 +1,6 @@
 """Two studies side by side: what differs is said with intervals, what cannot be compared is not subtracted."""
 
 import copy
-import html
 import json
 import math
 import re
@@ -9,14 +8,13 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from example_report import finished_body
-from test_report import HOSTILE, STAGES, leaves_of, text_of, unknown_numbers
+from markupsafe import escape
+from test_report import HOSTILE, STAGES, leaves_of, text_of, undrawn, unknown_numbers
 from tiny_study import ask, forerun
 
-from launcher.figures import figures
-from launcher.report.compare import comparability, compare_body, labels
-from launcher.report.compare_page import page, write_comparison
-from launcher.report.compare_top import sentences
+from launcher.report.compare import comparability, compare_body, labels, sentences
 from launcher.report.differences import along, difference
+from launcher.report.page import compare_page, write_comparison
 from proxies.core import canon
 from scaling_fits.forecast.conclusive import inconclusive
 
@@ -51,10 +49,9 @@ def compared(a, b):
     return canon.parse(canon.pretty(compare_body(a, b, NAMES)))
 
 
-def undrawn(body):
-    """The page without its drawings."""
-    with figures.kept():
-        return page(body)
+def shown_of(body):
+    """What a reader reads, without the drawings."""
+    return text_of(undrawn(body, compare_page))
 
 
 def test_a_difference_adds_the_arms_as_squares():
@@ -111,7 +108,7 @@ def test_differences_stand_on_top_with_their_intervals(a, b):
                      "overlap", one) for one in said
     ), said  # fmt: skip
     assert said[-1] == "1 key of the plans differs"
-    top = text_of(undrawn(body)).split("What can be compared")[0]
+    top = shown_of(body).split("What can be compared")[0]
     for one in said:
         assert one[1:] in top
 
@@ -122,7 +119,7 @@ def test_an_inconclusive_forecast_is_said_to_be_so_before_its_number(a, b):
     body = compared(a, b)
     said = sentences(body)
     assert said[0] == f"B: {doubt}" and said[1].startswith("main run's expected loss")
-    top, forecast = text_of(undrawn(body)).split("The main runs")[0], text_of(undrawn(body)).split("The main runs")[-1]
+    top, forecast = shown_of(body).split("The main runs")[0], shown_of(body).split("The main runs")[-1]
     assert doubt in top and doubt in forecast.split("expected loss")[0]
 
 
@@ -152,10 +149,9 @@ def test_losses_of_other_data_are_not_subtracted(a, b, change, why):
     compared_parameters = {row["name"] for row in body["fit"]["rows"] if row["difference"] is not None}
     assert compared_parameters == {"params_vs_flops", "tokens_vs_flops", "alpha", "beta"}
     assert why in sentences(body)[0]
-    with figures.kept() as drawn:
-        shown = text_of(page(body))
-    assert not any("Loss against" in figure.get_label() for figure in drawn)
-    assert "not comparable" in shown
+    source = compare_page(body)
+    assert "<svg" not in source, "what the losses would be drawn in"
+    assert "not comparable" in text_of(source)
 
 
 @pytest.mark.parametrize(("key", "value"), [("base_width", 64), ("parametrization", "sp")])
@@ -199,7 +195,7 @@ def test_a_study_beside_itself_differs_in_nothing(a):
     assert sentences(body) == ["both are one study at one moment: nothing differs"]
     assert body["forecast"]["difference_nats"] == {"value": 0.0, "interval": [0.0, 0.0], "overlap": True,
                                                    "apart": False}  # fmt: skip
-    assert "not told apart" in text_of(undrawn(body)), "and it has a page"
+    assert "not told apart" in shown_of(body), "and it has a page"
 
 
 def test_runs_that_are_in_both_are_counted(a, b):
@@ -207,7 +203,7 @@ def test_runs_that_are_in_both_are_counted(a, b):
     first = [run for run in a["transfer"]["tests"][0]["runs"] if run["loss_nats"] is not None]
     body = compared(a, b)
     assert body["num_shared_runs"] == len(runs) - len(first) > 0
-    assert f"{len(runs) - len(first)} runs of the transfer tests are in both" in text_of(undrawn(body))
+    assert f"{len(runs) - len(first)} runs of the transfer tests are in both" in shown_of(body)
 
 
 @pytest.mark.parametrize("missing", [STAGES, STAGES[2:], STAGES[4:]])
@@ -216,7 +212,7 @@ def test_a_study_that_has_not_ended_may_stand_on_either_side(a, b, missing):
     b["gates"] = []
     for pair in ((a, b), (b, a), (b, b)):
         body = compared(*pair)
-        assert unknown_numbers(undrawn(body), body | {"transfer": None}) == []
+        assert unknown_numbers(undrawn(body, compare_page), body | {"transfer": None}) == []
 
 
 def test_reports_of_older_versions_compare(a, b):
@@ -224,15 +220,15 @@ def test_reports_of_older_versions_compare(a, b):
     for key in ("next_runs", "calibration", "frontier", "main_run", "own_run"):
         del b[key]
     del b["spend"]["worker_seconds"]
-    shown = text_of(undrawn(compared(a, b)))
+    shown = shown_of(compared(a, b))
     assert "–" in shown.split("What each cost")[1]
 
 
 def test_every_number_on_the_page_is_in_the_json(a, b):
     body = compared(a, b)
     # Ends of an optimum's interval are drawn from their octaves; the page's captions name the sides.
-    assert unknown_numbers(page(body), body | {"transfer": None}) == []
-    planted = page(body).replace("</h1>", " 0.31337</h1>")
+    assert unknown_numbers(compare_page(body), body | {"transfer": None}) == []
+    planted = compare_page(body).replace("</h1>", " 0.31337</h1>")
     assert unknown_numbers(planted, body | {"transfer": None}) == ["0.31337"]
 
 
@@ -240,9 +236,9 @@ def test_the_page_is_sound_small_and_needs_nothing(tmp_path, a, b):
     write_comparison(tmp_path / "new", compare_body(a, b, NAMES))
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["compare.html", "compare.json"]
     whole = (tmp_path / "new" / "compare.html").read_text()
-    assert whole == page(canon.parse((tmp_path / "new" / "compare.json").read_bytes()))
+    assert whole == compare_page(canon.parse((tmp_path / "new" / "compare.json").read_bytes()))
     drawn = re.findall(r"<svg.*?</svg>", whole, flags=re.DOTALL)
-    assert len(drawn) == 7, "valleys and optima of three tests, both ladders: what has no valley is not drawn"
+    assert len(drawn) == 4, "basins of three tests, both ladders: what has no basin is not drawn"
     for svg in drawn:
         ET.fromstring(svg)
         assert not re.search(r":#(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
@@ -258,8 +254,8 @@ def test_what_studies_say_is_escaped(a, b):
     b["accepted"] = {HOSTILE: HOSTILE}
     b["question"]["note"] = HOSTILE
     b["corpus"]["tokenizer"] = HOSTILE
-    source = undrawn(canon.parse(canon.pretty(compare_body(a, b, (HOSTILE, "b")))))
-    assert "<script" not in source and source.count(html.escape(HOSTILE)) > 5
+    source = undrawn(canon.parse(canon.pretty(compare_body(a, b, (HOSTILE, "b")))), compare_page)
+    assert "<script" not in source and source.count(str(escape(HOSTILE))) > 5
 
 
 def test_names_tell_two_folders_of_one_name_apart(tmp_path):

@@ -1,13 +1,14 @@
 """The report's sections on transfer: every test has one, whatever came out."""
 
-import html
-
 import pytest
 from example_report import finished_body
+from markupsafe import escape
 from odd_transfer import NAMES, odd_body
-from test_report import text_of
+from test_report import part_of, text_of
 
-from launcher.report.transfer import transfer
+
+def transfer(body):
+    return part_of("transfer", body)
 
 
 @pytest.fixture
@@ -31,25 +32,29 @@ def test_every_test_has_a_section_with_its_outcome_and_reasons(body):
 def test_the_values_say_what_they_rest_on(body):
     shown = text_of(transfer(body)).split("Values for the target")[1].split("Learning rate over width")[0]
     value = body["transfer"]["values"][0]
-    for said in (f"{value['base_value']:.4g}", f"{value['target_value']:.4g}", "tested over width and duration",
-                 "unchanged; tested over width, not over duration"):  # fmt: skip
+    for said in (f"{value['base_value']:.4g}", f"{value['target_value']:.4g}", "width, duration",
+                 "clip norm: unchanged; not tested over duration"):  # fmt: skip
         assert said in shown
     untested = text_of(transfer(odd_body("undecided"))).split("Values for the target")[1]
-    assert "as it is; not tested" in untested
+    assert "weight decay 0.1 0.1 not tested" in untested and "as it is; not tested over width" in untested
 
 
 def test_what_would_decide_is_said_where_a_test_cannot_tell():
-    source = transfer(odd_body("undecided"))
-    assert "What would decide it" in source
-    assert "run width 128 at 2^-5, 2^-4 (3 seeds each): " in source
-    assert "flat within the noise at width 64" in source
-    assert "best at the edge of the values tried at width 128" in source
+    shown = text_of(transfer(odd_body("undecided")))
+    assert "What would decide it" in shown
+    assert "run width 128 at 2^-5, 2^-4 (3 seeds each): " in shown
+    assert "64 – flat" in shown and "128 – edge" in shown and "128, control – edge" in shown
 
 
-def test_bounded_tests_say_what_they_are_held_against(body):
+def test_a_test_without_an_optimum_has_no_drift_to_draw(body):
     shown = text_of(transfer(body)).split("Clip norm over width")[-1].split("Warmup fraction over width")[0]
-    assert "the best of the values tried, [0.143, 2.29], not an optimum" in shown
-    assert "The optimum against size" not in shown, "no drift to draw"
+    assert "Loss basins" in shown and "The optimum against size" not in shown
+
+
+def test_published_exponents_have_their_cost(body):
+    shown = text_of(transfer(body)).split("What other exponents would cost")[1]
+    for rule in body["transfer"]["tests"][1]["verdict"]["alternatives"]:
+        assert f"{rule['source']} {rule['regret_nats']['value']:.4f} [" in shown
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,4 +84,4 @@ def test_reasons_are_escaped(body):
          "reason": "<i>", "text": "run: <i>"}
     ]  # fmt: skip
     source = transfer(body)
-    assert "<i>" not in source and html.escape("<i>") in source and html.escape("<b>&") in source
+    assert "<i>" not in source and str(escape("<i>")) in source and str(escape("<b>&")) in source

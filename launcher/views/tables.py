@@ -1,0 +1,170 @@
+"""The tables that a study's verbs print and the report shows: the same rows for both, cells as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.study.coordinate_view import by_role
+from launcher.views.numbers import NONE, Outcome, count, interval, number, words
+from launcher.views.transfer import (
+    axis_name,
+    estimate,
+    exponent,
+    hyperparameter_name,
+    judged,
+    short_size,
+)
+from proxies.core.hyperparameters import HYPERPARAMETERS
+from transfer.question import from_log2, written
+
+NUM_TRIALS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Columns and rows."""
+
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    left: Collection[int] = (0,)
+    """Columns of words; the others are numbers."""
+
+
+def tests_table(transfer: Any) -> Table:
+    """Every verdict of a study: one row each."""
+    rows = [
+        (name, Outcome(of["outcome"]), estimate(of.get("drift_octaves_per_doubling"), "+.2f"),
+         estimate(of["regret_nats"]), number(of["transferred_value"]))
+        for name, of in judged(transfer)
+    ]  # fmt: skip
+    return Table(head=("test", "outcome", "octaves per doubling", "nats lost", "set to"), rows=rows, left=(0, 1))
+
+
+def optima_table(verdict: Any) -> Table:
+    """The optimum at every size that a verdict rests on, the control's below it."""
+    rows = [_optimum(verdict, optimum, "") for optimum in verdict["optima"]]
+    control = verdict["control"]
+    rows += [_optimum(control, optimum, ", control") for optimum in control["optima"]] if control else []
+    head = (axis_name(verdict["axis"]), "optimum", "interval", "loss (nats)", "runs", "diverged")
+    return Table(head=head, rows=rows)
+
+
+def _optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
+    name, ends = verdict["hyperparameter"], optimum["interval_log2"]
+    found = optimum["log2_value"] is not None
+    low, high = sorted(ends, key=lambda end: from_log2(name, end)) if found else (0.0, 0.0)
+    return (
+        short_size(optimum["size"]) + arm,
+        written(name, optimum["log2_value"]) if found else "-",
+        f"[{written(name, low)}, {written(name, high)}]" if found else Outcome(optimum["status"]),
+        number(optimum["loss_nats"], ".4f"),
+        str(optimum["num_runs"]),
+        str(optimum["num_diverged"]),
+    )
+
+
+def exponents_table(verdict: Any) -> Table:
+    """The exponent that is used and published ones, with their cost at the target."""
+    used = "measured here" if verdict["power_is_measured"] else "used here"
+    every = [{"power": verdict["power"], "source": used, "regret_nats": verdict["regret_nats"]}]
+    rows = [(exponent(r["power"]), r["source"], estimate(r["regret_nats"])) for r in every + verdict["alternatives"]]
+    return Table(head=("exponent", "source", "nats lost"), rows=rows, left=(0, 1))
+
+
+def values_table(values: Any) -> Table:
+    """Every hyperparameter at the base and at the target."""
+    rows = [
+        (hyperparameter_name(value["hyperparameter"]), number(value["base_value"]), number(value["target_value"]),
+         ", ".join(value["tested"]) or "not tested", Outcome(value["outcome"]) if value["outcome"] else "-",
+         estimate(value["regret_nats"]), number(value["cost_of_2x_off_nats"], ".4f"))
+        for value in values
+    ]  # fmt: skip
+    head = ("value", "at the base", "at the target", "tested over", "outcome", "nats lost", "if 2x off")
+    return Table(head=head, rows=rows, left=(0, 3, 4))
+
+
+def value_rules(values: Any) -> list[str]:
+    """By which rule each value comes to the target, and what of it was not tested."""
+    return [
+        f"{hyperparameter_name(value['hyperparameter'])}: {value['rule']}"
+        + (f"; not tested over {', '.join(value['untested'])}" if value["untested"] else "")
+        for value in values
+    ]
+
+
+def coordinates_table(check: Any) -> Table:
+    """One row a role: how many layers pass, and the worst."""
+    rows = [
+        (words(role), f"{sum(layer['outcome'] == 'passes' for layer in layers)} of {len(layers)}", layers[0]["layer"],
+         number(layers[0]["slope"], "+.2f"), interval(layers[0]["interval"], "+.2f"), Outcome(layers[0]["outcome"]))
+        for role, layers in by_role(check)
+    ]  # fmt: skip
+    head = ("role", "pass", "worst layer", "slope", f"{check['level']:.0%} interval", "outcome")
+    return Table(head=head, rows=rows, left=(0, 2, 5))
+
+
+def trials_table(search: Any) -> Table:
+    """The best trials of a search."""
+    finished = sorted((t for t in search["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
+    names = [name for name in HYPERPARAMETERS if name in search["best"]]
+    rows = [
+        (str(t["index"]), *(value_text(name, t[name]) for name in names), number(t["loss_nats"], ".4f"))
+        for t in finished[:NUM_TRIALS]
+    ]
+    return Table(head=("trial", *map(hyperparameter_name, names), "loss (nats)"), rows=rows)
+
+
+def value_text(name: str, value: float | None) -> str:
+    """A searched value as one says it."""
+    return NONE if value is None else HYPERPARAMETERS[name].text(value)
+
+
+def checks_table(ladder: Any) -> Table:
+    """Rungs that were run at other rates too, one row a rate."""
+    rows = [
+        (str(one["width"]), count(one["tokens"]), exponent(tried["octaves"]), number(tried["learning_rate"], ".3g"),
+         number(tried["loss_nats"], ".4f") if tried["loss_nats"] is not None else Outcome("diverged"),
+         *((estimate(one["excess_nats"]), Outcome(one["outcome"])) if tried["octaves"] == 0 else ("", "")))
+        for one in ladder["checks"] for tried in one["offsets"]
+    ]  # fmt: skip
+    head = ("width", "tokens", "octaves off", "rate", "loss (nats)", "over the best rate (nats)", "outcome")
+    return Table(head=head, rows=rows, left=(0, 6))
+
+
+def check_sentences(ladder: Any) -> list[str]:
+    """What keeps a checked rung from counting as tuned, and how the forecast would move without the excess."""
+    said = [check["words"] for check in ladder["checks"] if check["outcome"] != "tuned"]
+    moved = ladder["sensitivity"]
+    if moved is not None:
+        shift = estimate(moved["shift_nats"], "+.4f")
+        said.append(f"without the excess of the checked rungs the forecast moves by {shift} nats")
+        if moved["with_better_neighbours_nats"] is not None:
+            said.append(
+                f"with the better neighbours' losses in the fit it moves by {moved['with_better_neighbours_nats']:+.4f}"
+                " nats; the fit leaves them out, since the lower of noisy losses is too low"
+            )
+    return said
+
+
+def rungs_table(ladder: Any) -> Table:
+    """The rungs of the ladder, measured and fitted."""
+    rows = [
+        (str(rung["width"]), count(rung["params"]), count(rung["tokens"]),
+         number(rung["loss_nats"], ".4f") if rung["loss_nats"] is not None else Outcome("diverged"),
+         number(rung["fitted_nats"], ".4f"))
+        for rung in ladder["rungs"]
+    ]  # fmt: skip
+    return Table(head=("width", "params", "tokens", "loss (nats)", "fitted"), rows=rows)
+
+
+def calibration_line(body: Any) -> str:
+    """All choices in a line: which sizes compute how."""
+    widths: dict[tuple[str, str], dict[str, None]] = {}
+    for one in body:
+        widths.setdefault((one["part"], one["mode"]), {})[str(one["width"])] = None
+    measured = sum(bool(one["figures"]) for one in body)
+    chosen = [f"{'ladder: ' if part == 'ladder' else ''}{mode} at width {', '.join(of)}"
+              for (part, mode), of in widths.items()]  # fmt: skip
+    return f"{'; '.join(chosen)} ({measured} of {len(body)} measured)"
