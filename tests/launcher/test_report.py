@@ -224,7 +224,8 @@ def test_an_inconclusive_forecast_is_no_headline(body):
     number = f"{body['decision']['predicted']['loss_nats']:.3f}"
     assert 'class="big"' not in top and number in top
     assert top.index("No loss can be expected yet") < top.index(number)
-    assert "the forecast is inconclusive: the fit gate cannot tell: at_bound" in top
+    assert "the forecast is inconclusive (see the fit gate below)" in top and top.count("at_bound") == 1
+    assert "the forecast is inconclusive: the fit gate cannot tell: at_bound" in part_of("ladder", body)
     body["choice"] |= {"shape": body["decision"]["shape"], "num_steps": 10}
     told = study_text(body)
     assert told.index("the forecast is inconclusive") < told.index("choice: width")
