@@ -18,8 +18,7 @@ from pydantic import BaseModel
 
 from launcher.figures.svg import INK, LIGHT_VARIABLES
 from launcher.plan.plan import Plan
-from launcher.report.page import rules_of
-from launcher.views.html import Body
+from launcher.views.numbers import Body
 from launcher.views.transfer import verdicts_by_arm
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -294,20 +293,19 @@ def pictures(page: str) -> dict[str, str]:
     """The drawings of a report, by name, each as a page of its own on white: W&B shows it in a frame, in its own theme.
 
     Args:
-        page: HTML as `launcher.report.report.page` writes it, its drawings as `launcher.figures.svg.finish` does.
+        page: HTML as `launcher.report.page.report_page` writes it, its drawings as `launcher.figures.svg.finish` does.
     """
     found = _DRAWING.finditer(page)
-    return {each["name"]: _standing_alone(each.group(), rules_of(page, each.group())) for each in found}
+    return {each["name"]: _standing_alone(each.group()) for each in found}
 
 
-def _standing_alone(svg: str, rules: str) -> str:
+def _standing_alone(svg: str) -> str:
     said = _TITLE.search(svg)
     title = html.escape(html.unescape(said.group(1)) if said else "")
     style = (
         f":root{{color-scheme:light;{LIGHT_VARIABLES}}}"
         f"body{{margin:1rem;background:#fff;color:{INK};font:15px/1.45 system-ui,sans-serif}}"
         "p{margin:0 0 .6rem}svg{display:block;width:100%;max-width:46rem;height:auto;font-family:inherit}"
-        f"{rules}"
     )
     head = f'<head><meta charset="utf-8"><title>{title}</title><style>{style}</style></head>'
     return f'<!doctype html><html lang="en">{head}<body><p>{title}</p>{svg}</body></html>\n'

@@ -223,7 +223,7 @@ def known_of(study: Study, found: Findings, decision: Decision, body: Mapping[st
         decision: what they make.
         body: of the report.
     """
-    from launcher.experiments.rungs import checked_rungs
+    from launcher.experiments.ladder import checked_rungs
     from launcher.study.decide import main_spec
 
     assert found.searched and found.transferred and found.verdicts and found.choice

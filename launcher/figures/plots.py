@@ -37,7 +37,7 @@ from launcher.figures.panel import (
 )
 from launcher.figures.svg import INK, KINDS
 from launcher.figures.transfer import basins, drift, regrets
-from launcher.study.coordinate_view import by_role, points
+from launcher.study.gates import by_role, points
 from launcher.views.numbers import Body, arm_name, words
 
 __all__ = ["MissingError", "basins", "coordinates", "drift", "ladder", "main_run", "regrets", "residuals", "search"]

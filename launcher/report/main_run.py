@@ -78,10 +78,11 @@ def watched(decision: Decision, folder: Path) -> dict[str, Json]:
     """
     from launcher.base import chronicle
     from launcher.watch.judge import judge
+    from launcher.watch.liveness import chronicled
     from launcher.watch.logs.keys import Keys
-    from launcher.watch.logs.readings import OtherRunError, Readings, source_of
-    from launcher.watch.losses import spikes
-    from launcher.watch.signs import chronicled
+    from launcher.watch.logs.readings import OtherRunError, Readings
+    from launcher.watch.logs.sources import source_of
+    from launcher.watch.spikes import spikes
 
     keys, num_steps = Keys({}), decision.learning_rate.schedule.num_steps
     run_dir = folder / "run"
@@ -96,7 +97,7 @@ def watched(decision: Decision, folder: Path) -> dict[str, Json]:
         if event.get("event") == "rolled_back"
     ]
     columns, entries = reading.columns, chronicle.entries(run_dir)
-    found = judge(decision, columns, signs=chronicled(entries, decision.digest))
+    found = judge(decision, columns, liveness=chronicled(entries, decision.digest))
     return {
         "standing": found.standing,
         "why": found.why,

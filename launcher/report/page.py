@@ -22,8 +22,7 @@ from launcher.figures.transfer import basins_of_both, has_optimum, shared_sizes
 from launcher.logbook.logbook import LOGBOOK_FILE
 from launcher.report.compare import forecast_doubts
 from launcher.report.differences import flat
-from launcher.study.coordinate_view import findings, points
-from launcher.study.gates import forecast_warnings
+from launcher.study.gates import findings, forecast_warnings, points
 from launcher.study.own import own_text
 from launcher.views import numbers, tables, transfer
 from launcher.views.fit import rung_names

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.study.coordinate_view import by_role
+from launcher.study.gates import by_role
 from launcher.views.numbers import NONE, Outcome, count, interval, number, words
 from launcher.views.transfer import (
     axis_name,
