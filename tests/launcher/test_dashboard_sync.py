@@ -159,6 +159,7 @@ def test_a_study_that_was_moved_is_uploaded_whole(logged, login, tmp_path):
 
 def test_online_is_logged_and_sent_in_one_and_only_what_is_new_again(tmp_path, login, monkeypatch):
     study, runs = tmp_path / "study", small_study(1)
+    monkeypatch.setattr(wandb_writer, "ARRIVAL_SECONDS", 60.0)  # of a busy machine; all of it arrives
     monkeypatch.setattr(dashboard_runs, "study_runs", lambda _: runs)
     with Server() as server:
         login(server)
