@@ -136,7 +136,7 @@ from types import SimpleNamespace
 import launcher
 from main_run import decision_of, spec_of
 from launcher.exporters.fidelity import MODULES, exporter
-from launcher.report.report import write_report
+from launcher.report.page import write_report
 unpacked, out = map(Path, sys.argv[1:])
 assert Path(launcher.__file__).is_relative_to(unpacked), launcher.__file__
 manifest = SimpleNamespace(tokenizer="bytes", vocab_size=256, num_tokens=lambda split: 123_456)

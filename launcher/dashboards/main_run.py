@@ -19,6 +19,7 @@ from launcher.base.following import Following
 from launcher.dashboards.records import ID_DIGITS, Row, RunRecord, numbers, tags_of
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.hyperparameters import RUN_WIDE
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import CurvePoint, Decision
@@ -68,7 +69,7 @@ def main_settings(decision: Decision) -> dict[str, Json]:
         "digest": decision.digest, "shape": canon.to_json(decision.shape), "batch_tokens": decision.batch_tokens,
         "num_tokens": decision.num_tokens, "num_steps": decision.learning_rate.schedule.num_steps,
         "num_ranks": decision.parallelism.num_ranks, "precision": decision.precision, "seed": decision.seed,
-        "clip_norm": decision.clip_norm, "predicted_loss_nats": predicted.loss_nats,
+        **{name: getattr(decision, name) for name in RUN_WIDE}, "predicted_loss_nats": predicted.loss_nats,
         "predicted_low_nats": predicted.low_nats, "predicted_high_nats": predicted.high_nats,
     }  # fmt: skip
 

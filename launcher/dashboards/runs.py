@@ -19,6 +19,7 @@ from launcher.plan.study import Study
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import count_params
+from proxies.core.hyperparameters import WARMUP
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Run, RunResult, RunSpec
 from sweeps.store.curves import load_curve
 from sweeps.store.ledger import Ledger
@@ -123,7 +124,7 @@ def _settings(spec: RunSpec, mine: str) -> dict[str, Json]:
         "params": count_params(spec.shape).total, **hparams,
         "log2_learning_rate": math.log2(spec.hparams.learning_rate), "schedule": schedule.kind,
         "num_steps": schedule.num_steps, "warmup_steps": schedule.warmup_steps,
-        "warmup_fraction": schedule.warmup_steps / schedule.num_steps, "batch_tokens": spec.batch_tokens,
+        WARMUP: schedule.warmup_steps / schedule.num_steps, "batch_tokens": spec.batch_tokens,
         "num_tokens": spec.num_tokens, "planned_flops": float(spec.flops), "seed": spec.seed,
         "dtype": spec.numerics.dtype, "num_slots": spec.numerics.num_slots, "data_id": spec.data_id,
     }  # fmt: skip

@@ -29,6 +29,7 @@ from launcher.views.fit import rung_names
 from launcher.views.numbers import NONE, Body, Outcome, arm_name
 from launcher.views.search import sentences
 from proxies.core import canon
+from scaling_fits.laws.forms import SHAPES
 
 TEMPLATES = Path(__file__).with_name("templates")
 NUM_ALERTS = 12
@@ -102,6 +103,7 @@ def environment() -> Environment:
         "own_text": own_text, "rung_names": rung_names, "search_sentences": sentences, "flat": flat,
         "logbook_file": LOGBOOK_FILE, "num_alerts": NUM_ALERTS, "light_variables": LIGHT_VARIABLES,
         "dark_variables": DARK_VARIABLES,
+        "formulas": {name: Markup(shape.formula) for name, shape in SHAPES.items()},
     }  # fmt: skip
     return made
 

@@ -16,7 +16,7 @@ from launcher.base.metrics import Header
 from proxies.core import canon
 
 Floats = NDArray[np.float64]
-SCALARS = ("grad_norm", "lr", "tokens", "tokens_per_second", "seconds", "mfu", "hfu", "clip_norm")
+SCALARS = ("grad_norm", "lr", "tokens", "tokens_per_second", "seconds", "mfu", "hfu")
 LAYER_COLUMNS = ("weight_rms", "param_norm", "grad_norm", "update_ratio")
 GPU_COLUMNS = ("temperature_celsius", "num_ecc_errors", "num_link_errors")
 
@@ -43,7 +43,6 @@ class Columns:
     """[S] Of that step."""
     mfu: Floats
     hfu: Floats
-    clip_norm: Floats
     validation_steps: Floats
     """[V]"""
     validation_loss_nats: Floats

@@ -70,7 +70,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "throughput/device/mfu",
     ),
     "hfu": ("hfu", "runtime/hardware_flops_utilization"),
-    "clip_norm": ("clip_norm",),
 }  # fmt: skip
 """By column: what it may be called, the first that a source has counting."""
 FACTORS: Mapping[str, float] = {
