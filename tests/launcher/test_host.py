@@ -75,7 +75,7 @@ def test_what_was_held_is_free_before_the_next_bank_takes_its_own(study, ledger,
     try:
         host.advance(call(first, [(0, canon.to_json(first))], 1))
         host._engine.circle, held = host._engine, weakref.ref(host._engine)
-        monkeypatch.setattr(Host, "_open", lambda *args: found.append(held()) or opened(*args))
+        monkeypatch.setattr(Host, "_open", lambda *args, **more: found.append(held()) or opened(*args, **more))
         host.advance(call(other, [(0, canon.to_json(other))], 1))
     finally:
         gc.enable()
