@@ -160,7 +160,7 @@ EMPTY_STUDY = {
     **dict.fromkeys(("search", "transfer", "ladder", "fit", "frontier", "choice", "next_runs", "decision", "digest",
                      "own_run", "main_run")),
     "spend": {"num_runs": 0, "by_status": {}, "flops_causal": 0, "worker_seconds": 0, "share_of_target": 0.0},
-    "ledger_head": "e" * 64,
+    "ledger_head": "e" * 64, "has_logbook": False,
 }  # fmt: skip
 
 
