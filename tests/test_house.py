@@ -133,6 +133,27 @@ def folders(house):
     return problems + [f"{here} has {num} files" for here, num in numbers.items() if num > MAX_FOLDER_FILES]
 
 
+def picture(house):
+    """The folders as CONTRIBUTING draws them: an arrow to each that a folder imports, but for those reached by another.
+
+    The packages below `launcher` are one box each, but for the core.
+    """
+
+    def box(name):
+        name = "core" if name.startswith("proxies.core") else name
+        return name.removeprefix("launcher.") if name.startswith("launcher") else name.split(".")[0]
+
+    files = [name for name in house.trees if name not in house.packages and not name.endswith("__main__")]
+    files = [name for name in files if not name.startswith("launcher.exporters.templates")]
+    edges = {box(name.rpartition(".")[0]): set() for name in files}
+    for name in files:
+        here = box(name.rpartition(".")[0])
+        edges[here] |= {box(target.rpartition(".")[0]) for target in house.imports(name) & set(files)} - {here}
+    drawn = {here: {to for to in edges[here] if not any(to in reachable(edges, by) for by in edges[here] - {to})}
+             for here in edges}  # fmt: skip
+    return ["flowchart BT", *(f"  {here} --> {to}" for here in sorted(drawn) for to in sorted(drawn[here]))]
+
+
 def functions(tree):
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
@@ -277,6 +298,12 @@ def house():
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_house_keeps(house, rule):
     assert rule(house) == []
+
+
+def test_contributing_draws_the_folders_as_they_are(house):
+    text, lines = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), picture(house)
+    assert "```mermaid\n" + "\n".join(lines) + "\n```" in text, "the picture is now:\n" + "\n".join(lines)
+    assert "  study --> transfer" not in lines, "it reaches transfer by way of experiments"
 
 
 def test_every_room_is_looked_at(house):
