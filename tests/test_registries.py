@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +89,58 @@ def test_a_planted_name_is_seen(line):
 
 def test_other_words_are_not():
     assert not named("batch_warmup_fraction = steps.epsilon + torch.finfo(torch.float64).eps\nlearning_rate = alphabet")
+
+
+ENTRY = """            Hyperparameter(
+                name="residual_multiplier", meaning="Of each branch.", default=1.0, above=0, multiplies="residual",
+                aliases=("branch",),
+            ),
+"""
+FIELD = '    residual_multiplier: float = HYPERPARAMETERS["residual_multiplier"].default\n'
+CHANGES = {
+    "proxies/core/hyperparameters.py": [
+        ('            Hyperparameter(\n                name="output_multiplier"', ENTRY, 0),
+        ("    output_multiplier: float", FIELD, 0),
+    ],
+    "proxies/parametrization/parametrization.py": [
+        ('residual=rule["residual"].at(ratios)', " * hparams.residual_multiplier", 1),
+    ],
+}
+"""One more hyperparameter: by file, what text is put before (0) or after (1) which."""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """Where a new swept hyperparameter is seen, of two files' declarations (`planted_hyperparameter.py`)."""
+    tree = tmp_path_factory.mktemp("tree")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, changes in CHANGES.items():
+        text = (tree / path).read_text(encoding="utf-8")
+        for at, put, after in changes:
+            assert text.count(at) == 1, at
+            text = text.replace(at, at + put if after else put + at)
+        (tree / path).write_text(text, encoding="utf-8")
+    script, folder = ROOT / "tests" / "planted_hyperparameter.py", tmp_path_factory.mktemp("study") / "study"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(ROOT / "tests" / "launcher")])}
+    command = [sys.executable, script, "residual_multiplier", "branch", folder]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_new_hyperparameter_is_searched_and_its_transfer_tested(seen):
+    values, losses = zip(*seen["trials"], strict=True)
+    assert len(set(values)) == len(values) and 0.5 <= min(values) < max(values) <= 2.0
+    assert len(set(losses)) == len(losses), "it changes what is trained"
+    assert ["residual_multiplier", "width"] in seen["tests"]
+    assert "residual_multiplier" in seen["values"]
+
+
+def test_people_and_trainers_are_told_of_a_new_hyperparameter(seen):
+    assert seen["report"] and seen["placeholder"]
+    assert seen["column"] == {"residual_multiplier": "branch"}
+    assert "residual_multiplier" in seen["completion"]
+    (field,) = seen["explain"]["fields"]
+    assert field["source"]["kind"] == "search"
+    assert [key["key"] for key in field["source"]["plan_keys"]] == ["search.axes.residual_multiplier"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
+from launcher.cli.completing import words
 from launcher.cli.options import WholeAmount
 from proxies.core.canon import Json
 from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
@@ -56,11 +57,11 @@ def table_options(command: _Command) -> _Command:
     options = (
         click.option("--runs", "runs_path", type=click.Path(path_type=Path), help="Judge this table of runs instead."),
         click.option(
-            "--axis", callback=_read_name(SIZE_COLUMNS), metavar="|".join(AXES),
+            "--axis", callback=_read_name(SIZE_COLUMNS), metavar="|".join(AXES), shell_complete=words(AXES),
             help="With --runs: what grows (default: what varies).",
         ),
         click.option(
-            "--hyperparameter", callback=_read_name(VALUE_COLUMNS), metavar="NAME",
+            "--hyperparameter", callback=_read_name(VALUE_COLUMNS), metavar="NAME", shell_complete=words(VALUE_COLUMNS),
             help="With --runs: what must stay put (default: the learning rate, or what varies).",
         ),
         click.option(

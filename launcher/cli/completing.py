@@ -1,11 +1,13 @@
-"""What a shell is offered while a command is typed: plans, studies, frozen configs. The standard library and click.
+"""What a shell is offered while a command is typed: plans, studies, frozen configs, words of a list.
+
+The standard library and click.
 
 Only names are looked at, here and one folder below: a key press must not wait for a ledger to be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
@@ -30,6 +32,15 @@ def frozen_configs(ctx: click.Context, param: click.Parameter, incomplete: str) 
     """Folders of frozen configs, their digest in full; else whatever file the shell finds."""
     launches = (path.parent for folder in _folders(incomplete) for path in _launches(folder))
     return _offered(incomplete, launches, "file")
+
+
+def words(known: Iterable[str]) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """A completer that offers these words."""
+
+    def offered(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in known if word.startswith(incomplete)]
+
+    return offered
 
 
 def _folders(incomplete: str) -> list[Path]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.frozen.attestations import CheckOutcome
-from launcher.plan.study import PLAN_FILE
 from proxies.core import canon
 from proxies.core.spec import RunResult
 from scaling_fits.forecast.conclusive import backtested, fit_doubts, inconclusive, reach_doubts
@@ -204,6 +203,8 @@ def failed_text(ledger: Ledger, study_dir: Path) -> str:
 
     That is a child study: what was suggested after a failure took it for one.
     """
+    from launcher.plan.study import PLAN_FILE  # pydantic is not for `--help`
+
     failed = [result for result in ledger.results().values() if result.status == "failed"]
     if not failed:
         return ""
