@@ -17,7 +17,8 @@ from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
 from proxies.core.rules import decay_problems
 from scaling_fits.compute.published_laws import published
-from sweeps.search.pruning import rungs
+from sweeps.search.pruning import RULES, rungs
+from sweeps.search.samplers import SAMPLERS
 from sweeps.search.space import SearchSpace
 
 MIN_RUNGS = 6
@@ -297,14 +298,15 @@ def _space_problems(plan: Plan, search: SearchSection) -> list[str]:
     except SpecError as error:
         return [f"search: {problem}" for problem in error.problems]
     problems = []
-    if search.sampler == "cmaes":
-        if search.can_be_off or search.choices:
-            problems.append(
-                "search.sampler = 'cmaes': it knows ranges alone, neither search.choices nor search.can_be_off: "
-                "tpe and gp know them"
-            )
-        if sum(not axis.fixed for axis in space.axes) < 2:
-            problems.append("search.sampler = 'cmaes': two axes that vary are wanted")
+    sampler = SAMPLERS[search.sampler]
+    if sampler.ranges_only and (search.can_be_off or search.choices):
+        others = " and ".join(name for name, one in SAMPLERS.items() if one.learns and not one.ranges_only)
+        problems.append(
+            f"search.sampler = {sampler.name!r}: it knows ranges alone, neither search.choices nor search.can_be_off: "
+            f"{others} know them"
+        )
+    if sum(not axis.fixed for axis in space.axes) < sampler.least_axes:
+        problems.append(f"search.sampler = {sampler.name!r}: at least {sampler.least_axes} axes must vary")
     problems += _grid_problems(search, space)
     command = plan.command
     varied = [
@@ -320,7 +322,7 @@ def _space_problems(plan: Plan, search: SearchSection) -> list[str]:
 
 
 def _grid_problems(search: SearchSection, space: SearchSpace) -> list[str]:
-    if search.sampler != "grid":
+    if not SAMPLERS[search.sampler].on_grid:
         return ["search.grid: search.sampler = 'grid' is wanted for it"] if search.grid else []
     problems = [f"search.grid.{name}: it is not searched" for name in search.grid if name not in space.names]
     problems += [f"search.grid.{name}: search.choices has its values" for name in search.grid if name in search.choices]
@@ -337,7 +339,7 @@ def _grid_problems(search: SearchSection, space: SearchSpace) -> list[str]:
 
 def _pruner_problems(plan: Plan, search: SearchSection) -> list[str]:
     """Where no trial could ever be looked at, or compared with another."""
-    if search.pruner == "none":
+    if not RULES[search.pruner].shares:
         return []
     said, steps = f"search.pruner = {search.pruner!r}", plan.proxy.num_steps
     problems = []

@@ -142,7 +142,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """Of every field that takes one of some words, the words."""
 
 POWERS: dict[str, tuple[float, float]] = {
-    "depth_alpha": (0.5, 1), "rate_batch_power": (-2, 2), "rate_duration_power": (-2, 2),
+    "rate_batch_power": (-2, 2), "rate_duration_power": (-2, 2), "depth_alpha": (0.5, 1),
 }  # fmt: skip
 """Of every field that is a number, its bounds."""
 

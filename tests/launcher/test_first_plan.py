@@ -211,7 +211,7 @@ def test_what_nothing_can_come_of_is_refused(plans, value, key):
 @pytest.mark.parametrize(
     ("value", "said"),
     [("search.learning_rate=[0.001, 0.002]", "search.learning_rate"), ("search.num_trials=2", "search.num_trials"),
-     ("target.budget_flops=1e11", "ladder: its largest rung"), ("target.budget_flops=1e12", "proxy.base_width 32")],
+     ("target.budget_flops=1e11", "ladder: its largest rung"), ("target.budget_flops=4e11", "proxy.base_width 32")],
 )  # fmt: skip
 def test_what_is_unwise_is_warned_of(plans, value, said):
     code, out, err = forerun("validate", plans["cpu"][0], "--set", value)

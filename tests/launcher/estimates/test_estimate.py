@@ -148,9 +148,9 @@ def test_the_main_run_is_laid_out_as_the_plans_launch_section_says(plan):
 
 
 def test_a_launch_section_that_does_not_fit_gives_way_and_is_named(plan):
-    main = laid_out(plan, "tensor=2")
+    main = laid_out(plan, "pipeline=2")
     assert main["machine"]["num_gpus"] == 4  # all ranks of the plan
-    assert main["parallelism"]["from"].startswith("suggested: [launch] does not fit a run of this size: tensor = 2 ")
+    assert main["parallelism"]["from"].startswith("suggested: [launch] does not fit a run of this size: pipeline = 2 ")
     assert f"parallelism is {main['parallelism']['from']}" in main["warnings"]
     four = laid_out(plan, options=("--gpus", 4))
     assert four["parallelism"]["from"] == "suggested for 4 GPUs: [launch] has 2 ranks"

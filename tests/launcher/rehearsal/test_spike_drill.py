@@ -99,7 +99,7 @@ def test_a_trainer_that_does_not_see_it_fails(sound, tmp_path, monkeypatch):
     shutil.copytree(sound[0].folder, folder)
     monkeypatch.setattr(SpikeWatch, "before_update", lambda self, seen: None)
     deaf = dataclasses.replace(sound[0], folder=folder)
-    assert_fails(deaf, "rollbacks (at, to, sequences skipped, clip) []: [(10, 6, 1600, 0.5)] is wanted")
+    assert_fails(deaf, "rollbacks (at, to, sequences skipped, clip) [], must be [(10, 6, 1600, 0.5)]")
 
 
 def test_a_trainer_that_skips_nothing_fails(stage):
@@ -117,7 +117,7 @@ def test_a_control_that_is_not_told_apart_fails(stage):
 def test_one_sequence_too_few_fails(stage):
     file = stage.path("spike") / rollback.ROLLBACKS_FILE
     file.write_text(file.read_text().replace("1600", "1599"))
-    assert_fails(stage, "[(10, 6, 1599, 0.5)]: [(10, 6, 1600, 0.5)] is wanted")
+    assert_fails(stage, "[(10, 6, 1599, 0.5)], must be [(10, 6, 1600, 0.5)]")
 
 
 def test_another_clip_than_frozen_fails(stage):
