@@ -24,7 +24,7 @@ def attest(folder: Path, kind: str, digest: str, body: dict[str, canon.Json]) ->
     created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     content: dict[str, canon.Json] = {"kind": kind, "digest": digest, "created_at": created_at, "body": body}
     path = path_of(folder, kind)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    canon.make_folder(path.parent)
     canon.write_atomic(path, canon.pretty({**content, "sha256": canon.content_id(content)}))
     return path
 

@@ -19,7 +19,7 @@ _MEND = "restore it from a copy, or freeze again"
 def write_launch(frozen_dir: Path, decision: Decision) -> Path:
     """Write `<frozen_dir>/<digest>/launch.json`; the same decision always gives the same bytes."""
     folder = frozen_dir / decision.digest
-    folder.mkdir(parents=True, exist_ok=True)
+    canon.make_folder(folder)
     path = folder / LAUNCH_FILE
     canon.write_atomic(path, canon.pretty({"digest": decision.digest, "decision": decision}))
     return path

@@ -153,7 +153,7 @@ def manifest_of(root: Path, step: int) -> Manifest:
 
 def begin(root: Path, step: int) -> Path:
     """The empty folder to write a checkpoint into; what an interrupted save left is removed. One rank only."""
-    root.mkdir(parents=True, exist_ok=True)
+    canon.make_folder(root)
     for left_over in root.glob("*.part"):
         shutil.rmtree(left_over)
     part = part_of(root, step)

@@ -93,6 +93,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, with those above it, so that each outlasts a power cut: its entry in the one above is synced."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)
+
+
 def file_sha256(path: Path) -> str:
     """Sha256, in hex, of a file's bytes."""
     with path.open("rb") as file:

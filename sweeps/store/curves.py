@@ -63,9 +63,7 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
     buffer = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(table, buffer, write_page_checksum=True)
     try:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True)
-            canon.sync_folder(study_dir)
+        canon.make_folder(path.parent)
         canon.write_atomic(path, buffer.getvalue().to_pybytes())
     except OSError as error:
         raise DiskFull(f"{path}: {error.strerror}: free some space and resume; what is recorded stands") from error

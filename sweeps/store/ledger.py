@@ -347,10 +347,7 @@ def _has_content(path: Path) -> bool:
 def _make(study_dir: Path) -> None:
     """Make the folder, so that it outlasts a power cut."""
     try:
-        missing = [folder for folder in (study_dir, *study_dir.parents) if not folder.exists()]
-        study_dir.mkdir(parents=True, exist_ok=True)
-        for folder in missing:
-            canon.sync_folder(folder.parent)
+        canon.make_folder(study_dir)
     except OSError as error:
         raise SweepError(f"{study_dir} cannot be made ({error.strerror}): name another folder") from error
 
