@@ -27,8 +27,17 @@ unit: $(VENV)/.installed
 	@$(BIN)/pytest -n $(JOBS) --dist loadfile || \
 	    { [ $$? -eq 1 ] && echo "make unit: the failed tests once more, alone" && $(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
+# The slow tests, JOBS files at a time. The same command resumes: a file that passed is not run again until a source file changes.
+SLOW_LOGS ?= build/slow/none
+
 test-slow: $(VENV)/.installed
-	$(BIN)/pytest -m slow
+	@logs=build/slow/$$(git ls-files -- '*.py' | xargs cat | sha256sum | cut -c1-12); \
+	$(MAKE) --no-print-directory --keep-going -j $(JOBS) SLOW_LOGS=$$logs \
+	    $$(grep -rl --include='test_*.py' -e 'mark\.slow' tests | sort | sed "s#.*#$$logs/&.passed#")
+
+$(SLOW_LOGS)/%.passed: %
+	@mkdir -p $(@D); $(BIN)/pytest -q -m slow $< > $(@:.passed=.log) 2>&1; code=$$?; echo "$<: $$(tail -n 1 $(@:.passed=.log))"; \
+	    if [ $$code -eq 0 ] || [ $$code -eq 5 ]; then touch $@; else echo "see $(@:.passed=.log)"; exit 1; fi
 
 # Tests marked gpu, then benchmarks/gpu.py, with the interpreter given: `make gpu PYTHON=python3`. No .venv, no network.
 # Fails where a test or step failed or is left: the same command resumes from the files in GPU_OUT.
