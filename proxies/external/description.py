@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
@@ -15,6 +16,8 @@ from proxies.external.construction import Build, FactoryError, name_of, neutral,
 from proxies.external.roles import Role, Roles, roles_of
 from proxies.external.spreads import Spread, own_ratio, spreads
 from proxies.parametrization.parametrization import Parameter, forward_numbers, table_of
+
+_EMBEDDING_KEY = next(one.name for one in HYPERPARAMETERS.values() if one.multiplies == "embedding")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +142,7 @@ def _multiplier_problems(build: Build, spec: RunSpec, roles: Roles, forward: For
     if forward.embedding != 1 and (roles.unscaled_embeddings or not roles.embeddings):
         what = ", ".join(roles.unscaled_embeddings) or "no embedding module is found"
         problems.append(
-            f"forward.embedding = {forward.embedding:g} cannot be applied ({what}): keep tables in nn.Embedding"
+            f"{_EMBEDDING_KEY} = {forward.embedding:g} cannot be applied ({what}): keep tables in nn.Embedding"
         )
     absorbed = spec.parametrization.output == "absorbed" and spec.ratios.width != 1
     if absorbed and not any(role.kind == "readout" for role in roles.parameters):

@@ -285,7 +285,7 @@ def test_all_that_is_wrong_is_said_at_once():
 @pytest.mark.parametrize("build", [cases.no_embedding, cases.loose_positions], ids=lambda build: build.__name__)
 def test_an_embedding_is_missed_only_where_its_multiplier_is_wanted(build):
     assert describe(build, factory_spec(WIDE)).numbers
-    with pytest.raises(FactoryError, match=r"embedding = 2 cannot be applied"):
+    with pytest.raises(FactoryError, match=r"embedding_multiplier = 2 cannot be applied"):
         describe(build, factory_spec(WIDE, embedding_multiplier=2.0))
     assert describe(cases.tied_by_hand, factory_spec()).readouts == (), "no multiplier at the base width"
 
