@@ -71,7 +71,7 @@ def put(scratch: Path, target: Path, first: str) -> None:
         OSError: `target` cannot be written.
     """
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
+        canon.make_folder(target.parent)
         scratch.rename(target)
         canon.sync_folder(target.parent)
         return

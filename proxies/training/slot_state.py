@@ -142,9 +142,7 @@ def store(folder: Path, state: SlotState) -> Path:
     """
     scratch = folder / f"{socket.gethostname()}-{os.getpid()}.part"  # two workers may hold attempts of one run
     try:
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            canon.sync_folder(folder.parent)
+        canon.make_folder(folder)
         safetensors.torch.save_file(state.tensors, scratch, {"header": canon.canonical(state.header)})
         with scratch.open("rb") as file:
             os.fsync(file.fileno())
