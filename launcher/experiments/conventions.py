@@ -198,7 +198,7 @@ class Tie:
 
     def words(self, margin_nats: float) -> str:
         """What was decided, and why."""
-        with_others = [name.replace("_", " ") for name in self.together if name != self.hyperparameter]
+        with_others = [HYPERPARAMETERS[name].label for name in self.together if name != self.hyperparameter]
         told = because(self.finding, margin_nats)
         if with_others and self.finding.basis != "same":
             told += f"; run with the conventional {' and '.join(with_others)}"

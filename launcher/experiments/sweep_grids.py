@@ -80,7 +80,7 @@ class TransferTest:
     @property
     def name(self) -> str:
         """As one says it: `clip norm over width`."""
-        return f"{self.hyperparameter.replace('_', ' ')} over {self.axis}"
+        return f"{HYPERPARAMETERS[self.hyperparameter].label} over {self.axis}"
 
     @property
     def specs(self) -> list[RunSpec]:

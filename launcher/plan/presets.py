@@ -6,6 +6,7 @@ they cost are what `forerun estimate` counts. None of these plans has been run o
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ def _preset(name: str) -> Preset:
     )  # fmt: skip
 
 
+@functools.cache
 def _read(name: str) -> dict[str, Any]:
     return tomllib.loads((_FILES / f"{name}.toml").read_text(encoding="utf-8"))
 

@@ -10,6 +10,7 @@ from launcher.plan.study import Study
 from launcher.study.decide import Choice, main_spec
 from proxies.core import canon
 from proxies.core.canon import Json
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.optimizers import GROUP_NUMBERS
 
 
@@ -96,7 +97,8 @@ def own_text(body: Json) -> str:
     groups = body["groups"]
     assert isinstance(groups, list)
     lines = [
-        f"  {group['pattern']}: " + ", ".join(f"{name.replace('_', ' ')} {group[name]:.4g}" for name in GROUP_NUMBERS)
+        f"  {group['pattern']}: "
+        + ", ".join(f"{HYPERPARAMETERS[name].label} {group[name]:.4g}" for name in GROUP_NUMBERS)
         for group in groups
         if isinstance(group, dict)
     ]

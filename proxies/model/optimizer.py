@@ -62,12 +62,14 @@ def not_plain(name: OptimizerName, optimizer: torch.optim.Optimizer) -> list[str
 
 def live_numbers(group: Mapping[str, Any]) -> dict[str, float]:
     """What one of torch's parameter groups holds, by the names of `GroupNumbers`."""
+    return dataclasses.asdict(_numbers_of(group))
+
+
+def _numbers_of(group: Mapping[str, Any]) -> GroupNumbers:
     beta1, beta2 = group["betas"]
-    return dataclasses.asdict(
-        GroupNumbers(
-            learning_rate=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], beta1=beta1, beta2=beta2
-        )
-    )  # fmt: skip
+    return GroupNumbers(
+        learning_rate=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], beta1=beta1, beta2=beta2
+    )
 
 
 def last_update(weights: Tensor, group: Mapping[str, Any], state: Mapping[str, Tensor]) -> Tensor:
@@ -81,7 +83,7 @@ def last_update(weights: Tensor, group: Mapping[str, Any], state: Mapping[str, T
         group: torch's, that the parameter is in.
         state: torch's, of the parameter.
     """
-    numbers, num_updates = GroupNumbers(**live_numbers(group)), float(state["step"])
+    numbers, num_updates = _numbers_of(group), float(state["step"])
     root = (state["exp_avg_sq"] / (1 - numbers.beta2**num_updates)).sqrt_().add_(numbers.eps)
     direction = (state["exp_avg"] / (1 - numbers.beta1**num_updates)).div_(root)
     share = 1 - numbers.decay_share
