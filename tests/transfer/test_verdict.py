@@ -24,8 +24,9 @@ from planted_valleys import (
 from proxies.core import canon
 from transfer.basin import valley
 from transfer.question import Point, Question, TransferError
+from transfer.regret.regret import Estimate
 from transfer.verdict import verdict as verdict_room
-from transfer.verdict.verdict import Verdict, judge
+from transfer.verdict.verdict import Verdict, decide, judge
 
 MARGIN = 0.01
 
@@ -290,3 +291,12 @@ def test_a_valley_too_steep_for_its_rates_is_refused():
     ]  # fmt: skip
     found = judge(points, Question(base_size=64, target_size=1024))
     assert found.outcome == "cannot_tell" and {o.status for o in found.optima} == {"too_few"}
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "outcome"),
+    [(0.0, 0.002, 0.009, "holds"), (0.0, 0.002, 0.011, "cannot_tell"), (0.009, 0.02, 0.03, "cannot_tell"),
+     (0.011, 0.02, 0.03, "drifts")],
+)  # fmt: skip
+def test_the_whole_interval_lies_on_one_side_of_the_margin_or_nothing_is_decided(low, value, high, outcome):
+    assert decide(Estimate(value=value, low=low, high=high), MARGIN) == outcome
