@@ -20,8 +20,7 @@ from reference_pages.source import trees
 _HEAD = """# Records
 
 Frozen dataclasses, checked when they are made; their text is canonical JSON (sorted keys, shortest floats, no NaN)
-and their name is its sha256. A field marked *later* came after the record was first written down: it is left out of the
-text while it has its default, so that older ids stand. Losses are in nats per token, learning rates absolute.
+and their name is its sha256. Losses are in nats per token, learning rates absolute.
 
 """
 _ROOTS: dict[str, tuple[str, type]] = {
@@ -61,8 +60,7 @@ def _fields(record: type) -> list[tuple[str, str, str, str]]:
             continue
         one = known[ast.unparse(node.target)]
         said = str(after.value.value) if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-        marked = "*later* " * bool(one.metadata.get("later"))
-        rows.append((one.name, _spelled_out(node.annotation, record), _default(one), f"{marked}{said}".strip()))
+        rows.append((one.name, _spelled_out(node.annotation, record), _default(one), said.strip()))
     return rows
 
 

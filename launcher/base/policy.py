@@ -1,13 +1,12 @@
 """What a frozen config says about the run itself: when it saves, when it stops, what it does about a spike, and what it
-looks at on the way. Fields that later versions added are at their defaults in older files, and left out of them.
+looks at on the way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from proxies.core import canon
 from proxies.core.checks import Checks
 
 Recomputed = Literal["none", "selective", "full"]
@@ -53,12 +52,12 @@ class SpikePolicy:
     skip_batches: int = 200
     clip_share: float = 0.3
     """Of `clip_norm`, if spikes come again."""
-    max_rollbacks: int = field(default=0, metadata=canon.LATER)
+    max_rollbacks: int = 0
     """How often the trainer may do so by itself; 0: never, it is for people to do."""
-    window_steps: int = field(default=64, metadata=canon.LATER)
-    threshold: float = field(default=6.0, metadata=canon.LATER)
-    least_nats: float = field(default=0.1, metadata=canon.LATER)
-    patience_steps: int = field(default=8, metadata=canon.LATER)
+    window_steps: int = 64
+    threshold: float = 6.0
+    least_nats: float = 0.1
+    patience_steps: int = 8
 
     def __post_init__(self) -> None:
         checks = Checks(self)

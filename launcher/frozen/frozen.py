@@ -23,7 +23,7 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Dtype
 from transfer.verdict.rules import TransferRule
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 NUM_LR_SAMPLES = 64
 MOST_STEPS, MOST_GROUPS, MOST_PATTERN = 20_000_000, 1000, 100_000  # steps are counted out one by one
 _TOO_LONG = f"num_steps = {{}}: at most {MOST_STEPS:,} are wanted; larger batches make fewer"
@@ -144,7 +144,7 @@ class PredictedLoss:
     """Training FLOPs over the largest fitted run's."""
     curve: tuple[CurvePoint, ...] = ()
     """How training loss is to run down there, at the same level; empty where the ladder has too few runs to say."""
-    memory_octaves: float | None = field(default=None, metadata=canon.LATER)
+    memory_octaves: float | None = None
     """Over so many doublings of the step a departure from the curve is forgotten, as the ladder's own runs show: what
     is one departure, and what are several. None: not measured."""
 
@@ -179,8 +179,8 @@ class Decision:
     predicted: PredictedLoss
     abort: Abort
     spikes: SpikePolicy = field(default=SpikePolicy())
-    monitoring: Monitoring = field(default=Monitoring(), metadata=canon.LATER)
-    compiled: bool = field(default=False, metadata=canon.LATER)
+    monitoring: Monitoring = field(default=Monitoring())
+    compiled: bool = False
     """torch.compile of each block."""
 
     def __post_init__(self) -> None:

@@ -50,7 +50,9 @@ def read_launch(path: Path) -> Decision:
         )
     version = body.get("schema_version") if isinstance(body, dict) else None
     if version != SCHEMA_VERSION:
-        raise FrozenError(str(file), [f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"])
+        what = f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"
+        old = type(version) is int and version < SCHEMA_VERSION
+        raise FrozenError(str(file), [f"{what}; git commit 7aa3a7b of forerun reads those before" if old else what])
     named = file.parent.name
     if file.parent.parent.name == "frozen" and len(named) == canon.ID_LENGTH and named != digest:
         raise TamperedError(str(file), [f"it has the digest {actual[:16]}..., its folder is another's; {_MEND}"])

@@ -147,17 +147,6 @@ class Plan(Section):
         own = bool(proxy.factory or proxy.command or proxy.batch_warmup_fraction)
         return own or proxy.num_ranks > 1 or bool(proxy.microbatch_tokens or proxy.activation_checkpointing)
 
-    @property
-    def banks_anew(self) -> bool:
-        """Whether it asks for slots, by number, of what trained alone before semantics 3: compiled, or in bfloat16."""
-        several = {self.proxy.num_slots, self.ladder.num_slots} - {"auto", 1}
-        return bool(several) and not self.alone and (self.proxy.compiled is True or self.proxy.dtype == "bfloat16")
-
-    @property
-    def scales_branches_compiled(self) -> bool:
-        """Whether it may compile models that scale what a branch adds, which torch 2.13 dropped before semantics 4."""
-        return bool(self.parametrization.depth_alpha) and self.proxy.compiled is not False
-
     def numerics(self, part: Part) -> Numerics:
         """How proxies, or the ladder's rungs, compute; what is to be chosen has its plain value.
 

@@ -29,14 +29,10 @@ if TYPE_CHECKING:
     from proxies.data.tokens import Manifest
 
 PLAN_FILE = "plan.toml"
-SEMANTICS = 2
+SEMANTICS = 5
 """What a spec's numbers mean: model, initial values, data order, validation windows. A version that trains another
 model from the same spec raises it, so that no study mixes the two.
 """
-BANKED = 3
-"""The same, of plans for which several slots mean something else than before: `launcher.plan.plan.Plan.banks_anew`."""
-SCALED = 4
-"""The same, of plans whose runs may have been wrong before: `launcher.plan.plan.Plan.scales_branches_compiled`."""
 SEARCH_STAGE = "search"
 
 
@@ -54,8 +50,6 @@ class Study:
     factory: Factory | None = None
     chosen: Mapping[str, Numerics] = field(default_factory=dict)
     """What its calibration chose, by `Asked.key`: of the ledger (`study.opening`), empty before there is one."""
-    older: bool = False
-    """Begun by a version to which `Plan.banks_anew` meant one slot: it goes on with that."""
     _trials: dict[tuple[object, ...], RunSpec] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Trials made so far: each is asked after often, and knows its id from the first time on."""
 
@@ -66,14 +60,8 @@ class Study:
             **self.plan.question(),
             "data_id": self.manifest.data_id,
             "factory_sha256": self.factory.source_sha256 if self.factory else "",
-            "semantics": self._semantics,
+            "semantics": SEMANTICS,
         }
-
-    @property
-    def _semantics(self) -> int:
-        if self.plan.scales_branches_compiled:
-            return SCALED
-        return BANKED if self.plan.banks_anew and not self.older else SEMANTICS
 
     def shape(self, width: int) -> Shape:
         """The shape at a width, with the corpus's vocabulary."""
@@ -124,12 +112,8 @@ class Study:
 
     def asked(self, part: Part, shape: Shape, batch_tokens: int) -> Asked:
         """How runs of a shape and batch compute, and what of it a calibration chooses."""
-        given = self.plan.numerics(part)
-        if self.older and self.plan.banks_anew:
-            given = dataclasses.replace(given, num_slots=1)
-        return Asked(
-            part=part, shape=shape, batch_tokens=batch_tokens, given=given, open=self.plan.choices(part)
-        )  # fmt: skip
+        given, choices = self.plan.numerics(part), self.plan.choices(part)
+        return Asked(part=part, shape=shape, batch_tokens=batch_tokens, given=given, open=choices)
 
     def numerics(self, part: Part, shape: Shape, batch_tokens: int) -> Numerics:
         """How they compute, as the plan says or the calibration chose."""

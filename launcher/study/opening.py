@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from pathlib import Path
-from typing import Any, cast
-
-from pydantic import BaseModel
+from typing import cast
 
 from launcher.base.links import refuse_links_out
 from launcher.base.talk import say
@@ -16,7 +13,7 @@ from launcher.experiments.searching import implied_problems
 from launcher.plan.file import PlanError, load_plan
 from launcher.plan.plan import Plan
 from launcher.plan.search import LAW
-from launcher.plan.study import PLAN_FILE, SEMANTICS, Study
+from launcher.plan.study import PLAN_FILE, Study
 from launcher.plan.writing import commented_plan
 from launcher.study.history import take_over
 from proxies.core import canon
@@ -101,20 +98,9 @@ def recorded(study_dir: Path) -> tuple[Study, Ledger]:
     ledger = Ledger.read(study_dir)
     # To read a study takes its records, not its user's code.
     sha = str(cast(dict[str, canon.Json], ledger.plan).get("factory_sha256", ""))
-    study = as_begun(plan_study(study_dir / PLAN_FILE, study_dir, source_sha256=sha), ledger)
-    ledger.check_plan(study.question, unasked())
+    study = calibrated(plan_study(study_dir / PLAN_FILE, study_dir, source_sha256=sha), ledger)
+    ledger.check_plan(study.question)
     return study, ledger
-
-
-def as_begun(study: Study, ledger: Ledger) -> Study:
-    """The study with the meaning that its plan had to the version that began it, and what its calibration chose."""
-    begun: Any = ledger.plan
-    search = study.plan.search
-    if "tie_seeds" not in begun.get("search", ()) and "tie_seeds" not in search.model_fields_set:
-        plan = study.plan.model_copy(update={"search": search.model_copy(update={"tie_seeds": 0})})
-        study = dataclasses.replace(study, plan=plan)
-    older = study.plan.banks_anew and begun.get("semantics") == SEMANTICS
-    return calibrated(dataclasses.replace(study, older=older), ledger)
 
 
 def verified_corpus(study: Study) -> TokenStore | None:
@@ -148,10 +134,10 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
     refuse_links_out(study.study_dir)
     if (study.study_dir / LEDGER_NAME).exists():
         with contextlib.suppress(StudyMissing):  # its driver was killed before the first record
-            study = as_begun(study, Ledger.read(study.study_dir))
+            study = calibrated(study, Ledger.read(study.study_dir))
     same = {key: study.question[key] for key in ("data_id", "semantics")}
     parent = None if parent_dir is None else read_parent(study.study_dir, parent_dir, same)  # before anything is made
-    ledger = Ledger.open(study.study_dir, study.question, create=True, defaults=unasked())
+    ledger = Ledger.open(study.study_dir, study.question, create=True)
     try:
         values = cast(dict[str, dict[str, object]], study.plan.model_dump())
         values["data"]["path"] = str(study.corpus or "")
@@ -182,24 +168,3 @@ def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -
         ledger.append(CALIBRATION, record.key, record.body)
     if taken:
         say(f"fork: {len(taken)} choices of its calibration taken over: nothing is measured again for these")
-
-
-def unasked(section: BaseModel | None = None, prefix: str = "") -> dict[str, canon.Json]:
-    """By dotted key of a plan, what a plan without that key asks: the question of a study that an older version began.
-
-    A key that is added later has to mean by default what older versions did. One whose default changes after that, or
-    that is dropped, gets its old meaning here.
-    """
-    section = Plan() if section is None else section
-    found: dict[str, canon.Json] = {}
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            found |= unasked(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = canon.to_json(value)
-    return found | _ONCE if not prefix else found
-
-
-_ONCE: dict[str, canon.Json] = {"search.tie_seeds": 0}
-"""What keys asked that were not there, where they ask something else by default now."""

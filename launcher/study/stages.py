@@ -14,7 +14,7 @@ from types import FrameType
 from typing import cast
 
 from launcher.base.talk import Meter, say
-from launcher.calibration.calibrating import calibrate
+from launcher.calibration.calibrating import calibrate, calibrated
 from launcher.experiments.ladder import stage_specs
 from launcher.experiments.transferred import (
     SPEND,
@@ -31,7 +31,6 @@ from launcher.plan.study import PLAN_FILE, Study
 from launcher.study.decide import fit_key, fitted, ladder_specs
 from launcher.study.gates import transfer_gate
 from launcher.study.history import inherited, like
-from launcher.study.opening import as_begun
 from launcher.study.pools import start_pool
 from launcher.study.rerunning import replay_search
 from launcher.study.sweeping import run_search
@@ -121,7 +120,7 @@ class Runner:
 
     def __init__(self, study: Study, ledger: Ledger, store: TokenStore | None) -> None:
         """`store` is the study's corpus, verified: workers trust it; None where a command brings its own data."""
-        self.study, self.ledger, self.store = as_begun(study, ledger), ledger, store
+        self.study, self.ledger, self.store = calibrated(study, ledger), ledger, store
         self._pool: Pool | None = None
         self._accounts: Accounts | None = None
         self._stopping = False

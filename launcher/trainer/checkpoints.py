@@ -56,9 +56,9 @@ class Manifest:
     """Optimizer steps done."""
     files: dict[str, str]
     """Name -> sha256."""
-    carried: dict[str, object] = field(default_factory=dict, metadata=canon.LATER)
+    carried: dict[str, object] = field(default_factory=dict)
     """Name of a hook's class -> what it carries over a restart, as JSON."""
-    num_rollbacks: int = field(default=0, metadata=canon.LATER)
+    num_rollbacks: int = 0
     """That the run had made by then."""
 
 

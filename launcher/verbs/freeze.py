@@ -35,6 +35,7 @@ class CannotTellError(ValueError):
 def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
     from launcher.base.talk import working
+    from launcher.calibration.calibrating import calibrated
     from launcher.explaining.known import known_of
     from launcher.explaining.provenance import provenance
     from launcher.frozen.frozen_folder import write_frozen
@@ -42,7 +43,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.report.body import FINDING, accepted, report_body
     from launcher.report.page import write_report
     from launcher.study.evidence import decision_of, gather
-    from launcher.study.opening import as_begun, open_ledger, recorded_study
+    from launcher.study.opening import open_ledger, recorded_study
     from launcher.trainer.assembly import unfit
     from proxies.core.redaction import secret_in
     from sweeps.store.ledger import Ledger
@@ -56,7 +57,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     Ledger.read(study_dir)  # refuses a folder that holds no study, before anything is written
     study = recorded_study(study_dir)
     with open_ledger(study) as ledger:
-        study = as_begun(study, ledger)
+        study = calibrated(study, ledger)
         with working(FINDING):
             found = gather(study, ledger)
             decision = decision_of(study, found)

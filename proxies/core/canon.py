@@ -20,10 +20,6 @@ from pathlib import Path
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 ID_LENGTH = 64  # hex digits of a sha256
-LATER = {"later": True}
-"""Metadata of a field that a record got after it was first written down: at its default it is left out of the JSON, so
-that older texts are read as before and keep their content ids.
-"""
 SHARED = {"shared": True}
 """Metadata of a field which is the same in many records: read from JSON, equal values are one object, decoded once."""
 _MOST_SHARED = 1000
@@ -132,12 +128,7 @@ def to_json(value: object, path: str = "$") -> Json:
                 raise CanonError(f"{path} has the key {key!r}: keys are strings")
         return {_text(key, path): to_json(item, f"{path}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
-        held = [(field, getattr(value, field.name)) for field in _fields(kind)]
-        return {
-            field.name: to_json(item, f"{path}.{field.name}")
-            for field, item in held
-            if not ("later" in field.metadata and type(item) is type(field.default) and item == field.default)
-        }
+        return {f.name: to_json(getattr(value, f.name), f"{path}.{f.name}") for f in _fields(kind)}
     raise CanonError(f"{path} is a {kind.__name__}: not a JSON value")
 
 
@@ -250,7 +241,7 @@ def _decode_record(kind: type, value: object, path: str) -> object:
     if not isinstance(value, dict):
         raise CanonError(f"{path} is a {type(value).__name__}: an object ({kind.__name__}) is wanted")
     fields = _fields(kind)
-    missing = [f.name for f in fields if f.name not in value and "later" not in f.metadata]
+    missing = [f.name for f in fields if f.name not in value]
     unknown = value.keys() - {f.name for f in fields}
     if missing or unknown:
         parts = [f"lacks {', '.join(missing)}"] if missing else []
@@ -263,7 +254,6 @@ def _decode_record(kind: type, value: object, path: str) -> object:
                 hints[f.name], value[f.name], f"{path}.{f.name}"
             )
             for f in fields
-            if f.name in value
         }
     )
 

@@ -50,11 +50,11 @@ class Numerics:
     """Recompute blocks in the backward pass: less memory, a third more time."""
     compiled: bool = False
     """`torch.compile`."""
-    cuda_graphs: bool = field(default=False, metadata=canon.LATER)
+    cuda_graphs: bool = False
     """A whole step recorded once and replayed: the same arithmetic without its launches. Of a GPU alone."""
-    fused_loss: bool = field(default=False, metadata=canon.LATER)
+    fused_loss: bool = False
     """Cross-entropy from hidden states, part by part: a batch's logits are never whole in memory."""
-    num_ranks: int = field(default=1, metadata=canon.LATER)
+    num_ranks: int = 1
     """Processes, a device each, that one trial is sharded over (FSDP2)."""
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import bisect
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,7 @@ from proxies.data.windows import Windows
 
 MANIFEST = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 Split = Literal["train", "validation"]
 Dtype = Literal["uint16", "uint32"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
@@ -103,7 +103,7 @@ class Manifest:
     end_id: int | None
     """The token after each document, if there is one."""
     sources: tuple[Source, ...]
-    not_read: tuple[NotRead, ...] = field(default=(), metadata=canon.LATER)
+    not_read: tuple[NotRead, ...] = ()
     """Files of the sources' folders that are not in it; no part of `data_id`."""
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ gives a run up but one that it suffered alone. What kills a worker without a wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from proxies.core import canon
 from proxies.core.failures import Cause
@@ -36,9 +36,9 @@ class Loss:
     log_tail: str
     """The last lines of what the worker printed; 2 kB at most, secrets removed."""
     worker: int
-    step: int = field(default=0, metadata=canon.LATER)
+    step: int = 0
     """Of its newest state then, from which it is resumed."""
-    alone: bool = field(default=False, metadata=canon.LATER)
+    alone: bool = False
     """Whether it had its worker to itself."""
 
 

@@ -17,26 +17,22 @@ from typing import cast
 
 from proxies.core import canon
 from proxies.core.canon import Json
-from sweeps.store.errors import DiskFull, LedgerCorrupt, LedgerTooNew, StaleDriver, SweepError
+from sweeps.store.errors import DiskFull, LedgerCorrupt, LedgerTooNew, LedgerTooOld, StaleDriver, SweepError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x666F7265  # "fore"
 GENESIS = "0" * canon.ID_LENGTH
 """What the first record names as the hash before it."""
 
 _BUSY_SECONDS = 30.0  # a reader (`status`) may hold the file for as long as it takes to read it
-_SCHEMAS: dict[int, dict[str, str]] = {
-    1: {
-        "records": "CREATE TABLE records (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, "
-        "body TEXT NOT NULL, prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (kind, key)) STRICT",
-        "head": "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "
-        "hash TEXT NOT NULL) STRICT",
-    }
+_SCHEMA = {
+    "records": "CREATE TABLE records (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, "
+    "body TEXT NOT NULL, prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (kind, key)) STRICT",
+    "head": "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "
+    "hash TEXT NOT NULL) STRICT",
 }
-"""Every schema there has been. New kinds of records need none: a schema is only what SQLite is told."""
+"""By table, what SQLite is told."""
 _COLUMNS = "seq, kind, key, body, prev_hash, hash"
-_STEPS: dict[int, tuple[str, ...]] = {}
-"""Statements from a schema to the next. Columns of `records` and `head` stay, so that any schema is read as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +128,7 @@ def create(connection: sqlite3.Connection) -> None:
     with _named_errors("the schema"), _transaction(connection):
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        for statement in _SCHEMAS[SCHEMA_VERSION].values():
+        for statement in _SCHEMA.values():
             connection.execute(statement)
         connection.execute("INSERT INTO head VALUES (1, -1, ?)", (GENESIS,))
 
@@ -142,7 +138,7 @@ def load(connection: sqlite3.Connection) -> list[Record]:
 
     Raises:
         LedgerCorrupt: the number of the first record that is not what was written.
-        LedgerTooNew: a later version wrote the file.
+        LedgerTooNew, LedgerTooOld: another version wrote the file.
     """
     records: list[Record] = []
     try:
@@ -168,7 +164,7 @@ def looking(connection: sqlite3.Connection, most: int) -> Iterator[tuple[int, in
 
     Raises:
         LedgerCorrupt: as `load`, of the records that are looked at; also what SQLite cannot read meanwhile.
-        LedgerTooNew: a later version wrote the file.
+        LedgerTooNew, LedgerTooOld: another version wrote the file.
     """
     with _named_errors("the ledger"):
         connection.execute("BEGIN")
@@ -208,21 +204,6 @@ def picked(
         ).fetchall()  # fmt: skip
 
 
-def migrate(connection: sqlite3.Connection) -> None:
-    """Bring a ledger that `load` found sound to this version's schema, whole or not at all; its records stay.
-
-    Raises:
-        DiskFull: it does not fit; the file is as before.
-    """
-    version = cast(int, _pragma(connection, "user_version"))
-    if version < SCHEMA_VERSION:
-        with _named_errors("the schema"), _transaction(connection):
-            for step in range(version, SCHEMA_VERSION):
-                for statement in _STEPS[step]:
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
 def write(connection: sqlite3.Connection, *records: Record) -> None:
     """Add `records`, in order and durably, all or none, if the chain's head is the one they follow.
 
@@ -248,9 +229,13 @@ def _check_schema(connection: sqlite3.Connection) -> None:
     if _pragma(connection, "application_id") != APPLICATION_ID:
         raise LedgerCorrupt("the header: this is no ledger of forerun")
     found = dict(connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall())
-    if version > SCHEMA_VERSION and found not in _SCHEMAS.values():  # a number alone may be a flipped bit
+    if version > SCHEMA_VERSION and found != _SCHEMA:  # a number alone may be a flipped bit
         raise LedgerTooNew(f"the ledger has schema {version}, this version knows {SCHEMA_VERSION}: update forerun")
-    if found != _SCHEMAS.get(version):
+    if version == 1 and found == _SCHEMA:
+        raise LedgerTooOld(
+            "the ledger has schema 1, of before the first release: git commit 7aa3a7b of forerun reads it"
+        )
+    if version != SCHEMA_VERSION or found != _SCHEMA:
         raise LedgerCorrupt("the schema is not what was written")
 
 

@@ -27,6 +27,10 @@ class LedgerTooNew(SweepError):
     """The ledger has a schema that this version does not know."""
 
 
+class LedgerTooOld(SweepError):
+    """The ledger has a schema of before the first release."""
+
+
 class PlanChanged(SweepError):
     """The study was started from another plan. `changes` maps dotted keys to (old, new) as JSON text."""
 

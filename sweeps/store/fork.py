@@ -35,7 +35,7 @@ def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> 
         same: keys of the plan that decide what a run means, with the child's values.
 
     Raises:
-        StudyMissing, LedgerCorrupt, LedgerTooNew: of the parent.
+        StudyMissing, LedgerCorrupt, LedgerTooNew, LedgerTooOld: of the parent.
         ForkRefused: the parent is the child, or its runs are of other data or of another meaning.
     """
     if _is_same(study_dir, parent_dir):

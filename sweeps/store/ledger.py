@@ -33,19 +33,14 @@ from sweeps.store.errors import (
 from sweeps.store.lock import DriverLock
 
 
-def plan_changes(old: Json, new: Json, defaults: Mapping[str, Json]) -> dict[str, tuple[str, str]]:
+def plan_changes(old: Json, new: Json) -> dict[str, tuple[str, str]]:
     """Dotted keys whose values differ, with both as JSON text.
 
     Args:
         old: a plan; a list is a value.
         new: another one.
-        defaults: by dotted key, what a plan that lacks the key says.
     """
     flat_old, flat_new = _flat(old), _flat(new)
-    for key, value in defaults.items():
-        for flat in (flat_old, flat_new):
-            if not any(name == key or name.startswith(f"{key}.") for name in flat):
-                flat.update(_flat(value, key))
     absent = "(not there)"
     pairs = {key: (flat_old.get(key, absent), flat_new.get(key, absent)) for key in sorted(flat_old | flat_new)}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -96,22 +91,19 @@ class Ledger:
             self._take_in(record)
 
     @classmethod
-    def open(
-        cls, study_dir: Path, plan: Mapping[str, Json], *, create: bool, defaults: Mapping[str, Json] | None = None
-    ) -> Ledger:
+    def open(cls, study_dir: Path, plan: Mapping[str, Json], *, create: bool) -> Ledger:
         """Open for writing, as the only driver; `plan` is the question, in which nothing may change.
 
         Args:
             study_dir: the study folder; made if `create`.
             plan: record 0: compared whole, key by key.
             create: whether to start a study where there is none.
-            defaults: see `check_plan`.
 
         Raises:
             StudyMissing: no study here, and `create` is false.
             StudyHeld: another driver has it.
             LedgerCorrupt: see `read`; or the ledger is missing or empty although curves are there.
-            LedgerTooNew: written by a later version.
+            LedgerTooNew, LedgerTooOld: written by another version.
             PlanChanged: the study has another plan; every changed key with both values.
             DiskFull: no room for the first record.
         """
@@ -138,9 +130,7 @@ class Ledger:
                     chain.create(connection)
                 ledger = cls(study_dir, chain.load(connection), connection, lock)
             if ledger._records:
-                ledger.check_plan(plan, defaults)
-            with _advised(study_dir):
-                chain.migrate(connection)
+                ledger.check_plan(plan)
             ledger._greet(plan, lock)
             _keep_names(study_dir)
         except BaseException:
@@ -158,7 +148,7 @@ class Ledger:
             StudyMissing: no study here.
             LedgerCorrupt: the number of the first record that is not what was written; or the ledger is missing or
                 empty although curves are there.
-            LedgerTooNew: written by a later version.
+            LedgerTooNew, LedgerTooOld: written by another version.
         """
         with reading(study_dir) as connection:
             records = chain.load(connection)
@@ -238,18 +228,16 @@ class Ledger:
         """Hash of the last record: names everything recorded so far."""
         return self._records[-1].hash if self._records else chain.GENESIS
 
-    def check_plan(self, plan: Mapping[str, Json], defaults: Mapping[str, Json] | None = None) -> None:
+    def check_plan(self, plan: Mapping[str, Json]) -> None:
         """Hold a plan against record 0.
 
         Args:
             plan: the question as asked now.
-            defaults: by dotted key, what a plan that lacks the key asked: a version that adds a key to the question
-                gives it the meaning it had unasked, one that drops a key the only meaning it still has.
 
         Raises:
             PlanChanged: every changed key, with both values.
         """
-        if changes := plan_changes(self.plan, canon.to_json(dict(plan)), defaults or {}):
+        if changes := plan_changes(self.plan, canon.to_json(dict(plan))):
             raise PlanChanged(changes, self._study_dir)
 
     def close(self) -> None:

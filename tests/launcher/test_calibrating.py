@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import shutil
 
 import pytest
 from planted_machine import Machine
@@ -12,7 +11,6 @@ from tiny_study import PLAN, ask, forerun, plan_with, write_corpus
 from launcher.calibration import calibrating
 from launcher.calibration.calibrating import calibrate, calibrated, calibrations, groups_of
 from launcher.plan.calibration_records import Asked, Calibration
-from launcher.plan.study import BANKED, SCALED, SEMANTICS
 from launcher.study.opening import open_ledger, plan_study, recorded, recorded_study
 from launcher.study.stages import InterruptedStudyError
 from proxies.core import canon
@@ -22,7 +20,7 @@ from proxies.core.spec import Numerics
 from proxies.training.calibration import Probe
 from sweeps.run.pool import Report
 from sweeps.store import chain
-from sweeps.store.errors import PlanChanged, RunsFail
+from sweeps.store.errors import RunsFail
 from sweeps.store.ledger import CALIBRATION, LEDGER_NAME, Ledger
 
 AUTO = '[proxy]\nnum_slots = "auto"\n[ladder]\nnum_slots = "auto"\n'
@@ -198,34 +196,6 @@ def test_a_child_takes_its_parents_choices_over(study, folder, tmp_path):
     given = plan_study(folder / "plan.toml", tmp_path / "given", ("proxy.num_slots=2", "ladder.num_slots=1"))
     with open_ledger(given, study.study_dir) as ledger:
         assert ledger.records(CALIBRATION) == ()
-
-
-def test_slots_by_number_of_what_trained_alone_before_are_a_meaning_of_their_own(tmp_path):
-    plan = plan_with(tmp_path, "[proxy]\ncompiled = true\n")
-    write_corpus(tmp_path)
-    new = plan_study(plan, tmp_path / "new")
-    assert (new.question["semantics"], new.trial(new.space.lowest).numerics.num_slots) == (BANKED, 4)
-    old = dataclasses.replace(new, study_dir=tmp_path / "old", older=True)
-    with Ledger.open(old.study_dir, old.question, create=True):  # as an earlier version did
-        assert old.question["semantics"] == SEMANTICS
-    shutil.copy(plan, old.study_dir)
-    (old.study_dir / "plan.toml").write_text(plan.read_text() + f'\n[data]\npath = "{tmp_path / "corpus"}"\n')
-    open_ledger(plan_study(plan, old.study_dir)).close()
-    found, _ = recorded(old.study_dir)
-    assert found.trial(found.space.lowest).numerics == Numerics(compiled=True), "it goes on with one slot"
-    one = plan_study(plan, tmp_path / "one", ("proxy.num_slots=1",))
-    assert one.question["semantics"] == SEMANTICS, "which means the same to both"
-    with Ledger.open(tmp_path / "newer", new.question, create=True), pytest.raises(PlanChanged, match="semantics"):
-        Ledger.read(tmp_path / "newer").check_plan(old.question)
-
-
-@pytest.mark.parametrize(("rule", "compiled"), [("completep", '"auto"'), ("completep", "false"), ("mup", "true")])
-def test_runs_whose_branches_were_added_whole_are_not_mixed_with_others(tmp_path, rule, compiled):
-    plan = plan_with(tmp_path, f'[proxy]\nparametrization = "{rule}"\ncompiled = {compiled}\nnum_slots = 1\n')
-    write_corpus(tmp_path)
-    study = plan_study(plan, tmp_path / "study")
-    spoilt = (rule, compiled) == ("completep", '"auto"')
-    assert study.question["semantics"] == (SCALED if spoilt else SEMANTICS)
 
 
 @pytest.mark.parametrize("has_schema", [False, True])

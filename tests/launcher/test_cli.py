@@ -45,6 +45,7 @@ CODES = [
     (errors.ForkRefused("itself"), 2),
     (errors.DiskFull("full"), 2),
     (errors.LedgerTooNew("new"), 2),
+    (errors.LedgerTooOld("old"), 2),
     (FileNotFoundError(2, "No such file or directory", "nowhere"), 2),
     (PermissionError(13, "Permission denied", "shut"), 2),
     (freeze.GateError("shut"), 3),

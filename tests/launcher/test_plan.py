@@ -99,15 +99,3 @@ def test_what_is_left_to_the_calibration(proxy, left):
     assert (numerics.compiled, numerics.matmul_precision) == (
         proxy.get("compiled", False), proxy.get("matmul_precision", "highest"),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("proxy", "anew"),
-    [
-        ({}, False), ({"compiled": True}, True), ({"dtype": "bfloat16"}, True), ({"compiled": "auto"}, False),
-        ({"compiled": True, "num_slots": 1}, False), ({"dtype": "bfloat16", "num_slots": "auto"}, False),
-        ({"compiled": True, "microbatch_tokens": 64}, False), ({"dtype": "float64"}, False),
-    ],
-)  # fmt: skip
-def test_which_plans_have_another_meaning_than_before(proxy, anew):
-    assert planned(proxy=proxy).banks_anew is anew

@@ -257,21 +257,6 @@ def test_a_file_is_replaced_and_its_folder_synced(tmp_path, monkeypatch):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grown:
-    first: int
-    second: bool = field(default=False, metadata=canon.LATER)
-
-
-def test_a_later_field_at_its_default_leaves_the_text_as_it_was():
-    assert canon.canonical(Grown(first=1)) == '{"first":1}'
-    assert canon.canonical(Grown(first=1, second=True)) == '{"first":1,"second":true}'
-    for record in (Grown(first=1), Grown(first=1, second=True)):
-        assert canon.decode(Grown, canon.parse(canon.canonical(record))) == record
-    with pytest.raises(canon.CanonError, match="lacks first"):
-        canon.decode(Grown, {"second": True})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
     part: Part = field(metadata=canon.SHARED)
     words: dict[str, str] | None = field(default=None, metadata=canon.SHARED)

@@ -117,40 +117,6 @@ def test_every_single_change_is_noticed(tmp_path):
             Ledger.open(tmp_path, PLAN | change, create=False)
 
 
-def test_a_key_that_came_later_has_the_meaning_it_had_unasked(ledger, tmp_path):
-    later = PLAN | {"search": PLAN["search"] | {"sampler": "tpe", "space": {}, "rules": {"a": 1}}}
-    defaults = {"search.sampler": "tpe", "search.space": {}, "search.rules.a": 1, "search.num_trials": 99}
-    ledger.check_plan(later, defaults)
-    with pytest.raises(PlanChanged) as caught:
-        ledger.check_plan(later)
-    assert set(caught.value.changes) == {"search.sampler", "search.space", "search.rules.a"}
-    for key, value, said in (("sampler", "gp", ('"tpe"', '"gp"')), ("num_trials", 13, ("12", "13"))):
-        with pytest.raises(PlanChanged) as caught:
-            ledger.check_plan(later | {"search": later["search"] | {key: value}}, defaults)
-        assert caught.value.changes == {f"search.{key}": said}
-    ledger.close()
-    Ledger.open(tmp_path, later, create=False, defaults=defaults).close()
-    assert Ledger.read(tmp_path).plan == PLAN, "record 0 stays as it was written"
-
-
-def test_a_key_that_vanished_is_a_change_unless_it_had_its_last_meaning(ledger):
-    without = {"seed": 1, "search": {"learning_rate": [1e-4, 0.1]}}
-    ledger.check_plan(without, {"search.num_trials": 12})
-    for defaults, said in (({}, "(not there)"), ({"search.num_trials": 13}, "13")):
-        with pytest.raises(PlanChanged) as caught:
-            ledger.check_plan(without, defaults)
-        assert caught.value.changes == {"search.num_trials": ("12", said)}
-
-
-def test_a_default_never_fills_part_of_a_table(tmp_path):
-    """A table that the user fills is one value: an entry that is not there is not there."""
-    plan = {"axes": {"clip_norm": 1}}
-    with Ledger.open(tmp_path, plan, create=True) as ledger:
-        for changed in ({"axes": {"clip_norm": 1, "warmup": 2}}, {"axes": {"warmup": 2}}, {"axes": {}}):
-            with pytest.raises(PlanChanged):
-                ledger.check_plan(changed, {"axes": {"clip_norm": 1, "warmup": 2}})
-
-
 def test_missing_study(tmp_path):
     for folder in (tmp_path, tmp_path / "deeper"):
         with pytest.raises(StudyMissing, match="holds no study"):

@@ -189,7 +189,7 @@ def test_no_study(tmp_path):
 def test_a_later_versions_ledger_is_left_alone(study):
     connection = sqlite3.connect(study / LEDGER_NAME)
     connection.execute("ALTER TABLE head ADD COLUMN at TEXT")
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute("PRAGMA user_version = 3")
     connection.close()
     with pytest.raises(LedgerTooNew):
         repair(study)
