@@ -12,7 +12,6 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from scaling_fits.allocation.allocate import Allocation, ExactRun
 from scaling_fits.allocation.budgets import Assumption, Budget, Machine
-from scaling_fits.allocation.next_rungs import NextRun
 from scaling_fits.allocation.repeats import SOURCE, DataLimit
 from scaling_fits.allocation.serving import Serving
 from scaling_fits.allocation.shapes import ShapeChoices, ShapeOption
@@ -238,12 +237,6 @@ def shapes_summary(shapes: ShapeChoices, exact: ExactRun | None, allocation: All
     }
 
 
-def next_summary(runs: tuple[NextRun, ...], flops: float, note: str) -> dict[str, Json]:
-    """`next_runs`: what to add to the ladder, in order, and their share of a budget of `flops`; `note` judges them."""
-    told: list[Json] = [_json(run) | {"budget_share": run.flops / flops} for run in runs]
-    return {"next_runs": told, "next_runs_note": note}
-
-
 def _counts(option: ShapeOption, allocation: Allocation) -> dict[str, Json]:
     low, high = allocation.flat_params
     return {
@@ -260,6 +253,6 @@ def _assumed(of: Assumption) -> Json:
     return {"value": of.value, "interval": [of.low, of.high], "source": of.source}
 
 
-def _json(record: Budget | Serving | NextRun) -> dict[str, Json]:
+def _json(record: Budget | Serving) -> dict[str, Json]:
     """A record's fields by name."""
     return {field.name: canon.to_json(getattr(record, field.name)) for field in dataclasses.fields(record)}

@@ -278,19 +278,8 @@ def _fit(known: Known, field: Field, origin: Origin) -> Parts:
     asked = tuple(known.key(key) for key in origin.keys)
     return Parts(
         source=Source(kind="fit", text=text, plan_keys=asked, runs=(known.ladder,), fields=origin.fields),
-        strength=strength, change=_next_rungs(known), cost=cost, unknown=[far] if reach > 1 else [],
+        strength=strength, cost=cost, unknown=[far] if reach > 1 else [],
     )  # fmt: skip
-
-
-def _next_rungs(known: Known) -> list[str]:
-    """The rungs that would narrow the interval most, and those that the fit hangs on."""
-    said = [
-        f"a rung of width about {run['width']} at {short_size(round(run['tokens']))} tokens (plan keys ladder.widths, "
-        f"ladder.num_steps) is expected to narrow the loss's interval by {run['interval_shrink']:.0%}, for "
-        f"{run['budget_share']:.2g} of the main run's compute"
-        for run in (known.body["next_runs"] or {}).get("runs", ())
-    ]
-    return said + [f"hangs on: {words}" for words in (known.body["fit"].get("influence") or {}).get("warnings", ())]
 
 
 def _flat(choice: Any) -> str:

@@ -21,7 +21,7 @@ from launcher.study.evidence import Findings, decision_of, gather
 from launcher.study.gates import Gate, forecast_warnings
 from launcher.study.ladder_tilt import checks_body
 from launcher.study.own import is_own, own_run
-from launcher.views.fit import fit_body, frontier_flops, next_body
+from launcher.views.fit import fit_body, frontier_flops
 from launcher.views.search import search_body
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -58,7 +58,6 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
     results = ledger.results()
     own = is_own(study)
     decision = _decision(study, found) if found.choice is not None and not own else None
-    rungs = _rungs(found, results)
     return {
         "schema_version": 1,
         "question": study.question,
@@ -75,11 +74,10 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         "coordinates": found.coordinates,
         "search": None if found.searched is None else search_body(study, ledger, found.searched),
         "transfer": _transfer(study, found, results),
-        "ladder": _ladder(found, rungs),
-        "fit": _fit(study, found, rungs),
+        "ladder": _ladder(found, _rungs(found, results)),
+        "fit": _fit(study, found),
         "frontier": _frontier(study, found),
         "choice": _choice(study, found),
-        "next_runs": _next_runs(study, found),
         "gates": canon.to_json(found.gates),
         "accepted": accepted(ledger, found.gates),
         "decision": None if decision is None else canon.to_json(decision),
@@ -196,17 +194,11 @@ def _frontier(study: Study, found: Findings) -> Json:
     return points
 
 
-def _fit(study: Study, found: Findings, rungs: list[dict[str, Json]]) -> Json:
+def _fit(study: Study, found: Findings) -> Json:
     if found.fit is None:
         return None
     at = None if found.choice is None else found.choice.prediction
-    return fit_body(found.fit, found.table, at, study.plan.target.budget_flops, rungs)
-
-
-def _next_runs(study: Study, found: Findings) -> Json:
-    if found.fit is None or found.choice is None:
-        return None
-    return next_body(study, found.fit, found.choice.prediction)
+    return fit_body(found.fit, at, study.plan.target.budget_flops)
 
 
 def _choice(study: Study, found: Findings) -> Json:

@@ -25,7 +25,6 @@ from launcher.report.differences import flat
 from launcher.study.gates import findings, forecast_warnings, points
 from launcher.study.own import own_text
 from launcher.views import numbers, tables, transfer
-from launcher.views.fit import rung_names
 from launcher.views.numbers import NONE, Body, Outcome, arm_name
 from launcher.views.search import sentences
 from proxies.core import canon
@@ -100,7 +99,7 @@ def environment() -> Environment:
         "plots": plots, "tables": tables, "transfer": transfer, "ladders": ladders, "basins_of_both": basins_of_both,
         "shared_sizes": shared_sizes, "main_arm": main_arm, "arm_name": arm_name, "findings": findings,
         "points": points, "forecast_warnings": forecast_warnings, "forecast_doubts": forecast_doubts,
-        "own_text": own_text, "rung_names": rung_names, "search_sentences": sentences, "flat": flat,
+        "own_text": own_text, "search_sentences": sentences, "flat": flat,
         "logbook_file": LOGBOOK_FILE, "num_alerts": NUM_ALERTS, "light_variables": LIGHT_VARIABLES,
         "dark_variables": DARK_VARIABLES,
         "formulas": {name: Markup(shape.formula) for name, shape in SHAPES.items()},

@@ -74,7 +74,7 @@ def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None 
         body["data_limit"] = summary.data_summary(best.data_limit)
     if ask.shape is not None:
         body |= _shapes(fitted, best, ask.shape, template, body["warnings"])
-    return body | _next_runs(fitted, best)
+    return body
 
 
 def _check_reach(fitted: FittedRuns, flops: float) -> None:
@@ -160,14 +160,6 @@ def _shapes(
     return shapes_summary(shapes, exact, best) | {"warnings": warnings}
 
 
-def _next_runs(fitted: FittedRuns, best: Allocation) -> dict[str, Json]:
-    from scaling_fits.allocation.next_rungs import advice
-    from scaling_fits.summary import next_summary
-
-    runs, note = advice(fitted, best.params, best.tokens, best.flops, money="the budget")
-    return next_summary(runs, best.flops, note)
-
-
 def allocation_text(body: dict[str, Any]) -> str:
     """The answer in words and tables, for people."""
     from scaling_fits.forecast.conclusive import first_and_rest
@@ -191,7 +183,7 @@ def allocation_text(body: dict[str, Any]) -> str:
     for part, say in (("serving", _serving_line), ("data_limit", _data_line), ("shape", _shape_lines)):
         if part in body:
             lines.append(say(body))
-    return "\n".join([*lines, *_next_lines(body), *(f"warning: {warning}" for warning in rest)])
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in rest)])
 
 
 def _batch_text(body: dict[str, Any]) -> str:
@@ -259,15 +251,3 @@ def _shape_lines(body: dict[str, Any]) -> str:
     )
     traded = [f"traded: {body['shape_traded']}"] if body["shape_traded"] else []
     return "\n".join([table(heads, rows), bought, *traded, *(f"assumed: {text}" for text in body["shape_assumed"])])
-
-
-def _next_lines(body: dict[str, Any]) -> list[str]:
-    if not body["next_runs"]:
-        return [f"no run to add ({body['next_runs_note']})"]
-    rows = [
-        (number(run["params"]), number(run["tokens"]), f"{run['flops']:.3g}", f"{run['budget_share']:.1%}",
-         f"{run['interval_shrink']:.0%}")
-        for run in body["next_runs"]
-    ]  # fmt: skip
-    said = table(("next: params", "tokens", "FLOPs", "of budget", "narrows the interval by"), rows)
-    return [said, f"({body['next_runs_note']})"]

@@ -78,15 +78,6 @@ def pooled_log_loss(fits: Sequence[LawFit], weights: Sequence[float], params: Fl
     return result
 
 
-def refit_log_losses(fits: Sequence[LawFit], cloud: Cloud, params: Floats, tokens: Floats) -> Floats:
-    """What each joint refit, with its draw of the weights, says of each (N, D) (S, R)."""
-
-    def value(fit: LawFit, n: Floats, d: Floats) -> Floats:
-        return law.log_loss(fit.draws, n, d)
-
-    return _mixture(fits, cloud.weight_draws, value, params, tokens)
-
-
 def _mixture(
     fits: Sequence[LawFit],
     weights_SM: Floats,

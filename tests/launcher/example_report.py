@@ -208,7 +208,7 @@ def _scaling(rng):
 
 
 def scaling_of(rungs, form="auto", bootstrap=60):
-    """Ladder, fit, frontier, choice and next runs of rungs with width, params, tokens, loss_nats and flops."""
+    """Ladder, fit, frontier and choice of rungs with width, params, tokens, loss_nats and flops."""
     columns = ([rung[key] for rung in rungs if rung["loss_nats"]] for key in ("params", "tokens", "loss_nats"))
     table = from_columns(*columns)
     fit = fit_runs(table, form=form, bootstrap=bootstrap)
@@ -218,7 +218,7 @@ def scaling_of(rungs, form="auto", bootstrap=60):
     at = predict(fit, 123_456, 13_500_416)
     return {
         "ladder": {"rungs": rungs, **_checks(rungs)},
-        "fit": fit_view.fit_body(fit, table, at, BUDGET_FLOPS, rungs),
+        "fit": fit_view.fit_body(fit, at, BUDGET_FLOPS),
         "frontier": [
             {"flops": p.flops, "params": p.params, "loss_nats": p.loss_nats, "interval": p.interval} for p in frontier
         ],
@@ -228,7 +228,6 @@ def scaling_of(rungs, form="auto", bootstrap=60):
             "shape_traded": None,
             "flops_causal": 9.1e12, "prediction": prediction_summary(at),
         },
-        "next_runs": fit_view.next_body(SimpleNamespace(base_shape=spec_of(DATA_ID).shape), fit, at),
     }  # fmt: skip
 
 

@@ -153,7 +153,7 @@ def test_residuals_lie_at_measured_over_fitted(body):
 
 def no_law(body):
     body |= {"frontier": None, "choice": None}
-    body["fit"] |= {"backtest": None, "influence": None, "residual_sd": None}
+    body["fit"] |= {"backtest": None, "residual_sd": None}
     for member in body["fit"]["members"]:
         member["frontier"] = None
     for rung in body["ladder"]["rungs"]:

@@ -18,7 +18,7 @@ from launcher.views.numbers import Outcome
 from proxies.core import canon
 
 HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
-STAGES = ("search", "transfer", "ladder", "fit", "frontier", "choice", "next_runs", "decision", "digest")
+STAGES = ("search", "transfer", "ladder", "fit", "frontier", "choice", "decision", "digest")
 
 
 @pytest.fixture
@@ -194,9 +194,9 @@ def know_nothing(transfer):
 
 def test_evidence_that_decides_nothing_still_shows(body):
     """No law, no optimum, runs that all diverged, a check that blew up at once: each is said, none crashes."""
-    body |= dict.fromkeys(("frontier", "choice", "next_runs", "decision", "digest"))
+    body |= dict.fromkeys(("frontier", "choice", "decision", "digest"))
     body["gates"] = []
-    body["fit"] |= {"status": "unidentified", "residual_sd": None, "backtest": None, "influence": None}
+    body["fit"] |= {"status": "unidentified", "residual_sd": None, "backtest": None}
     for member in body["fit"]["members"]:
         unknown = ("params_vs_flops", "tokens_vs_flops", "frontier", "loss_at_choice_nats")
         member.update(dict.fromkeys(unknown), status="unidentified", weight=0.0)

@@ -1,4 +1,4 @@
-"""The report's sections on the ladder say what the body says: laws, what they hang on, rates checked, next runs."""
+"""The report's sections on the ladder say what the body says: laws and rates checked."""
 
 import pytest
 from example_report import finished_body
@@ -35,27 +35,11 @@ def test_one_law_is_said_to_be_one(body):
     assert "Each law's own frontier" not in told
 
 
-def test_a_rung_that_the_choice_hangs_on_is_among_what_is_not_known(body):
-    assert "Single rungs" not in decision(body)
-    body["fit"]["influence"]["warnings"] = ["the choice hangs on run 3"]
-    assert "Single rungs: the choice hangs on run 3." in text_of(decision(body))
-
-
 def test_the_laws_disagreement_is_among_what_is_not_known(body):
     losses = [member["loss_at_choice_nats"] for member in body["fit"]["members"]]
     assert f"The 3 laws that count say {min(losses):.3f} to {max(losses):.3f} nats" in text_of(decision(body))
     body["fit"]["members"][1]["weight"] = body["fit"]["members"][2]["weight"] = 0.0
     assert "laws that count" not in text_of(decision(body))
-
-
-def test_outliers_are_named_under_the_residuals(body):
-    for row in body["fit"]["influence"]["rows"]:
-        row["outlier"] = False
-    assert "no rung is an outlier" in ladder(body)
-    body["fit"]["influence"]["rows"][4] |= {"outlier": True, "rung": 15}
-    told = ladder(body)
-    assert "by the scatter of the others: width 96, 819k tokens." in told
-    assert "no rung is an outlier" not in told
 
 
 def test_checked_rungs_show_rates_losses_and_verdict(body):
@@ -90,21 +74,6 @@ def test_a_ladder_without_checks_says_so(body, tuned):
     assert ("no rung was checked" if tuned else "No rung was run at other rates") in told
 
 
-def test_next_runs_say_cost_and_gain(body):
-    run = body["next_runs"]["runs"][0]
-    body["next_runs"]["runs"] = [run]
-    told = ladder(body)
-    assert f"narrows the interval by {run['width']} " in told
-    assert f"{100 * run['interval_shrink']:.0f} %" in told
-    assert "A rung to add" in told
-    body["next_runs"]["runs"] *= 2
-    assert "Rungs, in this order, to add" in ladder(body) and "together" in ladder(body)
-    body["next_runs"] |= {"runs": [], "interval_shrink": None, "note": "too dear"}
-    assert "No run to add is worth its compute: too dear." in ladder(body)
-    body["next_runs"] = None
-    assert "What would narrow this most" not in ladder(body)
-
-
 def test_before_its_runs_have_ended_the_section_says_how_to_run_them(body):
     body |= {"ladder": None, "fit": None}
     body["progress"]["ladder"] = [3, 15]
@@ -113,8 +82,8 @@ def test_before_its_runs_have_ended_the_section_says_how_to_run_them(body):
 
 def test_words_are_escaped_and_numbers_are_the_bodys(body):
     body["fit"]["warnings"] = [HOSTILE]
-    body["ladder"]["tuned"]["reason"] = body["next_runs"]["note"] = HOSTILE
+    body["ladder"]["tuned"]["reason"] = HOSTILE
     body["ladder"]["checks"][1]["words"] = f"width: {HOSTILE}"
     source = part_of("ladder", body)
-    assert "<script" not in source and source.count(str(escape(HOSTILE))) == 4
+    assert "<script" not in source and source.count(str(escape(HOSTILE))) == 3
     assert unknown_numbers(source, body) == []
