@@ -2,7 +2,7 @@
 
     python benchmarks/isoflop.py --json benchmarks/results/isoflop.json
 
-First table: runs drawn from a known law with noise, by design and method: the error of N* (root mean square of the log,
+First table: runs drawn from a known law with noise, by design: the error of N* (root mean square of the log,
 and its mean: the bias), the share of 90 % intervals that hold N*, the exponent, and the loss of a new run at 30 times
 the largest budget. Second: the ten setups of arXiv 2406.19146, our exponent of N* with its 95 % interval beside the
 published ones, and the frontier's. Third: the same setups, budgets up to a third, a tenth and a thirtieth of the
@@ -30,7 +30,6 @@ import planted_optima as planted
 from scaling_fits.compute.frontier import fit_frontier
 from scaling_fits.compute.isoflop import fit_isoflop
 from scaling_fits.compute.optima import ComputeFit, predict_at
-from scaling_fits.compute.valleys import METHODS
 
 DESIGNS = (  # budgets, sizes each, half width in ln N, noise of a run in log loss
     (5, 7, 1.4, 0.001),
@@ -42,7 +41,7 @@ DESIGNS = (  # budgets, sizes each, half width in ln N, noise of a run in log lo
 RATIOS = (3, 10, 30)
 
 
-def planted_row(design: tuple[int, int, float, float], method: str, worlds: int) -> dict[str, Any]:
+def planted_row(design: tuple[int, int, float, float], worlds: int) -> dict[str, Any]:
     num_budgets, num_sizes, half_width, noise = design
     budgets = 10.0 ** (17 + 0.35 * np.arange(num_budgets))
     far = 30 * budgets[-1]
@@ -50,7 +49,7 @@ def planted_row(design: tuple[int, int, float, float], method: str, worlds: int)
     for seed in range(worlds):
         table = planted.isoflop_runs(budgets, num_sizes, half_width, noise, seed, shift=0.3)
         start = time.perf_counter()
-        fit = fit_isoflop(table, method, bootstrap=300, seed=seed)  # type: ignore[arg-type]
+        fit = fit_isoflop(table, bootstrap=300, seed=seed)
         seconds += time.perf_counter() - start
         for at in fit.optima:
             if at.params and at.params_interval:
@@ -63,7 +62,7 @@ def planted_row(design: tuple[int, int, float, float], method: str, worlds: int)
             new_run = planted.best_loss(far) * math.exp(noise * np.random.default_rng(seed).standard_normal())
             losses.append(ends is not None and ends[0] <= new_run <= ends[1])
     return {
-        "budgets": num_budgets, "sizes": num_sizes, "half_width": half_width, "noise": noise, "method": method,
+        "budgets": num_budgets, "sizes": num_sizes, "half_width": half_width, "noise": noise,
         "bias": float(np.mean(off)), "rms": float(np.sqrt(np.mean(np.square(off)))), "n_covered": float(np.mean(held)),
         "exponent_covered": float(np.mean(exponents)), "loss_covered_30x": float(np.mean(losses)),
         "seconds": seconds / worlds,
@@ -72,11 +71,9 @@ def planted_row(design: tuple[int, int, float, float], method: str, worlds: int)
 
 def setup_row(name: str, table: Any, published: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {"setup": name, "published": published["exponent"], "published_95": published["interval"]}
-    for method in METHODS:
-        fit = fit_isoflop(table, method)
-        law = fit.params_law
-        row[method] = None if law is None else law.exponents[0]
-        row[f"{method}_95"] = None if law is None else law.exponent_interval(0, 0.95)
+    law = fit_isoflop(table).params_law
+    row["window"] = None if law is None else law.exponents[0]
+    row["window_95"] = None if law is None else law.exponent_interval(0, 0.95)
     law = fit_frontier(table).params_law
     row["frontier"] = None if law is None else law.exponents[0]
     return row
@@ -105,23 +102,20 @@ def _held(fit: ComputeFit, best: Any) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    print("budgets sizes width noise  method    bias N*  rms N*  N* held  exponent held  loss at 30x held  s per fit")
+    print("budgets sizes width noise  bias N*  rms N*  N* held  exponent held  loss at 30x held  s per fit")
     for row in result["planted"]:
-        print(f"{row['budgets']:7} {row['sizes']:5} {row['half_width']:5} {row['noise']:5}  {row['method']:8}"
+        print(f"{row['budgets']:7} {row['sizes']:5} {row['half_width']:5} {row['noise']:5}"
               f" {row['bias']:+8.2%} {row['rms']:7.2%} {row['n_covered']:8.2f} {row['exponent_covered']:14.2f}"
               f" {row['loss_covered_30x']:17.2f} {row['seconds']:10.2f}")  # fmt: skip
     if "setups" not in result:
         print("the public points are not there: their tables are left out")
         return
-    print(
-        f"\n{'setup (arXiv 2406.19146)':40} published 95 %           window 95 %              cubic  parabola frontier"
-    )
+    print(f"\n{'setup (arXiv 2406.19146)':40} published 95 %           window 95 %              frontier")
     for row in result["setups"]:
         low, high = row["published_95"]
         ours = row["window_95"]
-        rest = "  ".join(f"{row[name]:.4f}" if row[name] else "none  " for name in ("cubic", "parabola", "frontier"))
         print(f"{row['setup']:40} {row['published']:.4f} [{low:.4f}, {high:.4f}]  {row['window']:.4f} "
-              f"[{ours[0]:.4f}, {ours[1]:.4f}]  {rest}")  # fmt: skip
+              f"[{ours[0]:.4f}, {ours[1]:.4f}]  {row['frontier']:.4f}")  # fmt: skip
     print("\nratio  setups  median |error| N*  N* held  median |error| loss  loss held")
     for ratio in RATIOS:
         part = [row for row in result["hindcasts"] if row["ratio"] == ratio]
@@ -138,7 +132,7 @@ def main() -> None:
     arguments = parser.parse_args()
     start = time.perf_counter()
     result: dict[str, Any] = {"python": platform.python_version(), "worlds": arguments.worlds}
-    result["planted"] = [planted_row(design, method, arguments.worlds) for design in DESIGNS for method in METHODS]
+    result["planted"] = [planted_row(design, arguments.worlds) for design in DESIGNS]
     if (arguments.data / "isoflop_points.csv").exists():
         planted.PORIAN = arguments.data
         setups = {"/".join(key): value for key, value in planted.porian_setups().items()}

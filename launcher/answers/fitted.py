@@ -32,16 +32,14 @@ _FIT_SECONDS, _REFIT_SECONDS, _RUN_GB = 7e-4, 8.5e-6, 1.8e-5
 _LEAST_MINUTES = 0.5
 
 
-def fit_of(
-    runs: Path, form: str, method: str, params_column: str, options: dict[str, Any], *, optima: bool = False
-) -> tuple[Body, Body]:
-    """The file and the JSON of a fit; `options` are bootstrap, level and seed; `optima`: each row is a budget's best.
+def fit_of(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
+    """The file and the JSON of a fit; `options` are bootstrap, level and seed.
 
     Raises:
         ValueError: of the room `scaling_fits`, each saying all that is wrong.
     """
     if form in COMPUTE_FORMS:
-        return _fit_compute(runs, form, method, params_column, options, optima=optima)
+        return _fit_compute(runs, form, params_column, options)
     if form in HYPERPARAMETER_FORMS:
         return _fit_hyperparameter(runs, form, params_column, options)
     return _fit_law(runs, form, params_column, options)
@@ -94,20 +92,13 @@ def _say_how_long(runs: RunTable, bootstrap: int) -> None:
         click.echo(f"{said}; to be faster, {fewer}, or ask for fewer refits with --bootstrap", err=True)
 
 
-def _fit_compute(
-    runs: Path, form: str, method: str, params_column: str, options: dict[str, Any], *, optima: bool
-) -> tuple[Body, Body]:
-    from scaling_fits.compute.frontier import fit_frontier, fit_optima, is_of_optima, read_optima
+def _fit_compute(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
+    from scaling_fits.compute.frontier import fit_frontier
     from scaling_fits.compute.isoflop import fit_isoflop
     from scaling_fits.compute.optima import fit_body
     from scaling_fits.fit_file import to_file
 
-    if form == "isoflop":
-        found = fit_isoflop(_runs(runs, params_column), method, **options)  # type: ignore[arg-type]
-    elif optima or (not runs.is_dir() and is_of_optima(runs, params_column)):
-        found = fit_optima(read_optima(runs, params_column), **options)
-    else:
-        found = fit_frontier(_runs(runs, params_column), **options)
+    found = (fit_isoflop if form == "isoflop" else fit_frontier)(_runs(runs, params_column), **options)
     return to_file(found), fit_body(found)
 
 
@@ -115,12 +106,8 @@ def _fit_hyperparameter(runs: Path, form: str, params_column: str, options: dict
     from scaling_fits.compute import hyperparameter_laws as laws
     from scaling_fits.fit_file import to_file
 
-    optima = None if runs.is_dir() else laws.optimum_column(runs, form)  # type: ignore[arg-type]
-    if optima is not None:
-        found = laws.read_optima_law(runs, form, optima, params_column=params_column, level=options["level"])  # type: ignore[arg-type]
-    else:
-        table_of_runs = _runs(runs, params_column, [name for names in laws.COLUMNS.values() for name in names])
-        found = laws.fit_runs_law(table_of_runs, form, **options)  # type: ignore[arg-type]
+    table_of_runs = _runs(runs, params_column, [name for names in laws.COLUMNS.values() for name in names])
+    found = laws.fit_runs_law(table_of_runs, form, **options)  # type: ignore[arg-type]
     return to_file(found), laws.fit_body(found)
 
 

@@ -16,7 +16,7 @@ from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
 from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
 from proxies.core.rules import decay_problems
-from scaling_fits.compute.published_laws import published
+from scaling_fits.compute.published_laws import PUBLISHED
 from sweeps.search.pruning import RULES, rungs
 from sweeps.search.samplers import SAMPLERS
 from sweeps.search.space import SearchSpace
@@ -358,7 +358,7 @@ def _pruner_problems(plan: Plan, search: SearchSection) -> list[str]:
 
 
 def _warm_problems(search: SearchSection) -> list[str]:
-    laws = [f"{LAW}{law.name}" for law in published("learning_rate")]
+    laws = [f"{LAW}{law.name}" for law in PUBLISHED]
     problems = [
         f"search.warm_start: {entry!r} is no published law: {', '.join(laws)}"
         for entry in search.warm_start

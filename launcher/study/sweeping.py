@@ -29,7 +29,7 @@ from proxies.core.flops import count_params
 from proxies.core.powers import Ratios
 from proxies.core.rules import scaled
 from proxies.core.spec import RunSpec
-from scaling_fits.compute.published_laws import published
+from scaling_fits.compute.published_laws import PUBLISHED
 from sweeps.search.growth import ranked
 from sweeps.search.pruning import SearchPruner
 from sweeps.search.source import SearchSource, Source, StaticSource
@@ -158,7 +158,7 @@ def warm_start(study: Study) -> dict[str, Json]:
 
 def _law_point(study: Study, entry: str) -> dict[str, Json]:
     """The law's learning rate at the base, the other values in the middle. N is taken without embeddings."""
-    law = next(law for law in published("learning_rate") if law.name == entry.removeprefix(LAW))
+    law = next(law for law in PUBLISHED if law.name == entry.removeprefix(LAW))
     params = count_params(study.base_shape).non_embedding
     rate = law.at(params, base_sizes(study).duration)
     return _point(study, {"learning_rate": rate}, f"{entry} ({law.source})", "")

@@ -27,12 +27,6 @@ from scaling_fits.laws.forms import SHAPES
     help="auto pools the laws of loss against N and D, weighed by back-test; isoflop and "
     "frontier: the best N and D against compute; learning_rate and batch: the best one against N and D.",
 )
-@click.option(
-    "--method",
-    type=click.Choice(["window", "cubic", "parabola"]),
-    help="Of an IsoFLOP valley's bottom; window unless given.",
-)
-@click.option("--optima", is_flag=True, help="With --form frontier: each row is the best run of its budget.")
 @click.option("--bootstrap", type=int, default=400, show_default=True, help="Refits behind the intervals; 0: none.")
 @click.option("--level", type=float, default=0.9, show_default=True, help="Of the intervals.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
@@ -41,22 +35,15 @@ from scaling_fits.laws.forms import SHAPES
               help="Write the fit here, for predict and allocate.")  # fmt: skip
 @json_option
 def fit(
-    runs: Path, form: str, method: str | None, optima: bool, params_column: str, out: Path | None, as_json: bool,
-    **options: Any,
+    runs: Path, form: str, params_column: str, out: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Scaling fit of RUNS: a study folder, or a .csv, .parquet or .jsonl of params, tokens, loss.
 
-    learning_rate and batch read the columns learning_rate (or lr) and batch_tokens (or batch) too, or a table of
-    optima: params, tokens, and lr_optimum or batch_optimum. frontier reads a table of optima too: flops, loss, and
-    params or tokens if they are known.
+    learning_rate and batch read the columns learning_rate (or lr) and batch_tokens (or batch) too.
     """
-    if optima and (form != "frontier" or runs.is_dir()):
-        raise click.UsageError("--optima is of a table of optima: it goes with --form frontier and a file")
-    if method is not None and form != "isoflop":
-        raise click.UsageError(f"--method is of an IsoFLOP valley: it goes with --form isoflop, not {form}")
     if out is not None:
         _check_out(out, runs)
-    file, body = fit_of(runs, form, method or "window", params_column, options, optima=optima)
+    file, body = fit_of(runs, form, params_column, options)
     if out is not None:
         from scaling_fits import fit_file
 
@@ -151,9 +138,8 @@ def compute_text(body: dict[str, Json]) -> str:
          span_text(at["tokens_interval"]), number(at["loss"]), span_text(at["loss_interval"]), str(at["status"]))
         for at in records(body["budgets"])
     ]  # fmt: skip
-    method = f", method {body['method']}" if body["method"] else ""
     head = ("FLOPs", "best params", "interval", "tokens", "interval", "loss", "interval", "status")
-    parts = [f"{body['num_runs']} {body['rows']}, form {body['form']}{method}: {body['status']}", table(head, rows)]
+    parts = [f"{body['num_runs']} runs, form {body['form']}: {body['status']}", table(head, rows)]
     return "\n".join([*parts, _parameter_table(body), *endnotes(body)])
 
 

@@ -11,7 +11,7 @@ import click
 from launcher.answers.fitted import read_any
 from launcher.base.talk import say
 from launcher.cli.options import AMOUNT, answer, json_option, table
-from launcher.verbs.fits import endnotes, number, records, span_text
+from launcher.verbs.fits import endnotes, number, span_text
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
@@ -111,8 +111,4 @@ def _predict_hyperparameter(found: HyperparameterFit, params: float, tokens: flo
 
     body = prediction_body(found, predict_value(found, params, tokens))
     best = f"best {found.form} (column {found.column}) {number(body['value'])} {span_text(body['interval'])}"
-    lines = [f"{best}, level {body['level']:g}"]
-    unit = " tokens" if found.form == "batch" else ""
-    lines += [f"{law['name']} ({law['source']}) says {number(law['value'])}{unit} there; {law['note']}"
-              for law in records(body["published"])]  # fmt: skip
-    return body, "\n".join([*lines, *endnotes(body | {"dropped": []})])
+    return body, "\n".join([f"{best}, level {body['level']:g}", *endnotes(body | {"dropped": []})])

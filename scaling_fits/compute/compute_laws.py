@@ -40,9 +40,8 @@ class Points:
     """Optima as the laws take them: natural values (R,), and variances of their logs (R,)."""
 
     flops: Floats
-    params: Floats | None
-    """None, like the tokens, where only losses are known."""
-    tokens: Floats | None
+    params: Floats
+    tokens: Floats
     params_variance: Floats
     tokens_variance: Floats
     loss_flops: Floats
@@ -53,28 +52,12 @@ class Points:
     """Of one run, in log loss."""
 
 
-def exact_points(
-    flops: Floats, params: Floats | None, tokens: Floats | None, *, loss_flops: Floats, loss: Floats,
-    log_loss: Floats, seed: int,
-) -> Points:  # fmt: skip
-    """Optima that tell no noise of their own: that of a run is taken from the losses about their law."""
-    none = np.zeros(len(flops))
-    points = Points(
-        flops=flops, params=params, tokens=tokens, params_variance=none, tokens_variance=none, loss_flops=loss_flops,
-        loss=loss, loss_variance=np.zeros(len(loss)), noise_sd=0.0,
-    )  # fmt: skip
-    bare = loss_law(points, slice(None), num_draws=0, seed=seed)
-    off = log_loss - np.log([bare.at(at) for at in loss_flops.tolist()])
-    return dataclasses.replace(points, noise_sd=math.sqrt(float((off**2).sum()) / max(len(off) - 2, 1)))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Laws:
     """The three laws, and what hindcasts say of their intervals."""
 
-    params: PowerLaw | None
-    """None, like that of the tokens, where only losses are known."""
-    tokens: PowerLaw | None
+    params: PowerLaw
+    tokens: PowerLaw
     loss: FloorLaw
     inflation: Inflation
 
@@ -86,16 +69,13 @@ def fit_laws(points: Points, *, bootstrap: int, level: float, seed: int) -> Laws
         PowerLawError: fewer optima.
     """
     sizes = params_and_tokens(points, slice(None))
-    params, tokens = sizes["params"] if sizes else None, sizes["tokens"] if sizes else None
     loss = loss_law(points, slice(None), num_draws=bootstrap, seed=seed)
     inflation = _hindcast(points, level, seed) if bootstrap else Inflation()
-    return Laws(params=params, tokens=tokens, loss=loss, inflation=inflation)
+    return Laws(**sizes, loss=loss, inflation=inflation)
 
 
 def params_and_tokens(points: Points, part: slice) -> dict[str, PowerLaw]:
-    """N* and D* against FLOPs through some of the points, by name; empty where only losses are known."""
-    if points.params is None or points.tokens is None:
-        return {}
+    """N* and D* against FLOPs through some of the points, by name."""
     against = {"flops": points.flops[part]}
     return {
         "params": fit_power_law(against, np.log(points.params[part]), points.params_variance[part]),
@@ -172,15 +152,12 @@ def law_warnings(optima: int, laws: Laws) -> list[str]:
             f"{laws.inflation.loss:.3g} times as wide for it: the runs do not follow one law (are the small ones as "
             "well tuned?)"
         )
-    if optima == LEAST_OPTIMA:
-        warnings.append(f"{optima} optima leave one degree of freedom, so the exponents' intervals are wide: "
-                        "add runs at another budget")  # fmt: skip
     if not laws.loss.has_floor:
         why = "fewer than 4 optima" if optima < 4 else "the optima do not tell it from 0"
         warnings.append(f"loss against compute has no floor E ({why}): the value is a pure power law, which falls too "
                         "far far out; the interval allows for a floor")  # fmt: skip
     if laws.loss.exponent <= 0:
         warnings.append("the loss at the optimum does not fall with compute: look at the runs")
-    if laws.params is not None and not 0 < laws.params.exponents[0] < 1:
+    if not 0 < laws.params.exponents[0] < 1:
         warnings.append(f"N* grows as C^{laws.params.exponents[0]:.3g}, outside 0 to 1: look at the runs")
     return warnings

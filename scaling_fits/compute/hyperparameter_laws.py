@@ -1,15 +1,14 @@
 """Laws of the best learning rate or batch against size and duration: log value = c + a log N + b log D.
 
-From runs over a grid (`fit_runs_law`: columns learning_rate or lr, and batch_tokens or batch) or from a table of
-optima (`read_optima_law`). An exponent that the cells do not identify, since they have one N, one D or a fixed D / N,
-is left out, and the law then answers only where that still holds.
+From runs over a grid, with columns learning_rate or lr, and batch_tokens or batch. An exponent that the cells do not
+identify, since they have one N, one D or a fixed D / N, is left out, and the law then answers only where that still
+holds.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -19,15 +18,15 @@ from proxies.core.canon import Json
 from scaling_fits.compute.hyperparameter_cells import CellOptimum, cell_optima
 from scaling_fits.compute.optima import ComputeStatus, OptimaError, Options
 from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
-from scaling_fits.compute.published_laws import Hyperparameter, published
 from scaling_fits.laws.law import CannotTellError, check_positive, option_problems
-from scaling_fits.laws.table import DroppedRow, RunTable, columns_of, read_columns
+from scaling_fits.laws.table import DroppedRow, RunTable
 
+Hyperparameter = Literal["learning_rate", "batch"]
 COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {
     "learning_rate": ("learning_rate", "lr"),
     "batch": ("batch_tokens", "batch"),
 }
-"""Names of the column of each, the first that is there counting; in a table of optima with `_optimum` behind."""
+"""Names of the column of each, the first that is there counting."""
 
 _LEAST_SPREAD = 0.05  # log N or log D of cells that count as different
 _LEAST_APART = 0.1  # sd of log D off its line over log N, below which their exponents cannot be told apart
@@ -51,7 +50,7 @@ class HyperparameterFit:
     cells: tuple[CellOptimum, ...]
     level: float
     bootstrap: int
-    """Draws behind the cells' intervals; 0 for runs: no intervals."""
+    """Draws behind the cells' intervals; 0: no intervals."""
     seed: int
     num_runs: int
     dropped: tuple[DroppedRow, ...]
@@ -73,8 +72,6 @@ class HyperparameterPrediction:
     interval: tuple[float, float] | None
     """Of the optimum itself: the law's error and the scatter of optima about it."""
     level: float
-    published: tuple[tuple[str, str, float, str], ...]
-    """(name, source, value, note) of published laws; batches in tokens."""
     warnings: tuple[str, ...]
 
 
@@ -96,7 +93,7 @@ def fit_runs_law(
         raise OptimaError(problems)
     options = Options(bootstrap=bootstrap, level=level, seed=seed)
     cells, warnings = cell_optima(table, {str(axis): column for axis, column in columns.items()}, options)
-    warnings = [*table.warnings, *warnings, *_other_axis(form, cells, columns)]
+    warnings = [*table.warnings, *warnings]
     return _fit(form, str(names[form]), cells, warnings, options, num_runs=table.num_runs, dropped=table.dropped)
 
 
@@ -107,50 +104,6 @@ def _bad_cells(table: RunTable, name: str, column: Floats) -> list[str]:
         " wanted"
         for i in np.flatnonzero(~(column > 0))
     ]
-
-
-def _other_axis(form: str, cells: list[CellOptimum], columns: dict[Hyperparameter, Floats]) -> list[str]:
-    """Says so where the law mixes in the other hyperparameter, which its cells did not tune."""
-    other: Hyperparameter = "batch" if form == "learning_rate" else "learning_rate"
-    used = [cell for cell in cells if form in cell.values]
-    if not used or all(other in cell.values for cell in used):
-        return []
-    if other in columns and len(np.unique(columns[other])) == 1:
-        return [f"every run has one {other}: the law is of the best {form} at that {other}"]
-    if other not in columns:
-        return [f"the table has no column of {other}: the law is of the best {form} at whatever {other} was run"]
-    return [f"some cells did not vary {other}, so their best {form} is the best at the {other} they ran"]
-
-
-def optimum_column(path: Path, form: Hyperparameter) -> str | None:
-    """The column of optima in a table, None where it has none and so must be a table of runs.
-
-    Raises:
-        TableError: the file cannot be read.
-    """
-    there = columns_of(path)
-    return next((name for name in (f"{column}_optimum" for column in COLUMNS[form]) if name in there), None)
-
-
-def read_optima_law(
-    path: Path, form: Hyperparameter, column: str, *, params_column: str = "params", level: float = 0.9
-) -> HyperparameterFit:
-    """The law of a table of optima found elsewhere: columns params, tokens and `column`, one optimum a row.
-
-    Their own noise is within the scatter.
-
-    Raises:
-        TableError: a column is missing, or cells are not numbers above zero; all are listed.
-        OptimaError: the level is out of range.
-    """
-    options = Options(bootstrap=1, level=level, seed=0)
-    wanted = ("params", "tokens", "optimum")
-    found, dropped, _ = read_columns(path, wanted, (), {"params": params_column, "optimum": column})
-    cells = [
-        CellOptimum(params=n, tokens=d, values={form: value}, log_variances={form: 0.0}, num_runs=0)
-        for n, d, value in zip(*(found[name].tolist() for name in wanted), strict=True)
-    ]
-    return _fit(form, column, cells, [], options, num_runs=len(cells), dropped=dropped)
 
 
 def _fit(
@@ -204,7 +157,7 @@ def _design_of(used: list[CellOptimum]) -> tuple[Design, dict[str, Floats], list
 
 
 def predict_value(fit: HyperparameterFit, params: float, tokens: float) -> HyperparameterPrediction:
-    """The best value at N and D, with an interval, and what published laws say there.
+    """The best value at N and D, with an interval.
 
     Raises:
         LawError: a size that is not finite and positive.
@@ -222,7 +175,6 @@ def predict_value(fit: HyperparameterFit, params: float, tokens: float) -> Hyper
     return HyperparameterPrediction(
         **sizes, value=fit.law.at(*at), interval=fit.law.interval_at(*at, level=fit.level) if fit.bootstrap else None,
         level=fit.level, warnings=(*fit.warnings, *far),
-        published=tuple((law.name, law.source, law.at(**sizes), law.note) for law in published(fit.form)),
     )  # fmt: skip
 
 
@@ -297,7 +249,6 @@ def _cell(cell: CellOptimum) -> Json:
 
 def prediction_body(fit: HyperparameterFit, prediction: HyperparameterPrediction) -> dict[str, Json]:
     """What `predict FIT --params N --tokens D --json` prints of such a law."""
-    names = ("name", "source", "value", "note")
     return {
         "params": prediction.params,
         "tokens": prediction.tokens,
@@ -306,6 +257,5 @@ def prediction_body(fit: HyperparameterFit, prediction: HyperparameterPrediction
         "value": prediction.value,
         "interval": canon.to_json(prediction.interval),
         "level": prediction.level,
-        "published": [dict(zip(names, law, strict=True)) for law in prediction.published],
         "warnings": list(prediction.warnings),
     }

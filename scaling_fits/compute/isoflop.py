@@ -15,14 +15,12 @@ import numpy as np
 from scaling_fits.compute import compute_laws, valleys
 from scaling_fits.compute.compute_laws import Points
 from scaling_fits.compute.optima import CellStatus, ComputeFit, Optimum, Options, assembled
-from scaling_fits.compute.power_laws import Floats, fit_power_law
-from scaling_fits.compute.valleys import MOST_OUTSIDE, Bottom, Method, Runs
+from scaling_fits.compute.power_laws import Floats
+from scaling_fits.compute.valleys import MOST_OUTSIDE, Bottom, Runs
 from scaling_fits.laws.table import RunTable
 
 _GAP = 1.03  # FLOPs further apart than this are two budgets
 _WIDEST = 1.10  # and a budget is no wider than this
-_FARTHEST_APART = 100.0  # times the best size by a cubic: a budget's sizes span less
-_LOPSIDED = "a full-width parabola is biased where valleys are lopsided"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,9 +55,7 @@ class _Found:
     noise_sd: float
 
 
-def fit_isoflop(
-    table: RunTable, method: Method = "window", bootstrap: int = 400, level: float = 0.9, seed: int = 0
-) -> ComputeFit:
+def fit_isoflop(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed: int = 0) -> ComputeFit:
     """The optimum of each budget and the laws through them. Budgets are the column `budget`, else equal FLOPs.
 
     Raises:
@@ -67,7 +63,7 @@ def fit_isoflop(
     """
     options = Options(bootstrap=bootstrap, level=level, seed=seed)
     budgets = _budgets(table)
-    found = _optima(budgets, method, options)
+    found = _optima(budgets, options)
     kept = [each for each in found if each.log_variances is not None]
     warnings = [*table.warnings, *_budget_warnings(budgets)] + [
         f"budget {each.optimum.flops:.3g}: {each.optimum.reason}" for each in found if each.optimum.reason
@@ -78,11 +74,9 @@ def fit_isoflop(
                         "are wanted, of 5 sizes or more each, on both sides of the best")  # fmt: skip
     else:
         laws = compute_laws.fit_laws(_points(kept), bootstrap=bootstrap, level=level, seed=seed)
-        assert laws.params is not None  # optima of budgets have sizes
         warnings += compute_laws.law_warnings(len(kept), laws)
-        warnings += _bias(budgets, kept, laws.params.exponents[0]) if method == "parabola" else []
     return assembled(
-        "isoflop", [each.optimum for each in found], laws, warnings, options, method=method, num_runs=table.num_runs,
+        "isoflop", [each.optimum for each in found], laws, warnings, options, num_runs=table.num_runs,
         largest_flops=float(table.flops.max()), flops_given=table.flops_given, dropped=table.dropped,
     )  # fmt: skip
 
@@ -112,11 +106,11 @@ def _budget_warnings(budgets: list[_Budget]) -> list[str]:
     ]
 
 
-def _optima(budgets: list[_Budget], method: Method, options: Options) -> list[_Found]:
+def _optima(budgets: list[_Budget], options: Options) -> list[_Found]:
     """The optimum of each budget, curves that can be fitted being fitted together."""
-    early = [_refused_early(budget, method) for budget in budgets]
+    early = [_refused_early(budget) for budget in budgets]
     fitted = [budget.runs for budget, refused in zip(budgets, early, strict=True) if refused is None]
-    found = valleys.bottoms(fitted, method, num_draws=options.bootstrap, seed=options.seed) if fitted else []
+    found = valleys.bottoms(fitted, num_draws=options.bootstrap, seed=options.seed) if fitted else []
     rest = iter(found)
     return [
         budget.without(*refused) if refused else _found(budget, next(rest), options.level)
@@ -124,9 +118,9 @@ def _optima(budgets: list[_Budget], method: Method, options: Options) -> list[_F
     ]
 
 
-def _refused_early(budget: _Budget, method: Method) -> tuple[CellStatus, str] | None:
+def _refused_early(budget: _Budget) -> tuple[CellStatus, str] | None:
     """What keeps a budget from being fitted at all."""
-    sizes, least = np.exp(budget.runs.sizes), valleys.LEAST_SIZES[method]
+    sizes, least = np.exp(budget.runs.sizes), valleys.LEAST_SIZES
     if len(sizes) < least:
         more = least - len(sizes)
         return "too_few", f"{len(sizes)} of the {least} sizes wanted: add {more} more"
@@ -183,26 +177,3 @@ def _points(kept: list[_Found]) -> Points:
         flops=columns[0], params=columns[1], tokens=columns[2], loss_flops=columns[0], loss=columns[3],
         params_variance=variances[0], tokens_variance=variances[1], loss_variance=variances[2], noise_sd=noise_sd,
     )  # fmt: skip
-
-
-def _bias(budgets: list[_Budget], kept: list[_Found], exponent: float) -> list[str]:
-    """The parabola's own error, against a cubic through the same runs."""
-    at = {each.optimum.flops: each.optimum.params for each in kept}
-    wide = [b for b in budgets if b.flops in at and len(b.runs.sizes) >= valleys.LEAST_SIZES["cubic"]]
-    if not wide:
-        return [_LOPSIDED + " (by up to 25 % in N* on simulated ones), and 4 sizes cannot say by how much: add a fifth "
-                "and use --method window"]  # fmt: skip
-    cubic = np.array([b.log_params for b in valleys.bottoms([b.runs for b in wide], "cubic", num_draws=0, seed=0)])
-    ratios = np.array([(at[b.flops] or math.nan) / math.exp(c) - 1 for b, c in zip(wide, cubic, strict=True)])
-    keep = np.isfinite(ratios)
-    if not keep.any():
-        return [f"{_LOPSIDED}, and a cubic finds no minimum to compare: use --method window"]
-    worst = float(ratios[keep][np.abs(ratios[keep]).argmax()])
-    if abs(math.log1p(worst)) > math.log(_FARTHEST_APART):
-        return [f"{_LOPSIDED}, and a cubic through the same runs does not determine N*: use --method window"]
-    text = f"{_LOPSIDED}: its N* differ from a cubic's by up to {worst:+.0%} (median {np.median(ratios[keep]):+.0%})"
-    if keep.sum() >= compute_laws.LEAST_OPTIMA:
-        flops = np.array([budget.flops for budget in wide])[keep]
-        cubics = fit_power_law({"flops": flops}, cubic[keep], np.zeros(int(keep.sum()))).exponents[0]
-        text += f", its exponent by {exponent - cubics:+.3f}"
-    return [text + ": use --method window"]

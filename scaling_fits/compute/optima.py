@@ -1,6 +1,6 @@
-"""Optima against compute: N*, D* and the loss there as laws of C, from IsoFLOP curves, a frontier or a table of optima.
+"""Optima against compute: N*, D* and the loss there as laws of C, from IsoFLOP curves or a frontier.
 
-`isoflop.fit_isoflop`, `frontier.fit_frontier` and `frontier.fit_optima` make a `ComputeFit`; here it is asked, and told
+`isoflop.fit_isoflop` and `frontier.fit_frontier` make a `ComputeFit`; here it is asked, and told
 as JSON. The FLOPs are those of the table, whatever it counts.
 """
 
@@ -23,8 +23,6 @@ CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
 within the noise it may; `no_valley`: not even a minimum."""
 ComputeStatus = Literal["converged", "unidentified"]
 ComputeForm = Literal["isoflop", "frontier"]
-RowKind = Literal["runs", "optima"]
-"""What a row of a table was taken for: one run, or the best of its budget."""
 
 _FAR = 30.0  # times the largest budget
 
@@ -80,13 +78,11 @@ class ComputeFit:
     """Laws of the optimum against compute, with the optima behind them."""
 
     form: ComputeForm
-    method: str | None
-    """How the bottom of an IsoFLOP curve was found."""
     status: ComputeStatus
     optima: tuple[Optimum, ...]
     """By FLOPs, ascending."""
     params_law: PowerLaw | None
-    """N* of C. None, like the other laws, where the optima identify none; where only losses are known, as D*'s is."""
+    """N* of C. None, like the other laws, where the optima identify none."""
     tokens_law: PowerLaw | None
     loss_law: FloorLaw | None
     inflation: Inflation
@@ -101,21 +97,19 @@ class ComputeFit:
     """Whether FLOPs are the table's own rather than 6 * N * D."""
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
-    rows: RowKind
 
 
 def assembled(
     form: ComputeForm, optima: Sequence[Optimum], laws: Laws | None, warnings: Sequence[str], options: Options, *,
     num_runs: int, largest_flops: float, flops_given: bool, dropped: tuple[DroppedRow, ...],
-    method: str | None = None, rows: RowKind = "runs",
 ) -> ComputeFit:  # fmt: skip
     """The fit of a table: its optima, and the laws through them, None where they identify none."""
     return ComputeFit(
-        form=form, method=method, status="unidentified" if laws is None else "converged", optima=tuple(optima),
+        form=form, status="unidentified" if laws is None else "converged", optima=tuple(optima),
         params_law=laws.params if laws else None, tokens_law=laws.tokens if laws else None,
         loss_law=laws.loss if laws else None, inflation=laws.inflation if laws else Inflation(), level=options.level,
         bootstrap=options.bootstrap, seed=options.seed, num_runs=num_runs, largest_flops=largest_flops,
-        flops_given=flops_given, dropped=dropped, warnings=tuple(warnings), rows=rows,
+        flops_given=flops_given, dropped=dropped, warnings=tuple(warnings),
     )  # fmt: skip
 
 
@@ -123,10 +117,9 @@ def assembled(
 class ComputePrediction:
     """The best run for a budget."""
 
-    params: float | None
-    """None, like the tokens, where only losses are known."""
+    params: float
     params_interval: Pair | None
-    tokens: float | None
+    tokens: float
     tokens_interval: Pair | None
     flops: float
     loss_nats: float
@@ -146,7 +139,7 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
         CannotTellError: the runs identify no law.
     """
     check_positive(flops=flops)
-    if fit.loss_law is None:
+    if fit.params_law is None or fit.tokens_law is None or fit.loss_law is None:
         raise CannotTellError(fit.warnings)
     extrapolation = flops / fit.largest_flops
     warnings = list(fit.warnings)
@@ -162,10 +155,8 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
     )  # fmt: skip
 
 
-def _size_at(fit: ComputeFit, law: PowerLaw | None, flops: float, inflation: float) -> tuple[float | None, Pair | None]:
-    """The best N or D and its interval; None where only losses are known."""
-    if law is None:
-        return None, None
+def _size_at(fit: ComputeFit, law: PowerLaw, flops: float, inflation: float) -> tuple[float, Pair | None]:
+    """The best N or D and its interval."""
     value, ends = law.at(flops), law.interval_at(flops, level=fit.level)
     return value, _stretched(value, ends if fit.bootstrap else None, inflation)
 
@@ -182,7 +173,6 @@ def fit_body(fit: ComputeFit) -> dict[str, Json]:
     values, intervals = _parameters(fit)
     return {
         "form": fit.form,
-        "method": fit.method,
         "status": fit.status,
         "parameters": dict(values),
         "members": [],
@@ -195,7 +185,6 @@ def fit_body(fit: ComputeFit) -> dict[str, Json]:
             for what in ("params", "tokens")
         },
         "num_runs": fit.num_runs,
-        "rows": fit.rows,
         "dropped": canon.to_json(fit.dropped),
         "backtest": None,
         "warnings": list(fit.warnings),

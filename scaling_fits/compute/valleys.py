@@ -4,11 +4,8 @@ All groups share one window (which runs are near enough) and one degree. A windo
 time near the bottom, over all groups; draws mix the windows by pseudo-BMA weights (Yao et al. 2018, Bayesian Analysis
 13:917), so an interval holds what the choice leaves open. Each group's noise is drawn to the mean over groups: a budget
 of six sizes hardly knows its own. Here are the least squares, the noise and the choice; and the curves over log N, a
-group being one budget:
-
-- `parabola`: a quadratic through all sizes. Real curves are lopsided, so its optimum is biased.
-- `cubic`: a cubic through all sizes.
-- `window`: a quadratic or a cubic through the sizes about the bottom, up to some loss above the lowest, as data choose.
+group being one budget: a quadratic or a cubic through the sizes about the bottom, up to some loss above the lowest, as
+data choose. Real curves are lopsided, so the optimum of a quadratic through all sizes would be biased.
 """
 
 from __future__ import annotations
@@ -16,18 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Method = Literal["window", "cubic", "parabola"]
-METHODS: tuple[Method, ...] = get_args(Method)
 MOST_OUTSIDE = 0.05
 """Share of draws with no bottom inside the values run, above which an optimum is not believed."""
-LEAST_SIZES: dict[Method, int] = {"window": 5, "cubic": 5, "parabola": 4}
-"""Distinct sizes in a budget: the coefficients and one more."""
+LEAST_SIZES = 5
+"""Distinct sizes in a budget: the coefficients of a cubic and one more."""
 
 _PRIOR_FREEDOM = 4.0  # degrees of freedom with which a group's noise is drawn to the mean
 _LEAST_SQUARE = 1e-30  # of an error: runs without noise still have a logarithm
@@ -170,11 +164,9 @@ class Bottom:
     """Of one run, in log loss."""
 
 
-def bottoms(budgets: Sequence[Runs], method: Method, *, num_draws: int, seed: int) -> list[Bottom]:
-    """The bottom of each budget's curve; every budget must hold at least `LEAST_SIZES[method]` sizes."""
+def bottoms(budgets: Sequence[Runs], *, num_draws: int, seed: int) -> list[Bottom]:
+    """The bottom of each budget's curve; every budget must hold at least `LEAST_SIZES` sizes."""
     windows = [(excess, degree) for excess in _EXCESSES for degree in (2, 3)]
-    if method != "window":
-        windows = [(math.inf, 3 if method == "cubic" else 2)]
     pilots = [runs.pilot for runs in budgets]
     fits = [[_fit(runs, pilot, *window) for runs, pilot in zip(budgets, pilots, strict=True)] for window in windows]
     best, drawn = chosen(fits, lambda group, theta: _minimum(pilots[group], theta), num_draws=num_draws,

@@ -30,7 +30,7 @@ _MOST_NAMED = 5
 
 _LIMITS = {
     "params": (1e-12, 1e100), "tokens": (1e-12, 1e100), "loss": (1e-12, 1e12), "flops": (1e-24, 1e200),
-    "weight": (1e-12, 1e12), "budget": (1e-24, 1e200), "seed": (0.0, 1e100), "optimum": (1e-100, 1e100),
+    "weight": (1e-12, 1e12), "budget": (1e-24, 1e200), "seed": (0.0, 1e100),
 }  # fmt: skip
 """Whatever the unit: a cell beyond is a slip, and products and logs of what is within stay numbers."""
 
@@ -171,7 +171,7 @@ def read_runs(path: Path | str, params_column: str = "params", extra: Sequence[s
         TableError: the file cannot be read or is of another kind, a column is missing or there twice, or cells
             are bad: text, zero, negative or missing. All problems are listed.
     """
-    found = _read(Path(path), _WANTED, _OPTIONAL, {"params": params_column}, extra)
+    found = _read(Path(path), params_column, extra)
     columns = found.columns
     six_nd = 6.0 * columns["params"] * columns["tokens"]
     return RunTable(
@@ -190,24 +190,6 @@ def read_runs(path: Path | str, params_column: str = "params", extra: Sequence[s
     ).distinct()
 
 
-def read_columns(
-    path: Path | str, wanted: Sequence[str], optional: Sequence[str], source: Mapping[str, str]
-) -> tuple[dict[str, Floats], tuple[DroppedRow, ...], tuple[int, ...]]:
-    """Columns of a table that is not of runs, as optima are: arrays by our names, rows set aside, lines of the others.
-
-    Args:
-        path: a `.csv`, `.jsonl` or `.parquet` file.
-        wanted: names that must be there.
-        optional: names that may be.
-        source: the file's name of each that it calls otherwise.
-
-    Raises:
-        TableError: as `read_runs`.
-    """
-    found = _read(Path(path), wanted, optional, source, ())
-    return found.columns, found.dropped, found.lines
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
     """The rows of a file that count."""
@@ -221,14 +203,15 @@ class _Rows:
     dropped: tuple[DroppedRow, ...]
 
 
-def _read(
-    path: Path, wanted: Sequence[str], optional: Sequence[str], renamed: Mapping[str, str], extra: Sequence[str]
-) -> _Rows:
+def _read(path: Path, params_column: str, extra: Sequence[str]) -> _Rows:
     """The rows that count, once every problem was looked for; TableError lists all."""
-    cells = _cells(path)
-    source = {name: renamed.get(name, name) for name in (*wanted, *optional)}
+    try:
+        cells = read_cells(path)
+    except FormatError as error:
+        raise TableError([str(error)]) from error
+    source = {name: name for name in (*_WANTED, *_OPTIONAL)} | {"params": params_column}
     there = [name for name in dict.fromkeys(extra) if name in cells.columns]
-    problems = _column_problems(cells.columns, source, there, path.name, wanted) + cells.problems
+    problems = _column_problems(cells.columns, source, there, path.name) + cells.problems
     source = {name: column for name, column in source.items() if column in cells.columns}
     kept, dropped, bad = _judged(cells, source)
     rows = [cells.rows[place] for place in kept]
@@ -244,22 +227,8 @@ def _read(
                  lines=tuple(line for line, _ in rows), dropped=tuple(dropped))  # fmt: skip
 
 
-def columns_of(path: Path | str) -> list[str]:
-    """Names of a table's columns; TableError where it cannot be read."""
-    return _cells(Path(path)).columns
-
-
-def _cells(path: Path) -> Cells:
-    try:
-        return read_cells(path)
-    except FormatError as error:
-        raise TableError([str(error)]) from error
-
-
-def _column_problems(
-    columns: list[str], source: dict[str, str], extra: list[str], file: str, wanted: Sequence[str]
-) -> list[str]:
-    missing = [source[name] for name in wanted if source[name] not in columns]
+def _column_problems(columns: list[str], source: dict[str, str], extra: list[str], file: str) -> list[str]:
+    missing = [source[name] for name in _WANTED if source[name] not in columns]
     twice = sorted({name for name in (*source.values(), *extra) if columns.count(name) > 1})
     found = ", ".join(map(repr, columns)) or "none"
     return [f"{file} has no column {name!r} (it has {found})" for name in missing] + [

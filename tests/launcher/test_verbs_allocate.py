@@ -247,9 +247,14 @@ def test_a_bad_price_is_one_problem(fit):
 
 
 def test_a_batch_by_law_is_no_larger_than_the_run(fit):
-    rows = ["params,tokens,batch_optimum", *(f"{n},{d},{1e10 * d / 1e9}" for n in (1e7, 1e8) for d in (3e8, 1e9, 3e9))]
-    table, law = fit.with_name("optima.csv"), fit.with_name("huge.json")
-    table.write_text("\n".join(rows).replace("batch_optimum", "batch_tokens_optimum") + "\n")
+    rows = [
+        f"{n},{d},{1e10 * d / 1e9 * 2**octave},{3 + 0.02 * octave**2}"
+        for n in (1e7, 1e8)
+        for d in (3e8, 1e9, 3e9)
+        for octave in range(-3, 4)
+    ]
+    table, law = fit.with_name("batches.csv"), fit.with_name("huge.json")
+    table.write_text("\n".join(["params,tokens,batch_tokens,loss", *rows]) + "\n")
     assert ask("fit", table, "--form", "batch", "--out", law)[0] == 0
     body = ask("allocate", fit, "--flops", "1e20", "--batch-fit", law)[1]
     assert body["batch_tokens"] is body["num_steps"] is None

@@ -48,18 +48,6 @@ def test_a_size_with_one_length_has_no_curve():
     )
 
 
-def test_one_size_at_the_end_is_said():
-    table = curves()
-    handovers = [at.flops for at in fit_frontier(table, bootstrap=0).optima]
-    short = table.rows(table.flops < handovers[-1] * handovers[-1] / handovers[-2])
-    extra = table.params[-1] * np.geomspace(400, 2e5, 6)
-    params = np.append(table.params, np.full(6, table.params[-1]))
-    tokens = np.append(table.tokens, extra)
-    long = fit_frontier(runs(params, tokens, loss_at(params, tokens)), bootstrap=0)
-    assert any("alone owns the top of the frontier" in warning for warning in long.warnings)
-    assert not any("top of the frontier" in warning for warning in fit_frontier(short, bootstrap=0).warnings)
-
-
 def test_every_bad_option_at_once():
     with pytest.raises(OptimaError) as error:
         fit_frontier(curves(), bootstrap=-1, level=0, seed=-1)
