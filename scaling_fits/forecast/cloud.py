@@ -37,7 +37,7 @@ def with_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -> LawFi
         return fit
     rng = np.random.default_rng(seed)
     sizes = [min(search.BLOCK, num_draws - first) for first in range(0, num_draws, search.BLOCK)]
-    found = law.refit_blocks(table, fit, (_shares(table, size, rng) * table.weight for size in sizes), 0)
+    found = law.refits(table, fit, (_shares(table, size, rng) * table.weight for size in sizes))
     unconverged = int((~found.converged).sum())
     warnings = fit.warnings
     if unconverged > _UNSETTLED * num_draws:

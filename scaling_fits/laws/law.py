@@ -28,7 +28,6 @@ LARGEST = 1e20  # parameters or tokens
 MAX_BOOTSTRAP = 100_000
 
 _NUM_STARTS = 12
-_NUM_POOLED = 40  # starts that refits share
 _STEEPEST = 2.0  # k * alpha or k * beta of no published loss law is above 1.1
 _LEAST_SPREAD = 0.02  # a step of 2 % in N or D, off the common line, is rounding and no design
 _ONE_BUDGET = 1.05  # largest over smallest FLOPs of runs meant to cost the same
@@ -285,60 +284,25 @@ def shares_of(weight: Floats) -> Floats:
     return result
 
 
-def refit(table: RunTable, fit: LawFit, weight_MR: Floats, num_starts: int = 4) -> search.Solutions:
-    """Fit the law again under each row of weights (one row a problem); rows beyond a block hold no more memory.
+def refits(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.Solutions:
+    """Fit the law again under each row of weights, given in blocks, best of `search.BLOCK` rows: memory is flat.
 
-    Raises:
-        LawError: the fit is unidentified, or weights are not finite, not below 0 or all 0.
-    """
-    blocks = (weight_MR[first : first + search.BLOCK] for first in range(0, len(weight_MR), search.BLOCK))
-    return refit_blocks(table, fit, blocks, num_starts)
-
-
-def refit_blocks(table: RunTable, fit: LawFit, blocks: Iterable[Floats], num_starts: int = 4) -> search.Solutions:
-    """`refit` of weights that come block by block, best of `search.BLOCK` rows: memory is flat in their number.
-
-    Without any `num_starts` every problem only walks from the fit (`search.refits_near`): for weights near even.
     Problems of one block help each other, so results depend, within the tolerance, on where blocks end.
-
-    Raises:
-        LawError: the fit is unidentified, or weights are not finite, not below 0 or all 0.
-    """
-    require_identified(fit, "refits")
-    points, centre = centred_points(table)
-    shape = SHAPES[fit.form]
-    shares = shares_of(table.weight)
-    pool = centred(fit.theta[None, :], centre)
-    if num_starts:
-        grid = search.grid_starts(points, shares, shape, _NUM_POOLED)
-        ends = search.best_of(grid[:_NUM_STARTS], points, shares, shape)
-        pool = np.concatenate([pool, ends.theta, grid])
-    found = []
-    for block, weight_MR in enumerate(blocks):
-        if not (np.isfinite(weight_MR).all() and (weight_MR >= 0).all() and (weight_MR.sum(axis=1) > 0).all()):
-            raise LawError("weights of refits: finite numbers >= 0 are wanted, and in every row one above 0")
-        if num_starts and block == 0:
-            pool = search.scouted(pool, points, shares_of(weight_MR), shape)
-        if num_starts:
-            ended = search.refits(pool, points, shares_of(weight_MR), shape, num_starts)
-        else:
-            ended = search.refits_near(pool[0], points, shares_of(weight_MR), shape)
-        found.append((uncentred(ended.theta, centre, shape), ended.objective * weight_MR.mean(axis=1), ended.converged))
-    if not found:
-        none = np.empty(0)
-        return search.Solutions(theta=pool[:0], objective=none, converged=none.astype(bool))
-    theta, objective, converged = (np.concatenate(column) for column in zip(*found, strict=True))
-    return search.Solutions(theta=theta, objective=objective, converged=converged)
-
-
-def require_identified(fit: LawFit, what: str) -> None:
-    """Refuse to give `what` without numbers.
 
     Raises:
         LawError: the fit is unidentified.
     """
     if not fit.identified:
-        raise LawError(f"{fit.form} is unidentified: it has no {what}")
+        raise LawError(f"{fit.form} is unidentified: it has no refits")
+    points, centre = centred_points(table)
+    shape = SHAPES[fit.form]
+    start = centred(fit.theta[None, :], centre)[0]
+    found = []
+    for weight_MR in blocks:
+        ended = search.refits(start, points, shares_of(weight_MR), shape)
+        found.append((uncentred(ended.theta, centre, shape), ended.objective * weight_MR.mean(axis=1), ended.converged))
+    theta, objective, converged = (np.concatenate(column) for column in zip(*found, strict=True))
+    return search.Solutions(theta=theta, objective=objective, converged=converged)
 
 
 def centred_points(table: RunTable) -> tuple[Points, tuple[float, float, float]]:

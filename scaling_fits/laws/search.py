@@ -35,14 +35,10 @@ _FINALISTS = 5
 _MET = 1e-3  # distance in theta of searches that have met
 _ALIKE = 2.0  # Huber deltas: laws whose log losses are this near are one start
 _LISTED, _LOOKED_AT = 64, 12  # laws of a pool a problem looks at closer, and runs by which they are told apart
-_TURNS, _GIFTS = 8, 8  # most rounds of starts from neighbours, and starts in each
 _FEW_RUNS = 60
-_SCOUTS = 48  # problems searched from all of the pool
 _SETTLING = 150  # most steps of those that have not settled after a short search
 SHORT = 60  # most steps of a search that may not be the best one
-_LIGHT = 1e-3  # what a run that is left out still weighs
 _DIFFERENCE = 1e-5  # of a coordinate, for central differences
-_AGREE, _FLAT = 1e-4, 1e-12  # ends this close, relatively or per unit of weight, are one
 _CHUNK = 25_000  # problems * runs differentiated at once: the fields stay in the cache
 _NEIGHBOURS = 0.25  # in log k * alpha and log k * beta: closer cells are one start
 _SHORT_LIST = 3  # cells judged by the robust objective, per start wanted
@@ -59,10 +55,6 @@ class Solutions:
     """(M,)."""
     converged: NDArray[np.bool_]
     """The next Newton step would gain less than a millionth of the objective (best fits: 1e-10)."""
-
-    def rows(self, keep: NDArray[np.intp]) -> Solutions:
-        """Some of them."""
-        return Solutions(theta=self.theta[keep], objective=self.objective[keep], converged=self.converged[keep])
 
 
 def bounds(shape: Shape, points: Points) -> tuple[Floats, Floats]:
@@ -171,53 +163,17 @@ def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: Shape, mo
     return polish(kept, points, weight_MR[: len(kept)], shape, ease=False, exact=True, most_steps=most_steps)
 
 
-def scouted(pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape) -> Floats:
-    """The pool, and for few runs where all of it leads to under some of the weights, rolled over the runs if too few.
-
-    A law that passes through as many runs as it has parameters is nearly an optimum under some weights or none: which
-    laws these are does not depend on the weights, so what a few problems find in long searches serves all.
-    """
-    if points.n.size > _FEW_RUNS:
-        return pool_KP
-    rolled = [np.roll(weight_MR[row % len(weight_MR)], row // len(weight_MR)) for row in range(_SCOUTS)]
-    every_MR = np.repeat(np.array(rolled), len(pool_KP), axis=0)
-    ends = polish(np.tile(pool_KP, (_SCOUTS, 1)), points, every_MR, shape, most_steps=SHORT)
-    return _thinned(np.concatenate([ends.theta, pool_KP]), points)
-
-
-def refits(pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape, num_starts: int) -> Solutions:
-    """The optimum under each row of weights: from the best of `pool_KP` for it, then from what its neighbours found.
-
-    At most `BLOCK` rows. Every problem tries its best starts and the neighbours' optima that are lowest for it, and
-    more for as long as that helps. Few runs make many basins, and cost little: there every problem tries more, and
-    leaves its optimum by making light, in turn, of each run that the optimum passes through.
-    """
-    few = points.n.size <= _FEW_RUNS
-    best, ends = _tried(pool_KP, points, weight_MR, shape, num_starts if few else -(-num_starts // 2))
-    gifts = _GIFTS if few else _GIFTS // 3
-    best = _shared(best, np.concatenate([ends, pool_KP]), points, weight_MR, shape, gifts)
-    if few:
-        found = [pool_KP]
-        for rank in range(min(shape.space.dim, points.n.size)):
-            moved = _without(best, rank, points, weight_MR, shape)
-            found.append(moved.theta)
-            best = _lower(best, moved, np.arange(len(weight_MR)))
-        best = _shared(best, np.concatenate(found), points, weight_MR, shape, gifts)
-    left = np.flatnonzero(~best.converged)
-    return _lower(best, polish(best.theta[left], points, weight_MR[left], shape, ease=False), left)
-
-
-def refits_near(theta_P: Floats, points: Points, weight_MR: Floats, shape: Shape) -> Solutions:
+def refits(theta_P: Floats, points: Points, weight_MR: Floats, shape: Shape) -> Solutions:
     """The optimum under each row of weights downhill from one law and, of few runs, from others' ends.
 
-    A thirtieth of the steps of `refits`. Under Dirichlet weights of 11 runs and more, 90 to 100 % of the problems end
-    within 1e-3 of where those do; where the law lies at a bound, up to a tenth do not settle.
+    Under Dirichlet weights of 11 runs and more, 90 to 100 % of the problems end within 1e-3 of where a search of
+    thirty times the steps does; where the law lies at a bound, up to a tenth do not settle.
     """
     few = points.n.size <= _FEW_RUNS
     start_MP = np.broadcast_to(theta_P, (len(weight_MR), len(theta_P)))
     best = polish(start_MP, points, weight_MR, shape, ease=few, most_steps=SHORT)
     if few:
-        given, _ = _tried(_thinned(best.theta, points), points, weight_MR, shape, 1, best.theta)
+        given = _from_neighbours(best.theta, points, weight_MR, shape)
         best = _lower(best, given, np.arange(len(weight_MR)))
     left = np.flatnonzero(~best.converged)
     return _lower(
@@ -225,54 +181,16 @@ def refits_near(theta_P: Floats, points: Points, weight_MR: Floats, shape: Shape
     )
 
 
-def _shared(best: Solutions, pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape, count: int) -> Solutions:
-    """`best`, or lower ends of searches from the pool and from the other problems' best, while these are found."""
-    todo = np.arange(len(weight_MR))
-    for _ in range(_TURNS):
-        pool_KP = _thinned(np.concatenate([best.theta, pool_KP]), points)
-        given, ends = _tried(pool_KP, points, weight_MR[todo], shape, count, best.theta[todo])
-        gained = given.objective < best.objective[todo] * (1 - _AGREE) - _FLAT * weight_MR[todo].sum(axis=1)
-        best = _lower(best, given, todo)
-        todo = todo[gained]
-        if not todo.size:
-            break
-        pool_KP = np.concatenate([ends, pool_KP])
-    return best
-
-
-def _without(best: Solutions, rank: int, points: Points, weight_MR: Floats, shape: Shape) -> Solutions:
-    """Ends of searches that first make light of the run to which the best comes nearest, or `rank` places after."""
-    missed = np.where(weight_MR > 0, np.abs(solver.residuals(best.theta, points)), np.inf)
-    run = np.argsort(missed, axis=1)[:, rank]
-    light_MR = weight_MR.copy()
-    light_MR[np.arange(len(run)), run] *= _LIGHT
-    start = polish(best.theta, points, light_MR, shape, ease=False, most_steps=SHORT)
-    return polish(start.theta, points, weight_MR, shape, ease=False, most_steps=SHORT)
-
-
-def _tried(
-    pool_KP: Floats, points: Points, weight_MR: Floats, shape: Shape, count: int, own_MP: Floats | None = None
-) -> tuple[Solutions, Floats]:
-    """Each problem polished from the `count` laws of the pool that suit it best: the lowest ends, and all of them.
-
-    With `own_MP`, laws like a problem's own are passed over, and the search starts at the last delta.
-    """
-    delta = HUBER_DELTA if own_MP is not None else _EASING[0]
-    scores = weight_MR @ solver.huber(solver.residuals(pool_KP, points), delta).T
+def _from_neighbours(theta_MP: Floats, points: Points, weight_MR: Floats, shape: Shape) -> Solutions:
+    """Each problem polished from the law of another problem that suits it best, laws like its own passed over."""
+    pool_KP = _thinned(theta_MP, points)
+    scores = weight_MR @ solver.huber(solver.residuals(pool_KP, points)).T
     listed = np.argsort(scores, axis=1, kind="stable")[:, :_LISTED]
     scores = np.take_along_axis(scores, listed, axis=1)
     marks = _marks(pool_KP, points)[listed]
-    if own_MP is not None:
-        scores[(np.abs(marks - _marks(own_MP, points)[:, None]) <= _ALIKE).all(axis=2)] = np.inf
-    every, chosen = np.arange(len(scores)), []
-    for _ in range(min(count, scores.shape[1])):
-        first = scores.argmin(axis=1)
-        chosen.append(listed[every, first])
-        scores[(np.abs(marks - marks[every, first][:, None]) <= _ALIKE).all(axis=2)] = np.inf
-    start_MP, weight_MR = pool_KP[np.concatenate(chosen)], np.tile(weight_MR, (len(chosen), 1))
-    found = polish(start_MP, points, weight_MR, shape, ease=own_MP is None, most_steps=SHORT)
-    lowest = found.objective.reshape(len(chosen), -1).argmin(axis=0)
-    return found.rows(lowest * len(scores) + every), found.theta
+    scores[(np.abs(marks - _marks(theta_MP, points)[:, None]) <= _ALIKE).all(axis=2)] = np.inf
+    start_MP = pool_KP[listed[np.arange(len(scores)), scores.argmin(axis=1)]]
+    return polish(start_MP, points, weight_MR, shape, ease=False, most_steps=SHORT)
 
 
 def _marks(theta_MP: Floats, points: Points) -> Floats:
