@@ -13,7 +13,6 @@ from proxies.core.canon import Json
 from scaling_fits.allocation.allocate import Allocation, ExactRun
 from scaling_fits.allocation.budgets import Assumption, Budget, Machine
 from scaling_fits.allocation.repeats import SOURCE, DataLimit
-from scaling_fits.allocation.serving import Serving
 from scaling_fits.allocation.shapes import ShapeChoices, ShapeOption
 from scaling_fits.forecast import hindcast, pooling
 from scaling_fits.forecast.conclusive import fit_doubts, inconclusive
@@ -97,7 +96,6 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
         "flat_range": {
             "params": list(allocation.flat_params),
             "tokens": list(allocation.flat_tokens),
-            "serving_saved_by_smallest": allocation.flat_saving,
         },
         "level": allocation.level,
         "extrapolation": allocation.extrapolation,
@@ -175,11 +173,12 @@ def _backtest(backtest: hindcast.Backtest | None) -> Json:
     }
 
 
-def budget_summary(
-    budget: Budget, machine: Machine | None, at_ends: tuple[Allocation, Allocation] | None
-) -> dict[str, Json]:
-    """`budget`: FLOPs, hours, dollars and days, what they rest on, and the answer at the ends of the FLOPs."""
-    body = _json(budget) | {"gpu": None}
+def budget_summary(budget: Budget, machine: Machine | None) -> dict[str, Json]:
+    """`budget`: FLOPs, hours, dollars and days, and what they rest on."""
+    body: dict[str, Json] = {
+        each.name: canon.to_json(getattr(budget, each.name)) for each in dataclasses.fields(budget)
+    }
+    body["gpu"] = None
     if machine is not None:
         body["gpu"] = {
             "name": machine.name,
@@ -188,34 +187,15 @@ def budget_summary(
             "mfu_convention": "six_nd",
             "price_usd": None if machine.price_usd is None else _assumed(machine.price_usd),
         }
-    if at_ends is not None:
-        body["at_flops_interval"] = {
-            "params": [end.params for end in at_ends],
-            "tokens": [end.tokens for end in at_ends],
-            "loss": [end.loss_nats for end in at_ends],
-        }
     return body
 
 
-def serving_summary(serving: Serving) -> dict[str, Json]:
-    """`serving`: the choice against the compute-optimal model of equal loss."""
-    body = _json(serving)
-    other = {name: body.pop(f"compute_optimal_{name}") for name in ("params", "tokens", "life_flops")}
-    extra, saved = body.pop("extra_training_flops"), body.pop("saved_share")
-    return body | {"compute_optimal": other, "extra_training_flops": extra, "saved_share": saved}
-
-
 def data_summary(limit: DataLimit) -> dict[str, Json]:
-    """`data_limit`: epochs, what repeated tokens are worth, and what the limit costs."""
+    """`data_limit`: epochs, and what repeated tokens are worth."""
     return {
         "unique_tokens": limit.unique_tokens,
         "epochs": limit.epochs,
         "effective_tokens": limit.effective_tokens,
-        "effective_params": limit.effective_params,
-        "unlimited": {"params": limit.unlimited_params, "tokens": limit.unlimited_tokens},
-        "loss_cost": limit.loss_cost_nats,
-        "loss_cost_interval": canon.to_json(limit.loss_cost_interval),
-        "enough_params": limit.enough_params,
         "source": SOURCE,
     }
 
@@ -251,8 +231,3 @@ def _counts(option: ShapeOption, allocation: Allocation) -> dict[str, Json]:
 
 def _assumed(of: Assumption) -> Json:
     return {"value": of.value, "interval": [of.low, of.high], "source": of.source}
-
-
-def _json(record: Budget | Serving) -> dict[str, Json]:
-    """A record's fields by name."""
-    return {field.name: canon.to_json(getattr(record, field.name)) for field in dataclasses.fields(record)}

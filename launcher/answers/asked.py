@@ -40,10 +40,7 @@ _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
     ("--deadline-days", float, "Days until it must be done, on --gpus."),
     ("--batch-tokens", WholeAmount(), "Tokens per step."),
     ("--inference-tokens", AMOUNT, "Tokens to serve over the model's life: the budget pays for them too."),
-    ("--inference-mfu", float, "Share of the peak that serving reaches. Default: as training."),
-    ("--inference-price-usd", AMOUNT, "Of a GPU-hour of serving. Default: as training."),
     ("--unique-tokens", AMOUNT, "Tokens that exist; what is trained beyond them repeats."),
-    ("--max-epochs", float, "Passes over the unique tokens, at most."),
     ("--tp", int, "Tensor-parallel degree the shape must split over. Default: the study's, else 1."),
     ("--layers", int, "Depth of the shape. Default: the study's, else the one that suits the width."),
     (
@@ -70,10 +67,7 @@ class Asked:
     batch_tokens: int | None
     batch_fit: Path | None
     inference_tokens: float | None
-    inference_mfu: float | None
-    inference_price_usd: float | None
     unique_tokens: float | None
-    max_epochs: float | None
     tp: int | None
     layers: int | None
     vocab: int | None
@@ -131,11 +125,10 @@ def checked(asked: Asked) -> Checked:
     wish, machine, shape, spending = _wish(asked, found), _machine(asked, found), _shape(asked, found), None
     if wish is not None:
         _needs(wish, machine, asked, found)
-    cost = _inference_cost(asked, machine, found)
     with found.collecting():
         spending = Spending(
             flops=1e6, inference_tokens=0.0 if asked.inference_tokens is None else asked.inference_tokens,
-            inference_cost=cost, unique_tokens=asked.unique_tokens, max_epochs=asked.max_epochs,
+            unique_tokens=asked.unique_tokens,
         )  # fmt: skip
     if asked.inference_tokens is not None and 0 < asked.inference_tokens < 1:
         found.problems.append(f"inference_tokens = {asked.inference_tokens}: 0 or a number >= 1 is wanted")
@@ -210,32 +203,11 @@ def _stated(name: str, given: float | None, found: Collected) -> Assumption | No
 
     if given is None:
         return None
-    most = 1.0 if name.endswith("mfu") else 1e6
+    most = 1.0 if name == "mfu" else 1e6
     if not 1e-4 <= given <= most:
         found.problems.append(f"{name} = {given}: a number from 0.0001 to {most:g} is wanted")
         return None
     return Assumption(value=given, low=given, high=given, source="given")
-
-
-def _inference_cost(asked: Asked, machine: Machine | None, found: Collected) -> float:
-    """Of a FLOP served over a FLOP trained."""
-    given = (("inference_mfu", asked.inference_mfu), ("inference_price_usd", asked.inference_price_usd))
-    if all(value is None for _, value in given):
-        return 1.0
-    mfu, price = (_stated(name, value, found) for name, value in given)
-    if asked.inference_tokens is None:
-        found.problems.append("--inference-mfu and --inference-price-usd say nothing without --inference-tokens")
-    if machine is None:
-        if asked.gpu is None:
-            found.problems.append("--gpu is missing: the price and MFU of serving are held against training's")
-        return 1.0
-    cost = machine.mfu.value / mfu.value if mfu else 1.0
-    if price is not None:
-        if machine.price_usd is None and asked.price_usd is None:
-            found.problems.append(f"--price-usd is missing: the price of serving is held against it ({machine.name})")
-        elif machine.price_usd is not None:
-            cost *= price.value / machine.price_usd.value
-    return cost
 
 
 def _shape(asked: Asked, found: Collected) -> ShapeRequest | None:

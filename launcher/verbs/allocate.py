@@ -16,7 +16,6 @@ from proxies.core.canon import Json
 
 if TYPE_CHECKING:
     from scaling_fits.allocation.allocate import Allocation
-    from scaling_fits.allocation.budgets import Budget
     from scaling_fits.allocation.shapes import ShapeRequest, Template
     from scaling_fits.forecast.uncertainty import FittedRuns
 
@@ -54,22 +53,22 @@ def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None 
         CannotTellError: the runs identify no law, or the budget is far beyond them.
     """
     from scaling_fits import summary
+    from scaling_fits.allocation.allocate import allocate as allocate_budget
     from scaling_fits.allocation.budgets import budget_of
 
     budget = budget_of(ask.wish, ask.machine)
     if not ask.beyond:
         _check_reach(fitted, budget.flops.value)
-    best = _best(fitted, budget.flops.value, ask)
+    best = allocate_budget(
+        fitted, budget.flops.value, inference_tokens=ask.spending.inference_tokens,
+        unique_tokens=ask.spending.unique_tokens,
+    )  # fmt: skip
     body = summary.allocation_summary(best)
     body |= _batch(best, ask)
     body |= {
         "training_flops": best.training_flops,
-        "budget": summary.budget_summary(budget, ask.machine, _at_ends(fitted, budget, ask)),
+        "budget": summary.budget_summary(budget, ask.machine),
     }
-    if best.spending.inference_tokens:
-        from scaling_fits.allocation.serving import serving
-
-        body["serving"] = summary.serving_summary(serving(fitted, best))
     if best.data_limit is not None:
         body["data_limit"] = summary.data_summary(best.data_limit)
     if ask.shape is not None:
@@ -94,16 +93,6 @@ def _check_reach(fitted: FittedRuns, flops: float) -> None:
             "tokens are plain counts), or add --beyond"
         )
         raise CannotTellError((told,))
-
-
-def _best(fitted: FittedRuns, flops: float, ask: Checked) -> Allocation:
-    from scaling_fits.allocation.allocate import allocate as allocate_budget
-
-    terms = ask.spending
-    return allocate_budget(
-        fitted, flops, inference_tokens=terms.inference_tokens, inference_cost=terms.inference_cost,
-        unique_tokens=terms.unique_tokens, max_epochs=terms.max_epochs,
-    )  # fmt: skip
 
 
 def _batch(best: Allocation, ask: Checked) -> dict[str, Json]:
@@ -133,11 +122,6 @@ def _batch(best: Allocation, ask: Checked) -> dict[str, Json]:
         "batch_tokens_from": source,
         "num_steps": None if batch is None else max(1, round(best.tokens / batch)),
     }
-
-
-def _at_ends(fitted: FittedRuns, budget: Budget, ask: Checked) -> tuple[Allocation, Allocation] | None:
-    ends = budget.flops.interval
-    return None if ends is None else (_best(fitted, ends[0], ask), _best(fitted, ends[1], ask))
 
 
 def _shapes(
@@ -176,11 +160,10 @@ def allocation_text(body: dict[str, Any]) -> str:
         *_budget_lines(body["budget"]),
         table(("", "value", f"{body['level']:.0%} interval"), rows),
         f"within 0.3 % of the best loss: params {span_text(flat['params'])}, tokens {span_text(flat['tokens'])}",
-        f"the smallest of these costs {flat['serving_saved_by_smallest']:.0%} less to serve",
         f"tokens per parameter: {body['tokens_per_param']:.3g}",
         f"tokens per step: {_batch_text(body)}",
     ]
-    for part, say in (("serving", _serving_line), ("data_limit", _data_line), ("shape", _shape_lines)):
+    for part, say in (("data_limit", _data_line), ("shape", _shape_lines)):
         if part in body:
             lines.append(say(body))
     return "\n".join([*lines, *(f"warning: {warning}" for warning in rest)])
@@ -213,24 +196,11 @@ def _budget_lines(budget: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _serving_line(body: dict[str, Any]) -> str:
-    serving = body["serving"]
-    other = serving["compute_optimal"]
-    size = f"{other['params']:.4g} params, {other['tokens']:.4g} tokens"
-    return (
-        f"to serve {serving['inference_tokens']:.4g} tokens: the compute-optimal model of this loss ({size}) would "
-        f"cost {_with_ends(other['life_flops'])} FLOPs over its life; "
-        f"{_with_ends(serving['extra_training_flops'])} FLOPs of longer training save a share of "
-        f"{_with_ends(serving['saved_share'])}"
-    )
-
-
 def _data_line(body: dict[str, Any]) -> str:
     limit = body["data_limit"]
-    cost = {"value": limit["loss_cost"], "interval": limit["loss_cost_interval"]}
     return (
         f"{limit['epochs']:.3g} epochs of {limit['unique_tokens']:.4g} unique tokens are worth "
-        f"{limit['effective_tokens']:.4g} fresh ones; the limit costs {_with_ends(cost)} nats"
+        f"{limit['effective_tokens']:.4g} fresh ones"
     )
 
 

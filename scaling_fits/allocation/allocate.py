@@ -31,7 +31,7 @@ from scaling_fits.allocation.spending import (
     tokens_at,
 )
 from scaling_fits.forecast import cloud
-from scaling_fits.forecast.uncertainty import FAR, FittedRuns, Prediction, predict, reach_of
+from scaling_fits.forecast.uncertainty import FAR, FittedRuns, predict, reach_of
 from scaling_fits.laws.law import LARGEST, CannotTellError, exp_finite
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
@@ -95,48 +95,27 @@ class Allocation:
         """6 N D."""
         return 6 * self.params * self.tokens
 
-    @property
-    def flat_saving(self) -> float:
-        """Share of the FLOPs of every served token that the smallest model of the flat range saves (2 N each)."""
-        return 1 - self.flat_params[0] / self.params
-
 
 def allocate(
-    fitted: FittedRuns, flops: float, *, inference_tokens: float = 0.0, inference_cost: float = 1.0,
-    unique_tokens: float | None = None, max_epochs: float | None = None,
-) -> Allocation:  # fmt: skip
+    fitted: FittedRuns, flops: float, *, inference_tokens: float = 0.0, unique_tokens: float | None = None
+) -> Allocation:
     """N, D and their loss for a budget of `flops` FLOPs.
 
-    It pays for 6 N D, and, with `inference_tokens` T, for 2 N T at `inference_cost` (a FLOP served over a FLOP
-    trained). With `unique_tokens` what is trained beyond them repeats, in `max_epochs` at most.
+    It pays for 6 N D, and, with `inference_tokens` T, for 2 N T. With `unique_tokens` what is trained beyond them
+    repeats.
 
     Raises:
-        SpecError: budgets, tokens or epochs out of range, all at once.
+        SpecError: budgets or tokens out of range, all at once.
         NoRunError: the budget pays for less than one parameter or one token.
         CannotTellError: the runs identify no law.
     """
-    terms = {
-        "flops": float(flops),
-        "inference_tokens": float(inference_tokens),
-        "inference_cost": float(inference_cost),
-    }
-    if unique_tokens is None and max_epochs is None:
-        spending = Spending(**terms)
-        fitted.require()
-        return _sensible(fitted, spending, None)
-    limited = Spending(**terms, unique_tokens=unique_tokens, max_epochs=max_epochs)
+    spending = Spending(flops=float(flops), inference_tokens=float(inference_tokens), unique_tokens=unique_tokens)
     fitted.require()
-    assert limited.unique_tokens is not None  # or it would have been refused
-    fitting = repeats.fitting_params(fitted, limited.unique_tokens)
-    limited = dataclasses.replace(limited, unique_params=fitting)
-    return _sensible(fitted, limited, _sensible(fitted, Spending(**terms), None))
-
-
-def _sensible(fitted: FittedRuns, spending: Spending, unlimited: Allocation | None) -> Allocation:
-    """The allocation, or a refusal where a law of no sense leads to numbers of none."""
+    if unique_tokens is not None:
+        spending = dataclasses.replace(spending, unique_params=repeats.fitting_params(fitted, unique_tokens))
     try:
         with np.errstate(all="ignore"):
-            found = _allocate(fitted, spending, unlimited)
+            found = _allocate(fitted, spending)
     except OverflowError as error:
         raise no_number(fitted, f"a budget of {spending.flops:.4g} FLOPs") from error
     if not all(map(math.isfinite, (found.loss_nats, *(found.interval or ()), *found.flat_params, *found.flat_tokens))):
@@ -162,7 +141,7 @@ def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: fl
     raise NoRunError(f"{said}: no run")
 
 
-def _allocate(fitted: FittedRuns, spending: Spending, unlimited: Allocation | None) -> Allocation:
+def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
     best = best_log_params(fitted, spending)
     params = exp_finite(best)
     tokens = tokens_at(spending, best)
@@ -172,7 +151,11 @@ def _allocate(fitted: FittedRuns, spending: Spending, unlimited: Allocation | No
     counted = tuple(math.exp(float(x[0])) for x in spending.counted(np.array([best])))
     at = predict(fitted, counted[0], counted[1])
     extrapolation = 6 * params * tokens / fitted.span.six_nd[1]
-    limit = None if unlimited is None else _data_limit(fitted, spending, at, best, unlimited)
+    limit = None
+    if spending.unique_tokens is not None:
+        limit = DataLimit(
+            unique_tokens=spending.unique_tokens, epochs=tokens / spending.unique_tokens, effective_tokens=at.tokens
+        )  # fmt: skip
     flat = range_within(fitted, spending, best, math.log1p(FLAT))
     n_interval, d_interval = _intervals(fitted, spending, best)
     warnings = _warnings(fitted, params, tokens, extrapolation)
@@ -189,7 +172,7 @@ def _allocate(fitted: FittedRuns, spending: Spending, unlimited: Allocation | No
         level=fitted.level,
         extrapolation=extrapolation,
         doubts=at.doubts,
-        warnings=warnings if limit is None else warnings + repeats.limit_warnings(limit, params, FLAT),
+        warnings=warnings if limit is None else warnings + repeats.limit_warnings(limit),
         spending=spending,
         data_limit=limit,
     )
@@ -218,11 +201,7 @@ def _intervals(
     sd_S = moved_S / curvature(fitted, spending, best)
     tail = (1 - fitted.level) / 2
     low, high = (
-        float(
-            np.clip(
-                cloud.mixture_quantile(middle_S[:, None], sd_S[:, None], share)[0], spending.floor, spending.ceiling
-            )
-        )
+        float(np.clip(cloud.mixture_quantile(middle_S[:, None], sd_S[:, None], share)[0], None, spending.ceiling))
         for share in (tail, 1 - tail)
     )
     # A size that the laws put further above the best than the loss itself is in doubt is not the best.
@@ -231,41 +210,6 @@ def _intervals(
     ends = range_within(fitted, spending, best, math.log(at.high / at.loss_nats) if at.high > at.loss_nats else FLAT)
     low, high = min(max(low, ends[0]), best), max(min(high, ends[1]), best)
     return (exp_finite(low), exp_finite(high)), (tokens_at(spending, high), tokens_at(spending, low))
-
-
-def _data_limit(
-    fitted: FittedRuns, spending: Spending, at: Prediction, best: float, unlimited: Allocation
-) -> DataLimit:
-    assert spending.unique_tokens is not None
-    cost = max(at.loss_nats - unlimited.loss_nats, 0.0)
-    held = best <= spending.floor + 1e-9
-    return DataLimit(
-        unique_tokens=spending.unique_tokens,
-        epochs=tokens_at(spending, best) / spending.unique_tokens,
-        effective_tokens=at.tokens,
-        effective_params=at.params,
-        unlimited_params=unlimited.params,
-        unlimited_tokens=unlimited.tokens,
-        loss_cost_nats=cost,
-        loss_cost_interval=repeats.loss_cost(
-            fitted, (at.params, at.tokens), (unlimited.params, unlimited.tokens), cost
-        ),
-        enough_params=_enough_params(fitted, spending, best) if held else None,
-    )
-
-
-def _enough_params(fitted: FittedRuns, spending: Spending, best: float) -> float:
-    """The smallest N whose loss on the same tokens is within 0.3 %: parameters too saturate on repeated data."""
-    from scipy.optimize import brentq
-
-    _, d = spending.counted(np.array([best]))
-
-    def above(log_params: float) -> float:
-        n, _ = repeats.counted(np.array([log_params]), spending.unique_params, repeats.PARAMS_HALF)
-        loss = cloud.pooled_log_loss(fitted.members, fitted.weights, np.exp(n), np.exp(d))
-        return float(loss[0]) - pooled_along(fitted, spending, best) - math.log1p(FLAT)
-
-    return math.exp(brentq(above, 0.0, best)) if above(0.0) > 0 else 1.0
 
 
 def _warnings(fitted: FittedRuns, params: float, tokens: float, extrapolation: float) -> tuple[str, ...]:
@@ -302,12 +246,10 @@ def exact_run(fitted: FittedRuns, allocation: Allocation, option: ShapeOption) -
     The loss is of the law at the shape's own N and these tokens; the law knows nothing of contexts or aspects.
     """
     spending = allocation.spending
-    served = spending.inference_cost * spending.inference_tokens * option.flops_per_token / 3
+    served = spending.inference_tokens * option.flops_per_token / 3
     tokens = (spending.flops - served) / option.flops_per_token
     if tokens < 1:
         return None
-    if spending.unique_tokens is not None and spending.max_epochs is not None:
-        tokens = min(tokens, spending.unique_tokens * spending.max_epochs)
     logs = np.log(np.array([float(option.params), tokens]))
     n, _ = repeats.counted(logs[:1], spending.unique_params, repeats.PARAMS_HALF)
     d, _ = repeats.counted(logs[1:], spending.unique_tokens, repeats.TOKENS_HALF)

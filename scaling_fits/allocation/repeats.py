@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling_fits.forecast.uncertainty import FittedRuns, pooled_interval, stretched
-from scaling_fits.laws import law
+from scaling_fits.forecast.uncertainty import FittedRuns
 from scaling_fits.laws.solver import Floats
 
 TOKENS_HALF = 15.39
@@ -71,56 +70,17 @@ class DataLimit:
     epochs: float
     effective_tokens: float
     """Fresh tokens that would be worth as much."""
-    effective_params: float
-    unlimited_params: float
-    """The choice without the limit."""
-    unlimited_tokens: float
-    loss_cost_nats: float
-    """Loss of the choice over that of the choice without the limit."""
-    loss_cost_interval: tuple[float, float] | None
-    enough_params: float | None
-    """Where the epochs allowed bind: the smallest size of almost this loss on the same tokens. None elsewhere."""
 
 
-def limit_warnings(limit: DataLimit, params: float, flat: float) -> tuple[str, ...]:
-    """What to know of a choice of `params` under a limit; `flat` is the share of the loss that counts as the same."""
+def limit_warnings(limit: DataLimit) -> tuple[str, ...]:
+    """What to know of a choice under a limit."""
     warnings = []
     if limit.epochs > 1:
         warnings.append(f"tokens are seen {limit.epochs:.3g} times; their worth is after {SOURCE}")
-    elif limit.effective_params < params:
-        warnings.append(
-            f"parameters beyond those that {limit.unique_tokens:.3g} tokens fill count for less, after {SOURCE}"
-        )
     if limit.epochs > SAFE_EPOCHS:
         warnings.append(
             f"{limit.epochs:.3g} epochs: beyond {SAFE_EPOCHS:g} a repeated token is worth less and less; "
             "more unique tokens are worth more than more compute"
             + ("; beyond 15 the published form itself fails, by some 10 % of the loss" if limit.epochs > 15 else "")
         )
-    if limit.enough_params is not None and limit.enough_params < (1 - flat) * params:
-        share = 100 * limit.enough_params / params
-        warnings.append(
-            f"the epochs allowed bind, and the rest of the budget buys parameters alone: {limit.enough_params:.4g} on "
-            f"the same tokens come within {flat:.1%} of this loss for {share:.2g} % of the budget: get more unique "
-            "tokens, or spend less"
-        )
     return tuple(warnings)
-
-
-def loss_cost(
-    fitted: FittedRuns, counted_as: tuple[float, float], unlimited: tuple[float, float], cost_nats: float
-) -> tuple[float, float] | None:
-    """Interval of L(N', D') - L(N, D) over all refits, its arms stretched by the hindcast's factor."""
-    n, d = (np.array([counted_as[i], unlimited[i]]) for i in (0, 1))
-    values = []
-    for fit in fitted.members:
-        if len(fit.draws):
-            losses = np.exp(np.minimum(law.log_loss(fit.draws, n, d), 700.0))
-            values.append(losses[:, 0] - losses[:, 1])
-        else:
-            values.append(np.empty(0))
-    ends = pooled_interval(fitted, values)
-    if ends is None:
-        return None
-    low, high = stretched(cost_nats, *ends, fitted)
-    return max(low, 0.0), high

@@ -34,29 +34,21 @@ class Spending:
     """A budget and what it has to pay for. All-at-once `SpecError` for values out of range."""
 
     flops: float
-    """In all: 6 N D, and `inference_cost` times 2 N a served token."""
+    """In all: 6 N D, and 2 N a served token."""
     inference_tokens: float = 0.0
     """To be served over the model's life."""
-    inference_cost: float = 1.0
-    """Of a FLOP served over a FLOP trained: another price, or another share of the peak."""
     unique_tokens: float | None = None
     """That exist to train on; None: enough."""
     unique_params: float | None = None
     """The size that fits `unique_tokens` best; what it is made larger by counts for less."""
-    max_epochs: float | None = None
-    """Over the unique tokens, at most."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.number("flops", least=LEAST_FLOPS, most=MOST_FLOPS)
         checks.number("inference_tokens", least=0.0, most=MOST_TOKENS)
-        checks.number("inference_cost", least=1e-6, most=1e6)
-        for name, most in (("unique_tokens", MOST_TOKENS), ("unique_params", 1e300), ("max_epochs", 1e6)):
+        for name, least, most in (("unique_tokens", 1.0, MOST_TOKENS), ("unique_params", 1e-300, 1e300)):
             if getattr(self, name) is not None:
-                least = 1.0 if name != "unique_params" else 1e-300
                 checks.number(name, least=least, most=most)
-        if self.unique_tokens is None:
-            checks.that(self.max_epochs is None, f"max_epochs = {self.max_epochs} says nothing without unique_tokens")
         checks.done()
 
     @property
@@ -69,15 +61,7 @@ class Spending:
         """Log of the size whose serving alone eats the budget; infinite without serving."""
         if self.inference_tokens == 0:
             return math.inf
-        return math.log(self.flops) - math.log(2 * self.inference_cost * self.inference_tokens)
-
-    @property
-    def floor(self) -> float:
-        """Log of the smallest size at which the epochs allowed use the budget up; minus infinity without a limit."""
-        if self.unique_tokens is None or self.max_epochs is None:
-            return -math.inf
-        served = self.inference_cost * self.inference_tokens / 3
-        return math.log(self.flops / 6) - math.log(self.max_epochs * self.unique_tokens + served)
+        return math.log(self.flops) - math.log(2 * self.inference_tokens)
 
     def log_tokens(self, log_params: Floats) -> Floats:
         """Log D that the budget leaves at each log N below `ceiling`."""
@@ -120,7 +104,7 @@ def log_best_params(theta_MP: Floats, spending: Spending) -> Floats:
     high = np.minimum(start + _REACH, spending.ceiling)
     low = np.minimum(start - _REACH, high - _REACH)
     low, high = bisected(lambda middle: spending.log_gain(theta_MP, middle) > 0, low, high, _HALVINGS)
-    result: Floats = np.maximum((low + high) / 2, spending.floor)
+    result: Floats = (low + high) / 2
     return result
 
 
@@ -145,7 +129,7 @@ def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
     most = math.log(spending.flops / 6) + 1.0  # a degenerate law's optimum may lie anywhere: beyond, there is no run
     low, high = (min(max(end, -1.0), most) for end in (low, high))
     if spending.inference_tokens or spending.unique_tokens:  # FLOPs of training vary, and the falling law with them
-        low, high = max(low - _BEYOND, spending.floor), min(high + _BEYOND, spending.ceiling - 1e-9)
+        low, high = low - _BEYOND, min(high + _BEYOND, spending.ceiling - 1e-9)
     if high - low < 1e-9:
         return min(low, high)
     from scipy.optimize import minimize_scalar  # here: it takes 0.3 s, and `fit` does without
@@ -158,15 +142,15 @@ def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
 
 def curvature(fitted: FittedRuns, spending: Spending, best: float) -> float:
     """Second derivative of log loss in log N along the budget, as the flat range meets it."""
-    step = min(_CURVATURE_STEP, best - spending.floor, spending.ceiling - best)
-    if step < _LEAST_STEP:  # held at an end of what the budget or the epochs allow: nothing moves it
+    step = min(_CURVATURE_STEP, spending.ceiling - best)
+    if step < _LEAST_STEP:  # held at the end of what the budget allows: nothing moves it
         return math.inf
     ends = sum(pooled_along(fitted, spending, best + side * step) for side in (-1, 1))
     return max((ends - 2 * pooled_along(fitted, spending, best)) / step**2, _LEAST_CURVATURE)
 
 
 def range_within(fitted: FittedRuns, spending: Spending, best: float, excess: float) -> tuple[float, float]:
-    """Log N between which log loss is within `excess` of the best, no further than the budget and the epochs allow."""
+    """Log N between which log loss is within `excess` of the best, no further than the budget allows."""
     from scipy.optimize import brentq
 
     limit = pooled_along(fitted, spending, best) + excess
@@ -174,6 +158,6 @@ def range_within(fitted: FittedRuns, spending: Spending, best: float, excess: fl
     def above(log_params: float) -> float:
         return pooled_along(fitted, spending, log_params) - limit
 
-    reach = (max(best - _FAR, spending.floor), min(best + _FAR, spending.ceiling - 1e-9))
+    reach = (best - _FAR, min(best + _FAR, spending.ceiling - 1e-9))
     ends = [float(brentq(above, best, far)) if above(far) > 0 else far for far in reach]
     return min(ends), max(ends)

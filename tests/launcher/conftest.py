@@ -39,7 +39,7 @@ def nothing_is_fitted_twice():
     A module's, as a folder without `__init__.py` is no package: the patches would outlive this room.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((uncertainty, "fit_runs"), (law, "fit_law"), (law, "refit")):
+        for module, name in ((uncertainty, "fit_runs"), (law, "fit_law")):
             patch.setattr(module, name, kept(getattr(module, name)))
         yield
 

@@ -63,7 +63,7 @@ def test_prediction_and_allocation_have_every_key(fitted):
     wanted = {"flops", "params", "tokens", "tokens_per_param", "batch_tokens", "loss", "interval", "params_interval",
               "tokens_interval", "flat_range", "warnings"}  # fmt: skip
     assert wanted <= set(allocation)
-    assert list(allocation["flat_range"]) == ["params", "tokens", "serving_saved_by_smallest"]
+    assert list(allocation["flat_range"]) == ["params", "tokens"]
     assert allocation["batch_tokens"] is None
     assert allocation_summary(allocate(fitted, 1e13), batch_tokens=1024)["batch_tokens"] == 1024
 

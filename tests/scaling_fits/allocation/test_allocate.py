@@ -94,19 +94,10 @@ def test_no_number_without_a_law(exact):
         allocate(exact, 1e14, inference_tokens=1e20)
 
 
-def test_the_flat_range_in_tokens_and_money(noisy):
-    found = allocate(noisy, 1e13)
-    for params, tokens in zip(found.flat_params, reversed(found.flat_tokens), strict=True):
-        assert 6 * params * tokens == pytest.approx(1e13)
-    assert found.flat_saving == pytest.approx(1 - found.flat_params[0] / found.params)
-    assert 0 < found.flat_saving < 1
-
-
 TERMS = (
     {"inference_tokens": 3e7},
     {"unique_tokens": 3e5},
     {"unique_tokens": 3e5, "inference_tokens": 3e6},
-    {"unique_tokens": 3e5, "max_epochs": 3.0},
 )
 
 
@@ -115,7 +106,7 @@ def test_under_any_terms_no_size_the_budget_pays_for_is_better(noisy, terms):
     found = allocate(noisy, 1e13, **terms)
     spending = found.spending
     sizes = found.params * np.geomspace(0.05, 20, 801)
-    sizes = sizes[(np.log(sizes) < spending.ceiling) & (np.log(sizes) >= spending.floor)]
+    sizes = sizes[np.log(sizes) < spending.ceiling]
     losses = [pooled_along(noisy, spending, math.log(n)) for n in sizes]
     assert math.log(found.loss_nats) <= min(losses) + 1e-9
     paid = found.training_flops + 2 * found.params * terms.get("inference_tokens", 0.0)
