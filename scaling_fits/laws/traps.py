@@ -29,14 +29,8 @@ _TOKENS_PER_PARAM = (
     0.3,
     1e5,
 )  # of published runs: 0.35 in tiny ladders, 6e4 in over-trained ones (gemstones: 3 to 1e4)
-_USUAL_PER_PARAM = 20.0  # arXiv 2203.15556: of several units the one that comes nearest to it is the likely one
 _LEAST_PARAMS = 1e3  # no model is smaller
 _EXACT_BELOW = 1e5  # of 100B in millions; larger numbers are also read off figures, and have fractions for that
-_FLOPS_FAR = 100.0  # times 6 * N * D: no way of counting is as far off
-_ONE_UNIT = 3.0  # a factor within this of a unit is that unit
-_MOST_STEPS = 1e4  # half of the runs have fewer: a model of so few parameters is not swept beside larger ones
-_COUNTS = {"thousands": 1e3, "millions": 1e6, "billions": 1e9}
-_FLOPS_UNITS = {"teraFLOPs": 1e12, "petaFLOPs": 1e15, "exaFLOPs": 1e18, "PF-days": 8.64e19, "zettaFLOPs": 1e21}
 _ENDED = 0.999  # short of this share of a schedule, or of its tokens, is short
 _ROWS_NAMED = 5
 
@@ -70,8 +64,8 @@ def warnings_of(
     """
     found = (
         *(_far_off(name, columns[name], lines) for name in _APART if name in columns),
-        _unit_of_sizes(columns, params_column),
-        loss_unit(columns["loss"], lines),
+        _unit_of_sizes(columns),
+        _loss_unit(columns["loss"], lines),
         _flops_apart(columns),
         _other_sizes(columns["params"], records, params_column),
         _unfinished(records, lines),
@@ -106,53 +100,21 @@ def _far_off(name: str, column: Floats, lines: Sequence[int]) -> str | None:
     )
 
 
-def _unit_of_sizes(columns: Mapping[str, Floats], params_column: str) -> str | None:
-    """Params and tokens that most runs cannot have as plain counts, with the likely unit."""
+def _unit_of_sizes(columns: Mapping[str, Floats]) -> str | None:
+    """Params and tokens that most runs cannot have as plain counts."""
     n, d = columns["params"], columns["tokens"]
     ratio, (least, most) = d / n, _TOKENS_PER_PARAM
     uncounted = (n < _LEAST_PARAMS) | ((n < _EXACT_BELOW) & (n % 1 != 0))
     if np.mean(uncounted | (ratio < least) | (ratio > most)) <= 0.5:
         return None
-    per_param = float(np.median(ratio))
-    flops = float(np.median(columns["flops"] / (6.0 * n * d))) if "flops" in columns else None
-    if per_param > most:
-        unit = _nearest(flops if flops is not None and flops > _FLOPS_FAR else per_param / _USUAL_PER_PARAM)
-        likely = f"column {params_column!r} is in {unit} (multiply it by {_COUNTS[unit]:g})"
-    elif per_param < least and np.median(n) >= _LEAST_PARAMS:
-        likely = _few_tokens(per_param, float(np.median(d)), flops, params_column)
-    else:
-        both = math.sqrt(flops) if flops is not None and flops > _FLOPS_FAR else 1e9 if np.median(n) < 20 else 1e6
-        unit = _nearest(both)
-        likely = f"columns {params_column!r} and 'tokens' are both in {unit} (multiply both by {_COUNTS[unit]:g})"
     return (
-        f"the median run has {float(np.median(n)):.4g} parameters and {per_param:.3g} tokens for each, where runs have "
-        f"{_LEAST_PARAMS:,.0f} whole parameters or more and {least:g} to {most:g} tokens for each: likely {likely}; "
-        "what is fitted to them answers in their units"
+        f"the median run has {float(np.median(n)):.4g} parameters and {float(np.median(ratio)):.3g} tokens for each, "
+        f"where runs have {_LEAST_PARAMS:,.0f} whole parameters or more and {least:g} to {most:g} tokens for each: "
+        "columns in another unit (billions, steps), or swapped? what is fitted to them answers in their units"
     )
 
 
-def _few_tokens(per_param: float, tokens: float, flops: float | None, params_column: str) -> str:
-    """What a column of tokens holds that are far too few for the parameters (medians of the runs)."""
-    swapped = f"columns {params_column!r} and 'tokens' are swapped"
-    steps = "column 'tokens' holds steps (multiply it by the tokens per step"
-    if flops is not None and 1 / _FLOPS_FAR <= flops <= _FLOPS_FAR:
-        return swapped
-    if flops is not None:
-        return f"{steps}, about {flops:.3g} by column 'flops')"
-    least, most = _TOKENS_PER_PARAM
-    if tokens < _LEAST_PARAMS and least <= per_param * 1e9 <= most:
-        return "column 'tokens' is in billions (multiply it by 1e9)"
-    if tokens < _MOST_STEPS or per_param < least / 1e3:  # swapped, these would be tiny models or 3,000 tokens each
-        return f"{steps})"
-    return swapped
-
-
-def _nearest(factor: float) -> str:
-    """The unit of counts that is nearest to a factor, in logs."""
-    return min(_COUNTS, key=lambda name: abs(math.log(_COUNTS[name] / factor)))
-
-
-def loss_unit(loss: Floats, lines: Sequence[int]) -> str | None:
+def _loss_unit(loss: Floats, lines: Sequence[int]) -> str | None:
     """Losses that are not in nats per token."""
     high = [line for line, value in zip(lines, loss, strict=True) if value > _WORST_LOSS]
     if high:
@@ -175,18 +137,10 @@ def _flops_apart(columns: Mapping[str, Floats]) -> str | None:
     low, high = float(ratio.min()), float(ratio.max())
     if low >= 1 / _FLOPS_APART and high <= _FLOPS_APART:
         return None
-    middle, steady = float(np.median(ratio)), high <= _STEADY * low
-    far = not 1 / _FLOPS_FAR <= middle <= _FLOPS_FAR
-    units = [name for name, unit in _FLOPS_UNITS.items() if 1 / _ONE_UNIT < middle * unit < _ONE_UNIT]
-    if units:
-        cause = f"likely in {units[0]} (multiply it by {_FLOPS_UNITS[units[0]]:g});"
-    elif steady or far:
-        cause = "another unit, or another count of parameters or FLOPs?"
-    else:
-        cause = "attention, embeddings or recomputing counted on one side only?"
-    span = f"{low:.3g} times 6 * N * D throughout" if steady else (
-        f"{low:.3g} to {high:.3g} times 6 * N * D, changing over the runs")  # fmt: skip
-    return f"column 'flops' is {span}: {cause} hold-outs go by the column, sizes and tokens to buy by 6 * N * D"
+    return (
+        f"column 'flops' is {low:.3g} to {high:.3g} times 6 * N * D: another unit, or attention, embeddings or "
+        "recomputing counted on one side only? hold-outs go by the column, sizes and tokens to buy by 6 * N * D"
+    )
 
 
 def _other_sizes(params: Floats, records: Sequence[Record], params_column: str) -> str | None:
