@@ -201,7 +201,7 @@ def data_summary(limit: DataLimit) -> dict[str, Json]:
 
 
 def shapes_summary(shapes: ShapeChoices, exact: ExactRun | None, allocation: Allocation) -> dict[str, Json]:
-    """`shape`, its exact counts and run (null: the budget pays for none), alternatives, what was assumed and traded."""
+    """`shape`, its exact counts and run (null: the budget pays for none), alternatives, what was assumed."""
     best, *others = shapes.options
     run: dict[str, Json] = {
         "tokens": None if exact is None else exact.tokens,
@@ -213,7 +213,6 @@ def shapes_summary(shapes: ShapeChoices, exact: ExactRun | None, allocation: All
         "shape_exact": _counts(best, allocation) | run,
         "shape_alternatives": [{"shape": canon.to_json(each.shape)} | _counts(each, allocation) for each in others],
         "shape_assumed": list(shapes.assumed),
-        "shape_traded": shapes.traded or None,
     }
 
 

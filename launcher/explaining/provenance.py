@@ -261,7 +261,6 @@ def _fit(known: Known, field: Field, origin: Origin) -> Parts:
         ends, cost = {f"{what} at the optimum": best[f"{what}_interval"] for what in _SIZES}, [_flat(choice)]
         params, tokens = (short_size(round(best[what])) for what in _SIZES)
         text += f": {params} parameters and {tokens} tokens at {number(best['flops'])} FLOPs"
-        text += f"; {choice['shape_traded']}" if choice["shape_traded"] else ""
     held_out = "no rung was held out" if not backtest else (
         f"the largest rungs held out ({backtest['num_held_out']}) were predicted within "
         f"{backtest['largest_error']:.2%}, {backtest['num_covered'] or 0} inside the interval"

@@ -212,7 +212,6 @@ def _choice(study: Study, found: Findings) -> Json:
         "budget_flops": study.plan.target.budget_flops,
         "allocation": allocation_summary(choice.allocation, choice.batch_tokens),
         "shape": canon.to_json(choice.shape),
-        "shape_traded": choice.traded or None,
         "params": params.total,
         "params_non_embedding": params.non_embedding,
         "num_steps": choice.num_steps,

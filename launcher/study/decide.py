@@ -33,8 +33,6 @@ class Choice:
 
     allocation: Allocation
     shape: Shape
-    traded: str
-    """Parameters given up for heads that split evenly, in words; empty: none."""
     num_steps: int
     prediction: Prediction
 
@@ -128,7 +126,6 @@ def choose(study: Study, fit: FittedRuns) -> Choice:
     return Choice(
         allocation=allocation,
         shape=shape,
-        traded=shapes.traded,
         num_steps=num_steps,
         batch_tokens=batch_tokens,
         prediction=predict(fit, params, num_tokens),

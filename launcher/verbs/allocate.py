@@ -219,5 +219,4 @@ def _shape_lines(body: dict[str, Any]) -> str:
         f"counted, so the budget buys {number(exact['tokens'])} tokens; loss {number(exact['loss'])} "
         f"{span_text(exact['interval'])}"
     )
-    traded = [f"traded: {body['shape_traded']}"] if body["shape_traded"] else []
-    return "\n".join([table(heads, rows), bought, *traded, *(f"assumed: {text}" for text in body["shape_assumed"])])
+    return "\n".join([table(heads, rows), bought, *(f"assumed: {text}" for text in body["shape_assumed"])])

@@ -111,12 +111,10 @@ class ShapeOption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapeChoices:
-    """Shapes near a request, the best first, and what was assumed and traded for it."""
+    """Shapes near a request, the best first, and what was assumed for it."""
 
     options: tuple[ShapeOption, ...]
     assumed: tuple[str, ...]
-    traded: str
-    """What a width nearer in parameters lacked; empty where the best is the nearest of its depth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +148,7 @@ def choose_shapes(request: ShapeRequest, num_options: int = 4) -> ShapeChoices:
     found.sort(key=lambda option: _distance(option, frame))
     best = found[0]
     if frame.group is None:
-        assumed = *assumed, _group_text(best)
+        assumed = *assumed, f"{best.shape.num_heads // best.shape.num_kv_heads} query heads per key-value head"
     if best.params_ratio > 2 and frame.template is None:
         least = min(option.params for option in found)
         raise ShapeError(
@@ -161,9 +159,7 @@ def choose_shapes(request: ShapeRequest, num_options: int = 4) -> ShapeChoices:
     of_width: dict[int, ShapeOption] = {}
     for option in found:
         of_width.setdefault(option.shape.width, option)
-    return ShapeChoices(
-        options=tuple(of_width.values())[:num_options], assumed=assumed, traded=_traded(best, found)
-    )  # fmt: skip
+    return ShapeChoices(options=tuple(of_width.values())[:num_options], assumed=assumed)
 
 
 def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str, ...]]:
@@ -273,14 +269,6 @@ def _shape(request: ShapeRequest, frame: _Frame, depth: int, count: int) -> Shap
     )
 
 
-def _group_text(option: ShapeOption) -> str:
-    heads, kv_heads = option.shape.num_heads, option.shape.num_kv_heads
-    said = f"{heads // kv_heads} query heads per key-value head"
-    if heads != _GROUP * kv_heads:
-        said += f", not the usual {_GROUP}: {heads} heads in groups of {_GROUP} do not split over the degree"
-    return said
-
-
 def _distance(option: ShapeOption, frame: _Frame) -> tuple[float, int, int]:
     """In log parameters; of equals the shallower and narrower."""
     shape = option.shape
@@ -295,18 +283,3 @@ def _twos_lacking(shape: Shape) -> int:
     if shape.width < _LARGE:
         return 0
     return (_EVEN_HEADS // math.gcd(_EVEN_HEADS, shape.num_heads)).bit_length() - 1
-
-
-def _traded(best: ShapeOption, found: list[ShapeOption]) -> str:
-    """What was given up in parameters, and for what, beside the nearest width of the same depth."""
-    same = [option for option in found if option.shape.num_layers == best.shape.num_layers]
-    nearest = min(same, key=lambda option: (abs(math.log(option.params_ratio)), option.shape.width))
-    heads, others = best.shape.num_heads, nearest.shape.num_heads
-    if _twos_lacking(best.shape) >= _twos_lacking(nearest.shape):
-        return ""
-    even = math.gcd(_EVEN_HEADS, heads)
-    return (
-        f"width {best.shape.width}: its {heads} heads are a multiple of {even}, so they split over as many GPUs; "
-        f"{best.params_ratio - 1:+.1%} of the parameters asked for (width {nearest.shape.width} with {others} heads: "
-        f"{nearest.params_ratio - 1:+.1%})"
-    )

@@ -225,7 +225,6 @@ def scaling_of(rungs, form="auto", bootstrap=60):
         "choice": {
             "budget_flops": BUDGET_FLOPS, "allocation": allocation_summary(frontier[-1], 1024),
             "params": 123_456, "params_non_embedding": 98_765, "num_steps": 13_184, "tokens": 13_500_416.0,
-            "shape_traded": None,
             "flops_causal": 9.1e12, "prediction": prediction_summary(at),
         },
     }  # fmt: skip

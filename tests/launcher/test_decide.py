@@ -53,11 +53,10 @@ def test_both_verbs_at_sizes_that_had_two_answers(study, params, width, heads):
     large = dataclasses.replace(large, plan=plan.model_copy(update={"model": model, "proxy": proxy, "target": target}))
     choice = decide.choose(large, fit)
     assert (choice.shape.num_layers, choice.shape.width, choice.shape.num_heads) == (24, width, heads)
-    assert f"{heads} heads are a multiple of 8" in choice.traded
     nothing = dict.fromkeys(field.name for field in dataclasses.fields(Asked))
     asked = checked(Asked(**{**nothing, "flops": low, "shape": True, "tied": False, "beyond": True}))
     body = allocation_body(fit, asked, large.shape_template)
-    assert body["shape"] == dataclasses.asdict(choice.shape) and body["shape_traded"] == choice.traded
+    assert body["shape"] == dataclasses.asdict(choice.shape)
 
 
 def test_the_decision_says_what_was_found(study, found):

@@ -65,7 +65,6 @@ def test_the_ladder_follows_the_measured_rule_of_duration(study_with):
 def as_main_run(study, found, rung):
     """The main run that a choice of this rung's size would give."""
     choice = decide.Choice(
-        traded="",
         allocation=None, shape=rung.shape, num_steps=rung.schedule.num_steps, batch_tokens=rung.batch_tokens,
         prediction=SimpleNamespace(tokens=float(rung.num_tokens)),
     )  # fmt: skip
