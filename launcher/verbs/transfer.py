@@ -25,13 +25,10 @@ _OUTCOMES = {"holds": "passed", "drifts": "failed"}
               help="Study folder; made if need be.", shell_complete=studies)  # fmt: skip
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value.")
 @click.option("--spend", is_flag=True, help="Run what would decide a verdict that cannot tell.")
-@click.option(
-    "--dry-run", is_flag=True, help="Say what would be run, what it costs and how sharp the verdicts will be."
-)
 @table_options
 @json_option
 def transfer(
-    plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool, dry_run: bool,
+    plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool,
     runs_path: Path | None, as_json: bool, **table: object,
 ) -> None:  # fmt: skip
     """Valleys of PLAN over width and every other axis, and their verdicts; or, with --runs, the verdict on a table.
@@ -42,8 +39,8 @@ def transfer(
     if (plan_path is None) == (runs_path is None):
         raise click.UsageError("name a PLAN, or a table with --runs FILE")
     if runs_path is not None:
-        if spend or dry_run:
-            raise click.UsageError("--spend and --dry-run are for a PLAN: a table is judged as it is")
+        if spend:
+            raise click.UsageError("--spend is for a PLAN: a table is judged as it is")
         from launcher.answers.texts import verdict_text
 
         body = judge_table(runs_path, **table)  # type: ignore[arg-type]
@@ -52,15 +49,7 @@ def transfer(
         return
     if given := ["--" + name.replace("_", "-") for name in table if _is_given(name)]:
         raise click.UsageError(f"{', '.join(given)}: only with --runs")
-    if spend and dry_run:
-        raise click.UsageError("--spend or --dry-run, not both")
     assert plan_path is not None
-    if dry_run:
-        from launcher.answers.expected import expected, expected_text
-
-        found = expected(plan_path, study_dir, overrides)
-        answer(as_json, found, f"{expected_text(found)}\n\nnext: forerun transfer {plan_path} --study {study_dir}")
-        return
     study_body, text = with_runner(plan_path, study_dir, overrides, lambda runner: _judged(runner, spend=spend))
     assert isinstance(study_body, dict)
     outcome = _OUTCOMES.get(str(study_body["outcome"]), "cannot_tell")

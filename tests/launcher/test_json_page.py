@@ -15,7 +15,6 @@ STUDY = {
     "check plan.toml": ("check", "plan.toml"),
     "sweep plan.toml": ("sweep", "plan.toml"),
     "transfer plan.toml": ("transfer", "plan.toml"),
-    "transfer plan.toml --dry-run": ("transfer", "plan.toml", "--dry-run"),
     "ladder plan.toml": ("ladder", "plan.toml"),
     "run plan.toml": ("run", "plan.toml"),
     "repair study": ("repair", "study"),
