@@ -60,14 +60,3 @@ def alike_word(one, other):
     if NUMBER.sub("", one) != NUMBER.sub("", other) or len(numbers[0]) != len(numbers[1]):
         return False
     return all(abs(a - b) <= 0.1 * abs(a) + 0.03 for a, b in zip(*numbers, strict=True))
-
-
-def test_the_published_exponents_are_those_of_the_code():
-    from transfer.regret.regret import rules_for
-
-    rows = re.findall(r"^\| (-?[\d.]+) \| (.+?) \| ([\d.]+) x", DOC.read_text(encoding="utf-8"), re.MULTILINE)
-    assert [(float(power), source) for power, source, _ in rows] == [
-        (rule.power, rule.source) for rule in rules_for("learning_rate", "duration")
-    ]
-    for power, _, factor in rows:
-        assert float(factor) == pytest.approx(34.8 ** float(power), abs=0.006)

@@ -11,7 +11,7 @@ from launcher.study.own import own_text
 from launcher.views import tables
 from launcher.views.numbers import count, interval, loss, words
 from launcher.views.search import sentences
-from launcher.views.transfer import estimate, judged, name_of, size_name, wanted
+from launcher.views.transfer import estimate, judged, name_of, wanted
 from proxies.core.canon import Json
 
 
@@ -66,20 +66,11 @@ def verdict_text(body: dict[str, Json]) -> str:
             moved = f"the optimum moves by {estimate(drift, '+.2f')} octaves per doubling of {verdict['axis']}"
             said += _bullets([moved])
     said += _why(verdict) + _bullets(f"note: {note}" for note in verdict.get("notes", ()))
-    return "\n".join(said + _exponents(verdict))
+    return "\n".join(said)
 
 
 def _why(verdict: Any) -> list[str]:
     return _bullets([*verdict["reasons"], *(f"to decide: {sentence}" for sentence in wanted(verdict))])
-
-
-def _exponents(verdict: Any) -> list[str]:
-    """The exponent that is used and published ones, with their cost at the target."""
-    if not verdict["alternatives"]:
-        return []
-    there = size_name(verdict["axis"], verdict["target_size"])
-    head = f"{name_of(verdict)}, exponents and what they cost at {there}:"
-    return [head, _shown(tables.exponents_table(verdict))]
 
 
 def transfer_text(body: dict[str, Json]) -> str:
@@ -91,7 +82,6 @@ def transfer_text(body: dict[str, Json]) -> str:
         for name, of in judged(transfer, controls=False)
         if of["outcome"] != "holds"
     ]
-    parts += ["\n".join(said) for test in transfer["tests"] if (said := _exponents(test["verdict"]))]
     values = transfer["values"]
     return "\n\n".join(
         [*parts, "\n".join([_shown(tables.values_table(values)), *_bullets(tables.value_rules(values))])]

@@ -86,7 +86,7 @@ class Tested:
         ]
 
     def cost(self) -> list[str]:
-        """What a value off by a factor of two loses, other exponents, the standard form, where that was measured."""
+        """What a value off by a factor of two loses, and the standard form, where that was measured."""
         verdict, axis, said = self.verdict, self.verdict["axis"], []
         if (twice := verdict["cost_of_2x_off_nats"]) is not None:
             estimate = {"value": twice, "interval": verdict["cost_of_2x_off_interval"]}
@@ -94,12 +94,6 @@ class Tested:
                 f"over {axis}, a value off by a factor of two, to the worse side, loses {lost(estimate)} nats at the "
                 "largest size that tells it"
             )
-        others = [
-            f"{other['power']:+g} ({other['source']}) {lost(other['regret_nats'])}"
-            for other in verdict["alternatives"]
-            if other["regret_nats"]["value"] is not None
-        ]
-        said += [f"nats lost with other exponents over {axis}: {'; '.join(others)}"] if others else []
         if (control := verdict["control"]) and control["regret_nats"]["value"] is not None:
             loss = lost(control["regret_nats"])
             said.append(f"the standard form, run beside, its value carried as it is over {axis}, loses {loss} nats")

@@ -18,7 +18,6 @@ from launcher.figures.panel import (
     STYLES,
     MissingError,
     Panel,
-    apart,
     ceiling,
     draw,
     edge_marks,
@@ -34,7 +33,6 @@ from launcher.views.transfer import (
     anchor,
     axis_name,
     doublings,
-    exponent,
     hyperparameter_name,
     judged,
     name_of,
@@ -199,7 +197,7 @@ def basins_of_both(row: Any) -> Panel:
 def drift(report: Body, hyperparameter: str = "learning_rate", axis: str = "width") -> Panel:
     """The optimum against size with its intervals, the value used up to the target, and the optimum expected there.
 
-    Where an exponent was measured, its interval is a band, and published exponents are thin lines with numbers.
+    Where an exponent was measured, its interval is a band.
 
     Raises:
         MissingError: the transfer runs have not ended, or there is no such test, or it found no optimum.
@@ -223,7 +221,6 @@ def drift(report: Body, hyperparameter: str = "learning_rate", axis: str = "widt
         _value_axis(axes.yaxis, name, [*ends, *found] or [0.0], {run["log2_value"] for run in runs_of(test)})
         for i, of in enumerate(arms.values()):
             _missing_optima(axes, of["optima"], i)
-        _published(axes, verdict)
 
     what = hyperparameter_name(name)
     title = f"Optimal {what} against {test['axis']}"
@@ -253,28 +250,7 @@ def _used(axes: Axes, verdict: Any) -> list[float]:
         interval_marks(axes, [(x[1], there - offset["value"])], [(there - high, there - low)], along="y", fmt="*",
                        color=KINDS[0], markersize=8, elinewidth=1.5, capsize=4, label="expected there")  # fmt: skip
         heights += [there - low, there - high]
-    return heights + [_rule_at_target(verdict, rule) for rule in verdict["alternatives"]]
-
-
-def _rule_at_target(verdict: Any, rule: Any) -> float:
-    return float(verdict["transferred_log2"] + (rule["power"] - verdict["power"]) * doublings(verdict))
-
-
-def _published(axes: Axes, verdict: Any) -> None:
-    """Thin lines of published exponents; their numbers stand right of the target, pushed apart where they meet."""
-    rules, base = sorted(verdict["alternatives"], key=lambda rule: rule["power"]), verdict["base_log2"]
-    if base is None or doublings(verdict) <= 0:
-        return
-    x = [math.log2(verdict["base_size"]), math.log2(verdict["target_size"])]
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    ends = [_rule_at_target(verdict, rule) for rule in rules]
-    for rule, there, shown in zip(rules, ends, apart(ends, 0.062 * (top - bottom)), strict=True):
-        axes.plot([*x, right], [base, there, shown], color=KINDS[4], linewidth=0.7)
-        number = exponent(rule["power"]).replace("-", "−")
-        axes.annotate(number, (right, shown), xytext=(3, 0), textcoords="offset points", fontsize=8.5, va="center",
-                      color=KINDS[4], annotation_clip=False)  # fmt: skip
-    axes.set_xlim(left, right)
-    axes.set_ylim(bottom, top)
+    return heights
 
 
 def _optima(axes: Axes, optima: Sequence[Any], label: str, rank: int) -> None:

@@ -65,14 +65,6 @@ def _optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
     )
 
 
-def exponents_table(verdict: Any) -> Table:
-    """The exponent that is used and published ones, with their cost at the target."""
-    used = "measured here" if verdict["power_is_measured"] else "used here"
-    every = [{"power": verdict["power"], "source": used, "regret_nats": verdict["regret_nats"]}]
-    rows = [(exponent(r["power"]), r["source"], estimate(r["regret_nats"])) for r in every + verdict["alternatives"]]
-    return Table(head=("exponent", "source", "nats lost"), rows=rows, left=(0, 1))
-
-
 def values_table(values: Any) -> Table:
     """Every hyperparameter at the base and at the target."""
     rows = [

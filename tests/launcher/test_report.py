@@ -184,7 +184,7 @@ def know_nothing(transfer):
         }
         if "optima" in verdict:
             verdict |= {"power": None, "transferred_log2": None, "cost_of_2x_off_nats": None, "noise_nats": None,
-                        "cost_of_2x_off_interval": None, "alternatives": [], "values_tried": None}  # fmt: skip
+                        "cost_of_2x_off_interval": None, "values_tried": None}  # fmt: skip
             for key in ("drift_octaves_per_doubling", "offset_octaves"):
                 verdict[key] = {"value": None, "interval": None}
     for test in transfer["tests"]:
@@ -329,7 +329,6 @@ def test_what_a_study_says_is_escaped(body):
     test = body["transfer"]["tests"][1]
     test["verdict"]["reasons"] = [HOSTILE]
     test["verdict"]["optima"][0] |= {"log2_value": None, "value": None, "interval_log2": None, "status": HOSTILE}
-    test["verdict"]["alternatives"][0]["source"] = HOSTILE
     body["transfer"]["together"]["reasons"] = [HOSTILE]
     body["transfer"]["values"][0]["rule"] = HOSTILE
     body["coordinates"]["sp"]["layers"][0] |= {"layer": HOSTILE, "cause": HOSTILE}

@@ -73,19 +73,11 @@ def test_batch_sizes_do_not_drift(judged, size):
 
 
 @pytest.mark.parametrize("size", [SMALL, MIDDLE], ids=["60M", "125M"])
-def test_a_longer_run_does_not_drift_and_half_the_rate_is_never_better(judged, size):
-    """Four times the tokens: published, the same rate is best, and with the sqrt(1/4) package 125M loses .0396 nats.
-
-    That package moves weight decay, epsilon and betas too, and is known as a whole only: its cost is not the rate's
-    alone, and cannot be asked of a verdict on the rate. Where the runs allow a verdict, the rule's half rate must come
-    out worse than the kept one; else (three rates a size, and noise) the verdict says which runs it lacks.
-    """
+def test_a_longer_run_does_not_drift(judged, size):
+    """Four times the tokens: published, the same rate is best; with three rates a size the verdict may lack runs."""
     found = judged(grids.durations(size), target=20 * size[0])
     assert found.outcome != "drifts"
-    if found.alternatives:
-        costs = {a.power: a.regret_nats for a in found.alternatives}
-        assert costs[-0.5].value > costs[0.0].value
-    else:
+    if found.regret_nats is None:
         assert {o.status for o in found.optima} & {"flat", "too_few", "edge"}
         assert found.what_to_run
 

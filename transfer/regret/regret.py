@@ -12,46 +12,8 @@ import numpy as np
 from proxies.core.checks import Checks
 from transfer.basin.optimum import Optima, Optimum, interval
 from transfer.basin.shapes import Floats, Ints, rise
-from transfer.question import Axis, Hyperparameter, Question, TransferError
+from transfer.question import Question, TransferError
 from transfer.regret.drift import Curvature, Line, extend_curvature, extend_line
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """One source's exponent."""
-
-    power: float
-    source: str
-
-
-_RULES: dict[tuple[Hyperparameter, Axis], tuple[Rule, ...]] = {
-    ("learning_rate", "duration"): (
-        Rule(power=0.0, source="no rule"),
-        Rule(power=-0.28, source="Marin, issue 4225"),
-        Rule(power=-0.3, source="Marin Delphi"),
-        Rule(power=-0.32, source="HyperP, arXiv 2603.28743"),
-        Rule(power=-0.5, source="Complete(d)P, arXiv 2512.22382"),
-    ),
-    ("learning_rate", "batch"): (
-        Rule(power=0.0, source="no rule"),
-        Rule(power=0.5, source="Complete(d)P, arXiv 2512.22382; Marin; nanochat"),
-        Rule(power=1.0, source="linear scaling, arXiv 1706.02677"),
-    ),
-    ("weight_decay", "batch"): (
-        Rule(power=0.0, source="no rule"),
-        Rule(power=0.5, source="Complete(d)P, arXiv 2512.22382; nanochat"),
-    ),
-    ("weight_decay", "duration"): (
-        Rule(power=0.0, source="no rule"),
-        Rule(power=-0.5, source="Complete(d)P, arXiv 2512.22382"),
-        Rule(power=-1.0, source="nanochat"),
-    ),
-}  # fmt: skip
-
-
-def rules_for(hyperparameter: Hyperparameter, axis: Axis) -> tuple[Rule, ...]:
-    """What is published; nothing for most, warmup and clip among them."""
-    return _RULES.get((hyperparameter, axis), ())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,16 +38,6 @@ class Estimate:
     def at_bound(self, nats: float) -> bool:
         """Whether one of its numbers reaches the bound."""
         return self.most is not None and nats >= self.most
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Alternative:
-    """What somebody's rule would have cost at the target, by these runs."""
-
-    power: float
-    """Absolute: the value moves as (target / base)^power."""
-    source: str
-    regret_nats: Estimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,21 +105,6 @@ def regret(cost: Floats, offset: Floats, level: float, most_nats: float) -> Esti
     """A cost's interval, down to nothing where that of the offset says that this may be the very optimum."""
     found, reach = estimate(cost, level, most_nats), estimate(offset, level)
     return dataclasses.replace(found, low=0.0) if reach.low <= 0 <= reach.high else found
-
-
-def alternatives(at_target: AtTarget, question: Question) -> tuple[Alternative, ...]:
-    """The published rules for this hyperparameter and axis, beside the one that is used."""
-    if at_target.transferred_log2 is None or question.doublings == 0:
-        return ()
-    base = at_target.transferred_log2 - at_target.power * question.doublings
-
-    def judged(rule: Rule) -> Alternative:
-        there = base + (rule.power - question.built_in) * question.doublings
-        return Alternative(
-            power=rule.power, source=rule.source, regret_nats=regret_of(at_target, there, question.level)
-        )
-
-    return tuple(judged(rule) for rule in rules_for(question.hyperparameter, question.axis))
 
 
 def estimate(rows: Floats, level: float, most: float | None = None) -> Estimate:

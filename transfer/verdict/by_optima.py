@@ -56,7 +56,7 @@ def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Ver
     return Verdict(
         question=q, outcome=outcome, drift=drift, power=power, offset=offset, regret_nats=None,
         transferred_log2=value, cost_of_2x_off_nats=None, noise_nats=None, noise_is_known=False, optima=(),
-        alternatives=(), bounded=None, reasons=reasons, what_to_run=(), control=None,
+        bounded=None, reasons=reasons, what_to_run=(), control=None,
     )  # fmt: skip
 
 

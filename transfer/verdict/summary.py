@@ -41,10 +41,6 @@ def verdict_summary(verdict: Verdict) -> dict[str, Json]:
         "noise_nats": verdict.noise_nats,
         "noise_is_known": verdict.noise_is_known,
         "optima": [_optimum(optimum, q.hyperparameter) for optimum in verdict.optima],
-        "alternatives": [
-            {"power": a.power, "source": a.source, "regret_nats": estimate_summary(a.regret_nats)}
-            for a in verdict.alternatives
-        ],
         "values_tried": _values_tried(verdict),
         "control": None if verdict.control is None else verdict_summary(verdict.control),
         "reasons": list(verdict.reasons),

@@ -25,10 +25,8 @@ from transfer.design.next_runs import Suggestion, again, mend, sharpen_bounded, 
 from transfer.question import Outcome, Point, Question, TransferError
 from transfer.regret.bounded import Bounded, judge_bounded, obstacle
 from transfer.regret.regret import (
-    Alternative,
     AtTarget,
     Estimate,
-    alternatives,
     cost_of_2x,
     extrapolate,
     offset_of,
@@ -69,8 +67,6 @@ class Verdict:
     noise_is_known: bool
     """Whether any value was run with two seeds; else `noise_nats` is what the curve misses, and a guess."""
     optima: tuple[Optimum, ...]
-    alternatives: tuple[Alternative, ...]
-    """Published rules."""
     bounded: Bounded | None
     """Where the regret is against the best of the values tried, since nobody needs an optimum among them."""
     reasons: tuple[str, ...]
@@ -164,7 +160,6 @@ def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, dr
         noise_nats=None if found.valleys is None else found.valleys.noise_nats,
         noise_is_known=noise_is_known(points),
         optima=found.optima,
-        alternatives=alternatives(at_target, q) if at_target and there else (),
         bounded=bounded,
         reasons=tuple(plain.reasons),
         what_to_run=tuple(plain.todo),
