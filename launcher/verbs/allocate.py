@@ -58,9 +58,9 @@ def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None 
 
     budget = budget_of(ask.wish, ask.machine)
     if not ask.beyond:
-        _check_reach(fitted, budget.flops.value)
+        _check_reach(fitted, budget.flops)
     best = allocate_budget(
-        fitted, budget.flops.value, inference_tokens=ask.spending.inference_tokens,
+        fitted, budget.flops, inference_tokens=ask.spending.inference_tokens,
         unique_tokens=ask.spending.unique_tokens,
     )  # fmt: skip
     body = summary.allocation_summary(best)
@@ -176,17 +176,13 @@ def _batch_text(body: dict[str, Any]) -> str:
     return f"{batch} {span_text(body['batch_tokens_interval'])}, so {body['num_steps']} steps ({source})"
 
 
-def _with_ends(of: dict[str, Any]) -> str:
-    return number(of["value"]) + ("" if of["interval"] is None else f" {span_text(of['interval'])}")
-
-
 def _budget_lines(budget: dict[str, Any]) -> list[str]:
-    parts = [f"budget: {_with_ends(budget['flops'])} FLOPs"]
+    parts = [f"budget: {number(budget['flops'])} FLOPs"]
     units = (("gpu_hours", "GPU-hours"), ("usd", "USD"), ("days", "days"))
-    parts += [f"{_with_ends(budget[name])} {unit}" for name, unit in units if budget[name] is not None]
+    parts += [f"{number(budget[name])} {unit}" for name, unit in units if budget[name] is not None]
     lines = [", ".join(parts)]
-    if budget["deadline_flops"] is not None:
-        lines.append(f"the deadline allows {_with_ends(budget['deadline_flops'])} FLOPs: {budget['binds']} binds")
+    if budget["binds"] == "deadline":
+        lines.append("the deadline binds")
     gpu = budget["gpu"]
     if gpu is not None:
         mfu, price = gpu["mfu"], gpu["price_usd"]

@@ -5,13 +5,10 @@ FLOPs = GPUs * seconds * peak * MFU: the share of the peak (dense, no sparsity) 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from proxies.core.checks import Checks
 from scaling_fits.allocation.spending import LEAST_FLOPS, MOST_FLOPS
-from scaling_fits.forecast.uncertainty import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +45,6 @@ class Machine:
         checks.number("peak_flops", least=1e9, most=1e18)
         checks.that(self.mfu.high <= 1, f"mfu = {self.mfu.high}: at most 1 is wanted")
         checks.done()
-
-    def hour_flops(self, mfu: float) -> float:
-        """FLOPs of one accelerator in an hour."""
-        return 3600.0 * self.peak_flops * mfu
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,44 +90,15 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """FLOPs, and what they are in hours, money and days. Intervals hold the doubt of MFU and price."""
+    """FLOPs, and what they are in hours, money and days."""
 
-    flops: Interval
+    flops: float
     binds: str
     """`flops`, `gpu_hours`, `usd` or `deadline`: what kept it from being larger."""
-    deadline_flops: Interval | None
-    """What the deadline alone allows: GPUs that run without a stop."""
-    gpu_hours: Interval | None
-    usd: Interval | None
-    days: Interval | None
+    gpu_hours: float | None
+    usd: float | None
+    days: float | None
     """On the GPUs given."""
-
-
-class _Range(NamedTuple):
-    """A positive number and between what it may lie."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, value: float) -> _Range:
-        """A number that is known."""
-        return cls(value, value, value)
-
-    def times(self, other: _Range) -> _Range:
-        """The product, either being anywhere in its range."""
-        return _Range(self.value * other.value, self.low * other.low, self.high * other.high)
-
-    def over(self, other: _Range) -> _Range:
-        """The quotient."""
-        return _Range(self.value / other.value, self.low / other.high, self.high / other.low)
-
-    @property
-    def interval(self) -> Interval:
-        """Without ends where nothing is in doubt."""
-        known = math.isclose(self.low, self.high, rel_tol=1e-12)
-        return Interval(value=self.value, interval=None if known else (self.low, self.high))
 
 
 def budget_of(wish: Wish, machine: Machine | None) -> Budget:
@@ -147,31 +111,25 @@ def budget_of(wish: Wish, machine: Machine | None) -> Budget:
         if wish.needs_machine or wish.needs_price:
             raise ValueError("a budget in hours, dollars or days wants a machine, and one in dollars its price")
         assert wish.flops is not None
-        return Budget(flops=_Range.of(wish.flops).interval, binds="flops", deadline_flops=None, gpu_hours=None,
-                      usd=None, days=None)  # fmt: skip
-    hour = _Range(*(machine.hour_flops(share) for share in (machine.mfu.value, machine.mfu.low, machine.mfu.high)))
-    stated = machine.price_usd
-    price = None if stated is None else _Range(stated.value, stated.low, stated.high)
-    hours: dict[str, _Range] = {}
+        return Budget(flops=wish.flops, binds="flops", gpu_hours=None, usd=None, days=None)
+    hour_flops = 3600.0 * machine.peak_flops * machine.mfu.value
+    price = None if machine.price_usd is None else machine.price_usd.value
+    hours: dict[str, float] = {}
     if wish.flops is not None:
-        hours["flops"] = _Range.of(wish.flops).over(hour)
+        hours["flops"] = wish.flops / hour_flops
     if wish.gpu_hours is not None:
-        hours["gpu_hours"] = _Range.of(wish.gpu_hours)
+        hours["gpu_hours"] = wish.gpu_hours
     if wish.usd is not None:
         if price is None:
             raise ValueError("a budget in dollars wants the price of an hour")
-        hours["usd"] = _Range.of(wish.usd).over(price)
-    flops = {name: _Range.of(wish.flops) if name == "flops" and wish.flops else taken.times(hour)
-             for name, taken in hours.items()}  # fmt: skip
+        hours["usd"] = wish.usd / price
     if wish.deadline_days is not None:
         assert wish.num_gpus is not None
-        hours["deadline"] = _Range.of(24 * wish.deadline_days * wish.num_gpus)
-        flops["deadline"] = hours["deadline"].times(hour)
-    binds = min(flops, key=lambda name: flops[name].value)
-    taken, usd = hours[binds], None if price is None else hours[binds].times(price)
+        hours["deadline"] = 24.0 * wish.deadline_days * wish.num_gpus
+    binds = min(hours, key=lambda name: hours[name])
+    taken = hours[binds]
     return Budget(
-        flops=_Range(*map(min, zip(*flops.values(), strict=True))).interval, binds=binds,
-        deadline_flops=flops["deadline"].interval if "deadline" in flops else None, gpu_hours=taken.interval,
-        usd=_Range.of(wish.usd).interval if binds == "usd" and wish.usd else None if usd is None else usd.interval,
-        days=None if wish.num_gpus is None else taken.times(_Range.of(1 / (24 * wish.num_gpus))).interval,
+        flops=wish.flops if binds == "flops" and wish.flops is not None else taken * hour_flops, binds=binds,
+        gpu_hours=taken, usd=None if price is None else taken * price,
+        days=None if wish.num_gpus is None else taken / (24.0 * wish.num_gpus),
     )  # fmt: skip

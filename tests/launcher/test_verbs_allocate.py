@@ -97,7 +97,6 @@ def test_every_way_to_pay(fit):
     low, high = vague["gpu"]["mfu"]["interval"]
     assert 0.1 < low < vague["gpu"]["mfu"]["value"] < high < 0.5 and "published" in vague["gpu"]["mfu"]["source"]
     assert "default" in vague["gpu"]["price_usd"]["source"]
-    assert vague["flops"]["interval"][0] < vague["flops"]["value"] < vague["flops"]["interval"][1]
     late = ask(
         "allocate", fit, "--flops", "1e24", "--deadline-days", "1", "--gpus", "8", "--gpu", "A100", "--mfu", ".5"
     )[1]
