@@ -35,7 +35,6 @@ _LEAST_DRAWS = 40
 _DRAWS_SHARE = 10  # a hindcast's interval is read once: a tenth of the draws will do
 _MOST_STEPS = 150  # of a cut's search: only a law at a bound takes more, and up to 600
 _STRANGE = 4.0
-_ONE_SIDED = 1.645  # sds: a 90 % interval of the drift leaves out none
 _TENFOLD = math.log(10.0)
 _NO_BACKTEST = (
     "no back-test: without the largest rung too few runs are left; weights of the laws and their error are what "
@@ -164,7 +163,6 @@ def hindcast(
             *warnings,
         )
     backtest = _backtest(cuts[0], pool, level, seed)
-    warnings += _backtest_said(backtest, learned.drift)
     return Hindcast(pool=pool, trend=found, inflation=inflation, backtest=backtest, warnings=warnings)
 
 
@@ -196,39 +194,10 @@ def _trend_said(found: Trend | None, form: str) -> tuple[str, ...]:
         f"{found.slope * _TENFOLD:+.2%} of the loss per tenfold FLOPs (sd {found.sd * _TENFOLD:.2%}): "
     )
     if found.slope > 0:
-        told += (
-            "a batch too small or a rate mis-tuned there would do that, and so would a law that bends; intervals from "
-            "there on are wider for it; check the batch and the rate of those runs"
-        )
+        told += "intervals from there on are wider for it; check the batch and the rate of those runs"
     else:
-        told += f"predictions are lowered for it, by {_at_ten(found.size):.2%} at ten times the largest FLOPs"
+        told += "predictions are lowered for it"
     return (told,)
-
-
-def _backtest_said(backtest: Backtest, drift: Drift) -> tuple[str, ...]:
-    """A warning where the held-out runs were missed to one side."""
-    covered = backtest.num_covered
-    missed = covered is not None and 2 * covered < len(backtest.runs)
-    if not missed and abs(drift.mean) < _ONE_SIDED * drift.sd:
-        return ()
-    told = f"back-test: held-out runs were predicted with a mean error of {backtest.mean_error:+.2%}"
-    told += "" if covered is None else f", {covered} of {len(backtest.runs)} inside their intervals"
-    if drift.mean > 0:
-        told += (
-            ": larger runs come out better than those below them say; predictions are lowered for it, by "
-            f"{_at_ten(drift.applied):.2%} at ten times the largest FLOPs"
-        )
-    else:
-        told += (
-            ": larger runs come out worse than those below them say; if they were trained worse the run to come need "
-            "not be, so predictions stay as they are and intervals are wider"
-        )
-    return (told,)
-
-
-def _at_ten(drift: float) -> float:
-    """Share of the loss that a drift makes at ten times the largest FLOPs."""
-    return -math.expm1(-drift * float(pooling.beyond(np.array(10.0))))
 
 
 def _keeps(table: RunTable) -> tuple[list[NDArray[np.bool_]], list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]]:

@@ -68,8 +68,7 @@ class RunTable:
     flops_given: bool = False
     """Whether the FLOPs are the table's own rather than 6 * N * D."""
     extra: Mapping[str, Floats] = field(default_factory=dict)
-    """Other columns that were asked for and are there. NaN: an empty cell. A column of names is numbered from 0, in
-    the order in which they appear."""
+    """Other columns that were asked for and are there. NaN: an empty cell."""
     lines: tuple[int, ...] | None = None
     """File line of each run; None for runs that came from no file."""
     warnings: tuple[str, ...] = ()
@@ -165,7 +164,7 @@ def read_runs(path: Path | str, params_column: str = "params", extra: Sequence[s
     Args:
         path: a `.csv`, `.jsonl` or `.parquet` file.
         params_column: the column that holds N.
-        extra: further columns to keep, where the file has them. Their cells are finite numbers, names, or empty.
+        extra: further columns to keep, where the file has them. Their cells are finite numbers or empty.
 
     Raises:
         TableError: the file cannot be read or is of another kind, a column is missing or there twice, or cells
@@ -260,18 +259,14 @@ def _judged(cells: Cells, source: dict[str, str]) -> tuple[list[int], list[Dropp
 
 def _extra_column(rows: Sequence[tuple[int, dict[str, object]]], name: str, problems: list[str]) -> Floats:
     """An optional column; adds what is wrong with it to `problems`."""
-    values = [(line, record.get(name)) for line, record in rows]
-    given = [(line, value) for line, value in values if value is not None and value != ""]
-    if given and all(isinstance(value, str) for _, value in given):
-        codes = {value: float(i) for i, value in enumerate(dict.fromkeys(value for _, value in given))}
-        return np.array([codes.get(value, math.nan) for _, value in values])
-    numbers = [(line, value, _number(value)) for line, value in given]
+    values = [(line, cell, _number(cell)) for line, record in rows if (cell := record.get(name)) not in (None, "")]
     problems += [
-        f"row {line}, column {name!r}: {value!r}: a finite number is wanted, or names throughout"
-        for line, value, number in numbers
+        f"row {line}, column {name!r}: {cell!r}: a finite number is wanted"
+        for line, cell, number in values
         if number is None or not math.isfinite(number)
     ]
-    return np.array([math.nan if number is None else number for number in (_number(value) for _, value in values)])
+    numbers = [_number(record.get(name)) for _, record in rows]
+    return np.array([math.nan if number is None else number for number in numbers])
 
 
 def _number(cell: object) -> float | None:

@@ -75,7 +75,7 @@ def test_rows_entered_three_times_change_nothing(clean):
 def test_runs_that_do_worse_the_larger_they_are_are_said_and_widen(clean):
     fitted = fit_runs(_changed(_worse_with_compute(0.02)), bootstrap=40)
     (said,) = (text for text in fitted.warnings if "the largest runs" in text)
-    assert "above" in said and "a batch too small or a rate mis-tuned" in said
+    assert "above" in said
     assert _width(fitted) > 1.7 * _width(clean)
     band = predict(fitted, *FAR)
     assert band.low < TRUTH < band.high

@@ -207,20 +207,14 @@ def test_a_unit_that_is_one_factor_moves_no_exponent(tmp_path):
 
 
 def test_extra_columns_by_name(tmp_path):
-    columns = RUNS | {
-        "lr": [1e-3] * 11 + [""],
-        "run_id": ["a", "b"] * 6,
-        "note": ["x"] * 12,
-        "gap": [""] * 12,
-    }
-    table = read_runs(_csv(tmp_path, columns), extra=("lr", "run_id", "gap", "absent"))
-    assert list(table.extra) == ["lr", "run_id", "gap"]
+    columns = RUNS | {"lr": [1e-3] * 11 + [""], "note": ["x"] * 12, "gap": [""] * 12}
+    table = read_runs(_csv(tmp_path, columns), extra=("lr", "gap", "absent"))
+    assert list(table.extra) == ["lr", "gap"]
     assert table.extra["lr"][:11].tolist() == [1e-3] * 11 and math.isnan(table.extra["lr"][11])
-    assert table.extra["run_id"].tolist() == [0.0, 1.0] * 6
     assert np.isnan(table.extra["gap"]).all()
     assert table.lines == tuple(range(2, 14))
     part = table.rows(np.arange(12) > 9)
-    assert (part.lines, part.extra["run_id"].tolist()) == ((12, 13), [0.0, 1.0])
+    assert (part.lines, part.extra["lr"][0]) == ((12, 13), 1e-3)
     mixed = [*map(repr, [1e-3] * 10), "fast", "inf"]
     with pytest.raises(TableError, match=r"row 12, column 'lr': 'fast'.*row 13, column 'lr': inf"):
         read_runs(_csv(tmp_path, RUNS | {"lr": mixed}), extra=["lr"])

@@ -66,9 +66,3 @@ def test_what_is_off_is_left_aside_and_said(tmp_path):
 def test_a_zero_that_is_not_judged_is_a_value_like_others(tmp_path):
     found = read(tmp_path, "width,lr,clip,loss\n32,0.1,0,3\n64,0.1,0,3\n")
     assert len(found.points) == 2
-
-
-@pytest.mark.parametrize(("column", "said"), [("steps", True), ("batch_size", True), ("tokens", False)])
-def test_units_that_are_the_tables_own_are_said(tmp_path, column, said):
-    notes = read(tmp_path, f"{column},lr,loss\n32,0.1,3\n64,0.1,3\n").notes
-    assert any("in its own unit" in note for note in notes) == said

@@ -6,15 +6,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import numpy as np
 
-from proxies.core.checks import Checks
 from transfer.basin.noise import Runs
 from transfer.basin.shapes import Floats, rise
 from transfer.basin.valley import Valleys, fit_valleys, likeliest_place
-from transfer.question import Point, TransferError
+from transfer.question import Point
 
 EndName = Literal["lower", "upper"]
 OptimumStatus = Literal["ok", "edge", "flat", "too_few"]
@@ -50,16 +49,6 @@ class Optimum:
     """From the optimum up to the lowest rate above it at which a run diverged."""
     curve: tuple[tuple[float, float], ...]
     """The fitted valley, (log2_value, loss in nats), over the window."""
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.whole("size", "num_runs")
-        checks.whole("num_diverged", least=0)
-        checks.one_of("status", get_args(OptimumStatus))
-        checks.that((self.status == "ok") == (self.log2_value is not None), "log2_value: where status is ok")
-        checks.that((self.log2_value is None) == (self.interval_log2 is None), "log2_value without an interval")
-        if checks.problems:
-            raise TransferError(checks.problems)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

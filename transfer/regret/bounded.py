@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.checks import Checks
 from transfer.basin.optimum import best_rate, finite_rates
 from transfer.basin.shapes import Floats
-from transfer.question import Point, Question, TransferError, at_size, written
+from transfer.question import Point, Question, at_size, written
 from transfer.regret.loss_curve import CurveRuns, loss_at_target
 from transfer.regret.regret import Estimate, estimate
 
@@ -38,17 +37,6 @@ class Bounded:
     """Of the values tried, by the fitted loss at the target."""
     cost_of_2x_off_nats: Estimate | None
     """By a value twice or half the transferred one, whichever is worse; None where neither was tried."""
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        for name in ("low_log2", "high_log2", "transferred_log2", "best_log2"):
-            checks.number(name)
-        if checks.fine:
-            inside = self.low_log2 <= min(self.transferred_log2, self.best_log2)
-            inside = inside and max(self.transferred_log2, self.best_log2) <= self.high_log2
-            checks.that(inside, "values outside those tried")
-        if checks.problems:
-            raise TransferError(checks.problems)
 
 
 def judge_bounded(points: Sequence[Point], q: Question, *, draws: int, rng: np.random.Generator) -> Bounded | None:

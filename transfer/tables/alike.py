@@ -17,8 +17,6 @@ from transfer.tables.sheet import TableError
 
 COMPOSITE = ("params", "duration")
 """Sizes that follow from others by nature: parameters from a shape, tokens from parameters."""
-MOST_SLICES = 5
-"""Of those left aside, listed one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,24 +54,14 @@ def largest_alike(
         raise TableError(path, [problem])
     best = max(fit or slices, key=lambda key: len(slices[key]))
     kept = slices[best]
-    notes = [_left_aside(slices, best, [columns[what] for what in held])] if held else []
+    notes = []
+    if held:
+        at = ", ".join(f"{columns[what]} {shown(value)}" for what, value in zip(held, best, strict=True))
+        notes.append(f"{len(kept)} of {len(runs)} runs are judged, those at {at}; the others are left aside")
     follow = [columns[what] for what in kept[0].others if len({run.others[what] for run in kept}) > 1]
     if follow:
         notes.append(f"along with the {axis} goes {', '.join(follow)}: what is judged is all of it together")
     return kept, notes
-
-
-def _left_aside(
-    slices: Mapping[tuple[object, ...], Sequence[Run]], best: tuple[object, ...], names: Sequence[str]
-) -> str:
-    def spoken(key: tuple[object, ...]) -> str:
-        return ", ".join(f"{name} {shown(value)}" for name, value in zip(names, key, strict=True))
-
-    rest = [f"{spoken(key)} ({len(group)})" for key, group in slices.items() if key != best]
-    listed = rest[:MOST_SLICES] + ([f"{len(rest) - MOST_SLICES} more"] if len(rest) > MOST_SLICES else [])
-    num_runs = sum(map(len, slices.values()))
-    judged = f"{len(slices[best])} of {num_runs} runs are judged, those at {spoken(best)}"
-    return f"{judged}; left aside are, with the number of runs: {'; '.join(listed)}"
 
 
 def _held(runs: Sequence[Run], axis: Axis) -> list[str]:

@@ -11,9 +11,6 @@ from transfer.tables.alike import Run, largest_alike
 from transfer.tables.columns import KNOWN, Columns, find_columns, what_to_judge
 from transfer.tables.sheet import Sheet, TableError, read_sheet
 
-OWN_UNITS = ("batch", "batch_size", "duration", "steps", "num_steps")
-"""Columns that may count something other than the tokens of which a verdict speaks."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunTable:
@@ -72,8 +69,6 @@ def read_runs(path: Path, *, axis: Axis | None = None, hyperparameter: Hyperpara
 def _notes(sheet: Sheet, columns: Columns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
     size, value = columns.sizes[axis], columns.values[hyperparameter]
     notes = [f"judged: {hyperparameter} (column {value}) over {axis} (column {size})"]
-    if size in OWN_UNITS:
-        notes.append(f"sizes are what the column {size} counts, in its own unit")
     if ignored := [name for name in sheet.names if name not in columns.used]:
         notes.append(f"columns ignored: {', '.join(ignored)}")
     if num_off:

@@ -119,13 +119,3 @@ def _cliff_moves(optima: Sequence[Optimum], q: Question, value: float, nearest_o
         f"{at_size(q.axis, q.target_size)} they would lie {there - value:+.1f} octaves from it, "
         f"and {nearest_octaves:g} are wanted"
     )
-
-
-def about_cliffs(usable: Sequence[Optimum], q: Question, value: float | None) -> list[str]:
-    """One sentence where divergence is near the value that would be launched."""
-    return [
-        f"{at_size(q.axis, o.size)}: runs diverged {o.cliff_octaves:.1f} octaves above the optimum, "
-        f"{o.log2_value + o.cliff_octaves - value:+.1f} from the transferred value {written(q.hyperparameter, value)}"
-        for o in usable[-1:]
-        if o.cliff_octaves is not None and o.log2_value is not None and value is not None
-    ]

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 
-from proxies.core.checks import Checks
 from proxies.core.hyperparameters import LEARNING_RATE
 from transfer.basin.shapes import Floats, rise
 from transfer.question import Axis, Outcome, TransferError, at_size
@@ -47,14 +45,6 @@ class Together:
     untested: tuple[Axis, ...]
     """On which the target differs from the base, without a test."""
     reasons: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        checks.one_of("outcome", get_args(Outcome))
-        checks.that(bool(self.reasons), "reasons are empty")
-        checks.that(self.outcome == "cannot_tell" or not self.untested, f"{self.outcome} without {self.untested}")
-        if checks.problems:
-            raise TransferError(checks.problems)
 
 
 def judge_together(judged: Sequence[Judged], doublings: Mapping[Axis, float]) -> Together:

@@ -202,8 +202,6 @@ def _judge_optima(
         judged.regret_nats = regret_of(at_target, value, q.level)
     if not judged.reasons and at_target and judged.regret_nats:
         _decide_and_explain(judged, points, q, found, at_target, seed)
-    usable = [o for o in found.optima if o.status == "ok"]
-    judged.reasons += say.about_cliffs(usable, q, value)
     return judged
 
 
