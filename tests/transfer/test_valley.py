@@ -94,22 +94,6 @@ def test_rates_far_up_a_wall_do_not_move_the_minimum():
     assert found.optimum[0] == pytest.approx([-6] * 3, abs=0.15)
 
 
-def test_three_rates_will_do_where_another_size_says_what_the_noise_is():
-    def noisy(x, group):
-        return valley(x, -6, linex(0.2)) + 0.005 * np.sin(9 * x + group)
-
-    found = fit(runs(noisy, range(-9, -2), seeds=2), runs(noisy, range(-7, -4), seeds=2))
-    assert found.optimum[0] == pytest.approx([-6, -6], abs=0.15)
-    assert 0.01 < np.std(found.optimum[1:, 1]) < 0.2
-
-
-def test_the_same_generator_gives_the_same_draws():
-    one, two = (
-        fit(runs(lambda x, _: valley(x, -6, linex(0.2)) + 0.01 * np.sin(9 * x), range(-8, -3))) for _ in range(2)
-    )
-    assert np.array_equal(one.optimum, two.optimum)
-
-
 def test_optima_may_lie_off_their_shape_alike_at_all_sizes():
     """Of a cliff by some hundredths of a step, of finer steps less; a shape like a parabola has hardly any of it."""
 

@@ -26,7 +26,7 @@ def test_handovers_do_not_need_even_sizes():
 
 def test_intervals_cover_noisy_runs():
     covered = []
-    for seed in range(20):
+    for seed in range(12):
         low, high = fit_frontier(curves(noise=0.002, seed=seed), bootstrap=0).params_law.exponent_interval(0, 0.9)
         covered.append(low <= PARAMS_EXPONENT <= high)
     assert np.mean(covered) >= 0.85

@@ -25,9 +25,9 @@ def test_planted_optima_are_found():
 
 def test_intervals_cover_noisy_runs():
     optima, exponents, losses = [], [], []
-    for seed in range(30):
+    for seed in range(20):
         table = isoflop_runs(BUDGETS, noise=0.002, seed=seed, shift=0.3)
-        fit = fit_isoflop(table, bootstrap=200, seed=seed)
+        fit = fit_isoflop(table, bootstrap=100, seed=seed)
         optima += [at.params_interval[0] <= best_params(at.flops) <= at.params_interval[1]
                    for at in fit.optima if at.status == "ok"]  # fmt: skip
         low, high = fit.params_law.exponent_interval(0, 0.9)
@@ -109,7 +109,7 @@ def test_published_exponents_of_porian():
     """Window against the published interpolation: 95 % intervals that overlap, one of ten may miss by chance."""
     met = {}
     for key, (table, published) in porian_setups().items():
-        law = fit_isoflop(table, bootstrap=100).params_law
+        law = fit_isoflop(table, bootstrap=30).params_law
         ours, theirs = law.exponent_interval(0, 0.95), published["interval"]
         met["/".join(key)] = ours[0] <= theirs[1] and theirs[0] <= ours[1]
         assert law.exponents[0] == pytest.approx(published["exponent"], abs=0.03)
