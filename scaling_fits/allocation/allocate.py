@@ -31,7 +31,7 @@ from scaling_fits.allocation.spending import (
     tokens_at,
 )
 from scaling_fits.forecast import cloud
-from scaling_fits.forecast.uncertainty import FAR, FittedRuns, predict, reach_of
+from scaling_fits.forecast.uncertainty import FittedRuns, predict, reach_of
 from scaling_fits.laws.law import LARGEST, CannotTellError, exp_finite
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
@@ -158,7 +158,7 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
         )  # fmt: skip
     flat = range_within(fitted, spending, best, math.log1p(FLAT))
     n_interval, d_interval = _intervals(fitted, spending, best)
-    warnings = _warnings(fitted, params, tokens, extrapolation)
+    warnings = at.warnings
     found = Allocation(
         flops=spending.flops,
         params=params,
@@ -210,23 +210,6 @@ def _intervals(
     ends = range_within(fitted, spending, best, math.log(at.high / at.loss_nats) if at.high > at.loss_nats else FLAT)
     low, high = min(max(low, ends[0]), best), max(min(high, ends[1]), best)
     return (exp_finite(low), exp_finite(high)), (tokens_at(spending, high), tokens_at(spending, low))
-
-
-def _warnings(fitted: FittedRuns, params: float, tokens: float, extrapolation: float) -> tuple[str, ...]:
-    span = fitted.span
-    warnings = [
-        f"{name} = {value:.4g} is {value / high:.3g} times the largest fitted ({high:.4g})"
-        for name, value, (_, high) in (("params", params, span.params), ("tokens", tokens, span.tokens))
-        if value > FAR * high
-    ]
-    warnings += [
-        f"{name} = {value:.4g} is below the smallest fitted ({low:.4g})"
-        for name, value, (low, _) in (("params", params, span.params), ("tokens", tokens, span.tokens))
-        if value < low
-    ]
-    if extrapolation > FAR:
-        warnings.append(f"the budget is {extrapolation:.3g} times the largest fitted: add rungs nearer to it")
-    return tuple(warnings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

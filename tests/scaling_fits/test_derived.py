@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder
 
-from scaling_fits.forecast.uncertainty import draw_intervals, exponents, fit_runs, pooled_interval, stretched
+from scaling_fits.forecast.uncertainty import draw_intervals, exponents, fit_runs, stretched
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,3 @@ def test_exponents_are_stretched_as_hindcasts_ask_and_end_at_nothing_and_all(fit
             tuple(1 - end for end in each.params_vs_flops.interval[::-1])
         )
     assert draw_intervals(dataclasses.replace(fitted, inflation=2.0)) == draw_intervals(fitted)
-
-
-def test_without_refits_there_are_values_alone(fitted):
-    bare = fit_runs(ladder(CHINCHILLA), "chinchilla", bootstrap=0)
-    assert exponents(bare).params_vs_flops.interval is None is exponents(bare).tokens_vs_flops.interval
-    assert draw_intervals(bare) is None
-    assert pooled_interval(bare, [np.empty(0)]) is None

@@ -26,12 +26,8 @@ def test_what_was_written_comes_back_however_it_is_laid_out(tmp_path):
     "changes",
     [
         {"fit": FIT | {"level": 0.8}},
-        {"fit": FIT | {"weights": [0.75, 0.25]}},
-        {"fit": FIT | {"extra": 1}},
-        {"fit": {}},
         {"fit": []},
         {"digest": "0" * 64},
-        {"digest": None},
         {"more": 1},
     ],
 )
@@ -46,8 +42,6 @@ def test_an_edit_is_refused_by_name(tmp_path, changes):
     [
         ({"kind": "forerun.fit/4"}, "this is no fit: `forerun fit RUNS --out"),
         ({"kind": "forerun.fit_file/9"}, f"this one reads {FILE_KIND}"),
-        ({"kind": 1}, "this is no fit"),
-        ({"params": 1}, "this is no fit"),
         ([1], "this is no fit"),
     ],
 )

@@ -42,7 +42,7 @@ def test_the_planted_curve_of_a_larger_run_is_found():
 def test_new_runs_fall_into_the_band_as_often_as_it_says():
     rng = np.random.default_rng(1)
     inside = []
-    for _ in range(150):
+    for _ in range(80):
         runs, new = ladder(rng), finished(*TARGET, rng)
         found = expected_curve(runs, *TARGET, (new.final_loss_nats,) * 3, 0.9)
         losses, steps = np.array(new.curve.train_loss_nats), np.array(new.curve.steps)
@@ -98,12 +98,6 @@ def test_too_few_runs_have_no_band_and_unlogged_shares_no_point():
 def test_runs_of_one_length_say_nothing_of_a_longer_one():
     runs = [finished(1e6 * 2**seed, 2e7, np.random.default_rng(seed)) for seed in range(12)]
     assert expected_curve(runs, *TARGET, (2.0, 1.9, 2.1), 0.9) == ()
-
-
-def test_one_size_is_no_trouble():
-    runs = [finished(1e6, tokens, np.random.default_rng(int(tokens))) for tokens in (2e7, 4e7, 8e7, 1.6e8) * 3]
-    found = expected_curve(runs, 1e6, 1.6e8, (final_of(1e6, 1.6e8),) * 3, 0.9)
-    assert found[-1].loss_nats == pytest.approx(final_of(1e6, 1.6e8), rel=0.03)
 
 
 def remembering(rng, memory, num_runs, noise=0.01):

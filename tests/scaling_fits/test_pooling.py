@@ -55,19 +55,6 @@ def test_draws_agree_with_the_weights_and_follow_the_seed():
     assert not np.array_equal(one.misfit_draws, other.misfit_draws)
 
 
-def test_one_law_has_all_the_weight():
-    pool = learn(("kaplan",), np.zeros((1, 1)), np.array([3.0]), SMOOTH_ONE, num_draws=5, seed=0)
-    assert pool.weights == (1.0,)
-
-
-SMOOTH_ONE = Structure(coefficients=np.zeros((1, 6)), noise_sd=0.002, num_runs=60)
-
-
-def test_reach_grows_and_never_falls_below_one_rung():
-    assert reach(np.array([0.01, 1.0]))[0] == reach(np.array([1.0]))[0] > 0
-    assert np.all(np.diff(reach(np.array([1.0, 3.0, 10.0, 100.0]))) > 0)
-
-
 def test_errors_that_all_point_one_way_are_a_drift_shrunk_towards_none():
     """Predictions 3 % too high at reach 1, whatever the law: some of that is subtracted, and never more than all."""
     errors = reach(RATIOS)[:, None] * [0.03, 0.03, 0.03]

