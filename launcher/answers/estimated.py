@@ -60,11 +60,11 @@ def _stages(body: dict[str, Any]) -> list[str]:
         (s["stage"], _short(s["hours"]), _short(s["gpu_hours"]), "-" if s["usd"] is None else _short(s["usd"]))
         for s in every
     ]
-    on = f"hours on {_workers(body['num_workers'], 'rank' if body['rank_needs'] else 'worker')}"
+    on = f"hours on {_workers(body['num_workers'])}"
     speed, share = body["worker_flops"], body["proxy_mfu"]
     said = (f"a worker reaches {_span(speed)} FLOP/s ({speed['source']})",
             f"a GPU reaches {_span(share)} of its peak ({share['source']})",
-            f"the main run's size is from {body['main_run_from']}", *body["rank_needs"],
+            f"the main run's size is from {body['main_run_from']}",
             *([f"the search is counted whole, an upper bound: search.pruner = {body['pruner']!r} gives trials up"]
               if body["pruner"] != "none" else []))  # fmt: skip
     return [
@@ -80,8 +80,8 @@ def _stages(body: dict[str, Any]) -> list[str]:
     ]
 
 
-def _workers(number: int, what: str = "worker") -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _workers(number: int) -> str:
+    return f"{number} worker{'' if number == 1 else 's'}"
 
 
 def _runs(ends: list[int]) -> str:

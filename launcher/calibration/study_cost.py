@@ -54,13 +54,12 @@ class Stage:
 
 
 def num_workers(study: Study, known: int = 0) -> int:
-    """Workers of the study: the plan's, or as many as it was `known` to have, or as this machine's cores are room for,
-    none with less than a core; of several ranks, all of these.
+    """Workers of the study: the plan's, or as many as it was `known` to have, or as this machine's cores have room for,
+    none with less than a core.
     """
-    cluster, num_ranks = study.plan.cluster, study.plan.proxy.num_ranks
-    room = int(num_cores() / (num_ranks * max(1.0, cluster.worker_cpus)))
-    given = cluster.num_workers or known or max(1, room)
-    return 1 if cluster.backend == "inline" else given * num_ranks
+    cluster = study.plan.cluster
+    room = int(num_cores() / max(1.0, cluster.worker_cpus))
+    return 1 if cluster.backend == "inline" else cluster.num_workers or known or max(1, room)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

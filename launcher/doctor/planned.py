@@ -27,7 +27,7 @@ def check_plan(path: Path, study_dir: Path, overrides: tuple[str, ...], num_gpus
 
     try:
         plan = load_plan(path, overrides)
-        found = [ok("plan", str(path)), judge_workers(plan.cluster, plan.proxy.num_ranks, num_cores(), num_gpus, path)]
+        found = [ok("plan", str(path)), judge_workers(plan.cluster, num_cores(), num_gpus, path)]
         corpus = path.parent / plan.data.path
         try:
             study = plan_study(path, study_dir, overrides, source_sha256="0" * 64)
@@ -42,7 +42,7 @@ def check_plan(path: Path, study_dir: Path, overrides: tuple[str, ...], num_gpus
     return [*found, *data, judge_disk(writes, shutil.disk_usage(nearest(study_dir)).free)]
 
 
-def judge_workers(cluster: ClusterSection, num_ranks: int, num_cores: int, num_gpus: int, plan_path: Path) -> Finding:
+def judge_workers(cluster: ClusterSection, num_cores: int, num_gpus: int, plan_path: Path) -> Finding:
     """Whether its workers find cores and GPUs."""
     from sweeps.ray.nodes import answers
 
@@ -52,7 +52,7 @@ def judge_workers(cluster: ClusterSection, num_ranks: int, num_cores: int, num_g
             said = f"the Ray cluster at {address} takes no connection"
             return fail(name, said, "ray start --head there, or --set 'cluster.address=\"\"' for this machine alone")
         return ok(name, f"the Ray cluster at {address} is asked for room when it is joined")
-    num = (cluster.num_workers or 1) * num_ranks
+    num = cluster.num_workers or 1
     gpus, cpus = num * cluster.worker_gpus, num * cluster.worker_cpus
     takes = f"{num} workers of {cluster.worker_cpus:g} cores" + (f", {cluster.worker_gpus:g} GPUs" if gpus else "")
     if gpus > num_gpus:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from launcher.plan.keys import Count, Section, must
 from sweeps.run.budget import Caps
-
-if TYPE_CHECKING:
-    from launcher.plan.plan import Plan
 
 Cap = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
@@ -39,8 +36,7 @@ class ClusterSection(Section):
     )
     num_workers: Annotated[int, Field(ge=0, le=10**6)] = Field(
         0,
-        description="Ray workers, one thread each; 0: as many as there is room for. With "
-        "proxy.num_ranks a worker is a group of so many, and what it takes is what each of them takes.",
+        description="Ray workers, one thread each; 0: as many as there is room for.",
     )
     worker_cpus: Annotated[float, Field(gt=0, le=10**4)] = Field(1.0, description="CPU cores a worker takes.")
     worker_gpus: Annotated[float, Field(ge=0, le=10**4), _GPUS] = Field(
@@ -65,7 +61,7 @@ class ClusterSection(Section):
     usd_per_device_hour: Cap = Field(0.0, description="What a device costs; 0: not known.")
 
     def num_devices(self, num_workers: int) -> float:
-        """What so many workers (or ranks of workers) hold: GPUs, or cores where they have none."""
+        """What so many workers hold: GPUs, or cores where they have none."""
         return num_workers * (self.worker_gpus or self.worker_cpus)
 
     @property
@@ -79,23 +75,3 @@ class ClusterSection(Section):
             usd=self.max_usd or None,
             usd_per_device_hour=self.usd_per_device_hour or None,
         )
-
-
-def rank_needs(plan: Plan, num_cores: int) -> list[str]:
-    """What a worker of several ranks takes, and what room this machine has for it, in words; else nothing.
-
-    `num_cores`: of this machine.
-    """
-    cluster, num_ranks = plan.cluster, plan.proxy.num_ranks
-    if num_ranks == 1:
-        return []
-    cpus, gpus = num_ranks * cluster.worker_cpus, num_ranks * cluster.worker_gpus
-    takes = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
-    room = (
-        f"the cluster at {cluster.address} is asked for room when it is joined"
-        if cluster.address
-        else f"this machine's {num_cores} cores have room for {int(num_cores / cpus) or 'no such run'}"
-        + (" at a time" if num_cores >= cpus else "")
-        + (", and its GPUs are counted when Ray starts" if gpus else "")
-    )
-    return [f"proxy.num_ranks = {num_ranks}: a run takes {takes}, on one node where one has them; {room}"]

@@ -145,7 +145,7 @@ class Plan(Section):
         """Whether proxies train one at a time: somebody else's code, or what no bank does."""
         proxy = self.proxy
         own = bool(proxy.factory or proxy.command or proxy.batch_warmup_fraction)
-        return own or proxy.num_ranks > 1 or bool(proxy.microbatch_tokens or proxy.activation_checkpointing)
+        return own or bool(proxy.microbatch_tokens or proxy.activation_checkpointing)
 
     def numerics(self, part: Part) -> Numerics:
         """How proxies, or the ladder's rungs, compute; what is to be chosen has its plain value.
@@ -162,12 +162,11 @@ class Plan(Section):
             microbatch_tokens=proxy.microbatch_tokens or None,
             activation_checkpointing=proxy.activation_checkpointing,
             compiled=proxy.compiled is True,
-            num_ranks=proxy.num_ranks,
         )
 
     def choices(self, part: Part) -> tuple[Open, ...]:
-        """What of these is left to the calibration: nothing of somebody else's code, or of several ranks."""
-        if self.proxy.factory or self.proxy.command or self.proxy.num_ranks > 1:
+        """What of these is left to the calibration: nothing of somebody else's code."""
+        if self.proxy.factory or self.proxy.command:
             return ()
         slots = self.ladder.num_slots if part == "ladder" else self.proxy.num_slots
         found: dict[Open, bool] = {

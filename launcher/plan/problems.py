@@ -26,7 +26,7 @@ MIN_RUNGS = 6
 
 def problems_of(plan: Plan) -> list[str]:
     """Everything that does not hold together, at once."""
-    problems = _width_problems(plan) + _proxy_problems(plan) + _cluster_problems(plan) + _rank_problems(plan)
+    problems = _width_problems(plan) + _proxy_problems(plan) + _cluster_problems(plan)
     problems += _transfer_problems(plan)
     if any(problem.startswith("proxy.command: ") for problem in problems):
         return problems  # the others ask what the command can be told
@@ -183,32 +183,6 @@ def _cluster_problems(plan: Plan) -> list[str]:
         problems.append(f'cluster.address = {cluster.address!r} wants cluster.backend = "ray"')
     if cluster.max_usd and not cluster.usd_per_device_hour:
         problems.append(f"cluster.max_usd = {cluster.max_usd}: cluster.usd_per_device_hour is wanted with it")
-    return problems
-
-
-def _rank_problems(plan: Plan) -> list[str]:
-    """What several ranks a run want of the rest of the plan."""
-    proxy, cluster, ranks = plan.proxy, plan.cluster, f"proxy.num_ranks = {plan.proxy.num_ranks}"
-    if proxy.num_ranks == 1:
-        return []
-    problems = []
-    if cluster.backend != "ray":
-        problems.append(f'{ranks} wants cluster.backend = "ray": a rank is a process of its own')
-    if cluster.worker_gpus not in (0, 1):
-        problems.append(
-            f"cluster.worker_gpus = {cluster.worker_gpus:g}: with {ranks} a rank takes 1 GPU, or 0 (a core)"
-        )
-    if own := proxy.factory or proxy.command:
-        problems.append(f"{ranks}: {own!r} is not ours to shard; cluster.worker_gpus gives a command several GPUs")
-    batches = {
-        "proxy.batch_tokens": proxy.batch_tokens,
-        "ladder.batch_tokens": plan.ladder.batch_tokens,
-        **{f"transfer.batches, {ratio:g} times": round(ratio * proxy.batch_tokens) for ratio in plan.transfer.batches},
-    }
-    for name, batch_tokens in batches.items():
-        sequences = batch_tokens // plan.batch_stages // plan.model.seq_len
-        if sequences % proxy.num_ranks:
-            problems.append(f"{name}: {ranks} does not divide the {sequences} sequences of a batch")
     return problems
 
 

@@ -128,11 +128,8 @@ class ProxySection(_Recipe):
         description="Trials a bank trains side by side, part of a run's identity; auto: what a short calibration on "
         "the workers finds fastest, with their threads, CUDA graphs and fused loss. What no bank does trains alone.",
     )
-    num_ranks: Annotated[int, Field(ge=1, le=1024)] = Field(
-        1, description="Ray actors, a GPU or core each, that share every run (FSDP2); part of a run's identity."
-    )
     microbatch_tokens: Annotated[int, Field(ge=0)] = Field(
-        0, description="Tokens per pass (of a rank), gradients accumulated; 0: the whole batch."
+        0, description="Tokens per pass, gradients accumulated; 0: the whole batch."
     )
     activation_checkpointing: bool = Field(False, description="Less memory, a third more time.")
     compiled: AutoOrBool = Field(

@@ -74,9 +74,8 @@ class Study:
 
     @property
     def num_replays(self) -> int:
-        """Trials that are run again elsewhere: none of what somebody else trains, nor over several ranks."""
-        plan = self.plan
-        return 0 if plan.command is not None or plan.proxy.num_ranks > 1 else plan.search.num_replays
+        """Trials that are run again elsewhere: none of what somebody else trains."""
+        return 0 if self.plan.command is not None else self.plan.search.num_replays
 
     @property
     def space(self) -> SearchSpace:
@@ -171,7 +170,7 @@ class Study:
         transfer = self.plan.transfer
         point: Params = with_warmup({LEARNING_RATE: transfer.check_learning_rate}, 0.0)
         constant, steps = Schedule(kind="constant", num_steps=transfer.check_num_steps + 1), self.plan.proxy.num_steps
-        numerics = dataclasses.replace(self.plan.numerics("proxy"), num_slots=1, num_ranks=1)
+        numerics = dataclasses.replace(self.plan.numerics("proxy"), num_slots=1)
         rules = dataclasses.replace(parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0)
         return [
             [

@@ -137,7 +137,6 @@ def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
         worker_cpus=cluster.worker_cpus,
         worker_gpus=cluster.worker_gpus,
         worker_memory_gib=cluster.worker_memory_gib,
-        num_ranks=plan.proxy.num_ranks,
     )
     pool = RayPool(
         cluster.num_workers, factory, place=place, node_check=node_check(study) if cluster.address else None,

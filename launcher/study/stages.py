@@ -220,7 +220,7 @@ class Runner:
         """What these workers' time is written down in."""
         if self._accounts is None:
             cluster = self.study.plan.cluster
-            num_devices = cluster.num_devices(pool.num_workers * self.study.plan.proxy.num_ranks)
+            num_devices = cluster.num_devices(pool.num_workers)
             self._accounts = Accounts(self.study.study_dir, self.ledger, cluster.caps, num_devices)
         return self._accounts
 

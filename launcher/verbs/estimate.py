@@ -135,11 +135,6 @@ def _speeds(study: Study, here: Path, study_dir: Path | None, measured: bool) ->
     if measured:
         if study.factory is not None or study.plan.command is not None:
             raise click.UsageError("--measure: proxies train by code of your own here, which its first runs time")
-        if study.plan.proxy.num_ranks > 1:
-            raise click.UsageError(
-                f"--measure: one process measures, and proxy.num_ranks = {study.plan.proxy.num_ranks} wants as many: "
-                "leave --measure away"
-            )
         if study.plan.cluster.backend == "ray" and not study.plan.cluster.worker_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as for its workers, which see no GPU
         return speeds_of(measured_here(study), study, "measured now, one worker alone")
@@ -155,8 +150,6 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
     from launcher.calibration.study_cost import num_workers, stages_of, total_of, worker_speed
     from launcher.estimates.utilization import PROXY_MFU
-    from launcher.plan.cluster import rank_needs
-    from sweeps.run.cores import num_cores
 
     machine, gpus = main.machine, study.plan.cluster.worker_gpus
     measured_gpus = gpus if speeds.measured else 0.0
@@ -186,7 +179,6 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds) -> dict[str, 
         "stages": [told(stage) for stage in each], "total": told(total),
         "warnings": _wide(spans, machine.name, gpus=gpus, measured=bool(speeds.measured)),
         "pruner": study.plan.search.pruner, "num_workers": workers,
-        "rank_needs": list(rank_needs(study.plan, num_cores())),
         "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),
         "main_run_from": "the budget, at 20 tokens a parameter: a guess until the ladder is fitted",
     }  # fmt: skip

@@ -86,14 +86,12 @@ def _comes_to(found: dict[str, Any]) -> str:
 @json_option
 def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check PLAN: every problem at once. The corpus is looked for, not read."""
-    from launcher.plan.cluster import rank_needs
     from launcher.plan.file import PlanError, checked_plan, located
     from launcher.study.first_plan import manifest_of, sketched, summary
     from launcher.study.opening import plan_study
     from launcher.study.plan_sense import missing
     from launcher.study.plan_sense import problems as senseless
     from launcher.study.plan_sense import warnings as unwise
-    from sweeps.run.cores import num_cores
 
     plan, problems = checked_plan(plan_path, overrides)
     problems += located(plan_path, missing(plan, plan_path.parent), overrides)
@@ -104,9 +102,9 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
         raise PlanError(str(plan_path), problems)
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)
     warnings = unwise(study, summary(study))
-    needs, warned = rank_needs(plan, num_cores()), [f"warning: {said}" for said in warnings]
+    warned = [f"warning: {said}" for said in warnings]
     after = f"next: forerun estimate {shlex.quote(str(plan_path))}"
-    text = "\n".join([f"{plan_path} is valid", *needs, *warned, after])
+    text = "\n".join([f"{plan_path} is valid", *warned, after])
     answer(as_json, {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings)}, text)
 
 

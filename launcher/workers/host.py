@@ -21,15 +21,11 @@ from sweeps.run.pool import Advance, Advanced, Finished
 from sweeps.store.sites import RESUMED, WHERE, site
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from launcher.workers.resumable import Resumable
-    from launcher.workers.sharded import Follower, Leader, Sharded
     from proxies.data.tokens import TokenStore
     from proxies.training.bank import Bank
     from proxies.training.built import BuiltModel
     from proxies.training.solo import Solo
-    from sweeps.ray.actor import Seat
 
 
 class UserCodeError(Exception):
@@ -76,14 +72,9 @@ class HostFactory:
     python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
     """A command's, as the user set it: a worker's own serves our code, and could hide the trainer's."""
 
-    def __call__(self, seat: Seat | None = None) -> Host | Leader | Follower:
-        """A host with no engine yet; on a seat among ranks, one that has met the others."""
-        if seat is None:
-            return Host(self)
-        from launcher.workers.sharded import Follower, Leader, join
-
-        mesh = join(seat)
-        return Follower(self.store(), mesh) if seat.rank else Leader(Host(self, mesh))
+    def __call__(self) -> Host:
+        """A host with no engine yet."""
+        return Host(self)
 
     def store(self) -> TokenStore:
         """The corpus, opened."""
@@ -95,9 +86,8 @@ class HostFactory:
 class Host:
     """One engine at a time, rebuilt when the key changes."""
 
-    def __init__(self, where: HostFactory, mesh: DeviceMesh | None = None) -> None:
-        """`mesh`: of the ranks that this one leads."""
-        self._where, self._mesh = where, mesh
+    def __init__(self, where: HostFactory) -> None:
+        self._where = where
         self._store: TokenStore | None = None
         self._engine: Engine | None = None
         self._resumable: Resumable | None = None  # the engine, if it is ours
@@ -198,17 +188,13 @@ class Host:
         self._resumable = Resumable(self._own(spec, num_microbatches), Path(where.study_dir))
         return self._resumable
 
-    def _own(self, spec: RunSpec, num_microbatches: int = 1) -> Solo | Bank | Sharded:
+    def _own(self, spec: RunSpec, num_microbatches: int = 1) -> Solo | Bank:
         """An empty engine of ours for runs like this one."""
         self._store = self._store or self._where.store()
         if 0 < self._where.gpu_share < 1:
             from launcher.base.gpu_share import cap_memory
 
             cap_memory(self._where.gpu_share)
-        if self._mesh is not None:
-            from launcher.workers.sharded import Sharded
-
-            return Sharded(self._store, self._mesh, num_microbatches=num_microbatches)
         if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:  # a bank of one slot records its steps
             from proxies.training.solo import Solo
 

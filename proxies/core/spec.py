@@ -54,23 +54,17 @@ class Numerics:
     """A whole step recorded once and replayed: the same arithmetic without its launches. Of a GPU alone."""
     fused_loss: bool = False
     """Cross-entropy from hidden states, part by part: a batch's logits are never whole in memory."""
-    num_ranks: int = 1
-    """Processes, a device each, that one trial is sharded over (FSDP2)."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.one_of("dtype", ("float32", "float64", "bfloat16"))
         checks.one_of("matmul_precision", ("highest", "high", "medium"))
-        checks.whole("num_slots", "num_threads", "num_ranks")
+        checks.whole("num_slots", "num_threads")
         if self.microbatch_tokens is not None:
             checks.whole("microbatch_tokens")
         if self.num_slots != 1:
             alone = [n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(self, n)]
-            alone += ["num_ranks"] if self.num_ranks > 1 else []
             checks.that(not alone, f"num_slots = {self.num_slots}: {', '.join(alone)} wants one trial at a time")
-        if self.num_ranks != 1:
-            alone = [n for n in ("compiled", "cuda_graphs", "fused_loss") if getattr(self, n)]
-            checks.that(not alone, f"num_ranks = {self.num_ranks}: {', '.join(alone)} wants one device")
         checks.done()
 
 
@@ -124,8 +118,6 @@ class RunSpec(_KeepsId):
         own = "a factory's model" if self.factory is not None else "a command" if self.command is not None else ""
         several = f"num_slots = {self.numerics.num_slots}: {own} trains one trial at a time"
         checks.that(not own or self.numerics.num_slots == 1, several)
-        ranks = self.numerics.num_ranks
-        checks.that(not own or ranks == 1, f"num_ranks = {ranks}: {own} is not ours to shard")
         if checks.fine:
             self._check_batch(checks)
             fixed = ("family", "vocab_size", "tied", "qk_norm", *(("seq_len",) if self.shape.family == "gpt2" else ()))
@@ -148,10 +140,6 @@ class RunSpec(_KeepsId):
             f"num_slots = {self.numerics.num_slots}: batch warmup wants one trial at a time",
         )
         micro, smallest = self.numerics.microbatch_tokens, self.batch_tokens // stages
-        checks.that(
-            smallest // seq_len % self.numerics.num_ranks == 0,
-            f"num_ranks = {self.numerics.num_ranks}: no divisor of a batch's {smallest // seq_len} sequences",
-        )
         checks.that(
             micro is None or (micro % seq_len == 0 and smallest % micro == 0),
             f"microbatch_tokens = {micro}: whole sequences of {seq_len}, dividing {smallest}, are wanted",
@@ -186,9 +174,9 @@ class RunSpec(_KeepsId):
         return self.batch_tokens // self.shape.seq_len
 
     def pass_sequences(self, num_microbatches: int) -> int:
-        """Sequences per forward pass of a rank, at most, of a batch in so many passes at least."""
-        ours, tokens = self.batch_sequences // self.numerics.num_ranks, self.numerics.microbatch_tokens
-        return min(-(-ours // num_microbatches), (tokens or self.batch_tokens) // self.shape.seq_len)
+        """Sequences per forward pass, at most, of a batch in so many passes at least."""
+        tokens = self.numerics.microbatch_tokens or self.batch_tokens
+        return min(-(-self.batch_sequences // num_microbatches), tokens // self.shape.seq_len)
 
     @property
     def ratios(self) -> Ratios:

@@ -317,7 +317,6 @@ class Bank:
 
 def _refuse(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.device) -> None:
     alone = [n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(numerics, n)]
-    alone += ["num_ranks"] if numerics.num_ranks > 1 else []
     vocab_size = store.manifest.vocab_size
     refusals = {
         f"{', '.join(alone)}: a trial alone does that, not a bank": not alone,

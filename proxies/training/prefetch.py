@@ -16,12 +16,10 @@ from proxies.data.tokens import TokenStore
 
 
 class Prefetch:
-    """Batches of one run, on their device; of several ranks, the rows of one."""
+    """Batches of one run, on their device."""
 
-    def __init__(
-        self, store: TokenStore, spec: RunSpec, device: torch.device, *, rank: int = 0, num_ranks: int = 1
-    ) -> None:
-        self._store, self._spec, self._device, self._rank, self._num_ranks = store, spec, device, rank, num_ranks
+    def __init__(self, store: TokenStore, spec: RunSpec, device: torch.device) -> None:
+        self._store, self._spec, self._device = store, spec, device
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self._ahead: tuple[int, Future[Tensor]] | None = None
         self.seconds_waited = 0.0
@@ -42,19 +40,16 @@ class Prefetch:
         return ids_BT.to(self._device, non_blocking=True)
 
     def _read(self, step: int) -> Tensor:
-        ids_BT = batch_of(self._store, self._spec, step, self._rank, self._num_ranks)
+        ids_BT = batch_of(self._store, self._spec, step)
         return ids_BT.pin_memory() if self._device.type == "cuda" else ids_BT
 
 
-def batch_of(store: TokenStore, spec: RunSpec, step: int, rank: int = 0, num_ranks: int = 1) -> Tensor:
-    """The batch of update `step` of a run, or one rank's equal share of its rows: ids [B, T + 1], on the CPU.
+def batch_of(store: TokenStore, spec: RunSpec, step: int) -> Tensor:
+    """The batch of update `step` of a run: ids [B, T + 1], on the CPU.
 
     Raises:
         DataError: the training split holds no window of that length.
     """
     first, count = spec.schedule.sequences(step, spec.batch_sequences)
-    share = count // num_ranks
-    batch_BT = store.train_batch(
-        seed=spec.seed, first_sequence=first + rank * share, num_sequences=share, seq_len=spec.shape.seq_len
-    )
+    batch_BT = store.train_batch(seed=spec.seed, first_sequence=first, num_sequences=count, seq_len=spec.shape.seq_len)
     return torch.from_numpy(batch_BT)

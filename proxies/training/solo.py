@@ -156,7 +156,6 @@ class Solo:
             f"slot {index}: a trial alone has slot 0": index == 0,
             f"slot {index} is taken": self._trial is None,
             f"num_slots = {spec.numerics.num_slots}: 1 is wanted": spec.numerics.num_slots == 1,
-            f"num_ranks = {spec.numerics.num_ranks}: ranks are wanted, and here is one": spec.numerics.num_ranks == 1,
             "a command trains by itself": spec.command is None,
             "cuda_graphs: a bank records steps, and only on a GPU": not spec.numerics.cuda_graphs,
             "fused_loss: of our own model alone": not spec.numerics.fused_loss or spec.factory is None,

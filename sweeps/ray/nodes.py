@@ -33,23 +33,21 @@ class Place:
     """A share of a device below 1, or a whole number."""
     worker_memory_gib: float = 0.0
     """0: not asked for."""
-    num_ranks: int = 1
-    """Actors that make up one worker; each takes all of this."""
 
     @property
     def needs(self) -> dict[str, float]:
-        """Of one actor, as Ray names resources."""
+        """Of one worker, as Ray names resources."""
         needs = {"CPU": self.worker_cpus, "GPU": self.gpu_share, "memory": self.worker_memory_gib * 2**30}
         return {name: amount for name, amount in needs.items() if amount > 0}
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether several actors may sit on one GPU."""
+        """Whether several workers may sit on one GPU."""
         return 0 < self.worker_gpus < 1
 
     @property
     def gpu_share(self) -> float:
-        """GPUs of one actor as Ray counts them, in 1/10,000, rounded down: seven sevenths must fit."""
+        """GPUs of one worker as Ray counts them, in 1/10,000, rounded down: seven sevenths must fit."""
         return math.floor(self.worker_gpus * 10_000 + 1e-6) / 10_000
 
     def __str__(self) -> str:
@@ -57,7 +55,7 @@ class Place:
             f"memory {self.worker_memory_gib:g} GiB" if name == "memory" else f"{name} {amount:g}"
             for name, amount in self.needs.items()
         )
-        return f"{self.num_ranks} ranks, each of {each}" if self.num_ranks > 1 else f"{each} each"
+        return f"{each} each"
 
 
 def answers(head: str, seconds: float = CONNECT_SECONDS) -> bool:
@@ -102,19 +100,17 @@ def alive_nodes(gcs: Any, seconds: float = RPC_SECONDS) -> dict[str, str]:
 
 
 def room(resources: Mapping[str, Mapping[str, float]], place: Place) -> int:
-    """How many workers fit. An actor is never split over two nodes, nor is a share of a GPU over two GPUs; the ranks of
-    a worker are, if no node holds them all.
+    """How many workers fit. None is split over two nodes, nor is a share of a GPU over two GPUs.
 
     Args:
         resources: node id -> resource -> amount.
-        place: what an actor takes.
+        place: what a worker takes.
     """
-    actors = [node_room(node, place) for node in resources.values()]
-    return sum(number // place.num_ranks for number in actors) or sum(actors) // place.num_ranks
+    return sum(node_room(node, place) for node in resources.values())
 
 
 def node_room(node: Mapping[str, float], place: Place) -> int:
-    """How many actors fit on one node, given its resources."""
+    """How many workers fit on one node, given its resources."""
     slack = 1 + 1e-9  # fractions: ten tenths are one
     needs = {name: amount for name, amount in place.needs.items() if name != "GPU" or not place.shares_gpus}
     most = [math.floor(node.get(name, 0.0) * slack / amount) for name, amount in needs.items()]

@@ -2,8 +2,7 @@
 
 Actors are never restarted or retried by Ray: what a lost worker held is the driver's to run again. Every wait has a
 deadline. A worker that dies is a report; when Ray itself is gone (its head, or the node that this driver is on), that
-is `PoolDead`. Actors belong to this driver alone: when it ends, however it ends, Ray ends them. A worker is one actor,
-or several ranks that train one run together: they get the same calls, and are lost and started again together.
+is `PoolDead`. Actors belong to this driver alone: when it ends, however it ends, Ray ends them.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from typing import Any
 
 from proxies.core.failures import Cause, crashed, log_tail
 from sweeps.ray import start as ray_start
-from sweeps.ray.actor import RayWorker, Seat
-from sweeps.ray.groups import Calls, Spots, on_one_node, reserved
+from sweeps.ray.actor import RayWorker
+from sweeps.ray.groups import Spots, reserved
 from sweeps.ray.nodes import NodeCheck, Place, alive_nodes, answers, check_nodes, described, found_head, room
 from sweeps.ray.own import Environment, OwnFolder
 from sweeps.ray.start import Head, Patience
@@ -32,8 +31,8 @@ from sweeps.run.cores import num_cores
 from sweeps.run.pool import Advance, HostFactory, Report
 from sweeps.store.errors import ClusterUnfit, PoolDead
 
-SEAT_SECONDS = 30.0
-"""For an actor that answers already to take its seat, or to hand over what it has."""
+ANSWER_SECONDS = 30.0
+"""For an actor that answers already to hand over what it has."""
 
 _POLL_SECONDS = 0.02  # as long Ray's own handler of SIGTERM, which ends the process, may stand
 _THREAD_SECONDS = 4.0  # for a connection to come about (1 s), or to fail once its head is gone
@@ -56,8 +55,8 @@ class RayPool:
         A start of our own that fails is tried once more.
 
         Args:
-            num_workers: each its own process, or one for every rank; 0: as many as there is room for now.
-            host_factory: makes a worker's host; picklable. Of several ranks, each calls it with its `Seat`.
+            num_workers: each its own process; 0: as many as there is room for now.
+            host_factory: makes a worker's host; picklable.
             place: whose cluster, and what a worker takes of it.
             node_check: asked on every node of a cluster that is not our own.
             check_stop: asked several times a second while Ray starts: raises what ends that.
@@ -94,11 +93,11 @@ class RayPool:
 
     def _clear(self) -> None:
         """Begin without anything."""
-        self._actors: list[list[Any]] = []  # by worker and rank
-        self._logs: dict[tuple[int, int], str] = {}
-        self._starting: dict[Any, tuple[int, int]] = {}  # worker and rank of those that have not said that they are up
+        self._actors: list[Any] = []  # by worker
+        self._logs: dict[int, str] = {}
+        self._starting: dict[Any, int] = {}  # workers that have not said that they are up
         self._patience = Patience(self._check_stop, what="the cluster")
-        self._calls = Calls(self._place.num_ranks)
+        self._pending: dict[Any, int] = {}  # calls in flight
         self._probed_at = time.monotonic()
         self._head: Head | None = None
         self._connecting: threading.Thread | None = None
@@ -114,18 +113,17 @@ class RayPool:
             if self._head is not None:
                 said += f". Its log: {self._head.keep_log()}"
         said += ". Try the same command again when the machine is less busy"
-        return said if self._place.num_ranks > 1 else f"{said}, or without Ray: `--set 'cluster.backend=\"inline\"'`"
+        return f"{said}, or without Ray: `--set 'cluster.backend=\"inline\"'`"
 
     def start(self, worker: int, call: Advance) -> None:
         """See `Pool`."""
-        for rank, actor in enumerate(self._actors[worker]):
-            self._calls.begin(actor.advance.remote(worker, call), worker, rank)
+        self._pending[self._actors[worker].advance.remote(worker, call)] = worker
 
     def wait(self, timeout_seconds: float) -> list[Report]:
         """See `Pool`."""
         if self._dead is not None:
             raise self._dead
-        pending = self._calls.pending
+        pending = list(self._pending)
         if not pending:
             return []
         done, _ = self._ray.wait(pending, num_returns=1, timeout=max(timeout_seconds, 0.001))
@@ -138,25 +136,18 @@ class RayPool:
         self._look_at_starting()
         if done:
             done, _ = self._ray.wait(pending, num_returns=len(pending), timeout=0.001)
-        for reference in done:
-            self._take(reference)
-        return self._calls.over()
+        return [self._report(reference) for reference in done]
 
     def restart(self, worker: int) -> None:
         """See `Pool`."""
         ray = self._ray
-        self._calls.forget(worker)
+        self._pending = {reference: held for reference, held in self._pending.items() if held != worker}
         self._probe(0.0)  # a head that hangs would hang us too
-        self._starting = {actor: held for actor, held in self._starting.items() if held[0] != worker}
+        self._starting = {actor: held for actor, held in self._starting.items() if held != worker}
         try:
-            for actor in self._actors[worker]:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    ray.kill(actor, no_restart=True)
-            if self._place.num_ranks == 1:
-                self._begin([worker], lambda: None)  # whoever stops has the others save
-            else:
-                self._begin([worker], self._check_stop)
-                self._seat([worker])
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(self._actors[worker], no_restart=True)
+            self._begin([worker], lambda: None)  # whoever stops has the others save
         except (ray.exceptions.RayError, OSError, RuntimeError) as error:
             raise PoolDead(
                 f"Ray is gone: worker {worker} could not be restarted ({type(error).__name__}: {error}). {_RESUME}"
@@ -183,7 +174,7 @@ class RayPool:
     def _shut_down(self) -> None:
         """End the workers, and this process's part of Ray."""
         if self._ray.is_initialized():
-            for actor in (actor for ranks in self._actors for actor in ranks):
+            for actor in self._actors:
                 with contextlib.suppress(self._ray.exceptions.RayError, RuntimeError):
                     self._ray.kill(actor, no_restart=True)
         self._actors = []
@@ -201,7 +192,7 @@ class RayPool:
         if self._own is None:
             address = found_head(self._ray, place.address)
         else:
-            num_cpus = math.ceil(num_workers * place.num_ranks * place.worker_cpus) or num_cores()
+            num_cpus = math.ceil(num_workers * place.worker_cpus) or num_cores()
             self._head = Head(self._own, num_cpus)
             self._patience = Patience(self._check_stop, self._head.size, what="its head")
             address = self._head.address(self._patience)
@@ -263,8 +254,7 @@ class RayPool:
         )
         if not 0 < self.num_workers <= room(total, place):
             raise ClusterUnfit(said)
-        of_ranks = f" of {place.num_ranks} ranks" if place.num_ranks > 1 else ""
-        self.where = f"{self.num_workers} workers{of_ranks} on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+        self.where = f"{self.num_workers} workers on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
         idle_gpus = sum(node.get("GPU", 0) for node in free.values()) if not place.worker_gpus else 0
         self.where += f"; GPUs free: {idle_gpus:g} (cluster.worker_gpus gives them shares)" if idle_gpus else ""
         self._actor_class = ray.remote(
@@ -272,15 +262,12 @@ class RayPool:
             max_restarts=0, max_task_retries=0, runtime_env={"env_vars": environment},
         )(RayWorker)  # fmt: skip
         there = free if room(free, place) >= self.num_workers else total
-        self._one_node = on_one_node(there, place)
-        self._actors = [[] for _ in range(self.num_workers)]
+        self._actors = [None] * self.num_workers
         try:
             self._patience.begin("room for its workers")
             self._spots: Spots = reserved(ray, there, place, self.num_workers, self._look)
             self._begin(list(range(self.num_workers)), self._check_stop)
             self._await_ready()
-            if place.num_ranks > 1:
-                self._seat(list(range(self.num_workers)))
         except TimeoutError as error:  # Ray's own is one too
             if there is free:
                 raise
@@ -291,33 +278,17 @@ class RayPool:
         """Have Ray start the actors of `workers`: calls may follow at once, and wait for them."""
         self._patience = Patience(check, int if self._head is None else self._head.size, what="its workers")
         for worker in workers:
-            self._actors[worker] = [
-                self._actor_class.options(scheduling_strategy=spot).remote(self._factory)
-                for spot in self._spots[worker]
-            ]
-            for rank, actor in enumerate(self._actors[worker]):
-                self._logs.pop((worker, rank), None)
-                self._starting[actor.ready.remote()] = worker, rank
-
-    def _seat(self, workers: list[int]) -> None:
-        """Tell the ranks of `workers` where rank 0 is."""
-        num_ranks = self._place.num_ranks
-        self._await_ready()
-        head = "127.0.0.1:1" if self._one_node else self._gcs_address
-        heads = [self._actors[worker][0].listen.remote(head) for worker in workers]
-        seats = [
-            actor.sit.remote(Seat(rank=rank, num_ranks=num_ranks, address=address, one_node=self._one_node))
-            for worker, address in zip(workers, self._ray.get(heads, timeout=SEAT_SECONDS), strict=True)
-            for rank, actor in enumerate(self._actors[worker])
-        ]
-        self._ray.get(seats, timeout=SEAT_SECONDS)
+            actor = self._actor_class.options(scheduling_strategy=self._spots[worker]).remote(self._factory)
+            self._actors[worker] = actor
+            self._logs.pop(worker, None)
+            self._starting[actor.ready.remote()] = worker
 
     def _await_ready(self) -> None:
         """Wait until every worker answers. Raises PoolDead on a dead node, TimeoutError, or what an actor raised."""
         while self._starting:
             done, _ = self._ray.wait(list(self._starting), num_returns=len(self._starting), timeout=1.0)
             for reference in done:
-                self._logs[self._starting.pop(reference)] = self._ray.get(reference, timeout=SEAT_SECONDS)
+                self._logs[self._starting.pop(reference)] = self._ray.get(reference, timeout=ANSWER_SECONDS)
             if self._starting:
                 self._probe()
                 self._look()
@@ -328,36 +299,34 @@ class RayPool:
             return
         done, _ = self._ray.wait(list(self._starting), num_returns=len(self._starting), timeout=0)
         for reference in done:
-            seat = self._starting.pop(reference)
+            worker = self._starting.pop(reference)
             with contextlib.suppress(self._ray.exceptions.RayError):  # lost: so is its call
-                self._logs[seat] = self._ray.get(reference, timeout=SEAT_SECONDS)
+                self._logs[worker] = self._ray.get(reference, timeout=ANSWER_SECONDS)
         if self._starting:
             try:
                 self._patience.look()
             except TimeoutError as error:
-                worker, _ = next(iter(self._starting.values()))
+                worker = next(iter(self._starting.values()))
                 raise PoolDead(f"Ray is gone: worker {worker} could not be restarted: {error}. {_RESUME}") from error
 
-    def _take(self, reference: Any) -> None:
-        """Take in the outcome of an actor's call that has ended."""
-        exceptions = self._ray.exceptions
-        worker, rank = self._calls.ended(reference)
+    def _report(self, reference: Any) -> Report:
+        """What came of an actor's call that has ended."""
+        exceptions, worker = self._ray.exceptions, self._pending.pop(reference)
         try:
-            report: Report = self._ray.get(reference, timeout=SEAT_SECONDS)
+            report: Report = self._ray.get(reference, timeout=ANSWER_SECONDS)
         except exceptions.RayError as error:
-            log = self._log(worker, rank)
+            log = self._log(worker)
             cause: Cause = "crashed" if crashed(log) else "lost_worker"
             if isinstance(error, exceptions.OutOfMemoryError):
                 cause = "out_of_memory"
-            which = "worker" if self._place.num_ranks == 1 else f"rank {rank}"
-            said = f"{which} lost ({type(error).__name__})"
+            said = f"worker lost ({type(error).__name__})"
             report = Report(worker=worker, error=said, cause=cause, log_tail=log_tail(log))
-        self._calls.answered(rank, report)
+        return report
 
-    def _log(self, worker: int, rank: int) -> str:
+    def _log(self, worker: int) -> str:
         """What a lost actor printed; empty if it was on another machine, or died before it said where."""
         with contextlib.suppress(OSError, KeyError):
-            lines = Path(self._logs[worker, rank]).read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = Path(self._logs[worker]).read_text(encoding="utf-8", errors="replace").splitlines()
             return "\n".join(line for line in lines if not line.startswith(_RAY_MARKS))
         return ""
 

@@ -43,9 +43,9 @@ def library(version="2.13.0+cpu", needs=((">=", "2.13"),), name="torch", problem
     return judge_library(name, version, needs, Imported(problem=problem))
 
 
-def workers(num_ranks=1, num_gpus=0, **cluster):
+def workers(num_gpus=0, **cluster):
     cluster = {"address": "", "num_workers": 2, "worker_cpus": 1.0, "worker_gpus": 0.0} | cluster
-    return judge_workers(SimpleNamespace(**cluster), num_ranks, 4, num_gpus, Path("plan.toml"))
+    return judge_workers(SimpleNamespace(**cluster), 4, num_gpus, Path("plan.toml"))
 
 
 LONG = "/scratch/users/somebody/with/a/long/name"
@@ -101,7 +101,7 @@ FAULTS = {
     "untested": (library("2.14.0.dev20261101"), "warn", "newer than any tested"),
     "broken": (library(problem="SIGSEGV"), "fail", "cannot be imported"),
     "no gpus": (workers(worker_gpus=1.0, num_gpus=1), "fail", "need 2 GPUs, torch can"),
-    "no cores": (workers(num_ranks=3), "fail", "need 6 cores, 4 are here"),
+    "no cores": (workers(num_workers=3, worker_cpus=2.0, worker_gpus=0.0), "fail", "need 6 cores, 4 are here"),
     "idle gpus": (workers(num_gpus=8), "warn", "8 GPUs are here, and no worker takes one"),
     "no head": (workers(address="127.0.0.1:1"), "fail", "takes no connection"),
     "no room": (judge_planned_disk(2e9, GB), "fail", "at most 2,000.0 MB"),

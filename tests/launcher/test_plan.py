@@ -87,7 +87,6 @@ AUTO = {"num_slots": "auto", "compiled": "auto", "matmul_precision": "auto"}
         ({"batch_warmup_fraction": 0.1}, ("compiled", "matmul_precision")),
         ({"factory": "a:b"}, ()),
         ({"command": "train {run_dir}"}, ()),
-        ({"num_ranks": 2}, ()),
     ],
 )
 def test_what_is_left_to_the_calibration(proxy, left):

@@ -276,8 +276,8 @@ def test_a_refused_run_leaves_its_slot_free(subject, store):
 
 
 def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
-    numerics = Numerics(microbatch_tokens=16, activation_checkpointing=True, num_ranks=2)
-    with pytest.raises(ValueError, match="microbatch_tokens, activation_checkpointing, num_ranks: a trial alone does"):
+    numerics = Numerics(microbatch_tokens=16, activation_checkpointing=True)
+    with pytest.raises(ValueError, match="microbatch_tokens, activation_checkpointing: a trial alone does"):
         Bank(WIDE, subject.batch_tokens, numerics, store)
     alone_only = dataclasses.replace(
         subject,

@@ -152,8 +152,8 @@ def test_runs_that_do_not_hold_together(changes, problem):
 
 
 def test_numerics_are_checked():
-    (alone,) = problems(lambda: Numerics(num_slots=2, microbatch_tokens=64, num_ranks=2))
-    assert alone == "num_slots = 2: microbatch_tokens, num_ranks wants one trial at a time"
+    (alone,) = problems(lambda: Numerics(num_slots=2, microbatch_tokens=64))
+    assert alone == "num_slots = 2: microbatch_tokens wants one trial at a time"
     assert len(problems(lambda: Numerics(dtype="int8", matmul_precision="low", num_slots=0, num_threads=True))) == 4
 
 

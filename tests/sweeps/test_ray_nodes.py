@@ -60,4 +60,4 @@ def test_a_stop_is_heard_while_nodes_are_asked_and_while_room_is_made():
         check_nodes(silent, {"a": "1.2.3.4"}, list, {}, stop)
     silent.util.placement_group.return_value.wait.return_value = False
     with pytest.raises(StoppedError):
-        reserved(silent, {"a": {"CPU": 2.0}}, Place(num_ranks=2), 1, stop)
+        reserved(silent, {"a": {"CPU": 2.0, "GPU": 1.0}}, Place(worker_gpus=0.5), 1, stop)

@@ -64,7 +64,6 @@ RAY = ("--set", "cluster.backend=ray")
         (RAY, 16),
         ((*RAY, "--set", "cluster.worker_cpus=2.0"), 8),
         ((*RAY, "--set", "cluster.worker_cpus=0.25"), 16),  # none is as fast as a core with less than one
-        ((*RAY, "--set", "cluster.worker_cpus=4.0", "--set", "proxy.num_ranks=2"), 4),
         ((*RAY, "--set", "cluster.worker_cpus=64.0"), 1),
         ((*RAY, "--set", "cluster.num_workers=3", "--set", "cluster.worker_cpus=2.0"), 3),
     ],
