@@ -49,7 +49,7 @@ from sweeps.store.ledger import Ledger
 
 BLOCKS = ((100, 200), (900, 1_000), (9_800, 10_000))
 """Trials over which costs are taken: the first past every design, the last at the end."""
-SIZES = {"tpe": 10_000, "cmaes": 10_000, "qmc": 1_000, "random": 10_000, "grid": 1_000, "gp": 300}
+SIZES = {"tpe": 10_000, "random": 10_000, "grid": 1_000, "gp": 300}
 GP_BLOCKS = ((50, 100), (100, 150), (250, 300))
 OPTUNA_TRIALS = 3_000
 GRID = search_space(ranges=RANGES, grid={"learning_rate": 40, "warmup_fraction": 25, "clip_norm": 10})

@@ -333,7 +333,7 @@ def told_table(share: float) -> list[dict[str, Any]]:
         "foretold": foretold, "loss at the rung": at_rung, "as diverged": as_diverged, "as Optuna's PRUNED": as_optuna,
     }  # fmt: skip
     cases: list[tuple[str, str, int, int]] = [
-        ("tpe", "curve", NUM_TOLD, 48), ("cmaes", "curve", NUM_TOLD, 48), ("gp", "curve", NUM_TOLD // 5, 40),
+        ("tpe", "curve", NUM_TOLD, 48), ("gp", "curve", NUM_TOLD // 5, 40),
     ]  # fmt: skip
     for sampler, rule, number, num_trials in cases:
         seeds = range(max(3, round(share * number)))

@@ -24,9 +24,7 @@ CORE_WHEN_CALLED = {("proxies.core.table_files", "pyarrow")}
 """Loaded by a function, of a file that needs it."""
 DOORS = {
     "mup": {"proxies.parametrization.parametrization"},
-    "cmaes": {"sweeps.search.evolution"},
-    "optuna": {"sweeps.search.samplers", "sweeps.views.optuna_view"},
-    "optuna_dashboard": {"launcher.verbs.dashboards"},
+    "optuna": {"sweeps.search.samplers"},
     "ray": {"sweeps.ray.pool", "sweeps.ray.head"},
     "jinja2": {"launcher.report.page"},
     "matplotlib": {f"launcher.figures.{name}" for name in ("panel", "transfer", "fits", "main_run", "plots")},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -129,17 +129,6 @@ def plan_verb(command: _Command) -> _Command:
     for option in (json_option, set_option, study_option, plan_argument):
         command = option(command)
     return command
-
-
-def checked_text(chain: Mapping[str, Any], study_dir: Path) -> str:
-    """What of a ledger was not checked (`sweeps.store.glance.Checked` as JSON); empty where all of it was."""
-    num, num_checked = chain["num_records"], chain["num_checked"]
-    if num_checked == num:
-        return ""
-    return (
-        f"of the ledger's {num:,} records the last {num_checked:,} were checked, the others not: "
-        f"forerun status {study_dir} checks all"
-    )
 
 
 def answer(as_json: bool, body: object, text: str) -> None:

@@ -21,12 +21,11 @@ def with_runner(
     Runs that failed for good are named before anything else is said.
 
     Raises:
-        PlanError, DataError, WarmStartError, SweepError, GateError: what keeps it from being done.
+        PlanError, DataError, SweepError, GateError: what keeps it from being done.
     """
     from launcher.study.gates import failed_text
     from launcher.study.opening import open_ledger, plan_study, verified_corpus
     from launcher.study.stages import Runner
-    from sweeps.store.ledger import LEDGER_NAME
 
     study = plan_study(plan_path, study_dir, overrides)
     store = verified_corpus(study)  # before the study folder is touched
@@ -34,10 +33,6 @@ def with_runner(
         from launcher.study.own import own_model
 
         own_model(study)
-    if not (study_dir / LEDGER_NAME).exists():  # nor a warm start that gives nothing
-        from launcher.study.sweeping import warm_start
-
-        warm_start(study)
     with open_ledger(study, parent_dir) as ledger, Runner(study, ledger, store).running() as runner:
         body, text = work(runner)
         failed = failed_text(ledger, study_dir)

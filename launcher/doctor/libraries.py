@@ -20,7 +20,7 @@ from launcher.doctor.findings import Finding, fail, ok, warn
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 TESTED = {
-    "numpy": "2.4.6", "scipy": "1.17.1", "torch": "2.13.0", "mup": "1.0.0", "optuna": "5.0.0", "cmaes": "0.13.1",
+    "numpy": "2.4.6", "scipy": "1.17.1", "torch": "2.13.0", "mup": "1.0.0", "optuna": "5.0.0",
     "ray": "2.60.0", "wandb": "0.31.0", "pyarrow": "26.0.1", "safetensors": "0.8.0", "tokenizers": "0.23.3",
     "click": "8.5.1", "pydantic": "2.14.3", "rich": "15.0.0", "matplotlib": "3.11.2", "jinja2": "3.1.6",
 }  # fmt: skip

@@ -55,8 +55,8 @@ def _decay_problems(run: RunSpec) -> list[str]:
     return [f"{problem} {where}" for problem in decay_problems(run.parametrization, run.ratios, run.hparams)]
 
 
-GROWTH, WARM_START = "growth", "warm_start"
-"""Kinds of records: ranges that grew, with the first points beyond; first points from elsewhere."""
+GROWTH = "growth"
+"""Kind of the records of ranges that grew, with the first points beyond."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class Phase:
     num_known: int
     """Trials of earlier phases."""
     given: tuple[Params, ...]
-    """Points of its first trials: those of a warm start, or beyond an edge."""
+    """Points of its first trials, beyond an edge."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,10 +85,7 @@ class Replicated:
 
 def phases(study: Study, ledger: Ledger) -> tuple[Phase, ...]:
     """The phases so far."""
-    search, warm = study.plan.search, ledger.find(WARM_START, SEARCH_STAGE)
-    points = cast(dict[str, Any], warm.body)["points"] if warm else []
-    given: tuple[Params, ...] = tuple(found["point"] for found in points)
-    found = [Phase(space=study.space, num_trials=search.num_trials, num_known=0, given=given)]
+    found = [Phase(space=study.space, num_trials=study.plan.search.num_trials, num_known=0, given=())]
     for record in ledger.records(GROWTH):
         body, last = cast(dict[str, Any], record.body), found[-1]
         edges = [canon.decode(Edge, edge) for edge in body["edges"]]

@@ -9,14 +9,13 @@ import re
 from collections.abc import Callable, Sequence
 
 from launcher.plan.plan import Plan
-from launcher.plan.search import LAW, WARM_TRIALS, SearchSection
+from launcher.plan.search import SearchSection
 from launcher.plan.sections import ProxySection
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
 from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
 from proxies.core.rules import decay_problems
-from scaling_fits.compute.published_laws import PUBLISHED
 from sweeps.search.pruning import RULES, rungs
 from sweeps.search.samplers import SAMPLERS
 from sweeps.search.space import SearchSpace
@@ -241,7 +240,7 @@ def _search_problems(plan: Plan) -> list[str]:
     problems = _axis_problems(search)
     if not problems:
         problems += _space_problems(plan, search)
-    return problems + _warm_problems(search) + _pruner_problems(plan, search)
+    return problems + _pruner_problems(plan, search)
 
 
 def _axis_problems(search: SearchSection) -> list[str]:
@@ -271,17 +270,7 @@ def _space_problems(plan: Plan, search: SearchSection) -> list[str]:
         space = search.space
     except SpecError as error:
         return [f"search: {problem}" for problem in error.problems]
-    problems = []
-    sampler = SAMPLERS[search.sampler]
-    if sampler.ranges_only and (search.can_be_off or search.choices):
-        others = " and ".join(name for name, one in SAMPLERS.items() if one.learns and not one.ranges_only)
-        problems.append(
-            f"search.sampler = {sampler.name!r}: it knows ranges alone, neither search.choices nor search.can_be_off: "
-            f"{others} know them"
-        )
-    if sum(not axis.fixed for axis in space.axes) < sampler.least_axes:
-        problems.append(f"search.sampler = {sampler.name!r}: at least {sampler.least_axes} axes must vary")
-    problems += _grid_problems(search, space)
+    problems = _grid_problems(search, space)
     command = plan.command
     varied = [
         HYPERPARAMETERS[axis.name].told_as
@@ -306,8 +295,6 @@ def _grid_problems(search: SearchSection, space: SearchSpace) -> list[str]:
         problems.append(
             f"search.num_trials = {search.num_trials}: the grid has {size} points ({shown or 'one value on each axis'})"
         )
-    if search.warm_start:
-        problems.append("search.warm_start: a grid has its own points: another sampler is wanted")
     return problems
 
 
@@ -328,19 +315,6 @@ def _pruner_problems(plan: Plan, search: SearchSection) -> list[str]:
             f"(search.num_startup = {search.num_startup}, and search.parallelism = {search.parallelism} less one): "
             "more trials, or 'none'"
         )
-    return problems
-
-
-def _warm_problems(search: SearchSection) -> list[str]:
-    laws = [f"{LAW}{law.name}" for law in PUBLISHED]
-    problems = [
-        f"search.warm_start: {entry!r} is no published law: {', '.join(laws)}"
-        for entry in search.warm_start
-        if entry.startswith(LAW) and entry not in laws
-    ]
-    most = sum(1 if entry.startswith(LAW) else WARM_TRIALS for entry in search.warm_start)
-    if most > search.num_trials:
-        problems.append(f"search.warm_start gives up to {most} points, search.num_trials = {search.num_trials}")
     return problems
 
 

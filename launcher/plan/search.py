@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_serializer
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from launcher.plan.keys import (
@@ -45,10 +44,6 @@ if TYPE_CHECKING:
 else:  # the registries' names: nowhere else are they spelled out
     SamplerName = Literal[tuple(SAMPLERS)]
     PrunerName = Annotated[Literal[tuple(RULES)], BeforeValidator(_still_there)]
-LAW = "law:"
-WARM_TRIALS = 3
-"""Best trials that a warm start takes from a study."""
-_Folder = Annotated[str, must(lambda entry: entry.strip() and "\0" not in entry, "no folder")]
 _REPLICATES = must(lambda number: number not in (1, 2, 3), "must be 0, or at least 4: two trials twice")
 _SEVERAL = must(lambda number: number != 1, "must be 0, or at least 2: one seed tells no noise")
 
@@ -89,15 +84,11 @@ class SearchSection(_Ranges):
     parallelism: Count = Field(
         8, description="Most trials in flight, P: suggestion k uses outcomes of 0 ... k-P alone."
     )
-    num_startup: Count = Field(12, description="Trials spread evenly before TPE, GP or CMA-ES begins.")
+    num_startup: Count = Field(12, description="Trials spread evenly before TPE or GP begins.")
     pruner: PrunerName = Field(
         "none",
         description=f"Gives trials up on their way, by their training losses. {_lines(RULES)}. `curve` pays from some "
         "40 trials on.",
-    )
-    warm_start: Annotated[tuple[_Folder, ...], ONCE] = Field(
-        (),
-        description='First points: other studies\' folders, relative to this file, "law:StepLaw", "law:DeepSeek LLM".',
     )
     max_extensions: Annotated[int, Field(ge=0, le=100)] = Field(
         0, description="How often a range whose end the best trials are near may grow; 0: it is only said."
@@ -117,11 +108,6 @@ class SearchSection(_Ranges):
         description="Trials run again on another worker to catch one that computes wrongly: the winner, others by lot.",
     )
     seed: Seed = Field(0, description="Of the search, and of the trials' weights and data order.")
-
-    @field_serializer("warm_start", when_used="json")
-    def _names(self, entries: tuple[str, ...]) -> list[str]:
-        """Without the way there: a study goes on where the folders it began from have moved."""
-        return [entry if entry.startswith(LAW) else PurePath(entry).name for entry in entries]
 
     @property
     def ranges(self) -> dict[str, Range]:

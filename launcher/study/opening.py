@@ -12,7 +12,6 @@ from launcher.calibration.calibrating import calibrated, groups_of
 from launcher.experiments.searching import implied_problems
 from launcher.plan.file import PlanError, load_plan
 from launcher.plan.plan import Plan
-from launcher.plan.search import LAW
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.plan.writing import commented_plan
 from launcher.study.history import take_over
@@ -33,9 +32,6 @@ def plan_study(
     """
     here = plan_path.parent
     plan = load_plan(plan_path, overrides)
-    search = plan.search  # whose folders are relative to the plan's own
-    entries = [entry if entry.startswith(LAW) else str((here / entry).resolve()) for entry in search.warm_start]
-    plan = plan.model_copy(update={"search": search.model_copy(update={"warm_start": tuple(entries)})})
     code_dir = (here / plan.proxy.code_path).resolve()
     corpus = (here / plan.data.path).resolve() if plan.data.path else None
     study = Study(

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from launcher.plan.search import LAW
 from proxies.core.checks import SpecError
 from proxies.core.flops import flops_per_token
 
@@ -34,10 +33,9 @@ _WISE_TRIALS = 8
 
 
 def missing(plan: Plan, here: Path) -> list[str]:
-    """What a plan in a folder names and is not there: corpus, program, module, warm starts."""
+    """What a plan in a folder names and is not there: corpus, program, module."""
     from launcher.study.first_plan import manifest_of
     from proxies.data.tokens import MANIFEST, shard_problems
-    from sweeps.store.ledger import LEDGER_NAME
 
     corpus, code_dir, problems = here / plan.data.path, here / plan.proxy.code_path, []
     if plan.data.path and not (corpus / MANIFEST).is_file():
@@ -54,11 +52,6 @@ def missing(plan: Plan, here: Path) -> list[str]:
                 problems.append(f"proxy.command: {error}")
     manifest = manifest_of(plan, here)
     problems += [] if manifest is None else shard_problems(corpus, manifest)
-    problems += [
-        f"search.warm_start: {entry!r} holds no study: name a study's folder, relative to the plan"
-        for entry in plan.search.warm_start
-        if not entry.startswith(LAW) and not (here / entry / LEDGER_NAME).is_file()
-    ]
     return problems + _module_problems(plan.proxy.factory, code_dir)
 
 

@@ -243,7 +243,6 @@ class Runner:
 
         Raises:
             GateError: the user's own model fails the check.
-            WarmStartError: the plan's warm start gives no points.
             ReplayDiffersError: a trial that was run again gave something else.
         """
         if self.study.factory is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,21 +40,16 @@ Mode = Literal["offline", "online", "disabled"]
               help="The same records as event files below DIR.")  # fmt: skip
 @click.option("--project", envvar="WANDB_PROJECT", default="forerun", show_default=True, help="W&B project.")
 @click.option("--entity", envvar="WANDB_ENTITY", help="W&B user or team; default: your login's own.")
-@click.option("--optuna", "optuna_port", type=click.IntRange(1024, 65535), metavar="PORT",
-              help="Show it in optuna-dashboard instead, at 127.0.0.1:PORT, until Ctrl-C.")  # fmt: skip
 @json_option
 def dashboards(
     study_dir: Path, mode: Mode, online: bool, sync: bool, follow: bool, tensorboard_dir: Path | None, project: str,
-    entity: str | None, optuna_port: int | None, as_json: bool,
+    entity: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Log STUDY to W&B: a run for every proxy, one for the study, its main runs, a workspace. Again: what is new.
 
     Works on an unfinished study too. Offline unless told: nothing leaves this machine. W&B's is a copy: the study's
     ledger is the truth, and is only read. Exit 2 if something that was sent did not arrive.
     """
-    if optuna_port is not None:
-        _serve_optuna(study_dir, optuna_port)
-        return
     from launcher.dashboards.wandb_writer import Place
 
     mode = "online" if online else mode
@@ -157,12 +151,11 @@ def _follow(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | Non
     from launcher.plan.file import load_plan
     from launcher.plan.study import PLAN_FILE
     from launcher.views.now import now_body
-    from sweeps.store.glance import Glance
     from sweeps.store.ledger import Ledger
 
     while True:
         plan = load_plan(study_dir / PLAN_FILE)
-        at_work = now_body(study_dir, Glance.of(Ledger.read(study_dir)), plan)["at_work"] is not False
+        at_work = now_body(study_dir, Ledger.read(study_dir), plan)["at_work"] is not False
         began = time.monotonic()
         try:
             done = _pass(study_dir, mode, sync, tensorboard_dir, place)
@@ -176,21 +169,3 @@ def _follow(study_dir: Path, mode: Mode, sync: bool, tensorboard_dir: Path | Non
             new = sum(len(each.written) for each in (done.logged, done.shown) if each)
             say(f"{len(done.runs)} runs, {new} written; following the study until its driver ends")
         time.sleep(max(FOLLOW_SECONDS, IDLE_PER_PASS * (time.monotonic() - began)))
-
-
-def _serve_optuna(study_dir: Path, port: int) -> None:
-    """Serve the study to this machine's browsers, following a driver at work, until interrupted."""
-    from sweeps.views.optuna_view import StudyStorage
-
-    try:
-        from optuna_dashboard import run_server
-    except ImportError:
-        raise click.UsageError("optuna-dashboard is not installed: pip install 'forerun[optuna-dashboard]'") from None
-    storage = StudyStorage(study_dir)
-    say(f"{study_dir} at http://127.0.0.1:{port}, read only, until Ctrl-C")
-    try:
-        run_server(storage, host="127.0.0.1", port=port)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise click.UsageError(f"--optuna {port}: something else serves there already: name another port") from None

@@ -7,9 +7,8 @@ from typing import cast
 
 import click
 
-from launcher.base.talk import say
 from launcher.cli.completing import studies
-from launcher.cli.options import answer, checked_text, json_option
+from launcher.cli.options import answer, json_option
 from proxies.core import canon
 from proxies.core.canon import Json
 
@@ -25,14 +24,12 @@ MOST_NOTE = 10_000
 def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     """Add TEXT, dated and signed with your user name, to the logbook of a study and its main run.
 
-    With TEXT only the end of the ledger's chain is checked. Without TEXT the logbook is drawn anew and printed:
+    Without TEXT the logbook is drawn anew and printed:
     everything recorded, day by day, times in UTC.
     """
     from launcher.logbook.events import events_of
     from launcher.logbook.logbook import add_note, append_note, dated, write_logbook
     from proxies.core.redaction import secret_in
-    from sweeps.store.errors import SweepError
-    from sweeps.store.glance import check_end
     from sweeps.store.ledger import LEDGER_NAME
 
     if not (study_dir / LEDGER_NAME).exists() and not (study_dir / "frozen").is_dir():
@@ -46,16 +43,8 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     _check(text, secret_in(text))
     entry = add_note(study_dir, text.strip())
     path = append_note(study_dir, entry)
-    try:
-        there = (study_dir / LEDGER_NAME).exists()  # a folder may hold frozen configs alone
-        chain = cast(dict[str, Json], canon.to_json(check_end(study_dir))) if there else None
-    except SweepError:
-        say(f"the note is kept in {path}")
-        raise
-    lines = [f"noted at {entry.at} in {path}; the page with all that happened: forerun note --study {study_dir}"]
-    lines += [checked_text(chain, study_dir)] if chain else []
-    body: dict[str, Json] = {"path": str(path), "entry": canon.to_json(entry), "chain": cast(Json, chain)}
-    answer(as_json, body, "\n".join(filter(None, lines)))
+    said = f"noted at {entry.at} in {path}; the page with all that happened: forerun note --study {study_dir}"
+    answer(as_json, {"path": str(path), "entry": canon.to_json(entry)}, said)
 
 
 def _check(text: str, secret: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from launcher.base.talk import duration, say
-from launcher.cli.options import answer, checked_text, json_option, study_argument, table
+from launcher.cli.options import answer, json_option, study_argument, table
 
 NUM_RUNNING_SHOWN = 12
 FOLLOW_SECONDS = 2.0
@@ -18,18 +18,13 @@ IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a cor
 
 @click.command()
 @study_argument
-@click.option("--brief", is_flag=True,
-              help="Counts, best, spend and time left alone, in a second; checks the ledger's end alone.")  # fmt: skip
+@click.option("--brief", is_flag=True, help="Counts, best, spend and time left alone.")
 @click.option("--follow", is_flag=True, help="The same, live, until Ctrl-C or until the driver has ended.")
 @click.option("--runs", "runs_file", metavar="FILE", type=click.Path(path_type=Path),
               help="Write every run with its outcome, one row each: .csv or .parquet.")  # fmt: skip
 @json_option
 def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, as_json: bool) -> None:
     """What STUDY is doing, has done and found so far; works while a driver runs, and changes nothing."""
-    from sweeps.store.glance import (
-        Glance,  # before any package that is not ours: one that hides ours is told of, and alone
-    )
-
     if runs_file is not None:
         from sweeps.views.view import StudyView
 
@@ -52,7 +47,7 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, a
 
     study, ledger = recorded(study_dir)
     findings = body_of(study, ledger)
-    now = now_body(study_dir, Glance.of(ledger), study.plan)
+    now = now_body(study_dir, ledger, study.plan)
     answer(as_json, {**findings, "now": now}, f"{now_text(now, study_dir)}\n\n{study_text(findings)}")
 
 
@@ -61,10 +56,9 @@ def _look(study_dir: Path) -> dict[str, Any]:
     from launcher.plan.file import load_plan
     from launcher.plan.study import PLAN_FILE
     from launcher.views.now import now_body
-    from sweeps.store.glance import Glance
+    from sweeps.store.ledger import Ledger
 
-    glance = Glance.at(study_dir)
-    return now_body(study_dir, glance, load_plan(study_dir / PLAN_FILE))
+    return now_body(study_dir, Ledger.read(study_dir), load_plan(study_dir / PLAN_FILE))
 
 
 def _follow(study_dir: Path) -> None:
@@ -85,8 +79,7 @@ def _follow(study_dir: Path) -> None:
 
 def now_text(body: dict[str, Any], study_dir: Path) -> str:
     """The same for people."""
-    checked = checked_text(body["chain"], study_dir)
-    return "\n\n".join(filter(None, [_driver_text(body, study_dir), _widths_text(body), _spent_text(body), checked]))
+    return "\n\n".join(filter(None, [_driver_text(body, study_dir), _widths_text(body), _spent_text(body)]))
 
 
 def _driver_text(body: dict[str, Any], study_dir: Path) -> str:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.experiments.conventions import ties_body
 from launcher.experiments.searching import (
     GROWTH,
-    WARM_START,
     edges_of,
     ended_losses,
     phases,
-    pruned_trials,
-    trial_points,
 )
-from launcher.plan.study import SEARCH_STAGE, Study
+from launcher.plan.study import Study
 from launcher.study.rerunning import replays_body
 from launcher.study.rerunning import sentences as replay_sentences
 from launcher.study.sweeping import said
 from launcher.views.transfer import hyperparameter_name
 from proxies.core import canon
 from proxies.core.canon import Json
-from sweeps.search.growth import Side, pruned_sides
 from sweeps.search.samplers import SAMPLERS
 
 if TYPE_CHECKING:
@@ -49,41 +43,31 @@ def search_body(study: Study, ledger: Ledger, found: Searched) -> dict[str, Json
     losses = ended_losses(study, ledger)
     assert losses is not None
     edges, stopped = edges_of(study, ledger, losses)
-    warm = ledger.find(WARM_START, SEARCH_STAGE)
     return {
         "trials": trials,
         "best": canon.to_json(found.best),
         "best_trial": found.best_trial,
         "sampler": study.plan.search.sampler,
         "pruner": study.plan.search.pruner,
-        "pruned_sides": [[name, side] for name, side in _pruned_sides(study, ledger, losses)],
         "ranges": {axis.name: list(axis.choices or axis.range) for axis in done[-1].space.axes},
         "can_be_off": list(study.plan.search.can_be_off),
         "growth": [record.body for record in ledger.records(GROWTH)],
         "open_edges": [canon.to_json(edge) for edge in edges],
         "stopped": canon.to_json(stopped),
-        "warm_start": warm.body if warm else None,
         "replicates": _replicates(found),
         "ties": list(ties_body(found.ties, study.plan.transfer.margin_nats)),
         "replays": replays_body(ledger),
     }
 
 
-def _pruned_sides(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tuple[tuple[str, Side], ...]:
-    return pruned_sides(phases(study, ledger)[-1].space, trial_points(ledger), losses, pruned_trials(study, ledger))
-
-
 def _origins(study: Study, ledger: Ledger) -> list[str]:
     """Where each trial's point came from."""
     search, found = study.plan.search, []
-    warm: Any = ledger.find(WARM_START, SEARCH_STAGE)
-    sources = [f"warm start: {one['source']}" for one in warm.body["points"]] if warm else []
     for phase in phases(study, ledger):
-        given = sources if phase.num_known == 0 else ["beyond an end"] * len(phase.given)
         for index in range(phase.num_known, phase.num_trials):
             design = SAMPLERS[search.sampler].learns and index < max(search.num_startup, search.parallelism)
             own = "design" if design and phase.num_known == 0 else search.sampler
-            found.append(given[index - phase.num_known] if index - phase.num_known < len(given) else own)
+            found.append("beyond an end" if index - phase.num_known < len(phase.given) else own)
     return found
 
 
@@ -115,7 +99,6 @@ def sentences(body: Any) -> list[str]:
     best = next(trial for trial in body["trials"] if trial["index"] == body["best_trial"])
     origin = _ORIGINS.get(best["origin"], best["origin"])
     lines = [f"sampler {body['sampler']}; the best is trial {best['index']}, its point from: {origin}"]
-    lines += _warm_sentences(body)
     lines += [said(grew) for grew in body["growth"]]
     lines += [
         f"{edge['axis']} is not bracketed: the best trials lie at the {edge['side']} end of [{edge['range'][0]:.4g}, "
@@ -128,7 +111,7 @@ def sentences(body: Any) -> list[str]:
 
 
 def _pruned_sentences(body: Any) -> list[str]:
-    """What was given up, how much that spared, and what is known by the pruner's word alone."""
+    """What was given up, and how much that spared."""
     pruned = [trial for trial in body["trials"] if trial["status"] == "pruned"]
     if not pruned:
         return []
@@ -137,18 +120,7 @@ def _pruned_sentences(body: Any) -> list[str]:
     spared = sum(planned - trial["num_steps"] for trial in pruned)
     share = spared / (spared + sum(trial["num_steps"] for trial in body["trials"]))
     said = f"pruner {body['pruner']}: {len(pruned)} of {len(body['trials'])} trials were given up on their way, "
-    return [f"{said}{share:.0%} of the search's steps spared"] + [
-        f"{name}: every trial {'above' if side == 'high' else 'below'} the best one's value was pruned: what such "
-        "trials would have come to, nobody knows"
-        for name, side in body["pruned_sides"]
-    ]
-
-
-def _warm_sentences(body: Any) -> list[str]:
-    """How many of the first points came from where."""
-    counts = Counter(one["source"] for one in (body["warm_start"] or {"points": []})["points"])
-    said = ", ".join(f"{number} from {source}" for source, number in counts.items())
-    return [f"the first trials are a warm start: {said}"] if said else []
+    return [f"{said}{share:.0%} of the search's steps spared"]
 
 
 def _repeat_sentences(body: Any) -> list[str]:

@@ -14,7 +14,6 @@ from typing import cast
 from proxies.core.checks import Checks
 from proxies.core.spec import RunSpec
 from sweeps.store.chain import Record
-from sweeps.store.glance import Glance
 from sweeps.store.ledger import DRIVEN, Ledger
 
 _HOUR_SECONDS = 3600.0
@@ -123,16 +122,17 @@ class Budget:
             self._num_runs = len(results)
 
 
-def spent(glance: Glance, usd_per_device_hour: float | None, more: tuple[float, float] = (0.0, 0.0)) -> Spent:
+def spent(ledger: Ledger, usd_per_device_hour: float | None, more: tuple[float, float] = (0.0, 0.0)) -> Spent:
     """What the records say: the hours are those of drivers that have ended.
 
     Args:
-        glance: at the study's ledger.
+        ledger: as just read.
         usd_per_device_hour: the price; None: dollars are not known.
         more: seconds and device-seconds of a driver that has recorded none yet.
     """
-    own = [outcome.flops for outcome in glance.outcomes if not outcome.imported]
-    seconds, device_seconds = (held + new for held, new in zip(_driven(glance.driven), more, strict=True))
+    own = [result.flops for result in ledger.own_results()]
+    driven = _driven(ledger.records(DRIVEN))
+    seconds, device_seconds = (held + new for held, new in zip(driven, more, strict=True))
     return _spent(len(own), sum(own), seconds, device_seconds, usd_per_device_hour)
 
 

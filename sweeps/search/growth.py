@@ -73,26 +73,6 @@ def open_edges(
     return tuple(edges)
 
 
-def pruned_sides(
-    space: SearchSpace, points: Sequence[Params], losses: Sequence[float | None], pruned: Collection[int]
-) -> tuple[tuple[str, Side], ...]:
-    """Axes and the sides of the best trial on which every trial was pruned: nothing but the pruner closes that end.
-
-    Arguments as in `open_edges`.
-    """
-    finished = ranked(losses)
-    sides: tuple[tuple[Side, int], ...] = (("low", -1), ("high", 1))
-    found: list[tuple[str, Side]] = []
-    for axis in space.axes if finished else ():
-        if axis.fixed or axis.choices or axis.scale == "linear":
-            continue
-        best = points[finished[0]][axis.name]
-        for side, sign in sides:
-            beyond = [index for index, point in enumerate(points) if sign * (point[axis.name] - best) > 0]
-            found += [(axis.name, side)] if beyond and all(index in pruned for index in beyond) else []
-    return tuple(found)
-
-
 def _side(axis: Axis, values: Sequence[float]) -> Side | None:
     """The end that the first value and half of all are near; an axis that is off has no end."""
     if values[0] == OFF and axis.can_be_off:

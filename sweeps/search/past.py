@@ -16,7 +16,7 @@ from proxies.core import canon
 from sweeps.search.space import Params, SearchSpace
 
 PENALTY_MARGIN_NATS = 1.0
-"""By which a diverged trial is worse than the worst that finished. TPE and CMA-ES read ranks, so that any will do; of a
+"""By which a diverged trial is worse than the worst that finished. TPE reads ranks, so that any will do; of a
 GP, 0 and 1 did equally well.
 """
 NUM_BEST = 25

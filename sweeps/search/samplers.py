@@ -8,8 +8,7 @@ write its class, and its entry.
   `NUM_BEST` are good ones to it anyway.
 - `gp`: a Gaussian process and log EI, on `MOST_FITTED` trials chosen likewise; trials in flight by its batch form,
   which integrates over their outcomes.
-- `cmaes`: `sweeps.search.evolution`.
-- `qmc`, `random`, `grid`: a scrambled Sobol sequence, chance, a shuffled grid; they look at no outcome.
+- `random`, `grid`: chance, a shuffled grid; they look at no outcome.
 
 What is off is told to `tpe` as not there, to the others as the middle of its axis beside a switch. Optuna's samplers
 are made anew with a seed of each suggestion's own; what is kept from one to the next is only what they are shown.
@@ -26,7 +25,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sweeps.search.evolution import Evolution
 from sweeps.search.past import Past, seed_of
 from sweeps.search.space import OFF, Params, SearchSpace
 
@@ -72,10 +70,6 @@ class Sampler:
     """When to use it, in a few words."""
     learns: bool = False
     """Whether it looks at outcomes: such a search begins with a quasi-random design."""
-    ranges_only: bool = False
-    """Whether it knows neither axes of choices nor what can be off."""
-    least_axes: int = 0
-    """Axes that vary, without which it has nothing to do."""
     on_grid: bool = False
     """Whether the points are those of `search.grid`, each once."""
 
@@ -131,30 +125,6 @@ class _Gp:
         return _untold(past.space, _asked(sampler, trials, axes))
 
 
-class _Qmc:
-    """Optuna counts a Sobol sequence's elements, in the study's one attribute: no need to ask for all before this."""
-
-    def __init__(self, past: Past) -> None:
-        self._past, self._axes = past, _axes(past.space, fixed=False)
-
-    @quiet()
-    def ask(self) -> Params:
-        import optuna
-
-        past, axes, storage = self._past, self._axes, optuna.storages.InMemoryStorage()
-        sampler = optuna.samplers.QMCSampler(scramble=True, seed=seed_of(past.study_seed, 0))
-        study = optuna.create_study(sampler=sampler, direction="minimize", storage=storage)
-        # Without a trial before it, the first would be drawn at random.
-        study.add_trial(_trial(axes, _only(axes, _told(past.space, past.space.nearest({}))), 0.0, 0))
-        point = study.ask(axes).params
-        if past.index > 0 and axes:
-            study_id = storage.get_study_id_from_name(study.study_name)
-            (counter,) = storage.get_study_system_attrs(study_id)
-            storage.set_study_system_attr(study_id, counter, past.index - 1)
-            point = study.ask(axes).params
-        return _untold(past.space, point)
-
-
 class _Random:
     def __init__(self, past: Past) -> None:
         self._past, self._axes = past, _axes(past.space, fixed=False)
@@ -191,15 +161,10 @@ SAMPLERS: dict[str, Sampler] = {
     for sampler in (
         Sampler(name="tpe", begin=_Tpe, line="any space", learns=True),
         Sampler(name="gp", begin=_Gp, line="trials are dear", learns=True),
-        Sampler(
-            name="cmaes", begin=Evolution, line="50 trials and more, ranges alone", learns=True, ranges_only=True,
-            least_axes=2,
-        ),
-        Sampler(name="qmc", begin=_Qmc, line="evenly spread"),
         Sampler(name="random", begin=_Random, line="by chance"),
         Sampler(name="grid", begin=_Grid, line="each value of search.grid", on_grid=True),
     )
-}  # fmt: skip
+}
 """Every sampler there is, by name."""
 
 

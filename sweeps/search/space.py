@@ -74,14 +74,6 @@ class Axis:
             found = 2.0 ** (math.log2(low) + share * (math.log2(high) - math.log2(low)))
         return self.value(min(max(found, low), high))  # rounding must not leave the range
 
-    def share(self, value: float) -> float:
-        """The inverse of `at` on a range that is not one value."""
-        low, high = self.coordinates
-        at = self.coordinate(value)
-        if self.scale == "linear":
-            return (at - low) / (high - low)
-        return (math.log2(at) - math.log2(low)) / (math.log2(high) - math.log2(low))
-
     def octaves(self, value: float) -> float:
         """Log2 of a value as it is searched: of a complement, that of 1 - value."""
         return HYPERPARAMETERS[self.name].to_log2(value)
@@ -160,10 +152,6 @@ class SearchSpace:
         """Every axis at its highest value."""
         return {axis.name: axis.range[1] for axis in self.axes}
 
-    def nearest(self, values: Mapping[str, float]) -> Params:
-        """A point of this space near some values; where there is none, the middle."""
-        return {axis.name: _nearest(axis, values.get(axis.name)) for axis in self.axes}
-
     def rounded(self, point: Params) -> Params:
         """To three digits: what a later stage runs at."""
         return {name: self.axis(name).rounded(value) for name, value in point.items()}
@@ -199,16 +187,6 @@ def search_space(
             for name in ordered
         )
     )  # fmt: skip
-
-
-def _nearest(axis: Axis, value: float | None) -> float:
-    if value is None:
-        return axis.at(0.5)
-    if value == OFF and axis.can_be_off:
-        return OFF
-    if axis.choices:
-        return min(axis.choices, key=lambda choice: abs(choice - value))
-    return axis.value(axis.coordinate(value))
 
 
 def _range_check(axis: Axis) -> tuple[bool, str]:

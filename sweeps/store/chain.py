@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -153,55 +153,6 @@ def load(connection: sqlite3.Connection) -> list[Record]:
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _named(error, f"record {len(records)}") from error
     return records
-
-
-@contextlib.contextmanager
-def looking(connection: sqlite3.Connection, most: int) -> Iterator[tuple[int, int]]:
-    """One view of the file while it lasts, the last `most` records verified up to the head, those before only counted.
-
-    Yields:
-        how many records there are, and how many of them were verified.
-
-    Raises:
-        LedgerCorrupt: as `load`, of the records that are looked at; also what SQLite cannot read meanwhile.
-        LedgerTooNew, LedgerTooOld: another version wrote the file.
-    """
-    with _named_errors("the ledger"):
-        connection.execute("BEGIN")
-        _check_schema(connection)
-        (num,) = connection.execute("SELECT count(*) FROM records").fetchone()
-        first = max(0, num - most)
-        rows = connection.execute(f"SELECT {_COLUMNS} FROM records WHERE seq >= ? ORDER BY seq", (first,)).fetchall()
-        before = rows[0][4] if first and rows else GENESIS
-        for seq, row in enumerate(rows, first):
-            before = _verified(row, seq, before).hash
-        _check_head(connection, num, before)
-        yield num, len(rows)
-        connection.execute("COMMIT")
-
-
-def proven(connection: sqlite3.Connection, seq: int) -> Record:
-    """The record at `seq`, proven by its own hash, its place in the chain aside. Raises LedgerCorrupt."""
-    with _named_errors(f"record {seq}"):
-        row = connection.execute(f"SELECT {_COLUMNS} FROM records WHERE seq = ?", (seq,)).fetchone()
-        if row is None:
-            raise LedgerCorrupt(f"record {seq} is not found by its number")
-        return _verified(row, seq, row[4])
-
-
-def picked(
-    connection: sqlite3.Connection, kinds: Sequence[str], paths: Sequence[str]
-) -> list[tuple[int, str, str, str]]:
-    """Of each record of those kinds, in order: seq, kind, key, and as a JSON array what its body has at `paths`.
-
-    Nothing is verified. SQLite reads the bodies: a fifth of the work of `json.loads`. Raises LedgerCorrupt.
-    """
-    at, among = ", ".join("?" * len(paths)), ", ".join("?" * len(kinds))
-    with _named_errors("a record"):
-        return connection.execute(  # the index is not checked, and gives them by kind
-            f"SELECT seq, kind, key, json_extract(body, {at}) FROM records NOT INDEXED WHERE kind IN ({among}) "
-            "ORDER BY seq", (*paths, *kinds),
-        ).fetchall()  # fmt: skip
 
 
 def write(connection: sqlite3.Connection, *records: Record) -> None:

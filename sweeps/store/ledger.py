@@ -150,10 +150,17 @@ class Ledger:
                 empty although curves are there.
             LedgerTooNew, LedgerTooOld: written by another version.
         """
-        with reading(study_dir) as connection:
-            records = chain.load(connection)
-            refuse_unplanned(study_dir, len(records))
-            return cls(study_dir, records, None, None)
+        path = study_dir / LEDGER_NAME
+        with _advised(study_dir):
+            if not path.exists():
+                _refuse_missing(study_dir, create=False)
+            with chain.reading(path) as connection:
+                if chain.is_empty(connection):
+                    _refuse_missing(study_dir, create=False)
+                records = chain.load(connection)
+        if not records:
+            raise StudyMissing(f"{study_dir} holds no plan yet: try again in a moment")
+        return cls(study_dir, records, None, None)
 
     def append(self, kind: str, key: str, body: object) -> Record:
         """Add a record; on return it is durable.
@@ -279,25 +286,6 @@ class Ledger:
             self._results[record.key] = run.result
         if record.kind != IMPORTED:
             self._own.append(run.result)
-
-
-@contextlib.contextmanager
-def reading(study_dir: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to a study's ledger that changes nothing, closed at the end; raises as `Ledger.read`."""
-    path = study_dir / LEDGER_NAME
-    with _advised(study_dir):
-        if not path.exists():
-            _refuse_missing(study_dir, create=False)
-        with chain.reading(path) as connection:
-            if chain.is_empty(connection):
-                _refuse_missing(study_dir, create=False)
-            yield connection
-
-
-def refuse_unplanned(study_dir: Path, num_records: int) -> None:
-    """Raise StudyMissing where a driver is about to write record 0."""
-    if not num_records:
-        raise StudyMissing(f"{study_dir} holds no plan yet: try again in a moment")
 
 
 def _refuse_missing(study_dir: Path, create: bool) -> None:

@@ -1,7 +1,7 @@
-"""A study as tables: for notebooks, and as an Optuna storage. Read only.
+"""A study as a table, for notebooks. Read only.
 
 Enters:   a ledger.
-Leaves:   a DataFrame, an Optuna study.
+Leaves:   a DataFrame.
 Promises: nothing is written.
 Refuses:  a folder without a sound ledger.
 """

@@ -114,7 +114,7 @@ def _search(rng):
         "trials": trials, "best": {"learning_rate": 0.0238, "clip_norm": 0.572, "warmup_fraction": 0.293},
         "best_trial": 3, "sampler": "tpe", "can_be_off": [], "growth": [], "open_edges": [], "stopped": [],
         "ranges": {"learning_rate": [2**-9, 2**-3], "warmup_fraction": [0.02, 0.3], "clip_norm": [0.25, 4.0]},
-        "warm_start": None, "replicates": None,
+        "replicates": None,
     }  # fmt: skip
 
 

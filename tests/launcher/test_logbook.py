@@ -4,7 +4,6 @@ import getpass
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 
@@ -199,7 +198,6 @@ def test_a_note_goes_to_the_end_of_the_page_as_it_stands(copied):
     before = path.read_text()
     code, body = ask("note", "one", "--study", copied)
     assert code == 0 and body["path"] == str(path)
-    assert body["chain"] == {"num_records": (num := len(Ledger.read(copied).records())), "num_checked": num}
     ask("note", "two", "--study", copied)
     after = path.read_text()
     assert after.startswith(before)
@@ -210,20 +208,6 @@ def test_the_first_note_begins_a_page(copied):
     ask("note", "one", "--study", copied)
     (entry,) = chronicle.entries(copied)
     assert (copied / "logbook.md").read_text() == page([logbook.event_of(entry)])
-
-
-def test_a_note_checks_the_end_of_the_ledger_and_is_kept_whatever_it_finds(copied, monkeypatch):
-    monkeypatch.setattr("sweeps.store.glance.MOST_CHECKED", 5)
-    last = Ledger.read(copied).records()[-1].seq
-    for seq, code, num_checked in ((2, 0, 5), (last, 5, None)):
-        with sqlite3.connect(copied / "ledger.db") as connection:
-            connection.execute("UPDATE records SET body = body || ' ' WHERE seq = ?", (seq,))
-        connection.close()
-        found, body = ask("note", f"after {seq}", "--study", copied)
-        assert found == code and body.get("chain", {}).get("num_checked") == num_checked
-        assert f"after {seq}" in (copied / "logbook.md").read_text()
-    assert [entry.text for entry in chronicle.entries(copied)] == ["after 2", f"after {last}"]
-    assert "the ledger is left out" in forerun("note", "--study", copied)[1]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import socket
-import sqlite3
 import subprocess
 import sys
 import time
@@ -16,8 +14,7 @@ from launcher.study.opening import open_ledger, plan_study, verified_corpus
 from launcher.study.stages import Accounts, InterruptedStudyError, Runner
 from sweeps.run.budget import Caps, spent
 from sweeps.run.pool import Report
-from sweeps.store.glance import Glance
-from sweeps.store.ledger import LEDGER_NAME, Ledger
+from sweeps.store.ledger import Ledger
 from sweeps.store.live import LIVE_NAME, Running, read_live
 from sweeps.store.lock import is_held, lives
 
@@ -35,7 +32,7 @@ def test_runs_are_capped_to_the_very_run(plan, tmp_path):
     assert len(Ledger.read(study).results()) == 3
     code, _ = ask("sweep", plan, "--study", study, "--set", "cluster.max_runs=4")
     assert code == 0 and len(Ledger.read(study).results()) == 4
-    assert spent(Glance.of(Ledger.read(study)), None).hours > 0
+    assert spent(Ledger.read(study), None).hours > 0
 
 
 def test_flops_are_never_passed(plan, tmp_path):
@@ -74,26 +71,6 @@ def test_a_status_tells_what_is_spent(plan, tmp_path):
     assert whole["now"]["num_runs"] == now["num_runs"] and "search" in whole
     assert forerun("status", study, "--runs", tmp_path / "runs.csv")[0] == 0
     assert len((tmp_path / "runs.csv").read_text().splitlines()) == 5
-
-
-def test_a_brief_status_checks_the_end_of_the_ledger_and_says_so(copied, monkeypatch):
-    num = len(Ledger.read(copied).records())
-    whole = ask("status", copied)[1]["now"]
-    assert (
-        whole["chain"]
-        == ask("status", copied, "--brief")[1]["now"]["chain"]
-        == {"num_records": num, "num_checked": num}
-    )
-    monkeypatch.setattr("sweeps.store.glance.MOST_CHECKED", 5)
-    assert ask("status", copied, "--brief")[1]["now"] == whole | {"chain": {"num_records": num, "num_checked": 5}}
-    assert f"of the ledger's {num} records the last 5 were checked" in forerun("status", copied, "--brief")[1]
-    for seq, code in ((2, 0), (num - 1, 5)):
-        with sqlite3.connect(copied / LEDGER_NAME) as connection:
-            connection.execute("UPDATE records SET body = body || ' ' WHERE seq = ?", (seq,))
-        connection.close()
-        assert ask("status", copied, "--brief")[0] == code
-        for verb in (("status", copied), ("fit", copied), ("report", copied), ("freeze", copied)):
-            assert ask(*verb)[0] == 5, verb
 
 
 @pytest.fixture
@@ -196,25 +173,6 @@ def test_a_look_that_cannot_be_is_none(ledger, tmp_path, change):
     path.unlink()
     os.mkfifo(path)
     assert read_live(tmp_path / "study") is None  # and nobody waits for a writer
-
-
-def test_a_warm_start_that_gives_nothing_pins_nothing(plan, tmp_path):
-    """The plan's question holds its name: a study begun with a wrong one could never be mended."""
-    wrong = ("--set", 'search.warm_start=["nowhere"]')
-    code, body = ask("sweep", plan, "--study", tmp_path / "study", *wrong)
-    assert code == 2 and "holds no study" in body["message"]
-    assert not (tmp_path / "study").exists()
-
-
-def test_a_port_that_is_taken_is_said(plan, tmp_path):
-    pytest.importorskip("optuna_dashboard")
-    study = tmp_path / "study"
-    assert ask("sweep", plan, "--study", study)[0] == 0
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        code, _, err = forerun("dashboards", study, "--optuna", taken.getsockname()[1])
-    assert code == 2 and "name another port" in err
 
 
 def test_a_missing_study_is_named_by_its_folder(tmp_path):

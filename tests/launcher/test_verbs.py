@@ -336,7 +336,7 @@ def test_each_stage_answers_from_its_records(finished, copied):
     assert set(body) == {"coordinates", "outcome", "reason"}
     assert set(ask("sweep", plan, *study)[1]) == {
         "trials", "best", "best_trial", "sampler", "ranges", "can_be_off", "growth", "open_edges", "stopped",
-        "warm_start", "replicates", "pruner", "pruned_sides", "replays", "ties",
+        "replicates", "pruner", "replays", "ties",
     }  # fmt: skip
     code, body = ask("transfer", plan, *study)
     assert code == {"holds": 0, "drifts": 3, "cannot_tell": 4}[body["outcome"]]

@@ -6,7 +6,6 @@ from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 from proxies.core.checks import SpecError
 from proxies.core.spec import Run
 from sweeps.run.budget import Budget, Caps, record_driven, spent
-from sweeps.store.glance import Glance
 from sweeps.store.ledger import Ledger
 
 
@@ -51,7 +50,7 @@ def test_imported_runs_cost_nothing(ledger):
     spec = make_spec()
     ledger.append("imported", spec.id, Run(spec=spec, result=outcome(spec)[0]))
     assert len(ledger.results()) == 1
-    assert spent(Glance.of(ledger), None).num_runs == 0 == budget(ledger).spent().num_runs
+    assert spent(ledger, None).num_runs == 0 == budget(ledger).spent().num_runs
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_time_is_counted_over_every_driver(ledger, cap, said):
     assert mine.overrun().startswith(f"{said}. All is kept")
     mine.write_down(1, 0)
     assert ledger.find("driven", "1/0").body == {"seconds": 7200.0, "device_seconds": 14400.0}
-    assert mine.spent().device_hours == 6.0 == spent(Glance.of(ledger), None).device_hours
+    assert mine.spent().device_hours == 6.0 == spent(ledger, None).device_hours
     clock.now = 10800.0
     assert mine.spent().device_hours == 8.0 and mine.seconds == 3600.0
 
@@ -98,4 +97,4 @@ def test_what_was_pruned_is_paid_for_and_so_is_the_whole_of_it(ledger):
     assert (mine.spent().num_runs, mine.spent().flops) == (1, 0.5)
     ledger.commit(spec, outcome(spec)[0])
     assert (mine.spent().num_runs, mine.spent().flops) == (2, 1.5)
-    assert (spent(Glance.of(ledger), None).num_runs, spent(Glance.of(ledger), None).flops) == (2, 1.5)
+    assert (spent(ledger, None).num_runs, spent(ledger, None).flops) == (2, 1.5)

@@ -3,12 +3,14 @@ import math
 import pytest
 from spaces import SPACE, usual
 
-from sweeps.search.growth import Edge, grown, open_edges, probes, pruned_sides
+from sweeps.search.growth import Edge, grown, open_edges, probes
 
 
 def trials(space, optimum, num=24, cliff=math.inf, name="learning_rate"):
     """Points spread over one axis, the others in the middle; a parabola in octaves."""
-    points = [{**space.nearest({}), name: space.axis(name).at((i * 0.618) % 1)} for i in range(num)]
+    points = [
+        {**space.at([0.5] * space.num_coordinates), name: space.axis(name).at((i * 0.618) % 1)} for i in range(num)
+    ]
     octaves = [space.axis(name).octaves(point[name]) for point in points]
     return points, [None if at > cliff else 2 + 0.05 * (at - optimum) ** 2 for at in octaves]
 
@@ -110,12 +112,3 @@ def test_the_best_few_are_as_many_as_without_pruning():
              for index, loss in enumerate(losses)]  # fmt: skip
     assert open_edges(SPACE, points, found) != ()
     assert open_edges(SPACE, points, found, [index for index in range(64) if index not in kept]) == ()
-
-
-def test_a_side_that_pruning_alone_closes_is_named():
-    points, losses = trials(SPACE, -7)
-    above = [index for index, point in enumerate(points) if math.log2(point["learning_rate"]) > -6.5]
-    pruned = [None if index in above else loss for index, loss in enumerate(losses)]
-    assert pruned_sides(SPACE, points, pruned, above) == (("learning_rate", "high"),)
-    assert pruned_sides(SPACE, points, pruned, above[1:]) == (), "one of them diverged: that is evidence"
-    assert pruned_sides(SPACE, points, losses, []) == ()

@@ -139,8 +139,8 @@ SWITCHED = usual(ranges={"weight_decay": (0.01, 0.3), "beta2": (0.9, 0.99)}, can
 CHOSEN = usual(choices={"beta2": (0.9, 0.95, 0.99)})
 GRIDDED = usual(grid={"learning_rate": 11, "warmup_fraction": 2}, can_be_off=("clip_norm",))
 EVERY = [
-    ("tpe", SPACE), ("tpe", SWITCHED), ("tpe", CHOSEN), ("cmaes", SPACE), ("gp", SWITCHED), ("qmc", SPACE),
-    ("qmc", SWITCHED), ("random", CHOSEN), ("random", SWITCHED), ("grid", GRIDDED),
+    ("tpe", SPACE), ("tpe", SWITCHED), ("tpe", CHOSEN), ("gp", SWITCHED), ("random", CHOSEN),
+    ("random", SWITCHED), ("grid", GRIDDED),
 ]  # fmt: skip
 
 
@@ -159,7 +159,8 @@ def test_every_sampler_is_a_pure_function_of_the_past(sampler, space):
     points, told = steps(sampler, space, number, num_startup=10)
     assert all(list(point) == list(space.names) for point in points)
     for point in points:
-        assert space.nearest(point) == point, "within the space"
+        for axis in space.axes:
+            assert axis.range[0] <= point[axis.name] <= axis.range[1] or (axis.can_be_off and not point[axis.name])
     random.seed(number)
     told = dict(reversed(told.items())) | dict.fromkeys(range(number - 3, number), 9.0)
     last = [number - 1] if sampler == "gp" else range(number)
@@ -202,19 +203,6 @@ def test_a_grid_has_each_of_its_points_once_and_no_more():
         suggest(GRIDDED, 1, 44, {}, 1, sampler="grid", earlier=points)
 
 
-def test_sobol_goes_on_where_it_was():
-    points = steps("qmc", SPACE, 16)[0]
-    for name in SPACE.names:
-        assert sum(point[name] < SPACE.axis(name).at(0.5) for point in points) == 8, "a net: half on each side"
-
-
-def test_cmaes_closes_in():
-    points, told = steps("cmaes", SPACE, 60)
-    spread = [statistics.pstdev(math.log2(p["learning_rate"]) for p in some) for some in (points[10:24], points[-14:])]
-    assert spread[1] < spread[0] / 2
-    assert min(loss for loss in told.values() if loss is not None) < 2.01
-
-
 def test_known_trials_are_seen_beyond_the_last_p():
     """After a growth every trial before it has ended: the sampler knows them all."""
     points, told = search(0, 30, 8)
@@ -251,7 +239,7 @@ def test_what_is_kept_between_suggestions_changes_nothing(sampler, space, monkey
         assert again == points[index]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "gp", "qmc"])
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
 def test_a_leg_goes_on_likewise(sampler, monkeypatch):
     """After a growth: 12 trials of the narrower space, two given beyond its end, then the sampler's own."""
     monkeypatch.setattr(samplers, "MOST_SHOWN", NUM_BEST + 1)

@@ -1,15 +1,8 @@
-"""A study as a table, and as an Optuna storage that optuna-dashboard's REST API serves."""
+"""A study as a table."""
 
 import dataclasses
-import http.client
-import json
 import math
-import threading
-import time
-import wsgiref.simple_server
 
-import optuna
-import optuna_dashboard
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -21,7 +14,6 @@ from proxies.core.spec import Run
 from sweeps.store.curves import store_curve
 from sweeps.store.errors import DiskFull, StudyMissing, SweepError
 from sweeps.store.ledger import Ledger
-from sweeps.views.optuna_view import StudyStorage
 
 RATES = (-9.0, -7.0, -5.0)
 """log2; the last one diverges."""
@@ -91,77 +83,7 @@ def test_an_empty_study_has_its_columns(tmp_path):
         sweeps.load(tmp_path / "nothing")
 
 
-def test_optuna_reads_the_search(study):
-    found = optuna.load_study(study_name="search", storage=StudyStorage(study))
-    assert [trial.state.name for trial in found.trials] == ["COMPLETE", "COMPLETE", "FAIL", "RUNNING"]
-    assert found.best_trial.number == 1 and found.best_value == outcome(make_spec(log2_lr=-7.0))[0].loss_nats
-    losses = outcome(make_spec(log2_lr=-9.0))[1].train_loss_nats
-    assert found.trials[0].intermediate_values == dict(enumerate(losses, start=1))
-    assert found.trials[2].user_attrs["reason"] == "loss above the cliff"
-    assert len(optuna.load_study(study_name="runs", storage=StudyStorage(study)).trials) == 5
-
-
-def test_optuna_writes_nothing(study):
-    before = (study / "ledger.db").read_bytes()
-    found = optuna.load_study(study_name="search", storage=StudyStorage(study))
-    writes = (
-        found.ask,
-        lambda: found.set_user_attr("a", 1),
-        lambda: found.tell(3, 1.0),
-        lambda: optuna.delete_study(study_name="search", storage=StudyStorage(study)),
-        lambda: optuna.create_study(study_name="other", storage=StudyStorage(study)),
-    )
-    for write in writes:
-        with pytest.raises(SweepError, match="ledger"):
-            write()
-    assert (study / "ledger.db").read_bytes() == before
-
-
-@pytest.fixture
-def get(study):
-    """GET of a path from optuna-dashboard over a socket."""
-    app = optuna_dashboard.wsgi(StudyStorage(study))
-
-    class Quiet(wsgiref.simple_server.WSGIRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    server = wsgiref.simple_server.make_server("127.0.0.1", 0, app, handler_class=Quiet)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-
-    def get(path):
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-        try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
-
-    yield get
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_optuna_dashboard_serves_it_while_a_driver_writes(study, get):
-    status, body = get("/api/studies")
-    assert status == 200 and [found["study_name"] for found in body["study_summaries"]] == ["search", "runs"]
-    status, body = get("/api/studies/0")
-    assert status == 200 and [trial["state"] for trial in body["trials"]] == ["Complete", "Complete", "Fail", "Running"]
-    assert body["best_trials"][0]["number"] == 1
-    assert {param["name"] for param in body["trials"][0]["params"]} == {"learning_rate", "clip_norm", "warmup_fraction"}
-    with Ledger.open(study, PLAN, create=False) as ledger:
-        commit(ledger, study, make_spec(log2_lr=-8.0))
-    deadline = time.monotonic() + 30  # it asks the storage again after 2 s
-    while get("/api/studies/0")[1]["trials"][3]["state"] != "Complete":
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert get("/api/studies/9")[0] == 404
-
-
-def test_a_pruned_trial_is_shown_as_such_with_its_step(study):
+def test_a_pruned_trial_is_a_row_with_its_step(study):
     """Also when its run has been run whole for another stage: then that is a row of its own, and no trial."""
     spec = make_spec(log2_lr=-8.0)  # trial 3
     result, curve = pruned_outcome(spec, 2)
@@ -175,11 +97,6 @@ def test_a_pruned_trial_is_shown_as_such_with_its_step(study):
     rows = view.trials().query(f"run_id == '{spec.id}'")
     assert rows["status"].tolist() == ["pruned", "finished"] and rows["trial"].isna().tolist() == [False, True]
     assert view.curve(spec.id) == outcome(spec)[1]
-    trial = optuna.load_study(study_name="search", storage=StudyStorage(study)).trials[3]
-    assert (trial.state.name, trial.value) == ("PRUNED", None)
-    assert trial.intermediate_values == dict(zip((1, 2), curve.train_loss_nats, strict=True))
-    runs = optuna.load_study(study_name="runs", storage=StudyStorage(study)).trials
-    assert [len(run.intermediate_values) for run in runs[-2:]] == [2, 4]
 
 
 def test_a_trial_is_told_from_all_that_is_like_it(tmp_path):
@@ -196,5 +113,3 @@ def test_a_trial_is_told_from_all_that_is_like_it(tmp_path):
     frame = sweeps.load(tmp_path).trials()
     assert frame["trial"].tolist()[-2:] == [0, 1] and frame["trial"].isna().tolist() == [True] * 3 + [False] * 2
     assert frame["warmup_steps"].tolist()[-2:] == [1, 2] and not frame["imported"].tolist()[-2]
-    trials = optuna.load_study(study_name="search", storage=StudyStorage(tmp_path)).trials
-    assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE", "RUNNING"]
