@@ -176,8 +176,6 @@ class Excess:
     optimum_interval: tuple[float, float]
     reach: tuple[float, float]
     """Octaves between which the best rate was looked for."""
-    draws: Floats
-    """Of the excess, (NUM_DRAWS,) nats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -280,7 +278,6 @@ def excess_of(tried: Sequence[Tried], noise_nats: float, level: float, num_seeds
         optimum_octaves=float(place[0]),
         optimum_interval=reach,
         reach=(float(x[0]), float(x[-1])),
-        draws=values,
     )
 
 

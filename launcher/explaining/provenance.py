@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.explaining.fields import Field, fields_of
-from launcher.explaining.known import SHARED, Known, Tested, lost, measured, nats
+from launcher.explaining.known import SHARED, Known, Tested, measured, nats
 from launcher.explaining.origins import Origin, OriginKind, hyperparameter_of, origin_of
 from launcher.explaining.record import Interval, Provenance, Runs, Source, SourceKind, Strength, packed
 from launcher.explaining.rules import bearing, choice_words, choices_behind, forward_words, group_words
@@ -254,8 +254,6 @@ def _fit(known: Known, field: Field, origin: Origin) -> Parts:
     text = f"{origin.text}, by the fit of {fit['num_runs']} ladder runs ({laws}; {fit['status']})"
     if field.key.startswith("predicted."):
         ends, cost = {"nats, for one new run": [expected.low_nats, expected.high_nats]}, []
-        shift = (known.body["ladder"].get("sensitivity") or {}).get("shift_nats")
-        text += f"; were every rung at its best rate it would move by {lost(shift)} nats" if shift else ""
         text += "; the ladder has too few runs, or too few shorter ones, to say" if field.value in (None, []) else ""
     else:
         ends, cost = {f"{what} at the optimum": best[f"{what}_interval"] for what in _SIZES}, [_flat(choice)]

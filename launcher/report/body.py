@@ -19,7 +19,7 @@ from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.evidence import Findings, decision_of, gather
 from launcher.study.gates import Gate, forecast_warnings
-from launcher.study.ladder_tilt import checks_body
+from launcher.study.ladder_checks import checks_body
 from launcher.study.own import is_own, own_run
 from launcher.views.fit import fit_body, frontier_flops
 from launcher.views.search import search_body
@@ -176,7 +176,7 @@ def _rungs(found: Findings, results: Mapping[str, RunResult]) -> list[dict[str, 
 def _ladder(found: Findings, rungs: list[dict[str, Json]]) -> Json:
     if found.fit is None:
         return None
-    return {"rungs": [dict(rung) for rung in rungs], **checks_body(found.checks, found.tilt, found.gates)}
+    return {"rungs": [dict(rung) for rung in rungs], **checks_body(found.checks, found.gates)}
 
 
 def _frontier(study: Study, found: Findings) -> Json:

@@ -21,7 +21,7 @@ from launcher.study import decide
 from launcher.study.decide import Choice
 from launcher.study.gates import Gate, failed_gates, gates
 from launcher.study.history import Concluded, as_rungs, inherited, like
-from launcher.study.ladder_tilt import LadderChecks, Tilt, ladder_checks, tilt
+from launcher.study.ladder_checks import LadderChecks, ladder_checks
 from launcher.study.own import OwnProgramError, is_own
 from launcher.study.rerunning import replay_gates
 from proxies.core.canon import Json
@@ -50,8 +50,6 @@ class Findings:
     fit: FittedRuns | None = None
     checks: LadderChecks | None = None
     """Of the ladder's rungs at other rates."""
-    tilt: Tilt | None = None
-    """What those would do to the forecast; None before there is one."""
     choice: Choice | None = None
     verdicts: Verdicts | None = None
     """For the chosen shape and steps, or, before the choice, for what the budget suggests."""
@@ -93,12 +91,9 @@ def _chosen(study: Study, ledger: Ledger, found: Findings, moved: Transferred, f
         return found
     verdicts = verdicts_at(study, ledger, moved, choice.sizes)
     lost = [rung for rung in found.rungs if rung.loss_nats is None]
-    moves = None
-    if found.checks is not None and found.table is not None:
-        moves = tilt(found.checks.rungs, found.ladder, found.table, fit, choice.prediction)
-    closed = gates(study, found.coordinates, verdicts, fit, choice, lost, found.checks, moves)
+    closed = gates(study, found.coordinates, verdicts, fit, choice, lost, found.checks)
     closed += replay_gates(study, ledger) + failed_gates(ledger, study.study_dir)
-    return dataclasses.replace(found, choice=choice, verdicts=verdicts, tilt=moves, gates=closed)
+    return dataclasses.replace(found, choice=choice, verdicts=verdicts, gates=closed)
 
 
 def decision_of(study: Study, found: Findings) -> Decision:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launcher.experiments.transferred import Verdicts
     from launcher.plan.study import Study
     from launcher.study.decide import Choice
-    from launcher.study.ladder_tilt import LadderChecks, Tilt
+    from launcher.study.ladder_checks import LadderChecks
     from scaling_fits.forecast.uncertainty import FittedRuns
     from sweeps.store.ledger import Ledger
 
@@ -52,7 +52,6 @@ def gates(
     choice: Choice,
     lost_rungs: Sequence[RunResult] = (),
     checks: LadderChecks | None = None,
-    tilt: Tilt | None = None,
 ) -> tuple[Gate, ...]:
     """Every condition of freezing, with what was found.
 
@@ -64,7 +63,6 @@ def gates(
         choice: what would be launched.
         lost_rungs: outcomes of the ladder without a loss.
         checks: of its rungs at other rates; None where none has run.
-        tilt: what they would do to the forecast.
     """
     own = "your own trainer's activations cannot be seen: check its coordinates there"
     unseen = Gate(name="coordinates", outcome="cannot_tell", reason=own)
@@ -73,7 +71,7 @@ def gates(
         transfer_gate(verdicts),
         _fit_gate(fit, choice, lost_rungs),
         _data_gate(study, choice),
-        tuned_gate(checks, tilt),
+        tuned_gate(checks),
     )
 
 
@@ -150,7 +148,7 @@ def _reach_doubts(choice: Choice) -> list[str]:
     return [*doubts, *reach_doubts(prediction.loss_nats, interval, prediction.extrapolation)]
 
 
-def tuned_gate(checks: LadderChecks | None, tilt: Tilt | None) -> Gate:
+def tuned_gate(checks: LadderChecks | None) -> Gate:
     """The ladder's own: the checked rungs lose no more than the margin by their learning rate."""
     outcomes: dict[str, CheckOutcome] = {"tuned": "passed", "mis_tuned": "failed", "cannot_tell": "cannot_tell"}
     if checks is None or not checks.wanted:
@@ -165,11 +163,6 @@ def tuned_gate(checks: LadderChecks | None, tilt: Tilt | None) -> Gate:
         said.append(
             "what carries the rate does not hold there: test it up to that size (transfer.widths, transfer.durations), "
             "and the ladder follows"
-        )
-    if tilt is not None:
-        low, high = tilt.interval
-        said.append(
-            f"without that excess the forecast would move by {tilt.shift_nats:+.4f} nats [{low:+.4f}, {high:+.4f}]"
         )
     if checks.share_for_largest is not None:
         said.append(

@@ -249,6 +249,4 @@ def _checks(rungs):
     return {
         "checks": checks,
         "tuned": {"outcome": "cannot_tell", "reason": "1 of 2 checked rungs is tuned"},
-        "sensitivity": {"shift_nats": {"value": -0.0011, "interval": [-0.0052, 0.0003]},
-                        "with_better_neighbours_nats": -0.0007},
     }  # fmt: skip

@@ -73,7 +73,7 @@ def test_the_same_runs_give_the_same_body(fitted_anew):
 def test_a_study_whose_ladder_identifies_no_law_has_a_page(study, ledger, found):
     table = found.table.rows(np.arange(4))
     fit = fit_runs(table, form="auto", bootstrap=20)
-    stopped = dataclasses.replace(found, table=table, fit=fit, choice=None, tilt=None, gates=())
+    stopped = dataclasses.replace(found, table=table, fit=fit, choice=None, gates=())
     body = canon.parse(canon.pretty(report_body(study, ledger, stopped)))
     assert body["fit"]["status"] == "unidentified"
     assert "The rungs identify none of these laws" in report_page(body)

@@ -51,11 +51,6 @@ def test_checked_rungs_show_rates_losses_and_verdict(body):
     assert told.count("would settle it") == 1, "what the untold one needs; the tuned one needs nothing"
     body["ladder"]["tuned"]["reason"] = "; ".join(check["words"] for check in body["ladder"]["checks"])
     assert ladder(body).count("would settle it") == 2, "said by the gate, and not again"
-    shift = body["ladder"]["sensitivity"]["shift_nats"]
-    assert f"moves by {shift['value']:+.4f} [{shift['interval'][0]:+.4f}" in told
-    assert "better neighbours" in told
-    body["ladder"]["sensitivity"]["with_better_neighbours_nats"] = None
-    assert "better neighbours" not in ladder(body)
 
 
 def test_a_check_that_lost_a_run_shows_dashes(body):
@@ -69,7 +64,7 @@ def test_a_check_that_lost_a_run_shows_dashes(body):
 
 @pytest.mark.parametrize("tuned", [None, {"outcome": "cannot_tell", "reason": "no rung was checked"}])
 def test_a_ladder_without_checks_says_so(body, tuned):
-    body["ladder"] |= {"checks": [], "sensitivity": None, "tuned": tuned}
+    body["ladder"] |= {"checks": [], "tuned": tuned}
     told = ladder(body).split("learning rates right?")[1]
     assert ("no rung was checked" if tuned else "No rung was run at other rates") in told
 

@@ -255,6 +255,6 @@ def test_a_ladder_from_before_there_were_checks(finished, tmp_path, study, ledge
     other, without = replay(finished / "study", tmp_path / "study", lambda record: record.key not in extra)
     older = gather(other, without)
     assert older.choice == found.choice or older.choice.shape == found.choice.shape
-    assert older.checks.rungs == () and older.tilt is None
+    assert older.checks.rungs == ()
     assert older.gates[-1].outcome == "cannot_tell"
     assert "2 of 2 rungs are not checked yet: `forerun ladder PLAN` does" in older.gates[-1].reason
