@@ -264,10 +264,10 @@ def _best(seen: Sequence[Seen]) -> float:
 
 def _pruned(rule: str, trial: Seen, past: Sequence[Seen]) -> Seen:
     """The trial as it ends under a rule."""
-    for rung in pruning.rungs(rule, NUM_STEPS):
+    for rung in pruning.rungs(NUM_STEPS) if rule != "none" else ():
         losses = trial.losses_nats[:rung]
         if rung < len(trial.losses_nats) and pruning.verdict(
-            rule, space=SPACE, point=trial.point, num_steps=NUM_STEPS,
+            space=SPACE, point=trial.point, num_steps=NUM_STEPS,
             losses_nats=losses, seen=past, num_startup=NUM_STARTUP,
         ):  # fmt: skip
             return Seen(point=trial.point, status="pruned", losses_nats=losses, loss_nats=None)
@@ -357,11 +357,11 @@ def cost_table() -> list[dict[str, Any]]:
         row: dict[str, Any] = {"rule": rule}
         for number in (100, 1000, 10_000):
             past = [grid[i % len(grid)] for i in range(number)]
-            trial, rung = grid[77], pruning.rungs(rule, NUM_STEPS)[-1]
+            trial, rung = grid[77], pruning.rungs(NUM_STEPS)[-1]
             began, repeats = time.process_time(), 20
             for _ in range(repeats):
                 pruning.verdict(
-                    rule, space=SPACE, point=trial.point, num_steps=NUM_STEPS,
+                    space=SPACE, point=trial.point, num_steps=NUM_STEPS,
                     losses_nats=trial.losses_nats[:rung], seen=past, num_startup=NUM_STARTUP,
                 )  # fmt: skip
             row[f"cpu_ms_after_{number}"] = 1000 * (time.process_time() - began) / repeats

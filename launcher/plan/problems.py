@@ -16,7 +16,7 @@ from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
 from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
 from proxies.core.rules import decay_problems
-from sweeps.search.pruning import RULES, rungs
+from sweeps.search.pruning import rungs
 from sweeps.search.samplers import SAMPLERS
 from sweeps.search.space import SearchSpace
 
@@ -300,13 +300,13 @@ def _grid_problems(search: SearchSection, space: SearchSpace) -> list[str]:
 
 def _pruner_problems(plan: Plan, search: SearchSection) -> list[str]:
     """Where no trial could ever be looked at, or compared with another."""
-    if not RULES[search.pruner].shares:
+    if search.pruner == "none":
         return []
     said, steps = f"search.pruner = {search.pruner!r}", plan.proxy.num_steps
     problems = []
     if plan.command:
         problems.append(f"{said}: a command trains by itself, and cannot be looked at: 'none' is wanted")
-    if not rungs(search.pruner, steps):
+    if not rungs(steps):
         problems.append(f"{said}: proxy.num_steps = {steps} leaves no step at which to look: 'none', or more steps")
     seen = search.num_startup + search.parallelism - 1
     if search.num_trials <= seen:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from launcher.plan.keys import (
     ONCE,
@@ -21,34 +20,24 @@ from launcher.plan.keys import (
     with_ranges,
 )
 from proxies.core.hyperparameters import CAN_BE_OFF, SET_BY
-from sweeps.search.pruning import RETIRED, RULES
 from sweeps.search.samplers import SAMPLERS
 from sweeps.search.space import SearchSpace, search_space
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sweeps.search.pruning import Rule
     from sweeps.search.samplers import Sampler
-
-
-def _still_there(value: object) -> object:
-    if value in RETIRED:
-        raise PydanticCustomError("retired", "'curve', which took its place, or 'none'")
-    return value
 
 
 if TYPE_CHECKING:
     SamplerName = str
-    PrunerName = str
-else:  # the registries' names: nowhere else are they spelled out
+else:  # the registry's names: nowhere else are they spelled out
     SamplerName = Literal[tuple(SAMPLERS)]
-    PrunerName = Annotated[Literal[tuple(RULES)], BeforeValidator(_still_there)]
 _REPLICATES = must(lambda number: number not in (1, 2, 3), "must be 0, or at least 4: two trials twice")
 _SEVERAL = must(lambda number: number != 1, "must be 0, or at least 2: one seed tells no noise")
 
 
-def _lines(registry: Mapping[str, Sampler] | Mapping[str, Rule]) -> str:
+def _lines(registry: Mapping[str, Sampler]) -> str:
     """What each entry is, as one sentence."""
     return "; ".join(f"{name}: {entry.line}" for name, entry in registry.items())
 
@@ -85,10 +74,9 @@ class SearchSection(_Ranges):
         8, description="Most trials in flight, P: suggestion k uses outcomes of 0 ... k-P alone."
     )
     num_startup: Count = Field(12, description="Trials spread evenly before TPE or GP begins.")
-    pruner: PrunerName = Field(
+    pruner: Literal["none", "curve"] = Field(
         "none",
-        description=f"Gives trials up on their way, by their training losses. {_lines(RULES)}. `curve` pays from some "
-        "40 trials on.",
+        description="curve: gives up what will not be the best, by its training losses; pays from some 40 trials on.",
     )
     max_extensions: Annotated[int, Field(ge=0, le=100)] = Field(
         0, description="How often a range whose end the best trials are near may grow; 0: it is only said."

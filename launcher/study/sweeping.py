@@ -88,7 +88,6 @@ def _pruner(study: Study, phase: Phase) -> SearchPruner | None:
     if search.pruner == "none":
         return None
     return SearchPruner(
-        search.pruner,
         phase.space,
         study.study_dir,
         num_steps=study.plan.proxy.num_steps,

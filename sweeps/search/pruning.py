@@ -1,8 +1,7 @@
 """Whether a trial is worth going on with, from its losses so far: a pure function of trials that ended before it began.
 
-`RULES` is the registry of pruners: plans, validation and the reference pages read it. `curve` predicts where the trial
-will end (`sweeps.search.forecasts`). Rules that compare losses at one step were measured and taken out: under a
-decaying schedule they give up what the search is for (docs/pruning.md).
+The rule, `curve`, predicts where the trial will end (`sweeps.search.forecasts`). Rules that compare losses at one step
+were measured and taken out: under a decaying schedule they give up what the search is for (docs/pruning.md).
 
 Trial k is compared with trials 0 ... k-P alone, which had all ended before k was suggested, in index order (P: trials
 in flight). So a decision depends on no timing, and a resumed search decides as the uninterrupted one would have.
@@ -11,7 +10,7 @@ in flight). So a decision depends on no timing, and a resumed search decides as 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +23,8 @@ from sweeps.store.errors import CurveCorrupt
 if TYPE_CHECKING:
     from sweeps.search.forecasts import Forecast
 
+SHARES = (0.125, 0.25, 0.5)
+"""Of the steps, where it looks at a trial."""
 WINDOW_SHARE = 0.1
 """Of the steps so far: the last losses are averaged over so many."""
 LEAST_CHANCE = 0.01
@@ -33,7 +34,7 @@ MARGIN_NATS = 0.005
 LEVEL = 0.9
 """Of the intervals that are said."""
 MOST_SEEN = 256
-"""Trials that a rule looks at, the latest; the best is that of all. So a verdict costs the same at any length."""
+"""Trials that it looks at, the latest; the best is that of all. So a verdict costs the same at any length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,28 +49,12 @@ class Seen:
     """Validation loss at the end; of a finished one alone."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """A pruner, as plans name it."""
-
-    name: str
-    line: str
-    """What it does, in a few words."""
-    shares: tuple[float, ...] = ()
-    """Of the steps, where it looks at a trial."""
-    reason: Callable[[SearchSpace, Params, int, Sequence[float], Sequence[Seen]], str] = lambda *_: ""
-    """Why a trial is given up, or empty: of the space, its point, its planned steps, its training losses so far, and
-    the trials that it is compared with.
-    """
-
-
-def rungs(name: str, num_steps: int) -> tuple[int, ...]:
-    """Steps, ascending and before the last, at which a rule looks at a run of `num_steps`; none for "none"."""
-    return tuple(sorted({step for share in RULES[name].shares if (step := int(num_steps * share)) >= 1}))
+def rungs(num_steps: int) -> tuple[int, ...]:
+    """Steps, ascending and before the last, at which a run of `num_steps` is looked at."""
+    return tuple(sorted({step for share in SHARES if (step := int(num_steps * share)) >= 1}))
 
 
 def verdict(
-    name: str,
     *,
     space: SearchSpace,
     point: Params,
@@ -81,7 +66,6 @@ def verdict(
     """Empty if the run goes on; else why not, in a sentence.
 
     Args:
-        name: the rule.
         space: the axes, as they are now.
         point: its hyperparameters.
         num_steps: of a whole run.
@@ -90,9 +74,17 @@ def verdict(
         num_startup: finished trials without which nothing is given up.
     """
     num_finished = sum(one.loss_nats is not None for one in seen)
-    if len(losses_nats) not in rungs(name, num_steps) or num_finished < max(num_startup, 1):
+    if len(losses_nats) not in rungs(num_steps) or num_finished < max(num_startup, 1):
         return ""
-    return RULES[name].reason(space, point, num_steps, losses_nats, seen)
+    found, best = _predicted(space, point, losses_nats, seen), _best(seen)
+    if found is None or (chance := found.chance_below(best + MARGIN_NATS)) >= LEAST_CHANCE:
+        return ""
+    low, high = found.interval(LEVEL)
+    return (
+        f"curve: at step {len(losses_nats)} of {num_steps} it is expected to end at {found.loss_nats:.4g} nats "
+        f"({LEVEL:.0%} interval {low:.4g} to {high:.4g}), the best so far at {best:.4g}: the chance to come within "
+        f"{MARGIN_NATS:g} of that is {chance:.2g}, under {LEAST_CHANCE:g}"
+    )
 
 
 def told_nats(space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[Seen]) -> float:
@@ -111,21 +103,6 @@ def smoothed(losses_nats: Sequence[float], step: int) -> float:
 
 def _best(seen: Sequence[Seen]) -> float:
     return min(one.loss_nats for one in seen if one.loss_nats is not None)
-
-
-def _unlikely(
-    space: SearchSpace, point: Params, num_steps: int, losses_nats: Sequence[float], seen: Sequence[Seen]
-) -> str:
-    """The rule `curve`: why a run will not be the best; empty if it may."""
-    found, best = _predicted(space, point, losses_nats, seen), _best(seen)
-    if found is None or (chance := found.chance_below(best + MARGIN_NATS)) >= LEAST_CHANCE:
-        return ""
-    low, high = found.interval(LEVEL)
-    return (
-        f"curve: at step {len(losses_nats)} of {num_steps} it is expected to end at {found.loss_nats:.4g} nats "
-        f"({LEVEL:.0%} interval {low:.4g} to {high:.4g}), the best so far at {best:.4g}: the chance to come within "
-        f"{MARGIN_NATS:g} of that is {chance:.2g}, under {LEAST_CHANCE:g}"
-    )
 
 
 def _predicted(
@@ -151,18 +128,6 @@ def _coordinates(space: SearchSpace, point: Params) -> list[float]:
     ] + [float(point[axis.name] == OFF) for axis in space.switches]
 
 
-RULES: dict[str, Rule] = {
-    rule.name: rule
-    for rule in (
-        Rule(name="none", line="every trial runs to its end"),
-        Rule(name="curve", line="gives up what will not be the best", shares=(0.125, 0.25, 0.5), reason=_unlikely),
-    )
-}
-"""Every pruner there is, by name."""
-RETIRED = ("asha", "hyperband", "median")
-"""Pruners that plans could name once; each gave up the best trial of searches under a decaying schedule."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trial:
     point: Params
@@ -174,21 +139,20 @@ class SearchPruner:
     """See `source.Pruner`. The source says which trials begin, and takes in those that have ended, by index."""
 
     def __init__(
-        self, name: str, space: SearchSpace, study_dir: Path, *, num_steps: int, parallelism: int, num_startup: int
+        self, space: SearchSpace, study_dir: Path, *, num_steps: int, parallelism: int, num_startup: int
     ) -> None:
         """A pruner that has seen nothing.
 
         Args:
-            name: of the rule.
             space: as it is now.
             study_dir: where the curves lie.
             num_steps: of every trial.
             parallelism: trials in flight at once.
             num_startup: finished trials that must have been seen before any is given up.
         """
-        self._name, self._space, self._study_dir = name, space, study_dir
+        self._space, self._study_dir = space, study_dir
         self._num_steps, self._parallelism, self._num_startup = num_steps, parallelism, num_startup
-        self._rungs = rungs(name, num_steps)
+        self._rungs = rungs(num_steps)
         self._seen: list[Seen] = []
         self._trials: dict[str, _Trial] = {}
 
@@ -233,6 +197,6 @@ class SearchPruner:
         """See `sweeps.search.source.Pruner`."""
         trial = self._trials[run_id]
         return verdict(
-            self._name, space=self._space, point=trial.point, num_steps=self._num_steps, losses_nats=losses_nats,
+            space=self._space, point=trial.point, num_steps=self._num_steps, losses_nats=losses_nats,
             seen=self._seen[: trial.num_seen], num_startup=self._num_startup,
         )  # fmt: skip

@@ -415,11 +415,11 @@ RUNGS = (2, 4)
 NUM_STARTUP = 3
 
 
-def rungs(name, num_steps):
+def rungs(num_steps):
     return RUNGS
 
 
-def verdict(name, *, point, losses_nats, seen, num_startup, **_):
+def verdict(*, point, losses_nats, seen, num_startup, **_):
     """Worse than the better half of those that came as far; its words name everything that it was shown."""
     step = len(losses_nats)
     others = sorted(trial.losses_nats[step - 1] for trial in seen if len(trial.losses_nats) >= step)

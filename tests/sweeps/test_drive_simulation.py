@@ -63,7 +63,7 @@ def search_source(ledger):
 
 def pruning_source(ledger):
     pruner = SearchPruner(
-        "curve", SPACE, simulation.STUDY, num_steps=simulation.NUM_STEPS, parallelism=4,
+        SPACE, simulation.STUDY, num_steps=simulation.NUM_STEPS, parallelism=4,
         num_startup=simulation.NUM_STARTUP,
     )  # fmt: skip
     return SearchSource(

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from sweeps.search import forecasts, pruning
-from sweeps.search.pruning import RULES, Seen, rungs, told_nats, verdict
+from sweeps.search.pruning import Seen, rungs, told_nats, verdict
 from tests.sweeps.spaces import SPACE, usual
 
 NUM_STEPS, STARTUP = 200, 12
-PRUNERS = [name for name, rule in RULES.items() if rule.shares]
-"""All that give anything up."""
 
 
 def trial(point, final, early, status="finished"):
@@ -41,13 +39,13 @@ def late(point):
     return trial(point, final, early=0.2 * 2 ** ((octave + 5) / 2) + 0.3 * point["warmup_fraction"])
 
 
-def asked(name, one, seen, step=None, **more):
-    step = step or rungs(name, NUM_STEPS)[-1]
+def asked(one, seen, step=None, **more):
+    step = step or rungs(NUM_STEPS)[-1]
     arguments = {
         "space": SPACE, "point": one.point, "num_steps": NUM_STEPS,
         "losses_nats": one.losses_nats[:step], "seen": seen, "num_startup": STARTUP,
     }  # fmt: skip
-    return verdict(name, **{**arguments, **more})
+    return verdict(**{**arguments, **more})
 
 
 def told(one, seen, step):
@@ -64,23 +62,20 @@ def cut(one, step, status="pruned"):
     return Seen(point=one.point, status=status, losses_nats=one.losses_nats[:step], loss_nats=None)
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_rungs_ascend_and_lie_before_the_end(name):
+def test_rungs_ascend_and_lie_before_the_end():
     for num_steps in (1, 2, 3, 7, 9, 10, 27, 200, 1000):
-        found = rungs(name, num_steps)
+        found = rungs(num_steps)
         assert list(found) == sorted(set(found))
         assert all(1 <= step < num_steps for step in found)
-        assert bool(found) == (name != "none" and num_steps >= 2)
+        assert bool(found) == (num_steps >= 2)
 
 
-@pytest.mark.parametrize("name", PRUNERS)
-def test_what_is_far_behind_is_given_up_and_the_leader_is_not(name):
+def test_what_is_far_behind_is_given_up_and_the_leader_is_not():
     seen = decaying(30)
     best = min(seen, key=lambda one: one.loss_nats)
-    assert asked(name, shifted(best, 2.0), seen)
+    assert asked(shifted(best, 2.0), seen)
     # Alone of its kind ahead at every step: nobody gives it up.
-    assert asked(name, shifted(best, -2.0), seen) == ""
-    assert asked("none", shifted(best, 2.0), seen, 100) == ""
+    assert asked(shifted(best, -2.0), seen) == ""
 
 
 def winner():
@@ -92,7 +87,7 @@ def winner():
 def test_the_later_winner_is_kept_by_the_curve_rule_at_every_rung(seed):
     seen = decaying(30, seed)
     assert winner().loss_nats < min(one.loss_nats for one in seen)
-    assert [asked("curve", winner(), seen, step) for step in rungs("curve", NUM_STEPS)] == ["", "", ""]
+    assert [asked(winner(), seen, step) for step in rungs(NUM_STEPS)] == ["", "", ""]
 
 
 def test_a_rule_that_knows_no_decay_gives_the_later_winner_up():
@@ -105,27 +100,26 @@ def test_a_rule_that_knows_no_decay_gives_the_later_winner_up():
         return forecasts.Forecast(loss_nats=here, error_nats=0.02, num_freedom=20)
 
     with mock.patch.object(pruning, "_predicted", undecayed):
-        assert asked("curve", winner(), seen, 50)
+        assert asked(winner(), seen, 50)
     laggard = late(point_at(-4, warmup=0.3))
-    assert asked("curve", laggard, [one for one in seen if one.loss_nats > laggard.loss_nats], 100) == ""
+    assert asked(laggard, [one for one in seen if one.loss_nats > laggard.loss_nats], 100) == ""
 
 
 def test_the_curve_rule_says_what_it_expects_and_why():
     seen = decaying(40)
     bad = late(point_at(-11))
-    said = asked("curve", bad, seen, 50)
+    said = asked(bad, seen, 50)
     assert said.startswith("curve: at step 50 of 200 it is expected to end at 2.7")
     assert "90% interval" in said and f"the best so far at {min(one.loss_nats for one in seen):.4g}" in said
     assert "under 0.01" in said
 
 
-@pytest.mark.parametrize("name", PRUNERS)
-def test_verdicts_are_of_their_arguments_alone(name):
+def test_verdicts_are_of_their_arguments_alone():
     """The same question has the same answer in any order of asking, and what is not shown changes nothing."""
     seen, others = decaying(40), [*decaying(10, seed=5), winner()]
-    questions = [(one, step) for one in others for step in rungs(name, NUM_STEPS)]
-    there = [asked(name, one, seen, step) for one, step in questions]
-    back = [asked(name, one, list(seen), step) for one, step in reversed(questions)]
+    questions = [(one, step) for one in others for step in rungs(NUM_STEPS)]
+    there = [asked(one, seen, step) for one, step in questions]
+    back = [asked(one, list(seen), step) for one, step in reversed(questions)]
     assert there == back[::-1]
     assert 0 < sum(map(bool, there)) < len(there)
 
@@ -133,33 +127,30 @@ def test_verdicts_are_of_their_arguments_alone(name):
 def test_a_rule_that_looks_ahead_is_found_out():
     """Only the curve up to the rung counts, of the run in question and of those it is held against."""
     seen, one = decaying(30), late(point_at(-6.2))
-    for name in PRUNERS:
-        for step in rungs(name, NUM_STEPS):
-            torn = [
-                Seen(point=s.point, status=s.status, losses_nats=(*s.losses_nats[:step], *[9.9] * (200 - step)),
-                     loss_nats=s.loss_nats) for s in seen
-            ]  # fmt: skip
-            assert asked(name, one, seen, step) == asked(name, one, torn, step)
+    for step in rungs(NUM_STEPS):
+        torn = [
+            Seen(point=s.point, status=s.status, losses_nats=(*s.losses_nats[:step], *[9.9] * (200 - step)),
+                 loss_nats=s.loss_nats) for s in seen
+        ]  # fmt: skip
+        assert asked(one, seen, step) == asked(one, torn, step)
 
 
-@pytest.mark.parametrize("name", PRUNERS)
-def test_too_few_finished_and_nothing_is_given_up(name):
+def test_too_few_finished_and_nothing_is_given_up():
     bad = shifted(late(point_at(-11)), 3.0)
     seen = decaying(30)
     few = seen[: STARTUP - 1]
     unfinished = [cut(one, 100) for one in seen] + [cut(one, 20, "diverged") for one in seen]
-    assert asked(name, bad, []) == asked(name, bad, few) == asked(name, bad, few + unfinished) == ""
-    assert asked(name, bad, unfinished, num_startup=0) == ""
-    assert asked(name, bad, seen[:STARTUP]) != ""
+    assert asked(bad, []) == asked(bad, few) == asked(bad, few + unfinished) == ""
+    assert asked(bad, unfinished, num_startup=0) == ""
+    assert asked(bad, seen[:STARTUP]) != ""
 
 
-@pytest.mark.parametrize("name", PRUNERS)
-def test_equal_losses_are_no_reason(name):
+def test_equal_losses_are_no_reason():
     flat = Seen(point=point_at(-5), status="finished", losses_nats=(2.0,) * NUM_STEPS, loss_nats=2.0)
     seen = [Seen(point=point_at(-12 + i / 4), status="finished", losses_nats=flat.losses_nats, loss_nats=2.0)
             for i in range(30)]  # fmt: skip
-    for step in rungs(name, NUM_STEPS):
-        assert asked(name, flat, seen, step) == ""
+    for step in rungs(NUM_STEPS):
+        assert asked(flat, seen, step) == ""
 
 
 def test_runs_given_up_are_not_fitted_on():
@@ -167,8 +158,8 @@ def test_runs_given_up_are_not_fitted_on():
     one = late(point_at(-9.5))
     odd = [cut(shifted(trial, 5.0), 100) for trial in decaying(20, seed=9)]
     diverged = [cut(shifted(trial, -5.0), 150, "diverged") for trial in decaying(20, seed=8)]
-    said = asked("curve", one, seen, 100)
-    assert said and asked("curve", one, seen[:20] + odd + diverged + seen[20:], 100) == said
+    said = asked(one, seen, 100)
+    assert said and asked(one, seen[:20] + odd + diverged + seen[20:], 100) == said
     assert told(one, seen + odd + diverged, 100) == told(one, seen, 100)
 
 
@@ -176,8 +167,8 @@ def test_the_best_of_all_counts_however_long_ago():
     seen = decaying(40)
     best = shifted(min(seen, key=lambda one: one.loss_nats), -1.0)
     good = late(point_at(-5.3))
-    assert asked("curve", good, seen, 100) == ""
-    assert "the best so far at 1." in asked("curve", good, [best, *seen * 8], 100)
+    assert asked(good, seen, 100) == ""
+    assert "the best so far at 1." in asked(good, [best, *seen * 8], 100)
 
 
 def test_a_verdict_looks_at_a_bounded_number_of_trials():
@@ -212,6 +203,6 @@ def test_a_run_that_may_come_near_the_best_goes_on():
     best = min(one.loss_nats for one in seen)
     near = forecasts.Forecast(loss_nats=best + 0.003, error_nats=0.001, num_freedom=30)
     with mock.patch.object(pruning, "_predicted", lambda *args: near):
-        assert asked("curve", winner(), seen, 100) == ""
+        assert asked(winner(), seen, 100) == ""
         with mock.patch.object(pruning, "MARGIN_NATS", 0.0):
-            assert "within 0 of that" in asked("curve", winner(), seen, 100)
+            assert "within 0 of that" in asked(winner(), seen, 100)

@@ -26,7 +26,7 @@ def asked(monkeypatch):
     """A rule of the tests' own, and all that it was asked."""
     calls = []
 
-    def verdict(name, **call):
+    def verdict(**call):
         calls.append(call)
         step = len(call["losses_nats"])
         others = sorted(trial.losses_nats[step - 1] for trial in call["seen"] if len(trial.losses_nats) >= step)
@@ -34,14 +34,14 @@ def asked(monkeypatch):
             return ""
         return f"lost to {len(others)} at {step}"
 
-    monkeypatch.setattr(pruning, "rungs", lambda name, num_steps: (2, 4))
+    monkeypatch.setattr(pruning, "rungs", lambda num_steps: (2, 4))
     monkeypatch.setattr(pruning, "verdict", verdict)
     monkeypatch.setattr(pruning, "told_nats", lambda space, point, losses_nats, seen: losses_nats[-1] + len(seen))
     return calls
 
 
 def source_of(ledger, folder, **more):
-    pruner = SearchPruner("curve", SPACE, folder, num_steps=NUM_STEPS, parallelism=PARALLELISM, num_startup=3)
+    pruner = SearchPruner(SPACE, folder, num_steps=NUM_STEPS, parallelism=PARALLELISM, num_startup=3)
     options = {"stage": "sweep", "study_seed": 7, "num_trials": 20, "parallelism": PARALLELISM, "num_startup": 6}
     return SearchSource(SPACE, make_run, ledger, **(options | more), pruner=pruner)
 
