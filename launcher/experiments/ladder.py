@@ -85,7 +85,7 @@ def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, 
     ladder = study.plan.ladder
     if not ladder.check_offsets_octaves:
         return ()
-    ordered = _ordered(study, specs)
+    ordered = sorted((spec for spec in specs if spec.seed == ladder.seed), key=lambda spec: spec.flops)
     limit = ladder.check_share * sum(spec.flops for spec in ordered)
     # By their own cost, so that more rates or seeds are of the same rungs.
     for number in range(min(ladder.num_checked, len(ordered)), 0, -1):
@@ -94,18 +94,6 @@ def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, 
             if sum(spec.flops for spec in rungs) <= limit:
                 return tuple(_checked(study, rung) for rung in rungs)
     return ()
-
-
-def largest_share(study: Study, specs: Sequence[RunSpec]) -> float:
-    """What `ladder.check_share` would have to be for the largest rung to be among the checked ones."""
-    ordered = _ordered(study, specs)
-    rungs = _spread(ordered, min(study.plan.ladder.num_checked, len(ordered)))
-    return sum(spec.flops for spec in rungs) / sum(spec.flops for spec in ordered)
-
-
-def _ordered(study: Study, specs: Sequence[RunSpec]) -> list[RunSpec]:
-    """The first run of every rung, cheapest first."""
-    return sorted((spec for spec in specs if spec.seed == study.plan.ladder.seed), key=lambda spec: spec.flops)
 
 
 def _spread(ordered: Sequence[RunSpec], number: int) -> list[RunSpec]:

@@ -5,7 +5,6 @@ A coordinate check is read here as people read it too: what is wrong first, then
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,17 +163,7 @@ def tuned_gate(checks: LadderChecks | None) -> Gate:
             "what carries the rate does not hold there: test it up to that size (transfer.widths, transfer.durations), "
             "and the ladder follows"
         )
-    if checks.share_for_largest is not None:
-        said.append(
-            f"the largest one checked has {checks.reaches:.0%} of the largest rung's FLOPs "
-            f"(ladder.check_share = {_up(checks.share_for_largest):g} checks that too)"
-        )
     return Gate(name="ladder_tuned", outcome=_worst(found), reason="; ".join(said))
-
-
-def _up(share: float) -> float:
-    """To two digits after the point, and never less."""
-    return math.ceil(100 * share) / 100
 
 
 def _data_gate(study: Study, choice: Choice) -> Gate:

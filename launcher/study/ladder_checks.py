@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launcher.experiments.ladder import RungCheck, check, checked_rungs, largest_share
+from launcher.experiments.ladder import RungCheck, check, checked_rungs
 from launcher.experiments.transferred import Verdicts
 from launcher.plan.study import Study
 from proxies.core.canon import Json
@@ -25,10 +25,6 @@ class LadderChecks:
     rungs: tuple[RungCheck, ...]
     wanted: int
     """Rungs that the plan checks: 0 where it asks for none, or pays for none."""
-    reaches: float
-    """FLOPs of the largest checked rung over those of the ladder's largest; 0 without any."""
-    share_for_largest: float | None
-    """`ladder.check_share` that would check the largest rung too; None where it is checked, or none are."""
 
 
 def ladder_checks(
@@ -43,14 +39,7 @@ def ladder_checks(
         own = noise if noise is not None or loss is None or sd is None else sd * loss
         judged = check(one, results, own, margin_nats=transfer.margin_nats, level=transfer.level)
         found += [judged] if judged is not None else []
-    top = max((six_nd(one.rung) for one in wanted), default=0.0) / max(map(six_nd, specs))
-    missing = bool(study.plan.ladder.check_offsets_octaves) and top < 1
-    return LadderChecks(
-        rungs=tuple(found),
-        wanted=len(wanted),
-        reaches=top,
-        share_for_largest=largest_share(study, specs) if missing else None,
-    )
+    return LadderChecks(rungs=tuple(found), wanted=len(wanted))
 
 
 def noise_of(verdicts: Verdicts) -> float | None:
@@ -61,11 +50,6 @@ def noise_of(verdicts: Verdicts) -> float | None:
         if test.hyperparameter == "learning_rate" and judged.verdict.noise_nats is not None
     ]
     return max(found, default=None)
-
-
-def six_nd(spec: RunSpec) -> float:
-    """6 N D, the FLOPs that the fit goes by."""
-    return 6.0 * count_params(spec.shape).total * spec.num_tokens
 
 
 def checks_body(checks: LadderChecks | None, gates: Sequence[Gate]) -> dict[str, Json]:

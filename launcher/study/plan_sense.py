@@ -4,11 +4,8 @@ what would make rungs of the ladder differ from the main run in more than size. 
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib.util
 import math
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,27 +49,7 @@ def missing(plan: Plan, here: Path) -> list[str]:
                 problems.append(f"proxy.command: {error}")
     manifest = manifest_of(plan, here)
     problems += [] if manifest is None else shard_problems(corpus, manifest)
-    return problems + _module_problems(plan.proxy.factory, code_dir)
-
-
-def _module_problems(target: str, code_dir: Path) -> list[str]:
-    """Why a factory's module or function is not there, as far as that shows without running its code."""
-    name, _, function = target.partition(":")
-    if not target:
-        return []
-    parts = name.split(".")
-    places = code_dir.joinpath(*parts[:-1], f"{parts[-1]}.py"), code_dir.joinpath(*parts, "__init__.py")
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        there = (code_dir / parts[0]).exists() or importlib.util.find_spec(parts[0]) is not None
-        return [] if there else [f"proxy.factory = {target!r}: no module {parts[0]} in {code_dir}, nor installed"]
-    try:
-        text = file.read_text(encoding="utf-8")
-        ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        return [f"proxy.factory = {target!r}: {file} does not parse: {error}"]
-    named = re.search(rf"\b{re.escape(function)}\b|import \*", text)
-    return [] if named else [f"proxy.factory = {target!r}: {file} has no {function}"]
+    return problems
 
 
 def problems(study: Study) -> list[str]:

@@ -27,11 +27,6 @@ MOST_SECONDS = 900.0
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's least is 75 MB; what we send is a few kB."""
 _POLL_SECONDS = 0.1
-_PARTS = (
-    "gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err", "dashboard_agent.log", "runtime_env_agent.log",
-)  # fmt: skip
-"""Ray's own logs that say why it did not start; of each the last lines are kept."""
-_PART_LINES = 20
 
 
 class Patience:
@@ -118,13 +113,10 @@ class Head:
         return size
 
     def keep_log(self) -> Path:
-        """What it and its parts printed last, in a file that outlives the cluster; its path. Raises OSError."""
+        """What it printed, secrets removed, in a file that outlives the cluster; its path. Raises OSError."""
         handle, name = tempfile.mkstemp(prefix="forerun-ray-", suffix=".log")
-        redact = LineRedactor()
-        parts = {part: _lines(self._session / "logs" / part)[-_PART_LINES:] for part in _PARTS}
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            for part, lines in {self._log.name: _lines(self._log), **parts}.items():
-                file.writelines(f"{line}\n" for line in (f"==> {part} <==", *map(redact, lines)))
+            file.writelines(f"{line}\n" for line in _lines(self._log))
         return Path(name)
 
     def close(self) -> None:

@@ -7,9 +7,8 @@ of one seed have the same initial values and the same data in the same order (co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +22,8 @@ PAIRED_LEVEL = 0.1
 """Seeds count as common random numbers where an F test of their effect says so at this level."""
 
 
-class Outcomes(Protocol):
-    """Loss in nats by candidate and repeat, None where it diverged; what has no outcome yet is not there."""
-
-    def __contains__(self, key: object, /) -> bool:
-        """Whether a repeat has an outcome."""
-        ...
-
-    def __getitem__(self, key: tuple[int, int], /) -> float | None:
-        """The outcome."""
-        ...
+Outcomes = Mapping[tuple[int, int], float | None]
+"""Loss in nats by candidate and repeat, None where it diverged; what has no outcome yet is not there."""
 
 
 def num_candidates(num_replicates: int, num_finished: int) -> int:

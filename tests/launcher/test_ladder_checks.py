@@ -51,14 +51,12 @@ def test_the_noise_of_a_run_is_the_largest_that_tests_of_the_rate_found():
     assert ladder_checks.noise_of(SimpleNamespace(tests=[rates[1], a_test("clip_norm", 0.1)])) is None
 
 
-def checks(*outcomes, wanted=None, reaches=1.0, share=None):
+def checks(*outcomes, wanted=None):
     rungs = tuple(
         dataclasses.replace(a_check(index, 0.001), outcome=outcome, words=f"rung {index} says")
         for index, outcome in enumerate(outcomes)
     )
-    return LadderChecks(
-        rungs=rungs, wanted=len(rungs) if wanted is None else wanted, reaches=reaches, share_for_largest=share
-    )
+    return LadderChecks(rungs=rungs, wanted=len(rungs) if wanted is None else wanted)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +69,6 @@ def checks(*outcomes, wanted=None, reaches=1.0, share=None):
         (checks("tuned", "cannot_tell"), "cannot_tell", "rung 1 says"),
         (checks("cannot_tell", "mis_tuned"), "failed", "what carries the rate does not hold there"),
         (checks("tuned", wanted=2), "cannot_tell", "1 of 2 rungs are not checked yet: `forerun ladder PLAN` does"),
-        (checks("tuned", reaches=0.29, share=0.301), "passed", "FLOPs (ladder.check_share = 0.31 checks that too)"),
     ],
 )  # fmt: skip
 def test_the_gate(found, outcome, said):
@@ -82,7 +79,7 @@ def test_the_gate(found, outcome, said):
 
 def test_the_body_is_plain_data_and_reads_as_a_table():
     gate = Gate(name="ladder_tuned", outcome="passed", reason="because")
-    found = LadderChecks(rungs=(a_check(0, 0.001, better=1.99),), wanted=1, reaches=1.0, share_for_largest=None)
+    found = LadderChecks(rungs=(a_check(0, 0.001, better=1.99),), wanted=1)
     body = checks_body(found, [gate])
     canon.canonical(body)
     assert set(body) == {"checks", "tuned"}

@@ -7,15 +7,13 @@ import pytest
 from tiny_study import ask, plan_with, replay, write_corpus
 
 from launcher.experiments.conventions import WarmupRule
-from launcher.experiments.ladder import checked_rungs, ladder_runs, largest_share, stage_specs
-from launcher.experiments.sweep_grids import base_sizes
+from launcher.experiments.ladder import checked_rungs, ladder_runs, stage_specs
 from launcher.experiments.transferred import Transferred
 from launcher.study import decide
 from launcher.study.evidence import gather
 from launcher.study.opening import plan_study
 from launcher.workers.host import Host
 from proxies.core.flops import flops_per_token
-from proxies.core.schedule import lr_multiplier, lr_table
 from proxies.parametrization.parametrization import parameter_table
 from sweeps.store.ledger import Ledger
 
@@ -89,36 +87,6 @@ def test_a_rung_is_the_main_run_of_its_size(study_with, part):
         assert parameter_table(main) == parameter_table(rung)
 
 
-def test_a_ladder_by_another_rule_is_not_the_main_run(study_with):
-    """The mutation that makes the test above mean something."""
-    study, found = study_with("[ladder]\nbatch_tokens = 256"), moved(POWERS)
-    for powers in ({}, {"duration": -0.3}, {"batch": 0.4}, {"duration": -0.31, "batch": 0.4}):
-        wrong = ladder_runs(study, found.point, powers)
-        assert any(r.hparams != as_main_run(study, found, r).hparams for r in wrong)
-
-
-def test_a_rungs_rate_by_hand(study_with):
-    study, found = study_with("[ladder]\nbatch_tokens = 256"), moved(POWERS)
-    base = base_sizes(study)
-    for rung in decide.ladder_specs(study, found):
-        ratio = rung.num_tokens / base.duration
-        assert rung.hparams.learning_rate == pytest.approx(2**-5 * ratio**-0.3 * 4**0.4, rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
-def test_every_rung_decays_within_its_own_steps(study_with, kind):
-    study = study_with(f'[proxy]\nschedule = "{kind}"\ndecay_fraction = 0.5\n[ladder]\nnum_steps = [20, 40, 80]')
-    tables = {}
-    for rung in ladder_runs(study, BEST, POWERS):
-        schedule, steps = rung.schedule, rung.schedule.num_steps
-        assert (schedule.warmup_steps, schedule.kind) == (round(0.25 * steps), kind)
-        decay = schedule.decay_steps or steps - schedule.warmup_steps
-        assert decay == (steps // 2 if kind == "wsd" else steps * 3 // 4)
-        assert lr_multiplier(schedule, steps - 1) <= 1.001 / decay, "the last update is one step from the end"
-        tables[steps] = lr_table(schedule)
-    assert tables[40] != tables[80][:40], "no longer run cut short"
-
-
 def test_the_two_ends_are_checked_an_octave_to_either_side(study_with):
     study = study_with("[ladder]\ncheck_share = 1.0")
     specs = decide.ladder_specs(study, moved(POWERS))
@@ -145,20 +113,6 @@ def test_the_share_limits_which_rungs_are_checked(study_with):
         assert own <= share * total
         seen.append(own)
     assert seen == sorted(seen, reverse=True) and len(set(seen)) >= 4 and seen[-1] == 0
-    wanted = largest_share(study_with(), specs)
-    top = [checked_rungs(study_with(f"[ladder]\ncheck_share = {wanted * f}"), specs)[-1].rung for f in (0.999, 1.001)]
-    assert [rung.id == max(specs, key=flops).id for rung in top] == [False, True]
-
-
-def test_more_rates_and_seeds_are_of_the_same_rungs(study_with):
-    specs = decide.ladder_specs(study_with(), moved({}))
-    before = checked_rungs(study_with(), specs)
-    after = checked_rungs(study_with("[ladder]\ncheck_offsets_octaves = [2.0, -0.5, 1.0]\ncheck_num_seeds = 3"), specs)
-    assert [c.rung.id for c in before] == [c.rung.id for c in after]
-    for one in after:
-        assert [octaves for octaves, _ in one.runs] == [-0.5, 0.0, 1.0, 2.0]
-        assert all([spec.seed for spec in runs] == [100, 101, 102] for _, runs in one.runs)
-        assert len(one.extra) == 11
 
 
 def test_every_rung_is_repeated_with_other_seeds(study_with):
@@ -179,33 +133,9 @@ def test_repeats_are_checked_as_the_rungs_are_and_no_run_is_made_twice(study_wit
     specs = {number: ladder_runs(study_with(f"[ladder]\nnum_seeds = {number}"), BEST) for number in (1, 3)}
     one, three = (study_with(f"[ladder]\nnum_seeds = {number}\ncheck_num_seeds = 2") for number in (1, 3))
     assert checked_rungs(three, specs[3]) == checked_rungs(one, specs[1])
-    assert largest_share(three, specs[3]) == largest_share(one, specs[1])
     stage = [spec.id for spec in stage_specs(three, specs[3])]
     assert stage[: len(specs[3])] == [spec.id for spec in specs[3]]
     assert len(set(stage)) == len(stage) == len(specs[3]) + 2 * 4, "two rungs, two rates, two seeds"
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 9, 50])
-def test_so_many_rungs_are_checked_as_are_asked_for(study_with, number):
-    study = study_with(f"[ladder]\nnum_checked = {number}\ncheck_share = 1.0")
-    specs = decide.ladder_specs(study, moved({}))
-    checked = checked_rungs(study, specs)
-    assert len({c.rung.id for c in checked}) == len(checked) == min(number, len(specs))
-    assert checked[-1].rung.id == max(specs, key=flops).id
-
-
-def test_no_offsets_no_checks(study_with):
-    study = study_with("[ladder]\ncheck_offsets_octaves = []")
-    specs = decide.ladder_specs(study, moved({}))
-    assert checked_rungs(study, specs) == () and stage_specs(study, specs) == specs
-
-
-def test_checks_may_be_changed_in_a_study_and_the_ladder_not(study_with):
-    question = study_with().question
-    checks = ("check_offsets_octaves = []", "num_checked = 3", "check_share = 1.0", "check_num_seeds = 2")
-    for part in ("num_seeds = 2", *checks):
-        assert study_with(f"[ladder]\n{part}").question == question
-    assert study_with("[ladder]\nbatch_tokens = 128").question != question
 
 
 def no_bank(*_):
@@ -219,13 +149,6 @@ def test_a_finished_study_has_its_checks_and_a_gate(finished, study, ledger, fou
     assert len(found.checks.rungs) == 2
     assert [gate.name for gate in found.gates][-1] == "ladder_tuned"
     assert all(one.words in found.gates[-1].reason for one in found.checks.rungs)
-
-
-def test_the_neighbours_are_not_in_the_fit(study, ledger, found):
-    """Nor in its key: with checks or without, it is the same fit."""
-    assert found.table.num_runs == found.fit.span.num_runs == len(found.ladder) == 9
-    (record,) = ledger.records("fit")
-    assert record.key == decide.fit_key(list(found.ladder))
 
 
 @pytest.mark.slow
