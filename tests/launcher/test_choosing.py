@@ -7,7 +7,6 @@ from planted_machine import Machine
 
 from launcher.calibration.choosing import Bench, choose
 from launcher.plan.calibration_records import Asked, Work
-from proxies.core import canon
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics
 
@@ -35,23 +34,9 @@ def test_slots_double_while_that_pays():
     assert "times as fast as one slot" in found.why
 
 
-@pytest.mark.parametrize("speed", [1.0, 0.9, 0.5])
-def test_no_slots_where_they_do_not_pay(speed):
-    machine = Machine(lambda mode: 10.0 * speed ** (mode.num_slots > 1))
-    found = chosen(machine)
-    assert found.chosen == PLAIN
-    assert [figure.mode.num_slots for figure in found.figures] == [1, 2], "one look is enough"
-    assert found.why.startswith("nothing is surely faster by a tenth; 2 slots")
-
-
 def test_a_gain_below_the_margin_is_left():
     assert chosen(Machine(lambda mode: 10.0 * (1.07 if mode.num_slots > 1 else 1))).chosen == PLAIN
     assert chosen(Machine(lambda mode: 10.0 * (1.15 if mode.num_slots > 1 else 1))).chosen.num_slots == 2
-
-
-def test_small_gains_may_add_up():
-    steps = Machine(lambda mode: 10.0 * min(mode.num_slots, 8) ** 0.1)  # 7 % a doubling
-    assert chosen(steps).chosen.num_slots == 8
 
 
 def test_slots_that_nothing_would_fill_are_not_even_looked_at():
@@ -62,16 +47,6 @@ def test_slots_that_nothing_would_fill_are_not_even_looked_at():
     assert max(figure.mode.num_slots for figure in found.figures) == 2
     in_flight = Work(num_workers=2, phases=((8, (1000,) * 400),))  # a search with parallelism 8
     assert chosen(Machine(lambda mode: 10.0 * mode.num_slots), in_flight).chosen.num_slots == 4
-
-
-def test_runs_of_different_lengths_leave_slots_empty():
-    """One long run and many short ones: a bank's step costs as much for the last run alone."""
-    ladder = Work(num_workers=1, phases=((5, (1000, 100, 100, 100, 100)),))
-    assert (ladder.bank_steps(1), ladder.bank_steps(2), ladder.bank_steps(4)) == (1400, 1000, 1000)
-    # Two slots make 1.3 times the trial-steps: for equal runs enough, here the bank's steps are 1.54 times as long.
-    assert chosen(Machine(lambda mode: 10.0 * (1.3 if mode.num_slots > 1 else 1)), ladder).chosen == PLAIN
-    equal = Work(num_workers=1, phases=((4, (350,) * 4),))
-    assert chosen(Machine(lambda mode: 10.0 * (1.3 if mode.num_slots > 1 else 1)), equal).chosen.num_slots == 2
 
 
 def test_memory_ends_the_climb_before_it_is_full():
@@ -108,18 +83,6 @@ def test_compiling_pays_only_in_a_long_search(num_steps, is_compiled, is_tried):
     assert found.chosen.compiled is is_compiled
     assert any(figure.mode.compiled for figure in found.figures) is is_tried
     assert ("too little to repay compiling" in found.why) is not is_tried
-
-
-def test_compiling_anew_for_every_short_run_does_not_pay():
-    runs = Work(num_workers=1, phases=((600, (20,) * 600),))  # 2 s each, 20 minutes in all
-    assert not chosen(Machine(compiler, first=40.0, again=2.0), runs, ("compiled",)).chosen.compiled
-    assert chosen(Machine(compiler, first=40.0, again=0.0), runs, ("compiled",)).chosen.compiled
-
-
-def test_what_does_not_train_here_is_refused_in_words():
-    found = chosen(Machine(lambda mode: 0.0 if mode.compiled else 10.0), names=("compiled",))
-    assert found.chosen == PLAIN
-    assert "is refused (RuntimeError: not here)" in found.why
 
 
 def test_precision_and_threads_only_where_they_are_open():
@@ -164,10 +127,3 @@ def test_a_choice_without_its_margin_would_flip(monkeypatch):
     monkeypatch.setattr("launcher.calibration.choosing.surely", lambda ratios: sorted(ratios)[len(ratios) // 2])
     alike = [chosen(Machine(lambda mode: 10.0, noise=0.15, seed=seed)).chosen.num_slots for seed in range(100)]
     assert sum(slots > 1 for slots in alike) > 10
-
-
-def test_the_record_goes_through_json_and_its_key_is_of_what_was_asked():
-    found = chosen(Machine(lambda mode: 10.0 * min(mode.num_slots, 4)))
-    again = canon.decode(type(found), canon.parse(canon.canonical(found)))
-    assert again == found
-    assert found.asked.key == asked("num_slots").key != asked("num_slots", "compiled").key

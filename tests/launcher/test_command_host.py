@@ -68,19 +68,6 @@ def test_outcomes_of_every_kind_through_the_driver(factory):
     assert [len(list((folder / spec.id).iterdir())) for spec in specs] == [1, 2, 2, 1]
 
 
-def test_another_key_drops_the_command_that_ran(factory):
-    trainer(factory, "open(f'up{RUN[\"values\"][\"seed\"]}', 'w').write(str(os.getpid()))\ntime.sleep(60)")
-    host = factory()
-    try:
-        first, second = (canon.to_json(cases.command_spec(seed=seed)) for seed in (0, 1))
-        assert host.advance(Advance(bank_key="a", num_slots=1, admit=((0, first),), max_steps=50)).finished == ()
-        pid = cases.number_in(Path(factory.code_dir) / "up0")
-        assert host.advance(Advance(bank_key="b", num_slots=1, admit=((0, second),), max_steps=50)).finished == ()
-        assert cases.gone(pid)
-    finally:
-        host._engine.evict(0)
-
-
 def test_the_users_own_python_path_reaches_the_command(factory, monkeypatch):
     """And its worker needs no torch."""
     trainer(factory, "assert os.environ['PYTHONPATH'] == 'the users'\n" + cases.GOOD)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from planted_ladders import CHINCHILLA, ladder
-from tiny_study import ask, replay
+from tiny_study import replay
 
 from launcher.answers.asked import Asked, checked
 from launcher.experiments.sweep_grids import base_sizes
@@ -24,17 +24,6 @@ def test_the_choice_spends_the_budget_on_a_whole_shape(study, found):
     assert choice.num_tokens == choice.num_steps * plan.proxy.batch_tokens
     step_flops = 6 * params * plan.proxy.batch_tokens
     assert abs(choice.num_steps * step_flops - plan.target.budget_flops) <= step_flops / 2
-
-
-def test_allocate_and_freeze_take_one_shape(finished, study, found, tmp_path):
-    frozen = dataclasses.asdict(found.choice.shape)
-    code, body = ask("allocate", finished / "study", "--shape")
-    assert code == 0 and body["shape"] == frozen and body["flops"] == study.plan.target.budget_flops
-    assert ask("fit", finished / "study", "--out", tmp_path / "fit.json")[0] == 0
-    budget = ("--flops", repr(study.plan.target.budget_flops), "--shape")
-    assert ask("allocate", tmp_path / "fit.json", *budget)[1]["shape"] == frozen
-    other = ask("allocate", tmp_path / "fit.json", *budget, "--vocab", "300")[1]
-    assert other["shape"] != frozen and any("not of the study's make" in said for said in other["warnings"])
 
 
 @pytest.mark.parametrize(("params", "width", "heads"), [(1e9, 1536, 24), (7e9, 4608, 72)])
@@ -74,19 +63,6 @@ def test_the_decision_says_what_was_found(study, found):
     assert decision.data.data_id == study.manifest.data_id
 
 
-def test_the_transferred_rate_is_the_base_optimum_to_four_digits(found):
-    assert found.transferred.learning_rate == float(f"{2.0**found.transferred.log2_lr:.4g}")
-    if found.transferred.at_optimum:
-        base = found.verdicts.tests[0][1].verdict.optima[0]
-        assert found.transferred.log2_lr == base.log2_value
-
-
-@pytest.mark.usefixtures("fitted_anew")
-def test_the_recorded_fit_is_the_fit_made_anew(finished, tmp_path, study, ledger):
-    other, without = replay(finished / "study", tmp_path / "study", lambda record: record.kind != "fit")
-    assert decision_of(other, gather(other, without)).digest == decision_of(study, gather(study, ledger)).digest
-
-
 @pytest.mark.usefixtures("fitted_anew")
 def test_a_fit_that_an_older_version_recorded_is_made_anew(finished, tmp_path, study, ledger):
     def older(record):
@@ -117,19 +93,6 @@ def test_the_digest_follows_a_result_and_not_its_time(finished, tmp_path, study,
     assert edited(loss_nats=loss + 0.001) != digest
 
 
-def test_the_digest_does_not_depend_on_the_order_of_results(finished, tmp_path, study, found):
-    records = Ledger.read(finished / "study").records("result")
-    backwards = iter(records[::-1])
-    other, shuffled = replay(
-        finished / "study", tmp_path / "study", lambda record: record.kind not in ("result", "fit")
-    )
-    with Ledger.open(tmp_path / "study", other.question, create=False) as ledger:
-        for record in backwards:
-            ledger.append("result", record.key, record.body)
-    shuffled = Ledger.read(tmp_path / "study")
-    assert decision_of(other, gather(other, shuffled)).digest == decision_of(study, found).digest
-
-
 @pytest.mark.parametrize(
     ("kinds", "ask", "said"),
     [
@@ -152,10 +115,3 @@ def test_a_missing_rung_or_valley_point_is_missed(finished, tmp_path, study, led
         decide.ladder_table(found.ladder, no_rung.results())
     with pytest.raises(StageMissingError, match="the transfer runs have not ended: `forerun transfer PLAN`"):
         transferred(study, no_point)
-
-
-def test_a_diverged_rung_is_left_out_of_the_fit(study, ledger, found):
-    results = dict(ledger.results())
-    last = found.ladder[-1].id
-    results[last] = dataclasses.replace(results[last], status="diverged", loss_nats=None, reason="planted")
-    assert len(decide.ladder_table(list(found.ladder), results).loss) == len(found.ladder) - 1

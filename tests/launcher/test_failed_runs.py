@@ -27,7 +27,7 @@ def test_a_failed_run_is_named_before_verdicts_and_closes_a_gate(finished, tmp_p
     assert gate.outcome == "cannot_tell"
     assert victim.spec.id[:12] in gate.reason and "lost 3 times, by itself" in gate.reason
 
-    _, out, err = forerun("run", finished / "plan.toml", "--study", copy)
+    _, out, err = forerun("sweep", finished / "plan.toml", "--study", copy)
     assert out.startswith(gate.reason), err
     code, body = ask("freeze", copy)
     assert code in (3, 4) and RUNS_ENDED in body["message"]

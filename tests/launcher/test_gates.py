@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.study import gates
-from scaling_fits.forecast.conclusive import FARTHEST_REACH
 
 LAYER = {"layer": "lm_head", "role": "readout", "slope": -0.83, "interval": [-1.0, -0.7], "expected": [0.0, 0.0],
          "cause": "too small", "outcome": "vanishes"}  # fmt: skip
@@ -71,11 +70,6 @@ def test_the_transfer_gate(verdict, others, outcome):
     assert ("clip_norm over width: clip_norm reason" in gate.reason) == ("clip_norm" in others)
 
 
-def test_runs_that_failed_leave_the_transfer_gate_in_doubt():
-    gate = gates.transfer_gate(verdicts_of("holds", failed=2, clip_norm="holds"))
-    assert gate.outcome == "cannot_tell" and "2 runs failed, and say nothing" in gate.reason
-
-
 def fit_of(status="converged", num_covered=3, num_held_out=3, *, backtest=True, error=0.0123):
     tested = SimpleNamespace(largest_error=error, num_covered=num_covered, runs=[None] * num_held_out)
     return SimpleNamespace(status=status, warnings=("w",), level=0.9, backtest=tested if backtest else None)
@@ -112,31 +106,6 @@ def sure(found, warnings=(), **prediction):
     )
 
 
-def test_what_leaves_the_prediction_in_doubt(study, found):
-    best = found.choice.allocation.loss_nats
-    for choice, said in (
-        (sure(found, extrapolation=1.01 * FARTHEST_REACH), "times the largest rung's FLOPs"),
-        (sure(found, low=0.7 * best, high=1.3 * best), "is known to 30% only"),
-        (sure(found, loss_nats=1.02 * best), "the nearest width allowed costs 2.0%"),
-        (sure(found, warnings=("far from the ladder",)), "far from the ladder"),
-    ):
-        gate = gates.gates(study, {}, found.verdicts, fit_of(), choice)[2]
-        assert gate.outcome == "cannot_tell" and said in gate.reason
-
-
-@pytest.mark.parametrize(("status", "outcome"), [("diverged", "failed"), ("failed", "cannot_tell")])
-def test_a_rung_without_a_loss_closes_the_fit_gate(study, found, status, outcome):
-    rung = SimpleNamespace(status=status, reason="loss 9 at step 3")
-    gate = gates.gates(study, {}, found.verdicts, fit_of(), sure(found), [rung])[2]
-    assert (gate.outcome, gate.reason) == (outcome, f"a rung {status}: loss 9 at step 3")
-
-
-def test_the_transfer_gate_speaks_for_the_choice(study, found):
-    assert found.verdicts.target == found.choice.sizes
-    gate = gates.gates(study, {}, found.verdicts, fit_of(), sure(found))[1]
-    assert gate == gates.transfer_gate(found.verdicts)
-
-
 def test_the_data_gate(study, found):
     have = study.manifest.num_tokens("train")
     for wanted, outcome in ((have, "passed"), (have + 1, "failed")):
@@ -144,18 +113,6 @@ def test_the_data_gate(study, found):
         choice = dataclasses.replace(found.choice, prediction=prediction)
         gate = gates.gates(study, {}, found.verdicts, found.fit, choice)[3]
         assert (gate.name, gate.outcome) == ("data", outcome)
-
-
-def test_a_source_whose_weight_is_more_than_its_share_runs_out_first(study, found):
-    (source,) = study.manifest.sources
-    parts = tuple(dataclasses.replace(source, name=name, weight=weight) for name, weight in (("a", 0.75), ("b", 0.25)))
-    mixed = dataclasses.replace(study, manifest=dataclasses.replace(study.manifest, sources=parts))
-    wanted = 1.6 * source.num_tokens("train")  # of two such sources there is enough, of three quarters of one not
-    choice = dataclasses.replace(
-        found.choice, prediction=dataclasses.replace(found.choice.prediction, tokens=float(wanted))
-    )
-    gate = gates.gates(mixed, {}, found.verdicts, found.fit, choice)[3]
-    assert gate.outcome == "failed" and "goes through a 1.2 times" in gate.reason
 
 
 def test_the_gates_have_the_names_that_freeze_knows(found):

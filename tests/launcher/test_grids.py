@@ -19,7 +19,6 @@ from launcher.experiments.sweep_grids import (
     wanted_tests,
 )
 from launcher.study.opening import plan_study
-from proxies.core.rules import named
 from proxies.core.spec import RunResult
 from transfer.question import to_log2
 
@@ -89,15 +88,6 @@ def offsets(arm, size):
     return sorted({x for spec, x in arm.specs if arm.size(spec) == size})
 
 
-def test_the_first_sizes_have_the_whole_grid_around_the_search(study):
-    arm = learning_rate_test(setting(study), "width").condition
-    assert {arm.size(spec) for spec, _ in arm.specs} == {8, 16}
-    assert offsets(arm, 8) == offsets(arm, 16) == [-7.0, -6.0, -5.0, -4.0]
-    assert all(spec.hparams.learning_rate == 2.0**x for spec, x in arm.specs)
-    assert {spec.seed for spec, _ in arm.specs} == {0, 1}
-    assert not arm.done({}) and arm.points({}) == []
-
-
 @pytest.mark.parametrize("drift", [0.0, -0.5])
 def test_larger_sizes_are_narrowed_around_what_smaller_ones_predict(study, drift):
     arm = grown(study, "width", -5.5, drift)[0].condition
@@ -107,11 +97,6 @@ def test_larger_sizes_are_narrowed_around_what_smaller_ones_predict(study, drift
         centre = found[0] - min(narrow)
         assert found == [centre + offset for offset in narrow]
         assert abs(centre - (-5.5 + drift * doublings)) <= 0.26 and centre % 0.25 == 0
-
-
-def test_without_an_optimum_to_go_by_a_larger_size_gets_the_whole_grid(study):
-    arm = grown(study, "width", 5.0)[0].condition
-    assert offsets(arm, 64) == offsets(arm, 8)
 
 
 def test_every_axis_varies_itself_and_nothing_else(study):
@@ -138,39 +123,11 @@ def test_runs_at_the_base_are_shared_by_all_axes(study):
     assert all(found == at_base[0] and found for found in at_base)
 
 
-def test_both_arms_share_the_runs_at_the_base_width(study):
-    test = learning_rate_test(setting(study), "width")
-    shared = {spec.id for spec, _ in test.condition.specs} & {spec.id for spec, _ in test.control.specs}
-    assert shared == {spec.id for spec, _ in test.condition.specs if spec.shape.width == 8}
-    rules = {spec.parametrization for spec, _ in test.control.specs if spec.shape.width == 16}
-    assert {dataclasses.replace(rule, decayed="matrices") for rule in rules} == {named("sp")}
-    assert learning_rate_test(setting(study), "depth").control is None
-
-
 def test_an_optimum_at_the_edge_asks_for_more_as_often_as_it_may(study):
     two = with_transfer(study, widths=(8, 16))
     sizes = [len(grown(two, "width", -1.0, rounds=rounds)[0].condition.specs) for rounds in (0, 1, 2)]
     assert sizes[0] == 16
     assert sizes[0] < sizes[1] < sizes[2]
-
-
-def test_an_optimum_inside_asks_for_nothing_more(study):
-    """The mutation of the test above: only where the optimum lies differs."""
-    calm = with_transfer(study, widths=(8, 16), margin_nats=0.5)
-    assert len(grown(calm, "width", -5.5, rounds=2)[0].condition.specs) == 16
-
-
-def test_runs_are_asked_for_all_axes_together(study):
-    """A cost that holds by itself may not hold beside others': each of four axes may have a quarter of the margin."""
-    calm = with_transfer(study, widths=(8, 16), max_extensions=0)
-    _, results = grown(calm, "width", -5.5)
-    test = learning_rate_test(setting(calm, results), "width")
-    verdict = judged(setting(calm, results), test, None).verdict
-    margin = 1.2 * verdict.regret_nats.high  # holds, and not by a factor of two
-    tight = with_transfer(calm, margin_nats=margin)
-    assert judged(setting(tight, results), test, None).verdict.outcome == "holds"
-    more = learning_rate_test(setting(tight, results, rounds=1), "width")
-    assert len(more.condition.specs) > len(test.condition.specs)
 
 
 def test_the_control_arm_grows_to_bracket_its_optimum_and_no_further(study):
@@ -180,18 +137,6 @@ def test_the_control_arm_grows_to_bracket_its_optimum_and_no_further(study):
         results = valley(first.condition, optimum) | valley(first.control, optimum)
         again = learning_rate_test(setting(narrow, results, rounds=1), "width")
         assert (again.control != first.control) == grows
-
-
-def test_failed_runs_are_no_points_diverged_ones_are(study):
-    arm = learning_rate_test(setting(study), "width").condition
-    results = valley(arm, -5.5)
-    first, second = (spec for spec, _ in arm.specs[:2])
-    results[first.id] = outcome(first, None)
-    results[second.id] = dataclasses.replace(outcome(second, None), status="failed")
-    points = arm.points(results)
-    assert arm.done(results)
-    assert len(points) == len(arm.specs) - 1
-    assert [point.loss_nats for point in points].count(None) == 1
 
 
 def test_other_hyperparameters_run_around_the_searchs_best_trial(study):
@@ -208,23 +153,6 @@ def test_other_hyperparameters_run_around_the_searchs_best_trial(study):
         for spec, x in arm.specs:
             assert to_log2(name, getattr(spec.hparams, name)) == pytest.approx(x, abs=1e-4)
     assert {spec.shape.width for spec, _ in other_test(setting(study), "clip_norm", "width").condition.specs} == {8, 64}
-
-
-def test_the_rates_run_at_the_point_that_the_search_settled_on(study):
-    there = dataclasses.replace(setting(study), best={**BEST, "clip_norm": 0.3})
-    assert {spec.hparams.clip_norm for spec in learning_rate_test(there, "width").specs} == {0.3}
-
-
-def test_warmups_that_round_to_the_same_steps_are_one_point(study):
-    arm = other_test(setting(study, warmup_fraction=0.03), "warmup_fraction", "width").condition
-    ids = [spec.id for spec, _ in arm.specs]
-    assert len(ids) == len(set(ids))
-    assert {spec.schedule.warmup_steps for spec, _ in arm.specs} == {1, 2}
-
-
-def test_a_warmup_that_would_fill_the_run_is_left_out(study):
-    arm = other_test(setting(study, warmup_fraction=0.6), "warmup_fraction", "width").condition
-    assert max(spec.schedule.warmup_steps for spec, _ in arm.specs) <= 0.95 * 40
 
 
 def test_the_wanted_tests_begin_with_the_rate_over_width(study):

@@ -36,32 +36,6 @@ def trained(host, specs, max_steps=50):
     return {canon.decode(RunResult, f.result).id: f for f in finished}
 
 
-def test_a_host_gives_what_the_study_recorded(study, ledger, tmp_path):
-    """Whatever the neighbours were and however many steps a call makes: the same to the last bit."""
-    recorded = {}
-    for run in ledger.runs():
-        recorded.setdefault(bank_key(run.spec), []).append(run)
-    host = HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))()
-    for alike in recorded.values():
-        runs = alike[: min(2, alike[0].spec.numerics.num_slots)]
-        results = trained(host, [run.spec for run in runs], max_steps=3)
-        for run in runs:
-            result = canon.decode(RunResult, results[run.spec.id].result)
-            assert (result.loss_nats, result.curve_id) == (run.result.loss_nats, run.result.curve_id)
-            assert canon.content_id(canon.decode(Curve, results[run.spec.id].curve)) == result.curve_id
-
-
-def test_another_key_is_another_bank_and_drops_what_was_held(study, ledger, tmp_path):
-    first, other = (
-        next(run.spec for run in ledger.runs() if run.spec.shape.width == width) for width in (8, 16)
-    )  # fmt: skip
-    host = HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))()
-    done = host.advance(call(first, [(0, canon.to_json(first))], 1))
-    assert (done.finished, done.steps) == ((), {0: 1})
-    assert set(trained(host, [other])) == {other.id}
-    assert set(trained(host, [first])) == {first.id}, "slot 0 was free again"
-
-
 def test_what_was_held_is_free_before_the_next_bank_takes_its_own(study, ledger, tmp_path, monkeypatch):
     """Also what lies in a circle, as a compiled model does, and without waiting for the collector's own time."""
     first, other = (
@@ -80,20 +54,6 @@ def test_what_was_held_is_free_before_the_next_bank_takes_its_own(study, ledger,
     finally:
         gc.enable()
     assert (found, given_back) == ([None], [True])
-
-
-def test_an_empty_bank_is_the_drivers_mistake(study, ledger, tmp_path):
-    with pytest.raises(ValueError, match="an empty bank was asked to advance"):
-        HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))().advance(call(ledger.runs()[0].spec))
-
-
-def test_what_is_no_run_is_refused(study, ledger, tmp_path):
-    run = ledger.runs()[0].spec
-    spec = canon.to_json(run)
-    with pytest.raises(canon.CanonError, match="lacks seed"):
-        HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))().advance(
-            call(run, [(0, {k: v for k, v in spec.items() if k != "seed"})])
-        )
 
 
 THEIRS = """
@@ -171,16 +131,6 @@ def test_a_state_that_is_none_is_put_aside_and_said(tmp_path):
     done = factory().advance(call(spec, admit, 1))
     assert done.steps == {0: 1}
     assert done.notes[0].endswith("is not used: it is damaged: its bytes do not have its hash")
-
-
-def test_batches_in_parts_are_another_bank_of_the_same_runs(tmp_path):
-    for num_slots in (1, 2):
-        spec = dataclasses.replace(
-            spec_of(write_corpus(tmp_path / str(num_slots)).data_id), numerics=Numerics(num_slots=num_slots)
-        )
-        host = HostFactory(study_dir=str(tmp_path / "s"), corpus=str(tmp_path / str(num_slots) / "tokens"))()
-        (finished,) = host.advance(call(spec, [(0, canon.to_json(spec))], num_microbatches=4)).finished
-        assert finished.result["environment"]["num_microbatches"] == "4"
 
 
 FAILING = THEIRS.replace("return self.head(x)", "return self.head(self.broken(x))").replace(
@@ -279,32 +229,3 @@ def test_who_is_pruned_disturbs_nobody_and_makes_room(tmp_path):
     assert set(ended) == {specs[0].id, specs[2].id, specs[3].id}
     for run_id, each in ended.items():
         assert each.curve == whole[run_id].curve and each.result["loss_nats"] == whole[run_id].result["loss_nats"]
-
-
-def test_a_run_resumed_beyond_its_rung_says_what_it_was_there(tmp_path):
-    """A worker saved it at a later step than the one to be looked at: its first steps are in its state."""
-    for num_slots in (1, 2):
-        folder = tmp_path / str(num_slots)
-        spec = dataclasses.replace(spec_of(write_corpus(folder).data_id), numerics=Numerics(num_slots=num_slots))
-        factory = HostFactory(study_dir=str(folder / "study"), corpus=str(folder / "tokens"))
-        admit = [(0, canon.to_json(spec))]
-        early, _ = looked_at(factory(), spec, admit, {0: 2})
-        host = factory()
-        host.advance(call(spec, admit, 5))
-        host.advance(call(spec, max_steps=0, save=True))
-        late = factory().advance(call(spec, admit, 50, hold={0: 2}))
-        assert late.steps == {0: 5} and not late.finished
-        (paused,) = late.paused
-        assert paused.curve == early[0].curve
-        same = [key for key in paused.result if key != "seconds"]
-        assert {key: paused.result[key] for key in same} == {key: early[0].result[key] for key in same}
-
-
-def test_what_nobody_holds_is_given_up(tmp_path):
-    """A driver that went away has left runs behind: the next one does not know of them."""
-    spec = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=2))
-    host = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"))()
-    host.advance(call(spec, [(0, canon.to_json(spec))], 1))
-    other = dataclasses.replace(spec, seed=1)
-    assert host.advance(call(spec, [(0, canon.to_json(other))], 1)).steps == {0: 1}
-    assert host.advance(call(spec, [(1, canon.to_json(spec))], 1, hold={1: None})).steps == {1: 1}

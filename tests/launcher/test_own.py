@@ -100,29 +100,6 @@ def test_a_trainer_that_never_works_spoils_nothing(tmp_path):
     assert {trial["status"] for trial in body["trials"]} == {"finished"}
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("data.external=''", 'data.external = "": a name for the data'),
-        ("data.vocab_size=0", "data.vocab_size = 0"),
-        ("data.path='corpus'", "data.external = 'planted': for data without a corpus"),
-        ("data.weights={a=1.0}", "data.weights: only a corpus has sources"),
-        ("proxy.factory='mine:build'", "proxy.factory and proxy.command"),
-        ("proxy.command='nothing {run_json}'", "the program 'nothing' is not on the PATH"),
-        ("proxy.command='true --lr {lr} --width {width} --num-steps {num_steps} --seed {seed}'",
-         "proxy.command lacks {clip_norm}: search.clip_norm varies it"),
-        ("proxy.batch_warmup_fraction=0.5", "proxy.command lacks {batch_warmup_steps}"),
-        ("proxy.command='true {run_json} {data}'", "names {data}, and data.path is empty"),
-        ("proxy.metrics_path='/tmp/metrics.jsonl'", "outside {run_dir}"),
-    ],
-)  # fmt: skip
-def test_plans_of_commands_that_do_not_hold_together(commanded, change, said):
-    folder, _ = commanded
-    code, body = ask("validate", folder / "plan.toml", "--set", change)
-    assert code == 2
-    assert any(said in problem for problem in body["problems"]), body["problems"]
-
-
 @pytest.fixture
 def modelled(tmp_path):
     write_corpus(tmp_path)
@@ -152,8 +129,8 @@ def test_a_model_of_ones_own_goes_through_every_stage(modelled, tmp_path):
 
 
 def test_a_model_that_fails_its_check_is_not_swept(modelled, tmp_path):
-    changes = ["--set", "proxy.factory='mine:unscaled'", "--set", "transfer.check_widths=[8, 16, 32, 64]",
-               "--set", "transfer.check_num_steps=4", "--set", "transfer.check_num_seeds=3"]  # fmt: skip
+    changes = ["--set", "proxy.factory='mine:unscaled'", "--set", "transfer.check_widths=[8, 16, 32]",
+               "--set", "transfer.check_num_steps=4", "--set", "transfer.check_num_seeds=2"]  # fmt: skip
     code, body = ask("sweep", modelled, "--study", tmp_path / "study", *changes)
     assert (code, body["error"]) == (3, "GateError")
     assert "readout" in body["message"]
@@ -197,22 +174,3 @@ def test_a_model_edited_while_it_is_swept_ends_the_sweep_and_spoils_nothing(mode
     monkeypatch.setattr(stages, "drive", drive)
     code, body = ask("sweep", modelled, "--study", tmp_path / "study", *changes)
     assert code == 0 and {trial["status"] for trial in body["trials"]} == {"finished"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (["proxy.factory=mine:buidl"], "has no buidl"),
-        (["proxy.factory=nothing_there:build"], "no module nothing_there in"),
-        (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=100"], "ladder: 1 - beta1 times"),
-        (["proxy.factory=''", "proxy.parametrization=completedp", "proxy.num_steps=24", "proxy.beta1=0.99",
-          "proxy.beta2=0.99", "proxy.weight_decay=7.9"], "ladder: weight_decay = 7.9 at learning rate 0.125: a step"),
-        (["transfer.check_depths=[4, 2]"], "transfer.check_depths = [4, 2]: must increase"),
-        (["data.weights={web = 1.0}"], "web"),
-        (['proxy.code_path="a\\u0000b"'], "proxy.code_path holds a zero byte"),
-    ],
-)  # fmt: skip
-def test_what_would_stop_a_study_later_is_said_by_validate(modelled, changes, said):
-    code, body = ask("validate", modelled, *(part for change in changes for part in ("--set", change)))
-    assert code == 2
-    assert said in body["message"], body["message"]

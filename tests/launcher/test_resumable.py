@@ -80,13 +80,6 @@ def train(made, num_steps, step_seconds, steps_per_call=50):
     return worst
 
 
-def test_a_run_is_saved_every_so_often(made):
-    made.it.admit(0, run_of())
-    train(made, 260, 0.5)
-    assert [round(second) for second, _ in made.saved] == pytest.approx([30, 60, 90, 120], abs=3)
-    assert [step for _, step in made.saved] == sorted({step for _, step in made.saved})
-
-
 @pytest.mark.parametrize(("num_steps", "step_seconds"), [(200, 0.1), (200, 0.005), (1200, 0.02), (100, 2.0)])
 def test_a_short_run_is_saved_at_each_tenth(made, num_steps, step_seconds):
     """Also where fifty steps, a call's most, are a quarter of it; but not more often than each second."""
@@ -94,16 +87,6 @@ def test_a_short_run_is_saved_at_each_tenth(made, num_steps, step_seconds):
     worst = train(made, num_steps, step_seconds)
     assert worst <= max(num_steps * step_seconds / 10, 1.0) + 2 * step_seconds
     assert len(made.saved) <= 11
-
-
-def test_calls_that_come_late_train_all_the_same(made):
-    made.it.admit(0, run_of(200))
-    made.engine.step_seconds = 0.1
-    for _ in range(20):
-        before = made.it.steps[0]
-        made.clock.now += 60.0
-        made.it.advance(3)
-        assert made.it.steps[0] == before + 3
 
 
 @pytest.mark.parametrize(("num_steps", "share"), [(10**6, SAVE_SHARE), (250, SHORT_SAVE_SHARE)])

@@ -14,8 +14,7 @@ from launcher.study.opening import open_ledger, plan_study
 from launcher.study.stages import bank_key
 from launcher.study.sweeping import run_search
 from launcher.views.search import search_body, sentences
-from proxies.core import canon
-from proxies.core.spec import RunResult, RunSpec
+from proxies.core.spec import RunResult
 from sweeps.search.source import Signal
 from sweeps.store.ledger import Ledger
 
@@ -129,14 +128,6 @@ def test_the_range_grows_until_it_brackets_the_optimum(whole):
     assert num_asked(study, ledger) == (len(points) + 8, len(points) + 8)
 
 
-def test_a_moved_end_is_itself_tried_however_few_trials_are_given(folder):
-    study = study_of(folder, "few", GROWING.replace("extension_trials = 6", "extension_trials = 1"))
-    ledger = carried_out(study)
-    grew = ledger.records(GROWTH)[0].body
-    assert grew["num_trials"] == len(grew["points"]) == 4
-    assert trial_points(ledger)[15]["learning_rate"] == grew["edges"][0]["wider"][1]
-
-
 def test_repeats_choose_the_best(whole):
     study, ledger = whole
     found = searched(study, ledger)
@@ -169,12 +160,6 @@ def test_an_older_search_is_what_it_was(folder):
     assert any("learning_rate is not bracketed" in line for line in sentences(body))
     losses = [trial["loss_nats"] for trial in body["trials"]]
     assert body["best_trial"] == losses.index(min(losses))
-
-
-def test_divergence_above_brackets(folder):
-    study = study_of(folder, "diverging")
-    ledger = carried_out(study, tell=lambda spec: outcome(spec, optimum=-4.5))
-    assert not any(edge["axis"] == "learning_rate" for r in ledger.records(GROWTH) for edge in r.body["edges"])
 
 
 def test_a_best_point_without_clipping(folder):
@@ -285,20 +270,3 @@ def test_every_sampler_grows_and_resumes(folder, sampler):
     with open_ledger(again) as other, pytest.raises(StopError):
         run_search(again, other, driver(other, 5, 14), bank_key)
     assert what_was_found(again, carried_out(again, seed=6)) == what_was_found(study, ledger)
-
-
-def test_each_trial_is_hashed_once_however_often_the_search_is_looked_at(whole, monkeypatch):
-    study, ledger = whole
-    hashed = []
-    plain = canon.content_id
-    monkeypatch.setattr(canon, "content_id", lambda value: hashed.append(value) or plain(value))
-    study = dataclasses.replace(study)
-    first = searched(study, ledger)
-    ids = [value.id for value in hashed if isinstance(value, RunSpec)]
-    assert len(ids) == len(set(ids)) >= len(trial_points(ledger))
-    hashed.clear()
-    assert searched(study, ledger) == first
-    assert num_asked(study, ledger)
-    assert not [value for value in hashed if isinstance(value, RunSpec)]
-    assert study.trial(first.best, 1) is study.trial(dict(reversed(first.best.items())), 1)
-    assert study.trial(first.best, 2).seed == study.trial(first.best, 1).seed + 1

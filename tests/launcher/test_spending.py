@@ -10,8 +10,7 @@ import time
 import pytest
 from tiny_study import ask, forerun, write_plan
 
-from launcher.study.opening import open_ledger, plan_study, verified_corpus
-from launcher.study.stages import Accounts, InterruptedStudyError, Runner
+from launcher.study.stages import Accounts
 from sweeps.run.budget import Caps, spent
 from sweeps.run.pool import Report
 from sweeps.store.ledger import Ledger
@@ -33,17 +32,6 @@ def test_runs_are_capped_to_the_very_run(plan, tmp_path):
     code, _ = ask("sweep", plan, "--study", study, "--set", "cluster.max_runs=4")
     assert code == 0 and len(Ledger.read(study).results()) == 4
     assert spent(Ledger.read(study), None).hours > 0
-
-
-def test_flops_are_never_passed(plan, tmp_path):
-    study = tmp_path / "study"
-    code, _ = ask("sweep", plan, "--study", study)
-    flops = sum(result.flops for result in Ledger.read(study).results().values())
-    other = tmp_path / "other"
-    code, body = ask("sweep", plan, "--study", other, "--set", f"cluster.max_flops={0.6 * flops}")
-    assert code == 4 and "cluster.max_flops" in body["message"]
-    taken = sum(result.flops for result in Ledger.read(other).results().values())
-    assert 0.25 * flops <= taken <= 0.6 * flops
 
 
 def test_hours_stop_a_driver(plan, tmp_path):
@@ -92,12 +80,6 @@ def test_a_look_is_what_status_reads(ledger, tmp_path):
     assert [record.key for record in ledger.records("driven")] == ["0/0", "0/1"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"driver": 1}', b"\xff\xfe", b"[" * 100_000])
-def test_a_look_that_cannot_be_read_is_none(tmp_path, content):
-    (tmp_path / LIVE_NAME).write_bytes(content)
-    assert read_live(tmp_path) is None
-
-
 def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
     study = tmp_path / "study"
     command = [sys.executable, "-m", "launcher", "run", plan, "--study", study]
@@ -134,19 +116,6 @@ class Silent:
 
     def close(self):
         pass
-
-
-def test_silent_workers_are_looked_at(plan, tmp_path):
-    """A first call may take minutes: whoever looks on sees it, and what it takes is not lost with its driver."""
-    study = plan_study(plan, tmp_path / "study", ())
-    with open_ledger(study) as ledger, Runner(study, ledger, verified_corpus(study)).running() as runner:
-        runner._pool = Silent(runner)
-        assert "nothing is running yet" in forerun("status", study.study_dir, "--brief")[1]
-        with pytest.raises(InterruptedStudyError):
-            runner.sweep()
-    live = read_live(study.study_dir)
-    assert live is not None and (live.stage, live.num_queued, live.seconds >= 0) == ("search", 0, True)
-    assert "no driver is at work" in forerun("status", study.study_dir, "--brief")[1]
 
 
 def test_a_pid_that_another_process_got_is_no_driver(ledger, tmp_path):

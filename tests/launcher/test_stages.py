@@ -13,12 +13,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tiny_study import PLAN, ask, forerun, write_plan
+from tiny_study import ask, forerun
 
 from launcher.plan.file import load_plan
-from launcher.study import checking
-from launcher.study.opening import open_ledger, plan_study, recorded_study
-from launcher.study.stages import SPEND_ROUNDS, bank_key
+from launcher.study import checking, stages
+from launcher.study.opening import plan_study, recorded_study
 from launcher.workers import resumable
 from launcher.workers.host import Host
 from sweeps.store.errors import StudyMissing
@@ -91,16 +90,6 @@ def test_the_recorded_plan_is_the_plan_with_the_corpus_found(finished):
     assert load_plan(finished / "study" / "plan.toml").cluster.backend == "inline"
 
 
-def test_an_awkward_number_and_name_survive_the_recorded_plan(tmp_path):
-    """The plan kept in the study must ask the very same question, or no later verb could open the ledger."""
-    folder = tmp_path / 'a "b" \U0001f600'
-    plan = write_plan(folder, PLAN.replace("2e9", "2123456789.0"))
-    study = plan_study(plan, tmp_path / "study")
-    open_ledger(study).close()
-    assert recorded_study(tmp_path / "study").question == study.question
-    open_ledger(recorded_study(tmp_path / "study")).close()
-
-
 class Interrupt:
     """Sends real SIGINTs once so many more outcomes are recorded."""
 
@@ -119,7 +108,7 @@ class Interrupt:
 
 def test_interrupted_again_and_again(finished, num_runs, tmp_path, monkeypatch):
     study, plan, interrupt = tmp_path / "study", finished / "plan.toml", Interrupt(monkeypatch)
-    for num_more in (3, 14):
+    for num_more in (14,):
         interrupt.left = num_more
         before = outcomes(study)
         code, body = ask("run", plan, "--study", study)
@@ -179,15 +168,6 @@ def test_a_signal_during_the_coordinate_check(finished, tmp_path, monkeypatch):
     assert code == 130
     assert "stopped with 0 runs recorded" in body["message"]
     assert Ledger.read(tmp_path / "study").records("coordinates") == ()
-
-
-def test_a_second_signal_ends_at_once(finished, tmp_path, monkeypatch):
-    before = signal.getsignal(signal.SIGINT)  # a shell's background job ignores it
-    Interrupt(monkeypatch, left=2, num_signals=2)
-    code, body = ask("run", finished / "plan.toml", "--study", tmp_path / "study")
-    assert (code, body["error"]) == (130, "Abort")
-    assert len(outcomes(tmp_path / "study")) == 2
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.slow
@@ -257,17 +237,6 @@ def test_a_changed_plan_is_refused_with_the_field(finished, copied, monkeypatch)
     assert code == 0, "where it runs may change"
 
 
-def test_another_corpus_is_another_question(finished, copied, tmp_path):
-    corpus = tmp_path / "corpus"
-    (tmp_path / "text").mkdir()
-    for number in range(40):
-        (tmp_path / "text" / f"{number}.txt").write_text(f"text {number} " * 50)
-    assert forerun("tokenize", tmp_path / "text", "--out", corpus, "--validation-fraction", 0.3)[0] == 0
-    code, body = ask("run", finished / "plan.toml", "--study", copied, "--set", f'data.path="{corpus}"')
-    assert (code, body["error"]) == (2, "PlanChanged")
-    assert "\n  data_id: " in body["message"]
-
-
 def test_a_second_driver_is_sent_away_and_status_works_meanwhile(finished, copied):
     with DriverLock(copied):
         code, body = ask("run", finished / "plan.toml", "--study", copied)
@@ -288,15 +257,6 @@ def test_an_edited_ledger_is_refused_by_everyone(finished, copied, verb):
     assert "record 20 is not what was written: its hash differs" in body["message"]
 
 
-def test_a_missing_corpus_is_named_with_the_command_that_makes_it(tmp_path):
-    (tmp_path / "plan.toml").write_text(PLAN)
-    code, body = ask("run", tmp_path / "plan.toml", "--study", tmp_path / "study")
-    manifest = tmp_path / "corpus" / "manifest.json"
-    said = f"{manifest} does not exist: `forerun tokenize SOURCE... --out {tmp_path / 'corpus'}` writes it"
-    assert (code, body["message"]) == (2, said)
-    assert not (tmp_path / "study").exists()
-
-
 @pytest.mark.parametrize("verb", ["run", "sweep"])
 def test_a_damaged_corpus_fails_the_study_and_not_its_runs(finished, tmp_path, verb):
     """Workers that each refuse the corpus would make every run `failed`, for ever."""
@@ -314,24 +274,14 @@ def test_a_damaged_corpus_fails_the_study_and_not_its_runs(finished, tmp_path, v
     assert ask("sweep", tmp_path / "plan.toml", "--study", tmp_path / "study")[0] == 0
 
 
-def test_runs_share_a_bank_where_all_but_hyperparameters_is_alike(finished):
-    study = recorded_study(finished / "study")
-    best = {"learning_rate": 0.02, "warmup_fraction": 0.1, "clip_norm": 1.0}
-    keys = {
-        bank_key(study.run(shape=study.shape(8), point={**best, "learning_rate": rate}, seed=seed, num_steps=steps))
-        for rate in (0.01, 0.02) for seed in (0, 1) for steps in (3, 6)
-    }  # fmt: skip
-    assert len(keys) == 1
-    assert bank_key(study.run(shape=study.shape(16), point=best, seed=0, num_steps=6)) not in keys
-
-
 def test_spending_on_an_open_verdict_adds_runs_and_is_remembered(finished, copied, monkeypatch):
     code, before = ask("transfer", finished / "plan.toml", "--study", copied)
     assert (code, before["outcome"]) == (4, "cannot_tell")
     assert "--spend" in forerun("transfer", finished / "plan.toml", "--study", copied)[1]
+    monkeypatch.setattr(stages, "SPEND_ROUNDS", 1)
     code, after = ask("transfer", finished / "plan.toml", "--study", copied, "--spend")
     rounds = len(Ledger.read(copied).records("spend"))
-    assert code in (0, 3, 4) and 1 <= rounds <= SPEND_ROUNDS
+    assert code in (0, 3, 4) and rounds == 1
     assert after["spend"]["num_runs"] > before["spend"]["num_runs"]
     monkeypatch.setattr(Host, "advance", no_bank)
     code_again, again = ask("transfer", finished / "plan.toml", "--study", copied)

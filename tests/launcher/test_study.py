@@ -27,11 +27,6 @@ def test_a_trial_is_the_plan_at_the_base_width(study):
     assert spec.schedule.num_steps == study.plan.proxy.num_steps
 
 
-def test_the_question_holds_the_data_and_not_the_place(study):
-    assert study.question["data_id"] == study.manifest.data_id
-    assert dataclasses.replace(study, study_dir=study.study_dir / "x").question == study.question
-
-
 def test_the_coordinate_check_hides_nothing(study):
     rows = study.check_runs(study.plan.parametrization)
     assert [row[0].shape.width for row in rows] == [8, 16]
@@ -39,12 +34,6 @@ def test_the_coordinate_check_hides_nothing(study):
         assert spec.hparams.clip_norm is None
         assert (spec.schedule.kind, spec.schedule.warmup_steps) == ("constant", 0)
     assert [spec.seed for spec in rows[0]] == [0, 1]
-
-
-def test_a_point_may_set_any_hyperparameter(study):
-    spec = study.trial({**BEST, "weight_decay": 0.3, "beta2": 0.9, "output_multiplier": 2.0})
-    hparams = spec.hparams
-    assert (hparams.weight_decay, hparams.beta2, hparams.output_multiplier, hparams.beta1) == (0.3, 0.9, 2.0, 0.9)
 
 
 @pytest.mark.parametrize("budget_flops", [1.0, 1e13, 1e30])

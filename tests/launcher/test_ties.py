@@ -7,7 +7,7 @@ import pytest
 from test_searching import StopError, driver, noise, study_of
 from tiny_study import PLAN, ask, write_corpus, write_plan
 
-from launcher.experiments.conventions import WARMUP_SHARE, contest, convention, transferred_warmup
+from launcher.experiments.conventions import WARMUP_SHARE, contest, transferred_warmup
 from launcher.experiments.searching import num_asked, repeats
 from launcher.experiments.sweep_grids import base_sizes, first_runs, warmup_runs
 from launcher.experiments.transferred import asked, searched, target_guess, transferred
@@ -16,7 +16,6 @@ from launcher.study.decide import ladder_specs
 from launcher.study.opening import open_ledger
 from launcher.study.stages import bank_key
 from launcher.study.sweeping import run_search
-from launcher.views.search import search_body, sentences
 from proxies.core.spec import RunResult
 from sweeps.search.source import StaticSource
 from sweeps.store.ledger import Ledger
@@ -125,19 +124,6 @@ def test_an_interrupted_comparison_asks_for_the_same_runs(folder, stop_after):
     assert searched(study, again) == searched(whole_study, whole)
 
 
-def test_without_seeds_nothing_is_compared_and_the_searchs_values_stay(folder):
-    study, ledger = search_of(folder, "off", planted(), LONG.replace("tie_seeds = 4", "tie_seeds = 0"))
-    found = searched(study, ledger)
-    assert found.ties == () and found.best == study.space.rounded(found.points[found.best_trial])
-    assert warmup_runs(study, BEST, target_guess(study), {}).decided.rule == "share"
-
-
-def test_values_outside_the_plans_range_or_held_fixed_are_the_plans(folder):
-    part = LONG.replace("[transfer]", "clip_norm = [0.25, 0.5]\nwarmup_fraction = [0.3, 0.3]\n[transfer]")
-    study, ledger = search_of(folder, "held", planted(), part)
-    assert searched(study, ledger).ties == ()
-
-
 def result(spec, loss, status="finished"):
     return RunResult(
         id=spec.id, status=status, loss_nats=loss, num_steps=6, last_train_loss_nats=None, curve_id="0" * 64,
@@ -185,16 +171,6 @@ def test_failed_runs_leave_it_undetermined(folder):
     assert found.finding.basis == "undetermined" and found.finding.loses_nats is None
 
 
-def test_the_conventional_warmup_is_sensible_on_short_and_long_runs(folder):
-    plan = study_of(folder, "steps", LONG).plan
-    shares = {
-        steps: convention(plan.model_copy(update={"proxy": plan.proxy.model_copy(update={"num_steps": steps})}),
-                          "warmup_fraction")[0]
-        for steps in (6, 200, 500, 100_000)
-    }  # fmt: skip
-    assert shares == {6: 0.1, 200: 0.1, 500: 0.04, 100_000: 0.01}
-
-
 def test_a_number_of_tokens_is_at_most_the_share_and_at_least_the_conventional_one(folder):
     study = study_of(folder, "tokens", LONG)
     base = base_duration(study)
@@ -232,16 +208,6 @@ def test_the_runs_over_duration_decide_how_a_warmup_is_carried(folder):
     assert 0 < cost <= WARMUP_SHARE * sum(spec.flops for spec in tests.values())
 
 
-def test_a_comparison_that_would_cost_too_much_is_not_made(folder):
-    """The convention then, and it is said that nothing was run."""
-    study = study_of(folder, "dear", LONG.replace("[1.0, 2.0]", "[1.0, 64.0]"))
-    found = warmup_runs(study, BEST, target_guess(study), {})
-    dear = dataclasses.replace(study, plan=study.plan)
-    assert dear.plan.transfer.durations == (1.0, 64.0)
-    assert found.specs == () and found.decided.rule == "tokens" and found.decided.finding is None
-    assert "not determined, conventional" in found.decided.words(0.01)
-
-
 def test_rates_over_duration_and_rungs_follow_the_warmups_rule(folder):
     tell = planted(warmup=0.05)
     study, _ = search_of(folder, "followed", tell)
@@ -263,18 +229,6 @@ def test_rates_over_duration_and_rungs_follow_the_warmups_rule(folder):
         assert rungs[16] == pytest.approx(own, abs=0.05), "a run shorter than the base has its share"
         far = dataclasses.replace(base_sizes(study), duration=35 * base_duration(study))
         assert found.point_at(study, far)["warmup_fraction"] == pytest.approx(max(own / 35, 0.01), rel=1e-4)
-
-
-def test_every_answer_says_why(folder):
-    study, ledger = search_of(folder, "warm", planted(warmup=0.05))
-    found = searched(study, ledger)
-    body = search_body(study, ledger, found)
-    ties = {tie["hyperparameter"]: tie for tie in body["ties"]}
-    assert ties["clip_norm"]["value"] == 1.0 and ties["warmup_fraction"]["basis"] == "searched"
-    assert len(ties["warmup_fraction"]["loses_nats"]) == 3
-    said = sentences(body)
-    assert any(line.startswith("clip norm: the conventional 1 (GPT-3") for line in said)
-    assert any(line.startswith("warmup fraction: the search's") and "it loses" in line for line in said)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Caps: what may start, and when to stop."""
 
 import pytest
-from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
+from sweep_fakes import make_spec, make_specs, outcome
 
 from proxies.core.checks import SpecError
 from proxies.core.spec import Run
@@ -77,24 +77,7 @@ def test_time_is_counted_over_every_driver(ledger, cap, said):
     assert mine.spent().device_hours == 8.0 and mine.seconds == 3600.0
 
 
-def test_no_cap_refuses_nothing(ledger):
-    clock = Clock()
-    mine = budget(ledger, clock)
-    clock.now = 1e9
-    assert mine.overrun() == "" == mine.refusal(make_spec(), make_specs(1000))
-    assert mine.spent().usd is None
-
-
 def test_caps_that_are_none_of_the_kind():
     with pytest.raises(SpecError) as caught:
         Caps(num_runs=0, flops=-1.0, usd=5.0)
     assert len(caught.value.problems) == 3
-
-
-def test_what_was_pruned_is_paid_for_and_so_is_the_whole_of_it(ledger):
-    spec, mine = make_spec(), budget(ledger)
-    ledger.commit(spec, pruned_outcome(spec, 2)[0])
-    assert (mine.spent().num_runs, mine.spent().flops) == (1, 0.5)
-    ledger.commit(spec, outcome(spec)[0])
-    assert (mine.spent().num_runs, mine.spent().flops) == (2, 1.5)
-    assert (spent(ledger, None).num_runs, spent(ledger, None).flops) == (2, 1.5)

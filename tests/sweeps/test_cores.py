@@ -23,10 +23,6 @@ def machine(tmp_path, monkeypatch):
     return write
 
 
-def test_of_this_machine():
-    assert 1 <= num_cores() <= HERE
-
-
 @pytest.mark.parametrize(
     ("quota", "cores"),
     [
@@ -42,11 +38,6 @@ def test_a_quota_of_the_container_counts(machine, quota, cores):
     assert machine("0::/\n", **{"cpu--max": quota + "\n"}) == cores
 
 
-def test_the_least_quota_on_the_way_up_counts(machine):
-    files = {"job__step__cpu--max": "max 100000", "job__cpu--max": "200000 100000", "cpu--max": "800000 100000"}
-    assert machine("0::/job/step\n", **files) == 2
-
-
 def test_the_older_kind_of_groups(machine):
     own = "5:memory:/a\n4:cpu,cpuacct:/a\n"
     files = {
@@ -56,7 +47,3 @@ def test_the_older_kind_of_groups(machine):
     }
     assert machine(own, **files) == 3
     assert machine("4:cpu,cpuacct:/b\n", **files) == 16
-
-
-def test_no_groups_at_all(machine, tmp_path):
-    assert num_cores(tmp_path / "nowhere", tmp_path / "nothing") == 16

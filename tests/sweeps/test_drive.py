@@ -1,5 +1,4 @@
 import dataclasses
-import math
 import time
 
 import pytest
@@ -19,12 +18,11 @@ from proxies.core import canon
 from proxies.core.spec import RunSpec
 from sweeps.run.drive import drive
 from sweeps.run.losses import MOST_IN_A_ROW, Loss
-from sweeps.run.pool import Finished, InlinePool, Report
+from sweeps.run.pool import InlinePool, Report
 from sweeps.search.source import Signal, StaticSource
 from sweeps.store.curves import load_curve
 from sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.store.ledger import Ledger
-from sweeps.store.live import Running
 
 
 class Study:
@@ -68,28 +66,11 @@ def expected(specs):
     return {spec.id: outcome(spec)[0] for spec in specs}
 
 
-def test_every_run_has_its_outcome_and_its_curve(study):
-    specs = [make_spec(seed=seed, width=width) for seed in range(5) for width in (32, 64)] + [make_spec(log2_lr=-1)]
-    results = study.drive(specs)
-    assert dict(results) == expected(specs)
-    for spec in specs:
-        assert load_curve(study.folder, results[spec.id]) == outcome(spec)[1]
-    assert sum(len(event.outcomes) for event in study.events) == len(specs)
-    assert (study.events[-1].running, study.events[-1].num_queued) == ((), 0)
-
-
 def test_the_costliest_key_runs_first_and_keys_do_not_alternate(study):
     specs = [make_spec(seed=seed, width=width) for seed in range(4) for width in (32, 128)]
     study.drive(specs)
     widths = {spec.id: spec.shape.width for spec in specs}
     assert [widths[run_id] for run_id in executions(study.diary)] == [128] * 4 + [32] * 4
-
-
-def test_what_has_an_outcome_is_not_run_again(study):
-    specs = make_specs(6)
-    study.drive(specs[:4])
-    study.drive(specs + specs)
-    assert sorted(executions(study.diary, "begin")) == sorted(spec.id for spec in specs)
 
 
 def test_an_error_costs_an_attempt_and_not_the_neighbours(faulty):
@@ -121,25 +102,6 @@ def test_a_result_that_is_none_is_not_believed(faulty):
     assert results[specs[2].id].status == "failed"
     assert "finite" in results[specs[2].id].reason
     assert [results[spec.id].status for spec in specs[:2]] == ["finished"] * 2
-
-
-def test_one_attempt_means_one(faulty):
-    study = faulty("raise 0")
-    with pytest.raises(RunsFail, match="it was not recorded as failed"):
-        study.drive(make_specs(1), max_attempts=1)
-    assert len(executions(study.diary, "begin")) == 1
-    assert study.ledger.results() == {}
-
-
-def test_a_stop_gives_out_nothing_more_and_a_resume_finishes(study):
-    specs = make_specs(9)
-    calls = iter(range(100))
-    study.drive(specs, should_stop=lambda: next(calls) >= 4)
-    done = set(study.ledger.results())
-    assert 0 < len(done) < 9
-    study.drive(specs)
-    assert dict(study.ledger.results()) == expected(specs)
-    assert all(executions(study.diary).count(run_id) == 1 for run_id in done)
 
 
 class HangingPool:
@@ -184,32 +146,6 @@ class WaitingSource:
 def test_a_source_that_waits_for_nothing(study):
     with pytest.raises(SourceStuck, match="nothing is running"):
         study.drive(WaitingSource())
-
-
-class EchoPool:
-    """Reports each finished run again, with another loss, in the next report."""
-
-    num_workers = 1
-
-    def __init__(self, inner):
-        self.inner, self.echoes = inner, []
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def wait(self, timeout_seconds):
-        (report,) = self.inner.wait(timeout_seconds)
-        echoes, self.echoes = (
-            self.echoes,
-            [dataclasses.replace(end, result=end.result | {"loss_nats": math.pi}) for end in report.finished],
-        )
-        return [Report(worker=0, finished=(*report.finished, *echoes))]
-
-
-def test_the_first_result_stands(study):
-    study.pool = EchoPool(study.pool)
-    specs = make_specs(12)
-    assert dict(study.drive(specs)) == expected(specs)
 
 
 class Scripted:
@@ -338,13 +274,6 @@ def test_who_crashes_fails_and_its_neighbours_do_not(study):
     assert results[specs[1].id].reason == "lost 3 times, the last: crashed: Segmentation fault"
 
 
-def test_preemption_counts_against_nobody(study):
-    scripted(study, lambda pool, call, number: error("preempted") if number < 9 else pool.ends())
-    specs = make_specs(2)
-    assert dict(study.drive(specs)) == expected(specs)
-    assert len(lost_records(study)) == 18
-
-
 def test_a_study_in_which_nothing_ends_is_refused_with_the_log_and_begins_again(study):
     last_words = "loading\nmodel.py, line 3, in forward: x = y\nNameError: y"
     failing = scripted(study, lambda pool, call, number: error("user_code", log_tail=last_words))
@@ -367,30 +296,6 @@ def test_bad_data_refuses_the_study_and_costs_no_attempt(study):
     assert lost_records(study) == []
 
 
-def test_a_stop_has_every_worker_save(study):
-    """One is busy still when the stop comes: it is waited for, and then saves too."""
-    pool = scripted(
-        study, lambda pool, call, number: Report(worker=0, steps={0: 2}, notes=("saved",) if call.save else ()),
-        num_workers=2,
-    )  # fmt: skip
-    study.drive(make_specs(6), should_stop=lambda: len(pool.calls) >= 4)
-    assert [(call.save, call.max_steps, call.admit) for call in pool.calls[-2:]] == [(True, 0, ())] * 2
-    assert not any(call.save for call in pool.calls[:-2])
-    assert study.events[-1].notes == ("saved", "saved")
-    assert pool.now < 15
-
-
-def test_a_stop_does_not_wait_for_a_worker_that_hangs(study):
-    pool = scripted(
-        study, lambda pool, call, number: None if number == 0 else Report(worker=0, steps={0: 2}), num_workers=2
-    )
-    study.drive(make_specs(6), should_stop=lambda: len(pool.calls) >= 4, grace_seconds=9.0)
-    stopped_at = pool.now
-    assert [call.save for call in pool.calls].count(True) == 1
-    assert 9.0 <= stopped_at < 12.0
-    assert pool.restarted == [] and lost_records(study) == []
-
-
 def test_what_ends_while_stopping_is_recorded_and_who_dies_is_pre_empted(study):
     def answer(pool, call, number):
         if number == 2:
@@ -404,16 +309,6 @@ def test_what_ends_while_stopping_is_recorded_and_who_dies_is_pre_empted(study):
     assert len(study.ledger.results()) == 3
     assert [body["cause"] for body in lost_records(study)] == ["preempted"] * 3
     assert pool.restarted == [], "a pool about to close starts nobody"
-
-
-def test_progress_says_what_is_running(study):
-    scripted(study, lambda pool, call, number: Report(worker=0, steps={0: 2, 1: 3}) if number == 0 else pool.ends())
-    specs = make_specs(2, num_steps=9)
-    study.drive(specs)
-    assert study.events[0].running == tuple(
-        Running(run_id=spec.id, worker=0, step=step, num_steps=9) for spec, step in zip(specs, (2, 3), strict=True)
-    )
-    assert study.events[-1].running == ()
 
 
 def test_a_deadline_is_learned_from_the_calls(study):
@@ -485,19 +380,6 @@ def test_a_run_that_loses_is_recorded_as_its_first_steps(study):
     assert sorted(told) == sorted(spec.id for spec in specs)
 
 
-def test_its_slot_is_refilled_in_the_very_next_call(study):
-    calls, specs = [], make_specs(4, num_steps=6)
-    start = study.pool.start
-    study.pool.start = lambda worker, call: (calls.append(call), start(worker, call))
-    study.drive(Looking(specs, losers={1}), steps_per_call=50)
-    admitted = [[slot for slot, _ in call.admit] for call in calls]
-    assert admitted[:3] == [[0, 1, 2], [], [1]], "begun, looked at once, looked at again"
-    assert [sorted(call.hold.items()) for call in calls[:3]] == [
-        [(0, 1), (1, 1), (2, 1)], [(0, 3), (1, 3), (2, 3)], [(0, None), (1, 1), (2, None)]
-    ]  # fmt: skip
-    assert executions(study.diary, "evict") == [specs[1].id]
-
-
 def test_what_was_pruned_is_not_run_again_by_who_prunes_and_whole_by_who_does_not(study):
     specs = make_specs(4, num_steps=6)
     study.drive(Looking(specs, losers={1, 2}))
@@ -514,55 +396,3 @@ def test_what_was_pruned_is_not_run_again_by_who_prunes_and_whole_by_who_does_no
     study.drive(specs)
     study.drive(Looking(specs, losers={1, 2}))
     assert len(executions(study.diary, "begin")) == 6
-
-
-def test_whoever_does_not_wait_is_not_believed(faulty):
-    """Its loss would be that of a run that nobody has looked at; and nobody is left in another drive's slot."""
-    study = faulty("deaf 1")
-    specs = make_specs(4, num_steps=6)
-    results = study.drive(Looking(specs, losers={2}))
-    assert (results[specs[1].id].status, specs[2].id in pruned(study.ledger)) == ("failed", True)
-    assert "does not wait where it is to be looked at" in results[specs[1].id].reason
-    assert dict(study.drive(specs)) == expected(specs) | {specs[1].id: results[specs[1].id]}
-
-
-def test_what_waits_when_a_stop_comes_is_told(study):
-    """The worker saves, and is heard: a verdict is not put off."""
-    specs = make_specs(3, num_steps=6)
-
-    def answer(pool, call, number):
-        if number == 0:
-            return Report(worker=0, steps=dict.fromkeys(range(3), 1), paused=tuple(map(paused, range(3), specs)))
-        return Report(worker=0, steps=dict.fromkeys(range(3), 1))
-
-    def paused(slot, spec):
-        result, curve = pruned_outcome(spec, 1)
-        return Finished(slot=slot, result=canon.to_json(result), curve=canon.to_json(curve))
-
-    pool = scripted(study, answer)
-    study.drive(Looking(specs, losers={2}, rungs=(1,)), should_stop=lambda: len(pool.calls) >= 1)
-    assert [(call.save, call.hold) for call in pool.calls[1:]] == [(True, {0: None, 1: None})]
-    assert set(pruned(study.ledger)) == {specs[2].id}
-
-
-def test_a_worker_that_dies_while_runs_wait_loses_nothing(study):
-    specs = make_specs(3, num_steps=6)
-    begun = []
-
-    def answer(pool, call, number):
-        begun.extend(data["seed"] for _, data in call.admit)
-        pool.slots[0] = {slot: spec for slot, spec in pool.slots[0].items() if slot in call.hold}
-        waiting = [(slot, spec, call.hold[slot]) for slot, spec in pool.slots[0].items() if call.hold[slot] is not None]
-        if number == 2:  # the one order to prune is under way
-            assert 1 not in call.hold
-            return error("lost_worker")
-        if not waiting:
-            return pool.ends()
-        ends = [(slot, *pruned_outcome(spec, step)) for slot, spec, step in waiting]
-        there = (Finished(slot=slot, result=canon.to_json(r), curve=canon.to_json(c)) for slot, r, c in ends)
-        return Report(worker=0, steps={slot: step for slot, _, step in waiting}, paused=tuple(there))
-
-    scripted(study, answer)
-    assert dict(study.drive(Looking(specs, losers={1}))) == expected([specs[0], specs[2]])
-    assert set(pruned(study.ledger)) == {specs[1].id}
-    assert sorted(begun) == [0, 0, 1, 2, 2], "what was pruned is not run again"

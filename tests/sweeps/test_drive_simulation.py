@@ -19,7 +19,7 @@ from sweeps.search.space import search_space
 from sweeps.store import chain
 from sweeps.store.errors import SweepError
 
-NUM_SEEDS, NUM_SEARCHES = 300, 80
+NUM_SEEDS, NUM_SEARCHES = 150, 40
 SPACE = search_space(ranges={"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)})
 
 

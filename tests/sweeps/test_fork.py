@@ -5,7 +5,7 @@ from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 
 from sweeps.store import fork
 from sweeps.store.curves import curve_path, load_curve, store_curve
-from sweeps.store.errors import DuplicateRecord, ForkRefused, LedgerCorrupt, StudyMissing
+from sweeps.store.errors import DuplicateRecord, ForkRefused
 from sweeps.store.fork import Imported, import_runs, read_parent
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
@@ -49,13 +49,6 @@ def test_what_ended_well_is_an_outcome_here_and_no_spend(tmp_path, parent_dir):
         assert load_curve(child_dir, child.results()[spec.id]) == outcome(spec)[1]
 
 
-def test_again_adds_nothing(tmp_path, parent_dir):
-    forked(tmp_path / "child", parent_dir)
-    before = [record.kind for record in Ledger.read(tmp_path / "child").records()]
-    assert forked(tmp_path / "child", parent_dir) == Imported(num_runs=0, num_known=5, damaged=())
-    assert [record.kind for record in Ledger.read(tmp_path / "child").records()] == [*before, "driver"]
-
-
 def test_an_outcome_of_its_own_comes_first(tmp_path, parent_dir):
     child_dir, spec = tmp_path / "child", SPECS[0]
     with Ledger.open(child_dir, PLAN, create=True) as child:
@@ -65,16 +58,6 @@ def test_an_outcome_of_its_own_comes_first(tmp_path, parent_dir):
         for taken in SPECS:
             with pytest.raises(DuplicateRecord):
                 child.commit(taken, outcome(taken)[0])
-
-
-def test_a_parent_that_runs_gives_what_it_has_and_more_later(tmp_path, parent_dir):
-    with Ledger.open(parent_dir, PLAN, create=False) as parent:
-        assert forked(tmp_path / "child", parent_dir).num_runs == 5
-        late = make_spec(seed=9)
-        store_curve(parent_dir, late.id, outcome(late)[1])
-        parent.commit(late, outcome(late)[0])
-        assert forked(tmp_path / "child", parent_dir) == Imported(num_runs=1, num_known=5, damaged=())
-    assert len(Ledger.read(tmp_path / "child").records("fork")) == 2
 
 
 class Killed(BaseException):
@@ -144,16 +127,6 @@ def test_runs_of_another_meaning_are_refused(tmp_path, parent_dir):
         read_parent(tmp_path / "child", parent_dir, SAME | {"data_id": "other"})
     with pytest.raises(ForkRefused, match="semantics is 2 there and 3 here"):
         read_parent(tmp_path / "child", parent_dir, SAME | {"semantics": 3})
-
-
-def test_a_parent_that_is_not_there_or_not_sound(tmp_path, parent_dir):
-    with pytest.raises(StudyMissing, match="nowhere holds no study"):
-        read_parent(tmp_path / "child", tmp_path / "nowhere", SAME)
-    path = parent_dir / LEDGER_NAME
-    path.write_bytes(path.read_bytes().replace(b'"seed":3', b'"seed":4', 1))
-    with pytest.raises(LedgerCorrupt, match=f"{parent_dir}"):
-        read_parent(tmp_path / "child", parent_dir, SAME)
-    assert not (tmp_path / "child").exists()
 
 
 def test_what_was_pruned_stays_there_and_its_whole_comes_over(tmp_path):

@@ -5,9 +5,7 @@ import dataclasses
 import pytest
 from sweep_fakes import make_spec
 
-from proxies.core import canon
-from proxies.core.spec import Numerics
-from sweeps.run.losses import MOST_IN_A_ROW, Loss, Losses, Standing, failed_result
+from sweeps.run.losses import MOST_IN_A_ROW, Loss, Losses, Standing
 from sweeps.store.ledger import Ledger
 
 SPEC = dataclasses.replace(make_spec(), batch_tokens=8 * 8)  # eight sequences
@@ -86,26 +84,6 @@ def test_what_kills_without_a_word_and_gets_nowhere_fails_in_the_end(ledger):
     assert not standing(ledger, max_attempts=20).failed
 
 
-def test_parts_begin_where_the_run_itself_does(ledger):
-    spec = dataclasses.replace(SPEC, numerics=Numerics(microbatch_tokens=16))  # in four parts already
-    assert standing(ledger, spec).num_microbatches == 1
-    lose(Losses(ledger), "out_of_memory", spec=spec)
-    assert standing(ledger, spec).num_microbatches == 8
-
-
-def test_a_record_says_what_happened(ledger):
-    losses = Losses(ledger)
-    lose(losses, "hung", "lost_worker")
-    records = ledger.records("lost")
-    assert [record.key for record in records] == [f"{SPEC.id}/0", f"{SPEC.id}/1"]
-    assert records[0].body == {"cause": "hung", "detail": "why", "log_tail": "last words", "worker": 2}
-    lose(losses, "hung", step=4, alone=True)
-    assert (ledger.records("lost")[-1].body["step"], ledger.records("lost")[-1].body["alone"]) == (4, True)
-    assert canon.decode(Loss, records[1].body).cause == "lost_worker"
-    lose(Losses(ledger), "hung")  # the next driver goes on counting
-    assert ledger.records("lost")[-1].key == f"{SPEC.id}/3"
-
-
 def test_a_pardon_is_for_what_was_before_it(ledger):
     losses = Losses(ledger)
     lose(losses, "hung", "hung")
@@ -115,8 +93,3 @@ def test_a_pardon_is_for_what_was_before_it(ledger):
     assert standing(ledger).num_lost == 1
     losses.pardon("again")
     assert [record.key for record in ledger.records("pardon")] == ["0", "1"]
-
-
-def test_a_failed_run_has_an_outcome_with_its_reason():
-    result = failed_result(SPEC.id, "lost 3 times")
-    assert (result.status, result.reason, result.loss_nats) == ("failed", "lost 3 times", None)

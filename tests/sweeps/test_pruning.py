@@ -10,7 +10,7 @@ import pytest
 
 from sweeps.search import forecasts, pruning
 from sweeps.search.pruning import Seen, rungs, told_nats, verdict
-from tests.sweeps.spaces import SPACE, usual
+from tests.sweeps.spaces import SPACE
 
 NUM_STEPS, STARTUP = 200, 12
 
@@ -105,25 +105,6 @@ def test_a_rule_that_knows_no_decay_gives_the_later_winner_up():
     assert asked(laggard, [one for one in seen if one.loss_nats > laggard.loss_nats], 100) == ""
 
 
-def test_the_curve_rule_says_what_it_expects_and_why():
-    seen = decaying(40)
-    bad = late(point_at(-11))
-    said = asked(bad, seen, 50)
-    assert said.startswith("curve: at step 50 of 200 it is expected to end at 2.7")
-    assert "90% interval" in said and f"the best so far at {min(one.loss_nats for one in seen):.4g}" in said
-    assert "under 0.01" in said
-
-
-def test_verdicts_are_of_their_arguments_alone():
-    """The same question has the same answer in any order of asking, and what is not shown changes nothing."""
-    seen, others = decaying(40), [*decaying(10, seed=5), winner()]
-    questions = [(one, step) for one in others for step in rungs(NUM_STEPS)]
-    there = [asked(one, seen, step) for one, step in questions]
-    back = [asked(one, list(seen), step) for one, step in reversed(questions)]
-    assert there == back[::-1]
-    assert 0 < sum(map(bool, there)) < len(there)
-
-
 def test_a_rule_that_looks_ahead_is_found_out():
     """Only the curve up to the rung counts, of the run in question and of those it is held against."""
     seen, one = decaying(30), late(point_at(-6.2))
@@ -145,14 +126,6 @@ def test_too_few_finished_and_nothing_is_given_up():
     assert asked(bad, seen[:STARTUP]) != ""
 
 
-def test_equal_losses_are_no_reason():
-    flat = Seen(point=point_at(-5), status="finished", losses_nats=(2.0,) * NUM_STEPS, loss_nats=2.0)
-    seen = [Seen(point=point_at(-12 + i / 4), status="finished", losses_nats=flat.losses_nats, loss_nats=2.0)
-            for i in range(30)]  # fmt: skip
-    for step in rungs(NUM_STEPS):
-        assert asked(flat, seen, step) == ""
-
-
 def test_runs_given_up_are_not_fitted_on():
     seen = decaying(40)
     one = late(point_at(-9.5))
@@ -169,22 +142,6 @@ def test_the_best_of_all_counts_however_long_ago():
     good = late(point_at(-5.3))
     assert asked(good, seen, 100) == ""
     assert "the best so far at 1." in asked(good, [best, *seen * 8], 100)
-
-
-def test_a_verdict_looks_at_a_bounded_number_of_trials():
-    """However many came before the latest, and whatever they were, it is told the same."""
-    recent = [one for seed in range(3) for one in decaying(100, seed)]
-    for one in decaying(5, seed=99):
-        old = [shifted(one, 0.5)] * 500
-        assert told(one, [*old, *recent], 100) == told(one, recent, 100)
-        assert told(one, [*recent, *old], 100) != told(one, recent, 100)
-
-
-def test_what_is_off_is_a_place_of_its_own():
-    space = usual(can_be_off=("clip_norm",))
-    on, off = point_at(-5, clip=1.0), point_at(-5, clip=0.0)
-    assert pruning._coordinates(space, on)[-1] == 0.0 and pruning._coordinates(space, off)[-1] == 1.0
-    assert all(map(math.isfinite, pruning._coordinates(space, off)))
 
 
 def test_told_is_what_is_expected_never_better_than_the_best():

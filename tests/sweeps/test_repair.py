@@ -7,13 +7,12 @@ import sys
 import textwrap
 
 import pytest
-from sweep_fakes import make_specs, outcome, pruned_outcome
+from sweep_fakes import make_specs, outcome
 
 from sweeps.store import salvage
 from sweeps.store.curves import store_curve
-from sweeps.store.errors import DiskFull, LedgerCorrupt, LedgerTooNew, StudyHeld, StudyMissing
+from sweeps.store.errors import DiskFull, LedgerCorrupt, LedgerTooNew
 from sweeps.store.ledger import CALIBRATION, LEDGER_NAME, Ledger
-from sweeps.store.lock import DriverLock
 from sweeps.store.repair import repair
 
 PLAN = {"seed": 1}
@@ -125,16 +124,6 @@ def test_a_chain_cut_off_its_head(study, written):
     assert repair(study).num_kept == NUM_RECORDS
 
 
-def test_half_of_the_file(study, written):
-    content = written[0][: len(written[0]) // 2]
-    (study / LEDGER_NAME).write_bytes(content)
-    found = repair(study)
-    saved = Ledger.read(study).results()
-    assert 0 < len(saved) < len(SPECS)
-    assert found.rerun == tuple(sorted(s.id for s in SPECS if s.id not in saved))
-    assert all(saved[s.id] == outcome(s)[0] for s in SPECS if s.id in saved)
-
-
 def test_a_lost_plan_is_believed_if_the_chain_names_it(study):
     damage(study, (b'{"seed":1}', b"{'seed"))
     for guess in (None, {"seed": 2}):
@@ -179,13 +168,6 @@ def test_where_nothing_can_be_proven(study, how):
     assert not (study / "ledger.db.damaged-2").exists()
 
 
-def test_no_study(tmp_path):
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(StudyMissing):
-            repair(folder)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_later_versions_ledger_is_left_alone(study):
     connection = sqlite3.connect(study / LEDGER_NAME)
     connection.execute("ALTER TABLE head ADD COLUMN at TEXT")
@@ -207,20 +189,6 @@ def test_a_record_of_another_version_is_not_damage(tmp_path):
         repair(tmp_path)
     assert (tmp_path / LEDGER_NAME).read_bytes() == before
     assert not (tmp_path / "ledger.db.damaged-1").exists()
-
-
-def test_a_driver_at_work_is_not_disturbed(study):
-    damage(study, (0, bytes(100)))
-    with DriverLock(study), pytest.raises(StudyHeld):
-        repair(study)
-    assert not (study / "ledger.db.damaged-1").exists()
-
-
-def test_damaged_twice_leaves_two_copies(study):
-    for number in (1, 2):
-        damage(study, (0, bytes(100)))
-        assert repair(study).copy == f"ledger.db.damaged-{number}"
-    assert [record.key for record in Ledger.read(study).records("repair")] == ["0", "1"]
 
 
 def test_no_room_for_the_copy(study, monkeypatch):
@@ -291,19 +259,3 @@ def test_killed_anywhere_it_is_begun_again(study):
             break
         steps += 1
     assert 8 < steps < 40
-
-
-def test_what_was_pruned_beyond_the_damage_comes_back(tmp_path):
-    """A search goes by what came first: with a pruned run's outcome lost, it would wait for the whole of it."""
-    specs = SPECS[:4]
-    with Ledger.open(tmp_path, PLAN, create=True) as ledger:
-        for spec in specs:
-            store_curve(tmp_path, spec.id, pruned_outcome(spec, 2)[1], pruned=True)
-            ledger.commit(spec, pruned_outcome(spec, 2)[0])
-        ledger.commit(specs[3], outcome(specs[3])[0])
-    damage(tmp_path, (f'"id":"{specs[1].id}"'.encode(), b'"id":"0'))
-    found = repair(tmp_path)
-    assert found.lost == {"pruned": [specs[1].id]} and found.num_put_back == 3
-    assert found.rerun == (specs[1].id,), "its curve tells, also where its name is lost"
-    kept = [specs[0], specs[2], specs[3]]
-    assert dict(Ledger.read(tmp_path).first_results()) == {spec.id: pruned_outcome(spec, 2)[0] for spec in kept}

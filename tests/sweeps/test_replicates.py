@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sweeps.search.replicates import compare, num_candidates, replicates
+from sweeps.search.replicates import compare, replicates
 
 
 def world(rng, means, seed_noise, run_noise, most=60):
@@ -50,25 +50,6 @@ def test_ocba_chooses_right_more_often_than_equal_shares():
     assert right["ocba"] > right["equal"] + 5
 
 
-def test_it_is_a_pure_function_of_the_rounds_before():
-    """What is in flight, or came in early, is not looked at."""
-    losses = world(np.random.default_rng(3), [2.0, 2.01, 2.02], 0.01, 0.01)
-    counts = [0, 0, 0]
-    known = {}
-    while True:
-        more = replicates(3, 20, 4, known)
-        assert all(a >= b for a, b in zip(more, counts, strict=True)), "what was asked for stays asked for"
-        if more == counts:
-            break
-        asked = sorted({(c, k) for c, count in enumerate(more) for k in range(count)} - known.keys())
-        for one in asked[:-1]:
-            known[one] = losses[one]
-            assert replicates(3, 20, 4, known) == more, "half a round decides nothing"
-        known[asked[-1]] = losses[asked[-1]]
-        counts = more
-    assert sum(counts) == 20
-
-
 def test_common_random_numbers_are_used_where_they_hold():
     rng = np.random.default_rng(4)
     paired = compare([4, 4], world(rng, [2.0, 2.01], 0.05, 0.002))
@@ -95,16 +76,3 @@ def test_a_candidate_that_diverged_comes_last():
     assert [(one.candidate, one.num_diverged) for one in found.standings] == [(1, 0), (0, 1), (2, 2)]
     assert found.lead_nats is None and found.standings[1].mean_nats is None
     assert replicates(3, 12, 4, losses) == [2, 2, 2], "there is nothing left to choose between"
-
-
-def test_without_noise_nothing_breaks():
-    found = compare([2, 2], {(0, 0): 2.0, (0, 1): 2.0, (1, 0): 2.1, (1, 1): 2.1})
-    assert found.lead_nats == pytest.approx(0.1) and found.lead_standard_error_nats == pytest.approx(0, abs=1e-9)
-    assert sum(spend({(c, k): 2.0 for c in range(3) for k in range(60)}, 3, 20)) == 20
-    one = compare([1, 1], {(0, 0): 2.0, (1, 0): 2.1})
-    assert one.lead_standard_error_nats is None and one.standings[0].standard_error_nats is None
-
-
-def test_how_many_are_repeated():
-    assert [num_candidates(runs, 24) for runs in (4, 8, 12, 16, 100)] == [2, 2, 3, 4, 6]
-    assert num_candidates(100, 3) == 3

@@ -6,10 +6,9 @@ from collections import Counter
 import pytest
 from sweep_fakes import FakeHost, bank_key, executions, make_spec, outcome
 
-from sweeps.run.pool import Advanced, InlinePool
-from sweeps.run.reruns import SEED_NATS, Task, compare, where
+from sweeps.run.pool import InlinePool
+from sweeps.run.reruns import SEED_NATS, Task, compare
 from sweeps.run.reruns import carried_out as under_way
-from sweeps.store.sites import WHERE
 
 
 class Workers:
@@ -35,19 +34,6 @@ class Workers:
     def restart(self, worker):
         self.restarted[worker] += 1
         self.pools[worker].restart(0)
-
-
-class Placed:
-    """Says where it is, as `launcher.workers.host.Host` does; then what it is told."""
-
-    def __init__(self, answer):
-        self.answer = answer
-
-    def advance(self, call):
-        assert call.probe == WHERE
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return Advanced(answer=self.answer)
 
 
 def carried_out(pool, tasks, max_attempts=2, check=lambda: None):
@@ -79,20 +65,6 @@ def test_what_is_lost_is_begun_again_and_given_up_at_last(tmp_path, fault):
     assert ended[0].id == tasks[0].spec.id
     assert ended[1].startswith("lost 3 times, the last: ")
     assert executions(tmp_path / "0", "begin").count(tasks[1].spec.id) == 3
-
-
-def test_workers_say_where_they_are_and_one_that_cannot_starts_anew():
-    pool = Workers(Placed({"host": "a"}), Placed(ValueError("no")), Placed({"host": "c"}))
-    assert where(pool, lambda: None) == {0: {"host": "a"}, 2: {"host": "c"}}
-    assert pool.restarted == {1: 1}
-
-
-def test_whoever_stops_it_is_heard(tmp_path):
-    def stop():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        carried_out(Workers(FakeHost(tmp_path / "0")), [Task(spec=make_spec(), worker=0)], check=stop)
 
 
 SPEC = make_spec(num_steps=6)

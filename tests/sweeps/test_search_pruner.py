@@ -9,7 +9,7 @@ from sweep_fakes import make_spec, outcome, pruned_outcome
 
 from sweeps.search import pruning
 from sweeps.search.pruning import SearchPruner
-from sweeps.search.source import Search, SearchSource, Signal
+from sweeps.search.source import SearchSource, Signal
 from sweeps.store.curves import curve_path, store_curve
 from sweeps.store.errors import CurveCorrupt
 from sweeps.store.ledger import Ledger
@@ -105,18 +105,6 @@ def test_a_trial_is_held_against_those_that_had_ended_before_it_was_suggested(tm
             assert len(trial.losses_nats) == result.num_steps
 
 
-def test_what_is_pruned_is_told_as_the_rule_says(tmp_path, monkeypatch):
-    """Never as diverged, and never by what came after it."""
-    told = {}
-    suggest = Search.suggest
-    monkeypatch.setattr(Search, "suggest", lambda self, known: (told.update(known), suggest(self, known))[1])
-    _, outcomes = search(tmp_path, 0)
-    assert "pruned" in {result.status for result in outcomes}
-    for index, result in enumerate(outcomes[: 20 - PARALLELISM]):
-        pruned = result.status == "pruned"
-        assert told[index] == (result.last_train_loss_nats + index if pruned else result.loss_nats)
-
-
 def test_points_beyond_an_end_are_run_to_their_end(tmp_path):
     """They alone tell what is there; those of a warm start are as any other."""
     given = [SPACE.at((share, *[0.5] * (SPACE.num_coordinates - 1))) for share in (0.01, 0.02)]
@@ -141,15 +129,3 @@ def test_a_lost_curve_stops_the_search(tmp_path):
         curve_path(tmp_path, result.id, pruned=True).unlink()
         with pytest.raises(CurveCorrupt, match=f"restore it from a copy.*--fork {tmp_path}"):
             rest(source_of(ledger, tmp_path), ledger)
-
-
-def test_curves_that_nobody_is_held_against_any_more_are_forgotten(tmp_path, monkeypatch, asked):
-    """Those that a rule looks at are there whenever it looks."""
-    monkeypatch.setattr(pruning, "MOST_SEEN", 3)
-    with Ledger.open(tmp_path / "some", {}, create=True) as ledger:
-        source = source_of(ledger, tmp_path / "some", sampler="random")
-        finish(source, ledger, tmp_path / "some", 1)
-    for call in asked:
-        assert all(trial.losses_nats for trial in call["seen"][-3:])
-    kept = [bool(trial.losses_nats) for trial in source.pruner._seen]
-    assert len(kept) == 16 and sum(kept) == PARALLELISM + 3 and all(kept[-3:])

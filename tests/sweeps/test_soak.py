@@ -6,8 +6,6 @@ import pytest
 import soak_case
 from soak_case import ACKNOWLEDGED, faults_of, soak
 
-from sweeps.search.source import SearchSource
-from sweeps.search.space import search_space
 from sweeps.store.ledger import Ledger
 
 NUM_TRIALS = 300
@@ -27,14 +25,6 @@ def test_nothing_is_lost_and_nothing_told_twice(soaked):
     assert not any(faults.values()), faults
     assert found["kills"]["drivers"] == 2 and found["kills"]["workers"] >= 2
     assert len(Ledger.read(folder).results()) == NUM_TRIALS
-
-
-def test_the_search_is_the_one_that_nobody_killed(soaked, tmp_path):
-    """Suggestions are those of an uninterrupted search, whatever was killed."""
-    soak(tmp_path, num_trials=40, num_workers=2, kill_worker_every=1e6, num_driver_kills=0, seed=0)
-    ledgers = [Ledger.read(folder) for folder in (soaked[0], tmp_path)]
-    points = [[ledger.find("suggestion", f"sweep/{i}").body for i in range(40)] for ledger in ledgers]
-    assert points[0] == points[1]
 
 
 def test_what_is_lost_or_told_twice_would_be_seen(soaked, monkeypatch):
@@ -61,17 +51,3 @@ class Counting(dict):
         return super().get(key, default)
 
     __getitem__ = __contains__ = None
-
-
-def test_a_search_looks_at_each_outcome_once(soaked):
-    """Else what a trial costs the driver would grow with the search."""
-    ledger = Ledger.read(soaked[0])
-    ranges = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
-    source = SearchSource(
-        search_space(ranges=ranges), soak_case.make_run, ledger, stage="sweep", study_seed=7, num_trials=NUM_TRIALS,
-        parallelism=4, sampler="random",
-    )  # fmt: skip
-    results = Counting(ledger.results())
-    for _ in range(NUM_TRIALS):
-        source.next(results)
-    assert results.looks == NUM_TRIALS - 4

@@ -34,17 +34,6 @@ def test_a_list_comes_key_by_key_the_costliest_first():
     assert source.next({}) is Signal.DONE
 
 
-def test_a_search_has_p_trials_in_flight(ledger):
-    source = search_source(ledger)
-    first = [source.next({}) for _ in range(4)]
-    assert source.next({}) is Signal.WAIT
-    results = {spec.id: outcome(spec)[0] for spec in first[1:]}
-    assert source.next(results) is Signal.WAIT  # trial 4 must know trial 0
-    results[first[0].id] = outcome(first[0])[0]
-    assert len([source.next(results) for _ in range(4)]) == 4
-    assert source.next(results) is Signal.WAIT
-
-
 def finish(source, seed):
     """Carry a search out, results coming in any order."""
     rng, running, results, specs = random.Random(seed), [], {}, []
@@ -84,11 +73,3 @@ def test_recorded_points_come_in_order_up_to_one_that_is_lost(ledger):
     for key, value in {"search/1": 2.0, "search/0": 1.0, "other/0": 3.0, "search/10": 4.0}.items():
         ledger.append("suggestion", key, {"a": value})
     assert suggested(ledger, "search") == [{"a": 1.0}, {"a": 2.0}]
-
-
-def test_recorded_points_are_not_suggested_anew(ledger, monkeypatch):
-    first = finish(search_source(ledger), 0)
-    monkeypatch.setattr("sweeps.search.source.Search.suggest", lambda *args, **kwargs: pytest.fail("suggested anew"))
-    source = search_source(ledger)
-    assert finish(source, 1) == first
-    assert source.run_ids == tuple(spec.id for spec in first)

@@ -34,12 +34,6 @@ def search(seed, num_trials=40, parallelism=4, tell=toy_loss):
     return points, told
 
 
-def test_suggestions_lie_in_the_space_and_differ():
-    points, _ = search(0)
-    assert len({tuple(point.values()) for point in points}) == len(points)
-    assert {tuple(points[0].values())} != {tuple(search(1, 1)[0][0].values())}
-
-
 def test_an_older_study_goes_on_as_it_would_have():
     """What version 0.1 suggested: in the design to the bit, later as the pinned Optuna does."""
     points, _ = search(0, 26)
@@ -50,25 +44,11 @@ def test_an_older_study_goes_on_as_it_would_have():
     assert [rates[10], clips[10], rates[25], clips[25]] == pytest.approx(later, rel=1e-9)
 
 
-@pytest.mark.parametrize("parallelism", [1, 4, 16])
-def test_the_cache_changes_nothing(parallelism):
-    points, told = search(3, 25, parallelism)
-    assert suggest(SPACE, 3, 24, told, parallelism) == points[24]
-    assert suggest(SPACE, 3, 24, told, parallelism, earlier=points[:13]) == points[24]
-
-
 def test_outcomes_of_trials_in_flight_are_not_looked_at():
     points, told = search(0, 30, 4)
     for wrong in (None, 0.0, 99.0):
         later = told | dict.fromkeys(range(27, 30), wrong)
         assert suggest(SPACE, 0, 30, later, 4, earlier=points) == suggest(SPACE, 0, 30, told, 4, earlier=points)
-
-
-def test_outcomes_that_are_seen_do_matter():
-    """The mutation check of the test above: trial 26 = 30 - 4 is the last one seen."""
-    points, told = search(0, 30, 4)
-    other = told | {26: 0.0}
-    assert suggest(SPACE, 0, 30, other, 4, earlier=points) != suggest(SPACE, 0, 30, told, 4, earlier=points)
 
 
 def test_trials_in_flight_repel():
@@ -77,13 +57,6 @@ def test_trials_in_flight_repel():
     chosen = suggest(SPACE, 0, 30, told, 8, earlier=points)
     crowded = [*points[:23], *[chosen] * 7]  # trials 23 to 29 are in flight
     assert suggest(SPACE, 0, 30, told, 8, earlier=crowded) != chosen
-
-
-def test_order_of_telling_is_irrelevant():
-    points, told = search(5, 30)
-    shuffled = list(told.items())
-    random.Random(0).shuffle(shuffled)
-    assert suggest(SPACE, 5, 30, dict(shuffled), 4, earlier=points) == suggest(SPACE, 5, 30, told, 4, earlier=points)
 
 
 def test_divergence_does_not_blind_the_search():
@@ -105,18 +78,6 @@ def test_finite_penalty_is_what_does_it():
 def test_all_diverged_is_survived():
     points, _ = search(0, 20, tell=lambda _: None)
     assert len(points) == 20
-
-
-def test_startup_covers_every_axis():
-    points = [suggest(SPACE, 7, index, {}, 1, num_startup=16) for index in range(16)]
-    eighths = {math.floor((math.log2(point["learning_rate"]) + 12) / 10 * 8) for point in points}
-    assert len(eighths) == 8
-
-
-def test_fixed_axis():
-    space = usual(warmup_fraction=(0.1, 0.1), clip_norm=(1.0, 1.0))
-    told = {index: 2.0 + index for index in range(15)}
-    assert suggest(space, 0, 15, told, 1)["clip_norm"] == 1.0
 
 
 def test_refusals():
@@ -168,19 +129,6 @@ def test_every_sampler_is_a_pure_function_of_the_past(sampler, space):
         seen = {i: loss for i, loss in told.items() if i <= index - 3}
         again = suggest(space, 1, index, seen, 3, sampler=sampler, num_startup=10, earlier=points[:index])
         assert again == points[index]
-
-
-@pytest.mark.parametrize(("sampler", "space"), EVERY)
-def test_every_sampler_follows_the_seed(sampler, space):
-    number = 6
-    assert steps(sampler, space, number, num_startup=4)[0] != steps(sampler, space, number, num_startup=4, seed=2)[0]
-
-
-@pytest.mark.parametrize("space", [SWITCHED, GRIDDED])
-def test_what_can_be_off_sometimes_is(space):
-    points = steps("grid" if space is GRIDDED else "tpe", space, 24)[0]
-    for name in (axis.name for axis in space.switches):
-        assert 2 < sum(point[name] == 0.0 for point in points) < 22
 
 
 def test_a_switch_is_learnt():
@@ -260,27 +208,6 @@ def test_the_bound_begins_where_it_says(monkeypatch):
     free = kept("tpe", SPACE, 40)[0]
     assert bounded[:33] == free[:33], "30 outcomes seen, and two in flight"
     assert bounded[33:] != free[33:]
-
-
-def test_a_suggestion_costs_the_same_however_long_the_search(monkeypatch):
-    """Each trial is made for Optuna twice, running and ended, and no more than the bound are shown."""
-    made, shown = [], []
-    plain, asked = samplers._trial, samplers._asked
-    monkeypatch.setattr(samplers, "MOST_SHOWN", 30)
-    monkeypatch.setattr(samplers, "_trial", lambda *args: made.append(args[-1]) or plain(*args))
-    monkeypatch.setattr(
-        samplers, "_asked", lambda sampler, trials, axes: shown.append(len(trials)) or asked(sampler, trials, axes)
-    )
-    kept("tpe", SPACE, 90)
-    assert max(shown) == 30 + 2
-    assert max(made.count(index) for index in set(made)) == 2
-
-
-def test_the_bound_keeps_all_that_tpe_takes_for_good():
-    """Optuna's own rule: of n trials min(n / 10, 25) are good, so that of 250 and more it is 25."""
-    from optuna.samplers._tpe.sampler import default_gamma
-
-    assert default_gamma(samplers.MOST_SHOWN) == default_gamma(10**6) == NUM_BEST
 
 
 def test_a_new_sampler_is_an_entry_and_no_more():

@@ -12,7 +12,7 @@ from sweep_fakes import outcome, pruned_outcome
 import sweeps
 from proxies.core.spec import Run
 from sweeps.store.curves import store_curve
-from sweeps.store.errors import DiskFull, StudyMissing, SweepError
+from sweeps.store.errors import DiskFull, SweepError
 from sweeps.store.ledger import Ledger
 
 RATES = (-9.0, -7.0, -5.0)
@@ -73,14 +73,6 @@ def test_the_table_survives_its_files(study, tmp_path):
         view.write(tmp_path / "t.xlsx")
     with pytest.raises(DiskFull, match="name a folder"):
         view.write(tmp_path / "missing" / "t.csv")
-
-
-def test_an_empty_study_has_its_columns(tmp_path):
-    Ledger.open(tmp_path, {}, create=True).close()
-    frame = sweeps.load(tmp_path).trials()
-    assert len(frame) == 0 and "learning_rate" in frame.columns
-    with pytest.raises(StudyMissing):
-        sweeps.load(tmp_path / "nothing")
 
 
 def test_a_pruned_trial_is_a_row_with_its_step(study):
