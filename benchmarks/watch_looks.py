@@ -2,7 +2,7 @@
 
     python benchmarks/watch_looks.py --lines 100000 --ranks 8
 
-A log like the embedded trainer's is made up: 9 numbers and the time of each rank a line, every 100th with 12 layers.
+A log like the embedded trainer's is made up: 9 numbers and the time of each rank a line.
 Told in seconds of this process's CPU, as JSON: the first reading; a reading after 10 more lines; the same by a reader
 that begins anew, which is what a look without memory costs; the judgement; and the bytes a line that are kept.
 """
@@ -29,7 +29,7 @@ from launcher.watch.logs.keys import Keys
 from launcher.watch.logs.readings import Readings
 from launcher.watch.logs.sources import source_of
 
-NUM_LAYERS, LAYERS_EVERY, NUM_MORE = 12, 100, 10
+NUM_MORE = 10
 
 
 def write(path: Path, first: int, last: int, num_ranks: int) -> None:
@@ -43,9 +43,6 @@ def write(path: Path, first: int, last: int, num_ranks: int) -> None:
                 "seconds": 0.0256, "mfu": 0.4, "hfu": 0.45,
                 "rank_seconds": [0.02 + 0.001 * rng.random() for _ in range(num_ranks)],
             }  # fmt: skip
-            if step % LAYERS_EVERY == 0:
-                columns = {"weight_rms": 0.5, "param_norm": 3.0, "grad_norm": rng.random(), "update_ratio": 1e-3}
-                row["layers"] = {f"blocks.{i}": columns for i in range(NUM_LAYERS)}
             file.write(json.dumps(row) + "\n")
 
 

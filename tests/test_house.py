@@ -29,7 +29,6 @@ DOORS = {
     "jinja2": {"launcher.report.page"},
     "matplotlib": {f"launcher.figures.{name}" for name in ("panel", "transfer", "fits", "main_run", "plots")},
     "tokenizers": {"proxies.data.tokenizer"},
-    "pynvml": {"launcher.trainer.gpu_health"},
     "wandb": {"launcher.dashboards.wandb_process"},
     "wandb_workspaces": {"launcher.dashboards.workspaces"},
 }

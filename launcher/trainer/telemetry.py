@@ -1,4 +1,4 @@
-"""Columns of a step's line beside its own: norms of every layer, validation losses, each rank's time, the GPUs' health.
+"""Columns of a step's line beside its own: norms of every layer, validation losses, each rank's time.
 
 Every rank holds parts of the weights; a layer's numbers are those of the whole weights, up to rounding, however many
 ranks hold them: each rank sums squares over its parts, and one all-reduce of a short vector adds them up.
@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from launcher.trainer import gpu_health
 from launcher.trainer.hooks import Hook, StepInfo
 from proxies.core.canon import Json
 from proxies.model.optimizer import last_update
@@ -164,11 +163,11 @@ class Stopwatch:
 
 
 class Machines(Hook):
-    """`rank_seconds`, of ranks that can be compared, and the health of the GPUs, every few steps."""
+    """`rank_seconds` every few steps, of ranks that can be compared."""
 
     def __init__(self) -> None:
         self._watch: Stopwatch | None = None
-        self._seconds: float | None = None
+        self._seconds = 0.0
 
     def begin(self, run: Trainer, step: int, carried: Json) -> None:
         """Puts a stopwatch on the blocks; compiled ones have no inside that it could be put on."""
@@ -185,18 +184,12 @@ class Machines(Hook):
 
     def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """Of this step alone."""
-        if self._watch is not None:
-            self._watch.reset()
+        if self._watch is None:
+            return {}
+        self._watch.reset()
         if (seen.step + 1) % MACHINES_EVERY_STEPS:
             return {}
-        columns: dict[str, Json] = {}
-        if self._seconds is not None:
-            told = torch.zeros(self._run.num_ranks, dtype=torch.float64, device=self._run.device)
-            told[self._run.rank] = self._seconds
-            dist.all_reduce(told)
-            columns["rank_seconds"] = told.tolist()
-        if self._run.device.type == "cuda":
-            gpus: list[Any] = [None] * self._run.num_ranks
-            dist.all_gather_object(gpus, gpu_health.health(self._run.device))
-            columns["gpus"] = gpus
-        return columns
+        told = torch.zeros(self._run.num_ranks, dtype=torch.float64, device=self._run.device)
+        told[self._run.rank] = self._seconds
+        dist.all_reduce(told)
+        return {"rank_seconds": told.tolist()}

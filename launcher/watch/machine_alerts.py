@@ -1,4 +1,4 @@
-"""Alerts about the machine under a run: pace, stragglers, silence, GPU errors, how attempts ended."""
+"""Alerts about the machine under a run: pace, stragglers, silence, how attempts ended."""
 
 from __future__ import annotations
 
@@ -162,31 +162,3 @@ def rolled_back(run: Run) -> Iterator[Finding]:
             seen=f"{len(found)} rollbacks, the last to step {to_step}: {found[-1].get('reason', '')}",
             evidence={"num_rollbacks": len(found)},
         )
-
-
-def _counted(run: Run, column: str, name: str) -> Iterator[Finding]:
-    """Counters of the GPUs that grew while this run was watched; what they stood at before is not its doing."""
-    counts_GR = run.columns.gpus.get(column, np.empty((0, 0)))
-    for rank, counts in enumerate(counts_GR.T):
-        there = np.isfinite(counts)
-        grown = np.flatnonzero(np.diff(counts[there]) > 0)  # a restart elsewhere may begin lower
-        if len(grown):
-            first = int(run.columns.gpu_steps[there][grown[0] + 1])
-            num_more = int(np.maximum(np.diff(counts[there]), 0).sum())
-            yield Finding(
-                first_step=first,
-                seen=f"the GPU of rank {rank} counts {num_more} more {name} errors, the first by step {first}",
-                evidence={"rank": rank, "num_errors": num_more},
-            )
-
-
-@alert("ecc_errors", "notice", next_command="machine", when="a GPU counts more ECC errors than before")
-def ecc_errors(run: Run) -> Iterator[Finding]:
-    """Of its memory."""
-    return _counted(run, "num_ecc_errors", "ECC")
-
-
-@alert("link_errors", "notice", next_command="machine", when="a GPU counts more errors of its links than before")
-def link_errors(run: Run) -> Iterator[Finding]:
-    """Of PCIe and NVLink."""
-    return _counted(run, "num_link_errors", "link")

@@ -17,8 +17,6 @@ from proxies.core import canon
 
 Floats = NDArray[np.float64]
 SCALARS = ("grad_norm", "lr", "tokens", "tokens_per_second", "seconds", "mfu", "hfu")
-LAYER_COLUMNS = ("weight_rms", "param_norm", "grad_norm", "update_ratio")
-GPU_COLUMNS = ("temperature_celsius", "num_ecc_errors", "num_link_errors")
 
 
 def _empty() -> Floats:
@@ -53,14 +51,6 @@ class Columns:
     """[K] The newest steps whose lines have `rank_seconds`."""
     rank_seconds: Floats | None = None
     """[K, R] Compute time of each rank, before it waits for the others."""
-    layer_steps: Floats = field(default_factory=_empty)
-    """[L] Steps whose lines have `layers`."""
-    layers: Mapping[str, Mapping[str, Floats]] = field(default_factory=dict)
-    """Layer -> column of `LAYER_COLUMNS` -> [L]."""
-    gpu_steps: Floats = field(default_factory=_empty)
-    """[G] Steps whose lines have `gpus`."""
-    gpus: Mapping[str, Floats] = field(default_factory=dict)
-    """Column of `GPU_COLUMNS` -> [G, R]."""
     events: Sequence[Mapping[str, canon.Json]] = ()
     """The lines that are no steps, in the order they came, as dicts of `launcher.base.metrics`."""
     header: Header | None = None

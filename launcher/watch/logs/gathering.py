@@ -7,17 +7,16 @@ go, and are no fault.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.watch.logs.columns import GPU_COLUMNS, LAYER_COLUMNS, SCALARS, Columns, Floats, headers
+from launcher.watch.logs.columns import SCALARS, Columns, Floats, headers
 from launcher.watch.logs.keys import LOSS, MFU, PER_DEVICE, RECIPROCALS, STEP, UNASKED_STEP, VALIDATION, Keys
-from launcher.watch.logs.table import NO_NUMBER, NUMBER, Cells, Table
+from launcher.watch.logs.table import NO_NUMBER, NUMBER, Table
 from proxies.core.canon import Json
 
 _TO = {"started": STEP, "rolled_back": "to_step"}
@@ -95,7 +94,7 @@ def gather(tables: Sequence[Table], keys: Keys, num_steps: int, num_ranks: int, 
         num_ranks: of the frozen config: what is of one device is as many times more.
         newest_at: when the last line was written, in seconds since 1970.
     """
-    names = keys.chosen({str(name) for table in tables for name in table.names})
+    names = keys.chosen({name for table in tables for name in table.names})
     odd = Oddities()
     rows = _rows(tables, names, num_steps, odd)
     kinds, losses = rows.column(names.get(LOSS, ""))
@@ -113,15 +112,9 @@ def gather(tables: Sequence[Table], keys: Keys, num_steps: int, num_ranks: int, 
     odd.counts["bare"] = len(line_steps) - len(np.union1d(rows.steps[rows.used & (kinds > 0)], validation_steps))
     begun = headers(rows.events)
     rank_steps, rank_seconds = _ranks(rows)
-    layer_steps, layers = _nested(rows, [(table.layers, table.layer_rows) for table in tables])
-    gpu_steps, gpus = _nested(rows, [(table.gpus, table.gpu_rows) for table in tables])
-    owners = list(dict.fromkeys(owner for owner, _ in layers)), list(dict.fromkeys(rank for rank, _ in gpus))
     columns = Columns(
         steps=steps, train_loss_nats=train, line_steps=line_steps, validation_steps=validation_steps,
-        validation_loss_nats=validation, rank_steps=rank_steps, rank_seconds=rank_seconds, layer_steps=layer_steps,
-        layers={str(name): {column: layers[name, column] for column in LAYER_COLUMNS} for name in owners[0]},
-        gpu_steps=gpu_steps,
-        gpus={each: np.column_stack([gpus[rank, each] for rank in owners[1]]) for each in GPU_COLUMNS if owners[1]},
+        validation_loss_nats=validation, rank_steps=rank_steps, rank_seconds=rank_seconds,
         events=rows.events, header=begun[-1] if begun else None, newest_at=newest_at,
         **{name: _scalar(rows, name, names, keys, num_ranks, steps) for name in SCALARS},
     )  # fmt: skip
@@ -221,16 +214,13 @@ def _scalar(
     return found
 
 
-def _offsets(rows: _Rows) -> list[int]:
-    """Row at which each table begins."""
-    return [0, *itertools.accumulate(table.num_rows for table in rows.tables)][:-1]
-
-
 def _ranks(rows: _Rows) -> tuple[Floats, Floats | None]:
     """[K] and [K, R], R the longest list; None where there is no list."""
     times: dict[float, Floats] = {}
-    for offset, table in zip(_offsets(rows), rows.tables, strict=True):
+    offset = 0
+    for table in rows.tables:
         times |= {rows.steps[offset + row]: each for row, each in table.ranks if rows.used[offset + row]}
+        offset += table.num_rows
     if not times:
         return np.empty(0), None
     steps = sorted(times)
@@ -238,15 +228,3 @@ def _ranks(rows: _Rows) -> tuple[Floats, Floats | None]:
     for row, step in enumerate(steps):
         table_KR[row, : len(times[step])] = times[step]
     return np.array(steps), table_KR
-
-
-def _nested(rows: _Rows, given: Sequence[tuple[Cells, list[int]]]) -> tuple[Floats, dict[tuple[Hashable, str], Floats]]:
-    """Steps and columns of what is logged of each layer or device, of the last file that has it."""
-    for offset, (cells, its_rows) in reversed(list(zip(_offsets(rows), given, strict=True))):
-        at = np.array(its_rows, dtype=int) + offset
-        used = np.flatnonzero(rows.used[at])
-        if len(used):
-            steps, chosen = last_of_each(rows.steps[at[used]], used.astype(float))
-            picked = chosen.astype(int)
-            return steps, {name: cells.column(name)[1][picked] for name in cells.names if isinstance(name, tuple)}
-    return np.empty(0), {}

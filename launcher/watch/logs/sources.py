@@ -30,7 +30,7 @@ LEAST_SECONDS = 30.0
 _MARK_BYTES = 512
 _EVENT_FIELDS = ("event", "to_step", "skipped_sequences", "wait_seconds", "difference", "noise", "reason", "exit_code")
 _OURS = frozenset({
-    *_EVENT_FIELDS, "rank_seconds", "layers", "gpus", *(field.name for field in fields(metrics.Header))
+    *_EVENT_FIELDS, "rank_seconds", *(field.name for field in fields(metrics.Header))
 })  # fmt: skip
 _ONLINE = re.compile(r"(?:https?://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
 

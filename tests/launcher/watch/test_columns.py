@@ -28,7 +28,7 @@ def test_lines_are_sorted_and_the_later_of_two_counts():
 
 def test_no_lines_are_no_trouble():
     columns = from_lines([])
-    assert columns.step == 0 and len(columns) == 0 and columns.header is None and columns.layers == {}
+    assert columns.step == 0 and len(columns) == 0 and columns.header is None
 
 
 def test_what_is_not_a_number_is_nan_and_what_is_no_line_is_left_out():
@@ -37,20 +37,13 @@ def test_what_is_not_a_number_is_nan_and_what_is_no_line_is_left_out():
     assert np.isnan(columns.train_loss_nats[0]) and np.isnan(columns.seconds).all()
 
 
-def test_validation_layers_ranks_and_gpus_have_their_own_steps():
-    layers = {"head": {"weight_rms": 0.5, "update_ratio": 1e-3}}
+def test_validation_and_ranks_have_their_own_steps():
     columns = from_lines([
-        line(1, 3.0, rank_seconds=[1.0, 2.0]),
-        line(2, 2.9, validation_loss_nats=2.8, layers=layers),
-        line(3, 2.8, gpus=[{"temperature_celsius": 60.0, "num_ecc_errors": None}, {"temperature_celsius": 61.0}]),
-        line(4, 2.7, layers={**layers, "embed": {"weight_rms": 1.0}}, validation_loss_nats=None),
+        line(1, 3.0, rank_seconds=[1.0, 2.0]), line(2, 2.9, validation_loss_nats=2.8),
+        line(4, 2.7, validation_loss_nats=None),
     ])  # fmt: skip
     assert columns.validation_steps.tolist() == [2] and columns.validation_loss_nats.tolist() == [2.8]
-    assert columns.layer_steps.tolist() == [2, 4] and columns.layers["head"]["weight_rms"].tolist() == [0.5, 0.5]
-    assert np.isnan(columns.layers["embed"]["weight_rms"]).tolist() == [True, False]
     assert columns.rank_steps.tolist() == [1] and columns.rank_seconds.tolist() == [[1.0, 2.0]]
-    assert columns.gpu_steps.tolist() == [3] and columns.gpus["temperature_celsius"].tolist() == [[60.0, 61.0]]
-    assert np.isnan(columns.gpus["num_ecc_errors"]).all()
 
 
 def test_the_newest_readable_header_is_the_run_s():

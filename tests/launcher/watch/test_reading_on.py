@@ -12,7 +12,7 @@ from launcher.watch.logs.gathering import last_of_each
 from launcher.watch.logs.keys import Keys
 from launcher.watch.logs.readings import OtherRunError, Readings
 from launcher.watch.logs.sources import source_of
-from launcher.watch.logs.table import Cells, Table
+from launcher.watch.logs.table import Table
 from proxies.core import canon
 
 NUM_STEPS = 60
@@ -65,8 +65,6 @@ class History:
         for _ in range(self.rng.randrange(1, 12)):
             self.step += 1
             more = {"rank_seconds": [self.rng.random() for _ in range(self.rng.choice([2, 2, 3]))]}
-            more |= {"layers": {"a": {"weight_rms": self.rng.random()}}} if self.rng.random() < 0.3 else {}
-            more |= {"gpus": [{"num_ecc_errors": self.rng.randrange(3)}]} if self.rng.random() < 0.2 else {}
             self.write(line(self.step, train_loss_nats=self.rng.random(), **more))
 
     def odd(self):
@@ -112,7 +110,7 @@ class History:
         self.step = 0
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_reading_on_is_reading_anew(tmp_path, seed, monkeypatch):
     monkeypatch.setattr(sources, "READ_BYTES", 700)  # a few lines a portion
     monkeypatch.setattr(table, "NUM_RANK_LINES", 7)
@@ -123,7 +121,7 @@ def test_reading_on_is_reading_anew(tmp_path, seed, monkeypatch):
         assert seen(following) == seen(reader(tmp_path))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_reading_on_several_files_is_reading_anew(tmp_path, seed):
     """Each of a run's files may grow, and a new one may come before an old one."""
     rng, following = random.Random(seed), reader(tmp_path)
@@ -178,17 +176,6 @@ def test_times_of_ranks_are_kept_of_the_newest_lines_alone(tmp_path, monkeypatch
     assert columns.rank_steps.tolist() == [16, 17, 18, 19, 20]
     assert columns.rank_seconds[:, 0].tolist() == [16, 17, 18, 19, 20]
     assert len(columns) == 20
-
-
-def test_a_cell_that_is_missing_and_one_that_is_no_number():
-    cells = Cells()
-    for row in ({"a": 1}, {"b": True}, {"a": "NaN", "b": 2.5}, {}):
-        for name, value in row.items():
-            cells.put(name, value)
-        cells.end_row()
-    kinds, values = cells.column("a")
-    assert kinds.tolist() == [2, 0, 2, 0] and np.isnan(values).tolist() == [False, True, True, True]
-    assert [cells.column(name)[0].tolist() for name in "bc"] == [[0, 1, 2, 0], [0, 0, 0, 0]]
 
 
 def test_of_several_values_of_a_step_the_last_counts():
