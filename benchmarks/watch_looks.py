@@ -40,7 +40,7 @@ def write(path: Path, first: int, last: int, num_ranks: int) -> None:
             row = {
                 "step": step, "train_loss_nats": 2 + 3 / step**0.5 + rng.gauss(0, 0.01), "grad_norm": 1 + rng.random(),
                 "lr": 1e-3, "clip_norm": 1.0, "tokens": step * 256, "tokens_per_second": 1e4 + rng.random(),
-                "seconds": 0.0256, "mfu": 0.4, "hfu": 0.45,
+                "seconds": 0.0256, "mfu": 0.4,
                 "rank_seconds": [0.02 + 0.001 * rng.random() for _ in range(num_ranks)],
             }  # fmt: skip
             file.write(json.dumps(row) + "\n")

@@ -5,7 +5,7 @@ A line is strict JSON, of one of two kinds.
 A step's line has `train_loss_nats`:
 `step` (steps done), `train_loss_nats` (before that step's update), `grad_norm` (before clipping), `lr` (of the first
 group), `tokens` (seen so far), `tokens_per_second`, `seconds` (of that step); and where they are known
-`mfu`, `hfu` (shares of the peak of the header's `peak_flops_per_second`), `clip_norm` (in force),
+`mfu` (share of the peak of the header's `peak_flops_per_second`), `clip_norm` (in force),
 `validation_loss_nats` (after the update), `rank_seconds` (compute time of each rank, before it waits for the others),
 `layers` (name of a layer -> `weight_rms`, `param_norm`, `grad_norm`, `update_ratio`).
 
@@ -48,8 +48,6 @@ class Header:
     """As torch names it; `cpu`."""
     model_flops_per_token: float
     """Forward and backward, convention `causal` of `proxies.core.flops`: what MFU counts."""
-    hardware_flops_per_token: float
-    """The same and what activation checkpointing computes again: what HFU counts."""
     peak_flops_per_second: float | None
     """Of one rank's device at the run's precision, as its maker names it; None: not known, and no MFU."""
 

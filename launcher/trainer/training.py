@@ -27,7 +27,7 @@ from launcher.base import metrics
 from launcher.base.checkpoint_folders import CHECKPOINTS, Refused, expected, tell
 from launcher.base.metrics import Ending, Header
 from launcher.base.reference import GPUS
-from launcher.frozen.frozen import Decision, Parallelism
+from launcher.frozen.frozen import Decision
 from launcher.trainer import assembly, checkpoints, rollback
 from launcher.trainer.hooks import GoBack, Hook, StepInfo, Stop
 from launcher.trainer.ranks import device, together
@@ -38,7 +38,6 @@ from launcher.trainer.telemetry import Layers, Machines, Validation
 from proxies.core import canon
 from proxies.core.flops import flops_per_token
 from proxies.core.schedule import lr_table
-from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore
 from proxies.model.decoder import Multipliers, token_loss
 from proxies.model.optimizer import clip_to, set_rates
@@ -58,19 +57,8 @@ def header(decision: Decision, step: int, num_ranks: int, device: torch.device) 
         num_ranks=num_ranks,
         device=name,
         model_flops_per_token=float(flops_per_token(decision.shape)),
-        hardware_flops_per_token=hardware_flops_per_token(decision.shape, decision.parallelism),
         peak_flops_per_second=peak_flops_per_second(name) if decision.precision == "bfloat16" else None,
     )
-
-
-def hardware_flops_per_token(shape: Shape, parallelism: Parallelism) -> float:
-    """With what is computed twice: the blocks' forward pass, a third of their work, under `full`.
-
-    `selective` keeps the products of matrices and attention, which is all that the convention counts.
-    """
-    model = flops_per_token(shape)
-    readout = 6 * shape.vocab_size * shape.width
-    return model + (model - readout) / 3 if parallelism.activation_checkpointing == "full" else float(model)
 
 
 def peak_flops_per_second(device_name: str) -> float | None:
@@ -81,12 +69,12 @@ def peak_flops_per_second(device_name: str) -> float | None:
     return found[0] if found else None
 
 
-def shares_of_peak(header: Header, tokens_per_second: float) -> dict[str, canon.Json]:
-    """`mfu` and `hfu` of a step, of all ranks together; nothing where the peak is not known."""
+def share_of_peak(header: Header, tokens_per_second: float) -> dict[str, canon.Json]:
+    """`mfu` of a step, of all ranks together; nothing where the peak is not known."""
     if header.peak_flops_per_second is None:
         return {}
     reached = tokens_per_second / (header.peak_flops_per_second * header.num_ranks)
-    return {"mfu": reached * header.model_flops_per_token, "hfu": reached * header.hardware_flops_per_token}
+    return {"mfu": reached * header.model_flops_per_token}
 
 
 def hooks_of(decision: Decision) -> list[Hook]:
@@ -331,7 +319,7 @@ class Trainer:
                 "tokens_per_second": count * seq_len / seconds,
                 "seconds": seconds,
             }
-            metrics.append(self.run_dir, {**line, **shares_of_peak(self.header, count * seq_len / seconds)})
+            metrics.append(self.run_dir, {**line, **share_of_peak(self.header, count * seq_len / seconds)})
         self._tell_saves()
 
     def _save(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.options import AMOUNT, answer, folder_of, frozen_argument, json_option
+from launcher.cli.options import answer, folder_of, frozen_argument, json_option
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _EXITS = {"fine": 0, "alarm": 3, "cannot_tell": 4}
 LEAST_SECONDS, INTERRUPTED = 0.2, 130
-_MOST_USD = 1e6  # of a device for an hour: more is a slip
 
 
 @click.command()
@@ -31,7 +30,6 @@ _MOST_USD = 1e6  # of a device for an hour: more is a slip
 @click.option("--conclude", is_flag=True, help="The run has ended: score its forecast, and keep it for later ones.")
 @click.option("--every", "every_seconds", type=click.FloatRange(LEAST_SECONDS, 86400), default=10.0, show_default=True,
               help="Seconds between looks, live.")  # fmt: skip
-@click.option("--usd-per-device-hour", type=AMOUNT, help="For the projected cost.")
 @click.option("--study", "study_dir", type=click.Path(path_type=Path),
               help="With --conclude: whose ledger keeps the run. Default: the one the config lies in.")  # fmt: skip
 @click.option("--step-key", default="", help="Name of the step in the log; default: what common trainers call it.")
@@ -40,9 +38,8 @@ _MOST_USD = 1e6  # of a device for an hour: more is a slip
 @click.option("--grad-norm-key", default="", help="Of the gradient norm before clipping.")
 @json_option
 def watch(
-    frozen: Path, where: str | None, once: bool, conclude: bool, every_seconds: float,
-    usd_per_device_hour: float | None, study_dir: Path | None, step_key: str, train_loss_key: str,
-    validation_loss_key: str, grad_norm_key: str, as_json: bool,
+    frozen: Path, where: str | None, once: bool, conclude: bool, every_seconds: float, study_dir: Path | None,
+    step_key: str, train_loss_key: str, validation_loss_key: str, grad_norm_key: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare a main run with the loss and pace that FROZEN predicted; live unless --once or --conclude is given."""
     from launcher.frozen.launch_file import read_launch
@@ -54,10 +51,8 @@ def watch(
         raise click.UsageError("--once judges a run that still trains, --conclude one that has ended: give one of them")
     if study_dir is not None and not conclude:
         raise click.UsageError("--study goes with --conclude")
-    if math.isnan(every_seconds) or math.isnan(usd_per_device_hour or 0.0):
-        raise click.UsageError("--every and --usd-per-device-hour: must be a number, not nan")
-    if usd_per_device_hour is not None and not 0 <= usd_per_device_hour <= _MOST_USD:
-        raise click.UsageError(f"--usd-per-device-hour {usd_per_device_hour}: must be from 0 to {_MOST_USD:g}")
+    if math.isnan(every_seconds):
+        raise click.UsageError("--every: must be a number, not nan")
     decision, folder = read_launch(frozen), folder_of(frozen)
     metrics = where or str(folder / "run")
     asked = {STEP: step_key, LOSS: train_loss_key, VALIDATION: validation_loss_key, "grad_norm": grad_norm_key}
@@ -72,9 +67,7 @@ def watch(
         return
     from launcher.watch.follower import Follower
 
-    follower = Follower(
-        decision, readings, frozen=frozen, run_dir=run_dir, metrics=where, usd_per_device_hour=usd_per_device_hour,
-    )  # fmt: skip
+    follower = Follower(decision, readings, frozen=frozen, run_dir=run_dir, metrics=where)
     found, code = (follower.look(last=True), None) if once else _follow(follower, every_seconds)
     if found is None:
         raise KeyboardInterrupt

@@ -6,11 +6,10 @@ study keeps the run (`launcher.study.history`); `conclusion.json` beside the con
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -25,9 +24,6 @@ from proxies.core.canon import Json
 from proxies.core.flops import count_params
 from proxies.core.spec import Curve
 from sweeps.store.ledger import Ledger
-
-if TYPE_CHECKING:
-    from launcher.plan.study import Study
 
 CONCLUSION = "conclusion"
 """Kind of the attestation."""
@@ -153,16 +149,26 @@ def conclude(decision: Decision, folder: Path, run_dir: Path, reading: Reading, 
         found = _scored(concluded_run(decision, reading), [], None)
     else:
         found = _kept(decision, reading, study_dir)
-    _attest_once(folder, decision.digest, found)
-    told = [
-        entry for entry in chronicle.entries(run_dir) if (entry.kind, entry.digest) == ("concluded", found.run.digest)
-    ]
-    if not told:
+    path, body = path_of(folder, CONCLUSION), cast(dict[str, Json], canon.to_json(found.body))
+    known = read_attestation(path, decision.digest) if path.exists() else None
+    if known is not None:
+        _check_same(found.run, known.get("actual_nats"), path)
+    if known != body:
+        attest(folder, CONCLUSION, decision.digest, body)
+    if known is None:
         chronicle.record(
             run_dir, "concluded", sentence(found), step=decision.learning_rate.schedule.num_steps,
             digest=decision.digest, data=found.body,
         )  # fmt: skip
     return found
+
+
+def _check_same(run: Concluded, known_nats: object, where: Path) -> None:
+    if known_nats != run.actual_nats:
+        raise ConcludedOtherwiseError(
+            f"{where} has this config concluded at {known_nats} nats, and this log ends at {run.actual_nats:.6g}: the "
+            "first stands; is this the log of the same run?"
+        )
 
 
 def _kept(decision: Decision, reading: Reading, study_dir: Path) -> Conclusion:
@@ -177,24 +183,16 @@ def _kept(decision: Decision, reading: Reading, study_dir: Path) -> Conclusion:
     known = ledger.find(history.CONCLUDED, run.digest)
     if known is None:
         study = recorded_study(study_dir)
-        _check_study(study, decision, study_dir)
+        if study.manifest.data_id != decision.data.data_id:
+            raise NotConcludedError(f"{study_dir} is of other data than this config: name its own study with --study")
         with open_ledger(study) as writing:
             writing.append(history.CONCLUDED, run.digest, run)
     else:
         before = canon.decode(Concluded, known.body)
-        if before.actual_nats != run.actual_nats:
-            raise ConcludedOtherwiseError(
-                f"{study_dir} has this config concluded at {before.actual_nats:.6g} nats, and this log ends at "
-                f"{run.actual_nats:.6g}: the first stands; is this the log of the same run?"
-            )
+        _check_same(run, before.actual_nats, study_dir)
         run = before
     others = [one for one in (*past, *history.concluded(ledger)) if one.digest != run.digest]
     return _scored(run, others, study_dir)
-
-
-def _check_study(study: Study, decision: Decision, study_dir: Path) -> None:
-    if study.manifest.data_id != decision.data.data_id:
-        raise NotConcludedError(f"{study_dir} is of other data than this config: name its own study with --study")
 
 
 def _scored(run: Concluded, others: list[Concluded], study_dir: Path | None) -> Conclusion:
@@ -207,20 +205,6 @@ def _scored(run: Concluded, others: list[Concluded], study_dir: Path | None) -> 
     )  # fmt: skip
 
 
-def _attest_once(folder: Path, digest: str, found: Conclusion) -> None:
-    path = path_of(folder, CONCLUSION)
-    if path.exists():
-        before = read_attestation(path, digest)
-        if before.get("actual_nats") != found.run.actual_nats:
-            raise ConcludedOtherwiseError(
-                f"{path} says {before.get('actual_nats')} nats, and this log ends at {found.run.actual_nats:.6g}: the "
-                "first stands; is this the log of the same run?"
-            )
-        if before == found.body or (before.get("in_ledger") and found.study is None):
-            return
-    attest(folder, CONCLUSION, digest, cast(dict[str, Json], canon.to_json(found.body)))
-
-
 def sentence(found: Conclusion) -> str:
     """How the forecast went, in a line."""
     run, foretold = found.run, found.run.foretold
@@ -228,16 +212,15 @@ def sentence(found: Conclusion) -> str:
     return (
         f"ended at {run.actual_nats:.4f} nats, {where} the {run.level:.0%} interval [{run.low_nats:.4f}, "
         f"{run.high_nats:.4f}] around {run.predicted_nats:.4f}: {run.actual_nats - run.predicted_nats:+.4f} nats, "
-        f"{math.expm1(math.log(run.actual_nats / run.predicted_nats)):+.2%}, z {foretold.z:+.2f}"
+        f"{run.actual_nats / run.predicted_nats - 1:+.2%}, z {foretold.z:+.2f}"
     )
 
 
 def next_lines(found: Conclusion) -> list[str]:
     """What the outcome means for later forecasts, and the commands that use it."""
-    level = found.run.level
     counted = f"{found.num_inside} of {found.num_concluded} main runs ended inside their interval"
     scale = f"later intervals are {found.next_scale:.3g} times as wide as a fit's own"
-    lines = [f"so far {counted} (expected: {level:.0%}): {scale}"]
+    lines = [f"so far {counted} (expected: {found.run.level:.0%}): {scale}"]
     if found.study is None:
         return [*lines, "no study lies around the config, so no ledger keeps the run: name one with --study STUDY"]
     study = shlex.quote(str(found.study))

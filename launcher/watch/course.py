@@ -54,8 +54,6 @@ class Course:
     expected_nats: Floats
     departure: Floats
     """[L] In standard deviations of the band."""
-    outside: Floats
-    """[L] The same over what the band's level allows at one point: outside it where the size is above 1."""
     bound: float
     """On the size of `departure`, over the whole run."""
     final: tuple[float, float, float]
@@ -105,7 +103,6 @@ def course(
     return Course(
         looked_at=band.centres[there], seen_at=np.floor(until[there]), loss_nats=means[there],
         expected_nats=band.expected_nats[there], departure=logs / sd,
-        outside=logs / sd / _quantile(predicted.level),
         bound=_bound(predicted, tuple(band.centres), tuple((band.low_sd + band.high_sd) / 2), tuple(noise)),
         final=_new_end(predicted, float(logs[-1]), float(sd[-1])),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +17,6 @@ from launcher.watch.logs.readings import Reading, Readings
 from proxies.core import canon
 from proxies.core.canon import Json
 
-AHEAD_SECONDS = 60.0
-"""By which the clocks of two machines may differ."""
 Word = Literal["fine", "alarm", "cannot_tell"]
 _STANDINGS: dict[int, Word] = {0: "fine", ALARM: "alarm", CANNOT_TELL: "cannot_tell"}
 
@@ -29,7 +27,7 @@ class WatchStatus:
 
     standing: Word
     line: str
-    """All of it in one line."""
+    """The standing, and where the run is."""
     text: str
     """All of it, the standing first."""
     news: tuple[str, ...]
@@ -45,11 +43,10 @@ class Follower:
     """Looks at one run; its chronicle hears of every alert once."""
 
     def __init__(
-        self, decision: Decision, readings: Readings, *, frozen: Path, run_dir: Path, metrics: str | None = None,
-        usd_per_device_hour: float | None,
-    ) -> None:  # fmt: skip
+        self, decision: Decision, readings: Readings, *, frozen: Path, run_dir: Path, metrics: str | None = None
+    ) -> None:
         """`frozen` and `metrics` are named in the commands; `run_dir` is where the chronicle lies."""
-        self._decision, self._readings, self._run_dir, self._usd = decision, readings, run_dir, usd_per_device_hour
+        self._decision, self._readings, self._run_dir = decision, readings, run_dir
         self._frozen, self._metrics = str(frozen), metrics
         self._active: set[str] = set()
 
@@ -69,14 +66,12 @@ class Follower:
         folder = liveness_of(self._run_dir, self._decision.digest)
         over = over and not folder.starting(reading.columns.newest_at)
         found = judge(
-            self._decision, reading.columns, now=None if over else time.time(), usd_per_device_hour=self._usd,
-            commands=commands, liveness=folder,
-        )  # fmt: skip
-        notes = (*reading.notes, *_clock_notes(reading.columns.newest_at))
+            self._decision, reading.columns, now=None if over else time.time(), commands=commands, liveness=folder
+        )
         new = [alert for alert in found.alerts if alert.name not in self._active]
         self._active = {alert.name for alert in found.alerts}
         self._record(new, reading.columns.step)
-        return self._standing(replace(reading, notes=notes), found, new, commands, over=over)
+        return self._standing(reading, found, new, commands, over=over)
 
     def _standing(
         self, reading: Reading, found: Judged, new: list[Alert], commands: Commands, *, over: bool
@@ -92,7 +87,7 @@ class Follower:
         lines = [head, *map(alert_text, found.alerts), *figure_lines(found.figures), *tail,
                  *(f"log: {note}" for note in reading.notes)]  # fmt: skip
         return WatchStatus(
-            standing=standing, line=short_line(head, found.figures), text="\n".join(lines),
+            standing=standing, line=head, text="\n".join(lines),
             news=tuple(map(alert_text, new)), notes=tuple(f"log: {note}" for note in reading.notes), over=ended,
             body={
                 "standing": standing, "why": why, "digest": self._decision.digest,
@@ -120,14 +115,6 @@ class Follower:
                                  data=data)  # fmt: skip
         except OSError as error:
             say(f"the chronicle in {self._run_dir} cannot be written ({error.strerror}): alerts are not recorded")
-
-
-def _clock_notes(newest_at: float | None) -> list[str]:
-    """Of a log whose newest line was written later than now."""
-    ahead = 0.0 if newest_at is None else newest_at - time.time()
-    if ahead <= AHEAD_SECONDS:
-        return []
-    return ["its newest line is dated ahead of this machine's clock: silence cannot be told until the clock is there"]
 
 
 def headline(standing: str, why: str, found: Judged, decision: Decision) -> str:
@@ -165,16 +152,6 @@ def _value(value: Json) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def short_line(head: str, figures: dict[str, Any]) -> str:
-    """For a terminal that is looked at now and then."""
-    parts = [head]
-    if figures["train_loss_nats"] is not None:
-        parts.append(f"loss {figures['train_loss_nats']:.4f} nats")
-    if (ends := figures["projection"]) is not None:
-        parts.append(f"{duration(ends['remaining_seconds'][0])} left")
-    return "; ".join(parts)
-
-
 def figure_lines(figures: dict[str, Any]) -> list[str]:
     """Loss, pace, end and cost, as far as they are known."""
     low, high = figures["final_interval_nats"]
@@ -190,7 +167,7 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
         f"{figures['tokens_per_second']:,.0f} tokens/s" if figures["tokens_per_second"] is not None else "",
         f"MFU {figures['mfu']:.1%}" if figures["mfu"] is not None else "",
         f"goodput {figures['goodput']:.1%}" if figures["goodput"] is not None else "",
-        *_attempts(figures),
+        f"{figures['num_attempts']} attempts" if (figures["num_attempts"] or 1) > 1 else "",
     ]
     if any(pace):
         lines.append(", ".join(filter(None, pace)))
@@ -199,22 +176,7 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _attempts(figures: dict[str, Any]) -> list[str]:
-    """How often the run was launched, where more than once, and how often it began again by itself."""
-    launches = figures["num_launches"] or 1
-    if not figures["num_attempts"]:
-        return []
-    restarts = max(0, figures["num_attempts"] - launches)
-    return [*([f"launched {launches} times"] if launches > 1 else []), f"{restarts} restart{'s' * (restarts != 1)}"]
-
-
 def _end_line(ends: dict[str, Any]) -> str:
-    left = [duration(seconds) for seconds in ends["remaining_seconds"]]
+    left, hours = [duration(seconds) for seconds in ends["remaining_seconds"]], ends["device_hours"]
     said = f"ends in {left[0]} ({left[1]} to {left[2]})"
-    if ends["ends_at"] is not None:
-        said += f", at {ends['ends_at'][0]}"
-    hours = ends["device_hours"]
-    said += f"; {hours[0]:.4g} device-hours in all ({hours[1]:.4g} to {hours[2]:.4g})"
-    if ends["usd"] is not None:
-        said += f", USD {ends['usd'][0]:,.2f} ({ends['usd'][1]:,.2f} to {ends['usd'][2]:,.2f})"
-    return said
+    return f"{said}; {hours[0]:.4g} device-hours in all ({hours[1]:.4g} to {hours[2]:.4g})"

@@ -54,7 +54,6 @@ def judge(
     columns: Columns,
     *,
     now: float | None = None,
-    usd_per_device_hour: float | None = None,
     commands: Commands | None = None,
     liveness: Liveness = UNKNOWN,
 ) -> Judged:
@@ -64,7 +63,6 @@ def judge(
         decision: what was frozen.
         columns: the run so far.
         now: seconds since 1970; None: silence cannot be told.
-        usd_per_device_hour: for the projected cost.
         commands: the lines to run next, of this config and run.
         liveness: what else the run's folder says.
     """
@@ -82,7 +80,7 @@ def judge(
             "num_spikes": len(run.spikes),
             **_sight_figures(decision, columns),
             **_course_figures(decision, run.course),
-            **_pace_figures(run, usd_per_device_hour),
+            **_pace_figures(run),
         },
     )
 
@@ -145,20 +143,17 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _pace_figures(run: Run, usd: float | None) -> dict[str, Json]:
-    columns, found = run.columns, run.liveness
-    header = columns.header
+def _pace_figures(run: Run) -> dict[str, Json]:
+    columns, header = run.columns, run.columns.header
     num_ranks = run.decision.parallelism.num_ranks if header is None else header.num_ranks
-    ends = pace.projection(columns, run.schedule.num_steps, num_ranks, run.now, usd, found)
+    ends = pace.projection(columns, run.schedule.num_steps, num_ranks)
     attempts = [event for event in columns.events if event.get("event") == "started"]
     return {
-        "num_launches": found.num_launches or None,
         "num_attempts": len(attempts) or None,
         "step_seconds": pace.step_seconds(columns),
         "tokens_per_second": _recent(columns, "tokens_per_second"),
         "mfu": _recent(columns, "mfu"),
-        "hfu": _recent(columns, "hfu"),
-        "goodput": pace.goodput(columns, found),
+        "goodput": pace.goodput(columns),
         "projection": None if ends is None else canon.to_json(ends),
     }
 

@@ -1,8 +1,7 @@
 """Whether a run is alive, as its folder says and its log does not: just launched, saving, or lying still.
 
 Loading a large checkpoint, and compiling before the first step, come before the first line of an attempt; a save may
-take longer than any number of steps. A silence that these explain is no stall. From the end of one launch to the begin
-of the next, by whoever continued the run, nothing ran that could be waited for: that time is no loss of the run's.
+take longer than any number of steps. A silence that these explain is no stall.
 """
 
 from __future__ import annotations
@@ -27,14 +26,6 @@ class Liveness:
     """The newest write below the folder of checkpoints."""
     ended: str = ""
     """What the supervisor said when it gave up, or ended in order."""
-    pauses: tuple[tuple[float, float], ...] = ()
-    """From the end of a launch to the begin of the next."""
-    num_launches: int = 0
-    """By a supervisor; its own restarts are none."""
-
-    def paused_seconds(self, since: float, until: float) -> float:
-        """How long the run lay still between these times; a launch may end before the run has begun."""
-        return sum(max(0.0, min(end, until) - max(start, since)) for start, end in self.pauses)
 
     def starting(self, newest_at: float | None) -> bool:
         """Whether an attempt was launched that has not written a line yet; `newest_at`: of the newest line."""
@@ -62,22 +53,17 @@ def liveness_of(run_dir: Path, digest: str) -> Liveness:
 
 def chronicled(entries: Iterable[chronicle.Entry], digest: str) -> Liveness:
     """What a run's chronicle alone says, which is the same wherever it was copied to."""
-    launched_at, ended_at, ended, num_launches = None, None, "", 0
-    pauses: list[tuple[float, float]] = []
+    launched_at, ended = None, ""
     for entry in entries:
         if entry.digest != digest:
             continue
-        at = None
-        with contextlib.suppress(ValueError):
-            at = unix_seconds(entry.at)
         if entry.kind in ("launched", "restarted"):
-            if at is not None and ended_at is not None:
-                pauses.append((ended_at, at))
-            launched_at, ended_at, ended = at, None, ""
-            num_launches += entry.kind == "launched"
+            launched_at, ended = None, ""
+            with contextlib.suppress(ValueError):
+                launched_at = unix_seconds(entry.at)
         elif entry.kind == "ended":
-            launched_at, ended_at, ended = None, at, entry.text
-    return Liveness(launched_at=launched_at, ended=ended, pauses=tuple(pauses), num_launches=num_launches)
+            launched_at, ended = None, entry.text
+    return Liveness(launched_at=launched_at, ended=ended)
 
 
 def unix_seconds(text: str) -> float:

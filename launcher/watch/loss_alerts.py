@@ -10,7 +10,7 @@ from scipy.special import stdtrit
 from launcher.watch.alerts import Finding, Run, alert
 from launcher.watch.course import FALSE_ALARMS, FREEDOM, LEAST_NATS, end_sd
 from launcher.watch.rises import RISE_NATS, RISE_SDS, rise
-from launcher.watch.standstill import GAPS_MISSED, LEAST_MISSED, Frozen, frozen_loss, frozen_validation, stopped
+from launcher.watch.standstill import GAPS_MISSED, LEAST_MISSED, frozen_loss, stopped
 
 
 @alert(
@@ -44,27 +44,6 @@ def diverged(run: Run) -> Iterator[Finding]:
         )
 
 
-def _off_course(run: Run, which: int, rule: str) -> Finding:
-    """A look that is not where the forecast has it."""
-    found, level = run.course, run.decision.predicted.level
-    assert found is not None
-    loss, expected, departure = (
-        float(column[which]) for column in (found.loss_nats, found.expected_nats, found.departure)
-    )
-    advice = "" if departure > 0 else "; lower may mean easier data than the ladder's, or data seen twice"
-    return Finding(
-        first_step=int(found.seen_at[which]),
-        seen=f"training loss near step {found.looked_at[which]:.0f} is {loss:.4f} nats, "
-        f"{'above' if departure > 0 else 'below'} the predicted {expected:.4f} by {abs(departure):.1f} standard "
-        f"deviations of the band: {rule.format(level=level, outside=1 - level, bound=found.bound)}{advice}",
-        evidence={
-            "loss_nats": loss, "expected_nats": expected, "departure_sds": departure, "bound_sds": found.bound,
-            "false_alarms_per_run": FALSE_ALARMS, "final_nats": found.final[0], "final_low_nats": found.final[1],
-            "final_high_nats": found.final[2],
-        },
-    )  # fmt: skip
-
-
 @alert(
     "departed", "alarm", next_command="verify",
     when=f"mean training loss near a look's step is farther from the predicted course than {FALSE_ALARMS:.0%} of "
@@ -72,21 +51,26 @@ def _off_course(run: Run, which: int, rule: str) -> Finding:
 )  # fmt: skip
 def departed(run: Run) -> Iterator[Finding]:
     """A look beyond the bound over the whole run."""
-    if run.course is not None and run.course.departed is not None:
-        rule = f"beyond the {{bound:.1f}} that {FALSE_ALARMS:.0%} of healthy runs ever reach"
-        yield _off_course(run, run.course.departed, rule)
-
-
-@alert(
-    "outside_band", "notice", next_command="verify",
-    when="outside the frozen band at the newest look, within that bound",
-)  # fmt: skip
-def outside_band(run: Run) -> Iterator[Finding]:
-    """The newest look outside the band at that point."""
     found = run.course
-    if found is not None and found.departed is None and abs(found.outside[-1]) > 1:
-        rule = "outside the {level:.0%} band at that point, as {outside:.0%} of healthy runs are"
-        yield _off_course(run, len(found.departure) - 1, rule)
+    if found is None or found.departed is None:
+        return
+    which = found.departed
+    loss, expected, departure = (
+        float(column[which]) for column in (found.loss_nats, found.expected_nats, found.departure)
+    )
+    advice = "" if departure > 0 else "; lower may mean easier data than the ladder's, or data seen twice"
+    yield Finding(
+        first_step=int(found.seen_at[which]),
+        seen=f"training loss near step {found.looked_at[which]:.0f} is {loss:.4f} nats, "
+        f"{'above' if departure > 0 else 'below'} the predicted {expected:.4f} by {abs(departure):.1f} standard "
+        f"deviations of the band: beyond the {found.bound:.1f} that {FALSE_ALARMS:.0%} of healthy runs ever reach"
+        f"{advice}",
+        evidence={
+            "loss_nats": loss, "expected_nats": expected, "departure_sds": departure, "bound_sds": found.bound,
+            "false_alarms_per_run": FALSE_ALARMS, "final_nats": found.final[0], "final_low_nats": found.final[1],
+            "final_high_nats": found.final[2],
+        },
+    )  # fmt: skip
 
 
 @alert(
@@ -174,32 +158,20 @@ def rising(run: Run) -> Iterator[Finding]:
         )
 
 
-def _standstill(what: str, found: Frozen | None) -> Iterator[Finding]:
-    if found is not None:
-        yield Finding(
-            first_step=found.first_step,
-            seen=f"{what} loss is {found.nats:.10g} nats {found.num_equal} times in a row, since step "
-            f"{found.first_step}: given the noise and the rounding before, {found.allowed} may come about",
-            evidence={"nats": found.nats, "num_equal": found.num_equal, "num_allowed": found.allowed},
-        )
-
-
 @alert(
     "frozen_loss", "alarm", next_command="verify",
     when="the newest training losses are one number, more often than the noise and the rounding before them allow",
 )  # fmt: skip
 def training_stands_still(run: Run) -> Iterator[Finding]:
     """Nothing trains, or nothing measures it."""
-    return _standstill("training", frozen_loss(run.columns, run.schedule.warmup_steps, run.schedule.num_steps))
-
-
-@alert(
-    "frozen_validation", "alarm", next_command="verify",
-    when="the same of the validation losses",
-)  # fmt: skip
-def validation_stands_still(run: Run) -> Iterator[Finding]:
-    """The validation loss is one number, though the training loss moves."""
-    return _standstill("validation", frozen_validation(run.columns, run.schedule.num_steps))
+    found = frozen_loss(run.columns, run.schedule.warmup_steps, run.schedule.num_steps)
+    if found is not None:
+        yield Finding(
+            first_step=found.first_step,
+            seen=f"training loss is {found.nats:.10g} nats {found.num_equal} times in a row, since step "
+            f"{found.first_step}: given the noise and the rounding before, {found.allowed} may come about",
+            evidence={"nats": found.nats, "num_equal": found.num_equal, "num_allowed": found.allowed},
+        )
 
 
 @alert(

@@ -40,14 +40,11 @@ def slow(run: Run) -> Iterator[Finding]:
     if num_slow < pace.SUSTAINED:
         return
     first, now = int(starts[-num_slow]), float(np.median(levels[-num_slow:]))
-    recent = columns.mfu[-pace.BLOCK_LINES :]
-    mfu = float(np.nanmedian(recent)) if np.isfinite(recent).any() else None
-    told = "" if mfu is None else f", MFU {mfu:.1%}"
     yield Finding(
         first_step=first,
-        seen=f"since step {first} {now:,.0f} tokens/s{told}: {1 - now / best:.0%} below the {best:,.0f} that this run "
+        seen=f"since step {first} {now:,.0f} tokens/s: {1 - now / best:.0%} below the {best:,.0f} that this run "
         "has sustained",
-        evidence={"tokens_per_second": now, "best_tokens_per_second": best, "lost_share": 1 - now / best, "mfu": mfu},
+        evidence={"tokens_per_second": now, "best_tokens_per_second": best, "lost_share": 1 - now / best},
         severity=_severity(1 - now / best),
     )
 
@@ -148,17 +145,3 @@ def aborted(run: Run) -> Iterator[Finding]:
 def interrupted(run: Run) -> Iterator[Finding]:
     """A signal."""
     return _ended(run, "interrupted")
-
-
-@alert("rolled_back", "notice", next_command="look", when="the trainer went back before a spike by itself")
-def rolled_back(run: Run) -> Iterator[Finding]:
-    """What the trainer itself did about spikes."""
-    found = [event for event in run.columns.events if event.get("event") == "rolled_back"]
-    if found:
-        step = found[-1].get("to_step")
-        to_step = step if isinstance(step, int) else run.columns.step
-        yield Finding(
-            first_step=to_step,
-            seen=f"{len(found)} rollbacks, the last to step {to_step}: {found[-1].get('reason', '')}",
-            evidence={"num_rollbacks": len(found)},
-        )

@@ -7,20 +7,14 @@ in medians of blocks.
 
 from __future__ import annotations
 
-import datetime
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
-from launcher.base.metrics import Header
 from launcher.base.watchdog import START_SECONDS
-from launcher.watch.liveness import UNKNOWN, Liveness, unix_seconds
+from launcher.watch.liveness import Liveness, unix_seconds
 from launcher.watch.logs.columns import Columns, Floats, headers
-
-_T = TypeVar("_T")
 
 STALL_STEPS, LEAST_STALL_SECONDS = 20, 60.0
 """No line for so many median steps, and for so long; before an attempt's first step, for `START_SECONDS`."""
@@ -32,18 +26,15 @@ BLOCK_LINES, SUSTAINED = 16, 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Projection:
-    """When and at what cost the run ends; centre, low and high of each.
+    """When the run ends; centre, low and high.
 
     Low: the rest goes as the fastest tenth of the blocks so far, and nothing is lost any more. High: as the slowest
     tenth, and as much is lost as was so far.
     """
 
     remaining_seconds: tuple[float, float, float]
-    ends_at: tuple[str, str, str] | None
-    """UTC, ISO 8601; None where nobody says what time it is."""
     device_hours: tuple[float, float, float]
     """Of the whole run, its past included."""
-    usd: tuple[float, float, float] | None
 
 
 def step_seconds(columns: Columns) -> float | None:
@@ -57,26 +48,20 @@ def measured(columns: Columns) -> Floats:
     return np.where((columns.seconds >= 0) & (columns.seconds < _MOST_SECONDS), columns.seconds, np.nan)
 
 
-def goodput(columns: Columns, found: Liveness = UNKNOWN) -> float | None:
-    """Share of the time since the run first started that went into steps that are still part of it.
-
-    From the end of a launch to the next nothing ran: that is none of it.
-    """
+def goodput(columns: Columns) -> float | None:
+    """Share of the time since the run first started that went into steps that are still part of it."""
     begun = headers(columns.events)
     typical = step_seconds(columns)
     if not begun or typical is None or columns.newest_at is None:
         return None
-    wall = _awake(begun[0], columns.newest_at, found)
+    wall = columns.newest_at - unix_seconds(begun[0].started_at)
     times = measured(columns)
     seconds = np.where(np.isfinite(times), times, typical)
     kept = float((seconds * np.diff(columns.steps, prepend=begun[0].step)).sum())
     return min(1.0, kept / wall) if wall > 0 else None
 
 
-def projection(
-    columns: Columns, num_steps: int, num_ranks: int, now: float | None, usd_per_device_hour: float | None,
-    found: Liveness = UNKNOWN,
-) -> Projection | None:  # fmt: skip
+def projection(columns: Columns, num_steps: int, num_ranks: int) -> Projection | None:
     """From the recorded step times; None where there are none."""
     seconds = measured(columns)[_comparable(columns)]
     seconds = seconds[np.isfinite(seconds)]
@@ -84,23 +69,17 @@ def projection(
         return None
     starts = range(0, max(1, len(seconds) - BLOCK_LINES + 1), BLOCK_LINES)
     blocks = [seconds[start : start + BLOCK_LINES].mean() for start in starts]
-    useful, left = goodput(columns, found) or 1.0, max(0, num_steps - columns.step)
+    useful, left = goodput(columns) or 1.0, max(0, num_steps - columns.step)
     paces = np.array([seconds.mean() / useful, np.quantile(blocks, 0.1), np.quantile(blocks, 0.9) / useful])
     paces[1:] = min(paces[:2]), max(paces[0], paces[2])
     centre, low, high = (float(left * pace) for pace in paces)
     begun = headers(columns.events)
-    since = columns.newest_at if columns.newest_at is not None else now
     spent = float(seconds.mean()) * columns.step
-    if begun and since is not None:
-        spent = _awake(begun[0], since, found)
-    rest = (centre, low, high)
-    hours = _each(rest, lambda seconds: (spent + seconds) * num_ranks / 3600)
-    price = usd_per_device_hour
+    if begun and columns.newest_at is not None:
+        spent = columns.newest_at - unix_seconds(begun[0].started_at)
     return Projection(
-        remaining_seconds=rest,
-        ends_at=None if since is None else _each(rest, lambda seconds: _iso(since + seconds)),
-        device_hours=hours,
-        usd=None if price is None else _each(hours, lambda hour: hour * price),
+        remaining_seconds=(centre, low, high),
+        device_hours=tuple((spent + rest) * num_ranks / 3600 for rest in (centre, low, high)),
     )
 
 
@@ -177,23 +156,6 @@ def blocks(columns: Columns, values: Floats) -> tuple[Floats, Floats] | None:
     whole = num_blocks * BLOCK_LINES  # the newest lines in whole blocks, the oldest left out
     cut_steps, cut = (column[-whole:].reshape(num_blocks, BLOCK_LINES) for column in (steps, values))
     return cut_steps[:, 0], np.median(cut, axis=1)
-
-
-def _each(values: tuple[float, float, float], change: Callable[[float], _T]) -> tuple[_T, _T, _T]:
-    centre, low, high = values
-    return change(centre), change(low), change(high)
-
-
-def _awake(first: Header, until: float, found: Liveness) -> float:
-    """Seconds since the run first started, in which a launch was under way."""
-    begun = unix_seconds(first.started_at)
-    return until - begun - found.paused_seconds(begun, until)
-
-
-def _iso(at: float) -> str:
-    latest = datetime.datetime.max.replace(tzinfo=datetime.UTC)
-    moment = latest if at >= latest.timestamp() else datetime.datetime.fromtimestamp(at, datetime.UTC)
-    return moment.isoformat(timespec="seconds")
 
 
 def _number(value: object) -> float:

@@ -22,11 +22,10 @@ from launcher.watch.course import FALSE_ALARMS
 from launcher.watch.logs.columns import SCALARS, Columns, Floats
 from launcher.watch.noise import noise_of_differences, resolution
 
-LEAST_EQUAL, LEAST_EQUAL_VALIDATIONS = 16, 4
+LEAST_EQUAL = 16
 NEVER_CHANGED = 64
 """Lines past the warmup of a loss that was one number from the start: there is no noise to go by."""
 _RECENT, _LEAST_BEFORE = (64, 256, 1024), 8  # the quietest counts: a loss that still falls fast has large differences
-_NUM_CHANGES, _LEAST_SPAN = 8, 0.1
 _COARSE_NATS = 0.01  # a number that never changed and is rounded more coarsely may have been rounded into one
 GAPS_MISSED, LEAST_MISSED = 3, 16
 
@@ -73,35 +72,6 @@ def frozen_loss(columns: Columns, warmup_steps: int, num_steps: int) -> Frozen |
     return Frozen(first_step=int(steps[start]), nats=float(losses[-1]), num_equal=num_equal, allowed=int(allowed))
 
 
-def frozen_validation(columns: Columns, num_steps: int) -> Frozen | None:
-    """Whether the validation loss stands still, though the training loss moves or it moved before itself.
-
-    Trainers that repeat the last value on every line are known by the longest repetition before.
-    """
-    steps, losses = columns.validation_steps, columns.validation_loss_nats
-    start = _start(losses)
-    if len(losses) - start < LEAST_EQUAL_VALIDATIONS:
-        return None
-    edges = np.flatnonzero(np.diff(losses[:start], append=np.nan) != 0)
-    rounding = resolution(losses)
-    if len(edges) >= 2:
-        changes = np.abs(np.diff(losses[edges]))[-_NUM_CHANGES:]
-        repeated = int(np.diff(edges, prepend=-1).max())
-        chance = min(1.0, 2 * rounding / float(np.median(changes)))  # half of what they were: they become smaller
-        many = max(LEAST_EQUAL_VALIDATIONS, _too_many(chance, num_steps / (_apart(steps) * repeated)))
-        allowed = repeated * many - 1
-    else:
-        moved = _moved(columns, float(steps[start]))
-        if steps[-1] - steps[start] < _LEAST_SPAN * num_steps or not moved > 2 * max(rounding, _COARSE_NATS):
-            return None
-        allowed = LEAST_EQUAL_VALIDATIONS - 1
-    if len(losses) - start <= allowed:
-        return None
-    return Frozen(
-        first_step=int(steps[start]), nats=float(losses[-1]), num_equal=len(losses) - start, allowed=int(allowed)
-    )
-
-
 def stopped(columns: Columns) -> list[Stopped]:
     """Metrics without a value for three of their longest gaps before and 16 lines, while steps go on."""
     logged = {
@@ -135,10 +105,3 @@ def _too_many(chance: float, num: float) -> float:
 
 def _apart(steps: Floats) -> float:
     return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
-
-
-def _moved(columns: Columns, since: float) -> float:
-    """By how much the training loss has moved since a step: medians of the first and last tenth of its lines."""
-    losses = columns.train_loss_nats[(columns.steps >= since) & np.isfinite(columns.train_loss_nats)]
-    part = max(1, len(losses) // 10)
-    return float(np.abs(np.median(losses[:part]) - np.median(losses[-part:]))) if len(losses) else 0.0

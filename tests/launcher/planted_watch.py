@@ -75,7 +75,7 @@ def columns_of(losses, **given) -> Columns:
 def header(step=0, num_ranks=2, after_seconds=0.0) -> Header:
     return Header(
         digest="d" * 64, step=step, started_at=(BEGAN + datetime.timedelta(seconds=after_seconds)).isoformat(),
-        num_ranks=num_ranks, device="cpu", model_flops_per_token=1.0, hardware_flops_per_token=1.0,
+        num_ranks=num_ranks, device="cpu", model_flops_per_token=1.0,
         peak_flops_per_second=None,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ STARTED = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 def header(step=0, digest=DIGEST):
     return metrics.Header(
         digest=digest, step=step, started_at=STARTED, num_ranks=1, device="cpu",
-        model_flops_per_token=6e3, hardware_flops_per_token=6e3, peak_flops_per_second=None,
+        model_flops_per_token=6e3, peak_flops_per_second=None,
     )  # fmt: skip
 
 

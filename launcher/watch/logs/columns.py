@@ -16,7 +16,7 @@ from launcher.base.metrics import Header
 from proxies.core import canon
 
 Floats = NDArray[np.float64]
-SCALARS = ("grad_norm", "lr", "tokens", "tokens_per_second", "seconds", "mfu", "hfu")
+SCALARS = ("grad_norm", "lr", "tokens", "tokens_per_second", "seconds", "mfu")
 
 
 def _empty() -> Floats:
@@ -40,7 +40,6 @@ class Columns:
     seconds: Floats
     """[S] Of that step."""
     mfu: Floats
-    hfu: Floats
     validation_steps: Floats
     """[V]"""
     validation_loss_nats: Floats

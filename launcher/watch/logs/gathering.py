@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.watch.logs.columns import SCALARS, Columns, Floats, headers
-from launcher.watch.logs.keys import LOSS, MFU, PER_DEVICE, RECIPROCALS, STEP, UNASKED_STEP, VALIDATION, Keys
+from launcher.watch.logs.keys import LOSS, PER_DEVICE, RECIPROCALS, STEP, UNASKED_STEP, VALIDATION, Keys
 from launcher.watch.logs.table import NO_NUMBER, NUMBER, Table
 from proxies.core.canon import Json
 
@@ -107,9 +107,8 @@ def gather(tables: Sequence[Table], keys: Keys, num_steps: int, num_ranks: int, 
     nulls &= (rows.steps > newest) & ~np.isin(rows.steps, validation_steps)
     given = numbers | nulls
     steps, train = last_of_each(rows.steps[given], np.where(np.isfinite(losses), losses, np.nan)[given])
-    _count_order(odd, rows.steps[rows.used & (kinds > 0)], kinds[rows.used & (kinds > 0)])
+    _count_losses(odd, rows.steps[rows.used & (kinds > 0)], kinds[rows.used & (kinds > 0)])
     line_steps = np.unique(rows.steps[rows.used])
-    odd.counts["bare"] = len(line_steps) - len(np.union1d(rows.steps[rows.used & (kinds > 0)], validation_steps))
     begun = headers(rows.events)
     rank_steps, rank_seconds = _ranks(rows)
     columns = Columns(
@@ -182,16 +181,14 @@ def _counts_from_zero(table: Table, at: str, loss: str) -> bool:
     return bool(((step == 0) & ~bad & ~is_event & (table.column(loss)[0] > 0)).any())
 
 
-def _count_order(odd: Oddities, steps: Floats, kinds: NDArray[np.int8]) -> None:
-    """Count steps whose loss came again, or after a later step's; of lines with a loss."""
+def _count_losses(odd: Oddities, steps: Floats, kinds: NDArray[np.int8]) -> None:
+    """Count steps whose loss came again, and losses that are no numbers; of lines with a loss."""
     places = np.arange(len(steps))
     _, which = np.unique(steps, return_inverse=True)
     first_number = np.full(which.max(initial=-1) + 1, len(steps))
     np.minimum.at(first_number, which[kinds == NUMBER], places[kinds == NUMBER])
     again = places > first_number[which]
-    top = np.maximum.accumulate(np.append(0.0, steps))[:-1]
     odd.count("again", again, steps)
-    odd.count("out of order", ~again & (steps < top), steps)
     odd.count("no number", kinds == NO_NUMBER, steps)
 
 
@@ -206,9 +203,7 @@ def _scalar(
     at, values = rows.numbers(name)
     if name in RECIPROCALS:
         values = 1 / np.where(values == 0, np.nan, values)
-    values = values * keys.factor(column, names) * (num_ranks if name in PER_DEVICE else 1)
-    if column == MFU:
-        values = np.where(values < 0, np.nan, values)  # nanoGPT's before it knows
+    values = values * keys.factor(column, name) * (num_ranks if name in PER_DEVICE else 1)
     there = np.isin(at, steps)
     found[np.searchsorted(steps, at[there])] = values[there]
     return found

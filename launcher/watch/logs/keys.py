@@ -11,17 +11,7 @@ Names change between versions. Each was read in the trainer's own sources, at th
   second in place of seconds, MFU in percent; an evaluator's loss has its label in the name: --validation-loss-key.
 - Hugging Face transformers 0101dc0, integrations/integration_utils.py (`rewrite_logs`, WandbCallback): `train/` or
   `eval/` before a name; plain in its own logs, where `train_loss` is the mean of the run, of its end alone.
-- Lightning 7f0c343 (2026-07-20), loggers/wandb.py, fabric/utilities/throughput.py: `trainer/global_step`; the loss has
-  the name that the user's module gives it. litgpt 2685705 (2026-06-29), pretrain.py: `tokens` of one device,
-  `iter_time` of a micro-batch (not read), MFU a share; in TensorBoard its steps are micro-batches.
-- nanoGPT 3adf61e (2025-11-12), train.py: `iter`, and `mfu` in percent. nanochat 92d63d4 (2026-07-03),
-  scripts/base_train.py: the loss smoothed, MFU in percent; its `val/bpb` are bits per byte, and no loss in nats.
-- GPT-NeoX ea7aefd (2026-05-19), megatron/logging.py, megatron/training.py: MFU and HFU in percent.
-- nanotron 2411b02 (2026-04-07), trainer.py: milliseconds.
-- NeMo Automodel 36044ad (2026-08-22), recipes/llm/train_ft.py: `tps` of all devices, and `mfu` in percent.
-- MaxText e591f30 (2026-08-22), common/metric_logger.py: tokens/s of one device.
-- Composer 6405188 (2026-04-29), callbacks/speed_monitor.py, callbacks/optimizer_monitor.py, trainer/trainer.py: MFU a
-  share; a step is wandb's own, or `time/batch`.
+Any other trainer's names are given by option.
 """
 
 from __future__ import annotations
@@ -34,58 +24,28 @@ UNASKED_STEP, TIME = "_step", "_timestamp"
 STEP, LOSS, VALIDATION = "step", "train_loss_nats", "validation_loss_nats"
 TOKENS_PER_SECOND, MFU = "tokens_per_second", "mfu"
 NAMES: Mapping[str, tuple[str, ...]] = {
-    STEP: (
-        "step", "train/global_step", "trainer/global_step", "global_step", "iteration_step", "iteration", "iter",
-        "time/batch", UNASKED_STEP,
-    ),
-    LOSS: (
-        "train_loss_nats", "loss_metrics/global_avg_loss", "lm loss", "train/CE loss", "train/lm_loss", "lm_loss",
-        "learning/loss", "loss/train/total", "train/loss", "loss", "train_loss",
-    ),
+    STEP: ("step", "train/global_step", "iteration", UNASKED_STEP),
+    LOSS: ("train_loss_nats", "loss_metrics/global_avg_loss", "lm loss", "train/CE loss", "train/loss", "loss"),
     VALIDATION: (
-        "validation_loss_nats", "validation_metrics/loss", "lm loss validation", "validation/lm_loss",
-        "metrics/eval/LanguageCrossEntropy", "eval/avg_loss", "eval/loss", "eval_loss", "val/loss", "val_loss",
-        "validation_loss",
+        "validation_loss_nats", "validation_metrics/loss", "lm loss validation", "eval/loss", "eval_loss", "val_loss",
     ),
-    "grad_norm": (
-        "grad_norm", "grad-norm", "train/grad_norm", "optim/total grad norm", "l2_norm/grad/global",
-        "learning/grad_norm",
-    ),
+    "grad_norm": ("grad_norm", "grad-norm", "train/grad_norm", "optim/total grad norm"),
     "lr": (
         "lr", "lr/AdamW", "lr/AdamW/0", "learning-rate", "train/learning_rate", "learning_rate", "optim/LR (group 0)",
-        "learning/current_learning_rate", "lr-DecoupledAdamW/group0",
     ),
-    "tokens": ("total_tokens", "tokens", "n_tokens_seen", "throughput/total tokens", "consumed_tokens"),
+    "tokens": ("tokens", "total_tokens", "n_tokens_seen", "throughput/total tokens"),
     TOKENS_PER_SECOND: (
-        "tokens_per_second", "throughput(tps)", "throughput/tokens_per_sec", "throughput/device/TPS", "tps",
-        "runtime/tokens_per_sec", "tokens_per_sec", "perf/per_device_tokens_per_sec", "train/tok_per_sec",
-        "items_per_sec", "device/items_per_sec",
+        "tokens_per_second", "throughput(tps)", "throughput/tokens_per_sec", "throughput/device/TPS",
     ),
-    "seconds": (
-        "seconds", "time_metrics/end_to_end(s)", "iteration-time", "throughput/device/BPS", "runtime/iteration_time",
-        "time_per_iteration_ms", "perf/step_time_seconds", "train/dt",
-    ),
-    MFU: (
-        "mfu", "mfu(%)", "throughput/device/MFU", "runtime/model_flops_utilization", "train/mfu", "device/mfu",
-        "throughput/device/mfu",
-    ),
-    "hfu": ("hfu", "runtime/hardware_flops_utilization"),
+    "seconds": ("seconds", "time_metrics/end_to_end(s)", "iteration-time", "throughput/device/BPS"),
+    MFU: ("mfu", "mfu(%)", "throughput/device/MFU"),
 }  # fmt: skip
 """By column: what it may be called, the first that a source has counting."""
-FACTORS: Mapping[str, float] = {
-    "time_per_iteration_ms": 1e-3,
-    **dict.fromkeys(
-        ("mfu(%)", "throughput/device/MFU", "runtime/model_flops_utilization", "runtime/hardware_flops_utilization",
-         "train/mfu"),
-        1e-2,
-    ),
-}  # fmt: skip
-"""What makes a value one of `launcher.base.metrics`: seconds, shares."""
+FACTORS: Mapping[str, float] = {"mfu(%)": 1e-2, "throughput/device/MFU": 1e-2}
+"""What makes a value one of `launcher.base.metrics`: shares."""
 RECIPROCALS = frozenset({"throughput/device/BPS"})
 """Steps a second, in place of seconds."""
-PER_DEVICE = frozenset({
-    "throughput(tps)", "throughput/device/TPS", "perf/per_device_tokens_per_sec", "device/items_per_sec",
-})  # fmt: skip
+PER_DEVICE = frozenset({"throughput(tps)", "throughput/device/TPS"})
 """Of one device: the run's are as many times more as it has ranks."""
 _WORDS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
 
@@ -112,15 +72,9 @@ class Keys:
         found = {column: next((name for name in names if name in there), "") for column, names in self._names.items()}
         return {column: name for column, name in found.items() if name}
 
-    def factor(self, column: str, names: Mapping[str, str]) -> float:
-        """What a column's values are multiplied by, where `names` are those chosen."""
-        name = names[column]
-        if column in self._asked:
-            return 1.0
-        # nanoGPT and NeMo Automodel mean percent by the name that is ours for a share.
-        if name == "mfu" and (names.get(STEP) == "iter" or names.get(TOKENS_PER_SECOND) == "tps"):
-            return 1e-2
-        return FACTORS.get(name, 1.0)
+    def factor(self, column: str, name: str) -> float:
+        """What the values of a column that has this name are multiplied by."""
+        return 1.0 if column in self._asked else FACTORS.get(name, 1.0)
 
 
 def number(value: object) -> float | None:

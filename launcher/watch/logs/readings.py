@@ -24,7 +24,6 @@ _SENTENCES = {
     "beyond": "{n} lines are of steps outside 1 to {top}, as {first}, and are left out: does it count something else, "
     "or is it another run?",
     "again": "{n} steps were logged again, the first is {first}: the last value counts",
-    "out of order": "{n} steps came out of order, the first is {first}: they are put in order",
     "no number": "{n} training losses are no numbers, the first at step {first}",
 }
 
@@ -106,8 +105,6 @@ class Readings:
         if missing := found.not_finite:
             said.append(f"the training loss is no finite number at {len(missing)} steps, the first is {missing[0]}")
         said += [_missing(column, self._keys, there) for column in (STEP, LOSS) if there and column not in names]
-        if odd.counts["bare"] and LOSS in names:
-            said.append(f"{odd.counts['bare']} steps have no loss: they are left out")
         absent = [column for column in ("grad_norm", TOKENS_PER_SECOND) if column not in names]
         if absent and LOSS in names:
             said.append(f"it has no {' and no '.join(absent)}: what needs that is not judged")

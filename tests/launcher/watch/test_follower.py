@@ -18,8 +18,7 @@ DECISION = decision()
 def follower(folder, where=None, metrics_said=None):
     keys = Keys({})
     readings = Readings(source_of(str(where or folder), keys), keys, DECISION.digest, NUM_STEPS)
-    return Follower(DECISION, readings, frozen=folder / "launch.json", run_dir=folder, metrics=metrics_said,
-                    usd_per_device_hour=None)  # fmt: skip
+    return Follower(DECISION, readings, frozen=folder / "launch.json", run_dir=folder, metrics=metrics_said)
 
 
 def write(folder, *spiked, last=400, first=1):
@@ -93,8 +92,5 @@ def test_live_each_line_is_said_once(run, monkeypatch, capsys):
     found, code = verb._follow(follower(run), 1.0)
     assert (found.over, code) == (True, None)
     said = [text for text in capsys.readouterr().err.splitlines() if text.startswith("FINE")]
-    assert [text.split(":")[0] for text in said] == [
-        f"FINE at step 300 of {NUM_STEPS}",
-        f"FINE at step {NUM_STEPS} of {NUM_STEPS}",
-    ]
+    assert [text.split(":")[0] for text in said] == [f"FINE at step {at} of {NUM_STEPS}" for at in (300, NUM_STEPS)]
     assert len(looks) == 5

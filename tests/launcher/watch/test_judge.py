@@ -35,7 +35,7 @@ def names(judged):
     return [each.name for each in judged.alerts]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_healthy_run_is_on_the_band_and_says_nothing(seed):
     judged = judge(decision(), healthy(seed, 600), now=NOW)
     assert (judged.standing, names(judged), judged.exit_code) == ("on the band", [], 0)
@@ -72,12 +72,6 @@ def test_a_departed_run_says_from_when_and_by_how_much():
     assert (judged.standing, judged.exit_code, found.severity) == ("departed", ALARM, "alarm")
     assert abs(found.evidence["departure_sds"]) > found.evidence["bound_sds"]
     assert str(int(found.first_step)) in judged.why
-
-
-def test_a_run_outside_the_band_but_within_the_bound_is_a_notice():
-    judged = judge(decision(), columns_of(losses_of(np.random.default_rng(0), departure=0.035)))
-    assert judged.standing == "on the band" and judged.exit_code == 0
-    assert alert(judged, "outside_band").severity == "notice"
 
 
 def test_spikes_that_come_back_are_a_notice_and_one_that_lasts_an_alarm():
@@ -152,12 +146,6 @@ def test_the_end_is_held_against_the_forecast():
     assert names(judge(decision(), healthy(**middle), now=NOW)) == []
 
 
-def test_rollbacks_are_told():
-    back = {"event": "rolled_back", "step": 300, "to_step": 200, "reason": "a spike"}
-    judged = judge(decision(), healthy(events=(started(), back)), now=NOW)
-    assert alert(judged, "rolled_back").first_step == 200
-
-
 def test_alarms_come_first_and_every_alert_says_what_to_run():
     columns = healthy(upto=700)
     columns.train_loss_nats[300] += 2.0
@@ -171,13 +159,6 @@ def test_alarms_come_first_and_every_alert_says_what_to_run():
         program = shlex.split(each.next_command)[0]
         assert program in ("forerun", "nvidia-smi") and each.evidence and each.seen
     assert alert(judged, "stalled").next_command == "forerun launch 'a b/launch.json' --out 'my run'"
-
-
-def test_cost_is_projected_where_the_price_is_known():
-    figures = judge(decision(), healthy(upto=400), now=NOW, usd_per_device_hour=2.0).figures
-    projected = figures["projection"]
-    assert projected["usd"][0] == pytest.approx(2.0 * projected["device_hours"][0])
-    assert judge(decision(), healthy(upto=400), now=NOW).figures["projection"]["usd"] is None
 
 
 def odd_logs():

@@ -1,4 +1,4 @@
-"""What no longer moves is told: frozen losses, validations that never change, metrics that stop; no rounded log."""
+"""What no longer moves is told: frozen losses, metrics that stop; no rounded log."""
 
 import json
 
@@ -11,9 +11,7 @@ from launcher.watch.logs.keys import Keys
 from launcher.watch.logs.readings import Readings
 from launcher.watch.logs.sources import source_of
 from launcher.watch.noise import resolution
-from launcher.watch.standstill import LEAST_EQUAL, frozen_loss, frozen_validation, stopped
-
-STEPS = np.arange(1.0, NUM_STEPS + 1)
+from launcher.watch.standstill import LEAST_EQUAL, frozen_loss, stopped
 
 
 def alarms(columns):
@@ -29,9 +27,9 @@ def test_a_loss_frozen_to_the_last_digit_is_an_alarm_after_sixteen_lines():
     assert alarms(columns_of(moves_on)) == []
 
 
-@pytest.mark.parametrize("step", [0.1, 0.05, 0.01, 2.0**-7, 1e-4])
+@pytest.mark.parametrize("step", [0.1, 2.0**-7, 1e-4])
 def test_a_rounded_log_is_not_frozen_at_any_of_its_lines(step):
-    for seed in range(3):
+    for seed in range(2):
         losses = np.round(np.round(losses_of(np.random.default_rng(seed)) / step) * step, 10)
         ends = np.append(np.flatnonzero(np.diff(losses)) + 1, NUM_STEPS)  # a stretch is longest at its end
         assert not any(frozen_loss(columns_of(losses[:end]), 20, NUM_STEPS) for end in ends.tolist())
@@ -51,29 +49,6 @@ def test_a_loss_that_never_changed_is_frozen_unless_it_may_have_been_rounded_so(
     assert alarms(columns_of(np.full(120, 2.3026)))[:1] == ["frozen_loss"]
     assert frozen_loss(columns_of(np.full(60, 2.3026)), 20, NUM_STEPS) is None
     assert frozen_loss(columns_of(np.full(400, 2.3)), 20, NUM_STEPS) is None
-
-
-def validated(values, every=50, upto=NUM_STEPS):
-    steps = every * np.arange(1.0, len(values) + 1)
-    losses = losses_of(np.random.default_rng(0))
-    return columns_of(losses[:upto], validation_steps=steps, validation_loss_nats=np.asarray(values, dtype=float))
-
-
-def test_a_validation_loss_that_does_not_change_is_an_alarm():
-    falling = (2.0 + 1.0 / np.arange(1.0, 9.0)).tolist()
-    assert alarms(validated(falling)) == []
-    found = frozen_validation(validated(falling + [falling[-1]] * 4), NUM_STEPS)
-    assert found.first_step == 400 and found.num_equal == 5
-    assert "frozen_validation" in alarms(validated(falling + [falling[-1]] * 4))
-    assert "frozen_validation" in alarms(validated([5.5452] * 8)), "from the start, while the training loss fell"
-    assert frozen_validation(validated([5.5452] * 3), NUM_STEPS) is None
-
-
-def test_a_rounded_validation_loss_and_one_that_is_repeated_line_by_line_are_not_frozen():
-    slow = np.round(2.0 + 1.0 / np.arange(1.0, 17.0), 1)
-    assert len(np.unique(slow)) < 8 and frozen_validation(validated(slow), NUM_STEPS) is None
-    repeated = np.repeat(2.0 + 1.0 / np.arange(3.0, 11.0), 50)
-    assert frozen_validation(validated(repeated, every=1), NUM_STEPS) is None
 
 
 def test_metrics_that_stop_while_steps_go_on_are_told(tmp_path):
@@ -96,20 +71,6 @@ def test_metrics_that_stop_while_steps_go_on_are_told(tmp_path):
     assert [(alert.name, alert.severity, alert.evidence["metrics"]) for alert in found] == [
         ("metrics_stop", "notice", ["grad_norm"])
     ]
-
-
-def test_a_validation_that_comes_no_more_is_told():
-    columns = validated([2.5, 2.4, 2.3], every=50)
-    named = judge(decision(), columns_of_with_lines(columns)).alerts
-    assert [alert.name for alert in named] == ["metrics_stop"] and named[0].first_step == 150
-    assert stopped(columns_of_with_lines(validated([2.5, 2.4, 2.3], upto=290))) == []
-
-
-def columns_of_with_lines(columns):
-    return columns_of(
-        columns.train_loss_nats, line_steps=columns.steps, validation_steps=columns.validation_steps,
-        validation_loss_nats=columns.validation_loss_nats,
-    )  # fmt: skip
 
 
 def test_the_rounding_of_a_log_is_found():
