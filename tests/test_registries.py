@@ -33,7 +33,6 @@ EXCEPTIONS = {
     "launcher/trainer/spikes.py": "a rollback may lower the clip: the policy",
     "launcher/trainer/training.py": "the clip in force at a step",
     "launcher/watch/logs/keys.py": "keys under which other trainers log their learning rates",
-    "launcher/rehearsal/fault_drills.py": "a rollback may lower the clip: its drill",
 }
 """Files that name one all the same, and why; fifteen at most."""
 

@@ -1,7 +1,6 @@
 """A cut of a corpus for the drills: of every source and split the first tokens and the last, as shards of their own.
 
-Every start of a run reads its corpus through; of the real one that may take hours. What the real one holds is the data
-drill's to say.
+Every start of a run reads its corpus through; of the real one that may take hours.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def cut_corpus(corpus: Path, weights: dict[str, float], out: Path) -> Manifest:
     return cut
 
 
-def read_ids(path: Path, dtype: str, first: int, num_tokens: int) -> NDArray[np.integer]:
+def _read_ids(path: Path, dtype: str, first: int, num_tokens: int) -> NDArray[np.integer]:
     """Some ids of a shard, as its file has them."""
     kind = np.dtype(dtype).newbyteorder("<")
     return np.fromfile(path, dtype=kind, count=num_tokens, offset=first * kind.itemsize)
@@ -57,10 +56,10 @@ def _ends(corpus: Path, shards: tuple[Shard, ...], dtype: str) -> list[NDArray[n
         return []
     first, last = shards[0], shards[-1]
     if first is last and first.num_tokens <= 2 * NUM_TOKENS:
-        return [read_ids(corpus / first.file, dtype, 0, first.num_tokens)]
+        return [_read_ids(corpus / first.file, dtype, 0, first.num_tokens)]
     start = max(0, last.num_tokens - NUM_TOKENS)
-    head = read_ids(corpus / first.file, dtype, 0, min(NUM_TOKENS, first.num_tokens))
-    return [head, read_ids(corpus / last.file, dtype, start, last.num_tokens - start)]
+    head = _read_ids(corpus / first.file, dtype, 0, min(NUM_TOKENS, first.num_tokens))
+    return [head, _read_ids(corpus / last.file, dtype, start, last.num_tokens - start)]
 
 
 def _write(path: Path, ids: NDArray[np.integer]) -> Shard:

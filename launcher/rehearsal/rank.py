@@ -1,4 +1,4 @@
-"""One rank of a drill: the embedded trainer's own process, with hooks that record it and, where asked, a fault.
+"""One rank of a drill: the embedded trainer's own process, with a hook for every fault that is asked for.
 
 torchrun starts it in place of `launcher.trainer`, whose options it takes, and as often as wanted
 `--fault KIND:STEP:SUPERVISOR_PID` and `--other NAME=FAULT,...`: another run, in the folder NAME beside this one, that
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from launcher.base import metrics
 from launcher.frozen.frozen import Decision
-from launcher.rehearsal.faults import Fault, FaultKind, Injector, RecordedStore, Recorder
+from launcher.rehearsal.faults import Fault, FaultKind, Injector
 from launcher.trainer import rank as trainer
 from launcher.trainer.training import Trainer
 from proxies.data.tokens import TokenStore
@@ -44,8 +44,7 @@ def builder(faults: Sequence[Fault], others: Others = MappingProxyType({})) -> C
 def _trainer(
     faults: Sequence[Fault], decision: Decision, store: TokenStore, run_dir: Path, interrupted: Callable[[], bool]
 ) -> Trainer:
-    # The recorder last: it writes down what was left standing by the faults before it.
-    return Trainer(decision, RecordedStore(store), run_dir, interrupted, (*map(Injector, faults), Recorder()))
+    return Trainer(decision, store, run_dir, interrupted, [*map(Injector, faults)])
 
 
 def arguments(faults: Sequence[Fault], others: Others = MappingProxyType({})) -> list[str]:

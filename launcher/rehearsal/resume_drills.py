@@ -1,12 +1,15 @@
-"""Drills about the same run in another way: cut and resumed, from damaged checkpoints, on fewer and more ranks."""
+"""Drills that compare a run with another: a proxy's, or itself cut and resumed, or begun from damaged checkpoints."""
 
 from __future__ import annotations
 
+import math
+
 from launcher.base.checkpoint_folders import CHECKPOINTS
 from launcher.rehearsal.faults import Fault, FaultKind
-from launcher.rehearsal.registry import CUTS, LOSS_NATS, WEIGHTS_SHARE, DrillResult, judged, skipped
-from launcher.rehearsal.stage import TO_ONE_RANK, Stage, checkpoint_folders, flip_a_bit
+from launcher.rehearsal.registry import CUTS, PROXY_NATS, DrillResult, judged
+from launcher.rehearsal.stage import Stage, checkpoint_folders, flip_a_bit
 from proxies.core.canon import Json
+from proxies.data.tokens import TokenStore
 
 CONTROLS: dict[FaultKind, str] = {
     "other_seed": "data of another seed",
@@ -14,13 +17,50 @@ CONTROLS: dict[FaultKind, str] = {
     "shift_batch": "data off by one batch",
 }
 EXIT_CORRUPT = 5
-FROM_ONE_RANK = "from-one-rank"
-_OF_THE_COPY = ("one device need not hold the real shape: this is for the scaled-down copy", "hold it without --full")
+
+
+def loss(stage: Stage) -> DrillResult:
+    """The copy's training losses and its validation loss beside those of the same run in the proxies' own engine."""
+    losses, validated = stage.losses(stage.reference()), stage.validation_loss(stage.reference())
+    first, last = losses[1], losses[max(losses)]
+    at_init, falls = math.log(stage.decision.shape.vocab_size), last < first
+    seen: dict[str, Json] = {
+        "first_nats": first, "last_nats": last, "ln_vocabulary_nats": at_init, "validation_nats": validated,
+    }  # fmt: skip
+    fell = f"the loss goes from {first:.3f} to {last:.3f} nats in {len(losses)} steps"
+    if stage.scaled.spec is None:
+        near = abs(first - at_init) <= 1.0 and abs(validated - last) <= 1.0
+        said = f"{fell}, of validation it is {validated:.3f}; ln of the vocabulary is {at_init:.3f}"
+        return judged("loss", near and falls, said, seen)
+    proxy, proxy_validated = _proxy_losses(stage)
+    limit = PROXY_NATS[stage.decision.precision]
+    worst = max((abs(losses[step] - proxy.get(step, math.inf)) for step in losses), default=math.inf)
+    apart = abs(validated - proxy_validated)
+    seen |= {"worst_apart_nats": worst, "validation_apart_nats": apart, "num_steps": len(losses)}
+    return judged(
+        "loss", worst <= limit and apart <= limit and falls and len(losses) == stage.num_steps,
+        f"{fell}, at every step within {worst:.1g} nats of the same run in the proxies' engine, the validation loss "
+        f"({validated:.3f} nats) within {apart:.1g}", seen,
+    )  # fmt: skip
+
+
+def _proxy_losses(stage: Stage) -> tuple[dict[int, float], float]:
+    """Step -> training loss of the copy's spec as a proxy, and its validation loss at the end (infinite if none)."""
+    from proxies.training.solo import Solo
+
+    assert stage.scaled.spec is not None
+    solo = Solo(TokenStore(stage.corpus), device="cpu" if stage.on_cpu else None)
+    solo.admit(0, stage.scaled.spec)
+    while not (ended := solo.advance(stage.num_steps)):
+        pass
+    ((_, result, curve),) = ended
+    validated = math.inf if result.loss_nats is None else result.loss_nats
+    return dict(zip(curve.steps, curve.train_loss_nats, strict=True)), validated
 
 
 def resume(stage: Stage) -> DrillResult:
-    """Cut at three points and resumed, a run ends bitwise as the uninterrupted one; resumed wrongly, it does not."""
-    run, reference = stage.cut_thrice(), stage.reference()
+    """Cut and resumed, a run ends bitwise as the uninterrupted one; resumed wrongly, it does not."""
+    run, reference = stage.cut(), stage.reference()
     apart = stage.apart(reference, run)
     seen: dict[str, Json] = {"cuts": [*CUTS], "num_tensors_differing": apart.num_differing}
     controls_of = {fault: f"control-{fault.replace('_', '-')}" for fault in CONTROLS}
@@ -81,49 +121,3 @@ def corrupt_all(stage: Stage) -> DrillResult:
 def _last_cut(stage: Stage) -> int:
     """The last step but the end's at which the uninterrupted run saved."""
     return stage.num_steps - stage.decision.checkpointing.every_steps
-
-
-def two_ranks(stage: Stage) -> DrillResult:
-    """One batch on two ranks is one batch on one rank, but for the order of sums; and twice on two, bit by bit."""
-    if stage.scaled.kind == "full":
-        return skipped("two_ranks", *_OF_THE_COPY)
-    two, one, again = stage.losses(stage.reference()), stage.losses(stage.one_rank()), stage.losses(stage.cut_thrice())
-    first = abs(two[1] - one[1])
-    worst = max(abs(two[step] - one[step]) for step in two)
-    repeated = sum(two[step] == again.get(step) for step in two)
-    bitwise = "bitwise" if first == 0 else f"within {first:.1g} nats, no more than rounding"
-    ranks = stage.decision.parallelism.num_ranks
-    return judged(
-        "two_ranks", worst <= LOSS_NATS[stage.decision.precision] and repeated == len(two) == len(one),
-        f"the first batch on {ranks} ranks and on one: the same loss {bitwise}; over {len(two)} steps within "
-        f"{worst:.1g} nats; done twice on {ranks} ranks, {repeated} of {len(two)} losses are bitwise equal",
-        {"first_loss_apart_nats": first, "worst_loss_apart_nats": worst, "num_repeated_bitwise": repeated},
-    )  # fmt: skip
-
-
-def world_size(stage: Stage) -> DrillResult:
-    """A run that resumes with other ranks than it began with stays the same run, up to rounding."""
-    if stage.scaled.kind == "full":
-        return skipped("world_size", *_OF_THE_COPY)
-    own, at, precision = stage.decision.parallelism.num_ranks, stage.forked_at, stage.decision.precision
-    seen: dict[str, Json] = {}
-    texts, holds = [], True
-    changes = ((stage.reference(), TO_ONE_RANK, own, 1), (stage.one_rank(), FROM_ONE_RANK, 1, own))
-    for source, run, before, ranks_then in changes:
-        if run == FROM_ONE_RANK or not stage.ended(run):
-            outcome = stage.run(stage.forked(source, at, run), num_ranks=ranks_then)
-            if outcome.event != "finished":
-                holds = False
-                texts.append(f"{before} to {ranks_then} ranks: {outcome.event}: {outcome.reason}")
-                continue
-        theirs, mine = stage.losses(source), stage.losses(run)
-        worst = max(abs(theirs[step] - mine[step]) for step in mine)
-        apart = stage.apart(source, run)
-        seen[f"{before}_to_{ranks_then}"] = {"loss_apart_nats": worst, "weights_apart_share": apart.weights_share}
-        near = worst <= LOSS_NATS[precision] and apart.weights_share <= WEIGHTS_SHARE[precision]
-        holds = holds and near and min(mine) == at + 1
-        texts.append(
-            f"{before} to {ranks_then} ranks after step {at}: losses within {worst:.1g} nats, weights within "
-            f"{apart.weights_share:.1g} of their norm"
-        )
-    return judged("world_size", holds, "; ".join(texts), seen)

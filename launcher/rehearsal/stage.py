@@ -1,7 +1,7 @@
 """Where the drills play: starts runs of the copy under the real supervisor, and compares what they leave.
 
-A run's folder lies below the stage's; the uninterrupted run, the run of one rank and the run that was cut three times
-are made once, by the first drill that asks. A start of a job takes several times as long as a run of the copy: runs
+A run's folder lies below the stage's; the uninterrupted run and the run that was cut are made once, by the first drill
+that asks. A start of a job takes several times as long as a run of the copy: runs
 that may follow each other in the same processes share one.
 """
 
@@ -31,8 +31,6 @@ from launcher.rehearsal.scaled import Scaled
 from launcher.supervisor.attempt import Signals
 from launcher.supervisor.launch import LaunchOutcome, launch
 from launcher.trainer import checkpoints
-from proxies.core.canon import Json
-from proxies.data.tokens import Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +83,6 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> Apart:
 LOG_FILE = "supervisor.log"
 """What the supervisor of the drills' runs said."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-TO_ONE_RANK = "to-one-rank"
-"""The run that resumes on one rank, from a checkpoint of the uninterrupted one."""
 
 
 class _CountedSignals(Signals):
@@ -116,8 +112,6 @@ class Stage:
     """All of it may be removed when the rehearsal is over."""
     corpus: Path
     """The cut that the copy trains on."""
-    cut: Manifest
-    real_corpus: Path
     frozen_dir: Path
     """Where the real config lies, with its attestations."""
     module: str = MODULE
@@ -136,8 +130,8 @@ class Stage:
         return self.decision.learning_rate.schedule.num_steps
 
     def run(
-        self, name: str, *faults: Fault, stop_after: int | None = None, num_ranks: int | None = None,
-        max_restarts: int = 0, hang_seconds: float = FLOOR_SECONDS, others: Others = MappingProxyType({}),
+        self, name: str, *faults: Fault, stop_after: int | None = None, max_restarts: int = 0,
+        hang_seconds: float = FLOOR_SECONDS, others: Others = MappingProxyType({}),
     ) -> LaunchOutcome:  # fmt: skip
         """Start or resume the run of that name; one without a step for `hang_seconds` is killed.
 
@@ -156,7 +150,7 @@ class Stage:
         ):
             print(f"== {' '.join((*others, name, *(fault.kind for fault in faults)))}", file=log)
             outcome = launch(
-                config, self.corpus, self.path(name), stop_after, max_restarts, num_ranks=num_ranks,
+                config, self.corpus, self.path(name), stop_after, max_restarts,
                 program=(self.module, *arguments(self._with_own(faults), {
                     other: self._with_own(its_faults) for other, its_faults in others.items()
                 })),
@@ -167,10 +161,8 @@ class Stage:
             raise KeyboardInterrupt
         return outcome
 
-    def run_in_turn(self, runs: Others, num_ranks: int | None = None) -> LaunchOutcome:
+    def run_in_turn(self, runs: Others) -> None:
         """All of the runs, whatever becomes of them: of the copy in one job, of the real shape a job each.
-
-        Returns the last one's outcome, which is the job's.
 
         Raises:
             KeyboardInterrupt: the user ended it.
@@ -179,8 +171,8 @@ class Stage:
         others = {name: runs[name] for name in names}
         if self.scaled.kind == "full":  # the model of a run before may still fill the devices
             for name in names:
-                self.run(name, *others.pop(name), num_ranks=num_ranks)
-        return self.run(last, *runs[last], num_ranks=num_ranks, others=others)
+                self.run(name, *others.pop(name))
+        self.run(last, *runs[last], others=others)
 
     def _with_own(self, faults: Sequence[Fault]) -> list[Fault]:
         return [*self.faults, *faults]
@@ -220,19 +212,9 @@ class Stage:
             self._must_end(name, self.run(name))
         return name
 
-    def one_rank(self) -> str:
-        """The uninterrupted run on one rank; in the same job, `to_one_rank` is made."""
-        name = "one-rank"
-        if not self.ended(name):
-            to_one_rank = self.forked(self.reference(), self.forked_at, TO_ONE_RANK)
-            outcome = self.run_in_turn({self.fresh(name): (), to_one_rank: ()}, num_ranks=1)
-            if not self.ended(name):
-                raise UnexpectedEndError(f"the run {name!r} without a fault: {outcome.event}: {outcome.reason}")
-        return name
-
-    def cut_thrice(self) -> str:
+    def cut(self) -> str:
         """The run that ended at every one of `CUTS`, and began again in new processes."""
-        name = "cut-thrice"
+        name = "cut"
         if self.ended(name):
             return name
         self.fresh(name)
@@ -249,11 +231,6 @@ class Stage:
                 shutil.copytree(folder, root / folder.name)
         return name
 
-    @property
-    def forked_at(self) -> int:
-        """Steps done when the runs that change the number of ranks do."""
-        return 2 * self.decision.checkpointing.every_steps
-
     def apart(self, one: str, other: str, step: int | None = None) -> Apart:
         """How far the weights and moments of two runs' checkpoints are apart; of the last step unless told."""
         at = self.num_steps if step is None else step
@@ -264,20 +241,14 @@ class Stage:
 
     def losses(self, name: str) -> dict[int, float]:
         """Step -> training loss, nats."""
-        return {int(str(line["step"])): float(str(line["train_loss_nats"])) for line in self._steps(name)}
+        lines = [line for line in metrics.read(self.path(name)) if "train_loss_nats" in line]
+        return {int(str(line["step"])): float(str(line["train_loss_nats"])) for line in lines}
 
     def validation_loss(self, name: str) -> float:
         """At the run's end, nats; infinite where it tells none."""
         ending = metrics.read_ending(self.path(name))
         told = None if ending is None else ending.validation_loss_nats
         return math.inf if told is None else told
-
-    def step_seconds(self, name: str) -> list[float]:
-        """Of each logged step."""
-        return [float(str(line["seconds"])) for line in self._steps(name)]
-
-    def _steps(self, name: str) -> list[dict[str, Json]]:
-        return [line for line in metrics.read(self.path(name)) if "train_loss_nats" in line]
 
     def ended(self, name: str) -> bool:
         """Whether the run of that name has come to its schedule's end."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +21,7 @@ class RehearsalStatus:
     """What a config's rehearsal says."""
 
     rehearsed: bool
-    """Whether a whole rehearsal passed, with the versions that are installed here."""
+    """Whether it passed, with the versions that are installed here."""
     sentence: str
     """For people; begins with UNREHEARSED where it was not."""
     body: dict[str, Json] | None
@@ -42,7 +40,7 @@ def rehearsal_of(folder: Path, digest: str) -> RehearsalStatus:
         found = canon.decode(Attested, read_attestation(path, digest))
     except ValueError as error:  # tampered with, or of another version
         return RehearsalStatus(rehearsed=False, body=None, sentence=f"UNREHEARSED: {error}; {command}")
-    passed, failed, skipped = (found.named(outcome) for outcome in ("passed", "failed", "skipped"))
+    passed, failed = found.named("passed"), found.named("failed")
     at, kind = created_at(path), str(found.copy.get("kind"))
     held = f"{len(passed)} of {len(found.drills)} drills passed on {_COPIES.get(kind, kind)}{_where(found)}, {at}"
     stale = _other_versions(found)
@@ -50,19 +48,13 @@ def rehearsal_of(folder: Path, digest: str) -> RehearsalStatus:
         sentence = f"UNREHEARSED with what is installed here: {held}, by {', '.join(stale)}; {command}"
     elif failed:
         sentence = f"UNREHEARSED: {', '.join(failed)} failed ({held}); mend it, then {command}"
-    elif found.not_asked_for:
-        sentence = f"UNREHEARSED in part: {held}; not held: {', '.join(found.not_asked_for)}; {command}"
-    elif found.outcome != "passed":
-        sentence = f"UNREHEARSED in part: {held}; skipped: {', '.join(skipped)}; {command}"
     else:
-        sentence = f"rehearsed: {held}" + (f"; skipped: {', '.join(skipped)}" if skipped else "")
+        sentence = f"rehearsed: {held}"
     body: dict[str, Json] = {
         "at": at, "outcome": found.outcome, "copy": kind, "passed": [*passed], "failed": [*failed],
-        "skipped": [*skipped], "not_asked_for": [*found.not_asked_for], "machine": canon.to_json(found.machine),
-        "other_versions": [*stale],
+        "machine": canon.to_json(found.machine), "other_versions": [*stale],
     }  # fmt: skip
-    whole = found.outcome == "passed" and not found.not_asked_for and not stale
-    return RehearsalStatus(rehearsed=whole, sentence=sentence, body=body)
+    return RehearsalStatus(rehearsed=not failed and not stale, sentence=sentence, body=body)
 
 
 def _where(found: Attested) -> str:
@@ -75,17 +67,9 @@ def _where(found: Attested) -> str:
 
 def _other_versions(found: Attested) -> list[str]:
     """What would run here in another version than was rehearsed."""
-    here = {name: importlib.metadata.version(name) for name in _CODE} | {"torch": _torch_version()}
+    here = {name: importlib.metadata.version(name) for name in _CODE}
     return [
         f"{name} {theirs} (here is {here[name]})"
         for name in _CODE
         if (theirs := found.machine.get(name, here[name])) != here[name]
     ]
-
-
-def _torch_version() -> str:
-    """`torch.__version__`, without loading torch: PyPI's build has `+cu128` there, and not in its metadata."""
-    spec = importlib.util.find_spec("torch")
-    text = Path(spec.origin).with_name("version.py").read_text() if spec and spec.origin else ""
-    found = re.search(r"^__version__ = ['\"](.*)['\"]", text, re.MULTILINE)
-    return found[1] if found else importlib.metadata.version("torch")

@@ -81,16 +81,14 @@ def torchrun_command(
 
 def _command(
     python: str, frozen: Path, decision: Decision, data_dir: Path, out_dir: Path, stop_after: int | None,
-    program: Sequence[str] = ("launcher.trainer",), num_ranks: int | None = None, nodes: Nodes = ALONE,
+    program: Sequence[str] = ("launcher.trainer",), nodes: Nodes = ALONE,
 ) -> list[str]:  # fmt: skip
     config = frozen / LAUNCH_FILE if frozen.is_dir() else frozen
     paths = ["--config", str(config), "--data", str(data_dir), "--out", str(out_dir)]
     stop = [] if stop_after is None else ["--stop-after", str(stop_after)]
-    own_ranks = decision.parallelism.num_ranks
-    ranks = [] if num_ranks in (None, own_ranks) else ["--allow-world-size"]
     module, *arguments = program
-    head = (python, num_ranks or own_ranks, module)
-    return [*torchrun_command(*head, nodes=nodes, job=decision.digest[:16]), *paths, *stop, *ranks, *arguments]
+    head = (python, decision.parallelism.num_ranks, module)
+    return [*torchrun_command(*head, nodes=nodes, job=decision.digest[:16]), *paths, *stop, *arguments]
 
 
 def launch_line(
@@ -106,7 +104,7 @@ def launch_line(
 
 def launch(
     frozen: Path, data_dir: Path, out_dir: Path, stop_after: int | None = None, max_restarts: int = 3,
-    *, program: Sequence[str] = ("launcher.trainer",), num_ranks: int | None = None, nodes: Nodes = ALONE,
+    *, program: Sequence[str] = ("launcher.trainer",), nodes: Nodes = ALONE,
     limits: Limits | None = None, beside: AbstractContextManager[None] | None = None, signals: Signals | None = None,
 ) -> LaunchOutcome:  # fmt: skip
     """Train a frozen config (its folder or file) into `out_dir`; a job that dies or hangs is started again.
@@ -115,9 +113,9 @@ def launch(
     run of weeks dies more often than any fixed number, while one that gets nowhere will not by itself. A second death
     at the same step, of the same cause, with nothing saved between, ends it at once.
 
-    `program` is the module that each rank runs and its own arguments (a rehearsal's injects faults); `num_ranks` other
-    than the frozen ones train the same run up to rounding; `limits` say how long it may be silent; `beside` is entered
-    while the folder is ours; `signals` is what a caller has heard who listens himself.
+    `program` is the module that each rank runs and its own arguments (a rehearsal's injects faults); `limits` say how
+    long it may be silent; `beside` is entered while the folder is ours; `signals` is what a caller has heard who
+    listens himself.
 
     A run that ended in order, well or not, is never restarted. On SIGTERM or Ctrl-C it saves and ends; a second Ctrl-C
     ends it unsaved. Progress goes to stderr, what the ranks say to `out_dir/torchrun.log`, what happened to the
@@ -129,7 +127,7 @@ def launch(
         StudyHeld: another supervisor is at work in `out_dir`.
     """
     decision = read_launch(frozen)
-    command = _command(sys.executable, frozen, decision, data_dir, out_dir, stop_after, program, num_ranks, nodes)
+    command = _command(sys.executable, frozen, decision, data_dir, out_dir, stop_after, program, nodes)
     own_dir = out_dir / f"node-{nodes.rank}" if nodes.rank else out_dir
     own_dir.mkdir(parents=True, exist_ok=True)
     spec = AttemptSpec(

@@ -16,15 +16,19 @@ from proxies.core.canon import Json
 @click.command()
 @frozen_argument
 @click.option("--data", "data_dir", type=click.Path(path_type=Path), help="Corpus folder; default: the study's.")
-@click.option("--only", multiple=True, type=click.Choice(list(DRILLS)), help="Hold this drill alone; repeatable.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(list(DRILLS)),
+    help="Hold this drill alone, and sign nothing; repeatable.",
+)
 @click.option("--full", is_flag=True, help="The real shape in place of a small copy; needs the real run's GPUs.")
 @json_option
 def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: bool, as_json: bool) -> None:
     """Hold the drills before a launch with a FROZEN config: kills, cuts, corruption, NaN, a full disk, a hang.
 
-    Minutes on a CPU, on a scaled-down copy. Goes on where it was interrupted. Writes attestations/rehearsal.json, which
-    `verify` and `launch` ask for. Exit 3: a drill failed; 4: a drill that is needed could not be held; 75: this config
-    is being rehearsed already; 130: interrupted, the same command continues.
+    Minutes on a CPU, on a scaled-down copy. Writes attestations/rehearsal.json, which `verify` and `launch` ask for.
+    Exit 3: a drill failed; 75: this config is being rehearsed already; 130: interrupted, the same command begins anew.
     """
     from launcher.frozen.launch_file import read_launch
 
@@ -38,9 +42,10 @@ def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: b
     (folder / SCRATCH).mkdir(exist_ok=True)
     with DriverLock(folder / SCRATCH):  # a second rehearsal would clear the first one's runs away
         found = hold(set_up(folder, decision, corpus, full=full), only)
-    _record(folder, decision.digest, found)
+    if not only:
+        _record(folder, decision.digest, found)
     body = cast(dict[str, Json], canon.to_json(found))
-    answer(as_json, {"digest": decision.digest, **body}, _text(found, folder))
+    answer(as_json, {"digest": decision.digest, **body}, _text(found, folder, whole=not only))
     if found.exit_code:
         raise SystemExit(found.exit_code)
 
@@ -52,31 +57,27 @@ def _record(folder: Path, digest: str, found: Attested) -> None:
     from launcher.logbook.logbook import write_logbook
 
     failed = found.named("failed")
-    part = ", in part" if found.not_asked_for else ""
-    text = f"Rehearsed{part}: {found.outcome.replace('_', ' ')}, {len(found.drills)} drills"
+    text = f"Rehearsed: {found.outcome}, {len(found.drills)} drills"
     text += f"; failed: {', '.join(failed)}" if failed else ""
-    data: dict[str, Json] = {"outcome": found.outcome, "partial": bool(found.not_asked_for), "failed": [*failed]}
+    data: dict[str, Json] = {"outcome": found.outcome, "failed": [*failed]}
     study_dir = study_of(folder)
     chronicle.record(study_dir or folder / "run", "rehearsed", text, digest=digest, data=data)
     if study_dir is not None:
         write_logbook(study_dir)
 
 
-def _text(found: Attested, folder: Path) -> str:
+def _text(found: Attested, folder: Path, *, whole: bool) -> str:
     """For people: a line a drill, and what to do."""
     from launcher.base.talk import duration
 
     rows = []
     for result in found.drills:
-        more = [f"must: {result.limit}"] if result.outcome == "failed" else []
-        more += [f"do: {result.advice}"] if result.advice else []
+        more = [f"must: {result.limit}", f"do: {result.advice}"] if result.outcome == "failed" else []
         rows.append((result.outcome, result.name, duration(result.seconds), "\n".join([result.said, *more])))
     lines = [table(("outcome", "drill", "took", "found"), rows, left=(0, 1, 3))]
-    lines.append(f"rehearsal {found.outcome.replace('_', ' ')} in {duration(found.seconds)}")
-    if found.not_asked_for:
-        lines.append("in part: launch and verify still say UNREHEARSED until all drills were held")
+    lines.append(f"rehearsal {found.outcome} in {duration(found.seconds)}")
     if found.outcome == "failed":
         lines.append(f"the runs are kept in {folder / 'rehearsal'}")
-    elif not found.not_asked_for:
+    elif whole:
         lines.append(f"next: forerun launch {folder}")
     return "\n".join(lines)

@@ -23,8 +23,7 @@ class HereStage(Stage):
     """Needs a process group of this process alone."""
 
     def run(
-        self, name, *faults, stop_after=None, num_ranks=None, max_restarts=0, hang_seconds=0.0,
-        others=MappingProxyType({}),
+        self, name, *faults, stop_after=None, max_restarts=0, hang_seconds=0.0, others=MappingProxyType({})
     ):  # fmt: skip
         config = write_launch(self.folder / "frozen", self.decision)
         options = Options(

@@ -1,4 +1,4 @@
-"""The whole rehearsal under torchrun, ended from outside at one drill and another: no process stays, and it goes on."""
+"""The whole rehearsal under torchrun, ended from outside at one drill and another: no process stays."""
 
 import contextlib
 import json
@@ -62,12 +62,9 @@ def wait_for(path, seconds=200.0):
 
 
 ENDS = [
-    ("nan", "reference/torchrun.log", signal.SIGINT, 130),
     ("killed_rank", "killed-rank/struck-kill", signal.SIGTERM, 130),
     ("hang", "hang/struck-hang", signal.SIGINT, 130),
     ("hang", "hang/struck-hang", signal.SIGKILL, -9),
-    ("nan", "nan/metrics.jsonl", signal.SIGKILL, -9),
-    ("sigterm", "sigterm/torchrun.log", signal.SIGINT, 130),
     ("sigterm", "sigterm/struck-sigterm", signal.SIGTERM, 130),
     ("disk_full", "disk-full/torchrun.log", signal.SIGHUP, 130),
 ]
@@ -83,40 +80,23 @@ def test_ended_from_outside_it_leaves_no_process_and_no_result(frozen, drill, mo
     _, err = began.process.communicate(timeout=90)
     assert began.process.returncode == code, err
     assert began.left() == []
-    assert not (folder / "rehearsal" / "progress.json").exists()  # the drill is not held
     assert rehearsal_of(folder, decision.digest).body is None
-    if code == 130:
-        assert "the same command continues" in err
 
 
 @pytest.mark.timeout(600)
-def test_every_drill_passes_and_an_interrupted_rehearsal_goes_on(frozen):
+def test_every_drill_passes_and_a_second_rehearsal_meanwhile_is_refused(frozen):
     folder, corpus, decision = frozen
-    first = Started(folder, corpus)
-    wait_for(folder / "rehearsal" / "progress.json")
-    time.sleep(1.0)
+    first = Started(folder, corpus, "--json")
+    wait_for(folder / "rehearsal" / "reference")
     code, _, err = forerun("rehearse", folder, "--data", corpus)
     assert code == 75, err
     assert f"pid {first.process.pid}" in err
-    first.process.send_signal(signal.SIGINT)
-    first.process.communicate(timeout=60)
-    assert first.process.returncode == 130
+    out, _ = first.process.communicate(timeout=500)
+    assert first.process.returncode == 0, out[-3000:]
     assert first.left() == []
-    told = json.loads((folder / "rehearsal" / "progress.json").read_text())["results"]
-    assert [result["name"] for result in told] == list(DRILLS)[: len(told)]
-    second = Started(folder, corpus, "--json")
-    out, _ = second.process.communicate(timeout=500)
-    assert second.process.returncode == 0, out[-3000:]
-    assert second.left() == []
-    body = json.loads(out)
-    found = {drill["name"]: drill["outcome"] for drill in body["drills"]}
-    assert {name for name, outcome in found.items() if outcome == "skipped"} <= {"budget", "export", "spike"}
-    assert list(found) == list(DRILLS)
-    assert "failed" not in found.values()
-    assert body["drills"][: len(told)] == told  # not held again
+    assert {drill["name"]: drill["outcome"] for drill in json.loads(out)["drills"]} == dict.fromkeys(DRILLS, "passed")
     standing = rehearsal_of(folder, decision.digest)
     assert standing.rehearsed, standing.sentence
     line = forerun("launch", folder, "--data", corpus, "--dry-run", "--json")
     assert json.loads(line[1])["rehearsed"]["outcome"] == "passed"
-    assert "of 15 drills passed" in line[2]
     assert [path.name for path in (folder / "attestations").iterdir()] == ["rehearsal.json"]
