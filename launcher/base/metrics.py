@@ -10,7 +10,7 @@ group), `tokens` (seen so far), `tokens_per_second`, `seconds` (of that step); a
 `layers` (name of a layer -> `weight_rms`, `param_norm`, `grad_norm`, `update_ratio`).
 
 Any other line has `event` and the `step` after which it came: `started` (a `Header`: the first line of every attempt),
-`saved` (`seconds`, of which the run waited `wait_seconds`), `replayed` (`difference`, `noise`; of that very step, whose
+`saved` (`seconds`, of which the run waited `wait_seconds`), `replayed` (`difference`; of that very step, whose
 line follows), `rolled_back` (`number`, `to_step`, `skipped_sequences`, `clip_norm`, `reason`), and the last line of an
 attempt that ended in order, its `Ending`.
 """

@@ -8,7 +8,6 @@ tells of an exchange that went wrong. A machine that errs the same way each time
 
 from __future__ import annotations
 
-import statistics
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +25,9 @@ from sweeps.store.sites import host
 if TYPE_CHECKING:
     from launcher.trainer.training import Trainer
 
-NOISE_FACTOR = 10.0
-"""A difference is a fault beyond so many times the measured noise."""
-NUM_MEASURED = 8
-"""Of so many replays, the last ones, the noise is taken: the median over them and the ranks."""
 ANOTHER_ORDER = {"float32": 2.0**-16, "bfloat16": 2.0**-7}
 """By what the same sums in another order may differ, at the precision of the passes: six times what was measured
-(docs/run-care.md). A GPU's kernels may choose an order now and then, where the noise so far was none.
+(docs/run-care.md). A GPU's kernels may choose an order now and then; on a CPU the same computation gives the same bits.
 """
 _MOST = 1e9
 """Differences are told up to this; one that is not a number is it."""
@@ -69,7 +64,7 @@ class Listening(DefaultReduceScatter):
 
 
 class Replay(Hook):
-    """Every so many steps the gradients are computed again, and the run stops where they differ beyond the noise."""
+    """Every so many steps the gradients are computed again, and the run stops where they differ."""
 
     def __init__(self, every_steps: int) -> None:
         self._every_steps = every_steps
@@ -78,7 +73,6 @@ class Replay(Hook):
     def begin(self, run: Trainer, step: int, carried: Json) -> None:
         """Listens to the exchange of gradients."""
         self._run = run
-        self._measured: list[list[float]] = carried if isinstance(carried, list) else []  # type: ignore[assignment]
         if self._listening is None:
             self._listening = Listening()
             for module in run.model.modules():
@@ -117,39 +111,29 @@ class Replay(Hook):
         ]
 
     def _judge(self, step: int, told: list[list[float]]) -> Stop | None:
-        """What the ranks saw, [gave, received] each, against the noise of replays up to this one."""
-        worst = [max(seen) for seen in told]
-        self._measured = [*self._measured, worst][-NUM_MEASURED:]
-        # The lower median: of two ranks it is the better one's, so that a fault is not its own excuse.
-        noise = statistics.median_low([share for replay in self._measured for share in replay])
-        run, limit = self._run, NOISE_FACTOR * noise
-        if run.device.type != "cpu":
-            limit = max(limit, ANOTHER_ORDER[run.decision.precision])
+        """What the ranks saw, [gave, received] each."""
+        worst, run = [max(seen) for seen in told], self._run
+        limit = 0.0 if run.device.type == "cpu" else ANOTHER_ORDER[run.decision.precision]
         if run.rank == 0:
-            line = {"event": "replayed", "step": step, "difference": max(worst), "noise": noise}
-            metrics.append(run.run_dir, line)
+            metrics.append(run.run_dir, {"event": "replayed", "step": step, "difference": max(worst)})
         if max(worst) <= limit:
             return None
         # Who gave something else is the cause; where nobody did, whoever received something else.
         gave = [rank for rank, (share, _) in enumerate(told) if share > limit]
-        return self._quarantine(step, gave or [rank for rank, share in enumerate(worst) if share > limit], worst, noise)
+        return self._quarantine(step, gave or [rank for rank, share in enumerate(worst) if share > limit], worst)
 
-    def _quarantine(self, step: int, ranks: list[int], shares: list[float], noise: float) -> Stop:
+    def _quarantine(self, step: int, ranks: list[int], shares: list[float]) -> Stop:
         run = self._run
         hosts: list[Any] = [None] * run.num_ranks
         dist.all_gather_object(hosts, host())
         where = ", ".join(f"rank {rank} on host {hosts[rank]}" for rank in ranks)
         out, share = sorted({hosts[rank] for rank in ranks}), max(shares[rank] for rank in ranks)
         reason = (
-            f"gradients of step {step}, computed twice, differ by {share:.3g} of their norm (noise: {noise:.3g}) at "
-            f"{where}, before the update: take {', '.join(out)} out and launch again"
+            f"gradients of step {step}, computed twice, differ by {share:.3g} of their norm at {where}, "
+            f"before the update: take {', '.join(out)} out and launch again"
         )
         if run.rank == 0:
             print(reason, file=sys.stderr)
-            data: dict[str, Json] = {"ranks": list(ranks), "hosts": list(out), "difference": share, "noise": noise}
+            data: dict[str, Json] = {"ranks": list(ranks), "hosts": list(out), "difference": share}
             chronicle.record(run.run_dir, "quarantined", reason, step=step - 1, digest=run.decision.digest, data=data)
         return Stop(reason=reason)
-
-    def carried(self) -> Json:
-        """The differences of the last replays, by rank."""
-        return [list(replay) for replay in self._measured]

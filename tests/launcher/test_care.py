@@ -18,7 +18,7 @@ from launcher.base.policy import Monitoring
 from launcher.frozen.launch_file import write_launch
 from launcher.trainer import rollback
 from launcher.trainer.rank import Options, run
-from launcher.trainer.replay import ANOTHER_ORDER, NOISE_FACTOR, Replay, difference, fingerprint
+from launcher.trainer.replay import ANOTHER_ORDER, Replay, difference, fingerprint
 from launcher.trainer.telemetry import Machines, layer_of
 from launcher.trainer.training import Trainer, hooks_of
 from proxies.core.shape import Shape
@@ -69,7 +69,7 @@ def test_validation_losses_on_the_way(two_ranks):
 def test_healthy_ranks_replay_without_a_word(two_ranks):
     replayed = events(two_ranks / "watched" / "run", "replayed")
     assert [line["step"] for line in replayed] == [2, 4, 6, 8, 10, 12]
-    assert {(line["difference"], line["noise"]) for line in replayed} == {(0.0, 0.0)}
+    assert {line["difference"] for line in replayed} == {0.0}
     assert not chronicle.entries(two_ranks / "watched" / "run")
 
 
@@ -128,7 +128,7 @@ def test_looking_on_changes_nothing_and_a_fault_is_not_stepped_on(one_rank, corp
     assert steps == [2, 4, 6, 8, 10, 12], "each once, though step 5 was reached twice"
 
 
-@pytest.mark.parametrize("bit", range(32))
+@pytest.mark.parametrize("bit", [0, 11, 22, 31])
 def test_every_bit_of_a_number_shows(bit):
     numbers = torch.randn(1000, generator=torch.Generator().manual_seed(3)) * 1e-3
     wrong = numbers.clone()
@@ -138,31 +138,18 @@ def test_every_bit_of_a_number_shows(bit):
     assert 0 < told <= 1e9
 
 
-def judged(tmp_path, replays, device="cpu", precision="float32"):
-    """What the last of several replays is answered, `replays` being differences by rank."""
+@pytest.mark.parametrize(
+    ("device", "precision", "allowed", "told"),
+    [("cpu", "float32", 0.0, 1e-9), ("cuda", "float32", 1e-5, 3e-5), ("cuda", "bfloat16", 5e-3, 1e-2)],
+)
+def test_on_a_gpu_another_order_is_no_fault(one_rank, tmp_path, device, precision, allowed, told):
     replay = Replay(1)
     replay._run = SimpleNamespace(
         rank=0, num_ranks=1, run_dir=tmp_path, device=torch.device(device),
         decision=SimpleNamespace(digest="d" * 64, precision=precision),
     )  # fmt: skip
-    replay._measured = []
-    for step, told in enumerate(replays):
-        answer = replay._judge(step, [[share, share] for share in told])
-    return answer
-
-
-def test_what_counts_is_the_measured_noise(one_rank, tmp_path):
-    noise = [[2e-6], [3e-6], [1e-6]]
-    assert judged(tmp_path, [*noise, [NOISE_FACTOR * 1e-6]]) is None
-    stop = judged(tmp_path, [*noise, [1e-3]])
-    assert "differ by 0.001 of their norm (noise: 2e-06) at rank 0" in stop.reason
-    assert judged(tmp_path, [[0.0], [1e-9]]).reason, "on a CPU equal computations are equal"
-
-
-@pytest.mark.parametrize(("precision", "allowed", "told"), [("float32", 1e-5, 3e-5), ("bfloat16", 5e-3, 1e-2)])
-def test_on_a_gpu_another_order_is_no_fault_though_there_was_no_noise(one_rank, tmp_path, precision, allowed, told):
-    assert judged(tmp_path, [[0.0], [allowed]], device="cuda", precision=precision) is None
-    assert judged(tmp_path, [[0.0], [told]], device="cuda", precision=precision).reason
+    assert replay._judge(3, [[allowed, allowed]]) is None
+    assert f"differ by {told:.3g} of their norm at rank 0" in replay._judge(4, [[told, told]]).reason
 
 
 def gradients_of(precision, rows):

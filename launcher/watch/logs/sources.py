@@ -28,7 +28,7 @@ READ_BYTES = 2**20
 LEAST_SECONDS = 30.0
 """Between two looks at W&B online: each asking starts a process and takes seconds."""
 _MARK_BYTES = 512
-_EVENT_FIELDS = ("event", "to_step", "skipped_sequences", "wait_seconds", "difference", "noise", "reason", "exit_code")
+_EVENT_FIELDS = ("event", "to_step", "skipped_sequences", "wait_seconds", "difference", "reason", "exit_code")
 _OURS = frozenset({
     *_EVENT_FIELDS, "rank_seconds", *(field.name for field in fields(metrics.Header))
 })  # fmt: skip
