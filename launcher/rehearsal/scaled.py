@@ -87,8 +87,7 @@ def scaled_copy(decision: Decision, manifest: Manifest) -> Scaled:
         groups=_with_numbers(decision.groups, parameter_table(spec)), learning_rate=learning_rate_of(schedule),
         num_tokens=spec.num_tokens, data=_data(decision, manifest), seed=spec.seed,
         parallelism=Parallelism(
-            data_parallel_shard=1 if layout.tensor > 1 else NUM_RANKS, tensor=NUM_RANKS if layout.tensor > 1 else 1,
-            microbatch_sequences=1 if layout.microbatch_sequences else 0,
+            data_parallel_shard=NUM_RANKS, microbatch_sequences=1 if layout.microbatch_sequences else 0,
             activation_checkpointing=layout.activation_checkpointing,
         ),
         checkpointing=_cadence(decision), monitoring=_monitoring(decision), compiled=False,

@@ -16,8 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.frozen.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
-from launcher.trainer import tensor_parallel
-from launcher.trainer.ranks import data_axes, device_mesh
+from launcher.trainer.ranks import device_mesh
 from proxies.core import canon
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
@@ -30,7 +29,7 @@ STD_ERRORS = 6.0
 
 
 def sharded_model(decision: Decision, parallelism: Parallelism, device_type: str) -> Decoder:
-    """The model with its parameters split and sharded block by block, float32 and uninitialized.
+    """The model with its parameters sharded block by block, float32 and uninitialized.
 
     Built on the meta device, so no rank ever holds the whole of it. Under `bfloat16` the forward and backward passes
     compute in bfloat16; gradients are reduced, and weights and moments kept, in float32. `parallelism` is the
@@ -39,16 +38,13 @@ def sharded_model(decision: Decision, parallelism: Parallelism, device_type: str
     asked = parallelism.activation_checkpointing
     checkpointing: Checkpointing = "selective" if asked == "selective" else asked == "full"
     model = Decoder(decision.shape, device="meta", checkpointing=checkpointing)
-    mesh = device_mesh(parallelism, device_type)
-    if parallelism.tensor > 1:
-        tensor_parallel.split(model, mesh["tensor"])
     if decision.compiled:
         for block in model.layers:
             block.compile()
     policy = MixedPrecisionPolicy()
     if decision.precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return shard_blocks(model, data_axes(mesh), policy)
+    return shard_blocks(model, device_mesh(parallelism, device_type), policy)
 
 
 def shard_blocks(model: Decoder, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> Decoder:
@@ -181,12 +177,11 @@ def unfit(decision: Decision) -> list[str]:
         "this version's learning-rate table is not the frozen one: train with the version that froze it": (
             decision.learning_rate == learning_rate_of(decision.learning_rate.schedule)
         ),
-        f"parallelism: pipeline = {layout.pipeline}, context = {layout.context}: this trainer deals out data and "
-        "splits matrices, no more; export to a trainer that splits layers or sequences": (
-            layout.pipeline == layout.context == 1
+        f"parallelism: tensor = {layout.tensor}, pipeline = {layout.pipeline}, context = {layout.context}: this "
+        "trainer deals out data, no more; export to one that splits matrices, layers or sequences": (
+            layout.tensor == layout.pipeline == layout.context == 1
         ),
         "precision = float64: must be float32 or bfloat16": decision.precision != "float64",
         "abort.on_non_finite = false: this trainer never steps on NaN": decision.abort.on_non_finite,
     }
-    shares = [f"parallelism: {said}" for said in tensor_parallel.indivisible(decision.shape, layout.tensor)]
-    return [problem for problem, holds in expected.items() if not holds] + shares
+    return [problem for problem, holds in expected.items() if not holds]

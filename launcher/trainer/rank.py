@@ -84,7 +84,6 @@ def _prepare(options: Options) -> tuple[Decision, TokenStore]:
 def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks: int) -> list[str]:
     shape, schedule, manifest = decision.shape, decision.learning_rate.schedule, store.manifest
     own_ranks = num_ranks == decision.parallelism.num_ranks
-    shares = decision.parallelism.num_data_ranks if own_ranks else num_ranks
     stages = schedule.batch_warmup_stages
     corpus, wanted_corpus = manifest.data_id[:16], decision.data.data_id[:16]
     expected = {
@@ -94,9 +93,9 @@ def _problems(decision: Decision, store: TokenStore, options: Options, num_ranks
         f"{num_ranks} ranks: the config is for {decision.parallelism.num_ranks}": (
             own_ranks or options.allow_world_size
         ),
-        f"batch_tokens = {decision.batch_tokens} does not give {shares} ranks whole sequences of {shape.seq_len}"
+        f"batch_tokens = {decision.batch_tokens} does not give {num_ranks} ranks whole sequences of {shape.seq_len}"
         + (f" in each of batch_warmup_stages = {stages}" if stages > 1 else ""): (
-            decision.batch_tokens % (shape.seq_len * shares * stages) == 0
+            decision.batch_tokens % (shape.seq_len * num_ranks * stages) == 0
         ),
         f"vocab_size = {shape.vocab_size} is smaller than the corpus's {manifest.vocab_size}": (
             manifest.vocab_size <= shape.vocab_size

@@ -34,14 +34,11 @@ def device() -> torch.device:
 
 
 def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
-    """Ranks as a mesh: replicas (HSDP) of a data axis that shards, and the tensor axis, whose ranks are neighbours."""
-    size = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard, parallelism.tensor)
-    return init_device_mesh(device_type, size, mesh_dim_names=("replicate", "shard", "tensor"))
-
-
-def data_axes(mesh: DeviceMesh) -> DeviceMesh:
-    """Of that mesh what a model is sharded over: the data axis, and replicas where there are some."""
-    return mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+    """Ranks as a mesh: the data axis that shards, and replicas of it (HSDP) where there are some."""
+    if parallelism.data_parallel_replicate == 1:
+        return init_device_mesh(device_type, (parallelism.data_parallel_shard,), mesh_dim_names=("shard",))
+    size = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard)
+    return init_device_mesh(device_type, size, mesh_dim_names=("replicate", "shard"))
 
 
 def together(work: Callable[[], _Value], group: dist.ProcessGroup | None = None) -> _Value:

@@ -125,7 +125,7 @@ class Stopwatch:
     """This rank's seconds inside the blocks' forward passes: what it computes, without its waiting for the others.
 
     A whole step takes every rank the same time, as the slowest lets it: its own time shows only between two
-    exchanges, and within a block's pass there is none but those of tensor parallelism.
+    exchanges, and within a block's pass there is none.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:

@@ -115,10 +115,8 @@ class Trainer:
         parallelism = decision.parallelism
         if self.num_ranks != parallelism.num_ranks:
             parallelism = dataclasses.replace(
-                parallelism, data_parallel_shard=self.num_ranks, data_parallel_replicate=1, tensor=1
+                parallelism, data_parallel_shard=self.num_ranks, data_parallel_replicate=1
             )
-        # Ranks that split matrices among them are neighbours, and share their data.
-        self.num_data_ranks, self.data_rank = parallelism.num_data_ranks, self.rank // parallelism.tensor
         self.model = assembly.sharded_model(decision, parallelism, self.device.type)
         self.optimizer = assembly.build_optimizer(self.model, decision.groups, decision.optimizer)
         self.multipliers = Multipliers(**dataclasses.asdict(decision.forward))
@@ -250,10 +248,10 @@ class Trainer:
         """Loss of the global batch in nats per token, norm of its gradient, and whether any rank got a signal."""
         _, count = self._sequences(step)
         first = self.first_sequence(step)
-        mine = count // self.num_data_ranks
+        mine = count // self.num_ranks
         batch = self.store.train_batch(
             seed=self.decision.seed,
-            first_sequence=first + self.data_rank * mine,
+            first_sequence=first + self.rank * mine,
             num_sequences=mine,
             seq_len=self.decision.shape.seq_len,
         )
@@ -342,16 +340,15 @@ class Trainer:
         seq_len = self.decision.shape.seq_len
         held = validation_ids(self.store, seq_len)
         num_sequences = len(held)
-        mine = self.decision.batch_tokens // seq_len // self.num_data_ranks
+        mine = self.decision.batch_tokens // seq_len // self.num_ranks
         mine = min(mine, self.decision.parallelism.microbatch_sequences or mine)  # as many as fit, in training too
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for first in range(0, num_sequences, mine * self.num_data_ranks):
+        for first in range(0, num_sequences, mine * self.num_ranks):
             # Every rank runs the model equally often, as sharding needs; rows past the end repeat and do not count.
-            rows = torch.arange(mine) + first + self.data_rank * mine
+            rows = torch.arange(mine) + first + self.rank * mine
             ids_BT = held[rows.clamp(max=num_sequences - 1)].to(self.device)
             logits_BTV = self.model(ids_BT[:, :-1], self.multipliers).unflatten(0, (mine, seq_len))
             losses_B = token_loss(logits_BTV, ids_BT[:, 1:])
             total += losses_B[(rows < num_sequences).to(self.device)].double().sum()
         dist.all_reduce(total)
-        num_times = self.num_ranks // self.num_data_ranks  # ranks that split matrices have computed the same
-        return total.item() / (num_sequences * num_times)
+        return total.item() / num_sequences

@@ -127,17 +127,3 @@ def all_choices(corpus: Path) -> RunSpec:
     """All of them, with stages of the batch that two ranks can share."""
     schedule = dataclasses.replace(WARMING, batch_warmup_stages=2)
     return dataclasses.replace(unlike(corpus, "gpt2", "completep", "warming"), schedule=schedule)
-
-
-def spec_like(corpus: Path, **shape: object) -> RunSpec:
-    """Twice the heads of queries that keys and values have, unless told otherwise."""
-    spec = spec_of(read_manifest(corpus).data_id)
-    base = dataclasses.replace(spec.base_shape, **{"num_heads": 2, "num_kv_heads": 1, **shape})
-    if base.tied:
-        return dataclasses.replace(spec, shape=base, base_shape=base, parametrization=named("sp"))
-    return dataclasses.replace(spec, shape=base.at_width(32), base_shape=base)
-
-
-def split(spec: RunSpec, corpus: Path, **degrees: int) -> Decision:
-    """The decision of `spec` on ranks that share the work so."""
-    return dataclasses.replace(decision_of(spec, read_manifest(corpus)), parallelism=Parallelism(**degrees))

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 from care_case import Poisoned, care_decision
 from care_ranks import Flipping, Ruler, slowed
-from main_run import all_choices, decision_of, spec_like, split, tiny_decision
+from main_run import all_choices, decision_of, tiny_decision
 
 from launcher.base.policy import Monitoring
 from launcher.frozen.launch_file import write_launch
@@ -49,7 +49,6 @@ def runs_of(corpus):
         "plain": (tiny, Trainer, False),
         "cut": (tiny, Trainer, True),
         "choices": (decision_of(all_choices(corpus), read_manifest(corpus), num_ranks=2), Trainer, False),
-        "split": (split(spec_like(corpus, qk_norm=True), corpus, data_parallel_shard=1, tensor=2), Trainer, True),
         "watched": (watched, ruled, False),
         "flipped": (watched, Flipping, False),
         "back": (care_decision(corpus, num_ranks=2), poisoned, False),
