@@ -28,7 +28,7 @@ LEAST_SECONDS, INTERRUPTED = 0.2, 130
               "Default: run/ beside the config.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Judge what there is and end: 0 fine, 3 an alarm, 4 cannot tell.")
 @click.option("--conclude", is_flag=True, help="The run has ended: score its forecast, and keep it for later ones.")
-@click.option("--every", "every_seconds", type=click.FloatRange(LEAST_SECONDS, 86400), default=10.0, show_default=True,
+@click.option("--every", "every_seconds", type=click.FloatRange(LEAST_SECONDS, 86400), default=30.0, show_default=True,
               help="Seconds between looks, live.")  # fmt: skip
 @click.option("--study", "study_dir", type=click.Path(path_type=Path),
               help="With --conclude: whose ledger keeps the run. Default: the one the config lies in.")  # fmt: skip

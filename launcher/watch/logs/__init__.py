@@ -2,6 +2,6 @@
 
 Enters:   our `metrics.jsonl`, any trainer's JSONL, W&B, TensorBoard.
 Leaves:   `Columns`: arrays over logged steps, and what is odd about the log.
-Promises: a line is read once; logs that grow, are cut or replaced are followed.
+Promises: logs that grow, are cut or replaced are followed: each look reads what is there.
 Refuses:  a log in which no loss is found.
 """

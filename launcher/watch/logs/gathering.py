@@ -25,23 +25,6 @@ _TO = {"started": STEP, "rolled_back": "to_step"}
 Bools = NDArray[np.bool_]
 
 
-class Oddities:
-    """What is odd about a log: how often, and the first example of each."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.first: dict[str, object] = {}
-
-    def count(self, what: str, found: Bools, examples: Sequence[object] | Floats) -> None:
-        """Keep where something is odd."""
-        if found.any():
-            self.counts[what] += int(found.sum())
-            example = examples[int(np.argmax(found))]
-            if isinstance(example, float):  # numpy's own is one
-                example = int(example) if example.is_integer() else float(example)
-            self.first.setdefault(what, example)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Gathered:
     """One run so far, of all its files."""
@@ -51,7 +34,8 @@ class Gathered:
     """Column -> the name that the log has for it."""
     not_finite: tuple[int, ...]
     """Steps whose training loss is NaN or infinite."""
-    oddities: Oddities
+    odd: Mapping[str, int]
+    """What is odd about the log: how often."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -95,7 +79,7 @@ def gather(tables: Sequence[Table], keys: Keys, num_steps: int, num_ranks: int, 
         newest_at: when the last line was written, in seconds since 1970.
     """
     names = keys.chosen({name for table in tables for name in table.names})
-    odd = Oddities()
+    odd = Counter[str]()
     rows = _rows(tables, names, num_steps, odd)
     kinds, losses = rows.column(names.get(LOSS, ""))
     validation_steps, validation = rows.numbers(names.get(VALIDATION, ""))
@@ -119,10 +103,10 @@ def gather(tables: Sequence[Table], keys: Keys, num_steps: int, num_ranks: int, 
     )  # fmt: skip
     numbered = np.isin(steps, rows.steps[numbers])
     bad = tuple(int(step) for step in steps[numbered & np.isnan(train)])
-    return Gathered(columns=columns, names=names, not_finite=bad, oddities=odd)
+    return Gathered(columns=columns, names=names, not_finite=bad, odd=odd)
 
 
-def _rows(tables: Sequence[Table], names: Mapping[str, str], num_steps: int, odd: Oddities) -> _Rows:
+def _rows(tables: Sequence[Table], names: Mapping[str, str], num_steps: int, odd: Counter[str]) -> _Rows:
     """The step of each row, and which rows count; what is odd is counted in `odd`."""
     at, loss = names.get(STEP, ""), names.get(LOSS, "")
     from_zero = any(_counts_from_zero(table, at, loss) for table in tables)
@@ -140,9 +124,9 @@ def _rows(tables: Sequence[Table], names: Mapping[str, str], num_steps: int, odd
             step[(step == num_steps + 1) & ~has_loss] -= 1
         line = ~bad & ~is_event & (says | (at != UNASKED_STEP))
         beyond = line & ((step < 1) | (step > num_steps))
-        odd.count("bad step", bad, [table.no_numbers.get(at, value) for value in values] if bad.any() else [])
-        odd.count("no step", line & np.isnan(step) & has_loss, np.zeros(table.num_rows))
-        odd.count("beyond", beyond, step)
+        odd["bad step"] += int(bad.sum())
+        odd["no step"] += int((line & np.isnan(step) & has_loss).sum())
+        odd["beyond"] += int(beyond.sum())
         steps.append(step)
         used.append(line & ~beyond & ~np.isnan(step))
         undone.append(_undone(table, is_event, num_steps))
@@ -181,15 +165,14 @@ def _counts_from_zero(table: Table, at: str, loss: str) -> bool:
     return bool(((step == 0) & ~bad & ~is_event & (table.column(loss)[0] > 0)).any())
 
 
-def _count_losses(odd: Oddities, steps: Floats, kinds: NDArray[np.int8]) -> None:
+def _count_losses(odd: Counter[str], steps: Floats, kinds: NDArray[np.int8]) -> None:
     """Count steps whose loss came again, and losses that are no numbers; of lines with a loss."""
     places = np.arange(len(steps))
     _, which = np.unique(steps, return_inverse=True)
     first_number = np.full(which.max(initial=-1) + 1, len(steps))
     np.minimum.at(first_number, which[kinds == NUMBER], places[kinds == NUMBER])
-    again = places > first_number[which]
-    odd.count("again", again, steps)
-    odd.count("no number", kinds == NO_NUMBER, steps)
+    odd["again"] += int((places > first_number[which]).sum())
+    odd["no number"] += int((kinds == NO_NUMBER).sum())
 
 
 def _scalar(

@@ -1,6 +1,5 @@
-"""A main run's metrics from wherever they are, read on from look to look; what a look says is what a fresh one would.
-
-What is odd in a log is told and is no error; a log that names another config is one.
+"""A main run's metrics from wherever they are. What is odd in a log is told and is no error; a log that names another
+config is one.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from launcher.watch.logs.table import Table
 from proxies.core import canon
 
 _SENTENCES = {
-    "bad step": "{n} lines have a step that is no whole number, as {first}: they are left out",
+    "bad step": "{n} lines have a step that is no whole number: they are left out",
     "no step": "{n} lines have a loss and no step: they are left out",
-    "beyond": "{n} lines are of steps outside 1 to {top}, as {first}, and are left out: does it count something else, "
-    "or is it another run?",
-    "again": "{n} steps were logged again, the first is {first}: the last value counts",
-    "no number": "{n} training losses are no numbers, the first at step {first}",
+    "beyond": "{n} lines are of steps outside 1 to {top}, and are left out: does it count something else, or is it "
+    "another run?",
+    "again": "{n} steps were logged again: the last value counts",
+    "no number": "{n} training losses are no numbers",
 }
 
 
@@ -54,7 +53,6 @@ class Readings:
         """`num_steps` and `num_ranks` are those of the frozen config."""
         self._source, self._keys, self._digest = source, keys, digest
         self._num_steps, self._num_ranks = num_steps, num_ranks
-        self._tables: dict[str, Table] = {}
 
     def read(self, *, last: bool = False) -> Reading:
         """The run as it is now; `last`: nobody will read again.
@@ -64,29 +62,25 @@ class Readings:
             OSError: what is there cannot be read.
             DashboardError: W&B was asked online, and did not answer.
         """
-        tables = self._tables
-        for portion in self._source.portions(last=last):
-            if portion.begins or portion.name not in tables:
-                tables[portion.name] = Table(self._keys.wanted)
-            tables[portion.name].extend(portion.rows)
-        files = self._source.files()
-        self._tables = {name: tables.get(name) or Table(self._keys.wanted) for name in files}
-        self._check()
+        tables: dict[str, Table] = {}
+        for name, rows in self._source.rows(last=last):
+            tables.setdefault(name, Table(self._keys.wanted)).extend(rows)
+        self._check(tables)
         # By the rows' own time where they have one: a file may be a copy.
-        times = [at for table in self._tables.values() if (at := table.newest(TIME)) is not None]
+        times = [at for table in tables.values() if (at := table.newest(TIME)) is not None]
         newest_at = max(times, default=self._source.newest_at())
-        found = gather([*self._tables.values()], self._keys, self._num_steps, self._num_ranks, newest_at)
+        found = gather([*tables.values()], self._keys, self._num_steps, self._num_ranks, newest_at)
         names_digest = any(event["event"] == "started" for event in found.columns.events)
         notes = [*self._source.notes(), *self._notes(found)]
-        if any(table.num_rows for table in self._tables.values()) and not names_digest:
+        if any(table.num_rows for table in tables.values()) and not names_digest:
             notes.append("it does not say of which config it is: it is taken to be of this one")
         return Reading(
             columns=found.columns, notes=tuple(notes), not_finite=found.not_finite, names_digest=names_digest,
             ending=_ending(found.columns.events),
         )  # fmt: skip
 
-    def _check(self) -> None:
-        for name, table in self._tables.items():
+    def _check(self, tables: Mapping[str, Table]) -> None:
+        for name, table in tables.items():
             started = [str(event.get("digest")) for event in table.events.values() if event["event"] == "started"]
             others = dict.fromkeys(digest for digest in started if digest != self._digest)
             if others:
@@ -97,10 +91,10 @@ class Readings:
 
     def _notes(self, found: Gathered) -> list[str]:
         """What a reader must know of the log, in sentences."""
-        names, there, odd = found.names, sorted(self._source.there()), found.oddities
+        names, there, odd = found.names, sorted(self._source.there()), found.odd
         said = [
-            text.format(n=odd.counts[what], first=f"{odd.first[what]!r:.60}", top=self._num_steps)
-            for what, text in _SENTENCES.items() if odd.counts[what]
+            text.format(n=odd[what], top=self._num_steps)
+            for what, text in _SENTENCES.items() if odd[what]
         ]  # fmt: skip
         if missing := found.not_finite:
             said.append(f"the training loss is no finite number at {len(missing)} steps, the first is {missing[0]}")

@@ -1,6 +1,6 @@
-"""What one file of a log holds, as columns by the names that its writer gave them. Rows are only ever appended.
+"""What one file of a log holds, as columns by the names that its writer gave them.
 
-Nothing is interpreted here: which name is the step or the loss is chosen over the whole log, at every look.
+Nothing is interpreted here: which name is the step or the loss is chosen over the whole log.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class Table:
         self._kinds: dict[str, bytearray] = {}
         self.events: dict[int, Mapping[str, Json]] = {}
         """By row."""
-        self.no_numbers: dict[str, object] = {}
-        """Of each name the first value that is no number, for the message."""
         self.ranks: deque[tuple[int, Floats]] = deque(maxlen=NUM_RANK_LINES)
         """(row, seconds of each rank), the newest."""
 
@@ -69,8 +67,6 @@ class Table:
         found = number(value)
         kinds.append(NO_NUMBER if found is None else NUMBER)
         values.append(math.nan if found is None else found)
-        if found is None:
-            self.no_numbers.setdefault(name, value)
 
     def column(self, name: str) -> tuple[NDArray[np.int8], Floats]:
         """[N] Kind of each cell, and its value: NaN where it is no number."""

@@ -49,11 +49,11 @@ ODD = {
     "nested deep": (lambda p: write_lines(p, ["[" * 50_000, *plain(range(1, 101))]), 0, "1 lines are no JSON objects"),
     "two runs": (
         lambda p: write_lines(p, plain(range(1, 301)) + plain(range(1, 101))), 0,
-        "100 steps were logged again, the first is 1: the last value counts",
+        "100 steps were logged again: the last value counts",
     ),
     "begins again at 0": (
         lambda p: write_lines(p, [{"step": 0, "loss": 5.0}, *plain(range(1, 200)), {"step": 0, "loss": 5.0}]), 0,
-        "1 steps were logged again, the first is 1: the last value counts",
+        "1 steps were logged again: the last value counts",
     ),
     "out of order": (
         lambda p: write_lines(p, plain(range(300, 0, -1))), 0, "",
@@ -66,7 +66,7 @@ ODD = {
     "huge": (lambda p: write_lines(p, plain(range(1, 101)) + [{"step": 101, "loss": 1e308}] * 3), 3, "again"),
     "huge steps": (
         lambda p: write_lines(p, [*plain(range(1, 101)), *({"step": at, "loss": 1.0} for at in (10**400, 1e300))]),
-        0, "1 lines are of steps outside 1 to 400, as 1000",
+        0, "1 lines are of steps outside 1 to 400",
     ),
     "huge times": (lambda p: write_lines(p, plain(range(1, 201), seconds=1e308, tokens_per_second=1e308)), 0, ""),
     "times below 0": (lambda p: write_lines(p, plain(range(1, 201), seconds=-1.0, mfu=-100)), 0, ""),
@@ -126,24 +126,6 @@ def test_a_folder_of_several_jsonl_files_is_told(frozen, tmp_path):
     assert body["notes"] == [
         f"{tmp_path / 'logs'} holds 2 JSONL files (training.jsonl, validation.jsonl): name the run's with --metrics"
     ]
-
-
-def test_a_file_that_shrinks_while_it_is_read(frozen, tmp_path, monkeypatch):
-    from launcher.watch.logs import sources
-
-    monkeypatch.setattr(sources, "READ_BYTES", 4096)
-    path = write_lines(tmp_path / "log.jsonl", plain(range(1, 301)))
-    real, reads = sources.JsonLines.read, []
-
-    def read(self, max_bytes):
-        rows = real(self, max_bytes)
-        reads.append(len(rows))
-        if len(reads) == 2:
-            os.truncate(path, 5000)
-        return rows
-
-    monkeypatch.setattr(sources.JsonLines, "read", read)
-    assert ask("watch", frozen, "--once", "--metrics", path)[0] in (0, 4)
 
 
 def test_a_run_that_loads_or_saves_is_not_stalled(decision, frozen):

@@ -18,6 +18,7 @@ from watched_case import (
 )
 
 from launcher.base import metrics
+from launcher.watch.logs import table
 from launcher.watch.logs.keys import Keys
 from launcher.watch.logs.readings import OtherRunError, Readings
 from launcher.watch.logs.sources import source_of
@@ -109,7 +110,7 @@ def test_two_files_of_one_run_are_one(tmp_path):
     write_events(tmp_path / "tb" / "b", [(s, {"loss": 3.0}) for s in range(9, 15)])
     reading = read(tmp_path / "tb")
     assert reading.columns.train_loss_nats.tolist() == [5.0] * 8 + [3.0] * 6
-    told(reading, "2 steps were logged again, the first is 9: the last value counts")
+    told(reading, "2 steps were logged again: the last value counts")
 
 
 def test_steps_counted_from_zero(tmp_path):
@@ -155,7 +156,7 @@ def test_missing_fields(tmp_path):
     lines += [{"train_loss_nats": 3.0, "step": "five"}, {"train_loss_nats": 3.0, "step": -1}, line(6)]
     reading = read(write_lines(tmp_path / "log.jsonl", lines))
     assert reading.columns.steps.tolist() == [1, 4, 6]
-    told(reading, "2 lines have a step that is no whole number, as 'five': they are left out")
+    told(reading, "2 lines have a step that is no whole number")
     told(reading, "1 lines are no JSON objects, the first is line 1: left out")
 
 
@@ -170,13 +171,13 @@ def test_a_step_logged_twice_counts_once(tmp_path):
     reading = read(write_lines(tmp_path / "log.jsonl", lines))
     assert reading.columns.steps.tolist() == [1, 2, 3, 4]
     assert reading.columns.train_loss_nats[2] == 7.0
-    told(reading, "1 steps were logged again, the first is 3: the last value counts")
+    told(reading, "1 steps were logged again: the last value counts")
 
 
 def test_steps_beyond_the_run(tmp_path):
     reading = read(write_lines(tmp_path / "log.jsonl", [line(99), line(100), line(101), line(256)]))
     assert reading.columns.step == 100
-    told(reading, "2 lines are of steps outside 1 to 100, as 101, and are left out")
+    told(reading, "2 lines are of steps outside 1 to 100, and are left out")
 
 
 def test_our_own_rewinds_are_no_fault(tmp_path):
@@ -217,7 +218,7 @@ def test_losses_that_are_no_numbers(tmp_path):
     assert reading.not_finite == (2, 3)
     assert np.isnan(reading.columns.train_loss_nats).tolist() == [False, True, True, False, True]
     told(reading, "the training loss is no finite number at 2 steps, the first is 2")
-    told(reading, "1 training losses are no numbers, the first at step 5")
+    told(reading, "1 training losses are no numbers")
     reading = read(write_lines(path, [*lines, line(6)]))
     assert reading.columns.steps.tolist() == [1, 2, 3, 4, 6], "a column without a value, as numbers came after it"
 
@@ -229,30 +230,22 @@ def test_a_validation_loss_between_logged_steps_is_no_missing_loss(tmp_path):
     assert columns.validation_steps.tolist() == [15, 25]
 
 
-def test_a_file_that_is_cut_or_replaced_is_read_anew(tmp_path):
-    path = write_run(tmp_path, 30)
+def test_a_run_that_began_again_is_read_as_it_is_now(tmp_path):
+    write_run(tmp_path, 30)
     following = reader(tmp_path)
     assert following.read().columns.step == 30
     metrics.rewind(tmp_path, 20)
     assert following.read().columns.step == 20
-    write_lines(path, [json.loads(text) for text in path.read_text().splitlines()][:11])
-    assert following.read().columns.step == 10
-    path.unlink()
-    write_run(tmp_path, 35, seconds=9.0)  # the file system may give it the number of the old one
-    assert following.read().columns.seconds.tolist() == [9.0] * 35
-    path.unlink()
-    assert len(following.read().columns) == 0
+    metrics.append(tmp_path, line(21))
+    assert (following.read().columns.step, following.read().notes) == (21, ())
 
 
-def test_a_growing_file_is_read_on(tmp_path):
-    write_run(tmp_path, 3)
-    following = reader(tmp_path)
-    for last in (3, 4, 9):
-        for step in range(following.read().columns.step + 1, last + 1):
-            metrics.append(tmp_path, line(step))
-        reading = following.read()
-        assert reading.columns.steps.tolist() == list(range(1, last + 1))
-        assert reading.notes == ()
+def test_times_of_ranks_are_kept_of_the_newest_lines_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "NUM_RANK_LINES", 5)
+    rows = [line(step, rank_seconds=[step, 1.0]) for step in range(1, 21)]
+    columns = read(write_lines(tmp_path / "log.jsonl", rows)).columns
+    assert columns.rank_steps.tolist() == columns.rank_seconds[:, 0].tolist() == [16, 17, 18, 19, 20]
+    assert len(columns) == 20
 
 
 def test_a_damaged_event_file_is_told(tmp_path):
