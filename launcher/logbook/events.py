@@ -5,14 +5,12 @@ The ledger keeps no times but those at which drivers began: what is recorded aft
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.base import chronicle
 from proxies.core import canon
-from proxies.core.failures import CAUSES
 from sweeps.store.errors import StudyMissing, SweepError
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
@@ -48,18 +46,17 @@ def _of_chronicle(folder: Path) -> list[Event]:
         entries = chronicle.entries(folder)
     except OSError:
         return []
-    return [event_of(entry) for entry in entries]
+    return [_event_of(entry) for entry in entries]
 
 
-def event_of(entry: chronicle.Entry) -> Event:
-    """What a chronicle has as a line of the logbook."""
+def _event_of(entry: chronicle.Entry) -> Event:
     author = entry.data.get("author")
     by = f"{author}: " if isinstance(author, str) else ""
     return Event(at=entry.at, kind=entry.kind, text=by + entry.text, digest=entry.digest, step=entry.step)
 
 
 def _of_attestations(folder: Path) -> list[Event]:
-    from launcher.frozen.attestations import created_at, read_attestation  # a note waits for neither
+    from launcher.frozen.attestations import created_at, read_attestation
     from launcher.frozen.frozen import TamperedError
 
     found = []
@@ -96,35 +93,16 @@ def _of_ledger(study_dir: Path) -> list[Event]:
         return []
     except SweepError as error:
         return [Event(at="", kind="corrupt", text=f"the ledger is left out: {error}")]
-    told = {e.data.get("record") for e in chronicle.entries(study_dir) if e.kind == "accepted"}
     found: list[Event] = []
-    at, ended, lost = "", Counter[str](), Counter[str]()
+    at = ""
     for record in records:
-        if record.kind == "driver":
-            found += _counted(at, ended, lost)
-            ended, lost = Counter(), Counter()
         body: Any = record.body
         if record.kind == "driver":
             at = str(body.get("since", ""))
             found.append(Event(at=at, kind="driver", text=f"pid {body.get('pid')} on {body.get('host')}"))
-        elif record.kind in ("result", "pruned", "imported"):
-            ended["imported" if record.kind == "imported" else body["result"]["status"]] += 1
-        elif record.kind == "lost":
-            kind = CAUSES.get(body.get("cause"), CAUSES["error"])
-            lost[kind.words] += 1
-        elif record.kind == "accepted" and record.key not in told:
-            text = f"gate {body.get('gate')}, which {body.get('outcome')}: {body.get('reason')}"
-            found.append(Event(at=at, kind="accepted", text=text))
         elif record.kind in _VERDICTS:
             found.append(Event(at=at, kind=record.kind, text=_verdict(record.kind, record.key, body)))
-    return [*found, *_counted(at, ended, lost)]
-
-
-def _counted(at: str, ended: Counter[str], lost: Counter[str]) -> list[Event]:
-    """What one driver's runs came to."""
-    runs = [Event(at=at, kind="runs", text=", ".join(f"{n} {what}" for what, n in sorted(ended.items())))]
-    gone = [Event(at=at, kind="lost", text=", ".join(f"{n} times {what}" for what, n in sorted(lost.items())))]
-    return [*(runs if ended else []), *(gone if lost else [])]
+    return found
 
 
 def _verdict(kind: str, key: str, body: Any) -> str:

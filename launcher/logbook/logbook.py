@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 
 from launcher.base import chronicle
-from launcher.logbook.events import Event, event_of, events_of
+from launcher.logbook.events import Event, events_of
 from proxies.core import canon
 
 LOGBOOK_FILE = "logbook.md"
@@ -50,22 +50,6 @@ def write_logbook(study_dir: Path) -> Path:
     """
     path = study_dir / LOGBOOK_FILE
     canon.write_atomic(path, page(events_of(study_dir)).encode())
-    return path
-
-
-def append_note(study_dir: Path, entry: chronicle.Entry) -> Path:
-    """Add a note to the end of `logbook.md` as it stands; only `write_logbook` takes in what else happened since.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path = study_dir / LOGBOOK_FILE
-    drawn = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    lines = page([event_of(entry)]).split("\n")  # title, day, note
-    days = [line for line in drawn.splitlines() if line.startswith("## ")]
-    new = lines if not drawn else lines[1:] if days[-1:] != [lines[2]] else lines[4:]
-    with path.open("a", encoding="utf-8") as file:
-        file.write("\n".join(new))
     return path
 
 

@@ -7,7 +7,6 @@ initial value depends on (seed, name) alone: any number of ranks starts from the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -135,39 +134,28 @@ def prove_groups(
 
 
 @torch.no_grad()
-def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> dict[str, float]:
-    """Each parameter's std, measured on the gathered weights; collective.
+def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> None:
+    """Hold the initial weights, gathered, against the frozen stds; collective.
 
     Raises:
         FrozenError: a weight's std is not the frozen one within its sampling error, a gain is not one, or a bias is
             not zero.
     """
     assigned = assign_groups(groups, [name for name, _ in model.named_parameters()])
-    measured, problems = {}, []
+    problems = []
     for name, parameter in model.named_parameters():
         full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        measured[name] = float(full.std(correction=0))
+        measured = float(full.std(correction=0))
         wanted = assigned[name].init_std
         start = {"gain": 1, "bias": 0}.get(assigned[name].kind.rpartition("_")[2])
         if start is not None:
             if not bool((full == start).all()):
                 problems.append(f"{name}: a {assigned[name].kind} does not start at {start}")
         # The standard error of a normal sample's std is std / sqrt(2 n).
-        elif abs(measured[name] - wanted) > STD_ERRORS * wanted / math.sqrt(2 * full.numel()):
-            problems.append(f"{name}: init std is {measured[name]:.6g}, frozen as {wanted:.6g}")
+        elif abs(measured - wanted) > STD_ERRORS * wanted / math.sqrt(2 * full.numel()):
+            problems.append(f"{name}: init std is {measured:.6g}, frozen as {wanted:.6g}")
     if problems:
         raise FrozenError("initial weights", problems)
-    return measured
-
-
-def parity_table(
-    model: nn.Module, optimizer: torch.optim.Optimizer, init_stds: Mapping[str, float]
-) -> dict[str, dict[str, canon.Json]]:
-    """Per name the live optimizer's numbers and the measured init std."""
-    return {
-        name: {**numbers, "measured_init_std": init_stds[name]}
-        for name, numbers in live_numbers(model, optimizer).items()
-    }
 
 
 def unfit(decision: Decision) -> list[str]:

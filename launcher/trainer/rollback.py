@@ -135,8 +135,7 @@ def tell(run_dir: Path, digest: str, rollbacks: Sequence[Rollback], start: int) 
     """
     entries = chronicle.entries(run_dir)
     chronicled = [e.data.get("number") for e in entries if (e.kind, e.digest) == ("rolled_back", digest)]
-    lines = [line for line in metrics.read(run_dir) if line.get("event") == "rolled_back"]
-    told = [line.get("number", place) for place, line in enumerate(lines, start=1)]
+    told = [line.get("number") for line in metrics.read(run_dir) if line.get("event") == "rolled_back"]
     for number, rollback in enumerate(rollbacks, start=1):
         if number not in chronicled:
             chronicle.record(

@@ -92,9 +92,6 @@ def hooks_of(decision: Decision) -> list[Hook]:
     return hooks
 
 
-PARITY_FILE = "parity.json"
-
-
 class Trainer:
     """One rank of a run. Every public method is collective: all ranks call it together.
 
@@ -231,18 +228,12 @@ class Trainer:
         return 0 if manifest is None else manifest.step
 
     def _prove_parity(self, start: int) -> None:
-        """Hold the live optimizer, and at step 0 the weights, against the frozen numbers; keep the table."""
+        """Hold the live optimizer, and at step 0 the weights, against the frozen numbers."""
         model, optimizer, groups = self.model, self.optimizer, self.decision.groups
         lr_share = self.lr_shares[start - 1] if start else 1.0
         together(lambda: assembly.prove_groups(model, optimizer, groups, lr_share))
-        if start:
-            return
-        init_stds = together(lambda: assembly.prove_init(model, groups))
-        if self.rank == 0:
-            table = assembly.parity_table(model, optimizer, init_stds)
-            canon.write_atomic(
-                self.run_dir / PARITY_FILE, canon.pretty({"digest": self.decision.digest, "parameters": table})
-            )
+        if not start:
+            together(lambda: assembly.prove_init(model, groups))
 
     def gradients(self, step: int) -> tuple[float, Tensor, bool]:
         """Loss of the global batch in nats per token, norm of its gradient, and whether any rank got a signal."""

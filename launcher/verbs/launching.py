@@ -98,7 +98,7 @@ def launch(
             frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=limits, beside=beside, signals=signals
         )
         if node_rank == 0:
-            _keep(folder, decision, out, outcome, line)
+            _keep(folder, decision, outcome, line)
         answer(as_json, {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(out),
                          "rehearsed": standing.body, "mirrors": [canon.to_json(mirror) for mirror in mirrors]},
                _text(decision, outcome, mirrors) + _next(outcome, frozen, out_dir))  # fmt: skip
@@ -180,14 +180,14 @@ def _tell_exported(
            "\n".join(lines))  # fmt: skip
 
 
-def _keep(folder: Path, decision: Decision, out: Path, outcome: LaunchOutcome, line: str) -> None:
+def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -> None:
     """Attest the launch, and bring the study's logbook up to date."""
     from launcher.frozen.attestations import attest
     from launcher.frozen.frozen_folder import study_of
     from launcher.logbook.logbook import write_logbook
 
     body = cast(dict[str, Json], canon.to_json(outcome))
-    attest(folder, "launch", decision.digest, {"outcome": body, "line": line, "parity": _parity(out)})
+    attest(folder, "launch", decision.digest, {"outcome": body, "line": line})
     if (study_dir := study_of(folder)) is not None:
         write_logbook(study_dir)
 
@@ -208,9 +208,3 @@ def _next(outcome: LaunchOutcome, frozen: Path, out_dir: Path | None) -> str:
     if outcome.event in ("stopped", "interrupted"):
         return f"\nnext: forerun launch {frozen}{f' --out {out_dir}' if out_dir else ''}, which resumes from there"
     return ""
-
-
-def _parity(run_dir: Path) -> Json:
-    """What the ranks found in their live optimizer groups; None if they did not come so far."""
-    path = run_dir / "parity.json"
-    return canon.parse(path.read_bytes()) if path.exists() else None

@@ -24,11 +24,10 @@ MOST_NOTE = 10_000
 def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     """Add TEXT, dated and signed with your user name, to the logbook of a study and its main run.
 
-    Without TEXT the logbook is drawn anew and printed:
-    everything recorded, day by day, times in UTC.
+    The logbook is drawn anew: everything recorded, day by day, times in UTC. Without TEXT it is printed.
     """
     from launcher.logbook.events import events_of
-    from launcher.logbook.logbook import add_note, append_note, dated, write_logbook
+    from launcher.logbook.logbook import add_note, dated, write_logbook
     from proxies.core.redaction import secret_in
     from sweeps.store.ledger import LEDGER_NAME
 
@@ -42,9 +41,8 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
         return
     _check(text, secret_in(text))
     entry = add_note(study_dir, text.strip())
-    path = append_note(study_dir, entry)
-    said = f"noted at {entry.at} in {path}; the page with all that happened: forerun note --study {study_dir}"
-    answer(as_json, {"path": str(path), "entry": canon.to_json(entry)}, said)
+    path = write_logbook(study_dir)
+    answer(as_json, {"path": str(path), "entry": canon.to_json(entry)}, f"noted at {entry.at} in {path}")
 
 
 def _check(text: str, secret: str) -> None:

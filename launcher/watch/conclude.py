@@ -94,23 +94,15 @@ def _last_loss(decision: Decision, reading: Reading) -> float:
     num_steps, columns, ending = decision.learning_rate.schedule.num_steps, reading.columns, reading.ending
     at = f"step {columns.step} of {num_steps}"
     if ending is not None and ending.event != "finished":
-        reason = f": {ending.reason}" if ending.reason else ""
-        again = "" if ending.event == "aborted" else "; `forerun launch` resumes it"
-        raise NotConcludedError(f"the run {ending.event} at {at}{reason}{again}: there is no end to score")
+        raise NotConcludedError(f"the run {ending.event} at {at} ({ending.reason}): there is no end to score")
     if ending is not None and ending.validation_loss_nats is not None:
         return ending.validation_loss_nats
     if ending is None and reading.names_digest:
+        raise NotConcludedError(f"the run has not ended: {at}, and its last attempt left no ending")
+    if not len(columns.validation_steps) or columns.validation_steps[-1] < num_steps:
         raise NotConcludedError(
-            f"the run has not ended: {at}, and its last attempt left no ending; watch it, or `forerun launch` resumes"
-        )
-    measured = len(columns.validation_steps) and columns.validation_steps[-1] >= num_steps
-    if columns.step < num_steps and not measured:  # not every step needs to be logged
-        raise NotConcludedError(f"the run has not ended: its log is at {at}")
-    if not measured:
-        last = f"its last is of step {columns.validation_steps[-1]:.0f}" if len(columns.validation_steps) else "none is"
-        raise NotConcludedError(
-            f"the forecast is of the validation loss at step {num_steps}, and {last} in the log: log one there, or "
-            "name it with --validation-loss-key"
+            f"the forecast is of the validation loss at step {num_steps}, and the log is at {at} without one: log one "
+            "there, or name it with --validation-loss-key"
         )
     return float(columns.validation_loss_nats[-1])
 

@@ -76,39 +76,24 @@ def test_the_kept_curve_has_the_means_of_the_whole(decision, tmp_path):
         assert sum(kept) / len(kept) == pytest.approx(sum(map(loss_at, near)) / len(near), abs=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("ending", "said"),
-    [
-        (None, "has not ended: step 8 of 12, and its last attempt left no ending"),
-        (("stopped", 0, ""), "the run stopped at step 8 of 12; `forerun launch` resumes it: there is no end to score"),
-        (("aborted", 3, "loss is NaN"), "the run aborted at step 8 of 12: loss is NaN: there is no end to score"),
-        (("interrupted", 130, "by a signal"), "interrupted at step 8 of 12: by a signal; `forerun launch` resumes it"),
-    ],
-)
-def test_a_run_without_an_end_is_refused_in_words(decision, tmp_path, ending, said):
+@pytest.mark.parametrize("ending", [None, ("aborted", 3, "loss is NaN"), ("interrupted", 130, "by a signal")])
+def test_a_run_without_an_end_is_refused(decision, tmp_path, ending):
     log(decision, tmp_path, last=8)
     if ending:
         event, code, reason = ending
         metrics.write_ending(tmp_path, metrics.Ending(event=event, exit_code=code, step=8, reason=reason))
-    with pytest.raises(NotConcludedError) as error:
+    with pytest.raises(NotConcludedError, match=ending[2] if ending else "step 8 of 12"):
         concluded_run(decision, reading_of(decision, tmp_path))
-    assert said in str(error.value)
 
 
 def test_another_trainers_run_needs_a_validation_loss_at_its_end(decision, tmp_path):
     rows = [{"step": step, "loss": loss_at(step)} for step in range(1, 13)]
     path = tmp_path / "log.jsonl"
-    for added, said in (
-        ([], "and none is in the log: log one there"),
-        ([{"step": 8, "val_loss": 2.9}], "and its last is of step 8 in the log"),
-    ):
-        with pytest.raises(NotConcludedError) as error:
+    for added in ([], [{"step": 8, "val_loss": 2.9}]):
+        with pytest.raises(NotConcludedError, match="--validation-loss-key"):
             concluded_run(decision, reading_of(decision, write_lines(path, rows + added)))
-        assert said in str(error.value)
     found = concluded_run(decision, reading_of(decision, write_lines(path, [*rows, {"step": 12, "val_loss": 2.7}])))
     assert found.actual_nats == 2.7
-    with pytest.raises(NotConcludedError, match="its log is at step 11 of 12"):
-        concluded_run(decision, reading_of(decision, write_lines(path, rows[:-1])))
 
 
 # The verb and the ledger
