@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from care_case import POLICY, curve, events
-from care_ranks import SLOW_SECONDS, Flipping, Ruler
+from care_ranks import SLOW_SECONDS, Flipping
 from main_run import QUIET_TORCH, tiny_decision
 
 from launcher.base import chronicle, metrics
@@ -19,7 +19,7 @@ from launcher.frozen.launch_file import write_launch
 from launcher.trainer import rollback
 from launcher.trainer.rank import Options, run
 from launcher.trainer.replay import ANOTHER_ORDER, Replay, difference, fingerprint
-from launcher.trainer.telemetry import Machines, layer_of
+from launcher.trainer.telemetry import Machines
 from launcher.trainer.training import Trainer, hooks_of
 from proxies.core.shape import Shape
 from proxies.model.decoder import Decoder, Multipliers, token_loss
@@ -100,16 +100,6 @@ def train(decision, corpus, out, build=Trainer, **options):
     return run(Options(config=config, data=corpus, out=out / "run", **options), build=build)
 
 
-def test_one_rank_alone_is_measured_too(one_rank, corpus, tmp_path):
-    ruler = Ruler()
-    decision = dataclasses.replace(tiny_decision(corpus), monitoring=Monitoring(layers_every_steps=4))
-    train(decision, corpus, tmp_path, build=lambda *given: Trainer(*given, hooks=(ruler,)))
-    told = lines_with(tmp_path / "run", "layers")
-    assert list(told) == [4, 8, 12]
-    for step, layers in told.items():
-        assert_measured(layers, ruler.measured[step])
-
-
 class FlippingAlone(Flipping):
     faulty = 0
 
@@ -184,8 +174,3 @@ def test_there_is_a_hook_for_what_the_config_asks_and_no_other(corpus):
     asked = dataclasses.replace(decision, monitoring=watched, spikes=POLICY)
     names = [type(hook).__name__ for hook in hooks_of(asked)]
     assert names == ["Machines", "SpikeWatch", "Layers", "Replay", "Validation"]
-
-
-def test_layers_are_named_as_people_name_them():
-    names = ["tok_embeddings.weight", "layers.10.attention.wq.weight", "norm.weight", "lm_head.weight"]
-    assert [layer_of(name) for name in names] == ["embedding", "layers.10", "norm", "readout"]

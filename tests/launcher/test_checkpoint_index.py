@@ -55,7 +55,7 @@ def test_a_large_index_passes(tmp_path):
     check_index(tmp_path)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", [0, 2, pickle.HIGHEST_PROTOCOL])
 def test_a_payload_is_refused_and_does_not_run(written, tmp_path, protocol):
     fuse = tmp_path / "ran"
     (written / INDEX).write_bytes(pickle.dumps(Payload(fuse), protocol=protocol))

@@ -125,14 +125,6 @@ def test_an_error_of_any_kind_in_the_background_is_told(live, tmp_path, monkeypa
         saver.settle()
 
 
-def test_a_folder_that_cannot_be_made_is_told(live, tmp_path):
-    (tmp_path / "file").write_text("")
-    saver = Saver(tmp_path / "file" / "checkpoints", DIGEST, keep=2)
-    saver.save(4, *live, {}, 0)
-    with pytest.raises(SaveError, match=r"Not a directory.*that are kept: none"):
-        saver.settle()
-
-
 def train(decision, corpus, out, **options):
     return run(Options(config=write_launch(out / "frozen", decision), data=corpus, out=out / "run", **options))
 
@@ -159,14 +151,6 @@ def test_a_run_that_its_brake_stops_completes_the_save_under_way(corpus, held, t
     ending = train(decision, corpus, tmp_path)
     assert (ending.event, ending.reason, ending.step) == ("aborted", "enough", 4)
     assert checkpoints.newest_good(tmp_path / "run" / "checkpoints", decision.digest, []).step == 4
-
-
-def test_saves_are_lines_of_the_metrics(corpus, tmp_path):
-    train(tiny_decision(corpus), corpus, tmp_path)
-    lines = [line for line in metrics.read(tmp_path / "run") if line.get("event") == "saved"]
-    assert [line["step"] for line in lines] == [4, 8, 12]
-    assert all(set(line) == {"event", "step", "seconds", "wait_seconds"} for line in lines)
-    assert metrics.read(tmp_path / "run")[-1]["event"] == "finished"
 
 
 MOMENTS = {"__0_0.distcp": 4, "manifest.json": 4, "rename": 8, "retention": 12}
@@ -279,11 +263,3 @@ def test_one_signal_after_another_saves_once_and_harms_nothing(process, corpus, 
     newest = checkpoints.newest_good(tmp_path / "run" / "checkpoints", decision.digest, [])
     assert newest.step == ending.step < 12
     assert train(decision, corpus, tmp_path).step == 12
-
-
-def test_metrics_that_cannot_be_written_end_the_rank_in_words(process, tmp_path):
-    (tmp_path / "run" / metrics.METRICS_FILE).mkdir(parents=True)
-    with process() as job:
-        _, said = job.communicate(timeout=60)
-    assert job.returncode == 1
-    assert "rank 0: " in said and "Is a directory" in said and "Traceback" not in said

@@ -34,12 +34,12 @@ def planted(at, length, height_nats, **options):
     return losses
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_planted_spike_is_found_when_it_has_lasted_and_once(seed):
     assert seen(planted(100, 20, 1.0, seed=seed)) == [103]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_run_without_one_is_left_alone(seed):
     assert seen(descent(1000, seed=seed)) == []
 
@@ -87,7 +87,7 @@ def test_a_loss_at_the_limit_is_below_it():
     assert detector.num_above == 1
 
 
-@pytest.mark.parametrize("cut", [5, 50, 101, 103, 104, 150])
+@pytest.mark.parametrize("cut", [5, 101, 104])
 def test_carried_over_as_json_it_goes_on_as_if_it_had_not_stopped(cut):
     losses = planted(100, 6, 1.0)
     first = Detector(POLICY)

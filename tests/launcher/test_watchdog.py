@@ -46,32 +46,6 @@ def test_slow_steps_lengthen_the_limit(tmp_path):
     assert not hung(watchdog, 1 + STEP_FACTOR * 30) and hung(watchdog, 2 + STEP_FACTOR * 30)
 
 
-def test_only_steps_are_timed(tmp_path):
-    watchdog = Watchdog(tmp_path, Limits(floor_seconds=10), now=0)
-    watchdog.look(0)
-    for number in (1, 2):
-        step(tmp_path, number)
-        metrics.append(tmp_path, {"event": "saved", "step": number, "seconds": 500.0, "wait_seconds": 0.5})
-        watchdog.look(1)
-    assert not hung(watchdog, 11) and hung(watchdog, 12)
-
-
-def test_steps_of_earlier_attempts_are_timed_too(tmp_path):
-    for number in range(1, 6):
-        step(tmp_path, number, 30.0)
-    watchdog = Watchdog(tmp_path, Limits(floor_seconds=10), now=0)
-    step(tmp_path, 6)
-    watchdog.look(1)
-    assert not hung(watchdog, 1 + STEP_FACTOR * 30) and hung(watchdog, 2 + STEP_FACTOR * 30)
-
-
-def test_a_rewind_to_nothing_after_which_nothing_comes_is_a_hang(tmp_path):
-    step(tmp_path, 1)
-    watchdog = Watchdog(tmp_path, Limits(start_seconds=100), now=0)
-    metrics.rewind(tmp_path, 0)
-    assert not hung(watchdog, 90) and hung(watchdog, 101)
-
-
 def test_what_earlier_attempts_left_is_no_step_of_this_one(tmp_path):
     for number in range(1, 8):
         step(tmp_path, number)
@@ -137,36 +111,10 @@ def test_a_save_that_is_written_is_no_hang_however_long_it_takes(tmp_path):
     assert said.endswith(" after step 1; the limit is 16 s")
 
 
-def test_files_that_come_and_go_are_signs_of_life_too(tmp_path):
-    watchdog = Watchdog(tmp_path, Limits(floor_seconds=16), now=0)
-    metrics.append(tmp_path, {"event": "started", "step": 0})
-    watchdog.look(0)
-    step(tmp_path, 1)
-    watchdog.look(1)
-    file = part_of(tmp_path)
-    for number in range(1, 9):  # a large old one is deleted, file by file
-        file.with_name(f"__{number}_0.distcp").touch()
-    for number in range(1, 9):
-        assert not hung(watchdog, 12 * number)
-        file.with_name(f"__{number}_0.distcp").unlink()
-    file.parent.rmdir()
-    assert not hung(watchdog, 108), "its end is one"
-    assert watchdog.look(125).startswith("no line of metrics for 17 s")
-
-
 def test_what_an_earlier_attempt_left_of_a_save_is_no_sign_of_life(tmp_path):
     part_of(tmp_path).write_bytes(b"x")
     watchdog = Watchdog(tmp_path, Limits(floor_seconds=16, start_seconds=16), now=0)
     assert not hung(watchdog, 16) and hung(watchdog, 17)
-
-
-def test_the_files_of_a_save_are_not_looked_at_at_every_look(tmp_path, monkeypatch):
-    looked = []
-    monkeypatch.setattr("launcher.base.watchdog._written", lambda run_dir: looked.append(run_dir) or frozenset())
-    watchdog = Watchdog(tmp_path, Limits(start_seconds=160), now=0)
-    for tenth in range(1600):
-        watchdog.look(tenth / 10)
-    assert len(looked) == 1 + 15
 
 
 def test_a_disk_that_stutters_is_silence_and_no_error(tmp_path, monkeypatch):

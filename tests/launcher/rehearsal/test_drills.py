@@ -19,7 +19,7 @@ from launcher.rehearsal.faults import Fault, Injector, fired
 from launcher.rehearsal.rank import arguments, parsed
 from launcher.rehearsal.resume_drills import corrupt_all, corrupt_newest, loss, resume
 from launcher.rehearsal.run import set_up
-from launcher.rehearsal.stage import UnexpectedEndError, apart, checkpoint_folders
+from launcher.rehearsal.stage import UnexpectedEndError, apart
 from launcher.supervisor.launch import LaunchOutcome
 from launcher.trainer import checkpoints, training
 from launcher.trainer.checkpoints import folder_of, saved_tensors
@@ -209,11 +209,6 @@ def test_a_run_without_a_fault_that_fails_leaves_nothing_to_compare(stage):
     broken = dataclasses.replace(stage, faults=[Fault(kind="nan", step=2)])
     with pytest.raises(UnexpectedEndError, match="'reference' without a fault: aborted: loss nan"):
         broken.reference()
-
-
-def test_the_reference_keeps_what_the_drills_begin_from(sound):
-    steps = [folder.name for folder in checkpoint_folders(sound.path("reference"))]
-    assert steps == ["step-00000008", "step-00000012", "step-00000016"]
 
 
 def test_givenare_read_back_as_they_were_given():

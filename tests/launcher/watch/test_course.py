@@ -34,7 +34,7 @@ def drawn(rng, memory=MEMORY):
 
 
 def test_healthy_runs_depart_as_seldom_as_said_though_they_leave_the_band_often():
-    rng, num_runs = np.random.default_rng(0), 1000
+    rng, num_runs = np.random.default_rng(0), 600
     found = [course(predicted(), NUM_STEPS, STEPS, drawn(rng)[0]) for _ in range(num_runs)]
     alarms = sum(each.departed is not None for each in found)
     assert 0.2 * FALSE_ALARMS * num_runs <= alarms <= 2 * FALSE_ALARMS * num_runs
@@ -85,7 +85,7 @@ def test_a_short_run_and_one_without_a_curve_are_no_trouble():
 
 def test_the_end_is_foretold_better_with_what_was_seen():
     rng, rows = np.random.default_rng(3), []
-    for _ in range(150):
+    for _ in range(100):
         losses, end = drawn(rng)
         found = course(predicted(), NUM_STEPS, STEPS[:600], losses[:600]).final
         rows.append((np.log(END_NATS / end), np.log(found[0] / end), found[1] < end < found[2]))

@@ -2,7 +2,7 @@
 
 import pytest
 from planted_watch import NUM_STEPS, decision, expected
-from watched_case import header, write_lines
+from watched_case import header
 
 from launcher.base import chronicle, metrics
 from launcher.verbs import watch as verb
@@ -57,14 +57,6 @@ def test_an_alert_is_news_once_and_again_when_it_has_been_away(run):
     assert [entry for entry in recorded(run) if entry[0] == "spike_lasts"] == twice
     follower(run).look(last=False)
     assert [entry for entry in recorded(run) if entry[0] == "spike_lasts"] == twice, "whoever looks"
-
-
-def test_another_trainer_s_run_is_not_ours_to_launch(tmp_path):
-    rows = [{"step": step, "loss": float(expected(step))} for step in range(1, 100)] + [{"step": 100, "loss": "nan"}]
-    path = write_lines(tmp_path / "a log.jsonl", rows)
-    (found,) = [alert for alert in follower(tmp_path, path, str(path)).look(last=True).body["alerts"]
-                if alert["name"] == "non_finite"]  # fmt: skip
-    assert found["next_command"] == f"forerun watch {tmp_path / 'launch.json'} --metrics '{path}' --once"
 
 
 def test_a_chronicle_that_cannot_be_written_does_not_end_the_watch(run, monkeypatch, capsys):

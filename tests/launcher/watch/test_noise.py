@@ -26,7 +26,7 @@ def run(seed, phi, sd):
     return expected(STEPS, NUM_STEPS) + wandering(seed, phi, sd)
 
 
-@pytest.mark.parametrize(("phi", "sd"), [(0.5, 0.05), (0.9, 0.05), (0.97, 0.1), (0.99, 0.1)])
+@pytest.mark.parametrize(("phi", "sd"), [(0.5, 0.05), (0.99, 0.1)])
 def test_healthy_noise_that_wanders_raises_no_alarm(phi, sd):
     for seed in range(4):
         judged = judge(decision(NUM_STEPS, warmup_steps=WARMUP), columns_of(run(seed, phi, sd)))

@@ -118,16 +118,6 @@ def closed_to(monkeypatch, folder, name):
     monkeypatch.setattr(os, name, ask_at)
 
 
-def test_a_folder_of_several_jsonl_files_is_told(frozen, tmp_path):
-    (tmp_path / "logs").mkdir()
-    for name in ("training", "validation"):
-        write_lines(tmp_path / "logs" / f"{name}.jsonl", plain(range(1, 10)))
-    _, body, _ = look(frozen, tmp_path / "logs")
-    assert body["notes"] == [
-        f"{tmp_path / 'logs'} holds 2 JSONL files (training.jsonl, validation.jsonl): name the run's with --metrics"
-    ]
-
-
 def test_a_run_that_loads_or_saves_is_not_stalled(decision, frozen):
     """Its log is silent for an hour; its folder says why."""
     path = write_run(frozen / "run", 300, digest=decision.digest)

@@ -1,7 +1,6 @@
 """A main run's log from every source, and everything that may be wrong with one: told, and never fatal."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -122,12 +121,6 @@ def test_steps_counted_from_zero(tmp_path):
     assert not any("outside" in note for note in reading.notes)
 
 
-def test_our_own_log_wins_over_its_copies(tmp_path):
-    write_run(tmp_path / "run", 5)
-    write_events(tmp_path / "run" / "tensorboard", [(1, {"loss": 9.0})])
-    assert read(tmp_path / "run").columns.step == 5
-
-
 # What may be wrong
 
 
@@ -143,14 +136,6 @@ def test_a_log_of_another_config_is_refused(tmp_path):
         read(tmp_path / "mixed")
 
 
-def test_no_log_yet(tmp_path):
-    reading = read(tmp_path / "run")
-    assert len(reading.columns) == 0
-    told(reading, f"there is nothing at {tmp_path / 'run'} yet")
-    (tmp_path / "run").mkdir()
-    assert len(read(tmp_path / "run").columns) == 0
-
-
 def test_missing_fields(tmp_path):
     lines = [json.dumps(header().__class__.__name__), line(1), {"step": 2}, {"step": 3, "grad_norm": 1.0}, line(4)]
     lines += [{"train_loss_nats": 3.0, "step": "five"}, {"train_loss_nats": 3.0, "step": -1}, line(6)]
@@ -158,20 +143,6 @@ def test_missing_fields(tmp_path):
     assert reading.columns.steps.tolist() == [1, 4, 6]
     told(reading, "2 lines have a step that is no whole number")
     told(reading, "1 lines are no JSON objects, the first is line 1: left out")
-
-
-def test_a_loss_before_any_step(tmp_path):
-    reading = read(write_lines(tmp_path / "log.jsonl", [{"loss": 3.0}, {"step": 1, "loss": 2.0}]))
-    assert reading.columns.train_loss_nats.tolist() == [2.0]
-    told(reading, "1 lines have a loss and no step")
-
-
-def test_a_step_logged_twice_counts_once(tmp_path):
-    lines = [line(1), line(3), line(2), {**line(3), "train_loss_nats": 7.0}, line(4)]
-    reading = read(write_lines(tmp_path / "log.jsonl", lines))
-    assert reading.columns.steps.tolist() == [1, 2, 3, 4]
-    assert reading.columns.train_loss_nats[2] == 7.0
-    told(reading, "1 steps were logged again: the last value counts")
 
 
 def test_steps_beyond_the_run(tmp_path):
@@ -271,18 +242,3 @@ def test_what_looks_like_a_run_of_wandb(tmp_path, monkeypatch):
     (tmp_path / "me" / "forerun").mkdir(parents=True)
     for where in ("me/forerun/run.jsonl", "run", "frozen/run/", "../a/b/c"):
         assert isinstance(source_of(where, keys), Files), where
-
-
-def test_not_a_number_stays_one():
-    from launcher.watch.logs.keys import number
-
-    assert math.isnan(number("NaN"))
-    assert number(True) is None
-    assert number("3.0") is None
-    assert number(10**400) == math.inf
-
-
-def test_what_another_trainer_calls_an_event_may_hold_the_validation_loss(tmp_path):
-    rows = [{"step": step, "loss": loss_at(step)} for step in range(1, 101)]
-    path = write_lines(tmp_path / "log.jsonl", [*rows, {"event": "eval", "step": 100, "val_loss": 2.4}])
-    assert read(path).columns.validation_loss_nats.tolist() == [2.4]
