@@ -175,20 +175,16 @@ def training_stands_still(run: Run) -> Iterator[Finding]:
 
 
 @alert(
-    "metrics_stop", "alarm", "notice", next_command="look",
+    "metrics_stop", "alarm", next_command="look",
     when=f"steps go on, and for {GAPS_MISSED} of its longest gaps before and {LEAST_MISSED} lines there is no training "
-    "or validation loss; another metric: notice",
+    "or validation loss",
 )  # fmt: skip
 def metrics_stop(run: Run) -> Iterator[Finding]:
-    """Metrics that come no more while steps go on."""
-    found = stopped(run.columns)
-    if found:
-        names = [each.name for each in found]
-        told = ", ".join(f"{each.name} (last at step {each.last_step})" for each in found)
+    """Losses that come no more while steps go on."""
+    for each in stopped(run.columns):
         yield Finding(
-            first_step=min(each.last_step for each in found),
-            seen=f"steps go on, {found[0].num_lines} lines of them, without {told}",
-            evidence={"metrics": [*names], "last_steps": [each.last_step for each in found],
-                      "num_lines": found[0].num_lines},
-            severity="alarm" if any("loss" in name for name in names) else "notice",
-        )  # fmt: skip
+            first_step=each.last_step,
+            seen=f"steps go on, {each.num_lines} lines of them, without a {each.name} loss (last at step "
+            f"{each.last_step})",
+            evidence={"loss": each.name, "num_lines": each.num_lines},
+        )

@@ -1,4 +1,4 @@
-"""What no longer moves: a loss that is the same number line after line, and metrics that stop while steps go on.
+"""What no longer moves: a loss that is the same number line after line, and losses that stop while steps go on.
 
 Equal losses in a row are no fault by themselves: a log that is rounded has them. How many are too many follows from
 the noise before them. A line stays within the rounding q of the one before with probability at most
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.watch.course import FALSE_ALARMS
-from launcher.watch.logs.columns import SCALARS, Columns, Floats
+from launcher.watch.logs.columns import Columns, Floats
 from launcher.watch.noise import noise_of_differences, resolution
 
 LEAST_EQUAL = 16
@@ -43,7 +43,7 @@ class Frozen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stopped:
-    """A metric that came, and comes no more."""
+    """A loss that came, and comes no more."""
 
     name: str
     last_step: int
@@ -73,14 +73,9 @@ def frozen_loss(columns: Columns, warmup_steps: int, num_steps: int) -> Frozen |
 
 
 def stopped(columns: Columns) -> list[Stopped]:
-    """Metrics without a value for three of their longest gaps before and 16 lines, while steps go on."""
-    logged = {
-        "train_loss_nats": columns.steps,
-        "validation_loss_nats": columns.validation_steps,
-        **{name: columns.steps[np.isfinite(getattr(columns, name))] for name in SCALARS},
-    }
+    """Losses without a value for three of their longest gaps before and 16 lines, while steps go on."""
     found = []
-    for name, at in logged.items():
+    for name, at in (("training", columns.steps), ("validation", columns.validation_steps)):
         if len(at) < 3:
             continue
         lines = columns.line_steps[columns.line_steps > at[-1]]

@@ -16,7 +16,7 @@ from launcher.base.metrics import Header
 from proxies.core import canon
 
 Floats = NDArray[np.float64]
-SCALARS = ("grad_norm", "lr", "tokens", "tokens_per_second", "seconds", "mfu")
+SCALARS = ("grad_norm", "tokens_per_second", "seconds", "mfu")
 
 
 def _empty() -> Floats:
@@ -33,9 +33,6 @@ class Columns:
     """[S]"""
     grad_norm: Floats
     """[S] Before clipping."""
-    lr: Floats
-    tokens: Floats
-    """[S] Seen so far."""
     tokens_per_second: Floats
     seconds: Floats
     """[S] Of that step."""

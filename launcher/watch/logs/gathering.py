@@ -32,8 +32,6 @@ class Gathered:
     columns: Columns
     names: Mapping[str, str]
     """Column -> the name that the log has for it."""
-    not_finite: tuple[int, ...]
-    """Steps whose training loss is NaN or infinite."""
     odd: Mapping[str, int]
     """What is odd about the log: how often."""
 
@@ -101,9 +99,7 @@ def gather(tables: Sequence[Table], keys: Keys, num_steps: int, num_ranks: int, 
         events=rows.events, header=begun[-1] if begun else None, newest_at=newest_at,
         **{name: _scalar(rows, name, names, keys, num_ranks, steps) for name in SCALARS},
     )  # fmt: skip
-    numbered = np.isin(steps, rows.steps[numbers])
-    bad = tuple(int(step) for step in steps[numbered & np.isnan(train)])
-    return Gathered(columns=columns, names=names, not_finite=bad, odd=odd)
+    return Gathered(columns=columns, names=names, odd=odd)
 
 
 def _rows(tables: Sequence[Table], names: Mapping[str, str], num_steps: int, odd: Counter[str]) -> _Rows:

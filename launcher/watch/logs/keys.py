@@ -30,10 +30,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "validation_loss_nats", "validation_metrics/loss", "lm loss validation", "eval/loss", "eval_loss", "val_loss",
     ),
     "grad_norm": ("grad_norm", "grad-norm", "train/grad_norm", "optim/total grad norm"),
-    "lr": (
-        "lr", "lr/AdamW", "lr/AdamW/0", "learning-rate", "train/learning_rate", "learning_rate", "optim/LR (group 0)",
-    ),
-    "tokens": ("tokens", "total_tokens", "n_tokens_seen", "throughput/total tokens"),
     TOKENS_PER_SECOND: (
         "tokens_per_second", "throughput(tps)", "throughput/tokens_per_sec", "throughput/device/TPS",
     ),

@@ -38,8 +38,6 @@ class Reading:
     columns: Columns
     notes: tuple[str, ...]
     """What is odd about the log, in sentences."""
-    not_finite: tuple[int, ...]
-    """Steps whose training loss is NaN or infinite."""
     names_digest: bool
     """Whether the log says of which config it is."""
     ending: Ending | None
@@ -75,7 +73,7 @@ class Readings:
         if any(table.num_rows for table in tables.values()) and not names_digest:
             notes.append("it does not say of which config it is: it is taken to be of this one")
         return Reading(
-            columns=found.columns, notes=tuple(notes), not_finite=found.not_finite, names_digest=names_digest,
+            columns=found.columns, notes=tuple(notes), names_digest=names_digest,
             ending=_ending(found.columns.events),
         )  # fmt: skip
 
@@ -96,8 +94,6 @@ class Readings:
             text.format(n=odd[what], top=self._num_steps)
             for what, text in _SENTENCES.items() if odd[what]
         ]  # fmt: skip
-        if missing := found.not_finite:
-            said.append(f"the training loss is no finite number at {len(missing)} steps, the first is {missing[0]}")
         said += [_missing(column, self._keys, there) for column in (STEP, LOSS) if there and column not in names]
         absent = [column for column in ("grad_norm", TOKENS_PER_SECOND) if column not in names]
         if absent and LOSS in names:

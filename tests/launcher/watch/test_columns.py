@@ -20,9 +20,9 @@ def line(step, loss, **more):
 
 
 def test_lines_are_sorted_and_the_later_of_two_counts():
-    columns = from_lines([line(1, 3.0), line(3, 2.0), line(2, 2.5, grad_norm=1.0), line(3, 2.2, lr=1e-3)])
+    columns = from_lines([line(1, 3.0), line(3, 2.0), line(2, 2.5, grad_norm=1.0), line(3, 2.2, grad_norm=2.0)])
     assert columns.steps.tolist() == [1, 2, 3] and columns.train_loss_nats.tolist() == [3.0, 2.5, 2.2]
-    assert np.isnan(columns.grad_norm).tolist() == [True, False, True] and columns.lr[2] == 1e-3
+    assert np.isnan(columns.grad_norm).tolist() == [True, False, False] and columns.grad_norm[2] == 2.0
     assert columns.step == 3 and len(columns) == 3 and columns.rank_seconds is None
 
 

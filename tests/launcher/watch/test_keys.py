@@ -33,7 +33,7 @@ ROWS = {
     "ours": {"step": 3, "train_loss_nats": LOSS, "grad_norm": 1.5, "lr": 1e-3, "tokens_per_second": TOKENS,
              "seconds": SECONDS, "mfu": MFU, "validation_loss_nats": 2.0},
 }  # fmt: skip
-_COLUMNS = {"grad_norm": 1.5, "lr": 1e-3, "tokens_per_second": TOKENS, "seconds": SECONDS, "mfu": MFU}
+_COLUMNS = {"grad_norm": 1.5, "tokens_per_second": TOKENS, "seconds": SECONDS, "mfu": MFU}
 
 
 def read(path, **asked):

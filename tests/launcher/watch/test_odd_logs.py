@@ -61,7 +61,7 @@ ODD = {
     "words": (
         lambda p: write_lines(p, [*plain(range(1, 101)), {"step": 101, "loss": "NaN"}, {"step": 102, "loss": "inf"}]),
         3,
-        "the training loss is no finite number at 2 steps, the first is 101",
+        "",
     ),
     "huge": (lambda p: write_lines(p, plain(range(1, 101)) + [{"step": 101, "loss": 1e308}] * 3), 3, "again"),
     "huge steps": (
