@@ -74,11 +74,11 @@ def interpreter(trainer: str) -> Path | None:
 
 
 def installing(trainer: str) -> str:
-    """What to do for `interpreter` to find a trainer: `make trainers` knows no main branch."""
-    named = f"{variable_of(trainer)} names a Python that has it"
-    if trainer.endswith("-main"):
-        return named
-    return f"`make trainers TRAINERS={trainer}` installs it in .venv-trainers of a checkout; elsewhere {named}"
+    """What to do for `interpreter` to find a trainer."""
+    return (
+        f"`make trainers TRAINERS={trainer}` installs it in .venv-trainers of a checkout; elsewhere "
+        f"{variable_of(trainer)} names a Python that has it"
+    )
 
 
 def ask(trainer: str, python: Path, folder: Path, limit_seconds: float = LIMIT_SECONDS) -> TrainerView:
@@ -175,7 +175,7 @@ def prove(
             raise ProofError(trainer, [*error.problems, mend]) from error
     names, foretell = room.parameter_names(decision.shape), getattr(room, "foretold", frozen_run)
     problems += marked(decision, view, names, foretell(decision))
-    if not version.startswith("main") and view.version.partition("+")[0] != version:
+    if view.version.partition("+")[0] != version:
         problems.append(f"{python} has {trainer} {view.version}: {version} is wanted")
     return problems
 

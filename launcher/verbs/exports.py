@@ -110,10 +110,9 @@ def _proofs(
         if name not in MODULES:
             open_.append(f"parity of {name} {version}: this version of forerun has no exporter of that name")
             continue
-        installed = f"{name}-main" if version.startswith("main") else name
-        python = proof.interpreter(installed)
+        python = proof.interpreter(name)
         if python is None:
-            open_.append(f"parity of {name} {version}: {proof.installing(installed)}; then verify again")
+            open_.append(f"parity of {name} {version}: {proof.installing(name)}; then verify again")
             continue
         say(f"forerun: asking {name} what it makes of the export")
         try:

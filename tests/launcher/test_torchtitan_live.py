@@ -1,7 +1,6 @@
 """The torchtitan export in the hands of torchtitan: parser, groups, scheduler, weights, logits, and whole runs.
 
-Needs an interpreter with torchtitan 0.3.0 (`make trainers TRAINERS=torchtitan`); one with its main branch, named by
-FORERUN_TORCHTITAN_MAIN_PYTHON, is asked too.
+Needs an interpreter with torchtitan 0.3.0 (`make trainers TRAINERS=torchtitan`).
 """
 
 import dataclasses
@@ -23,8 +22,6 @@ from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore
 from proxies.training.bank import Bank
 
-MAIN, RELEASE = torchtitan.VERSIONS
-
 # Weights as torchtitan starts them, logits of given tokens, and what it does with a gradient that is not finite.
 PROBE = """
 import sys
@@ -39,10 +36,7 @@ model.init_weights()
 weights = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
 ids = torch.from_numpy(np.load("ids.npy"))
 with torch.no_grad():
-    if hasattr(config.training, "seq_len"):
-        logits = model(ids)
-    else:
-        logits = model(ids.flatten(), positions=torch.arange(ids.shape[1]).repeat(len(ids)))
+    logits = model(ids)
 np.savez("found.npz", logits=logits.numpy(), **weights)
 optimizers = config.optimizer.build(model_parts=[model])
 before = [p.detach().clone() for p in model.parameters()]
@@ -98,25 +92,13 @@ main()
 """
 
 
-def python_of(version: str) -> Path:
-    if version == RELEASE:
-        return interpreter("torchtitan")
-    if (python := proof.interpreter("torchtitan-main")) is None:
-        pytest.skip(f"FORERUN_TORCHTITAN_MAIN_PYTHON is not set: an interpreter with torchtitan's {MAIN} is wanted")
-    return python
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("version", "schedule"),
-    [*((RELEASE, s) for s in SCHEDULES), (MAIN, SCHEDULES[0]), (MAIN, SCHEDULES[2])],
-    ids=lambda value: value if isinstance(value, str) else value.kind,
-)
-def test_torchtitans_own_groups_and_scheduler_are_the_frozen_ones(manifest, version, schedule):
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.kind)
+def test_torchtitans_own_groups_and_scheduler_are_the_frozen_ones(manifest, schedule):
     clip_norm = None if schedule.kind == "constant" else 1.0
     mesh = Parallelism(data_parallel_shard=2, tensor=2, pipeline=2, microbatch_sequences=2)
     decision = wide_decision(manifest, schedule=schedule, clip_norm=clip_norm, parallelism=mesh)
-    assert proof.prove(decision, "torchtitan", version, python_of(version)) == []
+    assert proof.prove(decision, "torchtitan", torchtitan.VERSIONS[-1], interpreter("torchtitan")) == []
 
 
 VARIANTS = {
@@ -128,12 +110,11 @@ VARIANTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("version", [RELEASE, MAIN])
-def test_torchtitans_first_weights_and_logits_are_the_embedded_trainers(tmp_path, manifest, version, variant):
-    python, (shape, residual) = python_of(version), VARIANTS[variant]
+def test_torchtitans_first_weights_and_logits_are_the_embedded_trainers(tmp_path, manifest, variant):
+    python, (shape, residual) = interpreter("torchtitan"), VARIANTS[variant]
     decision = wide_decision(manifest, shape=shape)
     decision = dataclasses.replace(decision, forward=dataclasses.replace(decision.forward, residual=residual))
-    torchtitan.export(decision, tmp_path, version)
+    torchtitan.export(decision, tmp_path)
     ids = np.random.default_rng(0).integers(0, 256, (3, SHAPE.seq_len))
     np.save(tmp_path / "ids.npy", ids)
     done = in_trainer([python, "-c", PROBE], tmp_path)
@@ -144,7 +125,7 @@ def test_torchtitans_first_weights_and_logits_are_the_embedded_trainers(tmp_path
     for name, weight in weights.items():
         assert np.array_equal(arrays[names[name]], weight), name
     difference = np.abs(logits.reshape(arrays["logits"].shape) - arrays["logits"]).max()
-    print(f"{version}, {variant}: {len(weights)} parameters equal bit for bit, logits to {difference:.1e}")
+    print(f"{variant}: {len(weights)} parameters equal bit for bit, logits to {difference:.1e}")
     assert difference < 1e-5
 
 
@@ -169,7 +150,6 @@ def banks_curve(store: TokenStore, shape: Shape = SHAPE) -> np.ndarray:
 
 
 MESHES = {
-    "two microbatches": {"data_parallel_shard": 2, "microbatch_sequences": 2},
     "tied": {"data_parallel_shard": 2},
     "tensor": {"data_parallel_shard": 1, "tensor": 2, "activation_checkpointing": "full"},
     "pipeline": {"data_parallel_shard": 1, "pipeline": 2, "microbatch_sequences": 2},
@@ -177,28 +157,22 @@ MESHES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("version", "mesh"),
-    [
-        *((RELEASE, mesh) for mesh in ("tied", "tensor", "pipeline")),
-        *((MAIN, mesh) for mesh in ("two microbatches", "tied", "tensor", "pipeline")),
-    ],
-)
-def test_two_ranks_of_torchtitan_train_the_banks_run(tmp_path, corpus, manifest, version, mesh):
-    python = python_of(version)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_two_ranks_of_torchtitan_train_the_banks_run(tmp_path, corpus, manifest, mesh):
+    python = interpreter("torchtitan")
     shape = dataclasses.replace(SHAPE, tied=mesh == "tied", qk_norm=mesh == "tied")
     wanted = banks_curve(TokenStore(corpus), shape)
     decision = wide_decision(manifest, shape=shape, parallelism=Parallelism(**MESHES[mesh]))
-    torchtitan.export(decision, tmp_path, version)
+    torchtitan.export(decision, tmp_path)
     done, found = trained(python, tmp_path, corpus, 2, "--checkpoint.no-enable")
     assert done.returncode == 0, done.stderr[-3000:]
-    print(f"{version}, {mesh}: loss within {np.abs(np.array(found) - wanted)[:, 1].max():.1e} nats of the bank's")
+    print(f"{mesh}: loss within {np.abs(np.array(found) - wanted)[:, 1].max():.1e} nats of the bank's")
     assert np.abs(np.array(found) - wanted).max() < 1e-4
 
 
 @pytest.mark.slow
 def test_torchtitan_trains_the_banks_run_on_two_ranks_and_resumes_on_one(tmp_path, corpus, manifest):
-    python = python_of(RELEASE)
+    python = interpreter("torchtitan")
     wanted = banks_curve(TokenStore(corpus))
     torchtitan.export(wide_decision(manifest, num_ranks=2), tmp_path)
     done, two = trained(python, tmp_path, corpus, 2)
@@ -217,7 +191,7 @@ def test_torchtitan_trains_the_banks_run_on_two_ranks_and_resumes_on_one(tmp_pat
 
 @pytest.mark.slow
 def test_torchtitan_stops_above_the_frozen_ceiling_before_it_saves(tmp_path, corpus, manifest):
-    python = python_of(RELEASE)
+    python = interpreter("torchtitan")
     decision = wide_decision(manifest)
     strict = dataclasses.replace(decision.abort, train_loss_above_nats=0.5)
     torchtitan.export(dataclasses.replace(decision, abort=strict), tmp_path)
@@ -237,19 +211,16 @@ def many_ranks(decision: Decision, **degrees: int) -> Decision:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("version", "degrees", "ranks"),
+    ("degrees", "ranks"),
     [
-        (RELEASE, {"data_parallel_shard": 16, "data_parallel_replicate": 2, "tensor": 2}, (0, 63)),
-        (RELEASE, {"data_parallel_shard": 4, "tensor": 2, "pipeline": 2, "microbatch_sequences": 2}, (0, 15)),
-        (MAIN, {"data_parallel_shard": 4, "tensor": 2, "pipeline": 2, "microbatch_sequences": 2}, (0, 15)),
+        ({"data_parallel_shard": 16, "data_parallel_replicate": 2, "tensor": 2}, (0, 63)),
+        ({"data_parallel_shard": 4, "tensor": 2, "pipeline": 2, "microbatch_sequences": 2}, (0, 15)),
     ],
 )
-def test_a_dry_run_of_the_launch_script_builds_shards_and_steps_any_rank(
-    tmp_path, corpus, manifest, version, degrees, ranks
-):
-    python = python_of(version)
+def test_a_dry_run_of_the_launch_script_builds_shards_and_steps_any_rank(tmp_path, corpus, manifest, degrees, ranks):
+    python = interpreter("torchtitan")
     decision = many_ranks(wide_decision(manifest), **degrees)
-    torchtitan.export(decision, tmp_path, version)
+    torchtitan.export(decision, tmp_path)
     (tmp_path / "cpu_main.py").write_text(CPU_MAIN)
     script = (tmp_path / "run.sh").read_text()
     assert script.count("python -m torchtitan.train") == 1

@@ -12,7 +12,6 @@ from launcher.exporters.trainers import torchtitan
 from launcher.frozen import frozen
 
 
-@pytest.mark.parametrize("version", torchtitan.VERSIONS)
 @pytest.mark.parametrize(
     ("shape", "mesh", "said"),
     [
@@ -26,7 +25,7 @@ from launcher.frozen import frozen
         ({}, {"context": 2}, "context = 2"),
     ],
 )
-def test_a_mesh_that_torchtitan_cannot_have_is_refused(tmp_path, manifest, shape, mesh, said, version):
+def test_a_mesh_that_torchtitan_cannot_have_is_refused(tmp_path, manifest, shape, mesh, said):
     shape = dataclasses.replace(SHAPE, **shape)
     decision = wide_decision(
         manifest,
@@ -35,7 +34,7 @@ def test_a_mesh_that_torchtitan_cannot_have_is_refused(tmp_path, manifest, shape
         batch_tokens=8 * shape.seq_len,
         num_tokens=12 * 8 * shape.seq_len,
     )
-    assert_refused(torchtitan.export, decision, tmp_path / "out", said, version=version)
+    assert_refused(torchtitan.export, decision, tmp_path / "out", said)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tiny_study import ask, forerun
 
 from launcher.exporters import proof
 from launcher.exporters.fidelity import FidelityEntry, FidelityReport
-from launcher.exporters.trainers import native, torchtitan
+from launcher.exporters.trainers import native
 from launcher.frozen.attestations import attest, read_attestation
 from launcher.plan.file import load_plan
 from launcher.study import evidence
@@ -426,15 +426,6 @@ def test_one_silent_trainer_does_not_keep_the_next_from_being_asked(exported, mo
     assert (code, asked) == (2, ["huggingface", "torchtitan"])
     assert "it says nothing" in body["message"]
     assert (exported / "attestations" / "parity-torchtitan.json").is_file()
-
-
-def test_an_unreleased_trainer_has_an_interpreter_of_its_own(frozen, monkeypatch):
-    version = next(known for known in torchtitan.VERSIONS if known.startswith("main"))
-    assert ask("export", frozen, "--to", f"torchtitan@{version}")[0] == 0
-    asked = []
-    monkeypatch.setattr(proof, "interpreter", asked.append)
-    assert "FORERUN_TORCHTITAN_MAIN_PYTHON names a Python" in ask("verify", frozen)[1]["not_proven"][0]
-    assert asked == ["torchtitan-main"]
 
 
 def test_a_trainer_without_export_is_refused_with_its_reason(frozen):

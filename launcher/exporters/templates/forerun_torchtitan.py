@@ -3,10 +3,6 @@
 The numbers come from `forerun.json`; torchtitan's own Llama 3 blocks, AdamW groups, scheduler, clipping, checkpoints
 and parallelism run. What those lack, small subclasses add: forward multipliers, initial values of (seed, name), the
 frozen order of the data, and the brakes. Written against torchtitan's public classes; nothing of theirs is copied.
-
-Release 0.3.0 counts sequences and folds a batch as [sequences, tokens]. The main branch since commit 73aed7f6c
-(2026-08-20, pull request 4121) counts tokens and has one flat token axis (`FROZEN.flat_tokens`): so attention needs the
-sequences cut again, and rotary positions need to be told.
 """
 
 import math
@@ -21,6 +17,7 @@ from forerun_numbers import open_corpus, read_numbers
 from forerun_torch import gradient_norm, initial_value, optimizer_arguments, read_rows, set_value
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
@@ -45,10 +42,6 @@ from torchtitan.trainer import Trainer
 
 FROZEN = read_numbers()
 SHAPE, SCHEDULE, MESH = FROZEN.shape, FROZEN.schedule, FROZEN.parallelism
-if FROZEN.flat_tokens:
-    from torchtitan.components.data.loader import BaseDataLoader
-else:
-    from torchtitan.components.dataloader import BaseDataLoader
 
 
 class MultEmbedding(Embedding):
@@ -99,19 +92,6 @@ class ScaledAttention(GQAttention):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.scaling = config.scale
-
-
-class SequenceAttention(ScaledDotProductAttention):
-    """Causal attention within each sequence of a flat batch of tokens."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(ScaledDotProductAttention.Config):
-        """No more than its own."""
-
-    def forward(self, q_TNH: torch.Tensor, k_TNH: torch.Tensor, v_TNH: torch.Tensor, **kwargs: object) -> torch.Tensor:
-        """Attention of the sequences, flat again."""
-        folded = [torch.unflatten(x_TNH, 0, (-1, SHAPE.seq_len)) for x_TNH in (q_TNH, k_TNH, v_TNH)]
-        return super().forward(*folded, **kwargs).flatten(0, 1)
 
 
 class ScaledBlock(Llama3TransformerBlock):
@@ -166,7 +146,6 @@ def norm(width: int = SHAPE.width) -> RMSNorm.Config:
 def block() -> ScaledBlock.Config:
     """One layer."""
     width, head_dim = SHAPE.width, SHAPE.width // SHAPE.num_heads
-    length = {"max_context_length" if FROZEN.flat_tokens else "max_seq_len": SHAPE.seq_len}
     return ScaledBlock.Config(
         multiplier=FROZEN.forward.residual,
         attention_norm=norm(),
@@ -179,8 +158,8 @@ def block() -> ScaledBlock.Config:
             ),
             wo=linear(width, width),
             qk_norm=norm(head_dim) if SHAPE.qk_norm else None,
-            inner_attention=(SequenceAttention if FROZEN.flat_tokens else ScaledDotProductAttention).Config(),
-            rope=CosSinRoPE.Config(dim=head_dim, theta=FROZEN.rope_base, **length),
+            inner_attention=ScaledDotProductAttention.Config(),
+            rope=CosSinRoPE.Config(dim=head_dim, theta=FROZEN.rope_base, max_seq_len=SHAPE.seq_len),
             scale=FROZEN.forward.attention,
         ),
         ffn_norm=norm(),
@@ -216,13 +195,12 @@ class CorpusLoader(BaseDataLoader):
 
         corpus: str | None
 
-    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **sizes: Any) -> None:
+    def __init__(
+        self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **unused: Any
+    ) -> None:
         self.store = open_corpus(FROZEN, config.corpus)
         self.num_ranks, self.rank = dp_world_size, dp_rank
-        if FROZEN.flat_tokens:
-            self.num_sequences = sizes["num_tokens_per_batch"] // sizes["max_context_length"]
-        else:
-            self.num_sequences = sizes["local_batch_size"]
+        self.num_sequences = local_batch_size
         self.num_batches = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
@@ -231,13 +209,8 @@ class CorpusLoader(BaseDataLoader):
             part = self.num_batches * self.num_ranks + self.rank
             first, size = part * self.num_sequences, self.num_sequences
             ids = read_rows(FROZEN, self.store, first, size)
-            inputs, labels = ids[:, :-1].contiguous(), ids[:, 1:]
             self.num_batches += 1
-            if FROZEN.flat_tokens:
-                positions = torch.arange(SHAPE.seq_len).repeat(size)
-                yield {"input": inputs.flatten(), "positions": positions}, labels.flatten()
-            else:
-                yield {"input": inputs}, labels
+            yield {"input": ids[:, :-1].contiguous()}, ids[:, 1:]
 
     def state_dict(self) -> dict[str, int]:
         """How far the run is, on any number of ranks."""
@@ -315,37 +288,28 @@ class GuardedMetrics(MetricsProcessor):
 
 def training() -> TrainingConfig:
     """Steps, batch, clip and precision."""
-    if FROZEN.flat_tokens:
-        sizes = {
-            "num_tokens_per_microbatch_per_dp_rank": FROZEN.rank_microbatch_sequences * SHAPE.seq_len,
-            "num_tokens_per_train_step": FROZEN.batch_sequences * SHAPE.seq_len,
-            "max_context_length": SHAPE.seq_len,
-        }
-    else:  # a pipeline cuts a rank's share itself
-        local = FROZEN.rank_sequences if MESH.pipeline > 1 else FROZEN.rank_microbatch_sequences
-        sizes = {"local_batch_size": local, "global_batch_size": FROZEN.batch_sequences, "seq_len": SHAPE.seq_len}
+    # A pipeline cuts a rank's share itself.
+    local = FROZEN.rank_sequences if MESH.pipeline > 1 else FROZEN.rank_microbatch_sequences
     return TrainingConfig(
         max_norm=math.inf if FROZEN.clip_norm is None else FROZEN.clip_norm,
         steps=SCHEDULE.num_steps,
         disable_cuda_graphs=True,
         mixed_precision_param=FROZEN.precision,
-        **sizes,
+        local_batch_size=local,
+        global_batch_size=FROZEN.batch_sequences,
+        seq_len=SHAPE.seq_len,
     )
 
 
 def parallelism() -> ParallelismConfig:
     """The frozen degrees."""
-    if FROZEN.flat_tokens:
-        pieces = {"num_pp_microbatches": FROZEN.rank_sequences // FROZEN.rank_microbatch_sequences}
-    else:
-        pieces = {"pipeline_parallel_microbatch_size": FROZEN.rank_microbatch_sequences}
     return ParallelismConfig(
         data_parallel_replicate_degree=MESH.data_parallel_replicate,
         data_parallel_shard_degree=MESH.data_parallel_shard,
         tensor_parallel_degree=MESH.tensor,
         pipeline_parallel_degree=MESH.pipeline,
+        pipeline_parallel_microbatch_size=FROZEN.rank_microbatch_sequences,
         spmd_backend="partial_dtensor",
-        **pieces,
     )
 
 

@@ -18,17 +18,13 @@ scheduler = config.lr_scheduler.build(optimizers=optimizers, training_steps=conf
 [live] = optimizers.optimizers
 [(attention, residual)] = {(block.attention.scaling, block.multiplier) for block in model.layers.values()}
 clip_norm, training = float(config.training.max_norm), config.training
-if FROZEN.flat_tokens:
-    batch_tokens = training.num_tokens_per_train_step
-else:
-    batch_tokens = training.global_batch_size * training.seq_len
 answer(
     model,
     live,
     trainer="torchtitan",
     version=importlib.metadata.version("torchtitan"),
     num_steps=training.steps,
-    batch_tokens=batch_tokens,
+    batch_tokens=training.global_batch_size * training.seq_len,
     clip_norm=None if math.isinf(clip_norm) else clip_norm,
     forward={
         "embedding": model.tok_embeddings.multiplier,

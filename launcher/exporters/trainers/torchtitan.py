@@ -22,9 +22,7 @@ from proxies.core.shape import Shape
 from proxies.model.decoder import NORM_EPS, parameter_shapes
 from proxies.model.rotary import ROPE_BASE
 
-MAIN, RELEASE = "main-2026-08-b5bcd76", "0.3.0"
-VERSIONS = (MAIN, RELEASE)
-"""The last is written where none is asked for. `main-YEAR-MONTH-COMMIT`: the main branch at that commit."""
+VERSIONS = ("0.3.0",)
 MODULE = "forerun_torchtitan"
 
 
@@ -57,7 +55,7 @@ def _problems(decision: Decision) -> dict[str, bool]:
     }
 
 
-def export(decision: Decision, out_dir: Path, version: str = RELEASE) -> FidelityReport:
+def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
     """Write `forerun_torchtitan.py`, `prove.py`, `run.sh`, their numbers and the corpus reader into `out_dir`."""
     refuse("torchtitan", decision, version, VERSIONS, _problems(decision))
     write_export(
@@ -65,7 +63,7 @@ def export(decision: Decision, out_dir: Path, version: str = RELEASE) -> Fidelit
         decision,
         trainer="torchtitan",
         version=version,
-        numbers=_numbers(decision, version),
+        numbers=_numbers(decision),
         programs={f"{MODULE}.py": f"{MODULE}.py", PROVE_FILE: "prove_torchtitan.py"},
         files={RUN_FILE: _run_text(decision, version)},
     )
@@ -116,12 +114,11 @@ def rank_sequences(parallelism: Parallelism, num_sequences: int) -> tuple[int, i
     return share, parallelism.microbatch_sequences or share
 
 
-def _numbers(decision: Decision, version: str) -> dict[str, Json]:
+def _numbers(decision: Decision) -> dict[str, Json]:
     """What the programs read."""
     decay_ratio, decay_type = _scheduler(decision.learning_rate.schedule)
     share, microbatch = rank_sequences(decision.parallelism, decision.batch_tokens // decision.shape.seq_len)
     return {
-        "flat_tokens": version == MAIN,
         "norm_eps": NORM_EPS,
         "rope_base": ROPE_BASE,
         "groups": groups_of(group_patterns(decision)),
@@ -133,15 +130,12 @@ def _numbers(decision: Decision, version: str) -> dict[str, Json]:
 
 
 def _run_text(decision: Decision, version: str) -> str:
-    ranks, seq_len = decision.parallelism.num_ranks, decision.shape.seq_len
+    ranks = decision.parallelism.num_ranks
     dry_steps = 2 if decision.parallelism.pipeline == 1 else 0
-    smaller = "training.local_batch_size 1"
-    if version == MAIN:
-        smaller = f"training.num_tokens_per_microbatch_per_dp_rank {seq_len}"
     notes = f"""
 # DRY_RUN=1 makes one rank of the {ranks} (RANK=r: another one) on one GPU, with no communication: it builds, shards
 # and takes {dry_steps} steps, whose losses mean nothing. (Pipeline stages must talk before they step: none with these.)
-# If a rank runs out of memory: `run.sh --{smaller}` accumulates the same batch in smaller pieces."""
+# If a rank runs out of memory: `run.sh --training.local_batch_size 1` accumulates the same batch in smaller pieces."""
     setup = f"""
 if [ -n "${{DRY_RUN:-}}" ]; then
     export NGPU={ranks} RANK="${{RANK:-0}}" LOCAL_RANK=0 WORLD_SIZE={ranks}
