@@ -46,7 +46,7 @@ def planned(study: Study, ledger: Ledger) -> str:
 
 def estimate_text(body: dict[str, Any]) -> str:
     """The answer in words and tables, for people."""
-    return "\n\n".join([*(_stages(body) if "stages" in body else []), *_main(body["main_run"]), *_dry(body)])
+    return "\n\n".join([*(_stages(body) if "stages" in body else []), _main(body["main_run"])])
 
 
 def _stages(body: dict[str, Any]) -> list[str]:
@@ -100,7 +100,7 @@ def _wrapped(text: str, first: str = "- ") -> list[str]:
     )
 
 
-def _main(main: dict[str, Any]) -> list[str]:
+def _main(main: dict[str, Any]) -> str:
     shape, machine, fails = main["shape"], main["machine"], main["failures"]
     size = f"{main['params']:.4g} parameters ({shape['num_layers']} layers, width {shape['width']})"
     gpus = f"{machine['num_gpus']} {machine['gpu']} ({machine['peak_flops']:.4g} FLOP/s, {machine['memory_gb']:g} GB)"
@@ -115,50 +115,20 @@ def _main(main: dict[str, Any]) -> list[str]:
     ]
     degrees = ("shard", "replicate", "tensor", "pipeline", "context", "microbatch_sequences")
     layout = main["parallelism"]
-    who, told = layout["from"].partition(":")[0], ", ".join(f"{name} {layout[name]}" for name in degrees)
-    lines.append(f"parallelism ({who}): {told}, checkpointing {layout['checkpointing']}")
-    lines += [f"- {reason}" for reason in layout["reasons"]]
-    parts = {name.removesuffix("_bytes"): value / _GB for name, value in main["memory"].items() if name != "moment"}
-    lines.append("memory of a rank (GB): " + ", ".join(f"{name} {value:.3g}" for name, value in parts.items()))
+    told = ", ".join(f"{name} {layout[name]}" for name in degrees)
+    lines.append(f"parallelism: {told}, checkpointing {layout['checkpointing']}")
+    if held := main["memory"]:
+        parts = {name.removesuffix("_bytes"): value / _GB for name, value in held.items() if name != "moment"}
+        lines.append("memory of a rank (GB): " + ", ".join(f"{name} {value:.3g}" for name, value in parts.items()))
     lines.append(
         f"an interruption every {_span(fails['mtbf_seconds'], 3600)} hours; save every "
         f"{fails['save_every_seconds'] / 60:.3g} minutes, "
         f"{fails['save_every_steps']} steps ({fails['checkpoint_bytes'] / _GB:.3g} GB in "
-        f"{_span(fails['write_seconds'])} s; {'the work one accepts to lose' if fails['capped'] else 'Daly'} sets it); "
+        f"{_span(fails['write_seconds'])} s); "
         f"goodput {_span(fails['goodput'])}; disk {main['disk_bytes'] / _GB:.3g} GB"
     )
-    lines += [f"threshold: {said}" for said in main["thresholds"]] + [f"warning: {said}" for said in main["warnings"]]
-    wrapped = [part for line in lines for part in _wrapped(line, "")]
-    return ["\n".join(wrapped), _longest(main["longest_runs"]), _reference(main)]
-
-
-def _longest(rows: list[dict[str, Any]]) -> str:
-    told = [(r["grows"], f"{12 * r['years']:.1f}", f"{12 * r['published_years']:.1f}") for r in rows]
-    return table(("the longest sensible run while these grow", "months", "published"), told)
-
-
-def _reference(main: dict[str, Any]) -> str:
-    rows = [
-        (r["model"], f"{r['six_nd']:.3g}", f"{r['share']:.2g}", r["machine"], _maybe(r["gpu_hours_published"]),
-         _maybe(r["usd_published"]), _figure(r["gpu_hours_here"]["value"]),
-         "-" if r["usd_here"] is None else _figure(r["usd_here"]["value"]))
-        for r in main["reference_runs"]
-    ]  # fmt: skip
-    on = main["machine"]["gpu"]
-    return table(("beside", "6ND", "of it", "made on", "hours", "USD", f"on {on}", "USD"), rows)
-
-
-def _dry(body: dict[str, Any]) -> list[str]:
-    if "dry_shard" not in body:
-        return []
-    dry = body["dry_shard"]
-    held = ", ".join(str(number) for number in dry["local_parameters"])
-    how = f"sharded over a fake group of {dry['num_ranks']} ranks in {dry['seconds']:.1f} s"
-    return [f"{how}: rank 0 of the first (and last) stage holds {held} of {dry['num_parameters']} parameters"]
-
-
-def _maybe(value: float | None) -> str:
-    return "-" if value is None else _figure(value)
+    lines += [f"warning: {said}" for said in main["warnings"]]
+    return "\n".join(part for line in lines for part in _wrapped(line, ""))
 
 
 def _figure(value: float) -> str:

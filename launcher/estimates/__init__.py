@@ -1,7 +1,7 @@
-"""What a run takes before it runs: memory, a parallelism that fits, time, money, failures, and whether to begin.
+"""What a run takes before it runs: memory, time, money, failures.
 
-Enters:   a `proxies.core.shape.Shape` with tokens, an accelerator, a plan.
-Leaves:   bytes per rank, degrees of parallelism with their reasons, hours and dollars with intervals.
-Promises: every formula names its source; every assumed number can be replaced; memory is held against torch's tracker.
-Refuses:  a shape that no parallelism fits; a layout that does not divide it.
+Enters:   a `proxies.core.shape.Shape` with tokens and a layout, an accelerator, a plan.
+Leaves:   bytes per rank, hours and dollars with intervals, a checkpoint cadence.
+Promises: every formula names its source; memory is held against torch's tracker, hours against published runs.
+Refuses:  numbers of a machine that cannot be; a measured throughput above the peak.
 """

@@ -22,8 +22,7 @@ RESTART_SECONDS = Span(
     value=600.0, low=300.0, high=1800.0, source="assumed: from a failure to the first new step"
 )  # fmt: skip
 ACCEPTED_LOSS_SECONDS = 3600.0
-"""Work that one interruption may cost, unless told otherwise: small clusters fail so seldom that Young and Daly would
-save once a day."""
+"""Work that one interruption may cost: small clusters fail so seldom that Young and Daly would save once a day."""
 
 RATE = Span(
     value=419 / (2048 * 54) * 1000, low=2.34, high=53 / (124 * 56) * 1000,
@@ -38,9 +37,6 @@ class Cadence:
     """When a run saves, and what share of its time makes progress."""
 
     interval_seconds: float
-    daly_seconds: float
-    capped: bool
-    """Whether the work one accepts to lose, not Daly's formula, set it."""
     write_seconds: Span
     checkpoint_bytes: int
     mtbf_seconds: Span
@@ -71,39 +67,30 @@ def goodput_of(interval: float, write_seconds: float, mtbf: float, restart_secon
 
     Wall time over work is M exp(R / M) (exp((tau + d) / M) - 1) / tau (Daly 2006, equation 20), R seconds to restart.
     """
-    exponent = (interval + write_seconds) / mtbf
-    if exponent + restart_seconds / mtbf > 700:  # no such run ends; exp would overflow
-        return 0.0
-    return interval / (mtbf * math.exp(restart_seconds / mtbf) * math.expm1(exponent))
+    return interval / (mtbf * math.exp(restart_seconds / mtbf) * math.expm1((interval + write_seconds) / mtbf))
 
 
-def cadence(
-    shape: Shape, num_gpus: int, *, rate: Span = RATE, node_write: Span = NODE_WRITE,
-    restart: Span = RESTART_SECONDS, accepted_loss_seconds: float = ACCEPTED_LOSS_SECONDS,
-) -> Cadence:  # fmt: skip
+def cadence(shape: Shape, num_gpus: int) -> Cadence:
     """How often to save: by Daly's formula, but no more apart than the work that one accepts to lose.
 
     Training waits while it saves, as the embedded trainer's does.
     """
     size = CHECKPOINT_BYTES * count_params(shape).total
     nodes = math.ceil(num_gpus / GPUS_PER_NODE)
-    write = exactly(float(size)).over(node_write.scaled(nodes))
+    write = exactly(float(size)).over(NODE_WRITE.scaled(nodes))
     between = Span(
-        value=mtbf_seconds(num_gpus, rate.value), low=mtbf_seconds(num_gpus, rate.high),
-        high=mtbf_seconds(num_gpus, rate.low),
+        value=mtbf_seconds(num_gpus, RATE.value), low=mtbf_seconds(num_gpus, RATE.high),
+        high=mtbf_seconds(num_gpus, RATE.low),
     )  # fmt: skip
-    best = daly(write.value, between.value)
-    interval = min(best, accepted_loss_seconds)
+    interval = min(daly(write.value, between.value), ACCEPTED_LOSS_SECONDS)
     return Cadence(
         interval_seconds=interval,
-        daly_seconds=best,
-        capped=best > accepted_loss_seconds,
         write_seconds=write,
         checkpoint_bytes=size,
         mtbf_seconds=between,
         goodput=Span(
-            value=goodput_of(interval, write.value, between.value, restart.value),
-            low=goodput_of(interval, write.high, between.low, restart.high),
-            high=goodput_of(interval, write.low, between.high, restart.low),
+            value=goodput_of(interval, write.value, between.value, RESTART_SECONDS.value),
+            low=goodput_of(interval, write.high, between.low, RESTART_SECONDS.high),
+            high=goodput_of(interval, write.low, between.high, RESTART_SECONDS.low),
         ),
     )

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from launcher.plan.sections import LaunchSection
 
 
+class LayoutError(ValueError):
+    """A layout that does not divide the shape or the batch; `problems` says all that does not."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("the layout does not divide the run: " + "; ".join(problems))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
     """Degrees of parallelism; their product is the number of ranks.

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from launcher.base import reference
 from launcher.base.reference import Published
-from launcher.estimates.failures import ACCEPTED_LOSS_SECONDS, RATE
 from launcher.estimates.spans import Span, exactly
 from proxies.core.checks import Checks, SpecError
 
-MOST_GPUS = 10**6
+MOST_GPUS = 10**5
+"""More would be interrupted, at published rates, before they have begun again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +26,6 @@ class Given:
     """Of one for an hour."""
     peak_flops: float | None = None
     memory_gb: float | None = None
-    failures_per_1000_node_days: float | None = None
-    accepted_loss_minutes: float = ACCEPTED_LOSS_SECONDS / 60
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -36,8 +34,7 @@ class Given:
             checks.that(self.num_gpus <= MOST_GPUS, f"num_gpus = {self.num_gpus}: at most {MOST_GPUS} is wanted")
         limits = {
             "mfu": (1e-4, 1.0), "tokens_per_gpu_second": (1e-3, 1e9), "price_usd": (1e-4, 1e6),
-            "peak_flops": (1e9, 1e18), "memory_gb": (0.1, 1e5), "failures_per_1000_node_days": (1e-3, 1e5),
-            "accepted_loss_minutes": (0.1, 1e5),
+            "peak_flops": (1e9, 1e18), "memory_gb": (0.1, 1e5),
         }  # fmt: skip
         for name, (least, most) in limits.items():
             if getattr(self, name) is not None:
@@ -68,9 +65,6 @@ class Machine:
     measured: bool
     """Whether the MFU is the user's own, not that of published runs."""
     price_usd: Span | None
-    failures: Span
-    """Interruptions per 1,000 node-days."""
-    accepted_loss_seconds: float
 
 
 def machine_of(given: Given, flops_per_token: float) -> Machine:
@@ -95,12 +89,9 @@ def machine_of(given: Given, flops_per_token: float) -> Machine:
     price = None if given.price_usd is None else exactly(given.price_usd, "given")
     if price is None and name in reference.PRICES_USD:
         price = _span(reference.PRICES_USD[name])
-    rate = given.failures_per_1000_node_days
     return Machine(
         name=name, num_gpus=given.num_gpus, peak_flops=peak, memory_gb=memory, mfu=mfu, price_usd=price,
         measured=given.mfu is not None or given.tokens_per_gpu_second is not None,
-        failures=RATE if rate is None else exactly(rate, "given"),
-        accepted_loss_seconds=60 * given.accepted_loss_minutes,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, write_launch
 from proxies.core import canon
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
-ATTESTED = ("evidence", "provenance", "layout", "environment")
+ATTESTED = ("evidence", "provenance", "environment")
 """What freezing always attests."""
 _PART = ".part"
 """How a name ends while what it names is being written."""

@@ -154,7 +154,7 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
         machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
         if machine.price_usd is None:
             raise SpecError("Budget", [f"gpu = {machine.name}: no published price is known: give usd_per_gpu_hour"])
-        saves = cadence(run.shape, ranks, rate=machine.failures, accepted_loss_seconds=machine.accepted_loss_seconds)
+        saves = cadence(run.shape, ranks)
         share = paid_share(machine, count_params(run.shape).total, saves.goodput)
         hours = gpu_hours(exactly(run.flops[MFU_CONVENTION]), machine.peak_flops, share)
         usd = hours.times(machine.price_usd).value

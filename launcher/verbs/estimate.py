@@ -40,19 +40,13 @@ if TYPE_CHECKING:
 )
 @click.option("--peak-flops", type=AMOUNT, help="A second, of one GPU, dense BF16. Default: the table's.")
 @click.option("--memory-gb", type=float, help="Of one GPU. Default: the table's.")
-@click.option("--failures", "failures_per_1000_node_days", type=float,
-              help="Interruptions per 1,000 node-days, nodes of 8. Default: 3.79, between 2.3 and 7.6.")  # fmt: skip
-@click.option("--accepted-loss-minutes", type=float, default=60.0, show_default=True,
-              help="Work that one interruption may cost: saves are no farther apart.")  # fmt: skip
 @click.option("--study", "study_dir", type=click.Path(path_type=Path),
               help="Whose calibration tells how fast proxies are. Default: PLAN's folder, or study in it.")  # fmt: skip
 @click.option("--measure", "measured", is_flag=True,
               help="Calibrate here, with one worker: seconds a shape, minutes where it compiles.")  # fmt: skip
-@click.option("--dry-shard", "dry", is_flag=True,
-              help="Shard the real shape by the chosen degrees over a fake process group: seconds.")  # fmt: skip
 @set_option
 @json_option
-def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], dry: bool, as_json: bool,
+def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], as_json: bool,
              study_dir: Path | None, measured: bool, **typed: Any) -> None:  # fmt: skip
     """What PLAN takes before anything runs: runs of each stage, FLOPs, hours, dollars, time, disk; and its main run.
 
@@ -63,18 +57,15 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], dry: 
     from launcher.estimates.main_run import estimate_main, main_body
 
     frozen = path.is_dir() or path.suffix == ".json"
-    study, body, run, ranks = _of_frozen(path, overrides) if frozen else _of_plan(path, overrides)
-    found = estimate_main(run, Given(num_gpus=ranks if num_gpus is None else num_gpus, **_machine(study, typed)))
+    study, body, run = _of_frozen(path, overrides) if frozen else _of_plan(path, overrides)
+    found = estimate_main(
+        run, Given(num_gpus=run.layout.num_ranks if num_gpus is None else num_gpus, **_machine(study, typed))
+    )
     if study is None and (measured or study_dir is not None):
         raise click.UsageError("--measure and --study are for a plan: a frozen config trains no proxies")
     if study is not None:
         body |= _stages_body(study, found, _speeds(study, path.parent, study_dir, measured))
     body["main_run"] = main_body(found)
-    if dry:
-        from launcher.estimates.dry_shard import dry_shard
-        from proxies.core import canon
-
-        body["dry_shard"] = canon.to_json(dry_shard(run.shape, found.parallel.layout))
     if frozen:
         from launcher.cli.options import folder_of
         from launcher.frozen.attestations import attest
@@ -96,8 +87,8 @@ def _machine(study: Study | None, typed: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in mine.items() if value} | given
 
 
-_Asked = tuple["Study | None", dict[str, Json], "MainRun", int]
-"""The study there is, what is said of it first, its main run, and the ranks of that."""
+_Asked = tuple["Study | None", dict[str, Json], "MainRun"]
+"""The study there is, what is said of it first, and its main run."""
 
 
 def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
@@ -111,9 +102,8 @@ def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
     run = MainRun(
         shape=decision.shape, num_tokens=decision.num_tokens, batch_tokens=decision.batch_tokens,
         precision="float32" if decision.precision == "float64" else decision.precision, layout=layout_of(decision),
-        frozen=True,
     )  # fmt: skip
-    return None, {"digest": decision.digest}, run, decision.parallelism.num_ranks
+    return None, {"digest": decision.digest}, run
 
 
 def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
@@ -121,9 +111,7 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
     from launcher.study.opening import plan_study
 
     study = plan_study(path, path.parent, overrides, source_sha256="0" * 64)
-    run = planned_main_run(study)
-    assert run.layout is not None  # a plan's [launch] always has one
-    return study, {}, run, run.layout.num_ranks
+    return study, {}, planned_main_run(study)
 
 
 def _speeds(study: Study, here: Path, study_dir: Path | None, measured: bool) -> Speeds:

@@ -61,7 +61,7 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         with working(FINDING):
             found = gather(study, ledger)
             decision = decision_of(study, found)
-            layout = _proven_layout(decision)
+        _check_layout(decision)
         _check_accepts(found.gates, accepts)
         given = {**accepted(ledger, found.gates), **dict.fromkeys(accepts, reason.strip())}
         _refuse(found.gates, given, study_dir)
@@ -72,9 +72,10 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]
         attested = {
-            "evidence": evidence, "provenance": provenance(known_of(study, found, decision, body)), "layout": layout,
+            "evidence": evidence,
+            "provenance": provenance(known_of(study, found, decision, body)),
             "environment": _environment(),
-        }  # fmt: skip
+        }
         path = write_frozen(study_dir / "frozen", decision, attested)
         write_report(study_dir, body)
     doubts = forecast_warnings(found.gates)
@@ -99,21 +100,16 @@ def _warmup(body: Any) -> Json:
     return cast(Json, rows[0]["carry"] if rows else None)
 
 
-def _proven_layout(decision: Decision) -> dict[str, Json]:
-    """What rank 0 holds under the decision's degrees, the real shape sharded over a fake group of all ranks.
+def _check_layout(decision: Decision) -> None:
+    """See that the decision's degrees divide its shape and its batch.
 
     Raises:
-        NoParallelismError: the degrees do not divide the shape or the batch, or torch refuses to shard it so.
+        LayoutError: they do not.
     """
-    from launcher.estimates.dry_shard import dry_shard
-    from launcher.estimates.layout import layout_of
-    from launcher.estimates.parallelism import NoParallelismError
+    from launcher.estimates.layout import LayoutError, layout_of
 
-    layout = layout_of(decision)
-    if problems := layout.problems(decision.shape, decision.batch_tokens):
-        raise NoParallelismError(problems)
-    found = dry_shard(decision.shape, layout)
-    return {"num_ranks": found.num_ranks, "local_parameters": [*found.local_parameters]}
+    if problems := layout_of(decision).problems(decision.shape, decision.batch_tokens):
+        raise LayoutError(problems)
 
 
 def _environment() -> dict[str, Json]:

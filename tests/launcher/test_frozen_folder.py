@@ -62,7 +62,7 @@ def test_what_freezing_always_attests_is_missed(folder, kind):
 
 
 PLACES = {
-    "attestations/layout.json": "attestations/layout.json",
+    "attestations/environment.json": "attestations/environment.json",
     "attestations/more.json": "attestations/more.json",
     "exports/native/run.sh": "run.sh",
     "launch.json": "launch.json",
@@ -141,7 +141,7 @@ def test_exports_are_a_folder_of_attested_ones(folder):
 @pytest.mark.parametrize("depth", [600, 100_000])
 def test_what_is_nested_too_deep_is_no_file_of_ours(folder, depth):
     nested = "[" * depth + "]" * depth
-    (folder / "attestations" / "layout.json").write_text('{"body": {"x": ' + nested + "}}")
+    (folder / "attestations" / "environment.json").write_text('{"body": {"x": ' + nested + "}}")
     parsed = depth == 600 and sys.version_info >= (3, 12)  # a newer parser goes so deep, and the content is not ours
     refused = "does not have its hash|has the digest" if parsed else "recursion|nested too deep"
     assert re.search(refused, problems_of(folder)[0])
@@ -159,8 +159,8 @@ def test_freezing_that_fails_leaves_nothing_or_what_was(decision, tmp_path, monk
     (frozen_dir / "freezing.part" / "left").mkdir(parents=True)
 
     def full(folder, kind, digest, body):
-        if kind == "layout":
-            raise OSError(28, "No space left on device", "layout.json")
+        if kind == "environment":
+            raise OSError(28, "No space left on device", "environment.json")
         return attest(folder, kind, digest, body)
 
     with monkeypatch.context() as patched:
@@ -175,7 +175,7 @@ def test_freezing_that_fails_leaves_nothing_or_what_was(decision, tmp_path, monk
 
 
 def test_freezing_again_takes_away_what_a_killed_one_left(folder, decision):
-    for name in ("launch.json.7.part", "attestations/layout.json.7.part"):
+    for name in ("launch.json.7.part", "attestations/environment.json.7.part"):
         (folder / name).write_text("half")
     write_frozen(folder.parent, decision, BODIES)
     assert look_through(folder, folder.name).unnamed == ()

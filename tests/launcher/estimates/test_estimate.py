@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 
 import pytest
 from main_run import decision_of, spec_of, write_corpus
@@ -12,18 +11,20 @@ from launcher.base.reference import MODELS
 from launcher.calibration.study_cost import num_workers
 from launcher.estimates.layout import Layout
 from launcher.estimates.machine import Given, machine_of
-from launcher.estimates.main_run import EndlessRunError, MainRun, estimate_main, main_body
+from launcher.estimates.main_run import MainRun, estimate_main, main_body
 from launcher.estimates.memory import memory_per_rank
-from launcher.estimates.parallelism import NoParallelismError
 from launcher.frozen.launch_file import write_launch
 from launcher.study.opening import plan_study
 from proxies.core.checks import SpecError
 from proxies.core.shape import Shape
 
 LLAMA = MainRun(
-    shape=MODELS["llama-3.1-405b"].shape, num_tokens=15_600_000_000_000, batch_tokens=2**24, precision="bfloat16"
+    shape=MODELS["llama-3.1-405b"].shape, num_tokens=15_600_000_000_000, batch_tokens=2**24, precision="bfloat16",
+    layout=Layout(shard=128, tensor=8, pipeline=14),
+)  # fmt: skip
+EIGHT = MainRun(
+    shape=MODELS["llama-3-8b"].shape, num_tokens=2**40, batch_tokens=2**22, precision="bfloat16", layout=Layout(shard=8)
 )
-EIGHT = MainRun(shape=MODELS["llama-3-8b"].shape, num_tokens=2**40, batch_tokens=2**22, precision="bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +61,6 @@ RAY = ("--set", "cluster.backend=ray")
 @pytest.mark.parametrize(
     ("asked", "workers"),
     [
-        ((), 1),
-        (RAY, 16),
-        ((*RAY, "--set", "cluster.worker_cpus=2.0"), 8),
         ((*RAY, "--set", "cluster.worker_cpus=0.25"), 16),  # none is as fast as a core with less than one
         ((*RAY, "--set", "cluster.worker_cpus=64.0"), 1),
         ((*RAY, "--set", "cluster.num_workers=3", "--set", "cluster.worker_cpus=2.0"), 3),
@@ -117,10 +115,9 @@ def test_the_study_runs_as_many(plan, body, tmp_path):
 
 
 def test_the_answer_in_words(plan):
-    code, out, _ = forerun("estimate", plan, "--dry-shard")
+    code, out, _ = forerun("estimate", plan)
     assert code == 0
-    for said in ("transfer", "GPU-hours", "main run:", "convention full", "goodput", "the longest sensible run",
-                 "deepseek-v3", "warning: ", "sharded over a fake group of 2 ranks"):  # fmt: skip
+    for said in ("transfer", "GPU-hours", "main run:", "convention full", "goodput", "memory of a rank", "warning: "):
         assert said in out
 
 
@@ -133,7 +130,6 @@ def laid_out(plan, *changes, options=()):
 
 def test_the_main_run_is_laid_out_as_the_plans_launch_section_says(plan):
     own, pieces = laid_out(plan), laid_out(plan, "microbatch_sequences=1", 'activation_checkpointing="full"')
-    assert {main["parallelism"]["from"] for main in (own, pieces)} == {"[launch]"}
     assert (own["machine"]["num_gpus"], own["parallelism"]["shard"]) == (2, 2)
     held = [(m["parallelism"]["microbatch_sequences"], m["parallelism"]["num_microbatches"]) for m in (own, pieces)]
     assert held == [(2, 1), (1, 2)]  # 4 sequences a step on 2 ranks
@@ -143,30 +139,19 @@ def test_the_main_run_is_laid_out_as_the_plans_launch_section_says(plan):
     assert pieces["memory"]["total_bytes"] == wanted.total_bytes < own["memory"]["total_bytes"]
     replicas = laid_out(plan, "data_parallel_shard=1", "data_parallel_replicate=2")["parallelism"]
     assert (replicas["shard"], replicas["replicate"]) == (1, 2)
-    assert not any("divides" in reason for reason in replicas["reasons"])
 
 
-def test_a_launch_section_that_does_not_fit_gives_way_and_is_named(plan):
-    main = laid_out(plan, "pipeline=2")
-    assert main["machine"]["num_gpus"] == 4  # all ranks of the plan
-    assert main["parallelism"]["from"].startswith("suggested: [launch] does not fit a run of this size: pipeline = 2 ")
-    assert f"parallelism is {main['parallelism']['from']}" in main["warnings"]
+def test_a_layout_that_does_not_divide_or_fit_is_a_warning(plan):
+    undivided = laid_out(plan, "data_parallel_shard=1", "pipeline=3")
+    assert (undivided["memory"], undivided["machine"]["num_gpus"]) == (None, 3)
+    assert any("pipeline = 3 does not divide num_layers = 1" in said for said in undivided["warnings"])
     four = laid_out(plan, options=("--gpus", 4))
-    assert four["parallelism"]["from"] == "suggested for 4 GPUs: [launch] has 2 ranks"
-    assert four["parallelism"]["shard"] == 4
-    assert not any("parallelism" in said for said in four["warnings"])
-    code, found = ask("estimate", plan, "--set", "launch.data_parallel_shard=1", "--set", "launch.pipeline=3")
-    assert (code, found["error"]) == (2, "NoParallelismError")
-    assert "[launch]: pipeline = 3 does not divide num_layers = 1" in found["problems"]
-
-
-def test_what_is_frozen_does_not_give_way():
-    planned = dataclasses.replace(EIGHT, layout=Layout(shard=8))
-    found = estimate_main(planned, Given(num_gpus=8))
-    assert found.parallel.layout.checkpointing != "none"
-    assert re.match(r"suggested: \[launch\] does not fit .*: the layout's 8\d\.\d GB a rank", found.layout_from)
-    with pytest.raises(NoParallelismError, match=r"8\d\.\d GB a rank, 72\.0 GB are free"):
-        estimate_main(dataclasses.replace(planned, frozen=True), Given(num_gpus=8))
+    assert any("hours are of 4 GPUs, memory is of the layout's 2 ranks" in said for said in four["warnings"])
+    assert not any("layout" in said for said in laid_out(plan)["warnings"])
+    full = dataclasses.replace(EIGHT, layout=Layout(shard=8, checkpointing="full"))
+    large, small = (main_body(estimate_main(run, Given(num_gpus=8)))["warnings"] for run in (EIGHT, full))
+    assert "GB a rank, 72.0 GB are free" in large[0]
+    assert small == []
 
 
 def test_llama_405b_as_it_was_run():
@@ -181,7 +166,6 @@ def test_llama_405b_as_it_was_run():
     assert found.save_every_steps == int(found.cadence.interval_seconds / found.step_seconds.value) > 1
     assert found.days.value == pytest.approx(found.gpu_hours.value / 16_384 / 24)
     assert found.days.low < found.days.value < found.days.high
-    assert len(told["thresholds"]) == 1
     assert told["usd"]["value"] == pytest.approx(3.90 * found.gpu_hours.value)
 
 
@@ -197,9 +181,8 @@ def test_a_measured_throughput_is_a_share_of_the_peak():
 
 
 def test_what_is_given_replaces_the_table():
-    machine = machine_of(Given(gpu="Z1", peak_flops=1e15, memory_gb=100, failures_per_1000_node_days=9.0), 1e9)
+    machine = machine_of(Given(gpu="Z1", peak_flops=1e15, memory_gb=100), 1e9)
     assert (machine.name, machine.peak_flops, machine.memory_gb, machine.price_usd) == ("Z1", 1e15, 100.0, None)
-    assert machine.failures.low == machine.failures.high == 9.0
     assert machine_of(Given(gpu="h100", memory_gb=96), 1e9).memory_gb == 96
 
 
@@ -213,19 +196,6 @@ def test_bad_options_are_said_at_once(plan):
 def test_a_bad_throughput_is_told_and_not_taken_for_a_secret(plan):
     code, found = ask("estimate", plan, "--tokens-per-second", "nan")
     assert (code, "a finite number >= 0.001" in found["message"]) == (2, True)
-
-
-def test_what_no_parallelism_fits_is_refused(plan):
-    code, found = ask("estimate", plan, "--gpus", 3)
-    assert (code, found["error"]) == (2, "NoParallelismError")
-    assert "choose another number or batch" in found["problems"][0]
-    code, found = ask("estimate", plan, "--memory-gb", "nan")
-    assert code == 2
-
-
-def test_a_run_that_is_always_interrupted_is_refused():
-    with pytest.raises(EndlessRunError, match="such a run need not end"):
-        estimate_main(LLAMA, Given(num_gpus=16_384, failures_per_1000_node_days=5000.0))
 
 
 def test_a_plan_that_is_not_one(tmp_path):
@@ -244,7 +214,6 @@ def test_a_frozen_config_is_estimated_as_frozen(tmp_path):
     main = found["main_run"]
     assert main["tokens"] == decision.num_tokens
     assert (main["parallelism"]["shard"], main["machine"]["num_gpus"]) == (2, 2)
-    assert main["parallelism"]["from"] == "frozen"
     assert "stages" not in found
     assert ask("estimate", path, "--gpus", 4)[1]["main_run"]["machine"]["num_gpus"] == 4
     assert ask("estimate", path, "--set", "target.budget_flops=1e12")[0] == 2

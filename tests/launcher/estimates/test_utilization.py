@@ -8,6 +8,7 @@ import pytest
 from tiny_study import ask, forerun, write_plan
 
 from launcher.base.reference import MODELS
+from launcher.estimates.layout import Layout
 from launcher.estimates.machine import Given
 from launcher.estimates.main_run import MainRun, estimate_main, main_body
 from launcher.estimates.published import PUBLISHED_RUNS
@@ -16,6 +17,7 @@ from launcher.plan.calibration_records import Calibration, Figure
 from proxies.core.flops import count_params
 
 ROOT = Path(__file__).parents[3]
+ONE = Layout()
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +37,14 @@ def table():
     ],
 )
 def test_llama_3_lies_inside_an_interval_of_at_most_a_factor_of_three(name, tokens, hours):
-    run = MainRun(shape=MODELS[name].shape, num_tokens=int(tokens), batch_tokens=2**24, precision="bfloat16")
+    run = MainRun(
+        shape=MODELS[name].shape, num_tokens=int(tokens), batch_tokens=2**24, precision="bfloat16", layout=ONE
+    )
     told = main_body(estimate_main(run, Given(num_gpus=1024)))
     low, high = told["gpu_hours"]["interval"]
     assert high / low <= 3
     assert all(low < published < high for published in hours)
     assert told["days"]["value"] == pytest.approx(told["gpu_hours"]["value"] / 1024 / 24)
-    beside = {row["model"]: row["gpu_hours_here"] for row in told["reference_runs"]}
-    if name in beside:
-        assert beside[name]["interval"] == pytest.approx([low, high], rel=1e-5)
 
 
 def test_most_published_runs_lie_inside_their_intervals_by_the_others(table):
@@ -72,7 +73,9 @@ def test_the_page_has_the_table_that_the_command_prints(table):
 
 def test_what_no_run_was_published_of_is_told_and_what_narrows_it():
     assert utilization(1e6, 989e12) == PROXY_MFU
-    run = MainRun(shape=MODELS["llama-3-8b"].shape, num_tokens=2**40, batch_tokens=2**22, precision="bfloat16")
+    run = MainRun(
+        shape=MODELS["llama-3-8b"].shape, num_tokens=2**40, batch_tokens=2**22, precision="bfloat16", layout=ONE
+    )
     small = dataclasses.replace(run.shape, num_layers=2, width=128, num_heads=2, num_kv_heads=2, ffn_width=256,
                                 vocab_size=256, seq_len=512)  # fmt: skip
     tiny = dataclasses.replace(run, shape=small)
@@ -84,8 +87,10 @@ def test_what_no_run_was_published_of_is_told_and_what_narrows_it():
 
 
 def test_runs_that_lose_more_than_published_ones_pay_more():
-    run = MainRun(shape=MODELS["llama-3.1-405b"].shape, num_tokens=10**13, batch_tokens=2**24, precision="bfloat16")
-    usual, bad = (estimate_main(run, Given(num_gpus=8192, failures_per_1000_node_days=rate)) for rate in (2.0, 60.0))
+    run = MainRun(
+        shape=MODELS["llama-3.1-405b"].shape, num_tokens=10**13, batch_tokens=2**24, precision="bfloat16", layout=ONE
+    )
+    usual, bad = (estimate_main(run, Given(num_gpus=number)) for number in (1024, 65_536))
     assert bad.cadence.goodput.value < 0.9 < usual.cadence.goodput.value
     assert bad.gpu_hours.value == pytest.approx(usual.gpu_hours.value * 0.9 / bad.cadence.goodput.value)
 
