@@ -9,44 +9,34 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from launcher.doctor.findings import Finding, warn
-from launcher.doctor.folders import check_folder, check_temporary
-from launcher.doctor.libraries import TESTED, Imported, judge_library, judge_python, needed, try_imports, version_of
-from launcher.doctor.machine import ask_smi, check_machine, judge_driver, judge_torch, usable
+from launcher.doctor.folders import check_folder
+from launcher.doctor.libraries import Imported, judge_library, judge_python, needed, try_imports, version_of
+from launcher.doctor.machine import ask_smi, check_machine, judge_driver, judge_torch
 from launcher.doctor.names import found, has_wandb_sweeps, judge_names
-from launcher.doctor.planned import check_plan
 
 _AGAIN = "mend the lines above, then `forerun doctor` again"
 
 
-def examine(study_dir: Path, plan_path: Path | None = None, overrides: tuple[str, ...] = ()) -> Iterator[Finding]:
+def examine(study_dir: Path) -> Iterator[Finding]:
     """Every finding, as it is made; some seconds, most of them for importing torch and Ray elsewhere.
 
-    Args:
-        study_dir: where a study would lie.
-        plan_path: of a plan, whose needs are checked too.
-        overrides: of the plan.
+    `study_dir`: where a study would lie.
     """
     yield judge_python(sys.version_info[:3], sys.platform)
     yield from _guarded("names", lambda: [judge_names(found(), has_wandb_sweeps())])
-    yield from _guarded("temporary folder", lambda: [check_temporary()])
     yield from _guarded("study folder", lambda: check_folder(study_dir))
     yield from _guarded("machine", check_machine)
-    imported = try_imports([name for name in TESTED if version_of(name)])
-    yield from _guarded("libraries", lambda: _libraries(imported))
-    torch = imported.get("torch", Imported(problem="it is not installed"))
-    yield from _guarded("devices", lambda: _devices(torch))
-    if plan_path is not None:
-        plan, num_gpus = plan_path, usable(torch).count("")
-        yield from _guarded("plan", lambda: check_plan(plan, study_dir, overrides, num_gpus))
-
-
-def _libraries(imported: dict[str, Imported]) -> list[Finding]:
     try:
         needs = needed()
     except PackageNotFoundError:
         said = "forerun itself is not installed: what it needs is not known"
-        return [warn("forerun", said, "pip install forerun, or `pip install -e .` in its source folder")]
-    return [judge_library(name, version_of(name), limits, imported.get(name)) for name, limits in needs.items()]
+        yield warn("forerun", said, "pip install forerun, or `pip install -e .` in its source folder")
+        needs = {"torch": []}
+    imported = try_imports([name for name in needs if version_of(name)])
+    missing = Imported(problem="it is not installed")
+    for name, limits in needs.items():
+        yield judge_library(name, version_of(name), limits, imported.get(name, missing))
+    yield from _guarded("devices", lambda: _devices(imported.get("torch", missing)))
 
 
 def _devices(torch: Imported) -> list[Finding]:

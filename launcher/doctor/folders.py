@@ -1,4 +1,4 @@
-"""The study's folder and Ray's: room, locks, the disk's speed, the length of paths."""
+"""The study's folder: room and locks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,12 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from launcher.doctor.findings import Finding, fail, ok, warn
 
 LEAST_BYTES, ENOUGH_BYTES = 100 * 10**6, 2 * 10**9
 """Free where a study lies: the demo's takes some 20 MB, checkpoints of a large proxy more."""
-SLOW_FSYNC_SECONDS = 0.5
-"""A commit of the ledger waits for some of them."""
-MOST_SOCKET_BYTES = 107
-OWN_BASE_CHARS = 24
-"""A longer temporary folder is not taken by `sweeps.ray.own`, and Ray takes its own."""
-_SOCKET = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-"""The longest that Ray makes below its folder."""
 _SHARED = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "gluster", "lustre", "gpfs", "beegfs", "fuse.sshfs", "fuse.s3fs")
 _ELSEWHERE = "name a folder on a local disk: --study /local/disk/study"
 _LOCK_SECONDS = 20.0
@@ -51,19 +43,13 @@ def nearest(path: Path) -> Path:
 
 
 def check_folder(path: Path) -> list[Finding]:
-    """Room, locks and the disk's speed where a study would lie, tried in a folder made there and removed again."""
+    """Room and locks where a study would lie, tried in a folder made there and removed again."""
     there = nearest(path)
     try:
         with tempfile.TemporaryDirectory(prefix=".forerun-doctor-", dir=there, ignore_cleanup_errors=True) as name:
             inner = Path(name)
-            with (inner / "fsync").open("wb") as file:
-                file.write(os.urandom(2**16))
-                file.flush()
-                began = time.monotonic()
-                os.fsync(file.fileno())
-                took = time.monotonic() - began
             kind, free = filesystem_of(there), shutil.disk_usage(inner).free
-            return [judge_room(path, free, kind), judge_locks(locks_problem(inner), kind), judge_disk(took, kind)]
+            return [judge_room(path, free, kind), judge_locks(locks_problem(inner), kind)]
     except OSError as error:
         said = f"{there}: {error.strerror}: nothing can be written"
         return [fail("study folder", said, "name another folder with --study")]
@@ -89,32 +75,6 @@ def judge_locks(problem: str, filesystem: str) -> Finding:
         said = f"they hold here, on {filesystem}; whether also against another machine nobody can tell from one"
         return warn(name, said, f"start drivers of one study on one machine only, or {_ELSEWHERE}")
     return ok(name, "SQLite's and flock hold against another process")
-
-
-def judge_disk(fsync_seconds: float, filesystem: str) -> Finding:
-    """Whether what is recorded stays, and how long that takes."""
-    name, took = "study folder, disk", f"fsync takes {fsync_seconds * 1000:.0f} ms"
-    if filesystem in ("tmpfs", "ramfs"):
-        return warn(name, f"{filesystem}: memory, gone when the machine restarts", _ELSEWHERE)
-    if fsync_seconds > SLOW_FSYNC_SECONDS:
-        return warn(name, f"{took}, and every finished run waits for it", _ELSEWHERE)
-    return ok(name, took)
-
-
-def check_temporary() -> Finding:
-    """Whether Ray can work in the folders that TMPDIR and RAY_TMPDIR name."""
-    own = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    return judge_temporary(tempfile.gettempdir(), f"{own}/ray")
-
-
-def judge_temporary(base: str, ray_base: str) -> Finding:
-    """The temporary folder of Python, and that of Ray where Python's is too long."""
-    ray = f"{base}/forerun-12345678/r" if len(base) <= OWN_BASE_CHARS else ray_base
-    num_bytes = len(os.fsencode(ray + _SOCKET))
-    if num_bytes > MOST_SOCKET_BYTES:
-        said = f"Ray's sockets below {ray} would have paths of {num_bytes} bytes, {MOST_SOCKET_BYTES} is the most"
-        return fail("temporary folder", said, "export TMPDIR=/tmp, or another short path on a local disk")
-    return ok("temporary folder", f"{base}: sockets' paths have {num_bytes} of {MOST_SOCKET_BYTES} bytes")
 
 
 def filesystem_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:

@@ -1,11 +1,9 @@
-"""Cores, memory, GPUs, and what Ray and W&B need of a machine. No secret's value is kept."""
+"""GPUs, and what Ray and W&B need of a machine. No secret's value is kept."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import resource
 import shutil
 import socket
 import subprocess
@@ -13,84 +11,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.doctor.findings import Finding, fail, ok, warn
-from launcher.doctor.libraries import TESTED, Imported
+from launcher.doctor.libraries import Imported
 
-RAY_BYTES = 800 * 10**6
-"""What Ray's own processes take."""
-WORKER_BYTES = 500 * 10**6
-"""A worker with torch imported (220 MB) and a small bank; measured at tens of MB to 2.4 GB with the bank."""
-LEAST_MEMORY_BYTES = 1500 * 10**6
 OBJECT_STORE_BYTES = 80 * 2**20
 """Of a cluster of our own (`sweeps.ray.start`); where /dev/shm has less, Ray puts it on the disk."""
-FEW_FILES, ENOUGH_FILES = 64, 4096
-"""Ray and two workers start with 64 and not with 40 (measured, ray 2.60.0); Ray itself warns below 4,096. It raises the
-soft limit to the hard one."""
 SMI_SECONDS = 20.0
 LOOPBACK_SECONDS = 5.0
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 _KEY_CHARS = 40
-_GB = 1e9
 
 
 def check_machine() -> list[Finding]:
     """Every line of this process's machine but its GPUs."""
-    num = num_cores()
-    free, limit = memory_bytes()
     return [
-        judge_cores(num, os.cpu_count() or 1),
-        judge_memory(free, limit, num),
         judge_shm(shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None),
-        judge_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         judge_loopback(loopback_problem()),
         judge_wandb(os.environ),
     ]
-
-
-def num_cores() -> int:
-    """With the container's quota, if `sweeps` is ours; `doctor` is asked just where it may not be."""
-    try:
-        from sweeps.run.cores import num_cores
-    except ImportError:
-        return os.cpu_count() or 1
-    return num_cores()
-
-
-def judge_cores(num: int, num_machine: int) -> Finding:
-    """As many as workers may keep busy."""
-    said = f"{num}" if num == num_machine else f"{num} of {num_machine}, by affinity or the container's quota"
-    if num < 2:
-        return warn("cores", f"{said}: one worker and its driver share it", "docker run --cpus 2, or a larger machine")
-    return ok("cores", said)
-
-
-def memory_bytes(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> tuple[int, int]:
-    """Free memory, 0 where nobody says; and the container's limit (control groups v2), 0 where there is none."""
-    free, limits = 0, []
-    with contextlib.suppress(OSError):
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
-        free = int(found[1]) * 1024 if found else 0
-    with contextlib.suppress(OSError):
-        inner = cgroups / own.read_text().strip().rpartition(":")[2].lstrip("/")
-        for group in (inner, *inner.parents):
-            with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-                limit, used = (int((group / f"memory.{what}").read_text()) for what in ("max", "current"))
-                limits.append((max(0, limit - used), limit))
-    left, limit = min(limits, default=(free, 0))
-    return min(free, left), limit
-
-
-def judge_memory(free: int, limit: int, cores: int) -> Finding:
-    """For Ray and a worker a core."""
-    mend = "--set cluster.num_workers=1, or a machine (docker run --memory 8g) with more"
-    if not free:
-        return warn("memory", "not known here", "look yourself: Ray takes 0.8 GB, a worker 0.5 GB and its bank")
-    said = f"{free / _GB:.1f} GB free" + (f", in a container of {limit / _GB:.1f} GB" if limit else "")
-    if free < LEAST_MEMORY_BYTES:
-        return fail("memory", f"{said}: Ray and one worker take 1.5 GB", mend)
-    need = RAY_BYTES + cores * WORKER_BYTES
-    if free < need:
-        return warn("memory", f"{said}: Ray and {cores} workers take {need / _GB:.1f} GB and their banks", mend)
-    return ok("memory", said)
 
 
 def judge_shm(free: int | None) -> Finding:
@@ -102,16 +39,6 @@ def judge_shm(free: int | None) -> Finding:
         said += ": Ray's object store (80 MiB) goes to the disk, and NCCL may not start"
         return warn("/dev/shm", said, "docker run --shm-size=1g")
     return ok("/dev/shm", said)
-
-
-def judge_files(most: int) -> Finding:
-    """Ray's processes hold a connection for each other; `most`: the hard limit, -1 if there is none."""
-    mend = "ulimit -Hn 65536 as root, or docker run --ulimit nofile=65536; under SLURM: the site's"
-    if 0 <= most < FEW_FILES:
-        return fail("open files", f"{most:,} at most: Ray does not start", mend)
-    if 0 <= most < ENOUGH_FILES:
-        return warn("open files", f"{most:,} at most: Ray asks for {ENOUGH_FILES:,}", mend)
-    return ok("open files", "no limit" if most < 0 else f"{most:,} at most")
 
 
 def loopback_problem() -> str:
@@ -188,7 +115,7 @@ def judge_torch(version: str, torch: Imported, gpus: Sequence[str], hidden: bool
         return ok(name, f"torch {version}, and no GPU")
     if not cuda:
         said = f"torch {version} is built without CUDA: {len(gpus)} GPUs stay idle"
-        return warn(name, said, f"pip install --force-reinstall torch=={TESTED['torch']}")
+        return warn(name, said, "pip install --force-reinstall torch")
     if hidden:
         return warn(name, f"CUDA_VISIBLE_DEVICES hides {len(gpus)} GPUs", "unset CUDA_VISIBLE_DEVICES")
     why = str(warned[0]) if isinstance(warned, list) and warned else f"torch is built for CUDA {cuda}"

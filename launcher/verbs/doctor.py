@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from launcher.base.talk import shown
-from launcher.cli.completing import plans, studies
+from launcher.cli.completing import studies
 from launcher.doctor.findings import body_of, line_of, worst
 
 SHELLS = {
@@ -21,22 +21,18 @@ PROGRAM, VARIABLE = "forerun", "_FORERUN_COMPLETE"
 
 
 @click.command()
-@click.argument("plan_path", metavar="[PLAN]", required=False, type=click.Path(path_type=Path), shell_complete=plans)
 @click.option("--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
               help="Where the study lies, or will.", shell_complete=studies)  # fmt: skip
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a value of PLAN.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
-def doctor(plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Is all here that a study needs, and PLAN? Each line is ok, warn or fail, with what mends it; some 10 seconds.
+def doctor(study_dir: Path, as_json: bool) -> None:
+    """Is all here that a study needs? Each line is ok, warn or fail, with what mends it; some 10 seconds.
 
     Exit 0 if nothing fails (warnings are allowed), 2 if something does.
     """
     from launcher.doctor.examine import examine
 
-    if overrides and plan_path is None:
-        raise click.UsageError("--set changes a plan: name one")
     found = []
-    for finding in examine(study_dir, plan_path, overrides):
+    for finding in examine(study_dir):
         found.append(finding)
         if not as_json:
             click.echo(shown(line_of(finding)))
@@ -44,9 +40,8 @@ def doctor(plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], 
     if as_json:
         click.echo(json.dumps(body, indent=2, sort_keys=True))
     else:
-        after = f"forerun run {plan_path} --study {study_dir}" if plan_path else "forerun demo"
-        after = "mend what fails, then forerun doctor" if outcome == "fail" else after
-        click.echo(f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: {shown(after)}")
+        after = "mend what fails, then forerun doctor" if outcome == "fail" else "forerun demo"
+        click.echo(f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: {after}")
     if outcome == "fail":
         raise SystemExit(2)
 

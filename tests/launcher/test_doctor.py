@@ -1,33 +1,23 @@
 """What doctor says of facts: every check shown a sound machine, and each fault that it is to catch."""
 
-import re
-import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from launcher.doctor import folders, libraries, machine
+from launcher.doctor import libraries, machine
 from launcher.doctor.findings import Finding, body_of, fail, line_of, ok, warn, worst
-from launcher.doctor.folders import judge_disk, judge_locks, judge_room, judge_temporary
+from launcher.doctor.folders import judge_locks, judge_room
 from launcher.doctor.libraries import Imported, judge_library, judge_python
 from launcher.doctor.machine import (
-    judge_cores,
     judge_driver,
-    judge_files,
     judge_loopback,
-    judge_memory,
     judge_shm,
     judge_torch,
     judge_wandb,
 )
 from launcher.doctor.names import HOME, PACKAGES, judge_names
-from launcher.doctor.planned import judge_disk as judge_planned_disk
-from launcher.doctor.planned import judge_workers
-from sweeps.ray import own as ray_own
 from sweeps.ray import start as ray_start
 
-ROOT = Path(__file__).parents[2]
 GB = 10**9
 NAMES = {name: str(HOME / name) for name in PACKAGES}
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15"
@@ -43,46 +33,24 @@ def library(version="2.13.0+cpu", needs=((">=", "2.13"),), name="torch", problem
     return judge_library(name, version, needs, Imported(problem=problem))
 
 
-def workers(num_gpus=0, **cluster):
-    cluster = {"address": "", "num_workers": 2, "worker_cpus": 1.0, "worker_gpus": 0.0} | cluster
-    return judge_workers(SimpleNamespace(**cluster), 4, num_gpus, Path("plan.toml"))
-
-
-LONG = "/scratch/users/somebody/with/a/long/name"
 SOUND = [
-    judge_python((3, 11, 7), "linux"), judge_names(NAMES, False), judge_cores(4, 4), judge_memory(16 * GB, 0, 4),
-    judge_shm(2**30), judge_shm(None), judge_files(65536), judge_files(-1), judge_loopback(""),
-    judge_wandb({}),
-    judge_wandb({"WANDB_API_KEY": KEY}),
-    judge_room(Path("s"), 50 * GB, "ext4"), judge_locks("", "ext4"), judge_disk(0.01, "ext4"),
-    judge_temporary("/tmp", "/tmp/ray"), judge_temporary(LONG, f"{LONG[:-1]}/ray"), judge_temporary(LONG, "/tmp/ray"),
-    judge_driver([], ""), judge_driver([H100, H100], ""), torch(), torch((), **CPU), torch((), devices=[]),
-    torch(devices=[""]), library(), library("2.13.1"), workers(), workers(address="auto", worker_gpus=64.0),
-    judge_planned_disk(1e6, GB),
+    judge_python((3, 11, 7), "linux"), judge_names(NAMES, False), judge_shm(2**30), judge_shm(None), judge_loopback(""),
+    judge_wandb({}), judge_wandb({"WANDB_API_KEY": KEY}), judge_room(Path("s"), 50 * GB, "ext4"),
+    judge_locks("", "ext4"), judge_driver([], ""), judge_driver([H100, H100], ""), torch(), torch((), **CPU),
+    torch((), devices=[]), torch(devices=[""]), library(), library("2.13.1"),
 ]  # fmt: skip
 SITE = "/venv/lib/site-packages/sweeps"
 FAULTS = {
     "old python": (judge_python((3, 10, 12), "linux"), "fail", "3.11 or newer"),
-    "new python": (judge_python((3, 14, 0), "linux"), "warn", "newer than any tested"),
     "mac": (judge_python((3, 12, 0), "darwin"), "warn", "only Linux is tested"),
-    "windows": (judge_python((3, 12, 0), "win32"), "fail", "only Linux"),
     "hidden": (judge_names(NAMES | {"sweeps": SITE}, False), "fail", f"`import sweeps` takes {SITE}"),
     "gone": (judge_names(NAMES | {"transfer": ""}, False), "fail", "`import transfer` takes nothing"),
     "wandb's": (judge_names(NAMES, True), "fail", "wandb[sweeps]"),
-    "one core": (judge_cores(1, 4), "warn", "1 of 4"),
-    "no memory": (judge_memory(GB, 0, 4), "fail", "1.0 GB free"),
-    "little memory": (judge_memory(2 * GB, 4 * GB, 4), "warn", "4 workers take 2.8 GB"),
-    "memory unknown": (judge_memory(0, 0, 4), "warn", "not known"),
     "docker's shm": (judge_shm(64 * 2**20), "warn", "64 MiB free"),
-    "few files": (judge_files(63), "fail", "Ray does not start"),
-    "some files": (judge_files(4095), "warn", "4,095 at most"),
     "full": (judge_room(Path("s"), 10**7, "ext4"), "fail", "0.0 GB free"),
     "nearly full": (judge_room(Path("s"), GB, "ext4"), "warn", "1.0 GB free"),
     "no locks": (judge_locks("flock: free", "ext4"), "fail", "flock: free: two drivers"),
     "nfs": (judge_locks("", "nfs4"), "warn", "on nfs4"),
-    "memory's disk": (judge_disk(0.01, "tmpfs"), "warn", "gone when the machine restarts"),
-    "slow disk": (judge_disk(0.9, "ext4"), "warn", "fsync takes 900 ms"),
-    "long tmp": (judge_temporary(LONG, f"{LONG}/ray"), "fail", "paths of 108 bytes, 107 is the most"),
     "no loopback": (judge_loopback("refused"), "fail", "refused"),
     "empty key": (judge_wandb({"WANDB_API_KEY": ""}), "warn", "has 0 characters"),
     "torn key": (judge_wandb({"WANDB_API_KEY": KEY[:30]}), "warn", "has 30 characters"),
@@ -98,13 +66,7 @@ FAULTS = {
     "a patch too old": (library(needs=((">=", "2.13.1"),)), "fail", ">=2.13.1"),
     "another": (library("1.1.0", (("==", "1.0.0"),), "mup"), "fail", "==1.0.0"),
     "too new": (library("3.0.0", (("<", "3"),)), "fail", "<3"),
-    "untested": (library("2.14.0.dev20261101"), "warn", "newer than any tested"),
     "broken": (library(problem="SIGSEGV"), "fail", "cannot be imported"),
-    "no gpus": (workers(worker_gpus=1.0, num_gpus=1), "fail", "need 2 GPUs, torch can"),
-    "no cores": (workers(num_workers=3, worker_cpus=2.0, worker_gpus=0.0), "fail", "need 6 cores, 4 are here"),
-    "idle gpus": (workers(num_gpus=8), "warn", "8 GPUs are here, and no worker takes one"),
-    "no head": (workers(address="127.0.0.1:1"), "fail", "takes no connection"),
-    "no room": (judge_planned_disk(2e9, GB), "fail", "at most 2,000.0 MB"),
 }  # fmt: skip
 
 
@@ -122,19 +84,13 @@ def test_a_fault_is_caught_and_what_mends_it_said(fault):
 
 def test_numbers_said_here_are_those_of_ray_as_we_start_it():
     assert machine.OBJECT_STORE_BYTES == ray_start.OBJECT_STORE_BYTES
-    assert folders.OWN_BASE_CHARS == ray_own._MAX_BASE_CHARS
-    assert len(ray_own._PREFIX) == len("forerun-")
 
 
-def test_the_versions_that_are_tested_are_those_that_are_pinned():
-    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [re.match(r"[\w.-]+", line).group() for line in project["dependencies"]]
-    assert {name: pinned[name] for name in wanted} == libraries.TESTED
-    assert project["requires-python"] == f">={'.'.join(map(str, libraries.OLDEST_PYTHON))}"
-    for name, limits in libraries.needed().items():
-        found = judge_library(name, libraries.version_of(name), limits, None)
-        assert found.state != "fail", "the tests run with what is asked for"
+def test_the_tests_run_with_what_is_asked_for():
+    needs = libraries.needed()
+    assert {"torch", "ray", "optuna", "wandb", "mup"} < set(needs)
+    for name, limits in needs.items():
+        assert judge_library(name, libraries.version_of(name), limits, Imported()).state == "ok"
 
 
 def test_findings_are_counted_and_the_worst_decides():

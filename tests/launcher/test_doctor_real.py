@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_study import ask, forerun, plan_with, write_corpus
+from tiny_study import ask, forerun
 
 from launcher.doctor import examine, folders, machine, names
 from launcher.doctor.findings import fail, ok, warn
 from launcher.doctor.libraries import try_imports
-from launcher.doctor.planned import check_plan
 
 TORCH = """
 class version:
@@ -70,11 +69,11 @@ def test_a_broken_environment_gets_its_whole_report(broken, tmp_path):
     assert f"`import sweeps` takes {broken / 'sweeps'}" in found["names"]["said"]
     assert "ImportError: libray.so: undefined symbol" in found["ray"]["said"]
     assert "it ends the interpreter (SIGABRT)" in found["wandb"]["said"]
-    assert found["ray"]["mend"] == "pip install 'ray==2.60.0' --force-reinstall"
+    assert found["ray"]["mend"] == "pip install 'ray>=2.52' --force-reinstall"
     assert (found["optuna"]["state"], found["numpy"]["state"]) == ("ok", "ok"), "what comes after a crash is tried too"
     assert "torch sees none of 1 GPUs" in found["torch and GPUs"]["said"]
     assert "1 x NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15" in found["driver"]["said"]
-    assert {"cores", "memory", "/dev/shm", "open files", "study folder, locks", "ports", "W&B"} < set(found)
+    assert {"/dev/shm", "study folder, locks", "ports", "W&B"} < set(found)
     assert "f" * 40 not in json.dumps(body)
 
 
@@ -139,7 +138,7 @@ def test_nvidia_smi_is_believed_and_not_waited_for(tmp_path, monkeypatch, script
 
 def test_a_sound_folder_is_left_as_it_was(tmp_path):
     found = folders.check_folder(tmp_path / "not" / "yet" / "there")
-    assert [each.name for each in found] == ["study folder", "study folder, locks", "study folder, disk"]
+    assert [each.name for each in found] == ["study folder", "study folder, locks"]
     assert "fail" not in {each.state for each in found} and list(tmp_path.iterdir()) == []
 
 
@@ -171,14 +170,8 @@ def test_a_small_disk(tmp_path):
     try:
         found = folders.check_folder(tmp_path / "study")
         assert [(each.state, each.name) for each in found] == [
-            ("fail", "study folder"), ("ok", "study folder, locks"), ("warn", "study folder, disk"),
+            ("fail", "study folder"), ("ok", "study folder, locks"),
         ]  # fmt: skip
-        (tmp_path / "filler").write_bytes(bytes(2**22 - 2**16))
-        with (tmp_path / "filler").open("ab") as file, pytest.raises(OSError, match="No space"):
-            file.write(bytes(2**20))
-            file.flush()
-        (full,) = folders.check_folder(tmp_path)
-        assert (full.state, "No space left on device" in full.said) == ("fail", True)
     finally:
         subprocess.run(["umount", tmp_path], check=True)
 
@@ -193,55 +186,8 @@ def test_the_innermost_mount_names_the_filesystem(tmp_path):
     assert folders.filesystem_of(tmp_path, tmp_path / "none") == ""
 
 
-def test_a_lower_limit_of_open_files_is_seen():
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))\n"
-        "from launcher.doctor.machine import check_machine\n"
-        "print({each.name: each.state for each in check_machine()}['open files'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "fail\n"
-
-
-def test_the_containers_memory_is_the_tightest_of_its_groups(tmp_path):
-    cgroups, own = tmp_path / "cgroup", tmp_path / "own"
-    (cgroups / "a" / "b").mkdir(parents=True)
-    own.write_text("0::/a/b\n")
-    for group, limit, used in (("", "max", 1), ("a", 4 * 10**9, 10**9), ("a/b", "8000000000", 10**8)):
-        (cgroups / group / "memory.max").write_text(f"{limit}\n")
-        (cgroups / group / "memory.current").write_text(f"{used}\n")
-    assert machine.memory_bytes(cgroups, own) == (3 * 10**9, 4 * 10**9)
-    assert machine.memory_bytes(cgroups, tmp_path / "none")[1] == 0
-
-
 def test_a_byte_to_ourselves_arrives():
     assert machine.loopback_problem() == ""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("planned")
-    write_corpus(folder)
-    return folder
-
-
-def plan_findings(folder, part="", num_gpus=0):
-    found = check_plan(plan_with(folder, part), folder / "study", (), num_gpus)
-    return {each.name: each for each in found}
-
-
-def test_a_plan_is_held_against_the_machine(folder):
-    found = plan_findings(folder)
-    assert {each.state for each in found.values()} == {"ok"}
-    assert set(found) == {"plan", "plan, data", "plan, workers", "plan, disk"}
-    found = plan_findings(folder, '[data]\npath = "elsewhere"')
-    assert (found["plan, data"].state, str(folder / "elsewhere") in found["plan, data"].mend) == ("fail", True)
-    found = plan_findings(folder, "[cluster]\nworker_gpus = 2\nnum_workers = 3", num_gpus=5)
-    assert "need 6 GPUs, torch can use 5 here" in found["plan, workers"].said
-    found = plan_findings(folder, '[cluster]\nbackend = "ray"\naddress = "127.0.0.1:1"')
-    assert "127.0.0.1:1 takes no connection" in found["plan, workers"].said
-    found = plan_findings(folder, "[proxy]\nnum_stepz = 7")
-    assert (found["plan"].state, "num_stepz" in found["plan"].said) == ("fail", True)
 
 
 def test_a_check_that_breaks_is_a_line_of_the_report():
@@ -266,7 +212,6 @@ def test_the_verb_answers_by_the_worst(monkeypatch, found, code, after):
     assert f"{found[1].state}  c: d\n      mend: e\n" in out
     got, body = ask("doctor")
     assert (got, body["outcome"], len(body["findings"])) == (code, found[1].state, 2)
-    assert ask("doctor", "--set", "a.b=1")[0] == 2
 
 
 @pytest.mark.slow
