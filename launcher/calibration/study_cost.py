@@ -80,7 +80,7 @@ def runs_of(study: Study) -> list[StageRuns]:
     return [
         StageRuns(name="check", runs=_checks(study), more=[]),
         StageRuns(
-            name="sweep", runs=[trial] * (search.num_trials + search.num_replicates + study.num_replays + ties),
+            name="sweep", runs=[trial] * (search.num_trials + search.num_replicates + study.replays_winner + ties),
             more=[trial] * (search.max_extensions * max(search.extension_trials, PROBES) + most_ties - ties),
         ),
         StageRuns(name="transfer", runs=least, more=more),

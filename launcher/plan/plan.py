@@ -185,7 +185,7 @@ class Plan(Section):
                     "data": True,
                     "launch": True,
                     # More checks or repeats of rungs, or fewer, change no run that is there already.
-                    "search": {"num_replays"},  # the same of trials that are run again
+                    "search": {"replay_winner"},  # the same of a trial that is run again
                     "ladder": {"num_seeds", "check_offsets_octaves", "num_checked", "check_share", "check_num_seeds"},
                     "proxy": {"code_path", "timeout_seconds"},
                 }

@@ -91,9 +91,8 @@ class SearchSection(_Ranges):
         description="Seeds that compare searched values with conventional ones, which win unless they clearly lose; "
         "at least 2; 0: no such runs, and the search's values are used.",
     )
-    num_replays: Annotated[int, Field(ge=0, le=1000)] = Field(
-        0,
-        description="Trials run again on another worker to catch one that computes wrongly: the winner, others by lot.",
+    replay_winner: bool = Field(
+        False, description="Run the winning trial again on another worker, to catch one that computes wrongly."
     )
     seed: Seed = Field(0, description="Of the search, and of the trials' weights and data order.")
 

@@ -73,9 +73,9 @@ class Study:
         return self.shape(self.plan.proxy.base_width)
 
     @property
-    def num_replays(self) -> int:
-        """Trials that are run again elsewhere: none of what somebody else trains."""
-        return 0 if self.plan.command is not None else self.plan.search.num_replays
+    def replays_winner(self) -> bool:
+        """Whether the winning trial is run again elsewhere: not where somebody else trains."""
+        return self.plan.search.replay_winner and self.plan.command is None
 
     @property
     def space(self) -> SearchSpace:

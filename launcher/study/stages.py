@@ -243,7 +243,7 @@ class Runner:
 
         Raises:
             GateError: the user's own model fails the check.
-            ReplayDiffersError: a trial that was run again gave something else.
+            ReplayDiffersError: the winning trial, run again, gave something else.
         """
         if self.study.factory is not None:
             from launcher.study.checking import refuse_failed
@@ -255,7 +255,7 @@ class Runner:
         return searched(self.study, self.ledger)
 
     def _replay(self) -> None:
-        """Run the winning trial and some others again elsewhere, their hours counted. Raises ReplayDiffersError."""
+        """Run the winning trial again elsewhere, its hours counted. Raises ReplayDiffersError."""
 
         def check() -> None:
             self._check_stop()

@@ -9,7 +9,7 @@ recorded here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,16 +30,6 @@ _KIND = ("python", "torch", "machine", "device", CPU)
 
 Apart = Literal["host", "process", "nothing", "unknown"]
 Outcome = Literal["agrees", "differs", "cannot_tell"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """One execution, and the worker that is to carry it out."""
-
-    spec: RunSpec
-    worker: int
-    num_microbatches: int = 1
-    """Passes that its batches are split into, at least, as at first: they did not fit in fewer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,48 +117,38 @@ def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
 
 
 def carried_out(
-    pool: Pool, tasks: Sequence[Task], *, bank_key_for: Callable[[RunSpec], str], steps_per_call: int,
+    pool: Pool, spec: RunSpec, index: int, *, bank_key: str, num_microbatches: int, steps_per_call: int,
     max_attempts: int, hang_seconds: float, check: Callable[[], None], clock: Callable[[], float] = time.monotonic,
-) -> Iterator[tuple[Task, RunResult | str]]:  # fmt: skip
-    """Every task with its outcome, as they end, each alone in its bank; or why there is none, after `max_attempts`.
+) -> RunResult | str:  # fmt: skip
+    """The outcome of a run carried out alone on worker `index`; or why there is none, after `max_attempts`.
 
-    Arguments as in `sweeps.run.drive`. `check`, called a few times a second, raises what ends the work; what is under
-    way then is given up.
+    `num_microbatches` are those of the first time: its batches did not fit in fewer. The others as in
+    `sweeps.run.drive`; `check`, called a few times a second, raises what ends the work.
     """
     crew = Crew(pool, lambda spec: spec.numerics.num_slots, Leases(hang_seconds), clock)
-    waiting = {
-        Attempt(
-            spec=task.spec, run_id=task.spec.id, num_microbatches=task.num_microbatches, again=True,
-            bank_key=f"{bank_key_for(task.spec)}/{task.num_microbatches}/again",
-        ): task
-        for task in tasks
-    }  # fmt: skip
-    under_way = dict[Attempt, Task]()
-    while waiting or under_way:
+    held = Attempt(
+        spec=spec, run_id=spec.id, num_microbatches=num_microbatches, again=True,
+        bank_key=f"{bank_key}/{num_microbatches}/again",
+    )  # fmt: skip
+    while True:
         check()
-        for index, worker in crew.idle():
-            admitted = next((held for held, task in waiting.items() if task.worker == index), None)
-            if not worker.slots and admitted is not None:
-                under_way[admitted] = waiting.pop(admitted)
-                worker.bank_key, worker.slots[0] = admitted.bank_key, admitted
-                crew.start(index, {0: admitted}, steps_per_call)
-            elif worker.slots:
-                crew.start(index, {}, steps_per_call)
+        worker = crew.workers[index]
+        if worker.busy_since is None:
+            admitted = {} if worker.slots else {0: held}
+            worker.bank_key, worker.slots[0] = held.bank_key, held
+            crew.start(index, admitted, steps_per_call)
         for report in crew.wait(POLL_SECONDS):
             error = f"{report.cause}: {report.error}" if report.error is not None else ""
             for finished in report.finished:
-                held = crew.workers[report.worker].slots.pop(finished.slot)
                 outcome = _decoded(finished, held.run_id)
                 if isinstance(outcome, RunResult):
-                    yield under_way.pop(held), outcome
-                else:
-                    error, crew.workers[report.worker].slots[finished.slot] = outcome, held
-            for held in crew.dismiss(report.worker, restart=True) if error else ():
-                task, held.num_lost = under_way.pop(held), held.num_lost + 1
-                if held.num_lost < max_attempts:
-                    waiting[held] = task
-                else:
-                    yield task, f"lost {held.num_lost} times, the last: {error}"
+                    return outcome
+                error = outcome
+            if error:
+                crew.dismiss(index, restart=True)
+                held.num_lost += 1
+                if held.num_lost == max_attempts:
+                    return f"lost {held.num_lost} times, the last: {error}"
 
 
 def _decoded(finished: Finished, run_id: str) -> RunResult | str:

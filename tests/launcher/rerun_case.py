@@ -19,7 +19,7 @@ num_slots = {num_slots}
 num_trials = 6
 parallelism = 3
 num_startup = 3
-num_replays = 2
+replay_winner = true
 """
 
 

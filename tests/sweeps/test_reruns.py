@@ -7,7 +7,7 @@ import pytest
 from sweep_fakes import FakeHost, bank_key, executions, make_spec, outcome
 
 from sweeps.run.pool import InlinePool
-from sweeps.run.reruns import SEED_NATS, Task, compare
+from sweeps.run.reruns import SEED_NATS, compare
 from sweeps.run.reruns import carried_out as under_way
 
 
@@ -36,35 +36,26 @@ class Workers:
         self.pools[worker].restart(0)
 
 
-def carried_out(pool, tasks, max_attempts=2, check=lambda: None):
-    return list(under_way(
-        pool, tasks, bank_key_for=bank_key, steps_per_call=3, max_attempts=max_attempts, hang_seconds=60.0, check=check
-    ))  # fmt: skip
+def carried_out(pool, spec, worker, max_attempts=2):
+    return under_way(
+        pool, spec, worker, bank_key=bank_key(spec), num_microbatches=2, steps_per_call=3, max_attempts=max_attempts,
+        hang_seconds=60.0, check=lambda: None,
+    )  # fmt: skip
 
 
-def test_every_task_is_carried_out_on_its_worker(tmp_path):
-    specs = [make_spec(seed=seed) for seed in range(4)] + [make_spec(width=64)]
-    pool = Workers(FakeHost(tmp_path / "0"), FakeHost(tmp_path / "1"))
-    tasks = [Task(spec=spec, worker=index % 2, num_microbatches=2) for index, spec in enumerate(specs)]
-    ended = carried_out(pool, tasks)
-    assert {(task.spec.id, again.curve_id) for task, again in ended} == {
-        (spec.id, outcome(spec)[0].curve_id) for spec in specs
-    }
-    for worker in range(2):
-        ran_there = executions(tmp_path / str(worker))
-        assert sorted(ran_there) == sorted(task.spec.id for task in tasks if task.worker == worker)
+def test_a_run_is_carried_out_on_its_worker(tmp_path):
+    spec, pool = make_spec(seed=1), Workers(FakeHost(tmp_path / "0"), FakeHost(tmp_path / "1"))
+    assert carried_out(pool, spec, 1).curve_id == outcome(spec)[0].curve_id
+    assert executions(tmp_path / "1") == [spec.id] and executions(tmp_path / "0") == []
     assert all(call.again and not call.save for _, call in pool.calls)
     assert {call.num_microbatches for _, call in pool.calls} == {2}, "a batch that did not fit is split as it was"
 
 
 @pytest.mark.parametrize("fault", ["raise 1", "nan 1"])
 def test_what_is_lost_is_begun_again_and_given_up_at_last(tmp_path, fault):
-    pool = Workers(FakeHost(tmp_path / "0", fault))
-    tasks = [Task(spec=make_spec(seed=seed, num_slots=1), worker=0) for seed in range(2)]
-    ended = {task.spec.seed: again for task, again in carried_out(pool, tasks, max_attempts=3)}
-    assert ended[0].id == tasks[0].spec.id
-    assert ended[1].startswith("lost 3 times, the last: ")
-    assert executions(tmp_path / "0", "begin").count(tasks[1].spec.id) == 3
+    spec, pool = make_spec(seed=1, num_slots=1), Workers(FakeHost(tmp_path / "0", fault))
+    assert carried_out(pool, spec, 0, max_attempts=3).startswith("lost 3 times, the last: ")
+    assert executions(tmp_path / "0", "begin").count(spec.id) == 3
 
 
 SPEC = make_spec(num_steps=6)
