@@ -7,9 +7,11 @@ that the trainer itself reads.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -78,6 +80,32 @@ def write_files(out_dir: Path, files: Mapping[str, str]) -> None:
         (out_dir / name).parent.mkdir(parents=True, exist_ok=True)
         canon.write_atomic(out_dir / name, text.encode())
     (out_dir / RUN_FILE).chmod(0o755)
+
+
+@contextlib.contextmanager
+def scratch_for(target: Path) -> Iterator[Path]:
+    """An empty folder on the disk of `target`, gone at the end unless it was put in its place."""
+    near = next(folder for folder in target.parents if folder.is_dir())
+    scratch = near / f".{target.name}.part"
+    shutil.rmtree(scratch, ignore_errors=True)  # of an export that was killed
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def put(scratch: Path, target: Path) -> None:
+    """Make `scratch` the folder `target`, whatever lay there.
+
+    Raises:
+        OSError: `target` cannot be written.
+    """
+    if target.exists():
+        shutil.rmtree(target)
+    canon.make_folder(target.parent)
+    scratch.rename(target)
+    canon.sync_folder(target.parent)
 
 
 def _readable(body: Mapping[str, Json]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -148,7 +147,7 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
     """A FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if something cannot be expressed."""
     from launcher.base.plain_files import kinds_in
     from launcher.exporters.fidelity import exporter
-    from launcher.exporters.placing import put, scratch_beside, undisturbed
+    from launcher.exporters.writing import put, scratch_for
     from launcher.frozen.attestations import attest
     from launcher.frozen.launch_file import read_launch
 
@@ -162,21 +161,19 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
     target = _target(folder, name, out)
     beside = target.is_relative_to(folder)
     write = exporter(name)
-    with scratch_beside(target, inside=not beside) as scratch:  # what is refused leaves nothing behind
+    with scratch_for(target) as scratch:  # what is refused leaves nothing behind
         report = write.export(decision, scratch, version or write.VERSIONS[-1])
         canon.write_atomic(scratch / FIDELITY_FILE, canon.pretty(report))
         files: dict[str, Json] = {file: canon.file_sha256(scratch / file) for file in kinds_in(scratch)}
         refused = bool(report.lost) and not allow_lossy
         if not refused:
-            earlier = _attested_files(folder, name, decision.digest) if beside else None
-            _check_room(target, scratch, set(files), earlier)
+            _check_room(target, {*files, *_attested_files(folder, name, decision.digest)} if beside else set())
             body: dict[str, Json] = {
                 "trainer": name, "version": report.version, "out": f"exports/{name}", "files": files,
             }  # fmt: skip
-            with undisturbed():
-                put(scratch, target, first=FIDELITY_FILE)
-                if beside:
-                    attest(folder, f"export-{name}", decision.digest, body)
+            put(scratch, target)
+            if beside:
+                attest(folder, f"export-{name}", decision.digest, body)
     entries = cast(list[Json], canon.to_json(report.entries))
     answered = {"trainer": name, "version": report.version, "out": None if refused else str(target), "entries": entries}
     answer(as_json, answered, "\n".join(_told_of(report, target, len(files), refused, beside)))
@@ -220,8 +217,6 @@ def _target(folder: Path, trainer: str, out: Path | None) -> Path:
     """Where an export goes: outside the config's folder, or in its own place there."""
     own = folder / "exports" / trainer
     target = (out or own).resolve()
-    if folder.is_relative_to(target):
-        raise click.BadParameter(f"--out {target}: it holds the frozen config itself; choose another folder")
     if target != own and (target.is_relative_to(folder) or out is None):
         raise click.BadParameter(f"--out {target}: beside the config an export lies in {own}; choose that, or a folder "
                                  "elsewhere")  # fmt: skip
@@ -242,20 +237,14 @@ def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
     return set(files) if isinstance(files, dict) else set()
 
 
-def _check_room(target: Path, scratch: Path, names: set[str], earlier: set[str] | None) -> None:
-    """See that all that lies in `target`, but for the scratch folder, may go.
-
-    Beside the config that is what an `earlier` export left, whole or in part. Elsewhere (None) it is what this export
-    writes, and only where a fidelity report says that an export was here.
+def _check_room(target: Path, ours: set[str]) -> None:
+    """See that all that lies in `target` may go: beside the config what exports wrote there, elsewhere nothing.
 
     Raises:
-        click.BadParameter: it holds other files; some are named.
+        click.BadParameter: it holds other files, such as what a run wrote; some are named.
     """
     from launcher.base.plain_files import kinds_in
 
-    there = {file for file in kinds_in(target) if target / file.partition("/")[0] != scratch}
-    left = set() if earlier is None else {f for f in there - names if f in earlier or re.search(r"\.\d+\.part$", f)}
-    ours = names if earlier is not None or FIDELITY_FILE in there else set()
-    if strangers := sorted(there - left - ours):
+    if strangers := sorted(set(kinds_in(target)) - ours):
         shown = ", ".join(strangers[:8]) + (f" and {len(strangers) - 8} more" if len(strangers) > 8 else "")
         raise click.BadParameter(f"--out {target}: it holds what no export wrote: {shown}; choose an empty folder")

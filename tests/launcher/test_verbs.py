@@ -185,7 +185,7 @@ def test_an_export_onto_the_config_itself_is_refused(frozen):
     assert ask("verify", frozen)[0] == 0
 
 
-def test_an_export_writes_over_an_export_only(frozen, tmp_path):
+def test_an_export_writes_over_no_other_files(frozen, tmp_path):
     out = tmp_path / "frozen" / "mine"
     out.mkdir(parents=True)
     arguments = ("export", frozen, "--to", "native", "--out", out)
@@ -194,21 +194,20 @@ def test_an_export_writes_over_an_export_only(frozen, tmp_path):
     assert (code, "it holds what no export wrote: run.sh; choose an empty folder" in body["message"]) == (2, True)
     assert (out / "run.sh").read_text() == "my own"
     (out / "run.sh").unlink()
-    assert [ask(*arguments)[0] for _ in range(2)] == [0, 0]
-    (out / "notes.txt").write_text("")
-    assert "no export wrote: notes.txt" in ask(*arguments)[1]["message"]
+    assert [ask(*arguments)[0] for _ in range(2)] == [0, 2], "elsewhere a folder must be empty"
 
 
 def test_an_export_beside_the_config_takes_away_what_an_earlier_one_left(frozen):
     assert ask("export", frozen, "--to", "native")[0] == 0
     own = frozen / "exports" / "native"
-    (own / "run.sh.4711.part").write_text("killed here")
+    (own.parent / ".native.part").mkdir()  # of an export that was killed
     (own / "of_another_version.py").write_text("")
     assert "no export wrote: of_another_version.py" in ask("export", frozen, "--to", "native")[1]["message"]
     body = read_attestation(frozen / "attestations" / "export-native.json", frozen.name)
     attest(frozen, "export-native", frozen.name, {**body, "files": {**body["files"], "of_another_version.py": ""}})
     assert ask("export", frozen, "--to", "native")[0] == 0
     assert {path.name for path in own.iterdir()} == {"fidelity.json", "launch.json", "run.sh"}
+    assert [path.name for path in own.parent.iterdir()] == ["native"]
     assert ask("verify", frozen)[0] == 0
 
 
