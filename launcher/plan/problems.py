@@ -5,7 +5,6 @@ is wanted.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 
 from launcher.plan.plan import Plan
@@ -44,17 +43,8 @@ def _width_problems(plan: Plan) -> list[str]:
         "ladder.widths": plan.ladder.widths,
     }
     for name, values in widths.items():
-        wrong: dict[str, list[str]] = {}  # by the problem: one head_dim may be wrong for every width
         for width in values:
-            try:
-                plan.shape(width, vocab_size=2)
-            except SpecError as error:
-                for problem in error.problems:
-                    wrong.setdefault(re.sub(r"\d+", "", problem), [problem]).append(str(width))
-        problems += [
-            f"{name}: {first}{', and so of ' if others else ''}{', '.join(others)}"
-            for first, _, *others in wrong.values()
-        ]
+            problems += [f"{name}: {problem}" for problem in _refusals(lambda w=width: plan.shape(w, vocab_size=2))]
     return problems
 
 
@@ -308,13 +298,6 @@ def _pruner_problems(plan: Plan, search: SearchSection) -> list[str]:
         problems.append(f"{said}: a command trains by itself, and cannot be looked at: 'none' is wanted")
     if not rungs(steps):
         problems.append(f"{said}: proxy.num_steps = {steps} leaves no step at which to look: 'none', or more steps")
-    seen = search.num_startup + search.parallelism - 1
-    if search.num_trials <= seen:
-        problems.append(
-            f"{said}: search.num_trials = {search.num_trials}: no trial could be given up: the first {seen} run whole "
-            f"(search.num_startup = {search.num_startup}, and search.parallelism = {search.parallelism} less one): "
-            "more trials, or 'none'"
-        )
     return problems
 
 
