@@ -141,14 +141,6 @@ def test_an_emptied_folder_is_no_new_run(tmp_path, evidence):
         newest_good(tmp_path / "checkpoints", DIGEST, [], expected=why)
 
 
-def test_the_same_step_can_be_corrupt_twice(tmp_path):
-    save(tmp_path, 4)
-    for _ in range(2):
-        (save(tmp_path, 8) / ".metadata").unlink()
-        assert newest_good(tmp_path, DIGEST, []).step == 4
-    assert names(tmp_path) == ["step-00000004", "step-00000008.corrupt", "step-00000008.corrupt2"]
-
-
 def test_refuses_another_configs(tmp_path):
     save(tmp_path, 4, digest="e" * 64)
     with pytest.raises(CheckpointError, match=r"is of the launch config eeeeeeeeeeeeeeee\.\.\., this is dddd"):

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 from launcher.base.flag import Flag
 
@@ -43,15 +42,6 @@ def test_a_signal_on_top_of_a_signal_does_no_harm():
 def test_an_event_would_hang():
     """Why there is a flag at all."""
     assert stormed("event", limit_seconds=5) == "hangs"
-
-
-def test_waiting_ends_early_when_it_is_set_and_late_when_it_is_not():
-    flag = Flag()
-    assert not flag.wait(0.01) and not flag.is_set()
-    threading.Timer(0.1, flag.set).start()
-    began = time.monotonic()
-    assert flag.wait(60) and flag.is_set() and time.monotonic() - began < 30
-    assert flag.wait(0)
 
 
 def test_a_handler_ends_the_wait_of_the_main_thread():

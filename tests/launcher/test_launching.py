@@ -17,7 +17,7 @@ from main_run import tiny_decision
 from scripted_job import ENDING_SIGNALS, HEAD, left_behind, signal_once_there
 from tiny_study import ask, forerun
 
-from launcher.base import chronicle, metrics, wandb_calls
+from launcher.base import metrics, wandb_calls
 from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
@@ -116,28 +116,6 @@ def test_an_export_is_chosen_by_name(corpus, tmp_path):
     code, body = ask("launch", folder, "--data", corpus, "--trainer", "megatron-lm")
     assert code == 2 and "--trainer megatron-lm: no such export" in body["problems"]
     assert "huggingface, torchtitan" in body["message"]
-
-
-def test_a_run_outside_a_study_keeps_no_logbook(corpus, tmp_path, monkeypatch):
-    from launcher.supervisor.launch import LaunchOutcome
-
-    outcome = LaunchOutcome(
-        event="failed", exit_code=2, step=3, reason="out of memory after step 3", validation_loss_nats=None,
-        num_restarts=1, cause="out_of_memory",
-    )  # fmt: skip
-    monkeypatch.setattr("launcher.supervisor.launch.launch", lambda *_, **__: outcome)
-    folder = freeze(tmp_path, tiny_decision(corpus, num_ranks=2)).rename(tmp_path / "config")
-    code, body = ask("launch", folder, "--data", corpus, "--out", tmp_path / "out")
-    assert (code, body["cause"]) == (2, "out_of_memory")
-    assert "failed at step 3 of 12 after 1 restart: out of memory" in forerun("launch", folder, "--data", corpus)[1]
-    assert not list(tmp_path.rglob("logbook.md"))
-    assert chronicle.entries(folder / "run") == []
-    (folder / "attestations" / "launch.json").unlink()
-    second = ("--nnodes", 1, "--node-rank", 0), ("--nnodes", 2, "--node-rank", 1, "--rdzv-endpoint", "h:1")
-    for nodes, kept in zip(second, (True, False), strict=True):
-        assert ask("launch", folder, "--data", corpus, *nodes)[0] == 2
-        assert (folder / "attestations" / "launch.json").exists() == kept, "by the first machine alone"
-        (folder / "attestations" / "launch.json").unlink(missing_ok=True)
 
 
 # Signals: one ends it at any moment, with the exit code of what has come of the run and nothing left behind

@@ -8,8 +8,6 @@ import time
 
 import pytest
 
-from launcher.base.lifeline import group_dies_with_us
-
 CHILD = """
 import time
 from launcher.base.lifeline import die_with_parent
@@ -77,12 +75,3 @@ def test_a_group_dies_with_its_killed_starter(held):
     assert alive(pid) != held
     if not held:
         os.kill(pid, signal.SIGKILL)
-
-
-def test_a_watched_group_is_left_alone_once_it_is_no_longer_ours():
-    with subprocess.Popen(["sleep", "60"], start_new_session=True) as child:
-        with group_dies_with_us(child.pid):
-            pass
-        time.sleep(0.2)
-        assert child.poll() is None
-        child.kill()

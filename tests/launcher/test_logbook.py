@@ -74,25 +74,11 @@ def _rendered(markdown):
     return shown
 
 
-def test_addresses_are_no_links():
-    assert "://" not in plain("see http://evil.example") and "www." not in plain("www.evil.example")
-
-
 def test_a_megabyte_takes_a_screen(tmp_path):
     chronicle.record(tmp_path, "note", "a\n" * 2**19)
     text = write_logbook(tmp_path).read_text()
     assert len(text) < MOST_SHOWN + 200
     assert f"({2**20 - MOST_SHOWN:,} characters more)" in text
-
-
-def test_torn_and_forged_lines_of_a_chronicle_are_no_events(tmp_path):
-    add_note(tmp_path, "kept")
-    with (tmp_path / chronicle.CHRONICLE_FILE).open("a") as file:
-        file.write('{"at": 3, "kind": "note"}\n')
-        file.write('{"at": "2026-03-01T00:00:00+00:00", "kind": "no such kind", "text": "x"}\n')
-        file.write('{"at": "2026-03-01T00')
-    add_note(tmp_path, "also kept")
-    assert [found.text.partition(": ")[2] for found in events_of(tmp_path)] == ["kept", "also kept"]
 
 
 # Of a real study
@@ -180,9 +166,7 @@ def test_a_note_is_on_the_page_at_once(copied):
     ("text", "said"),
     [
         ("   ", "TEXT is empty"),
-        ("a" * 10_001, "10,001 characters, at most 10,000"),
         ("the key is hf_" + "a1" * 10, "a service's key"),
-        ("see https://me:pass@host/x", "a user or a password in an address"),
     ],
 )
 def test_notes_that_are_refused(copied, text, said):

@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from main_run import QUIET_TORCH, tiny_decision
 
 from launcher.base import metrics
 from launcher.frozen.launch_file import write_launch
-from launcher.trainer import assembly, checkpoints, saving
+from launcher.trainer import assembly, checkpoints
 from launcher.trainer.rank import Options, run
 from launcher.trainer.saving import SaveError, Saver
 from launcher.trainer.training import Trainer
@@ -115,14 +114,6 @@ def test_a_full_disk_is_told_once_and_leaves_the_older_ones(live, small_disk, tm
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
     saver.settle()
     assert saver.finished() == []
-
-
-def test_an_error_of_any_kind_in_the_background_is_told(live, tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "replace", lambda *_, **__: 1 / 0)
-    saver = Saver(tmp_path, DIGEST, keep=2)
-    saver.save(4, *live, {}, 0)
-    with pytest.raises(SaveError, match="step 4 could not be written"):
-        saver.settle()
 
 
 def train(decision, corpus, out, **options):
@@ -230,36 +221,3 @@ def test_retention_follows_the_spike_policy(corpus, tmp_path):
     train(dataclasses.replace(decision, spikes=spikes), corpus, tmp_path, stop_after=9)
     steps = sorted(int(p.name[5:]) for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert steps[-2:] == [8, 9] and any(steps[-1] - 8 <= step <= steps[-1] - 4 for step in steps)
-
-
-@pytest.fixture
-def process(corpus, tmp_path):
-    """Starts a rank as torchrun does, alone."""
-    decision = tiny_decision(corpus, every_steps=1)
-    config = write_launch(tmp_path / "frozen", decision)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    words = [sys.executable, "-m", "launcher.trainer", "--config", config, "--data", corpus, "--out", tmp_path / "run"]
-
-    def start():
-        return subprocess.Popen(words, env={**os.environ, **alone}, stderr=subprocess.PIPE, text=True)
-
-    return start
-
-
-def test_one_signal_after_another_saves_once_and_harms_nothing(process, corpus, tmp_path):
-    with process() as job:
-        while job.poll() is None and not (tmp_path / "run" / "checkpoints" / "step-00000001").exists():
-            time.sleep(0.005)
-        while job.poll() is None:
-            job.send_signal(signal.SIGTERM)
-            time.sleep(0.002)
-        assert job.returncode == 130, job.stderr.read()
-    ending = metrics.read_ending(tmp_path / "run")
-    assert (ending.event, ending.exit_code) == ("interrupted", 130)
-    decision = tiny_decision(corpus, every_steps=1)
-    newest = checkpoints.newest_good(tmp_path / "run" / "checkpoints", decision.digest, [])
-    assert newest.step == ending.step < 12
-    assert train(decision, corpus, tmp_path).step == 12

@@ -93,19 +93,6 @@ def test_told_to_stop(tmp_path, job, number, requeued):
     assert seen(tmp_path, "scontrol").split() == (["requeue", JOB_ID] if requeued else [])
 
 
-def test_a_driver_that_ends_well_when_time_is_up_is_not_run_again(tmp_path, job):
-    process = job(script(tmp_path), steps=600, told=0)
-    await_seen(tmp_path, "driver")
-    os.kill(process.pid, signal.SIGUSR1)
-    assert process.wait(timeout=30) == 0
-    assert (seen(tmp_path, "told"), seen(tmp_path, "scontrol")) == ("told\n", "")
-
-
-def test_ray_that_does_not_start_is_an_error(tmp_path, job):
-    (tmp_path / "bin" / "ray").write_text("#!/usr/bin/env bash\nexit 1\n")
-    assert job(script(tmp_path)).wait(timeout=30) == 1
-
-
 def test_written_by_run(finished, tmp_path):
     target = tmp_path / "job.sh"
     command = ["run", finished / "plan.toml", "--study", tmp_path / "study", "--sbatch", target]
@@ -120,9 +107,7 @@ def test_written_by_run(finished, tmp_path):
     assert not (tmp_path / "study").exists(), "nothing is run"
 
 
-@pytest.mark.parametrize(
-    "option", ["--nodes=4\nrm -rf", "nodes", "--signal=TERM", "--requeue", "--export=NONE", "-n 4"]
-)
+@pytest.mark.parametrize("option", ["--nodes=4\nrm -rf", "nodes", "--signal=TERM"])
 def test_options_that_are_none_or_ours(finished, option):
     code, body = ask(
         "validate", finished / "plan.toml", "--set", f"cluster.slurm_options=[{option!r}]".replace("'", '"')

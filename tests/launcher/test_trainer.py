@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,18 +13,15 @@ from rank_runs import CUT
 
 from launcher.base import chronicle, metrics
 from launcher.base.policy import Monitoring
-from launcher.base.watchdog import START_SECONDS
 from launcher.exporters.fidelity import ExportError
 from launcher.exporters.trainers import native
 from launcher.frozen.frozen import FrozenError, Parallelism
-from launcher.frozen.launch_file import read_launch, write_launch
-from launcher.supervisor.launch import launch, launch_line
+from launcher.frozen.launch_file import write_launch
+from launcher.supervisor.launch import launch
 from launcher.trainer import assembly
-from launcher.trainer import rank as trainer
 from launcher.trainer.rank import Options, _problems, run
 from launcher.trainer.training import Trainer
 from proxies.core.flops import flops_per_token
-from proxies.core.rules import named
 from proxies.data.tokens import TokenStore, read_manifest
 from proxies.model.decoder import Block, Decoder
 from proxies.training.solo import Solo
@@ -188,17 +182,6 @@ def test_a_crash_between_checkpoints_replays_and_supersedes_metrics(alone, corpu
     steps = [line["step"] for line in metrics.read(run_dir) if "event" not in line]
     assert steps == list(range(1, 13))
     assert losses(run_dir) == losses(alone[0])
-
-
-def test_a_finished_run_stays_finished(alone, corpus, tmp_path):
-    shutil.copytree(alone[0], tmp_path / "run")
-    assert train(tiny_decision(corpus), corpus, tmp_path) == alone[1]
-    lines = metrics.read(tmp_path / "run")
-    assert [(line["event"], line["step"]) for line in lines if line.get("event") == "started"] == [
-        ("started", 0), ("started", 12),
-    ]  # fmt: skip
-    del lines[-2]
-    assert lines == metrics.read(alone[0])
 
 
 def test_moments_and_not_only_weights_are_resumed(alone, corpus, tmp_path, monkeypatch):
@@ -373,17 +356,6 @@ def test_a_signal_saves_and_ends(alone, corpus, tmp_path):
     assert losses(tmp_path / "run") == losses(alone[0])
 
 
-def test_tied_matrices_stay_one(one_rank, corpus, tmp_path):
-    manifest = read_manifest(corpus)
-    spec = spec_of(manifest.data_id)
-    tied = dataclasses.replace(spec.shape, tied=True)
-    spec = dataclasses.replace(spec, shape=tied, base_shape=tied, parametrization=named("sp"))
-    decision = decision_of(spec, manifest)
-    train(decision, corpus, tmp_path, stop_after=6)
-    ending = train(decision, corpus, tmp_path)
-    assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy_of(spec, corpus))
-
-
 @pytest.mark.parametrize("change", ["gpt2", "warming"])
 def test_every_choice_trains_as_the_proxy(one_rank, corpus, tmp_path, change):
     """Resumed on the way, so that positions in the data, too, are those of an uninterrupted run."""
@@ -483,20 +455,6 @@ def test_a_run_whose_live_optimizer_or_weights_are_not_the_frozen_ones_never_ste
         assert not curve(tmp_path / name / "run")
 
 
-def test_native_export_reads_back_and_starts(corpus, tmp_path):
-    decision = tiny_decision(corpus)
-    report = native.export(decision, tmp_path)
-    assert read_launch(tmp_path) == decision
-    assert {entry.field for entry in report.entries} == {field.name for field in dataclasses.fields(decision)}
-    assert report.lost == ()
-    script = (tmp_path / "run.sh").read_text()
-    assert f"--nproc-per-node {decision.parallelism.num_ranks}" in script and decision.digest in script
-    subprocess.run(["sh", "-n", tmp_path / "run.sh"], check=True)
-    line = launch_line(tmp_path, Path("a corpus"), Path("out"), stop_after=3)
-    assert line.startswith("python -m torch.distributed.run") and "--data 'a corpus'" in line
-    assert line.endswith("--stop-after 3")
-
-
 def test_native_export_refuses_what_the_embedded_trainer_refuses(corpus, tmp_path):
     split = Parallelism(data_parallel_shard=1, tensor=3, pipeline=2)
     with pytest.raises(ExportError) as caught:
@@ -514,23 +472,3 @@ def test_replicas_train_as_the_proxy(corpus, proxy, tmp_path):
     outcome = launch(write_launch(tmp_path, decision), corpus, tmp_path / "run")
     assert outcome.event == "finished"
     assert_is_the_proxys(tmp_path / "run", outcome.validation_loss_nats, proxy)
-
-
-def test_ranks_wait_for_the_first_one_as_long_as_the_supervisor_does(monkeypatch, tmp_path):
-    """It hashes the newest checkpoint alone: of a large model for longer than NCCL's ten minutes."""
-    found = {}
-
-    def meet(**given):
-        found.update(given)
-        raise KeyboardInterrupt
-
-    paths = ["--config", tmp_path, "--data", tmp_path, "--out", tmp_path]
-    monkeypatch.setattr(sys, "argv", ["trainer", *map(str, paths)])
-    monkeypatch.setattr(trainer, "die_with_parent", lambda: None)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    for module, name in ((trainer.signal, "signal"), (trainer.faulthandler, "register")):
-        monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(trainer.dist, "init_process_group", meet)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.main()
-    assert found["timeout"].total_seconds() == START_SECONDS

@@ -25,23 +25,6 @@ def frozen(tmp_path):
     return write_launch(tmp_path / "alone", decision).parent, corpus, decision
 
 
-@pytest.mark.slow
-def test_a_rank_is_killed_and_the_rehearsal_says_so(frozen):
-    """The one drill of the fast tests whose ranks are real: two under torchrun, one of them killed by SIGKILL."""
-    folder, corpus, decision = frozen
-    code, out, err = forerun("rehearse", folder, "--data", corpus, "--only", "killed_rank", "--json")
-    assert code == 0, err
-    body = json.loads(out)
-    (killed,) = body["drills"]
-    assert (killed["name"], killed["outcome"], killed["seen"]["num_restarts"], killed["seen"]["struck"]) == (
-        "killed_rank", "passed", 1, True,
-    )  # fmt: skip
-    assert killed["seen"]["num_tensors_differing"] == 0
-    assert body["copy"]["stands_for"] == body["digest"] == decision.digest != body["copy"]["digest"]
-    assert "rehearsal:" in err
-    assert not (folder / "rehearsal").exists()
-
-
 def test_a_config_that_cannot_be_rehearsed_is_refused_in_words(frozen, tmp_path):
     folder, corpus, _ = frozen
     code, _, err = forerun("rehearse", folder, "--data", tmp_path / "nothing")

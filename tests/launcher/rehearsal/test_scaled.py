@@ -79,11 +79,6 @@ def test_the_copys_numbers_are_those_of_the_same_hyperparameters_at_its_own_shap
     assert copy.decision.digest != decision.digest == copy.stands_for
 
 
-def test_wide_and_narrow_groups_of_the_copy_have_rates_of_their_own(manifest):
-    rates = {group.kind: group.learning_rate for group in scaled_copy(wide(manifest)[1], manifest).decision.groups}
-    assert rates["hidden"] == pytest.approx(rates["embedding"] / 2)
-
-
 def test_numbers_that_no_parametrization_gives_are_refused(manifest):
     decision = wide(manifest)[1]
     first, *rest = decision.groups

@@ -1,7 +1,6 @@
 """A run that has ended: its forecast scored, kept once, and used by what is forecast later."""
 
 import dataclasses
-import json
 import shutil
 
 import pytest
@@ -18,14 +17,12 @@ from launcher.study import history
 from launcher.study.evidence import decision_of, gather
 from launcher.study.history import Concluded
 from launcher.study.opening import recorded
-from launcher.watch.conclude import NUM_PARTS, NotConcludedError, concluded_run
+from launcher.watch.conclude import NotConcludedError, concluded_run
 from launcher.watch.logs.keys import Keys
 from launcher.watch.logs.readings import Readings
 from launcher.watch.logs.sources import source_of
 from proxies.core import canon
-from proxies.core.schedule import Schedule
 from scaling_fits.forecast.conclusive import interval_scale
-from scaling_fits.forecast.loss_curves import WINDOW
 from scaling_fits.forecast.uncertainty import predict
 from sweeps.store.ledger import Ledger
 
@@ -63,17 +60,6 @@ def test_a_run_as_its_log_shows_it(decision, tmp_path):
     assert run.curve.steps == tuple(range(1, 13))
     assert run.curve.train_loss_nats == tuple(loss_at(step) for step in range(1, 13))
     assert canon.decode(Concluded, canon.parse(canon.canonical(run))) == run
-
-
-def test_the_kept_curve_has_the_means_of_the_whole(decision, tmp_path):
-    long = dataclasses.replace(decision.learning_rate, schedule=Schedule(kind="cosine", num_steps=7000))
-    decision = dataclasses.replace(decision, learning_rate=long, num_tokens=7000 * decision.batch_tokens)
-    run = concluded_run(decision, reading_of(decision, log(decision, tmp_path, 2.8)))
-    assert len(run.curve.steps) == NUM_PARTS
-    for share in (0.05, 0.3, 1.0):
-        near = [s for s in range(1, 7001) if abs(s / 7000 - share) <= WINDOW * share]
-        kept = [x for s, x in zip(run.curve.steps, run.curve.train_loss_nats, strict=True) if s in set(near)]
-        assert sum(kept) / len(kept) == pytest.approx(sum(map(loss_at, near)) / len(near), abs=2e-3)
 
 
 @pytest.mark.parametrize("ending", [None, ("aborted", 3, "loss is NaN"), ("interrupted", 130, "by a signal")])
@@ -149,15 +135,6 @@ def test_another_outcome_of_the_same_config_is_refused(frozen):
     code, body = ask("watch", folder, "--conclude")
     assert (code, body["error"]) == (2, "ConcludedOtherwiseError")
     assert "the first stands; is this the log of the same run?" in body["message"]
-
-
-def test_a_run_that_goes_on_is_not_concluded(frozen, copied):
-    decision, folder = frozen
-    log(decision, folder / "run", last=3)
-    code, body = ask("watch", folder, "--conclude")
-    assert (code, body["error"]) == (4, "NotConcludedError")
-    assert not (folder / "attestations").exists()
-    assert history.concluded(Ledger.read(copied)) == []
 
 
 def test_a_config_that_lies_in_no_study_is_scored_all_the_same(frozen, copied, tmp_path):
@@ -237,17 +214,6 @@ def test_a_run_of_another_recipe_is_left_out_and_said_to_be(child, tmp_path):
     (said,) = [warning for warning in found.fit.warnings if "left out of the fit" in warning]
     assert "its last learning rate is 0.5, here 0.0" in said
     assert "it was trained on other data" in said
-
-
-def test_a_fit_of_the_study_has_its_own_run_too(frozen, copied, tmp_path):
-    _, before = ask("fit", copied, "--bootstrap", "50", "--form", "chinchilla")
-    body = concluded(frozen, 2.0)
-    code, after = ask("fit", copied, "--bootstrap", "50", "--form", "chinchilla", "--out", tmp_path / "fit.json")
-    assert code == 0
-    assert after["num_runs"] == before["num_runs"] + 1
-    assert (before["record_scale"], after["record_scale"]) == (1.0, pytest.approx(body["next_interval_scale"]))
-    kept = json.loads((tmp_path / "fit.json").read_text())["fit"]["record_scale"]
-    assert kept == after["record_scale"]
 
 
 def test_a_grandchild_inherits_both(child, tmp_path):

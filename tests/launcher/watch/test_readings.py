@@ -104,14 +104,6 @@ def test_tensorboard(tmp_path):
     assert not any("again" in note for note in reading.notes)
 
 
-def test_two_files_of_one_run_are_one(tmp_path):
-    write_events(tmp_path / "tb" / "a", [(s, {"loss": 5.0}) for s in range(1, 11)])
-    write_events(tmp_path / "tb" / "b", [(s, {"loss": 3.0}) for s in range(9, 15)])
-    reading = read(tmp_path / "tb")
-    assert reading.columns.train_loss_nats.tolist() == [5.0] * 8 + [3.0] * 6
-    told(reading, "2 steps were logged again: the last value counts")
-
-
 def test_steps_counted_from_zero(tmp_path):
     lines = [{"step": s, "loss": 3.0} for s in range(10)] + [{"step": 10, "val_loss": 2.5}]
     reading = read(write_lines(tmp_path / "log.jsonl", lines), num_steps=10)

@@ -53,22 +53,6 @@ def test_a_departure_is_an_alarm_with_its_evidence_and_the_command(decision, fro
     assert str(frozen) in text
 
 
-def test_an_alert_is_recorded_once_however_often_one_looks(decision, frozen):
-    run_of(decision, frozen, 200)
-    for step in range(201, 260):
-        metrics.append(frozen / "run", line(step, train_loss_nats=1.6 * loss_at(step)))
-    for _ in range(3):
-        assert ask("watch", frozen, "--once")[0] == 3
-    for step in range(260, 300):
-        metrics.append(frozen / "run", line(step, train_loss_nats=1.6 * loss_at(step)))
-    _, body = ask("watch", frozen, "--once")
-    told = [entry for entry in chronicle.entries(frozen / "run") if entry.kind == "alert"]
-    recorded = [entry.data["name"] for entry in told]
-    assert sorted(set(recorded)) == sorted(recorded)
-    assert set(names(body)) <= set(recorded)
-    assert {entry.digest for entry in told} == {decision.digest}
-
-
 def test_cannot_tell(decision, frozen, corpus, tmp_path):
     code, body = ask("watch", frozen, "--once")
     assert (code, body["standing"], body["why"]) == (4, "cannot_tell", "nothing is logged yet")
