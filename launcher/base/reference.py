@@ -41,12 +41,9 @@ class Published:
 class Model:
     """One published model."""
 
-    shape: Shape | None
-    """None where it is no dense decoder of our families; then only its published counts are told."""
+    shape: Shape
     params: float
     """Total, as published."""
-    params_active: float
-    """Used for a token."""
     tokens: float | None
     """Trained on; None where nobody said."""
     flops_published: float | None
@@ -106,13 +103,7 @@ def _gpt2(layers: int, width: int, heads: int, vocab: int, seq_len: int) -> Shap
 
 def _dense(shape: Shape, params: float, tokens: float | None, flops: float | None, source: str) -> Model:
     return Model(
-        shape=shape, params=params, params_active=params, tokens=tokens, flops_published=flops, source=source
-    )  # fmt: skip
-
-
-def _shapeless(params: float, active: float, tokens: float, flops: float | None, source: str) -> Model:
-    return Model(
-        shape=None, params=params, params_active=active, tokens=tokens, flops_published=flops, source=source
+        shape=shape, params=params, tokens=tokens, flops_published=flops, source=source
     )  # fmt: skip
 
 
@@ -140,9 +131,6 @@ MODELS: MappingProxyType[str, Model] = MappingProxyType(
         "llama-3.1-405b": _dense(
             _llama(126, 16_384, 128, 8, 53_248, 128_256, 8192), 405.85e9, 15.6e12, 3.8e25, f"{_L3} (6ND)"
         ),
-        "palm-540b": _shapeless(540.36e9, 540.36e9, 780e9, 2.527e24, "arXiv 2204.02311"),
-        "bloom-176b": _shapeless(176e9, 176e9, 366e9, None, "arXiv 2211.05100"),
-        "deepseek-v3": _shapeless(671e9, 37e9, 14.8e12, None, "arXiv 2412.19437"),
     }
 )  # fmt: skip
 

@@ -19,9 +19,8 @@ class Given:
 
     gpu: str = "H100"
     num_gpus: int = 1
-    mfu: float | None = None
     tokens_per_gpu_second: float | None = None
-    """Measured; in place of `mfu`."""
+    """Measured."""
     price_usd: float | None = None
     """Of one for an hour."""
     peak_flops: float | None = None
@@ -33,16 +32,12 @@ class Given:
         if checks.fine:
             checks.that(self.num_gpus <= MOST_GPUS, f"num_gpus = {self.num_gpus}: at most {MOST_GPUS} is wanted")
         limits = {
-            "mfu": (1e-4, 1.0), "tokens_per_gpu_second": (1e-3, 1e9), "price_usd": (1e-4, 1e6),
+            "tokens_per_gpu_second": (1e-3, 1e9), "price_usd": (1e-4, 1e6),
             "peak_flops": (1e9, 1e18), "memory_gb": (0.1, 1e5),
         }  # fmt: skip
         for name, (least, most) in limits.items():
             if getattr(self, name) is not None:
                 checks.number(name, least=least, most=most)
-        checks.that(
-            self.mfu is None or self.tokens_per_gpu_second is None,
-            "mfu and tokens_per_gpu_second: a throughput is a share of the peak; give one of them",
-        )
         try:
             reference.gpu(self.gpu)
         except reference.UnknownNameError as error:
@@ -63,7 +58,7 @@ class Machine:
     mfu: Span
     """While it steps."""
     measured: bool
-    """Whether the MFU is the user's own, not that of published runs."""
+    """Whether the MFU is of the user's own throughput, not that of published runs."""
     price_usd: Span | None
 
 
@@ -80,7 +75,7 @@ def machine_of(given: Given, flops_per_token: float) -> Machine:
         peak, memory = given.peak_flops or found.peak_flops, given.memory_gb or found.memory_gb
     except reference.UnknownNameError:
         name, peak, memory = given.gpu, given.peak_flops or 0.0, given.memory_gb or 0.0
-    mfu = _span(reference.MFU) if given.mfu is None else exactly(given.mfu, "given")
+    mfu = _span(reference.MFU)
     if given.tokens_per_gpu_second is not None:
         mfu = exactly(given.tokens_per_gpu_second * flops_per_token / peak, "measured throughput, as given")
         if mfu.value > 1:
@@ -91,7 +86,7 @@ def machine_of(given: Given, flops_per_token: float) -> Machine:
         price = _span(reference.PRICES_USD[name])
     return Machine(
         name=name, num_gpus=given.num_gpus, peak_flops=peak, memory_gb=memory, mfu=mfu, price_usd=price,
-        measured=given.mfu is not None or given.tokens_per_gpu_second is not None,
+        measured=given.tokens_per_gpu_second is not None,
     )  # fmt: skip
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import IO, Protocol, cast
 
-from launcher.base.lifeline import die_with_parent, group_dies_with_us
+from launcher.base.lifeline import die_with_parent
 from launcher.exporters.fidelity import Exporter, exporter
 from launcher.exporters.view import TrainerView, frozen_run, marked
 from launcher.exporters.writing import PROVE_FILE
@@ -26,8 +25,6 @@ from proxies.core.shape import Shape
 
 LIMIT_SECONDS = 600.0
 """That a trainer has to answer."""
-MOST_BYTES = 2**28
-"""Of output, and of any file that it writes. A view of 10,000 layers takes a tenth."""
 MOST_SAID_BYTES = 2**16
 """Of the end of what it says on stderr."""
 INSTALLED = Path(".venv-trainers")
@@ -81,17 +78,17 @@ def installing(trainer: str) -> str:
     )
 
 
-def ask(trainer: str, python: Path, folder: Path, limit_seconds: float = LIMIT_SECONDS) -> TrainerView:
+def ask(trainer: str, python: Path, folder: Path) -> TrainerView:
     """Run an export's `prove.py` with the trainer's interpreter.
 
     Raises:
-        ProofError: it failed, ran past the limit, wrote more than `MOST_BYTES`, or printed no view.
+        ProofError: it failed, ran past the limit, or printed no view.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     told = {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
-            ending = _run([str(python), PROVE_FILE], folder, told, (out, err), limit_seconds)
+            ending = _run([str(python), PROVE_FILE], folder, told, out, err)
         except OSError as error:
             raise ProofError(trainer, [f"{python} cannot be started: {error.strerror}"]) from error
         answer, said = (_read(file).rstrip() for file in (out, err))
@@ -112,49 +109,30 @@ def _read(file: IO[bytes]) -> bytes:
     return file.read()
 
 
-def _run(command: list[str], folder: Path, told: dict[str, str], to: tuple[IO[bytes], IO[bytes]], limit: float) -> str:
-    """How a command whose words go to files ended, if not with 0; nothing that it started outlives this call, or us."""
+def _run(command: list[str], folder: Path, told: dict[str, str], out: IO[bytes], err: IO[bytes]) -> str:
+    """How a command whose words go to files ended, if not with 0; nothing that it started outlives this call."""
     child = subprocess.Popen(
-        command, cwd=folder, env=told, stdin=subprocess.DEVNULL, stdout=to[0], stderr=to[1], start_new_session=True,
-        preexec_fn=_bounded,  # noqa: PLW1509  (two system calls, and no thread of ours holds a lock)
+        command, cwd=folder, env=told, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
     )  # fmt: skip
     try:
-        with group_dies_with_us(child.pid):
-            return _ending(child.wait(limit))
+        code = child.wait(LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
-        return f"gave no answer within {limit:g} seconds and was stopped: --limit-seconds gives it more"
+        return f"gave no answer within {LIMIT_SECONDS:g} seconds and was stopped"
     finally:  # also after Ctrl-C, which does not reach another session
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-
-
-def _bounded() -> None:
-    """In the new process: an end with ours, and no file, so no output, longer than `MOST_BYTES`."""
-    die_with_parent()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
-
-
-def _ending(code: int) -> str:
-    """How a command ended, in words; empty if well."""
-    if code >= 0:
-        return f"ended with {code}" if code else ""
-    hints: dict[int, str] = {
-        signal.SIGKILL: " (was there memory enough?)",
-        signal.SIGXFSZ: f": it wrote over {MOST_BYTES >> 20} MiB",
-    }
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"was killed by {name}" + hints.get(-code, "")
+    if code < 0:
+        return f"was killed by signal {-code}" + (" (was there memory enough?)" if code == -signal.SIGKILL else "")
+    return f"ended with {code}" if code else ""
 
 
 def _short(text: str) -> str:
     return text if len(text) <= _LINE_LENGTH else f"{text[:_LINE_LENGTH]}..."
 
 
-def prove(
-    decision: Decision, trainer: str, version: str, python: Path, lying: Path | None = None,
-    limit_seconds: float = LIMIT_SECONDS,
-) -> list[str]:  # fmt: skip
+def prove(decision: Decision, trainer: str, version: str, python: Path, lying: Path | None = None) -> list[str]:
     """Export anew into a folder that goes away, ask the trainer there, and compare (`marked`).
 
     Anew, since nothing executable is ever run from a study folder: the export `lying` in one is proven if it holds the
@@ -169,7 +147,7 @@ def prove(
         room.export(decision, Path(scratch), version)
         problems = [] if lying is None else _stale(Path(scratch), lying)
         try:
-            view = ask(trainer, python, Path(scratch), limit_seconds)
+            view = ask(trainer, python, Path(scratch))
         except ProofError as error:
             mend = f"the export is for {trainer} {version}: has it that? {variable_of(trainer)} names another Python"
             raise ProofError(trainer, [*error.problems, mend]) from error

@@ -36,8 +36,6 @@ class Found:
 
     unchanged: tuple[str, ...]
     """What holds, in words."""
-    unnamed: tuple[str, ...]
-    """What no attestation names, in words."""
     exports: tuple[Exported, ...]
 
 
@@ -51,8 +49,6 @@ def write_frozen(frozen_dir: Path, decision: Decision, attested: Mapping[str, di
     """
     folder, scratch = frozen_dir / decision.digest, frozen_dir / f"freezing{_PART}"
     shutil.rmtree(scratch, ignore_errors=True)
-    for left in (*folder.glob(f"*.json.*{_PART}"), *folder.glob(f"attestations/*.json.*{_PART}")):
-        left.unlink()
     again = folder.exists()
     try:
         path = write_launch(frozen_dir if again else scratch, decision)
@@ -121,36 +117,21 @@ def look_through(folder: Path, digest: str) -> Found:
             export, num_files = _export(folder, path, body)
             unchanged.append(f"files of {export.trainer}: {num_files} unchanged")
             exports.append(export)
-    own = {LAUNCH_FILE, attestations.name, exports_dir.name, "run", "rehearsal"}
-    strays = [entry.name for entry in sorted(folder.iterdir()) if entry.name not in own]
-    strays += [f"attestations/{name}" for name in kinds if name not in kept]
-    strays += _unattested(exports_dir, {export.trainer for export in exports})
-    return Found(
-        unchanged=tuple(unchanged),
-        unnamed=tuple(f"{name}: no attestation names it" + _left(name) for name in strays),
-        exports=tuple(exports),
-    )
+    _check_attested(exports_dir, {export.trainer for export in exports})
+    return Found(unchanged=tuple(unchanged), exports=tuple(exports))
 
 
-def _left(name: str) -> str:
-    return "; a command that was stopped left it, remove it" if name.endswith(_PART) else ""
-
-
-def _unattested(exports_dir: Path, attested: set[str]) -> list[str]:
-    """What stopped exports left, by path from the config's folder.
+def _check_attested(exports_dir: Path, attested: set[str]) -> None:
+    """See that attestations name all exports, but for what one that was stopped left.
 
     Raises:
-        TamperedError: an export no attestation names.
+        TamperedError: there is another.
     """
     if exports_dir.exists() and not exports_dir.is_dir():
         raise TamperedError(str(exports_dir), ["it is no folder: remove it"])
-    left = []
     for entry in sorted(exports_dir.iterdir()) if exports_dir.exists() else ():
-        if entry.name.startswith(".") and entry.name.endswith(_PART):
-            left.append(f"{exports_dir.name}/{entry.name}")
-        elif entry.name not in attested:
+        if entry.name not in attested and not entry.name.endswith(_PART):
             raise TamperedError(str(entry), ["no attestation names it: `forerun export` makes it anew"])
-    return left
 
 
 def _export(folder: Path, path: Path, body: dict[str, canon.Json]) -> tuple[Exported, int]:

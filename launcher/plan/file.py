@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pydantic
 from pydantic import BaseModel
 
-from launcher.plan.keys import REFUSED
 from launcher.plan.plan import Plan
 from launcher.plan.problems import problems_of
 from proxies.core.redaction import redacted, secret_in
@@ -179,9 +178,9 @@ def _tuples(value: Any) -> Any:
 
 
 def _said(error: Any) -> str:
-    """One of pydantic's problems in our words: where, what is there, what is wanted."""
+    """One of pydantic's problems: where, what is there, and what it must be."""
     path = [str(part) for part in error["loc"]]
-    where, parent = ".".join(path), ".".join(path[:-1])
+    where = ".".join(path).removesuffix(".[key]")
     if error["type"] == "extra_forbidden":
         section: type[BaseModel] = Plan
         for part in path[:-1]:
@@ -189,88 +188,15 @@ def _said(error: Any) -> str:
         known = list(section.model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         return f"{where} is unknown: " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
-    if path[-1] == "[key]":
-        return f"{parent} is unknown: {_wanted(error)} is wanted"
-    value = error["input"]
-    shown = _shown(list(value) if isinstance(value, tuple) else value)
-    if error["type"] == REFUSED:
-        return f"{where} = {shown}: {error['msg']}"
-    if error["type"] == "missing":  # all keys have defaults: this is the end of a range
-        return f"{parent} = {shown}: one more value is wanted"
-    quoted = isinstance(value, str) and error["type"] in ("int_type", "float_type")
-    return f"{where} = {shown}: {_wanted(error)} is wanted{', without quotes' if quoted else ''}"
+    said = "must be a section" if error["type"] == "model_type" else str(error["msg"])
+    said = said.replace("Input should be", "must be").replace("tuple", "list").replace("Tuple", "List")
+    return f"{where} = {_shown(error['input'])}: {said}"
 
 
 def _shown(value: object) -> str:
+    shown = list(value) if isinstance(value, tuple) else value
     try:
-        said = repr(value)
+        said = repr(shown)
     except ValueError:  # a whole number of thousands of digits
         said = "a number that is too long to show"
     return said if len(said) <= _MOST_SHOWN else f"{said[:_MOST_SHOWN]}..."
-
-
-def _wanted(error: Any) -> str:
-    """What pydantic would have liked, without its own vocabulary."""
-    limits = error.get("ctx", {})
-    words = {"model_type": "a section", "tuple_type": "a list"}
-    if error["type"] == "too_short":
-        return f"a list of at least {limits['min_length']}"
-    if error["type"] == "too_long":
-        return f"a list of {limits['max_length']}"
-    if error["type"] == "less_than_equal":
-        return f"less than or equal to {limits['le']:g}"
-    return words.get(error["type"], str(error["msg"]).removeprefix("Input should be "))
-
-
-def _key_lines(text: str, raw: Mapping[str, Any]) -> dict[str, int]:
-    """Line, from 1, of every section and key of a document that was read as `raw`, by dotted name.
-
-    A line inside a text of several lines counts too, where it looks like a key that there is.
-    """
-    lines: dict[str, int] = {}
-    section: tuple[str, ...] = ()
-    for number, line in enumerate(text.split("\n"), start=1):
-        if header := _HEADER.fullmatch(line.rstrip("\r")):
-            path = section = _parts(header[1])
-        elif key := _KEY.match(line):
-            path = (*section, *_parts(key[1]))
-        else:
-            continue
-        if _is_in(raw, path):
-            for end in range(1, len(path) + 1):
-                lines.setdefault(".".join(path[:end]), number)
-    for name, table in raw.items():  # an inline table's keys are on its own line
-        if name in lines and isinstance(table, Mapping):
-            lines = {f"{name}.{key}": lines[name] for key in table} | lines
-    return lines
-
-
-def _parts(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
-
-
-def _is_in(raw: Any, path: tuple[str, ...]) -> bool:
-    for part in path:
-        if not isinstance(raw, Mapping) or part not in raw:
-            return False
-        raw = raw[part]
-    return True
-
-
-def _with_line(problem: str, lines: Mapping[str, int], elsewhere: Collection[str]) -> str:
-    """A problem with the line of the first key it names that is in the file, or of its section.
-
-    `elsewhere`: keys that are given by `--set`: what the file says of them is not what is wrong.
-    """
-    names = _NAME.findall(problem)
-    for name in names:
-        parts = name.split(".")
-        for end in range(len(parts), 1, -1):
-            known = ".".join(parts[:end])
-            if known in elsewhere:
-                return problem
-            if known in lines:
-                return f"{problem} (line {lines[known]})"
-    section = names[0].partition(".")[0] if names else ""
-    whole = problem.startswith((f"{section} ", f"{section}:"))  # else a key at its default, which is on no line
-    return f"{problem} (line {lines[section]})" if whole and section in lines else problem

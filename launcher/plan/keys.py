@@ -27,14 +27,12 @@ def must(holds: Callable[[Any], object], said: str) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if not holds(value):
-            raise PydanticCustomError(REFUSED, said)
+            raise PydanticCustomError("refused", said)
         return value
 
     return AfterValidator(check)
 
 
-REFUSED = "refused"
-"""Type of the errors of `must`, whose message is whole."""
 ONCE = must(lambda values: len(set(values)) == len(values), "each value once")
 RISING = must(lambda ends: ends[0] <= ends[1], "the lower end first")
 

@@ -40,13 +40,13 @@ from scaling_fits.laws.forms import FormChoice
 def _slots(value: object) -> object:
     if value == "auto" or (type(value) is int and 1 <= value <= MOST_SLOTS):
         return value
-    raise PydanticCustomError("slots", f"'auto' or a whole number from 1 to {MOST_SLOTS}")
+    raise PydanticCustomError("slots", f"must be 'auto' or a whole number from 1 to {MOST_SLOTS}")
 
 
 def _auto_or_bool(value: object) -> object:
     if value == "auto" or isinstance(value, bool):
         return value
-    raise PydanticCustomError("auto_or_bool", "'auto', true or false")
+    raise PydanticCustomError("auto_or_bool", "must be 'auto', true or false")
 
 
 Slots = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_SLOTS)], BeforeValidator(_slots)]

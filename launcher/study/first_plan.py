@@ -32,7 +32,6 @@ class Request:
     gpu: str | None = None
     num_gpus: int | None = None
     usd_per_gpu_hour: float | None = None
-    mfu: float | None = None
 
     def __post_init__(self) -> None:
         from launcher.base.reference import UnknownNameError, gpu
@@ -42,16 +41,14 @@ class Request:
         if self.budget_usd is not None:
             checks.number("budget_usd", least=0.01, most=1e12)
             checks.that(self.budget_flops is None, "budget_flops and budget_usd: give one of them")
-        else:
-            lone = [name for name in ("usd_per_gpu_hour", "mfu") if getattr(self, name) is not None]
-            checks.problems += [f"{name}: it turns dollars into FLOPs: give budget_usd with it" for name in lone]
+        elif self.usd_per_gpu_hour is not None:
+            checks.problems.append("usd_per_gpu_hour: it turns dollars into FLOPs: give budget_usd with it")
         if self.num_gpus is not None:
             checks.whole("num_gpus")
             whole = self.num_gpus <= NODE_GPUS or self.num_gpus % NODE_GPUS == 0
             checks.that(whole, f"gpus = {self.num_gpus}: up to {NODE_GPUS} of one node, or whole nodes of {NODE_GPUS}")
-        for name, (least, most) in {"usd_per_gpu_hour": (1e-4, 1e6), "mfu": (1e-4, 1.0)}.items():
-            if getattr(self, name) is not None:
-                checks.number(name, least=least, most=most)
+        if self.usd_per_gpu_hour is not None:
+            checks.number("usd_per_gpu_hour", least=1e-4, most=1e6)
         if self.gpu is not None:
             try:
                 gpu(self.gpu)
@@ -145,8 +142,7 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
     plan = study.plan
     assert request.budget_usd is not None
     ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
-    given = Given(gpu=plan.launch.gpu or "H100", num_gpus=ranks, mfu=request.mfu,
-                  price_usd=plan.launch.usd_per_gpu_hour or None)  # fmt: skip
+    given = Given(gpu=plan.launch.gpu or "H100", num_gpus=ranks, price_usd=plan.launch.usd_per_gpu_hour or None)
     budget = plan.target.budget_flops
     for _ in range(_ROUNDS):  # dollars are nearly in proportion to FLOPs: widths go in steps
         changed = plan.model_copy(update={"target": plan.target.model_copy(update={"budget_flops": budget})})

@@ -27,14 +27,8 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="PLAN", type=click.Path(path_type=Path), shell_complete=plans)
 @click.option("--gpu", help="Accelerator of the main run. Default: the plan's launch.gpu, else H100.")
 @click.option("--gpus", "num_gpus", type=int, help="How many. Default: the ranks of the plan, or of the frozen config.")
-@click.option(
-    "--mfu",
-    type=float,
-    help="Share of the peak while it steps, attention's whole square counted (full), measured. "
-    "Default: hours by published runs.",
-)
 @click.option("--tokens-per-second", "tokens_per_gpu_second", type=AMOUNT,
-              help="Of one GPU, measured; in place of --mfu.")  # fmt: skip
+              help="Of one GPU, measured. Default: hours by published runs.")  # fmt: skip
 @click.option(
     "--price-usd", type=AMOUNT, help="Of one GPU for an hour. Default: the plan's, else published, where there is one."
 )

@@ -9,7 +9,7 @@ import click
 
 from launcher.base.talk import say
 from launcher.cli.options import answer, folder_of, frozen_argument, json_option
-from launcher.exporters.fidelity import MODULES, REFUSED
+from launcher.exporters.fidelity import MODULES
 from launcher.study.gates import GateError
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -24,10 +24,8 @@ FIDELITY_FILE = "fidelity.json"
 
 @click.command()
 @frozen_argument
-@click.option("--limit-seconds", type=click.IntRange(min=1), default=600, show_default=True,
-              help="Time that one trainer has to answer.")  # fmt: skip
 @json_option
-def verify(frozen: Path, limit_seconds: int, as_json: bool) -> None:
+def verify(frozen: Path, as_json: bool) -> None:
     """Check a FROZEN config (its folder, or launch.json): digest, attestations, exports, optimizer groups.
 
     Where an export's trainer is installed (`make trainers`), it is asked what it makes of the files: every parameter's
@@ -46,9 +44,8 @@ def verify(frozen: Path, limit_seconds: int, as_json: bool) -> None:
         raise GateError("\n".join([f"{folder}: the embedded trainer's groups are not the frozen ones:", *mismatches]))
     done.append("the embedded trainer builds the frozen optimizer groups, each parameter in exactly one")
     found = look_through(folder, decision.digest)
-    proven, open_ = _proofs(decision, folder, found.exports, limit_seconds)
+    proven, open_ = _proofs(decision, folder, found.exports)
     done += [*found.unchanged, *_ledger_around(folder, decision.digest), *proven]
-    open_ += found.unnamed
     standing = rehearsal_of(folder, decision.digest)
     after = f"next: forerun {'launch' if standing.rehearsed else 'rehearse'} {folder}"
     lines = [*(f"ok  {line}" for line in done), *(f"not proven  {line}" for line in open_), standing.sentence, after]
@@ -85,9 +82,7 @@ def _ledger_around(folder: Path, digest: str) -> list[Json]:
     return ["the ledger around it holds the record at which it was frozen, and its runs"]
 
 
-def _proofs(
-    decision: Decision, folder: Path, exports: tuple[Exported, ...], limit_seconds: float
-) -> tuple[list[Json], list[Json]]:
+def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> tuple[list[Json], list[Json]]:
     """What each export's own trainer makes of it: proven, and not proven for want of the trainer.
 
     Raises:
@@ -115,7 +110,7 @@ def _proofs(
             continue
         say(f"forerun: asking {name} what it makes of the export")
         try:
-            problems = proof.prove(decision, name, version, python, export.out, limit_seconds)
+            problems = proof.prove(decision, name, version, python, export.out)
         except (proof.ProofError, ExportError) as error:  # the others are asked all the same
             silent.append(str(error))
             continue
@@ -152,8 +147,6 @@ def export(frozen: Path, trainer: str, out: Path | None, allow_lossy: bool, as_j
     from launcher.frozen.launch_file import read_launch
 
     name, _, version = trainer.partition("@")
-    if name in REFUSED:
-        raise click.BadParameter(f"--to {trainer}: there is no export to {name}: {REFUSED[name]}")
     if name not in MODULES:
         raise click.BadParameter(f"--to {trainer}: one of {', '.join(MODULES)} is wanted")
     decision = read_launch(frozen)

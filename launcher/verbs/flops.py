@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
 
@@ -11,9 +11,6 @@ from launcher.cli.options import AMOUNT, OptionProblems, answer, json_option, ta
 from proxies.core.canon import Json
 from proxies.core.flops import CONVENTIONS
 from proxies.core.shape import Family, Shape
-
-if TYPE_CHECKING:
-    from launcher.base.reference import Model
 
 MOST_TOKENS = 1e30
 
@@ -69,13 +66,12 @@ def flops(
                 family=family or "llama", tied=tied, qk_norm=qk_norm,
             ), tokens or 0.0, convention,
         )  # fmt: skip
-    answer(as_json, body, table(("", "value"), [(name, _told(name, value)) for name, value in body.items()]))
+    answer(as_json, body, table(("", "value"), [(name, _told(value)) for name, value in body.items()]))
 
 
-def _told(name: str, value: Json) -> str:
-    """A value in words; why there is none, where there is none."""
+def _told(value: Json) -> str:
     if value is None:
-        return "not published" if name.endswith("_published") else "not counted: its layers are none that forerun knows"
+        return "not published"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -96,16 +92,12 @@ def _of_shape(shape: Shape, tokens: float, convention: str) -> dict[str, Json]:
 
 
 def _of_model(name: str, seq_len: int | None, tokens: float | None, convention: str) -> dict[str, Json]:
-    """What is known of a published model; FLOPs by convention are null where its shape is none of ours."""
+    """What is known of a published model."""
     from launcher.base import reference
 
     known, found = reference.model(name)
     trained = (found.tokens or 0.0) if tokens is None else tokens
-    if found.shape is None:
-        counts = _of_published(found, trained, convention)
-    else:
-        shape = found.shape if seq_len is None else dataclasses.replace(found.shape, seq_len=seq_len)
-        counts = _of_shape(shape, trained, convention)
+    shape = found.shape if seq_len is None else dataclasses.replace(found.shape, seq_len=seq_len)
     said: dict[str, Json] = {
         "model": known,
         "tokens": trained,
@@ -113,18 +105,4 @@ def _of_model(name: str, seq_len: int | None, tokens: float | None, convention: 
         "flops_published": found.flops_published,
         "source": found.source,
     }
-    return counts | said
-
-
-def _of_published(found: Model, tokens: float, convention: str) -> dict[str, Json]:
-    from proxies.core.flops import six_nd
-
-    return {
-        "params": found.params,
-        "params_non_embedding": None,
-        "params_active": found.params_active,
-        "flops_per_token": None,
-        "flops_total": None,
-        "six_nd": six_nd(found.params_active, tokens),
-        "convention": convention,
-    }
+    return _of_shape(shape, trained, convention) | said

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 @click.option("--budget-flops", type=AMOUNT, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
 @click.option("--budget-usd", type=AMOUNT, help="Dollars for the main run, in place of FLOPs; what is assumed is said.")
 @click.option("--gpu", help="Accelerator of the main run, as H100; alone it chooses the nearest preset.")
-@click.option("--gpus", "num_gpus", type=click.IntRange(1, 10**6), help="How many.")
+@click.option("--gpus", "num_gpus", type=click.IntRange(1, 10**5), help="How many.")
 @click.option("--usd-per-gpu-hour", type=AMOUNT, help="With --budget-usd. Default: published, where there is a price.")
-@click.option("--mfu", type=float, help="With --budget-usd: share of the peak. Default: 0.35.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("plan.toml"), show_default=True,
               help="Plan to write.")  # fmt: skip
 @set_option

@@ -5,8 +5,6 @@ family: what is done to single elements (norms, QK-norm, biases, positions, acti
 
 - `causal`: 6 per matmul parameter (an untied input embedding is a look-up, so not counted) plus
   6 * layers * heads * head_dim * seq: only the lower triangle of the attention (Megatron-LM).
-- `olmo`: the triangle with its diagonal, seq + 1 in place of seq, and 6 per parameter of attention, feed-forward and
-  head, so for gains of the last norm and QK-norm too (OLMo-core 3.0.0, `num_flops_per_token`, to the last FLOP).
 - `full`: the same with the whole square of the attention, 12 * ... (torchtitan).
 - `palm`: 6 * all parameters (gains, biases and positions too) plus the whole square (arXiv 2204.02311, appendix B).
 - `recompute`: what the hardware does where every block is computed twice forward: 8 per block parameter, 6 of the
@@ -22,7 +20,7 @@ from typing import Literal, get_args
 
 from proxies.core.shape import Shape
 
-Convention = Literal["causal", "full", "palm", "chinchilla", "recompute", "olmo"]
+Convention = Literal["causal", "full", "palm", "chinchilla", "recompute"]
 CONVENTIONS: tuple[str, ...] = get_args(Convention)
 
 
@@ -86,10 +84,6 @@ def flops_per_token(shape: Shape, convention: Convention = "causal") -> int:
         return 6 * (params.hidden + table + table) + square + 3 * shape.num_layers * softmax
     if convention == "recompute":
         return 8 * params.hidden + 6 * table + square * 4 // 3
-    if convention == "olmo":
-        block_norms = 2 * shape.num_layers * shape.width * (2 if shape.family == "gpt2" else 1)  # biases beside gains
-        counted = params.hidden + table + params.gain + params.bias - block_norms
-        return 6 * (counted + shape.num_layers * shape.width * (shape.seq_len + 1))
     raise ValueError(f"convention = {convention!r}: one of {', '.join(CONVENTIONS)} is wanted")
 
 

@@ -118,15 +118,13 @@ def test_editors_know_every_plan(plans):
 @pytest.mark.parametrize("gpu", ["H100", "h800"])
 def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path, gpu):
     path = tmp_path / "plan.toml"
-    asked = ("--budget-usd", 5000, "--gpu", gpu, "--gpus", 4, "--usd-per-gpu-hour", 2.5, "--mfu", 0.4)
+    asked = ("--budget-usd", 5000, "--gpu", gpu, "--gpus", 4, "--usd-per-gpu-hour", 2.5)
     code, out, _ = forerun("init", "--data", corpora / "corpus", "--out", path, *asked)
     assert code == 0
-    assumed = (
-        r"at USD 2.5 an hour \(given\) and a share of 0\.[34]\d* of the peak over all hours paid \(MFU given, times"
-    )
+    assumed = r"at USD 2.5 an hour \(given\) and a share of 0\.[23]\d* of the peak over all hours paid \("
     assert re.search(rf"USD 5000 are \S+ FLOPs on 4 {gpu.upper()}, {assumed}", out)
     assert "(preset 8xh100)" in out
-    code, body = ask("estimate", path, "--mfu", 0.4)
+    code, body = ask("estimate", path)
     assert code == 0
     main = body["main_run"]
     assert main["usd"]["value"] == pytest.approx(5000, rel=0.1)
@@ -140,7 +138,6 @@ def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path, gpu):
     ("asked", "said"),
     [
         (("--budget-usd", 5, "--budget-flops", 5), "budget_flops and budget_usd: give one of them"),
-        (("--mfu", 0.4), "mfu: it turns dollars into FLOPs: give budget_usd with it"),
         (("--usd-per-gpu-hour", 2), "usd_per_gpu_hour: it turns dollars into FLOPs: give budget_usd with it"),
         (("--budget-usd", "nan"), "budget_usd = nan"),
         (("--budget-usd", 5000, "--gpu", "A100"), "gpu = A100: no published price is known: give usd_per_gpu_hour"),
@@ -168,7 +165,7 @@ def test_more_nodes_are_asked_of_slurm_and_shard_each(tmp_path):
 
 
 def test_several_wrong_options_are_said_at_once(tmp_path):
-    asked = ("--budget-usd", -1, "--budget-flops", 5, "--gpu", "H101", "--mfu", 2)
+    asked = ("--budget-usd", -1, "--budget-flops", 5, "--gpu", "H101", "--gpus", 9)
     assert len(ask("init", "--out", tmp_path / "plan.toml", *asked)[1]["problems"]) == 4
 
 

@@ -47,8 +47,9 @@ def problems_of(folder):
 
 
 def test_what_is_whole_is_found(folder):
+    (folder / "notes.txt").write_text("")
+    (folder / "exports" / ".native.part").mkdir()
     found = look_through(folder, folder.name)
-    assert found.unnamed == ()
     assert "files of native: 2 unchanged" in found.unchanged
     assert [(export.trainer, export.version, export.out) for export in found.exports] == [
         ("native", "1", folder / "exports" / "native")
@@ -82,20 +83,6 @@ def test_a_link_or_a_pipe_is_no_file(folder, place, tmp_path):
             read_launch(folder)
     else:
         assert problems_of(folder)[0].startswith(f"{PLACES[place]} is a pipe: a plain file is wanted")
-
-
-def test_strays_are_told_of(folder):
-    for name in ("notes.txt", "attestations/notes.txt", "launch.json.7.part"):
-        (folder / name).write_text("")
-    (folder / "exports" / ".native.7.part").mkdir()
-    (folder / "run").mkdir()
-    left = "; a command that was stopped left it, remove it"
-    assert look_through(folder, folder.name).unnamed == (
-        f"launch.json.7.part: no attestation names it{left}",
-        "notes.txt: no attestation names it",
-        "attestations/notes.txt: no attestation names it",
-        f"exports/.native.7.part: no attestation names it{left}",
-    )
 
 
 def test_an_export_is_held_file_by_file(folder):
@@ -172,10 +159,3 @@ def test_freezing_that_fails_leaves_nothing_or_what_was(decision, tmp_path, monk
     assert [path.name for path in frozen_dir.iterdir()] == [decision.digest]
     assert (folder / "notes.txt").exists() == again
     look_through(folder, decision.digest)
-
-
-def test_freezing_again_takes_away_what_a_killed_one_left(folder, decision):
-    for name in ("launch.json.7.part", "attestations/environment.json.7.part"):
-        (folder / name).write_text("half")
-    write_frozen(folder.parent, decision, BODIES)
-    assert look_through(folder, folder.name).unnamed == ()

@@ -46,32 +46,3 @@ def test_a_child_dies_with_its_killed_parent(line):
     assert alive(pid) != line
     if not line:
         os.kill(pid, signal.SIGKILL)
-
-
-GROUP = """
-import subprocess, sys, time
-from contextlib import nullcontext
-from launcher.base.lifeline import group_dies_with_us
-# A shell of a session of its own, and what the shell starts.
-child = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], start_new_session=True, stdout=subprocess.PIPE)
-print(int(child.stdout.readline()), flush=True)
-with group_dies_with_us(child.pid) if sys.argv[1] == "held" else nullcontext():
-    print("up", flush=True)
-    time.sleep(60)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
-@pytest.mark.parametrize("held", [True, False])
-def test_a_group_dies_with_its_killed_starter(held):
-    command = [sys.executable, "-c", GROUP, "held" if held else "free"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
-        pid = int(starter.stdout.readline())
-        starter.stdout.readline()
-        starter.send_signal(signal.SIGKILL)
-    until = time.monotonic() + (5 if held else 0.5)
-    while alive(pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert alive(pid) != held
-    if not held:
-        os.kill(pid, signal.SIGKILL)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from export_case import SCHEDULES, SHAPE, wide_decision
-from exported_program import change
+from export_case import SCHEDULES, SHAPE
 from live_case import (
     GROWING_BATCH,
     LOGITS_TOLERANCE,
@@ -25,12 +24,10 @@ from live_case import (
 )
 from trainer_venv import in_trainer, interpreter, torchrun
 
-from launcher.base.reference import MODELS
 from launcher.exporters import proof
 from launcher.exporters.trainers import olmo_core
 from launcher.exporters.view import compare
 from launcher.frozen.frozen import Decision, Parallelism
-from proxies.core.flops import flops_per_token
 
 PROBE = """
 import json, sys
@@ -46,7 +43,7 @@ if model.tie_word_embeddings:
 set_initial_values(model, FROZEN, frozen_name)
 with torch.no_grad():
     logits = model(torch.from_numpy(np.load("ids.npy")))
-np.savez("found.npz", logits=logits.numpy(), flops=model.num_flops_per_token(SEQ_LEN),
+np.savez("found.npz", logits=logits.numpy(),
          **{name: p.detach().numpy() for name, p in model.named_parameters()})
 """
 
@@ -105,7 +102,7 @@ def test_the_comparison_notices_a_changed_file(tmp_path, manifest, trainer_pytho
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["untied", "tied", "qk_norm"])
-def test_weights_logits_and_flops_are_the_embedded_trainers(tmp_path, manifest, trainer_python, variant):
+def test_weights_and_logits_are_the_embedded_trainers(tmp_path, manifest, trainer_python, variant):
     changes = tied(manifest) if variant == "tied" else {}
     decision = varied(manifest, **changes)
     if variant == "qk_norm":
@@ -126,7 +123,6 @@ def test_weights_logits_and_flops_are_the_embedded_trainers(tmp_path, manifest, 
     difference = share_apart(logits, found["logits"])
     print(f"{variant}: logits within {difference:.1e} of the largest")
     assert difference < LOGITS_TOLERANCE
-    assert int(found["flops"]) == flops_per_token(shape, "olmo")
 
 
 def trained(python: Path, folder: Path, corpus: Path, num_ranks: int, *options: str):
@@ -180,53 +176,3 @@ def test_the_brakes_stop_before_the_update_and_other_runs_are_refused(tmp_path, 
     done, _ = trained(trainer_python, tmp_path, corpus, 1, "num_ranks=2")
     assert done.returncode != 0
     assert "1 ranks: 2 are needed" in done.stdout + done.stderr, done.stderr[-6000:]
-
-
-COUNT_FLOPS = """
-import sys
-from forerun_olmo_core import RunConfig
-for file in sys.argv[1:]:
-    config = RunConfig.from_file(file)
-    print(config.model.build(init_device="meta").num_flops_per_token(config.train_module.max_sequence_length))
-"""
-COUNTED_SHAPES = [
-    SHAPE,
-    dataclasses.replace(SHAPE, seq_len=1),
-    dataclasses.replace(SHAPE, seq_len=33, num_kv_heads=4),
-    dataclasses.replace(SHAPE, tied=True, num_kv_heads=1, seq_len=128),
-    dataclasses.replace(SHAPE, qk_norm=True, num_layers=3),
-    dataclasses.replace(SHAPE, qk_norm=True, tied=True, vocab_size=50_257, ffn_width=1),
-    *(dataclasses.replace(MODELS[f"llama-3-{size}"].shape, seq_len=seq_len) for size in ("8b", "70b")
-      for seq_len in (4096, 8192)),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_olmo_cores_own_flop_count_is_our_convention_to_the_last_flop(tmp_path, manifest, trainer_python):
-    files = []
-    for index, shape in enumerate(COUNTED_SHAPES):
-        groups = [g for g in wide_decision(manifest).groups if not (shape.tied and g.kind == "readout")]
-        [gain] = [g for g in groups if g.kind == "block_gain"]
-        of_heads = dataclasses.replace(gain, pattern=r"layers\.\d+\.attention\.[qk]_norm\.weight")
-        groups += [of_heads] if shape.qk_norm else []
-        batch = 8 * shape.seq_len
-        decision = dataclasses.replace(
-            varied(manifest), shape=shape, groups=tuple(groups), batch_tokens=batch, num_tokens=12 * batch
-        )
-        report = olmo_core.export(decision, tmp_path / str(index))
-        [note] = [entry.note for entry in report.entries if entry.field == "num_tokens"]
-        assert f"; {flops_per_token(shape, 'olmo')} FLOPs each by OLMo-core's own count" in note
-        files.append(tmp_path / str(index) / "run.json")
-    done = in_trainer([trainer_python, "-c", COUNT_FLOPS, *files], tmp_path / "0")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert [int(line) for line in done.stdout.split()] == [flops_per_token(s, "olmo") for s in COUNTED_SHAPES]
-
-
-@pytest.mark.slow
-def test_another_count_of_flops_is_no_proof(tmp_path, manifest, trainer_python):
-    decision = varied(manifest)
-    olmo_core.export(decision, tmp_path)
-    count = flops_per_token(decision.shape, "olmo")
-    change(tmp_path, f'"flops_per_token": {count}', f'"flops_per_token": {count + 1}')
-    with pytest.raises(proof.ProofError, match=f"OLMo-core counts {count} FLOPs a token, forerun {count + 1}"):
-        differences(tmp_path, decision, trainer_python)

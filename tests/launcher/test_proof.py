@@ -186,39 +186,17 @@ def test_long_runs_are_read_at_every_bend():
     assert proof_steps(Schedule(kind="cosine", num_steps=4096)) == tuple(range(4096))
 
 
-def test_a_trainer_that_cannot_answer_is_refused_with_its_words(tmp_path, decision):
-    python = Path(sys.executable)
-    for script, said in (
-        ("raise SystemExit('no such flag')", "ended with 1: no such flag"),
-        ("pass", "ended with 0: no word why"),
-        ("print('{}')", "printed no view"),
-        ("print('hello')", "printed no view"),
-    ):
-        (tmp_path / proof.PROVE_FILE).write_text(script)
-        with pytest.raises(ProofError, match=said):
-            proof.ask("torchtitan", python, tmp_path)
-    (tmp_path / proof.PROVE_FILE).write_text("import time; time.sleep(60)")
-    with pytest.raises(ProofError, match="gave no answer within"):
-        proof.ask("torchtitan", python, tmp_path, limit_seconds=0.5)
-    with pytest.raises(ProofError, match="No such file"):
-        proof.ask("torchtitan", tmp_path / "python", tmp_path)
-    (tmp_path / proof.PROVE_FILE).write_text(r"import os; os.write(1, b'\xff\n')")
-    with pytest.raises(ProofError, match="printed no view"):
-        proof.ask("torchtitan", python, tmp_path)
-    (tmp_path / proof.PROVE_FILE).write_text(f"print('a log line'); print({canon.canonical(view_of(decision))!r})")
-    assert proof.ask("torchtitan", python, tmp_path) == view_of(decision)
-
-
 @pytest.mark.parametrize("limit_seconds", [1.5, 30])
-def test_nothing_that_a_proof_started_outlives_it(tmp_path, limit_seconds):
+def test_nothing_that_a_proof_started_outlives_it(tmp_path, monkeypatch, limit_seconds):
+    monkeypatch.setattr(proof, "LIMIT_SECONDS", limit_seconds)
     child = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, file=open('pid', 'w'), flush=True)"
     wait = "import time; time.sleep(60)" if limit_seconds < 2 else "raise SystemExit(3)"
     (tmp_path / proof.PROVE_FILE).write_text(f"{child}\n{wait}\n")
     began = time.monotonic()
     with pytest.raises(
-        ProofError, match="seconds and was stopped: --limit" if limit_seconds < 2 else "ended with 3: no word why"
+        ProofError, match="seconds and was stopped" if limit_seconds < 2 else "ended with 3: no word why"
     ):
-        proof.ask("torchtitan", Path(sys.executable), tmp_path, limit_seconds)
+        proof.ask("torchtitan", Path(sys.executable), tmp_path)
     assert time.monotonic() - began < 20
     state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
     while time.monotonic() - began < 20 and state.exists() and state.read_text().split()[2] != "Z":
@@ -227,32 +205,26 @@ def test_nothing_that_a_proof_started_outlives_it(tmp_path, limit_seconds):
 
 
 SILENT = {
-    "kill -9 $$": "was killed by SIGKILL (was there memory enough?): no word why",
-    "kill -SEGV $$": "was killed by SIGSEGV: no word why",
-    "exit 3": "ended with 3: no word why",
+    "kill -9 $$": "was killed by signal 9 (was there memory enough?): no word why",
+    "echo 'no such flag' >&2; exit 3": "ended with 3: no such flag",
+    "exit 0": "ended with 0: no word why",
     "echo first; printf '\\377\\376'": "printed no view: not JSON",
     "echo '{}'": "printed no view: view (TrainerView) lacks trainer",
-    "echo NaN": "printed no view: NaN is not a number",
     "head -c 20000 /dev/zero | tr '\\0' '['": "printed no view: not JSON: maximum recursion depth",
-    "exec yes": "was killed by SIGXFSZ: it wrote over 1 MiB",
-    "exec yes >&2": "was killed by SIGXFSZ: it wrote over 1 MiB",
     "echo '{\"a\": \"'; head -c 500000 /dev/zero | tr '\\0' 'x'": "printed no view: ",
 }
 
 
 @pytest.mark.parametrize("script", SILENT)
-def test_an_interpreter_that_gives_no_answer_is_named_in_a_few_words(tmp_path, monkeypatch, script):
-    monkeypatch.setattr(proof, "MOST_BYTES", 2**20)
+def test_an_interpreter_that_gives_no_answer_is_named_in_a_few_words(tmp_path, script):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
-    began = time.monotonic()
     with pytest.raises(ProofError) as caught:
         proof.ask("torchtitan", python, tmp_path)
     [problem] = caught.value.problems
     assert SILENT[script] in problem
     assert len(problem) < 1000
-    assert time.monotonic() - began < 20
 
 
 def test_an_interpreter_that_cannot_start_is_named_with_what_to_do(tmp_path, decision):

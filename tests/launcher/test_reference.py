@@ -21,19 +21,6 @@ def test_parameters_to_the_last(name, params):
 
 
 @pytest.mark.parametrize(
-    ("name", "convention", "per_token"),
-    [
-        ("llama-3-8b", "full", 5.7914e10), ("llama-3-70b", "full", 4.8144e11), ("llama-3.1-405b", "full", 2.6254e12),
-        ("llama-3-8b", "causal", 5.1470e10), ("llama-3-70b", "causal", 4.4922e11),
-        ("llama-3.1-405b", "causal", 2.5240e12), ("gpt-3-175b", "causal", 1.0619e12),
-    ],
-)  # fmt: skip
-def test_what_torchtitan_and_megatron_count(name, convention, per_token):
-    """Their own code's FLOPs a token; the third of a per mille is what they count of norms."""
-    assert flops_per_token(MODELS[name].shape, convention) == pytest.approx(per_token, rel=5e-4)
-
-
-@pytest.mark.parametrize(
     ("name", "convention", "total", "tolerance"),
     [
         ("gpt-3-175b", "causal", 3.186e23, 1e-3), ("gpt-3-175b", "palm", 3.230e23, 1e-3),
@@ -49,22 +36,18 @@ def test_totals_by_convention(name, convention, total, tolerance):
 
 @pytest.mark.parametrize(
     ("name", "tolerance"),
-    [("gpt-3-175b", 2e-3), ("llama-3.1-405b", 2e-3), ("palm-540b", 2e-3), ("chinchilla-70b", 0.06)],
+    [("gpt-3-175b", 2e-3), ("llama-3.1-405b", 2e-3), ("chinchilla-70b", 0.06)],
 )
 def test_published_totals_are_6nd(name, tolerance):
     """Chinchilla's 5.76e23 is of 70B; its published shape holds 64.7B."""
     found = MODELS[name]
-    params = found.params_active if found.shape is None else count_params(found.shape).total
-    assert six_nd(params, found.tokens) == pytest.approx(found.flops_published, rel=tolerance)
+    assert six_nd(count_params(found.shape).total, found.tokens) == pytest.approx(found.flops_published, rel=tolerance)
 
 
 def test_published_gpu_hours_lie_in_the_default_mfu():
-    """DeepSeek-V3: 2.664M H800-hours of pretraining; Llama 3.1 405B at 400 TFLOP/s: 26.3M H100-hours."""
-    hours = {"deepseek-v3": (2.664e6, "H800"), "llama-3.1-405b": (26.3e6, "H100")}
-    for name, (spent, gpu) in hours.items():
-        found = MODELS[name]
-        mfu = six_nd(found.params_active, found.tokens) / (spent * 3600 * GPUS[gpu].peak_flops)
-        assert MFU.low < mfu < MFU.high
+    """Llama 3.1 405B at 400 TFLOP/s: 26.3M H100-hours."""
+    found = MODELS["llama-3.1-405b"]
+    assert MFU.low < six_nd(found.params, found.tokens) / (26.3e6 * 3600 * GPUS["H100"].peak_flops) < MFU.high
 
 
 def test_names_as_people_type_them():

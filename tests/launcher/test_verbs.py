@@ -391,7 +391,7 @@ def test_verify_says_what_nobody_could_be_asked_about(exported, monkeypatch):
 def test_verify_asks_the_trainer_and_keeps_its_answer(exported, monkeypatch, problems, code):
     asked = []
 
-    def prove(decision, trainer, version, python, lying, limit_seconds):
+    def prove(decision, trainer, version, python, lying):
         asked.append((decision.digest, trainer, version, str(python), lying))
         return problems
 
@@ -413,7 +413,7 @@ def test_one_silent_trainer_does_not_keep_the_next_from_being_asked(exported, mo
     assert ask("export", exported, "--to", "huggingface")[0] == 0
     asked = []
 
-    def prove(decision, trainer, version, python, lying, limit_seconds):
+    def prove(decision, trainer, version, python, lying):
         asked.append(trainer)
         if trainer == "huggingface":
             raise proof.ProofError(trainer, ["it says nothing"])
@@ -427,10 +427,7 @@ def test_one_silent_trainer_does_not_keep_the_next_from_being_asked(exported, mo
     assert (exported / "attestations" / "parity-torchtitan.json").is_file()
 
 
-def test_a_trainer_without_export_is_refused_with_its_reason(frozen):
+def test_a_trainer_without_export_is_refused(frozen):
     code, body = ask("export", frozen, "--to", "gpt-neox")
-    assert code == 2
-    assert "there is no export to gpt-neox: its muP loses the scaling of learning rates" in body["message"]
-    code, body = ask("export", frozen, "--to", "nothing")
     assert code == 2
     assert "one of native, torchtitan, huggingface" in body["message"]

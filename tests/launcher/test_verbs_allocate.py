@@ -218,8 +218,6 @@ def test_flops_of_a_published_model():
     assert ask("flops", "--model", "llama-3-8b", "--convention", "full")[1]["flops_per_token"] == 57_912_852_480
     other = ask("flops", "--model", "llama-3-8b", "--seq-len", "2048", "--tokens", "1e12")[1]
     assert other["tokens"] == 1e12 and other["flops_per_token"] < 51e9
-    experts = ask("flops", "--model", "deepseek-v3")[1]
-    assert experts["flops_total"] is None and experts["six_nd"] == pytest.approx(3.2856e24)
 
 
 def test_flops_says_everything_wrong_at_once():

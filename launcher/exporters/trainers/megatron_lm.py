@@ -31,7 +31,7 @@ from proxies.core.canon import Json
 from proxies.core.shape import Shape
 from proxies.model.decoder import parameter_shapes
 
-VERSIONS = ("0.18.2", "0.19.2")
+VERSIONS = ("0.19.2",)
 ARGUMENTS_FILE = "arguments.txt"
 SEED_FILE = "seed_checkpoint.py"
 DATA_FILE = "convert_data.py"

@@ -1,6 +1,6 @@
 """What Megatron-LM's command line makes of a few numbers: rate, decay and eps of each parameter, and lr(t).
 
-Megatron (0.18 and 0.19) knows four sorts of parameters: word embeddings, the output layer, other matrices, vectors.
+Megatron (0.19) knows four sorts of parameters: word embeddings, the output layer, other matrices, vectors.
 One peak rate, one decay and one eps serve them all, but for three rules (its `get_standard_config_overrides` and
 `get_mup_config_overrides`): vectors never decay; `--decoupled-lr` is the rate of embeddings and output layer;
 `--use-mup` divides the other matrices' rate and eps by m = hidden size / base hidden size. The decay stays as it is.

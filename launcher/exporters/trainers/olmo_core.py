@@ -12,13 +12,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.foreign import JUDGEMENTS, by_layer, names_by_group, refuse, report
+from launcher.exporters.foreign import by_layer, names_by_group, refuse, report
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.flops import flops_per_token
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.model.decoder import NORM_EPS, parameter_shapes
@@ -45,7 +44,6 @@ NAME_PARTS = {
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
     """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh`, their numbers and the corpus reader."""
     refuse("olmo-core", decision, version, VERSIONS, _problems(decision))
-    flops = flops_per_token(decision.shape, "olmo")
     write_export(
         out_dir,
         decision,
@@ -54,14 +52,11 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         numbers={
             "needs": {"ai2-olmo-core": version},
             "names": [[*pair] for pair in (HEAD_NAMES | NAME_PARTS).items()],
-            "flops_per_token": flops,
         },
         programs={f"{MODULE}.py": f"{MODULE}.py", SCRIPT: "train_olmo_core.py", PROVE_FILE: "prove_olmo_core.py"},
         files={CONFIG_FILE: canon.pretty(run_config(decision)).decode(), RUN_FILE: _run_text(decision, version)},
     )
-    verdict, note = JUDGEMENTS["num_tokens"]
-    counted = {"num_tokens": (verdict, f"{note}; {flops} FLOPs each by OLMo-core's own count, our convention olmo")}
-    return report("olmo-core", version, decision, _JUDGEMENTS | counted)
+    return report("olmo-core", version, decision, _JUDGEMENTS)
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
