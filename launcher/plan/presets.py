@@ -1,4 +1,4 @@
-"""Plans for real situations: what `forerun init --preset NAME` writes, and why. Standard library only.
+"""Plans for real situations: what `forerun init --preset NAME` writes. Standard library only.
 
 Each is a file of `preset_files`. Sizes follow published practice, named beside each; the shares of the main run that
 they cost are what `forerun estimate` counts. None of these plans has been run on its GPUs by this project.
@@ -35,7 +35,6 @@ class Preset:
     budget_flops: float
     """Of the main run, where nobody gave another."""
     values: Values
-    reasons: Mapping[str, str]
     head: tuple[str, ...] = ()
 
 
@@ -53,7 +52,6 @@ def _preset(name: str) -> Preset:
     return Preset(
         about=own["about"], gpu=own["gpu"], num_gpus=own["num_gpus"], budget_flops=own["budget_flops"],
         values=_joined(base.get("plan", {}), own.get("plan", {})),
-        reasons={**base.get("reasons", {}), **own.get("reasons", {})},
         head=(head[0], *NOT_MEASURED, *head[1:]) if head else (),
     )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -15,12 +14,10 @@ SCHEMA_LINE = "#:schema ./plan.schema.json"
 """By which editors (taplo, Even Better TOML) find the schema of a plan beside it."""
 
 
-def commented_plan(
-    values: Mapping[str, Mapping[str, object]], head: Sequence[str] = (), reasons: Mapping[str, str] | None = None
-) -> str:
+def commented_plan(values: Mapping[str, Mapping[str, object]], head: Sequence[str] = ()) -> str:
     """A plan with every key, its value and its sentence.
 
-    `values` replace defaults; `head` are lines said first; `reasons`, by dotted key, are why a value was chosen.
+    `values` replace defaults; `head` are lines said first.
     """
     lines = [
         SCHEMA_LINE,
@@ -35,10 +32,6 @@ def commented_plan(
         for key, inner in section.model_fields.items():
             value = values.get(name, {}).get(key, inner.default)
             lines.append(f"# {inner.description}{_choices(inner.annotation)}")
-            lines += textwrap.wrap(
-                f"Why: {reason}" if (reason := (reasons or {}).get(f"{name}.{key}")) else "",
-                width=110, initial_indent="#   ", subsequent_indent="#   ",
-            )  # fmt: skip
             lines.append(f"{key} = {_toml(value)}")
         lines.append("")
     return "\n".join(lines)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +63,6 @@ class FirstPlan:
     name: str
     values: dict[str, dict[str, object]]
     head: tuple[str, ...] = ()
-    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 def first_plan(request: Request, data: str) -> FirstPlan:
@@ -95,12 +93,9 @@ def first_plan(request: Request, data: str) -> FirstPlan:
         if "slurm_options" in values.get("cluster", {}):
             values["cluster"]["slurm_options"] = slurm_options(request.num_gpus)
     given = request.budget_flops is not None or request.budget_usd is not None
-    reasons = {key: said for key, said in preset.reasons.items() if not (given and key == "target.budget_flops")}
-    if request.budget_usd is not None:
-        reasons["target.budget_flops"] = f"what USD {request.budget_usd:g} buy, as `forerun estimate` counts it."
     changed = given or request.gpu is not None or request.num_gpus is not None
     head = (f"Preset {name}: {preset.about}.", *(["Budget or GPUs are your own."] if changed else []), *preset.head[1:])
-    return FirstPlan(name=name, values=values, head=head if preset.gpu else (), reasons=reasons)
+    return FirstPlan(name=name, values=values, head=head if preset.gpu else ())
 
 
 def manifest_of(plan: Plan, folder: Path) -> Manifest | None:

@@ -44,7 +44,7 @@ def init(data: str, out: Path, overrides: tuple[str, ...], as_json: bool, **aske
         raise PlanError("forerun init", problems)
 
     def write() -> Plan:
-        canon.write_atomic(out, commented_plan(new.values, new.head, new.reasons).encode())
+        canon.write_atomic(out, commented_plan(new.values, new.head).encode())
         return load_plan(out, overrides)  # which refuses a key that is none
 
     lines: list[str] = []

