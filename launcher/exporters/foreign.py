@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from launcher.exporters.fidelity import ExportError, FidelityReport, Judgement, judged
 from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
@@ -84,12 +84,7 @@ def names_by_group(decision: Decision, names: Mapping[str, str]) -> list[tuple[P
     ]
 
 
-def by_layer(names: Iterable[str]) -> dict[tuple[str, str], list[str]]:
-    """Layers' numbers by what stands before and after them in the names; none for a name without a layer."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for name in names:
-        match = re.fullmatch(r"(\w+\.)(\d+)(\..+)", name)
-        layers = found.setdefault((match[1], match[3]) if match else (name, ""), [])
-        if match:
-            layers.append(match[2])
-    return found
+def any_layer(name: str) -> tuple[str, str]:
+    """What stands before and after the layer's number in a name; the name and nothing where there is none."""
+    match = re.fullmatch(r"(\w+\.)\d+(\..+)", name)
+    return (match[1], match[2]) if match else (name, "")

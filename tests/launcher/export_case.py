@@ -21,7 +21,6 @@ from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
 from proxies.data.tokens import Manifest
-from proxies.parametrization.parametrization import parameter_table
 
 Exporter = typing.Callable[..., FidelityReport]
 SHAPE = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=160, vocab_size=256, seq_len=32)
@@ -61,17 +60,6 @@ def one_sequence_each(manifest: Manifest, num_ranks: int) -> Decision:
     batch_tokens = num_ranks * SHAPE.seq_len
     mesh = Parallelism(data_parallel_shard=num_ranks)
     return wide_decision(manifest, parallelism=mesh, batch_tokens=batch_tokens, num_tokens=12 * batch_tokens)
-
-
-def layers_apart(manifest: Manifest) -> Decision:
-    """Matrices of every layer in groups of their own, with the layer's own rate."""
-    table = parameter_table(wide_spec(manifest.data_id))
-    split = tuple(
-        dataclasses.replace(g, pattern=g.pattern.replace(r"\d+", str(n)), learning_rate=g.learning_rate * (n + 1))
-        for g in frozen.groups_of(tuple(p for p in table if p.kind == "hidden"))
-        for n in range(SHAPE.num_layers)
-    )
-    return wide_decision(manifest, groups=split + frozen.groups_of(tuple(p for p in table if p.kind != "hidden")))
 
 
 def unrunnable(manifest: Manifest, *, qk_norm: bool = False, **changes: Any) -> Decision:

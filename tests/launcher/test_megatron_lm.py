@@ -11,7 +11,7 @@ from megatron_lm_case import MEGATRON_MUP, arguments_in, decision_for, spec_for,
 
 from launcher.base.policy import Monitoring
 from launcher.exporters.trainers import megatron_lm
-from launcher.exporters.trainers.megatron_lm_numbers import flags_of, scheduler_of, seen_before
+from launcher.exporters.trainers.megatron_lm_numbers import flags_of, scheduler_of
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision, Parallelism
 from proxies.core.rules import named
@@ -91,7 +91,6 @@ def test_an_embedding_rate_of_its_own_is_lost_and_one_shared_with_the_readout_is
     ("schedule", "mup", "worst"),
     [
         (Schedule(kind="cosine", num_steps=12), True, 0.0),
-        (Schedule(kind="constant", num_steps=12, warmup_steps=5), False, 0.0),
         (Schedule(kind="wsd", num_steps=12, warmup_steps=3, decay_steps=4, final_fraction=0.1), False, 0.0),
         (Schedule(kind="linear", num_steps=12, warmup_steps=1, final_fraction=0.1), False, 0.0),
         (Schedule(kind="cosine", num_steps=12, warmup_steps=4), True, 1 / 4),
@@ -105,29 +104,11 @@ def test_the_distance_from_the_frozen_table_is_known_and_judged(tmp_path, manife
     decision = decision_for(manifest, spec_for(manifest.data_id, parametrization=parametrization, schedule=schedule))
     scheduler, off = scheduler_of(decision, flags_of(decision))
     assert off == pytest.approx(worst, abs=1e-12)
-    shares = [scheduler.share(seen) for seen in seen_before(schedule, 8)[:-1]]
-    assert max(abs(a - b) for a, b in zip(shares, lr_table(schedule), strict=True)) == off
+    assert max(abs(scheduler.share(step) - share) for step, share in enumerate(lr_table(schedule))) == off
     verdicts = {entry.field: entry.verdict for entry in megatron_lm.export(decision, tmp_path).entries}
     wanted = "exact" if worst == 0 else "equivalent" if worst <= 0.01 else "not_expressible"
     assert verdicts["learning_rate.step_convention"] == wanted
     assert verdicts["learning_rate.schedule.kind"] == "exact"
-
-
-def test_a_batch_that_warms_up_is_counted_in_sequences(tmp_path, manifest):
-    schedule = Schedule(
-        kind="constant", num_steps=12, warmup_steps=0, batch_warmup_steps=6, batch_warmup_stages=4
-    )  # fmt: skip
-    spec = spec_for(manifest.data_id, parametrization=MEGATRON_MUP, schedule=schedule)
-    megatron_lm.export(decision_for(manifest, spec), tmp_path)
-    told = arguments_in(tmp_path)
-    pairs = [tuple(map(int, pair.split(":"))) for pair in told["--step-batch-size-schedule"].split(",")]
-    sizes, seen = [], 0
-    for _ in range(12):  # Megatron's rule: the last stage whose tokens were seen
-        sizes.append([size for tokens, size in pairs if tokens <= seen * 32][-1])
-        seen += sizes[-1]
-    assert sizes == [schedule.sequences(step, 8)[1] for step in range(12)]
-    assert int(told["--train-samples"]) == seen == int(told["--lr-decay-samples"])
-    assert not {"--global-batch-size", "--train-iters"} & set(told)
 
 
 def test_an_output_multiplier_of_one_is_not_taken_for_automatic(tmp_path, manifest):
@@ -222,7 +203,7 @@ USE_MUP = {"decayed": "two_dimensional", "eps": "hidden"}
 
 
 @pytest.mark.parametrize(
-    "of_shape", [{}, {"width": 256, "num_heads": 16, "num_kv_heads": 8}, {"tied": True, "qk_norm": True}]
+    "of_shape", [{"width": 256, "num_heads": 16, "num_kv_heads": 8}, {"tied": True, "qk_norm": True}]
 )
 def test_a_plans_rules_can_say_what_use_mup_does(tmp_path, manifest, of_shape):
     def lost_with(name="mup_no_wd_scaling", **changes):

@@ -13,7 +13,6 @@ os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "RANK": "0"}
 import torch
 from forerun_numbers import HERE, read_numbers
 from forerun_torch import answer, rates_of
-from megatron.core import num_microbatches_calculator as batches
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -56,16 +55,6 @@ args = parsed(1, [*ALONE, "--num-distributed-optimizer-instances", "1"])
 global_vars.set_args(args)
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 parallel_state.initialize_model_parallel()
-batches.init_num_microbatches_calculator(
-    0,
-    None,
-    args.global_batch_size,
-    args.micro_batch_size,
-    1,
-    False,
-    step_batch_size_schedule=args.step_batch_size_schedule,
-    seq_length=args.seq_length,
-)
 config = arguments.core_transformer_config_from_args(args)
 with torch.device("meta"):
     model = GPTModel(
@@ -91,19 +80,7 @@ live = torch.optim.AdamW(
     weight_decay=settings.weight_decay,
 )
 scheduler = training.get_optimizer_param_scheduler(live)
-seen = size = 0
-
-
-def advance() -> None:
-    """One update, with the batch that Megatron then takes."""
-    global seen, size
-    batches.update_num_microbatches(seen, consistency_check=False)
-    size = batches.get_current_global_batch_size()
-    scheduler.step(increment=size)
-    seen += size
-
-
-rates = rates_of(live, FROZEN.steps, args.train_iters, advance)
+rates = rates_of(live, FROZEN.steps, args.train_iters, lambda: scheduler.step(increment=args.global_batch_size))
 [attention] = {layer.self_attention.core_attention.softmax_scale for layer in model.decoder.layers}
 answer(
     model,
@@ -112,7 +89,7 @@ answer(
     trainer="megatron-lm",
     version=importlib.metadata.version("megatron-core"),
     num_steps=args.train_iters,
-    batch_tokens=size * args.seq_length,
+    batch_tokens=args.global_batch_size * args.seq_length,
     clip_norm=args.clip_grad or None,
     forward={  # its blocks have no residual multiplier
         "embedding": config.mup_embedding_mult if config.use_mup else 1.0,

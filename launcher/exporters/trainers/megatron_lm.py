@@ -20,7 +20,6 @@ from launcher.exporters.trainers.megatron_lm_numbers import (
     flags_of,
     numbers_of,
     scheduler_of,
-    seen_before,
     sorts,
 )
 from launcher.exporters.view import Run, proof_steps
@@ -98,13 +97,12 @@ def foretold(decision: Decision) -> Run:
         name: numbers_of(flags, shape.width, sort) for sort, members in sorts(decision).items() for name, _ in members
     }
     scheduler, _ = scheduler_of(decision, flags)
-    seen = seen_before(schedule, decision.batch_tokens // shape.seq_len)
-    return Run(numbers=numbers, shares=tuple(scheduler.share(seen[step]) for step in proof_steps(schedule)))
+    return Run(numbers=numbers, shares=tuple(scheduler.share(step) for step in proof_steps(schedule)))
 
 
 def _problems(decision: Decision) -> dict[str, bool]:
     shape, schedule, mesh = decision.shape, decision.learning_rate.schedule, decision.parallelism
-    smallest = decision.batch_tokens // schedule.batch_warmup_stages // shape.seq_len
+    share = decision.batch_tokens // shape.seq_len // mesh.num_data_ranks
     tensor, micro = mesh.tensor, mesh.microbatch_sequences or 1
     cut = {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "ffn_width": shape.ffn_width}
     return {
@@ -125,8 +123,9 @@ def _problems(decision: Decision) -> dict[str, bool]:
         f"context = {mesh.context}: Megatron cuts seq_len = {shape.seq_len} into {2 * mesh.context} equal parts": (
             mesh.context == 1 or shape.seq_len % (2 * mesh.context) == 0
         ),
-        f"microbatch_sequences = {micro} does not divide the {smallest // mesh.num_data_ranks} of a rank": (
-            smallest // mesh.num_data_ranks % micro == 0
+        f"microbatch_sequences = {micro} does not divide the {share} of a rank": share % micro == 0,
+        f"batch_warmup_stages = {schedule.batch_warmup_stages}: this export's batch has one size": (
+            schedule.batch_warmup_stages == 1
         ),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from launcher.exporters.trainers.megatron_lm_numbers import Flags, Scheduler, seen_before
+from launcher.exporters.trainers.megatron_lm_numbers import Flags, Scheduler
 from launcher.frozen.frozen import Decision
 from proxies.model.decoder import NORM_EPS
 from proxies.model.rotary import ROPE_BASE
@@ -86,24 +86,14 @@ def _optimizer(decision: Decision, flags: Flags, scheduler: Scheduler) -> Argume
 
 
 def _batch(decision: Decision, scheduler: Scheduler) -> Arguments:
-    schedule, seq_len = decision.learning_rate.schedule, decision.shape.seq_len
-    batch, mesh = decision.batch_tokens // seq_len, decision.parallelism
-    share = batch // schedule.batch_warmup_stages // mesh.num_data_ranks
-    told: Arguments = {"micro-batch-size": mesh.microbatch_sequences or share}
-    if schedule.batch_warmup_steps:  # Megatron takes this with runs measured in sequences only
-        seen = seen_before(schedule, batch)
-        stages = {int(schedule.batch_share(step) * batch): step for step in reversed(range(schedule.num_steps))}
-        ramp = ",".join(f"{seen[step] * seq_len}:{size}" for size, step in sorted(stages.items()))
-        told["step-batch-size-schedule"] = ramp
-        unit, one = "samples", 1
-    else:
-        told["global-batch-size"] = batch
-        unit, one = "iters", batch
-    return told | {
-        f"train-{unit}": scheduler.total // one,
-        f"lr-decay-{unit}": scheduler.total // one,
-        f"lr-warmup-{unit}": scheduler.warmup // one,
-        f"lr-wsd-decay-{unit}": scheduler.decay // one if schedule.kind == "wsd" else None,
+    batch, mesh = decision.batch_tokens // decision.shape.seq_len, decision.parallelism
+    return {
+        "micro-batch-size": mesh.microbatch_sequences or batch // mesh.num_data_ranks,
+        "global-batch-size": batch,
+        "train-iters": scheduler.total,
+        "lr-decay-iters": scheduler.total,
+        "lr-warmup-iters": scheduler.warmup,
+        "lr-wsd-decay-iters": scheduler.decay if scheduler.kind == "wsd" else None,
     }
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups
-from proxies.core.schedule import Schedule, lr_table
+from proxies.core.schedule import lr_table
 from proxies.model.decoder import parameter_shapes
 
 Sort = Literal["embedding", "output", "matrix", "vector"]
@@ -41,7 +41,7 @@ class Flags:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scheduler:
-    """Megatron's lr(t), in sequences seen before step t, as its scheduler counts."""
+    """Megatron's lr(t), t counted from 0."""
 
     kind: str
     warmup: int
@@ -52,16 +52,16 @@ class Scheduler:
     """Of WSD's last part."""
     final_fraction: float
 
-    def share(self, seen: int) -> float:
+    def share(self, step: int) -> float:
         """The rate as a share of the peak (`OptimizerParamScheduler.get_lr`)."""
-        if 0 < self.warmup >= seen:
-            return self.init_share + (1 - self.init_share) * seen / self.warmup
+        if 0 < self.warmup >= step:
+            return self.init_share + (1 - self.init_share) * step / self.warmup
         if self.kind == "constant":
             return 1.0
         if self.kind == "wsd":
-            done = max(0, seen - (self.total - self.decay)) / self.decay
+            done = max(0, step - (self.total - self.decay)) / self.decay
         else:
-            done = (seen - self.warmup) / (self.total - self.warmup)
+            done = (step - self.warmup) / (self.total - self.warmup)
         share = 0.5 * (math.cos(math.pi * done) + 1) if self.kind == "cosine" else 1 - done
         return self.final_fraction + share * (1 - self.final_fraction)
 
@@ -149,8 +149,7 @@ def scheduler_of(decision: Decision, flags: Flags) -> tuple[Scheduler, float]:
     Megatron warms up from step 0's t / W, ours from (t + 1) / W. Where all peaks agree, W - 1 steps from a start of
     peak / W give ours; but a decay that starts at the warmup's end then starts a step early.
     """
-    schedule, batch = decision.learning_rate.schedule, decision.batch_tokens // decision.shape.seq_len
-    seen = seen_before(schedule, batch)
+    schedule = decision.learning_rate.schedule
     rates = {
         numbers_of(flags, decision.shape.width, sort)["learning_rate"]
         for sort in ("embedding", "matrix", "vector")
@@ -163,19 +162,12 @@ def scheduler_of(decision: Decision, flags: Flags) -> tuple[Scheduler, float]:
     for steps, init_share in starts:
         scheduler = Scheduler(
             kind=schedule.kind,
-            warmup=seen[steps],
+            warmup=steps,
             init_share=init_share,
-            total=seen[-1],
-            decay=seen[-1] - seen[schedule.num_steps - schedule.decay_steps],
+            total=schedule.num_steps,
+            decay=schedule.decay_steps,
             final_fraction=schedule.final_fraction,
         )
-        off = max(abs(scheduler.share(before) - share) for before, share in zip(seen, table, strict=False))
+        off = max(abs(scheduler.share(step) - share) for step, share in enumerate(table))
         found.append((scheduler, off))
     return min(found, key=lambda one: one[1])
-
-
-def seen_before(schedule: Schedule, batch_sequences: int) -> list[int]:
-    """Sequences trained on before each step, and at the end."""
-    if not schedule.batch_warmup_steps:
-        return [step * batch_sequences for step in range(schedule.num_steps + 1)]
-    return [schedule.sequences(step, batch_sequences)[0] for step in range(schedule.num_steps + 1)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.foreign import by_layer, names_by_group, refuse, report
+from launcher.exporters.foreign import any_layer, names_by_group, refuse, report
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, write_export
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
@@ -90,19 +90,11 @@ def group_globs(decision: Decision) -> list[tuple[list[str], ParameterGroup]]:
         FrozenError: the groups do not fit the shape's parameters.
     """
     grouped = names_by_group(decision, parameter_names(decision.shape))
-    return [(_globs(names, decision.shape.num_layers), group) for group, names in grouped]
+    return [(_globs(names), group) for group, names in grouped]
 
 
-def _globs(names: list[str], num_layers: int) -> list[str]:
-    globs = []
-    for (before, after), layers in by_layer(names).items():
-        if not layers:
-            globs.append(before)
-        elif len(layers) == num_layers:
-            globs.append(f"{before}*{after}")
-        else:  # the star stands for the wrapper that activation checkpointing puts there, or for nothing
-            globs += [f"{before}{layer}.*{after[1:]}" for layer in layers]
-    return globs
+def _globs(names: list[str]) -> list[str]:
+    return [f"{before}*{after}" if after else before for before, after in dict.fromkeys(map(any_layer, names))]
 
 
 def scheduler_config(schedule: Schedule) -> dict[str, Json]:

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from launcher.exporters.fidelity import FidelityReport, Judgement
-from launcher.exporters.foreign import by_layer, names_by_group, refuse, report
+from launcher.exporters.foreign import any_layer, names_by_group, refuse, report
 from launcher.exporters.writing import PROVE_FILE, corpus_run_script, groups_of, write_export
 from launcher.frozen.frozen import Decision, Parallelism, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
@@ -84,15 +84,14 @@ def group_patterns(decision: Decision) -> list[tuple[str, ParameterGroup]]:
         FrozenError: the groups do not fit the shape's parameters.
     """
     grouped = names_by_group(decision, parameter_names(decision.shape))
-    return [(_pattern(names, decision.shape.num_layers), group) for group, names in grouped]
+    return [(_pattern(names), group) for group, names in grouped]
 
 
-def _pattern(names: list[str], num_layers: int) -> str:
+def _pattern(names: list[str]) -> str:
     parts = []
-    for (before, after), layers in by_layer(names).items():
-        which = r"\d+" if len(layers) == num_layers else f"(?:{'|'.join(layers)})"
+    for before, after in dict.fromkeys(map(any_layer, names)):
         # Activation checkpointing puts `_checkpoint_wrapped_module` into the names the patterns are searched in.
-        parts.append(re.escape(before) + (rf"{which}(?:\._\w+)*" if layers else "") + re.escape(after))
+        parts.append(re.escape(before) + (r"\d+(?:\._\w+)*" + re.escape(after) if after else ""))
     return f"^(?:{'|'.join(parts)})$"
 
 
