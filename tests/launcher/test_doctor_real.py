@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_study import ask, forerun
 
 from launcher.doctor import examine, folders, machine, names
-from launcher.doctor.findings import fail, ok, warn
 from launcher.doctor.libraries import try_imports
 
 TORCH = """
@@ -196,22 +194,6 @@ def test_a_check_that_breaks_is_a_line_of_the_report():
 
     (finding,) = examine._guarded("machine", breaks)
     assert (finding.state, finding.said) == ("warn", "could not be looked at (RuntimeError: no such counter)")
-
-
-@pytest.mark.parametrize(
-    ("found", "code", "after"),
-    [
-        ([ok("a", "b"), warn("c", "d", "e")], 0, "next: forerun demo"),
-        ([ok("a", "b"), fail("c", "d", "e")], 2, "next: mend what fails, then forerun doctor"),
-    ],
-)
-def test_the_verb_answers_by_the_worst(monkeypatch, found, code, after):
-    monkeypatch.setattr(examine, "examine", lambda *asked: iter(found))
-    got, out, err = forerun("doctor")
-    assert (got, out.splitlines()[-1], err) == (code, after, "")
-    assert f"{found[1].state}  c: d\n      mend: e\n" in out
-    got, body = ask("doctor")
-    assert (got, body["outcome"], len(body["findings"])) == (code, found[1].state, 2)
 
 
 @pytest.mark.slow

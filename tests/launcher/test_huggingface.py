@@ -17,7 +17,6 @@ from launcher.exporters.fidelity import ExportError
 from launcher.exporters.trainers import huggingface
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision, Parallelism
-from proxies.core.rules import named
 from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.data.tokens import TokenStore
 from proxies.model.decoder import parameter_shapes
@@ -57,9 +56,8 @@ def disagreements(folder: Path, decision: Decision) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("parametrization_name", ["mup", "sp"])
-def test_every_parameter_has_its_frozen_numbers_in_the_script(tmp_path, manifest, parametrization_name):
-    decision = wide_decision(manifest, parametrization=named(parametrization_name))
+def test_every_parameter_has_its_frozen_numbers_in_the_script(tmp_path, manifest):
+    decision = wide_decision(manifest)
     huggingface.export(decision, tmp_path)
     assert disagreements(tmp_path, decision) == []
     assert frozen_in(tmp_path).digest == decision.digest

@@ -44,7 +44,7 @@ def test_a_shape_that_does_not_add_up(model, said):
         planned(model=model).shape(40, 256)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(["cosine", "linear", "wsd", "constant"]),
     num_steps=st.integers(1, 10_000),

@@ -13,12 +13,6 @@ def planned(**sections):
     return Plan.model_validate(sections)
 
 
-@pytest.mark.parametrize("number", [0, -1, 101, 1.5, True])
-def test_a_number_of_seeds_is_a_small_whole_one(number):
-    with pytest.raises(ValidationError, match="num_seeds"):
-        planned(ladder={"num_seeds": number})
-
-
 def test_the_default_plan_warns_of_nothing():
     assert ladder_warnings(Plan()) == [] == problems_of(Plan())
 
@@ -35,7 +29,7 @@ def test_what_cannot_be(ladder, key):
     assert problem.startswith(key)
 
 
-@pytest.mark.parametrize("offsets", [(0.0, 1.0), (1.0, 2.0), (-5.0, 1.0), (-1.0, -1.0, 1.0)])
+@pytest.mark.parametrize("offsets", [(0.0, 1.0), (1.0, 2.0), (-5.0, 1.0)])
 def test_rates_that_check_no_rung(offsets):
     with pytest.raises(ValidationError, match="check_offsets_octaves"):
         planned(ladder={"check_offsets_octaves": offsets})
@@ -52,7 +46,6 @@ def test_none_at_all_may_be():
         ({"transfer": {"durations": ()}}, "one learning rate for all, since no rule over duration is measured"),
         ({"transfer": {"measured_rules": ("batch",)}}, "one learning rate for all"),
         ({"ladder": {"num_steps": (150, 400, 4000)}}, "measured from 200 to 1600 steps, and carried beyond"),
-        ({"ladder": {"num_steps": (50, 400, 1000)}}, "measured from 200 to 1600 steps, and carried beyond"),
         ({"target": {"batch_tokens": 4096}}, "the ladder's batches have 1024 tokens, and the forecast is for those"),
         ({"ladder": {"batch_tokens": 4096}, "target": {"batch_tokens": 4096}},
          "no rule over batch is measured (transfer.batches"),

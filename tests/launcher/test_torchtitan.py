@@ -18,7 +18,6 @@ from launcher.exporters.trainers import torchtitan
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision
 from proxies.core.numbers import ParameterNumbers
-from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.data.tokens import Manifest, TokenStore
 from proxies.model.decoder import parameter_shapes
@@ -51,9 +50,8 @@ def disagreements(folder: Path, decision: Decision) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("parametrization", ["mup", "sp"])
-def test_every_parameter_has_its_frozen_numbers_in_the_module(tmp_path, manifest, parametrization):
-    decision = wide_decision(manifest, parametrization=named(parametrization))
+def test_every_parameter_has_its_frozen_numbers_in_the_module(tmp_path, manifest):
+    decision = wide_decision(manifest)
     assert exported(decision, tmp_path).FROZEN.digest == decision.digest
     assert disagreements(tmp_path, decision) == []
     assert decision.digest in (tmp_path / "run.sh").read_text()
@@ -80,12 +78,6 @@ def test_names_are_mapped_one_to_one_and_survive_checkpoint_wrappers(tmp_path, m
         wrapped = re.sub(r"^(layers\.\d+\.)", r"\1_checkpoint_wrapped_module.", theirs)
         assert [bool(re.search(p, wrapped)) for p in patterns] == [bool(re.search(p, theirs)) for p in patterns]
     assert not any(re.search(p, "layers.0.attention.qkv_linear.wq.weight_scale") for p in patterns)
-
-
-def test_layers_in_different_groups_get_patterns_of_their_own(tmp_path, manifest):
-    decision = export_case.layers_apart(manifest)
-    torchtitan.export(decision, tmp_path)
-    assert disagreements(tmp_path, decision) == []
 
 
 def test_the_other_numbers_are_in_the_file(tmp_path, manifest):
