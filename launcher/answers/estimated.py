@@ -113,10 +113,7 @@ def _main(main: dict[str, Any]) -> str:
         f"{_span(machine['utilization'])} ({machine['utilization']['source']}), "
         + ("no price is known: --price-usd" if main["usd"] is None else f"USD {_span(main['usd'])}"),
     ]
-    degrees = ("shard", "replicate", "tensor", "pipeline", "context", "microbatch_sequences")
-    layout = main["parallelism"]
-    told = ", ".join(f"{name} {layout[name]}" for name in degrees)
-    lines.append(f"parallelism: {told}, checkpointing {layout['checkpointing']}")
+    lines.append("parallelism: " + ", ".join(f"{name} {value}" for name, value in main["parallelism"].items()))
     if held := main["memory"]:
         parts = {name.removesuffix("_bytes"): value / _GB for name, value in held.items() if name != "moment"}
         lines.append("memory of a rank (GB): " + ", ".join(f"{name} {value:.3g}" for name, value in parts.items()))

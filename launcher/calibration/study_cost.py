@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from launcher.calibration.speeds import Speeds
-from launcher.estimates.layout import planned_layout
+from launcher.estimates.layout import planned_parallelism
 from launcher.estimates.main_run import MainRun
 from launcher.estimates.spans import Span, exactly, gpu_hours
 from launcher.estimates.utilization import PROXY_MFU
@@ -123,7 +123,7 @@ def planned_main_run(study: Study) -> MainRun:
     shape = study.shape(target.width).at_depth(target.depth)
     return MainRun(
         shape=shape, num_tokens=target.duration, batch_tokens=target.batch, precision=launch.precision,
-        layout=planned_layout(launch, target.batch // shape.seq_len),
+        layout=planned_parallelism(launch),
     )  # fmt: skip
 
 

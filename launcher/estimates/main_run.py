@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from launcher.estimates.failures import RATE, Cadence, cadence
-from launcher.estimates.layout import Layout
+from launcher.estimates.layout import layout_problems, microbatches
 from launcher.estimates.machine import Given, Machine, machine_of
 from launcher.estimates.memory import RESERVED, Memory, memory_per_rank
 from launcher.estimates.spans import MFU_CONVENTION, Span, exactly, gpu_hours
 from launcher.estimates.utilization import SMALLEST_PUBLISHED, paid_share
+from launcher.frozen.frozen import Parallelism
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import CONVENTIONS, Convention, count_params, flops_per_token, six_nd
@@ -33,7 +34,7 @@ class MainRun:
     num_tokens: int
     batch_tokens: int
     precision: Precision
-    layout: Layout
+    layout: Parallelism
     """Of a frozen config, or of a plan's `[launch]`."""
 
     @property
@@ -88,21 +89,21 @@ def estimate_main(run: MainRun, given: Given) -> MainEstimate:
 
 
 def _undivided(run: MainRun) -> list[str]:
-    return run.layout.problems(run.shape, run.batch_tokens)
+    return layout_problems(run.layout, run.shape, run.batch_tokens)
 
 
 def _memory(run: MainRun) -> Memory | None:
     """What the fullest rank holds under the run's own layout."""
     if _undivided(run):
         return None
-    passes = run.layout.num_microbatches(run.shape, run.batch_tokens)
-    return memory_per_rank(run.shape, run.layout, run.precision, passes)
+    return memory_per_rank(run.shape, run.layout, run.precision, *microbatches(run.layout, run.shape, run.batch_tokens))
 
 
 def main_body(found: MainEstimate) -> dict[str, Json]:
     """What `estimate --json` prints of the main run."""
     run, machine, saves, held = found.run, found.machine, found.cadence, found.memory
     size = saves.checkpoint_bytes
+    num_sequences, num_microbatches = microbatches(run.layout, run.shape, run.batch_tokens)
     body = {
         "shape": run.shape,
         "params": count_params(run.shape).total,
@@ -120,7 +121,7 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
         "days": found.days.told(),
         "step_seconds": found.step_seconds.told(),
         "parallelism": dataclasses.asdict(run.layout)
-        | {"num_microbatches": run.layout.num_microbatches(run.shape, run.batch_tokens)},
+        | {"microbatch_sequences": num_sequences, "num_microbatches": num_microbatches},
         "memory": None if held is None else dataclasses.asdict(held) | {"total_bytes": held.total_bytes},
         "failures": {
             "per_1000_node_days": RATE.told(), "mtbf_seconds": saves.mtbf_seconds.told(),

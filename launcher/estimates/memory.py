@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.base.policy import Recomputed
-from launcher.estimates.layout import Layout
+from launcher.frozen.frozen import Parallelism
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape
 from proxies.core.spec import Precision
@@ -90,24 +90,30 @@ def kept_per_token(shape: Shape, checkpointing: Recomputed, compute_bytes: int) 
     return norms + heads + c * (2 * width + 2 * kv) + stats + c * (4 if llama else 2) * ffn
 
 
-def memory_per_rank(shape: Shape, layout: Layout, precision: Precision, num_microbatches: int = 1) -> Memory:
-    """The fullest moment of the fullest rank.
+def memory_per_rank(
+    shape: Shape, degrees: Parallelism, precision: Precision, num_sequences: int = 1, num_microbatches: int = 1
+) -> Memory:
+    """The fullest moment of the fullest rank, with passes of so many sequences.
 
     From the second of `num_microbatches` passes of a step on, the shards of the gradients are held throughout.
     """
-    stages = [_stage(shape, layout, precision, index, num_microbatches) for index in {0, layout.pipeline - 1}]
+    stages = [
+        _stage(shape, degrees, precision, index, num_sequences, num_microbatches) for index in {0, degrees.pipeline - 1}
+    ]
     return max(
-        (moment for stage in stages for moment in _moments(stage, layout, precision, num_microbatches)),
+        (moment for stage in stages for moment in _moments(stage, degrees, precision, num_microbatches)),
         key=lambda moment: moment.total_bytes,
     )
 
 
-def _stage(shape: Shape, layout: Layout, precision: Precision, index: int, num_microbatches: int) -> _Stage:
+def _stage(
+    shape: Shape, degrees: Parallelism, precision: Precision, index: int, num_sequences: int, num_microbatches: int
+) -> _Stage:
     """The first stage holds the embedding and most micro-batches, the last one the readout and one."""
-    tp, c = layout.tensor, _compute_bytes(precision)
-    params, first, last = count_params(shape), index == 0, index == layout.pipeline - 1
-    tokens = layout.microbatch_sequences * shape.seq_len / layout.context
-    kept = kept_per_token(shape, layout.checkpointing, c)
+    tp, c = degrees.tensor, _compute_bytes(precision)
+    params, first, last = count_params(shape), index == 0, index == degrees.pipeline - 1
+    tokens = num_sequences * shape.seq_len / degrees.context
+    kept = kept_per_token(shape, degrees.activation_checkpointing, c)
     gradients = (3 if shape.family == "llama" else 2) * shape.ffn_width  # of the activations about the nonlinearity
     table = shape.vocab_size * shape.width / tp
     root = (params.embedding / tp if first else 0) + (table if last and not shape.tied else 0)
@@ -115,18 +121,18 @@ def _stage(shape: Shape, layout: Layout, precision: Precision, index: int, num_m
         block=(params.non_embedding - 2 * shape.width) / shape.num_layers / tp,
         root=root,
         table=table,
-        num_blocks=shape.num_layers // layout.pipeline,
+        num_blocks=shape.num_layers // degrees.pipeline,
         kept=tokens / tp * kept,
         again=tokens / tp * (kept_per_token(shape, "none", c) - kept + c * (gradients + 2 * shape.width)),
         end=tokens / tp * (8 + c) * shape.width if last else 0.0,
         logits=tokens * shape.vocab_size / tp if last else 0.0,
-        in_flight=max(1, min(layout.pipeline - index, num_microbatches)),
+        in_flight=max(1, min(degrees.pipeline - index, num_microbatches)),
     )
 
 
-def _moments(stage: _Stage, layout: Layout, precision: Precision, num_microbatches: int) -> list[Memory]:
+def _moments(stage: _Stage, degrees: Parallelism, precision: Precision, num_microbatches: int) -> list[Memory]:
     """The loss, the first block's backward pass, the end of the backward pass, the optimizer's step."""
-    c, shards = _compute_bytes(precision), layout.shard * layout.context
+    c, shards = _compute_bytes(precision), degrees.data_parallel_shard * degrees.context
     mine = (stage.block * stage.num_blocks + stage.root) / shards * MASTER_BYTES
     held = mine if num_microbatches > 1 else 0.0
     activations = stage.in_flight * (stage.num_blocks * stage.kept + stage.end)

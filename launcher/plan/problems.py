@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from launcher.plan.plan import Plan
 from launcher.plan.search import SearchSection
@@ -44,7 +45,7 @@ def _width_problems(plan: Plan) -> list[str]:
     }
     for name, values in widths.items():
         for width in values:
-            problems += [f"{name}: {problem}" for problem in _refusals(lambda w=width: plan.shape(w, vocab_size=2))]
+            problems += [f"{name}: {problem}" for problem in _refusals(partial(plan.shape, width, vocab_size=2))]
     return problems
 
 

@@ -194,6 +194,7 @@ def decision(
 ) -> Decision:
     """Everything the main run computes with, as plain numbers."""
     from launcher.base import policy
+    from launcher.estimates.layout import planned_parallelism
     from launcher.frozen import frozen
     from proxies.parametrization.parametrization import forward_numbers, parameter_table
     from transfer.verdict.rules import rule_of
@@ -223,15 +224,7 @@ def decision(
         ),
         seed=plan.launch.seed,
         precision=plan.launch.precision,
-        parallelism=frozen.Parallelism(
-            data_parallel_shard=plan.launch.data_parallel_shard,
-            data_parallel_replicate=plan.launch.data_parallel_replicate,
-            tensor=plan.launch.tensor,
-            pipeline=plan.launch.pipeline,
-            context=plan.launch.context,
-            microbatch_sequences=plan.launch.microbatch_sequences,
-            activation_checkpointing=plan.launch.activation_checkpointing,
-        ),
+        parallelism=planned_parallelism(plan.launch),
         checkpointing=policy.Checkpointing(every_steps=plan.launch.checkpoint_every_steps),
         predicted=predicted_loss(choice, rungs),
         abort=policy.Abort(on_non_finite=True, train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS),

@@ -86,7 +86,6 @@ _Asked = tuple["Study | None", dict[str, Json], "MainRun"]
 
 
 def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
-    from launcher.estimates.layout import layout_of
     from launcher.estimates.main_run import MainRun
     from launcher.frozen.launch_file import read_launch
 
@@ -95,7 +94,7 @@ def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
     decision = read_launch(path)
     run = MainRun(
         shape=decision.shape, num_tokens=decision.num_tokens, batch_tokens=decision.batch_tokens,
-        precision="float32" if decision.precision == "float64" else decision.precision, layout=layout_of(decision),
+        precision="float32" if decision.precision == "float64" else decision.precision, layout=decision.parallelism,
     )  # fmt: skip
     return None, {"digest": decision.digest}, run
 

@@ -106,9 +106,9 @@ def _check_layout(decision: Decision) -> None:
     Raises:
         LayoutError: they do not.
     """
-    from launcher.estimates.layout import LayoutError, layout_of
+    from launcher.estimates.layout import LayoutError, layout_problems
 
-    if problems := layout_of(decision).problems(decision.shape, decision.batch_tokens):
+    if problems := layout_problems(decision.parallelism, decision.shape, decision.batch_tokens):
         raise LayoutError(problems)
 
 

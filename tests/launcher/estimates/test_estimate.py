@@ -9,10 +9,10 @@ from tiny_study import PLAN, ask, forerun, write_plan
 
 from launcher.base.reference import MODELS
 from launcher.calibration.study_cost import num_workers
-from launcher.estimates.layout import Layout
 from launcher.estimates.machine import Given, machine_of
 from launcher.estimates.main_run import MainRun, estimate_main, main_body
 from launcher.estimates.memory import memory_per_rank
+from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
 from launcher.study.opening import plan_study
 from proxies.core.checks import SpecError
@@ -20,11 +20,12 @@ from proxies.core.shape import Shape
 
 LLAMA = MainRun(
     shape=MODELS["llama-3.1-405b"].shape, num_tokens=15_600_000_000_000, batch_tokens=2**24, precision="bfloat16",
-    layout=Layout(shard=128, tensor=8, pipeline=14),
+    layout=Parallelism(data_parallel_shard=128, tensor=8, pipeline=14),
 )  # fmt: skip
 EIGHT = MainRun(
-    shape=MODELS["llama-3-8b"].shape, num_tokens=2**40, batch_tokens=2**22, precision="bfloat16", layout=Layout(shard=8)
-)
+    shape=MODELS["llama-3-8b"].shape, num_tokens=2**40, batch_tokens=2**22, precision="bfloat16",
+    layout=Parallelism(data_parallel_shard=8, microbatch_sequences=1),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +131,15 @@ def laid_out(plan, *changes, options=()):
 
 def test_the_main_run_is_laid_out_as_the_plans_launch_section_says(plan):
     own, pieces = laid_out(plan), laid_out(plan, "microbatch_sequences=1", 'activation_checkpointing="full"')
-    assert (own["machine"]["num_gpus"], own["parallelism"]["shard"]) == (2, 2)
+    assert (own["machine"]["num_gpus"], own["parallelism"]["data_parallel_shard"]) == (2, 2)
     held = [(m["parallelism"]["microbatch_sequences"], m["parallelism"]["num_microbatches"]) for m in (own, pieces)]
     assert held == [(2, 1), (1, 2)]  # 4 sequences a step on 2 ranks
-    assert pieces["parallelism"]["checkpointing"] == "full"
-    layout = Layout(shard=2, checkpointing="full")
-    wanted = memory_per_rank(Shape(**own["shape"]), layout, "float32", num_microbatches=2)
+    assert pieces["parallelism"]["activation_checkpointing"] == "full"
+    degrees = Parallelism(data_parallel_shard=2, activation_checkpointing="full")
+    wanted = memory_per_rank(Shape(**own["shape"]), degrees, "float32", num_microbatches=2)
     assert pieces["memory"]["total_bytes"] == wanted.total_bytes < own["memory"]["total_bytes"]
     replicas = laid_out(plan, "data_parallel_shard=1", "data_parallel_replicate=2")["parallelism"]
-    assert (replicas["shard"], replicas["replicate"]) == (1, 2)
+    assert (replicas["data_parallel_shard"], replicas["data_parallel_replicate"]) == (1, 2)
 
 
 def test_a_layout_that_does_not_divide_or_fit_is_a_warning(plan):
@@ -148,7 +149,7 @@ def test_a_layout_that_does_not_divide_or_fit_is_a_warning(plan):
     four = laid_out(plan, options=("--gpus", 4))
     assert any("hours are of 4 GPUs, memory is of the layout's 2 ranks" in said for said in four["warnings"])
     assert not any("layout" in said for said in laid_out(plan)["warnings"])
-    full = dataclasses.replace(EIGHT, layout=Layout(shard=8, checkpointing="full"))
+    full = dataclasses.replace(EIGHT, layout=dataclasses.replace(EIGHT.layout, activation_checkpointing="full"))
     large, small = (main_body(estimate_main(run, Given(num_gpus=8)))["warnings"] for run in (EIGHT, full))
     assert "GB a rank, 72.0 GB are free" in large[0]
     assert small == []
@@ -213,7 +214,7 @@ def test_a_frozen_config_is_estimated_as_frozen(tmp_path):
     assert found["digest"] == decision.digest
     main = found["main_run"]
     assert main["tokens"] == decision.num_tokens
-    assert (main["parallelism"]["shard"], main["machine"]["num_gpus"]) == (2, 2)
+    assert (main["parallelism"]["data_parallel_shard"], main["machine"]["num_gpus"]) == (2, 2)
     assert "stages" not in found
     assert ask("estimate", path, "--gpus", 4)[1]["main_run"]["machine"]["num_gpus"] == 4
     assert ask("estimate", path, "--set", "target.budget_flops=1e12")[0] == 2

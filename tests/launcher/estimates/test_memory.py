@@ -11,7 +11,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.base.reference import MODELS
-from launcher.estimates.layout import Layout
 from launcher.estimates.memory import kept_per_token, memory_per_rank
 from launcher.frozen.frozen import Parallelism
 from launcher.trainer.ranks import data_axes, device_mesh
@@ -45,16 +44,16 @@ def fake_ranks(count):
         rotary._rotary_tables.cache_clear()  # of fake tensors: nobody else may have them
 
 
-def tracked(shape, layout, precision, num_microbatches):
+def tracked(shape, degrees, precision, num_sequences, num_microbatches):
     """The peak that FSDPMemTracker sees over a step's passes, moments there already; bytes."""
     policy = MixedPrecisionPolicy()
     if precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    with fake_ranks(layout.num_ranks):
-        degrees = Parallelism(data_parallel_shard=layout.shard, data_parallel_replicate=layout.replicate)
+    with fake_ranks(degrees.num_ranks):
         mesh = data_axes(device_mesh(degrees, "cpu"))
         with FakeTensorMode():
-            checkpointing = {"none": False, "full": True}.get(layout.checkpointing, layout.checkpointing)
+            kind = degrees.activation_checkpointing
+            checkpointing = {"none": False, "full": True}.get(kind, kind)
             model = Decoder(shape, device="meta", checkpointing=checkpointing)
             for block in (*model.layers, model):
                 fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -66,7 +65,7 @@ def tracked(shape, layout, precision, num_microbatches):
             optimizer.zero_grad()
             tracker = FSDPMemTracker(model, optimizer)
             tracker.track_inputs(())
-            ids = torch.zeros(layout.microbatch_sequences, shape.seq_len, dtype=torch.long)
+            ids = torch.zeros(num_sequences, shape.seq_len, dtype=torch.long)
             numbers = Multipliers(attention=0.1, output=0.5, embedding=2.0, residual=0.5)
             with tracker:
                 for number in range(num_microbatches):
@@ -88,17 +87,18 @@ def tracked(shape, layout, precision, num_microbatches):
     ],
 )  # fmt: skip
 def test_a_rank_holds_what_torch_tracks(shape, shards, sequences, checkpointing, precision, passes):
-    layout = Layout(shard=shards, microbatch_sequences=sequences, checkpointing=checkpointing)
-    found = memory_per_rank(shape, layout, precision, passes)
-    assert found.total_bytes == pytest.approx(tracked(shape, layout, precision, passes), rel=0.1)
+    degrees = Parallelism(data_parallel_shard=shards, activation_checkpointing=checkpointing)
+    found = memory_per_rank(shape, degrees, precision, sequences, passes)
+    assert found.total_bytes == pytest.approx(tracked(shape, degrees, precision, sequences, passes), rel=0.1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("checkpointing", "gib"), [("none", 78.3), ("selective", 50.3), ("full", 27.2)])
 def test_llama_3_8b_on_eight_ranks(checkpointing, gib):
-    shape, layout = MODELS["llama-3-8b"].shape, Layout(shard=8, checkpointing=checkpointing)
-    found = memory_per_rank(shape, layout, "bfloat16")
-    assert found.total_bytes == pytest.approx(tracked(shape, layout, "bfloat16", 1), rel=0.01)
+    shape = MODELS["llama-3-8b"].shape
+    degrees = Parallelism(data_parallel_shard=8, activation_checkpointing=checkpointing)
+    found = memory_per_rank(shape, degrees, "bfloat16")
+    assert found.total_bytes == pytest.approx(tracked(shape, degrees, "bfloat16", 1, 1), rel=0.01)
     assert found.total_bytes / 2**30 == pytest.approx(gib, abs=0.1)
 
 
@@ -131,22 +131,22 @@ def test_a_block_keeps_what_autograd_saves(family, qk_norm, dtype):
 
 def test_every_axis_takes_its_share():
     shape = MODELS["llama-3-70b"].shape
-    alone = memory_per_rank(shape, Layout(shard=8), "bfloat16")
-    split = memory_per_rank(shape, Layout(shard=8, tensor=8), "bfloat16")
+    alone = memory_per_rank(shape, Parallelism(data_parallel_shard=8), "bfloat16")
+    split = memory_per_rank(shape, Parallelism(data_parallel_shard=8, tensor=8), "bfloat16")
     assert split.total_bytes == pytest.approx(alone.total_bytes / 8, rel=1e-3)
-    cut = memory_per_rank(shape, Layout(shard=8, context=4), "bfloat16")
+    cut = memory_per_rank(shape, Parallelism(data_parallel_shard=8, context=4), "bfloat16")
     assert cut.activations_bytes == pytest.approx(alone.activations_bytes / 4, rel=0.01)  # at another moment
     assert cut.weights_bytes == pytest.approx(alone.weights_bytes / 4)
     assert alone.weights_bytes == pytest.approx(4 * count_params(shape).total / 8, rel=1e-6)
-    replicas = memory_per_rank(shape, Layout(shard=8, replicate=4), "bfloat16")
+    replicas = memory_per_rank(shape, Parallelism(data_parallel_shard=8, data_parallel_replicate=4), "bfloat16")
     assert replicas == alone
 
 
 def test_the_first_stage_holds_the_micro_batches_in_flight():
     """1F1B: as many as there are stages, each a share of the layers: together about what one rank would keep."""
     shape = MODELS["llama-3-70b"].shape
-    alone = memory_per_rank(shape, Layout(shard=8), "bfloat16", 8)
-    staged = memory_per_rank(shape, Layout(shard=8, pipeline=8), "bfloat16", 8)
+    alone = memory_per_rank(shape, Parallelism(data_parallel_shard=8), "bfloat16", num_microbatches=8)
+    staged = memory_per_rank(shape, Parallelism(data_parallel_shard=8, pipeline=8), "bfloat16", num_microbatches=8)
     blocks = 80 * 8192 * kept_per_token(shape, "none", 2)
     assert staged.activations_bytes == pytest.approx(blocks, rel=0.05)
     assert staged.weights_bytes < 0.15 * alone.weights_bytes

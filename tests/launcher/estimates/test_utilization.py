@@ -8,16 +8,16 @@ import pytest
 from tiny_study import ask, forerun, write_plan
 
 from launcher.base.reference import MODELS
-from launcher.estimates.layout import Layout
 from launcher.estimates.machine import Given
 from launcher.estimates.main_run import MainRun, estimate_main, main_body
 from launcher.estimates.published import PUBLISHED_RUNS
 from launcher.estimates.utilization import PROXY_MFU, left_out, utilization
+from launcher.frozen.frozen import Parallelism
 from launcher.plan.calibration_records import Calibration, Figure
 from proxies.core.flops import count_params
 
 ROOT = Path(__file__).parents[3]
-ONE = Layout()
+ONE = Parallelism(data_parallel_shard=1)
 
 
 @pytest.fixture(scope="module")
