@@ -46,7 +46,7 @@ class Origin:
     strength: str = ""
     """The same in words, or what is said before what they say."""
     change: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
+    """Beside what its plan keys, tests and gates would."""
 
 
 def _plan(*keys: str, **more: object) -> Origin:
@@ -73,10 +73,10 @@ def _corpus(text: str, *gates: str) -> Origin:
     )  # fmt: skip
 
 
-def _derived(text: str, *fields: str, keys: tuple[str, ...] = (), change: tuple[str, ...] = ()) -> Origin:
+def _derived(text: str, *fields: str, keys: tuple[str, ...] = ()) -> Origin:
     return Origin(
         kind="derived", text=text, fields=fields, keys=keys, sure="exact", strength="follows from other fields",
-        change=(*change, f"what changes {fields[0]}: `forerun explain FROZEN {fields[0]}`"),
+        change=(f"what changes {fields[0]}: `forerun explain FROZEN {fields[0]}`",),
     )  # fmt: skip
 
 
@@ -88,18 +88,14 @@ def _fit(text: str, *fields: str, gates: tuple[str, ...] = (), strength: str = "
 
 _DRILLS = ("`forerun rehearse FROZEN`: the drills of the launch",)
 _DEGREES = _plan(
-    "launch.{}", unknown=("how many tokens per second it gives: no run of these degrees was timed",),
+    "launch.{}",
     strength="a choice; the real shape was sharded so, over a fake group of all ranks, before it was frozen",
     change=("`forerun estimate FROZEN`: what a rank holds, time and money of these degrees",),
 )  # fmt: skip
 _GROUP = _derived(
-    "parameters of the model that share kind and numbers, layers as one pattern", "shape", "parametrization",
-    change=("`forerun verify FROZEN` proves that each parameter is in one group",),
-)  # fmt: skip
-_RULE = Origin(
-    kind="rule", gates=("coordinates",), strength="a rule of size, by which the proxies had theirs",
-    unknown=("what another value would do: no run of this study tries one",),
-)  # fmt: skip
+    "parameters of the model that share kind and numbers, layers as one pattern", "shape", "parametrization"
+)
+_RULE = Origin(kind="rule", gates=("coordinates",), strength="a rule of size, by which the proxies had theirs")
 _VOCABULARY = _corpus("its tokenizer's vocabulary")
 _SPIKE = "what a spike is, and what is done about it"
 _SCHEDULE = "learning_rate.schedule"
@@ -107,10 +103,7 @@ _SCHEDULE = "learning_rate.schedule"
 ORIGINS: dict[str, Origin] = {
     "schema_version": _fixed("the version of the record, by which it is read"),
     "shape.width": _fit("the best size for the budget, made whole"),
-    "shape.num_layers": _plan(
-        "target.num_layers", "model.num_layers", axis="depth", in_runs="shape.num_layers",
-        unknown=("what the same compute would buy with another depth: the ladder compares widths and durations",),
-    ),
+    "shape.num_layers": _plan("target.num_layers", "model.num_layers", axis="depth", in_runs="shape.num_layers"),
     "base_shape.width": _plan("proxy.base_width"),
     "*shape.vocab_size": _VOCABULARY,
     "*shape.num_heads": _derived("heads of one width", "{}.width", keys=("model.head_dim",)),

@@ -42,11 +42,6 @@ def laws(rules: Parametrization) -> tuple[dict[str, Json], str]:
     return {**_answers(rules), "laws": {kind: dict(row) for kind, row in by_kind.items()}}, "\n\n".join(parts)
 
 
-_MOVED = """
-Multipliers are moved into the weights: the numbers say so, the laws are still those of the multiplied form. The same
-function at every step, but only without clipping: the gradient's norm is another."""
-
-
 def numbers(
     rules: Parametrization,
     shape: Shape,
@@ -54,8 +49,6 @@ def numbers(
     hparams: Hparams,
     batch_ratio: float,
     duration_ratio: float,
-    *,
-    moved: bool = False,
 ) -> tuple[dict[str, Json], str]:
     """The numbers of every group of parameters at a shape, and their laws: as JSON, and as text.
 
@@ -66,12 +59,10 @@ def numbers(
         hparams: at the base.
         batch_ratio: the batch over the base run's.
         duration_ratio: the tokens over the base run's.
-        moved: embedding, residual and output multipliers moved into the weights (`proxies.parametrization.absorb`).
 
     Raises:
         SpecError: shapes that cannot be compared, or a run that this parametrization cannot be used for.
     """
-    from proxies.parametrization.absorb import absorbed
     from proxies.parametrization.parametrization import forward_of, parameters_of, table_of
 
     ratios = Ratios(
@@ -83,14 +74,12 @@ def numbers(
     parameters = parameters_of(rules, shape, base)
     rows = table_of(rules, parameters, ratios, hparams)
     forward = forward_of(rules, shape, base, ratios, hparams)
-    if moved:
-        rows, forward = absorbed(rows, forward)
     groups = _groups(rules, parameters, rows)
     betas = f"betas {rows[0].beta1:.6g}, {rows[0].beta2:.6g}; {_NOTE}"
     lines = [line for group in groups for line in _two_lines(group)]
     values = [(name, f"{getattr(forward, name):.6g}", law) for name, law in forward_laws(rules).items()]
     parts = [
-        _heading(rules, shape, base, ratios) + (_MOVED if moved else ""),
+        _heading(rules, shape, base, ratios),
         "\n".join([table(("", "m_N", *_HEAD), lines), *_besides(rules), betas]),
         table(("forward multipliers", "", "law"), values),
         _choices(rules),

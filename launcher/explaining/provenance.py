@@ -9,27 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.explaining.fields import Field, fields_of
-from launcher.explaining.known import SHARED, Known, Tested, measured, nats
+from launcher.explaining.known import Known, Tested, measured
 from launcher.explaining.origins import Origin, OriginKind, hyperparameter_of, origin_of
-from launcher.explaining.record import Interval, Provenance, Runs, Source, SourceKind, Strength, packed
-from launcher.explaining.rules import bearing, choice_words, choices_behind, forward_words, group_words
+from launcher.explaining.parametrizations import forward_laws
+from launcher.explaining.record import Provenance, Runs, Source, SourceKind, Strength
 from launcher.explaining.text import key_words, number
 from launcher.frozen.frozen import ParameterGroup
+from launcher.plan import sources
 from launcher.study.gates import forecast_warnings
+from launcher.views.numbers import words
 from launcher.views.transfer import short_size, size_name, wanted
-from proxies.core.canon import Json
 from proxies.core.hyperparameters import HYPERPARAMETERS
-from proxies.core.rules import decays
+from proxies.core.optimizers import GROUP_NUMBERS
+from proxies.core.rules import Parametrization, decays, kind_rule, scaling
 from transfer.question import from_log2
 from transfer.verdict.rules import TransferRule
 
-
-def provenance(known: Known) -> dict[str, Json]:
-    """The body of the attestation: the plan without its places, runs by what they were made for, a record a field."""
-    return {"plan": known.values, **packed(records_of(known))}
-
-
-_SIZES = ("params", "tokens")
+_OF_EVERY_RUN = ("data", "model", "proxy")
+"""Sections of the plan that every run follows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +42,6 @@ class Parts:
     """Beside what tests, gates and plan keys would."""
     keys: Sequence[str] = ()
     """Of the plan, that would change it; empty: those of the field's row."""
-    cost: Sequence[str] = ()
-    """Beside what the tests measured."""
-    unknown: Sequence[str] = ()
 
 
 def records_of(known: Known) -> list[Provenance]:
@@ -57,17 +51,16 @@ def records_of(known: Known) -> list[Provenance]:
 
 def _record(known: Known, field: Field, origin: Origin) -> Provenance:
     """What the field's row says of it, what its kind of origin does, and tests and gates."""
-    found, gates = _KINDS[origin.kind](known, field, origin), known.gates(*origin.gates)
-    strength = found.strength or measured(found.tests, gates, before=origin.strength)
+    found = _KINDS[origin.kind](known, field, origin)
+    strength = found.strength or measured(found.tests, known.gates(*origin.gates), before=origin.strength)
     change = [f"gate {gate.name}: {gate.reason}" for gate in strength.gates if gate.outcome != "passed"]
     change += [sentence for one in found.tests for sentence in wanted(one.verdict)]
     if any(one.verdict["outcome"] == "cannot_tell" for one in found.tests):
         change.append("`forerun transfer PLAN --study STUDY --spend` runs what a verdict still wants")
-    cost = [*found.cost, *(said for one in found.tests for said in one.cost())]
     return Provenance(
-        field=field.path, source=found.source, strength=strength, cost="; ".join(cost) or None,
+        field=field.path, source=found.source, strength=strength,
         change=(*change, *found.change, *known.change_keys(found.keys or origin.keys), *origin.change),
-        unknown=(*found.unknown, *origin.unknown), warnings=forecast_warnings(strength.gates),
+        warnings=forecast_warnings(strength.gates),
     )  # fmt: skip
 
 
@@ -76,38 +69,33 @@ def _from_plan(known: Known, keys: Sequence[str], text: str = "", rules: tuple[s
     asked = [known.key(key) for key in keys]
     asked = asked[: 1 + next((index for index, one in enumerate(asked) if one.value), len(asked) - 1)]
     said = "; ".join([*(key_words(one) for one in asked), *([text] if text else [])])
-    kind: SourceKind = "plan" if asked[-1].is_set else "default"
+    kind: SourceKind = "default" if asked[-1].value == asked[-1].default else "plan"
     return Source(kind=kind, text=said, plan_keys=tuple(asked), rules=rules)
 
 
 def _plan(known: Known, field: Field, origin: Origin) -> Parts:
-    """A plan key: tests of a choice, or along its axis, bear on it; or all runs had it so; or it is a wish."""
+    """A plan key: tests along its axis bear on it; or all runs had it so; or it is a wish."""
     record, _, name = field.key.rpartition(".")
-    rules, tests, cost, unknown = (
-        known.decision.parametrization,
-        known.tests_on(lambda _, axis: axis == origin.axis),
-        [],
-        [],
-    )
-    told: tuple[str, ...] = ()
-    if record == "parametrization":
-        asked = {at[1:] for at in bearing(rules, name)}
-        tests, told = known.tests_on(lambda *question: question in asked), (choice_words(rules, name),)
-    elif field.key == "seed" and (noise := max((one.verdict["noise_nats"] or 0 for one in known.tests), default=0)):
-        cost = [f"another seed moves one run's loss by {number(noise)} nats (standard deviation, of the transfer runs)"]
-    elif origin.axis and not tests:
-        unknown = [f"how what is tuned moves over {origin.axis}: not tested"]
-    source = _from_plan(known, origin.keys, origin.text, told)
+    rules: tuple[str, ...] = ()
+    if record == "parametrization" and name != "name":
+        rules = (f"{name} = {field.value}: {sources.answer_in_words(name, field.value)}",)
+    tests = known.tests_on(lambda _, axis: axis == origin.axis)
+    source = _from_plan(known, origin.keys, origin.text, rules or _preset(known) if record == "parametrization" else ())
     strength = None if tests or origin.gates else _had(known, field, origin, source)
-    return Parts(source=source, tests=tests, strength=strength, cost=cost, unknown=unknown)
+    return Parts(source=source, tests=tests, strength=strength)
+
+
+def _preset(known: Known) -> tuple[str, ...]:
+    """The parametrization by name, and whose it is."""
+    rules = known.decision.parametrization
+    return (f"{rules}: {sources.PRESETS[rules.name]}",)
 
 
 def _had(known: Known, field: Field, origin: Origin, source: Source) -> Strength:
     """Whether the runs had the same."""
     had = [operator.attrgetter(origin.in_runs)(spec) for spec in known.specs] if origin.in_runs else []
-    shared = source.plan_keys[-1].key.partition(".")[0] in SHARED
-    if all(value == field.value for value in had) if had else shared:
-        return alike(known)
+    if all(value == field.value for value in had) if had else source.plan_keys[-1].key.startswith(_OF_EVERY_RUN):
+        return _alike(known)
     if not had:
         return Strength(kind=origin.sure, text=origin.strength or "a choice, which no proxy tries")
     values = ", ".join(sorted({number(value) for value in had}))
@@ -116,7 +104,7 @@ def _had(known: Known, field: Field, origin: Origin, source: Source) -> Strength
     return Strength(kind="assumed", text=text, extrapolation=beyond)
 
 
-def alike(known: Known) -> Strength:
+def _alike(known: Known) -> Strength:
     """That every run had it, so that none compares."""
     text = f"all {len(known.specs)} runs that this config rests on had it so: none says what another would do"
     return Strength(kind="assumed", num_runs=len(known.specs), text=text)
@@ -142,21 +130,22 @@ def _verdict(known: Known, field: Field, origin: Origin) -> Parts:
     return Parts(source=Source(kind="verdict", text=text, runs=runs, plan_keys=asked), tests=tests)
 
 
+def _law(rules: Parametrization, group: ParameterGroup, name: str) -> str:
+    """By which power of the ratios a group's number follows from the base's."""
+    power = scaling(rules, name, group.kind) if name in GROUP_NUMBERS else getattr(kind_rule(rules, group.kind), name)
+    what = "1 - value" if name in HYPERPARAMETERS and HYPERPARAMETERS[name].scale == "log2_complement" else "the base's"
+    return f"{words(group.kind)}: {what} times {power}"
+
+
 def _rule(known: Known, field: Field, origin: Origin) -> Parts:
     """A number that the parametrization makes: of a group, or a multiplier of the forward pass."""
-    rules, (kind, _, name) = known.decision.parametrization, field.key.rpartition(".")
-    if isinstance(field.of, ParameterGroup):
-        kind, text = field.of.kind, group_words(known.main, field.of, name)
-    else:
-        text = forward_words(known.main, name, float(str(field.value)))
-    choices, hyperparameter = choices_behind(rules, kind, name), hyperparameter_of(field.key)
-    told = tuple(choice_words(rules, choice) for choice in choices) or (choice_words(rules, "name"),)
+    rules, name = known.decision.parametrization, field.key.rpartition(".")[2]
+    text = _law(rules, field.of, name) if isinstance(field.of, ParameterGroup) else forward_laws(rules)[name]
+    hyperparameter = hyperparameter_of(field.key)
     if hyperparameter is not None and _is_searched(known, hyperparameter):
-        return _tuned_by(known, hyperparameter, by=text, rules=told)
-    keys = [f"proxy.rules.{choice}" for choice in choices if choice != "width"] or ["proxy.parametrization"]
-    source = Source(kind="rule", text=text, rules=told, plan_keys=tuple(known.key(key) for key in keys))
-    asked = {at[1:] for choice in choices for at in bearing(rules, choice) if at[:2] == (kind, name)}
-    return Parts(source=source, tests=known.tests_on(lambda *question: question in asked), keys=keys)
+        return _tuned_by(known, hyperparameter, by=text, rules=_preset(known))
+    source = Source(kind="rule", text=text, rules=_preset(known), plan_keys=(known.key("proxy.parametrization"),))
+    return Parts(source=source, keys=["proxy.parametrization"])
 
 
 def _tuned(known: Known, field: Field, origin: Origin) -> Parts:
@@ -168,11 +157,11 @@ def _tuned(known: Known, field: Field, origin: Origin) -> Parts:
         by = "" if name == hyperparameter else f"{number(field.value)} of {number(steps)} steps"
         return _tuned_by(known, hyperparameter, by=by)
     if field.value or not HYPERPARAMETERS[name].can_be_off or decays(rules, group.kind):
-        told = tuple(choice_words(rules, choice) for choice in choices_behind(rules, group.kind, name))
-        return _tuned_by(known, hyperparameter, by=group_words(known.main, group, name), rules=told)
-    key, text = "proxy.rules.decayed", f"0 for a {group.kind.replace('_', ' ')}, whatever it is for others"
-    source = Source(kind="rule", text=text, plan_keys=(known.key(key),), rules=(choice_words(rules, "decayed"),))
-    return Parts(source=source, strength=alike(known), keys=[key])
+        return _tuned_by(known, hyperparameter, by=_law(rules, group, name), rules=_preset(known))
+    key, text = "proxy.rules.decayed", f"0 for a {words(group.kind)}, whatever it is for others"
+    told = (f"decayed = {rules.decayed}: {sources.answer_in_words('decayed', rules.decayed)}",)
+    source = Source(kind="rule", text=text, plan_keys=(known.key(key),), rules=told)
+    return Parts(source=source, strength=_alike(known), keys=[key])
 
 
 def _is_searched(known: Known, name: str) -> bool:
@@ -202,24 +191,15 @@ def _tuned_by(known: Known, name: str, *, by: str, rules: tuple[str, ...] = ()) 
     over = ", ".join(row["untested"]) if row else ""
     if tests:
         outcome = row["outcome"] if row else tests[0].verdict["outcome"]
-        before = f"over all axes together: {outcome.replace('_', ' ')}" if len(tests) > 1 else ""
+        before = f"over all axes together: {words(outcome)}" if len(tests) > 1 else ""
         before += f"{before and '; '}over {over}: not tested, assumed" if over else ""
         strength = measured(tests, known.gates("transfer"), before=before, outcome=outcome)
     elif searched:
         text = f"searched at the base; that it stays put{over and f' over {over}'} is assumed: no test was made"
         strength = Strength(kind="assumed", text=text)
     else:
-        strength = alike(known)
-    change = [
-        f"the best trials lie at the {edge['side']} end of its range: search.max_extensions lets it grow"
-        for edge in known.body["search"]["open_edges"]
-        if edge["axis"] == name
-    ]
-    if not tests and HYPERPARAMETERS[name].has_optimum:
-        change.append(f'plan key transfer.hyperparameters: {{ {name} = ["width"] }} tests whether it stays put')
-    told, label = any(one.cost() for one in tests), HYPERPARAMETERS[name].label
-    unknown = [] if told else [f"what another {label} would cost: no loss basin of it was measured"]
-    return Parts(source=source, tests=tests, strength=strength, change=change, keys=[key], unknown=unknown)
+        strength = _alike(known)
+    return Parts(source=source, tests=tests, strength=strength, keys=[key])
 
 
 def _found(
@@ -240,7 +220,7 @@ def _found(
     own = next(ties, search["best"].get(name))
     text = (
         f"the best of {len(search['trials'])} trials ({search['sampler']}), trial {best['index']} with "
-        f"{nats(best['loss_nats'])} nats, has {HYPERPARAMETERS[name].label} {number(own)}"
+        f"{best['loss_nats']:.4f} nats, has {HYPERPARAMETERS[name].label} {number(own)}"
     )
     text += f"; {number(base)} is used" if base not in (None, own) else ""
     return "search", text, (known.search,)
@@ -249,43 +229,27 @@ def _found(
 def _fit(known: Known, field: Field, origin: Origin) -> Parts:
     """What the ladder's fit decides: size, tokens, steps, and the loss that is expected."""
     fit, choice, expected = known.body["fit"], known.body["choice"], known.decision.predicted
-    best, reach, backtest = choice["allocation"], expected.extrapolation, fit["backtest"]
+    best, backtest = choice["allocation"], fit["backtest"]
     laws = ", ".join(f"{m['form']} {m['weight']:.0%}" for m in fit["members"] if m["weight"] > 0) or fit["form"]
     text = f"{origin.text}, by the fit of {fit['num_runs']} ladder runs ({laws}; {fit['status']})"
     if field.key.startswith("predicted."):
-        ends, cost = {"nats, for one new run": [expected.low_nats, expected.high_nats]}, []
         text += "; the ladder has too few runs, or too few shorter ones, to say" if field.value in (None, []) else ""
+        spans = [("nats, for one new run", (expected.low_nats, expected.high_nats))]
     else:
-        ends, cost = {f"{what} at the optimum": best[f"{what}_interval"] for what in _SIZES}, [_flat(choice)]
-        params, tokens = (short_size(round(best[what])) for what in _SIZES)
+        params, tokens = (short_size(round(best[what])) for what in ("params", "tokens"))
         text += f": {params} parameters and {tokens} tokens at {number(best['flops'])} FLOPs"
+        spans = [(f"{what} at the optimum", best[f"{what}_interval"]) for what in ("params", "tokens")]
     held_out = "no rung was held out" if not backtest else (
-        f"the largest rungs held out ({backtest['num_held_out']}) were predicted within "
-        f"{backtest['largest_error']:.2%}, {backtest['num_covered'] or 0} inside the interval"
+        f"the largest rungs held out ({backtest['num_held_out']}) were predicted within {backtest['largest_error']:.2%}"
     )  # fmt: skip
-    intervals = tuple(
-        Interval(of=of, low=end[0], high=end[1], level=expected.level) for of, end in ends.items() if end is not None
-    )
-    said = [f"{one.of} [{number(one.low)}, {number(one.high)}] at level {one.level:g}" for one in intervals]
+    said = [f"{of} [{number(end[0])}, {number(end[1])}] at level {expected.level:g}" for of, end in spans if end]
     strength = measured(
         (), known.gates(*origin.gates), before="; ".join(filter(None, (origin.strength, held_out, *said))),
-        intervals=intervals, num_runs=fit["num_runs"], num_seeds=known.plan.ladder.num_seeds, extrapolation=reach,
+        num_runs=fit["num_runs"], num_seeds=known.plan.ladder.num_seeds, extrapolation=expected.extrapolation,
     )  # fmt: skip
-    far = f"whether the law holds so far out: no run lies beyond the largest rung, {reach:.3g} times smaller in FLOPs"
     asked = tuple(known.key(key) for key in origin.keys)
-    return Parts(
-        source=Source(kind="fit", text=text, plan_keys=asked, runs=(known.ladder,), fields=origin.fields),
-        strength=strength, cost=cost, unknown=[far] if reach > 1 else [],
-    )  # fmt: skip
-
-
-def _flat(choice: Any) -> str:
-    """Sizes that are about as good."""
-    flat = choice["allocation"]["flat_range"]
-    if not flat["params"][0] <= choice["params"] <= flat["params"][1]:
-        return "not determined: the size chosen lies outside what the fit takes for about as good"
-    params, tokens = (" to ".join(short_size(round(end)) for end in flat[key]) for key in ("params", "tokens"))
-    return f"by the fit, {params} parameters ({tokens} tokens) on the same compute lose at most 0.3 % of the loss"
+    source = Source(kind="fit", text=text, plan_keys=asked, runs=(known.ladder,), fields=origin.fields)
+    return Parts(source=source, strength=strength)
 
 
 _KINDS: dict[OriginKind, Callable[[Known, Field, Origin], Parts]] = {

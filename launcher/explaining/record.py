@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +9,6 @@ from typing import Any, Literal, cast
 
 from launcher.frozen.attestations import path_of, read_attestation
 from launcher.frozen.frozen import TamperedError
-from launcher.plan.study import PLAN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
 from transfer.question import Outcome
@@ -24,8 +20,6 @@ SourceKind = Literal["plan", "default", "search", "valley", "fit", "verdict", "r
 rate; fit: of the ladder; verdict: of a transfer test; rule: of a parametrization; derived: from other fields; fixed: by
 this version of forerun."""
 _AGAIN = "`forerun freeze STUDY` writes them, under the same digest"
-_PLACE = re.compile(r"\b(?:PLAN|STUDY|FROZEN)\b")
-MOST_NAMED = 3
 StrengthKind = Literal["measured", "assumed", "chosen", "exact"]
 """measured: runs bear on it, for or against; assumed: none of this study's does, and one could; chosen: a wish, which
 no run can show to be wrong; exact: follows from other fields."""
@@ -44,10 +38,6 @@ class PlanKey:
     key: str
     value: object
     default: object
-    is_set: bool
-    """Whether its value is not the default."""
-    text: str
-    """The plan's own sentence about it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,17 +77,6 @@ class GateOutcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """What is known of a number, and how far."""
-
-    of: str
-    """What it is of, with its unit."""
-    low: float
-    high: float
-    level: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Strength:
     """How good the evidence is."""
 
@@ -105,7 +84,6 @@ class Strength:
     text: str
     outcome: Outcome | None = None
     gates: tuple[GateOutcome, ...] = ()
-    intervals: tuple[Interval, ...] = ()
     num_runs: int | None = None
     num_seeds: int | None = None
     extrapolation: float | None = None
@@ -121,10 +99,6 @@ class Provenance:
     strength: Strength
     change: tuple[str, ...]
     """What would change it, or decide it: plan keys, runs, commands, with PLAN, STUDY and FROZEN for the places."""
-    cost: str | None
-    """What another value would cost; null where that was not measured."""
-    unknown: tuple[str, ...] = ()
-    """What the study does not say."""
     warnings: tuple[str, ...] = ()
     """What must be said before the value: its forecast is inconclusive."""
 
@@ -158,14 +132,5 @@ def read_provenance(folder: Path, digest: str, fields: Iterable[str]) -> dict[st
         except (KeyError, TypeError, canon.CanonError) as error:
             raise TamperedError(str(path), [f"no records of provenance: {error}; {_AGAIN}"]) from error
     if missing := [field for field in fields if field not in found]:
-        raise NoProvenanceError(
-            f"{path}: no record of where {', '.join(missing[:MOST_NAMED])} ({len(missing)} fields) came from; {_AGAIN}"
-        )
+        raise NoProvenanceError(f"{path}: no record of where {missing[0]} came from; {_AGAIN}")
     return found
-
-
-def placed(record: Provenance, folder: Path, study: Path | None) -> Provenance:
-    """The same with its commands naming the config's folder, and the study around it if there is one."""
-    places = {"FROZEN": folder} | ({} if study is None else {"STUDY": study, "PLAN": study / PLAN_FILE})
-    change = tuple(_PLACE.sub(lambda at: shlex.quote(str(places.get(at[0], at[0]))), said) for said in record.change)
-    return dataclasses.replace(record, change=change)

@@ -1,4 +1,4 @@
-"""Provenance as people read it: one field as a block, many as a table with a line each."""
+"""Provenance as people read it: a few fields as blocks, many as a table with a line each."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import json
 import textwrap
 from collections.abc import Sequence
 
+from launcher.cli.options import table
 from launcher.explaining.fields import Field
-from launcher.explaining.record import PlanKey, Provenance, Runs, Strength
+from launcher.explaining.record import PlanKey, Provenance, Strength
+from launcher.views.numbers import words
 from proxies.core.canon import Json
 
 Told = Sequence[tuple[Field, Provenance]]
 """Fields, each with its record."""
-MOST_IDS = 3
-"""Ids named of one group of runs; `--json` has all."""
 MOST_BLOCKS = 3
 """Fields shown whole; more become a table."""
 MOST_VALUE = 24
 """Characters of a value in a table."""
-NUM_INDENT = 12
+_WIDTH, _INDENT = 120, 12
+"""Characters of a line of prose."""
 
 
 def number(value: object) -> str:
@@ -30,90 +31,62 @@ def number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def shown(value: object) -> str:
-    """A plan's value, in short."""
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(shown(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {shown(item)}" for key, item in value.items()) + "}"
-    return f'"{value}"' if isinstance(value, str) else number(value)
-
-
 def key_words(key: PlanKey) -> str:
     """A plan key and whether somebody set it."""
-    return f"{key.key} = {shown(key.value)} ({f'by default {shown(key.default)}' if key.is_set else 'the default'})"
+    default = "the default" if key.value == key.default else f"by default {json.dumps(key.default)}"
+    return f"{key.key} = {json.dumps(key.value)} ({default})"
 
 
-def fields_text(told: Told, notes: Sequence[str], width: int) -> str:
-    """Blocks of a few fields, a table of more; below, how the records stand to the study's."""
+def fields_text(told: Told) -> str:
+    """Blocks of a few fields, a table of more."""
     blocks = len(told) <= MOST_BLOCKS
-    body = "\n\n".join(block(field, record, width) for field, record in told) if blocks else table_text(told)
-    return "\n".join([body, *(f"\nnote: {note}" for note in notes)])
+    return "\n\n".join(block(field, record) for field, record in told) if blocks else table_text(told)
 
 
-def block(field: Field, record: Provenance, width: int) -> str:
+def block(field: Field, record: Provenance) -> str:
     """Everything about one field."""
     source, strength = record.source, record.strength
-    head = f"{field.path} = {value_text(field.value, 10 * MOST_VALUE)}"
-    head += "" if field.written else "  (left out at its default)"
     rows = [("from", f"{source.kind}: {source.text}")]
     rows += [("", f"rule: {rule}") for rule in source.rules]
-    rows += [("", f"runs: {runs_text(runs)}") for runs in source.runs]
-    rows += [("", f"key: {key_words(key)}: {key.text}") for key in source.plan_keys]
+    rows += [("", f"runs: {runs.what}: {runs.num_runs} runs{_of_seeds(runs.num_seeds)}") for runs in source.runs]
+    rows += [("", f"key: {key_words(key)}") for key in source.plan_keys if key_words(key) not in source.text]
     rows += [("", f"follows from {', '.join(source.fields)}")] if source.fields else []
     rows.append(("strength", f"{_how_known(strength)}: {strength.text}"))
     if strength.extrapolation is not None and strength.extrapolation > 1:
         rows.append(("", f"the launch lies {strength.extrapolation:.3g} times beyond what was run"))
     rows += [("change" if not index else "", said) for index, said in enumerate(record.change)]
-    rows.append(("cost", record.cost or "not measured"))
-    rows += [("unknown" if not index else "", said) for index, said in enumerate(record.unknown)]
-    lines = [line for name, said in rows for line in _row(name, said, width)]
-    return "\n".join(
-        [*(line for said in record.warnings for line in textwrap.wrap(said, max(40, width))), head, *lines]
-    )
+    lines = [line for name, said in rows for line in _row(name, said)]
+    return "\n".join([*record.warnings, f"{field.path} = {value_text(field.value, 10 * MOST_VALUE)}", *lines])
 
 
-def _row(name: str, said: str, width: int) -> list[str]:
-    first, rest = f"  {name}".ljust(NUM_INDENT), " " * NUM_INDENT
-    wrapped = textwrap.wrap(said, max(40, width - NUM_INDENT), break_long_words=False, break_on_hyphens=False)
-    return [f"{first if not index else rest}{line}" for index, line in enumerate(wrapped or [""])]
+def _row(name: str, said: str) -> list[str]:
+    return textwrap.wrap(
+        said, _WIDTH, initial_indent=f"  {name}".ljust(_INDENT), subsequent_indent=" " * _INDENT,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _of_seeds(num_seeds: int | None) -> str:
     return "" if num_seeds is None else f" of {num_seeds} seed{'s' * (num_seeds != 1)}"
 
 
-def runs_text(runs: Runs) -> str:
-    """How many, of how many seeds, and the first ids."""
-    named = ", ".join(id[:12] for id in runs.ids[:MOST_IDS])
-    more = f" and {len(runs.ids) - MOST_IDS} more" if len(runs.ids) > MOST_IDS else ""
-    return f"{runs.what}: {runs.num_runs} runs{_of_seeds(runs.num_seeds)} ({named}{more})"
-
-
 def value_text(value: Json, most: int) -> str:
     """A value in one line, cut where it is long."""
     if isinstance(value, str | int | None):
         text = number(value)
-    elif isinstance(value, float):
-        text = f"{value:.6g}"
     else:
-        text = json.dumps(value, separators=(",", ":"))
+        text = f"{value:.6g}" if isinstance(value, float) else json.dumps(value, separators=(",", ":"))
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def table_text(told: Told) -> str:
     """A line a field: value, source, strength."""
-    rows = [("field", "value", "from", "strength")]
-    rows += [
+    rows = [
         (field.path, value_text(field.value, MOST_VALUE), source_line(record), strength_line(record.strength))
         for field, record in told
     ]
-    wide = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ("  ".join([*(cell.ljust(w) for cell, w in zip(row, wide, strict=False)), row[3]]) for row in rows)
-    starred = any(gate.accepted for _, record in told for gate in record.strength.gates)
-    fields = ", ".join(record.field for _, record in told if record.warnings)
-    warned = dict.fromkeys(f"{said} (it bears on {fields})" for _, record in told for said in record.warnings)
-    return "\n".join([*warned, *(line.rstrip() for line in lines), *(["* accepted by hand"] if starred else [])])
+    warned = dict.fromkeys(said for _, record in told for said in record.warnings)
+    return "\n".join([*warned, table(("field", "value", "from", "strength"), rows, left=range(4))])
 
 
 def source_line(record: Provenance) -> str:
@@ -128,15 +101,12 @@ def source_line(record: Provenance) -> str:
 
 def strength_line(strength: Strength) -> str:
     """How good the evidence is, in some words."""
-    said = []
-    if strength.outcome not in (None, "cannot_tell"):
-        said.append(strength.outcome.replace("_", " "))
+    said = [] if strength.outcome in (None, "cannot_tell") else [words(strength.outcome)]
     if strength.num_runs is not None:
-        alike = "alike in all " if strength.kind == "assumed" and strength.outcome is None else ""
-        said.append(f"{alike}{strength.num_runs} runs{_of_seeds(strength.num_seeds)}")
+        said.append(f"{strength.num_runs} runs{_of_seeds(strength.num_seeds)}")
     if strength.extrapolation is not None and strength.extrapolation > 1:
         said.append(f"{strength.extrapolation:.3g} times beyond them")
-    gates = [f"{g.name} {g.outcome.replace('_', ' ')}{'*' * (g.accepted is not None)}" for g in strength.gates]
+    gates = [f"{gate.name} {'accepted' if gate.accepted else words(gate.outcome)}" for gate in strength.gates]
     said += [f"gates: {', '.join(gates)}"] if gates else []
     return f"{_how_known(strength)}: {'; '.join(said) or strength.text}"
 

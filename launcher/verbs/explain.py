@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast, get_args
@@ -25,63 +22,33 @@ from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.core.rules import named
 from proxies.core.shape import Family, Shape
 
-PLAIN_WIDTH = 120
-"""Characters of a line of prose where there is no terminal."""
-
 
 def explained_fields(frozen: Path, field: str | None) -> tuple[dict[str, Json], str]:
     """Every field, or those of a name.
 
     Raises:
         FrozenError: there is no launch config.
-        TamperedError: it, or its provenance or evidence, was edited.
+        TamperedError: it, or its provenance, was edited.
         NoProvenanceError: no provenance lies beside it.
-        LedgerCorrupt: the study around it is not sound.
         UnknownFieldError: no field has that name.
     """
     from launcher.cli.options import folder_of
     from launcher.explaining.fields import fields_of, find
-    from launcher.explaining.record import placed, read_provenance
+    from launcher.explaining.record import read_provenance
     from launcher.explaining.text import fields_text, table_text
-    from launcher.frozen.frozen_folder import study_of
     from launcher.frozen.launch_file import read_launch
-    from launcher.rehearsal.standing import rehearsal_of
 
     decision, folder = read_launch(frozen), folder_of(frozen)
     every = fields_of(decision)
     records = read_provenance(folder, decision.digest, [one.path for one in every])
-    study = study_of(folder)
-    told = [(one, placed(records[one.path], folder, study)) for one in (every if field is None else find(every, field))]
-    notes = _notes(folder, decision.digest, study)
+    told = [(one, records[one.path]) for one in (every if field is None else find(every, field))]
     body: dict[str, Json] = {
         "digest": decision.digest,
-        "fields": [
-            {**cast(dict[str, Json], canon.to_json(record)), "value": one.value, "written": one.written}
-            for one, record in told
-        ],
-        "notes": [*notes],
-        "rehearsed": rehearsal_of(folder, decision.digest).sentence,
+        "fields": [{**cast(dict[str, Json], canon.to_json(record)), "value": one.value} for one, record in told],
     }
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
     if field is not None:
-        return body, fields_text(told, notes, width)
-    last = f"\none field whole: forerun explain {frozen} seed"
-    return body, "\n".join([table_text(told), *(f"note: {note}" for note in notes), last])
-
-
-def _notes(folder: Path, digest: str, study: Path | None) -> list[str]:
-    """How the config stands to the ledger around it."""
-    from launcher.frozen.frozen_folder import since_frozen
-    from sweeps.store.ledger import Ledger
-
-    if study is None:
-        return ["no study lies around this config: its runs are named by id, and cannot be looked up here"]
-    _, since, lost = since_frozen(folder, digest, Ledger.read(study))
-    if since is None:
-        return ["the ledger of the study around it does not hold the record that it was frozen at: another study's"]
-    notes = [f"{len(lost)} runs of its evidence are not in the ledger around it"] if lost else []
-    grown = f"the study has {since} records more than when this was frozen: `forerun report {study}` says of what"
-    return [*notes, *([grown] if since else [])]
+        return body, fields_text(told)
+    return body, f"{table_text(told)}\n\none field whole: forerun explain {frozen} seed"
 
 
 _KEYS = {
@@ -119,8 +86,6 @@ def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
 @click.option("--family", type=click.Choice(get_args(Family)), default="llama", show_default=True, help="Of models.")
 @click.option("--tied", is_flag=True, help="Embedding and readout share one matrix.")
 @click.option("--qk-norm", is_flag=True, help="RMSNorm over each head's queries and keys.")
-@click.option("--absorbed", "moved", is_flag=True,
-              help="For a trainer without multipliers: moved into the weights.")  # fmt: skip
 @click.option("--set", "choices", multiple=True, metavar="CHOICE=VALUE",
               help="Another answer than the source's own, such as depth_alpha=0.5; repeatable.")  # fmt: skip
 @json_option
@@ -128,7 +93,7 @@ def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
 def explain(
     ctx: click.Context, /, frozen: Path | None, field: str | None, name: str, shape_text: str | None,
     base_text: str | None, batch_ratio: float, duration_ratio: float, family: Family, tied: bool, qk_norm: bool,
-    moved: bool, choices: tuple[str, ...], as_json: bool, **at_base: float,
+    choices: tuple[str, ...], as_json: bool, **at_base: float,
 ) -> None:  # fmt: skip
     """Where the numbers come from.
 
@@ -146,13 +111,7 @@ def explain(
     if name == _LIST and not (shape_text or base_text or choices):
         return answer(as_json, {"parametrizations": dict(sources.PRESETS)}, _list())
     if name not in sources.PRESETS:
-        near = difflib.get_close_matches(name, sources.PRESETS, n=1)
-        said = (
-            f"--parametrization {name}: did you mean {near[0]}?"
-            if near
-            else "--parametrization: one of these is wanted"
-        )
-        raise click.BadParameter(f"{said}\n{_list()}")
+        raise click.BadParameter(f"--parametrization {name}: must be one of\n{_list()}")
     rules = named(name, **_choices(choices))
     if shape_text is None:
         if base_text is not None:
@@ -161,9 +120,7 @@ def explain(
     shape = _shape(shape_text, family, tied=tied, qk_norm=qk_norm)
     base = shape if base_text is None else _base(base_text, shape)
     hparams = Hparams(**at_base)
-    return answer(
-        as_json, *parametrizations.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio, moved=moved)
-    )
+    return answer(as_json, *parametrizations.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio))
 
 
 def _alone(ctx: click.Context) -> None:
@@ -202,13 +159,10 @@ def _sizes(option: str, text: str, keys: tuple[str, ...]) -> dict[str, int]:
     found, problems = {}, []
     for part in filter(None, text.replace(" ", "").split(",")):
         key, _, number = part.partition("=")
-        near = difflib.get_close_matches(key, keys, n=1)
         if key not in keys:
-            problems.append(
-                f"{part}: " + (f"did you mean {near[0]}?" if near else f"one of {', '.join(keys)} is wanted")
-            )
+            problems.append(f"{part}: must be one of {', '.join(keys)}")
         elif not re.fullmatch(r"[0-9]{1,12}", number):
-            problems.append(f"{part}: a whole number is wanted")
+            problems.append(f"{part}: must be a whole number")
         else:
             found[_KEYS[key]] = int(number)
     if problems:

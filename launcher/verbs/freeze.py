@@ -37,7 +37,8 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.base.talk import working
     from launcher.calibration.calibrating import calibrated
     from launcher.explaining.known import known_of
-    from launcher.explaining.provenance import provenance
+    from launcher.explaining.provenance import records_of
+    from launcher.explaining.record import packed
     from launcher.frozen.frozen_folder import write_frozen
     from launcher.rehearsal.standing import rehearsal_of
     from launcher.report.body import FINDING, accepted, report_body
@@ -72,10 +73,9 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]
         attested = {
-            "evidence": evidence,
-            "provenance": provenance(known_of(study, found, decision, body)),
-            "environment": _environment(),
-        }
+            "evidence": evidence, "environment": _environment(),
+            "provenance": packed(records_of(known_of(study, found, decision, body))),
+        }  # fmt: skip
         path = write_frozen(study_dir / "frozen", decision, attested)
         write_report(study_dir, body)
     doubts = forecast_warnings(found.gates)

