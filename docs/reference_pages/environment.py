@@ -19,7 +19,7 @@ SENTENCES = {
     "RAY_AUTH_TOKEN": "A cluster's own token; a study on its own machine makes one for itself.",
     "RAY_AUTH_TOKEN_PATH": "The same, as a file.",
     "RAY_TMPDIR": "Where Ray keeps its sockets and logs.",
-    "WANDB_API_KEY": "Login for `--online` and `--sync`; never written anywhere.",
+    "WANDB_API_KEY": "Login for `--online`; never written anywhere.",
     "WANDB_PROJECT": "Default of `dashboards --project`.",
     "WANDB_ENTITY": "Default of `dashboards --entity`.",
     "PYTHONPATH": "Given on to workers and to trainers of your own.",

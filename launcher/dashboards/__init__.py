@@ -1,4 +1,4 @@
-"""A study and its main run in W&B and TensorBoard, made from the ledger and the run's metrics.
+"""A study and its main run in W&B, and the main run in TensorBoard, made from the ledger and the run's metrics.
 
 Enters:   ledger, curves, metrics of a main run.
 Leaves:   W&B runs and a workspace, TensorBoard event files.

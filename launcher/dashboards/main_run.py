@@ -75,17 +75,13 @@ def main_settings(decision: Decision) -> dict[str, Json]:
 
 
 def _rows(decision: Decision, run_dir: Path, is_over: Callable[[], bool]) -> Iterator[Row]:
-    """Every number of the metrics, the expected band beside the loss, and how many spikes there were so far."""
-    from launcher.trainer.spikes import Detector
-
-    detector, num_spikes, log, over = Detector(decision.spikes), 0, MetricsLog(run_dir), False
+    """Every number of the metrics, and the expected band beside the loss."""
+    log, over = MetricsLog(run_dir), False
     while True:
         for row in log.read():
             told = {**row, **{f"main_run/{name}": row[name] for name in _OF_PROXIES_TOO if name in row}}
-            if (loss := row.get("train_loss_nats")) is not None:
-                detector.see(loss)
-                num_spikes += detector.num_above == 1
-                told |= {"num_loss_spikes": num_spikes, **band_at(decision.predicted.curve, int(row["step"]))}
+            if "train_loss_nats" in row:
+                told |= band_at(decision.predicted.curve, int(row["step"]))
             yield told
         if over and log.at_end:
             return

@@ -1,4 +1,4 @@
-"""What a dashboard is told of a run: settings, rows step by step, numbers, tables, pictures, files. Knows no dashboard.
+"""What a dashboard is told of a run: settings, rows step by step, numbers, tables, files. Knows no dashboard.
 
 `study_record` makes the run that stands for a whole study; `runs` makes those of its proxies, `main_run` that of its
 main run. A writer (`tensorboard`, `wandb_writer`) takes any of them.
@@ -6,8 +6,6 @@ main run. A writer (`tensorboard`, `wandb_writer`) takes any of them.
 
 from __future__ import annotations
 
-import html
-import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,14 +14,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from launcher.figures.svg import INK, LIGHT_VARIABLES
 from launcher.plan.plan import Plan
 from launcher.views.numbers import Body
 from launcher.views.transfer import verdicts_by_arm
 from proxies.core import canon
 from proxies.core.canon import Json
 
-VERSION = 2
+VERSION = 3
 """Of how records are made: raised, all runs are logged anew."""
 ID_DIGITS = 16
 Scalar = str | float | bool | None
@@ -35,8 +32,6 @@ _VALUE = (
     "hyperparameter", "base_value", "target_value", "rule", "outcome", "tested", "untested", "regret_nats",
     "cost_of_2x_off_nats",
 )  # fmt: skip
-_DRAWING = re.compile(r'<svg [^>]*aria-labelledby="(?P<name>[^"]+)-title".*?</svg>', re.DOTALL)
-_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +64,6 @@ class RunRecord:
     summary: dict[str, Json] = field(default_factory=dict)
     """Numbers, outcomes and ids; units in the keys; no key where there is no value."""
     tables: dict[str, Table] = field(default_factory=dict)
-    pictures: dict[str, str] = field(default_factory=dict)
-    """Whole HTML pages by name, each holding one drawing and nothing from elsewhere."""
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     group: str = "study"
     """The stage."""
@@ -94,7 +87,7 @@ class RunRecord:
     @property
     def has_files(self) -> bool:
         """Whether a dashboard keeps files of it beside its rows."""
-        return bool(self.tables or self.pictures or self.artifacts)
+        return bool(self.tables or self.artifacts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,19 +142,18 @@ def tags_of(study: str) -> tuple[str, ...]:
     return (f"study-{study[:8]}",)
 
 
-def study_record(body: Body, page: str, frozen: Sequence[Any] = ()) -> RunRecord:
+def study_record(body: Body, frozen: Sequence[Any] = ()) -> RunRecord:
     """What to log of a study, finished or not: a part that has not run is absent.
 
     Args:
         body: of the report, as `launcher.report.body.recorded_body` gives it.
-        page: the report drawn from it, whose drawings are the pictures.
         frozen: decisions that were frozen, as plain JSON.
     """
     run_id = study_id(body["question"])
     return RunRecord(
         run_id=run_id, name=f"study {run_id[:8]}", config={**_config(body["question"]), "study": run_id},
-        summary=_summary(body), tables={**_tables(body), **_frozen_tables(frozen)}, pictures=pictures(page),
-        artifacts=_artifacts(body, run_id, frozen), tags=tags_of(run_id),
+        summary=_summary(body), tables=_tables(body), artifacts=_artifacts(run_id, frozen),
+        tags=tags_of(run_id),
     )  # fmt: skip
 
 
@@ -233,17 +225,12 @@ def _verdicts(body: Body) -> Iterable[tuple[Any, str, Any]]:
 def _tables(body: Body) -> dict[str, Table]:
     found: dict[str, Sequence[Mapping[str, Any]]] = {"gates": body["gates"]}
     if transfer := body["transfer"]:
-        about = [({"axis": test["axis"], "hyperparameter": test["hyperparameter"]}, test) for test in transfer["tests"]]
-        judged = [({"axis": test["axis"], "hyperparameter": test["hyperparameter"], "arm": arm}, verdict)
-                  for test, arm, verdict in _verdicts(body)]  # fmt: skip
-        found["transfer_runs"] = [{**known, **run} for known, test in about for run in test["runs"]]
-        found["optima"] = [{**known, **optimum} for known, verdict in judged for optimum in verdict["optima"]]
-        found["verdicts"] = [{**known, **{key: verdict[key] for key in _VERDICT}} for known, verdict in judged]
+        found["verdicts"] = [
+            {"axis": test["axis"], "hyperparameter": test["hyperparameter"], "arm": arm,
+             **{key: verdict[key] for key in _VERDICT}}
+            for test, arm, verdict in _verdicts(body)
+        ]  # fmt: skip
         found["values"] = [{key: value[key] for key in _VALUE} for value in transfer["values"]]
-    if search := body["search"]:
-        found["search_trials"] = search["trials"]
-    if ladder := body["ladder"]:
-        found["ladder_rungs"] = ladder["rungs"]
     if fit := body["fit"]:
         intervals = fit["intervals"] or {}
         found["fit"] = [{"parameter": name, "fitted": {"value": value, "interval": intervals.get(name)}}
@@ -251,61 +238,16 @@ def _tables(body: Body) -> dict[str, Table]:
     return {name: table(rows) for name, rows in found.items() if rows}
 
 
-def _frozen_tables(frozen: Sequence[Any]) -> dict[str, Table]:
-    """Every number and choice of the frozen configs, field by field; names of data are in the artifacts alone."""
-    rows = [
-        {
-            "digest": canon.content_id(decision)[:ID_DIGITS],
-            "field": name.replace("/", "."),
-            "value": canon.canonical(value).strip('"'),
-        }
-        for decision in frozen
-        for name, value in flat({**decision, "data": {"data_id": decision["data"]["data_id"]}}).items()
-    ]
-    return {"frozen_config": table(rows)} if rows else {}
-
-
-def _artifacts(body: Body, run_id: str, frozen: Sequence[Any]) -> dict[str, Artifact]:
-    """Verdicts and fits as files that name the config's digest; every frozen config as one whose sha256 it is.
+def _artifacts(run_id: str, frozen: Sequence[Any]) -> dict[str, Artifact]:
+    """Every frozen config as a file whose sha256 is its digest.
 
     Metadata follow from the files alone: W&B keeps those of the first artifact with the same files.
     """
-    digest = body["digest"]
-    known: dict[str, Json] = {"study": run_id, "digest": digest}
-    aliases = (f"config-{digest[:ID_DIGITS]}",) if digest else ()
-    found = {
-        f"{name}-{run_id}": Artifact(
-            kind=name, files={f"{name}.json": canon.pretty({**known, name: body[name]}).decode()}, metadata=known,
-            aliases=aliases,
-        )
-        for name in ("transfer", "fit", "gates", "choice") if body[name]
-    }  # fmt: skip
+    found = {}
     for decision in frozen:
-        text, digest = canon.canonical(decision), canon.content_id(decision)
+        digest = canon.content_id(decision)
         found[f"launch-config-{digest[:ID_DIGITS]}"] = Artifact(
-            kind="launch-config", files={"decision.json": text}, aliases=(digest[:ID_DIGITS],),
-            metadata={"digest": digest, "study": run_id, "num_bytes": len(text.encode())},
+            kind="launch-config", files={"decision.json": canon.canonical(decision)}, aliases=(digest[:ID_DIGITS],),
+            metadata={"digest": digest, "study": run_id},
         )  # fmt: skip
     return found
-
-
-def pictures(page: str) -> dict[str, str]:
-    """The drawings of a report, by name, each as a page of its own on white: W&B shows it in a frame, in its own theme.
-
-    Args:
-        page: HTML as `launcher.report.page.report_page` writes it, its drawings as `launcher.figures.svg.finish` does.
-    """
-    found = _DRAWING.finditer(page)
-    return {each["name"]: _standing_alone(each.group()) for each in found}
-
-
-def _standing_alone(svg: str) -> str:
-    said = _TITLE.search(svg)
-    title = html.escape(html.unescape(said.group(1)) if said else "")
-    style = (
-        f":root{{color-scheme:light;{LIGHT_VARIABLES}}}"
-        f"body{{margin:1rem;background:#fff;color:{INK};font:15px/1.45 system-ui,sans-serif}}"
-        "p{margin:0 0 .6rem}svg{display:block;width:100%;max-width:46rem;height:auto;font-family:inherit}"
-    )
-    head = f'<head><meta charset="utf-8"><title>{title}</title><style>{style}</style></head>'
-    return f'<!doctype html><html lang="en">{head}<body><p>{title}</p>{svg}</body></html>\n'

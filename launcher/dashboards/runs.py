@@ -38,14 +38,13 @@ def study_runs(study_dir: Path) -> list[RunRecord]:
         FrozenError, TamperedError: a config that was frozen of it is not what its digest names.
     """
     from launcher.report.body import body_of
-    from launcher.report.page import report_page
     from launcher.study.opening import recorded
 
     study, ledger = recorded(study_dir)
     body = canon.parse(canon.pretty(body_of(study, ledger)))
     assert isinstance(body, dict)
     decisions = read_frozen(study_dir)
-    itself = study_record(body, report_page(body), [canon.to_json(decision) for decision in decisions])
+    itself = study_record(body, [canon.to_json(decision) for decision in decisions])
     return [itself, *proxy_runs(study, ledger), *main_runs(study, decisions)]
 
 

@@ -2,9 +2,9 @@
 
 `launcher.base.wandb_calls` starts it. The orders, each known by a key of its own:
 
-- `record`: log a run, whose `row`s follow, and `finish`; answers `dir`, `url` and `digests` of its artifacts.
+- `record`: log a run, whose `row`s follow, and `finish`; answers `dir` and `url`.
 - `expected`: ask the service which of what was logged it lacks; answers `lacking`, sentences by run id.
-- `workspace`: build a study's workspace, and save it online; answers `spec`, or `absent` without its library.
+- `workspace`: build a study's workspace, and save it online; answers `spec` and `url`, or `absent` without its library.
 - `fetch`: read a run back; answers `rows`.
 """
 
@@ -65,34 +65,28 @@ def _log(order: dict[str, Any]) -> dict[str, Any]:
             run.define_metric("step")
             run.define_metric("*", step_metric="step")
         run.log(line["row"])
-    digests = _log_files(run, record)
+    _log_files(run, record)
     run.summary.update(record["summary"])
     run.finish()
-    return {**where, "digests": digests}
+    return where
 
 
-def _log_files(run: Any, record: dict[str, Any]) -> dict[str, str]:
-    """Log what a run has beside its rows; the digests of its artifacts by name."""
+def _log_files(run: Any, record: dict[str, Any]) -> None:
+    """Log what a run has beside its rows."""
     import wandb
 
     shown = {
         f"tables/{name}": wandb.Table(columns=table["columns"], data=table["rows"])
         for name, table in record["tables"].items()
-    } | {
-        f"pictures/{name}": wandb.Html(text, inject=False, data_is_not_path=True)
-        for name, text in record["pictures"].items()
-    }  # fmt: skip
+    }
     if shown:
         run.log(shown)
-    digests = {}
     for name, given in record["artifacts"].items():
         artifact = wandb.Artifact(name, type=given["kind"], metadata=given["metadata"])
         for file_name, text in given["files"].items():
             with artifact.new_file(file_name, encoding="utf-8") as file:
                 file.write(text)
         run.log_artifact(artifact, aliases=[*given["aliases"], "latest"])
-        digests[name] = artifact.manifest.digest()
-    return digests
 
 
 def _look(order: dict[str, Any]) -> dict[str, Any]:
@@ -134,31 +128,12 @@ def _lacks(run: Any, wanted: dict[str, Any]) -> list[str]:
         lacks.append("its summary is not what was logged")
     if run.historyLineCount != wanted["num_rows"]:
         lacks.append(f"history: {run.historyLineCount} of {wanted['num_rows']} rows")
-    if wanted["files"]:
-        sizes = {file.name: file.size for file in run.files(per_page=100)}
-        lost = sorted(name for name, size in wanted["files"].items() if sizes.get(name) != size)
-        lacks += [f"files: {', '.join(lost)} not whole"] if lost else []
-    logged = _artifacts(run) if wanted["artifacts"] else {}
-    for name, digest in wanted["artifacts"].items():
-        artifact = logged.get(name)
-        if artifact is None or artifact.state != "COMMITTED":
-            lacks.append(f"artifact {name}: not there")
-        elif artifact.digest != digest:
-            lacks.append(f"artifact {name}: its content is not what was logged")
     return lacks
-
-
-def _artifacts(run: Any) -> dict[str, Any]:
-    """By name; none where wandb cannot tell of one: it fails at an artifact that was begun and never committed."""
-    try:
-        return {artifact.name.split(":")[0]: artifact for artifact in run.logged_artifacts()}
-    except AssertionError:
-        return {}
 
 
 def _workspace(order: dict[str, Any]) -> dict[str, Any]:
     try:
-        from launcher.dashboards.workspaces import build, save, spec_of
+        from launcher.dashboards.workspaces import build, spec_of
     except ImportError as error:
         if not (error.name or "").startswith("wandb_workspaces"):
             raise
@@ -166,9 +141,11 @@ def _workspace(order: dict[str, Any]) -> dict[str, Any]:
     import wandb
 
     if not order["save"]:
-        return {"spec": spec_of(build(order["workspace"], order["entity"] or "", order["project"]))}
+        return {"spec": spec_of(build(order["workspace"], order["entity"] or "", order["project"])), "url": None}
     entity = order["entity"] or wandb.Api(timeout=30).default_entity
-    return save(build(order["workspace"], str(entity), order["project"]), order["view"])
+    workspace = build(order["workspace"], str(entity), order["project"])
+    workspace.save()
+    return {"spec": spec_of(workspace), "url": workspace.url}
 
 
 def _fetch(order: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,6 @@ class Entry:
     content: str
     """Of the `RunRecord` that it was made of."""
     num_rows: int
-    files: dict[str, int] = field(default_factory=dict)
-    """Bytes of its tables and pictures, by their path below the run's `files`."""
-    digests: dict[str, str] = field(default_factory=dict)
-    """Of its artifacts, as W&B names their content."""
     data_dir: str = ""
     """Where W&B keeps the files of its tables and artifacts, by their full path; empty: it has none."""
 
@@ -68,7 +64,7 @@ class Arrived:
     """Of the project."""
     num_sent: int
     num_there: int
-    """Runs that are there whole: settings, summary, history, files and artifacts as logged."""
+    """Runs that are there whole: settings, summary and number of rows as logged."""
     lacking: dict[str, list[str]]
     """By the run's name, what did not arrive, in sentences."""
 
@@ -129,7 +125,7 @@ def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: Place) -> Arr
 
 
 def keep_workspace(study_dir: Path, runs: Sequence[RunRecord], place: Place, *, online: bool = False) -> Workspace:
-    """Write `wandb/workspace.json`, if it is not there as it would be now; online save it to W&B too.
+    """Write `wandb/workspace.json`, and online save it to W&B, unless both were done as they would be now.
 
     Args:
         study_dir: the study's folder.
@@ -143,22 +139,15 @@ def keep_workspace(study_dir: Path, runs: Sequence[RunRecord], place: Place, *, 
     """
     told = _workspace(runs)
     with _alone(study_dir) as home:
-        path, content, where = home / WORKSPACE_FILE, canon.content_id(told), f"{place.entity or ''}/{place.project}"
-        try:
-            kept: Any = canon.parse(path.read_bytes())
-            views = dict(kept["views"])
-        except (OSError, canon.CanonError, KeyError, TypeError, ValueError):
-            kept, views = {}, {}
-        if kept.get("content") == content and not online:
-            return Workspace(path=path)
-        order = {"workspace": told, "save": online, "view": views.get(where), **asdict(place)}
-        answer = ask(order, online=online)
+        path, content = home / WORKSPACE_FILE, canon.content_id([told, asdict(place)])
+        kept: Any = canon.parse(path.read_bytes()) if path.is_file() else {}
+        if kept.get("content") == content and (kept["url"] or not online):
+            return Workspace(path=path, url=kept["url"])
+        answer = ask({"workspace": told, "save": online, **asdict(place)}, online=online)
         if answer.get("absent"):
             return Workspace(path=None)
-        views |= {where: answer["view"]} if online else {}
-        body = {"name": told["name"], "content": content, "views": views, "spec": answer["spec"]}
-        canon.write_atomic(path, canon.pretty(body))
-        return Workspace(path=path, url=answer.get("url"))
+        canon.write_atomic(path, canon.pretty({"name": told["name"], "content": content, **answer}))
+        return Workspace(path=path, url=answer["url"])
 
 
 def _workspace(runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -170,7 +159,7 @@ def _workspace(runs: Sequence[RunRecord]) -> dict[str, Any]:
     return {
         "name": study.name, "study": study.run_id, "hyperparameters": searched,
         "digests": [run.config["digest"] for run in runs if run.group == "main run"],
-        "tables": [*study.tables], "pictures": sorted(study.pictures),
+        "tables": [*study.tables],
     }  # fmt: skip
 
 
@@ -270,7 +259,7 @@ class Writer:
             self.job.put({"finish": True})
             answer = self.job.answer(_seconds(num_rows))
             folder = Path(answer["dir"]).parent
-            entry = self._read_back(run, folder, num_rows, answer["digests"])
+            entry = self._read_back(run, folder, num_rows)
         except BaseException:
             if not self._keeps_parts:
                 _remove([path for path in _folders(self._home, run.run_id) if path not in older])
@@ -279,7 +268,7 @@ class Writer:
         _remove(older)
         return folder, answer["url"], num_rows
 
-    def _read_back(self, run: RunRecord, folder: Path, num_rows: int, digests: dict[str, str]) -> Entry:
+    def _read_back(self, run: RunRecord, folder: Path, num_rows: int) -> Entry:
         """What is known of a run, once all of it is found in its folder: wandb says nothing when a disk is full."""
         from proxies.external.growing import MetricsError
         from proxies.external.wandb_run import WandbRun
@@ -287,7 +276,7 @@ class Writer:
         if folder.parent != self._home:
             raise DashboardError(f"wandb wrote to {folder}, not below {self._home}: is that folder writable?")
         file = folder / f"run-{run.run_id}.wandb"
-        shown = {f"tables/{name}.path" for name in run.tables} | {f"pictures/{name}.path" for name in run.pictures}
+        shown = {f"tables/{name}.path" for name in run.tables}
         reader = WandbRun(file, frozenset({*shown, "_step"}))
         found: dict[str, str] = {}
         left, until = num_rows + bool(shown), time.monotonic() + FLUSH_SECONDS
@@ -305,8 +294,7 @@ class Writer:
             what = ", ".join(lost) or f"{left} of {num_rows + bool(shown)} rows"
             raise DashboardError(f"wandb did not write {what} to {file}; is the disk full?")
         return Entry(
-            content=run.content, num_rows=num_rows + bool(shown), digests=digests,
-            files={name: (folder / "files" / name).stat().st_size for name in found.values()},
+            content=run.content, num_rows=num_rows + bool(shown),
             data_dir=str(self._data_dir) if run.has_files else "",
         )  # fmt: skip
 
@@ -331,10 +319,7 @@ def _asked(home: Path, runs: Sequence[RunRecord], place: Place, *, seconds: floa
     there = _entries(home)
     expected: list[Json] = []
     for run in runs:
-        entry = there[run.run_id][1] if run.run_id in there else Entry(content="", num_rows=-1)
-        expected.append({
-            "run_id": run.run_id, "content": run.content, "num_rows": entry.num_rows, "files": dict(entry.files),
-            "artifacts": {name: entry.digests.get(name, "") for name in run.artifacts},
-        })  # fmt: skip
+        num_rows = there[run.run_id][1].num_rows if run.run_id in there else -1
+        expected.append({"run_id": run.run_id, "content": run.content, "num_rows": num_rows})
     order = {"expected": expected, "study": runs[0].config["study"], "seconds": seconds, **asdict(place)}
     return ask(order, online=True, more_seconds=seconds + len(expected))

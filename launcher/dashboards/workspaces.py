@@ -1,7 +1,6 @@
 """A study's workspace in W&B, panel by panel: the only door to `wandb_workspaces`, which imports wandb.
 
-Used by `launcher.dashboards.wandb_process` alone. The specification is the library's own; what it cannot say in public,
-an existing view's name and id, is set on its fields of 0.4.
+Used by `launcher.dashboards.wandb_process` alone.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import wandb_workspaces.workspaces as ws
 from wandb_workspaces import expr
 
 _MAIN_LOSS = ["main_run/train_loss_nats", "expected_loss_nats", "expected_low_nats", "expected_high_nats"]
-_MAIN_MORE = ("main_run/validation_loss_nats", "main_run/grad_norm", "num_loss_spikes", "tokens_per_second", "mfu")
+_MAIN_MORE = ("main_run/validation_loss_nats", "main_run/grad_norm", "tokens_per_second", "mfu")
 _LAYERS = ("update_ratio", "weight_rms", "param_norm", "grad_norm")
 _PINNED = ["summary:validation_loss_nats", "summary:objective_nats", "config:stage", "config:arm", "config:width",
            "config:learning_rate", "summary:status"]  # fmt: skip
@@ -26,16 +25,16 @@ def build(told: dict[str, Any], entity: str, project: str) -> Any:
     """The workspace of a study.
 
     Args:
-        told: name and id of the study, digests of its main runs, hyperparameters, names of tables and pictures.
+        told: name and id of the study, digests of its main runs, hyperparameters, names of tables.
         entity: of W&B; may be empty where it is not saved.
         project: of W&B.
     """
     sections = [
-        ws.Section(name="Transfer", panels=_transfer(told), is_open=True),
+        ws.Section(name="Transfer", panels=_transfer(), is_open=True),
         ws.Section(name="Search", panels=_search(told), is_open=True),
-        ws.Section(name="Scaling", panels=_scaling(told), is_open=True),
+        ws.Section(name="Scaling", panels=_scaling(), is_open=True),
         ws.Section(name="Main run", panels=_main_run(), is_open=True),
-        ws.Section(name="Verdicts, fits, frozen config", panels=_tables(told)),
+        ws.Section(name="Verdicts and fits", panels=_tables(told)),
     ]
     mine = expr.Config("study") == told["study"]
     # A main run that its launch mirrors knows no study before it is logged with one.
@@ -52,29 +51,13 @@ def spec_of(workspace: Any) -> Any:
     return json.loads(workspace._to_model().spec.model_dump_json(by_alias=True, exclude_none=True))
 
 
-def save(workspace: Any, view: dict[str, str] | None) -> dict[str, Any]:
-    """Save it online, in place of the view of that name and id; what was saved, and where it is shown."""
-    if view is not None:
-        workspace._internal_name, workspace._internal_id = view["name"], view["id"]
-    spec = spec_of(workspace)
-    workspace.save()
-    saved = {"name": workspace._internal_name, "id": workspace._internal_id}
-    return {"spec": spec, "view": saved, "url": workspace.url, "entity": workspace.entity}
-
-
-def _transfer(told: dict[str, Any]) -> list[Any]:
-    scatter = wr.ScatterPlot(
-        title="Loss against the learning rate, by width", x=wr.Config("log2_learning_rate"),
-        y=wr.SummaryMetric("objective_nats"), z=wr.Config("width"),
-    )  # fmt: skip
-    others = ("search", "scaling", "main")
-    return [scatter, *_drawings([name for name in told["pictures"] if not name.startswith(others)])]
-
-
-def _drawings(names: list[str]) -> list[Any]:
-    """Of the report; none where it has none of them."""
-    keys = [f"pictures/{name}" for name in names]
-    return [wr.MediaBrowser(title="As in the report", media_keys=keys, layout=wr.Layout(w=24, h=12))] if keys else []
+def _transfer() -> list[Any]:
+    return [
+        wr.ScatterPlot(
+            title="Loss against the learning rate, by width", x=wr.Config("log2_learning_rate"),
+            y=wr.SummaryMetric("objective_nats"), z=wr.Config("width"),
+        )
+    ]  # fmt: skip
 
 
 def _search(told: dict[str, Any]) -> list[Any]:
@@ -93,12 +76,13 @@ def _search(told: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-def _scaling(told: dict[str, Any]) -> list[Any]:
-    scatter = wr.ScatterPlot(
-        title="Loss against FLOPs, every run", x=wr.Config("planned_flops"),
-        y=wr.SummaryMetric("validation_loss_nats"), z=wr.Config("width"), log_x=True,
-    )  # fmt: skip
-    return [scatter, *_drawings([name for name in told["pictures"] if name.startswith("scaling")])]
+def _scaling() -> list[Any]:
+    return [
+        wr.ScatterPlot(
+            title="Loss against FLOPs, every run", x=wr.Config("planned_flops"),
+            y=wr.SummaryMetric("validation_loss_nats"), z=wr.Config("width"), log_x=True,
+        )
+    ]  # fmt: skip
 
 
 def _main_run() -> list[Any]:
@@ -110,5 +94,5 @@ def _main_run() -> list[Any]:
 
 
 def _tables(told: dict[str, Any]) -> list[Any]:
-    names = [name for name in ("verdicts", "values", "fit", "gates", "frozen_config") if name in told["tables"]]
+    names = [name for name in ("verdicts", "values", "fit", "gates") if name in told["tables"]]
     return [wr.WeavePanelSummaryTable(table_name=f"tables/{name}") for name in names]

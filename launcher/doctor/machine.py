@@ -65,14 +65,14 @@ def judge_loopback(problem: str) -> Finding:
 
 
 def judge_wandb(environment: Mapping[str, str]) -> Finding:
-    """A key is needed for `--online` and `--sync` alone; its value is not kept."""
+    """A key is needed for `--online` alone; its value is not kept."""
     key = environment.get("WANDB_API_KEY")
     if key is None:
         return ok("W&B", "no WANDB_API_KEY: dashboards stay offline, or use the login of `wandb login`")
     if key != key.strip() or not key.isprintable() or len(key) < _KEY_CHARS:
         said = f"WANDB_API_KEY has {len(key.strip())} characters, or spaces around them: W&B's keys have 40 and more"
         return warn("W&B", said, "wandb login --relogin, and unset WANDB_API_KEY")
-    return ok("W&B", "a key is set; nothing is sent without --online or --sync")
+    return ok("W&B", "a key is set; nothing is sent without --online")
 
 
 def ask_smi(seconds: float = SMI_SECONDS) -> tuple[list[str], str]:

@@ -1,7 +1,6 @@
 """What is sent to W&B arrives, or is named: real wandb against a service on this machine that fails as services do."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import pytest
 from tiny_study import ask
 from wandb_case import DIGEST, RUN_ID, STUDY, Server, small_run, small_study
 
-from launcher.base.wandb_calls import DashboardError
 from launcher.dashboards import runs as dashboard_runs
 from launcher.dashboards import wandb_writer
 from launcher.dashboards.wandb_process import _lacks
@@ -47,21 +45,6 @@ def leet(path):
     for record in map(json.loads, said.splitlines()):
         found.setdefault(record["type"], []).append(record[record["type"]])
     return found
-
-
-def test_wandbs_own_inspector_finds_what_was_logged(logged):
-    folders = log_runs(logged, small_study()).folders
-    found, wanted = leet(folders[FIRST]), small_run(1)
-    (run,) = found["run"]
-    assert (run["run_id"], run["run_group"], run["job_type"], run["tags"]) == (FIRST, "search", "trial", [*wanted.tags])
-    assert run["config"]["update"].items() >= wanted.config.items()
-    assert run["config"]["update"]["content_sha256"] == small_run(1).content
-    rows = [history["item"] for history in found["history"]]
-    assert [(row["step"], row["tokens"], row["train_loss_nats"]) for row in rows] == [
-        (step, 64 * step, 8.0 / 2**step) for step in range(1, 6)
-    ]  # fmt: skip
-    summary = {name: value for one in found["summary"] for name, value in one["update"].items()}
-    assert summary.items() >= wanted.summary.items()
 
 
 @pytest.mark.slow
@@ -103,29 +86,9 @@ def failing(what, how, times=10**6):
     return refuse
 
 
-LOST = {
-    "an artifact": (failing("CommitArtifact", "error"), {RUN_ID: "artifact launch-config-dd: not there"}),
-    "a file": (failing("PUT media/html", 403), {RUN_ID: "files: media/html/pictures/valleys-mup_0"}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", LOST)
-def test_what_does_not_arrive_is_named(logged, login, what):
-    refuse, lost = LOST[what]
-    with Server(refuse) as server:
-        login(server)
-        arrived = upload_runs(logged, small_study(), Place(entity="me"))
-    assert server.refused
-    assert sorted(name.split("(")[1].rstrip(")") for name in arrived.lacking) == sorted(lost)
-    for name, said in arrived.lacking.items():
-        assert any(lost[name.split("(")[1].rstrip(")")] in sentence for sentence in said)
-    assert arrived.num_there == 3 - len(lost)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [500, "drop"])
-@pytest.mark.parametrize("what", ["file_stream", "UpsertBucket", "PUT artifact/decision.json"])
+@pytest.mark.parametrize("what", ["file_stream", "UpsertBucket"])
 def test_a_service_that_fails_for_a_while_has_all_of_it_in_the_end(logged, login, what, how):
     """What wandb gives up is named, and sent by the same command once more."""
     with Server(failing(what, how, times=2)) as server:
@@ -136,13 +99,6 @@ def test_a_service_that_fails_for_a_while_has_all_of_it_in_the_end(logged, login
             arrived = upload_runs(logged, small_study(), Place(entity="me"))
             assert arrived.num_sent == lost
     assert server.refused == [what, what] and arrived.lacking == {}
-
-
-def test_a_service_that_is_not_there_and_a_login_that_is_not(logged, login, monkeypatch):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("HOME", os.devnull)
-    with pytest.raises(DashboardError, match="wandb login"):
-        upload_runs(logged, small_study(), Place())
 
 
 @pytest.mark.slow
@@ -165,8 +121,6 @@ def test_online_is_logged_and_sent_in_one_and_only_what_is_new_again(tmp_path, l
         login(server)
         code, body = ask("dashboards", study, "--online", "--entity", "me")
         assert (code, body["mode"], body["arrived"]["num_there"], body["arrived"]["lacking"]) == (0, "online", 2, {})
-        (page,) = (content for name, content in server.put.items() if name.endswith(".html"))
-        assert page == b"<!doctype html><p>a valley</p>"
         runs = [runs[0], small_run(1, loss=9.0), small_run(2)]
         code, body = ask("dashboards", study, "--online", "--entity", "me")
         assert (code, body["runs"]["num_written"], body["arrived"]["num_sent"]) == (0, 2, 2)
@@ -178,7 +132,7 @@ def test_the_verb_ends_with_2_and_names_what_did_not_arrive(logged, login, monke
     monkeypatch.setattr(dashboard_runs, "study_runs", lambda _: small_study())
     with Server(failing("UpsertBucket", "error")) as server:  # wandb's own command ends with 0
         login(server)
-        code, body = ask("dashboards", logged, "--sync", "--entity", "me")
+        code, body = ask("dashboards", logged, "--online", "--entity", "me")
     assert code == 2
     names = {one.run_id: one.name for one in small_study()}
     lacking = {f"{name} ({run_id})": ["the run is not there"] for run_id, name in names.items()}
@@ -191,36 +145,17 @@ def test_the_verb_ends_with_2_and_names_what_did_not_arrive(logged, login, monke
 
 def there(**changed):
     """A run as wandb's public API shows it, whole but for what was changed."""
-    artifact = SimpleNamespace(name="fit-1:v3", state="COMMITTED", digest="aa", metadata={"digest": DIGEST})
-    found = {"config": {"content_sha256": "c"}, "summary_metrics": {"content_sha256": "c"},
-             "historyLineCount": 4, "files_": {"media/a.json": 10}, "artifacts": [artifact]} | changed  # fmt: skip
-    files = [SimpleNamespace(name=name, size=size) for name, size in found.pop("files_").items()]
-    artifacts = found.pop("artifacts")
-    return SimpleNamespace(files=lambda per_page: files, logged_artifacts=lambda: artifacts, **found)
+    found = {"config": {"content_sha256": "c"}, "summary_metrics": {"content_sha256": "c"}, "historyLineCount": 4}
+    return SimpleNamespace(**found | changed)
 
 
-WANTED = {
-    "run_id": "r", "content": "c", "num_rows": 4, "files": {"media/a.json": 10}, "artifacts": {"fit-1": "aa"},
-}  # fmt: skip
+WANTED = {"run_id": "r", "content": "c", "num_rows": 4}
 FAULTS = {
     "the run is not there": None,
     "its settings are not those that were logged": {"config": {"content_sha256": "older"}},
     "its summary is not what was logged": {"summary_metrics": {}},
     "history: 3 of 4 rows": {"historyLineCount": 3},
-    "files: media/a.json not whole": {"files_": {"media/a.json": 9}},
-    "artifact fit-1: not there": {"artifacts": []},
-    "artifact fit-1: its content is not what was logged": {
-        "artifacts": [SimpleNamespace(name="fit-1:v4", state="COMMITTED", digest="bb", metadata={})]
-    },
 }
-
-
-def test_a_deleted_artifact_and_one_never_committed_are_not_there():
-    gone = SimpleNamespace(name="fit-1:v3", state="DELETED", digest="aa", metadata={"digest": DIGEST})
-    assert _lacks(there(artifacts=[gone]), WANTED) == ["artifact fit-1: not there"]
-    run = there()
-    run.logged_artifacts = lambda: (_ for _ in ()).throw(AssertionError)  # as wandb does
-    assert _lacks(run, WANTED) == ["artifact fit-1: not there"]
 
 
 @pytest.mark.parametrize("said", FAULTS)

@@ -22,7 +22,6 @@ from launcher.base.following import Following
 from launcher.dashboards import mirrors, wandb_writer
 from launcher.dashboards.main_run import MetricsLog
 from launcher.dashboards.mirrors import mirrored
-from launcher.dashboards.records import numbers
 from launcher.dashboards.tensorboard import EventWriter
 from proxies.external import wandb_run
 from proxies.external.event_files import EventFile
@@ -65,11 +64,6 @@ FLAT = {
 # Rows
 
 
-def test_every_number_of_a_line_has_a_flat_name():
-    assert numbers(FULL) == FLAT
-    assert numbers({"a": True, "b": "text", "c": None, "d": [], "e": {}}) == {}
-
-
 def steps_of(rows):
     return [(row["step"], row["take"]) for row in rows]
 
@@ -94,16 +88,6 @@ def test_a_file_is_followed_line_by_line(tmp_path):
     metrics.rewind(tmp_path, 1)
     news = following.read()
     assert (news.lines, news.begins) == ([{"step": 1}], True)
-
-
-def test_a_line_without_end_is_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.base.following._MAX_LINE_BYTES", 20)
-    following, path = Following(tmp_path), tmp_path / metrics.METRICS_FILE
-    for text in ('{"step": 1, "pad": "xxxxxxxx', 'xx"}\n{"step": 2}\n'):
-        with path.open("a") as file:
-            file.write(text)
-        lines = following.read().lines
-    assert lines == [{"step": 2}]
 
 
 def test_resumed_steps_are_told_once(tmp_path):
@@ -136,35 +120,6 @@ def test_rolled_back_steps_are_told_again(tmp_path):
     assert steps_of(rows.read()) == [(12, 2)]
     rewound(tmp_path, 8, rollback(to_step=9, start=8, number=2), line(9), line(10))
     assert steps_of(rows.read()) == [(9, 3), (10, 3)]
-
-
-def test_a_window_opened_just_after_a_rollback_misses_no_step(tmp_path):
-    rows = MetricsLog(tmp_path)
-    for record in (*map(line, range(1, 5)), rollback(to_step=6, start=4), *map(line, range(5, 8))):
-        metrics.append(tmp_path, record)
-    assert steps_of(rows.read()) == [*((step, 1) for step in range(1, 5)), *((step, 2) for step in range(4, 8))]
-
-
-def test_events_past_a_rollback_are_told_again(tmp_path):
-    rows, saved = MetricsLog(tmp_path), [{"event": "saved", "step": step, "seconds": 0.5} for step in (4, 8)]
-    for record in (*map(line, range(1, 9)), *saved):
-        metrics.append(tmp_path, record)
-    assert steps_of(rows.read())[-2:] == [(4, 1), (8, 1)]
-    rewound(tmp_path, 4, rollback(to_step=6, start=4), *map(line, range(5, 9)), *saved)
-    assert columns_of(rows.read()[-1]) == {"saved/seconds": 0.5}
-
-
-def test_events_with_numbers_are_told_once(tmp_path):
-    rows = MetricsLog(tmp_path)
-    saved = {"event": "saved", "step": 1, "seconds": 0.5, "wait_seconds": 0.1}
-    for record in (line(1), saved, metrics.Ending(event="stopped", exit_code=0, step=1, validation_loss_nats=2.0)):
-        metrics.append(tmp_path, record)
-    assert [columns_of(row) for row in rows.read()[1:]] == [
-        {"saved/seconds": 0.5, "saved/wait_seconds": 0.1},
-        {"stopped/exit_code": 0, "stopped/validation_loss_nats": 2.0},
-    ]  # fmt: skip
-    rewound(tmp_path, 1)
-    assert rows.read() == []
 
 
 def test_lines_that_are_not_ours_hurt_nothing(tmp_path):
@@ -295,22 +250,6 @@ def await_rows(log_dir, count):
     raise AssertionError("the window shows nothing while the run grows")
 
 
-def test_a_later_launch_shows_the_run_anew_not_twice(decision, tmp_path):
-    run_dir, log_dir = tmp_path / "run", tmp_path / "tb"
-    run_dir.mkdir()
-    log_dir.mkdir()
-    (log_dir / "events.out.tfevents.1.host.2").write_bytes(b"another's")
-    for last in (3, 6):
-        for step in range(last - 2, last + 1):
-            metrics.append(run_dir, line(step))
-        found = []
-        with mirrored(run_dir, decision, found, wandb="offline", tensorboard_dir=log_dir):
-            pass
-        assert [mirror.num_rows for mirror in found] == [last, last]
-    assert len(list(log_dir.iterdir())) == 2 and (log_dir / "events.out.tfevents.1.host.2").exists()
-    assert [row["step"] for row in logged(run_dir)[2]] == [1, 2, 3, 4, 5, 6]
-
-
 def test_a_window_that_dies_is_told_and_the_other_goes_on(decision, tmp_path, capsys):
     run_dir, log_dir = tmp_path / "run", tmp_path / "tb"
     run_dir.mkdir()
@@ -362,18 +301,10 @@ def test_what_wandb_says_it_wrote_is_read_back_and_counted(decision, tmp_path, m
     assert len(logged(tmp_path / "run")[2]) == 3, "what is there stays"
 
 
-def test_a_folder_that_cannot_be_written_is_told(decision, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "file").write_text("")
-    found = []
-    with mirrored(tmp_path / "run", decision, found, tensorboard_dir=tmp_path / "file"):
-        pass
-    assert not found[0].whole and f"{tmp_path / 'file'}: File exists" in found[0].text
-
-
 def test_a_full_disk_is_told(decision, tmp_path, monkeypatch):
     """/dev/full takes nothing; an event file that is it stands for a disk that has filled."""
     (tmp_path / "run").mkdir()
+    metrics.append(tmp_path / "run", line(1))
     found = []
     with Path("/dev/full").open("wb") as full:
         monkeypatch.setattr(EventWriter, "__init__", lambda one, _: setattr(one, "_file", full))

@@ -20,7 +20,6 @@ def small_record(num_rows=3, num_values=1):
         run_id=RUN_ID, name="study 01234567", config={"proxy": {"base_width": 32}, "study": STUDY},
         summary={"transfer/width/learning_rate/outcome": "holds", **{f"n{i}": i + 0.5 for i in range(num_values)}},
         tables={"optima": Table(columns=("size", "log2_value", "status"), rows=rows)},
-        pictures={"valleys-mup": "<!doctype html><p>a valley</p>"},
         artifacts={"launch-config-dd": Artifact(kind="launch-config", files={"decision.json": '{"clip":1.0}'},
                                                 metadata={"digest": DIGEST}, aliases=("dddddddd",))},
     )  # fmt: skip

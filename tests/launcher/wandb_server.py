@@ -15,11 +15,6 @@ RUN = {
     "description": None, "notes": None, "systemMetrics": "{}", "projectId": "1", "historyKeys": None,
     "user": {"name": "u", "username": "u"},
 }  # fmt: skip
-ARTIFACT = {
-    "__typename": "Artifact", "versionIndex": 0, "description": None, "ttlDurationSeconds": -1, "ttlIsInherited": True,
-    "tags": [], "historyStep": None, "size": 1, "digestAlgorithm": "MANIFEST_MD5", "commitHash": None, "fileCount": 1,
-    "createdAt": WHEN, "updatedAt": WHEN, "aliases": [],
-}  # fmt: skip
 
 
 class Server(ThreadingHTTPServer):
@@ -141,8 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
 def _answer(server, name, asked):
     project = {"id": "p", "internalId": "1", "name": "forerun", "entity": {"id": "e", "name": "me"}}
     does = {"UpsertBucket": _upsert, "CreateRunFiles": _run_files, "CreateArtifact": _artifact,
-            "CommitArtifact": _commit, "CreateArtifactFiles": _artifact_files, "Runs": _runs, "RunFiles": _files,
-            "RunOutputArtifacts": _output_artifacts, "UpsertView2": _view, "ArtifactType": _kind}  # fmt: skip
+            "CommitArtifact": _commit, "CreateArtifactFiles": _artifact_files, "Runs": _runs,
+            "UpsertView2": _view, "ArtifactType": _kind}  # fmt: skip
     if name in does:
         return does[name](server, asked, project)
     file = {"id": "f", "name": "n", "displayName": "n", "uploadUrl": f"{server.url}/put/manifest", "uploadHeaders": []}
@@ -214,26 +209,6 @@ def _runs(server, asked, project):
     ]  # fmt: skip
     found = {"edges": edges, "pageInfo": PAGE}
     return {"project": {**project, "runCount": len(edges), "readOnly": False, "runs": found} if server.runs else None}
-
-
-def _files(server, asked, project):
-    files = server.run(asked["name"])["files"]
-    edges = [{"cursor": n, "node": {"id": n, "name": n, "url": "", "directUrl": "", "sizeBytes": size, "mimetype": "",
-                                    "updatedAt": WHEN, "md5": ""}} for n, size in files.items()]  # fmt: skip
-    return {"project": {**project, "run": {"fileCount": len(files), "files": {"edges": edges, "pageInfo": PAGE}}}}
-
-
-def _output_artifacts(server, asked, project):
-    mine = {key: value for key, value in server.artifacts.items() if value["run"] == asked["run"]}
-    edges = [
-        {"node": {**ARTIFACT, "id": key, "state": one["state"], "digest": one["digest"], "metadata": one["metadata"],
-                  "artifactType": {"name": one["kind"]},
-                  "artifactSequence": {"__typename": "ArtifactSequence", "id": "s", "name": one["name"],
-                                       "project": project}}}
-        for key, one in mine.items()
-    ]  # fmt: skip
-    found = {"totalCount": len(edges), "pageInfo": PAGE, "edges": edges}
-    return {"project": {"run": {"artifacts": found}}}
 
 
 def _view(server, asked, project):
