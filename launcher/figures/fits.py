@@ -6,24 +6,21 @@ Both go over the same log10(FLOPs); heights of the first are log10 of the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from launcher.figures.panel import DASHED, LOSS, MARKERS, STYLES, Panel, apart, draw, interval_marks, part
+from launcher.figures.panel import DASHED, LOSS, MARKERS, Panel, draw, interval_marks, part
 from launcher.figures.svg import INK, KINDS, raised, shade
 from launcher.views.numbers import Body
 
 _FLOPS = "training compute, 6ND (FLOPs)"
 _WIDE = (4.8, 3.7)
-_LAW_STYLES = ((KINDS[2], (0, (5, 2))), (KINDS[5], (0, (1, 1.2))), (KINDS[3], (0, (6, 2, 1, 2))))
 _NUM_TICKS = 7
 _BESIDE = 0.025
 """Of the axis, between a rung and what was predicted of it: their marks do not meet."""
-_GAP = 0.055
-"""Between names, as a share of the axis."""
 
 
 def _fitted(report: Body) -> None:
@@ -72,14 +69,14 @@ def _log_loss(rung: Any) -> float:
 
 
 def ladder(report: Body) -> Panel:
-    """Loss against compute, log-log: rungs, back-test, the pooled laws' frontier with its band, each law's, the run.
+    """Loss against compute, log-log: rungs, back-test, the pooled laws' frontier with its band, the main run.
 
     Raises:
         MissingError: the ladder has not ended.
     """
     _fitted(report)
     frontier, predicted = report["frontier"] or [], (report["choice"] or {}).get("prediction")
-    rungs, members = _finished(report["ladder"]), report["fit"]["members"]
+    rungs = _finished(report["ladder"])
     held_out = (report["fit"]["backtest"] or {"runs": []})["runs"]
     flops = [point["flops"] for point in (*report["ladder"]["rungs"], *frontier)]
 
@@ -87,12 +84,11 @@ def ladder(report: Body) -> Panel:
         seen = [rung["loss_nats"] for rung in rungs] + [run["predicted"] for run in held_out]
         seen += [predicted["loss"]] if predicted else []
         _flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
-        _loss_axis(axes, *_room(seen, predicted, frontier, members))
+        _loss_axis(axes, *_room(seen, predicted, frontier))
         if predicted and rungs:
             axes.axvline(math.log10(max(rung["flops"] for rung in rungs)), color=INK, alpha=0.55, linewidth=0.9,
                          linestyle=DASHED, label="largest rung")  # fmt: skip
-        _frontier(axes, frontier, KINDS[0], "best for the compute", f"{100 * report['fit']['level']:g} % of new runs")
-        _members(axes, members)
+        _frontier(axes, frontier, f"{100 * report['fit']['level']:g} % of new runs")
         _rungs(axes, rungs, _log_loss)
         (left, right) = axes.get_xlim()
         back = [(math.log10(6 * run["params"] * run["tokens"]) - _BESIDE * (right - left), run["predicted"],
@@ -102,91 +98,38 @@ def ladder(report: Body) -> Panel:
             at = (math.log10(predicted["flops"]), predicted["loss"], predicted["interval"])
             _bars(axes, [at], "*", KINDS[1], 12, "main run")
 
-    title = "Loss against training compute: rungs, frontiers of the laws, and the main run"
+    title = "Loss against training compute: rungs, the frontier, and the main run"
     return draw("scaling", title, (_FLOPS, LOSS), paint, _WIDE)
 
 
-def _room(
-    seen: Sequence[float], predicted: Any, frontier: Sequence[Any], members: Sequence[Any]
-) -> tuple[float, float]:
-    """Limits in nats that hold what was measured and predicted: a band or a law that explodes must not flatten it."""
+def _room(seen: Sequence[float], predicted: Any, frontier: Sequence[Any]) -> tuple[float, float]:
+    """Limits in nats that hold what was measured and predicted: a band that explodes must not flatten it."""
     low, high = min(seen, default=1.0), max(seen, default=1.0)
     reach = max(high / low, 1.1) ** 0.4
     ends = [end for point in frontier for end in point["interval"] or ()]
     ends += (predicted or {}).get("interval") or ()
-    ends += [point["loss_nats"] for member in members for point in member["frontier"] or ()]
     return max(min([low, *ends]), low / reach) / 1.02, min(max([high, *ends]), high * reach) * 1.02
 
 
-def _frontier(
-    axes: Axes, frontier: Sequence[Any], colour: str, label: str, band: str | None = None, dashes: Any = "-"
-) -> None:
+def _frontier(axes: Axes, frontier: Sequence[Any], band: str) -> None:
     """The best loss for the compute, with the band of one new run where there is one."""
     x = [math.log10(point["flops"]) for point in frontier]
     if frontier and all(point["interval"] for point in frontier):
         low, high = ([math.log10(point["interval"][i]) for point in frontier] for i in (0, 1))
-        axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, label=band)
-    axes.plot(x, [_log_loss(point) for point in frontier], color=colour, linewidth=1.8, linestyle=dashes,
-              label=label if frontier else None)  # fmt: skip
-
-
-def _members(axes: Axes, members: Sequence[Any]) -> None:
-    """Each law's own frontier as a thin line, its name and weight at the end, pushed apart where lines meet."""
-    found = [(member, style) for member, style in zip(members, _LAW_STYLES, strict=False) if member["frontier"]]
-    if len(found) < 2:
-        return
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    found.sort(key=lambda one: float(one[0]["frontier"][-1]["loss_nats"]))
-    ends = [_log_loss(member["frontier"][-1]) for member, _ in found]
-    places = apart([min(max(end, bottom), top) for end in ends], _GAP * (top - bottom))
-    for (member, (colour, dashes)), end, place in zip(found, ends, places, strict=True):
-        x = [math.log10(point["flops"]) for point in member["frontier"]]
-        axes.plot(x, [_log_loss(point) for point in member["frontier"]], color=colour, linewidth=1.2, linestyle=dashes)
-        axes.plot([x[-1], right], [end, place], color=colour, linewidth=0.6)
-        axes.annotate(f"{member['form']} {100 * member['weight']:.0f} %", (right, place), xytext=(3, 0), va="center",
-                      textcoords="offset points", fontsize=8.5, color=colour, annotation_clip=False)  # fmt: skip
-    axes.set_xlim(left, right)
-    axes.set_ylim(bottom, top)
+        axes.fill_between(x, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label=band)
+    axes.plot(x, [_log_loss(point) for point in frontier], color=KINDS[0], linewidth=1.8,
+              label="best for the compute" if frontier else None)  # fmt: skip
 
 
 def _bars(
-    axes: Axes, points: Sequence[tuple[float, float, Any]], marker: str, colour: str, size: float, label: str,
-    fill: str = "full",
-) -> None:  # fmt: skip
+    axes: Axes, points: Sequence[tuple[float, float, Any]], marker: str, colour: str, size: float, label: str
+) -> None:
     """Losses with their intervals, (log10 FLOPs, nats, interval), on the axis of log10; nothing without any."""
     if points:
         ends = [[math.log10(end) for end in interval or (loss, loss)] for _, loss, interval in points]
         interval_marks(axes, [(x, math.log10(loss)) for x, loss, _ in points], ends, along="y", fmt=marker,
-                       color=colour, fillstyle=fill, markersize=size, elinewidth=1.4, capsize=3.5,
-                       zorder=4 if marker == "*" else 2, label=label)  # fmt: skip
-
-
-def ladders(sides: Mapping[str, Any]) -> Panel:
-    """Rungs, frontiers with their bands, and forecasts of two studies that are compared, loss against compute.
-
-    Args:
-        sides: `ladder` in the body of a comparison, both sides there.
-    """
-    seen = [(rung["flops"], rung["loss_nats"]) for of in sides.values() for rung in _finished(of)]
-    seen += [(of["prediction"]["flops"], of["prediction"]["loss"]) for of in sides.values() if of["prediction"]]
-    seen += [(point["flops"], point["loss_nats"]) for of in sides.values() for point in of["frontier"] or ()]
-
-    def paint(axes: Axes) -> None:
-        losses = [loss for _, loss in seen]
-        _flops_axis(axes, [flops for flops, _ in seen])
-        _loss_axis(axes, min(losses) / 1.04, max(losses) * 1.04)
-        for rank, (side, of) in enumerate(sides.items()):
-            (dashes, fill), colour, name = STYLES[side], KINDS[rank], side.upper()
-            _frontier(axes, of["frontier"] or [], colour, f"{name}, best for the compute", dashes=dashes)
-            rungs = _finished(of)
-            at = [math.log10(rung["flops"]) for rung in rungs], [_log_loss(rung) for rung in rungs]
-            axes.plot(*at, MARKERS[rank], color=colour, fillstyle=fill, markersize=4.5, label=f"{name}, rungs")
-            if predicted := of["prediction"]:
-                point = (math.log10(predicted["flops"]), predicted["loss"], predicted["interval"])
-                _bars(axes, [point], "*", colour, 11, f"{name}, main run", fill)
-
-    title = "Loss against training compute: rungs, frontiers and main runs of both studies"
-    return draw("ladders", title, (_FLOPS, LOSS), paint, _WIDE)
+                       color=colour, markersize=size, elinewidth=1.4, capsize=3.5, zorder=4 if marker == "*" else 2,
+                       label=label)  # fmt: skip
 
 
 def residuals(report: Body) -> Panel:

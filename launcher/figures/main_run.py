@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -46,22 +45,10 @@ def main_run(report: Body) -> Panel:
             here = [point for point in passed if (point["where"] == "inside") == (where == "inside")]
             axes.plot([point["step"] for point in here], [point["seen_nats"] for point in here], marker, color=colour,
                       markersize=5, label=f"mean near a point, {where}" if here else None)  # fmt: skip
-        _mark(axes, run.get("watched") or {}, left)
         axes.set_xlim(left, 1.1 * max(at[-1], run["steps"][-1]))
 
     title = "Training loss of the main run, and the band that was expected"
     return draw("main-run", title, ("optimizer steps", "training loss (nats per token)"), paint, _INCHES)
-
-
-def _mark(axes: Axes, watched: Mapping[str, Any], left: float) -> None:
-    """Spikes at their peaks, rollbacks as lines where the run went back."""
-    spikes = [spike for spike in watched.get("spikes", ()) if spike["first_step"] >= left]
-    if spikes:
-        axes.plot([spike["first_step"] for spike in spikes], [spike["peak_nats"] for spike in spikes], "^",
-                  color=KINDS[1], markersize=5, label="spike, at its peak")  # fmt: skip
-    for number, back in enumerate(watched.get("rollbacks", ())):
-        axes.axvline(back["step"], color=KINDS[1], linewidth=0.9, linestyle=":",
-                     label=None if number else "rolled back")  # fmt: skip
 
 
 def binned(steps: Sequence[int], losses: Sequence[float]) -> list[tuple[float, float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,8 +33,6 @@ INCHES = (4.8, 3.5)
 MARKERS = "osD^vP"
 LOSS = "validation loss (nats per token)"
 DASHED = (0, (4, 3))
-STYLES: Mapping[str, tuple[Any, str]] = {"a": ("-", "full"), "b": ((0, (4, 2)), "none")}
-"""Of two studies that are compared: the line of each, and how its marks are filled."""
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -145,15 +143,6 @@ def ceiling(losses: Sequence[float]) -> tuple[float, float]:
     high = max(losses) if max(losses) <= low + 1.5 * (crowd - low) else max(crowd, min(losses) + 0.05)
     pad = 0.05 * (high - low) or 0.05
     return low - pad, high + pad
-
-
-def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights moved until they are `gap` apart at least: halfway between pushing up and pushing down."""
-    up, down = list(heights), list(heights)
-    for i in range(1, len(up)):
-        up[i] = max(up[i], up[i - 1] + gap)
-        down[-1 - i] = min(down[-1 - i], down[-i] - gap)
-    return [(high + low) / 2 for high, low in zip(up, down, strict=True)]
 
 
 def interval_marks(

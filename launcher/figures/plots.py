@@ -36,11 +36,11 @@ from launcher.figures.panel import (
     part,
 )
 from launcher.figures.svg import INK, KINDS
-from launcher.figures.transfer import basins, drift, regrets
+from launcher.figures.transfer import basins, drift
 from launcher.study.gates import by_role, points
 from launcher.views.numbers import Body, arm_name, words
 
-__all__ = ["MissingError", "basins", "coordinates", "drift", "ladder", "main_run", "regrets", "residuals", "search"]
+__all__ = ["MissingError", "basins", "coordinates", "drift", "ladder", "main_run", "residuals", "search"]
 
 _DASHES = {"passes": "-", "cannot_tell": (0, (3, 2)), "blows_up": "-", "vanishes": "-"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,10 +12,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from launcher.figures.panel import (
     DASHED,
-    INCHES,
     LOSS,
     MARKERS,
-    STYLES,
     MissingError,
     Panel,
     ceiling,
@@ -27,14 +25,13 @@ from launcher.figures.panel import (
     part,
 )
 from launcher.figures.svg import INK, KINDS, shade
-from launcher.views.numbers import Body, Tone, arm_name, tone, words
+from launcher.views.numbers import Body, arm_name
 from launcher.views.transfer import (
     Test,
     anchor,
     axis_name,
     doublings,
     hyperparameter_name,
-    judged,
     name_of,
     runs_of,
     short_size,
@@ -42,10 +39,6 @@ from launcher.views.transfer import (
     verdicts_by_arm,
 )
 from transfer.question import Hyperparameter, from_log2
-
-_TONES: Mapping[Tone, tuple[str, str]] = {"good": ("o", KINDS[2]), "bad": ("X", KINDS[1]), "open": ("D", KINDS[3])}
-MOST_NATS = 10.0
-"""A cost beyond this is drawn at the edge."""
 
 
 def test_of(report: Body, hyperparameter: str, axis: str) -> Test:
@@ -138,7 +131,7 @@ def basins(
             colour, marker = shade(rank, len(sizes)), MARKERS[rank % len(MARKERS)]
             _runs(axes, points, colour, marker, size_name(test["axis"], size))
             if optimum["log2_value"] is not None:
-                _basin(axes, optimum, colour, marker, markeredgecolor=INK)
+                _basin(axes, optimum, colour, marker)
             elif seen := [point for point in _means(points) if point[1] <= axes.get_ylim()[1]]:
                 axes.plot(*zip(*seen, strict=True), color=colour, linewidth=0.8, alpha=0.75)
 
@@ -155,43 +148,12 @@ def _runs(axes: Axes, points: list[tuple[float, float | None]], colour: str, mar
     edge_marks(axes, points, colour)
 
 
-def _basin(axes: Axes, optimum: Any, colour: str, marker: str, dashes: Any = "-", **style: Any) -> None:
+def _basin(axes: Axes, optimum: Any, colour: str, marker: str) -> None:
     """A fitted curve with its minimum and the interval of that."""
-    axes.plot(*zip(*optimum["curve"], strict=True), color=colour, linewidth=1.5, linestyle=dashes)
+    axes.plot(*zip(*optimum["curve"], strict=True), color=colour, linewidth=1.5)
     interval_marks(axes, [(optimum["log2_value"], optimum["loss_nats"])], [optimum["interval_log2"]], along="x",
                    fmt=marker, color=colour, markersize=6.5, markeredgewidth=0.7, elinewidth=2, capsize=4,
-                   **style)  # fmt: skip
-
-
-def shared_sizes(row: Any) -> list[Any]:
-    """Sizes at which both of two studies have a fitted basin: of an entry of `tests` in the body of a comparison."""
-    return [
-        o for o in row["optima"]
-        if all(o[side] and o[side]["curve"] and o[side]["log2_value"] is not None for side in STYLES)
-    ]  # fmt: skip
-
-
-def basins_of_both(row: Any) -> Panel:
-    """Fitted basins of two studies at the sizes where both have one: the first full, the second dashed and hollow."""
-    shared = shared_sizes(row)
-    curves = [point for o in shared for side in STYLES for point in o[side]["curve"]]
-    xs, losses = [x for x, _ in curves], [y for _, y in curves]
-
-    def paint(axes: Axes) -> None:
-        _value_axis(axes.xaxis, row["hyperparameter"], xs, [min(xs) + i for i in range(int(max(xs) - min(xs)) + 1)])
-        pad = 0.05 * (max(losses) - min(losses)) or 0.05
-        axes.set_ylim(min(losses) - pad, max(losses) + pad)
-        for rank, o in enumerate(shared):
-            colour, marker = shade(rank, len(shared)), MARKERS[rank % len(MARKERS)]
-            for side, (dashes, fill) in STYLES.items():
-                _basin(axes, o[side], colour, marker, dashes, fillstyle=fill)
-            axes.plot([], [], marker, color=colour, label=size_name(row["axis"], o["size"]))
-        for side, (dashes, _) in STYLES.items():
-            axes.plot([], [], color=INK, linewidth=1.5, linestyle=dashes, label=side.upper())
-
-    what = hyperparameter_name(row["hyperparameter"])
-    title = f"Loss against {what} at each {row['axis']}, both studies"
-    return draw(f"basins-{anchor(row)}", title, (what, LOSS), paint)
+                   markeredgecolor=INK)  # fmt: skip
 
 
 def drift(report: Body, hyperparameter: str = "learning_rate", axis: str = "width") -> Panel:
@@ -219,8 +181,6 @@ def drift(report: Body, hyperparameter: str = "learning_rate", axis: str = "widt
             _optima(axes, of["optima"], f"control: {arm_name(arm)}" if i else arm_name(arm), i)
         found = [y for of in arms.values() for o in of["optima"] for y in o["interval_log2"] or ()]
         _value_axis(axes.yaxis, name, [*ends, *found] or [0.0], {run["log2_value"] for run in runs_of(test)})
-        for i, of in enumerate(arms.values()):
-            _missing_optima(axes, of["optima"], i)
 
     what = hyperparameter_name(name)
     title = f"Optimal {what} against {test['axis']}"
@@ -260,56 +220,3 @@ def _optima(axes: Axes, optima: Sequence[Any], label: str, rank: int) -> None:
     interval_marks(axes, points, [o["interval_log2"] for o in found], along="y", fmt=f"{MARKERS[rank]}-",
                    color=KINDS[rank], markersize=5.5, linewidth=1.5, elinewidth=1.5, capsize=4,
                    label=label)  # fmt: skip
-
-
-def _missing_optima(axes: Axes, optima: Sequence[Any], rank: int) -> None:
-    """Why a size has no optimum, upright above it."""
-    for optimum in optima:
-        if optimum["log2_value"] is None:
-            axes.annotate(words(optimum["status"]), (math.log2(optimum["size"]), 0.02), rotation=90,
-                          xytext=(-5 + 11 * rank, 0), textcoords="offset points", xycoords=("data", "axes fraction"),
-                          fontsize=8.5, color=KINDS[rank], ha="center", va="bottom")  # fmt: skip
-
-
-def regrets(report: Body) -> Panel:
-    """What every transferred value costs at the target, with its interval, over decades from nothing.
-
-    Raises:
-        MissingError: the transfer runs have not ended.
-    """
-    transfer = part(report, "transfer", "`forerun transfer PLAN` runs what it needs")
-    rows, margin = judged(transfer), transfer["together"]["margin_nats"]
-    floor = 10.0 ** math.floor(math.log10(margin) - 2)
-    ends = [of["regret_nats"]["interval"] for _, of in rows]
-    most = 1.6 * max([*(min(interval[1], MOST_NATS) for interval in ends if interval), 10 * margin])
-
-    def paint(axes: Axes) -> None:
-        axes.set_xscale("symlog", linthresh=floor, linscale=0.6)
-        decades = [floor * 10.0**i for i in range(12) if floor * 10.0**i <= most]
-        axes.xaxis.set_major_locator(FixedLocator([0.0, *decades]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.set_xlim(-0.25 * floor, most)
-        axes.set_ylim(len(rows) - 0.35, -0.65)
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
-        for row, (name, of) in enumerate(rows):
-            _regret(axes, row, name, of, margin)
-        axes.plot([], [], color=INK, linewidth=0.9, linestyle=DASHED, label=f"margin, {margin:g}")
-        for outcome in dict.fromkeys(of["outcome"] for _, of in rows):
-            marker, colour = _TONES[tone(outcome)]
-            axes.plot([], [], marker, color=colour, markersize=6, label=words(outcome))
-
-    title = "What transferring costs at the target"
-    return draw("regrets", title, ("nats lost at the target", ""), paint, (INCHES[0], 1.05 + 0.4 * len(rows)))
-
-
-def _regret(axes: Axes, row: int, name: str, of: Any, margin: float) -> None:
-    cost, (marker, colour) = of["regret_nats"], _TONES[tone(of["outcome"])]
-    label = name if cost["value"] is not None else f"{name}: no estimate"
-    axes.text(0.0, row - 0.15, label, transform=axes.get_yaxis_transform(), va="bottom", fontsize=8.8)
-    if cost["value"] is None:
-        return
-    axes.plot([margin] * 2, [row - 0.05, row + 0.35], color=INK, linewidth=0.9, linestyle=DASHED)
-    axes.plot(cost["interval"], [row + 0.15] * 2, color=colour, linewidth=2.2, solid_capstyle="butt")
-    axes.plot([min(cost["value"], MOST_NATS)], [row + 0.15], marker, color=colour, markersize=6.5,
-              markeredgecolor=INK, markeredgewidth=0.6)  # fmt: skip

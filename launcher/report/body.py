@@ -75,7 +75,7 @@ def report_body(study: Study, ledger: Ledger, found: Findings) -> dict[str, Json
         "search": None if found.searched is None else search_body(study, ledger, found.searched),
         "transfer": _transfer(study, found, results),
         "ladder": _ladder(found, _rungs(found, results)),
-        "fit": _fit(study, found),
+        "fit": _fit(found),
         "frontier": _frontier(study, found),
         "choice": _choice(study, found),
         "gates": canon.to_json(found.gates),
@@ -194,11 +194,10 @@ def _frontier(study: Study, found: Findings) -> Json:
     return points
 
 
-def _fit(study: Study, found: Findings) -> Json:
+def _fit(found: Findings) -> Json:
     if found.fit is None:
         return None
-    at = None if found.choice is None else found.choice.prediction
-    return fit_body(found.fit, at, study.plan.target.budget_flops)
+    return fit_body(found.fit, None if found.choice is None else found.choice.prediction)
 
 
 def _choice(study: Study, found: Findings) -> Json:

@@ -5,7 +5,6 @@ The first study is `a`, the second `b`; every difference is b less a.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +15,8 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from scaling_fits.forecast.conclusive import first_and_rest
 
-REPORT_FILE = "report.json"
-_OBJECTS = ("question", "corpus", "progress", "transfer", "ladder", "fit", "choice", "decision", "spend", "accepted")
-_NEVER_NULL = ("question", "corpus", "spend")
 SIDES = ("a", "b")
+_PARTS = ("question", "corpus", "transfer", "fit", "choice", "decision", "gates", "accepted", "spend", "progress")
 _PER_TOKEN = "so are their losses per token"
 
 
@@ -38,141 +35,89 @@ def read_two(first: Path, second: Path) -> tuple[Body, Body]:
         NotAReportError: one is neither, or both; every problem is named.
         SweepError, PlanError, DataError: a study's records are damaged, or its data is gone.
     """
-    files = [path / REPORT_FILE if _only_a_report(path) else path for path in (first, second)]
+    from sweeps.store.ledger import LEDGER_NAME
+
     read: dict[Path, Body] = {}
     problems = []
-    for path in dict.fromkeys(files):
-        if _is_study(path):
-            continue
+    studies = [path for path in (first, second) if (path / LEDGER_NAME).is_file()]
+    for path in {first, second} - {*studies}:
         try:
             read[path] = _report(path)
         except (OSError, ValueError) as error:
-            problems.append(f"{path}: {error}; wanted: a study's folder, or the {REPORT_FILE} of one")
+            problems.append(f"{path}: {error}; wanted: a study's folder, or the report.json of one")
     if problems:
-        raise NotAReportError(problems)
+        raise NotAReportError(sorted(problems))
     from launcher.report.body import recorded_body
 
-    for path in dict.fromkeys(files):
-        if path not in read:
-            read[path] = recorded_body(path)
-    return read[files[0]], read[files[1]]
-
-
-def _is_study(path: Path) -> bool:
-    from sweeps.store.ledger import LEDGER_NAME
-
-    return (path / LEDGER_NAME).is_file()
-
-
-def _only_a_report(path: Path) -> bool:
-    return path.is_dir() and not _is_study(path) and (path / REPORT_FILE).is_file()
+    read |= {path: recorded_body(path) for path in studies}
+    return read[first], read[second]
 
 
 def _report(path: Path) -> Body:
     if path.is_dir() or not path.exists():
         raise ValueError("no study is there" if path.is_dir() else "there is no such file or folder")
     body = canon.parse(path.read_bytes())
-    if not isinstance(body, dict):
-        raise ValueError("not a JSON object")
-    wrong = [key for key in _OBJECTS if not isinstance(body.get(key), dict) and (body.get(key) or key in _NEVER_NULL)]
-    wrong += [key for key in ("gates",) if not isinstance(body.get(key), list)]
-    if body.get("schema_version") != 1 or wrong:
-        raise ValueError(f"not a report: {', '.join(wrong) or 'schema_version'} is not as in one")
+    if not isinstance(body, dict) or body.get("schema_version") != 1 or not body.keys() >= {*_PARTS}:
+        raise ValueError("not a report as this version writes it")
     return body
-
-
-def labels(first: Path, second: Path) -> tuple[str, str]:
-    """Names for two studies by their folders, the folders around these too where the names are one."""
-    folders = [(path.parent if path.is_file() else path).resolve() for path in (first, second)]
-    if folders[0].name != folders[1].name:
-        return folders[0].name, folders[1].name
-    return "/".join(folders[0].parts[-2:]), "/".join(folders[1].parts[-2:])
 
 
 def compare_body(a: Body, b: Body, names: tuple[str, str]) -> dict[str, Json]:
     """Everything the page says of both, differences first; parts that only one has, or neither, are null on a side."""
     limits = comparability(a, b)
-    same = is_same(a, b)
     values = limits["values"]["comparable"] != "no"
     losses = limits["losses"]["comparable"] != "no"
-    found: dict[str, Json] = {
+    found: dict[str, Any] = {
         "schema_version": 1,
         "studies": {side: _study(body, name) for side, body, name in zip(SIDES, (a, b), names, strict=True)},
-        "same_study": same,
-        "num_shared_runs": num_shared_runs(a, b),
-        "comparable": cast(Json, limits),
+        "same_study": a["question"] == b["question"] and a["ledger_head"] == b["ledger_head"],
+        "comparable": limits,
         "question": differ.question(a, b),
-        "tests": differ.tests(a, b, same=same, values=values, losses=losses),
+        "tests": differ.tests(a, b, values=values, losses=losses),
         "values": differ.values(a, b),
         "gates": differ.gates(a, b),
-        "fit": differ.fits(a, b, same=same, losses=losses),
+        "fit": differ.fits(a, b, losses=losses),
         "choice": differ.choices(a, b),
-        "forecast": differ.forecasts(a, b, same=same, losses=losses),
-        "spend": differ.spends(a, b),
-        "ladder": {side: _ladder(body) for side, body in zip(SIDES, (a, b), strict=True)} if losses else None,
+        "forecast": differ.forecasts(a, b, losses=losses),
+        "spend": {side: body["spend"] for side, body in zip(SIDES, (a, b), strict=True)},
     }
     return {**found, "summary": [f"{said[0].upper()}{said[1:]}." for said in sentences(found)]}
 
 
-def is_same(a: Body, b: Body) -> bool:
-    """Whether both are one study at one moment: the ledger's chain of hashes has one head."""
-    return a["question"] == b["question"] and bool(a.get("ledger_head")) and a["ledger_head"] == b.get("ledger_head")
-
-
 def _study(body: Body, name: str) -> dict[str, Json]:
-    corpus, proxy = body["corpus"], body["question"].get("proxy", {})
+    corpus, proxy = body["corpus"], body["question"]["proxy"]
     return {
         "name": name,
-        "digest": body.get("digest"),
-        "ledger_head": body.get("ledger_head"),
-        "data_id": corpus.get("data_id"),
-        "tokenizer": corpus.get("tokenizer"),
-        "vocab_size": _vocab_size(body),
-        "parametrization": proxy.get("parametrization"),
-        "base_width": proxy.get("base_width"),
-        "budget_flops": differ.budget(body),
-        "progress": canon.to_json(body.get("progress") or {}),
+        "digest": body["digest"],
+        "ledger_head": body["ledger_head"],
+        **{key: corpus[key] for key in ("data_id", "tokenizer", "vocab_size")},
+        **{key: proxy[key] for key in ("parametrization", "base_width")},
+        "budget_flops": _budget(body),
+        "progress": body["progress"],
     }
 
 
-def _vocab_size(body: Body) -> Any:
-    """Older reports have it only with a decision, in its shape."""
-    return body["corpus"].get("vocab_size") or ((body.get("decision") or {}).get("shape") or {}).get("vocab_size")
-
-
-def num_shared_runs(a: Body, b: Body) -> int:
-    """Runs of the transfer tests that are in both with one loss to the last digit: imported, or computed alike."""
-    return len(_runs(a) & _runs(b))
-
-
-def _runs(body: Body) -> set[tuple[Any, ...]]:
-    tests = (body.get("transfer") or {"tests": []})["tests"]
-    return {
-        (test["axis"], test["hyperparameter"], run["arm"], run["size"], run["log2_value"], run["seed"],
-         run["loss_nats"])
-        for test in tests for run in test["runs"] if run["loss_nats"] is not None
-    }  # fmt: skip
+def _budget(body: Body) -> float | None:
+    """The main run's FLOPs, as chosen or as the plan has them."""
+    return cast("float | None", (body["choice"] or body["question"].get("target", {})).get("budget_flops"))
 
 
 def comparability(a: Body, b: Body) -> dict[str, dict[str, Any]]:
     """Of losses, values and forecasts: `yes`, `with_care` or `no`, each with reasons."""
     losses = _of_losses(a, b)
-    values = _of_values(a, b)
-    budgets = [differ.budget(body) for body in (a, b)]
     forecasts = dict(losses)
-    if losses["comparable"] != "no" and budgets[0] != budgets[1]:
+    if losses["comparable"] != "no" and _budget(a) != _budget(b):
         said = "the budgets differ, so the forecasts are of main runs of other compute"
         forecasts = {"comparable": "with_care", "reasons": [*losses["reasons"], said]}
-    return {"losses": losses, "values": values, "forecasts": forecasts}
+    return {"losses": losses, "values": _of_values(a, b), "forecasts": forecasts}
 
 
 def _of_losses(a: Body, b: Body) -> dict[str, Any]:
     first, second = a["corpus"], b["corpus"]
-    if first.get("data_id") != second.get("data_id"):
-        sizes = [_vocab_size(body) for body in (a, b)]
-        if first.get("tokenizer") != second.get("tokenizer"):
+    if first["data_id"] != second["data_id"]:
+        if first["tokenizer"] != second["tokenizer"]:
             why = f"the tokenizers are others, {_PER_TOKEN}"
-        elif None not in sizes and sizes[0] != sizes[1]:
+        elif first["vocab_size"] != second["vocab_size"]:
             why = f"the vocabularies are others, {_PER_TOKEN}"
         else:
             why = "the data is other data, and so are the texts that the losses were measured on"
@@ -186,11 +131,11 @@ def _of_losses(a: Body, b: Body) -> dict[str, Any]:
 
 def _of_values(a: Body, b: Body) -> dict[str, Any]:
     """Learning rates are set at the base, under one parametrization: elsewhere the same number is another step."""
-    first, second = (body["question"].get("proxy", {}) for body in (a, b))
+    first, second = (body["question"]["proxy"] for body in (a, b))
     reasons = [
         f"{what} differs, and a value as set at the base means another one in the model"
         for key, what in (("parametrization", "the parametrization"), ("base_width", "the base width"))
-        if first.get(key) != second.get(key)
+        if first[key] != second[key]
     ]
     if reasons:
         return {"comparable": "no", "reasons": reasons}
@@ -199,25 +144,9 @@ def _of_values(a: Body, b: Body) -> dict[str, Any]:
         for key, what in (("batch_tokens", "the batch"), ("num_steps", "the number of steps"))
         if first.get(key) != second.get(key)
     ]
-    if a["corpus"].get("data_id") != b["corpus"].get("data_id"):
+    if a["corpus"]["data_id"] != b["corpus"]["data_id"]:
         with_it.append("the data differs, and optima may move with it")
     return {"comparable": "with_care" if with_it else "yes", "reasons": with_it}
-
-
-def _ladder(body: Body) -> Json:
-    """What the figure of the ladder needs of one study."""
-    if body.get("ladder") is None:
-        return None
-    keys = ("width", "params", "tokens", "flops", "loss_nats")
-    rungs: list[Mapping[str, Any]] = body["ladder"]["rungs"]
-    return cast(
-        Json,
-        {
-            "rungs": [{key: rung.get(key) for key in keys} for rung in rungs],
-            "frontier": body.get("frontier"),
-            "prediction": (body.get("choice") or {}).get("prediction"),
-        },
-    )
 
 
 def sentences(body: Body) -> list[str]:
@@ -227,7 +156,10 @@ def sentences(body: Body) -> list[str]:
     said = []
     if body["comparable"]["losses"]["comparable"] == "no":
         said.append(f"losses cannot be compared: {'; '.join(body['comparable']['losses']['reasons'])}")
-    said += _forecast_sentences(body)
+    found = body["forecast"]
+    if found is not None and found["difference_nats"] and found["difference_nats"]["value"] is not None:
+        said += forecast_doubts(found)
+        said.append(f"main run's expected loss, B less A: {_plain(found['difference_nats'], '+.4f', 'nats')}")
     said += _optima_sentences(body)
     for test in body["tests"]:
         a, b = test["outcome"]["a"], test["outcome"]["b"]
@@ -236,10 +168,7 @@ def sentences(body: Body) -> list[str]:
     apart = [gate["name"] for gate in body["gates"] if _outcome(gate["a"]) != _outcome(gate["b"])]
     if apart:
         said.append(f"gates with another outcome: {', '.join(map(words, apart))}")
-    keys = len(body["question"])
-    said.append(f"{keys} {'key of the plans differs' if keys == 1 else 'keys of the plans differ'}" if keys else
-                "the plans ask the same question")  # fmt: skip
-    return said
+    return [*said, f"keys of the plans that differ: {len(body['question'])}"]
 
 
 def _outcome(side: Any) -> Any:
@@ -252,40 +181,15 @@ def forecast_doubts(found: Any) -> list[str]:
     return [f"{name}: {doubt}" for name, side in sides.items() for doubt in first_and_rest(side["warnings"])[0]]
 
 
-def _forecast_sentences(body: Body) -> list[str]:
-    found = body["forecast"]
-    if found is None or found["difference_nats"] is None or found["difference_nats"]["value"] is None:
-        return []
-    said = [
-        *forecast_doubts(found),
-        f"main run's expected loss, B less A: {_plain(found['difference_nats'], '+.4f', 'nats')}",
-    ]
-    if found["at_one_compute"] is not None and found["a"]["flops"] != found["b"]["flops"]:
-        said.append(
-            "the same on each one's frontier at the smaller budget: "
-            f"{_plain(found['at_one_compute']['difference_nats'], '+.4f', 'nats')}"
-        )
-    return said
-
-
 def _optima_sentences(body: Body) -> list[str]:
-    """Of optima the differences that their intervals do not explain; of the others their number."""
-    said, open_ones = [], 0
-    for test in body["tests"]:
-        for row in test["optima"]:
-            found = row["difference_octaves"]
-            if found is None or found["value"] is None:
-                continue
-            if not found["apart"]:
-                open_ones += 1
-                continue
-            where = size_name(test["axis"], row["size"])
-            over = ", though the two intervals overlap" if found["overlap"] else "; the two intervals do not overlap"
-            what = hyperparameter_name(test["hyperparameter"])
-            said.append(f"optimal {what} at {where}, B less A: {_plain(found, '+.2f', 'octaves')}{over}")
-    if open_ones:
-        said.append(f"optima that these runs do not tell apart: {open_ones}")
-    return said
+    """Of optima the differences that their intervals do not explain."""
+    return [
+        f"optimal {hyperparameter_name(test['hyperparameter'])} at {size_name(test['axis'], row['size'])}, B less A: "
+        f"{_plain(row['difference_octaves'], '+.2f', 'octaves')}"
+        for test in body["tests"]
+        for row in test["optima"]
+        if row["difference_octaves"] and row["difference_octaves"]["apart"]
+    ]
 
 
 def _plain(found: Any, spec: str, unit: str) -> str:

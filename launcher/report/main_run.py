@@ -1,29 +1,22 @@
-"""The main run in `report.json`: its log beside the expected curve, and what the watch says of it."""
+"""The main run in `report.json`: its log beside the expected curve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from launcher.plan.study import Study
-from proxies.core import canon
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import CurvePoint, Decision
-
-_COUNTED = ("launched", "restarted", "corrupt", "rolled_back", "quarantined", "alert")
-"""Kinds of entries of the run's chronicle that the report counts."""
-NUM_SPIKES = 100
 
 
 def main_run(study: Study, decision: Decision) -> Json:
     """What the embedded trainer logged so far, if it was launched into its usual place."""
     from launcher.base import metrics
 
-    frozen = study.study_dir / "frozen" / decision.digest
-    folder = frozen / "run"
+    folder = study.study_dir / "frozen" / decision.digest / "run"
     lines = [line for line in metrics.read(folder) if "train_loss_nats" in line] if folder.is_dir() else []
     if not lines:
         return None
@@ -36,7 +29,6 @@ def main_run(study: Study, decision: Decision) -> Json:
         "beside_curve": beside_curve(steps, losses, decision.predicted.curve, num_steps),
         "validation_loss_nats": None if ending is None else ending.validation_loss_nats,
         "event": None if ending is None else ending.event,
-        "watched": watched(decision, frozen),
     }
 
 
@@ -67,61 +59,3 @@ def beside_curve(
         passed.append({"step": point.step, "seen_nats": seen, "loss_nats": point.loss_nats, "where": where,
                        "low_nats": point.low_nats, "high_nats": point.high_nats})  # fmt: skip
     return {"passed": passed, "num_passed": len(passed), "num_inside": num_inside, "num_points": len(curve)}
-
-
-def watched(decision: Decision, folder: Path) -> dict[str, Json]:
-    """The run in `folder`/run as the watch judges its log, whatever time it is now.
-
-    Args:
-        decision: what was frozen.
-        folder: of the frozen config.
-    """
-    from launcher.base import chronicle
-    from launcher.watch.judge import judge
-    from launcher.watch.liveness import chronicled
-    from launcher.watch.logs.keys import Keys
-    from launcher.watch.logs.readings import OtherRunError, Readings
-    from launcher.watch.logs.sources import source_of
-    from launcher.watch.spikes import spikes
-
-    keys, num_steps = Keys({}), decision.learning_rate.schedule.num_steps
-    run_dir = folder / "run"
-    try:
-        source, num_ranks = source_of(str(run_dir), keys), decision.parallelism.num_ranks
-        reading = Readings(source, keys, decision.digest, num_steps, num_ranks).read(last=True)
-    except OtherRunError as error:
-        return {"problem": str(error)}
-    backs: list[Json] = [
-        {"step": event.get("step"), "to_step": event.get("to_step")}
-        for event in reading.columns.events
-        if event.get("event") == "rolled_back"
-    ]
-    columns, entries = reading.columns, chronicle.entries(run_dir)
-    found = judge(decision, columns, liveness=chronicled(entries, decision.digest))
-    return {
-        "standing": found.standing,
-        "why": found.why,
-        "alerts": [_alert(alert) for alert in found.alerts],
-        "spikes": canon.to_json(spikes(columns.steps, columns.train_loss_nats, decision.spikes)[-NUM_SPIKES:]),
-        "rollbacks": backs,
-        "num_rollbacks": len(backs),
-        "figures": found.figures,
-        "events": {kind: sum(entry.kind == kind for entry in entries) for kind in _COUNTED},
-        "notes": [*reading.notes],
-        "conclusion": _conclusion(folder, decision.digest),
-    }
-
-
-def _alert(alert: Any) -> dict[str, Json]:
-    """Without the command: it names a path, and the page is for whoever has the report alone."""
-    found = canon.to_json(alert)
-    assert isinstance(found, dict)
-    return {key: value for key, value in found.items() if key != "next_command"}
-
-
-def _conclusion(folder: Path, digest: str) -> Json:
-    from launcher.frozen.attestations import path_of, read_attestation
-    from launcher.watch.conclude import CONCLUSION
-
-    path = path_of(folder, CONCLUSION)
-    return read_attestation(path, digest) if path.exists() else None

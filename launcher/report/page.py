@@ -15,10 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from launcher.figures import plots
-from launcher.figures.fits import ladders
-from launcher.figures.panel import Panel, main_arm, svg_of
+from launcher.figures.panel import main_arm, svg_of
 from launcher.figures.svg import DARK_VARIABLES, LIGHT_VARIABLES
-from launcher.figures.transfer import basins_of_both, has_optimum, shared_sizes
+from launcher.figures.transfer import has_optimum
 from launcher.logbook.logbook import LOGBOOK_FILE
 from launcher.report.compare import forecast_doubts
 from launcher.report.differences import flat
@@ -31,7 +30,6 @@ from proxies.core import canon
 from scaling_fits.laws.forms import SHAPES
 
 TEMPLATES = Path(__file__).with_name("templates")
-NUM_ALERTS = 12
 _POWER = re.compile(r"\b2\^(-?\d+(?:\.\d+)?)")
 _EXPONENT = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?)e([+-]\d+)\b")
 _MINUS = re.compile(r"(?<![\w&#;=-])-(?=\d)")
@@ -93,22 +91,18 @@ def environment() -> Environment:
         "set": typeset, "words": numbers.words, "listed": numbers.listed, "command": _command, "leaf": _leaf,
         "chosen": _chosen, "nearest": _nearest, "has_optimum": has_optimum,
         "chip": lambda outcome: typeset(Outcome(outcome)), "code": lambda text: Markup("<code>{}</code>").format(text),
-        "svg": lambda panel: Markup(_svg(panel)),
+        "svg": lambda panel: Markup(svg_of(panel)),
     }  # fmt: skip
     made.globals |= {
-        "plots": plots, "tables": tables, "transfer": transfer, "ladders": ladders, "basins_of_both": basins_of_both,
-        "shared_sizes": shared_sizes, "main_arm": main_arm, "arm_name": arm_name, "findings": findings,
-        "points": points, "forecast_warnings": forecast_warnings, "forecast_doubts": forecast_doubts,
+        "plots": plots, "tables": tables, "transfer": transfer, "main_arm": main_arm, "arm_name": arm_name,
+        "findings": findings, "points": points, "forecast_warnings": forecast_warnings,
+        "forecast_doubts": forecast_doubts,
         "own_text": own_text, "search_sentences": sentences, "flat": flat,
-        "logbook_file": LOGBOOK_FILE, "num_alerts": NUM_ALERTS, "light_variables": LIGHT_VARIABLES,
+        "logbook_file": LOGBOOK_FILE, "light_variables": LIGHT_VARIABLES,
         "dark_variables": DARK_VARIABLES,
         "formulas": {name: Markup(shape.formula) for name, shape in SHAPES.items()},
     }  # fmt: skip
     return made
-
-
-def _svg(panel: Panel) -> str:
-    return svg_of(panel)
 
 
 def report_page(body: Body) -> str:

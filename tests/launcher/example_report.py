@@ -47,7 +47,7 @@ def _finished_text():
             "transfer": {"widths": list(WIDTHS), "level": 0.9},
         },
         "corpus": {
-            "data_id": DATA_ID, "tokenizer": "bytes", "num_documents": 1743,
+            "data_id": DATA_ID, "tokenizer": "bytes", "vocab_size": 256, "num_documents": 1743,
             "num_train_tokens": 12_345_678, "num_validation_tokens": 234_567,
         },
         "progress": {"search": [12, 12], "transfer": [126, 126], "ladder": [16, 16]},
@@ -78,7 +78,7 @@ def _finished_text():
         "own_run": None,
         "main_run": None,
         "spend": {
-            "num_runs": 79, "by_status": {"finished": 77, "diverged": 2}, "flops_causal": 1.18e13,
+            "num_runs": 79, "num_imported": 0, "by_status": {"finished": 77, "diverged": 2}, "flops_causal": 1.18e13,
             "worker_seconds": 1117.8, "share_of_target": 1.18,
         },
         "ledger_head": "fedcba9876543210" * 4, "has_logbook": False,
@@ -218,7 +218,7 @@ def scaling_of(rungs, form="auto", bootstrap=60):
     at = predict(fit, 123_456, 13_500_416)
     return {
         "ladder": {"rungs": rungs, **_checks(rungs)},
-        "fit": fit_view.fit_body(fit, at, BUDGET_FLOPS),
+        "fit": fit_view.fit_body(fit, at),
         "frontier": [
             {"flops": p.flops, "params": p.params, "loss_nats": p.loss_nats, "interval": p.interval} for p in frontier
         ],

@@ -29,10 +29,6 @@ def drift(body, test):
     return svg_of(plots.drift(body, test["hyperparameter"], test["axis"]))
 
 
-def regrets(body):
-    return svg_of(plots.regrets(body))
-
-
 TEXT = re.compile(
     r'<text style="font-size:([\d.]+)px;(?:text-anchor:(\w+);)?[^"]*" x="([-\d.]+)" y="([-\d.]+)">([^<]*)</text>'
 )
@@ -73,39 +69,7 @@ def test_optima_outside_their_own_intervals_are_drawn(tests, body):
     assert after.count("<use") == before.count("<use")
 
 
-def test_both_arms_have_the_same_axes(body, tests):
-    drawn = [basins(body, tests[0], arm) for arm in ("mup", "sp")]
-    ticks = [re.findall(r'<g class="tick">.*?</g>', svg) for svg in drawn]
-    shown = [[re.search(r'x="[^"]*"[^>]*>([^<]*)</text>', tick) for tick in arm] for arm in ticks]
-    assert [m and m.group() for m in shown[0]] == [m and m.group() for m in shown[1]]
-
-
-def test_values_are_written_as_people_set_them(body, tests):
-    for test, wanted in ((tests[0], "2⁻⁶"), (tests[2], "0.572"), (tests[3], "0.05")):
-        assert wanted in [said for said, *_ in texts(basins(body, test, "mup"))]
-    beta = odd_body("six sizes")
-    assert "0.95" in basins(beta, beta["transfer"]["tests"][2], "mup")
-
-
-def test_sizes_without_a_valley_show_their_means(body, tests):
-    plain = basins(body, tests[2], "mup")
-    assert all(optimum["status"] == "flat" for optimum in tests[2]["verdict"]["optima"])
-    lines = [path for path in re.findall(r'<path d="([^"]*)"', plain) if path.count("L") == 4 and "z" not in path]
-    assert len(lines) == 3, "one thin line a size, through five values"
-
-
-def test_the_bars_hold_every_test_the_control_and_all_axes(body):
-    said = [text for text, *_ in texts(regrets(body))]
-    for row in ("learning rate over all axes", "learning rate over width", "learning rate over width, control",
-                "learning rate over duration", "clip norm over width", "warmup fraction over width"):  # fmt: skip
-        assert row in said
-    assert {"0", "0.0001", "0.1"} <= set(said), "small and large costs on one axis"
-    undecided = [text for text, *_ in texts(regrets(odd_body("undecided")))]
-    assert "learning rate over width, control: no estimate" in undecided
-
-
 def every_figure(body):
-    yield regrets(body)
     for test in body["transfer"]["tests"]:
         arms = ("mup", "sp") if test["verdict"]["control"] else ("mup",)
         yield from (basins(body, test, arm) for arm in arms)
@@ -127,10 +91,3 @@ def test_whatever_was_run_nothing_is_cut_off_or_lies_on_other_text(name):
             for other, left_2, right_2, top_2, bottom_2 in boxes[:i]:
                 apart = left >= right_2 - 1 or left_2 >= right - 1 or top >= bottom_2 or top_2 >= bottom
                 assert apart, f"{said} on {other}"
-
-
-def test_reasons_for_a_missing_optimum_stand_upright_at_its_size():
-    body = odd_body("undecided")
-    svg = drift(body, body["transfer"]["tests"][0])
-    assert (svg.count(">edge<"), svg.count(">flat<")) == (4, 1)
-    assert svg.count("rotate(-90") >= 5

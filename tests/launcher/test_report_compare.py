@@ -4,16 +4,15 @@ import copy
 import json
 import math
 import re
-import xml.etree.ElementTree as ET
 
 import pytest
 from example_report import finished_body
 from markupsafe import escape
-from test_report import HOSTILE, STAGES, leaves_of, text_of, undrawn, unknown_numbers
+from test_report import HOSTILE, leaves_of, text_of, undrawn, unknown_numbers
 from tiny_study import ask, forerun
 
-from launcher.report.compare import comparability, compare_body, labels, sentences
-from launcher.report.differences import along, difference
+from launcher.report.compare import comparability, compare_body, sentences
+from launcher.report.differences import difference
 from launcher.report.page import compare_page, write_comparison
 from proxies.core import canon
 from scaling_fits.forecast.conclusive import inconclusive
@@ -38,9 +37,6 @@ def b():
     predicted = body["choice"]["prediction"]
     predicted["loss"] -= 0.02
     predicted["interval"] = [end - 0.02 for end in predicted["interval"]]
-    for run in body["transfer"]["tests"][0]["runs"]:
-        if run["loss_nats"] is not None:
-            run["loss_nats"] += 1e-3
     return body
 
 
@@ -58,14 +54,8 @@ def test_a_difference_adds_the_arms_as_squares():
     found = difference((2.0, 1.0), ((1.7, 2.4), (0.6, 1.3)), (0.9, 0.9))
     assert found["value"] == -1.0
     assert found["interval"] == pytest.approx([-1.0 - math.hypot(0.4, 0.4), -1.0 + math.hypot(0.3, 0.3)])
-    assert found["apart"] and not found["overlap"]
+    assert found["apart"]
     assert not difference((2.0, 1.9), ((1.7, 2.4), (0.6, 2.3)), (0.9, 0.9))["apart"]
-
-
-def test_intervals_that_overlap_may_still_tell_two_apart():
-    """The reason why the difference has an interval of its own."""
-    found = difference((0.0, 1.5), ((-1.0, 1.0), (0.5, 2.5)), (0.9, 0.9))
-    assert found["overlap"] and found["apart"]
 
 
 def test_coverage_of_the_difference():
@@ -91,11 +81,6 @@ def test_what_lacks_an_interval_or_has_another_level_gets_none(values, intervals
     assert found["value"] == (None if None in values else 1.0)
 
 
-def test_an_estimate_outside_its_own_interval_adds_nothing_on_that_side():
-    low, high = difference((0.0, 1.0), ((0.2, 0.4), (0.9, 1.1)), (0.9, 0.9))["interval"]
-    assert (low, high) == pytest.approx((1.0 - math.hypot(0.1, 0.4), 1.0 + 0.1))
-
-
 def test_differences_stand_on_top_with_their_intervals(a, b):
     body = compared(a, b)
     said = sentences(body)
@@ -104,10 +89,9 @@ def test_differences_stand_on_top_with_their_intervals(a, b):
     assert said[0].startswith("main run's expected loss, B less A: -0.0200 nats [-0.")
     assert ", which may be nothing" in said[0]
     assert any(
-        re.fullmatch(r"optimal learning rate at width 128, B less A: \+0\.50 octaves \[.*\]; the two intervals do not "
-                     "overlap", one) for one in said
+        re.fullmatch(r"optimal learning rate at width 128, B less A: \+0\.50 octaves \[.*\]", one) for one in said
     ), said  # fmt: skip
-    assert said[-1] == "1 key of the plans differs"
+    assert said[-1] == "keys of the plans that differ: 1"
     top = shown_of(body).split("What can be compared")[0]
     for one in said:
         assert one[1:] in top
@@ -143,15 +127,12 @@ def test_losses_of_other_data_are_not_subtracted(a, b, change, why):
     body = compared(a, b)
     assert body["comparable"]["losses"]["comparable"] == "no"
     assert why in body["comparable"]["losses"]["reasons"][0]
-    assert body["forecast"]["difference_nats"] is None and body["forecast"]["at_one_compute"] is None
-    assert body["ladder"] is None
+    assert body["forecast"]["difference_nats"] is None
     assert all(test["regret_nats"]["difference"] is None for test in body["tests"])
     compared_parameters = {row["name"] for row in body["fit"]["rows"] if row["difference"] is not None}
     assert compared_parameters == {"params_vs_flops", "tokens_vs_flops", "alpha", "beta"}
     assert why in sentences(body)[0]
-    source = compare_page(body)
-    assert "<svg" not in source, "what the losses would be drawn in"
-    assert "not comparable" in text_of(source)
+    assert "not comparable" in text_of(compare_page(body))
 
 
 @pytest.mark.parametrize(("key", "value"), [("base_width", 64), ("parametrization", "sp")])
@@ -162,66 +143,13 @@ def test_values_of_another_base_are_not_subtracted(a, b, key, value):
     assert all(row["difference_octaves"] is None for test in compared(a, b)["tests"] for row in test["optima"])
 
 
-def test_what_needs_care_is_said(a, b):
-    b["question"]["proxy"] |= {"batch_tokens": 2048, "num_steps": 300}
-    b["question"]["model"] = {"seq_len": 64}
-    b["choice"]["budget_flops"] = 2e13
-    found = comparability(a, b)
-    assert [found[what]["comparable"] for what in ("losses", "values", "forecasts")] == ["with_care"] * 3
-    assert len(found["values"]["reasons"]) == 2 and "budgets differ" in found["forecasts"]["reasons"][-1]
-
-
-def test_other_budgets_are_set_beside_each_other_at_one_compute(a, b):
-    b["frontier"] = [point for point in b["frontier"] if point["flops"] <= 5e12]
-    last = b["frontier"][-1]
-    at = compared(a, b)["forecast"]["at_one_compute"]
-    assert at["flops"] == last["flops"]
-    assert at["b"]["loss_nats"] == pytest.approx(last["loss_nats"])
-    assert at["a"]["loss_nats"] == pytest.approx(last["loss_nats"]), "one ladder, one frontier"
-    assert at["a"]["interval"] == pytest.approx(last["interval"])
-
-
-def test_a_frontier_is_straight_between_its_points():
-    frontier = [
-        {"flops": 1e10, "loss_nats": 4.0, "interval": None},
-        {"flops": 1e12, "loss_nats": 1.0, "interval": None},
-    ]
-    assert along(frontier, 1e11) == {"loss_nats": pytest.approx(2.0), "interval": None}
-
-
 def test_a_study_beside_itself_differs_in_nothing(a):
     body = compared(a, copy.deepcopy(a))
     assert body["same_study"]
     assert sentences(body) == ["both are one study at one moment: nothing differs"]
-    assert body["forecast"]["difference_nats"] == {"value": 0.0, "interval": [0.0, 0.0], "overlap": True,
-                                                   "apart": False}  # fmt: skip
+    found = body["forecast"]["difference_nats"]
+    assert (found["value"], found["apart"]) == (0.0, False)
     assert "not told apart" in shown_of(body), "and it has a page"
-
-
-def test_runs_that_are_in_both_are_counted(a, b):
-    runs = [run for test in a["transfer"]["tests"] for run in test["runs"] if run["loss_nats"] is not None]
-    first = [run for run in a["transfer"]["tests"][0]["runs"] if run["loss_nats"] is not None]
-    body = compared(a, b)
-    assert body["num_shared_runs"] == len(runs) - len(first) > 0
-    assert f"{len(runs) - len(first)} runs of the transfer tests are in both" in shown_of(body)
-
-
-@pytest.mark.parametrize("missing", [STAGES, STAGES[2:], STAGES[4:]])
-def test_a_study_that_has_not_ended_may_stand_on_either_side(a, b, missing):
-    b |= dict.fromkeys(missing)
-    b["gates"] = []
-    for pair in ((a, b), (b, a), (b, b)):
-        body = compared(*pair)
-        assert unknown_numbers(undrawn(body, compare_page), body | {"transfer": None}) == []
-
-
-def test_reports_of_older_versions_compare(a, b):
-    """Without the keys that came later."""
-    for key in ("calibration", "frontier", "main_run", "own_run"):
-        del b[key]
-    del b["spend"]["worker_seconds"]
-    shown = shown_of(compared(a, b))
-    assert "–" in shown.split("What each cost")[1]
 
 
 def test_every_number_on_the_page_is_in_the_json(a, b):
@@ -237,11 +165,6 @@ def test_the_page_is_sound_small_and_needs_nothing(tmp_path, a, b):
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["compare.html", "compare.json"]
     whole = (tmp_path / "new" / "compare.html").read_text()
     assert whole == compare_page(canon.parse((tmp_path / "new" / "compare.json").read_bytes()))
-    drawn = re.findall(r"<svg.*?</svg>", whole, flags=re.DOTALL)
-    assert len(drawn) == 4, "basins of three tests, both ladders: what has no basin is not drawn"
-    for svg in drawn:
-        ET.fromstring(svg)
-        assert not re.search(r":#(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
     ids = re.findall(r'\bid="([^"]*)"', whole)
     assert len(ids) == len(set(ids))
     bare = whole.replace('xmlns="http://www.w3.org/2000/svg"', "")
@@ -258,23 +181,15 @@ def test_what_studies_say_is_escaped(a, b):
     assert "<script" not in source and source.count(str(escape(HOSTILE))) > 5
 
 
-def test_names_tell_two_folders_of_one_name_apart(tmp_path):
-    for folder in ("x/study", "y/study"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "y/study/report.json").write_text("{}")
-    assert labels(tmp_path / "x/study", tmp_path / "y/study/report.json") == ("x/study", "y/study")
-    assert labels(tmp_path / "x/study", tmp_path / "y") == ("study", "y")
-
-
 def test_the_verb_compares_a_study_with_a_report(finished, tmp_path, b):
     study = finished / "study"
     other = tmp_path / "other"
     other.mkdir()
     (other / "report.json").write_bytes(canon.pretty(b))
-    code, body = ask("report", "--compare", study, other, "--out", tmp_path / "out")
+    code, body = ask("report", "--compare", study, other / "report.json", "--out", tmp_path / "out")
     assert code == 0
     assert json.loads((tmp_path / "out" / "compare.json").read_text()) == body
-    assert [of["name"] for of in body["studies"].values()] == ["study", "other"]
+    assert [of["name"] for of in body["studies"].values()] == ["study", "report.json"]
     report = json.loads((study / "report.json").read_text())
     assert body["studies"]["a"]["ledger_head"] == report["ledger_head"]
     assert body["comparable"]["losses"]["comparable"] == "no"
@@ -287,8 +202,7 @@ def test_the_verb_compares_a_study_with_a_report(finished, tmp_path, b):
     ("arguments", "said"),
     [
         (("--compare", "none", "bad.json"), ("none: there is no such file", "bad.json: not JSON")),
-        (("--compare", "empty", "list.json"), ("empty: no study is there", "list.json: not a JSON object")),
-        (("--compare", "half.json", "half.json"), ("half.json: not a report: question, corpus, spend, gates",)),
+        (("--compare", "empty", "half.json"), ("empty: no study is there", "half.json: not a report")),
         (("study", "--compare", "a", "b"), ("takes the two studies it names, and no STUDY: study",)),
         (("--out", "here"), ("--out goes with --compare A B",)),
         (("--compare", "a"), ("--compare",)),
@@ -297,7 +211,7 @@ def test_the_verb_compares_a_study_with_a_report(finished, tmp_path, b):
 def test_the_verb_names_every_problem(tmp_path, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    for name, text in (("bad.json", "{nan"), ("list.json", "[]"), ("half.json", '{"schema_version": 1}')):
+    for name, text in (("bad.json", "{nan"), ("half.json", '{"schema_version": 1}')):
         (tmp_path / name).write_text(text)
     before = sorted(tmp_path.iterdir())
     code, out, err = forerun("report", *arguments)

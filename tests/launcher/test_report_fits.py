@@ -28,13 +28,6 @@ def test_every_law_has_a_row_with_what_it_says_of_the_main_run(body):
     assert "the nearer its loss is to the best for its compute" in ladder(body)
 
 
-def test_one_law_is_said_to_be_one(body):
-    body["fit"]["members"] = body["fit"]["members"][:1]
-    told = ladder(body)
-    assert "One law, as the plan asks" in told
-    assert "Each law's own frontier" not in told
-
-
 def test_the_laws_disagreement_is_among_what_is_not_known(body):
     losses = [member["loss_at_choice_nats"] for member in body["fit"]["members"]]
     assert f"The 3 laws that count say {min(losses):.3f} to {max(losses):.3f} nats" in text_of(decision(body))
@@ -51,28 +44,6 @@ def test_checked_rungs_show_rates_losses_and_verdict(body):
     assert told.count("would settle it") == 1, "what the untold one needs; the tuned one needs nothing"
     body["ladder"]["tuned"]["reason"] = "; ".join(check["words"] for check in body["ladder"]["checks"])
     assert ladder(body).count("would settle it") == 2, "said by the gate, and not again"
-
-
-def test_a_check_that_lost_a_run_shows_dashes(body):
-    check = body["ladder"]["checks"][0]
-    check["offsets"][2]["loss_nats"] = None
-    check |= {"excess_nats": {"value": None, "interval": None}, "outcome": "mis_tuned"}
-    source = part_of("ladder", body)
-    assert '<span class="chip bad">mis tuned</span>' in source and '<span class="chip bad">diverged</span>' in source
-    assert "None" not in source
-
-
-@pytest.mark.parametrize("tuned", [None, {"outcome": "cannot_tell", "reason": "no rung was checked"}])
-def test_a_ladder_without_checks_says_so(body, tuned):
-    body["ladder"] |= {"checks": [], "tuned": tuned}
-    told = ladder(body).split("learning rates right?")[1]
-    assert ("no rung was checked" if tuned else "No rung was run at other rates") in told
-
-
-def test_before_its_runs_have_ended_the_section_says_how_to_run_them(body):
-    body |= {"ladder": None, "fit": None}
-    body["progress"]["ladder"] = [3, 15]
-    assert "3 of 15 runs are done. forerun ladder PLAN" in ladder(body)
 
 
 def test_words_are_escaped_and_numbers_are_the_bodys(body):
