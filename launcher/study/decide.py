@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,20 +84,16 @@ def fit_key(specs: Sequence[RunSpec], past: Sequence[Concluded] = ()) -> str:
 
 
 def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns:
-    """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet, made now (seconds).
-
-    One that an older version recorded is made anew too: the ledger proves its content, not that it is still read.
-    """
-    from scaling_fits.fit_file import FitFileError, from_file
+    """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet, made now (seconds)."""
+    from scaling_fits.fit_file import from_file
     from scaling_fits.forecast.uncertainty import FittedRuns, fit_runs
 
     past, notes = like(study, inherited(ledger))
     recorded = ledger.find("fit", fit_key(specs, past))
     if recorded is not None:
-        with contextlib.suppress(FitFileError):
-            found = from_file(recorded.body)
-            if isinstance(found, FittedRuns):
-                return found
+        found = from_file(recorded.body)
+        assert isinstance(found, FittedRuns)
+        return found
     table = ladder_table(specs, ledger.results(), past)
     ladder = study.plan.ladder
     fit = fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)

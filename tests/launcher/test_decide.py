@@ -1,19 +1,12 @@
 """The decision: what the digest does and does not depend on."""
 
-import dataclasses
-
 import pytest
-from planted_ladders import CHINCHILLA, ladder
 from tiny_study import replay
 
-from launcher.answers.asked import Asked, checked
 from launcher.experiments.sweep_grids import base_sizes
 from launcher.experiments.transferred import StageMissingError, searched, transferred
 from launcher.study import decide
 from launcher.study.evidence import decision_of, gather
-from launcher.verbs.allocate import allocation_body
-from scaling_fits.allocation.allocate import allocate
-from scaling_fits.forecast.uncertainty import fit_runs
 from sweeps.store.ledger import Ledger
 
 
@@ -61,15 +54,6 @@ def test_the_decision_says_what_was_found(study, found):
     assert rate == pytest.approx(found.transferred.learning_rate * duration**power, rel=1e-3) and power != 0
     assert decision.predicted.low_nats < decision.predicted.loss_nats < decision.predicted.high_nats
     assert decision.data.data_id == study.manifest.data_id
-
-
-@pytest.mark.usefixtures("fitted_anew")
-def test_a_fit_that_an_older_version_recorded_is_made_anew(finished, tmp_path, study, ledger):
-    def older(record):
-        return {**record.body, "kind": "forerun.fit/2"} if record.kind == "fit" else record.body
-
-    other, aged = replay(finished / "study", tmp_path / "study", lambda record: True, older)
-    assert decision_of(other, gather(other, aged)).digest == decision_of(study, gather(study, ledger)).digest
 
 
 def test_the_digest_follows_a_result_and_not_its_time(finished, tmp_path, study, found):

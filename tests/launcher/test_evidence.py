@@ -1,14 +1,12 @@
 """What is gathered from a ledger, at every moment of a study's life."""
 
-import dataclasses
 import itertools
 
 import pytest
 from tiny_study import ask, replay
 
-from launcher.base import metrics
 from launcher.logbook.logbook import write_logbook
-from launcher.report.body import main_run, report_body
+from launcher.report.body import report_body
 from launcher.study.evidence import decision_of, gather
 from launcher.study.opening import recorded_study
 from proxies.core import canon
@@ -107,16 +105,3 @@ def test_a_ladder_that_fits_no_law_cannot_tell(finished, tmp_path, study):
         decision_of(other, found)
     code, refused = ask("freeze", tmp_path / "study")
     assert (code, refused["error"]) == (4, "CannotTellError")
-
-
-def test_a_main_run_is_read_once_it_is_there(study, body, tmp_path):
-    assert body["main_run"] is None
-    decision = decision_of(study, gather(study, Ledger.read(study.study_dir)))
-    here = dataclasses.replace(study, study_dir=tmp_path)
-    assert main_run(here, decision) is None
-    folder = tmp_path / "frozen" / decision.digest / "run"
-    folder.mkdir(parents=True)
-    metrics.append(folder, {"step": 1, "train_loss_nats": 5.5})
-    found = main_run(here, decision)
-    assert (found["steps"], found["train_loss_nats"], found["event"]) == ([1], [5.5], None)
-    assert found["beside_curve"]["num_points"] == len(decision.predicted.curve)

@@ -16,7 +16,6 @@ from launcher.experiments.sweep_grids import (
     learning_rate_test,
     other_test,
     run_at,
-    wanted_tests,
 )
 from launcher.study.opening import plan_study
 from proxies.core.spec import RunResult
@@ -153,14 +152,6 @@ def test_other_hyperparameters_run_around_the_searchs_best_trial(study):
         for spec, x in arm.specs:
             assert to_log2(name, getattr(spec.hparams, name)) == pytest.approx(x, abs=1e-4)
     assert {spec.shape.width for spec, _ in other_test(setting(study), "clip_norm", "width").condition.specs} == {8, 64}
-
-
-def test_the_wanted_tests_begin_with_the_rate_over_width(study):
-    assert wanted_tests(study) == (
-        ("learning_rate", "width"), ("learning_rate", "duration"), ("learning_rate", "batch"),
-        ("learning_rate", "depth"), ("clip_norm", "width"), ("clip_norm", "duration"), ("weight_decay", "width"),
-        ("beta2", "batch"),
-    )  # fmt: skip
 
 
 def test_the_exponent_over_duration_is_measured_and_over_width_is_not(study):

@@ -1,18 +1,16 @@
 """The worker's side of the pool: records in, records out, one engine at a time."""
 
 import dataclasses
-import gc
 import json
 import subprocess
 import sys
-import weakref
 
 import pytest
 import torch
 from main_run import spec_of, write_corpus
 
 from launcher.study.stages import bank_key
-from launcher.workers.host import Host, HostFactory
+from launcher.workers.host import HostFactory
 from proxies.core import canon
 from proxies.core.spec import Curve, Numerics, RunResult
 from proxies.data.tokens import CorruptCorpusError
@@ -34,26 +32,6 @@ def trained(host, specs, max_steps=50):
         finished += host.advance(call(specs[0], admit, max_steps)).finished
         admit = ()
     return {canon.decode(RunResult, f.result).id: f for f in finished}
-
-
-def test_what_was_held_is_free_before_the_next_bank_takes_its_own(study, ledger, tmp_path, monkeypatch):
-    """Also what lies in a circle, as a compiled model does, and without waiting for the collector's own time."""
-    first, other = (
-        next(run.spec for run in ledger.runs() if run.spec.shape.width == width) for width in (8, 16)
-    )  # fmt: skip
-    host, opened, found = HostFactory(study_dir=str(tmp_path), corpus=str(study.corpus))(), Host._open, []
-    given_back = []
-    monkeypatch.setattr("launcher.workers.host.give_back_memory", lambda: given_back.append(held() is None))
-    gc.collect()
-    gc.disable()
-    try:
-        host.advance(call(first, [(0, canon.to_json(first))], 1))
-        host._engine.circle, held = host._engine, weakref.ref(host._engine)
-        monkeypatch.setattr(Host, "_open", lambda *args, **more: found.append(held()) or opened(*args, **more))
-        host.advance(call(other, [(0, canon.to_json(other))], 1))
-    finally:
-        gc.enable()
-    assert (found, given_back) == ([None], [True])
 
 
 THEIRS = """
@@ -117,20 +95,6 @@ def test_a_saved_run_goes_on_in_another_worker(tmp_path):
     (finished,) = again.advance(call(spec)).finished
     assert finished.curve == whole.curve
     assert finished.result["loss_nats"] == whole.result["loss_nats"]
-
-
-def test_a_state_that_is_none_is_put_aside_and_said(tmp_path):
-    spec = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=2))
-    factory = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"))
-    admit = [(0, canon.to_json(spec))]
-    host = factory()
-    host.advance(call(spec, admit, 5))
-    host.advance(call(spec, max_steps=0, save=True))
-    (state,) = (tmp_path / "study" / "checkpoints" / spec.id).iterdir()
-    state.write_bytes(state.read_bytes()[:-1])
-    done = factory().advance(call(spec, admit, 1))
-    assert done.steps == {0: 1}
-    assert done.notes[0].endswith("is not used: it is damaged: its bytes do not have its hash")
 
 
 FAILING = THEIRS.replace("return self.head(x)", "return self.head(self.broken(x))").replace(

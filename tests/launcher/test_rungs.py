@@ -4,18 +4,15 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from tiny_study import ask, plan_with, replay, write_corpus
+from tiny_study import plan_with, write_corpus
 
 from launcher.experiments.conventions import WarmupRule
 from launcher.experiments.ladder import checked_rungs, ladder_runs, stage_specs
 from launcher.experiments.transferred import Transferred
 from launcher.study import decide
-from launcher.study.evidence import gather
 from launcher.study.opening import plan_study
-from launcher.workers.host import Host
 from proxies.core.flops import flops_per_token
 from proxies.parametrization.parametrization import parameter_table
-from sweeps.store.ledger import Ledger
 
 BEST = {"learning_rate": 0.02, "warmup_fraction": 0.25, "clip_norm": 1.0}
 POWERS = {"duration": -0.3, "batch": 0.4}
@@ -149,35 +146,3 @@ def test_a_finished_study_has_its_checks_and_a_gate(finished, study, ledger, fou
     assert len(found.checks.rungs) == 2
     assert [gate.name for gate in found.gates][-1] == "ladder_tuned"
     assert all(one.words in found.gates[-1].reason for one in found.checks.rungs)
-
-
-@pytest.mark.slow
-def test_checks_are_resumed_and_may_be_asked_for_later(finished, copied, monkeypatch):
-    """Off, none of them counts and the gate says so; with more seeds only these are run; the fit stays."""
-    plan, before = finished / "plan.toml", Ledger.read(copied).results()
-    with monkeypatch.context() as patched:
-        patched.setattr(Host, "advance", no_bank)
-        assert ask("ladder", plan, "--study", copied)[0] == 0
-        assert ask("ladder", plan, "--study", copied, "--set", "ladder.check_offsets_octaves=[]")[0] == 0
-    gate = ask("status", copied)[1]["gates"][-1]
-    assert (gate["outcome"], gate["reason"][:22]) == ("cannot_tell", "no rung is checked at ")
-    assert ask("ladder", plan, "--study", copied, "--set", "ladder.check_num_seeds=2")[0] == 0
-    after = Ledger.read(copied)
-    assert len(after.results()) == len(before) + 6, "a second seed at three rates of two rungs"
-    assert {id: after.results()[id].loss_nats for id in before} == {id: r.loss_nats for id, r in before.items()}
-    assert len(after.records("fit")) == 1
-    assert ask("ladder", plan, "--study", copied, "--set", "ladder.num_seeds=2")[0] == 0
-    repeated, num_rungs = Ledger.read(copied), after.records("fit")[0].body["span"]["num_runs"]
-    assert len(repeated.results()) == len(after.results()) + num_rungs - 2, "two ran already, for the checks' sake"
-    assert repeated.records("fit")[-1].body["span"]["num_runs"] == 2 * num_rungs
-
-
-def test_a_ladder_from_before_there_were_checks(finished, tmp_path, study, ledger, found):
-    """Its study opens, and the gate asks for the runs."""
-    extra = {spec.id for spec in stage_specs(study, list(found.ladder))} - {spec.id for spec in found.ladder}
-    other, without = replay(finished / "study", tmp_path / "study", lambda record: record.key not in extra)
-    older = gather(other, without)
-    assert older.choice == found.choice or older.choice.shape == found.choice.shape
-    assert older.checks.rungs == ()
-    assert older.gates[-1].outcome == "cannot_tell"
-    assert "2 of 2 rungs are not checked yet: `forerun ladder PLAN` does" in older.gates[-1].reason

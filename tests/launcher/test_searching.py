@@ -162,23 +162,6 @@ def test_an_older_search_is_what_it_was(folder):
     assert body["best_trial"] == losses.index(min(losses))
 
 
-def test_a_best_point_without_clipping(folder):
-    study = study_of(folder, "unclipped")
-
-    def tell(spec):
-        found = outcome(spec, optimum=-5)
-        return found if found.loss_nats is None or spec.hparams.clip_norm is None else dataclasses.replace(
-            found, loss_nats=found.loss_nats + 1
-        )  # fmt: skip
-
-    ledger = carried_out(study, tell=tell)
-    found = searched(study, ledger)
-    assert found.best["clip_norm"] == 0.0 and study.hparams(found.best).clip_norm is None
-    assert study.trial(found.best).hparams.weight_decay == found.best["weight_decay"] > 0
-    points = trial_points(ledger)
-    assert {study.hparams(p).clip_norm is None for p in points} == {True, False}
-
-
 @pytest.mark.parametrize("first_lost", [0, 1])
 def test_growths_that_a_repair_lost_are_found_again(whole, tmp_path, first_lost):
     """Their trials are kept, and must not be taken for trials of the search before it grew."""

@@ -14,7 +14,7 @@ from launcher.study.stages import Accounts
 from sweeps.run.budget import Caps, spent
 from sweeps.run.pool import Report
 from sweeps.store.ledger import Ledger
-from sweeps.store.live import LIVE_NAME, Running, read_live
+from sweeps.store.live import Running, read_live
 from sweeps.store.lock import is_held, lives
 
 
@@ -133,24 +133,7 @@ def test_a_pid_that_another_process_got_is_no_driver(ledger, tmp_path):
     assert is_held(tmp_path / "study") is False
 
 
-@pytest.mark.parametrize("change", [{"pid": 0}, {"pid": -1}, {"seconds": -1e9}, {"left_seconds": -5.0}, {"driver": -5}])
-def test_a_look_that_cannot_be_is_none(ledger, tmp_path, change):
-    Accounts(tmp_path / "study", ledger, Caps(), 3.0).look("search", (), 0, None)
-    path = tmp_path / "study" / LIVE_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert read_live(tmp_path / "study") is None
-    path.unlink()
-    os.mkfifo(path)
-    assert read_live(tmp_path / "study") is None  # and nobody waits for a writer
-
-
 def test_a_missing_study_is_named_by_its_folder(tmp_path):
     for options in ((), ("--brief",), ("--follow",)):
         code, _, said = forerun("status", tmp_path / "none", *options)
         assert code == 2 and said.startswith(f"forerun: {tmp_path / 'none'} holds no study")
-
-
-def test_a_pipe_in_the_place_of_a_look_holds_nobody_up(ledger, tmp_path):
-    os.mkfifo((tmp_path / "study" / LIVE_NAME).with_suffix(".tmp"))
-    Accounts(tmp_path / "study", ledger, Caps(), 1.0).look("search", (), 0, None)
-    assert read_live(tmp_path / "study").stage == "search"

@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 from tiny_study import ask, forerun
 
-from launcher.plan.file import load_plan
 from launcher.study import checking, stages
-from launcher.study.opening import plan_study, recorded_study
 from launcher.workers import resumable
 from launcher.workers.host import Host
 from sweeps.store.errors import StudyMissing
@@ -81,13 +79,6 @@ def test_a_second_run_repeats_nothing(finished, copied, monkeypatch):
     assert [record.kind for record in after[len(before) :]] == ["driver"]
     assert after[: len(before)] == before
     assert body["digest"] == digest_of(finished / "study")
-
-
-def test_the_recorded_plan_is_the_plan_with_the_corpus_found(finished):
-    mine, theirs = recorded_study(finished / "study"), plan_study(finished / "plan.toml", finished / "study")
-    assert mine.corpus == theirs.corpus == finished / "corpus"
-    assert mine.question == theirs.question
-    assert load_plan(finished / "study" / "plan.toml").cluster.backend == "inline"
 
 
 class Interrupt:
@@ -286,18 +277,3 @@ def test_spending_on_an_open_verdict_adds_runs_and_is_remembered(finished, copie
     monkeypatch.setattr(Host, "advance", no_bank)
     code_again, again = ask("transfer", finished / "plan.toml", "--study", copied)
     assert (code_again, again) == (code, after)
-
-
-@pytest.mark.slow
-def test_more_runs_that_move_the_rate_give_the_ladder_a_fit_of_its_own(finished, copied):
-    """The fit recorded for the old ladder must not be taken for the new one's."""
-    ask("transfer", finished / "plan.toml", "--study", copied, "--spend")
-    code, body = ask("run", finished / "plan.toml", "--study", copied)
-    assert code == 0
-    fits = {record.key: record.body for record in Ledger.read(copied).records("fit")}
-    rates = {body["transfer"]["learning_rate"], digest_rate(finished / "study")}
-    assert len(fits) == len(rates)
-
-
-def digest_rate(study):
-    return ask("status", study)[1]["transfer"]["learning_rate"]

@@ -159,18 +159,6 @@ def test_each_reason_has_its_runs(folder, worse, basis):
     assert waiting.finding is None and len(waiting.specs) == 8
 
 
-def test_failed_runs_leave_it_undetermined(folder):
-    study = study_of(folder, "failed", LONG)
-
-    def other(octaves, seed):
-        return study.trial({**BEST, "clip_norm": 1.0}, seed + 1)
-
-    specs = [study.trial(BEST, 1), study.trial(BEST, 2), other(0.0, 0), other(0.0, 1)]
-    results = {spec.id: result(spec, None, "failed") for spec in specs}
-    found = contest(study, lambda seed: study.trial(BEST, seed + 1), other, (0.0,), 2, results)
-    assert found.finding.basis == "undetermined" and found.finding.loses_nats is None
-
-
 def test_a_number_of_tokens_is_at_most_the_share_and_at_least_the_conventional_one(folder):
     study = study_of(folder, "tokens", LONG)
     base = base_duration(study)

@@ -66,13 +66,6 @@ def expected(specs):
     return {spec.id: outcome(spec)[0] for spec in specs}
 
 
-def test_the_costliest_key_runs_first_and_keys_do_not_alternate(study):
-    specs = [make_spec(seed=seed, width=width) for seed in range(4) for width in (32, 128)]
-    study.drive(specs)
-    widths = {spec.id: spec.shape.width for spec in specs}
-    assert [widths[run_id] for run_id in executions(study.diary)] == [128] * 4 + [32] * 4
-
-
 def test_an_error_costs_an_attempt_and_not_the_neighbours(faulty):
     study = faulty("raise 1")
     specs = make_specs(5)

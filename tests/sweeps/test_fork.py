@@ -5,7 +5,7 @@ from sweep_fakes import make_spec, make_specs, outcome, pruned_outcome
 
 from sweeps.store import fork
 from sweeps.store.curves import curve_path, load_curve, store_curve
-from sweeps.store.errors import DuplicateRecord, ForkRefused
+from sweeps.store.errors import ForkRefused
 from sweeps.store.fork import Imported, import_runs, read_parent
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
@@ -47,17 +47,6 @@ def test_what_ended_well_is_an_outcome_here_and_no_spend(tmp_path, parent_dir):
     assert record.seq < child.records("imported")[0].seq, "what is taken over names its origin"
     for spec in SPECS:
         assert load_curve(child_dir, child.results()[spec.id]) == outcome(spec)[1]
-
-
-def test_an_outcome_of_its_own_comes_first(tmp_path, parent_dir):
-    child_dir, spec = tmp_path / "child", SPECS[0]
-    with Ledger.open(child_dir, PLAN, create=True) as child:
-        child.commit(spec, outcome(spec)[0])
-        import_runs(child, child_dir, Ledger.read(parent_dir), parent_dir)
-        assert spec.id not in child.imported()
-        for taken in SPECS:
-            with pytest.raises(DuplicateRecord):
-                child.commit(taken, outcome(taken)[0])
 
 
 class Killed(BaseException):

@@ -12,7 +12,7 @@ from sweep_fakes import make_specs, outcome
 from sweeps.store import salvage
 from sweeps.store.curves import store_curve
 from sweeps.store.errors import DiskFull, LedgerCorrupt, LedgerTooNew
-from sweeps.store.ledger import CALIBRATION, LEDGER_NAME, Ledger
+from sweeps.store.ledger import LEDGER_NAME, Ledger
 from sweeps.store.repair import repair
 
 PLAN = {"seed": 1}
@@ -84,19 +84,6 @@ def test_one_damaged_record_costs_itself_alone(study, written):
     assert repair(study) is None
     with Ledger.open(study, PLAN, create=False) as again:
         again.commit(spec, outcome(spec)[0])
-
-
-def test_a_calibration_beyond_the_damage_comes_back(tmp_path):
-    """Which runs a study asks for depends on it: measured anew, it might choose otherwise."""
-    with Ledger.open(tmp_path, PLAN, create=True) as ledger:
-        ledger.append("coordinates", "mup", {"outcome": "passes"})
-        ledger.append(CALIBRATION, "a" * 64, {"chosen": {"num_slots": 8}})
-        ledger.append(CALIBRATION, "b" * 64, {"chosen": {"num_slots": 2}})
-    damage(tmp_path, (b'"outcome":"passes"', b'"outcome":"failed"'), (b'"num_slots":2', b'"num_slots":3'))
-    found = repair(tmp_path)
-    assert found.lost == {"coordinates": ["mup"], CALIBRATION: ["b" * 64]}
-    (kept,) = Ledger.read(tmp_path).records(CALIBRATION)
-    assert kept.body == {"chosen": {"num_slots": 8}}
 
 
 @pytest.mark.parametrize(
@@ -176,19 +163,6 @@ def test_a_later_versions_ledger_is_left_alone(study):
     with pytest.raises(LedgerTooNew):
         repair(study)
     assert not (study / "ledger.db.damaged-1").exists()
-
-
-def test_a_record_of_another_version_is_not_damage(tmp_path):
-    """Every hash is right, and yet this version cannot read it: to write it anew would mend nothing."""
-    with Ledger.open(tmp_path, PLAN, create=True) as ledger:
-        body = {"spec": {"new_field": 1}, "result": {}}
-        with pytest.raises(LedgerCorrupt, match="is no result of a run"):
-            ledger.append("result", "a" * 64, body)
-    before = (tmp_path / LEDGER_NAME).read_bytes()
-    with pytest.raises(LedgerCorrupt, match="its hash is right: another version of forerun wrote it"):
-        repair(tmp_path)
-    assert (tmp_path / LEDGER_NAME).read_bytes() == before
-    assert not (tmp_path / "ledger.db.damaged-1").exists()
 
 
 def test_no_room_for_the_copy(study, monkeypatch):

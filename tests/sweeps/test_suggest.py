@@ -11,7 +11,6 @@ import pytest
 from spaces import SPACE, suggest, usual
 
 from sweeps.search import samplers
-from sweeps.search.past import NUM_BEST
 from sweeps.search.source import Search
 
 CLIFF_LOG2_LR = -5.5  # half an octave above the optimum: what a learning rate range really looks like
@@ -78,15 +77,6 @@ def test_finite_penalty_is_what_does_it():
 def test_all_diverged_is_survived():
     points, _ = search(0, 20, tell=lambda _: None)
     assert len(points) == 20
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match=r"needs the outcomes of trials \[3\]"):
-        suggest(SPACE, 0, 14, {i: 1.0 for i in range(14) if i != 3}, 1)
-    with pytest.raises(ValueError, match="parallelism = 0"):
-        suggest(SPACE, 0, 0, {}, 0)
-    with pytest.raises(ValueError, match="not finite"):
-        suggest(SPACE, 0, 14, dict.fromkeys(range(14), math.nan), 1)
 
 
 def test_optuna_is_silent_and_left_as_it_was(capfd):
@@ -184,19 +174,6 @@ def test_what_is_kept_between_suggestions_changes_nothing(sampler, space, monkey
     assert None in told.values() or sampler == "gp"
     for index in [number - 1] if sampler == "gp" else range(0, number, 3):
         again = suggest(space, 1, index, told, 3, sampler=sampler, num_startup=6, earlier=points[:index])
-        assert again == points[index]
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "gp"])
-def test_a_leg_goes_on_likewise(sampler, monkeypatch):
-    """After a growth: 12 trials of the narrower space, two given beyond its end, then the sampler's own."""
-    monkeypatch.setattr(samplers, "MOST_SHOWN", NUM_BEST + 1)
-    before = kept(sampler, usual(learning_rate=(2**-12, 2**-7)), 12)[0]
-    given = [{**before[0], "learning_rate": 2.0**log2} for log2 in (-6.5, -6.0)]
-    number = 15 if sampler == "gp" else 36
-    points, told = kept(sampler, SPACE, number, known=[*before, *given], num_known=12)
-    for index in [14, number - 1]:
-        again = suggest(SPACE, 1, index, told, 3, sampler=sampler, num_startup=6, earlier=points[:index], num_known=12)
         assert again == points[index]
 
 
