@@ -9,7 +9,6 @@ and resumes.
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,13 +18,6 @@ STUDY_GRACE_SECONDS = 120
 """Between SLURM's warning and the end of the job's time."""
 LAUNCH_GRACE_SECONDS = 300
 """The same for a main run: a step, a save, and the end of the processes must fit."""
-
-_OPTION = re.compile(r"(--[a-z][a-z0-9-]*|-[A-Za-z])([= ][ -~]+)?")
-_OURS = (
-    "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--signal", "--requeue", "--no-requeue", "--open-mode",
-    "--export",
-)  # fmt: skip
-"""Options that a main run's script sets itself."""
 
 _HEAD = """#!/usr/bin/env bash
 #SBATCH --job-name={name}
@@ -103,17 +95,6 @@ exit "$code"
 _MEETING = 'endpoint="$(hostname):$((20000 + SLURM_JOB_ID % 20000))"  # this is the first node\n'
 
 
-def option_problems(options: Sequence[str]) -> list[str]:
-    """What is wrong with options of sbatch that a user names for a main run."""
-    problems = []
-    for option in options:
-        if not _OPTION.fullmatch(option):
-            problems.append(f"--slurm {option!r}: must be one option of sbatch, as --time=24:00:00")
-        elif re.split("[= ]", option)[0] in _OURS:
-            problems.append(f"--slurm {option!r} is the script's own to set; --nnodes says how many nodes")
-    return problems
-
-
 def study_script(
     plan_path: Path, study_dir: Path, overrides: tuple[str, ...], parent_dir: Path | None, options: Sequence[str]
 ) -> str:
@@ -134,20 +115,18 @@ def study_script(
     return head + _STUDY.format(command=shlex.join(command))
 
 
-def launch_script(frozen: Path, arguments: Sequence[str], num_nodes: int, options: Sequence[str]) -> str:
+def launch_script(frozen: Path, arguments: Sequence[str], num_nodes: int) -> str:
     """The script of `forerun launch` with these arguments; all paths lie on a filesystem that all nodes share.
 
     Args:
         frozen: the config.
         arguments: of `launch`, without those that say which machines.
         num_nodes: of the job.
-        options: of sbatch, each as it is on its command line.
     """
     command = shlex.join([sys.executable, "-m", "launcher", "launch", str(frozen.resolve()), *arguments])
     several = num_nodes > 1
     command += f' --nnodes {num_nodes} --srun --rdzv-endpoint "$endpoint"' if several else ""
-    options = (*options, f"--nodes={num_nodes}")
-    head = _head("forerun-launch", "forerun launch FROZEN", LAUNCH_GRACE_SECONDS, options)
+    head = _head("forerun-launch", "forerun launch FROZEN", LAUNCH_GRACE_SECONDS, [f"--nodes={num_nodes}"])
     return head + _LAUNCH.format(command=command, meeting=_MEETING if several else "")
 
 

@@ -42,16 +42,13 @@ _path = click.Path(path_type=Path)
 @click.option("--rdzv-endpoint", "endpoint", metavar="HOST:PORT", help="Where they meet: a port of the first.")
 @click.option("--srun", is_flag=True, help="In a SLURM job: this one command starts the ranks on all its nodes.")
 @click.option("--sbatch", "sbatch_file", metavar="FILE", type=_path, help="Run nothing; write this as a SLURM job.")
-@click.option("--slurm", "slurm_options", metavar="OPTION", multiple=True,
-              help="Of sbatch, for its script, as --slurm=--time=24:00:00; repeatable.")  # fmt: skip
 @click.option("--wandb", type=click.Choice(get_args(Mode)), help="Mirror the metrics into a W&B run.")
 @click.option("--tensorboard", "tensorboard_dir", type=_path, metavar="DIR", help="Mirror them into event files.")
 @json_option
 def launch(
     frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool,
     trainer: str | None, max_restarts: int, hang_seconds: int, num_nodes: int, node_rank: int, endpoint: str | None,
-    srun: bool, sbatch_file: Path | None, slurm_options: tuple[str, ...],
-    wandb: Mode | None, tensorboard_dir: Path | None, as_json: bool,
+    srun: bool, sbatch_file: Path | None, wandb: Mode | None, tensorboard_dir: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Train a FROZEN config with the embedded trainer under torchrun, or print the launch line of an exported one.
 
@@ -75,10 +72,10 @@ def launch(
         return
     out = out_dir or folder / "run"
     nodes = Nodes(num_nodes=num_nodes, rank=node_rank, rendezvous=endpoint or Nodes().rendezvous, srun=srun)
-    _check(decision, nodes, endpoint, sbatch_file, slurm_options)
+    _check(decision, nodes, endpoint, sbatch_file)
     if sbatch_file is not None:
         arguments = _arguments(corpus, out, stop_after, max_restarts, hang_seconds, wandb, tensorboard_dir)
-        _write_script(sbatch_file, frozen, arguments, num_nodes, slurm_options, as_json)
+        _write_script(sbatch_file, frozen, arguments, num_nodes, as_json)
         return
     line = launch_line(frozen, corpus, out, stop_after, nodes)
     standing = rehearsal_of(folder, decision.digest)
@@ -106,12 +103,8 @@ def launch(
         raise SystemExit(outcome.exit_code)
 
 
-def _check(
-    decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None, slurm_options: tuple[str, ...]
-) -> None:
+def _check(decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None) -> None:
     """Hold the options that say which machines against each other and the config."""
-    from launcher.supervisor.slurm import option_problems
-
     num_ranks, several = decision.parallelism.num_ranks, nodes.num_nodes > 1
     expected = {
         f"--nnodes {nodes.num_nodes} does not divide the config's {num_ranks} ranks": num_ranks % nodes.num_nodes == 0,
@@ -124,10 +117,8 @@ def _check(
         f"--rdzv-endpoint {endpoint}: must be HOST:PORT": endpoint is None or bool(_ENDPOINT.fullmatch(endpoint)),
         "--srun starts the ranks on every node itself: without --node-rank": not (nodes.srun and nodes.rank),
         "--srun is for several nodes: --nnodes says how many": several or not nodes.srun,
-        "--slurm is for the script of --sbatch FILE": sbatch_file is not None or not slurm_options,
     }
-    problems = [problem for problem, holds in expected.items() if not holds] + option_problems(slurm_options)
-    if problems:
+    if problems := [problem for problem, holds in expected.items() if not holds]:
         raise OptionProblems(problems)
 
 
@@ -144,12 +135,10 @@ def _arguments(
     return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
-def _write_script(
-    sbatch_file: Path, frozen: Path, arguments: list[str], num_nodes: int, options: tuple[str, ...], as_json: bool
-) -> None:
+def _write_script(sbatch_file: Path, frozen: Path, arguments: list[str], num_nodes: int, as_json: bool) -> None:
     from launcher.supervisor.slurm import launch_script
 
-    canon.write_atomic(sbatch_file, launch_script(frozen, arguments, num_nodes, options).encode())
+    canon.write_atomic(sbatch_file, launch_script(frozen, arguments, num_nodes).encode())
     answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")
 
 

@@ -77,10 +77,8 @@ def projection(columns: Columns, num_steps: int, num_ranks: int) -> Projection |
     spent = float(seconds.mean()) * columns.step
     if begun and columns.newest_at is not None:
         spent = columns.newest_at - unix_seconds(begun[0].started_at)
-    return Projection(
-        remaining_seconds=(centre, low, high),
-        device_hours=tuple((spent + rest) * num_ranks / 3600 for rest in (centre, low, high)),
-    )
+    hours = [(spent + rest) * num_ranks / 3600 for rest in (centre, low, high)]
+    return Projection(remaining_seconds=(centre, low, high), device_hours=(hours[0], hours[1], hours[2]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
