@@ -32,7 +32,6 @@ EXCEPTIONS = {
     "launcher/trainer/rollback.py": "a rollback may lower the clip: the record of it",
     "launcher/trainer/spikes.py": "a rollback may lower the clip: the policy",
     "launcher/trainer/training.py": "the clip in force at a step",
-    "launcher/watch/logs/keys.py": "keys under which other trainers log their learning rates",
 }
 """Files that name one all the same, and why; fifteen at most."""
 
