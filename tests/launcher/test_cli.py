@@ -77,7 +77,7 @@ def test_every_option_of_parameters_tokens_flops_or_dollars_takes_7b():
             if words & {"params", "tokens", "flops", "usd"} and "column" not in words:
                 assert param.type.convert("7B", param, None) == 7e9, (verb, param.opts)
                 names.add(param.opts[-1])
-    assert {"--params", "--budget-flops", "--unique-tokens", "--price-usd", "--usd-per-device-hour"} <= names
+    assert {"--params", "--budget-flops", "--unique-tokens", "--price-usd"} <= names
 
 
 @pytest.mark.parametrize(("error", "code"), CODES, ids=lambda value: type(value).__name__)
