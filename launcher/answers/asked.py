@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from launcher.cli.options import AMOUNT, Amount, Collected, WholeAmount
-from proxies.core.shape import Family
 
 if TYPE_CHECKING:
     from launcher.base.reference import Published
@@ -42,12 +40,7 @@ _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
     ("--inference-tokens", AMOUNT, "Tokens to serve over the model's life: the budget pays for them too."),
     ("--unique-tokens", AMOUNT, "Tokens that exist; what is trained beyond them repeats."),
     ("--tp", int, "Tensor-parallel degree the shape must split over. Default: the study's, else 1."),
-    ("--layers", int, "Depth of the shape. Default: the study's, else the one that suits the width."),
-    (
-        "--vocab",
-        int,
-        "Vocabulary of the shape, padded to 128 * --tp; as the next three, not the study's.",
-    ),
+    ("--vocab", int, "Vocabulary of the shape, padded to 128 * --tp; as the next, not the study's."),
     ("--seq-len", int, "Context of the shape. Default: 4096."),
 )
 
@@ -65,16 +58,12 @@ class Asked:
     gpus: int | None
     deadline_days: float | None
     batch_tokens: int | None
-    batch_fit: Path | None
     inference_tokens: float | None
     unique_tokens: float | None
     tp: int | None
-    layers: int | None
     vocab: int | None
     seq_len: int | None
     shape: bool
-    family: Family | None
-    tied: bool
     beyond: bool
 
 
@@ -87,8 +76,6 @@ class Checked:
     spending: Spending
     """Its FLOPs are a stand-in: the budget's come from `wish`."""
     batch_tokens: int | None
-    batch_fit: Path | None
-    """A law of the batch, written by `fit --form batch --out`."""
     beyond: bool
     """Whether a budget far beyond the fitted runs is answered too."""
     shape: ShapeRequest | None
@@ -98,15 +85,8 @@ class Checked:
 def asked_options(command: _Command) -> _Command:
     """Every option of `Asked`."""
     flags = (
-        click.option(
-            "--batch-fit",
-            type=click.Path(path_type=Path),
-            help="Tokens per step by the law of `fit --form batch --out`.",
-        ),
         click.option("--shape", is_flag=True, help="Whole numbers too: layers, width, heads, FFN, vocabulary."),
-        click.option("--family", type=click.Choice(get_args(Family)), help="Of the shape. Default: llama."),
         click.option("--beyond", is_flag=True, help="Answer also above 1e4 times the largest fitted FLOPs."),
-        click.option("--tied", is_flag=True, help="The shape's embedding and readout share one matrix."),
     )
     for option in reversed((*(click.option(name, type=kind, help=text) for name, kind, text in _OPTIONS), *flags)):
         command = option(command)
@@ -137,12 +117,10 @@ def checked(asked: Asked) -> Checked:
                               "serving too: give one of them")  # fmt: skip
     if asked.batch_tokens is not None and not 1 <= asked.batch_tokens <= 10**12:
         found.problems.append(f"batch_tokens = {asked.batch_tokens}: a whole number from 1 to 1e12 is wanted")
-    if asked.batch_tokens is not None and asked.batch_fit is not None:
-        found.problems.append("--batch-tokens and --batch-fit: one of them is wanted")
     found.done()
     assert wish is not None and spending is not None
     return Checked(
-        wish=wish, machine=machine, spending=spending, batch_tokens=asked.batch_tokens, batch_fit=asked.batch_fit,
+        wish=wish, machine=machine, spending=spending, batch_tokens=asked.batch_tokens,
         beyond=asked.beyond, shape=shape,
     )  # fmt: skip
 
@@ -214,10 +192,8 @@ def _shape(asked: Asked, found: Collected) -> ShapeRequest | None:
     from scaling_fits.allocation.shapes import ShapeRequest
 
     fields = {
-        "tp": ("tensor_parallel", asked.tp), "layers": ("num_layers", asked.layers),
-        "vocab": ("vocab_size", asked.vocab), "seq-len": ("seq_len", asked.seq_len),
-        "family": ("family", asked.family),
-        "tied": ("tied", asked.tied or None),
+        "tp": ("tensor_parallel", asked.tp), "vocab": ("vocab_size", asked.vocab),
+        "seq-len": ("seq_len", asked.seq_len),
     }  # fmt: skip
     given = {f"--{option}": field for option, field in fields.items() if field[1] is not None}
     if not asked.shape:

@@ -2,46 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import textwrap
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from launcher.cli.options import table
-
-if TYPE_CHECKING:
-    from launcher.plan.study import Study
-    from sweeps.store.ledger import Ledger
 
 _GB = 1e9
 _COLUMNS = 80
 _LEAST_SHOWN = 1e-3
-
-
-def planned(study: Study, ledger: Ledger) -> str:
-    """What all stages of a study will take, in one sentence for those who start it; the ledger's runs are done."""
-    from launcher.base.reference import UnknownNameError, gpu
-    from launcher.calibration.calibrating import calibrations
-    from launcher.calibration.speeds import Speeds, speeds_of
-    from launcher.calibration.study_cost import num_workers, planned_main_run, stages_of, total_of, worker_speed
-
-    found, cluster = calibrations(ledger), study.plan.cluster
-    speeds = speeds_of(found, study, "calibrated", found[-1].num_workers) if found else Speeds()
-    if not speeds.measured and cluster.worker_gpus:
-        with contextlib.suppress(UnknownNameError):  # then as a core is: its interval says how little is known
-            name, known = gpu(study.plan.launch.gpu or "H100")
-            speeds = worker_speed(study, name, known.peak_flops)
-    workers = num_workers(study, speeds.num_workers)
-    total = total_of(stages_of(study, speeds))
-    hours = total.hours(workers)
-    share = _figure(total.flops.value / planned_main_run(study).flops["causal"])
-    said = [
-        f"{_runs([*total.num_runs])} runs, {_between(total.flops.told())} FLOPs ({share} of the main run's)",
-        f"{_short(hours.told())} hours on {_workers(workers)} ({'calibrated' if speeds.measured else 'assumed'})",
-    ]
-    if price := cluster.usd_per_device_hour:
-        said.append(f"USD {_short(hours.scaled(cluster.num_devices(workers) * price).told())}")
-    done = len(ledger.results())
-    return f"the whole study: {', '.join(said)}" + (f"; {done} runs are done already" if done else "")
 
 
 def estimate_text(body: dict[str, Any]) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from proxies.core.canon import CanonError, Json
 
 if TYPE_CHECKING:
@@ -25,11 +23,6 @@ COMPUTE_FORMS = ("isoflop", "frontier")
 HYPERPARAMETER_FORMS = ("learning_rate", "batch")
 
 Body = dict[str, Json]
-
-_MOST_RUNS = 100_000
-# Of a run, and of a run in every refit, on one core of a server (1,000 and 10,000 runs, form auto; memory: 100,000).
-_FIT_SECONDS, _REFIT_SECONDS, _RUN_GB = 7e-4, 8.5e-6, 1.8e-5
-_LEAST_MINUTES = 0.5
 
 
 def fit_of(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
@@ -52,7 +45,6 @@ def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any])
     from scaling_fits.summary import fit_summary
 
     table_of_runs = _runs(runs, params_column)
-    _say_how_long(table_of_runs, options["bootstrap"])
     found = fit_runs(table_of_runs, form=form, **options)
     template = None
     if runs.is_dir():
@@ -65,31 +57,6 @@ def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any])
         return to_file(found, template), fit_summary(found)
     except CanonError as error:
         raise CannotTellError((f"no law fits these runs: what it predicts leaves all numbers ({error})",)) from error
-
-
-def _say_how_long(runs: RunTable, bootstrap: int) -> None:
-    """A line on stderr before a fit of minutes.
-
-    Raises:
-        TableError: so many runs that they would take hours and many GB.
-    """
-    from scaling_fits.laws.table import TableError
-
-    num_places = len(set(zip(runs.params.tolist(), runs.tokens.tolist(), strict=True)))
-    fewer = (
-        f"they have {num_places} different pairs of size and tokens: average the loss of each"
-        if num_places < runs.num_runs // 2
-        else "keep the best-tuned runs, or points at the end of their schedules only"
-    )
-    if runs.num_runs > _MOST_RUNS:
-        raise TableError([f"{runs.num_runs} runs: at most {_MOST_RUNS} are fitted (2 GB); {fewer}"])
-    minutes = runs.num_runs * (_FIT_SECONDS + max(bootstrap, 0) * _REFIT_SECONDS) / 60
-    if minutes > _LEAST_MINUTES:
-        gb = runs.num_runs * _RUN_GB
-        said = (
-            f"fit: {runs.num_runs} runs and {bootstrap} refits: {minutes:.2g} minutes of one core or more, {gb:.2g} GB"
-        )
-        click.echo(f"{said}; to be faster, {fewer}, or ask for fewer refits with --bootstrap", err=True)
 
 
 def _fit_compute(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from launcher.cli.completing import words
 from launcher.cli.options import WholeAmount
 from proxies.core.canon import Json
 from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
@@ -52,16 +52,22 @@ def _read_name(known: Mapping[_Name, Sequence[str]]) -> Callable[..., _Name | No
     return read
 
 
+def _offering(known: Iterable[str]) -> Callable[..., list[CompletionItem]]:
+    """What a shell is offered of these words."""
+    return lambda _context, _param, incomplete: [CompletionItem(word) for word in known if word.startswith(incomplete)]
+
+
 def table_options(command: _Command) -> _Command:
     """--runs and what goes with it: parameters runs_path and those of `judge_table`."""
     options = (
         click.option("--runs", "runs_path", type=click.Path(path_type=Path), help="Judge this table of runs instead."),
         click.option(
-            "--axis", callback=_read_name(SIZE_COLUMNS), metavar="|".join(AXES), shell_complete=words(AXES),
+            "--axis", callback=_read_name(SIZE_COLUMNS), metavar="|".join(AXES), shell_complete=_offering(AXES),
             help="With --runs: what grows (default: what varies).",
         ),
         click.option(
-            "--hyperparameter", callback=_read_name(VALUE_COLUMNS), metavar="NAME", shell_complete=words(VALUE_COLUMNS),
+            "--hyperparameter", callback=_read_name(VALUE_COLUMNS), metavar="NAME",
+            shell_complete=_offering(VALUE_COLUMNS),
             help="With --runs: what must stay put (default: the learning rate, or what varies).",
         ),
         click.option(

@@ -83,7 +83,7 @@ _VERBS = {
     "watch": ("watch", "A main run against its forecast: alerts, end and cost; afterwards, how it went."),
     "note": ("note", "Add a dated line to the logbook of the study and its main run; alone: print it."),
     "report": ("freeze", "report.html and report.json of a study."),
-    "dashboards": ("dashboards", "A study in W&B or TensorBoard: runs, verdicts, a workspace; offline unless told."),
+    "dashboards": ("dashboards", "A study in W&B: runs, verdicts, a workspace; offline unless told."),
     "completion": ("doctor", "A script that has your shell complete verbs, options, studies and digests."),
 }
 

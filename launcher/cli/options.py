@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import click
 
 from launcher.base.talk import shown
-from launcher.cli.completing import frozen_configs, plans, studies
 from proxies.core import canon
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
@@ -58,15 +57,11 @@ set_option = click.option(
 )
 study_option = click.option(
     "--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-    help="Study folder; made if need be.", shell_complete=studies,
+    help="Study folder; made if need be.",
 )  # fmt: skip
-study_argument = click.argument(
-    "study_dir", type=click.Path(path_type=Path), default=Path("study"), shell_complete=studies
-)
-frozen_argument = click.argument(
-    "frozen", metavar="FROZEN", type=click.Path(path_type=Path), shell_complete=frozen_configs
-)
-plan_argument = click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path), shell_complete=plans)
+study_argument = click.argument("study_dir", type=click.Path(path_type=Path), default=Path("study"))
+frozen_argument = click.argument("frozen", metavar="FROZEN", type=click.Path(path_type=Path))
+plan_argument = click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path))
 
 
 class OptionProblems(click.UsageError):

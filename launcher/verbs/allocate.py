@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.answers.asked import Asked, Checked, asked_options, checked
-from launcher.answers.fitted import read_any, read_fit
+from launcher.answers.fitted import read_fit
 from launcher.cli.options import OptionProblems, answer, json_option, table
 from launcher.verbs.fits import number, span_text
 from proxies.core.canon import Json
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from scaling_fits.allocation.shapes import ShapeRequest, Template
     from scaling_fits.forecast.uncertainty import FittedRuns
 
-_NO_BATCH = "null: the fit holds no law of the batch; --batch-fit or --batch-tokens gives one"
+_NO_BATCH = "null: --batch-tokens gives one; `forerun fit --form batch` measures a law of it"
 _FARTHEST = 1e4  # times the largest fitted FLOPs: a hundred times what back-tests reach, or columns in another unit
-_BATCH_COLUMN = "batch_tokens"  # what a law's unit is read from: others count sequences
 
 
 @click.command()
@@ -96,29 +95,12 @@ def _check_reach(fitted: FittedRuns, flops: float) -> None:
 
 
 def _batch(best: Allocation, ask: Checked) -> dict[str, Json]:
-    """Tokens per step: as given, by a measured law of the batch, or null with the reason."""
+    """Tokens per step: as given, or null with the reason."""
     batch, source = ask.batch_tokens, "given" if ask.batch_tokens is not None else _NO_BATCH
     if batch is not None and batch > best.tokens:
         raise OptionProblems([f"--batch-tokens {batch}: more than the {best.tokens:.4g} tokens of the whole run"])
-    ends: tuple[float, float] | None = None
-    if ask.batch_fit is not None:
-        from scaling_fits.compute.hyperparameter_laws import HyperparameterFit, predict_value
-        from scaling_fits.laws.law import CannotTellError
-
-        found = read_any(ask.batch_fit)
-        if not isinstance(found, HyperparameterFit) or not found.column.startswith(_BATCH_COLUMN):
-            raise OptionProblems([f"--batch-fit {ask.batch_fit} holds no law of {_BATCH_COLUMN}"])
-        try:
-            at = predict_value(found, best.params, best.tokens)
-            if at.value > best.tokens:
-                source = f"null: the law in {ask.batch_fit.name} says {at.value:.4g}, more than the whole run"
-            else:
-                batch, ends, source = max(1, round(at.value)), at.interval, f"the law in {ask.batch_fit.name}"
-        except CannotTellError as error:
-            source = f"null: {error}"
     return {
         "batch_tokens": batch,
-        "batch_tokens_interval": None if ends is None else list(ends),
         "batch_tokens_from": source,
         "num_steps": None if batch is None else max(1, round(best.tokens / batch)),
     }
@@ -133,7 +115,7 @@ def _shapes(
     from scaling_fits.summary import shapes_summary
 
     assert isinstance(warnings, list)
-    own = ShapeRequest(params=ask.params, num_layers=ask.num_layers, tensor_parallel=ask.tensor_parallel)
+    own = ShapeRequest(params=ask.params, tensor_parallel=ask.tensor_parallel)
     if template is not None and ask != own:
         warnings.append("the shape is not of the study's make, which `forerun freeze` keeps: leave its options away")
         template = None
@@ -173,7 +155,7 @@ def _batch_text(body: dict[str, Any]) -> str:
     batch, source = body["batch_tokens"], str(body["batch_tokens_from"])
     if batch is None:
         return source
-    return f"{batch} {span_text(body['batch_tokens_interval'])}, so {body['num_steps']} steps ({source})"
+    return f"{batch}, so {body['num_steps']} steps ({source})"
 
 
 def _budget_lines(budget: dict[str, Any]) -> list[str]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.completing import plans
 from launcher.cli.options import AMOUNT, answer, json_option, set_option
 from proxies.core.canon import Json
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", metavar="PLAN", type=click.Path(path_type=Path), shell_complete=plans)
+@click.argument("path", metavar="PLAN", type=click.Path(path_type=Path))
 @click.option("--gpu", help="Accelerator of the main run. Default: the plan's launch.gpu, else H100.")
 @click.option("--gpus", "num_gpus", type=int, help="How many. Default: the ranks of the plan, or of the frozen config.")
 @click.option("--tokens-per-second", "tokens_per_gpu_second", type=AMOUNT,

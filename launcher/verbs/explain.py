@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +54,7 @@ _KEYS = {
     "layers": "num_layers", "width": "width", "heads": "num_heads", "kv_heads": "num_kv_heads", "ffn": "ffn_width",
     "vocab": "vocab_size", "seq_len": "seq_len",
 }  # fmt: skip
-_GROWING = ("layers", "width", "heads", "kv_heads", "ffn")
+_GROWING = ("layers", "width")
 _LIST = "*"
 _RATE = 0.01
 """Shown where no `--lr` is given."""
@@ -79,7 +78,7 @@ def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
 @click.option("--shape", "shape_text", metavar="KEY=N,...",
               help=f"{', '.join(_KEYS)} (kv_heads: as heads). Without it: the laws alone.")  # fmt: skip
 @click.option("--base", "base_text", metavar="KEY=N,...",
-              help="What differs where the numbers were tuned: width=256 keeps head dim and ratios.")  # fmt: skip
+              help="Where the numbers were tuned: width=256,layers=4; head dim and ratios stay.")  # fmt: skip
 @click.option("--batch-ratio", type=float, default=1.0, show_default=True, help="Batch over the base run's.")
 @click.option("--duration-ratio", type=float, default=1.0, show_default=True, help="Tokens over the base run's.")
 @_hyperparameter_options
@@ -180,18 +179,6 @@ def _shape(text: str, family: Family, *, tied: bool, qk_norm: bool) -> Shape:
 
 
 def _base(text: str, shape: Shape) -> Shape:
-    """The shape with these sizes; what is left unsaid of another width keeps head dim and ratios."""
+    """The shape at another width and depth: head dim and ratios stay."""
     sizes = _sizes("--base", text, _GROWING)
-    if "num_heads" in sizes:
-        sizes.setdefault("num_kv_heads", max(1, sizes["num_heads"] * shape.num_kv_heads // shape.num_heads))
-    width, ffn_width = sizes.get("width", shape.width), shape.ffn_width
-    if "ffn_width" not in sizes:
-        sizes["ffn_width"], rest = divmod(ffn_width * width, shape.width)
-        if rest:
-            raise SpecError(
-                "--base", [f"width = {width}: ffn {ffn_width}/{shape.width} of it is no whole number: say ffn"]
-            )
-    if "num_heads" not in sizes:
-        sized = dataclasses.replace(shape, ffn_width=shape.width).at_width(width)
-        sizes |= {"num_heads": sized.num_heads, "num_kv_heads": sizes.get("num_kv_heads", sized.num_kv_heads)}
-    return dataclasses.replace(shape, **sizes)  # type: ignore[arg-type]
+    return shape.at_width(sizes.get("width", shape.width)).at_depth(sizes.get("num_layers", shape.num_layers))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,28 +72,11 @@ _STATUS_SAID = {
 
 
 def _check_out(out: Path, runs: Path) -> None:
-    """Refuse a place that the fit must not or cannot go to, before minutes of fitting.
-
-    Raises:
-        OSError: there is no such folder.
-        click.UsageError: it is the table, or where the answer is printed.
-    """
+    """Refuse a place that the fit must not or cannot go to, before minutes of fitting."""
     if not out.parent.is_dir():
-        wrong = errno.ENOTDIR if out.parent.exists() else errno.ENOENT
-        raise OSError(wrong, os.strerror(wrong), str(out))
+        raise click.UsageError(f"--out {out}: there is no such folder")
     if out.exists() and runs.exists() and out.samefile(runs):
         raise click.UsageError(f"--out {out} is the table itself: the fit would take its place")
-    if _is_stdout(out):
-        raise click.UsageError(f"--out {out} is where the answer is printed, and the two would mix: name a file")
-
-
-def _is_stdout(path: Path) -> bool:
-    """Whether a path is the standard output under a name or number; what goes to the null device mixes with nothing."""
-    try:
-        printed = os.fstat(sys.stdout.fileno())
-        return os.path.samestat(path.stat(), printed) and not os.path.samestat(Path(os.devnull).stat(), printed)
-    except (OSError, ValueError, AttributeError):  # no such file, or an output that is none
-        return False
 
 
 def fit_text(body: dict[str, Json]) -> str:

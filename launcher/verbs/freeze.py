@@ -215,14 +215,14 @@ def report(
 
 def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:
     """Two studies, or their reports, side by side."""
-    from launcher.report.compare import NotAReportError, compare_body, labels, read_two
+    from launcher.report.compare import NotAReportError, compare_body, read_two
     from launcher.report.page import write_comparison
 
     try:
         first, second = read_two(*compared)
     except NotAReportError as error:
         raise OptionProblems(error.problems) from None
-    body = compare_body(first, second, labels(*compared))
+    body = compare_body(first, second, tuple(path.name for path in compared))
     write_comparison(out, body)
     lines = [f"A: {compared[0]}", f"B: {compared[1]}", *cast(list[str], body["summary"])]
     answer(as_json, body, "\n".join([*lines, f"wrote {out / 'compare.html'} and {out / 'compare.json'}"]))

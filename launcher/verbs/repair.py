@@ -24,22 +24,15 @@ _SHOWN = 5  # names of a kind, on a terminal
 @json_option
 def repair(study_dir: Path, as_json: bool) -> None:
     """Copy the damaged ledger of STUDY, and write it anew from what its hashes prove; says what was lost."""
-    from sweeps.store.ledger import Ledger
     from sweeps.store.repair import repair as mend
 
     found = mend(study_dir, _question(study_dir))
-    stale = _stale(study_dir, {record.hash for record in Ledger.read(study_dir).records()})
-    body: dict[str, Json] = {"repaired": found is not None, "stale_frozen": canon.to_json(stale)}
+    body: dict[str, Json] = {"repaired": found is not None}
     if found is not None:
         detail = canon.to_json(found)
         assert isinstance(detail, dict)
         body |= detail
     lines = ["nothing to repair: every record is what was written"] if found is None else _lines(study_dir, found)
-    lines += [
-        f"frozen {digest[:16]}: its evidence names head {head[:12]}, which the ledger no longer has: run the study to "
-        "its end and freeze again; an unchanged decision has the same digest"
-        for digest, head in stale.items()
-    ]
     answer(as_json, body, "\n".join(lines))
 
 
@@ -51,23 +44,6 @@ def _question(study_dir: Path) -> dict[str, Json] | None:
         return recorded_study(study_dir).question
     except (ValueError, OSError):  # no plan, no corpus, no code of the user's: the ledger's own record 0 has to do
         return None
-
-
-def _stale(study_dir: Path, hashes: set[str]) -> dict[str, str]:
-    """Heads that the evidence of frozen configs names and the chain does not have, by digest."""
-    from launcher.frozen.attestations import read_attestation
-    from launcher.frozen.frozen import TamperedError
-
-    heads: dict[str, str] = {}
-    for path in sorted((study_dir / "frozen").glob("*/attestations/evidence.json")):
-        digest = path.parents[1].name
-        try:
-            head = str(read_attestation(path, digest).get("ledger_head"))
-        except TamperedError:
-            continue  # `verify` tells
-        if head not in hashes:
-            heads[digest] = head
-    return heads
 
 
 def _lines(study_dir: Path, found: Repaired) -> list[str]:

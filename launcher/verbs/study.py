@@ -108,13 +108,11 @@ def run(
         return
 
     def work(runner: Runner) -> tuple[Json, str]:
-        from launcher.answers.estimated import planned
         from launcher.answers.texts import study_text
         from launcher.base.talk import say
         from launcher.report.body import body_of
         from launcher.report.page import write_report
 
-        say(planned(runner.study, runner.ledger))
         if runner.study.plan.command is None:  # else nobody sees activations
             runner.check()
         runner.ladder()

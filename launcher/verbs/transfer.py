@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.answers.judged import judge_table, table_options
-from launcher.cli.completing import plans, studies
 from launcher.cli.options import answer, json_option
 from launcher.cli.runner import exit_by, with_runner
 from proxies.core.canon import Json
@@ -20,9 +19,9 @@ _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 
 
 @click.command()
-@click.argument("plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), required=False, shell_complete=plans)
+@click.argument("plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), required=False)
 @click.option("--study", "study_dir", type=click.Path(path_type=Path), default=Path("study"), show_default=True,
-              help="Study folder; made if need be.", shell_complete=studies)  # fmt: skip
+              help="Study folder; made if need be.")  # fmt: skip
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value.")
 @click.option("--spend", is_flag=True, help="Run what would decide a verdict that cannot tell.")
 @table_options

@@ -14,23 +14,7 @@ from tiny_study import forerun
 from launcher.cli import cli
 from launcher.verbs.doctor import SHELLS
 
-DIGEST = "3f2a" + "0" * 60
 HEAVY = {"torch", "ray", "optuna", "wandb", "mup", "matplotlib", "scipy", "pydantic", "pyarrow", "rich"}
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Two studies, one of them below a folder, with a frozen config; a plan; what is none of these."""
-    for study in ("study", "demo/study", ".hidden/study"):
-        (tmp_path / study).mkdir(parents=True)
-        (tmp_path / study / "ledger.db").touch()
-    (tmp_path / "study" / "frozen" / DIGEST).mkdir(parents=True)
-    (tmp_path / "study" / "frozen" / DIGEST / "launch.json").touch()
-    (tmp_path / "other").mkdir()
-    for file in ("plan.toml", "demo/plan.toml", "notes.txt"):
-        (tmp_path / file).touch()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture
@@ -64,24 +48,6 @@ def test_options_and_choices_of_a_verb(offered):
     assert offered("completion", "") == [("plain", shell) for shell in SHELLS]
 
 
-def test_plans_studies_and_digests(folder, offered):
-    assert offered("run", "") == [("plain", "demo/plan.toml"), ("plain", "plan.toml")]
-    assert offered("run", "./pl") == [("plain", "./plan.toml")]
-    assert offered("status", "") == [("plain", "demo/study"), ("plain", "study")]
-    assert offered("status", "d") == [("plain", "demo/study")]
-    assert offered("run", "plan.toml", "--study", "s") == [("plain", "study")]
-    frozen = f"study/frozen/{DIGEST}"
-    for typed in ("", "st", "study/", "study/frozen/3f"):
-        assert offered("verify", typed) == [("plain", frozen)], typed
-    assert offered("verify", f"{folder}/study/") == [("plain", f"{folder}/{frozen}")]
-
-
-def test_where_nothing_of_ours_is_found_the_shell_looks(folder, offered):
-    assert offered("status", "other/") == [("dir", "other/")]
-    assert offered("verify", "nowhere/x") == [("file", "nowhere/x")]
-    assert offered("validate", "no") == [("file", "no")]
-
-
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_of_every_shell(shell):
     code, out, err = forerun("completion", shell)
@@ -90,22 +56,6 @@ def test_the_script_of_every_shell(shell):
     code, printed, _ = forerun("completion", shell, "--json")
     assert (code, json.loads(printed)) == (0, {"shell": shell, "line": SHELLS[shell], "script": out.removesuffix("\n")})
     assert SHELLS[shell] in forerun("completion", "--help")[1]
-
-
-def test_bash_itself_completes(folder):
-    program = folder / "bin" / "forerun"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m launcher "$@"\n')
-    program.chmod(0o755)
-    script = (
-        'eval "$(forerun completion bash)"; complete -p forerun\n'
-        'COMP_WORDS=(forerun verify study/fr); COMP_CWORD=2; _forerun_completion forerun; echo "${COMPREPLY[@]}"'
-    )
-    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.splitlines() == [
-        "complete -o nosort -F _forerun_completion forerun", f"study/frozen/{DIGEST}",
-    ]  # fmt: skip
 
 
 def test_no_help_and_no_key_press_loads_anything_heavy():

@@ -1,8 +1,6 @@
 """The demo: the order of its steps, how it takes a refusal, and (slow) the whole of it."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,9 +14,6 @@ from tiny_study import PLAN, ask
 
 from launcher.cli import cli, demo
 from launcher.cli.demo import DemoError, run_demo
-from launcher.plan.file import load_plan
-from launcher.plan.plan import Plan
-from launcher.plan.writing import commented_plan
 
 DIGEST = "f" * 64
 
@@ -56,30 +51,12 @@ def test_the_chain_in_order(tmp_path, monkeypatch):
     assert not any("--accept" in line for line in steps.lines)
 
 
-def test_its_plan_leaves_nothing_to_what_the_machine_measures(tmp_path, monkeypatch):
-    steps = Steps(monkeypatch, tmp_path / "study")
-    run_demo(tmp_path, ())
-    init = next(line for line in steps.lines if line[0] == "init")
-    assert ask(*init)[0] == 0
-    plan, plain = load_plan(tmp_path / "plan.toml"), Plan()
-    assert all(plan.choices(part) == () and plan.numerics(part) == plain.numerics(part) for part in ("proxy", "ladder"))
-
-
 def test_every_step_is_a_line_a_user_could_type(tmp_path, monkeypatch):
     steps = Steps(monkeypatch, tmp_path / "study", freeze=[4])
     run_demo(tmp_path, ())
     for verb, *arguments in steps.lines:
         command = cli.cli.get_command(click.Context(cli.cli), verb)
         command.make_context(verb, list(arguments))
-
-
-def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "manifest.json").touch()
-    (tmp_path / "plan.toml").touch()
-    steps = Steps(monkeypatch, tmp_path / "study")
-    run_demo(tmp_path, ())
-    assert [line[0] for line in steps.lines][:2] == ["validate", "run"]
 
 
 @pytest.mark.parametrize("code", [3, 4])
@@ -90,7 +67,7 @@ def test_shut_gates_are_accepted_by_name_and_with_a_reason(tmp_path, monkeypatch
     assert again[again.index("--accept") :] == ("--accept", "transfer", "--reason", demo.ACCEPT_REASON)
 
 
-@pytest.mark.parametrize(("verb", "code"), [("tokenize", 2), ("run", 130), ("freeze", 5), ("verify", 5), ("launch", 1)])
+@pytest.mark.parametrize(("verb", "code"), [("run", 130), ("freeze", 5)])
 def test_a_step_that_fails_ends_the_demo_with_its_exit_code(tmp_path, monkeypatch, verb, code):
     steps = Steps(monkeypatch, tmp_path / "study", **{verb: [code]})
     with pytest.raises(DemoError, match=f"^forerun {verb} .* ended with exit code {code}$"):
@@ -132,19 +109,6 @@ def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, monkeypatch, slow_s
     assert (tmp_path / "session").read_text() == (tmp_path / "began").read_text(), "a terminal reaches the demo alone"
 
 
-def test_a_signal_just_before_a_step_begins_is_passed_on_too(monkeypatch, slow_step):
-    def start(*arguments, **kwargs):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return subprocess.Popen(*arguments, **kwargs)
-
-    monkeypatch.setattr(demo, "sys", types.SimpleNamespace(executable=str(slow_step)))
-    monkeypatch.setattr(demo, "subprocess", types.SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
-    before = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        demo._call("run")
-    assert time.monotonic() - before < 50
-
-
 def test_a_demo_that_is_killed_leaves_no_step_behind(tmp_path, slow_step):
     code = (
         "import sys, types; from launcher.cli import demo\ndemo.sys = types.SimpleNamespace(executable=sys.argv[1])\n"
@@ -161,13 +125,6 @@ def test_a_demo_that_is_killed_leaves_no_step_behind(tmp_path, slow_step):
     while stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z" and time.monotonic() < deadline:
         time.sleep(0.02)
     assert time.monotonic() < deadline
-
-
-def test_the_demo_asks_a_valid_question(tmp_path):
-    path = tmp_path / "plan.toml"
-    path.write_text(commented_plan({"data": {"path": "corpus"}, "target": {"budget_flops": demo.BUDGET_FLOPS}}))
-    assert load_plan(path).target.budget_flops == demo.BUDGET_FLOPS
-    assert demo.FIRST_STEPS % Plan().launch.checkpoint_every_steps == 0
 
 
 @pytest.mark.slow

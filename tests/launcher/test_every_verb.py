@@ -57,12 +57,6 @@ def test_few_verbs_ask_for_nothing():
     assert {"demo", "init", "flops"} == ASKING_NOTHING
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_every_verb_has_json_and_says_so_alike(verb):
-    (option,) = [param for param in COMMANDS[verb].params if "--json" in param.opts]
-    assert (option.is_flag, option.help) == (True, "One JSON object on stdout, nothing else there.")
-
-
 def test_exit_codes_are_written_down_as_they_are():
     """In docs/command-line.md as a table, in README and in --help as a sentence."""
     page = (ROOT / "docs" / "command-line.md").read_text()

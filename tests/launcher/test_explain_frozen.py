@@ -33,15 +33,8 @@ GATES = tuple(Gate(name=name, outcome=outcome, reason=f"{name} says") for name, 
 
 
 @pytest.fixture(scope="module")
-def study_dir(finished, tmp_path_factory):
-    """A copy of the finished study, frozen once; nobody writes into it."""
-    folder = tmp_path_factory.mktemp("explained") / "study"
-    shutil.copytree(finished / "study", folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "gates", lambda *_: GATES)
-        code, _ = ask("freeze", folder, "--accept", "coordinates", "--accept", "transfer", "--reason", "planted")
-    assert code == 0
-    return folder
+def study_dir(frozen_once):
+    return frozen_once
 
 
 @pytest.fixture(scope="module")
@@ -167,36 +160,6 @@ def test_the_search_the_fit_and_the_rest_name_their_own(told, known):
     assert (forecast["num_runs"], forecast["extrapolation"]) == (9, told["predicted.extrapolation"]["value"])
 
 
-def test_each_launch_key_goes_to_its_own_field(known):
-    """Every key with a value of its own."""
-    at_all = {"validate_every_steps": 11, "layers_every_steps": 12, "replay_every_steps": 13}
-    degrees = {"data_parallel_shard": 1, "data_parallel_replicate": 2, "tensor": 3, "pipeline": 4, "context": 5,
-               "microbatch_sequences": 6, "activation_checkpointing": "full"}  # fmt: skip
-    values = {**at_all, **degrees, "checkpoint_every_steps": 14, "spike_rollbacks": 15, "seed": 16, "compiled": True,
-              "precision": "bfloat16"}  # fmt: skip
-    d = known.decision
-    decision = dataclasses.replace(
-        d, seed=16, compiled=True, precision="bfloat16", batch_tokens=640, num_tokens=10 * d.num_tokens,
-        parallelism=dataclasses.replace(d.parallelism, **degrees),
-        monitoring=dataclasses.replace(d.monitoring, **at_all),
-        checkpointing=dataclasses.replace(d.checkpointing, every_steps=14),
-        spikes=dataclasses.replace(d.spikes, max_rollbacks=15),
-    )  # fmt: skip
-    plan = known.plan.model_copy(update={"launch": known.plan.launch.model_copy(update=values)})
-    told = recorded(dataclasses.replace(known, decision=decision, plan=plan))
-    of_launch = {}
-    for field in fields_of(decision):
-        for key in told[field.path].source.plan_keys[-1:]:
-            if key.key.startswith("launch."):
-                of_launch[key.key.removeprefix("launch.")] = field.value
-                assert field.value == key.value != key.default and told[field.path].source.kind == "plan", field.path
-    assert of_launch == values
-    num = len(known.specs)
-    for name, had in (("compiled", "false"), ("precision", "float32"), ("batch_tokens", "64")):
-        assert told[name].strength.text == f"0 of {num} runs that this config rests on had it so; they had {had}"
-    assert told["batch_tokens"].strength.extrapolation == 10
-
-
 @pytest.mark.parametrize("outcome", ["holds", "drifts", "cannot_tell"])
 def test_the_strength_is_the_verdicts(known, outcome):
     rows = [{**row, "outcome": outcome} for row in known.body["transfer"]["values"]]
@@ -296,14 +259,6 @@ def test_the_table_has_a_line_a_field_and_one_field_a_block(config, told):
     assert all(len(line) <= 120 for line in out.splitlines() if "/" not in line)
 
 
-def test_a_config_and_a_parametrization_are_two_questions(config):
-    code, _, err = forerun("explain", config, "--shape", "width=8", "--lr", "0.1")
-    assert code == 2
-    assert "--shape, --lr: of a parametrization, and not with FROZEN" in err
-    code, _, err = forerun("explain", "nowhere", "seed")
-    assert code == 2 and "nowhere" in err
-
-
 def test_it_loads_nothing_heavy(config):
     script = (
         "import sys\nfrom launcher.cli.cli import main\n"
@@ -347,16 +302,3 @@ def test_a_searched_axis_is_found_by_the_search(known):
     assert told["forward.embedding"].source.kind == "search"
     told = recorded(known)
     assert (told["forward.embedding"].source.kind, told["groups.readout.beta2"].source.kind) == ("rule", "default")
-
-
-def test_without_a_loss_basin_the_rate_is_the_searchs(known):
-    found = recorded(but(known, transfer={"at_base_optimum": False}))["groups.readout.learning_rate"]
-    assert found.source.kind == "search"
-
-
-@pytest.mark.parametrize(("axis", "name"), [("depth", "shape.num_layers"), ("batch", "batch_tokens")])
-def test_a_test_over_an_axis_speaks_of_its_size(known, axis, name):
-    assert recorded(known)[name].strength.kind == "assumed"
-    other = dataclasses.replace(known.tests[1], verdict={**known.tests[1].verdict, "axis": axis})
-    found = recorded(dataclasses.replace(known, tests=(known.tests[0], other)))[name]
-    assert (found.strength.kind, found.strength.outcome) == ("measured", other.verdict["outcome"])

@@ -36,23 +36,6 @@ def test_one_table_holds_every_test_and_all_axes(transfer):
     assert "to decide" not in said
 
 
-def test_values_have_their_rules_and_what_was_not_tested(transfer):
-    said = transfer_text(transfer).split("\n\n")[-1]
-    value = transfer["values"][0]
-    row = line_with(said, "learning rate").split()
-    assert {f"{value['base_value']:.4g}", f"{value['target_value']:.4g}", "width,", "duration"} <= set(row)
-    assert f"- learning rate: {value['rule']}" in said.splitlines()
-    assert "- clip norm: unchanged; not tested over duration" in said.splitlines()
-    assert "not tested" in line_with(transfer_text(odd_body("undecided")["transfer"]), "weight decay")
-
-
-def test_published_exponents_stand_under_the_measured_one(transfer):
-    said = transfer_text(transfer)
-    lines = said[said.index("exponents and what they cost at 13.5M tokens") :].split("\n\n")[0].splitlines()[2:]
-    assert [line.split()[0] for line in lines][1:] == ["0", "-0.28", "-0.3", "-0.32", "-0.5"]
-    assert "measured here" in lines[0]
-
-
 def test_what_does_not_hold_says_why_and_what_would_decide_it():
     transfer = odd_body("undecided")["transfer"]
     said = transfer_text(transfer)
