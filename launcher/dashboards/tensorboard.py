@@ -1,4 +1,4 @@
-"""Runs as TensorBoard's event files, written without TensorBoard. Standard library only.
+"""A run as a TensorBoard event file, written without TensorBoard. Standard library only.
 
 Framing and messages are those that `proxies.external.event_files` reads, and besides Event.wall_time = 1 (double),
 Event.file_version = 3, Event.session_log = 7; SessionLog.status = 1, of which 1 is START: a reader then forgets what it
@@ -14,16 +14,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.dashboards.records import RunRecord, numbers
+from launcher.dashboards.records import RunRecord
 from proxies.external.event_files import masked_crc32c
 
 _VERSION = b"brain.Event:2"
 _LARGEST = 3.4028234663852886e38  # of a float32
-_MARK_DIGITS = 16
 
 
 def write_growing(log_dir: Path, run: RunRecord) -> tuple[Path, int]:
-    """Write one run while it grows; returns the file and the number of its rows.
+    """Write one run, each row as it comes, while it grows; returns the file and the number of its rows.
 
     What was written of it before is written anew: an event file cannot be added to, and two of one run would show
     every step twice.
@@ -35,23 +34,9 @@ def write_growing(log_dir: Path, run: RunRecord) -> tuple[Path, int]:
     mark = f"forerun-{run.run_id}"
     for file in log_dir.glob(f"events.out.tfevents.*.{mark}"):
         file.unlink(missing_ok=True)
-    path = log_dir / _file_name(mark)
-    return path, write_run(path, run)
-
-
-def _file_name(mark: str) -> str:
-    return f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}.{mark}"
-
-
-def write_run(path: Path, run: RunRecord) -> int:
-    """Write one run as an event file, each row as it comes, then its summary. Returns the number of rows.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    writer = EventWriter(path)
+    path = log_dir / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}.{mark}"
+    writer, num_rows, take = EventWriter(path), 0, 1.0
     try:
-        num_rows, step, take = 0, 0, 1.0
         for row in run.rows():
             step = int(row["step"])
             if row.get("take", take) > take:
@@ -59,11 +44,9 @@ def write_run(path: Path, run: RunRecord) -> int:
                 writer.forget_from(step + 1)
             writer.scalars(step, {name: value for name, value in row.items() if name not in ("step", "take")})
             num_rows += 1
-        if ends := numbers(run.summary):
-            writer.scalars(step, {f"summary/{name}": value for name, value in ends.items()})
     finally:
         writer.close()
-    return num_rows
+    return path, num_rows
 
 
 class EventWriter:
