@@ -33,7 +33,7 @@ def model_text(model: Any) -> str:
         for (kind, factor), names in rows.items()
     ]
     head = ("kind", "parameters", "the first", f"initial values at width {model['width']}")
-    return "\n".join([table(head, shown), *_bullets(f"note: {note}" for note in model["notes"])])
+    return "\n".join([table(head, shown), *filter(None, [model["note"]])])
 
 
 def coordinate_text(found: dict[str, Any]) -> str:

@@ -78,13 +78,10 @@ def own_model(study: Study) -> dict[str, Json]:
 
     spec = study.check_runs(study.plan.parametrization)[-1][0]
     found = describe(load(study.plan.proxy.factory, study.code_dir)[0], spec)
-    kinds = {parameter.name: parameter.kind for parameter in found.numbers}
-    scales: list[Json] = [
-        {"name": s.name, "kind": kinds[s.name], "base_std": s.base_std, "own_std": s.own_std, "factor": s.factor}
-        for s in found.scales
+    parameters: list[Json] = [
+        {"name": each.name, "kind": each.kind, "factor": found.factors[each.name]} for each in found.numbers
     ]
-    notes: list[Json] = [*found.notes, *filter(None, [size_note(spec, study.code_dir)])]
-    return {"width": spec.shape.width, "parameters": scales, "notes": notes}
+    return {"width": spec.shape.width, "parameters": parameters, "note": size_note(spec, study.code_dir)}
 
 
 def own_text(body: Json) -> str:

@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -63,16 +62,12 @@ def takes_forward(build: Build) -> bool:
     Raises:
         FactoryError: it takes neither `(shape)` nor `(shape, forward)`.
     """
-    wanted = "build(shape) or build(shape, forward) is wanted"
     try:
         signature = inspect.signature(build)
-    except (TypeError, ValueError):
-        raise FactoryError(name_of(build), [f"its arguments cannot be read: {wanted}"]) from None
-    second = "forward" in signature.parameters
-    try:
+        second = "forward" in signature.parameters
         signature.bind(None, **({"forward": None} if second else {}))
-    except TypeError as error:
-        raise FactoryError(name_of(build), [f"takes {signature} ({error}): {wanted}"]) from None
+    except (TypeError, ValueError) as error:
+        raise FactoryError(name_of(build), [f"must be build(shape) or build(shape, forward): {error}"]) from None
     return second
 
 
@@ -98,17 +93,13 @@ def construct(
         given["forward"] = dataclasses.replace(forward or neutral(shape), embedding=1.0, output=1.0)
     # What it prints belongs to nobody's standard output: `--json` promises one object there.
     quiet = contextlib.redirect_stdout(sys.stderr)
-    dtype = torch.get_default_dtype()
     try:
-        # What it sets for all of torch ends with the call.
-        with torch.random.fork_rng(devices=[]), torch.device(device), quiet, torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), torch.device(device), quiet:
             torch.default_generator.manual_seed(seed)
             module = build(shape, **given)
     except (Exception, SystemExit) as error:
         said = f"fails at width {shape.width} with {shape.num_layers} layers: {quoted(error)}"
         raise FactoryError(target, [said]) from error
-    finally:
-        torch.set_default_dtype(dtype)
     if not isinstance(module, nn.Module):
         raise FactoryError(target, [f"returns a {type(module).__name__} at width {shape.width}: no torch.nn.Module"])
     return module
@@ -129,25 +120,15 @@ def logits_of(module: nn.Module, ids_BT: Tensor) -> Tensor:
     return logits_BTV
 
 
-def quoted(error: BaseException, folder: Path | None = None) -> str:
+def quoted(error: BaseException) -> str:
     """An error with the line of the user's code it came from: the innermost that is no installed package's."""
     said = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, SyntaxError):
         return f"{Path(error.filename or '?').name}, line {error.lineno}: `{(error.text or '').strip()}`: {said}"
-    frames = _user_frames(error.__traceback__, folder)
-    if not frames:
-        return said
-    last = frames[-1]
-    return f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`: {said}"
-
-
-def _user_frames(trace: TracebackType | None, folder: Path | None) -> list[traceback.FrameSummary]:
-    own = Path(__file__).parents[1]
-    frames = [frame for frame in traceback.extract_tb(trace) if Path(frame.filename).is_file()]
-    theirs = [f for f in frames if folder is not None and Path(f.filename).is_relative_to(folder)]
-    installed = ("site-packages", "importlib")
-    return theirs or [
-        f
-        for f in frames
-        if not Path(f.filename).is_relative_to(own) and not any(part in Path(f.filename).parts for part in installed)
-    ]
+    ours = Path(__file__).parents[1]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = {"site-packages", "importlib"} & {*path.parts}
+        if path.is_file() and not path.is_relative_to(ours) and not installed:
+            return f"{path.name}, line {frame.lineno}: `{frame.line}`: {said}"
+    return said

@@ -4,7 +4,6 @@ parametrization's law, and where the forward multipliers go. Base shapes come fr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,25 +11,12 @@ from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
-from proxies.external.construction import Build, FactoryError, name_of, neutral, outline, takes_forward
+from proxies.external.construction import Build, FactoryError, name_of, outline, takes_forward
 from proxies.external.roles import Role, Roles, roles_of
 from proxies.external.spreads import Spread, own_ratio, spreads
 from proxies.parametrization.parametrization import Parameter, forward_numbers, table_of
 
 _EMBEDDING_KEY = next(one.name for one in HYPERPARAMETERS.values() if one.multiplies == "embedding")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InitialScale:
-    """What becomes of one parameter's initial values."""
-
-    name: str
-    base_std: float
-    """Measured at the base shape; 0 for a constant. In the standard form, which has no base: at the run's own shape."""
-    own_std: float
-    """What the factory draws at the run's shape, measured."""
-    factor: float
-    """What the drawn values are multiplied by; 1.0 at the base shape, and in the standard form."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +26,12 @@ class Description:
     numbers: tuple[ParameterNumbers, ...]
     """In the module's own order; a tied matrix once."""
     forward: ForwardNumbers
-    scales: tuple[InitialScale, ...]
+    factors: dict[str, float]
+    """What each parameter's drawn values are multiplied by; 1.0 at the base shape, and in the standard form."""
     embeddings: tuple[str, ...]
     """Modules whose output the embedding multiplier scales."""
     readouts: tuple[str, ...]
     """Modules whose input the output multiplier scales."""
-    notes: tuple[str, ...]
-    """What is allowed, and yet worth knowing."""
 
 
 def trained_with(build: Build, spec: RunSpec) -> tuple[ParameterNumbers, ...]:
@@ -69,22 +54,26 @@ def describe(build: Build, spec: RunSpec) -> Description:
         SpecError: scaled betas that leave [0, 1).
     """
     roles, problems = _roles(build, spec)
-    forward, here = forward_numbers(spec), spreads(build, spec.shape)
+    here = spreads(build, spec.shape)
     at_base = spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else here
-    problems += _start_problems(roles, here, at_base)
+    groups = dict.fromkeys(role.group for role in roles.parameters)
+    problems += [
+        f"{group} is not at the base depth: keep the blocks, and only them, in an nn.ModuleList"
+        for group in groups
+        if group not in at_base
+    ]
     if problems:
         raise FactoryError(name_of(build), problems)
     numbers = _numbers(spec, roles, at_base)
     return Description(
         numbers=numbers,
-        forward=forward,
-        scales=tuple(
-            _scale(spec, role, numbers_of, here[role.group], at_base[role.group])
+        forward=forward_numbers(spec),
+        factors={
+            role.name: _factor(spec, role, numbers_of, here[role.group], at_base[role.group])
             for role, numbers_of in zip(roles.parameters, numbers, strict=True)
-        ),
+        },
         embeddings=roles.embeddings,
         readouts=roles.readouts,
-        notes=roles.notes + _attention_notes(build, spec, forward),
     )
 
 
@@ -111,23 +100,18 @@ def _numbers(spec: RunSpec, roles: Roles, at_base: Mapping[str, Spread]) -> tupl
             size=role.size,
             kind=role.kind,
             width_multiplier=role.width_multiplier,
-            base_std=_random_std(at_base[role.group]) if role.group in at_base else 0.0,
+            base_std=at_base[role.group].random_std if role.group in at_base else 0.0,
         )
         for role in roles.parameters
     ]
     return table_of(spec.parametrization, tuple(parameters), spec.ratios, spec.hparams)
 
 
-def _random_std(start: Spread) -> float:
-    return start.std if start.random else 0.0
-
-
-def _scale(spec: RunSpec, role: Role, numbers: ParameterNumbers, here: Spread, base: Spread) -> InitialScale:
-    factor = 1.0
-    if base.random and spec.parametrization.width == "mup" and here is not base:
-        ratios = (role.width_multiplier, spec.ratios.width, spec.ratios.depth)
-        factor = numbers.init_std / base.std / own_ratio(here, base, ratios)
-    return InitialScale(name=role.name, base_std=_random_std(base), own_std=_random_std(here), factor=factor)
+def _factor(spec: RunSpec, role: Role, numbers: ParameterNumbers, here: Spread, base: Spread) -> float:
+    if spec.parametrization.width != "mup" or here is base or not (base.random and here.random):
+        return 1.0
+    ratios = (role.width_multiplier, spec.ratios.width, spec.ratios.depth)
+    return numbers.init_std / base.std / own_ratio(here, base, ratios)
 
 
 def _multiplier_problems(build: Build, spec: RunSpec, roles: Roles, forward: ForwardNumbers) -> list[str]:
@@ -167,26 +151,3 @@ def _depth_problems(build: Build, spec: RunSpec) -> list[str]:
         "are the blocks in an nn.ModuleList?"
     )
     return [same] if names[0] == names[1] else []
-
-
-def _start_problems(roles: Roles, here: Mapping[str, Spread], base: Mapping[str, Spread]) -> list[str]:
-    """Initial values that cannot be compared with the base's."""
-    problems = []
-    for group in dict.fromkeys(role.group for role in roles.parameters):
-        if group not in base:
-            problems.append(f"{group} is not at the base depth: keep the blocks, and only them, in an nn.ModuleList")
-        elif here[group].random != base[group].random:
-            words = {True: "drawn at random", False: "constant"}
-            problems.append(
-                f"{group} starts {words[here[group].random]} here and {words[base[group].random]} at the base"
-            )
-    return problems
-
-
-def _attention_notes(build: Build, spec: RunSpec, forward: ForwardNumbers) -> tuple[str, ...]:
-    plain = neutral(spec.shape).attention
-    if math.isclose(forward.attention, plain) or takes_forward(build):
-        return ()
-    head_dims = f"head_dim {spec.shape.head_dim} (base {spec.base_shape.head_dim})"
-    said = f"the attention scale {forward.attention:.4g} is wanted at {head_dims}, and is for the model to apply"
-    return (f"{said}: build(shape) leaves it at its own, as a rule {plain:.4g}",)

@@ -8,9 +8,7 @@ multipliers; at the base shape it is what the factory builds, value by value.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
-import importlib.machinery
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,8 +38,6 @@ from proxies.external.description import describe
 
 _loaded: dict[str, tuple[Path, str]] = {}
 """Modules asked for here: their file, and its sha256 when they were imported."""
-_ours: set[str] = set()
-"""Top-level names that nobody had imported before: ours to forget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +73,9 @@ def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
     module.to(torch.float64 if spec.numerics.dtype == "float64" else torch.float32).train()
     parameters = dict(module.named_parameters())
     with torch.no_grad():
-        for scale in description.scales:
-            if scale.factor != 1:
-                parameters[scale.name].mul_(scale.factor)
+        for name, factor in description.factors.items():
+            if factor != 1:
+                parameters[name].mul_(factor)
     for name in description.embeddings if description.forward.embedding != 1 else ():
         module.get_submodule(name).register_forward_hook(_scale_output(description.forward.embedding))
     for name in description.readouts if description.forward.output != 1 else ():
@@ -125,76 +121,45 @@ def load(target: str, folder: Path) -> tuple[Build, Factory]:
     name, _, function = target.partition(":")
     module = _imported(target, name, folder.resolve())
     build = getattr(module, function, None)
-    if build is None:
-        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
-        raise FactoryError(target, [f"{module.__file__} has no {function}{_nearest(function, known)}"])
-    if not callable(build):
-        raise FactoryError(target, [f"{function} is a {type(build).__name__}: a function of a shape is wanted"])
+    if module.__file__ is None or not callable(build):
+        raise FactoryError(target, [f"{module.__file__ or folder / name} has no function {function}"])
     takes_forward(build)
     return build, Factory(target=target, source_sha256=_loaded[name][1])
 
 
-def _nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f": did you mean {near[0]}?" if near else f": it has {', '.join(known) or 'none'}"
-
-
 def _imported(target: str, name: str, folder: Path) -> ModuleType:
-    if not folder.is_dir():
-        raise FactoryError(target, [f"{folder} is no folder: it is where {name} is looked for first"])
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
-    _make_room(target, name, folder)
+    local = folder.joinpath(*name.split(".")).with_suffix(".py")
+    _forget_changed(name, local)
     if name in _loaded and name in sys.modules:
         return sys.modules[name]
-    if (top := name.partition(".")[0]) not in sys.modules:
-        _ours.add(top)
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the folder is the user's, and its files change
     try:
         with contextlib.redirect_stdout(sys.stderr):
             module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise FactoryError(target, [_import_problem(name, folder, error)]) from error
+        said = f"{name} cannot be imported from {folder} or what is installed: {quoted(error)}"
+        raise FactoryError(target, [said]) from error
     finally:
         sys.dont_write_bytecode = before
-    if module.__file__ is None:
-        raise FactoryError(target, [f"{name} has no source file: the module itself is wanted, not a folder of them"])
-    _loaded[name] = (Path(module.__file__), file_sha256(Path(module.__file__)))
+    file = Path(module.__file__ or local)
+    if local.is_file() and file.resolve() != local.resolve():
+        raise FactoryError(target, [f"{local} has the name of {file}: rename it"])
+    if file.is_file():
+        _loaded[name] = (file, file_sha256(file))
     return module
 
 
-def _import_problem(name: str, folder: Path, error: BaseException) -> str:
-    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-    if missing and f"{name}.".startswith(f"{missing}."):
-        path = folder.joinpath(*name.split(".")).with_suffix(".py")
-        known = [entry.stem for entry in sorted(folder.iterdir()) if entry.suffix == ".py"]
-        return f"no module {missing}: neither {path} nor an installed package{_nearest(missing, known)}"
-    return f"{name} cannot be imported: {quoted(error, folder)}"
-
-
-def _make_room(target: str, name: str, folder: Path) -> None:
-    """Forget what an edit or another plan's folder left under this name; refuse to hide what others use."""
-    top = name.partition(".")[0]
-    held = sys.modules.get(top)
-    local = importlib.machinery.PathFinder.find_spec(top, [str(folder)])
-    if held is None:
+def _forget_changed(name: str, local: Path) -> None:
+    """Forget a module that was edited since it was imported, or that came from another plan's folder."""
+    if name not in _loaded:
         return
-    place = _place(held)
-    elsewhere = local is not None and local.loader is not None and not (place and place.is_relative_to(folder))
-    edited = name in _loaded and (not _loaded[name][0].is_file() or file_sha256(_loaded[name][0]) != _loaded[name][1])
-    if (elsewhere or edited) and top not in _ours:
-        said = "has the name of" if elsewhere else "was edited since another module imported"
-        raise FactoryError(target, [f"{top} in {folder} {said} {place or 'a built-in module'}: rename it"])
-    if elsewhere or edited:
+    file, sha256 = _loaded[name]
+    if not file.is_file() or file_sha256(file) != sha256 or (local.is_file() and local != file):
+        top = name.partition(".")[0]
         for each in [each for each in sys.modules if each.partition(".")[0] == top]:
             del sys.modules[each]
             _loaded.pop(each, None)
-
-
-def _place(module: ModuleType) -> Path | None:
-    """Where a module or package lies: its file, or the folder of one without."""
-    if module.__file__ is not None:
-        return Path(module.__file__)
-    return next((Path(path) for path in getattr(module, "__path__", ())), None)

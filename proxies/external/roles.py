@@ -7,12 +7,10 @@ fan-in: where that grows its std and rate shrink as any hidden matrix's, where i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from proxies.core.checks import SpecError
 from proxies.core.numbers import Kind
@@ -49,7 +47,6 @@ class Roles:
     """Parameters whose use no hook can scale."""
     readouts: tuple[str, ...]
     """Modules whose input the output multiplier scales."""
-    notes: tuple[str, ...]
 
 
 def roles_of(build: Build, shape: Shape, base: Shape) -> Roles:
@@ -67,7 +64,7 @@ def roles_of(build: Build, shape: Shape, base: Shape) -> Roles:
             problems += [problem for problem in error.problems if problem not in problems]
     if not problems:
         problems = _parameter_problems(models[0])
-    if problems and (len(models) < 3 or any(is_lazy(p) for p in models[0].parameters())):
+    if len(models) < 3:
         raise FactoryError(name_of(build), problems)
     here, at_base, at_delta = ({name: tuple(p.shape) for name, p in m.named_parameters()} for m in models)
     multipliers: dict[str, tuple[float, int]] = {}
@@ -94,23 +91,16 @@ def roles_of(build: Build, shape: Shape, base: Shape) -> Roles:
 
 def _parameter_problems(module: nn.Module) -> list[str]:
     """Parameters that cannot be trained or have no rule."""
-    problems: list[str] = []
-    parameters = dict(module.named_parameters())
-    problems += [] if parameters else ["its model has no parameters"]
-    for name, parameter in parameters.items():
-        where = re.sub(r"\.\d+\.", ".*.", name)  # what is wrong in one block is wrong in all, and said once
-        if is_lazy(parameter):
-            problems.append(f"{where} has no size before the first call: no lazy module is wanted")
-        elif not parameter.dtype.is_floating_point:
-            problems.append(f"{where} is {str(parameter.dtype).removeprefix('torch.')}: make what is no float a buffer")
-        elif not parameter.requires_grad:
-            problems.append(f"{where} is frozen (requires_grad = False): make it a buffer")
+    problems = []
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            problems.append(f"{name} is frozen (requires_grad = False): make it a buffer")
         elif sum(size > 1 for size in parameter.shape) > 2:
-            said = f"{where} has the dimensions {list(parameter.shape)}"
+            said = f"{name} has the dimensions {list(parameter.shape)}"
             problems.append(
                 f"{said}: there are rules for vectors and matrices only (no convolution, no stacked experts)"
             )
-    return list(dict.fromkeys(problems))
+    return problems
 
 
 class _Finder:
@@ -125,7 +115,6 @@ class _Finder:
         }
         self._blocks, self._starts, self._vocab_size = blocks, starts, vocab_size
         self.problems: list[str] = []
-        self._notes: dict[str, str] = {}
 
     def role(self, name: str, width_multiplier: float) -> Role:
         """One parameter's."""
@@ -156,7 +145,6 @@ class _Finder:
             embeddings=tuple(dict.fromkeys(use.module for use in tables)),
             unscaled_embeddings=tuple(n for n in embeddings if not any(use in tables for use in self._uses[n])),
             readouts=tuple(dict.fromkeys(readouts)),
-            notes=tuple(self._notes.values()),
         )
 
     def _vector(self, name: str, group: str) -> Kind:
@@ -181,12 +169,6 @@ class _Finder:
             return "readout", multiplier
         if not grows[fan_in] and grows[fan_out] and group == name:
             return "embedding", size[fan_out] / self._base[name][fan_out]
-        if not all(grows):
-            fixed, stays = ("fan-out", size[fan_out]) if grows[fan_in] else ("fan-in", size[fan_in])
-            self._notes[group] = (
-                f"{group}: its {fixed} stays {stays}; rate and std follow its own fan-in, times {multiplier:g} at "
-                "this width"
-            )
         return "hidden", multiplier
 
     def _unseen(self, name: str) -> Kind:

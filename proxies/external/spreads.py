@@ -42,6 +42,11 @@ class Spread:
         return not self.constant and self.std > abs(self.mean)
 
     @property
+    def random_std(self) -> float:
+        """What a law of stds applies to; 0 where there is none."""
+        return self.std if self.random else 0.0
+
+    @property
     def relative_error(self) -> float:
         """Standard error of the std over the std, as of normal values."""
         return 1 / math.sqrt(2 * self.num_elements)

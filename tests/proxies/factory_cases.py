@@ -160,20 +160,6 @@ def unseeded(shape):
     return model
 
 
-def own_seed(shape):
-    """Seeds torch itself."""
-    torch.manual_seed(1234)
-    return Mixer(shape)
-
-
-_KEPT = {}
-
-
-def kept(shape):
-    """One module for all calls."""
-    return _KEPT.setdefault(shape, Mixer(shape))
-
-
 class Convolved(Mixer):
     """A causal convolution before the blocks."""
 
@@ -267,24 +253,10 @@ def frozen_head(shape):
     return model
 
 
-def whole_numbers(shape):
-    """A parameter of whole numbers."""
-    model = Mixer(shape)
-    model.counts = nn.Parameter(torch.zeros(shape.width, dtype=torch.int64), requires_grad=False)
-    return model
-
-
 def unused(shape):
     """A parameter that the logits do not depend on."""
     model = Mixer(shape)
     model.spare = nn.Linear(shape.width, shape.width)
-    return model
-
-
-def lazy(shape):
-    """A parameter without a size."""
-    model = Mixer(shape)
-    model.late = nn.LazyLinear(shape.width)
     return model
 
 
