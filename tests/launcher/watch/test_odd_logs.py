@@ -35,10 +35,10 @@ def write_bytes(path, data):
 
 ODD = {
     "empty": (lambda p: write_bytes(p, b""), 4, "there is nothing in log.jsonl yet"),
-    "zeros": (lambda p: write_bytes(p, b"\0" * 5000 + b"\n"), 4, "1 lines are no JSON objects, the first is line 1"),
+    "zeros": (lambda p: write_bytes(p, b"\0" * 5000 + b"\n"), 4, "1 lines are no JSON objects"),
     "zeros within": (
         lambda p: write_bytes(p, write_lines(p, plain(range(1, 101))).read_bytes() + b"\0" * 4096 + b"\n"), 0,
-        "1 lines are no JSON objects, the first is line 101",
+        "1 lines are no JSON objects",
     ),
     "noise": (lambda p: write_bytes(p, np.random.default_rng(0).bytes(9000)), 4, "no JSON objects"),
     "unicode": (
