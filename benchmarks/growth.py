@@ -35,7 +35,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sweeps"))
 
 from process_tree import machine, own_peak_mb
-from search import PARALLELISM, RANGES, SPACE, lost, truth
+from search import PARALLELISM, SPACE, lost, truth
 from sweep_fakes import make_spec
 
 from proxies.core import canon
@@ -44,15 +44,14 @@ from sweeps.run.drive import drive
 from sweeps.run.pool import Advance, Advanced, Finished, Report, carry_out
 from sweeps.search import samplers
 from sweeps.search.source import Search, SearchSource
-from sweeps.search.space import Params, search_space
+from sweeps.search.space import Params
 from sweeps.store.ledger import Ledger
 
 BLOCKS = ((100, 200), (900, 1_000), (9_800, 10_000))
 """Trials over which costs are taken: the first past every design, the last at the end."""
-SIZES = {"tpe": 10_000, "random": 10_000, "grid": 1_000, "gp": 300}
+SIZES = {"tpe": 10_000, "random": 10_000, "gp": 300}
 GP_BLOCKS = ((50, 100), (100, 150), (250, 300))
 OPTUNA_TRIALS = 3_000
-GRID = search_space(ranges=RANGES, grid={"learning_rate": 40, "warmup_fraction": 25, "clip_norm": 10})
 BOUNDS = (("tpe", 1_000, 16, 0.0), ("tpe", 1_000, 16, 0.005), ("tpe", 2_000, 8, 0.005), ("gp", 300, 3, 0.005))
 """Sampler, trials, searches and noise in nats of each comparison with an unbounded past."""
 UNBOUNDED = {"tpe": "MOST_SHOWN", "gp": "MOST_FITTED"}
@@ -134,7 +133,7 @@ def driven(sampler: str, num_trials: int, study: Path) -> dict[str, Any]:
     pool = AtOnce()
     with Ledger.open(study, {"seed": 7}, create=True) as ledger, mock.patch.object(Search, "suggest", timed):
         source = SearchSource(
-            GRID if sampler == "grid" else SPACE, run_of, ledger, stage="search", study_seed=7, num_trials=num_trials,
+            SPACE, run_of, ledger, stage="search", study_seed=7, num_trials=num_trials,
             parallelism=PARALLELISM, sampler=sampler,
         )  # fmt: skip
         drive(
@@ -166,7 +165,7 @@ def reopened(sampler: str, num_trials: int, study: Path) -> dict[str, float]:
     ledger = Ledger.read(study)
     read_seconds = time.process_time() - began
     points = [record.body for record in ledger.records("suggestion")]
-    search = Search(GRID if sampler == "grid" else SPACE, 7, PARALLELISM, sampler=sampler)
+    search = Search(SPACE, 7, PARALLELISM, sampler=sampler)
     results = ledger.results()
     told = {i: results[run_of(point).id].loss_nats for i, point in enumerate(points)}  # type: ignore[arg-type]
     began = time.process_time()

@@ -40,7 +40,7 @@ from sweeps.search.source import Search
 from sweeps.search.space import Params, SearchSpace, search_space
 
 RANGES = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
-SPACE = search_space(ranges=RANGES, grid={"learning_rate": 10, "warmup_fraction": 2, "clip_norm": 2})
+SPACE = search_space(ranges=RANGES)
 NUM_TRIALS, PARALLELISM, NUM_STARTUP, BEST_NATS = 40, 4, 10, 2.0
 NUM_SEEDS, NUM_GP_SEEDS = 25, 10
 NOISES_NATS = (0.0, 0.005)

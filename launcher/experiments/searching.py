@@ -155,8 +155,7 @@ def growth(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> dict
     return {
         "edges": [canon.to_json(edge) for edge in edges],
         "points": [canon.to_json(point) for point in given],
-        # A grid has no points beyond its own.
-        "num_trials": len(given) if search.sampler == "grid" else max(len(given), search.extension_trials),
+        "num_trials": max(len(given), search.extension_trials),
     }
 
 

@@ -4,7 +4,6 @@ is wanted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,8 +16,6 @@ from proxies.core.powers import Ratios
 from proxies.core.programs import Factory
 from proxies.core.rules import decay_problems
 from sweeps.search.pruning import rungs
-from sweeps.search.samplers import SAMPLERS
-from sweeps.search.space import SearchSpace
 
 MIN_RUNGS = 6
 
@@ -261,32 +258,17 @@ def _space_problems(plan: Plan, search: SearchSection) -> list[str]:
         space = search.space
     except SpecError as error:
         return [f"search: {problem}" for problem in error.problems]
-    problems = _grid_problems(search, space)
     command = plan.command
     varied = [
         HYPERPARAMETERS[axis.name].told_as
         for axis in space.axes
         if axis.can_be_off or (not axis.fixed and (axis.choices or axis.name not in search.ranges))
     ]
-    return problems + [
+    return [
         f"proxy.command lacks {{{name}}}: the search varies it; name it, or do not search it"
         for name in varied
         if command is not None and not command.reaches(name)
     ]
-
-
-def _grid_problems(search: SearchSection, space: SearchSpace) -> list[str]:
-    if not SAMPLERS[search.sampler].on_grid:
-        return ["search.grid: search.sampler = 'grid' is wanted for it"] if search.grid else []
-    problems = [f"search.grid.{name}: it is not searched" for name in search.grid if name not in space.names]
-    problems += [f"search.grid.{name}: search.choices has its values" for name in search.grid if name in search.choices]
-    size = math.prod(len(axis.grid()) for axis in space.axes)
-    if search.num_trials > size:
-        shown = " x ".join(f"{len(axis.grid())} of {axis.name}" for axis in space.axes if len(axis.grid()) > 1)
-        problems.append(
-            f"search.num_trials = {search.num_trials}: the grid has {size} points ({shown or 'one value on each axis'})"
-        )
-    return problems
 
 
 def _pruner_problems(plan: Plan, search: SearchSection) -> list[str]:

@@ -66,10 +66,6 @@ class SearchSection(_Ranges):
     sampler: SamplerName = Field(
         "tpe", description=f"How points are suggested. {_lines(SAMPLERS)}. docs/search.md compares them."
     )
-    grid: dict[AnyAxis, Annotated[int, Field(ge=1, le=10**4)]] = Field(
-        {},
-        description="Of the grid: how many values each axis has, as { learning_rate = 8 }; else its middle.",
-    )
     parallelism: Count = Field(
         8, description="Most trials in flight, P: suggestion k uses outcomes of 0 ... k-P alone."
     )
@@ -106,5 +102,4 @@ class SearchSection(_Ranges):
         """What the search varies. Raises SpecError for what is no range."""
         ranges: dict[str, Range] = {**self.ranges, **self.axes}
         choices = {str(name): values for name, values in self.choices.items()}
-        grid = {str(name): number for name, number in self.grid.items()}
-        return search_space(ranges=ranges, choices=choices, can_be_off=self.can_be_off, grid=grid)
+        return search_space(ranges=ranges, choices=choices, can_be_off=self.can_be_off)

@@ -8,7 +8,7 @@ write its class, and its entry.
   `NUM_BEST` are good ones to it anyway.
 - `gp`: a Gaussian process and log EI, on `MOST_FITTED` trials chosen likewise; trials in flight by its batch form,
   which integrates over their outcomes.
-- `random`, `grid`: chance, a shuffled grid; they look at no outcome.
+- `random`: chance; it looks at no outcome.
 
 What is off is told to `tpe` as not there, to the others as the middle of its axis beside a switch. Optuna's samplers
 are made anew with a seed of each suggestion's own; what is kept from one to the next is only what they are shown.
@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sweeps.search.past import Past, seed_of
+from sweeps.search.past import Past
 from sweeps.search.space import OFF, Params, SearchSpace
 
 if TYPE_CHECKING:
@@ -70,8 +69,6 @@ class Sampler:
     """When to use it, in a few words."""
     learns: bool = False
     """Whether it looks at outcomes: such a search begins with a quasi-random design."""
-    on_grid: bool = False
-    """Whether the points are those of `search.grid`, each once."""
 
 
 class _Tpe:
@@ -137,32 +134,12 @@ class _Random:
         return _untold(self._past.space, _asked(sampler, [], self._axes))
 
 
-class _Grid:
-    """Every point once, in the order that Optuna's sampler of this seed would take."""
-
-    def __init__(self, past: Past) -> None:
-        import numpy as np
-
-        self._past = past
-        self._names = sorted(past.space.names)
-        self._points = list(itertools.product(*(past.space.axis(name).grid() for name in self._names)))
-        np.random.RandomState(seed_of(past.study_seed, 0)).shuffle(self._points)
-
-    def ask(self) -> Params:
-        index, size = self._past.index, len(self._points)
-        if index >= size:
-            raise ValueError(f"index = {index}: the grid has {size} points")
-        point = dict(zip(self._names, self._points[index], strict=True))
-        return {name: float(point[name]) for name in self._past.space.names}
-
-
 SAMPLERS: dict[str, Sampler] = {
     sampler.name: sampler
     for sampler in (
         Sampler(name="tpe", begin=_Tpe, line="any space", learns=True),
         Sampler(name="gp", begin=_Gp, line="trials are dear", learns=True),
         Sampler(name="random", begin=_Random, line="by chance"),
-        Sampler(name="grid", begin=_Grid, line="each value of search.grid", on_grid=True),
     )
 }
 """Every sampler there is, by name."""

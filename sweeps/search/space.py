@@ -34,8 +34,6 @@ class Axis:
     """Whether a trial may do without: whether it does is then an axis of its own, and the value counts only where it
     does not.
     """
-    num_grid: int = 1
-    """Values that a grid has on it, evenly with both ends; 1: the middle."""
 
     @property
     def scale(self) -> Scale:
@@ -77,13 +75,6 @@ class Axis:
     def octaves(self, value: float) -> float:
         """Log2 of a value as it is searched: of a complement, that of 1 - value."""
         return HYPERPARAMETERS[self.name].to_log2(value)
-
-    def grid(self) -> tuple[float, ...]:
-        """The values a grid has on it, ascending or descending; with that of being off, if it can be."""
-        some = self.choices or tuple(
-            dict.fromkeys(self.at(i / (self.num_grid - 1) if self.num_grid > 1 else 0.5) for i in range(self.num_grid))
-        )
-        return ((OFF,) if self.can_be_off else ()) + some
 
     def rounded(self, value: float) -> float:
         """To three digits; of a complement, of 1 - value; a choice as it is."""
@@ -167,7 +158,6 @@ def search_space(
     ranges: Mapping[str, Range],
     choices: Mapping[str, Sequence[float]] | None = None,
     can_be_off: Sequence[str] = (),
-    grid: Mapping[str, int] | None = None,
 ) -> SearchSpace:
     """A space by ranges or choices of its axes, in whatever order.
 
@@ -182,7 +172,6 @@ def search_space(
         axes=tuple(
             Axis(
                 name=name, range=both[name], choices=some.get(name, ()), can_be_off=name in can_be_off,
-                num_grid=(grid or {}).get(name, 1),
             )
             for name in ordered
         )

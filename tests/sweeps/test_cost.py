@@ -5,7 +5,7 @@ import math
 
 import pytest
 from soak_case import TrivialHost
-from spaces import SPACE, usual
+from spaces import SPACE
 from sweep_fakes import bank_key, make_spec, num_slots
 
 from sweeps.run.drive import drive
@@ -13,8 +13,6 @@ from sweeps.run.pool import InlinePool
 from sweeps.search import samplers
 from sweeps.search.source import SearchSource
 from sweeps.store.ledger import Ledger
-
-GRID = usual(grid={"learning_rate": 10, "warmup_fraction": 4, "clip_norm": 3})
 
 
 def make_run(point):
@@ -26,7 +24,7 @@ def calls(study_dir, sampler, num_trials):
     profile = cProfile.Profile()
     with Ledger.open(study_dir, {}, create=True) as ledger:
         source = SearchSource(
-            GRID if sampler == "grid" else SPACE, make_run, ledger, stage="s", study_seed=1, num_trials=num_trials,
+            SPACE, make_run, ledger, stage="s", study_seed=1, num_trials=num_trials,
             parallelism=3, num_startup=4, sampler=sampler,
         )  # fmt: skip
         profile.enable()

@@ -57,13 +57,6 @@ def test_choices_are_evenly_likely_and_never_rounded():
     assert space.rounded(space.at((0, 0, 0, 1)))["beta2"] == 0.9995
 
 
-def test_a_grid_has_both_ends():
-    space = usual(grid={"learning_rate": 3}, can_be_off=("clip_norm",))
-    assert space.axis("learning_rate").grid() == (2**-12, 2**-7, 2**-2)
-    assert space.axis("clip_norm").grid() == (0.0, 1.0)
-    assert space.axis("warmup_fraction").grid() == (0.15,)
-
-
 def test_every_problem_at_once():
     with pytest.raises(SpecError) as caught:
         usual((0.0, 1.0), (0.3, 0.1), (1.0, math.nan), ranges={"zzz": (1, 2)}, can_be_off=("learning_rate",))

@@ -88,10 +88,9 @@ def test_optuna_is_silent_and_left_as_it_was(capfd):
 
 SWITCHED = usual(ranges={"weight_decay": (0.01, 0.3), "beta2": (0.9, 0.99)}, can_be_off=("clip_norm", "weight_decay"))
 CHOSEN = usual(choices={"beta2": (0.9, 0.95, 0.99)})
-GRIDDED = usual(grid={"learning_rate": 11, "warmup_fraction": 2}, can_be_off=("clip_norm",))
 EVERY = [
     ("tpe", SPACE), ("tpe", SWITCHED), ("tpe", CHOSEN), ("gp", SWITCHED), ("random", CHOSEN),
-    ("random", SWITCHED), ("grid", GRIDDED),
+    ("random", SWITCHED),
 ]  # fmt: skip
 
 
@@ -132,13 +131,6 @@ def test_a_switch_is_learnt():
         points.append(suggest(SWITCHED, 0, index, told, 3, earlier=points))
         told[index] = tell(points[-1])
     assert sum(point["clip_norm"] == 0.0 for point in points[24:]) >= 9
-
-
-def test_a_grid_has_each_of_its_points_once_and_no_more():
-    points = steps("grid", GRIDDED, 44)[0]
-    assert len({tuple(point.values()) for point in points}) == 44
-    with pytest.raises(ValueError, match="the grid has 44 points"):
-        suggest(GRIDDED, 1, 44, {}, 1, sampler="grid", earlier=points)
 
 
 def test_known_trials_are_seen_beyond_the_last_p():
