@@ -53,7 +53,7 @@ _EXIT_CODES = {
     "DuplicateRecord": EXIT_BUG,
 }
 _OUR_BUGS = {"SourceStuck", "DuplicateRecord"}
-_KEEP_NOTHING = {"estimate", "fit", "predict", "allocate", "flops"}  # verbs without a study behind them
+_KEEP_NOTHING = {"estimate", "fit", "predict", "allocate", "flops", "rehearse"}  # verbs that begin anew
 
 # In the order of the story; the module is loaded when its verb is called, or its help asked for.
 _VERBS = {
