@@ -43,8 +43,8 @@ REFUSALS = [
         2,
         (
             "<folder>/typo.toml: 2 problems\n"
-            "  proxy.num_steps = 0: must be greater than or equal to 1\n"
-            "  serach is unknown: did you mean search?"
+            "  proxy.num_steps = 0: must be greater than or equal to 1 (line 4)\n"
+            "  serach is unknown: did you mean search? (line 1)"
         ),
     ),
     (

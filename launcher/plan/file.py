@@ -20,16 +20,14 @@ MOST_BYTES = 2**20
 """Of a plan's file."""
 _MOST_SHOWN = 80
 """Characters of a value that is wrong."""
-_HEADER = re.compile(r"\s*\[{1,2}\s*([^\]]+?)\s*\]{1,2}\s*(?:#.*)?")
-_KEY = re.compile(r"\s*([\w\s.\"'-]+?)\s*=")
-_NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
+_LINE = re.compile(r"\s*(?:\[\s*(?P<section>[\w.]+)\s*\]|(?P<key>\w+)\s*=).*")
 
 
 class PlanError(ValueError):
-    """A plan with problems: `problems` lists every one."""
+    """A plan with problems: `problems` lists every one, and shows no secret."""
 
-    def __init__(self, source: str, problems: list[str]) -> None:
-        self.problems = problems
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.problems = problems = [redacted(problem) for problem in problems]
         lines = "".join(f"\n  {problem}" for problem in problems)
         super().__init__(f"{source}: {len(problems)} problem{'s' if len(problems) > 1 else ''}{lines}")
 
@@ -52,7 +50,7 @@ def checked_plan(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Plan, lis
     Raises:
         PlanError: it cannot be read, or is not TOML.
     """
-    raw = read_plan(path)[1]
+    raw = read_plan(path)
     problems = [problem for given in overrides if (problem := override(raw, given))]
     problems += text_problems(raw)
     bad: list[Any] = []
@@ -67,7 +65,27 @@ def checked_plan(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Plan, lis
     problems += map(_said, bad)
     defaulted = [str(e["loc"][min(1, len(e["loc"]) - 1)]) for e in bad]  # what their defaults cause is not said
     problems += [said for said in problems_of(plan) if not any(key in said for key in defaulted)]
-    return plan, located(path, problems, overrides)
+    return plan, with_lines(path, problems, overrides)
+
+
+def with_lines(path: Path, problems: Sequence[str], overrides: tuple[str, ...] = ()) -> list[str]:
+    """Problems of a plan with the line of the key, or section, that each begins with; what `--set` says has none."""
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), start=1):
+        if found := _LINE.fullmatch(line.rstrip("\r")):
+            section = found["section"] or section
+            lines.setdefault(f"{section}.{found['key']}" if found["key"] else section, number)
+    for given in overrides:
+        lines.pop(given.partition("=")[0].strip(), None)
+
+    def with_line(problem: str) -> str:
+        named = re.match(r"[\w.]+", problem)
+        section, _, rest = named[0].partition(".") if named else ("", "", "")
+        key = f"{section}.{rest.partition('.')[0]}" if rest else section
+        return f"{problem} (line {lines[key]})" if key in lines else problem
+
+    return [with_line(problem) for problem in problems]
 
 
 def _remove(raw: dict[str, Any], path: Sequence[str]) -> None:
@@ -79,15 +97,8 @@ def _remove(raw: dict[str, Any], path: Sequence[str]) -> None:
         raw.pop(path[0], None)
 
 
-def located(path: Path, problems: Sequence[str], overrides: tuple[str, ...]) -> list[str]:
-    """Problems of a plan with the lines of the keys they name, and no secret; what `--set` says is on no line."""
-    lines = _key_lines(*read_plan(path))
-    given = {one.partition("=")[0].strip() for one in overrides}
-    return [redacted(_with_line(problem, lines, given)) for problem in problems]
-
-
-def read_plan(path: Path) -> tuple[str, dict[str, Any]]:
-    """The text of a plan's file and what TOML reads in it, unchecked.
+def read_plan(path: Path) -> dict[str, Any]:
+    """What TOML reads in a plan's file, unchecked.
 
     Raises:
         PlanError: it cannot be read, or is not TOML.
@@ -100,28 +111,11 @@ def read_plan(path: Path) -> tuple[str, dict[str, Any]]:
     if len(content) > MOST_BYTES:
         raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: this is no plan"])
     try:
-        text = content.decode("utf-8-sig")  # editors on Windows begin a file with a mark
-        return text, tomllib.loads(text)
+        return tomllib.loads(content.decode("utf-8-sig"))  # editors on Windows begin a file with a mark
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        said = f"is not UTF-8: byte 0x{content[error.start]:02x} (line {line}); save it as UTF-8"
-        raise PlanError(str(path), [said]) from error
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(str(path), [_not_toml(str(error), text)]) from error
-    except RecursionError as error:
-        raise PlanError(str(path), ["is not TOML: brackets too deep in one another"]) from error
-    except ValueError as error:  # Python reads whole numbers of some thousand digits
-        raise PlanError(str(path), ["is not TOML: a whole number of more than 4,000 digits"]) from error
-
-
-def _not_toml(said: str, text: str) -> str:
-    """What the parser said, and the line it said it of."""
-    at = re.search(r"at line (\d+)", said)
-    line = text.split("\n")[int(at[1]) - 1].strip() if at else ""
-    if said.startswith("Cannot overwrite a value"):
-        said += ": each key once"
-    shown = "".join(letter if letter.isprintable() else "?" for letter in redacted(line))
-    return f"is not TOML: {said}" + (f": {shown[:60]}" if shown else "")
+        raise PlanError(str(path), ["is not UTF-8: save it as UTF-8"]) from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError(str(path), [f"is not TOML: {error}"]) from error
 
 
 def override(raw: dict[str, Any], given: str) -> str:

@@ -222,7 +222,7 @@ def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:
         first, second = read_two(*compared)
     except NotAReportError as error:
         raise OptionProblems(error.problems) from None
-    body = compare_body(first, second, tuple(path.name for path in compared))
+    body = compare_body(first, second, (compared[0].name, compared[1].name))
     write_comparison(out, body)
     lines = [f"A: {compared[0]}", f"B: {compared[1]}", *cast(list[str], body["summary"])]
     answer(as_json, body, "\n".join([*lines, f"wrote {out / 'compare.html'} and {out / 'compare.json'}"]))

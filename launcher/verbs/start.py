@@ -85,7 +85,7 @@ def _comes_to(found: dict[str, Any]) -> str:
 @json_option
 def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check PLAN: every problem at once. The corpus is looked for, not read."""
-    from launcher.plan.file import PlanError, checked_plan, located
+    from launcher.plan.file import PlanError, checked_plan, with_lines
     from launcher.study.first_plan import manifest_of, sketched, summary
     from launcher.study.opening import plan_study
     from launcher.study.plan_sense import missing
@@ -93,10 +93,10 @@ def validate(plan_path: Path, overrides: tuple[str, ...], as_json: bool) -> None
     from launcher.study.plan_sense import warnings as unwise
 
     plan, problems = checked_plan(plan_path, overrides)
-    problems += located(plan_path, missing(plan, plan_path.parent), overrides)
+    problems += with_lines(plan_path, missing(plan, plan_path.parent), overrides)
     if not problems:
         study = sketched(plan, manifest_of(plan, plan_path.parent))
-        problems = located(plan_path, senseless(study), overrides)
+        problems = with_lines(plan_path, senseless(study), overrides)
     if problems:
         raise PlanError(str(plan_path), problems)
     plan_study(plan_path, plan_path.parent, overrides, source_sha256="0" * 64)

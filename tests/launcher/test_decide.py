@@ -19,28 +19,6 @@ def test_the_choice_spends_the_budget_on_a_whole_shape(study, found):
     assert abs(choice.num_steps * step_flops - plan.target.budget_flops) <= step_flops / 2
 
 
-@pytest.mark.parametrize(("params", "width", "heads"), [(1e9, 1536, 24), (7e9, 4608, 72)])
-def test_both_verbs_at_sizes_that_had_two_answers(study, params, width, heads):
-    """A 24-layer template: `freeze` took 1,664 wide with 26 heads and 4,736 with 74, `allocate` 15 and 30 layers."""
-    plan = study.plan
-    model = plan.model.model_copy(update={"num_layers": 24, "head_dim": 64, "ffn_ratio": 2.75, "seq_len": 1024})
-    large = dataclasses.replace(study, manifest=dataclasses.replace(study.manifest, vocab_size=50_304))
-    fit = fit_runs(ladder(CHINCHILLA), "chinchilla", bootstrap=0)
-    low, high = 1e15, 1e25
-    for _ in range(60):
-        flops = (low * high) ** 0.5
-        low, high = (flops, high) if allocate(fit, flops).params < params else (low, flops)
-    proxy = plan.proxy.model_copy(update={"base_width": 256, "batch_tokens": 2**19})
-    target = plan.target.model_copy(update={"budget_flops": low, "width_multiple": 64})
-    large = dataclasses.replace(large, plan=plan.model_copy(update={"model": model, "proxy": proxy, "target": target}))
-    choice = decide.choose(large, fit)
-    assert (choice.shape.num_layers, choice.shape.width, choice.shape.num_heads) == (24, width, heads)
-    nothing = dict.fromkeys(field.name for field in dataclasses.fields(Asked))
-    asked = checked(Asked(**{**nothing, "flops": low, "shape": True, "tied": False, "beyond": True}))
-    body = allocation_body(fit, asked, large.shape_template)
-    assert body["shape"] == dataclasses.asdict(choice.shape)
-
-
 def test_the_decision_says_what_was_found(study, found):
     decision = decision_of(study, found)
     assert decision.learning_rate.schedule.num_steps == found.choice.num_steps

@@ -19,7 +19,7 @@ def problems_of(tmp_path, text, *overrides):
     num = len(caught.value.problems)
     head = f"{path}: {num} problem{'s' if num > 1 else ''}"
     assert str(caught.value) == head + "".join(f"\n  {problem}" for problem in caught.value.problems)
-    return [re.sub(r" \(line \d+\)$", "", problem) for problem in caught.value.problems]
+    return [problem.partition(" (line ")[0] for problem in caught.value.problems]
 
 
 BAD = {
@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(PlanError, match="cannot be read: Is a directory"):
         load_plan(tmp_path)
     (tmp_path / "plan.toml").write_bytes(b"\xff")
-    with pytest.raises(PlanError, match=r"is not UTF-8: byte 0xff \(line 1\); save it as UTF-8"):
+    with pytest.raises(PlanError, match="is not UTF-8: save it as UTF-8"):
         load_plan(tmp_path / "plan.toml")
 
 
