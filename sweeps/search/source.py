@@ -192,9 +192,9 @@ class SearchSource:
             parallelism: trials in flight at once, P of `sweeps.search.suggest`; from the plan, never from the machine.
             sampler: a name of `sweeps.search.samplers.SAMPLERS`.
             num_startup: trials of its design.
-            given: points not suggested but known from elsewhere: those of trials `num_known` and after.
+            given: points beyond an end, not suggested: those of trials `num_known` and after.
             num_known: trials that all ended before this; their points are recorded.
-            pruner: gives trials up; but none of those `given` where a search goes on: they are to tell of new ground.
+            pruner: gives trials up; but none of those `given`: they are to tell of new ground.
         """
         self._search = Search(
             space, study_seed, parallelism, sampler=sampler, num_startup=num_startup, num_known=num_known
@@ -237,9 +237,11 @@ class SearchSource:
         run_id = spec.id
         self._run_ids.append(run_id)
         if self._pruner is not None:
-            whole = 0 < self._num_known <= index < self._num_known + len(self._given)
-            self._pruner.begin(run_id, point, num_seen=num_seen, whole=whole)
+            self._pruner.begin(run_id, point, num_seen=num_seen, whole=self._is_given(index))
         return spec
+
+    def _is_given(self, index: int) -> bool:
+        return self._num_known <= index < self._num_known + len(self._given)
 
     def _point(self, index: int) -> Params:
         """The recorded point of a trial, or a new one, recorded."""
@@ -247,7 +249,7 @@ class SearchSource:
         recorded = self._ledger.find(SUGGESTION, key)
         if recorded is not None:
             return cast(Params, recorded.body)
-        if self._num_known <= index < self._num_known + len(self._given):
+        if self._is_given(index):
             point = self._given[index - self._num_known]
         else:
             point = self._search.suggest(self._told)
