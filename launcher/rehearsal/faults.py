@@ -25,7 +25,7 @@ from launcher.trainer.training import Trainer
 from proxies.core.canon import Json
 from proxies.data.tokens import TokenStore
 
-FaultKind = Literal["kill", "hang", "nan", "disk_full", "sigterm", "other_seed", "drop_moments", "shift_batch"]
+FaultKind = Literal["kill", "hang", "nan", "disk_full", "sigterm", "drop_moments", "shift_batch"]
 SIGNAL_SECONDS = 30.0
 
 
@@ -54,10 +54,8 @@ class Injector(Hook):
             run.model.register_forward_hook(self._poisoned)
         if not step or step < self._fault.step:
             return
-        if kind == "other_seed":
-            run.store = _WrongStore(run.store, seed_shift=1)
-        elif kind == "shift_batch":
-            run.store = _WrongStore(run.store, sequence_shift=run.decision.batch_tokens // run.decision.shape.seq_len)
+        if kind == "shift_batch":
+            run.store = _ShiftedStore(run.store, run.decision.batch_tokens // run.decision.shape.seq_len)
         elif kind == "drop_moments":
             run.optimizer.state.clear()
 
@@ -106,19 +104,17 @@ class Injector(Hook):
         return output * torch.nan if torch.is_grad_enabled() and self._step == self._fault.step else output
 
 
-class _WrongStore(TokenStore):
-    """A store of which other data are drawn than were asked for."""
+class _ShiftedStore(TokenStore):
+    """A store of which later data are drawn than were asked for."""
 
-    def __init__(self, store: TokenStore, *, seed_shift: int = 0, sequence_shift: int = 0) -> None:
+    def __init__(self, store: TokenStore, num_sequences: int) -> None:
         self.__dict__.update(store.__dict__)  # the same maps: they were verified when it was opened
-        self._seed_shift, self._sequence_shift = seed_shift, sequence_shift
+        self._shift = num_sequences
 
     def train_batch(self, *, seed: int, first_sequence: int, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
         """As of any store, elsewhere in the data."""
-        return super().train_batch(
-            seed=seed + self._seed_shift, first_sequence=first_sequence + self._sequence_shift,
-            num_sequences=num_sequences, seq_len=seq_len,
-        )  # fmt: skip
+        first = first_sequence + self._shift
+        return super().train_batch(seed=seed, first_sequence=first, num_sequences=num_sequences, seq_len=seq_len)
 
 
 def fired(run_dir: Path, kind: FaultKind) -> Path:

@@ -101,7 +101,7 @@ _DRILLS = (
     Drill(
         name="resume", module="resume_drills",
         happens=f"cut after {', '.join(map(str, CUTS))} updates and resumed in new processes; and resumed wrongly "
-        "(data of another seed, moments dropped, data off by one batch)",
+        "(moments dropped, data off by one batch)",
         limit="weights and moments bitwise the uninterrupted run's; every wrong resume differs",
         advice="a resumed run is another run: look at what of weights, moments, step and data order is not restored",
     ),

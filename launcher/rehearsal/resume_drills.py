@@ -12,7 +12,6 @@ from proxies.core.canon import Json
 from proxies.data.tokens import TokenStore
 
 CONTROLS: dict[FaultKind, str] = {
-    "other_seed": "data of another seed",
     "drop_moments": "moments dropped",
     "shift_batch": "data off by one batch",
 }
@@ -63,14 +62,10 @@ def resume(stage: Stage) -> DrillResult:
     run, reference = stage.cut(), stage.reference()
     apart = stage.apart(reference, run)
     seen: dict[str, Json] = {"cuts": [*CUTS], "num_tensors_differing": apart.num_differing}
-    controls_of = {fault: f"control-{fault.replace('_', '-')}" for fault in CONTROLS}
-    stage.run_in_turn({
-        stage.forked(run, CUTS[-1], control): (Fault(kind=fault, step=CUTS[-1]),)
-        for fault, control in controls_of.items()
-    })  # fmt: skip
     unnoticed = []
     for fault, what in CONTROLS.items():
-        control = controls_of[fault]
+        control = stage.forked(run, CUTS[-1], f"control-{fault.replace('_', '-')}")
+        stage.run(control, Fault(kind=fault, step=CUTS[-1]))
         wrong = stage.apart(reference, control) if stage.ended(control) else None
         seen[f"control_{fault}"] = None if wrong is None else wrong.weights_share
         if wrong is None or wrong.bitwise:

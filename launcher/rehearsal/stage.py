@@ -1,8 +1,7 @@
 """Where the drills play: starts runs of the copy under the real supervisor, and compares what they leave.
 
 A run's folder lies below the stage's; the uninterrupted run and the run that was cut are made once, by the first drill
-that asks. A start of a job takes several times as long as a run of the copy: runs
-that may follow each other in the same processes share one.
+that asks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -25,7 +23,7 @@ from launcher.base.watchdog import FLOOR_SECONDS, Limits
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import write_launch
 from launcher.rehearsal.faults import Fault, fired
-from launcher.rehearsal.rank import MODULE, Others, arguments
+from launcher.rehearsal.rank import MODULE, arguments
 from launcher.rehearsal.registry import CUTS, HANG_SECONDS
 from launcher.rehearsal.scaled import Scaled
 from launcher.supervisor.attempt import Signals
@@ -131,11 +129,9 @@ class Stage:
 
     def run(
         self, name: str, *faults: Fault, stop_after: int | None = None, max_restarts: int = 0,
-        hang_seconds: float = FLOOR_SECONDS, others: Others = MappingProxyType({}),
+        hang_seconds: float = FLOOR_SECONDS,
     ) -> LaunchOutcome:  # fmt: skip
         """Start or resume the run of that name; one without a step for `hang_seconds` is killed.
-
-        The job trains `others` first.
 
         Raises:
             KeyboardInterrupt: the user ended it.
@@ -148,34 +144,16 @@ class Stage:
             contextlib.redirect_stderr(log),
             self._devices(),
         ):
-            print(f"== {' '.join((*others, name, *(fault.kind for fault in faults)))}", file=log)
+            print(f"== {' '.join((name, *(fault.kind for fault in faults)))}", file=log)
             outcome = launch(
                 config, self.corpus, self.path(name), stop_after, max_restarts,
-                program=(self.module, *arguments(self._with_own(faults), {
-                    other: self._with_own(its_faults) for other, its_faults in others.items()
-                })),
+                program=(self.module, *arguments([*self.faults, *faults])),
                 limits=Limits(floor_seconds=hang_seconds), signals=signals,
             )  # fmt: skip
         num_own = sum(fault.kind == "sigterm" and fired(self.path(name), "sigterm").exists() for fault in faults)
         if signals.num_signals > num_own or (outcome.event == "interrupted" and not num_own):
             raise KeyboardInterrupt
         return outcome
-
-    def run_in_turn(self, runs: Others) -> None:
-        """All of the runs, whatever becomes of them: of the copy in one job, of the real shape a job each.
-
-        Raises:
-            KeyboardInterrupt: the user ended it.
-        """
-        *names, last = runs
-        others = {name: runs[name] for name in names}
-        if self.scaled.kind == "full":  # the model of a run before may still fill the devices
-            for name in names:
-                self.run(name, *others.pop(name))
-        self.run(last, *runs[last], others=others)
-
-    def _with_own(self, faults: Sequence[Fault]) -> list[Fault]:
-        return [*self.faults, *faults]
 
     @property
     def on_cpu(self) -> bool:

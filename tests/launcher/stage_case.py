@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import resource
 import signal
-from types import MappingProxyType
 
 from launcher.base import metrics
 from launcher.base.flag import Flag
@@ -22,16 +21,13 @@ from launcher.trainer.rank import Options, run
 class HereStage(Stage):
     """Needs a process group of this process alone."""
 
-    def run(
-        self, name, *faults, stop_after=None, max_restarts=0, hang_seconds=0.0, others=MappingProxyType({})
-    ):  # fmt: skip
+    def run(self, name, *faults, stop_after=None, max_restarts=0, hang_seconds=0.0):
         config = write_launch(self.folder / "frozen", self.decision)
         options = Options(
             config=config, data=self.corpus, out=self.path(name), stop_after=stop_after, allow_world_size=True
         )
         told = Flag()
-        own = self.faults
-        build = builder([*own, *faults], {other: [*own, *faults] for other, faults in others.items()})
+        build = builder([*self.faults, *faults])
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         before = signal.signal(signal.SIGTERM, lambda *_: told.set())
         with contextlib.suppress(FileNotFoundError):
