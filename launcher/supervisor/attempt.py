@@ -214,11 +214,11 @@ class Job:
             _send(pid, signal.SIGTERM)
 
     def dump_stacks(self) -> None:
-        """Have the ranks write the stacks of all their threads into the log; those that do not listen are left be.
+        """Have the ranks write the stacks of all their threads into the log, one after another: their words would mix.
 
-        One after another, or their words would mix.
+        A rank that does not listen yet ends of it, a moment before the job does.
         """
-        asked = [pid for pid in self._ranks() if _catches(pid, signal.SIGUSR1)]
+        asked = self._ranks()
         for pid in asked:
             with contextlib.suppress(OSError):  # a full disk
                 os.write(self._log, f"forerun: process {pid} is here:\n".encode())
@@ -271,12 +271,3 @@ def _parent(pid: int) -> int:
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
     return 0
-
-
-def _catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal, which would else end it."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False

@@ -187,7 +187,6 @@ import subprocess
 if count: end()
 for rank in "01":
     subprocess.Popen([sys.executable, "-S", "-c", {STUCK!r}], env={{**os.environ, "LOCAL_RANK": rank}})
-subprocess.Popen(["sleep", "600"], env={{**os.environ, "LOCAL_RANK": "2"}})  # the signal would end it: it is not asked
 step(1), time.sleep(0.5), step(2), time.sleep(600)
 """
 
