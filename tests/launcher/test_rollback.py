@@ -155,13 +155,6 @@ def test_a_full_disk_stops_the_run_before_it_goes_back(gone_back, corpus, tmp_pa
     assert poisoned_run(decision, corpus, tmp_path) == gone_back[1]
 
 
-def test_before_the_first_checkpoint_it_starts_afresh(gone_back, corpus, tmp_path):
-    decision = care_decision(corpus, every_steps=30)
-    assert poisoned_run(decision, corpus, tmp_path).event == "finished"
-    assert curve(tmp_path / "run") == curve(gone_back[0])  # by another way back
-    assert events(tmp_path / "run", "rolled_back")[0]["step"] == 0
-
-
 def test_of_a_run_moved_with_its_newest_checkpoint_alone_nothing_is_thrown_away(one_rank, corpus, tmp_path):
     decision = care_decision(corpus)
     poisoned_run(decision, corpus, tmp_path, stop_after=21)

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from launcher.base.reference import MODELS
 from launcher.estimates.memory import kept_per_token, memory_per_rank
 from launcher.frozen.frozen import Parallelism
-from launcher.trainer.ranks import data_axes, device_mesh
+from launcher.trainer.ranks import device_mesh
 from proxies.core.flops import count_params
 from proxies.core.shape import Shape
 from proxies.model import rotary
@@ -50,7 +50,7 @@ def tracked(shape, degrees, precision, num_sequences, num_microbatches):
     if precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     with fake_ranks(degrees.num_ranks):
-        mesh = data_axes(device_mesh(degrees, "cpu"))
+        mesh = device_mesh(degrees, "cpu")
         with FakeTensorMode():
             kind = degrees.activation_checkpointing
             checkpointing = {"none": False, "full": True}.get(kind, kind)

@@ -214,24 +214,3 @@ def test_a_run_of_another_recipe_is_left_out_and_said_to_be(child, tmp_path):
     (said,) = [warning for warning in found.fit.warnings if "left out of the fit" in warning]
     assert "its last learning rate is 0.5, here 0.0" in said
     assert "it was trained on other data" in said
-
-
-def test_a_grandchild_inherits_both(child, tmp_path):
-    parent, _, study, found = child
-    folder = shutil.copytree(parent, tmp_path / "study")
-    decision = decision_of(study, found)
-    mine = write_launch(folder / "frozen", decision).parent
-    log(decision, mine / "run", decision.predicted.loss_nats * 1.01)
-    code, second = ask("watch", mine, "--conclude")
-    assert code == 0
-    assert second["coverage"]["num_concluded"] == 2
-    (own,) = history.concluded(Ledger.read(folder))
-    scale = found.fit.record_scale
-    assert own.interval_scale == pytest.approx(scale)
-    assert own.z == pytest.approx(own.foretold.z * scale), "misses are counted by the fit's own interval"
-    with Ledger.open(tmp_path / "new", {"planted": 1}, create=True) as ledger:
-        assert history.take_over(ledger, Ledger.read(folder)) == 2
-        assert history.take_over(ledger, Ledger.read(folder)) == 0
-        assert [run.digest for run in history.inherited(ledger)] == [
-            run.digest for run in (*history.inherited(Ledger.read(folder)), own)
-        ]

@@ -59,16 +59,6 @@ def test_an_alert_is_news_once_and_again_when_it_has_been_away(run):
     assert [entry for entry in recorded(run) if entry[0] == "spike_lasts"] == twice, "whoever looks"
 
 
-def test_a_chronicle_that_cannot_be_written_does_not_end_the_watch(run, monkeypatch, capsys):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device", "x")
-
-    monkeypatch.setattr(chronicle, "record", full)
-    write(run, *range(301, 331), last=330)
-    assert follower(run).look(last=True).standing == "alarm"
-    assert "No space left on device): alerts are not recorded" in capsys.readouterr().err
-
-
 def test_live_each_line_is_said_once(run, monkeypatch, capsys):
     write(run, last=300)
     looks = []

@@ -10,7 +10,7 @@ import time
 import pytest
 from main_run import tiny_decision
 from tiny_study import ask, forerun
-from watched_case import NUM_STEPS, finish, line, loss_at, write_events, write_lines, write_run, write_wandb
+from watched_case import NUM_STEPS, finish, line, loss_at, write_run
 
 from launcher.base import chronicle, metrics
 from launcher.frozen.launch_file import write_launch
@@ -82,22 +82,6 @@ def test_bad_input(decision, frozen, tmp_path):
     assert ask("watch", tmp_path / "nowhere", "--once")[0] == 2
     (frozen / "launch.json").write_text((frozen / "launch.json").read_text().replace('"seed": 7', '"seed": 8'))
     assert ask("watch", frozen, "--once")[0] == 5
-
-
-def test_other_trainers_logs(frozen, tmp_path, monkeypatch):
-    rows = [(step, {"lm loss": loss_at(step), "grad-norm": 1.0}) for step in range(1, 301)]
-    write_wandb(tmp_path / "wb", rows, monkeypatch)
-    write_events(tmp_path / "tb", rows)
-    write_lines(tmp_path / "log.jsonl", [{"n": step, **values} for step, values in rows])
-    found = [
-        ask("watch", frozen, "--once", "--metrics", tmp_path / "wb"),
-        ask("watch", frozen, "--once", "--metrics", tmp_path / "tb"),
-        ask("watch", frozen, "--once", "--metrics", tmp_path / "log.jsonl", "--step-key", "n"),
-    ]
-    for code, body in found:
-        assert (code, body["standing"], body["figures"]["step"]) == (0, "fine", 300)
-        assert body["names_digest"] is False
-        assert body["figures"]["departure_sds"] == pytest.approx(found[2][1]["figures"]["departure_sds"], abs=1e-4)
 
 
 # Live
