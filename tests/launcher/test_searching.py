@@ -1,4 +1,4 @@
-"""A whole search without training: ranges that grow, repeats, warm starts, and all of it resumed anywhere."""
+"""A whole search without training: ranges that grow, repeats, and all of it resumed anywhere."""
 
 import dataclasses
 import hashlib
