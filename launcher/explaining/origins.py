@@ -152,7 +152,7 @@ ORIGINS: dict[str, Origin] = {
     "monitoring.*": _plan("launch.{}", change=_DRILLS),
     "checkpointing.every_steps": _plan("launch.checkpoint_every_steps", change=_DRILLS),
     "checkpointing.keep": _fixed("the newest may turn out corrupt, so two at least"),
-    "spikes.max_rollbacks": _plan("launch.spike_rollbacks", change=_DRILLS),
+    "spikes.max_rollbacks": _plan("launch.spike_rollbacks"),
     "spikes.rollback_steps": _fixed(_SPIKE, "PaLM went back about 100 steps (arXiv 2204.02311, section 5.1)"),
     "spikes.skip_batches": _fixed(_SPIKE, "PaLM skipped 200 to 500 batches (arXiv 2204.02311, section 5.1)"),
     "spikes.clip_share": _fixed(_SPIKE, "OPT lowered its clip from 1.0 to 0.3 (arXiv 2205.01068, section 2.5)"),

@@ -41,7 +41,7 @@ def test_a_signal_on_top_of_a_signal_does_no_harm():
 
 def test_an_event_would_hang():
     """Why there is a flag at all."""
-    assert stormed("event", limit_seconds=5) == "hangs"
+    assert stormed("event", limit_seconds=2) == "hangs"
 
 
 def test_a_handler_ends_the_wait_of_the_main_thread():

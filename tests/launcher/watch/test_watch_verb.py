@@ -1,6 +1,7 @@
 """`forerun watch`: its exit codes, its words, its memory in the chronicle, and a run followed while it is written."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from watched_case import NUM_STEPS, finish, line, loss_at, write_run
 
 from launcher.base import chronicle, metrics
 from launcher.frozen.launch_file import write_launch
-from launcher.supervisor.launch import launch
 
 
 def run_of(decision, frozen, last, **more):
@@ -140,15 +140,14 @@ def test_a_log_of_another_run_is_waited_out_and_ctrl_c_leaves_the_last_standing(
 # The embedded trainer's own run
 
 
-def test_a_real_run_watched_and_concluded(corpus, tmp_path):
-    decision = tiny_decision(corpus)
+def test_a_real_run_watched_and_concluded(two_ranks, corpus, tmp_path):
+    decision = tiny_decision(corpus, num_ranks=2)
     frozen = write_launch(tmp_path / "frozen", decision).parent
-    outcome = launch(frozen, corpus, frozen / "run")
-    assert outcome.event == "finished"
+    shutil.copytree(two_ranks / "plain" / "run", frozen / "run")
     code, body = ask("watch", frozen, "--once")
     assert body["figures"]["step"] == 12
     assert (body["names_digest"], body["notes"], body["ending"]["event"]) == (True, [], "finished")
     code, body = ask("watch", frozen, "--conclude")
-    assert (code, body["actual_nats"]) == (0, outcome.validation_loss_nats)
+    assert (code, body["actual_nats"]) == (0, metrics.read_ending(frozen / "run").validation_loss_nats)
     assert body["tokens"] == decision.num_tokens
     assert [path.name for path in (frozen / "attestations").iterdir()] == ["conclusion.json"]
