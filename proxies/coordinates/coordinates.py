@@ -24,9 +24,9 @@ from proxies.coordinates.verdict import (
     INITIAL_STD,
     ORDER,
     Axis,
-    CheckOutcome,
     LayerVerdict,
     Measured,
+    Outcome,
     Setting,
     judged,
 )
@@ -89,21 +89,6 @@ def named_mistakes(layers: Sequence[LayerVerdict]) -> tuple[str, ...]:
     )
 
 
-def structural_mistakes(specs: Sequence[Sequence[RunSpec]]) -> tuple[str, ...]:
-    """Mistakes that the runs' own base shapes show. One wrong base for all is none: it only renames the rates."""
-    runs = [run for row in specs for run in row]
-    deep = runs[0].parametrization.depth_alpha is not None
-    bases = {run.base_shape if deep else run.base_shape.at_depth(1) for run in runs}
-    if runs[0].parametrization.width == "none" or len(bases) == 1:
-        return ()
-    if all(run.shape == run.base_shape for run in runs):
-        return ("every model is given itself as base: nothing scales, which is the standard parametrization",)
-    said = ", ".join(
-        f"{row[0].shape.width} on {'/'.join(map(str, sorted({run.base_shape.width for run in row})))}" for row in specs
-    )
-    return (f"the models are on different bases (widths {said}): one base for proxies and target is wanted",)
-
-
 def left_finite(lost: tuple[RunSpec, int] | None) -> tuple[str, ...]:
     """The run that left the finite numbers, and at which step."""
     if lost is None:
@@ -113,19 +98,9 @@ def left_finite(lost: tuple[RunSpec, int] | None) -> tuple[str, ...]:
     return (f"{which} left the finite numbers at step {lost[1]}",)
 
 
-def notes_of(layers: Sequence[LayerVerdict], setting: Setting) -> tuple[str, ...]:
-    """What is by choice and no mistake, and what could not be looked at."""
-    chosen, notes = setting.parametrization, []
-    if setting.axis == "width" and chosen.width == "mup" and chosen.embedding_rate == "inverse_root":
-        notes.append(
-            "by choice (embedding_rate = inverse_root) the embedding's changes shrink with the root of the width: no "
-            "mistake, but no feature learning in the embedding at large width"
-        )
-    if setting.axis == "depth" and (chosen.depth_alpha or 1.0) < 1.0:
-        notes.append(
-            f"by choice (depth_alpha = {chosen.depth_alpha:g}) blocks' weights move less as depth grows: the stream's "
-            "change keeps its size, the blocks become lazy"
-        )
+def notes_of(layers: Sequence[LayerVerdict]) -> tuple[str, ...]:
+    """What could not be looked at."""
+    notes = []
     if layers and not any(layer.role == "attention_logits" for layer in layers):
         notes.append(
             "no attention logits were seen: the model does not call torch.nn.functional.scaled_dot_product_attention, "
@@ -158,11 +133,11 @@ class CoordinateCheck:
     not_finite_step: int | None
     """The optimizer step, counted from 1, whose loss, gradient or outputs were not finite."""
     mistakes: tuple[str, ...]
-    """What is wrong, in words: first what the runs' base shapes show, then what was measured."""
+    """What is wrong, in words."""
     notes: tuple[str, ...]
-    """What is by choice, and what could not be looked at."""
-    outcome: CheckOutcome
-    """The worst of the layers'; `mistaken` where they pass (or cannot tell), yet the base shapes are wrong."""
+    """What could not be looked at."""
+    outcome: Outcome
+    """The worst of the layers'."""
 
 
 class _NotFiniteError(Exception):
@@ -192,24 +167,19 @@ def check_coordinates(
         level: of the intervals over seeds.
         build: makes the model of runs that name a factory.
         progress: called with each width (or depth) that is done.
-
-    Raises:
-        ValueError: fewer than two widths or two seeds, widths not increasing, or no step to take.
     """
-    points = _arguments(specs, axis)
+    points = tuple(getattr(runs[0].shape, "width" if axis == "width" else "num_layers") for runs in specs)
     steps = recorded_steps(specs[0][0].schedule.num_steps - 1)
     found, lost = _all_readings(specs, lambda run: _readings(run, store, steps, axis, build), progress, points)
     first = specs[0][0]
     setting = Setting(
         axis=axis,
         points=points[: len(found)],
-        steps=steps,
         level=level,
         parametrization=first.parametrization,
         head_dim_power=_head_dim_power(points, found) if axis == "width" else 0.0,
     )
     layers = attributed([judged(m, setting) for m in _measured(found)] if len(found) > 1 else [], setting)
-    structural = structural_mistakes(specs)
     return CoordinateCheck(
         parametrization=str(first.parametrization),
         axis=axis,
@@ -223,9 +193,9 @@ def check_coordinates(
         not_finite_width=lost[0].shape.width if lost else None,
         not_finite_depth=lost[0].shape.num_layers if lost else None,
         not_finite_step=lost[1] if lost else None,
-        mistakes=(*structural, *left_finite(lost), *named_mistakes(layers)),
-        notes=notes_of(layers, setting),
-        outcome=_outcome(layers, bool(structural), lost is not None),
+        mistakes=(*left_finite(lost), *named_mistakes(layers)),
+        notes=notes_of(layers),
+        outcome="blows_up" if lost else min((layer.outcome for layer in layers), key=ORDER.index),
     )
 
 
@@ -244,24 +214,6 @@ def _head_dim_power(points: Sequence[int], found: Sequence[Sequence[Sequence[dic
         return 0.0
     power = math.log(head_dims[-1] / head_dims[0]) / math.log(points[len(found) - 1] / points[0])
     return power if power >= 0.2 else 0.0
-
-
-def _arguments(specs: Sequence[Sequence[RunSpec]], axis: Axis) -> tuple[int, ...]:
-    """The widths or depths, if the runs can be judged over them."""
-    points = tuple(getattr(runs[0].shape, "width" if axis == "width" else "num_layers") for runs in specs if runs)
-    counts = sorted({len(runs) for runs in specs})
-    if len(points) < 2 or list(points) != sorted(set(points)) or len(counts) != 1 or counts[0] < 2:
-        raise ValueError(
-            f"{axis}s = {points}, {counts} seeds: at least 2 increasing {axis}s, and as many seeds at each, at least "
-            "2, are wanted"
-        )
-    lengths = {run.schedule.num_steps for runs in specs for run in runs}
-    if min(lengths) < 2 or len(lengths) > 1:
-        raise ValueError(
-            f"num_steps = {', '.join(map(str, sorted(lengths)))}: at least 2 are wanted, the last of which is not "
-            "taken, and as many of every run"
-        )
-    return points
 
 
 def _all_readings(
@@ -344,10 +296,3 @@ def _measured(found: list[list[list[dict[str, Reading]]]]) -> list[Measured]:
         for layer, reading in found[0][0][0].items()
         if layer in everywhere
     ]
-
-
-def _outcome(layers: Sequence[LayerVerdict], structural: bool, lost: bool) -> CheckOutcome:
-    if lost:
-        return "blows_up"
-    worst = min((layer.outcome for layer in layers), key=ORDER.index)
-    return "mistaken" if structural and worst in ("passes", "cannot_tell") else worst

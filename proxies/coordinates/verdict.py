@@ -20,7 +20,6 @@ from proxies.core.rules import Parametrization
 Axis = Literal["width", "depth"]
 Role = Literal["embedding", "hidden", "readout", "norm", "stream", "attention_logits"]
 Outcome = Literal["passes", "blows_up", "vanishes", "cannot_tell"]
-CheckOutcome = Literal["passes", "blows_up", "vanishes", "cannot_tell", "mistaken"]
 ORDER: tuple[Outcome, ...] = ("blows_up", "vanishes", "cannot_tell", "passes")
 """Worst first."""
 FLAGGED: tuple[Outcome, ...] = ("blows_up", "vanishes")
@@ -45,40 +44,27 @@ class Slope:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LayerStep:
-    """One layer at one step: sizes at each width (or depth), geometric means over seeds, to five digits."""
-
-    step: int
-    """Optimizer steps done."""
-    size: tuple[float, ...]
-    """Mean absolute output."""
-    size_slope: tuple[float, float, float] | None
-    """Slope, and the interval's least and largest; None where a size is zero."""
-    change: tuple[float, ...]
-    """Mean absolute change of the output since step 0 (of the readout: by its own update); empty at step 0."""
-    change_slope: tuple[float, float, float] | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerVerdict:
     """One layer: how its change at the last step, and its size at step 0, go with the axis."""
 
     layer: str
     role: Role
     change: tuple[float, ...]
-    """At the last step; the row of `steps`."""
+    """Mean absolute change of the output since step 0 (of the readout: by its own update) at the last step, at each
+    width (or depth): geometric means over seeds, to five digits."""
     slope: float
     """Of the change, the median over the steps (of each seed); 0 where the layer did not move, and cannot be judged."""
     interval: tuple[float, float]
     expected: tuple[float, float]
     """Least and largest slope of a right parametrization: (0, 0) but for a choice by design."""
+    start: Slope | None
+    """Of the size at step 0; None where a size is zero."""
     update: Slope | None
     """Of its own first update's effect (a hidden matrix's over the size of its input): the rate by itself, before
     mistakes elsewhere reach it through the gradients. None for roles without a rate rule, and where nothing moved."""
     outcome: Outcome
     cause: str
     """In words; empty for a layer that passes."""
-    steps: tuple[LayerStep, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +88,6 @@ class Setting:
     axis: Axis
     points: tuple[int, ...]
     """Widths or depths."""
-    steps: tuple[int, ...]
     level: float
     parametrization: Parametrization
     head_dim_power: float
@@ -218,21 +203,10 @@ def judged(measured: Measured, setting: Setting) -> LayerVerdict:
         slope=final.slope if final else 0.0,
         interval=final.interval if final else (0.0, 0.0),
         expected=expected,
+        start=start,
         update=update,
         outcome=worst,
         cause=cause,
-        steps=tuple(_step(measured, index, setting) for index in range(len(setting.steps))),
-    )
-
-
-def _step(measured: Measured, index: int, setting: Setting) -> LayerStep:
-    size_PK, change_PK = measured.size[index], measured.change[index]
-    return LayerStep(
-        step=setting.steps[index],
-        size=_geometric(size_PK),
-        size_slope=_short(fitted(size_PK, setting.points, setting.level)),
-        change=_geometric(change_PK) if index else (),
-        change_slope=_short(fitted(change_PK, setting.points, setting.level)) if index else None,
     )
 
 
@@ -240,11 +214,6 @@ def _geometric(size_PK: NDArray[np.float64]) -> tuple[float, ...]:
     with np.errstate(divide="ignore"):
         means_P = np.exp(np.log(size_PK).mean(axis=1))
     return tuple(float(f"{mean:.5g}") for mean in means_P)
-
-
-def _short(found: Slope | None) -> tuple[float, float, float] | None:
-    """To three decimals: the table holds hundreds."""
-    return None if found is None else (round(found.slope, 3), round(found.interval[0], 3), round(found.interval[1], 3))
 
 
 def _first_update(measured: Measured, setting: Setting) -> Slope | None:

@@ -47,9 +47,7 @@ class Anchor:
     def number(self, found):
         """Slope of the statistic per doubling of width, with its interval: (slope, low, high)."""
         (layer,) = [layer for layer in found.layers if layer.layer == self.layer]
-        if self.reads == "start":
-            return layer.steps[0].size_slope
-        slope = layer.update if self.reads == "update" else layer
+        slope = {"start": layer.start, "update": layer.update, "change": layer}[self.reads]
         return (slope.slope, *slope.interval)
 
 
@@ -111,14 +109,14 @@ ANCHORS = (
     Anchor(name="readout unscaled", says="unscaled readout", layer="lm_head", reads="update", plant=unscaled_readout),
     Anchor(
         name="each model its own base (silent SP)",
-        says="every model is given itself as base: nothing scales, which is the standard parametrization",
+        says="hidden matrices' learning rate does not shrink with width",
         layer="layers.0.attention.wq",
         reads="update",
         wrong={"bases": [BASE.at_width(width) for width in WIDTHS]},
     ),
     Anchor(
         name="proxies on base 16, target 128 on its own",
-        says="the models are on different bases (widths 16 on 16, 32 on 16, 64 on 16, 128 on 128)",
+        says="hidden matrices' learning rate does not shrink with width",
         layer="layers.0.attention.wq",
         reads="update",
         wrong={"bases": TARGETS_OWN},

@@ -27,7 +27,7 @@ PASSING = coordinates("passes", {**LAYER, "outcome": "passes"})
         (coordinates("cannot_tell", {**LAYER, "outcome": "cannot_tell"}), "cannot_tell", "lm_head cannot tell"),
         (coordinates("vanishes", LAYER), "failed", "lm_head vanishes (slope -0.83): too small"),
         (coordinates("blows_up", lost=64), "failed", "width 64 left the finite numbers at step 3"),
-        (coordinates("mistaken", mistakes=["every model is its own base"]), "failed", "every model is its own base"),
+        (coordinates("blows_up", mistakes=["unscaled readout"]), "failed", "unscaled readout"),
         (PASSING | coordinates("vanishes", LAYER, axis="depth"), "failed", "all 1 layers keep their size as width"),
         (coordinates("cannot_tell") | coordinates("vanishes", LAYER, axis="depth"), "failed", "all 0"),
         (coordinates("passes", axis="depth"), "cannot_tell", "not run yet"),
