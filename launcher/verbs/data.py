@@ -32,14 +32,13 @@ _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.g
               help="Share of a named source in training, for each; else by their tokens.")  # fmt: skip
 @click.option("--suffix", "suffixes", multiple=True, default=_SUFFIXES, show_default=True,
               help="Files taken from folders; repeatable.")  # fmt: skip
-@click.option("--all-text", is_flag=True, help="Take from folders every file that is UTF-8 text, whatever its suffix.")
 @click.option("--exclude", "excluded", multiple=True, help="Folder name to pass over; repeatable.")
 @click.option("--validation-fraction", type=float, default=0.02, show_default=True, help="Share of documents held out.")
 @json_option
 def tokenize(
     sources: tuple[str, ...], out: Path, tokenizer: str, end_token: str | None, text_key: str, vocab_size: int | None,
     end_id: int | None, weights: tuple[str, ...], suffixes: tuple[str, ...], excluded: tuple[str, ...],
-    validation_fraction: float, all_text: bool, as_json: bool,
+    validation_fraction: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Write SOURCES ([NAME=]PATH...) as shards of token ids with a hashed manifest.
 
@@ -60,7 +59,6 @@ def tokenize(
         end_id=end_id,
         validation_fraction=validation_fraction,
         weights=_weights(weights),
-        all_text=all_text,
         progress=_Teller(),
         say=say,
     )

@@ -16,7 +16,7 @@ from proxies.data.pretokenized import check_range, vocabulary_of
 from proxies.data.shards import publish, unfinished
 from proxies.data.splitting import Job, Progress, write_source
 from proxies.data.tokenizer import FileTokenizer, Tokenizer, load_tokenizer
-from proxies.data.tokens import SCHEMA_VERSION, DataError, Manifest, NotRead, Source
+from proxies.data.tokens import SCHEMA_VERSION, DataError, Manifest, Source
 
 UNNAMED = "text"
 """The name of a corpus's only source, if it was given none."""
@@ -35,7 +35,6 @@ def tokenize(
     end_id: int | None = None,
     validation_fraction: float = 0.02,
     weights: Mapping[str, float] | None = None,
-    all_text: bool = False,
     progress: Callable[[Progress], None] = lambda progress: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Manifest:
@@ -53,7 +52,6 @@ def tokenize(
         end_id: of pre-tokenized files, the id that ends a document.
         validation_fraction: share of the documents that is held out.
         weights: share of each source in training; None: its share of the training tokens.
-        all_text: take from folders every file that is text, whatever its suffix.
         progress: told now and then.
         say: told what was recognised, and what became of the documents.
 
@@ -64,7 +62,7 @@ def tokenize(
     by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
     named = {name: list(paths) for name, paths in by_name.items()}
     _check(named, validation_fraction, weights)
-    found = {name: find_files(paths, suffixes, excluded, out, all_text=all_text) for name, paths in named.items()}
+    found = {name: find_files(paths, suffixes, excluded, out) for name, paths in named.items()}
     files = {name: _checked(name, each, suffixes, say) for name, each in found.items()}
     every = [file for each in files.values() for file in each]
     chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), text_key, vocab_size, end_id)
@@ -87,23 +85,14 @@ def _checked(name: str, found: Found, suffixes: tuple[str, ...], say: Callable[[
     files, num_bytes = found.files, sum(file.num_bytes for file in found.files)
     say(f"{name}: {told(files)}; {num_bytes:,} bytes")
     if found.not_read:
-        num_left, left_bytes = (sum(getattr(one, key) for one in found.not_read) for key in ("num_files", "num_bytes"))
-        kinds = ", ".join(map(_left_out, found.not_read))
-        say(
-            f"{name}: not read: {num_left:,} files, {left_bytes / (num_bytes + left_bytes or 1):.0%} of the bytes: "
-            f"{kinds}. --suffix takes more of them, --all-text all that is text"
-        )
+        kinds = ", ".join(f"{one.num_files} {one.suffix or 'without suffix'}" for one in found.not_read)
+        say(f"{name}: not read: {kinds}; --suffix takes more of them")
     if not files:
         raise DataError(
             f"source {name!r}: 0 documents with text found: in folders, files ending in {', '.join(suffixes)} are "
             "taken; --suffix names others, also .bin"
         )
     return files
-
-
-def _left_out(one: NotRead) -> str:
-    why = "" if one.why == "suffix" else f", {one.why}, such as {one.example}"
-    return f"{one.num_files} {one.suffix or 'without suffix'} ({one.num_bytes:,} bytes{why})"
 
 
 def _check(named: Mapping[str, list[Path]], validation_fraction: float, weights: Mapping[str, float] | None) -> None:

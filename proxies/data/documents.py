@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import os
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +20,6 @@ LLMC_MAGICS = {20240520: "uint16", 20240801: "uint32"}
 _LLMC_EVAL_MAGIC = 20240522
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
-_LOOKED_AT_BYTES = 2**16
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
@@ -71,12 +68,7 @@ class Document(NamedTuple):
 
 
 def find_files(
-    paths: Iterable[Path],
-    suffixes: tuple[str, ...],
-    excluded: tuple[str, ...] = (),
-    out: Path | None = None,
-    *,
-    all_text: bool = False,
+    paths: Iterable[Path], suffixes: tuple[str, ...], excluded: tuple[str, ...] = (), out: Path | None = None
 ) -> Found:
     """The files, and the files of those suffixes below the folders, in sorted order, each recognised.
 
@@ -88,84 +80,35 @@ def find_files(
         suffixes: of the files taken from folders.
         excluded: names of folders.
         out: where the corpus will lie.
-        all_text: take from folders what is UTF-8 text, whatever its suffix.
 
     Raises:
-        DataError: every path that does not exist or is no file or folder, and every file that cannot be read or is not
-            what its name says, or, where it was named itself, not text.
+        DataError: every path that is no file or folder, and every file that cannot be read or is not what its name
+            says.
     """
     found: list[SourceFile] = []
-    left: list[NotRead] = []
+    left: dict[str, list[Path]] = {}
     problems: list[str] = []
     for path in paths:
         try:
-            files = [path]
-            if path.is_dir():
-                files = sorted(f for f in _walk(path, excluded, out) if f.is_file())
-            elif not path.is_file():
-                problems.append(f"{path} is no file or folder" if path.exists() else f"{path} does not exist")
-                continue
+            files = sorted(f for f in _walk(path, excluded, out) if f.is_file()) if path.is_dir() else [path]
         except OSError as error:
             problems.append(f"{error.filename or path} cannot be read: {error.strerror}")
             continue
         for file in files:
-            named = file == path
-            if not (named or all_text or file.name.endswith(suffixes)):
-                left.append(_left(file, "suffix"))
+            if file != path and not file.name.endswith(suffixes):
+                left.setdefault(file.suffix, []).append(file)
                 continue
             try:
-                recognised = recognise(file)
-                wrong = not_text(recognised) if recognised.format in ("text", "jsonl") else ""
-                if not wrong:
-                    found.append(recognised)
-                elif named:
-                    problems.append(f"{file} {wrong}: convert it to UTF-8, or leave it out")
-                else:
-                    left.append(_left(file, "not UTF-8 text"))
+                found.append(recognise(file))
             except DataError as error:
                 problems += error.problems
     if problems:
         raise DataError(*problems)
-    return Found(found, _summed(left))
-
-
-def not_text(file: SourceFile) -> str:
-    """What shows in its first bytes that a file is no text in UTF-8, in words; empty where nothing does."""
-    if file.compression:
-        return ""  # its reader looks
-    try:
-        with file.path.open("rb") as stream:
-            start = stream.read(_LOOKED_AT_BYTES)
-    except OSError as error:
-        raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return ""  # UTF-16, which the reader refuses by name
-    if b"\0" in start:
-        return f"is no text: byte {start.index(0):,} is zero"
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < _LOOKED_AT_BYTES)
-    except UnicodeDecodeError as error:
-        return f"is no text in UTF-8: byte {error.start:,} is 0x{start[error.start]:02x}"
-    return ""
-
-
-def _left(file: Path, why: str) -> NotRead:
-    with contextlib.suppress(OSError):
-        return NotRead(suffix=file.suffix, why=why, num_files=1, num_bytes=file.stat().st_size, example=file.name)
-    return NotRead(suffix=file.suffix, why=why, num_files=1, num_bytes=0, example=file.name)
-
-
-def _summed(left: Iterable[NotRead]) -> tuple[NotRead, ...]:
-    """One of each suffix and reason, the most bytes first."""
-    groups: dict[tuple[str, str], NotRead] = {}
-    for one in left:
-        before = groups.get((one.suffix, one.why))
-        groups[one.suffix, one.why] = (
-            one
-            if before is None
-            else replace(before, num_files=before.num_files + 1, num_bytes=before.num_bytes + one.num_bytes)
-        )
-    return tuple(sorted(groups.values(), key=lambda one: (-one.num_bytes, one.suffix, one.why)))
+    not_read = [
+        NotRead(suffix=suffix, num_files=len(files), num_bytes=sum(file.stat().st_size for file in files))
+        for suffix, files in left.items()
+    ]
+    return Found(found, tuple(sorted(not_read, key=lambda one: (-one.num_bytes, one.suffix))))
 
 
 def _walk(folder: Path, excluded: tuple[str, ...], out: Path | None) -> Iterator[Path]:
@@ -184,6 +127,8 @@ def recognise(path: Path) -> SourceFile:
     Raises:
         DataError: it cannot be read, is not what its name says, or is of a kind that holds no corpus.
     """
+    if not path.is_file():
+        raise DataError(f"{path} is no file or folder")
     try:
         with path.open("rb") as file:
             start = file.read(4)
@@ -201,15 +146,13 @@ def recognise(path: Path) -> SourceFile:
     elif inner.endswith(".parquet"):
         raise DataError(f"{path} is named .parquet but does not begin as parquet does: it is empty, cut or misnamed")
     elif inner.endswith(".bin"):
-        kind = _recognise_bin(path, magic, num_bytes, compression)
+        kind = _recognise_bin(path, magic, compression)
     else:
         kind = "jsonl" if inner.endswith(_JSONL_SUFFIXES) else "text"
     return SourceFile(path=path, format=kind, compression=compression, num_bytes=num_bytes)
 
 
-def _recognise_bin(path: Path, magic: int, num_bytes: int, compression: str | None) -> str:
-    if not num_bytes:
-        raise DataError(f"{path} is empty: a .bin file holds token ids; remove it, or make it again")
+def _recognise_bin(path: Path, magic: int, compression: str | None) -> str:
     if compression and magic not in LLMC_MAGICS and path.suffix != ".bin":
         raise DataError(f"{path} is a compressed .bin file, which is not read: decompress it first")
     if magic == _LLMC_EVAL_MAGIC:

@@ -16,9 +16,7 @@ from proxies.data.documents import LLMC_MAGICS, Document, Reading, SourceFile
 from proxies.data.tokens import DataError
 
 PIECE_TOKENS = 2**16
-"""A document's length where no id tells where one ends."""
-LONGEST_TOKENS = 2**20
-"""A document that is longer is cut."""
+"""A document that is longer, as where no id tells where one ends, is cut into pieces."""
 _HEADER_BYTES = 1024
 _CHUNK_TOKENS = 2**20
 _GPT2_END_ID = 50256
@@ -108,8 +106,6 @@ def read_llm_c(file: SourceFile, reading: Reading) -> Iterator[Document]:
 
 def _read_ids(file: SourceFile, reading: Reading, dtype: str, start: int) -> Iterator[Document]:
     end_id = -1 if reading.end_id is None else reading.end_id  # no id is -1
-    has_ends = any((ids == end_id).any() for ids in _chunks(file, dtype, start))
-    longest = LONGEST_TOKENS if has_ends else PIECE_TOKENS
     pending, position = np.empty(0, dtype=np.uint32), 0
     for ids in _chunks(file, dtype, start):
         if int(ids.max()) >= reading.vocab_size:
@@ -124,9 +120,9 @@ def _read_ids(file: SourceFile, reading: Reading, dtype: str, start: int) -> Ite
         done = 0
         for end in [*(np.flatnonzero(pending == end_id) + 1).tolist(), None]:
             stop = len(pending) if end is None else end
-            while stop - done > longest:
-                yield Document(pending[done : done + longest], bytes_read)
-                done += longest
+            while stop - done > PIECE_TOKENS:
+                yield Document(pending[done : done + PIECE_TOKENS], bytes_read)
+                done += PIECE_TOKENS
             if end is not None:
                 yield Document(pending[done:end], bytes_read)
                 done = end

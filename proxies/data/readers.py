@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -98,27 +97,21 @@ def read_parquet(file: SourceFile, reading: Reading) -> Iterator[Document]:
     try:
         # Not buffered ahead: a row group may be larger than memory.
         with pyarrow.parquet.ParquetFile(file.path, pre_buffer=False, buffer_size=_CHUNK_BYTES) as table:
-            _check_column(file, table.schema_arrow, reading.text_key)
+            columns = table.schema_arrow.names
+            if columns.count(reading.text_key) != 1:
+                said = f"{file.path} has no column {reading.text_key!r}"
+                raise DataError(f"{said}: name one of {', '.join(columns)} with --text-key")
             row, num_rows = 0, max(1, table.metadata.num_rows)
             for batch in table.iter_batches(batch_size=_ROWS, columns=[reading.text_key], use_threads=False):
                 for value in batch.column(0).to_pylist():
                     row += 1
-                    text = value.encode() if isinstance(value, str) else value or b""
+                    text = value.encode() if isinstance(value, str) else b"" if value is None else value
+                    if not isinstance(text, bytes):
+                        said = f"{file.path} column {reading.text_key!r} holds {value!r:.40}, no text"
+                        raise DataError(f"{said}: name one of {', '.join(columns)} with --text-key")
                     yield Document(text, file.num_bytes * row // num_rows)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file.path} cannot be read as parquet: {_first_line(error)}") from error
-
-
-def _check_column(file: SourceFile, schema: pa.Schema, text_key: str) -> None:
-    columns = ", ".join(schema.names)
-    if schema.names.count(text_key) != 1:
-        raise DataError(f"{file.path} has no column {text_key!r}: name one of {columns} with --text-key")
-    kind = schema.field(text_key).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    fine = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
-            pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_null)  # fmt: skip
-    if not any(holds(kind) for holds in fine):
-        raise DataError(f"{file.path} column {text_key!r} is of {kind}, not of texts: name one of {columns}")
 
 
 class _Stream:
@@ -127,20 +120,17 @@ class _Stream:
     def __init__(self, file: SourceFile) -> None:
         self._path = file.path
         try:
-            self._raw: BinaryIO = file.path.open("rb")
+            self._raw = file.path.open("rb")
         except OSError as error:
             raise DataError(f"{file.path} cannot be read: {error.strerror}") from error
-        self._stream: BinaryIO = self._raw
+        self._stream = self._raw
         if file.compression:
             inner = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), file.compression)
             self._stream = io.BufferedReader(inner, _CHUNK_BYTES)
-        self._start = b""
 
     def __enter__(self) -> _Stream:
-        self._start = self.read(len(_BOM)).removeprefix(_BOM)
-        if self._start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            self._raw.close()
-            raise DataError(f"{self._path} is UTF-16, by its byte order mark: convert it to UTF-8")
+        if self._guarded(self._stream.peek, len(_BOM)).startswith(_BOM):
+            self.read(len(_BOM))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,15 +142,10 @@ class _Stream:
         return self._raw.tell()
 
     def read(self, size: int) -> bytes:
-        start, self._start = self._start, b""
-        return start + self._guarded(self._stream.read, size)
+        return self._guarded(self._stream.read, size)
 
     def readline(self, size: int) -> bytes:
-        start, self._start = self._start, b""
-        if b"\n" in start:  # a first line of no more than two characters
-            line, end, self._start = start.partition(b"\n")
-            return line + end
-        return start + self._guarded(self._stream.readline, size)
+        return self._guarded(self._stream.readline, size)
 
     def _guarded(self, read: Callable[[int], bytes], size: int) -> bytes:
         try:

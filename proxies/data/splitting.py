@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from proxies.data.documents import Document, Reading, SourceFile
-from proxies.data.pretokenized import LONGEST_TOKENS, PIECE_TOKENS, read_llm_c, read_nanogpt
+from proxies.data.pretokenized import read_llm_c, read_nanogpt
 from proxies.data.readers import read_jsonl, read_parquet, read_text
 from proxies.data.shards import ShardWriter
 from proxies.data.tokenizer import FileTokenizer, Tokenizer
@@ -82,9 +82,8 @@ def write_source(job: Job, name: str, files: Sequence[SourceFile], stem: str) ->
     with _Pass(job, stem, by_hash) as taken:
         taken.take_all(files)
         if len(taken.fresh) < 2:
-            known = f" ({taken.num_known} more occur in sources before it)" if taken.num_known else ""
             raise DataError(
-                f"source {name!r}: {len(taken.fresh)} documents with text found{known}: at least 2 are wanted, one to "
+                f"source {name!r}: {len(taken.fresh)} new documents with text found: at least 2 are needed, one to "
                 "train on and one to hold out"
             )
         if all(taken.num_documents.values()):
@@ -106,7 +105,7 @@ class _Pass:
         self.num_documents: dict[Split, int] = dict.fromkeys(SPLITS, 0)
         self.fresh: set[bytes] = set()
         self.smallest, self.largest = b"\xff" * 32, b""
-        self.num_blank = self.num_again = self.num_known = self.num_cut = 0
+        self.num_left_out = 0
         self._texts: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
         self._num_taken = self._num_waiting = 0
 
@@ -136,7 +135,11 @@ class _Pass:
         """End the shards: the source that was written."""
         self._job.seen |= self.fresh
         shards = {split: writer.close() for split, writer in self.writers.items()}
-        self._job.say(f"{name}: {self._told()}")
+        tokens = {split: writer.num_tokens for split, writer in self.writers.items()}
+        self._job.say(
+            f"{name}: {len(self.fresh):,} documents, {tokens['train']:,} training and {tokens['validation']:,} "
+            f"validation tokens; left out: {self.num_left_out:,} without text, or identical to one before"
+        )
         num_documents = len(self.fresh)
         return Source(name=name, weight=1.0, num_documents=num_documents, **shards)
 
@@ -145,23 +148,6 @@ class _Pass:
         for writer in self.writers.values():
             for shard in writer.close():
                 (self._job.folder / shard.file).unlink()
-
-    def _told(self) -> str:
-        left_out = [
-            f"{count:,} {what}"
-            for count, what in (
-                (self.num_blank, "without text"),
-                (self.num_again, "identical to one before"),
-                (self.num_known, "of a source before"),
-            )
-            if count
-        ]
-        tokens = {split: writer.num_tokens for split, writer in self.writers.items()}
-        return (
-            f"{len(self.fresh):,} documents, {tokens['train']:,} training and {tokens['validation']:,} validation "
-            f"tokens{'; left out: ' + ', '.join(left_out) if left_out else ''}"
-            + (f"; {self.num_cut:,} are pieces, cut where no end id was found" if self.num_cut else "")
-        )
 
     def _take(self, file: SourceFile, document: Document) -> None:
         content, end_id = document.content, self._job.reading.end_id
@@ -172,15 +158,10 @@ class _Pass:
             ended = content.size > 0 and content[-1] == end_id
             body = content[:-1] if ended else content
             known_by, blank = body.astype("<u4").tobytes(), body.size == 0
-            self.num_cut += not ended and body.size in (PIECE_TOKENS, LONGEST_TOKENS)
-        if blank:
-            self.num_blank += 1
-            return
         digest = hashlib.sha256(known_by).digest()
         key = digest[:_DIGEST_BYTES]
-        if key in self.fresh or key in self._job.seen:
-            self.num_again += key in self.fresh
-            self.num_known += key not in self.fresh
+        if blank or key in self.fresh or key in self._job.seen:
+            self.num_left_out += 1
             return
         self.fresh.add(key)
         self.smallest, self.largest = min(self.smallest, digest), max(self.largest, digest)

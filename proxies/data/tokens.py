@@ -80,15 +80,11 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotRead:
-    """Files of one suffix that were left out for one reason."""
+    """Files of a suffix that was not asked for."""
 
     suffix: str
-    why: str
-    """`suffix`: it was not asked for; `not UTF-8 text`."""
     num_files: int
     num_bytes: int
-    example: str
-    """The name of the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,8 +33,7 @@ from proxies.parametrization.parametrization import (
     stack_forward_numbers,
 )
 from proxies.training.memory import keep_freed_memory
-from proxies.training.outcome import Progress, environment, validation_ids
-from proxies.training.prefetch import batch_of
+from proxies.training.outcome import Progress, batch_of, environment, validation_ids
 from proxies.training.slot_state import SlotState, captured, resumed
 from proxies.training.torch_device import set_arithmetic
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from proxies.core.checks import Checks
-from proxies.core.failures import classify
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Curve, Numerics, RunResult, RunSpec
 
@@ -153,35 +152,20 @@ def measure(
     device.forget()
     free_bytes = device.free_bytes()
     found: dict[Numerics, Rate] = {}
-    built, alone = list[_Built](), list[Numerics]()
+    built: list[_Built] = []
     for mode in probe.modes:
         try:
             built.append(_build(probe.spec, mode, open_engine, device, clock))
         except Exception as error:  # no room, no compiler, not for this engine: another mode does without
             if not built:
                 raise
-            alone += [mode] if classify(error) == "out_of_memory" else []
-            found[mode] = _refused(mode, error)
+            said = str(error).strip().splitlines()
+            found[mode] = Rate(mode=mode, refused=f"{type(error).__name__}: {said[0] if said else ''}"[:MOST_SAID])
     _rounds(built, device, clock, probe.seconds)
     found |= {one.mode: _rate(one) for one in built}
-    num_rounds = len(built[0].rates)
-    for mode in alone:  # after the others: a device that many slots fill is no shared one
-        built.clear()
-        device.forget()
-        try:
-            built.append(_build(probe.spec, mode, open_engine, device, clock))
-            built[0].rates = [_turn(built[0], device, clock) for _ in range(num_rounds)]
-            found[mode] = _rate(built[0])
-        except Exception as error:
-            found[mode] = _refused(mode, error)
     built.clear()
     device.forget()  # before anybody is asked again, and looks at what is free
     return Answer(rates=tuple(found[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes)
-
-
-def _refused(mode: Numerics, error: Exception) -> Rate:
-    said = str(error).strip().splitlines()
-    return Rate(mode=mode, refused=f"{type(error).__name__}: {said[0] if said else ''}"[:MOST_SAID])
 
 
 def _rounds(built: Sequence[_Built], device: Device, clock: Callable[[], float], seconds: float) -> None:

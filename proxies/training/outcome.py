@@ -41,6 +41,20 @@ def validation_ids(store: TokenStore, seq_len: int) -> Tensor:
     return torch.from_numpy(store.validation_batch(num_sequences=num_sequences, seq_len=seq_len))
 
 
+def batch_of(store: TokenStore, spec: RunSpec, step: int, rank: int = 0, num_ranks: int = 1) -> Tensor:
+    """The batch of update `step` of a run, or one rank's equal share of its rows: ids [B, T + 1], on the CPU.
+
+    Raises:
+        DataError: the training split holds no window of that length.
+    """
+    first, count = spec.schedule.sequences(step, spec.batch_sequences)
+    share = count // num_ranks
+    batch_BT = store.train_batch(
+        seed=spec.seed, first_sequence=first + rank * share, num_sequences=share, seq_len=spec.shape.seq_len
+    )
+    return torch.from_numpy(batch_BT)
+
+
 @dataclass(slots=True)
 class Progress:
     """A run under way: how far it is, and what it has logged."""

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,6 @@ NUM_KEPT = 2
 _NAME = re.compile(r"step-(\d{8})-([0-9a-f]{64})\.safetensors")
 _ASIDE = ".aside"
 _LOSSES, _NORMS = "loss_nats", "grad_norm"
-_CPU_RNG, _DEVICE_RNG = "rng.cpu", "rng.device"
 
 
 class StateError(ValueError):
@@ -116,22 +115,6 @@ def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_mic
         losses_nats=state.tensors[_LOSSES].tolist(),
         grad_norms=state.tensors[_NORMS].tolist(),
     )
-
-
-def generators(spec: RunSpec, device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's generators by name, where the run's model may draw from them: a user's own."""
-    if spec.factory is None:
-        return {}
-    on_device = {_DEVICE_RNG: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {_CPU_RNG: torch.get_rng_state(), **on_device}
-
-
-def restore_generators(names: Container[str], tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """Put the generators of `names` where `tensors` say."""
-    if _CPU_RNG in names:
-        torch.set_rng_state(tensors[_CPU_RNG])
-    if _DEVICE_RNG in names:
-        torch.cuda.set_rng_state(tensors[_DEVICE_RNG], device)
 
 
 def store(folder: Path, state: SlotState) -> Path:

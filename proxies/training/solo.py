@@ -33,13 +33,9 @@ from proxies.model.optimizer import (
 )
 from proxies.training.built import BuiltModel, OurModel, checkpoint_blocks, our_model
 from proxies.training.memory import keep_freed_memory
-from proxies.training.outcome import Progress, environment, validation_ids
-from proxies.training.prefetch import Prefetch
-from proxies.training.slot_state import SlotState, StateError, captured, generators, restore_generators, resumed
+from proxies.training.outcome import Progress, batch_of, environment, validation_ids
+from proxies.training.slot_state import SlotState, StateError, captured, resumed
 from proxies.training.torch_device import set_arithmetic
-
-_DROPOUT_SEED = 2**32
-"""Added to a run's seed: what a user's own model draws while it trains is not what its weights were drawn from."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,7 +45,6 @@ class _Trial:
     optimizer: torch.optim.Optimizer
     rates: tuple[ParameterNumbers, ...]
     """One per group of the optimizer."""
-    batches: Prefetch
 
 
 class Solo:
@@ -109,19 +104,16 @@ class Solo:
             built=built,
             optimizer=torch_optimizer(spec.optimizer, groups),
             rates=tuple(rates for rates, _ in groups),
-            batches=Prefetch(self._store, spec, self.device),
         )
-        if spec.factory is not None:  # a model of ours draws nothing while it trains
-            torch.manual_seed(_DROPOUT_SEED + spec.seed)
         if state is not None:
             trial.progress = self._restored(trial, state)
         self._trial = trial
 
     def _restored(self, trial: _Trial, state: SlotState) -> Progress:
         """Put a fresh trial where `state` was taken. Raises StateError."""
-        own, rngs = _tensors(trial), generators(trial.progress.spec, self.device)
+        own = _tensors(trial)
         moments = {name: tensor for name, tensor in state.tensors.items() if name.startswith(MOMENTS)}
-        run = resumed(trial.progress.spec, state, {**own, **moments, **rngs}, self._num_microbatches)
+        run = resumed(trial.progress.spec, state, {**own, **moments}, self._num_microbatches)
         try:
             restore_moments(trial.optimizer, dict(trial.built.module.named_parameters()), moments)
         except ValueError as error:
@@ -129,17 +121,13 @@ class Solo:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state.tensors[name])
-        restore_generators(rngs, state.tensors, self.device)
         return run
 
     def state(self, index: int) -> SlotState:
         """What the run in the slot can go on from."""
         trial = self._held()
         parameters = dict(trial.built.module.named_parameters())
-        rngs = generators(trial.progress.spec, self.device)
-        return captured(
-            trial.progress, self.device, {**_tensors(trial), **moments_of(trial.optimizer, parameters), **rngs}
-        )
+        return captured(trial.progress, self.device, {**_tensors(trial), **moments_of(trial.optimizer, parameters)})
 
     @property
     def steps(self) -> dict[int, int]:
@@ -188,11 +176,6 @@ class Solo:
         return self._held().progress.pruned(num_steps, reason, self.device)
 
     @property
-    def seconds_waited(self) -> float:
-        """Of the present run, for batches that had not been read ahead in time."""
-        return self._held().batches.seconds_waited
-
-    @property
     def free_slots(self) -> list[int]:
         """[0], or nothing while a run is in it."""
         return [] if self._trial else [0]
@@ -212,17 +195,12 @@ class Solo:
         return self._trial
 
     def predict(self, ids_BT: Tensor) -> Tensor:
-        """Logits [N, V] of token ids [B, T], in the arithmetic of training, without its dropout.
+        """Logits [N, V] of token ids [B, T], in the arithmetic of training.
 
         Raises:
             ValueError: the slot is empty.
         """
-        trial = self._held()
-        trial.built.module.eval()
-        try:
-            return self._logits(trial, ids_BT.to(self.device))
-        finally:
-            trial.built.module.train()
+        return self._logits(self._held(), ids_BT.to(self.device))
 
     def _logits(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
         with self._arithmetic(trial):
@@ -258,7 +236,7 @@ class Solo:
 
     def _forward_backward(self, trial: _Trial, step: int) -> tuple[Tensor, Tensor]:
         """The batch's loss in nats per token and its gradient's norm; the gradients are left in the parameters."""
-        ids_BT = trial.batches.take(step)
+        ids_BT = batch_of(self._store, trial.progress.spec, step).to(self.device)
         trial.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part_BT in torch.split(ids_BT, trial.progress.spec.pass_sequences(self._num_microbatches)):

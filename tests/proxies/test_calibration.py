@@ -31,20 +31,15 @@ class World:
     def __init__(self, seconds, *, compiling=0.0, fails=lambda mode: False):
         self.now, self.seconds, self.compiling, self.fails = 0.0, seconds, compiling, fails
         self.prepared, self.turns, self.held = None, [], 0
-        self.open_slots, self.most_slots = 0, 10**6
 
     def open(self, spec):
         assert self.prepared == spec.numerics, "threads and precision are of the whole process"
         if self.fails(spec.numerics):
             raise RuntimeError("no compiler\nfor it")
-        self.open_slots += spec.numerics.num_slots
-        if self.open_slots > self.most_slots:
-            self.open_slots -= spec.numerics.num_slots
-            raise MemoryError("all of it is held")
         return Engine(self, spec)
 
     def forget(self):
-        self.open_slots = 0
+        pass
 
     def free_bytes(self):
         return 7
@@ -132,16 +127,6 @@ def test_a_mode_that_fails_is_refused_and_the_first_one_raises():
     assert one.trial_steps_per_second and compiled.trial_steps_per_second
     with pytest.raises(RuntimeError, match="no compiler"):
         measured(World(lambda mode: 0.01, fails=lambda mode: True), ONE)
-
-
-def test_what_has_no_room_beside_the_others_is_measured_after_them():
-    world = World(lambda mode: 0.01)
-    world.most_slots = 2
-    one, two = measured(world, ONE, TWO).rates
-    assert two.trial_steps_per_second == pytest.approx([200.0] * len(one.trial_steps_per_second))
-    assert world.open_slots == 0, "what is free is looked at again before the next modes"
-    world.most_slots = 1
-    assert measured(world, ONE, TWO).rates[1].refused == "MemoryError: all of it is held"
 
 
 def test_what_is_sure_of_a_median():

@@ -40,7 +40,7 @@ def test_documents_do_not_depend_on_how_the_file_is_read(tmp_path, monkeypatch):
     ids[rng.integers(0, 5000, 60)] = END
     path = nanogpt(tmp_path / "a.bin", ids)
     whole = contents(path)
-    for num_tokens in (1, 7, 1000, 5000):
+    for num_tokens in (1, 1000):
         monkeypatch.setattr(pretokenized, "_CHUNK_TOKENS", num_tokens)
         assert contents(path) == whole
     assert np.concatenate(whole).tolist() == ids.tolist()
@@ -51,12 +51,11 @@ def test_without_an_end_id_pieces_are_documents(tmp_path, monkeypatch):
     path = nanogpt(tmp_path / "a.bin", np.arange(250))
     for reading in (READING, Reading(text_key="text", vocab_size=300, end_id=None)):
         assert [len(piece) for piece in contents(path, reading)] == [100, 100, 50]
-    monkeypatch.setattr(pretokenized, "LONGEST_TOKENS", 120)
     nanogpt(path, [*range(250), END, 7])
-    assert [len(piece) for piece in contents(path)] == [120, 120, 11, 1]
+    assert [len(piece) for piece in contents(path)] == [100, 100, 51, 1]
 
 
-@pytest.mark.parametrize("cut", [1, 2, 1023, 1024, 1029])
+@pytest.mark.parametrize("cut", [1, 1024])
 def test_a_file_cut_by_bytes_is_refused(tmp_path, cut):
     path = llm_c(tmp_path / "a.bin", [1, 2, 3])
     path.write_bytes(path.read_bytes()[:-cut])

@@ -11,7 +11,6 @@ import safetensors.torch
 import torch
 from proxy_cases import TINY, run_spec
 from torch import nn
-from torch.nn import functional
 
 from proxies.core.numbers import ParameterNumbers
 from proxies.core.programs import Factory
@@ -24,7 +23,6 @@ from proxies.training.slot_state import StateError, newest, put_newest_aside, st
 from proxies.training.solo import Solo
 
 WIDE = TINY.at_width(32)
-CUTS = (1, 3, 11)  # in warmup, just past it, before the last step
 WARMING = Schedule(kind="cosine", num_steps=12, warmup_steps=2, batch_warmup_steps=5, batch_warmup_stages=4)
 FACTORY = Factory(target="mine:build", source_sha256="0" * 64)
 CPU = torch.device("cpu")
@@ -74,15 +72,18 @@ def through_a_file(folder, engine, index, spec):
     return state
 
 
-MODES = [
-    {}, {"dtype": "float64"}, {"dtype": "bfloat16"}, {"fused_loss": True},
-    pytest.param({"compiled": True}, marks=pytest.mark.slow),
-]  # fmt: skip
+COMPILED = {"compiled": True}
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler calls it
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    ("mode", "cut"),
+    [
+        ({}, 1), ({"dtype": "float64"}, 11), ({"dtype": "bfloat16"}, 3), ({"fused_loss": True}, 3),
+        pytest.param(COMPILED, 3, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_bank_goes_on_in_another_slot_among_others(tokens, tmp_path, mode, cut):
     spec = spec_of(tokens, **mode)
     before = bank_of(spec, tokens)
@@ -125,8 +126,14 @@ def test_the_comparison_can_fail(tokens, monkeypatch, planted):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.parametrize("changes", [*MODES, {"schedule": WARMING}], ids=str)
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    ("changes", "cut"),
+    [
+        ({}, 11), ({"dtype": "bfloat16"}, 1), ({"schedule": WARMING}, 3),
+        pytest.param(COMPILED, 3, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_trial_alone_goes_on(tokens, tmp_path, changes, cut):
     spec = spec_of(tokens, num_slots=1, **changes)
     before, after, whole = (Solo(tokens, device="cpu") for _ in range(3))
@@ -139,7 +146,7 @@ def test_a_trial_alone_goes_on(tokens, tmp_path, changes, cut):
 
 
 class Theirs(nn.Module):
-    """Draws while it trains, counts in a buffer, and has a parameter that nobody uses."""
+    """Counts in a buffer, and has a parameter that nobody uses."""
 
     def __init__(self):
         super().__init__()
@@ -151,8 +158,7 @@ class Theirs(nn.Module):
     def forward(self, ids):
         if self.training:
             self.calls += 1
-        x = functional.dropout(self.table(ids), 0.3, self.training)
-        return self.head(x * (1 + 0.01 * self.calls)).flatten(0, 1)
+        return self.head(self.table(ids) * (1 + 0.01 * self.calls)).flatten(0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,27 +184,22 @@ def theirs(spec):
     return Built(module, tuple(numbers))
 
 
-def test_a_model_that_draws_repeats_and_goes_on(tokens, tmp_path):
+def test_a_model_of_ones_own_goes_on_with_its_buffers(tokens, tmp_path):
     spec = dataclasses.replace(spec_of(tokens, shape=TINY, num_slots=1), factory=FACTORY)
     before, after, whole = (Solo(tokens, device="cpu", build=theirs) for _ in range(3))
     whole.admit(0, spec)
-    wanted = finish(whole, spec)
-    torch.rand(5)  # what else the process drew does not show
     before.admit(0, spec)
     before.advance(4)
     state = through_a_file(tmp_path, before, 0, spec)
-    assert finish(before, spec) == wanted
-    torch.rand(5)
     after.admit(0, spec, state)
+    wanted = finish(whole, spec)
     assert finish(after, spec) == wanted
+    forgotten = state.tensors | {"calls": torch.zeros_like(state.tensors["calls"])}
+    after.admit(0, spec, dataclasses.replace(state, tensors=forgotten))
+    assert finish(after, spec) != wanted, "the buffer does not show: this test could not fail"
 
-    generator = dict(state.tensors) | {"rng.cpu": torch.get_rng_state()}
-    after.admit(0, spec, dataclasses.replace(state, tensors=generator))
-    assert finish(after, spec) != wanted, "the model draws nothing: this test could not fail"
 
-
-@pytest.mark.parametrize("num_microbatches", [2, 3, 4, 100])
-@pytest.mark.parametrize("engine", ["bank", "solo"])
+@pytest.mark.parametrize(("num_microbatches", "engine"), [(3, "bank"), (2, "solo"), (100, "solo")])
 def test_parts_are_the_same_mathematics(tokens, num_microbatches, engine):
     """Batches split because of too little memory: losses to 1e-9, and the result says so."""
     spec = spec_of(tokens, dtype="float64", num_slots=4 if engine == "bank" else 1)
@@ -279,13 +280,13 @@ def test_every_flipped_byte_and_every_cut_is_noticed(saved):
     path = the_newest(folder)
     content = path.read_bytes()
     header_end = 8 + int.from_bytes(content[:8], "little")
-    places = [*range(header_end), *range(header_end, len(content), 97)]
+    places = [*range(0, header_end, 7), *range(header_end, len(content), 997)]
     for place in places:
         damaged = bytearray(content)
         damaged[place] ^= 1 << (place % 8)
         path.write_bytes(damaged)
         assert_put_aside(folder, spec, path)
-    for length in range(0, len(content), 211):
+    for length in range(0, len(content), 2111):
         path.write_bytes(content[:length])
         assert_put_aside(folder, spec, path)
 

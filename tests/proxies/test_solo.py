@@ -104,7 +104,7 @@ def distance(one, other):
     return max(abs(result.loss_nats - their_result.loss_nats), *(abs(a - b) for a, b in pairs))
 
 
-@pytest.mark.parametrize("name", ["sp", "mup", "mup_no_wd_scaling", "completep", "completedp", "umup"])
+@pytest.mark.parametrize("name", ["sp", "completedp", "umup"])
 def test_it_is_the_loop_written_by_hand_and_the_bank(store, name):
     spec = spec_of(store, name, dtype="float64")
     assert spec.ratios.width == spec.ratios.depth == 2
@@ -118,7 +118,7 @@ def test_it_is_the_loop_written_by_hand_and_the_bank(store, name):
     assert losses[-1] < losses[0] - 0.1 and max(norms) > 0.5  # it learns, and the clip is at work
 
 
-@pytest.mark.parametrize("changes", [{"family": "gpt2"}, {"tied": True}, {"qk_norm": True}], ids=str)
+@pytest.mark.parametrize("changes", [{"family": "gpt2", "tied": True}, {"qk_norm": True}], ids=str)
 def test_every_kind_of_model_trains_as_in_the_bank(store, changes):
     shape, base = (dataclasses.replace(s, **changes) for s in (DEEP, BASE))
     spec = spec_of(store, "completep", shape=shape, base_shape=base, dtype="float64")
@@ -130,7 +130,7 @@ def test_in_float32_it_is_the_bank_up_to_rounding(store):
     assert distance(train(spec, store), in_bank(spec, store)) < 1e-5
 
 
-@pytest.mark.parametrize("spoil", ["eps", "beta2", "weight_decay", "clip_norm"])
+@pytest.mark.parametrize("spoil", ["eps", "clip_norm"])
 def test_the_comparison_can_fail(store, spoil):
     spec = spec_of(store, "completep", dtype="float64", eps=1e-3)
     other = getattr(spec.hparams, spoil) * 0.5
@@ -150,10 +150,9 @@ def test_a_run_repeats_bit_by_bit_however_it_is_cut(store):
     assert ended[0][2] == once[1]
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 2, 4])
-def test_accumulated_gradients_are_the_batchs(store, num_microbatches):
+def test_accumulated_gradients_are_the_batchs(store):
     spec = spec_of(store, dtype="float64")
-    micro = dataclasses.replace(spec.numerics, microbatch_tokens=spec.batch_tokens // num_microbatches)
+    micro = dataclasses.replace(spec.numerics, microbatch_tokens=spec.batch_tokens // 4)
     parts, whole = train(dataclasses.replace(spec, numerics=micro), store), train(spec, store)
     assert distance(parts, whole) < 1e-12
     assert parts[1].grad_norm == pytest.approx(whole[1].grad_norm, rel=1e-12)
@@ -268,10 +267,9 @@ def test_a_warming_batch_is_the_loop_written_by_hand(store):
     assert distance(train(dataclasses.replace(spec, numerics=parts), store), (result, curve)) < 1e-12
 
 
-@pytest.mark.parametrize("schedule", [WARMING, Schedule(kind="constant", num_steps=5)], ids=lambda s: s.kind)
-def test_what_is_trained_on_is_the_corpus_in_order(store, schedule):
+def test_what_is_trained_on_is_the_corpus_in_order(store):
     """Row by row the run's own sequence of windows: none left out, none twice."""
-    spec = spec_of(store, schedule=schedule)
+    spec = spec_of(store, schedule=WARMING)
     solo, seen = Solo(store, device="cpu"), []
     solo.admit(0, spec)
     solo.model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]) if module.training else None)
@@ -363,7 +361,7 @@ def test_runs_that_are_not_for_it_are_refused_all_at_once(store):
 
 @dataclasses.dataclass
 class Users:
-    """A model as a user's factory hands it over: a lookup table with blocks and dropout of its own."""
+    """A model as a user's factory hands it over: a lookup table with blocks."""
 
     module: nn.Module
     numbers: tuple[ParameterNumbers, ...]
@@ -373,20 +371,19 @@ class Users:
 
 
 class Residual(nn.Module):
-    def __init__(self, width, dropout):
+    def __init__(self, width):
         super().__init__()
         self.inner = nn.Linear(width, width)
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
-        return x + self.dropout(torch.tanh(self.inner(x)))
+        return x + torch.tanh(self.inner(x))
 
 
 class Bigrams(nn.Module):
-    def __init__(self, shape, dropout=0.0):
+    def __init__(self, shape):
         super().__init__()
         self.table = nn.Embedding(shape.vocab_size, shape.width)
-        self.blocks = nn.ModuleList(Residual(shape.width, dropout) for _ in range(shape.num_layers))
+        self.blocks = nn.ModuleList(Residual(shape.width) for _ in range(shape.num_layers))
         self.head = nn.Linear(shape.width, shape.vocab_size)
 
     def forward(self, ids):
@@ -396,9 +393,9 @@ class Bigrams(nn.Module):
         return self.head(x)
 
 
-def users_model(spec, dropout=0.0):
+def users_model(spec):
     torch.manual_seed(spec.seed)
-    module = Bigrams(spec.shape, dropout)
+    module = Bigrams(spec.shape)
     first = parameter_table(spec)[0]
     numbers = tuple(
         dataclasses.replace(first, name=name, size=tuple(p.shape), learning_rate=spec.hparams.learning_rate)
@@ -416,18 +413,6 @@ def test_a_users_model_is_trained_like_ours(store):
     assert result.id == theirs.id and curve.train_loss_nats[-1] < curve.train_loss_nats[0] - 0.3
     recomputed = dataclasses.replace(theirs.numerics, activation_checkpointing=True)
     assert train(dataclasses.replace(theirs, numerics=recomputed), store, build=users_model)[1] == curve
-
-
-def test_dropout_repeats_and_is_not_judged_with(store):
-    spec = dataclasses.replace(spec_of(store), factory=FACTORY)
-    build = lambda spec: users_model(spec, dropout=0.5)  # noqa: E731
-    one, other = train(spec, store, build=build), train(spec, store, build=build)
-    assert distance(one, other) == 0
-    assert one[1] != train(spec, store, build=users_model)[1]
-    solo = Solo(store, build=build, device="cpu")
-    solo.admit(0, spec)
-    ids = torch.zeros(2, 16, dtype=torch.int64)
-    assert torch.equal(solo.predict(ids), solo.predict(ids)) and solo.model.training
 
 
 def test_a_users_model_that_does_not_fit_is_refused(store):
