@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from main_run import QUIET_TORCH, tiny_decision
 
-from launcher.base import metrics
 from launcher.frozen.launch_file import write_launch
 from launcher.trainer import assembly, checkpoints
 from launcher.trainer.rank import Options, run
@@ -118,21 +117,6 @@ def test_a_full_disk_is_told_once_and_leaves_the_older_ones(live, small_disk, tm
 
 def train(decision, corpus, out, **options):
     return run(Options(config=write_launch(out / "frozen", decision), data=corpus, out=out / "run", **options))
-
-
-def test_a_run_on_a_full_disk_ends_in_words_and_goes_on_when_there_is_room(corpus, tmp_path, request):
-    decision = tiny_decision(corpus)
-    assert train(decision, corpus, tmp_path, stop_after=4).event == "stopped"
-    request.getfixturevalue("small_disk")
-    options = Options(config=write_launch(tmp_path / "frozen", decision), data=corpus, out=tmp_path / "run")
-    ending = run(options, interrupted=lambda: bool(time.sleep(0.3)))  # the save fails some steps before the next one
-    assert (ending.event, ending.exit_code) == ("aborted", 3)
-    assert "the checkpoint after step 8 could not be written" in ending.reason
-    assert ending.reason.endswith("kept: step-00000004")
-    assert 8 <= ending.step < 12
-    assert metrics.read_ending(tmp_path / "run") == ending
-    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    assert train(decision, corpus, tmp_path).event == "finished"
 
 
 def test_a_run_that_its_brake_stops_completes_the_save_under_way(corpus, held, tmp_path, monkeypatch):

@@ -15,13 +15,12 @@ from launcher.base import chronicle, metrics
 from launcher.base.policy import Monitoring
 from launcher.exporters.fidelity import ExportError
 from launcher.exporters.trainers import native
-from launcher.frozen.frozen import FrozenError, Parallelism
+from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
 from launcher.supervisor.launch import launch
 from launcher.trainer import assembly
 from launcher.trainer.rank import Options, _problems, run
 from launcher.trainer.training import Trainer
-from proxies.core.flops import flops_per_token
 from proxies.data.tokens import TokenStore, read_manifest
 from proxies.model.decoder import Block, Decoder
 from proxies.training.solo import Solo
@@ -121,17 +120,6 @@ def test_a_model_split_by_matrices_layers_or_sequences_is_refused(one_rank, corp
     assert "tensor = 2, pipeline = 2, context = 2: this trainer deals out data" in ending.reason
 
 
-def test_the_header_tells_the_work_of_a_token(alone, corpus):
-    decision = tiny_decision(corpus)
-    header = metrics.read(alone[0])[0]
-    assert (header["event"], header["digest"], header["step"], header["num_ranks"]) == (
-        "started", decision.digest, 0, 1,
-    )  # fmt: skip
-    assert (header["device"], header["peak_flops_per_second"]) == ("cpu", None)
-    assert header["model_flops_per_token"] == flops_per_token(decision.shape)
-    assert "mfu" not in curve(alone[0])[1]
-
-
 def test_the_run_actually_learns_clips_and_differs_by_seed(alone, one_rank, corpus, tmp_path):
     """The equalities above would be empty if nothing moved, no clip bit, or seeds did not matter."""
     lines = curve(alone[0])
@@ -216,19 +204,6 @@ def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-def test_only_corrupt_checkpoints_are_a_named_refusal_and_stay_one(one_rank, corpus, tmp_path):
-    decision = tiny_decision(corpus)
-    train(decision, corpus, tmp_path, stop_after=8)
-    before = losses(tmp_path / "run")
-    for folder in (tmp_path / "run" / "checkpoints").iterdir():
-        flip(folder / ".metadata")
-    for _ in range(2):
-        ending = train(decision, corpus, tmp_path)
-        assert (ending.event, ending.exit_code) == ("refused", 5)
-        assert "holds no good checkpoint, only step-00000004.corrupt, step-00000008.corrupt" in ending.reason
-    assert losses(tmp_path / "run") == before
 
 
 def test_refuses_to_resume_another_config(one_rank, corpus, tmp_path):
@@ -402,20 +377,6 @@ def test_parity_names_what_a_wrong_optimizer_holds(corpus):
     assert f"the optimizer lacks {name}" in problems
     assert any("learning_rate is" in p for p in problems) and any("eps is 1e-07" in p for p in problems)
     assert "the optimizer is AdamW maximize, frozen as plain AdamW" in problems
-
-
-def test_wrong_initial_weights_are_refused(corpus):
-    decision = tiny_decision(corpus)
-    model = Decoder(decision.shape)
-    assembly.initialize(model, decision.groups, decision.seed)
-    assembly.prove_init(model, decision.groups)
-    with torch.no_grad():
-        model.lm_head.weight *= 1.1
-        model.norm.weight[0] = 0.5
-    with pytest.raises(
-        FrozenError, match=r"norm\.weight: a final_gain does not start at 1; lm_head\.weight: init std is 0\.27"
-    ):
-        assembly.prove_init(model, decision.groups)
 
 
 def test_a_run_whose_live_optimizer_or_weights_are_not_the_frozen_ones_never_steps(
