@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import Literal
 
 OptimizerName = Literal["adamw"]
 
@@ -28,18 +28,6 @@ class GroupNumbers:
     """Of the first moment."""
     beta2: float
     """Of the second moment."""
-
-    def for_weights_times(self, factor: float) -> Self:
-        """The numbers by which weights `factor` times as large, their gradients over `factor`, take the same path.
-
-        The symmetry of abc-parametrizations (Tensor Programs V, arXiv 2203.03466), without clipping.
-        """
-        return dataclasses.replace(
-            self,
-            learning_rate=self.learning_rate * factor,
-            weight_decay=self.weight_decay / factor,
-            eps=self.eps / factor,
-        )
 
     @property
     def decay_share(self) -> float:

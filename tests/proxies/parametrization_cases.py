@@ -17,7 +17,6 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 from proxies.model.decoder import Decoder, Multipliers, token_loss
 from proxies.model.optimizer import adamw
-from proxies.parametrization.absorb import absorbed
 from proxies.parametrization.parametrization import forward_numbers, initial_tensor, kind_of, parameter_table
 
 BASE = Shape(num_layers=2, width=16, num_heads=2, num_kv_heads=1, ffn_width=48, vocab_size=23, seq_len=12)
@@ -148,11 +147,11 @@ def completedp_is_completep(shape, base):
         spec_of(shape, base, name, **options)
         for name, options in (("completep", {"eps": "completedp"}), ("completedp", {}))
     )
-    rows, _ = absorbed(parameter_table(multiplied), forward_numbers(multiplied), ("output",))
-    for mine, wanted in zip(rows, parameter_table(direct), strict=True):
+    multiplier = shape.width / base.width
+    for mine, wanted in zip(parameter_table(multiplied), parameter_table(direct), strict=True):
+        # Weights 1 / m as large take the same path at a rate 1 / m as large, and eps and decay m times as large.
+        factor = multiplier if wanted.kind == "readout" else 1.0
         for field in ("init_std", "learning_rate", "weight_decay", "eps"):
-            # The output multiplier that is searched over is no part of the parametrization.
-            factor = HPARAMS.output_multiplier if wanted.kind == "readout" else 1.0
             there = getattr(wanted, field) * (factor if field in ("init_std", "learning_rate") else 1 / factor)
             assert getattr(mine, field) == pytest.approx(there, rel=1e-14), (mine.name, field)
     assert parting(Model.of(multiplied), Model.of(direct), token_ids(shape)) < 1e-10
