@@ -205,26 +205,20 @@ def log_tail(text: str) -> str:
 def oom_kills() -> int:
     """Processes of this machine (or container) that the kernel has killed for memory so far; 0 where none can be seen.
 
-    Counted for our own control group and those below it: `memory.events` (cgroup v2), `memory.oom_control` (v1).
+    Counted for our own control group (`memory.events`, cgroup v2) and those below it.
     """
     counts = [0]
     for path in _oom_counters():
         with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text().splitlines():
-                name, _, number = line.partition(" ")
-                if name == "oom_kill":
-                    counts.append(int(number))
+            found = dict(line.split() for line in path.read_text().splitlines())
+            counts.append(int(found.get("oom_kill", 0)))
     return max(counts)
 
 
 def _oom_counters() -> list[Path]:
     root = Path("/sys/fs/cgroup")
-    paths = [root / "memory.events", root / "memory" / "memory.oom_control"]
+    paths = [root / "memory.events"]
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, folder = line.split(":", 2)
-            if not controllers:
-                paths.append(root / folder.strip("/") / "memory.events")
-            elif "memory" in controllers.split(","):
-                paths.append(root / "memory" / folder.strip("/") / "memory.oom_control")
+        own = Path("/proc/self/cgroup").read_text().splitlines()
+        paths += [root / line[len("0::") :].strip("/") / "memory.events" for line in own if line.startswith("0::")]
     return paths

@@ -100,13 +100,11 @@ class Bank:
         *,
         optimizer: OptimizerName = DEFAULT,
         device: torch.device | str | None = None,
-        diverged_above_nats: float = DIVERGED_ABOVE_NATS,
         compile_backend: str = "inductor",
         num_microbatches: int = 1,
     ) -> None:
         """Args other than a run's own:
         device: where to train; None: the GPU if there is one.
-        diverged_above_nats: over ln(vocabulary), the loss at which a run past its warmup has diverged.
         compile_backend: of `torch.compile`, where the numerics ask for it.
         num_microbatches: passes that a batch is split into, gradients accumulated: the same up to rounding.
         """
@@ -117,7 +115,6 @@ class Bank:
         keep_freed_memory()
         set_arithmetic(numerics)
         self.shape, self.numerics, self._store = shape, numerics, store
-        self._diverged_above_nats = diverged_above_nats
         self._num_sequences, self._num_microbatches = batch_tokens // shape.seq_len, num_microbatches
         self._part_sequences = math.ceil(self._num_sequences / num_microbatches)
         dtype = torch.float64 if numerics.dtype == "float64" else torch.float32
@@ -232,7 +229,7 @@ class Bank:
             run, finite = slot.progress, math.isfinite(losses[i]) and math.isfinite(norms[i])
             if finite:
                 run.record(losses[i], norms[i])
-            if why := run.trouble(finite, self._diverged_above_nats):
+            if why := run.trouble(finite, DIVERGED_ABOVE_NATS):
                 trouble[i] = why
         done = [i for i, slot in busy.items() if i not in trouble and slot.progress.finished]
         validation = self._validate() if done else []

@@ -11,11 +11,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proxies.core.checks import Checks
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Curve, Numerics, RunResult, RunSpec
+
+if TYPE_CHECKING:
+    from proxies.training.torch_device import TorchDevice
 
 MARGIN = 0.1
 """What a mode has to be faster by to be chosen over a simpler one."""
@@ -97,27 +100,6 @@ class Engine(Protocol):
         """So many optimizer steps of every occupied slot."""
 
 
-class Device(Protocol):
-    """Where engines train."""
-
-    kind: str
-
-    def forget(self) -> None:
-        """Give back what engines that are gone held, and what was compiled for them."""
-
-    def free_bytes(self) -> int:
-        """Memory that nobody has, 0 if unknown."""
-
-    def watch(self) -> None:
-        """Begin to watch how much is held."""
-
-    def peak_bytes(self) -> int:
-        """The most that was held since, beyond what was then; more where that cannot be told apart; 0 if unknown."""
-
-    def prepare(self, mode: Numerics) -> None:
-        """Set what a mode has of the whole process: threads, precision of products."""
-
-
 @dataclass(kw_only=True, slots=True)
 class _Built:
     """A mode whose engine is there."""
@@ -135,7 +117,7 @@ class _Built:
 def measure(
     probe: Probe,
     open_engine: Callable[[RunSpec], Engine],
-    device: Device,
+    device: TorchDevice,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Answer:
     """Measure every mode of a probe; one that cannot be built or trained is refused in words.
@@ -168,7 +150,7 @@ def measure(
     return Answer(rates=tuple(found[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes)
 
 
-def _rounds(built: Sequence[_Built], device: Device, clock: Callable[[], float], seconds: float) -> None:
+def _rounds(built: Sequence[_Built], device: TorchDevice, clock: Callable[[], float], seconds: float) -> None:
     """A turn of each, again and again."""
     began = clock()
     while not _enough(built, clock() - began, seconds):
@@ -177,7 +159,11 @@ def _rounds(built: Sequence[_Built], device: Device, clock: Callable[[], float],
 
 
 def _build(
-    spec: RunSpec, mode: Numerics, open_engine: Callable[[RunSpec], Engine], device: Device, clock: Callable[[], float]
+    spec: RunSpec,
+    mode: Numerics,
+    open_engine: Callable[[RunSpec], Engine],
+    device: TorchDevice,
+    clock: Callable[[], float],
 ) -> _Built:
     """Every slot occupied, and its steps known to take some time."""
     # A run that does not end meanwhile: an end is a validation, and no step's time.
@@ -208,7 +194,7 @@ def _build(
     )  # fmt: skip
 
 
-def _turn(one: _Built, device: Device, clock: Callable[[], float]) -> float:
+def _turn(one: _Built, device: TorchDevice, clock: Callable[[], float]) -> float:
     """Trial-steps a second of one turn."""
     device.prepare(one.mode)
     began = clock()

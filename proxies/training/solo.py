@@ -84,7 +84,7 @@ class Solo:
         """
         self._refuse(index, spec)
         keep_freed_memory()
-        if spec.numerics.compiled or spec.factory is not None:
+        if spec.numerics.compiled or (spec.factory is not None and self.device.type == "cuda"):
             gc.collect()  # of a model before this one: compiled, it lies in a circle, and holds its memory till then
         numerics = spec.numerics
         set_arithmetic(numerics)

@@ -30,7 +30,7 @@ class TorchDevice:
             TorchDevice._resident_at_first = _bytes("/proc/self/status", "VmRSS:")
 
     def forget(self) -> None:
-        """See `proxies.training.calibration.Device`."""
+        """Give back what engines that are gone held, and what was compiled for them."""
         torch.compiler.reset()
         gc.collect()
         if self.kind == "cuda":
@@ -38,27 +38,29 @@ class TorchDevice:
         give_back_memory()
 
     def free_bytes(self) -> int:
-        """See `proxies.training.calibration.Device`."""
+        """Memory that nobody has, at most this worker's share; 0 if unknown."""
         free = torch.cuda.mem_get_info()[0] if self.kind == "cuda" else _bytes("/proc/meminfo", "MemAvailable:")
         said = [each for each in (int(self._share * free), self._most_bytes) if each]
         return min(said, default=0)
 
     def watch(self) -> None:
-        """See `proxies.training.calibration.Device`."""
+        """Begin to watch how much is held."""
         if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats()
             self._before = torch.cuda.memory_allocated()
 
     def peak_bytes(self) -> int:
-        """See `calibration.Device`. On a CPU it is the process's own peak, all modes so far together: what was
-        freed is kept for the next (`proxies.training.memory`), so that no mode's share of it can be told.
+        """The most that was held since, beyond what was then; 0 if unknown.
+
+        On a CPU it is the process's own peak, all modes so far together: what was freed is kept for the next
+        (`proxies.training.memory`), so that no mode's share of it can be told.
         """
         if self.kind == "cuda":
             return max(0, torch.cuda.max_memory_allocated() - self._before)
         return max(0, _bytes("/proc/self/status", "VmHWM:") - TorchDevice._resident_at_first)
 
     def prepare(self, mode: Numerics) -> None:
-        """See `proxies.training.calibration.Device`."""
+        """Set what a mode has of the whole process: threads, precision of products."""
         set_arithmetic(mode)
 
 
