@@ -104,6 +104,9 @@ class Manifest:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
+        checks.that(
+            self.schema_version == SCHEMA_VERSION, f"schema_version = {self.schema_version}: {SCHEMA_VERSION} is read"
+        )
         checks.whole("vocab_size")
         checks.that(bool(self.sources), "sources is empty: one at least is wanted")
         names = self.names
@@ -174,20 +177,14 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        value = canon.parse(path.read_bytes())
-        schema_version = value.get("schema_version") if isinstance(value, dict) else None
-        if type(schema_version) is int and schema_version != SCHEMA_VERSION:
-            raise DataError(
-                f"{path} is of schema {schema_version}, this forerun reads schema {SCHEMA_VERSION}: remove the folder "
-                f"and write it again with `forerun tokenize SOURCE... --out {folder}`"
-            )
-        return canon.decode(Manifest, value)
+        return canon.decode(Manifest, canon.parse(path.read_bytes()))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: `forerun tokenize SOURCE... --out {folder}` writes it") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (canon.CanonError, SpecError) as error:
-        raise DataError(f"{path} is not a manifest: {error}") from error
+        again = f"remove the folder and write it again with `forerun tokenize SOURCE... --out {folder}`"
+        raise DataError(f"{path} is not a manifest: {error}: {again}") from error
 
 
 def shard_problems(folder: Path, manifest: Manifest) -> list[str]:
@@ -229,8 +226,8 @@ class TokenStore:
 
     Raises:
         DataError: there is no manifest, or the weights do not fit its sources.
-        CorruptCorpusError: a shard is missing, truncated or grown, its hash or largest id is not the manifest's, an id
-            lies outside the vocabulary, or the tokenizer's file is missing or another. All problems are named at once.
+        CorruptCorpusError: a shard is missing, truncated or grown, its hash is not the manifest's, or the tokenizer's
+            file is missing or another. All problems are named at once.
     """
 
     def __init__(self, folder: Path, *, trusted: bool = False, weights: Mapping[str, float] | None = None) -> None:
@@ -257,14 +254,7 @@ class TokenStore:
         tokens = np.asarray(np.memmap(path, dtype=dtype, mode="r"))  # a plain array: its slices are made faster
         if self._trusted:
             return tokens
-        largest, vocab_size = int(tokens.max()), self.manifest.vocab_size
-        if largest >= vocab_size:
-            position = int(np.argmax(tokens >= vocab_size))
-            problems.append(
-                f"{shard.file} holds the id {int(tokens[position])} at token {position}, outside the vocabulary of "
-                f"{vocab_size}"
-            )
-        elif canon.file_sha256(path) != shard.sha256:
+        if canon.file_sha256(path) != shard.sha256:
             problems.append(f"{shard.file} does not have the manifest's hash: its content changed")
         return tokens
 

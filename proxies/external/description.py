@@ -12,8 +12,8 @@ from proxies.core.numbers import ForwardNumbers, ParameterNumbers
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
 from proxies.external.construction import Build, FactoryError, name_of, outline, takes_forward
-from proxies.external.roles import Role, Roles, roles_of
-from proxies.external.spreads import Spread, own_ratio, spreads
+from proxies.external.roles import Roles, roles_of
+from proxies.external.spreads import Spread, spreads
 from proxies.parametrization.parametrization import Parameter, forward_numbers, table_of
 
 _EMBEDDING_KEY = next(one.name for one in HYPERPARAMETERS.values() if one.multiplies == "embedding")
@@ -69,7 +69,7 @@ def describe(build: Build, spec: RunSpec) -> Description:
         numbers=numbers,
         forward=forward_numbers(spec),
         factors={
-            role.name: _factor(spec, role, numbers_of, here[role.group], at_base[role.group])
+            role.name: _factor(spec, numbers_of, here[role.group], at_base[role.group])
             for role, numbers_of in zip(roles.parameters, numbers, strict=True)
         },
         embeddings=roles.embeddings,
@@ -107,11 +107,10 @@ def _numbers(spec: RunSpec, roles: Roles, at_base: Mapping[str, Spread]) -> tupl
     return table_of(spec.parametrization, tuple(parameters), spec.ratios, spec.hparams)
 
 
-def _factor(spec: RunSpec, role: Role, numbers: ParameterNumbers, here: Spread, base: Spread) -> float:
+def _factor(spec: RunSpec, numbers: ParameterNumbers, here: Spread, base: Spread) -> float:
     if spec.parametrization.width != "mup" or here is base or not (base.random and here.random):
         return 1.0
-    ratios = (role.width_multiplier, spec.ratios.width, spec.ratios.depth)
-    return numbers.init_std / base.std / own_ratio(here, base, ratios)
+    return numbers.init_std / here.std
 
 
 def _multiplier_problems(build: Build, spec: RunSpec, roles: Roles, forward: ForwardNumbers) -> list[str]:

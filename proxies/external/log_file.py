@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 LOG_FILE = "log.txt"
-_LINE_END = re.compile(rb"\r\n|\n|\r(?!\n)")
 _LONGEST_LINE_BYTES = 2**16  # what a command prints without end is written in such pieces
 _READ_BYTES = 2**16  # a pipe of Linux
 _NUM_LINES, _LINE_CHARS, _TAIL_BYTES = 8, 200, 16384
@@ -60,10 +58,7 @@ class RedactedLog:
         with self._file, os.fdopen(self._source, "rb", buffering=0) as source:
             while part := source.read(_READ_BYTES):  # as soon as there is any; empty once nobody can write any more
                 held += part
-                ends = [
-                    found.end() for found in _LINE_END.finditer(held) if found.end() < len(held) or held[-1:] == b"\n"
-                ]
-                cut = ends[-1] if ends else 0
+                cut = held.rfind(b"\n") + 1
                 if len(held) - cut > _LONGEST_LINE_BYTES:
                     cut = len(held)
                 self._write(held[:cut])
@@ -72,13 +67,8 @@ class RedactedLog:
 
     def _write(self, lines: bytes) -> None:
         """Whole lines, redacted; on a full disk they are lost, and the command goes on."""
-        kept, start = bytearray(), 0
-        for found in _LINE_END.finditer(lines):
-            kept += self._clean(lines[start : found.start()]) + found[0]
-            start = found.end()
-        kept += self._clean(lines[start:])
         with contextlib.suppress(OSError):
-            self._file.write(kept)
+            self._file.write(b"\n".join(self._clean(line) for line in lines.split(b"\n")))
 
     def _clean(self, line: bytes) -> bytes:
         if not line:

@@ -7,10 +7,9 @@ stands. Elsewhere a tensor is multiplied by the wanted ratio of stds, wide over 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 
 from torch import nn
 
@@ -22,8 +21,6 @@ SAMPLES = 50_000
 MAX_BUILDS = 64
 MAX_ELEMENTS = 2 * 10**8
 """Drawn per shape in all: a large model is built once."""
-SURE = 3.0
-"""Standard errors within which a measured ratio is taken for the power law next to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +30,6 @@ class Spread:
     mean: float
     std: float
     """0 where all are one constant."""
-    num_elements: int
     constant: bool
 
     @property
@@ -45,11 +41,6 @@ class Spread:
     def random_std(self) -> float:
         """What a law of stds applies to; 0 where there is none."""
         return self.std if self.random else 0.0
-
-    @property
-    def relative_error(self) -> float:
-        """Standard error of the std over the std, as of normal values."""
-        return 1 / math.sqrt(2 * self.num_elements)
 
 
 @dataclass(slots=True)
@@ -71,7 +62,7 @@ class _Sum:
         mean = self.total / self.num_elements
         constant = self.least == self.most
         std = 0.0 if constant else math.sqrt(max(0.0, self.squares / self.num_elements - mean * mean))
-        return Spread(mean=mean, std=std, num_elements=self.num_elements, constant=constant)
+        return Spread(mean=mean, std=std, constant=constant)
 
 
 def block_prefixes(module: nn.Module, num_layers: int) -> frozenset[str]:
@@ -122,17 +113,3 @@ def spreads(build: Build, shape: Shape) -> Mapping[str, Spread]:
         if enough or drawn > MAX_ELEMENTS:
             break
     return {name: group.spread() for name, group in sums.items()}
-
-
-def own_ratio(here: Spread, base: Spread, ratios: Iterable[float]) -> float:
-    """By how much a factory's own law changes an std between the base shape and another.
-
-    A power law in the ratios (of fan-in, width, depth; exponents in halves) that lies within the measurement's error is
-    taken as what is meant, so that 0.5 is 0.5; else the measured ratio stands.
-    """
-    measured = here.std / base.std
-    error = SURE * math.hypot(here.relative_error, base.relative_error)
-    powers = [[ratio**power for power in (0.0, -0.5, -1.0, 0.5)] for ratio in sorted({*ratios} - {1.0})]
-    laws = [math.prod(factors) for factors in product(*powers)]
-    nearest = min(laws, key=lambda law: abs(math.log(measured / law)))
-    return nearest if abs(math.log(measured / nearest)) <= error else measured

