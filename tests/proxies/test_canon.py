@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxies.core import canon
 
-settings.register_profile("still", deadline=None, derandomize=True, database=None)
+settings.register_profile("still", deadline=None, max_examples=40, derandomize=True, database=None)
 settings.load_profile("still")
 
 

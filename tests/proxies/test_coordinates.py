@@ -199,23 +199,6 @@ def test_somebody_elses_model_is_checked_by_its_own_names(store):
     assert "1 / sqrt(head_dim)" in mistake
 
 
-def hugging_face(spec):
-    transformers = pytest.importorskip("transformers")
-    shape = spec.shape
-    config = transformers.LlamaConfig(
-        vocab_size=shape.vocab_size, hidden_size=shape.width, intermediate_size=shape.ffn_width,
-        num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads, max_position_embeddings=shape.seq_len, attn_implementation="sdpa",
-    )  # fmt: skip
-    return handmade(transformers.LlamaForCausalLM(config), spec)
-
-
-def test_hugging_face_attention_is_seen(store):
-    found = check(store, build=hugging_face, factory=SOMEBODYS, grow_head=True)
-    assert flagged(found) == {"model.layers.0.attention_logits": "blows_up"}
-    assert "1 / sqrt(head_dim)" in found.mistakes[0]
-
-
 def test_a_model_whose_attention_cannot_be_seen_says_so(store, monkeypatch):
     def eager(q, k, v, is_causal):
         scores = q @ k.mT / q.shape[-1] ** 0.5

