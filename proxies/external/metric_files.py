@@ -44,6 +44,15 @@ class Logged:
         return max((*self.train_loss, *self.validation_loss), default=None)
 
 
+def rows_of(path: Path, wanted: frozenset[str], step_key: str) -> Rows:
+    """A reader of a log, by the file's name; `step_key` is what an event's own step is called."""
+    if path.name.endswith(".wandb"):
+        return WandbRun(path, wanted)
+    if "tfevents" in path.name:
+        return EventFile(path, wanted, step_key)
+    return JsonLines(path, wanted)
+
+
 class MetricFiles:
     """A run's metrics, read on whenever asked."""
 
@@ -103,14 +112,7 @@ class MetricFiles:
 
     def _open(self, path: Path) -> tuple[Rows, Logged]:
         if path not in self._files:
-            rows: Rows
-            if self._command.metrics_format == "jsonl":
-                rows = JsonLines(path, self._wanted)
-            elif self._command.metrics_format == "wandb":
-                rows = WandbRun(path, self._wanted)
-            else:
-                rows = EventFile(path, self._wanted, self._command.step_key)
-            self._files[path] = (rows, Logged())
+            self._files[path] = (rows_of(path, self._wanted, self._command.step_key), Logged())
         return self._files[path]
 
     def _take(self, path: Path, row: dict[str, object], logged: Logged, max_step: int) -> None:

@@ -78,8 +78,8 @@ class Solo:
         """Start a run from its own initial weights, or go on from a `state` of it.
 
         Raises:
-            ValueError: the slot is taken or is not slot 0, the run is not one for this engine or this corpus, or a
-                built model's numbers are not those of its parameters.
+            ValueError: the slot is taken or is not slot 0, the run is of another corpus, or a built model's numbers
+                are not those of its parameters.
             StateError: the state is not one of this run; the slot is free.
         """
         self._refuse(index, spec)
@@ -88,16 +88,17 @@ class Solo:
             gc.collect()  # of a model before this one: compiled, it lies in a circle, and holds its memory till then
         numerics = spec.numerics
         set_arithmetic(numerics)
-        build = None if spec.factory is None else self._build
-        built = our_model(spec) if build is None else build(spec)
+        build = our_model if spec.factory is None else self._build
+        assert build is not None, "a factory's model has nobody to build it"
+        built = build(spec)
         module = built.module.train().to(self.device, torch.float64 if numerics.dtype == "float64" else torch.float32)
         parameters = dict(module.named_parameters())
         if unlike := sorted(parameters.keys() ^ {n.name for n in built.numbers}):
             raise ValueError(f"the model's parameters and their numbers differ in {', '.join(unlike)}")
-        if numerics.activation_checkpointing and build is not None:
+        if numerics.activation_checkpointing and spec.factory is not None:
             checkpoint_blocks(module)
         if numerics.compiled:
-            self._compile(module, whole=build is None)
+            self._compile(module, whole=spec.factory is None)
         groups = grouped(built.numbers, parameters)
         trial = _Trial(
             progress=Progress(spec, num_microbatches=self._num_microbatches),
@@ -140,17 +141,12 @@ class Solo:
         return environment(self.device)
 
     def _refuse(self, index: int, spec: RunSpec) -> None:
+        manifest = self._store.manifest
         refusals = {
-            f"slot {index}: a trial alone has slot 0": index == 0,
-            f"slot {index} is taken": self._trial is None,
-            f"num_slots = {spec.numerics.num_slots}: 1 is wanted": spec.numerics.num_slots == 1,
-            "a command trains by itself": spec.command is None,
-            "cuda_graphs: a bank records steps, and only on a GPU": not spec.numerics.cuda_graphs,
-            "fused_loss: of our own model alone": not spec.numerics.fused_loss or spec.factory is None,
-            "its factory's model has nobody to build it": spec.factory is None or self._build is not None,
-            f"run {spec.id[:12]} is of another corpus": spec.data_id == self._store.manifest.data_id,
-            f"vocab_size = {spec.shape.vocab_size} is smaller than the corpus's {self._store.manifest.vocab_size}": (
-                spec.shape.vocab_size >= self._store.manifest.vocab_size
+            f"slot {index} is taken": index == 0 and self._trial is None,
+            f"run {spec.id[:12]} is of another corpus": spec.data_id == manifest.data_id,
+            f"vocab_size = {spec.shape.vocab_size} is smaller than the corpus's {manifest.vocab_size}": (
+                spec.shape.vocab_size >= manifest.vocab_size
             ),
         }
         if problems := [problem for problem, holds in refusals.items() if not holds]:

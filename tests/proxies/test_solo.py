@@ -118,18 +118,6 @@ def test_it_is_the_loop_written_by_hand_and_the_bank(store, name):
     assert losses[-1] < losses[0] - 0.1 and max(norms) > 0.5  # it learns, and the clip is at work
 
 
-@pytest.mark.parametrize("changes", [{"family": "gpt2", "tied": True}, {"qk_norm": True}], ids=str)
-def test_every_kind_of_model_trains_as_in_the_bank(store, changes):
-    shape, base = (dataclasses.replace(s, **changes) for s in (DEEP, BASE))
-    spec = spec_of(store, "completep", shape=shape, base_shape=base, dtype="float64")
-    assert distance(train(spec, store), in_bank(spec, store)) < 1e-12
-
-
-def test_in_float32_it_is_the_bank_up_to_rounding(store):
-    spec = spec_of(store)
-    assert distance(train(spec, store), in_bank(spec, store)) < 1e-5
-
-
 @pytest.mark.parametrize("spoil", ["eps", "clip_norm"])
 def test_the_comparison_can_fail(store, spoil):
     spec = spec_of(store, "completep", dtype="float64", eps=1e-3)
@@ -306,12 +294,6 @@ def test_nan_at_a_step_is_named_and_never_stepped_on(store):
     assert all(torch.equal(p, held[name]) for name, p in model.named_parameters() if name != "norm.weight")
 
 
-def test_a_run_that_leaves_the_finite_numbers_with_its_last_step_has_diverged(store):
-    once = Schedule(kind="constant", num_steps=1)
-    result, _ = train(spec_of(store, learning_rate=1e37, clip_norm=None, weight_decay=0.0, schedule=once), store)
-    assert (result.status, result.reason) == ("diverged", "validation loss not finite")
-
-
 def test_a_slot_is_emptied_and_used_again(store):
     spec = spec_of(store)
     solo = Solo(store, device="cpu")
@@ -338,25 +320,10 @@ def test_what_a_result_holds(store):
 
 
 def test_runs_that_are_not_for_it_are_refused_all_at_once(store):
-    spec = spec_of(store)
-    other = dataclasses.replace(
-        spec,
-        data_id="f" * 64,
-        factory=FACTORY,
-        shape=dataclasses.replace(DEEP, vocab_size=100),
-        base_shape=dataclasses.replace(BASE, vocab_size=100),
-    )
-    with pytest.raises(ValueError, match="slot 1") as refusal:
+    shape, base = (dataclasses.replace(each, vocab_size=100) for each in (DEEP, BASE))
+    other = dataclasses.replace(spec_of(store), data_id="f" * 64, shape=shape, base_shape=base)
+    with pytest.raises(ValueError, match=r"slot 1 .*is of another corpus; vocab_size = 100 is smaller"):
         Solo(store, device="cpu").admit(1, other)
-    for said in ("nobody to build it", "is of another corpus", "vocab_size = 100 is smaller than the corpus's 256"):
-        assert said in str(refusal.value)
-    with pytest.raises(ValueError, match="cuda_graphs: a bank records steps"):
-        Solo(store, device="cpu").admit(0, dataclasses.replace(spec, numerics=Numerics(cuda_graphs=True)))
-    with pytest.raises(ValueError, match="fused_loss: of our own model alone"):
-        theirs = dataclasses.replace(spec, factory=FACTORY, numerics=Numerics(fused_loss=True))
-        Solo(store, device="cpu", build=users_model).admit(0, theirs)
-    with pytest.raises(ValueError, match="num_slots = 4: 1 is wanted"):
-        Solo(store, device="cpu").admit(0, dataclasses.replace(spec, numerics=Numerics(num_slots=4)))
 
 
 @dataclasses.dataclass

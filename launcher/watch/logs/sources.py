@@ -16,10 +16,8 @@ from typing import Any, Protocol
 from launcher.base import metrics
 from launcher.base.wandb_calls import fetch_history
 from launcher.watch.logs.keys import UNASKED_STEP, Keys
-from proxies.external.event_files import EventFile
-from proxies.external.growing import MetricsError, Rows
-from proxies.external.json_lines import JsonLines
-from proxies.external.wandb_run import WandbRun
+from proxies.external.growing import MetricsError
+from proxies.external.metric_files import rows_of
 
 READ_BYTES = 2**20
 LEAST_SECONDS = 30.0
@@ -64,11 +62,7 @@ class _File:
     def __init__(self, path: Path, name: str, wanted: frozenset[str]) -> None:
         self.name, self.notes, self.num_rows = name, list[str](), 0
         self.written_at = path.stat().st_mtime
-        self.reader: Rows = JsonLines(path, wanted)
-        if path.name.endswith(".wandb"):
-            self.reader = WandbRun(path, wanted)
-        elif "tfevents" in path.name:
-            self.reader = EventFile(path, wanted, "step")
+        self.reader = rows_of(path, wanted, "step")
 
     def rows(self, *, last: bool) -> Iterator[_Rows]:
         """See `Source`."""
