@@ -8,8 +8,6 @@ import torch
 from proxy_cases import TINY, run_spec
 
 from proxies.core import canon
-from proxies.core.flops import flops_per_token
-from proxies.core.rules import named
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Numerics
 from proxies.model.decoder import token_loss
@@ -68,10 +66,6 @@ def test_a_run_does_not_see_its_neighbours(subject, store):
     assert outcome(*finish(bank)[subject.id]) == outcome(*alone(subject, store))
 
 
-def test_a_run_does_not_see_its_slot(subject, store):
-    assert outcome(*alone(subject, store, 3)) == outcome(*alone(subject, store))
-
-
 def test_a_run_admitted_into_a_used_slot_is_the_same(subject, store):
     bank = bank_for(subject, store)
     for slot, spec in enumerate(neighbours(store)):
@@ -121,50 +115,6 @@ def test_a_diverging_neighbour_does_not_show(subject, store, learning_rate):
     assert outcome(*ended[subject.id]) == outcome(*alone(subject, store))
 
 
-def test_a_bank_of_four_is_a_bank_of_one(store):
-    deep = {"shape": WIDE.at_depth(2), "dtype": "float64"}
-    specs = [
-        neighbours(store, **deep)[0],
-        run_spec(store.manifest.data_id, base_shape=TINY, seed=9, parametrization="completep", **deep),
-    ]
-    bank = bank_for(specs[0], store)
-    for slot, spec in enumerate(specs):
-        bank.admit(slot, spec)
-    ended = finish(bank)
-    for spec in specs:
-        single = dataclasses.replace(spec, numerics=Numerics(dtype="float64", num_slots=1))
-        result, curve = alone(single, store)
-        together, their_curve = ended[spec.id]
-        assert together.loss_nats == pytest.approx(result.loss_nats, abs=1e-9)
-        assert their_curve.train_loss_nats == pytest.approx(curve.train_loss_nats, abs=1e-9)
-        assert their_curve.grad_norm == pytest.approx(curve.grad_norm, abs=1e-9)
-
-
-def test_at_the_base_shape_sp_and_mup_train_alike(store):
-    curves = [
-        alone(run_spec(store.manifest.data_id, shape=WIDE, parametrization=name), store)[1] for name in ("sp", "mup")
-    ]
-    assert curves[0] == curves[1]
-    wide = [
-        alone(run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, parametrization=name), store)[1]
-        for name in ("sp", "mup")
-    ]
-    assert wide[0] != wide[1]
-
-
-def test_what_a_result_holds(subject, store):
-    result, curve = alone(subject, store)
-    assert (result.id, result.status, result.reason) == (subject.id, "finished", "")
-    assert (result.num_steps, result.tokens) == (12, subject.num_tokens)
-    assert result.flops == flops_per_token(WIDE) * subject.num_tokens
-    assert result.curve_id == canon.content_id(curve)
-    assert curve.steps == tuple(range(1, 13))
-    assert result.last_train_loss_nats == curve.train_loss_nats[-1]
-    assert result.seconds > 0
-    assert set(result.environment) == {"python", "torch", "machine", "device"}
-    assert type(result.environment["torch"]) is str
-
-
 def test_each_slot_trains_on_the_batches_of_its_own_seed(store):
     specs = [run_spec(store.manifest.data_id, seed=seed, learning_rate=1e-30) for seed in (5, 6)]
     bank = bank_for(specs[0], store)
@@ -195,15 +145,6 @@ def test_the_validation_loss_is_that_of_a_model_at_the_same_weights(store):
     assert finish(bank)[spec.id][0].loss_nats == pytest.approx(wanted, rel=1e-5)
 
 
-def test_the_validation_loss_does_not_depend_on_the_batch(store):
-    """At a rate of nearly nothing, the same weights are judged on the same windows however they were batched."""
-    losses = []
-    for batch_tokens in (32, 64, 80):
-        spec = run_spec(store.manifest.data_id, learning_rate=1e-30, num_steps=4)
-        losses.append(alone(dataclasses.replace(spec, batch_tokens=batch_tokens), store)[0].loss_nats)
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
-
-
 def test_training_learns(store):
     """From about ln 256 to well below the entropy of single characters."""
     spec = run_spec(store.manifest.data_id, shape=WIDE, num_steps=100, learning_rate=0.02)
@@ -231,20 +172,6 @@ def test_a_slot_that_is_taken_and_runs_of_another_bank_are_refused(subject, stor
         with pytest.raises(ValueError, match="belongs to another bank"):
             bank.admit(1, other)
     assert bank.free_slots == [1, 2, 3]
-
-
-def test_a_refused_run_leaves_its_slot_free(subject, store):
-    """Scaled betas that leave [0, 1) are found out when the numbers are made."""
-    bank = bank_for(subject, store)
-    with pytest.raises(ValueError, match="outside \\[0, 1\\)"):
-        bank.admit(
-            0,
-            dataclasses.replace(
-                subject, parametrization=named("completedp"), base_batch_tokens=1, base_num_tokens=subject.num_tokens
-            ),
-        )
-    assert bank.free_slots == [0, 1, 2, 3]
-    assert bank.advance(3) == []
 
 
 def test_what_only_a_trial_alone_can_do_is_refused(subject, store):

@@ -20,7 +20,7 @@ from planted import (
 from proxy_cases import run_spec
 
 from proxies.coordinates.activations import Probe, attention_logits
-from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates, recorded_steps
+from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates
 from proxies.coordinates.verdict import fitted
 from proxies.core import canon
 from proxies.core.rules import named
@@ -69,25 +69,6 @@ def test_the_interval_is_a_t_interval_over_seeds():
     assert found.slope == pytest.approx(1.5)
     assert found.interval == pytest.approx((1.5 - 6.3138 * 0.5, 1.5 + 6.3138 * 0.5), rel=1e-4)
     assert fitted(np.zeros((3, 2)), (16, 32, 64), 0.9) is None
-
-
-def test_recorded_steps():
-    assert [recorded_steps(n) for n in (1, 2, 5, 8, 10)] == [
-        (0, 1), (0, 1, 2), (0, 1, 2, 4, 5), (0, 1, 2, 4, 8), (0, 1, 2, 4, 8, 10)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("mup_no_wd_scaling", marks=pytest.mark.slow),  # at a fixed depth the next two differ from it
-        pytest.param("completep", marks=pytest.mark.slow),  # by decay, eps and where the readout's 1 / m_N sits
-        "completedp",
-    ],
-)
-def test_the_other_right_ones_pass(store, name):
-    found = check(store, parametrization=name, weight_decay=0.1)
-    assert (found.outcome, found.mistakes) == ("passes", ())
 
 
 def test_the_standard_parametrization_blows_up_and_so_does_each_model_its_own_base(store):

@@ -135,16 +135,6 @@ def test_sources_that_give_nothing_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_progress_runs_to_the_end_of_the_bytes(tmp_path):
-    told = []
-    source = tmp_path / "a.jsonl"
-    source.write_bytes(jsonl(f"number {i}" for i in range(600)))
-    manifest = tokenize([source], tmp_path / "out", progress=told.append)
-    assert [progress.num_documents for progress in told][-3:] == [256, 512, 600]
-    assert told[-1].bytes_read == told[-1].total_bytes == source.stat().st_size
-    assert told[-1].num_tokens == manifest.num_tokens("train") + manifest.num_tokens("validation")
-
-
 # Tokenizers by file
 
 
@@ -160,18 +150,6 @@ def test_a_tokenizer_travels_with_its_corpus(tmp_path):
     found = documents_of(tmp_path / "out", "train") + documents_of(tmp_path / "out", "validation")
     assert sorted(" ".join(words[i] for i in document) for document in found) == sorted(texts)
     TokenStore(tmp_path / "out")
-
-
-def test_a_large_vocabulary_takes_wide_shards(tmp_path):
-    path = word_tokenizer(tmp_path / "tokens.json")
-    (tmp_path / "a.jsonl").write_bytes(jsonl(["one", "two", "three"]))
-    options = {"tokenizer": str(path), "validation_fraction": 0.3}
-    manifest = tokenize([tmp_path / "a.jsonl"], tmp_path / "out", vocab_size=2**16 + 1, **options)
-    assert (manifest.vocab_size, manifest.dtype) == (65537, "uint32")
-    batch = TokenStore(tmp_path / "out").train_batch(seed=0, first_sequence=0, num_sequences=2, seq_len=1)
-    assert batch.max() == manifest.end_id == 10
-    said = refusal([tmp_path / "a.jsonl"], tmp_path / "other", vocab_size=10, **options)
-    assert said == "--vocab-size 10: the tokenizer has 11 ids"
 
 
 @pytest.mark.parametrize(("at", "tokenizer"), [(3, "bytes"), (2**20 + 3, "words")])
@@ -204,17 +182,6 @@ def test_pretokenized_documents_go_whole_to_one_split(tmp_path, write, trailing)
     assert (manifest.tokenizer, manifest.vocab_size, manifest.end_id) == ("unnamed", 50257, END)
     assert manifest.num_documents == 80
     TokenStore(tmp_path / "out")
-
-
-def test_the_same_ids_in_another_file_are_the_same_documents(tmp_path):
-    made = some_ids()
-    flat = [i for document in made for i in (*document, END)]
-    narrow, wide = nanogpt(tmp_path / "a.bin", flat), llm_c(tmp_path / "b.bin", flat, 20240801, 7)
-    options = {"vocab_size": 50257, "end_id": END, "validation_fraction": 0.3}
-    manifests = [tokenize([path], tmp_path / f"{i}", **options) for i, path in enumerate((narrow, wide))]
-    assert manifests[0] == manifests[1]
-    both = tokenize([narrow, wide], tmp_path / "both", **options)
-    assert both == manifests[0]
 
 
 def test_without_an_end_id_pieces_are_split(tmp_path, monkeypatch):
@@ -300,17 +267,6 @@ def test_a_full_disk_is_named_and_leaves_nothing(texts, tmp_path, monkeypatch):
     said = refusal([texts], tmp_path / "out")
     assert "train-00000.bin cannot be written: No space left on device" in said and "make room" in said
     assert not (tmp_path / "out").exists()
-
-
-def test_ctrl_c_leaves_nothing_and_the_same_command_works(texts, tmp_path, monkeypatch):
-    def interrupt(progress):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tokenize([texts], tmp_path / "out", progress=interrupt)
-    assert not (tmp_path / "out").exists()
-    tokenize([texts], tmp_path / "out")
-    TokenStore(tmp_path / "out")
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -57,12 +57,6 @@ def test_the_comparison_can_fail(monkeypatch):
     assert all((ours - wanted).abs().max() > 1e-3 for ours, wanted in zip(fused, plain, strict=True))
 
 
-@pytest.mark.parametrize("lead", [(K,), ()])
-def test_its_gradients_are_right(lead):
-    hidden, weight, targets = case(lead)
-    assert torch.autograd.gradcheck(lambda h, w: fused_token_loss(h, w, targets, part_tokens=3), (hidden, weight))
-
-
 def test_a_trials_loss_and_gradients_are_its_own():
     """Bit by bit, with neighbours that are not finite."""
     hidden, weight, targets = case((K,), torch.float32)

@@ -12,7 +12,6 @@ import zlib
 import pytest
 from command_cases import command
 
-from proxies.external import wire
 from proxies.external.event_files import masked_crc32c
 from proxies.external.growing import MetricsError
 from proxies.external.metric_files import MetricFiles
@@ -149,17 +148,6 @@ def test_a_file_that_grows_byte_by_byte_or_in_leaps_reads_as_the_whole(kinds, fo
     check(metrics.logged(), float32=format == "tensorboard")
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_torn_tail_costs_the_torn_row_alone(kinds, format, tmp_path):
-    content = kinds[format].read_bytes()
-    path = tmp_path / "torn" / kinds[format].name
-    path.parent.mkdir()
-    for cut in range(1, 400, 23):
-        path.write_bytes(content[: len(content) - cut])
-        logged, _ = read(format, path if format == "jsonl" else path.parent)
-        assert len(logged.train_loss) >= 25 and logged.bad is None
-
-
 @pytest.mark.parametrize("format", ["wandb", "tensorboard"])
 def test_a_flipped_bit_where_metrics_lie_is_refused(kinds, format, tmp_path):
     content = kinds[format].read_bytes()
@@ -247,15 +235,3 @@ def test_the_checksums_are_the_published_ones():
     crc = 0x8A9136AA
     assert masked_crc32c(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     assert zlib.crc32(b"123456789") == 0xCBF43926
-
-
-def test_the_wire_format():
-    message = b"\x08\x96\x01\x12\x03abc\x19" + struct.pack("<d", 1.5) + b"\x25" + struct.pack("<f", 2.5) + b"\x12\x00"
-    assert [number for number, _ in wire.fields(message)] == [1, 2, 3, 4, 2]
-    values = [value for _, value in wire.fields(message)]
-    assert values[:2] == [150, b"abc"] and wire.floats(values[2], 8) == (1.5,) and wire.floats(values[3], 4) == (2.5,)
-    for bad in (b"\x08", b"\x12\x05abc", b"\x0b", b"\x00\x00", b"\x08" + b"\xff" * 11, b"\x19\x00"):
-        with pytest.raises(wire.WireError):
-            list(wire.fields(bad))
-    with pytest.raises(wire.WireError, match="no floats"):
-        wire.floats(b"123", 4)

@@ -1,14 +1,12 @@
 """The model under autocast, checkpointing, torch.compile and inference mode; and against other people's code."""
 
 import dataclasses
-import re
 
 import pytest
 import torch
 from model_cases import FAMILIES, filled, token_ids
 from torch.nn import functional
 
-from proxies.model import decoder as model_module
 from proxies.model import rotary
 from proxies.model.decoder import Decoder, LayerNorm, Linear, Multipliers, RMSNorm, token_loss
 from proxies.model.rotary import rotate
@@ -175,83 +173,6 @@ def test_a_pass_in_inference_mode_leaves_training_alone():
         before = token_loss(model(ids, multipliers), targets)
     loss, _ = loss_and_gradients(model, model, multipliers, ids, targets)
     assert loss.item() == before.item()
-
-
-@pytest.fixture
-def transformers(monkeypatch):
-    package = pytest.importorskip("transformers")
-    # Its models import torchvision where there is one; beside a CPU torch, mup's may be of another build and fail.
-    for module in (package.utils, package.utils.import_utils):
-        monkeypatch.setattr(module, "is_torchvision_available", lambda: False)
-    return package
-
-
-def huggingface(transformers, family, shape):
-    """The same shape by the authors of transformers."""
-    sizes = {"vocab_size": shape.vocab_size, "tie_word_embeddings": shape.tied, "attn_implementation": "eager"}
-    if family == "gpt2":
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-            n_layer=shape.num_layers, n_embd=shape.width, n_head=shape.num_heads, n_inner=shape.ffn_width,
-            n_positions=shape.seq_len, **sizes,
-        ))  # fmt: skip
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
-        num_hidden_layers=shape.num_layers, hidden_size=shape.width, num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim, intermediate_size=shape.ffn_width,
-        max_position_embeddings=shape.seq_len, rms_norm_eps=model_module.NORM_EPS, **sizes,
-    ))  # fmt: skip
-
-
-LLAMA_NAMES = {
-    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attention.q": "self_attn.q",
-    "attention.k": "self_attn.k", "attention.w": "self_attn.", "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj", "feed_forward.w3": "mlp.up_proj", "tok_embeddings": "embed_tokens",
-}  # fmt: skip
-GPT2_NAMES = {
-    "attention_norm": "ln_1", "ffn_norm": "ln_2", "attention.wo": "attn.c_proj", "feed_forward.w1": "mlp.c_fc",
-    "feed_forward.w2": "mlp.c_proj",
-}  # fmt: skip
-GPT2_OUTSIDE = {"tok_embeddings": "wte", "pos_embeddings": "wpe", "norm": "ln_f"}
-
-
-def llama_state(state):
-    """Our tensors under transformers' names."""
-    found = {}
-    for ours, tensor in state.items():
-        name = ours if ours.startswith("lm_head") else f"model.{ours}"
-        for old, new in LLAMA_NAMES.items():
-            name = name.replace(old, new)
-        found[re.sub(r"self_attn\.([qkvo])\.", r"self_attn.\1_proj.", name)] = tensor
-    return found
-
-
-def gpt2_state(state):
-    """Likewise; its blocks have one matrix for queries, keys and values, and every matrix [in, out]."""
-    found = {"lm_head.weight": state["lm_head.weight"]}
-    for ours, tensor in state.items():
-        module, part = ours.rsplit(".", 1)
-        if module in GPT2_OUTSIDE:
-            found[f"transformer.{GPT2_OUTSIDE[module]}.{part}"] = tensor
-        elif match := re.fullmatch(r"layers\.(\d+)\.(.+)", module):
-            number, inner = match.groups()
-            if inner in GPT2_NAMES:
-                found[f"transformer.h.{number}.{GPT2_NAMES[inner]}.{part}"] = tensor.T
-            elif inner == "attention.wq":
-                parts = [state[f"layers.{number}.attention.w{x}.{part}"].T for x in "qkv"]
-                found[f"transformer.h.{number}.attn.c_attn.{part}"] = torch.cat(parts, dim=-1)
-    return found
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", ["llama-qk", "gpt2"])
-def test_logits_are_those_of_transformers(transformers, family):
-    shape = dataclasses.replace(FAMILIES[family], num_kv_heads=4 if family == "gpt2" else 2)
-    ours, theirs = filled(Decoder(shape)), huggingface(transformers, family, shape).double().eval()
-    theirs.load_state_dict((gpt2_state if family == "gpt2" else llama_state)(ours.state_dict()), strict=True)
-    ids = token_ids(2)
-    logits = ours(ids, Multipliers(attention=shape.head_dim**-0.5))
-    # Its rotary angles are float32.
-    torch.testing.assert_close(logits, theirs(ids).logits.flatten(0, 1), rtol=1e-5, atol=1e-5)
-    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
 
 
 def test_the_compiler_takes_rotary_tables_for_constants():

@@ -103,23 +103,6 @@ def test_the_comparison_can_fail(spoil):
     assert not torch.allclose(optimizer.weights_KP[0], wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_norms_are_each_trials_own_before_clipping():
-    model, optimizer = bank_of(TRIALS)
-    gradients = gradients_at(0, model)
-    norms = step_bank(model, optimizer, gradients)
-    wanted = [torch.cat([g[trial].flatten() for g in gradients]).norm().item() for trial in range(len(TRIALS))]
-    assert norms.tolist() == pytest.approx(wanted, rel=1e-12)
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_parameters_are_views_of_the_flat_buffer():
-    model, optimizer = bank_of(TRIALS)
-    for name, parameter in model.named_parameters():
-        start, stop = optimizer.spans[name]
-        assert parameter.data_ptr() == optimizer.weights_KP[:, start:].data_ptr()
-        assert torch.equal(parameter.flatten(1), optimizer.weights_KP[:, start:stop])
-
-
 @BOTH_FORMS
 def test_an_inactive_row_does_not_move_and_its_nan_does_not_spread(by_row):
     model, optimizer = bank_of(TRIALS, torch.float32, by_row=by_row)

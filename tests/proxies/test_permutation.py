@@ -59,11 +59,3 @@ def test_seeds_and_epochs_order_differently():
     assert len(set(orders)) == 16
     assert orders[0] != tuple(range(200))
     assert order(5, (0, 0)) == [3, 1, 4, 2, 0]
-
-
-def test_the_first_window_is_uniform_over_seeds():
-    counts = [0] * 10
-    for seed in range(2000):
-        counts[permuted(np.array([0]), 10, f"{seed}/0")[0]] += 1
-    chi_squared = sum((count - 200) ** 2 / 200 for count in counts)
-    assert chi_squared < 27.9  # 0.1 % of a chi-squared of 9 degrees

@@ -68,11 +68,6 @@ def test_metrics_are_of_a_run_alone():
         assert any("outside {run_dir}" in problem for problem in problems(metrics_path=path)), path
 
 
-def test_what_a_trainer_is_told():
-    named, whole = command(FULL), command("train --config {run_json}")
-    assert named.reaches("lr") and not named.reaches("clip_norm") and whole.reaches("clip_norm")
-
-
 def test_factories():
     assert Factory(target="my_pkg.models:build", source_sha256="0" * 64).target
     with pytest.raises(SpecError, match=r"target = .*; source_sha256"):

@@ -120,19 +120,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert count == 30_000 and peak < 2**22
 
 
-def test_progress_is_in_bytes_of_the_file_as_it_is(tmp_path):
-    texts = [f"text number {i * i} of some length" for i in range(40_000)]
-    for path in (
-        compressed(tmp_path / "a.jsonl.zst", jsonl(texts), "zstd"),
-        compressed(tmp_path / "a.txt.gz", jsonl(texts), "gzip"),
-        parquet(tmp_path / "a.parquet", texts),
-    ):
-        file = recognise(path)
-        read = {"jsonl": readers.read_jsonl, "text": readers.read_text, "parquet": readers.read_parquet}[file.format]
-        told = [document.bytes_read for document in read(file, READING)]
-        assert told == sorted(told) and told[-1] == file.num_bytes
-
-
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
 def test_parquet_gives_a_document_per_row(tmp_path, kind):
     texts = ["one", None, "zwölf", ""] * 200

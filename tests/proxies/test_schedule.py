@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxies.core.checks import SpecError
-from proxies.core.schedule import Schedule, lr_multiplier, lr_table, whole_warmup
+from proxies.core.schedule import Schedule, lr_table, whole_warmup
 
 KINDS = ("cosine", "linear", "wsd", "constant")
 
@@ -85,12 +85,6 @@ def test_exact_values_at_the_edges():
         assert lr_table(Schedule(kind=kind, num_steps=1)) == (1.0,)
         assert lr_table(Schedule(kind=kind, num_steps=2, warmup_steps=2)) == (0.5, 1.0)
     assert lr_table(Schedule(kind="wsd", num_steps=1, decay_steps=1)) == (1.0,)
-
-
-def test_steps_outside_are_refused():
-    step = 4
-    with pytest.raises(ValueError, match=f"step {step} is outside a schedule of 4 steps"):
-        lr_multiplier(Schedule(kind="linear", num_steps=4), step)
 
 
 @pytest.mark.parametrize(

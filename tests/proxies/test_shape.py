@@ -66,11 +66,3 @@ def test_another_width_keeps_the_ratios():
 )
 def test_a_width_that_does_not_fit_is_refused(shape, width, problem):
     assert problem in problems(lambda: shape.at_width(width))[0]
-
-
-def test_another_depth_changes_nothing_else():
-    assert BASE.at_depth(7) == dataclasses.replace(BASE, num_layers=7)
-
-
-def test_learned_positions_take_odd_heads():
-    assert dataclasses.replace(TINY, num_heads=16, family="gpt2").head_dim == 1

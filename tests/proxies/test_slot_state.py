@@ -228,18 +228,6 @@ def test_parts_take_less_memory(tokens):
     assert sizes[1] == 4 * sizes[4]
 
 
-def test_a_state_goes_on_in_parts(tokens):
-    spec = spec_of(tokens, dtype="float64")
-    before, after, whole = bank_of(spec, tokens), bank_of(spec, tokens, num_microbatches=2), bank_of(spec, tokens)
-    before.admit(0, spec)
-    before.advance(5)
-    after.admit(0, spec, before.state(0))
-    whole.admit(0, spec)
-    (result, _), (wanted, _) = finish(after, spec), finish(whole, spec)
-    assert result.loss_nats == pytest.approx(wanted.loss_nats, abs=1e-9)
-    assert result.environment["num_microbatches"] == "2"
-
-
 @pytest.fixture
 def saved(tokens, tmp_path):
     """A folder with the states after 1, 2 and 3 steps of a run, and the run; the oldest is gone already."""
@@ -351,19 +339,6 @@ def test_tensors_of_another_shape_are_refused_and_the_slot_stays_free(saved, tok
     assert bank.steps == {0: 2}
 
 
-def test_solo_refuses_moments_of_no_parameter(tokens):
-    spec = spec_of(tokens, num_slots=1)
-    solo = Solo(tokens, device="cpu")
-    solo.admit(0, spec)
-    solo.advance(2)
-    state = solo.state(0)
-    solo.evict(0)
-    wrong = {**state.tensors, "adamw.exp_avg.nobody": torch.zeros(2)}
-    with pytest.raises(StateError, match="is of no parameter"):
-        solo.admit(0, spec, dataclasses.replace(state, tensors=wrong))
-    assert solo.free_slots == [0]
-
-
 class CutOffError(BaseException):
     """The process is gone."""
 
@@ -414,24 +389,3 @@ def test_what_is_written_is_synced_before_it_has_its_name(saved, tokens, monkeyp
     state = newest(folder, spec.id, environment(CPU), [])
     store(folder, state)
     assert [Path(event).suffix or event for event in events] == [".part", "replace", str(folder)]
-
-
-def test_a_full_disk_is_named_and_leaves_no_litter(tokens, tmp_path):
-    spec = spec_of(tokens)
-    bank = bank_of(spec, tokens)
-    bank.admit(0, spec)
-    bank.advance(1)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="no checkpoint could be written"):
-        store(tmp_path / "file" / "folder", bank.state(0))
-
-
-def test_taken_tensors_are_copies(tokens):
-    spec = spec_of(tokens)
-    bank = bank_of(spec, tokens)
-    bank.admit(0, spec)
-    bank.advance(1)
-    state = bank.state(0)
-    before = {name: tensor.clone() for name, tensor in state.tensors.items()}
-    bank.advance(1)
-    assert all(torch.equal(state.tensors[name], tensor) for name, tensor in before.items())
