@@ -125,7 +125,7 @@ class _Finder:
         elif any(use.how == "table" for use in uses):
             kind = "embedding"
         elif uses[0].how == "map":
-            kind, width_multiplier = self._map(name, group, uses[0])
+            kind, width_multiplier = self._map(name, group)
         else:
             kind = self._unseen(name)
         return Role(name=name, group=group, size=size, kind=kind, width_multiplier=width_multiplier)
@@ -138,7 +138,7 @@ class _Finder:
             use.module
             for r in parameters
             for use in self._uses.get(r.name, ())
-            if r.kind in ("readout", "embedding") and use.how == "map" and use.called and self._is_readout(r.name, use)
+            if r.kind in ("readout", "embedding") and use.how == "map" and use.called and self._is_readout(r.name)
         ]
         return Roles(
             parameters=parameters,
@@ -157,19 +157,18 @@ class _Finder:
             return "block_bias"
         return "block_gain" if any(self._grows[name]) else "qk_gain"
 
-    def _is_readout(self, name: str, use: Use) -> bool:
-        fan_in, fan_out = _fans(use)
-        grows = self._grows[name]
-        return grows[fan_in] and not grows[fan_out] and self._here[name][fan_out] == self._vocab_size
+    def _is_readout(self, name: str) -> bool:
+        grows_out, grows_in = self._grows[name]
+        return grows_in and not grows_out and self._here[name][0] == self._vocab_size
 
-    def _map(self, name: str, group: str, use: Use) -> tuple[Kind, float]:
-        (fan_in, fan_out), grows, size = _fans(use), self._grows[name], self._here[name]
-        multiplier = size[fan_in] / self._base[name][fan_in]
-        if self._is_readout(name, use) and group == name:
-            return "readout", multiplier
-        if not grows[fan_in] and grows[fan_out] and group == name:
-            return "embedding", size[fan_out] / self._base[name][fan_out]
-        return "hidden", multiplier
+    def _map(self, name: str, group: str) -> tuple[Kind, float]:
+        (fan_out, fan_in), (grows_out, grows_in) = self._here[name], self._grows[name]
+        base_out, base_in = self._base[name]
+        if self._is_readout(name) and group == name:
+            return "readout", fan_in / base_in
+        if not grows_in and grows_out and group == name:
+            return "embedding", fan_out / base_out
+        return "hidden", fan_in / base_in
 
     def _unseen(self, name: str) -> Kind:
         """A matrix that no module of its own looks up or multiplies by: positions, or one side of a block."""
@@ -183,7 +182,3 @@ class _Finder:
                 "nn.Embedding or nn.Linear that is called"
             )
         return "embedding"
-
-
-def _fans(use: Use) -> tuple[int, int]:
-    return (0, 1) if use.transposed else (1, 0)

@@ -24,9 +24,7 @@ class Use:
 
     module: str
     how: How
-    """`table`: looked up by ids. `map`: a product over its last dimension."""
-    transposed: bool
-    """A map that is kept as [in, out] (GPT-2's Conv1D at Hugging Face)."""
+    """`table`: looked up by ids. `map`: a product over its last dimension, [out, in]."""
     called: bool
     """Whether the module itself is called, so that a hook on it is."""
 
@@ -89,13 +87,12 @@ def _recorder(name: str, calls: dict[str, _Call]) -> Callable[..., None]:
 def _use(path: str, module: nn.Module, parameter: nn.Parameter, call: _Call | None) -> Use:
     """By the module's type; of one of the user's own that holds no others, by what it takes and gives."""
     how: How = "other"
-    transposed = type(module).__name__ == "Conv1D"
     alone = call is not None and next(module.children(), None) is None
     if isinstance(module, nn.Embedding) or (alone and call and call.ids):
         how = "table"
-    elif isinstance(module, nn.Linear) or transposed or (alone and call and call.sizes == tuple(parameter.shape)[::-1]):
+    elif isinstance(module, nn.Linear) or (alone and call and call.sizes == tuple(parameter.shape)[::-1]):
         how = "map"
-    return Use(module=path, how=how, transposed=transposed, called=call is not None)
+    return Use(module=path, how=how, called=call is not None)
 
 
 def _draws(module: nn.Module, again: nn.Module) -> list[str]:

@@ -298,26 +298,6 @@ def fixed_ffn(shape):
     return model
 
 
-class Conv1D(nn.Module):
-    """A map kept as [in, out], as Hugging Face's GPT-2 has it."""
-
-    def __init__(self, fan_in, fan_out):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(fan_in, fan_out) * 0.02)
-
-    def forward(self, x):
-        """A product."""
-        return x @ self.weight
-
-
-def transposed(shape):
-    """A fixed inner width between maps kept as [in, out]."""
-    model = fixed_ffn(shape)
-    for block in model.blocks:
-        block.up, block.down = Conv1D(shape.width, 40), Conv1D(40, shape.width)
-    return model
-
-
 class Packed(nn.MultiheadAttention):
     """Torch's own attention, causal."""
 

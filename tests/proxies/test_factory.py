@@ -264,13 +264,6 @@ def test_a_tied_readout_cannot_absorb_its_multiplier():
     assert describe(cases.mixer, factory_spec(WIDE, parametrization=named("mup", output="absorbed"))).numbers
 
 
-def test_a_transposed_map_scales_with_its_own_fan_in():
-    numbers = {n.name: n for n in describe(cases.transposed, factory_spec(WIDE)).numbers}
-    up, down = numbers["blocks.0.up.weight"], numbers["blocks.0.down.weight"]
-    assert (up.size, up.width_multiplier) == ((128, 40), 4.0)
-    assert (down.size, down.width_multiplier) == ((40, 128), 1.0)
-
-
 def test_packed_attention_of_torchs_own_is_hidden():
     numbers = {n.name: n for n in describe(cases.packed, factory_spec(WIDE)).numbers}
     packed = numbers["blocks.0.in_proj_weight"]
