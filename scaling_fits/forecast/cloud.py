@@ -17,7 +17,6 @@ from scipy.special import ndtr, ndtri, stdtrit
 
 from scaling_fits.forecast import pooling
 from scaling_fits.laws import law, search
-from scaling_fits.laws.forms import SHAPES
 from scaling_fits.laws.law import Anchor, LawFit
 from scaling_fits.laws.solver import Floats, bisected
 from scaling_fits.laws.table import RunTable
@@ -43,21 +42,6 @@ def with_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -> LawFi
     if unconverged > _UNSETTLED * num_draws:
         warnings += (f"{fit.form}: {unconverged} of {num_draws} bootstrap refits stopped before they settled",)
     return dataclasses.replace(fit, draws=found.theta, num_unconverged=unconverged, warnings=warnings)
-
-
-def with_nearby_draws(table: RunTable, fit: LawFit, num_draws: int, seed: int) -> LawFit:
-    """The same with refits that only walk downhill from the fit: for an interval that is read once and not reported.
-
-    Some end in a worse basin, which a quantile hardly feels, and cost a twentieth of the thorough ones.
-    """
-    if num_draws == 0 or not fit.identified:
-        return fit
-    points, centre = law.centred_points(table)
-    shape = SHAPES[fit.form]
-    start_MP = np.repeat(law.centred(fit.theta[None, :], centre), num_draws, axis=0)
-    weight_MR = law.shares_of(_shares(table, num_draws, np.random.default_rng(seed)) * table.weight)
-    found = search.polish(start_MP, points, weight_MR, shape, ease=False, most_steps=search.SHORT)
-    return dataclasses.replace(fit, draws=law.uncentred(found.theta, centre, shape))
 
 
 def _shares(table: RunTable, num_draws: int, rng: np.random.Generator) -> Floats:

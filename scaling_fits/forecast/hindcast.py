@@ -230,9 +230,7 @@ def _cut(
     """The runs to keep, fitted, and the others; None where too few are left."""
     below, held = table.rows(keep), table.rows(~keep)
     weighed = near_frontier(below) if near else below
-    fits = tuple(
-        cloud.with_nearby_draws(weighed, law.fit_law(weighed, form, _MOST_STEPS), num_draws, seed) for form in forms
-    )
+    fits = tuple(cloud.with_draws(weighed, law.fit_law(weighed, form, _MOST_STEPS), num_draws, seed) for form in forms)
     if not _strong(fits[0]):
         return None
     rows: list[Floats] = []

@@ -27,7 +27,6 @@ from scaling_fits.laws.law import (
     FitStatus,
     LawError,
     LawFit,
-    check_positive,
     check_size,
     exp_finite,
     option_problems,
@@ -267,10 +266,9 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
     """Loss of one new run of `params` parameters on `tokens` tokens.
 
     Raises:
-        LawError: a size that is not finite and positive.
+        LawError: what is no size of a run.
         CannotTellError: the runs identify no law.
     """
-    check_positive(params=params, tokens=tokens)
     check_size(params=params, tokens=tokens)
     fitted.require()
     n, d = np.array([float(params)]), np.array([float(tokens)])

@@ -37,7 +37,7 @@ _ALIKE = 2.0  # Huber deltas: laws whose log losses are this near are one start
 _LISTED, _LOOKED_AT = 64, 12  # laws of a pool a problem looks at closer, and runs by which they are told apart
 _FEW_RUNS = 60
 _SETTLING = 150  # most steps of those that have not settled after a short search
-SHORT = 60  # most steps of a search that may not be the best one
+_SHORT = 60  # most steps of a search that may not be the best one
 _DIFFERENCE = 1e-5  # of a coordinate, for central differences
 _CHUNK = 25_000  # problems * runs differentiated at once: the fields stay in the cache
 _NEIGHBOURS = 0.25  # in log k * alpha and log k * beta: closer cells are one start
@@ -171,7 +171,7 @@ def refits(theta_P: Floats, points: Points, weight_MR: Floats, shape: Shape) -> 
     """
     few = points.n.size <= _FEW_RUNS
     start_MP = np.broadcast_to(theta_P, (len(weight_MR), len(theta_P)))
-    best = polish(start_MP, points, weight_MR, shape, ease=few, most_steps=SHORT)
+    best = polish(start_MP, points, weight_MR, shape, ease=few, most_steps=_SHORT)
     if few:
         given = _from_neighbours(best.theta, points, weight_MR, shape)
         best = _lower(best, given, np.arange(len(weight_MR)))
@@ -190,7 +190,7 @@ def _from_neighbours(theta_MP: Floats, points: Points, weight_MR: Floats, shape:
     marks = _marks(pool_KP, points)[listed]
     scores[(np.abs(marks - _marks(theta_MP, points)[:, None]) <= _ALIKE).all(axis=2)] = np.inf
     start_MP = pool_KP[listed[np.arange(len(scores)), scores.argmin(axis=1)]]
-    return polish(start_MP, points, weight_MR, shape, ease=False, most_steps=SHORT)
+    return polish(start_MP, points, weight_MR, shape, ease=False, most_steps=_SHORT)
 
 
 def _marks(theta_MP: Floats, points: Points) -> Floats:

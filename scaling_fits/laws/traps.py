@@ -2,7 +2,7 @@
 
 Each of these has spoilt published fits: points along one schedule taken for finished runs (arXiv 2203.15556, section
 3.1), embeddings counted or not (arXiv 2406.19146 and 2406.12907), FLOPs that are not 6 * N * D, runs entered twice,
-runs of several settings under one size (arXiv 2502.18969), repeated data (arXiv 2305.16264), columns in another unit.
+runs of several settings under one size (arXiv 2502.18969), columns in another unit.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ def warnings_of(
         _points_of_a_curve(columns, records, lines),
         _entered_twice(columns, lines),
         _wide_repeats(columns),
-        _repeated_data(columns["tokens"], records, lines),
     )
     return tuple(warning for warning in found if warning is not None)
 
@@ -216,19 +215,6 @@ def _wide_repeats(columns: Mapping[str, Floats]) -> str | None:
     return (
         f"{num_runs} runs share N and D with another and scatter by {sd:.1%} in loss, more than "
         "seeds do: runs of several settings? keep the best-tuned of each size and length"
-    )
-
-
-def _repeated_data(tokens: Floats, records: Sequence[Record], lines: Sequence[int]) -> str | None:
-    unique = numbers(records, "unique_tokens")
-    if unique is None:
-        return None
-    over = [line for line, d, u in zip(lines, tokens, unique, strict=True) if 0 < u < _ENDED * d]
-    if not over:
-        return None
-    return (
-        f"{rows_text(over)}: more tokens than unique_tokens: repeated tokens are fitted as if they were fresh, though "
-        "past about 4 epochs they are worth less (arXiv 2305.16264)"
     )
 
 

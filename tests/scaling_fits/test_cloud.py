@@ -73,14 +73,6 @@ def test_small_samples_widen(small):
     assert cloud.small_sample_factor(many, 0.9) == pytest.approx(1.0, abs=2e-3)
 
 
-def test_nearby_refits_give_the_same_interval(small):
-    table, fit = small
-    full, near = cloud.with_draws(table, fit, 60, 0), cloud.with_nearby_draws(table, fit, 60, 0)
-    n, d = np.array([4e6]), np.array([3e6])
-    ends = [np.quantile(law.log_loss(each.draws, n, d), [0.05, 0.95]) for each in (full, near)]
-    assert np.abs(ends[0] - ends[1]).max() < 0.15 * np.ptp(ends[0])
-
-
 def test_the_ends_of_a_mixture_are_solved_for(small):
     """One law, one draw: the interval is a normal's."""
     _, fit = small
