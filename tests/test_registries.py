@@ -24,7 +24,6 @@ EXCEPTIONS = {
     "proxies/core/rules.py": "the table of powers: how decay and eps of each kind of parameter scale",
     "proxies/parametrization/parametrization.py": "where the table meets a parameter and the forward multipliers",
     "proxies/model/decoder.py": "eps of the norms, which is another number",
-    "transfer/regret/regret.py": "published rules of weight decay over batch and duration, with their sources",
     "launcher/plan/sources.py": "what sources say of the table's choices for decay and eps",
     "launcher/explaining/parametrizations.py": "columns of a table whose `--json` keys are a contract",
     "launcher/frozen/frozen.py": "the frozen record: its keys are a contract",
