@@ -23,26 +23,11 @@ def test_the_largest_slice_is_judged_and_the_rest_is_said(tmp_path):
     assert found.notes[-1] == ("6 of 11 runs are judged, those at clip 0.5; the others are left aside")
 
 
-def test_of_equal_slices_the_first_is_judged(tmp_path):
-    found = read(tmp_path, "width,lr,clip,loss", grid((32, 64), (0.1, 0.2), (2, 1)))
-    assert "at clip 2;" in found.notes[-1] and len(found.points) == 4
-
-
-def test_a_large_slice_of_one_size_gives_way_to_a_smaller_one_of_two(tmp_path):
-    rows = grid((32,), range(1, 9), (1,)) + grid((32, 64), (1, 2), (2,))
-    assert len(read(tmp_path, "width,lr,clip,loss", rows).points) == 4
-
-
 def test_seeds_of_several_depths_stay_together(tmp_path):
     rows = [(w, d, s, 0.1, 3) for w in (32, 64) for d in (2, 4) for s in (0, 1, 2)]
     found = read(tmp_path, "width,depth,seed,lr,loss", rows, axis="width")
     assert sorted(p.seed for p in found.points) == [0, 0, 1, 1, 2, 2]
     assert "6 of 12 runs are judged, those at depth 2" in found.notes[-1]
-
-
-def test_empty_cells_are_a_value_of_their_own(tmp_path):
-    rows = [(32, 0.1, "", 3), (64, 0.1, "", 3), (64, 0.1, 1, 3)]
-    assert "those at clip empty" in read(tmp_path, "width,lr,clip,loss", rows).notes[-1]
 
 
 def test_no_two_sizes_alike_are_refused(tmp_path):
@@ -87,9 +72,3 @@ def test_a_confounded_duration_is_not_taken_for_one_axis(tmp_path):
 def test_one_size_is_left_to_the_verdict(tmp_path):
     found = read(tmp_path, "width,tokens,lr,loss", [*grid((32,), (5, 6), (1, 2)), (32, 6, 4, 3)], axis="width")
     assert len(found.points) == 3 and "those at tokens 6" in found.notes[-1]
-
-
-def test_text_never_follows_a_size(tmp_path):
-    rows = [(32, 1, "none", 3), (64, 1, 2, 3), (128, 1, 3, 3)]
-    with pytest.raises(TableError, match="no two sizes agree in clip"):
-        read(tmp_path, "width,lr,clip,loss", rows)

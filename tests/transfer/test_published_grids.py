@@ -33,8 +33,10 @@ def judged(tmp_path):
 SEEDS = (1337, 1338, 1339)
 
 
-@pytest.mark.parametrize("seeds", [(), SEEDS, (1337,), (1338,), (1339,), (1337, 1338)], ids=str)
-@pytest.mark.parametrize("axis", ["params", "width"])
+@pytest.mark.parametrize(
+    ("seeds", "axis"),
+    [((), "params"), (SEEDS, "width"), ((1337,), "params"), ((1338,), "width"), ((1337, 1338), "params")],
+)
 def test_no_reading_of_the_published_false_alarm_drifts(judged, seeds, axis):
     """Seed 1337 alone puts the best rate of 250M at 2^-7, an octave above all others: a gradient spike at 2^-8."""
     target = {"params": HUGE[0], "width": HUGE[1]}[axis]

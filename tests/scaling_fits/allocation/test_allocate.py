@@ -146,8 +146,14 @@ def test_a_falling_law_chooses_no_size(noisy):
     assert 0 < share < 1
 
 
-@pytest.mark.parametrize("theta", [[1.0, 600.0, 1.0, 1e-3, 1e-3, 1.0], [1.0, 1.0, 600.0, 1e-3, 1e-3, 1.0]])
-@pytest.mark.parametrize("terms", [{}, {"unique_tokens": 1e9}, {"inference_tokens": 1e9}])
+@pytest.mark.parametrize(
+    ("theta", "terms"),
+    [
+        ([1.0, 600.0, 1.0, 1e-3, 1e-3, 1.0], {}),
+        ([1.0, 1.0, 600.0, 1e-3, 1e-3, 1.0], {"unique_tokens": 1e9}),
+        ([1.0, 600.0, 1.0, 1e-3, 1e-3, 1.0], {"inference_tokens": 1e9}),
+    ],
+)
 def test_a_degenerate_law_whose_best_size_is_no_size_tells_none(noisy, theta, terms):
     """Exponents of nothing put the optimum at exp(600000): a refusal by name, not an overflow."""
     broken = dataclasses.replace(noisy.members[0], status="degenerate", theta=np.array(theta), warnings=("so flat",))
