@@ -113,7 +113,7 @@ class DeviceHost:
     """Says which devices its process sees."""
 
     def advance(self, call):
-        raise ValueError(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        raise ValueError(f"devices {os.environ.get('CUDA_VISIBLE_DEVICES')}|")
 
 
 def told(pool, workers):
@@ -123,7 +123,8 @@ def told(pool, workers):
     reports = []
     while len(reports) < len(workers):
         reports += pool.wait(30)
-    return [report.error.removeprefix("ValueError: ") for report in sorted(reports, key=lambda r: r.worker)]
+    said = [report.error for report in sorted(reports, key=lambda r: r.worker)]
+    return [each.removeprefix("ValueError: devices ").removesuffix("|") for each in said]
 
 
 @pytest.mark.parametrize(
