@@ -22,8 +22,8 @@ from sweeps.store.ledger import LEDGER_NAME, Ledger
 GOLDENS = Path(__file__).parents[1] / "sweeps" / "goldens"
 HEAD = "da7dd80e68a2f800c2f7f08690225fc27dfe33f9ecdeee2c44b1be35d66a330a"
 KINDS = {
-    "plan": 1, "driver": 4, "suggestion": 4, "coordinates": 2, "result": 133, "driven": 9, "fit": 2, "spend": 3, "spent": 1,
-    "accepted": 4,
+    "plan": 1, "driver": 4, "suggestion": 4, "coordinates": 2, "result": 133, "driven": 9, "fit": 2, "spend": 3,
+    "spent": 1, "accepted": 4,
 }  # fmt: skip
 
 
