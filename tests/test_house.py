@@ -416,8 +416,9 @@ def test_help_and_validate_load_nothing_heavy(tmp_path):
     (tmp_path / "plan.toml").write_text("")
     (tmp_path / "corpus").mkdir()
     manifest = {
-        "schema_version": 2, "tokenizer": "bytes", "vocab_size": 256, "dtype": "uint16", "end_id": 0,
+        "schema_version": 3, "tokenizer": "bytes", "vocab_size": 256, "dtype": "uint16", "end_id": 0,
         "sources": [{"name": "text", "weight": 1.0, "num_documents": 2, "train": [], "validation": []}],
+        "not_read": [],
     }  # fmt: skip
     (tmp_path / "corpus" / "manifest.json").write_text(json.dumps(manifest))
     assert loaded(MAIN, "--help") == ["0"]

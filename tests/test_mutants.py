@@ -77,7 +77,7 @@ def copy(tmp_path_factory):
     return root
 
 
-def tests_fail(copy, *tests):
+def do_fail(copy, *tests):
     """Whether some of them do; anything but that or all passing is an error of the run itself."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
@@ -89,7 +89,7 @@ def tests_fail(copy, *tests):
 
 @pytest.mark.slow
 def test_the_copy_is_sound(copy):
-    assert not tests_fail(copy, *sorted({tests for *_, tests in MUTANTS.values()}))
+    assert not do_fail(copy, *sorted({tests for *_, tests in MUTANTS.values()}))
 
 
 @pytest.mark.slow
@@ -101,6 +101,6 @@ def test_a_wrong_line_is_seen(copy, what):
     assert text.count(right) == 1, f"{file} has no such line any more, or several: name it anew"
     path.write_text(text.replace(right, wrong))
     try:
-        assert tests_fail(copy, tests)
+        assert do_fail(copy, tests)
     finally:
         path.write_text(text)

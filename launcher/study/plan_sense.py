@@ -8,6 +8,7 @@ import contextlib
 import math
 import shlex
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -47,6 +48,9 @@ def missing(plan: Plan, here: Path) -> list[str]:
                 find_program(shlex.split(plan.command.template)[0], code_dir)
             except CommandError as error:
                 problems.append(f"proxy.command: {error}")
+    module = plan.proxy.factory.partition(":")[0].partition(".")[0]
+    if module and not any((code_dir / name).exists() for name in (module, f"{module}.py")) and not find_spec(module):
+        problems.append(f"proxy.factory: no module {module} in {code_dir}, nor installed")
     manifest = manifest_of(plan, here)
     problems += [] if manifest is None else shard_problems(corpus, manifest)
     return problems

@@ -46,15 +46,9 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, as_json: bool
     from launcher.study.evidence import decision_of, gather
     from launcher.study.opening import open_ledger, recorded_study
     from launcher.trainer.assembly import unfit
-    from proxies.core.redaction import secret_in
     from sweeps.store.ledger import Ledger
 
-    if bool(accepts) != bool(reason.strip()):
-        raise click.UsageError("--accept GATE and --reason TEXT go together")
-    if len(reason) > MOST_REASON:
-        raise click.UsageError(f"--reason: {len(reason)} characters, at most {MOST_REASON} are kept: name a document")
-    if said := secret_in(reason):
-        raise click.UsageError(f"--reason holds what looks like {said}: it is kept, and shown wherever the config is")
+    _check_reason(accepts, reason)
     Ledger.read(study_dir)  # refuses a folder that holds no study, before anything is written
     study = recorded_study(study_dir)
     with open_ledger(study) as ledger:
@@ -98,6 +92,17 @@ def _warmup(body: Any) -> Json:
     """How it is carried over duration, and what that rests on."""
     rows = [row for row in body["transfer"]["values"] if row["carry"] is not None]
     return cast(Json, rows[0]["carry"] if rows else None)
+
+
+def _check_reason(accepts: tuple[str, ...], reason: str) -> None:
+    from proxies.core.redaction import secret_in
+
+    if bool(accepts) != bool(reason.strip()):
+        raise click.UsageError("--accept GATE and --reason TEXT go together")
+    if len(reason) > MOST_REASON:
+        raise click.UsageError(f"--reason: {len(reason)} characters, at most {MOST_REASON} are kept: name a document")
+    if said := secret_in(reason):
+        raise click.UsageError(f"--reason holds what looks like {said}: it is kept, and shown wherever the config is")
 
 
 def _check_layout(decision: Decision) -> None:

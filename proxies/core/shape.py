@@ -10,6 +10,7 @@ from proxies.core.checks import Checks
 
 Family = Literal["llama", "gpt2"]
 MAX_LAYERS = 10_000  # names of parameters are counted out layer by layer; a number beyond is a slip of the hand
+MAX_SIZE = 2**31  # of a matrix's side: the number of its elements is one that torch can hold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,9 @@ class Shape:
         if checks.fine:
             deepest = f"num_layers = {self.num_layers}: at most {MAX_LAYERS} are wanted"
             checks.that(self.num_layers <= MAX_LAYERS, deepest)
+            for name in ("width", "ffn_width", "vocab_size", "seq_len"):
+                size = getattr(self, name)
+                checks.that(size <= MAX_SIZE, f"{name} = {size}: must be at most {MAX_SIZE}")
             heads, kv_heads = self.num_heads, self.num_kv_heads
             checks.that(self.width % heads == 0, f"num_heads = {heads} does not divide width = {self.width}")
             checks.that(heads % kv_heads == 0, f"num_kv_heads = {kv_heads} does not divide num_heads = {heads}")

@@ -131,10 +131,10 @@ run plan.toml --study /dev/null/x|2|/dev/null/x cannot be made (Not a directory)
 run .|2|cannot be read: Is a directory
 validate plan.toml --set data.path="nowhere"|2|data.path = 'nowhere': no corpus there; `forerun tokenize
 init --out plan.toml|2|plan.toml exists: name another file with --out, or remove it
-init --out x.toml --budget-flops nan|2|target.budget_flops = nan: a finite number is wanted
+init --out x.toml --budget-flops nan|2|target.budget_flops = nan: must be a finite number
 init --budget-flops x|2|'x' is not an amount: a number, or one with K, M, B or T behind it, as 7B
 tokenize --out x|2|Missing argument 'SOURCES...'
-tokenize nowhere --out x|2|nowhere does not exist
+tokenize nowhere --out x|2|nowhere is no file or folder
 tokenize bad.jsonl --out x|2|bad.jsonl line 1:
 check nowhere.toml|2|nowhere.toml: 1 problem
 transfer|2|name a PLAN, or a table with --runs FILE
