@@ -52,7 +52,7 @@ MUTANTS = {
     ),
     "a suggestion sees a trial that may not have ended": (
         "sweeps/search/past.py", "index - self.parallelism + 1", "index - self.parallelism + 2",
-        "tests/sweeps/test_past.py",
+        "tests/sweeps/test_suggest.py",
     ),
     "an edited launch config keeps its digest": (
         "launcher/frozen/launch_file.py", "if actual != digest:", "if not digest:", "tests/launcher/test_frozen.py",
