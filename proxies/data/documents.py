@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import struct
 from collections import Counter
@@ -20,6 +21,7 @@ LLMC_MAGICS = {20240520: "uint16", 20240801: "uint32"}
 _LLMC_EVAL_MAGIC = 20240522
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
+_LOOKED_AT_BYTES = 2**16
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
@@ -73,7 +75,7 @@ def find_files(
     """The files, and the files of those suffixes below the folders, in sorted order, each recognised.
 
     Folders of the `excluded` names are passed over, and so is the folder `out`, which may lie inside a source. Any
-    other file below a folder that is not taken is counted.
+    other file below a folder that is not taken is counted, and so is one of theirs that does not begin as UTF-8.
 
     Args:
         paths: files, which must be readable, and folders.
@@ -99,7 +101,11 @@ def find_files(
                 left.setdefault(file.suffix, []).append(file)
                 continue
             try:
-                found.append(recognise(file))
+                recognised = recognise(file)
+                if file != path and not _is_text(recognised):
+                    left.setdefault(f"{file.suffix} not in UTF-8", []).append(file)
+                    continue
+                found.append(recognised)
             except DataError as error:
                 problems += error.problems
     if problems:
@@ -109,6 +115,19 @@ def find_files(
         for suffix, files in left.items()
     ]
     return Found(found, tuple(sorted(not_read, key=lambda one: (-one.num_bytes, one.suffix))))
+
+
+def _is_text(file: SourceFile) -> bool:
+    """Whether the beginning of a plain text file is UTF-8; what else a file is, its reader says."""
+    if file.compression or file.format not in ("text", "jsonl"):
+        return True
+    with file.path.open("rb") as stream:
+        start = stream.read(_LOOKED_AT_BYTES)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < _LOOKED_AT_BYTES)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _walk(folder: Path, excluded: tuple[str, ...], out: Path | None) -> Iterator[Path]:

@@ -115,3 +115,13 @@ def test_every_file_that_cannot_be_used_is_said_at_once(tmp_path, monkeypatch):
     assert problems[0].endswith("gone is no file or folder") and problems[1].endswith("pipe is no file or folder")
     assert problems[2] == f"{tmp_path / 'locked'} cannot be read: Permission denied"
     assert problems[5] == f"{tmp_path / 'c.txt'} cannot be read: Permission denied"
+
+
+def test_a_file_of_a_folder_that_is_no_utf8_is_left_out_and_counted(tmp_path):
+    """As some modules of Python are, which the demo reads; one that was named itself its reader refuses."""
+    (tmp_path / "a.txt").write_text("all is well")
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9")
+    found = find_files([tmp_path], (".txt",))
+    assert [file.path.name for file in found.files] == ["a.txt"]
+    assert [(one.suffix, one.num_files) for one in found.not_read] == [(".txt not in UTF-8", 1)]
+    assert len(find_files([tmp_path / "b.txt"], (".txt",)).files) == 1
