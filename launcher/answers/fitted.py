@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from scaling_fits.laws.table import RunTable
     from sweeps.store.ledger import Ledger
 
-COMPUTE_FORMS = ("isoflop", "frontier")
-"""Optima against compute."""
 HYPERPARAMETER_FORMS = ("learning_rate", "batch")
 
 Body = dict[str, Json]
@@ -31,8 +29,8 @@ def fit_of(runs: Path, form: str, params_column: str, options: dict[str, Any]) -
     Raises:
         ValueError: of the room `scaling_fits`, each saying all that is wrong.
     """
-    if form in COMPUTE_FORMS:
-        return _fit_compute(runs, form, params_column, options)
+    if form == "isoflop":
+        return _fit_isoflop(runs, params_column, options)
     if form in HYPERPARAMETER_FORMS:
         return _fit_hyperparameter(runs, form, params_column, options)
     return _fit_law(runs, form, params_column, options)
@@ -59,13 +57,12 @@ def _fit_law(runs: Path, form: str, params_column: str, options: dict[str, Any])
         raise CannotTellError((f"no law fits these runs: what it predicts leaves all numbers ({error})",)) from error
 
 
-def _fit_compute(runs: Path, form: str, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
-    from scaling_fits.compute.frontier import fit_frontier
+def _fit_isoflop(runs: Path, params_column: str, options: dict[str, Any]) -> tuple[Body, Body]:
     from scaling_fits.compute.isoflop import fit_isoflop
     from scaling_fits.compute.optima import fit_body
     from scaling_fits.fit_file import to_file
 
-    found = (fit_isoflop if form == "isoflop" else fit_frontier)(_runs(runs, params_column), **options)
+    found = fit_isoflop(_runs(runs, params_column), **options)
     return to_file(found), fit_body(found)
 
 

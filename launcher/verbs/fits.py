@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from launcher.answers.fitted import COMPUTE_FORMS, HYPERPARAMETER_FORMS, fit_of
+from launcher.answers.fitted import HYPERPARAMETER_FORMS, fit_of
 from launcher.cli.options import answer, json_option, table
 from proxies.core.canon import Json
 from scaling_fits.forecast.conclusive import first_and_rest
@@ -18,11 +18,11 @@ from scaling_fits.laws.forms import SHAPES
 @click.argument("runs", type=click.Path(path_type=Path))
 @click.option(
     "--form",
-    type=click.Choice(["auto", *SHAPES, *COMPUTE_FORMS, *HYPERPARAMETER_FORMS]),
+    type=click.Choice(["auto", *SHAPES, "isoflop", *HYPERPARAMETER_FORMS]),
     default="auto",
     show_default=True,
-    help="auto pools the laws of loss against N and D, weighed by back-test; isoflop and "
-    "frontier: the best N and D against compute; learning_rate and batch: the best one against N and D.",
+    help="auto pools the laws of loss against N and D, weighed by back-test; isoflop: the best N and D "
+    "against compute; learning_rate and batch: the best one against N and D.",
 )
 @click.option("--bootstrap", type=int, default=400, show_default=True, help="Refits behind the intervals; 0: none.")
 @click.option("--level", type=float, default=0.9, show_default=True, help="Of the intervals.")
@@ -48,7 +48,7 @@ def fit(
     status = body["status"]
     if status in _STATUS_SAID:
         click.echo(f"warning: the fit is {status}: {_STATUS_SAID[status]}; see its warnings", err=True)
-    told = compute_text if form in COMPUTE_FORMS else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
+    told = isoflop_text if form == "isoflop" else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
     after = _NO_LAW if status == "unidentified" else _next(form, out)
     answer(as_json, body, f"{told(body)}\n{after}")
     if status == "unidentified":
@@ -59,8 +59,8 @@ def _next(form: str, out: Path | None) -> str:
     """What a fit is asked, once it is kept."""
     if out is None:
         return "next: the same with --out fit.json, which predict and allocate read"
-    asked = "--flops C" if form in COMPUTE_FORMS else "--params N --tokens D"
-    also = "" if form in COMPUTE_FORMS or form in HYPERPARAMETER_FORMS else f", or forerun allocate {out} --flops C"
+    asked = "--flops C" if form == "isoflop" else "--params N --tokens D"
+    also = "" if form in ("isoflop", *HYPERPARAMETER_FORMS) else f", or forerun allocate {out} --flops C"
     return f"next: forerun predict {out} {asked}{also}"
 
 
@@ -111,7 +111,7 @@ def fit_text(body: dict[str, Json]) -> str:
     return "\n".join([*parts, *endnotes({**body, "warnings": rest})])
 
 
-def compute_text(body: dict[str, Json]) -> str:
+def isoflop_text(body: dict[str, Json]) -> str:
     """Optima against compute in words and tables."""
     rows = [
         (number(at["flops"]), number(at["params"]), span_text(at["params_interval"]), number(at["tokens"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from launcher.answers.fitted import read_any
 from launcher.base.talk import say
 from launcher.cli.options import AMOUNT, answer, json_option, table
 from launcher.verbs.fits import endnotes, number, span_text
+from proxies.core import canon
 from proxies.core.canon import Json
 
 if TYPE_CHECKING:
@@ -26,13 +28,13 @@ _FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than 
 @click.argument("fit_path", metavar="FIT", type=click.Path(path_type=Path))
 @click.option("--params", type=AMOUNT, help="N.")
 @click.option("--tokens", type=AMOUNT, help="D.")
-@click.option("--flops", type=AMOUNT, help="Of a fit of form isoflop or frontier, in the table's own count.")
+@click.option("--flops", type=AMOUNT, help="Of a fit of form isoflop, in the table's own count.")
 @json_option
 def predict(fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool) -> None:
     """Loss of one new run with its interval, from a FIT written by `forerun fit --out`.
 
-    A fit of form isoflop or frontier takes --flops and gives the best size, tokens and loss; one of form learning_rate
-    or batch takes --params and --tokens and gives the best value.
+    A fit of form isoflop takes --flops and gives the best size and tokens; one of form learning_rate or batch takes
+    --params and --tokens and gives the best value.
     """
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
     from scaling_fits.compute.optima import ComputeFit
@@ -40,7 +42,7 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
     found = read_any(fit_path)
     sizes = {"params": params, "tokens": tokens, "flops": flops}
     if isinstance(found, ComputeFit):
-        body, text = _predict_compute(found, **_asked(found.form, sizes, ("flops",)))
+        body, text = _predict_compute(found, **_asked("isoflop", sizes, ("flops",)))
     elif isinstance(found, HyperparameterFit):
         body, text = _predict_hyperparameter(found, **_asked(found.form, sizes, ("params", "tokens")))
     else:
@@ -87,7 +89,7 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
 
 
 def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
-    from scaling_fits.compute.optima import predict_at, prediction_body
+    from scaling_fits.compute.optima import predict_at
 
     times = flops / found.largest_flops
     if flops > 0 and not 1 / _FARTHEST <= times <= _FARTHEST:
@@ -95,11 +97,10 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
             f"--flops {flops:g} is {times:.3g} times the largest FLOPs of any run: {1 / _FARTHEST:g} to {_FARTHEST:g} "
             "times is wanted"
         )
-    body = prediction_body(predict_at(found, flops))
+    body = {name: canon.to_json(value) for name, value in dataclasses.asdict(predict_at(found, flops)).items()}
     rows = [
         ("params", number(body["params"]), span_text(body["params_interval"])),
         ("tokens", number(body["tokens"]), span_text(body["tokens_interval"])),
-        ("loss (nats)", number(body["loss"]), span_text(body["interval"])),
     ]
     lines = [table(("", "value", f"{body['level']:.0%} interval"), rows),
              f"at {body['extrapolation']:.3g}x the largest FLOPs of any run"]  # fmt: skip

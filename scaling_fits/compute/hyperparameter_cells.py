@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_fits.compute import valleys
-from scaling_fits.compute.compute_laws import Pair
 from scaling_fits.compute.optima import CellStatus, Options
+from scaling_fits.compute.power_laws import Pair
 from scaling_fits.compute.valleys import MOST_OUTSIDE, Floats, LocalFit
 from scaling_fits.laws.table import RunTable
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling_fits.compute import compute_laws, valleys
-from scaling_fits.compute.compute_laws import Points
-from scaling_fits.compute.optima import CellStatus, ComputeFit, Optimum, Options, assembled
-from scaling_fits.compute.power_laws import Floats
+from scaling_fits.compute import valleys
+from scaling_fits.compute.optima import CellStatus, ComputeFit, Inflation, Optimum, Options
+from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
 from scaling_fits.compute.valleys import MOST_OUTSIDE, Bottom, Runs
 from scaling_fits.laws.table import RunTable
 
+_LEAST_OPTIMA = 3  # two points draw a line through anything
 _GAP = 1.03  # FLOPs further apart than this are two budgets
 _WIDEST = 1.10  # and a budget is no wider than this
 
@@ -42,7 +42,7 @@ class _Budget:
         """No optimum, and why."""
         optimum = Optimum(flops=self.flops, status=status, reason=reason, num_runs=len(self.runs.x),
                           num_sizes=len(self.runs.sizes))  # fmt: skip
-        return _Found(optimum=optimum, log_variances=None, noise_sd=0.0)
+        return _Found(optimum=optimum, log_variances=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,8 +51,7 @@ class _Found:
 
     optimum: Optimum
     log_variances: Floats | None
-    """Of N*, D* and loss (3,)."""
-    noise_sd: float
+    """Of N* and D* (2,)."""
 
 
 def fit_isoflop(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed: int = 0) -> ComputeFit:
@@ -68,16 +67,21 @@ def fit_isoflop(table: RunTable, bootstrap: int = 400, level: float = 0.9, seed:
     warnings = [*table.warnings, *_budget_warnings(budgets)] + [
         f"budget {each.optimum.flops:.3g}: {each.optimum.reason}" for each in found if each.optimum.reason
     ]
-    laws = None
-    if len(kept) < compute_laws.LEAST_OPTIMA:
-        warnings.append(f"{len(kept)} of {len(budgets)} budgets have an optimum: at least {compute_laws.LEAST_OPTIMA} "
+    laws: dict[str, PowerLaw] = {}
+    inflation = Inflation()
+    if len(kept) < _LEAST_OPTIMA:
+        warnings.append(f"{len(kept)} of {len(budgets)} budgets have an optimum: at least {_LEAST_OPTIMA} "
                         "are wanted, of 5 sizes or more each, on both sides of the best")  # fmt: skip
     else:
-        laws = compute_laws.fit_laws(_points(kept), bootstrap=bootstrap, level=level, seed=seed)
-        warnings += compute_laws.law_warnings(len(kept), laws)
-    return assembled(
-        "isoflop", [each.optimum for each in found], laws, warnings, options, num_runs=table.num_runs,
-        largest_flops=float(table.flops.max()), flops_given=table.flops_given, dropped=table.dropped,
+        laws = _laws(kept)
+        inflation = _hindcast(kept, level) if bootstrap else inflation
+        if not 0 < laws["params"].exponents[0] < 1:
+            warnings.append(f"N* grows as C^{laws['params'].exponents[0]:.3g}, outside 0 to 1: look at the runs")
+    return ComputeFit(
+        status="converged" if laws else "unidentified", optima=tuple(each.optimum for each in found),
+        params_law=laws.get("params"), tokens_law=laws.get("tokens"), inflation=inflation, level=level,
+        bootstrap=bootstrap, seed=seed, num_runs=table.num_runs, largest_flops=float(table.flops.max()),
+        flops_given=table.flops_given, dropped=table.dropped, warnings=tuple(warnings),
     )  # fmt: skip
 
 
@@ -153,27 +157,45 @@ def _found(budget: _Budget, bottom: Bottom, level: float) -> _Found:
                               "sizes run: add sizes on both sides, or repeat runs with other seeds")  # fmt: skip
     at = [bottom.log_params, float(budget.log_tokens(np.array([bottom.log_params]))[0]), bottom.log_loss]
     ends: list[tuple[float, float] | None] = [None] * 3
-    variances = np.zeros(3)
+    variances = np.zeros(2)
     if len(inside):
         log_params, log_loss = bottom.draws[inside].T
         logs = np.stack([log_params, budget.log_tokens(log_params), log_loss], axis=1)
         log_ends, sds = valleys.spread_of(logs, level)
-        ends, variances = [(math.exp(a), math.exp(b)) for a, b in log_ends], sds**2
+        ends, variances = [(math.exp(a), math.exp(b)) for a, b in log_ends], sds[:2] ** 2
     optimum = Optimum(
         flops=budget.flops, params=math.exp(at[0]), params_interval=ends[0], tokens=math.exp(at[1]),
         tokens_interval=ends[1], loss_nats=math.exp(at[2]), loss_interval=ends[2], num_runs=len(budget.runs.x),
         num_sizes=len(sizes),
     )  # fmt: skip
-    return _Found(optimum=optimum, log_variances=variances, noise_sd=bottom.noise_sd)
+    return _Found(optimum=optimum, log_variances=variances)
 
 
-def _points(kept: list[_Found]) -> Points:
-    columns = np.array(
-        [(o.flops, o.params, o.tokens, o.loss_nats) for o in (each.optimum for each in kept)], dtype=float
-    ).T
-    variances = np.array([each.log_variances for each in kept], dtype=float).T
-    noise_sd = math.sqrt(float(np.mean([each.noise_sd**2 for each in kept])))
-    return Points(
-        flops=columns[0], params=columns[1], tokens=columns[2], loss_flops=columns[0], loss=columns[3],
-        params_variance=variances[0], tokens_variance=variances[1], loss_variance=variances[2], noise_sd=noise_sd,
-    )  # fmt: skip
+def _laws(kept: list[_Found]) -> dict[str, PowerLaw]:
+    """N* and D* against FLOPs through optima, by name."""
+    against = {"flops": np.array([each.optimum.flops for each in kept])}
+    return {name: fit_power_law(against, *_logs(kept, name)) for name in ("params", "tokens")}
+
+
+def _logs(kept: list[_Found], name: str) -> tuple[Floats, Floats]:
+    """Logs of N* or D* of each optimum, and their variances."""
+    column = ("params", "tokens").index(name)
+    variances = [each.log_variances[column] for each in kept if each.log_variances is not None]
+    return np.log([getattr(each.optimum, name) for each in kept]), np.array(variances)
+
+
+def _hindcast(kept: list[_Found], level: float) -> Inflation:
+    """Fit the cheapest optima, from 4 on, predict all dearer ones, and stretch until `level` of those is covered.
+
+    A held-out optimum has noise of its own, which counts as part of the arm. With fewer than 5 optima nothing is
+    held out and nothing is learned.
+    """
+    misses: dict[str, list[float]] = {"params": [], "tokens": []}
+    for cut in range(_LEAST_OPTIMA + 1, len(kept)):
+        for name, law in _laws(kept[:cut]).items():
+            for each, log, variance in zip(kept[cut:], *_logs(kept[cut:], name), strict=True):
+                predicted, ends = law.at(each.optimum.flops), law.interval_at(each.optimum.flops, level=level)
+                off = log - math.log(predicted)
+                arm = math.log(ends[1] / predicted) if off > 0 else math.log(predicted / ends[0])
+                misses[name].append(abs(off) / max(math.hypot(arm, math.sqrt(variance)), 1e-12))
+    return Inflation(**{name: max(1.0, float(np.quantile(z, level))) if z else 1.0 for name, z in misses.items()})

@@ -1,4 +1,4 @@
-"""Power laws through a few estimated points: value = G * x1^a1 * x2^a2, and loss = E + K * C^-g.
+"""Power laws through a few estimated points: value = G * x1^a1 * x2^a2.
 
 Each point has a log and that log's own variance (of a valley's minimum, say). The regression adds a scatter of the
 points about the law, as large as the residuals ask for (Paule and Mandel 1982, J. Res. NBS 87:377), and uses Student
@@ -8,7 +8,6 @@ points a bootstrap over points is too narrow.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -20,11 +19,9 @@ from scaling_fits.laws.law import exp_finite
 from scaling_fits.laws.solver import bisected
 
 Floats = NDArray[np.float64]
+Pair = tuple[float, float]
 
-_EXPONENTS_G = np.exp(np.linspace(math.log(0.005), math.log(1.5), 41))
 _LEAST_VARIANCE = 1e-16  # of a log: points known to 1e-8 are exact, and weights stay finite
-MOST_AT_ZERO = 0.05
-"""Share of refits whose floor is 0, above which a floor is not told from none."""
 
 
 class PowerLawError(ValueError):
@@ -134,127 +131,3 @@ def _paule_mandel(design: Floats, values: Floats, variances: Floats, freedom: in
     while too_small(high):
         high *= 2
     return float(bisected(too_small, 0.0, high, 80)[1])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FloorLaw:
-    """loss = E + K * (C / C0)^-g in nats, C0 the points' geometric mean; E = 0 where no floor is identified."""
-
-    centre_flops: float
-    floor_nats: float
-    scale_nats: float
-    """K, the part above the floor at C0."""
-    exponent: float
-    has_floor: bool
-    """Whether the points tell the floor from 0; if not this is a pure power law, which falls for ever."""
-    draws: tuple[tuple[float, float, float], ...]
-    """Refits (E, K, g), E >= 0: they keep a floor even where the law above has none."""
-    log_noise_sd: float
-    """Of one run about a valley, in log loss."""
-
-    def at(self, flops: float) -> float:
-        """Loss in nats at the best size for `flops`."""
-        return self.floor_nats + self.scale_nats * math.exp(-self.exponent * math.log(flops / self.centre_flops))
-
-    def interval_at(self, flops: float, level: float, seed: int) -> tuple[float, float] | None:
-        """Central interval of the loss of one new run there; None without refits."""
-        if not self.draws:
-            return None
-        floor, scale, exponent = np.array(self.draws).T
-        loss = floor + scale * (flops / self.centre_flops) ** -exponent
-        noise = np.random.default_rng([seed, 1]).standard_normal((8, len(loss))) * self.log_noise_sd
-        low, high = np.quantile(loss * np.exp(noise), [(1 - level) / 2, (1 + level) / 2])
-        return min(float(low), self.at(flops)), max(float(high), self.at(flops))
-
-    @property
-    def natural(self) -> tuple[float, float, float]:
-        """(E, K, g) of E + K * C^-g, C in FLOPs."""
-        return self.floor_nats, self.scale_nats * self.centre_flops**self.exponent, self.exponent
-
-    def intervals(self, level: float) -> dict[str, tuple[float, float]] | None:
-        """Central intervals of `natural` by name; None without refits."""
-        if not self.draws:
-            return None
-        draws = np.array(self.draws)
-        draws[:, 1] *= self.centre_flops ** draws[:, 2]
-        low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0).tolist()
-        return dict(zip(("E", "K", "g"), zip(low, high, strict=True), strict=True))
-
-
-def recentred(law: FloorLaw, centre_flops: float) -> FloorLaw:
-    """The same law, its K taken at other FLOPs."""
-    shift = math.log(centre_flops / law.centre_flops)
-    draws = tuple((floor, scale * math.exp(-exponent * shift), exponent) for floor, scale, exponent in law.draws)
-    scale = law.scale_nats * math.exp(-law.exponent * shift)
-    return dataclasses.replace(law, centre_flops=centre_flops, scale_nats=scale, draws=draws)
-
-
-def fit_floor_law(
-    flops: Floats, loss: Floats, log_variances: Floats, *, num_draws: int, seed: int, log_noise_sd: float
-) -> FloorLaw:
-    """The frontier's loss through at least 3 points (R,); a floor is kept where at least 4 identify it.
-
-    Refits draw each point about the law with its own variance, scaled up by what the law leaves unexplained.
-
-    Raises:
-        PowerLawError: fewer than 3 points.
-    """
-    if len(flops) < 3:
-        raise PowerLawError(f"{len(flops)} points of the frontier's loss: at least 3 are wanted")
-    logs = np.log(flops)
-    x = logs - logs.mean()
-    variances = np.maximum(log_variances * loss**2, (1e-8 * loss) ** 2)
-    best = _fit_floor(x, loss[None, :], variances)
-    fitted = best[0, 0] + best[0, 1] * np.exp(-best[0, 2] * x)
-    unexplained = float(((loss - fitted) ** 2 / variances).sum()) / max(len(loss) - 3, 1)
-    rng = np.random.default_rng([seed, 2])
-    noise = rng.standard_normal((num_draws, len(loss))) * np.sqrt(variances * max(1.0, unexplained))
-    if len(loss) > 3:
-        noise *= np.sqrt((len(loss) - 3) / rng.chisquare(len(loss) - 3, size=(num_draws, 1)))
-    draws = _fit_floor(x, np.maximum(fitted + noise, 1e-3 * loss), variances) if num_draws else np.empty((0, 3))
-    at_zero = float((draws[:, 0] <= 0).mean()) if num_draws else float(best[0, 0] <= 0)
-    has_floor = len(loss) >= 4 and at_zero <= MOST_AT_ZERO
-    if not has_floor:
-        slope, level = np.polyfit(x, np.log(loss), 1, w=loss / np.sqrt(variances))
-        best = np.array([[0.0, math.exp(level), -slope]])
-    return FloorLaw(
-        centre_flops=math.exp(float(logs.mean())),
-        floor_nats=float(best[0, 0]),
-        scale_nats=float(best[0, 1]),
-        exponent=float(best[0, 2]),
-        has_floor=has_floor,
-        draws=tuple((float(e), float(k), float(g)) for e, k, g in draws),
-        log_noise_sd=log_noise_sd,
-    )
-
-
-def _fit_floor(x: Floats, loss_DR: Floats, variances: Floats) -> Floats:
-    """Rows (E, K, g) of the best weighted fit of each row of losses: a grid over g, with E and K profiled out."""
-    weights = 1 / variances
-    objective = np.stack([_profile(x, loss_DR, weights, g)[2] for g in _EXPONENTS_G])
-    exponents = _EXPONENTS_G[objective.argmin(axis=0)]
-    step = math.log(_EXPONENTS_G[1] / _EXPONENTS_G[0])
-    for _ in range(4):  # the profile is smooth: finer grids about its best cell, to 0.05 % of g
-        tries = exponents * np.exp(step * np.linspace(-1, 1, 9))[:, None]
-        objective = np.stack([_profile(x, loss_DR, weights, g)[2] for g in tries])
-        exponents = np.take_along_axis(tries, objective.argmin(axis=0)[None, :], axis=0)[0]
-        step /= 4
-    floor, scale, _ = _profile(x, loss_DR, weights, exponents)
-    return np.stack([floor, scale, exponents], axis=1)
-
-
-def _profile(x: Floats, loss_DR: Floats, weights: Floats, exponent: float | Floats) -> tuple[Floats, Floats, Floats]:
-    """Best E >= 0 and K > 0 of each row at given exponents, and their weighted sum of squares."""
-    z = np.exp(-np.multiply.outer(np.broadcast_to(exponent, len(loss_DR)), x))
-    total, mean_z = weights.sum(), (z @ weights) / weights.sum()
-    mean_y = (loss_DR @ weights) / total
-    spread = (z - mean_z[:, None]) * weights
-    scale = (spread * loss_DR).sum(axis=1) / (spread * z).sum(axis=1)
-    floor = mean_y - scale * mean_z
-    through_zero = ((z * weights) * loss_DR).sum(axis=1) / ((z * weights) * z).sum(axis=1)
-    scale = np.where(floor < 0, through_zero, scale)
-    floor = np.maximum(floor, 0.0)
-    flat = scale <= 0  # a loss that does not fall: no law of this kind, and the grid turns to another exponent
-    scale = np.where(flat, 1e-12, scale)
-    squares = (weights * (loss_DR - floor[:, None] - scale[:, None] * z) ** 2).sum(axis=1)
-    return floor, scale, np.where(flat, np.inf, squares)

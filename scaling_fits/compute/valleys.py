@@ -78,7 +78,7 @@ def chosen(
         rng: behind the draws.
     """
     scores = np.array([_score(each) for each in fits])
-    counts = draws_per_window(scores, sum(len(fit.left_out) for fit in fits[0]), num_draws)
+    counts = _draws_per_window(scores, sum(len(fit.left_out) for fit in fits[0]), num_draws)
     drawn: list[list[Floats]] = [[] for _ in fits[0]]
     for each, count in zip(fits, counts, strict=True):
         for group, theta in enumerate(_theta_draws(each, count, rng)):
@@ -91,7 +91,7 @@ def _score(fits: Sequence[LocalFit]) -> float:
     return math.exp(float(np.mean([math.log(max(float((fit.left_out**2).mean()), _LEAST_SQUARE)) for fit in fits])))
 
 
-def draws_per_window(scores: Floats, num_judges: int, num_draws: int) -> list[int]:
+def _draws_per_window(scores: Floats, num_judges: int, num_draws: int) -> list[int]:
     """Draws per window by pseudo-BMA weight, adding up to `num_draws`."""
     logs = -0.5 * num_judges * np.log(np.maximum(scores, _LEAST_SQUARE))
     weights = np.exp(logs - logs.max())
@@ -160,8 +160,6 @@ class Bottom:
     log_loss: float
     draws: Floats
     """(draws, 2) of both, NaN where a draw has no minimum."""
-    noise_sd: float
-    """Of one run, in log loss."""
 
 
 def bottoms(budgets: Sequence[Runs], *, num_draws: int, seed: int) -> list[Bottom]:
@@ -172,9 +170,9 @@ def bottoms(budgets: Sequence[Runs], *, num_draws: int, seed: int) -> list[Botto
     best, drawn = chosen(fits, lambda group, theta: _minimum(pilots[group], theta), num_draws=num_draws,
                          rng=np.random.default_rng([seed, 0]))  # fmt: skip
     found = []
-    for pilot, fit, draws, sd in zip(pilots, best, drawn, _noise_sds(best), strict=True):
+    for pilot, fit, draws in zip(pilots, best, drawn, strict=True):
         log_params, log_loss = _minimum(pilot, fit.theta[None, :])[0].tolist()
-        found.append(Bottom(log_params=log_params, log_loss=log_loss, draws=draws, noise_sd=sd))
+        found.append(Bottom(log_params=log_params, log_loss=log_loss, draws=draws))
     return found
 
 

@@ -43,15 +43,6 @@ def isoflop_runs(budgets, num_sizes=7, half_width=1.4, noise=0.0, seed=0, shift=
     return runs(params, tokens, loss_at(params, tokens) * np.exp(noise * rng.standard_normal(len(params))))
 
 
-def curves(num_sizes=8, ratio=1.7, noise=0.0, seed=0, tokens_per_param=None):
-    """Sizes each trained to several lengths."""
-    lengths = np.geomspace(2, 300, 12) if tokens_per_param is None else tokens_per_param
-    params = np.repeat(2e7 * ratio ** np.arange(num_sizes), len(lengths))
-    tokens = params * np.tile(lengths, num_sizes)
-    rng = np.random.default_rng(seed)
-    return runs(params, tokens, loss_at(params, tokens) * np.exp(noise * rng.standard_normal(len(params))))
-
-
 LR_LAW, BATCH_LAW = (1.8, -0.7, 0.3), (0.6, 0.0, 0.57)
 
 

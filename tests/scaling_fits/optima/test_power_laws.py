@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scaling_fits.compute.power_laws import PowerLawError, fit_floor_law, fit_power_law, recentred
+from scaling_fits.compute.power_laws import PowerLawError, fit_power_law
 
 X = np.geomspace(1e17, 1e20, 6)
 
@@ -41,37 +41,3 @@ def test_too_few_points_and_inputs_on_one_line_are_refused():
         fit_power_law({"flops": X[:2]}, np.log(X[:2]), np.zeros(2))
     with pytest.raises(PowerLawError, match="params and tokens do not vary apart"):
         fit_power_law({"params": X, "tokens": 20 * X}, np.log(X), np.zeros(6))
-
-
-def test_a_floor_is_found_where_the_points_have_one():
-    loss = 1.7 + 80 * X**-0.09
-    law = fit_floor_law(X, loss, np.full(6, 1e-4**2), num_draws=200, seed=0, log_noise_sd=1e-4)
-    assert law.has_floor
-    assert law.natural == pytest.approx((1.7, 80, 0.09), rel=2e-2)
-    low, high = law.interval_at(1e21, 0.9, 0)
-    assert low <= 1.7 + 80 * 1e21**-0.09 <= high
-    assert law.intervals(0.9)["E"][0] < 1.7 < law.intervals(0.9)["E"][1]
-
-
-@pytest.mark.parametrize(("points", "noise"), [(3, 1e-4), (6, 0.03)])
-def test_a_floor_that_is_not_identified_is_left_out_but_kept_in_the_interval(points, noise):
-    x = np.geomspace(1e17, 1e18, points)
-    rng = np.random.default_rng(0)
-    loss = (1.7 + 80 * x**-0.09) * np.exp(noise * rng.standard_normal(points))
-    law = fit_floor_law(x, loss, np.full(points, noise**2), num_draws=200, seed=0, log_noise_sd=noise)
-    assert (law.has_floor, law.floor_nats) == (False, 0.0)
-    assert max(floor for floor, _, _ in law.draws) > 1
-    low, high = law.interval_at(1e21, 0.9, 0)
-    assert low <= law.at(1e21) <= high
-
-
-def test_a_law_does_not_change_with_its_centre():
-    law = fit_floor_law(X, 1.7 + 80 * X**-0.09, np.full(6, 1e-8), num_draws=50, seed=0, log_noise_sd=0.0)
-    moved = recentred(law, 1e15)
-    assert moved.at(1e21) == pytest.approx(law.at(1e21))
-    assert moved.interval_at(1e21, 0.9, 0) == pytest.approx(law.interval_at(1e21, 0.9, 0))
-
-
-def test_two_points_of_loss_are_refused():
-    with pytest.raises(PowerLawError, match="at least 3"):
-        fit_floor_law(X[:2], X[:2], np.ones(2), num_draws=0, seed=0, log_noise_sd=0.0)
