@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-import urllib.error
 from pathlib import Path
 
 import numpy as np
@@ -72,31 +71,6 @@ def test_a_changed_file_is_not_used_and_is_fetched_again(modules, tmp_path):
     assert not downloads.is_here(toy, tmp_path)
     assert downloads.download(toy, tmp_path, lambda url: b"two" if "two" in url else b"one") is None
     assert downloads.is_here(toy, tmp_path)
-
-
-def test_what_cannot_be_reached_is_said(modules, tmp_path):
-    _, downloads = modules
-
-    def read(url):
-        raise urllib.error.URLError("no route")
-
-    problem = downloads.download(_source(downloads, [b"", b""]), tmp_path, read)
-    assert "one%3D1.csv cannot be reached" in problem
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_sources_are_pinned_and_told_apart(modules):
-    _, downloads = modules
-    assert len({each.name for each in downloads.SOURCES}) == len(downloads.SOURCES)
-    for each in downloads.SOURCES:
-        assert len(each.commit) == 40 and len(each.sha256) == 64 and each.licence
-        assert len({path.name for path in each.files(Path())}) == len(each.paths)
-
-
-def test_without_data_there_are_no_families(modules, tmp_path):
-    datasets, _ = modules
-    assert datasets.families(tmp_path, tmp_path) == []
-    assert datasets.listing([]) == "0 families of 0 studies"
 
 
 def test_families_beside_the_checkout(modules, tmp_path):

@@ -17,13 +17,6 @@ def small():
     return table, law.fit_law(table, "chinchilla")
 
 
-def test_draws_follow_the_seed(small):
-    one, same, other = (cloud.with_draws(*small, 20, seed) for seed in (0, 0, 1))
-    assert one.draws.shape == (20, 6)
-    assert np.array_equal(one.draws, same.draws)
-    assert not np.array_equal(one.draws, other.draws)
-
-
 def test_refits_of_a_small_ladder_reach_the_optimum():
     """Nine in ten end within 1e-3 of the best that each alone finds from many starts."""
     table = ladder(CHINCHILLA, np.random.default_rng(12), 0.01, 12)
@@ -50,20 +43,6 @@ def test_unconverged_refits_are_counted(small, monkeypatch):
     drawn = cloud.with_draws(table, fit, 8, 0)
     assert drawn.num_unconverged == 8
     assert "8 of 8 bootstrap refits" in drawn.warnings[-1]
-
-
-def test_refit_of_an_unidentified_law_is_refused(small):
-    table, _ = small
-    none = law.fit_law(table.rows(np.arange(3)), "chinchilla")
-    assert cloud.with_draws(table, none, 10, 0) is none
-    with pytest.raises(law.LawError, match="unidentified"):
-        law.refits(table, none, [np.ones((1, 10))])
-
-
-def test_weighted_quantile():
-    values = np.array([[3.0], [1.0], [2.0]])
-    assert cloud.weighted_quantile(values, np.array([1.0, 1.0, 1.0]), 0.5)[0] == 2.0
-    assert cloud.weighted_quantile(values, np.array([8.0, 1.0, 1.0]), 0.5)[0] == 3.0
 
 
 def test_small_samples_widen(small):

@@ -26,7 +26,6 @@ def test_what_was_written_comes_back_however_it_is_laid_out(tmp_path):
     "changes",
     [
         {"fit": FIT | {"level": 0.8}},
-        {"fit": []},
         {"digest": "0" * 64},
         {"more": 1},
     ],
@@ -42,7 +41,6 @@ def test_an_edit_is_refused_by_name(tmp_path, changes):
     [
         ({"kind": "forerun.fit/4"}, "this is no fit: `forerun fit RUNS --out"),
         ({"kind": "forerun.fit_file/9"}, f"this one reads {FILE_KIND}"),
-        ([1], "this is no fit"),
     ],
 )
 def test_other_files_are_told_what_to_do(tmp_path, data, said):

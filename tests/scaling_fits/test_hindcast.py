@@ -58,15 +58,6 @@ def test_too_few_runs_for_a_back_test_say_so():
     assert "no back-test" in learned.warnings[0]
 
 
-@pytest.mark.slow
-def test_a_law_too_rich_for_a_cut_counts_there_as_the_simpler_one():
-    """Nine runs, the largest held out: eight are one too few for the coupled law's six parameters and two more."""
-    table = ladder(CHINCHILLA, np.random.default_rng(3), 0.005, 10)
-    learned = hindcast(table, _fits(table), near=False, num_draws=24, level=0.9, seed=0)
-    assert learned.backtest is not None
-    assert all(weight > 0 for weight in learned.pool.weights)
-
-
 WIDE = {"sizes": np.geomspace(1e5, 1e8, 6), "tokens": np.geomspace(1e6, 1e9, 6)}
 
 

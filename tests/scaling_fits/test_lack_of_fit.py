@@ -26,19 +26,6 @@ def test_a_wrong_law_fails():
     assert p_value(table, law.fit_law(table, "power")) < 1e-4
 
 
-def test_an_outlier_is_no_structure():
-    table = ladder(CHINCHILLA, np.random.default_rng(1), 0.005, 49, **WIDE)
-    loss = table.loss.copy()
-    loss[24] *= 1.5
-    table = from_columns(table.params, table.tokens, loss)
-    assert p_value(table, law.fit_law(table, "chinchilla")) > 0.02
-
-
-def test_too_few_runs_to_tell():
-    table = ladder(CHINCHILLA, np.random.default_rng(0), 0.01, 7)
-    assert p_value(table, law.fit_law(table, "chinchilla")) == 1.0
-
-
 def test_misfit_is_what_smooth_residuals_hold_beyond_noise():
     """Of a law that misses by 3 % of smooth tilt, and of the truth."""
     table = ladder(POWER, np.random.default_rng(2), 0.0, 49, **WIDE)

@@ -95,11 +95,6 @@ def test_too_few_runs_have_no_band_and_unlogged_shares_no_point():
     assert [point.share for point in expected_curve(late, *TARGET, final, 0.9)] == [s for s in SHARES if s >= 0.5]
 
 
-def test_runs_of_one_length_say_nothing_of_a_longer_one():
-    runs = [finished(1e6 * 2**seed, 2e7, np.random.default_rng(seed)) for seed in range(12)]
-    assert expected_curve(runs, *TARGET, (2.0, 1.9, 2.1), 0.9) == ()
-
-
 def remembering(rng, memory, num_runs, noise=0.01):
     """Runs whose departures from one curve are correlated as exp(-octaves / memory) from share to share."""
     steps = np.arange(1, 401)
@@ -118,10 +113,3 @@ def remembering(rng, memory, num_runs, noise=0.01):
 def test_a_planted_memory_is_found(memory):
     found = [memory_octaves(list(remembering(np.random.default_rng(seed), memory, 48))) for seed in range(8)]
     assert 0.7 * memory < np.median(found) < 1.6 * memory
-
-
-def test_no_memory_is_told_of_too_few_runs_or_of_runs_on_one_line():
-    runs = list(remembering(np.random.default_rng(0), 2.0, 12))
-    assert memory_octaves(runs[:5]) is None
-    assert memory_octaves([]) is None
-    assert memory_octaves([runs[0]] * 12) is None, "they depart from nothing"

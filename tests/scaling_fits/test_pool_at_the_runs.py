@@ -37,12 +37,10 @@ def _check(pool, members, table):
 
 
 def _table(rng, kind):
-    """Healthy ladders, and such as tell little: hardly any span, noise above the effect, one axis all but fixed."""
+    """Healthy ladders, and such as tell little: noise above the effect, one axis all but fixed."""
     truth = [CHINCHILLA, COUPLED, POWER][int(rng.integers(3))]
     num_runs = int(rng.integers(7, 40))
     n, d = np.exp(rng.uniform(np.log([3e4, 1e5]), np.log([1e6, 1e7]), (num_runs, 2))).T
-    if kind == "short":
-        n, d = 1e5 * (n / 1e5) ** 0.15, 1e6 * (d / 1e6) ** 0.15
     if kind == "thin":
         n = 1e5 * (n / 1e5) ** 0.03
     noise = 0.3 if kind == "noise" else 0.003
@@ -64,7 +62,7 @@ def test_a_degenerate_ladder_is_predicted_where_it_was_fitted(narrow):
 
 
 @pytest.mark.parametrize("num_tables", [2, pytest.param(75, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["healthy", "short", "thin", "noise"])
+@pytest.mark.parametrize("kind", ["healthy", "thin", "noise"])
 def test_the_pool_lies_among_its_laws_at_the_runs(kind, num_tables):
     rng = np.random.default_rng([7, len(kind)])
     num_pools = 0
@@ -84,15 +82,6 @@ def test_the_pool_has_no_step_at_the_edge_of_the_runs(narrow):
         for path in ((n * ray, np.full(6001, d)), (np.full(6001, n), d * ray)):
             loss = cloud.pooled_log_loss(fitted.members, fitted.weights, *path)
             assert np.abs(np.diff(loss)).max() < 5e-3  # steps of 0.1 % in size
-
-
-def test_beyond_the_runs_too_the_pool_stays_by_its_laws(narrow):
-    """Here twice the largest N * D; no law's optimum, which these runs do not know, has a say."""
-    _, fitted = narrow
-    n, d = np.array([1.4e5]), np.array([2.7e5])
-    said = predict(fitted, n[0], d[0]).loss_nats
-    members = np.exp([law.log_loss(fit.theta[None], n, d)[0, 0] for fit in fitted.members])
-    assert 0.99 * members.min() < said < 1.01 * members.max()
 
 
 def test_a_law_that_comes_nearer_to_the_runs_counts_more_there(narrow):

@@ -42,19 +42,6 @@ def test_misses_of_all_laws_are_the_common_error():
     assert 0.01 < np.median(pool.misfit_draws) < 0.04
 
 
-def test_smooth_residuals_count_against_a_law():
-    bent = Structure(coefficients=np.array([[0.5] * 6, [0.0] * 6, [0.5] * 6]), noise_sd=0.002, num_runs=60)
-    assert _learn(np.zeros((3, 3)), structure=bent).weights[1] > 0.9
-
-
-def test_draws_agree_with_the_weights_and_follow_the_seed():
-    one, same, other = (_learn(np.full((3, 3), 0.01), seed=seed) for seed in (0, 0, 1))
-    assert one.weight_draws.mean(axis=0) == pytest.approx(one.weights, abs=0.02)
-    assert np.allclose(one.weight_draws.sum(axis=1), 1)
-    assert np.array_equal(one.misfit_draws, same.misfit_draws)
-    assert not np.array_equal(one.misfit_draws, other.misfit_draws)
-
-
 def test_errors_that_all_point_one_way_are_a_drift_shrunk_towards_none():
     """Predictions 3 % too high at reach 1, whatever the law: some of that is subtracted, and never more than all."""
     errors = reach(RATIOS)[:, None] * [0.03, 0.03, 0.03]

@@ -35,17 +35,6 @@ def test_derivatives_match_central_differences():
         assert hessian[i] == pytest.approx(curve, rel=1e-5, abs=1e-7)
 
 
-def test_plain_derivatives_are_the_coupled_ones_at_k_one():
-    points, rng = _points(), np.random.default_rng(1)
-    theta = np.array([0.2, -0.5, -0.8, 0.4, 0.3, 1.0]) + 0.05 * rng.normal(size=(4, 6)) * [1, 1, 1, 1, 1, 0]
-    weight = rng.uniform(0.5, 2, size=(4, 12))
-    f, gradient, hessian = solver.derivatives(theta, points, weight, 0.05)
-    plain_f, plain_gradient, plain_hessian = solver.derivatives(theta, points, weight, 0.05, plain=True)
-    assert plain_f == pytest.approx(f)
-    assert plain_gradient[:5] == pytest.approx(gradient[:5], rel=1e-9, abs=1e-12)
-    assert plain_hessian[:5, :5] == pytest.approx(hessian[:5, :5], rel=1e-9, abs=1e-12)
-
-
 @pytest.mark.parametrize("form", list(SHAPES))
 def test_derivatives_in_the_free_coordinates(form):
     """Fixed coordinates drop out and tied ones add up, as differences along the free ones show."""
@@ -61,10 +50,3 @@ def test_derivatives_in_the_free_coordinates(form):
         slope, curve = (ends[0][0] - ends[1][0]) / (2 * step), (ends[0][1] - ends[1][1]) / (2 * step)
         assert space.gradient(gradient)[:, i] == pytest.approx(slope, rel=1e-5, abs=1e-7)
         assert space.hessian(hessian)[:, i] == pytest.approx(space.gradient(curve), rel=1e-4, abs=1e-6)
-
-
-def test_the_fast_route_is_the_exact_one():
-    points = _points()
-    theta = np.array([[0.2, -0.5, -0.8, 0.4, 0.3, 0.7], [0.2, -0.5, -0.8, 0.4, 0.3, 1.0]])
-    exact = solver.log_loss(theta, points.n, points.d) - points.y
-    assert solver.residuals(theta, points) == pytest.approx(exact, abs=1e-14)

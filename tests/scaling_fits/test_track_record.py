@@ -61,15 +61,3 @@ def test_planted_histories_are_covered_as_often_as_the_level_says(num_past):
         alone += abs(following) <= quantile
     assert inside / num_families == pytest.approx(level, abs=0.008)
     assert alone / num_families == pytest.approx(level, abs=0.008), "on average over families, as the back-test says"
-
-
-@pytest.mark.parametrize("sd", [0.6, 2.0])
-def test_a_family_that_is_always_wrong_is_found_out(sd):
-    """Coverage of the next forecast after 12 of them, against what it is without a history."""
-    rng, quantile, num = random.Random(0), float(ndtri(0.95)), 4000
-    with_history = without = 0
-    for _ in range(num):
-        *past, following = (rng.gauss(0, sd) for _ in range(13))
-        with_history += abs(following) <= quantile * interval_scale(past, 0.9)
-        without += abs(following) <= quantile
-    assert abs(with_history / num - 0.9) < 0.7 * abs(without / num - 0.9)

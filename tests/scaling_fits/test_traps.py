@@ -1,6 +1,5 @@
 """Tables that would spoil a fit: each is refused by row, or fitted with a warning; none gives a silent number."""
 
-import csv
 import json
 import math
 from decimal import Decimal
@@ -90,7 +89,7 @@ def _published():
     return {"params": n.tolist(), "tokens": tokens.tolist(), "loss": law_loss(CHINCHILLA, n, tokens).tolist()}
 
 
-@pytest.mark.parametrize("runs", [_published(), RUNS, ITEM_1], ids=["published", "tiny", "demo"])
+@pytest.mark.parametrize("runs", [_published(), ITEM_1], ids=["published", "demo"])
 def test_columns_in_another_unit_are_told(tmp_path, runs):
     n, d = (np.array(runs[name], dtype=float) for name in ("params", "tokens"))
     planted = (
@@ -102,26 +101,6 @@ def test_columns_in_another_unit_are_told(tmp_path, runs):
     for columns in planted:
         said = read_runs(_csv(tmp_path, runs | columns)).warnings
         assert sum("the median run" in warning for warning in said) == 1
-
-
-def test_no_public_table_is_in_another_unit(tmp_path):
-    if not SHARED.is_dir():
-        pytest.skip(f"no public data at {SHARED}")
-    seen = 0
-    for path in sorted(SHARED.rglob("*.csv")):
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            records = list(csv.DictReader(file))
-        sizes = ("n", "t") if "n_star_std" in records[0] else ("params", "tokens")
-        told = [each for each in records if all(each.get(name) for name in (*sizes, "loss"))]
-        columns = {name: [float(each[theirs]) for each in told]
-                   for name, theirs in zip(("params", "tokens", "loss"), (*sizes, "loss"), strict=True)}  # fmt: skip
-        if told and told[0].get("flops"):
-            columns["flops"] = [float(each["flops"]) for each in told]
-        if told:
-            seen += 1
-            said = read_runs(_csv(tmp_path, columns)).warnings
-            assert not [text for text in said if "the median run" in text], path.name
-    assert seen >= 11
 
 
 def test_rows_before_the_end_of_a_schedule_are_named(tmp_path):
@@ -182,26 +161,6 @@ def test_losses_of_another_unit(tmp_path):
     assert rows_text(list(range(2, 9))) == "rows 2, 3, 4, 5, 6 and 2 more"
 
 
-def test_extra_columns_by_name(tmp_path):
-    columns = RUNS | {"lr": [1e-3] * 11 + [""], "note": ["x"] * 12, "gap": [""] * 12}
-    table = read_runs(_csv(tmp_path, columns), extra=("lr", "gap", "absent"))
-    assert list(table.extra) == ["lr", "gap"]
-    assert table.extra["lr"][:11].tolist() == [1e-3] * 11 and math.isnan(table.extra["lr"][11])
-    assert np.isnan(table.extra["gap"]).all()
-    assert table.lines == tuple(range(2, 14))
-    part = table.rows(np.arange(12) > 9)
-    assert (part.lines, part.extra["lr"][0]) == ((12, 13), 1e-3)
-    mixed = [*map(repr, [1e-3] * 10), "fast", "inf"]
-    with pytest.raises(TableError, match=r"row 12, column 'lr': 'fast'.*row 13, column 'lr': inf"):
-        read_runs(_csv(tmp_path, RUNS | {"lr": mixed}), extra=["lr"])
-
-
-def test_lines_skip_dropped_rows_and_blank_lines(tmp_path):
-    (tmp_path / "r.csv").write_text("params,tokens,loss,lr\n1,2,3,1\n\n1,2,nan,2\n2,2,3,3\n")
-    table = read_runs(tmp_path / "r.csv", extra=["lr"])
-    assert (table.lines, table.extra["lr"].tolist(), [row.row for row in table.dropped]) == ((2, 5), [1.0, 3.0], [4])
-
-
 @pytest.mark.parametrize(
     ("column", "cell", "limit"), [("params", 1e-300, "at least 1e-12"), ("loss", 1e300, "at most 1e+")]
 )
@@ -213,7 +172,7 @@ def test_an_impossible_cell_is_refused_by_its_row(tmp_path, column, cell, limit)
     assert limit in str(caught.value)
 
 
-@pytest.mark.parametrize(("column", "factor"), [("params", 1e-9), ("tokens", 1e7), ("loss", 100.0)])
+@pytest.mark.parametrize(("column", "factor"), [("params", 1e-9), ("loss", 100.0)])
 def test_a_cell_far_from_all_others_is_told_by_its_row(tmp_path, column, factor):
     cells = RUNS[column].copy()
     cells[2] *= factor

@@ -47,13 +47,6 @@ def test_new_runs_are_covered_with_more_draws(form):
     assert width < 0.25
 
 
-def test_the_same_seed_gives_the_same_interval():
-    table = ladder(CHINCHILLA, np.random.default_rng(2), 0.01)
-    one, same, other = (predict(fit_runs(table, "chinchilla", bootstrap=6, seed=s), 3e6, 3e6) for s in (4, 4, 5))
-    assert one == same
-    assert one.low != other.low
-
-
 def test_predict_says_how_far_it_reaches(fitted):
     far = predict(fitted, 4e6, 3.2e6)
     assert far.extrapolation == pytest.approx(16)
@@ -61,12 +54,6 @@ def test_predict_says_how_far_it_reaches(fitted):
     assert far.low < far.loss_nats < far.high
     near = predict(fitted, 1e6, 8e5)
     assert math.log(near.high / near.low) < math.log(far.high / far.low)
-
-
-def test_five_runs_carry_no_number_though_a_law_without_floor_fits_them():
-    fit = fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.005, 5), bootstrap=12)
-    assert fit.members[2].identified
-    assert (fit.status, fit.weights) == ("unidentified", (0.0, 0.0, 0.0))
 
 
 def test_runs_no_law_fits_count_by_nearness_to_the_frontier():
@@ -126,29 +113,11 @@ def test_six_runs_pool_only_what_they_identify():
     assert predict(fit, 1e6, 1e6).low is not None
 
 
-def test_bad_options_are_all_named():
-    with pytest.raises(law.LawError, match=r"form = 'linear'.*bootstrap = -1.*level = 1\.0.*seed = -3"):
-        fit_runs(ladder(CHINCHILLA), form="linear", bootstrap=-1, level=1.0, seed=-3)
-
-
-@pytest.mark.parametrize("size", [-1, math.nan])
-def test_bad_sizes_are_named(fitted, size):
-    with pytest.raises(law.LawError, match=r"params = .*tokens = "):
-        predict(fitted, size, size)
-
-
 def test_what_is_no_size_is_refused_and_what_is_far_is_warned_of(fitted):
     with pytest.raises(law.LawError, match=r"params = 1e\+200: .* tokens = 0.5: "):
         predict(fitted, 1e200, 0.5)
     assert predict(fitted, 2e6, 2e6).warnings == ()
     assert "FLOPs lie 1e+12 times beyond" in predict(fitted, 1e12, 8e11).warnings[0]
-
-
-def test_the_order_of_rows_changes_nothing():
-    table = ladder(CHINCHILLA, np.random.default_rng(2), 0.01)
-    other = table.rows(np.random.default_rng(0).permutation(table.num_runs))
-    one, two = (predict(fit_runs(each, "chinchilla", bootstrap=20), 4e6, 3e6) for each in (table, other))
-    assert (two.loss_nats, two.low, two.high) == pytest.approx((one.loss_nats, one.low, one.high), rel=1e-5)
 
 
 def test_a_fit_of_few_runs_is_no_long_search(monkeypatch):

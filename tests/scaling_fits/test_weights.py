@@ -46,8 +46,3 @@ def test_few_runs_weigh_alike_and_more_keep_as_many_as_a_law_needs():
     many = near_frontier(cloud_of_runs([0.0] * 14 + [0.2] * 300)).weight
     assert effective_runs(many) > LEAST_EFFECTIVE_RUNS  # as many as there are: nothing is evened out
     assert many[-1] / many[0] == pytest.approx(1 / (1 + (0.2 / FRONTIER_WIDTH) ** 2))
-
-
-def test_effective_runs():
-    assert effective_runs(np.full(7, 3.0)) == pytest.approx(7.0)
-    assert effective_runs(np.array([1.0, 1e-9, 1e-9])) == pytest.approx(1.0)

@@ -35,38 +35,19 @@ SEEDS = {
     (LARGE, -8): (3.44069, 3.42441, 3.42447),
     (LARGE, -9): (3.47342, 3.47682, 3.47172),
 }
-# 60M and 250M, 5 tokens per parameter, means of three seeds: batch, then by rate.
+# 60M, 5 tokens per parameter, means of three seeds: batch, then by rate.
 BATCHES = {
-    SMALL: {
-        32: {-6: 4.1081, -7: 4.1274, -8: 4.0664, -9: 4.0792, -10: 4.1915},
-        64: {-6: 4.1106, -7: 4.0641, -8: 4.0264, -9: 4.0596, -10: 4.1938},
-        128: MEANS[SMALL],
-        256: {-6: 4.4324, -7: 4.4725, -8: 4.4638, -9: 4.3343, -10: 4.5049},
-        512: {-6: 5.5062, -7: 5.2964, -8: 5.2473, -9: 5.4108, -10: 5.6684},
-    },
-    LARGE: {
-        64: {-7: 3.4872, -8: 3.4831, -9: 3.5113},
-        128: {-7: 3.4437, -8: 3.4299, -9: 3.4740},
-        256: {-7: 3.4897, -8: 3.4457, -9: 3.5099},
-        512: {-7: 3.6029, -8: 3.4895, -9: 3.5631},
-    },
+    32: {-6: 4.1081, -7: 4.1274, -8: 4.0664, -9: 4.0792, -10: 4.1915},
+    64: {-6: 4.1106, -7: 4.0641, -8: 4.0264, -9: 4.0596, -10: 4.1938},
+    128: MEANS[SMALL],
+    256: {-6: 4.4324, -7: 4.4725, -8: 4.4638, -9: 4.3343, -10: 4.5049},
+    512: {-6: 5.5062, -7: 5.2964, -8: 5.2473, -9: 5.4108, -10: 5.6684},
 }
-# 20 tokens per parameter, batch 128: mean and sample standard deviation of three seeds.
-LONG = {
-    SMALL: {-7: (3.71733, 0.00167), -8: (3.70294, 0.00446), -9: (3.70922, 0.00740)},
-    MIDDLE: {-7: (3.41684, 0.00147), -8: (3.40848, 0.00100), -9: (3.42462, 0.00100)},
-}
-# The same with the sqrt(1 / duration) package: rate and weight decay / 2, epsilon x 2, each 1 - beta / 4.
-PACKAGE = {
-    SMALL: {-7: (3.71935, 0.01171), -8: (3.70921, 0.01018), -9: (3.74885, 0.00367)},
-    MIDDLE: {-7: (3.47495, 0.00428), -8: (3.44812, 0.00858), -9: (3.48800, 0.00361)},
-}
-# 20 tokens per parameter, one seed.
-LONG_HUGE = {-7: 2.9766, -8: 2.9759, -9: 2.9961}
+# 125M, 20 tokens per parameter, batch 128: mean and sample standard deviation of three seeds.
+LONG = {-7: (3.41684, 0.00147), -8: (3.40848, 0.00100), -9: (3.42462, 0.00100)}
 
 MEGATRON_WIDTHS = (128, 256, 512, 1024, 2048)
 MEGATRON_SP = (9.77e-4, 4.88e-4, 2.44e-4, 1.22e-4, 6.10e-5)
-MEGATRON_MUP = (9.77e-4, 9.77e-4, 9.77e-4, 9.77e-4, 1.95e-3)
 
 BROKEN_MUP = {
     96: {-8: 4.1291, -9: 4.1184, -10: 4.1627, -11: 4.2398, -12: 4.3393},
@@ -87,33 +68,22 @@ def speedrun(*, seeds: tuple[int, ...] = (), sizes=(SMALL, MIDDLE, LARGE)):
     return "\n".join(lines)
 
 
-def batches(size):
-    """The grid of batch sizes at one size, in sequences of 1,024 tokens."""
-    cells = BATCHES[size].items()
+def batches():
+    """The grid of batch sizes of 60M, in sequences of 1,024 tokens."""
+    cells = BATCHES.items()
     rows = [_line(batch, 2.0**octave, loss) for batch, row in cells for octave, loss in row.items()]
     return "\n".join(["batch_size,lr,loss", *rows])
 
 
-def long(sizes):
-    """The 20-token grid over size; the largest has one seed."""
-    lines = ["N,lr,loss"]
-    for size in sizes:
-        cells = LONG_HUGE if size == HUGE else LONG[size]
-        lines += [_line(size[0], 2.0**octave, loss) for octave, cell in cells.items() for loss in spread(cell)]
-    return "\n".join(lines)
-
-
-def durations(size):
-    """5 and 20 tokens per parameter at one size. The corpora differ, which shifts losses and, one hopes, no optimum."""
-    short = [_line(5 * size[0], 2.0**octave, loss) for octave, loss in MEANS[size].items()]
-    long = [_line(20 * size[0], 2.0**octave, loss) for octave, cell in LONG[size].items() for loss in spread(cell)]
+def durations():
+    """5 and 20 tokens per parameter of 125M. The corpora differ, which shifts losses and, one hopes, no optimum."""
+    short = [_line(5 * MIDDLE[0], 2.0**octave, loss) for octave, loss in MEANS[MIDDLE].items()]
+    long = [_line(20 * MIDDLE[0], 2.0**octave, loss) for octave, cell in LONG.items() for loss in spread(cell)]
     return "\n".join(["tokens,lr,loss", *short, *long])
 
 
 def spread(cell):
-    """Three losses of this mean and sample standard deviation; a bare loss is itself."""
-    if isinstance(cell, float):
-        return (cell,)
+    """Three losses of this mean and sample standard deviation."""
     mean, sd = cell
     return tuple(round(loss, 5) for loss in (mean - sd, mean, mean + sd))
 

@@ -23,13 +23,6 @@ def test_the_largest_slice_is_judged_and_the_rest_is_said(tmp_path):
     assert found.notes[-1] == ("6 of 11 runs are judged, those at clip 0.5; the others are left aside")
 
 
-def test_seeds_of_several_depths_stay_together(tmp_path):
-    rows = [(w, d, s, 0.1, 3) for w in (32, 64) for d in (2, 4) for s in (0, 1, 2)]
-    found = read(tmp_path, "width,depth,seed,lr,loss", rows, axis="width")
-    assert sorted(p.seed for p in found.points) == [0, 0, 1, 1, 2, 2]
-    assert "6 of 12 runs are judged, those at depth 2" in found.notes[-1]
-
-
 def test_no_two_sizes_alike_are_refused(tmp_path):
     rows = [(w, 0.1, 1 + i, 3) for i, w in enumerate((32, 64, 32, 64))]
     with pytest.raises(TableError, match="no two sizes agree in clip: "):
@@ -54,12 +47,6 @@ def test_a_whole_family_grows_in_parameters(tmp_path):
     assert len(read(tmp_path, columns, rows, axis="width").points) == 4
 
 
-def test_what_changes_at_one_size_only_does_not_go_along(tmp_path):
-    """Falling, but not at every step: then the sizes that agree are judged."""
-    rows = grid((32, 64, 128), (1, 2), (1.0,)) + grid((256,), (1, 2), (0.5,))
-    assert len(read(tmp_path, "width,lr,clip,loss", rows).points) == 6
-
-
 def test_a_confounded_duration_is_not_taken_for_one_axis(tmp_path):
     """Two models at 5 and 20 tokens a parameter: parameters do not follow from tokens, so one model is judged."""
     rows = [(n, per * n, lr, 3) for n in (60, 125) for per in (5, 20) for lr in (1, 2)]
@@ -67,8 +54,3 @@ def test_a_confounded_duration_is_not_taken_for_one_axis(tmp_path):
     assert [p.size for p in found.points] == [300, 300, 1200, 1200]
     rows = [(n, n // 2, per * n, lr, 3) for n in (60, 125) for per in (5, 20) for lr in (1, 2)]
     assert len(read(tmp_path, "params,width,tokens,lr,loss", rows, axis="duration").points) == 4
-
-
-def test_one_size_is_left_to_the_verdict(tmp_path):
-    found = read(tmp_path, "width,tokens,lr,loss", [*grid((32,), (5, 6), (1, 2)), (32, 6, 4, 3)], axis="width")
-    assert len(found.points) == 3 and "those at tokens 6" in found.notes[-1]

@@ -42,7 +42,7 @@ def test_three_margins_lost_are_found(name):
     assert outcomes.count("drifts") >= 0.9 * NUM
 
 
-@pytest.mark.parametrize(("name", "share"), [("inner optimum", 0.9), ("flat", 0.3), ("saturated", 0.3), ("kink", 0.3)])
+@pytest.mark.parametrize(("name", "share"), [("inner optimum", 0.9), ("flat", 0.3), ("kink", 0.3)])
 def test_what_costs_nothing_is_let_pass(name, share):
     outcomes = [decide(found, MARGIN) for found in judged(HARMLESS[name], 3, 0.005, 2)]
     print(f"{name}: {outcomes.count('holds') / NUM:.2f} hold")
@@ -62,22 +62,6 @@ def test_without_its_two_doubts_the_model_is_wrong(monkeypatch, broken, truth, n
     for name, value in broken.items():
         monkeypatch.setattr(loss_curve, name, value)
     assert drifts() > 0
-
-
-def test_more_seeds_narrow_the_interval():
-    few, many = (
-        statistics.median(
-            judge_bounded(
-                draw(HARMLESS["flat"], np.random.default_rng(s), num_seeds=n),
-                question(3, 4),
-                draws=400,
-                rng=np.random.default_rng(s),
-            ).regret_nats.high
-            for s in range(10)
-        )
-        for n in (2, 8)
-    )
-    assert many < 0.7 * few
 
 
 def test_the_verdict_takes_it_where_a_size_has_no_optimum():
@@ -115,18 +99,10 @@ def test_a_rule_carries_the_value_to_every_size():
     assert decide(stayed.regret_nats, MARGIN) == "drifts"
 
 
-def test_the_same_runs_give_the_same_answer():
-    points, q = draw(HARMLESS["flat"], np.random.default_rng(0)), question(3, 2)
-    one, two = (judge_bounded(points, q, draws=200, rng=np.random.default_rng(3)) for _ in range(2))
-    assert one == two
-
-
 @pytest.mark.parametrize(("change", "others", "said"), [
     (lambda p: p, {"power": None}, "an exponent to be measured"),
     (lambda p: p, {"transferred_log2": 3.0}, "the transferred value, 8 at the base, is beyond those"),
     (lambda p: [q for q in p if q.size == BASE], {}, "one width only"),
-    (lambda p: [q for q in p if q.size > BASE], {"transferred_log2": None}, "no run at width 32 gives a value"),
-    (lambda p: [q for q in p if q.size == BASE or abs(q.log2_value) < 1], {}, "width 64: 1 values at which every"),
     (lambda p: [q for q in p if q.seed == 0 and abs(q.log2_value) < 2 and q.size < 128], {}, "too few runs"),
     (lambda p: [dataclasses.replace(q, loss_nats=None) if (q.size, q.seed, q.log2_value) == (128, 1, 0.0) else q
                 for q in p], {}, "width 128: a run at the transferred value, 1 at the base, diverged"),
@@ -135,12 +111,3 @@ def test_where_there_is_no_answer_it_says_why(change, others, said):
     points, q = change(draw(HARMLESS["flat"], np.random.default_rng(0))), question(3, 2, **others)
     assert said in obstacle(points, q)
     assert judge_bounded(points, q, draws=200, rng=np.random.default_rng(0)) is None
-
-
-def test_values_that_diverged_at_a_size_are_not_values_tried():
-    points = [
-        dataclasses.replace(p, loss_nats=None) if (p.size, p.log2_value) == (128, 2.0) else p
-        for p in draw(HARMLESS["flat"], np.random.default_rng(0))
-    ]
-    found = judge_bounded(points, question(3, 2), draws=200, rng=np.random.default_rng(0))
-    assert (found.low_log2, found.high_log2) == (-2.0, 1.0)

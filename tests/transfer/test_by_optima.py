@@ -34,20 +34,9 @@ def test_fine_and_equal_optima_hold():
     assert judge(fine).outcome == "holds"
 
 
-def test_a_rate_written_with_fewer_digits_is_no_finer_grid():
-    exact, rounded = ([(w, math.log2(lr)) for w, lr in zip((128, 256, 512), rates, strict=True)]
-                      for rates in ((2**-6,) * 3, (2**-6, 0.0156, 2**-6)))  # fmt: skip
-    assert judge(exact).outcome == judge(rounded).outcome == "cannot_tell"
-
-
 def test_equal_optima_on_an_unknown_grid_are_only_known_to_half_a_step():
     found = judge(tuple((width, -6.0) for width in WIDTHS))
     assert found.drift.high > 0.1
-
-
-def test_any_axis_is_named_as_itself():
-    found = judge([(layers, -6.0) for layers in (4, 8, 16)], axis="depth")
-    assert "at 32 layers" in found.reasons[1]
 
 
 def test_two_optima_or_no_base_are_refused():

@@ -62,11 +62,6 @@ def test_an_unknown_noise_is_said_to_be_unknown():
     assert not any("lies at or beyond" in s.reason or "may lie" in s.reason for s in verdict.what_to_run)
 
 
-def test_where_the_end_is_best_rates_beyond_it_are_asked_for():
-    verdict = judge(one_seed((0.0, 0.02, 0.07, 0.15, 0.25, 0.38)), Question(target_size=256, base_size=64))
-    assert {s.log2_value for s in verdict.what_to_run} == {-11.0, -12.0}
-
-
 def test_a_table_of_ninety_runs_is_not_fitted_ninety_times(monkeypatch):
     """A drift may rest on one run; which one is asked of the few that move the optimum at the target most."""
     fits, honest = [], verdict_room._measure

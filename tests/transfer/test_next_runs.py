@@ -41,16 +41,6 @@ def test_too_few_values_are_filled_up_round_the_best():
     assert len(mended("too_few", [2.0])) == 4
 
 
-def test_a_flat_valley_gets_as_many_seeds_again_and_a_wider_range():
-    found = mend(unusable("flat"), points([2.1, 2.0, 2.1, 2.05, 2.1], seeds=3), WIDTH)
-    assert [s.log2_value for s in found] == [-9, -3, -8, -7, -6, -5]
-    assert {s.num_seeds for s in found} == {3}
-
-
-def test_where_everything_diverged_lower_values_are_asked_for():
-    assert mended("too_few", [None, None]) == [-10, -11, -12, -13]
-
-
 def test_a_suggestion_says_what_it_costs_and_reads_well():
     found = mend(unusable("edge"), points([2.2, 2.1, 2.0, 2.01], seeds=2), WIDTH)[0]
     assert str(found).startswith("run width 64 at 2^-4 (2 seeds): the optimum may lie at or beyond the upper end")
@@ -79,14 +69,6 @@ def test_a_round_is_bought_where_it_is_cheap_and_costs_no_more_than_it_may():
     assert max(seeds) < q.target_size
 
 
-def test_along_the_batch_all_runs_cost_the_same_and_the_largest_gets_most_seeds():
-    market, runs, q = rates(0.03, 0.0, 2, axis="batch", sizes=(1024, 2048, 4096), target=16384)
-    found = asked(market, runs, q)
-    seeds = {s.size: s.num_seeds for s in found}
-    assert seeds[max(seeds)] >= max(seeds.values())
-    assert {s.relative_cost / s.num_seeds for s in found} == {1.0}
-
-
 def test_a_target_far_away_asks_for_a_longer_proxy_about_the_predicted_optimum():
     _, runs, q = rates(0.01, 0.0, 0, axis="duration", sizes=(50, 100, 200), target=51200, measured=True)
     judged = examine(runs, q, draws=400)
@@ -107,52 +89,24 @@ def test_of_a_clip_seeds_are_asked_for_at_the_value_and_the_ends():
     assert all(s.hyperparameter == "clip_norm" for s in found)
 
 
-def test_a_rule_shifts_the_values_that_are_asked_for():
-    market, runs, q = clips(lambda x, d: 0.0 * x, 0.01, 0, target=256)
-    moved = [dataclasses.replace(p, log2_value=p.log2_value + {32: 0, 64: 1, 128: 2}[p.size]) for p in runs]
-    q = dataclasses.replace(q, power=1.0)
-    judged = examine(moved, q, draws=400)
-    assert judged.verdict.bounded.transferred_log2 == 3.0
-    ends = {(s.size, s.log2_value) for s in sharpen_bounded(moved, judged.verdict.bounded, q)}
-    assert ends & {(32, 0.0), (64, 1.0), (128, 2.0)}
-    assert market.noise_nats == 0.01
-
-
 OPEN = [  # what is planted, how it ends
-    ("width", lambda seed: rates(0.01, 0.0, seed), "holds"),
-    ("width", lambda seed: rates(0.01, 0.03, seed), "drifts"),
-    ("duration", lambda seed: rates(0.02, 0.0, seed, axis="duration", sizes=(50, 100, 200, 400), target=3200), "holds"),
-    ("duration, measured", lambda seed: rates(0.02, 0.0, seed, axis="duration", sizes=(50, 100, 200, 400),
-                                              target=3200, measured=True), "holds"),
-    ("batch", lambda seed: rates(0.02, 0.0, seed, axis="batch", sizes=(1024, 2048, 4096), target=16384), "holds"),
-    ("batch, lost", lambda seed: rates(0.02, 0.03, seed, axis="batch", sizes=(1024, 2048, 4096), target=16384),
-     "drifts"),
-    ("off the grid", lambda seed: rates(0.005, 0.0, seed, off=2.5, target=512), "holds"),
-    ("off the grid, lost", lambda seed: rates(0.005, 0.03, seed, off=-2, target=512), "drifts"),
-    ("too few", lambda seed: rates(0.005, 0.0, seed, offsets=(-1, 0, 1), target=512), "holds"),
-    ("clip", lambda seed: clips(HARMLESS["flat"], 0.005, seed), "holds"),
-    ("clip, a kink", lambda seed: clips(HARMLESS["kink"], 0.005, seed), "holds"),
-    ("clip, lost", lambda seed: clips(HARMFUL["falling to the edge"], 0.01, seed), "drifts"),
+    (lambda seed: rates(0.01, 0.0, seed), "holds"),
+    (lambda seed: rates(0.01, 0.03, seed), "drifts"),
+    (lambda seed: rates(0.02, 0.0, seed, axis="duration", sizes=(50, 100, 200, 400), target=3200, measured=True),
+     "holds"),
+    (lambda seed: rates(0.02, 0.03, seed, axis="batch", sizes=(1024, 2048, 4096), target=16384), "drifts"),
+    (lambda seed: rates(0.005, 0.0, seed, off=2.5, target=512), "holds"),
+    (lambda seed: rates(0.005, 0.0, seed, offsets=(-1, 0, 1), target=512), "holds"),
+    (lambda seed: clips(HARMLESS["flat"], 0.005, seed), "holds"),
+    (lambda seed: clips(HARMFUL["falling to the edge"], 0.01, seed), "drifts"),
 ]  # fmt: skip
-
-
-def shares(make, right, num):
-    """Of the designs that are open at first: decided after two rounds and three, wrong; and the median cost."""
-    ends, costs = [], []
-    for seed in range(num):
-        outcomes, cost = play(*make(seed))
-        if outcomes[0] == "cannot_tell":
-            ends.append(outcomes)
-            costs.append(cost)
-    two = sum(len(o) <= 3 and o[-1] != "cannot_tell" for o in ends)
-    three = sum(o[-1] != "cannot_tell" for o in ends)
-    wrong = sum(o[-1] not in (right, "cannot_tell") for o in ends)
-    return len(ends), two, three, wrong, statistics.median(costs) if costs else 0.0
 
 
 @pytest.mark.slow
 def test_what_is_asked_for_decides_within_three_rounds():
-    found = [shares(make, right, 2) for _, make, right in OPEN]
-    num, _, three, wrong = (sum(column) for column in list(zip(*found, strict=True))[:4])
-    print(f"{num} open designs, {three} decided, {wrong} wrong")
-    assert num >= 10 and three >= 0.8 * num and wrong == 0
+    """Of the designs that are open at first."""
+    played = [(right, play(*make(seed))[0]) for make, right in OPEN for seed in range(2)]
+    ends = [(right, outcomes[-1]) for right, outcomes in played if outcomes[0] == "cannot_tell"]
+    decided = [right == end for right, end in ends if end != "cannot_tell"]
+    print(f"{len(ends)} open designs, {len(decided)} decided, {decided.count(False)} wrong")
+    assert len(ends) >= 8 and len(decided) >= 0.8 * len(ends) and all(decided)

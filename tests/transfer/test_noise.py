@@ -17,15 +17,6 @@ def runs(noise_nats=0.0, extra=None):
     return Runs(log2_value=x, loss_nats=loss, group=group)
 
 
-def test_squares_are_those_of_the_runs():
-    size = reduce_runs(runs(0.01))
-    y = runs(0.01).loss_nats.reshape(len(RATES), SEEDS)
-    pure = y - y.mean(axis=0) - y.mean(axis=1, keepdims=True) + y.mean()
-    assert size.pure_squares == pytest.approx((pure**2).sum())
-    assert size.num_pure == (len(RATES) - 1) * (SEEDS - 1)
-    assert size.squares == pytest.approx(SEEDS * ((y.mean(axis=1) - y.mean()) ** 2).sum())
-
-
 def test_distrust_leaves_the_bottom_and_forgets_the_far_rates():
     size = reduce_runs(runs(0.01))
     far = int(size.excess_nats.argmax())

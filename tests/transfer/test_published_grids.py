@@ -1,12 +1,10 @@
 """Verdicts on grids that others published: the way a user gets them, through a table on disk."""
 
 import csv
-import statistics
 from pathlib import Path
 
 import published_grids as grids
 import pytest
-from planted_valleys import CPU_GRID
 from published_grids import HUGE, LARGE, MIDDLE, SMALL
 
 from transfer.question import Question
@@ -35,7 +33,7 @@ SEEDS = (1337, 1338, 1339)
 
 @pytest.mark.parametrize(
     ("seeds", "axis"),
-    [((), "params"), (SEEDS, "width"), ((1337,), "params"), ((1338,), "width"), ((1337, 1338), "params")],
+    [((), "params"), (SEEDS, "width"), ((1337,), "params")],
 )
 def test_no_reading_of_the_published_false_alarm_drifts(judged, seeds, axis):
     """Seed 1337 alone puts the best rate of 250M at 2^-7, an octave above all others: a gradient spike at 2^-8."""
@@ -55,45 +53,20 @@ def test_the_false_alarm_is_one_to_the_eye(judged, tmp_path):
     assert judged(alarm, target=HUGE[0]).outcome == "cannot_tell"
 
 
-def test_two_sizes_and_one_seed_of_the_false_alarm_do_not_drift_either(judged):
-    text = grids.speedrun(seeds=(1337,), sizes=(SMALL, LARGE))
-    assert judged(text, axis="params", target=HUGE[0]).outcome != "drifts"
-
-
-def test_a_grid_at_20_tokens_a_parameter_does_not_drift(judged):
-    found = judged(grids.long((SMALL, MIDDLE, HUGE)), target=2 * HUGE[0])
-    assert found.outcome != "drifts"
-    assert [o.num_runs for o in found.optima] == [9, 9, 3]
-
-
-@pytest.mark.parametrize("size", [SMALL, LARGE], ids=["60M", "250M"])
-def test_batch_sizes_do_not_drift(judged, size):
+def test_batch_sizes_do_not_drift(judged):
     """Best at 2^-8 for every batch but one, the trainer's own sqrt(batch) being built in."""
-    found = judged(grids.batches(size), built_in=0.5)
+    found = judged(grids.batches(), built_in=0.5)
     assert found.outcome != "drifts"
     assert found.drift is None or found.drift.low <= 0 <= found.drift.high
 
 
-@pytest.mark.parametrize("size", [SMALL, MIDDLE], ids=["60M", "125M"])
-def test_a_longer_run_does_not_drift(judged, size):
+def test_a_longer_run_does_not_drift(judged):
     """Four times the tokens: published, the same rate is best; with three rates a size the verdict may lack runs."""
-    found = judged(grids.durations(size), target=20 * size[0])
+    found = judged(grids.durations(), target=20 * MIDDLE[0])
     assert found.outcome != "drifts"
     if found.regret_nats is None:
         assert {o.status for o in found.optima} & {"flat", "too_few", "edge"}
         assert found.what_to_run
-
-
-def test_the_numbers_are_copied_without_a_slip():
-    """What is published twice, as seeds and means or as tables and differences, agrees."""
-    for (size, octave), seeds in grids.SEEDS.items():
-        assert statistics.mean(seeds) == pytest.approx(grids.MEANS[size][octave], abs=6e-5)
-    for size, cost in ((SMALL, 0.00627), (MIDDLE, 0.03964)):
-        assert min(grids.LONG[size], key=grids.LONG[size].__getitem__) == -8
-        assert grids.PACKAGE[size][-8][0] - grids.LONG[size][-8][0] == pytest.approx(cost)
-    mean, sd = grids.LONG[SMALL][-9]
-    three = grids.spread((mean, sd))
-    assert (statistics.mean(three), statistics.stdev(three)) == pytest.approx((mean, sd))
 
 
 def test_a_broken_set_up_is_never_said_to_hold(judged):
@@ -118,20 +91,6 @@ def test_megatron_in_standard_parametrization_drifts_an_octave_per_doubling(judg
     assert found.drift.value == pytest.approx(-1, abs=0.01)
     assert found.drift.low < -1 < found.drift.high < -0.5
     assert found.regret_nats is None
-
-
-def test_megatron_in_mup_is_near_no_drift(judged):
-    found = judged(grids.optima(grids.MEGATRON_WIDTHS, grids.MEGATRON_MUP))
-    assert found.outcome != "drifts"
-    assert found.drift.low <= 0 <= found.drift.high and found.drift.low > -1
-
-
-@pytest.mark.parametrize(("arm", "widths"), [("mup", (32, 64, 128, 256)), ("sp", (64, 128, 256))])
-def test_our_own_grid_drifts_in_standard_parametrization_only(judged, arm, widths):
-    text = grids.by_width({w: {i - 10: loss for i, loss in enumerate(CPU_GRID[arm, w])} for w in widths})
-    found = judged(text, target=512)
-    assert (found.outcome == "drifts") == (arm == "sp")
-    assert abs(found.drift.value - {"mup": 0.0, "sp": -1.1}[arm]) < 0.15
 
 
 @pytest.mark.skipif(not GEMSTONES.is_dir(), reason="no shared data beside this repository")

@@ -19,11 +19,6 @@ def test_all_are_scaled_alike():
     assert sides.mean(axis=0) == pytest.approx(0.03)
 
 
-def test_rows_and_tables_agree():
-    x = np.array([-2.0, -0.3, 0.0, 1.7])
-    assert unit_rises(x, ALL[::50]) == pytest.approx(rise(x, np.array(1.0), ALL[::50, None]))
-
-
 def test_the_prior_adds_up_and_leans_to_a_steeper_side_of_divergence():
     prior = np.exp(LOG_PRIOR)
     assert prior.sum() == pytest.approx(1)

@@ -4,7 +4,6 @@ import pytest
 from planted_valleys import cpu_grid
 
 from transfer.question import Point, Question
-from transfer.verdict.by_optima import judge_optima
 from transfer.verdict.summary import verdict_summary
 from transfer.verdict.verdict import judge
 
@@ -56,10 +55,3 @@ def test_a_beta_is_written_as_itself():
     found = verdict_summary(judge(points, q))
     assert found["transferred_value"] == pytest.approx(1 - 2 ** found["transferred_log2"])
     assert 0.9 < found["transferred_value"] < 0.97
-
-
-def test_optima_alone_have_no_cost():
-    found = verdict_summary(judge_optima([(64, -6.0), (128, -6.5), (256, -6.0)], QUESTION))
-    json.dumps(found, allow_nan=False)
-    assert found["regret_nats"] == {"value": None, "interval": None}
-    assert (found["noise_nats"], found["optima"], found["values_tried"]) == (None, [], None)

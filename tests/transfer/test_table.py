@@ -21,13 +21,8 @@ def test_runs_become_points(tmp_path):
     assert found.notes == ("judged: learning_rate (column lr) over width (column width)", "columns ignored: host")
 
 
-def test_without_seeds_all_runs_are_of_one(tmp_path):
-    assert {p.seed for p in read(tmp_path, "width,lr,loss\n32,0.1,3\n32,0.1,2\n").points} == {0}
-
-
-@pytest.mark.parametrize("size", ["width", "n_layer", "batch_tokens", "tokens", "N"])
-def test_optima_are_read_over_any_size(tmp_path, size):
-    found = read(tmp_path, f"{size}, lr_optimum\n128, 0.5\n256, 0.25\n")
+def test_optima_are_read(tmp_path):
+    found = read(tmp_path, "n_layer, lr_optimum\n128, 0.5\n256, 0.25\n")
     assert found.optima == ((128, -1.0), (256, -2.0)) and found.points == ()
 
 
@@ -35,11 +30,6 @@ def test_optima_of_several_depths_are_judged_at_one(tmp_path):
     text = "width,depth,lr_optimum\n" + "".join(f"{w},{d},0.5\n" for w in (64, 128, 256) for d in (2, 4))
     found = read(tmp_path, text, axis="width")
     assert len(found.optima) == 3 and "depth 2" in found.notes[-1]
-
-
-def test_a_loss_beside_an_optimum_makes_it_a_table_of_runs(tmp_path):
-    found = read(tmp_path, "width,lr,lr_optimum,loss\n32,0.5,0.1,3\n64,0.5,0.1,3\n")
-    assert len(found.points) == 2 and "columns ignored: lr_optimum" in found.notes
 
 
 def test_every_bad_cell_is_named_at_once(tmp_path):
@@ -53,11 +43,6 @@ def test_every_bad_cell_is_named_at_once(tmp_path):
     ]
 
 
-def test_bad_cells_are_named_by_the_tables_own_names(tmp_path):
-    with pytest.raises(TableError, match=r"row 2, column n_embd: .*row 2, column wd: "):
-        read(tmp_path, "n_embd,wd,loss\n1.5,-1,3\n")
-
-
 def test_what_is_off_is_left_aside_and_said(tmp_path):
     text = "width,clip,loss\n" + "".join(f"{w},{c},3\n" for w in (32, 64) for c in (0, 0.5, 1))
     found = read(tmp_path, text)
@@ -65,11 +50,6 @@ def test_what_is_off_is_left_aside_and_said(tmp_path):
     assert "2 runs left aside: clip 0 is off, and at no octave" in found.notes
     with pytest.raises(TableError, match="every clip is 0"):
         read(tmp_path, "width,clip,loss\n32,0,3\n64,0,3\n")
-
-
-def test_a_zero_that_is_not_judged_is_a_value_like_others(tmp_path):
-    found = read(tmp_path, "width,lr,clip,loss\n32,0.1,0,3\n64,0.1,0,3\n")
-    assert len(found.points) == 2
 
 
 def test_csv_jsonl_and_parquet_read_alike(tmp_path):
@@ -92,8 +72,7 @@ def test_an_unreadable_table_is_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize(("column", "cell"), [
-    ("loss", "-1"), ("loss", "1e300"), ("loss", "crashed"), ("width", "1.5"), ("width", "9" * 400), ("lr", "0"),
-    ("lr", "1e305"), ("beta2", "1"), ("beta2", "-0.5"), ("clip", "inf"),
+    ("loss", "-1"), ("loss", "crashed"), ("width", "1.5"), ("width", "9" * 400), ("lr", "0"), ("beta2", "1"),
 ])  # fmt: skip
 def test_a_cell_that_is_no_such_number_is_refused(tmp_path, column, cell):
     row = {"width": "32", "loss": "3"} | ({} if column in ("beta2", "clip") else {"lr": "0.1"}) | {column: cell}

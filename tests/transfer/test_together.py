@@ -6,7 +6,7 @@ import pytest
 from planted_axes import DOUBLINGS, SIZES, Axes
 from planted_valleys import linex
 
-from transfer.question import Point, Question, TransferError
+from transfer.question import Point, Question
 from transfer.verdict.summary import together_summary
 from transfer.verdict.together import differs, judge_together
 from transfer.verdict.verdict import examine
@@ -59,7 +59,7 @@ def test_a_shift_on_one_axis_is_charged_at_the_common_target():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drift", [EVEN, {**EVEN, "depth": 0.1}, STEEP, CANCELLING, {**EVEN, "width": -0.7}])
+@pytest.mark.parametrize("drift", [EVEN, STEEP, CANCELLING])
 def test_over_sixty_draws_few_are_wrong_and_intervals_cover(drift):
     wrong, covered, reached, _ = rates(Axes(drift=drift, noise_nats=0.01), 60)
     assert wrong < 0.05 and covered >= 0.85 and reached >= 0.85
@@ -89,15 +89,6 @@ def test_an_axis_without_a_test_cannot_be_told(one):
     assert judge_together(one[:2], {**DOUBLINGS, "depth": 0.05}).untested == ()
     assert together_summary(found)["untested"] == ["depth"]
     assert differs(16, 2) and not differs(100, 99)
-
-
-def test_the_rate_moves_by_every_power(one):
-    found = judge_together(one, DOUBLINGS)
-    power = one[1].verdict.power
-    assert power == pytest.approx(-0.3, abs=0.1)
-    there = one[0].verdict.transferred_log2 + power * DOUBLINGS["duration"]
-    assert found.transferred_log2 == pytest.approx(there, abs=1e-9)
-    assert found.axes == ("width", "duration", "depth")
 
 
 def test_an_unusable_axis_is_named_and_nothing_is_made_up(one):
@@ -135,17 +126,6 @@ def cliff(judged):
     """A run half an octave or so above the optimum of the widest."""
     best = judged[0].verdict.optima[-1].log2_value
     return [Point(size=128, log2_value=best + 0.6, loss_nats=3.0)]
-
-
-def test_wrong_questions_are_refused(one):
-    for judged in ([], [one[0], one[0]]):
-        with pytest.raises(TransferError, match="one learning-rate verdict for each axis"):
-            judge_together(judged, DOUBLINGS)
-    other = dataclasses.replace(one[0].verdict.question, hyperparameter="clip_norm")
-    with pytest.raises(TransferError, match="one learning-rate verdict"):
-        judge_together(
-            [dataclasses.replace(one[0], verdict=dataclasses.replace(one[0].verdict, question=other))], DOUBLINGS
-        )
 
 
 def test_axes_are_independent_evidence_though_judged_with_the_same_random_numbers():

@@ -34,7 +34,7 @@ def fit(*sizes):
     return fit_valleys(list(sizes), draws=400, rng=np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("shape", [linex(-0.3), linex(0.3), linex(0.6), powers(0.33, 2.0), powers(-0.2, 1.5)])
+@pytest.mark.parametrize("shape", [linex(-0.3), linex(0.6), powers(0.33, 2.0)])
 def test_a_valley_without_noise_is_found_exactly(shape):
     rates = np.arange(-9, -2)
     found = fit(*(runs(lambda x, _, c=c: valley(x, c, shape), rates) for c in (-6.3, -5.6)))

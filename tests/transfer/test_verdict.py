@@ -11,7 +11,6 @@ from planted_valleys import (
     hyperbola,
     linex_of,
     lopsided_quartic,
-    parabola,
     power_of,
     rng,
     straight_cliff,
@@ -73,17 +72,13 @@ def test_few_noisy_runs_are_judged_rightly_or_not_at_all(regret_nats, monkeypatc
 LONG = dataclasses.replace(WIDE, sizes=(100, 200, 400, 800), target_size=7000, drift_octaves=-0.3)
 OTHERS = {
     "linex -0.3": (WIDE, {"valley": linex_of(-0.3)}),
-    "parabola": (WIDE, {"valley": parabola}),
-    "linex 0.6": (WIDE, {"valley": linex_of(0.6)}),
     "two parabolas": (WIDE, {"valley": two_parabolas}),
     "power 1.6": (WIDE, {"valley": power_of(1.6)}),
-    "power 2.5": (WIDE, {"valley": power_of(2.5)}),
     "noise 0.02": (WIDE, {"noise_nats": 0.02}),
     "noise grows": (WIDE, {"noise_growth": 10.0}),
     "scatter 0.05": (WIDE, {"scatter": 0.05}),
     "curvature grows": (WIDE, {"curvature_trend": 0.15, "curvature_scatter": 0.1}),
     "four rates": (WIDE, {"rates": (-8, -7, -6, -5)}),
-    "half octaves": (WIDE, {"rates": tuple(x / 2 for x in range(-16, -7))}),
     "two sizes": (WIDE, {"sizes": (32, 64), "target_size": 128}),
     "widths to 8192": (WIDE, {"sizes": (256, 512, 1024, 2048), "target_size": 8192}),
 }
@@ -102,7 +97,7 @@ def test_other_truths(name, regret_nats):
     assert min(found.drift_covered, found.regret_covered) >= 0.8
 
 
-@pytest.mark.parametrize("shape", [cliff, straight_cliff, power_of(4), lopsided_quartic])
+@pytest.mark.parametrize("shape", [straight_cliff, lopsided_quartic])
 def test_optima_of_cliffs_and_quartics_are_covered(shape):
     """All optima of a draw share the error of their shape: 12 draws are worth little more than 12 optima."""
     world = dataclasses.replace(WIDE, valley=shape)
@@ -114,9 +109,8 @@ def test_optima_of_cliffs_and_quartics_are_covered(shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [cliff, wall, hyperbola])
-@pytest.mark.parametrize("noise_nats", [0.005, 0.002])
-def test_shapes_that_no_family_has_misplace_the_optimum_by_little_and_alike(shape, noise_nats):
-    world, errors = dataclasses.replace(WIDE, valley=shape, noise_nats=noise_nats, regret_nats=3 * MARGIN), []
+def test_shapes_that_no_family_has_misplace_the_optimum_by_little_and_alike(shape):
+    world, errors = dataclasses.replace(WIDE, valley=shape, noise_nats=0.002, regret_nats=3 * MARGIN), []
     found = tally(world, 60)
     print(f"{shape.__name__}: {found}")
     assert found.wrong(world) < 0.05 and found.drift_covered >= 0.85
@@ -147,7 +141,7 @@ def test_a_long_way_to_the_target(scatter):
     assert statistics.mean(covered) >= 0.83 and statistics.mean(regrets) >= 0.83
 
 
-@pytest.mark.parametrize(("spike", "num_seeds"), [(0.05, 1), (0.4, 1), (0.15, 3)])
+@pytest.mark.parametrize(("spike", "num_seeds"), [(0.4, 1), (0.15, 3)])
 def test_one_spiked_run_never_makes_a_drift(spike, num_seeds):
     for plain in (WIDE, SMALL):
         world = dataclasses.replace(plain, num_seeds=num_seeds, noise_nats=0.005, target_size=1024)
@@ -175,21 +169,6 @@ def test_real_mup_does_not_drift_and_real_sp_does():
     assert two.outcome != "holds"
 
 
-def test_the_control_arm_is_reported_and_changes_nothing():
-    mup, sp = cpu_grid("mup", (32, 64, 128)), cpu_grid("sp", (64, 128, 256))
-    plain = judge(mup, Question(target_size=256, base_size=64))
-    both = judge(mup, Question(target_size=256, base_size=64), control_points=sp)
-    assert plain.control is None and both.control.control is None
-    assert both.control.drift.value == pytest.approx(-1.1, abs=0.3)
-    assert dataclasses.replace(both, control=None) == plain
-
-
-def test_one_width_cannot_tell():
-    found = judge(cpu_grid("mup", (64,)), Question(target_size=256, base_size=64))
-    assert found.outcome == "cannot_tell" and found.drift is None and found.regret_nats is None
-    assert "one width only" in " ".join(found.reasons)
-
-
 def test_an_unusable_width_forbids_a_verdict_and_is_mended():
     points = [*cpu_grid("mup", (32, 64)), *(p for p in cpu_grid("mup", (128,)) if p.log2_value <= -6)]
     found = judge(points, Question(target_size=256, base_size=32))
@@ -197,13 +176,6 @@ def test_an_unusable_width_forbids_a_verdict_and_is_mended():
     assert [o.status for o in found.optima] == ["ok", "ok", "edge"]
     assert found.drift is not None
     assert str(found.what_to_run[0]).startswith("run width 128 at 2^-5 (1 seed)")
-
-
-def test_an_open_verdict_says_what_would_decide():
-    world = dataclasses.replace(SMALL, num_seeds=1, noise_nats=0.02, target_size=4096)
-    points, _ = world.draw(rng(4))
-    found = judge(points, Question(target_size=4096, base_size=32))
-    assert found.outcome == "cannot_tell" and found.what_to_run
 
 
 def test_a_wrong_rate_given_by_hand_is_charged_for():
@@ -221,19 +193,6 @@ def test_same_question_same_verdict_and_a_canonical_form():
     two = judge(points, Question(target_size=256, base_size=32), control_points=points)
     assert canon.canonical(one) == canon.canonical(two) == canon.canonical(remembered)
     assert canon.decode(Verdict, canon.parse(canon.canonical(one))) == one
-
-
-def test_runs_are_fitted_once_whatever_is_asked_of_them(monkeypatch):
-    fits = []
-    honest = verdict_room.find_optima
-    monkeypatch.setattr(verdict_room, "find_optima", lambda points, **given: fits.append(1) or honest(points, **given))
-    points, _ = WIDE.draw(rng(0))
-    near, far = (judge(points, dataclasses.replace(WIDE.question, target_size=size)) for size in (2048, 8192))
-    assert len(fits) == 1 and near.optima == far.optima and near.regret_nats != far.regret_nats
-    worse = dataclasses.replace(points[0], loss_nats=points[0].loss_nats + 0.5)
-    judge([worse, *points[1:]], WIDE.question)
-    judge(points, WIDE.question, seed=1)
-    assert len(fits) == 3
 
 
 def test_runs_that_do_not_answer_the_question_are_refused():

@@ -38,9 +38,8 @@ def test_the_optimum_is_the_closed_form(exact):
     assert found.loss_nats == pytest.approx(law_loss(CHINCHILLA, params, flops / 6 / params), rel=1e-6)
 
 
-@pytest.mark.parametrize("truth", [CHINCHILLA, COUPLED])
-def test_the_pooled_optimum_is_the_least_of_a_dense_grid(truth):
-    fit = fit_runs(ladder(truth, np.random.default_rng(0), 0.01), bootstrap=0)
+def test_the_pooled_optimum_is_the_least_of_a_dense_grid():
+    fit = fit_runs(ladder(COUPLED, np.random.default_rng(0), 0.01), bootstrap=0)
     flops = 1e13
     found = allocate(fit, flops)
     grid = found.params * np.geomspace(0.1, 10, 401)
@@ -48,20 +47,12 @@ def test_the_pooled_optimum_is_the_least_of_a_dense_grid(truth):
     assert found.loss_nats <= min(losses) * (1 + 1e-9)
 
 
-@pytest.mark.slow
 def test_flat_range_ends_at_three_per_mille(noisy):
     found = allocate(noisy, 1e13)
     low, high = found.flat_params
     assert low < found.params < high
     for end in (low, high):
         assert predict(noisy, end, 1e13 / 6 / end).loss_nats == pytest.approx(1.003 * found.loss_nats, rel=1e-7)
-
-
-def test_intervals_hold_their_value(noisy):
-    found = allocate(noisy, 1e13)
-    assert found.interval[0] < found.loss_nats < found.interval[1]
-    assert found.params_interval[0] < found.params < found.params_interval[1]
-    assert found.tokens_interval[0] < found.tokens < found.tokens_interval[1]
 
 
 def test_exponents_add_up_to_one_unrounded(noisy):
@@ -94,14 +85,7 @@ def test_no_number_without_a_law(exact):
         allocate(exact, 1e14, inference_tokens=1e20)
 
 
-TERMS = (
-    {"inference_tokens": 3e7},
-    {"unique_tokens": 3e5},
-    {"unique_tokens": 3e5, "inference_tokens": 3e6},
-)
-
-
-@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("terms", [{"inference_tokens": 3e7}, {"unique_tokens": 3e5, "inference_tokens": 3e6}])
 def test_under_any_terms_no_size_the_budget_pays_for_is_better(noisy, terms):
     found = allocate(noisy, 1e13, **terms)
     spending = found.spending
@@ -115,13 +99,6 @@ def test_under_any_terms_no_size_the_budget_pays_for_is_better(noisy, terms):
     assert found.tokens_interval[0] <= found.tokens <= found.tokens_interval[1]
     for end in found.flat_params:
         assert pooled_along(noisy, spending, math.log(end)) <= math.log(1.003 * found.loss_nats) + 1e-7
-
-
-def test_6nd_stays_a_float_however_large(exact):
-    assert allocate(exact, np.int64(10**18)).flops == 1e18
-    found = allocate(exact, 10**30)
-    assert all(type(x) is float for x in (found.flops, found.params, found.tokens, found.training_flops))
-    assert found.training_flops == pytest.approx(1e30)
 
 
 def test_the_error_that_laws_share_moves_the_best_size(noisy):
@@ -146,17 +123,11 @@ def test_a_falling_law_chooses_no_size(noisy):
     assert 0 < share < 1
 
 
-@pytest.mark.parametrize(
-    ("theta", "terms"),
-    [
-        ([1.0, 600.0, 1.0, 1e-3, 1e-3, 1.0], {}),
-        ([1.0, 1.0, 600.0, 1e-3, 1e-3, 1.0], {"unique_tokens": 1e9}),
-        ([1.0, 600.0, 1.0, 1e-3, 1e-3, 1.0], {"inference_tokens": 1e9}),
-    ],
-)
-def test_a_degenerate_law_whose_best_size_is_no_size_tells_none(noisy, theta, terms):
+@pytest.mark.parametrize("terms", [{}, {"inference_tokens": 1e9}])
+def test_a_degenerate_law_whose_best_size_is_no_size_tells_none(noisy, terms):
     """Exponents of nothing put the optimum at exp(600000): a refusal by name, not an overflow."""
-    broken = dataclasses.replace(noisy.members[0], status="degenerate", theta=np.array(theta), warnings=("so flat",))
+    theta = np.array([1.0, 600.0, 1.0, 1e-3, 1e-3, 1.0])
+    broken = dataclasses.replace(noisy.members[0], status="degenerate", theta=theta, warnings=("so flat",))
     fitted = dataclasses.replace(noisy, members=(broken,), weights=(1.0,))
     with pytest.raises(CannotTellError, match=r"degenerate.*so flat"):
         allocate(fitted, 1e22, **terms)

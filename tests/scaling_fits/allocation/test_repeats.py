@@ -22,7 +22,7 @@ def fitted():
     return fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.01), bootstrap=40)
 
 
-@pytest.mark.parametrize("epochs", [1.5, 4.0, 16.0, 100.0])
+@pytest.mark.parametrize("epochs", [1.5, 16.0])
 def test_the_published_formula(epochs):
     unique = 1e9
     worth, slope = repeats.counted(np.array([math.log(epochs * unique)]), unique, 15.39)
@@ -38,15 +38,6 @@ def test_fresh_data_and_endless_repeats():
     assert repeats.counted(np.array([5.0]), None, 15.39) == (5.0, 0.0)
     worth, _ = repeats.counted(np.array([650.0]), 1e9, 15.39)
     assert math.exp(worth[0]) == pytest.approx(16.39e9)
-
-
-@pytest.mark.slow
-def test_a_limit_that_does_not_bind_changes_nothing(fitted):
-    free, limited = allocate(fitted, 1e13), allocate(fitted, 1e13, unique_tokens=1e9)
-    assert limited.params == pytest.approx(free.params, rel=1e-6)
-    assert limited.loss_nats == pytest.approx(free.loss_nats, rel=1e-9)
-    assert limited.data_limit.epochs < 1
-    assert not any("repeat" in warning for warning in limited.warnings)
 
 
 def test_a_limit_that_binds_costs_and_is_warned_of(fitted):

@@ -28,7 +28,7 @@ def test_the_two_sizes_that_had_two_answers(params, width, heads):
 
 @pytest.mark.parametrize(("ratio", "degree"), [(1, 1), (2, 8), (4, 2)])
 def test_a_template_is_kept_and_heads_split_at_little_cost(ratio, degree):
-    for params, head_dim, ffn in itertools.product([3e8, 1.1e9, 2.7e9, 6.3e9, 2e10, 1.3e11], [64, 128], [2.75, 4.0]):
+    for params, head_dim, ffn in itertools.product([3e8, 2.7e9, 1.3e11], [64, 128], [2.75, 4.0]):
         shape = Shape(num_layers=24, width=4 * head_dim, num_heads=4, num_kv_heads=4 // ratio, seq_len=1024,
                       ffn_width=int(4 * head_dim * ffn), vocab_size=32_768)  # fmt: skip
         option = best_of(shape, params, width_multiple=64, tensor_parallel=degree).options[0]
@@ -48,7 +48,7 @@ def test_more_parameters_never_make_a_narrower_shape():
     assert widths == sorted(widths) and len(set(widths)) > 15
 
 
-@pytest.mark.parametrize(("params", "family"), [(2e4, "llama"), (1e6, "gpt2"), (7.7e6, "llama"), (6e7, "gpt2")])
+@pytest.mark.parametrize(("params", "family"), [(2e4, "llama"), (6e7, "gpt2")])
 def test_below_a_width_of_1024_the_nearest_of_all_widths(params, family):
     template = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=168, vocab_size=256, seq_len=64,
                      family=family, tied=family == "gpt2")  # fmt: skip
@@ -61,10 +61,6 @@ def test_below_a_width_of_1024_the_nearest_of_all_widths(params, family):
     assert option.params == count_params(option.shape).total
     assert option.flops_per_token == flops_per_token(option.shape)
     assert option.params_ratio == option.params / params
-
-
-def test_a_study_too_small_for_its_template_gets_the_smallest_width():
-    assert best_of(SMALL, 1e3).options[0].shape.width == 32
 
 
 def test_another_depth_and_degree_may_be_asked_of_a_template():
@@ -85,7 +81,7 @@ def test_what_cannot_be_is_said():
 
 @pytest.mark.parametrize(
     ("params", "degree", "family"),
-    [(3e8, 1, "llama"), (1.3e9, 8, "gpt2"), (8e9, 2, "llama"), (7e10, 4, "gpt2"), (4e11, 8, "llama")],
+    [(3e8, 1, "llama"), (1.3e9, 8, "gpt2"), (4e11, 8, "llama")],
 )
 def test_everything_splits_and_is_near(params, degree, family):
     found = choose_shapes(ShapeRequest(params=params, tensor_parallel=degree, family=family))
@@ -114,7 +110,7 @@ def test_llama_3_8b_comes_back():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("seq_len", "over"), [(2048, 0.95), (8192, 1.05), (16_384, 1.15)])
+@pytest.mark.parametrize(("seq_len", "over"), [(2048, 0.95), (16_384, 1.15)])
 def test_attention_is_in_the_exact_count(seq_len, over):
     option = choose_shapes(ShapeRequest(params=2e9, seq_len=seq_len)).options[0]
     assert option.flops_ratio > over
@@ -132,21 +128,3 @@ def test_wishes_are_kept_and_defaults_said():
     assert best.ffn_width == pytest.approx(4.0 * best.width, rel=0.2)
     assert found.assumed[0] == "vocabulary padded to 1024, a multiple of 128"
     assert len(choose_shapes(ShapeRequest(params=5e8)).assumed) >= 5
-
-
-@pytest.mark.parametrize("degree", [1, 8])
-def test_four_query_heads_per_kv_head_where_the_degree_allows(degree):
-    groups = []
-    for params in (1e8, 1e9, 1e10, 5e10):
-        found = choose_shapes(ShapeRequest(params=params, tensor_parallel=degree))
-        best = found.options[0].shape
-        groups.append(best.num_heads // best.num_kv_heads)
-        assert f"{groups[-1]} query heads per key-value head" in found.assumed
-    assert all(2 <= group <= 8 for group in groups)
-    assert groups.count(4) >= (3 if degree == 1 else 1)
-
-
-def test_a_vocabulary_nobody_asked_for_fits_the_size():
-    for params in (1e6, 1e8, 1e9, 1e11):
-        shape = choose_shapes(ShapeRequest(params=params)).options[0].shape
-        assert 2 * shape.vocab_size * shape.width < 0.5 * params

@@ -44,16 +44,6 @@ def test_the_root_meets_the_closed_form_where_both_exist():
     np.testing.assert_allclose(log_best_params(THETAS, enough), plain, atol=1e-9)
 
 
-def test_serving_makes_smaller_and_longer():
-    plain, served = TERMS["plain"], TERMS["served"]
-    a, b = log_best_params(THETAS, plain), log_best_params(THETAS, served)
-    assert (b < a).all()
-    ratio = [np.exp(terms.log_tokens(n) - n) for terms, n in ((plain, a), (served, b))]
-    assert (ratio[1] > ratio[0]).all()
-    spent = 6 * np.exp(b + served.log_tokens(b)) + 2 * 2e11 * np.exp(b)
-    np.testing.assert_allclose(spent, 1e20)
-
-
 def test_everything_wrong_is_said_at_once():
     with pytest.raises(SpecError) as caught:
         Spending(flops=math.nan, inference_tokens=-1, unique_tokens=math.inf)

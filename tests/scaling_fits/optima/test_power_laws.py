@@ -27,15 +27,6 @@ def test_intervals_cover_with_scatter_that_the_points_do_not_know_of():
     assert 0.85 <= np.mean(at_far) <= 0.96
 
 
-def test_noise_that_is_known_is_not_taken_for_scatter():
-    rng = np.random.default_rng(1)
-    law = fit_power_law({"flops": X}, np.log(X**0.5) + 0.05 * rng.standard_normal(6), np.full(6, 0.1**2))
-    assert law.scatter == 0
-    exact = fit_power_law({"flops": X}, np.log(X**0.5), np.full(6, 0.1**2))
-    spread = np.sqrt(np.sum((np.log(X) - np.log(X).mean()) ** 2))
-    assert np.sqrt(exact.covariance[1][1]) == pytest.approx(0.1 / spread)
-
-
 def test_too_few_points_and_inputs_on_one_line_are_refused():
     with pytest.raises(PowerLawError, match="2 points for 2 coefficients: at least 3"):
         fit_power_law({"flops": X[:2]}, np.log(X[:2]), np.zeros(2))
