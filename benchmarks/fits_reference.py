@@ -17,25 +17,19 @@ FREE = {
     "chinchilla": [0, 1, 2, 3, 4],
     "coupled": [0, 1, 2, 3, 4, 5],
     "power": [1, 2, 3, 4],
-    "kaplan": [1, 2, 3, 5],
-    "overtraining": [0, 1, 2, 3],
 }
 FIXED = {
     "chinchilla": [0, 0, 0, 0, 0, 1.0],
     "coupled": [0.0] * 6,
     "power": [-700, 0, 0, 0, 0, 1.0],
-    "kaplan": [-700, 0, 0, 0, 1.0, 0],
-    "overtraining": [0, 0, 0, 0, 0, 1.0],
 }
-LEAST_K = {"chinchilla": 1.0, "coupled": 0.2, "power": 1.0, "kaplan": 0.01, "overtraining": 1.0}
+LEAST_K = {"chinchilla": 1.0, "coupled": 0.2, "power": 1.0}
 
 
 def theta_of(x: Floats, form: str) -> Floats:
     """All six coordinates."""
     theta = np.array(FIXED[form], dtype=float)
     theta[FREE[form]] = x
-    if form == "overtraining":
-        theta[4] = theta[3]
     return theta
 
 
@@ -54,8 +48,6 @@ def value_and_slope(x: Floats, form: str, n: Floats, d: Floats, y: Floats, weigh
     full = np.array(
         [(pull * (1 - p)).sum(), by_u.sum(), by_v.sum(), -(by_u * n).sum(), -(by_v * d).sum(), (pull * p * m).sum()]
     )
-    if form == "overtraining":
-        full[3] += full[4]
     return float(f), full[FREE[form]]
 
 

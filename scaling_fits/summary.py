@@ -17,7 +17,6 @@ from scaling_fits.allocation.shapes import ShapeChoices, ShapeOption
 from scaling_fits.forecast import hindcast, pooling
 from scaling_fits.forecast.conclusive import fit_doubts, inconclusive
 from scaling_fits.forecast.uncertainty import FittedRuns, Prediction, draw_intervals, exponents
-from scaling_fits.laws.forms import POOLED
 from scaling_fits.laws.law import LawFit
 from scaling_fits.laws.solver import Floats
 
@@ -107,7 +106,7 @@ def _parameters(fit: LawFit) -> dict[str, Json]:
     """By name, null where unidentified; a law without an irreducible loss has E = 0 for readers who ask for it."""
     values = fit.parameters
     named: dict[str, Json] = {name: values.get(name) for name in fit.names}
-    return {"E": 0.0, **named} if fit.form in POOLED and not fit.has_floor else named
+    return {"E": 0.0, **named} if not fit.has_floor else named
 
 
 def _median(draws: Floats) -> float | None:

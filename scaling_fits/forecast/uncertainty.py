@@ -20,7 +20,7 @@ from scaling_fits.forecast.conclusive import fit_doubts, reach_doubts
 from scaling_fits.forecast.hindcast import Backtest, hindcast
 from scaling_fits.forecast.pooling import Drift
 from scaling_fits.laws import law
-from scaling_fits.laws.forms import POOLED, SHAPES, Form, FormChoice
+from scaling_fits.laws.forms import SHAPES, Form, FormChoice
 from scaling_fits.laws.lack_of_fit import Trend, p_value
 from scaling_fits.laws.law import (
     CannotTellError,
@@ -162,7 +162,7 @@ def fit_runs(
     if problems := problems + option_problems(bootstrap, level, seed):
         raise LawError("; ".join(problems))
     table = table.distinct()
-    forms: tuple[Form, ...] = POOLED if form == "auto" else (form,)
+    forms: tuple[Form, ...] = tuple(SHAPES) if form == "auto" else (form,)
     members = tuple(law.fit_law(table, each) for each in forms)
     near = form == "auto" and _misfit(table, members)
     weighed = table

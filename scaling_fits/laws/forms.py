@@ -1,12 +1,8 @@
-"""The forms a law may take: which of the six coordinates of `solver` each frees, fixes or ties, and its own names.
+"""The forms a law may take: which of the six coordinates of `solver` each frees or fixes, and its own names.
 
 - `chinchilla`: E + A / N^alpha + B / D^beta (arXiv 2203.15556, section 3.3): k = 1.
 - `coupled`: E + (A N^-alpha + B D^-beta)^k: all six free.
 - `power`: A / N^alpha + B / D^beta: the first without an irreducible loss, so without a floor.
-- `kaplan`: [(Nc / N)^(alpha_N / alpha_D) + Dc / D]^alpha_D (arXiv 2001.08361, equation 1.5): no E, beta = 1,
-  k = alpha_D.
-- `overtraining`: E + (a M^eta + b M^-eta) C^-eta with M = D / N and C = 6 N D (arXiv 2403.08540, equation 4):
-  k = 1 and alpha = beta = 2 eta.
 
 A further form over the same coordinates is one more entry of `SHAPES`, and nothing else: the plan, the command line,
 the fits and the report read it from there. A law with other inputs (unique tokens, a learning-rate curve) has other
@@ -16,7 +12,6 @@ validation, so this module imports it only where a law is evaluated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -43,7 +38,7 @@ class Shape:
     formula: str
     """As the report writes it, in HTML."""
     free: tuple[int | None, ...]
-    """Of each of the six coordinates, the free one it is, maybe shared; None where it is fixed."""
+    """Of each of the six coordinates, the free one it is; None where it is fixed."""
     fixed: tuple[float, ...] = (0, 0, 0, 0, 0, 1.0)
     """Values of the fixed coordinates; ignored elsewhere."""
     names: tuple[str, ...]
@@ -52,16 +47,16 @@ class Shape:
     """What it calls k * alpha and k * beta, the slopes of log reducible loss."""
     natural: Callable[[Floats], tuple[Floats, ...]]
     """Values of `names`, (M,) each, from rows of theta (M, P)."""
-    prior_mass: float | None = None
-    """In the pool of `auto`, before any held-out budget (`forecast.pooling`); None: `auto` leaves the form out."""
+    prior_mass: float
+    """In the pool of `auto`, before any held-out budget (`forecast.pooling`)."""
     least_k: float = 1.0
     """Lower end of the search for k."""
     shares: tuple[float, ...] = (0.5,)
     """Grid: E as a share of the lowest loss."""
-    powers: tuple[float, ...] | Geometric = (1.0,)
+    powers: tuple[float, ...] = (1.0,)
     """Grid: k."""
     slopes: Geometric
-    """Grid: k * alpha, and k * beta where beta is free."""
+    """Grid: k * alpha and k * beta."""
 
     @property
     def dim(self) -> int:
@@ -91,18 +86,6 @@ def _exp(logs: Floats) -> Floats:
 def _scales(theta_MP: Floats) -> tuple[Floats, ...]:
     """(E, A, B, alpha, beta, k)."""
     return (*(_exp(theta_MP[:, i]) for i in range(3)), *(theta_MP[:, i] for i in range(3, 6)))
-
-
-def _kaplan(theta_MP: Floats) -> tuple[Floats, ...]:
-    """(Nc, Dc, alpha_N, alpha_D): A = Nc^alpha, alpha = alpha_N / alpha_D."""
-    a, b, alpha, k = (theta_MP[:, i] for i in (1, 2, 3, 5))
-    return _exp(a / alpha), _exp(b), alpha * k, k
-
-
-def _overtraining(theta_MP: Floats) -> tuple[Floats, ...]:
-    """(E, a, b, eta): N = sqrt(C / 6M), D = sqrt(CM / 6), so a = A 6^eta and b = B 6^eta."""
-    eta = theta_MP[:, 3] / 2
-    return _exp(theta_MP[:, 0]), *(_exp(theta_MP[:, i] + eta * math.log(6)) for i in (1, 2)), eta
 
 
 _FLOORS = (0.01, 0.2, 0.4, 0.6, 0.75, 0.87, 0.95)
@@ -139,30 +122,7 @@ SHAPES: dict[str, Shape] = {
         prior_mass=2.5,
         slopes=Geometric(0.01, 3.0, 18),
     ),
-    "kaplan": Shape(
-        formula="[(Nc/N)<sup>α<sub>N</sub>/α<sub>D</sub></sup> + Dc/D]<sup>α<sub>D</sub></sup>, no floor",
-        free=(None, 0, 1, 2, None, 3),
-        fixed=(LOG_NOTHING, 0, 0, 0, 1.0, 0),
-        names=("Nc", "Dc", "alpha_N", "alpha_D"),
-        slope_names=("alpha_N", "alpha_D"),
-        natural=_kaplan,
-        least_k=0.01,
-        powers=Geometric(0.02, 3.0, 18),
-        slopes=Geometric(0.01, 3.0, 18),
-    ),
-    "overtraining": Shape(
-        formula="E + (a·M<sup>η</sup> + b·M<sup>−η</sup>)·C<sup>−η</sup>, M = D/N",
-        free=(0, 1, 2, 3, 3, None),
-        names=("E", "a", "b", "eta"),
-        slope_names=("2 * eta", "2 * eta"),
-        natural=_overtraining,
-        shares=_FLOORS,
-        slopes=Geometric(0.03, 6.0, 28),
-    ),
 }
-
-POOLED = tuple(form for form, shape in SHAPES.items() if shape.prior_mass is not None)
-"""What `auto` pools, the plainest first."""
 
 if TYPE_CHECKING:
     Form = str

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_fits.laws import solver
-from scaling_fits.laws.forms import Geometric, Shape
+from scaling_fits.laws.forms import Shape
 from scaling_fits.laws.solver import HUBER_DELTA, NUM_COORDINATES, Floats, Points, Space
 
 MAX_EXPONENT = 10.0  # the Gemstones set with the degenerate optimum has 4.98: see it, then warn
@@ -246,16 +246,11 @@ def condition(theta_P: Floats, points: Points, shape: Shape) -> float:
 
 def grid_starts(points: Points, weight_R: Floats, shape: Shape, num_starts: int) -> Floats:
     """The best cells of the profiled grid, at most one per neighbourhood, best first (num_starts, P)."""
-    powers = _values(shape.powers).tolist()
-    slabs = [_slab(points, weight_R, shape, share, power) for share, power in product(shape.shares, powers)]
+    slabs = [_slab(points, weight_R, shape, share, power) for share, power in product(shape.shares, shape.powers)]
     theta, misfit = np.concatenate([slab[0] for slab in slabs]), np.concatenate([slab[1] for slab in slabs])
     theta = theta[_distinct(theta, misfit, _SHORT_LIST * num_starts)]
     score = solver.objective(theta, points, weight_R[None, :])
     return theta[np.argsort(score, kind="stable")[:num_starts]]
-
-
-def _values(grid: tuple[float, ...] | Geometric) -> Floats:
-    return np.geomspace(*grid) if isinstance(grid, Geometric) else np.array(grid)
 
 
 def _slab(points: Points, weight_R: Floats, shape: Shape, share: float, power: float) -> tuple[Floats, Floats]:
@@ -263,23 +258,18 @@ def _slab(points: Points, weight_R: Floats, shape: Shape, share: float, power: f
 
     The terms are taken over their target, and that over its largest, in logs: no unit of N or D is too far out.
     """
-    space, slopes = shape.space, _values(shape.slopes) / power
-    tied = space.free[3] == space.free[4]
-    alpha, beta = slopes, slopes if space.free[4] is not None else np.array([space.fixed[4]])
+    space, slopes = shape.space, np.geomspace(*shape.slopes) / power
     log_e = np.log(share) + points.y.min() if space.free[0] is not None else space.fixed[0]
     left = -np.expm1(log_e - points.y)
     target, importance = (points.y + np.log(left)) / power, weight_R * (power * left) ** 2
-    log_x, log_y = -alpha[:, None] * points.n - target, -beta[:, None] * points.d - target
+    log_x, log_y = -slopes[:, None] * points.n - target, -slopes[:, None] * points.d - target
     top_x, top_y = log_x.max(axis=1), log_y.max(axis=1)
     x, y = (np.exp(np.maximum(log - top[:, None], _DEEPEST)) for log, top in ((log_x, top_x), (log_y, top_y)))
     first, second, misfit = _least_squares(x, y, importance)
-    theta = np.zeros((len(alpha), len(beta), NUM_COORDINATES))
+    theta = np.zeros((len(slopes), len(slopes), NUM_COORDINATES))
     theta[:, :, 0], theta[:, :, 5] = log_e, power
     theta[:, :, 1], theta[:, :, 2] = np.log(first) - top_x[:, None], np.log(second) - top_y
-    theta[:, :, 3], theta[:, :, 4] = alpha[:, None], beta
-    if tied:
-        same = np.arange(len(alpha))
-        return theta[same, same], misfit[same, same]
+    theta[:, :, 3], theta[:, :, 4] = slopes[:, None], slopes
     return theta.reshape(-1, NUM_COORDINATES), misfit.reshape(-1)
 
 

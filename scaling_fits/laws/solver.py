@@ -5,8 +5,8 @@ A law is a point of six coordinates, theta = (e, a, b, alpha, beta, k), and says
     log L = logsumexp(e, k * logsumexp(a - alpha * n, b - beta * d)),    n = log N, d = log D,
 
 so E = exp(e), A = exp(a), B = exp(b). With k = 1 it is the form of Chinchilla (arXiv 2203.15556, section 3.3),
-otherwise the coupled form E + (A N^-alpha + B D^-beta)^k. A `Space` says which coordinates a form frees, fixes or
-ties. The objective is the sum over runs of weight * Huber(log L - log loss).
+otherwise the coupled form E + (A N^-alpha + B D^-beta)^k. A `Space` says which coordinates a form frees and which
+it fixes. The objective is the sum over runs of weight * Huber(log L - log loss).
 
 Letters: M problems, R runs, P coordinates, Q free coordinates.
 """
@@ -38,10 +38,7 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """The coordinates a form moves: each of the six is fixed at a value, or is one of Q free ones, maybe shared.
-
-    This is an affine map from the free coordinates to theta; gradients and Hessians are summed back through it.
-    """
+    """The coordinates a form moves: each of the six is fixed at a value, or is one of Q free ones."""
 
     free: tuple[int | None, ...]
     """Of each coordinate, the free one it is; None where it is fixed."""
@@ -60,7 +57,7 @@ class Space:
 
     @property
     def first(self) -> list[int]:
-        """Of each free coordinate, the first of the six that it is."""
+        """Of each free coordinate, which of the six it is."""
         return [self.free.index(index) for index in range(self.dim)]
 
     def theta(self, free_MQ: Floats) -> Floats:
@@ -73,23 +70,12 @@ class Space:
 
     def gradient(self, gradient_PM: Floats) -> Floats:
         """A gradient in the free coordinates (M, Q)."""
-        result = np.zeros((self.dim, gradient_PM.shape[1]))
-        for i, index in enumerate(self.free):
-            if index is not None:
-                result[index] += gradient_PM[i]
-        return result.T
+        return gradient_PM[self.first].T
 
     def hessian(self, hessian_PPM: Floats) -> Floats:
         """A Hessian in the free coordinates (M, Q, Q)."""
         first = self.first
-        if len(first) == sum(index is not None for index in self.free):  # nothing is shared: nothing to add up
-            return np.ascontiguousarray(hessian_PPM.transpose(2, 0, 1)[:, first][:, :, first])
-        result = np.zeros((self.dim, self.dim, hessian_PPM.shape[2]))
-        for i, row in enumerate(self.free):
-            for j, column in enumerate(self.free):
-                if row is not None and column is not None:
-                    result[row, column] += hessian_PPM[i, j]
-        return np.ascontiguousarray(np.moveaxis(result, 2, 0))
+        return np.ascontiguousarray(hessian_PPM.transpose(2, 0, 1)[:, first][:, :, first])
 
 
 def bisected(

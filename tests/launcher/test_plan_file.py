@@ -74,7 +74,7 @@ def test_many_mistakes_are_said_at_once(tmp_path):
         "--set nodot=1: section.key=value is wanted",
         "proxy.num_steps = 0: must be greater than or equal to 1",
         "proxy.beta1 = 'x': must be a valid number",
-        "ladder.form = 'best': must be 'auto', 'chinchilla', 'coupled', 'power', 'kaplan' or 'overtraining'",
+        "ladder.form = 'best': must be 'auto', 'chinchilla', 'coupled' or 'power'",
         "ladder.bootstrap = 1: must be greater than or equal to 50",
         "serach is unknown: did you mean search?",
         "transfer.widths: width = 33 is no multiple of head_dim = 16",

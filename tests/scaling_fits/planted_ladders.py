@@ -9,18 +9,10 @@ TOKENS = np.array([1e5, 2.8e5, 8e5])
 CHINCHILLA = {"E": 1.2, "A": 40.0, "B": 60.0, "alpha": 0.34, "beta": 0.37}
 COUPLED = {"E": 1.1, "A": 250.0, "B": 900.0, "alpha": 0.5, "beta": 0.55, "k": 0.6}
 POWER = {"A": 12.0, "B": 40.0, "alpha": 0.14, "beta": 0.2}
-KAPLAN = {"Nc": 8.8e13, "Dc": 5.4e13, "alpha_N": 0.076, "alpha_D": 0.095}
-OVERTRAINING = {"E": 1.5, "a": 120.0, "b": 160.0, "eta": 0.17}
 
 
 def law_loss(law, params, tokens):
     """Loss of a planted law, in nats; the law is known by its names."""
-    if "Nc" in law:
-        inner = (law["Nc"] / params) ** (law["alpha_N"] / law["alpha_D"]) + law["Dc"] / tokens
-        return inner ** law["alpha_D"]
-    if "eta" in law:
-        ratio, flops = tokens / params, 6 * params * tokens
-        return law["E"] + (law["a"] * ratio ** law["eta"] + law["b"] * ratio ** -law["eta"]) * flops ** -law["eta"]
     inner = law["A"] * params ** -law["alpha"] + law["B"] * tokens ** -law["beta"]
     return law.get("E", 0.0) + inner ** law.get("k", 1.0)
 
@@ -37,4 +29,4 @@ def ladder(law, rng=None, noise=0.0, num_runs=12, sizes=SIZES, tokens=TOKENS):
     return from_columns(n, d, loss)
 
 
-TRUTHS = {"chinchilla": CHINCHILLA, "coupled": COUPLED, "power": POWER, "kaplan": KAPLAN, "overtraining": OVERTRAINING}
+TRUTHS = {"chinchilla": CHINCHILLA, "coupled": COUPLED, "power": POWER}

@@ -7,13 +7,13 @@ from planted_ladders import CHINCHILLA, COUPLED, ladder
 from scaling_fits.forecast import cloud, pooling
 from scaling_fits.forecast.hindcast import hindcast
 from scaling_fits.laws import law
-from scaling_fits.laws.forms import POOLED
+from scaling_fits.laws.forms import SHAPES
 from scaling_fits.laws.table import from_columns
 from scaling_fits.laws.weights import near_frontier
 
 
 def _fits(table, draws=24):
-    return tuple(cloud.with_draws(table, law.fit_law(table, form), draws, 0) for form in POOLED)
+    return tuple(cloud.with_draws(table, law.fit_law(table, form), draws, 0) for form in SHAPES)
 
 
 def test_the_largest_rung_is_held_out_and_predicted():

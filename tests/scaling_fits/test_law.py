@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planted_ladders import CHINCHILLA, OVERTRAINING, TRUTHS, ladder, law_loss
+from planted_ladders import CHINCHILLA, TRUTHS, ladder, law_loss
 
 from scaling_fits.laws import law, search
 from scaling_fits.laws.forms import SHAPES
@@ -68,7 +68,7 @@ def test_a_unit_of_weight_changes_nothing_but_the_objective():
     assert np.array_equal(few.theta, many.theta)
 
 
-@pytest.mark.parametrize("form", ["chinchilla", "kaplan"])
+@pytest.mark.parametrize("form", ["chinchilla", "power"])
 def test_units_of_sizes_and_tokens_change_nothing_but_their_scales(form):
     table = ladder(TRUTHS[form], **WIDE)
     moved = from_columns(table.params * 1e-9, table.tokens * 1e6, table.loss)
@@ -119,15 +119,6 @@ def test_two_sizes_pin_down_no_exponent():
     assert "other parameters fit these runs as well" in fit.warnings[0]
 
 
-def test_over_training_needs_fewer_runs_than_chinchilla():
-    params, tokens = np.array([1e6, 1e6, 1e7, 1e7, 1e8]), np.array([1e8, 1e9, 1e8, 1e10, 1e9])
-    table = from_columns(params, tokens, law_loss(OVERTRAINING, params, tokens))
-    assert law.fit_law(table, "chinchilla").status == "unidentified"
-    fit = law.fit_law(table, "overtraining")
-    assert fit.status == "converged"
-    assert fit.parameters["eta"] == pytest.approx(OVERTRAINING["eta"], rel=1e-4)
-
-
 def _grid(losses, scale=1.0):
     n, d = (g.reshape(-1) for g in np.meshgrid(np.geomspace(1e6, 1e9, 4), np.geomspace(1e8, 1e10, 3), indexing="ij"))
     return from_columns(n * scale, d * scale, losses(n, d))
@@ -135,25 +126,22 @@ def _grid(losses, scale=1.0):
 
 EXTREMES = {
     "losses apart by 1e-6": _grid(lambda n, d: 3 * (1 + 1e-6 * np.random.default_rng(0).random(12))),
-    "a law of 1e-6": _grid(lambda n, d: 3 + 1e-6 * law_loss(CHINCHILLA, n, d)),
     "equal losses": _grid(lambda n, d: np.full(12, 2.5)),
     "random losses": _grid(lambda n, d: np.random.default_rng(0).random(12) + 1e-3),
     "rising losses": _grid(lambda n, d: 5 - law_loss(CHINCHILLA, n, d)),
     "losses over 600 powers of ten": _grid(lambda n, d: np.geomspace(1e-300, 1e300, 12)),
     "huge sizes": _grid(lambda n, d: law_loss(CHINCHILLA, n, d), 1e140),
-    "tiny sizes": _grid(lambda n, d: law_loss(CHINCHILLA, n, d), 1e-150),
     "sizes over 300 powers of ten": from_columns(
         np.geomspace(1e-150, 1e150, 12), np.roll(np.geomspace(1e-150, 1e150, 12), 3), np.linspace(4, 2, 12)
     ),
 }
 
 
-@pytest.mark.parametrize("form", ["chinchilla", pytest.param("coupled", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(EXTREMES))
-def test_extreme_tables_get_a_status_and_finite_numbers(name, form):
-    table = EXTREMES[name]
+def test_extreme_tables_get_a_status_and_finite_numbers(name):
+    table, form = EXTREMES[name], "chinchilla"
     fit = law.fit_law(table, form)
-    if name in ("huge sizes", "tiny sizes"):
+    if name == "huge sizes":
         assert fit.status == "converged"
     else:
         assert fit.status != "converged"

@@ -9,7 +9,7 @@ from planted_ladders import CHINCHILLA, COUPLED, POWER, law_loss
 from scaling_fits.forecast import cloud
 from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws import law
-from scaling_fits.laws.forms import POOLED
+from scaling_fits.laws.forms import SHAPES
 from scaling_fits.laws.table import from_columns
 
 NARROW = """37024 40960 2.89772
@@ -68,7 +68,7 @@ def test_the_pool_lies_among_its_laws_at_the_runs(kind, num_tables):
     num_pools = 0
     for _ in range(num_tables):
         table = _table(rng, kind)
-        fits = [fit for form in POOLED if (fit := law.fit_law(table, form)).identified]
+        fits = [fit for form in SHAPES if (fit := law.fit_law(table, form)).identified]
         for weights in rng.dirichlet(np.full(len(fits), 0.7), size=10) if fits else ():
             _check(*_said(fits, weights.tolist(), table), table)
             num_pools += 1

@@ -13,7 +13,7 @@ def _points(seed=0, noise=0.01, num_runs=12):
     return law.centred_points(table)[0]
 
 
-@pytest.mark.parametrize("form", ["coupled", "kaplan"])
+@pytest.mark.parametrize("form", ["coupled", "power"])
 def test_search_ends_where_a_heavier_one_does(form):
     shape, weight, points = SHAPES[form], np.ones(12), _points()
     light = search.best_of(search.grid_starts(points, weight, shape, 12), points, weight, shape)
@@ -23,7 +23,7 @@ def test_search_ends_where_a_heavier_one_does(form):
     assert light.converged[light.objective.argmin()]
 
 
-@pytest.mark.parametrize("form", ["coupled", "overtraining"])
+@pytest.mark.parametrize("form", ["coupled", "power"])
 def test_bounds_hold(form):
     points, shape = _points(), SHAPES[form]
     wild = shape.space.theta(np.array([[50.0, 0.0, 0.0, 99.0, -5.0, 9.0]])[:, shape.space.first])
