@@ -31,20 +31,6 @@ def test_refits_of_a_small_ladder_reach_the_optimum():
     assert found.converged.mean() >= 0.9
 
 
-def test_unconverged_refits_are_counted(small, monkeypatch):
-    table, fit = small
-    real = law.refits
-
-    def stopped(*args):
-        found = real(*args)
-        return dataclasses.replace(found, converged=np.zeros_like(found.converged))
-
-    monkeypatch.setattr(law, "refits", stopped)
-    drawn = cloud.with_draws(table, fit, 8, 0)
-    assert drawn.num_unconverged == 8
-    assert "8 of 8 bootstrap refits" in drawn.warnings[-1]
-
-
 def test_small_samples_widen(small):
     _, fit = small
     many = dataclasses.replace(fit, num_effective_runs=10_000.0)

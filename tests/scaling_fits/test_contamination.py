@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
-from scaling_fits.fit_file import from_file, to_file
 from scaling_fits.forecast.uncertainty import fit_runs, predict
 from scaling_fits.laws import law
 from scaling_fits.laws.lack_of_fit import trend
 from scaling_fits.laws.table import from_columns
-from scaling_fits.summary import fit_summary
 
 WIDE = {"sizes": np.geomspace(1e6, 1e8, 6), "tokens": np.geomspace(1e7, 1e10, 6)}
 CLEAN = ladder(CHINCHILLA, np.random.default_rng(3), 0.006, 36, **WIDE)
@@ -95,15 +93,3 @@ def test_a_healthy_ladder_shows_a_trend_about_once_in_twenty():
         table = ladder(CHINCHILLA, np.random.default_rng([seed, 8]), 0.006, 36, **WIDE)
         seen += trend(table, law.fit_law(table, "chinchilla")).size > 0
     assert seen <= 6
-
-
-def test_drift_and_trend_are_printed_and_kept(clean):
-    body = fit_summary(clean)
-    low, high = body["drift"]["interval"]
-    assert low < body["drift"]["value"] < high
-    assert body["drift"]["subtracted"] >= 0
-    assert body["trend"]["interval"][0] < body["trend"]["value"] < body["trend"]["interval"][1]
-    assert body["trend"]["believed"] == 0.0
-    again = from_file(to_file(clean))
-    assert (again.drift, again.trend) == (clean.drift, clean.trend)
-    assert predict(again, *FAR) == predict(clean, *FAR)

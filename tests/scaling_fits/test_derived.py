@@ -6,21 +6,13 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, ladder
 
-from scaling_fits.forecast.uncertainty import draw_intervals, exponents, fit_runs, stretched
+from scaling_fits.forecast.uncertainty import draw_intervals, exponents, fit_runs
 
 
 @pytest.fixture(scope="module")
 def fitted():
     table = ladder(CHINCHILLA, np.random.default_rng(0), 0.005)
     return dataclasses.replace(fit_runs(table, "chinchilla", bootstrap=100), inflation=1.0)
-
-
-def test_both_arms_are_stretched_about_the_centre(fitted):
-    assert stretched(2.0, 1.5, 2.1, fitted) == (1.5, 2.1)
-    wide = dataclasses.replace(fitted, inflation=3.0)
-    assert stretched(2.0, 1.5, 2.1, wide) == pytest.approx((0.5, 2.3))
-    assert stretched(2.0, 2.05, 2.1, wide) == pytest.approx((2.0, 2.3)), "an arm is no shorter than nothing"
-    assert stretched(2.0, 1.5, 1.9, wide) == pytest.approx((0.5, 2.0))
 
 
 def test_exponents_are_those_of_the_law_and_their_refits_within_a_level(fitted):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, ladder
 
-from scaling_fits.forecast import cloud, pooling
+from scaling_fits.forecast import cloud
 from scaling_fits.forecast.hindcast import hindcast
 from scaling_fits.laws import law
 from scaling_fits.laws.forms import SHAPES
@@ -74,21 +74,3 @@ def test_cuts_are_fitted_as_the_whole_is(near):
     told = [law.log_loss(fit.theta[None, :], table.params[-1:], table.tokens[-1:])[0, 0] for fit in (even, weighed)]
     assert abs(told[1] - told[0]) > 0.01, "or nothing is tested"
     assert np.log(run.predicted_nats) == pytest.approx(told[near], abs=1e-6)
-
-
-def test_budgets_below_the_largest_are_held_out_too(monkeypatch):
-    """Some cuts hold out the largest budget; others hold out the next one, and have not seen the largest."""
-    seen, learn = [], pooling.learn
-
-    def watched(forms, errors_CM, *rest, **options):
-        seen.append(errors_CM)
-        return learn(forms, errors_CM, *rest, **options)
-
-    monkeypatch.setattr(pooling, "learn", watched)
-    table = ladder(CHINCHILLA, np.random.default_rng(0), 0.002, 36, **WIDE)
-    for factor in (1.0, 1.1):
-        loss = table.loss * np.where(table.flops == table.flops.max(), factor, 1.0)
-        changed = from_columns(table.params, table.tokens, loss)
-        hindcast(changed, _fits(table, 0), near=False, num_draws=0, level=0.9, seed=0)
-    moved = np.abs(seen[1] - seen[0]).max(axis=1)
-    assert (moved > 0.05).any() and (moved < 1e-9).any()

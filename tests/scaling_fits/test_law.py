@@ -55,29 +55,6 @@ def law_table(table, weight):
     return dataclasses.replace(table, weight=weight)
 
 
-def test_a_unit_of_weight_changes_nothing_but_the_objective():
-    form = "chinchilla"
-    rng = np.random.default_rng(4)
-    table = law_table(ladder(CHINCHILLA, rng, 0.01), rng.uniform(0.5, 2, 12))
-    fit, scaled = law.fit_law(table, form), law.fit_law(law_table(table, table.weight * 2.0**40), form)
-    assert np.array_equal(fit.theta, scaled.theta)
-    assert scaled.objective == pytest.approx(fit.objective * 2.0**40, rel=1e-12)
-    assert scaled.residual_sd == fit.residual_sd
-    weight = rng.dirichlet(np.ones(12), size=6)
-    few, many = law.refits(table, fit, [weight]), law.refits(table, fit, [weight * 2.0**-40])
-    assert np.array_equal(few.theta, many.theta)
-
-
-@pytest.mark.parametrize("form", ["chinchilla", "power"])
-def test_units_of_sizes_and_tokens_change_nothing_but_their_scales(form):
-    table = ladder(TRUTHS[form], **WIDE)
-    moved = from_columns(table.params * 1e-9, table.tokens * 1e6, table.loss)
-    fit, other = law.fit_law(table, form), law.fit_law(moved, form)
-    assert other.theta[3:] == pytest.approx(fit.theta[3:], rel=1e-5)
-    said = [law.log_loss(each.theta[None], t.params, t.tokens)[0] for each, t in ((fit, table), (other, moved))]
-    assert said[0] == pytest.approx(said[1], abs=1e-7)
-
-
 @pytest.mark.skipif(not DATA.exists(), reason="public data sets are not here")
 @pytest.mark.parametrize("name", list(PUBLISHED))
 def test_published_objectives(name):

@@ -1,7 +1,5 @@
 """At the runs that laws were fitted to, their pool lies among them and is about as good as the best of them."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from planted_ladders import CHINCHILLA, COUPLED, POWER, law_loss
@@ -82,15 +80,3 @@ def test_the_pool_has_no_step_at_the_edge_of_the_runs(narrow):
         for path in ((n * ray, np.full(6001, d)), (np.full(6001, n), d * ray)):
             loss = cloud.pooled_log_loss(fitted.members, fitted.weights, *path)
             assert np.abs(np.diff(loss)).max() < 5e-3  # steps of 0.1 % in size
-
-
-def test_a_law_that_comes_nearer_to_the_runs_counts_more_there(narrow):
-    table, fitted = narrow
-    fits = list(fitted.members[:2])
-    near, far = (
-        dataclasses.replace(fit.anchor, median_miss=miss) for fit, miss in zip(fits, (0.001, 0.00101), strict=True)
-    )
-    fits = [dataclasses.replace(fit, anchor=anchor) for fit, anchor in zip(fits, (near, far), strict=True)]
-    pool, members = _said(fits, (0.5, 0.5), table)
-    share = 1 / (1 + 1.01**-64)
-    assert pool == pytest.approx(share * members[0] + (1 - share) * members[1])

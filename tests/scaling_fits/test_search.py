@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from planted_ladders import CHINCHILLA, TRUTHS, ladder
+from planted_ladders import CHINCHILLA, ladder
 
-from scaling_fits.laws import law, search, solver
+from scaling_fits.laws import law, search
 from scaling_fits.laws.forms import SHAPES
 
 
@@ -42,35 +42,3 @@ def test_a_block_of_one_refit_is_searched_too():
     found = law.refits(table, fit, [np.ones((1, num_runs))])
     assert found.objective[0] == pytest.approx(fit.objective, rel=1e-6)
     assert found.converged.all()
-
-
-def test_condition_sees_a_term_that_two_sizes_cannot_pin_down():
-    theta = np.array([-0.3, -1.5, -1.5, 0.34, 0.37, 1.0])
-    points = _points()
-    two = points.n > 0
-    flat = solver.Points(n=np.where(two, 1.0, -1.0), d=points.d, y=points.y)
-    assert search.condition(theta, points, SHAPES["chinchilla"]) < 1e3
-    assert search.condition(theta, flat, SHAPES["chinchilla"]) > 1e6
-
-
-@pytest.mark.parametrize("form", list(SHAPES))
-def test_starts_obey_their_form_and_come_best_first(form):
-    points, _ = law.centred_points(ladder(TRUTHS[form]))
-    shape = SHAPES[form]
-    found = search.grid_starts(points, np.ones(12), shape, 10)
-    assert np.array_equal(shape.space.theta(found[:, shape.space.first]), found)
-    scores = solver.objective(found, points, np.ones((1, 12)))
-    assert (np.diff(scores) >= 0).all()
-    slopes = np.log(found[:, 3:5] * found[:, 5:])
-    gaps = np.abs(slopes[:, None] - slopes[None]).max(axis=2) + np.eye(len(found))
-    assert gaps.min() > 0.25
-
-
-def test_a_term_the_runs_do_not_want_is_next_to_nothing_and_not_negative():
-    """Where more parameters do harm no A above zero helps."""
-    table = ladder(CHINCHILLA)
-    points, _ = law.centred_points(table)
-    rising = solver.Points(n=-points.n, d=points.d, y=points.y)
-    found = search.grid_starts(rising, np.ones(12), SHAPES["chinchilla"], 12)
-    assert np.isfinite(found).all()
-    assert (found[:, 1] < -10).any()

@@ -13,28 +13,6 @@ def _points(seed=0, noise=0.01):
     return law.centred_points(table)[0]
 
 
-def test_derivatives_match_central_differences():
-    rng = np.random.default_rng(0)
-    points = _points()
-    theta = np.array([0.2, -0.5, -0.8, 0.4, 0.3, 0.7]) + 0.05 * rng.normal(size=(4, 6))
-    weight = rng.uniform(0.5, 2, size=(4, 12))
-    delta = 10.0  # smooth: differences across Huber's kinks prove nothing
-    _, gradient, hessian = solver.derivatives(theta, points, weight, delta)
-    step = 1e-5
-    for i in range(6):
-        up, down = theta.copy(), theta.copy()
-        up[:, i] += step
-        down[:, i] -= step
-        slope = (solver.objective(up, points, weight, delta) - solver.objective(down, points, weight, delta)) / (
-            2 * step
-        )
-        assert gradient[i] == pytest.approx(slope, rel=1e-6, abs=1e-8)
-        curve = (
-            solver.derivatives(up, points, weight, delta)[1] - solver.derivatives(down, points, weight, delta)[1]
-        ) / (2 * step)
-        assert hessian[i] == pytest.approx(curve, rel=1e-5, abs=1e-7)
-
-
 @pytest.mark.parametrize("form", list(SHAPES))
 def test_derivatives_in_the_free_coordinates(form):
     """Fixed coordinates drop out and tied ones add up, as differences along the free ones show."""

@@ -8,7 +8,7 @@ import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
 from scaling_fits.forecast.uncertainty import draw_intervals, fit_runs, predict
-from scaling_fits.laws import law, search
+from scaling_fits.laws import law
 from scaling_fits.laws.table import from_columns
 
 
@@ -105,29 +105,8 @@ def test_unidentified_runs_predict_nothing():
         predict(fit, 1e6, 1e6)
 
 
-def test_six_runs_pool_only_what_they_identify():
-    fit = fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.005, 6), bootstrap=12)
-    assert fit.weights[1] == 0.0
-    assert sum(fit.weights) == pytest.approx(1.0)
-    assert [member.status == "unidentified" for member in fit.members] == [False, True, False]
-    assert predict(fit, 1e6, 1e6).low is not None
-
-
 def test_what_is_no_size_is_refused_and_what_is_far_is_warned_of(fitted):
     with pytest.raises(law.LawError, match=r"params = 1e\+200: .* tokens = 0.5: "):
         predict(fitted, 1e200, 0.5)
     assert predict(fitted, 2e6, 2e6).warnings == ()
     assert "FLOPs lie 1e+12 times beyond" in predict(fitted, 1e12, 8e11).warnings[0]
-
-
-def test_a_fit_of_few_runs_is_no_long_search(monkeypatch):
-    """Newton steps of single problems, whatever the machine: 100 refits of ten runs took 690,000 before, 23,000 now."""
-    steps, step = [], search._newton_step
-
-    def counted(at, *rest):
-        steps.append(len(at))
-        return step(at, *rest)
-
-    monkeypatch.setattr(search, "_newton_step", counted)
-    fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.01, 10), bootstrap=100)
-    assert sum(steps) < 60_000

@@ -6,7 +6,6 @@ docs/LR_TRANSFER.md of August 2026, docs/reports/duration-ablation.md. Sizes are
 a mean of three seeds is one row here; where single seeds are printed, they are the rows. Where only mean and sample
 standard deviation are known, the rows are mean - sd, mean, mean + sd, whose mean and standard deviation are just
 those; nobody knows which seed had which, so they carry no seed.
-Megatron-LM, pull request 3058 (github.com/NVIDIA/Megatron-LM/pull/3058): optima by width.
 microsoft/mup, issue 66: nanoGPT under muP, in a set-up that is broken somewhere; one seed.
 """
 
@@ -45,9 +44,6 @@ BATCHES = {
 }
 # 125M, 20 tokens per parameter, batch 128: mean and sample standard deviation of three seeds.
 LONG = {-7: (3.41684, 0.00147), -8: (3.40848, 0.00100), -9: (3.42462, 0.00100)}
-
-MEGATRON_WIDTHS = (128, 256, 512, 1024, 2048)
-MEGATRON_SP = (9.77e-4, 4.88e-4, 2.44e-4, 1.22e-4, 6.10e-5)
 
 BROKEN_MUP = {
     96: {-8: 4.1291, -9: 4.1184, -10: 4.1627, -11: 4.2398, -12: 4.3393},

@@ -45,12 +45,3 @@ def test_a_whole_family_grows_in_parameters(tmp_path):
     assert len(read(tmp_path, columns, rows, axis="params").points) == 6
     # Depth is no consequence of width: at 12 layers there are two sizes, and the third is left aside.
     assert len(read(tmp_path, columns, rows, axis="width").points) == 4
-
-
-def test_a_confounded_duration_is_not_taken_for_one_axis(tmp_path):
-    """Two models at 5 and 20 tokens a parameter: parameters do not follow from tokens, so one model is judged."""
-    rows = [(n, per * n, lr, 3) for n in (60, 125) for per in (5, 20) for lr in (1, 2)]
-    found = read(tmp_path, "params,tokens,lr,loss", rows, axis="duration")
-    assert [p.size for p in found.points] == [300, 300, 1200, 1200]
-    rows = [(n, n // 2, per * n, lr, 3) for n in (60, 125) for per in (5, 20) for lr in (1, 2)]
-    assert len(read(tmp_path, "params,width,tokens,lr,loss", rows, axis="duration").points) == 4

@@ -75,20 +75,6 @@ def test_the_verdict_takes_it_where_a_size_has_no_optimum():
     assert judge(points, dataclasses.replace(question(3, 2), hyperparameter="learning_rate")).bounded is None
 
 
-def test_an_exact_table_is_read_exactly():
-    points = draw(HARMFUL["falling to the edge"], np.random.default_rng(0), noise_nats=0.0)
-    found = judge_bounded(points, question(3, 16), draws=200, rng=np.random.default_rng(0)).regret_nats
-    assert (found.low, found.value, found.high) == pytest.approx((0.03, 0.03, 0.03), abs=1e-3)
-
-
-def test_values_that_are_far_apart_are_no_trouble():
-    points = draw(HARMLESS["kink"], np.random.default_rng(0), offsets=(-13, -6, 0, 6, 13))
-    found = judge_bounded(points, question(3, 16), draws=200, rng=np.random.default_rng(0))
-    assert found.cost_of_2x_off_nats.value == pytest.approx(0.03, abs=0.03)
-    narrow = draw(HARMLESS["kink"], np.random.default_rng(0), offsets=(-0.5, 0, 0.5))
-    assert judge_bounded(narrow, question(3, 2), draws=200, rng=np.random.default_rng(0)).cost_of_2x_off_nats is None
-
-
 def test_a_rule_carries_the_value_to_every_size():
     # The optimum moves by an octave a doubling; so does the value, whose cost is then nothing.
     points = draw(lambda x, d: 0.06 * (x - d) ** 2 / 2, np.random.default_rng(0), offsets=(-2, -1, 0, 1, 2, 3, 4))

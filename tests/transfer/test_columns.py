@@ -60,13 +60,3 @@ def test_the_learning_rate_is_meant_if_it_varies(tmp_path):
     assert read(tmp_path, both).hyperparameter == "learning_rate"
     fixed = "width,lr,clip,loss\n" + "".join(f"{w},1,{c},3\n" for w in (8, 16) for c in (1, 2))
     assert read(tmp_path, fixed).hyperparameter == "clip_norm"
-
-
-def test_parameters_that_other_sizes_give_are_no_axis_of_their_own(tmp_path):
-    """Width decides the parameters; but nothing decides which of params and tokens grew."""
-    text = "width,params,tokens,lr,loss\n32,1000,{},0.1,3\n64,4000,{},0.1,2\n"
-    assert read(tmp_path, text.format(500, 500)).axis == "width"
-    with pytest.raises(TableError, match="width, duration may be"):
-        read(tmp_path, text.format(500, 2000))
-    with pytest.raises(TableError, match="width, params may be"):
-        read(tmp_path, "width,params,lr,loss\n32,1000,0.1,3\n64,4000,0.1,2\n64,5000,0.1,2\n")

@@ -13,16 +13,6 @@ def rows(values, sd, num=4000):
     return np.asarray(values) + noise
 
 
-def extend(values, sd=0.02, target=9.0, log2_width=LOG2_WIDTH):
-    return extend_line(rows(values, sd), log2_width, target, np.random.default_rng(0))
-
-
-def test_optima_off_the_line_widen_what_is_said_about_the_target():
-    straight, bent = extend([-6.0, -6.5, -7.0]), extend([-6.0, -6.9, -7.0])
-    assert np.std(bent.at_target) > 2 * np.std(straight.at_target)
-    assert bent.scatter_octaves > straight.scatter_octaves
-
-
 def covered(scatter, sd=0.013, num=300):
     """Share of planted slopes, and of the target's own optimum, within 90 % intervals; width over the best possible."""
     rng, log2_size = np.random.default_rng(0), np.array([5.0, 6.0, 7.0, 8.0])

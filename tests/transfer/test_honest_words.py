@@ -7,7 +7,6 @@ import pytest
 from planted_valleys import WIDE, rng
 
 from transfer.question import Point, Question
-from transfer.verdict import verdict as verdict_room
 from transfer.verdict.summary import verdict_summary
 from transfer.verdict.verdict import judge
 
@@ -39,17 +38,6 @@ def test_no_cost_is_more_than_training_can_lose(untrained_nats):
     assert summary["more_than"] == pytest.approx(most) and max(summary["interval"]) <= summary["more_than"]
 
 
-def test_a_narrow_table_drifts_as_before():
-    """Losses that differ by less than the margin do not bound a cost below it: no *drifts* becomes *holds*."""
-    world = dataclasses.replace(WIDE, drift_octaves=-0.5, curvature=0.002, noise_nats=1e-4, seed_sd=0.0)
-    points, _ = world.draw(rng(6))
-    flat = [dataclasses.replace(p, loss_nats=p.loss_nats + 0.1 * math.log2(p.size)) for p in points]
-    losses = [p.loss_nats for p in flat]
-    question = dataclasses.replace(world.question, target_size=2**22, margin_nats=0.04)
-    assert max(losses) - min(losses) < question.margin_nats
-    assert judge(flat, question, draws=400).outcome == "drifts"
-
-
 def test_an_unknown_noise_is_said_to_be_unknown():
     """One seed, six rates, and a lower end 0.1 nats worse than the best: nothing says that the optimum lies there."""
     verdict = judge(one_seed((0.101, 0.0, 0.063, 0.065, 0.171, 0.423)), Question(target_size=256, base_size=64))
@@ -60,20 +48,3 @@ def test_an_unknown_noise_is_said_to_be_unknown():
         assert "the noise is unknown" in reason and f"noise of {needed:.2g} nats" in reason
     assert {(s.log2_value, s.num_seeds) for s in verdict.what_to_run} == {(-10.0, 2), (-9.0, 2), (-8.0, 2)}
     assert not any("lies at or beyond" in s.reason or "may lie" in s.reason for s in verdict.what_to_run)
-
-
-def test_a_table_of_ninety_runs_is_not_fitted_ninety_times(monkeypatch):
-    """A drift may rest on one run; which one is asked of the few that move the optimum at the target most."""
-    fits, honest = [], verdict_room._measure
-
-    def counted(points, *rest):
-        fits.append(len(points))
-        return honest(points, *rest)
-
-    monkeypatch.setattr(verdict_room, "_measure", counted)
-    sizes = (64, 128, 256, 512, 1024)
-    world = dataclasses.replace(WIDE, sizes=sizes, rates=tuple(range(-10, -1)), num_seeds=2, target_size=4096)
-    points, _ = dataclasses.replace(world, drift_octaves=-0.5).draw(rng(8))
-    assert len(points) == 90
-    assert judge(points, world.question, draws=400).outcome == "drifts"
-    assert len(fits) <= 4

@@ -36,11 +36,6 @@ def test_an_edge_is_extended_on_its_side_but_not_over_the_cliff(losses, values):
     assert mended("edge", losses) == values
 
 
-def test_too_few_values_are_filled_up_round_the_best():
-    assert mended("too_few", [2.2, 2.1, 2.2]) == [-9, -5]
-    assert len(mended("too_few", [2.0])) == 4
-
-
 def test_a_suggestion_says_what_it_costs_and_reads_well():
     found = mend(unusable("edge"), points([2.2, 2.1, 2.0, 2.01], seeds=2), WIDTH)[0]
     assert str(found).startswith("run width 64 at 2^-4 (2 seeds): the optimum may lie at or beyond the upper end")

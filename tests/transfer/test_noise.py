@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from transfer.basin.noise import Runs, distrust, noise_grid, noise_growth, reduce_runs
+from transfer.basin.noise import Runs, noise_grid, noise_growth, reduce_runs
 
 SEEDS, RATES = 3, np.arange(-8.0, -3.0)
 
@@ -15,16 +15,6 @@ def runs(noise_nats=0.0, extra=None):
     if extra is not None:
         loss = loss + np.repeat(extra, SEEDS)
     return Runs(log2_value=x, loss_nats=loss, group=group)
-
-
-def test_distrust_leaves_the_bottom_and_forgets_the_far_rates():
-    size = reduce_runs(runs(0.01))
-    far = int(size.excess_nats.argmax())
-    doubtful = distrust(size, 0.03)
-    assert doubtful.information[far, far] < 0.1 * size.information[far, far]
-    assert doubtful.log_trust < 0 == size.log_trust
-    assert distrust(size, 1e6).information == pytest.approx(size.information)
-    assert distrust(size, 1e6).squares == pytest.approx(size.squares)
 
 
 def test_the_noise_is_that_of_the_seeds_and_larger_where_no_shape_fits():

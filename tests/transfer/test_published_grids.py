@@ -1,8 +1,5 @@
 """Verdicts on grids that others published: the way a user gets them, through a table on disk."""
 
-import csv
-from pathlib import Path
-
 import published_grids as grids
 import pytest
 from published_grids import HUGE, LARGE, MIDDLE, SMALL
@@ -11,8 +8,6 @@ from transfer.question import Question
 from transfer.tables.table import read_runs
 from transfer.verdict.by_optima import judge_optima
 from transfer.verdict.verdict import judge
-
-GEMSTONES = Path(__file__).resolve().parents[3] / "shared" / "data" / "gemstones"
 
 
 @pytest.fixture
@@ -75,31 +70,3 @@ def test_a_broken_set_up_is_never_said_to_hold(judged):
     assert found.outcome != "holds"
     assert found.drift is not None and found.drift.high < 0
     assert found.outcome == "drifts" or found.what_to_run
-
-
-def test_a_broken_set_up_drifts_by_its_published_optima(judged):
-    best = {w: min(row, key=lambda o: row[o] if row[o] == row[o] else 9.0) for w, row in grids.BROKEN_MUP.items()}
-    assert list(best.values()) == [-9, -10, -11, -11]
-    found = judged(grids.optima(best, [2.0**octave for octave in best.values()]))
-    assert found.outcome == "drifts"
-    assert found.drift.value == pytest.approx(-0.7)
-
-
-def test_megatron_in_standard_parametrization_drifts_an_octave_per_doubling(judged):
-    found = judged(grids.optima(grids.MEGATRON_WIDTHS, grids.MEGATRON_SP))
-    assert found.outcome == "drifts"
-    assert found.drift.value == pytest.approx(-1, abs=0.01)
-    assert found.drift.low < -1 < found.drift.high < -0.5
-    assert found.regret_nats is None
-
-
-@pytest.mark.skipif(not GEMSTONES.is_dir(), reason="no shared data beside this repository")
-def test_gemstones_two_rates_say_nothing_about_an_optimum(judged):
-    """20 shapes, 10 checkpoints, two rates (`cooler` is the lower one: written here as 1 and 1/2)."""
-    lines = ["width,depth,params,tokens,lr,loss"]
-    for name, rate in (("hot", 1.0), ("lr_ablation_hot", 0.5)):
-        with (GEMSTONES / f"{name}.csv").open(newline="") as file:
-            lines += [",".join([*(row[c] for c in ("width", "depth", "params", "tokens")), str(rate), row["loss"]])
-                      for row in csv.DictReader(file)]  # fmt: skip
-    found = judged("\n".join(lines), axis="duration")
-    assert found.outcome == "cannot_tell" and {o.status for o in found.optima} == {"too_few"}

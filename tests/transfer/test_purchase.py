@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from transfer.design.next_runs import MOST_SEEDS, Offer, cheapest
+from transfer.design.next_runs import Offer, cheapest
 
 
 def offer(doublings, price=1.0, have=2.0, worth=1.0, variance=0.02):
@@ -54,11 +54,3 @@ def test_scatter_is_not_averaged_away_by_seeds():
     assert found.variance > 0.25 * cheapest(LINE, [], narrowing=1.0, scatter=0.5, budget=0.0).variance
     with_size = bought([offer(-1, price=80.0, have=0.0)], narrowing=0.5, scatter=0.5)
     assert with_size.seeds[-1] >= 1
-
-
-def test_the_budget_and_the_number_of_seeds_are_kept():
-    assert bought(budget=4.0).seeds == (0, 0, 0)
-    found = bought(narrowing=0.1, budget=300.0)
-    assert 280 <= found.cost <= 300
-    alone = bought(offers=[offer(-4), offer(-3)], narrowing=0.01)
-    assert alone.seeds == (MOST_SEEDS - 2, MOST_SEEDS - 2)

@@ -10,7 +10,6 @@ from transfer.question import (
     TransferError,
     from_log2,
     to_log2,
-    written,
 )
 
 
@@ -32,19 +31,6 @@ def test_a_value_without_a_logarithm_is_named(name, value):
     with pytest.raises(TransferError) as caught:
         to_log2(name, value)
     assert str(caught.value) == f"{name} = {value}: it has no octaves"
-
-
-@pytest.mark.parametrize(("name", "log2_value", "said"), [
-    ("learning_rate", -6.0, "2^-6"), ("learning_rate", -5.5849625, "2^-5.58"), ("clip_norm", 0.0, "1"),
-    ("warmup_fraction", -5.0, "0.0312"), ("beta2", -4.0, "0.938"),
-])  # fmt: skip
-def test_values_are_written_as_people_write_them(name, log2_value, said):
-    assert written(name, log2_value) == said
-
-
-def test_doublings_are_from_the_base():
-    assert Question(target_size=256, base_size=32).doublings == 3.0
-    assert Question(target_size=96, base_size=32, axis="duration").doublings == pytest.approx(math.log2(3))
 
 
 def test_everything_wrong_is_said_at_once():

@@ -1,10 +1,6 @@
-import math
-
-import pyarrow
 import pytest
-from pyarrow import parquet
 
-from transfer.tables.sheet import MOST_PROBLEMS, TableError
+from transfer.tables.sheet import TableError
 from transfer.tables.table import read_runs
 
 
@@ -24,12 +20,6 @@ def test_runs_become_points(tmp_path):
 def test_optima_are_read(tmp_path):
     found = read(tmp_path, "n_layer, lr_optimum\n128, 0.5\n256, 0.25\n")
     assert found.optima == ((128, -1.0), (256, -2.0)) and found.points == ()
-
-
-def test_optima_of_several_depths_are_judged_at_one(tmp_path):
-    text = "width,depth,lr_optimum\n" + "".join(f"{w},{d},0.5\n" for w in (64, 128, 256) for d in (2, 4))
-    found = read(tmp_path, text, axis="width")
-    assert len(found.optima) == 3 and "depth 2" in found.notes[-1]
 
 
 def test_every_bad_cell_is_named_at_once(tmp_path):
@@ -52,19 +42,6 @@ def test_what_is_off_is_left_aside_and_said(tmp_path):
         read(tmp_path, "width,clip,loss\n32,0,3\n64,0,3\n")
 
 
-def test_csv_jsonl_and_parquet_read_alike(tmp_path):
-    rows = [(32, 0.01, 2.5, 0), (32, 0.02, math.nan, 1), (64, 0.01, math.inf, 0)]
-    csv = "width,lr,loss,seed,note\n" + "".join(f"{w},{lr},{loss},{s},x\n" for w, lr, loss, s in rows)
-    jsonl = '{"width": 32, "lr": 0.01, "loss": 2.5, "seed": 0, "note": "x"}\n\n'
-    jsonl += '{"width": 32, "lr": 0.02, "loss": NaN, "seed": 1}\n{"width":64,"lr":0.01,"loss":Infinity,"seed":0}\n'
-    (tmp_path / "runs.jsonl").write_text(jsonl)
-    columns = dict(zip(("width", "lr", "loss", "seed"), map(list, zip(*rows, strict=True)), strict=True))
-    parquet.write_table(pyarrow.table({**columns, "note": ["x"] * 3}), tmp_path / "runs.parquet")
-    found = read(tmp_path, csv)
-    assert found == read_runs(tmp_path / "runs.jsonl") == read_runs(tmp_path / "runs.parquet")
-    assert [p.loss_nats for p in found.points] == [2.5, None, None]
-
-
 @pytest.mark.parametrize("text", ["", "width,lr,loss\n", "width,lr,lr,loss\n32,1,1,1\n", 'width,lr,loss\n32,"0.1,2\n'])
 def test_an_unreadable_table_is_refused(tmp_path, text):
     with pytest.raises(TableError):
@@ -79,9 +56,3 @@ def test_a_cell_that_is_no_such_number_is_refused(tmp_path, column, cell):
     with pytest.raises(TableError, match=f"row 2, column {column}: ") as caught:
         read(tmp_path, ",".join(row) + "\n" + ",".join(row.values()) + "\n")
     assert len(str(caught.value)) < 250
-
-
-def test_of_very_many_problems_the_number_is_said(tmp_path):
-    with pytest.raises(TableError, match="and 7 more") as caught:
-        read(tmp_path, "width,lr,loss\n" + "32,0.1,\n" * (MOST_PROBLEMS + 7))
-    assert len(caught.value.problems) == MOST_PROBLEMS + 7

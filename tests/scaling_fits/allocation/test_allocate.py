@@ -55,16 +55,6 @@ def test_flat_range_ends_at_three_per_mille(noisy):
         assert predict(noisy, end, 1e13 / 6 / end).loss_nats == pytest.approx(1.003 * found.loss_nats, rel=1e-7)
 
 
-def test_exponents_add_up_to_one_unrounded(noisy):
-    growth = exponents(noisy)
-    total = growth.params_vs_flops.value + growth.tokens_vs_flops.value
-    assert total == pytest.approx(1.0, abs=1e-12)
-    parameters = noisy.heaviest.parameters
-    assert growth.params_vs_flops.value == parameters["beta"] / (parameters["alpha"] + parameters["beta"])
-    low, high = growth.params_vs_flops.interval
-    assert growth.tokens_vs_flops.interval == pytest.approx((1 - high, 1 - low), abs=0.02)
-
-
 def test_warnings_say_how_far(noisy):
     largest = noisy.span.six_nd[1]
     assert not any("beyond" in warning for warning in allocate(noisy, 20 * largest).warnings)

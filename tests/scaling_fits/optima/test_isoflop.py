@@ -58,14 +58,6 @@ def test_what_has_no_optimum_is_refused_and_says_what_to_run():
     assert any("1 of 4 budgets have an optimum: at least 3" in warning for warning in fit.warnings)
 
 
-def test_a_best_size_at_the_edge_names_sizes_beyond_it():
-    table = isoflop_runs(BUDGETS[:3], num_sizes=9)
-    fit = fit_isoflop(table.rows(np.tile(np.arange(9) >= 4, 3)), bootstrap=50)
-    assert {at.status for at in fit.optima} == {"edge"}
-    smallest = table.params[4]
-    assert fit.optima[0].reason.startswith(f"the best size is at the smallest run, {smallest:.3g}: add smaller ones")
-
-
 def test_budgets_are_flops_within_a_few_percent_or_the_column():
     table = isoflop_runs(BUDGETS)
     tokens = table.tokens * np.exp(np.random.default_rng(0).uniform(-0.01, 0.01, table.num_runs))
