@@ -13,7 +13,7 @@ from proxies.core.canon import Json
 from scaling_fits.allocation.allocate import Allocation, ExactRun
 from scaling_fits.allocation.budgets import Assumption, Budget, Machine
 from scaling_fits.allocation.repeats import SOURCE, DataLimit
-from scaling_fits.allocation.shapes import ShapeChoices, ShapeOption
+from scaling_fits.allocation.shapes import ShapeChoice
 from scaling_fits.forecast import hindcast, pooling
 from scaling_fits.forecast.conclusive import fit_doubts, inconclusive
 from scaling_fits.forecast.uncertainty import FittedRuns, Prediction, draw_intervals, exponents
@@ -199,31 +199,26 @@ def data_summary(limit: DataLimit) -> dict[str, Json]:
     }
 
 
-def shapes_summary(shapes: ShapeChoices, exact: ExactRun | None, allocation: Allocation) -> dict[str, Json]:
-    """`shape`, its exact counts and run (null: the budget pays for none), alternatives, what was assumed."""
-    best, *others = shapes.options
+def shape_summary(chosen: ShapeChoice, exact: ExactRun | None, allocation: Allocation) -> dict[str, Json]:
+    """`shape`, its exact counts and run (null: the budget pays for none), what was assumed."""
+    option, (low, high) = chosen.option, allocation.flat_params
     run: dict[str, Json] = {
         "tokens": None if exact is None else exact.tokens,
         "loss": None if exact is None else exact.loss_nats,
         "interval": None if exact is None else canon.to_json(exact.interval),
     }
     return {
-        "shape": canon.to_json(best.shape),
-        "shape_exact": _counts(best, allocation) | run,
-        "shape_alternatives": [{"shape": canon.to_json(each.shape)} | _counts(each, allocation) for each in others],
-        "shape_assumed": list(shapes.assumed),
-    }
-
-
-def _counts(option: ShapeOption, allocation: Allocation) -> dict[str, Json]:
-    low, high = allocation.flat_params
-    return {
-        "params": option.params,
-        "params_ratio": option.params_ratio,
-        "aspect_ratio": option.aspect_ratio,
-        "flops_per_token": option.flops_per_token,
-        "flops_over_six_nd": option.flops_ratio,
-        "within_flat_range": low <= option.params <= high,
+        "shape": canon.to_json(option.shape),
+        "shape_exact": {
+            "params": option.params,
+            "params_ratio": option.params_ratio,
+            "aspect_ratio": option.aspect_ratio,
+            "flops_per_token": option.flops_per_token,
+            "flops_over_six_nd": option.flops_ratio,
+            "within_flat_range": low <= option.params <= high,
+        }
+        | run,
+        "shape_assumed": list(chosen.assumed),
     }
 
 

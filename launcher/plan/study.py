@@ -22,7 +22,7 @@ from proxies.core.rules import Parametrization
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
-from scaling_fits.allocation.shapes import MOST_PARAMS, ShapeRequest, Template, choose_shapes
+from scaling_fits.allocation.shapes import MOST_PARAMS, ShapeRequest, Template, choose_shape
 from sweeps.search.space import Params, SearchSpace
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Study:
         """The target's width before any fit, at 20 tokens per parameter (Chinchilla, arXiv 2203.15556)."""
         params = min(max(math.sqrt(self.plan.target.budget_flops / 120), 1.0), MOST_PARAMS)
         request = ShapeRequest(params=params, template=self.shape_template)
-        return choose_shapes(request).options[0].shape.width
+        return choose_shape(request).option.shape.width
 
     @property
     def shape_template(self) -> Template:

@@ -108,13 +108,13 @@ def choose(study: Study, fit: FittedRuns) -> Choice:
         ShapeError: no width keeps the template's ratios and splits over `[launch] tensor`.
     """
     from scaling_fits.allocation.allocate import allocate
-    from scaling_fits.allocation.shapes import ShapeRequest, choose_shapes
+    from scaling_fits.allocation.shapes import ShapeRequest, choose_shape
     from scaling_fits.forecast.uncertainty import predict
 
     budget_flops = study.plan.target.budget_flops
     allocation = allocate(fit, budget_flops)
-    shapes = choose_shapes(ShapeRequest(params=allocation.params, template=study.shape_template))
-    shape, params = shapes.options[0].shape, shapes.options[0].params
+    option = choose_shape(ShapeRequest(params=allocation.params, template=study.shape_template)).option
+    shape, params = option.shape, option.params
     batch_tokens = study.plan.target_batch_tokens
     num_steps = study.plan.steps_for(budget_flops / (6.0 * params * batch_tokens))
     num_tokens = int(batch_tokens * study.plan.schedule(num_steps, 0.0).num_full_batches)

@@ -111,19 +111,19 @@ def _shapes(
 ) -> dict[str, Json]:  # fmt: skip
     """The shape; the study's template is kept unless an option asks for another make."""
     from scaling_fits.allocation.allocate import exact_run
-    from scaling_fits.allocation.shapes import ShapeRequest, choose_shapes
-    from scaling_fits.summary import shapes_summary
+    from scaling_fits.allocation.shapes import ShapeRequest, choose_shape
+    from scaling_fits.summary import shape_summary
 
     assert isinstance(warnings, list)
     own = ShapeRequest(params=ask.params, tensor_parallel=ask.tensor_parallel)
     if template is not None and ask != own:
         warnings.append("the shape is not of the study's make, which `forerun freeze` keeps: leave its options away")
         template = None
-    shapes = choose_shapes(dataclasses.replace(ask, params=best.params, template=template))
-    exact = exact_run(fitted, best, shapes.options[0])
+    chosen = choose_shape(dataclasses.replace(ask, params=best.params, template=template))
+    exact = exact_run(fitted, best, chosen.option)
     if exact is None:
         warnings.append("exactly counted, serving the shape alone eats the budget: a shorter context is wanted")
-    return shapes_summary(shapes, exact, best) | {"warnings": warnings}
+    return shape_summary(chosen, exact, best) | {"warnings": warnings}
 
 
 def allocation_text(body: dict[str, Any]) -> str:
@@ -185,16 +185,12 @@ def _data_line(body: dict[str, Any]) -> str:
 def _shape_lines(body: dict[str, Any]) -> str:
     heads = ("layers", "width", "heads", "kv heads", "ffn", "vocabulary", "params", "of wanted", "FLOPs / 6ND")
     names = ("num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "vocab_size")
-    rows = [
-        (*(str(shape[name]) for name in names), number(said["params"]), f"{said['params_ratio']:.4f}",
-         f"{said['flops_over_six_nd']:.3f}")
-        for shape, said in [(body["shape"], body["shape_exact"])]
-        + [(other["shape"], other) for other in body["shape_alternatives"]]
-    ]  # fmt: skip
-    exact = body["shape_exact"]
+    shape, exact = body["shape"], body["shape_exact"]
+    row = (*(str(shape[name]) for name in names), number(exact["params"]), f"{exact['params_ratio']:.4f}",
+           f"{exact['flops_over_six_nd']:.3f}")  # fmt: skip
     bought = (
-        f"the first, at a context of {body['shape']['seq_len']}: {exact['flops_per_token']:.6g} FLOPs a token, exactly "
+        f"at a context of {shape['seq_len']}: {exact['flops_per_token']:.6g} FLOPs a token, exactly "
         f"counted, so the budget buys {number(exact['tokens'])} tokens; loss {number(exact['loss'])} "
         f"{span_text(exact['interval'])}"
     )
-    return "\n".join([table(heads, rows), bought, *(f"assumed: {text}" for text in body["shape_assumed"])])
+    return "\n".join([table(heads, [row]), bought, *(f"assumed: {text}" for text in body["shape_assumed"])])

@@ -57,7 +57,7 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapeRequest:
-    """What a shape must keep to; None is the template's, or else a default that `ShapeChoices.assumed` says."""
+    """What a shape must keep to; None is the template's, or else a default that `ShapeChoice.assumed` says."""
 
     params: float
     """Total, embeddings included."""
@@ -110,10 +110,10 @@ class ShapeOption:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShapeChoices:
-    """Shapes near a request, the best first, and what was assumed for it."""
+class ShapeChoice:
+    """The best shape of a request, and what was assumed for it."""
 
-    options: tuple[ShapeOption, ...]
+    option: ShapeOption
     assumed: tuple[str, ...]
 
 
@@ -134,8 +134,8 @@ class _Frame:
     template: Shape | None
 
 
-def choose_shapes(request: ShapeRequest, num_options: int = 4) -> ShapeChoices:
-    """The best shapes of a request: of each width the best depth.
+def choose_shape(request: ShapeRequest) -> ShapeChoice:
+    """The best shape of a request.
 
     Raises:
         ShapeError: no width keeps the ratios and heads whole, or, without a template, even the smallest shape has more
@@ -145,8 +145,7 @@ def choose_shapes(request: ShapeRequest, num_options: int = 4) -> ShapeChoices:
     found = [option for depth in _depths(request, frame) for option in _nearest(request, frame, depth)]
     if not found:
         raise ShapeError(f"no width keeps heads, degree {request.degree} and tiles whole")
-    found.sort(key=lambda option: _distance(option, frame))
-    best = found[0]
+    best = min(found, key=lambda option: _distance(option, frame))
     if frame.group is None:
         assumed = *assumed, f"{best.shape.num_heads // best.shape.num_kv_heads} query heads per key-value head"
     if best.params_ratio > 2 and frame.template is None:
@@ -156,10 +155,7 @@ def choose_shapes(request: ShapeRequest, num_options: int = 4) -> ShapeChoices:
             f"{frame.head_dim} and tensor-parallel degree {request.degree} has {least}: "
             "ask for a smaller vocabulary or degree"
         )
-    of_width: dict[int, ShapeOption] = {}
-    for option in found:
-        of_width.setdefault(option.shape.width, option)
-    return ShapeChoices(options=tuple(of_width.values())[:num_options], assumed=assumed)
+    return ShapeChoice(option=best, assumed=assumed)
 
 
 def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str, ...]]:

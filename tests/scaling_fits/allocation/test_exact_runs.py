@@ -5,7 +5,7 @@ import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
 from scaling_fits.allocation.allocate import allocate, exact_run
-from scaling_fits.allocation.shapes import ShapeRequest, choose_shapes
+from scaling_fits.allocation.shapes import ShapeRequest, choose_shape
 from scaling_fits.forecast.uncertainty import fit_runs
 
 FLOPS = 1e16
@@ -17,7 +17,7 @@ def fitted():
 
 
 def option(allocation, seq_len=2048):
-    return choose_shapes(ShapeRequest(params=allocation.params, vocab_size=1024, seq_len=seq_len)).options[0]
+    return choose_shape(ShapeRequest(params=allocation.params, vocab_size=1024, seq_len=seq_len)).option
 
 
 def test_training_alone(fitted):

@@ -8,21 +8,21 @@ import pytest
 from proxies.core.checks import SpecError
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.shape import Shape
-from scaling_fits.allocation.shapes import ShapeError, ShapeRequest, Template, choose_shapes
+from scaling_fits.allocation.shapes import ShapeError, ShapeRequest, Template, choose_shape
 
 SMALL = Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=168, vocab_size=256, seq_len=64)
 DEEP = Shape(num_layers=24, width=256, num_heads=4, num_kv_heads=4, ffn_width=704, vocab_size=50_304, seq_len=1024)
 
 
 def best_of(template, params, **others):
-    return choose_shapes(ShapeRequest(params=params, template=Template(shape=template, **others)))
+    return choose_shape(ShapeRequest(params=params, template=Template(shape=template, **others)))
 
 
 @pytest.mark.parametrize(("params", "width", "heads"), [(1e9, 1536, 24), (7e9, 4608, 72)])
 def test_the_two_sizes_that_had_two_answers(params, width, heads):
     """24 layers of 1,664 with 26 heads, and of 4,736 with 74, were nearest in parameters, and split by 2 alone."""
     found = best_of(DEEP, params, width_multiple=64)
-    shape = found.options[0].shape
+    shape = found.option.shape
     assert (shape.num_layers, shape.width, shape.num_heads, shape.head_dim) == (24, width, heads, 64)
 
 
@@ -31,7 +31,7 @@ def test_a_template_is_kept_and_heads_split_at_little_cost(ratio, degree):
     for params, head_dim, ffn in itertools.product([3e8, 2.7e9, 1.3e11], [64, 128], [2.75, 4.0]):
         shape = Shape(num_layers=24, width=4 * head_dim, num_heads=4, num_kv_heads=4 // ratio, seq_len=1024,
                       ffn_width=int(4 * head_dim * ffn), vocab_size=32_768)  # fmt: skip
-        option = best_of(shape, params, width_multiple=64, tensor_parallel=degree).options[0]
+        option = best_of(shape, params, width_multiple=64, tensor_parallel=degree).option
         found = option.shape
         assert (found.num_layers, found.head_dim, found.vocab_size, found.seq_len) == (24, head_dim, 32_768, 1024)
         assert found.num_heads == ratio * found.num_kv_heads and found.ffn_width == ffn * found.width
@@ -44,7 +44,7 @@ def test_a_template_is_kept_and_heads_split_at_little_cost(ratio, degree):
 
 
 def test_more_parameters_never_make_a_narrower_shape():
-    widths = [best_of(DEEP, 1e8 * 1.07**step, width_multiple=64).options[0].shape.width for step in range(80)]
+    widths = [best_of(DEEP, 1e8 * 1.07**step, width_multiple=64).option.shape.width for step in range(80)]
     assert widths == sorted(widths) and len(set(widths)) > 15
 
 
@@ -55,7 +55,7 @@ def test_below_a_width_of_1024_the_nearest_of_all_widths(params, family):
     found = best_of(template, params, width_multiple=32)
     every = [template.at_width(width) for width in range(32, 4000, 32)]
     best = min(every, key=lambda shape: abs(math.log(count_params(shape).total / params)))
-    option = found.options[0]
+    option = found.option
     if best.width < 1024:
         assert option.shape == best
     assert option.params == count_params(option.shape).total
@@ -65,7 +65,7 @@ def test_below_a_width_of_1024_the_nearest_of_all_widths(params, family):
 
 def test_another_depth_and_degree_may_be_asked_of_a_template():
     request = ShapeRequest(params=1e9, template=Template(shape=DEEP), num_layers=30, tensor_parallel=8)
-    shape = choose_shapes(request).options[0].shape
+    shape = choose_shape(request).option.shape
     assert shape.num_layers == 30 and shape.num_heads % 8 == 0 and shape.ffn_width * 256 == 704 * shape.width
 
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_is_said():
     with pytest.raises(SpecError, match=r"width_multiple = 0.*tensor_parallel = 0"):
         Template(shape=SMALL, width_multiple=0, tensor_parallel=0)
     with pytest.raises(ShapeError, match="the smallest shape of vocabulary 50304"):
-        choose_shapes(ShapeRequest(params=1e6, vocab_size=50_257))
+        choose_shape(ShapeRequest(params=1e6, vocab_size=50_257))
 
 
 @pytest.mark.parametrize(
@@ -84,27 +84,23 @@ def test_what_cannot_be_is_said():
     [(3e8, 1, "llama"), (1.3e9, 8, "gpt2"), (4e11, 8, "llama")],
 )
 def test_everything_splits_and_is_near(params, degree, family):
-    found = choose_shapes(ShapeRequest(params=params, tensor_parallel=degree, family=family))
-    for option in found.options:
-        shape = option.shape
-        assert shape.vocab_size % (128 * degree) == 0
-        assert shape.num_heads % degree == shape.num_kv_heads % degree == 0
-        assert shape.width % shape.num_heads == 0 and shape.width % (shape.head_dim * degree) == 0
-        assert shape.ffn_width % degree == 0 and shape.num_heads % shape.num_kv_heads == 0
-        if shape.width >= 2048:
-            assert shape.width % 128 == 0 and shape.ffn_width % 256 == 0
-        assert option.params == count_params(shape).total
-        assert option.flops_per_token == flops_per_token(shape)
-        assert option.params_ratio == option.params / params
-    best = found.options[0]
-    assert 0.9 < best.params_ratio < 1.1
-    assert 64 < best.aspect_ratio < 256
-    widths = [option.shape.width for option in found.options]
-    assert len(set(widths)) == len(widths) > 1
+    found = choose_shape(ShapeRequest(params=params, tensor_parallel=degree, family=family))
+    option, shape = found.option, found.option.shape
+    assert shape.vocab_size % (128 * degree) == 0
+    assert shape.num_heads % degree == shape.num_kv_heads % degree == 0
+    assert shape.width % shape.num_heads == 0 and shape.width % (shape.head_dim * degree) == 0
+    assert shape.ffn_width % degree == 0 and shape.num_heads % shape.num_kv_heads == 0
+    if shape.width >= 2048:
+        assert shape.width % 128 == 0 and shape.ffn_width % 256 == 0
+    assert option.params == count_params(shape).total
+    assert option.flops_per_token == flops_per_token(shape)
+    assert option.params_ratio == option.params / params
+    assert 0.9 < option.params_ratio < 1.1
+    assert 64 < option.aspect_ratio < 256
 
 
 def test_llama_3_8b_comes_back():
-    best = choose_shapes(ShapeRequest(params=8.03e9, vocab_size=128_256, seq_len=8192)).options[0].shape
+    best = choose_shape(ShapeRequest(params=8.03e9, vocab_size=128_256, seq_len=8192)).option.shape
     assert (best.num_layers, best.width, best.num_heads, best.num_kv_heads, best.ffn_width, best.vocab_size) == (
         32, 4096, 32, 8, 14_336, 128_256,
     )  # fmt: skip
@@ -112,9 +108,9 @@ def test_llama_3_8b_comes_back():
 
 def test_wishes_are_kept_and_defaults_said():
     wish = ShapeRequest(params=5e8, num_layers=20, vocab_size=1000, family="gpt2", tied=True, seq_len=512)
-    found = choose_shapes(wish)
-    best = found.options[0].shape
+    found = choose_shape(wish)
+    best = found.option.shape
     assert (best.num_layers, best.vocab_size, best.family, best.tied, best.seq_len) == (20, 1024, "gpt2", True, 512)
     assert best.ffn_width == pytest.approx(4.0 * best.width, rel=0.2)
     assert found.assumed[0] == "vocabulary padded to 1024, a multiple of 128"
-    assert len(choose_shapes(ShapeRequest(params=5e8)).assumed) >= 5
+    assert len(choose_shape(ShapeRequest(params=5e8)).assumed) >= 5
