@@ -88,7 +88,7 @@ class RunTable:
         if len(set(lengths.values())) > 1:
             raise TableError([f"columns of different lengths: {lengths}"])
         problems = [
-            f"row {index} of column {name!r} is {column[index]:g}: a finite number {_limit(name)} is wanted"
+            f"row {index} of column {name!r} is {column[index]:g}: must be finite and positive"
             for name, column in given.items()
             for index in np.flatnonzero(~(np.isfinite(column) & (column >= 0 if name == "seed" else column > 0)))
         ]
@@ -244,7 +244,6 @@ def _judged(cells: Cells, source: dict[str, str]) -> tuple[list[int], list[Dropp
         values = {name: _number(record.get(column)) for name, column in source.items()}
         bad = [
             f"row {line}, column {column!r}: {_shown(record.get(column))}: a number {_limit(name)} is wanted"
-            + _beyond(name, values[name])
             for name, column in source.items()
             if not _good(name, values[name])
         ]
@@ -291,16 +290,8 @@ def _good(name: str, value: float | None) -> bool:
     return math.isfinite(value) and least <= value <= most
 
 
-def _beyond(name: str, value: float | None) -> str:
-    """The limit that a number above zero is beyond, if it is."""
-    if value is None or not math.isfinite(value) or value <= 0:
-        return ""
-    least, most = _LIMITS[name]
-    return f", at most {most:g}" if value > most else f", at least {least:g}" if value < least else ""
-
-
 def _limit(name: str) -> str:
-    return ">= 0" if name == "seed" else "> 0"
+    return "from {:g} to {:g}".format(*_LIMITS[name])
 
 
 def _shown(cell: object) -> str:

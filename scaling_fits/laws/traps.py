@@ -20,11 +20,9 @@ RUN_COLUMNS = ("run", "run_id", "run_name")
 """Columns that tell runs apart; the first one there with a repeated entry is looked at."""
 
 _WORST_LOSS = 12.0  # nats: guessing evenly among 163,000 tokens
-_UNLIKELY_LOSS = 1.0  # nats: no published run on text is below; code comes to 1.2
 _FLOPS_APART = 1.3  # attention and embeddings make up for less at the sizes runs are fitted at
 _STEADY = 1.1  # largest over smallest of ratios that are one factor
 _WIDE_REPEATS = 0.02  # seeds of one setting differ by 0.1 to 0.5 % in loss
-_APART = {"params": 1e5, "tokens": 1e6, "loss": 30.0, "flops": 1e9, "weight": 1e6}  # times the median or below it
 _TOKENS_PER_PARAM = (
     0.3,
     1e5,
@@ -63,7 +61,6 @@ def warnings_of(
         params_column: the file's name of N.
     """
     found = (
-        *(_far_off(name, columns[name], lines) for name in _APART if name in columns),
         _unit_of_sizes(columns),
         _loss_unit(columns["loss"], lines),
         _flops_apart(columns),
@@ -86,19 +83,6 @@ def rows_text(lines: Sequence[int]) -> str:
     return f"rows {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _far_off(name: str, column: Floats, lines: Sequence[int]) -> str | None:
-    """Cells that no table of runs holds beside the others, though each alone would be a number like any."""
-    middle = float(np.median(column))
-    far = [i for i, value in enumerate(column) if abs(np.log(value / middle)) > np.log(_APART[name])]
-    if not far:
-        return None
-    first = float(column[far[0]])
-    return (
-        f"{rows_text([lines[i] for i in far])}, column {name!r}: {first:.3g}, where half of the runs lie below "
-        f"{middle:.3g}: another unit, or a slip? one such row can bend the whole fit"
-    )
-
-
 def _unit_of_sizes(columns: Mapping[str, Floats]) -> str | None:
     """Params and tokens that most runs cannot have as plain counts."""
     n, d = columns["params"], columns["tokens"]
@@ -116,17 +100,12 @@ def _unit_of_sizes(columns: Mapping[str, Floats]) -> str | None:
 def _loss_unit(loss: Floats, lines: Sequence[int]) -> str | None:
     """Losses that are not in nats per token."""
     high = [line for line, value in zip(lines, loss, strict=True) if value > _WORST_LOSS]
-    if high:
-        return (
-            f"{rows_text(high)}: a loss above {_WORST_LOSS:g} nats per token is worse than guessing evenly among "
-            "163,000 tokens: a perplexity (take its log), or a run that diverged (leave it out)?"
-        )
-    if loss.max() < _UNLIKELY_LOSS:
-        return (
-            f"every loss is below {_UNLIKELY_LOSS:g}, where no published run on text is in nats per token: if these "
-            "are bits per byte of one tokenizer, exponents and allocations hold, and predictions are in that unit too"
-        )
-    return None
+    if not high:
+        return None
+    return (
+        f"{rows_text(high)}: a loss above {_WORST_LOSS:g} nats per token is worse than guessing evenly among "
+        "163,000 tokens: a perplexity (take its log), or a run that diverged (leave it out)?"
+    )
 
 
 def _flops_apart(columns: Mapping[str, Floats]) -> str | None:

@@ -130,14 +130,11 @@ def test_losses_of_another_unit(tmp_path):
     high = [math.exp(x) for x in RUNS["loss"]]  # perplexities
     rows = [i + 2 for i, x in enumerate(high) if x > 12]
     assert _warnings(tmp_path, loss=high)[0].startswith(rows_text(rows))
-    assert "bits per byte" in _warnings(tmp_path, loss=[x / 5 for x in RUNS["loss"]])[0]
     assert rows_text([7]) == "row 7"
     assert rows_text(list(range(2, 9))) == "rows 2, 3, 4, 5, 6 and 2 more"
 
 
-@pytest.mark.parametrize(
-    ("column", "cell", "limit"), [("params", 1e-300, "at least 1e-12"), ("loss", 1e300, "at most 1e+")]
-)
+@pytest.mark.parametrize(("column", "cell", "limit"), [("params", 1e-300, "from 1e-12"), ("loss", 1e300, "to 1e+")])
 def test_an_impossible_cell_is_refused_by_its_row(tmp_path, column, cell, limit):
     cells = RUNS[column].copy()
     cells[2] = cell

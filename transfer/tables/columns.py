@@ -95,8 +95,6 @@ def what_to_judge(
     if axis is None:
         sizes = [a for a in AXES if a in columns.sizes]
         varying = [a for a in sizes if len(set(cells[a])) > 1]
-        if len(varying) > 1 and "params" in varying and _given_by_others("params", varying, cells):
-            varying.remove("params")
         axis = _only(varying or sizes, "axis", problems)
     if hyperparameter is None:
         values = [h for h in WITH_OPTIMUM if h in columns.values]
@@ -116,9 +114,3 @@ def _only(choices: Sequence[_Name], option: str, problems: list[str]) -> _Name |
         return choices[0]
     problems.append(f"which {option} is meant? {', '.join(choices)} may be: name one with --{option}")
     return None
-
-
-def _given_by_others(size: Axis, varying: Sequence[Axis], cells: Mapping[str, Sequence[object]]) -> bool:
-    """Whether the other sizes leave no choice for this one."""
-    others = list(zip(*(cells[other] for other in varying if other != size), strict=True))
-    return len(set(others)) == len(set(zip(others, cells[size], strict=True)))

@@ -10,8 +10,6 @@ from proxies.core.table_files import FormatError, read_cells
 
 Row = tuple[int, Mapping[str, object]]
 """Row number as an editor shows it (a table's header is line 1), and its cells."""
-MOST_PROBLEMS = 50
-"""Listed one by one; of further ones the number is said."""
 
 
 class TableError(ValueError):
@@ -19,10 +17,7 @@ class TableError(ValueError):
 
     def __init__(self, path: Path, problems: Sequence[str]) -> None:
         self.problems = list(problems)
-        shown = self.problems[:MOST_PROBLEMS]
-        rest = len(self.problems) - len(shown)
-        shown += [f"and {rest} more"] if rest else []
-        super().__init__(f"{path.name}: " + "; ".join(shown))
+        super().__init__(f"{path.name}: " + "; ".join(self.problems))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
