@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from proxies.core.checks import Checks
 from proxies.core.flops import count_params, flops_per_token
-from proxies.core.shape import MAX_LAYERS, Family, Shape
+from proxies.core.shape import Shape
 
 _VOCABS = (256, 4096, 32_000, 50_257, 128_256)  # bytes, a small tokenizer, Llama 2, GPT-2, Llama 3
 _TABLES = 0.25  # of all parameters, at most, for a vocabulary nobody asked for
 _HEAD_DIMS = ((2048, 128), (512, 64), (0, 32))  # from this width on
 _ASPECT = 128.0  # Llama 3 8B (4096 / 32), 405B (16384 / 126) and GPT-3 (12288 / 96) have it
-_FFN = {"llama": 3.5, "gpt2": 4.0}  # Llama 3 8B and 70B (14336 / 4096); GPT-2 and 3
+_FFN = 3.5  # Llama 3 8B and 70B (14336 / 4096)
 _GROUP = 4  # query heads per key-value head: Llama 3 8B (32 / 8)
 _LARGE = 1024  # width from which matrices are split in tiles of 128, and heads over GPUs
 _DEEP = 64  # layers up to which depths of 4 times as few and as many are tried; above, of 1.5 times
@@ -62,23 +62,19 @@ class ShapeRequest:
     params: float
     """Total, embeddings included."""
     template: Template | None = None
-    """Kept exactly; `num_layers` and `tensor_parallel` alone may replace its own."""
-    num_layers: int | None = None
+    """Kept exactly; `tensor_parallel` alone may replace its own."""
     tensor_parallel: int | None = None
     vocab_size: int | None = None
     seq_len: int = 4096
-    family: Family = "llama"
-    tied: bool = False
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.number("params", least=1.0, most=MOST_PARAMS)
-        limits = {"num_layers": MAX_LAYERS, "tensor_parallel": 1024, "seq_len": 10**8, "vocab_size": 10**8}
+        limits = {"tensor_parallel": 1024, "seq_len": 10**8, "vocab_size": 10**8}
         for name, most in limits.items():
             value, least = getattr(self, name), 2 if name == "vocab_size" else 1
             fine = value is None or (type(value) is int and least <= value <= most)
             checks.that(fine, f"{name} = {value!r}: must be a whole number from {least} to {most}")
-        checks.one_of("family", ("llama", "gpt2"))
         checks.done()
 
     @property
@@ -119,9 +115,8 @@ class ShapeChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Frame:
-    """A request with nothing left open but the width, and the depth where `num_layers` is None."""
+    """A request with nothing left open but the width, and without a template the depth."""
 
-    num_layers: int | None
     head_dim: int
     group: int | None
     """Query heads per key-value head; None: of each width's divisors, the one nearest to `_GROUP`."""
@@ -129,8 +124,6 @@ class _Frame:
     vocab_size: int
     width_step: int
     ffn_step: int
-    family: Family
-    tied: bool
     template: Shape | None
 
 
@@ -162,33 +155,31 @@ def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str
     shape, group = of.shape, of.shape.num_heads // of.shape.num_kv_heads
     whole_ffn = shape.width // math.gcd(shape.width, shape.ffn_width)
     frame = _Frame(
-        num_layers=request.num_layers or shape.num_layers, head_dim=shape.head_dim, group=group,
+        head_dim=shape.head_dim, group=group,
         ffn_ratio=shape.ffn_width / shape.width, vocab_size=shape.vocab_size,
         width_step=math.lcm(shape.head_dim * group * request.degree, whole_ffn, of.width_multiple),
-        ffn_step=request.degree, family=shape.family, tied=shape.tied, template=shape,
+        ffn_step=request.degree, template=shape,
     )  # fmt: skip
-    return frame, (f"depth {frame.num_layers}, head dim, vocabulary and ratios of the study's template",)
+    return frame, (f"depth {shape.num_layers}, head dim, vocabulary and ratios of the study's template",)
 
 
 def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
-    depth, degree = request.num_layers, request.degree
-    width = math.sqrt(request.params / (12 * depth)) if depth else _ideal_width(request.params)
+    degree = request.degree
+    width = _ideal_width(request.params)
     vocab = request.vocab_size or _default_vocab(request, width)
     padded = _up(vocab, 128 * degree)
     head_dim = next(size for least, size in _HEAD_DIMS if width >= least)
-    ffn_ratio = _FFN[request.family]
     tile = 128 if width >= _LARGE else 16
     said = {
         f"vocabulary {vocab}: the largest common one whose tables take a quarter or less": request.vocab_size is None,
         f"vocabulary padded to {padded}, a multiple of {128 * degree}": padded != vocab,
         f"head dim {head_dim}": True,
-        f"feed-forward width {ffn_ratio:g} times the width": True,
-        f"width per layer near {_ASPECT:g}": depth is None,
+        f"feed-forward width {_FFN:g} times the width": True,
+        f"width per layer near {_ASPECT:g}": True,
     }
     frame = _Frame(
-        num_layers=depth, head_dim=head_dim, group=None, ffn_ratio=ffn_ratio, vocab_size=padded,
-        width_step=math.lcm(tile, head_dim * degree), ffn_step=math.lcm(2 * tile, tile * degree),
-        family=request.family, tied=request.tied, template=None,
+        head_dim=head_dim, group=None, ffn_ratio=_FFN, vocab_size=padded,
+        width_step=math.lcm(tile, head_dim * degree), ffn_step=math.lcm(2 * tile, tile * degree), template=None,
     )  # fmt: skip
     return frame, tuple(text for text, assumed in said.items() if assumed)
 
@@ -199,8 +190,7 @@ def _ideal_width(params: float) -> float:
 
 
 def _default_vocab(request: ShapeRequest, width: float) -> int:
-    tables = 1 if request.tied else 2
-    fine = [v for v in _VOCABS if tables * _up(v, 128 * request.degree) * width <= _TABLES * request.params]
+    fine = [v for v in _VOCABS if 2 * _up(v, 128 * request.degree) * width <= _TABLES * request.params]
     return max(fine, default=_VOCABS[0])
 
 
@@ -209,8 +199,8 @@ def _up(value: float, step: int) -> int:
 
 
 def _depths(request: ShapeRequest, frame: _Frame) -> range:
-    if frame.num_layers is not None:
-        return range(frame.num_layers, frame.num_layers + 1)
+    if frame.template is not None:
+        return range(frame.template.num_layers, frame.template.num_layers + 1)
     middle = _ideal_width(request.params) / _ASPECT
     reach = 4.0 if middle <= _DEEP else 1.5
     return range(max(1, int(middle / reach)), max(2, math.ceil(middle * reach)) + 1)
@@ -221,10 +211,11 @@ def _nearest(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOpti
 
     About, because parameters do not grow evenly with width: a width whose heads cannot be grouped has more.
     """
-    matrices = 3 if frame.family == "llama" else 2
+    of = frame.template
+    matrices = 2 if of is not None and of.family == "gpt2" else 3
     square = depth * (2 + 2 / (frame.group or _GROUP) + matrices * frame.ffn_ratio)
-    seq_len = request.seq_len if frame.template is None else frame.template.seq_len
-    table = (1 if frame.tied else 2) * frame.vocab_size + (seq_len if frame.family == "gpt2" else 0)
+    table = (1 if of is not None and of.tied else 2) * frame.vocab_size
+    table += of.seq_len if of is not None and of.family == "gpt2" else 0
     width = 2 * request.params / (table + math.sqrt(table**2 + 4 * square * request.params))
     middle = round(width / frame.width_step)
     options = []
@@ -245,7 +236,7 @@ def _shape(request: ShapeRequest, frame: _Frame, depth: int, count: int) -> Shap
     """The shape `count` steps wide; None where its heads or feed-forward width do not split over the degree."""
     width = count * frame.width_step
     if frame.template is not None:
-        shape = frame.template.at_width(width).at_depth(depth)
+        shape = frame.template.at_width(width)
         return shape if shape.ffn_width % frame.ffn_step == 0 else None
     heads = width // frame.head_dim
     whole = [group for group in range(1, _MOST_GROUP + 1) if heads % (group * request.degree) == 0]
@@ -260,8 +251,6 @@ def _shape(request: ShapeRequest, frame: _Frame, depth: int, count: int) -> Shap
         ffn_width=frame.ffn_step * max(1, round(frame.ffn_ratio * width / frame.ffn_step)),
         vocab_size=frame.vocab_size,
         seq_len=request.seq_len,
-        family=frame.family,
-        tied=frame.tied,
     )
 
 
