@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from care_case import POLICY, curve, events
+from care_case import curve, events
 from care_ranks import SLOW_SECONDS, Flipping
 from main_run import QUIET_TORCH, tiny_decision
 
@@ -19,8 +19,7 @@ from launcher.frozen.launch_file import write_launch
 from launcher.trainer import rollback
 from launcher.trainer.rank import Options, run
 from launcher.trainer.replay import ANOTHER_ORDER, Replay, difference, fingerprint
-from launcher.trainer.telemetry import Machines
-from launcher.trainer.training import Trainer, hooks_of
+from launcher.trainer.training import Trainer
 from proxies.core.shape import Shape
 from proxies.model.decoder import Decoder, Multipliers, token_loss
 
@@ -118,16 +117,6 @@ def test_looking_on_changes_nothing_and_a_fault_is_not_stepped_on(one_rank, corp
     assert steps == [2, 4, 6, 8, 10, 12], "each once, though step 5 was reached twice"
 
 
-@pytest.mark.parametrize("bit", [0, 11, 22, 31])
-def test_every_bit_of_a_number_shows(bit):
-    numbers = torch.randn(1000, generator=torch.Generator().manual_seed(3)) * 1e-3
-    wrong = numbers.clone()
-    wrong.view(torch.int32)[500] ^= torch.tensor(1 << bit if bit < 31 else -(1 << 31), dtype=torch.int32)
-    assert difference([fingerprint(numbers)], [fingerprint(numbers.clone())]) == 0
-    told = difference([fingerprint(numbers)] * 2, [fingerprint(numbers), fingerprint(wrong)])
-    assert 0 < told <= 1e9
-
-
 @pytest.mark.parametrize(
     ("device", "precision", "allowed", "told"),
     [("cpu", "float32", 0.0, 1e-9), ("cuda", "float32", 1e-5, 3e-5), ("cuda", "bfloat16", 5e-3, 1e-2)],
@@ -165,12 +154,3 @@ def test_the_same_rows_in_another_order_stay_within_what_is_allowed(precision):
     assert difference(plain, gradients_of(precision, rows)) == 0
     assert 0 < difference(plain, gradients_of(precision, rows.flip(0))) < ANOTHER_ORDER[precision] / 4
     assert difference(plain, gradients_of(precision, rows.clamp(min=1))) > ANOTHER_ORDER[precision], "another batch"
-
-
-def test_there_is_a_hook_for_what_the_config_asks_and_no_other(corpus):
-    decision = tiny_decision(corpus)
-    assert [type(hook) for hook in hooks_of(decision)] == [Machines]
-    watched = Monitoring(layers_every_steps=1, replay_every_steps=1, validate_every_steps=1)
-    asked = dataclasses.replace(decision, monitoring=watched, spikes=POLICY)
-    names = [type(hook).__name__ for hook in hooks_of(asked)]
-    assert names == ["Machines", "SpikeWatch", "Layers", "Replay", "Validation"]

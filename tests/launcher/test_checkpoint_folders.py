@@ -3,22 +3,13 @@
 import pytest
 
 from launcher.base import chronicle
-from launcher.base.checkpoint_folders import Refused, complete_folders, tell
+from launcher.base.checkpoint_folders import Refused, tell
 
 DIGEST = "a1" * 32
 ROTTEN = Refused(step=8, text="checkpoint step-00000008 is corrupt", corrupt=True)
 LEFT = Refused(
     step=12, text="checkpoint step-00000012 is of a path that the run went back from: deleted", corrupt=False
 )
-
-
-def test_complete_ones_newest_first(tmp_path):
-    for name in ("step-00000004", "step-00000012", "step-00000008.corrupt", "step-00000016.part", "step-8", "x"):
-        (tmp_path / name).mkdir()
-    assert list(complete_folders(tmp_path).items()) == [
-        (12, tmp_path / "step-00000012"), (4, tmp_path / "step-00000004"),
-    ]  # fmt: skip
-    assert complete_folders(tmp_path / "absent") == {}
 
 
 def test_corrupt_ones_are_chronicled_and_all_are_said(tmp_path, capsys):

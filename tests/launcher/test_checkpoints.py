@@ -20,7 +20,6 @@ from launcher.trainer.checkpoints import (
     begin,
     complete,
     kept_steps,
-    manifest_of,
     newest_good,
 )  # fmt: skip
 from proxies.core import canon
@@ -52,13 +51,6 @@ def test_an_unfinished_save_is_no_checkpoint_and_is_cleared_by_the_next(tmp_path
     assert newest_good(tmp_path, DIGEST, []).step == 4
     save(tmp_path, 8)
     assert names(tmp_path) == ["step-00000004", "step-00000008"]
-
-
-@pytest.mark.parametrize("keep", [1, 3])
-def test_keeps_so_many(tmp_path, keep):
-    for step in (4, 8, 12, 16):
-        save(tmp_path, step, keep=keep)
-    assert names(tmp_path) == [f"step-{step:08d}" for step in (4, 8, 12, 16)[-keep:]]
 
 
 @pytest.mark.parametrize(
@@ -154,14 +146,6 @@ def test_a_complete_checkpoint_is_never_overwritten(tmp_path):
         save(tmp_path, 4, content=b"second")
     assert (tmp_path / "step-00000004" / "__0_0.distcp").read_bytes() == b"first"
     assert newest_good(tmp_path, DIGEST, []).step == 4
-
-
-def test_what_hooks_carry_comes_back(tmp_path):
-    carried = {"Spikes": {"losses": [1.5, None], "clip_norm": 0.3}}
-    save(tmp_path, 4, carried=carried, num_rollbacks=2)
-    manifest = newest_good(tmp_path, DIGEST, [])
-    assert (manifest.carried, manifest.num_rollbacks) == (carried, 2)
-    assert manifest_of(tmp_path, 4) == manifest
 
 
 def test_a_checkpoint_that_is_not_usable_makes_room_for_the_new_one(tmp_path):

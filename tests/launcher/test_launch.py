@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -17,12 +16,11 @@ from main_run import tiny_decision
 from scripted_job import HEAD
 
 from launcher.base import chronicle, metrics
-from launcher.base.flag import Flag
 from launcher.base.watchdog import Limits
 from launcher.frozen.launch_file import write_launch
 from launcher.supervisor import attempt
 from launcher.supervisor import launch as supervisor
-from launcher.supervisor.launch import Nodes, launch, launch_line
+from launcher.supervisor.launch import Nodes, launch
 from sweeps.store.errors import StudyHeld
 from sweeps.store.lock import DriverLock
 
@@ -83,12 +81,6 @@ def test_a_checkpoint_begins_the_count_anew(scripted, tmp_path):
     assert {entry.data["attempts_without_progress"] for entry in restarted} == {0}
 
 
-def test_a_checkpoint_written_again_by_a_run_that_went_back_is_a_new_one(scripted):
-    anew = "import shutil\nshutil.rmtree(run / 'checkpoints', ignore_errors=True), save(4)\n"
-    outcome = scripted(f"{anew}end() if count == 3 else os.kill(os.getpid(), signal.SIGKILL)", max_restarts=1)
-    assert (outcome.event, outcome.num_restarts) == ("finished", 3)
-
-
 def test_a_process_that_the_kernel_killed_for_memory_is_told_as_such(scripted, monkeypatch):
     monkeypatch.setattr(attempt, "oom_kills", iter((3, 4)).__next__)
     outcome = scripted("os.kill(os.getpid(), signal.SIGKILL)", max_restarts=0)
@@ -100,11 +92,6 @@ def test_a_death_at_the_same_step_twice_ends_it(scripted, tmp_path):
     assert (outcome.event, outcome.exit_code, outcome.cause) == ("failed", 1, "error")
     assert num_attempts(tmp_path) == 2
     assert "error after step 5 (ValueError: a bad shard), twice at the same point" in outcome.reason
-
-
-def test_being_killed_where_the_last_one_was_proves_nothing(scripted):
-    outcome = scripted("step(5)\nos.kill(os.getpid(), signal.SIGKILL) if count < 3 else end()")
-    assert (outcome.event, outcome.num_restarts) == ("finished", 3)
 
 
 def test_the_same_step_after_a_save_is_no_second_time(scripted, tmp_path):
@@ -145,15 +132,6 @@ def test_another_machines_supervisor_leaves_the_folder_to_the_first(scripted, tm
         assert scripted("end('stopped', 0, 3)", nodes=second).event == "stopped"
 
 
-def test_an_old_ending_that_the_first_machine_clears_away_ends_no_attempt_elsewhere(scripted, tmp_path, monkeypatch):
-    monkeypatch.setattr(attempt, "LEAVE_SECONDS", 0.3)
-    (tmp_path / "run").mkdir()
-    metrics.write_ending(tmp_path / "run", metrics.Ending(event="interrupted", exit_code=130, step=4))
-    text = "(run / 'ending.json').unlink(); time.sleep(1.5); end()"  # what the first machine's supervisor does
-    outcome = scripted(text, max_restarts=0, nodes=Nodes(num_nodes=2, rank=1, rendezvous="127.0.0.1:1"))
-    assert outcome.event == "finished"
-
-
 def test_secrets_reach_no_log(scripted, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_API_KEY", "planted-4711-planted")
     outcome = scripted("print(os.environ['MY_API_KEY']); raise ValueError(os.environ['MY_API_KEY'])", max_restarts=1)
@@ -162,14 +140,6 @@ def test_secrets_reach_no_log(scripted, tmp_path, monkeypatch):
     assert "planted-4711" not in outcome.reason + kept + log
     assert "ValueError: ***" in log
     assert "ValueError: ***" in kept
-
-
-def test_pauses_grow(scripted, monkeypatch):
-    waited = []
-    monkeypatch.setattr(supervisor, "BACKOFF_SECONDS", 1.0)
-    monkeypatch.setattr(Flag, "wait", lambda self, seconds: waited.append(seconds) or self.is_set())
-    scripted("step(count + 1)\nos.kill(os.getpid(), signal.SIGKILL)", max_restarts=6)
-    assert [s for s in waited if s != attempt.POLL_SECONDS] == [1, 4, 16, 64, 256, 300]
 
 
 # Silence
@@ -370,49 +340,7 @@ def test_one_supervisor_a_run(scripted, tmp_path):
     assert entered
 
 
-def test_the_line_of_several_machines(corpus, tmp_path):
-    config = write_launch(tmp_path, tiny_decision(corpus, num_ranks=4))
-    two = Nodes(num_nodes=2, rendezvous="head:29400")
-    words = shlex.split(launch_line(config, corpus, tmp_path / "run", None, two))
-    pairs = {words[i]: words[i + 1] for i in range(len(words) - 1) if words[i].startswith("--")}
-    assert (pairs["--nnodes"], pairs["--nproc-per-node"], pairs["--rdzv-endpoint"]) == ("2", "2", "head:29400")
-    assert pairs["--rdzv-id"] == tiny_decision(corpus, num_ranks=4).digest[:16]
-    step = Nodes(num_nodes=2, rendezvous="head:29400", srun=True)
-    assert launch_line(config, corpus, tmp_path / "run", None, step).startswith("srun --nodes 2 --ntasks 2 ")
-
-
 # The real thing
-
-
-FROZEN_RANK = """
-import sys, time
-from launcher.trainer.training import Trainer
-from launcher.trainer.rank import main
-class Stuck(Trainer):
-    def _update(self, step, *rest):
-        if step == 5 and self.rank == 1 and not (self.run_dir / "hung").exists():
-            (self.run_dir / "hung").touch()
-            time.sleep(600)
-        super()._update(step, *rest)
-main(Stuck)
-"""
-
-
-@pytest.mark.slow
-def test_a_hung_rank_is_seen_its_stack_kept_and_the_job_started_again(corpus, tmp_path, monkeypatch):
-    (tmp_path / "stuck_rank.py").write_text(FROZEN_RANK)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    config = write_launch(tmp_path / "config", tiny_decision(corpus, num_ranks=2))
-    run_dir = tmp_path / "run"
-    outcome = launch(config, corpus, run_dir, program=("stuck_rank",), limits=Limits(floor_seconds=5))
-    assert (outcome.event, outcome.step, outcome.num_restarts) == ("finished", 12, 1)
-    log = (run_dir / "torchrun.log").read_text()
-    assert 'stuck_rank.py", line 9 in _update' in log, "the rank that waits says where"
-    stacks = log.split("forerun: process ")[1:]
-    assert len(stacks) == 2 and all("most recent call first" in each for each in stacks), "each rank by itself"
-    assert sum("in all_gather" in each for each in stacks) == 1, "the other one waits for it"
-    restarted = chronicle.entries(run_dir)[1]
-    assert (restarted.kind, restarted.data["cause"], restarted.step) == ("restarted", "hung", 4)
 
 
 @pytest.mark.slow

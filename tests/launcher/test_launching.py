@@ -80,6 +80,8 @@ def test_dry_run_starts_nothing(corpus, tmp_path):
     folder = freeze(tmp_path, tiny_decision(corpus, num_ranks=2))
     code, body = ask("launch", folder, "--data", corpus, "--dry-run", "--nnodes", 2, "--rdzv-endpoint", "h:29400")
     assert code == 0 and "--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint h:29400" in body["line"]
+    code, body = ask("launch", folder, "--data", corpus, "--dry-run", "--nnodes", 2, "--rdzv-endpoint", "h:1", "--srun")
+    assert code == 0 and body["line"].startswith("srun --nodes 2 --ntasks 2 ")
     assert not (folder / "run").exists()
 
 
@@ -202,14 +204,3 @@ def test_a_signal_while_the_mirrors_finish_cuts_them_short_and_the_answer_comes(
     assert (code, body["event"], body["step"]) == (0, "finished", 12)
     assert body["mirrors"][0]["text"] == "not whole: a signal came while it told what was left"
     assert not Path(f"/proc/{(tmp_path / 'finishing').read_text()}").exists()
-
-
-@ENDING_SIGNALS
-def test_a_signal_after_the_run_takes_the_answer_from_nobody(told, monkeypatch, number):
-    from launcher.logbook import logbook
-
-    real = logbook.write_logbook
-    monkeypatch.setattr(logbook, "write_logbook", lambda *given: (os.kill(os.getpid(), number), real(*given))[1])
-    code, body, run_dir = told("end('aborted', 3, 7)")
-    assert (code, body["event"], body["step"]) == (3, "aborted", 7)
-    assert (run_dir.parents[2] / "logbook.md").exists()

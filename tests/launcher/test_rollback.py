@@ -17,7 +17,7 @@ from main_run import QUIET_TORCH
 
 from launcher.base import chronicle, metrics
 from launcher.trainer import rollback
-from launcher.trainer.checkpoints import CheckpointError, CorruptError, Manifest
+from launcher.trainer.checkpoints import CheckpointError, CorruptError
 from launcher.trainer.rollback import Rollback
 from launcher.trainer.training import Trainer
 from proxies.core import canon
@@ -50,16 +50,6 @@ def test_goes_back_skips_and_is_the_run_that_never_met_the_spike(gone_back, corp
     assert not (tmp_path / "run" / rollback.ROLLBACKS_FILE).exists()
 
 
-def test_what_it_did_stands_in_metrics_and_chronicle(gone_back):
-    run_dir, _ = gone_back
-    (line,) = events(run_dir, "rolled_back")
-    assert (line["step"], line["to_step"], line["skipped_sequences"], line["clip_norm"]) == (15, 16, 80, 0.5)
-    (entry,) = actions(run_dir)
-    assert entry.step == 22 and entry.data["number"] == 1 and entry.data["from_step"] == 15
-    steps = [line["step"] for line in metrics.read(run_dir) if "event" not in line]
-    assert steps == list(range(1, NUM_STEPS + 1))
-
-
 @pytest.mark.parametrize("cut", [21, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (18, 22, 24))])
 def test_stopped_and_resumed_it_is_the_same_run(gone_back, corpus, tmp_path, cut):
     """At 21 and 22 within the spike: how long it has lasted is carried too."""
@@ -79,9 +69,7 @@ class KilledError(Exception):
     [
         "launcher.trainer.rollback.write",  # before it is recorded
         pytest.param("launcher.trainer.assembly.build_optimizer", marks=pytest.mark.slow),  # after
-        pytest.param("launcher.trainer.checkpoints.newest_good", marks=pytest.mark.slow),
         "launcher.trainer.checkpoints.read_tensors",  # stale checkpoints are gone
-        pytest.param("launcher.base.metrics.rewind", marks=pytest.mark.slow),
         pytest.param("launcher.base.chronicle.record", marks=pytest.mark.slow),
         "launcher.trainer.rollback.metrics.append",  # chronicled, and not yet in the metrics
     ],
@@ -155,18 +143,6 @@ def test_a_full_disk_stops_the_run_before_it_goes_back(gone_back, corpus, tmp_pa
     assert poisoned_run(decision, corpus, tmp_path) == gone_back[1]
 
 
-def test_of_a_run_moved_with_its_newest_checkpoint_alone_nothing_is_thrown_away(one_rank, corpus, tmp_path):
-    decision = care_decision(corpus)
-    poisoned_run(decision, corpus, tmp_path, stop_after=21)
-    *older, newest = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    for folder in older:
-        shutil.rmtree(folder)
-    ending = poisoned_run(decision, corpus, tmp_path)
-    assert ending.event == "refused"
-    assert "no checkpoint old enough to go back to, only step-00000021" in ending.reason
-    assert newest.is_dir() and max(curve(tmp_path / "run")) == 22
-
-
 def test_spikes_that_come_again_lower_the_clip_and_are_bounded(one_rank, corpus, tmp_path, capsys):
     """All data from some point on is poison: two rollbacks, the second with a lower clip, then it runs on."""
     decision = care_decision(corpus)
@@ -213,21 +189,6 @@ ROLLBACKS = (
     Rollback(at_step=30, to_step=20, skipped_sequences=8, clip_norm=1.0, reason="a"),
     Rollback(at_step=60, to_step=50, skipped_sequences=16, clip_norm=None, reason="b"),
 )
-
-
-def test_data_and_clip_are_functions_of_the_step():
-    skipped = [rollback.skipped_sequences(ROLLBACKS, step) for step in (0, 19, 20, 49, 50, 1000)]
-    assert skipped == [0, 0, 8, 8, 24, 24]
-    assert [rollback.clip_norm(ROLLBACKS, step, 2.0) for step in (19, 20, 49, 50)] == [2.0, 1.0, 1.0, None]
-
-
-@pytest.mark.parametrize(
-    ("step", "num_rollbacks", "fine"),
-    [(20, 0, True), (21, 0, False), (50, 1, True), (51, 1, False), (51, 2, True)],
-)
-def test_a_checkpoint_of_a_path_that_was_left_is_not_resumed(step, num_rollbacks, fine):
-    manifest = Manifest(schema_version=1, digest="d", step=step, files={}, num_rollbacks=num_rollbacks)
-    assert rollback.on_path(ROLLBACKS, manifest) is fine
 
 
 def test_the_record_is_read_back_and_another_one_refused(tmp_path):

@@ -88,18 +88,6 @@ def test_the_weights_saved_are_those_of_the_step_though_training_goes_on(live, h
     assert all(torch.equal(now, then) for now, then in zip(values(model, optimizer), before, strict=True))
 
 
-def test_one_save_at_a_time_the_next_one_waits(live, held, tmp_path):
-    saver = Saver(tmp_path, DIGEST, keep=2)
-    saver.save(4, *live, {}, 0)
-    threading.Timer(0.5, held.set).start()
-    saver.save(8, *live, {}, 0)
-    assert (tmp_path / "step-00000004" / "manifest.json").exists()
-    saver.settle()
-    first, second = saver.finished()
-    assert (first.step, second.step) == (4, 8)
-    assert first.wait_seconds < 0.4 < second.wait_seconds
-
-
 def test_a_full_disk_is_told_once_and_leaves_the_older_ones(live, small_disk, tmp_path):
     saver = Saver(tmp_path, DIGEST, keep=2)
     (tmp_path / "step-00000002").mkdir()

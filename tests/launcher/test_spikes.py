@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import random
@@ -49,13 +48,6 @@ def test_one_that_comes_back_in_time_is_none():
     assert seen(planted(100, 4, 1.0)) == [103]
 
 
-def test_two_are_two():
-    losses = planted(100, 6, 1.0)
-    for step in range(150, 156):
-        losses[step] += 1.0
-    assert seen(losses) == [103, 153]
-
-
 def test_a_spikes_losses_do_not_become_the_level():
     """One that lasts for longer than the window is still one, and the loss before it still the measure."""
     detector, losses = Detector(POLICY), planted(100, 80, 1.0)
@@ -77,14 +69,6 @@ def test_the_limit_is_in_robust_deviations_and_at_least_so_many_nats():
     assert Detector(POLICY, (3.0,) * 16).limit_nats == pytest.approx(3.1)
     wild = (*window[:15], 1e6)  # one loss moves it little
     assert Detector(POLICY, wild).limit_nats == pytest.approx(7.5 + 6 * 1.4826 * 4)
-
-
-def test_a_loss_at_the_limit_is_below_it():
-    detector = Detector(dataclasses.replace(POLICY, least_nats=0.25), (3.0,) * 16)
-    detector.see(3.25)
-    assert detector.num_above == 0
-    detector.see(3.2500001)
-    assert detector.num_above == 1
 
 
 @pytest.mark.parametrize("cut", [5, 101, 104])

@@ -8,18 +8,17 @@ import shutil
 
 import pytest
 import torch
-from main_run import QUIET_TORCH, all_choices, decision_of, spec_of, tiny_decision, unlike, write_corpus
+from main_run import QUIET_TORCH, all_choices, spec_of, tiny_decision, write_corpus
 from rank_runs import CUT
 
-from launcher.base import chronicle, metrics
+from launcher.base import metrics
 from launcher.base.policy import Monitoring
-from launcher.exporters.fidelity import ExportError
 from launcher.exporters.trainers import native
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
 from launcher.supervisor.launch import launch
 from launcher.trainer import assembly
-from launcher.trainer.rank import Options, _problems, run
+from launcher.trainer.rank import Options, run
 from launcher.trainer.training import Trainer
 from proxies.data.tokens import TokenStore, read_manifest
 from proxies.model.decoder import Block, Decoder
@@ -150,15 +149,6 @@ def test_resume_of_two_ranks_is_bitwise_and_one_rank_can_go_on(two_ranks, one_ra
     assert losses(tmp_path / "narrow") != losses(plain)
 
 
-@pytest.mark.parametrize("cut", [1, 11])
-def test_resume_of_one_rank_is_bitwise(alone, corpus, tmp_path, cut):
-    decision = tiny_decision(corpus)
-    train(decision, corpus, tmp_path, stop_after=cut)
-    ending = train(decision, corpus, tmp_path)
-    assert losses(tmp_path / "run") == losses(alone[0])
-    assert ending == alone[1]
-
-
 def test_a_crash_between_checkpoints_replays_and_supersedes_metrics(alone, corpus, tmp_path):
     decision = tiny_decision(corpus)
     train(decision, corpus, tmp_path, stop_after=6)
@@ -170,48 +160,6 @@ def test_a_crash_between_checkpoints_replays_and_supersedes_metrics(alone, corpu
     steps = [line["step"] for line in metrics.read(run_dir) if "event" not in line]
     assert steps == list(range(1, 13))
     assert losses(run_dir) == losses(alone[0])
-
-
-def test_moments_and_not_only_weights_are_resumed(alone, corpus, tmp_path, monkeypatch):
-    """Negative control: a resume that forgets the optimizer parts from the uninterrupted run."""
-    decision = tiny_decision(corpus)
-    train(decision, corpus, tmp_path, stop_after=6)
-    resume = Trainer._resume
-
-    def forgetful(self):
-        resume(self)
-        for state in self.optimizer.state.values():
-            state["exp_avg"].zero_()
-
-    monkeypatch.setattr(Trainer, "_resume", forgetful)
-    train(decision, corpus, tmp_path)
-    assert losses(tmp_path / "run") != losses(alone[0])
-
-
-def test_a_corrupt_newest_checkpoint_falls_back_one(alone, corpus, tmp_path, capsys):
-    decision = tiny_decision(corpus)
-    train(decision, corpus, tmp_path, stop_after=8)
-    flip(next((tmp_path / "run" / "checkpoints" / "step-00000008").glob("*.distcp")))
-    assert train(decision, corpus, tmp_path).event == "finished"
-    assert losses(tmp_path / "run") == losses(alone[0])
-    assert (tmp_path / "run" / "checkpoints" / "step-00000008.corrupt").is_dir()
-    assert "step-00000008 is corrupt" in capsys.readouterr().err
-    (told,) = [entry for entry in chronicle.entries(tmp_path / "run") if entry.kind == "corrupt"]
-    assert (told.step, told.digest) == (8, tiny_decision(corpus).digest) and "does not have its hash" in told.text
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def test_refuses_to_resume_another_config(one_rank, corpus, tmp_path):
-    train(tiny_decision(corpus), corpus, tmp_path, stop_after=4)
-    ending = train(tiny_decision(corpus, weight_decay=0.11), corpus, tmp_path)
-    assert (ending.event, ending.exit_code) == ("refused", 2)
-    assert "is of the launch config" in ending.reason
-    assert metrics.read(tmp_path / "run")[-1]["event"] == "stopped"
 
 
 def test_names_everything_that_does_not_fit_at_once(one_rank, corpus, tmp_path):
@@ -320,18 +268,6 @@ def test_a_signal_saves_and_ends(alone, corpus, tmp_path):
     assert losses(tmp_path / "run") == losses(alone[0])
 
 
-@pytest.mark.parametrize("change", ["gpt2", "warming"])
-def test_every_choice_trains_as_the_proxy(one_rank, corpus, tmp_path, change):
-    """Resumed on the way, so that positions in the data, too, are those of an uninterrupted run."""
-    spec = unlike(corpus, change)
-    decision = decision_of(spec, read_manifest(corpus))
-    train(decision, corpus, tmp_path, stop_after=4)
-    ending = train(decision, corpus, tmp_path)
-    assert_is_the_proxys(tmp_path / "run", ending.validation_loss_nats, proxy_of(spec, corpus))
-    plain = proxy_of(unlike(corpus), corpus)[1].train_loss_nats
-    assert abs(losses(tmp_path / "run")[12] - plain[-1]) > 1e-3, "the choice makes a difference"
-
-
 def test_all_choices_at_once_train_as_the_proxy_on_two_ranks(two_ranks, corpus):
     run_dir = two_ranks / "choices" / "run"
     ending = metrics.read_ending(run_dir)
@@ -340,20 +276,6 @@ def test_all_choices_at_once_train_as_the_proxy_on_two_ranks(two_ranks, corpus):
     assert_is_the_proxys(run_dir, ending.validation_loss_nats, proxy)
     lines = curve(run_dir)
     assert [lines[step]["tokens"] for step in (1, 5, 6, 12)] == [128, 640, 896, proxy[0].tokens]
-
-
-def test_a_batch_stage_without_whole_sequences_for_every_rank_is_refused(one_rank, corpus, tmp_path):
-    spec = unlike(corpus, "warming")
-    with pytest.raises(ValueError, match="at its smallest, 64"):
-        decision_of(spec, read_manifest(corpus), num_ranks=4)
-    fine = decision_of(spec, read_manifest(corpus), num_ranks=2)
-    store = TokenStore(corpus)
-    options = Options(config=tmp_path, data=corpus, out=tmp_path, allow_world_size=True)
-    assert _problems(fine, store, options, 2) == []
-    (problem,) = _problems(fine, store, options, 4)
-    assert problem == (
-        "batch_tokens = 256 does not give 4 ranks whole sequences of 32 in each of batch_warmup_stages = 4"
-    )
 
 
 def test_bfloat16_trains_near_float32(alone, corpus, tmp_path):
@@ -403,15 +325,6 @@ def test_a_run_whose_live_optimizer_or_weights_are_not_the_frozen_ones_never_ste
             ending = train(tiny_decision(corpus), corpus, tmp_path / name)
         assert (ending.event, ending.exit_code) == ("refused", 2) and said in ending.reason
         assert not curve(tmp_path / name / "run")
-
-
-def test_native_export_refuses_what_the_embedded_trainer_refuses(corpus, tmp_path):
-    split = Parallelism(data_parallel_shard=1, tensor=3, pipeline=2)
-    with pytest.raises(ExportError) as caught:
-        native.export(dataclasses.replace(tiny_decision(corpus), parallelism=split), tmp_path / "out")
-    said = " ".join(caught.value.problems)
-    assert "tensor = 3, pipeline = 2" in said
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

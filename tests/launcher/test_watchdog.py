@@ -1,7 +1,5 @@
 """The watchdog, by a clock of its own: what counts as moving, and how long silence may last."""
 
-import pytest
-
 from launcher.base import metrics
 from launcher.base.watchdog import STEP_FACTOR, Limits, Watchdog
 
@@ -18,13 +16,6 @@ def test_before_the_first_step_there_is_more_time(tmp_path):
     watchdog = Watchdog(tmp_path, Limits(floor_seconds=10, start_seconds=100), now=0)
     assert not hung(watchdog, 100)
     assert "before its first step" in watchdog.look(101)
-
-
-def test_a_header_is_a_sign_of_life_but_no_step(tmp_path):
-    watchdog = Watchdog(tmp_path, Limits(floor_seconds=10, start_seconds=100), now=0)
-    metrics.append(tmp_path, {"event": "started", "step": 0})
-    assert not hung(watchdog, 90)
-    assert not hung(watchdog, 190) and hung(watchdog, 191)
 
 
 def test_after_a_step_the_floor_counts_from_the_last_one(tmp_path):
@@ -59,16 +50,6 @@ def test_what_earlier_attempts_left_is_no_step_of_this_one(tmp_path):
     step(tmp_path, 5)
     watchdog.look(101)
     assert watchdog.pace.step == 5 and hung(watchdog, 112)
-
-
-def test_the_speed_is_by_the_clock(tmp_path):
-    watchdog = Watchdog(tmp_path, Limits(), now=0)
-    watchdog.look(0)
-    for number in range(1, 5):
-        step(tmp_path, number)
-        watchdog.look(10.0 * number)
-    assert watchdog.pace.tokens_per_second(40.0) == pytest.approx(200 / 20)
-    assert watchdog.pace.tokens_per_second(70.0) == pytest.approx(200 / 50), "a pause counts"
 
 
 def part_of(run_dir):

@@ -12,7 +12,7 @@ from launcher.frozen.attestations import attest
 from launcher.frozen.frozen import FrozenError, Parallelism
 from launcher.rehearsal import corpus as cutting
 from launcher.rehearsal.corpus import cut_corpus
-from launcher.rehearsal.registry import DRILLS, Attested, DrillResult
+from launcher.rehearsal.registry import Attested, DrillResult
 from launcher.rehearsal.scaled import _implied, full_copy, scaled_copy, short_schedule
 from launcher.rehearsal.standing import rehearsal_of
 from proxies.core import canon
@@ -124,12 +124,6 @@ def test_a_cut_holds_the_ends_of_the_corpus_and_can_be_trained_on(corpus, manife
     parts = [(tmp_path / "cut" / s.file).read_bytes() for s in cut.sources[0].train]
     assert content.startswith(parts[0])
     assert content.endswith(parts[1])
-
-
-def test_each_drill_has_its_function():
-    for drill in DRILLS.values():
-        module = importlib.import_module(f"launcher.rehearsal.{drill.module}")
-        assert callable(getattr(module, drill.name)) and drill.happens and drill.limit and drill.advice
 
 
 def attested(folder, decision, outcomes, outcome="passed", machine=MappingProxyType({})):

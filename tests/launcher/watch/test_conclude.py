@@ -6,7 +6,7 @@ import shutil
 import pytest
 from main_run import tiny_decision
 from scipy.special import ndtri
-from tiny_study import ask, replay
+from tiny_study import ask
 from watched_case import finish, header, line, loss_at, write_lines
 
 from launcher.base import chronicle, metrics
@@ -150,12 +150,6 @@ def test_a_config_that_lies_in_no_study_is_scored_all_the_same(frozen, copied, t
     assert len(history.concluded(Ledger.read(copied))) == 1
 
 
-def test_the_study_itself_still_freezes_what_it_froze(frozen, copied):
-    concluded(frozen, 2.0)
-    study, ledger = recorded(copied)
-    assert decision_of(study, gather(study, ledger)).digest == frozen[0].digest
-
-
 # What comes later
 
 
@@ -196,21 +190,3 @@ def test_the_next_study_has_the_run_in_its_ladder_and_in_its_intervals(child, de
     assert with_it.predicted.curve != without.predicted.curve, "its curve is one of those the course is fitted to"
     again = gather(*recorded(folder))
     assert again.fit.record_scale == found.fit.record_scale, "as the ledger recorded it"
-
-
-def test_a_run_of_another_recipe_is_left_out_and_said_to_be(child, tmp_path):
-    folder, *_ = child
-
-    def edit(record):
-        if record.kind != "history":
-            return record.body
-        schedule = {**record.body["schedule"], "final_fraction": 0.5}
-        return {**record.body, "schedule": schedule, "data_id": "f" * 64}
-
-    study, ledger = replay(folder, tmp_path / "other", lambda record: record.kind != "fit", edit)
-    found = gather(study, ledger)
-    assert found.past == ()
-    assert found.fit.record_scale == 1.0
-    (said,) = [warning for warning in found.fit.warnings if "left out of the fit" in warning]
-    assert "its last learning rate is 0.5, here 0.0" in said
-    assert "it was trained on other data" in said

@@ -33,13 +33,6 @@ def test_one_that_lasts_for_the_patience_is_told_apart():
     assert still.lasted and not still.over and still.last_step == 420
 
 
-def test_losses_that_are_none_neither_are_spikes_nor_hide_them():
-    steps, losses = spiked(1.0, 5)
-    losses[[390, 401]] = np.nan
-    (spike,) = spikes(steps, losses, POLICY)
-    assert (spike.first_step, spike.num_lines) == (400, 4)
-
-
 def drifting(slope, start=400, seed=0):
     """Nats a step, from `start` on."""
     losses = losses_of(np.random.default_rng(seed))

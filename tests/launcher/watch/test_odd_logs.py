@@ -7,7 +7,7 @@ import pytest
 from tiny_study import ask, forerun
 from watched_case import NUM_STEPS, loss_at, write_events, write_lines, write_run
 
-from launcher.base import chronicle, metrics
+from launcher.base import chronicle
 from launcher.trainer.rollback import ROLLBACKS_FILE
 from proxies.core import canon
 from proxies.external import json_lines
@@ -83,28 +83,6 @@ def test_a_pipe_is_refused_and_not_waited_for(frozen, tmp_path):
     assert code == 2 and "neither a file nor a folder" in body["message"]
 
 
-def test_a_folder_that_may_not_be_read_is_an_error_and_not_an_empty_one(frozen, tmp_path, monkeypatch):
-    """Tests run as root, whom no mode keeps out."""
-    folder = tmp_path / "closed"
-    folder.mkdir()
-    closed_to(monkeypatch, folder, "listdir")
-    closed_to(monkeypatch, folder, "scandir")  # from Python 3.13 on pathlib asks this
-    code, body = ask("watch", frozen, "--once", "--metrics", folder)
-    assert code == 2 and body["message"] == f"{folder}: Permission denied"
-
-
-def closed_to(monkeypatch, folder, name):
-    """The function of `os` as where `folder` may not be read."""
-    ask_system = getattr(os, name)
-
-    def ask_at(path="."):
-        if str(path) == str(folder):
-            raise PermissionError(13, "Permission denied", str(path))
-        return ask_system(path)
-
-    monkeypatch.setattr(os, name, ask_at)
-
-
 def test_a_run_that_loads_or_saves_is_not_stalled(decision, frozen):
     """Its log is silent for an hour; its folder says why."""
     path = write_run(frozen / "run", 300, digest=decision.digest)
@@ -129,17 +107,6 @@ def test_a_run_that_loads_or_saves_is_not_stalled(decision, frozen):
     code, body = ask("watch", frozen, "--once")
     assert code == 3
     assert "its supervisor has ended: failed at step 300: no memory" in body["alerts"][0]["seen"]
-
-
-def test_a_run_that_was_aborted_and_launched_again_is_starting(decision, frozen):
-    path = write_run(frozen / "run", 300, digest=decision.digest)
-    metrics.append(frozen / "run", metrics.Ending(event="aborted", exit_code=3, step=300, reason="NaN"))
-    assert [alert["name"] for alert in ask("watch", frozen, "--once")[1]["alerts"]] == ["aborted"]
-    long_ago = path.stat().st_mtime - 30
-    os.utime(path, (long_ago, long_ago))
-    chronicle.record(frozen / "run", "launched", "launched from step 250", step=250, digest=decision.digest)
-    code, body = ask("watch", frozen, "--once")
-    assert (code, body["alerts"]) == (0, [])
 
 
 def test_a_validation_loss_in_a_file_of_its_own_is_of_the_run(frozen, tmp_path):

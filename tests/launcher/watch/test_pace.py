@@ -8,7 +8,7 @@ from launcher.base.watchdog import START_SECONDS
 from launcher.watch import pace
 from launcher.watch.alerts import Run
 from launcher.watch.liveness import Liveness
-from launcher.watch.machine_alerts import medians_of_others, over, slow, straggler
+from launcher.watch.machine_alerts import medians_of_others, slow, straggler
 
 SECONDS, TOKENS = 0.5, 1000.0
 DECISION = decision()
@@ -117,49 +117,9 @@ def test_silence_is_allowed_as_long_as_steps_and_saves_take():
     assert silence(run(), now) is None and silence(run(newest_at=now), None) is None
 
 
-def test_an_attempt_that_has_made_no_step_yet_may_load_and_compile():
-    now = BEGAN.timestamp()
-    resumed = run(400, newest_at=now, events=(started(), started(step=400)))
-    assert silence(resumed, now + 500.0) == (500.0, START_SECONDS, True)
-    assert silence(run(401, newest_at=now, events=(started(), started(step=400))), now)[2] is False
-    assert silence(run(newest_at=now), now + 900.0, launched_at=now + 800.0) == (100.0, START_SECONDS, True)
-    assert silence(columns_of([]), now, launched_at=now - 50.0) == (50.0, START_SECONDS, True)
-    assert silence(run(newest_at=now), now + 900.0, launched_at=now - 5.0)[2] is False, "it has written since"
-    assert silence(run(newest_at=now), now, launched_at=now - 0.5)[2] is True, "a chronicle's seconds are whole"
-
-
-def test_a_save_that_goes_on_is_a_sign_of_life():
-    now = BEGAN.timestamp()
-    assert silence(run(newest_at=now), now + 900.0, saved_at=now + 880.0)[0] == 20.0
-    assert silence(run(newest_at=now), now + 900.0, saved_at=now - 10.0)[0] == 900.0, "an older one"
-    assert silence(run(newest_at=now), now + 900.0, saved_at=now + 9e9)[0] == 0.0, "a clock that is ahead"
-
-
-def test_a_rank_is_told_where_there_were_more_of_them_before():
-    table = np.full((300, 4), np.nan)
-    table[:100] = 0.4
-    table[100:, :2] = 0.4 * np.exp(0.05 * np.random.default_rng(0).standard_normal((200, 2)))
-    table[100:, 1] *= 1.5
-    fewer = run(300, rank_seconds=table, events=(started(num_ranks=4), started(step=100, num_ranks=2)))
-    assert [one.evidence["rank"] for one in found(straggler, fewer)] == [1]
-
-
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 def test_the_others_of_a_rank_are_all_but_it(num_ranks):
     table = np.random.default_rng(num_ranks).random((20, num_ranks))
     table[:3] = 0.5  # ties
     others = np.column_stack([np.median(np.delete(table, rank, axis=1), axis=1) for rank in range(num_ranks)])
     assert medians_of_others(table) == pytest.approx(others, abs=1e-15)
-
-
-def test_times_that_no_step_takes_are_not_measured():
-    columns = run(noise=0.0, newest_at=BEGAN.timestamp())
-    columns.seconds[[5, 6, 7]] = [1e308, -1.0, np.inf]
-    assert pace.step_seconds(columns) == SECONDS
-    assert pace.projection(columns, 800, 2).remaining_seconds[0] == pytest.approx(400 * SECONDS)
-
-
-def test_silence_is_no_end_of_a_log_of_every_tenth_step():
-    sparse = columns_of(np.full(9, 2.0), steps=np.arange(10.0, 100, 10))
-    assert over(sparse, 95) and over(sparse, 99) and not over(sparse, 100)
-    assert not over(columns_of([]), 1)
