@@ -40,11 +40,6 @@ def names(root):
     return sorted(p.name for p in root.iterdir())
 
 
-def test_no_checkpoint_is_a_start_from_nothing(tmp_path):
-    assert newest_good(tmp_path, DIGEST, []) is None
-    assert newest_good(tmp_path / "absent", DIGEST, []) is None
-
-
 def test_an_unfinished_save_is_no_checkpoint_and_is_cleared_by_the_next(tmp_path):
     save(tmp_path, 4)
     (begin(tmp_path, 8) / "__0_0.distcp").write_bytes(b"half")
@@ -156,15 +151,6 @@ def test_a_checkpoint_that_is_not_usable_makes_room_for_the_new_one(tmp_path):
     assert (manifest.step, names(tmp_path)) == (4, ["step-00000004"])
     assert [(warning.step, warning.corrupt) for warning in warnings] == [(12, False), (8, False)]
     save(tmp_path, 8, num_rollbacks=1)
-
-
-def test_what_is_not_usable_stays_until_it_is_known_what_to_go_on_from(tmp_path):
-    harmed = save(tmp_path, 4, keep=3, num_rollbacks=1) / "__0_0.distcp"
-    save(tmp_path, 8, keep=3)
-    harmed.write_bytes(b"rotten")
-    with pytest.raises(CorruptError):
-        newest_good(tmp_path, DIGEST, [], usable=lambda m: m.num_rollbacks == 1)
-    assert names(tmp_path) == ["step-00000004.corrupt", "step-00000008"]
 
 
 def test_where_nothing_usable_is_left_the_run_does_not_begin_anew_unasked(tmp_path):

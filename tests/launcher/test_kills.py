@@ -100,21 +100,6 @@ def test_a_signal_while_ray_starts(finished, tmp_path, number):
         driver.sweep_up()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
-def test_a_part_is_killed_while_ray_starts(finished, tmp_path, part):
-    """Ray is started once more."""
-    driver = Driver(finished / "plan.toml", tmp_path / "study", *RAY, verb="sweep")
-    try:
-        driver.wait_for(lambda: driver.pids(part))
-        os.kill(driver.pids(part)[0], signal.SIGKILL)
-        code, _ = driver.end(seconds=280)
-        assert code == 0, driver.said()
-        driver.gone_within(5)
-    finally:
-        driver.sweep_up()
-
-
 def test_the_count_of_orphans_sees_one_without_environment(finished, tmp_path):
     """As Ray's agents are: all that tells is what they write."""
     driver = Driver(finished / "plan.toml", tmp_path / "study", *RAY)

@@ -99,19 +99,6 @@ def test_the_same_step_after_a_save_is_no_second_time(scripted, tmp_path):
     assert num_attempts(tmp_path) == 4  # three that saved; the last saved nothing, and died where the one before it had
 
 
-@pytest.mark.parametrize(
-    ("said", "cause", "code"),
-    [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "out_of_memory", 2),
-        ("OSError: [Errno 28] No space left on device: 'x'", "disk_full", 2),
-    ],
-)
-def test_the_cause_is_named(scripted, said, cause, code):
-    outcome = scripted(f"sys.exit({said!r})", max_restarts=1)
-    assert (outcome.cause, outcome.exit_code) == (cause, code)
-    assert said in outcome.reason
-
-
 def test_an_old_ending_is_not_this_attempts(scripted, tmp_path):
     (tmp_path / "run").mkdir()
     metrics.write_ending(tmp_path / "run", metrics.Ending(event="finished", exit_code=0, step=12))
@@ -191,23 +178,6 @@ def test_srun_is_asked_to_end_for_it_alone_reaches_the_other_machines(tmp_path):
         assert (tmp_path / "asked").exists() == remote
 
 
-@pytest.mark.parametrize(("grows", "num_restarts"), [(True, 0), (False, 1)])
-def test_a_long_save_is_no_hang_while_it_is_written(scripted, tmp_path, grows, num_restarts):
-    text = (
-        "step(3), time.sleep(0.5), step(4)\n"
-        "part = run / 'checkpoints' / 'step-00000004.part'\n"
-        "part.mkdir(parents=True, exist_ok=True)\n"
-        f"for size in [] if count else range(1, {25 if grows else 600}):\n"
-        f"    time.sleep(0.1)\n    size = size if {grows} else 1\n"
-        "    (part / '__0_0.distcp').write_bytes(b'x' * size)\n"
-        "end()"
-    )
-    outcome = scripted(text, limits=Limits(floor_seconds=1.2))
-    assert (outcome.event, outcome.num_restarts) == ("finished", num_restarts)
-    if not grows:
-        assert "nor anything of the save under way" in chronicle.entries(tmp_path / "run")[1].text
-
-
 def test_a_job_that_hangs_after_its_ending_is_taken_at_its_word(scripted, monkeypatch):
     monkeypatch.setattr(attempt, "LEAVE_SECONDS", 0.5)
     text = "import threading; threading.Thread(target=time.sleep, args=(600,)).start()\nend()"
@@ -229,12 +199,6 @@ def after_the_first_attempt_began(tmp_path, *actions):
             action()
 
     threading.Thread(target=act).start()
-
-
-def test_a_signal_before_the_ranks_listen_is_not_answered_with_a_restart(scripted, tmp_path):
-    after_the_first_attempt_began(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    outcome = scripted("time.sleep(60)")
-    assert (outcome.event, outcome.exit_code, outcome.num_restarts) == ("interrupted", 130, 0)
 
 
 SAVES_SLOWLY = """
@@ -271,33 +235,6 @@ def test_a_schedulers_second_sigterm_does_not_cut_the_save_short(scripted, tmp_p
     after_the_first_attempt_began(tmp_path, end, end)
     outcome = scripted(SAVES_SLOWLY)
     assert (outcome.event, outcome.step, outcome.reason) == ("interrupted", 3, "")
-
-
-WORKER = "import pathlib, signal, sys, time; signal.signal(15, lambda *_: pathlib.Path(sys.argv[1]).touch())"
-RANK = f"""
-import pathlib, signal, subprocess, sys, time
-run = pathlib.Path(sys.argv[1])
-worker = subprocess.Popen([sys.executable, "-c", {WORKER + "; time.sleep(60)"!r}, str(run / "worker-told")])
-signal.signal(15, lambda *_: ((run / "rank-told").touch(), sys.exit(0)))
-time.sleep(1)
-(run / "began-here").touch()
-time.sleep(60)
-"""
-AGENT = f"""
-import subprocess
-(run / f"began-{{count}}").unlink()
-rank = [sys.executable, "-c", {RANK!r}, str(run)]
-subprocess.run(rank, env={{**os.environ, "LOCAL_RANK": "0"}})
-end("interrupted", 130, 3)
-"""
-
-
-def test_the_ranks_are_told_and_not_what_they_have_started(scripted, tmp_path):
-    after_the_first_attempt_began(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    outcome = scripted(AGENT)
-    assert (outcome.event, outcome.step) == ("interrupted", 3), "the agent was not told, or it would have died"
-    assert (tmp_path / "run" / "rank-told").exists()
-    assert not (tmp_path / "run" / "worker-told").exists()
 
 
 def test_a_signal_ends_the_pause_between_attempts(scripted, tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import os
 import shlex
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from main_run import tiny_decision
 from scripted_job import ENDING_SIGNALS, HEAD, left_behind, signal_once_there
 from tiny_study import ask, forerun
 
-from launcher.base import metrics, wandb_calls
+from launcher.base import metrics
 from launcher.base.watchdog import Limits
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
@@ -187,20 +186,3 @@ def test_a_signal_while_the_ranks_are_at_it(told, number, script, step):
     assert (code, body["event"], body["step"], body["num_restarts"]) == (130, "interrupted", step, 0)
     assert (run_dir / "told").read_text() == "x", "once"
     assert (run_dir / "checkpoints" / f"step-{step:08d}").is_dir(), "and it saved"
-
-
-@ENDING_SIGNALS
-def test_a_signal_while_the_mirrors_finish_cuts_them_short_and_the_answer_comes(told, tmp_path, monkeypatch, number):
-    window = tmp_path / "python"
-    window.write_text(
-        f"#!{sys.executable} -S\nimport os, pathlib, sys, time\n"
-        "while 'finish' not in sys.stdin.readline(): pass\n"
-        f"pathlib.Path({str(tmp_path)!r}, 'finishing').write_text(str(os.getpid()))\ntime.sleep(60)\n"
-    )
-    window.chmod(0o755)
-    monkeypatch.setattr(wandb_calls, "sys", types.SimpleNamespace(executable=str(window)))
-    signal_once_there(tmp_path / "finishing", number)
-    code, body, _ = told("step(12), end()", "--wandb", "offline")
-    assert (code, body["event"], body["step"]) == (0, "finished", 12)
-    assert body["mirrors"][0]["text"] == "not whole: a signal came while it told what was left"
-    assert not Path(f"/proc/{(tmp_path / 'finishing').read_text()}").exists()

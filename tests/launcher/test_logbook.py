@@ -1,10 +1,7 @@
 """The logbook: everything that happened is in it, once, in order; what it shows is text, whatever it holds."""
 
 import getpass
-import json
 import os
-import subprocess
-import sys
 
 import pytest
 from tiny_study import ask, forerun
@@ -148,14 +145,3 @@ def test_the_author_is_whom_the_system_knows(monkeypatch):
     monkeypatch.setenv("LOGNAME", "forged")
     monkeypatch.setenv("USER", "forged")
     assert getpass.getuser() == "forged" and logbook.author() != "forged"
-
-
-def test_two_notes_at_once_are_both_whole(copied):
-    jobs = [
-        subprocess.Popen([sys.executable, "-m", "launcher", "note", f"note {n} " + "x" * 5000, "--study", str(copied)],
-                         stdout=subprocess.DEVNULL)
-        for n in range(3)
-    ]  # fmt: skip
-    assert [job.wait(timeout=60) for job in jobs] == [0] * 3
-    lines = (copied / chronicle.CHRONICLE_FILE).read_text().splitlines()
-    assert sorted(json.loads(line)["text"].split()[1] for line in lines) == list("012")

@@ -46,15 +46,6 @@ def test_what_is_otherwise_there(asked, changes, said):
         assert re.match(said, problem)
 
 
-def test_a_shard_cut_short_there(asked):
-    from pathlib import Path
-
-    shard = max(Path(asked.corpus).rglob("*.bin"), key=lambda path: path.stat().st_size)
-    shard.write_bytes(shard.read_bytes()[:-2])
-    (problem,) = asked()
-    assert problem == f"{shard} has another size there (1 files differ)"
-
-
 def test_our_code_is_named_by_its_content(tmp_path, monkeypatch):
     from launcher.study import pools as module
 

@@ -15,7 +15,7 @@ import pytest
 from care_case import NUM_STEPS, POLICY, care_decision, curve, events, poisoned_run
 from main_run import QUIET_TORCH
 
-from launcher.base import chronicle, metrics
+from launcher.base import chronicle
 from launcher.trainer import rollback
 from launcher.trainer.checkpoints import CheckpointError, CorruptError
 from launcher.trainer.rollback import Rollback
@@ -169,20 +169,6 @@ def test_the_lowered_clip_is_what_the_update_is_made_with(one_rank, corpus, tmp_
     mine, other = curve(tmp_path / "run"), curve(tmp_path / "other" / "run")
     assert mine[17] == other[17], "the first loss is of before the update"
     assert mine[18][0] > other[18][0], "an update clipped fifty times shorter moves less"
-
-
-def test_what_is_not_yet_told_is_told_and_nothing_twice(tmp_path):
-    """Each by its number: a line that was lost is not made up for by another one."""
-    rollback.tell(tmp_path, "d" * 64, ROLLBACKS, 50)
-    first, second = lines = events(tmp_path, "rolled_back")
-    assert [(line["number"], line["step"], line["reason"]) for line in lines] == [(1, 50, "a"), (2, 50, "b")]
-    rollback.tell(tmp_path, "d" * 64, ROLLBACKS, 50)
-    assert events(tmp_path, "rolled_back") == lines
-    path = tmp_path / metrics.METRICS_FILE
-    path.write_text("torn\n" + canon.canonical(second) + "\n")
-    rollback.tell(tmp_path, "d" * 64, ROLLBACKS, 50)
-    assert events(tmp_path, "rolled_back") == [second, first]
-    assert len(actions(tmp_path)) == 2
 
 
 ROLLBACKS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import resource
 import shutil
@@ -185,11 +184,3 @@ def save_until_killed(corpus, out, moment):
         shutil.rmtree = killed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     train(tiny_decision(corpus), corpus, out)
-
-
-def test_retention_follows_the_spike_policy(corpus, tmp_path):
-    decision = tiny_decision(corpus, every_steps=1)
-    spikes = dataclasses.replace(decision.spikes, rollback_steps=4, max_rollbacks=1)
-    train(dataclasses.replace(decision, spikes=spikes), corpus, tmp_path, stop_after=9)
-    steps = sorted(int(p.name[5:]) for p in (tmp_path / "run" / "checkpoints").iterdir())
-    assert steps[-2:] == [8, 9] and any(steps[-1] - 8 <= step <= steps[-1] - 4 for step in steps)

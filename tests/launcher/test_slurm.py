@@ -107,15 +107,6 @@ def test_written_by_run(finished, tmp_path):
     assert not (tmp_path / "study").exists(), "nothing is run"
 
 
-@pytest.mark.parametrize("option", ["--nodes=4\nrm -rf", "nodes", "--signal=TERM"])
-def test_options_that_are_none_or_ours(finished, option):
-    code, body = ask(
-        "validate", finished / "plan.toml", "--set", f"cluster.slurm_options=[{option!r}]".replace("'", '"')
-    )
-    assert code == 2
-    assert "cluster.slurm_options" in body["message"]
-
-
 def own_pids_allowed():
     """Whether a namespace of processes can be made: `ray stop` ends every Ray that it sees."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", "true"]

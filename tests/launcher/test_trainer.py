@@ -13,7 +13,6 @@ from rank_runs import CUT
 
 from launcher.base import metrics
 from launcher.base.policy import Monitoring
-from launcher.exporters.trainers import native
 from launcher.frozen.frozen import Parallelism
 from launcher.frozen.launch_file import write_launch
 from launcher.supervisor.launch import launch
@@ -180,19 +179,6 @@ def no_brake(decision):
     return dataclasses.replace(decision.abort, on_non_finite=False)
 
 
-def test_nan_stops_before_the_step_and_leaves_the_checkpoint(one_rank, corpus, tmp_path):
-    """Weights of 1e38 after the first updates overflow the next forward pass."""
-    decision = tiny_decision(corpus, every_steps=1, learning_rate=1e38, weight_decay=0.0)
-    ending = train(decision, corpus, tmp_path)
-    assert (ending.event, ending.exit_code) == ("aborted", 3)
-    assert "not finite" in ending.reason and "before its update" in ending.reason
-    assert metrics.read(tmp_path / "run")[-1]["event"] == "aborted"
-    assert max(curve(tmp_path / "run")) == ending.step
-    assert all(math.isfinite(loss) for loss in losses(tmp_path / "run").values())
-    newest = max(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
-    assert newest == f"step-{ending.step:08d}"
-
-
 def spoiled(monkeypatch, value, at_step=6):
     """A weight becomes `value` in the update of that step."""
     update = Trainer._update
@@ -233,20 +219,6 @@ def test_nor_is_it_saved_where_nobody_looked(one_rank, corpus, tmp_path, monkeyp
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
 
 
-def test_the_last_step_is_validated_once(one_rank, corpus, tmp_path, monkeypatch):
-    validated = []
-    whole = Trainer.validation_loss
-    monkeypatch.setattr(Trainer, "validation_loss", lambda self: (validated.append(self.done), whole(self))[1])
-    decision = dataclasses.replace(tiny_decision(corpus), monitoring=Monitoring(validate_every_steps=4))
-    first = train(decision, corpus, tmp_path, stop_after=6)
-    assert validated == [4, 6]
-    ending = train(decision, corpus, tmp_path)
-    assert validated == [4, 6, 8, 12]
-    assert ending.validation_loss_nats == curve(tmp_path / "run")[12]["validation_loss_nats"]
-    assert ending.validation_loss_nats < first.validation_loss_nats
-    assert train(decision, corpus, tmp_path) == ending, "finished, it is measured anew"
-
-
 def test_a_loss_over_the_ceiling_past_warmup_aborts(one_rank, corpus, tmp_path):
     decision = tiny_decision(corpus)
     low = dataclasses.replace(decision.abort, train_loss_above_nats=0.1)
@@ -283,22 +255,6 @@ def test_bfloat16_trains_near_float32(alone, corpus, tmp_path):
     assert train(decision, corpus, tmp_path).event == "finished"
     assert losses(tmp_path / "run") == pytest.approx(losses(alone[0]), abs=0.05)
     assert losses(tmp_path / "run") != pytest.approx(losses(alone[0]), abs=1e-5)
-
-
-def test_parity_names_what_a_wrong_optimizer_holds(corpus):
-    decision = tiny_decision(corpus)
-    assert native.parity(decision) == []
-    model = Decoder(decision.shape, device="meta")
-    optimizer = assembly.build_optimizer(model, decision.groups)
-    optimizer.param_groups[1]["lr"] *= 2
-    optimizer.param_groups[1]["eps"] = 1e-7
-    lost = optimizer.param_groups[0]["params"].pop()
-    optimizer.param_groups[0]["maximize"] = True
-    problems = assembly.mismatches(model, optimizer, decision.groups)
-    name = next(n for n, p in model.named_parameters() if p is lost)
-    assert f"the optimizer lacks {name}" in problems
-    assert any("learning_rate is" in p for p in problems) and any("eps is 1e-07" in p for p in problems)
-    assert "the optimizer is AdamW maximize, frozen as plain AdamW" in problems
 
 
 def test_a_run_whose_live_optimizer_or_weights_are_not_the_frozen_ones_never_steps(

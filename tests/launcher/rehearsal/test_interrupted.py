@@ -1,6 +1,5 @@
 """The whole rehearsal under torchrun, ended from outside at one drill and another: no process stays."""
 
-import contextlib
 import json
 import os
 import signal
@@ -8,10 +7,10 @@ import subprocess
 import sys
 import time
 import uuid
-from pathlib import Path
 
 import pytest
 from main_run import tiny_decision
+from scripted_job import left_behind
 from tiny_study import forerun
 
 from launcher.frozen.launch_file import write_launch
@@ -31,9 +30,9 @@ class Started:
     """A rehearsal in a process of its own, whose descendants are known by a mark in their environment."""
 
     def __init__(self, folder, corpus, *options):
-        self.mark = uuid.uuid4().hex
+        self.mark = f"FORERUN_TEST_{uuid.uuid4().hex}"
         command = [sys.executable, "-m", "launcher", "rehearse", str(folder), "--data", str(corpus), *options]
-        environment = {**os.environ, "FORERUN_TEST_MARK": self.mark}
+        environment = {**os.environ, self.mark: "1"}
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -41,16 +40,8 @@ class Started:
     def left(self, seconds=10.0):
         """Its processes that still run, once that time has passed or none is left."""
         until = time.monotonic() + seconds
-        while (found := self._marked()) and time.monotonic() < until:
+        while (found := left_behind(self.mark)) and time.monotonic() < until:
             time.sleep(0.1)
-        return found
-
-    def _marked(self):
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if self.mark.encode() in path.read_bytes():
-                    found.append(path.parent.name)
         return found
 
 

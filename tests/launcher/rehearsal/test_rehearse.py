@@ -1,10 +1,8 @@
 """The verb, with real ranks under torchrun and the real supervisor."""
 
-import json
-
 import pytest
 from main_run import QUIET_TORCH, tiny_decision, write_corpus
-from tiny_study import forerun
+from tiny_study import ask, forerun
 
 from launcher.frozen.attestations import attest
 from launcher.frozen.frozen_folder import ATTESTED, write_frozen
@@ -44,16 +42,9 @@ def test_verify_says_whether_it_was_rehearsed_and_minds_no_run_under_way(frozen,
     _, _, decision = frozen
     folder = write_frozen(tmp_path / "frozen", decision, {kind: {"of": kind} for kind in ATTESTED}).parent
     (folder / "rehearsal").mkdir()
-    code, out, _ = forerun("verify", folder, "--json")
-    assert (code, json.loads(out)["rehearsed"]) == (0, None)
-    assert json.loads(out)["not_proven"] == []
-    code, out, _ = forerun("verify", folder)
-    said = [
-        f"UNREHEARSED: no drill was held with this config; forerun rehearse {folder}",
-        f"next: forerun rehearse {folder}",
-    ]
-    assert out.splitlines()[-2:] == said
+    code, body = ask("verify", folder)
+    assert (code, body["rehearsed"], body["not_proven"]) == (0, None, [])
+    assert forerun("verify", folder)[1].splitlines()[-1] == f"next: forerun rehearse {folder}"
     record = Attested(outcome="passed", copy={"kind": "full"}, machine={}, seconds=1.0, drills=())
     attest(folder, "rehearsal", decision.digest, canon.to_json(record))
-    assert "rehearsed: 0 of 0 drills passed on the real shape" in forerun("verify", folder)[1]
-    assert json.loads(forerun("verify", folder, "--json")[1])["rehearsed"]["outcome"] == "passed"
+    assert ask("verify", folder)[1]["rehearsed"]["outcome"] == "passed"

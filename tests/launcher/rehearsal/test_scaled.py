@@ -134,23 +134,6 @@ def attested(folder, decision, outcomes, outcome="passed", machine=MappingProxyT
     return attest(folder, "rehearsal", decision.digest, canon.to_json(record))
 
 
-def test_a_standing_says_what_was_held(corpus, tmp_path):
-    decision = tiny_decision(corpus)
-    digest = decision.digest
-    none = rehearsal_of(tmp_path, digest)
-    assert (none.rehearsed, none.body) == (False, None)
-    assert none.sentence == f"UNREHEARSED: no drill was held with this config; forerun rehearse {tmp_path}"
-    attested(tmp_path, decision, {"nan": "passed"})
-    whole = rehearsal_of(tmp_path, digest)
-    assert whole.rehearsed
-    assert whole.sentence.startswith("rehearsed: 1 of 1 drills passed on a scaled-down copy, 20")
-    attested(tmp_path, decision, {"nan": "failed", "hang": "passed"}, outcome="failed")
-    failed = rehearsal_of(tmp_path, digest)
-    assert not failed.rehearsed
-    assert failed.sentence.startswith("UNREHEARSED: nan failed (1 of 2 drills passed")
-    assert failed.body["failed"] == ["nan"]
-
-
 def test_an_edited_or_foreign_attestation_rehearses_nothing(corpus, tmp_path):
     decision = tiny_decision(corpus)
     path = attested(tmp_path, decision, {"nan": "failed"}, outcome="failed")

@@ -5,7 +5,6 @@ from planted_watch import NUM_STEPS, decision, expected
 from watched_case import header
 
 from launcher.base import chronicle, metrics
-from launcher.verbs import watch as verb
 from launcher.watch.follower import Follower
 from launcher.watch.logs.keys import Keys
 from launcher.watch.logs.readings import Readings
@@ -57,22 +56,3 @@ def test_an_alert_is_news_once_and_again_when_it_has_been_away(run):
     assert [entry for entry in recorded(run) if entry[0] == "spike_lasts"] == twice
     follower(run).look(last=False)
     assert [entry for entry in recorded(run) if entry[0] == "spike_lasts"] == twice, "whoever looks"
-
-
-def test_live_each_line_is_said_once(run, monkeypatch, capsys):
-    write(run, last=300)
-    looks = []
-
-    def wait(_):
-        looks.append(1)
-        if len(looks) == 3:
-            write(run, first=301, last=NUM_STEPS)
-        elif len(looks) == 5:
-            metrics.write_ending(run, metrics.Ending(event="finished", exit_code=0, step=NUM_STEPS))
-
-    monkeypatch.setattr(verb.time, "sleep", wait)
-    found, code = verb._follow(follower(run), 1.0)
-    assert (found.over, code) == (True, None)
-    said = [text for text in capsys.readouterr().err.splitlines() if text.startswith("FINE")]
-    assert [text.split(":")[0] for text in said] == [f"FINE at step {at} of {NUM_STEPS}" for at in (300, NUM_STEPS)]
-    assert len(looks) == 5

@@ -18,13 +18,6 @@ def spiked(height, length, at=400, seed=0):
     return np.arange(1.0, len(losses) + 1), losses
 
 
-def test_a_spike_that_comes_back_is_one_with_its_steps_and_height():
-    (spike,) = spikes(*spiked(1.0, 5), POLICY)
-    assert (spike.first_step, spike.last_step, spike.num_lines) == (400, 404, 5)
-    assert spike.over and not spike.lasted
-    assert spike.peak_nats - spike.level_nats == pytest.approx(1.0, abs=0.15)
-
-
 def test_one_that_lasts_for_the_patience_is_told_apart():
     assert [each.lasted for each in spikes(*spiked(1.0, 7), POLICY)] == [False]
     assert [each.lasted for each in spikes(*spiked(1.0, 8), POLICY)] == [True]

@@ -1,10 +1,9 @@
 """A run that W&B has online, asked through its public API: a server here answers as theirs does."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import wandb_server
 from watched_case import DIGEST, loss_at
 
 from launcher.base.wandb_calls import DashboardError, fetch_history
@@ -14,59 +13,31 @@ from launcher.watch.logs.readings import Readings
 from launcher.watch.logs.sources import source_of
 
 RUN = {
-    "id": "r", "name": "abc", "displayName": "d", "state": "running", "config": "{}", "group": None, "sweepName": None,
-    "jobType": None, "commit": None, "readOnly": False, "createdAt": "2026-01-01T00:00:00", "heartbeatAt": None,
-    "description": None, "notes": None, "systemMetrics": "{}", "summaryMetrics": "{}", "projectId": "1", "tags": [],
-    "user": {"name": "u", "username": "u"},
+    **wandb_server.RUN, "id": "r", "name": "abc", "displayName": "d", "state": "running", "config": "{}", "group": None,
+    "jobType": None, "summaryMetrics": "{}", "tags": [],
 }  # fmt: skip
-VIEWER = {"id": "u", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
 
 
-class Wandb(ThreadingHTTPServer):
-    """As much of W&B's service as reading a run's history asks for."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.rows, self.known = [], True
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.shutdown()
-        self.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_):
-        pass
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"]))).get("variables") or {}
-        bounds = [asked.get(name) for name in ("minStep", "maxStep")]
-        rows = self.server.rows
-        if None not in bounds:
-            rows = [row for row in rows if bounds[0] <= row["_step"] < bounds[1]]
-        newest = self.server.rows[-1]["_step"] if self.server.rows else -1
-        run = {**RUN, "historyLineCount": len(rows), "history": [json.dumps(row) for row in rows],
-               "parquetHistory": {"liveData": rows, "parquetUrls": []},
-               "historyKeys": {"keys": {}, "sets": [], "lastStep": newest}}  # fmt: skip
-        project = {"internalId": "1", "run": run if self.server.known else None}
-        answer = json.dumps({"data": {"viewer": VIEWER, "project": project, "serverInfo": {"features": []}}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+def answer(server, name, asked):
+    """What reading a run's history asks for."""
+    bounds = [asked.get(name) for name in ("minStep", "maxStep")]
+    rows = server.rows
+    if None not in bounds:
+        rows = [row for row in rows if bounds[0] <= row["_step"] < bounds[1]]
+    newest = server.rows[-1]["_step"] if server.rows else -1
+    run = {**RUN, "historyLineCount": len(rows), "history": [json.dumps(row) for row in rows],
+           "parquetHistory": {"liveData": rows, "parquetUrls": []},
+           "historyKeys": {"keys": {}, "sets": [], "lastStep": newest}}  # fmt: skip
+    project = {"internalId": "1", "run": run if server.known else None}
+    return {"viewer": wandb_server.VIEWER, "project": project, "serverInfo": {"features": []}}
 
 
 @pytest.fixture
 def server(monkeypatch):
-    with Wandb() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(wandb_server, "_answer", answer)
+    with wandb_server.Server() as server:
+        server.rows, server.known = [], True
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         yield server
 
